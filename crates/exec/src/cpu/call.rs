@@ -1,0 +1,83 @@
+//! One kernel call: an op with its operands, as places in the arena.
+//!
+//! Operands are lent as slices. `replay` has proved that the bytes of an output overlap no other operand
+//! of the same action, except where the op says an output may take over a dying input
+//! ([`Op::may_overwrite`]); kernels of those ops read such inputs through [`Call::pointer`] and never as
+//! a slice.
+#![allow(unsafe_code, reason = "this module lends slices of the arena to kernels")]
+
+use plimsoll_graph::{DType, Op, Type};
+
+/// A place in the arena seen as a value.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand {
+    /// First byte.
+    pub pointer: *mut u8,
+    /// Shape and element type.
+    pub ty: Type,
+    /// For an output: whether the result is added to what is there, instead of replacing it.
+    pub accumulate: bool,
+}
+
+// SAFETY: an operand is an address inside the arena, which outlives every call; kernels split what they
+// write between threads so that no two threads touch the same element.
+unsafe impl Send for Operand {}
+// SAFETY: as above.
+unsafe impl Sync for Operand {}
+
+/// An op with its operands.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// What to compute.
+    pub op: &'a Op,
+    /// What to read.
+    pub inputs: &'a [Operand],
+    /// What to write. State that is updated in place appears here only.
+    pub outputs: &'a [Operand],
+    /// Scratch of at least the bytes the device asked for; contents are undefined.
+    pub workspace: Operand,
+}
+
+impl Call<'_> {
+    /// Input `index` as floats. Not for inputs that an output of this op may overwrite.
+    pub fn input(&self, index: usize) -> &[f32] {
+        self.slice(&self.inputs[index], DType::F32)
+    }
+
+    /// Input `index` as integers.
+    pub fn integers(&self, index: usize) -> &[i32] {
+        self.slice(&self.inputs[index], DType::I32)
+    }
+
+    /// Output `index` as floats. Each output may be borrowed once per call.
+    #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
+    pub fn output(&self, index: usize) -> &mut [f32] {
+        let operand = &self.outputs[index];
+        assert_eq!(operand.ty.dtype, DType::F32, "output {index} of {}", self.op.name());
+        // SAFETY: the range lies inside the arena and is aligned (the layout rounds offsets up to the
+        // device's alignment); `replay` proved that it overlaps no other operand but inputs that the op
+        // may overwrite, which kernels do not borrow; each kernel borrows an output once.
+        unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.ty.shape.elements()) }
+    }
+
+    /// Address of input `index`, for ops that may write over it.
+    pub fn pointer(&self, index: usize) -> *const f32 {
+        assert_eq!(self.inputs[index].ty.dtype, DType::F32, "input {index} of {}", self.op.name());
+        self.inputs[index].pointer.cast()
+    }
+
+    /// The scratch memory as floats.
+    #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
+    pub fn scratch(&self) -> &mut [f32] {
+        let bytes = self.workspace.ty.shape.elements();
+        // SAFETY: as for outputs; the workspace is a buffer of its own for the length of the action.
+        unsafe { std::slice::from_raw_parts_mut(self.workspace.pointer.cast(), bytes / 4) }
+    }
+
+    fn slice<T>(&self, operand: &Operand, dtype: DType) -> &[T] {
+        assert_eq!(operand.ty.dtype, dtype, "an input of {}", self.op.name());
+        // SAFETY: the range lies inside the arena, is aligned and was written by an earlier action;
+        // nothing writes it during this one (see the module's documentation).
+        unsafe { std::slice::from_raw_parts(operand.pointer.cast(), operand.ty.shape.elements()) }
+    }
+}

@@ -1,0 +1,4 @@
+//! Devices and the run loop.
+
+pub mod cpu;
+pub mod random;

@@ -1,0 +1,91 @@
+//! Random bits without state: a function of (seed, step, stream, row, element).
+//!
+//! Philox 4x32 with ten rounds (Salmon et al., 2011). Because nothing is stored, a recomputed dropout
+//! draws the mask it drew the first time, and the mask of a row of the global batch does not depend on
+//! the micro-batch it travels in.
+
+/// Where in the space of random numbers a draw lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    key: [u32; 2],
+    step: u32,
+}
+
+impl Stream {
+    /// The numbers that belong to `name` (see [`name_hash`]) at `step` of the run seeded with `seed`.
+    pub fn new(seed: u64, name: u64, step: u32) -> Stream {
+        let mixed = seed ^ name.rotate_left(17) ^ name.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Stream { key: [mixed as u32, (mixed >> 32) as u32], step }
+    }
+
+    /// The four numbers of elements `4·group … 4·group + 3` of `row`.
+    pub fn quad(&self, row: u32, group: u32) -> [u32; 4] {
+        philox([group, row, self.step, 0], self.key)
+    }
+
+    /// The number of one element.
+    pub fn bits(&self, row: u32, element: u32) -> u32 {
+        self.quad(row, element / 4)[(element % 4) as usize]
+    }
+
+    /// The number of one element as a fraction in `0..1` with 24 bits.
+    pub fn uniform(&self, row: u32, element: u32) -> f32 {
+        unit(self.bits(row, element))
+    }
+
+    /// Two independent standard normal numbers from elements `2·pair` and `2·pair + 1` of `row`.
+    pub fn normal_pair(&self, row: u32, pair: u32) -> [f32; 2] {
+        let quad = self.quad(row, pair / 2);
+        let at = 2 * (pair % 2) as usize;
+        // Box-Muller; 1 − u keeps the logarithm finite.
+        let radius = (-2.0 * (1.0 - unit(quad[at])).ln()).sqrt();
+        let angle = std::f32::consts::TAU * unit(quad[at + 1]);
+        [radius * angle.cos(), radius * angle.sin()]
+    }
+}
+
+/// FNV-1a of a name: fixed here because it is part of what makes a run repeatable.
+pub fn name_hash(name: &str) -> u64 {
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The threshold below which 32 random bits mean "dropped" with probability `p`.
+pub fn drop_threshold(p: f32) -> u32 {
+    (f64::from(p) * 4_294_967_296.0) as u32
+}
+
+fn unit(bits: u32) -> f32 {
+    (bits >> 8) as f32 * (1.0 / 16_777_216.0)
+}
+
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let a = u64::from(counter[0]) * 0xd251_1f53;
+        let b = u64::from(counter[2]) * 0xcd9e_8d57;
+        counter = [(b >> 32) as u32 ^ counter[1] ^ key[0], b as u32, (a >> 32) as u32 ^ counter[3] ^ key[1], a as u32];
+        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
+    }
+    counter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn philox_gives_the_published_numbers() {
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        let all = u32::MAX;
+        assert_eq!(philox([all; 4], [all; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+    }
+
+    #[test]
+    fn normal_numbers_have_mean_zero_and_variance_one() {
+        let stream = Stream::new(7, name_hash("w"), 0);
+        let draws: Vec<f32> = (0..20_000).flat_map(|pair| stream.normal_pair(0, pair)).collect();
+        let mean = draws.iter().sum::<f32>() / draws.len() as f32;
+        let variance = draws.iter().map(|x| x * x).sum::<f32>() / draws.len() as f32;
+        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
+    }
+}

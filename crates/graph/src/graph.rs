@@ -1,0 +1,314 @@
+//! The program as data: nodes in execution order, values in SSA form, state, blocks.
+//!
+//! A **value** is written once, by a node or by the caller (an input). **State** is what outlives a
+//! micro-batch: parameters, constants, gradient sums, optimizer moments. Reading state is reading a
+//! value that stands for one *version* of it; a node that updates state has the next version among its
+//! outputs and writes it in place:
+//!
+//! ```text
+//! %7: grad.w@1 = linear_grad_weight(%2, %6)     the node reads and writes the range `grad.w`
+//! ```
+//!
+//! [`Graph::verify`](crate::verify) sees to it that nobody reads version 1 after version 2 is written.
+
+use std::fmt;
+
+use crate::{Op, Shape, Type};
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            /// Position in its table.
+            pub fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+    };
+}
+
+id! {
+    /// A value. Cheap to copy; this is what model code passes around.
+    Value
+}
+id! {
+    /// A node.
+    NodeId
+}
+id! {
+    /// A range of state.
+    StateId
+}
+id! {
+    /// A block.
+    BlockId
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+/// Which part of a training step a node belongs to. Nodes are in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// Runs for every micro-batch, and may run again to rebuild a dropped value.
+    Forward,
+    /// Runs exactly once for every micro-batch.
+    Backward,
+    /// Runs once a step, after the last micro-batch.
+    Update,
+}
+
+/// An operation applied to values.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// What is computed.
+    pub op: Op,
+    /// What is read, in the order the op documents.
+    pub inputs: Vec<Value>,
+    /// What is written, in the order the op documents.
+    pub outputs: Vec<Value>,
+    /// The innermost block the node belongs to.
+    pub block: BlockId,
+    /// The part of the step it belongs to.
+    pub phase: Phase,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The caller writes it before the schedule runs.
+    Input,
+    /// Output `output` of `node`.
+    Node {
+        /// The producer.
+        node: NodeId,
+        /// Which of its outputs.
+        output: usize,
+    },
+    /// What `state` holds before any node of the graph has updated it.
+    State,
+}
+
+/// What is known about a value.
+#[derive(Clone, Debug)]
+pub struct ValueInfo {
+    /// Shape and element type.
+    pub ty: Type,
+    /// Where it comes from.
+    pub source: Source,
+    /// The state it is a version of, and which version, if it lives in state.
+    pub state: Option<(StateId, u32)>,
+    /// The name of an input; empty for the rest.
+    pub name: String,
+}
+
+/// What a range of state is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StateKind {
+    /// A weight of the model.
+    Parameter {
+        /// Whether it receives a gradient.
+        trainable: bool,
+    },
+    /// A small table that never changes.
+    Constant,
+    /// Sum of a parameter's gradients over the micro-batches of a step. Its first writer in a step
+    /// overwrites what the last step left.
+    Gradient,
+    /// A running average of the optimizer.
+    Moment,
+}
+
+/// What a range of state holds before the first step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Init {
+    /// Every element is this number.
+    Fill(f32),
+    /// Drawn from a normal distribution of mean 0 with this standard deviation.
+    Normal(f32),
+    /// Drawn evenly from `−bound … bound`.
+    Uniform(f32),
+    /// These numbers; for small tables only, such as rotary frequencies.
+    Table(Vec<f32>),
+}
+
+/// A named range that outlives a micro-batch.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// Unique; parameters are named as in Hugging Face files.
+    pub name: String,
+    /// Shape and element type.
+    pub ty: Type,
+    /// What it is for.
+    pub kind: StateKind,
+    /// What it holds at first.
+    pub init: Init,
+    /// The value that stands for each version, oldest first.
+    pub versions: Vec<Value>,
+}
+
+/// A named region of the graph, usually one layer. Blocks nest.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// Last part of the name.
+    pub name: String,
+    /// The surrounding block; the root is its own parent.
+    pub parent: BlockId,
+    /// Whether the user asked for the block's values to be dropped and rebuilt.
+    pub checkpoint: bool,
+}
+
+/// A program: see the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) values: Vec<ValueInfo>,
+    pub(crate) states: Vec<State>,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) inputs: Vec<Value>,
+    pub(crate) outputs: Vec<(String, Value)>,
+    pub(crate) current: BlockId,
+    pub(crate) phase: Phase,
+    pub(crate) error: Option<crate::GraphError>,
+}
+
+impl Graph {
+    /// The outermost block.
+    pub const ROOT: BlockId = BlockId(0);
+
+    /// All nodes, in execution order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Ids of all nodes, in execution order.
+    pub fn node_ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+
+    /// One node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// Number of values; ids run from 0.
+    pub fn value_count(&self) -> usize {
+        self.values.len()
+    }
+
+    /// What is known about a value.
+    pub fn value(&self, value: Value) -> &ValueInfo {
+        &self.values[value.index()]
+    }
+
+    /// Shape and element type of a value.
+    pub fn ty(&self, value: Value) -> Type {
+        self.values[value.index()].ty
+    }
+
+    /// Shape of a value.
+    pub fn shape(&self, value: Value) -> Shape {
+        self.ty(value).shape
+    }
+
+    /// All state, in the order it was declared.
+    pub fn states(&self) -> &[State] {
+        &self.states
+    }
+
+    /// One range of state.
+    pub fn state(&self, id: StateId) -> &State {
+        &self.states[id.index()]
+    }
+
+    /// The range of state of that name.
+    pub fn state_named(&self, name: &str) -> Option<StateId> {
+        self.states.iter().position(|state| state.name == name).map(|i| StateId(i as u32))
+    }
+
+    /// All blocks; the first is the root.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// One block.
+    pub fn block_info(&self, id: BlockId) -> &Block {
+        &self.blocks[id.index()]
+    }
+
+    /// The blocks around `block` from the outermost inwards, the root left out and `block` included.
+    pub fn block_path(&self, mut block: BlockId) -> Vec<BlockId> {
+        let mut path = Vec::new();
+        while block != Graph::ROOT {
+            path.push(block);
+            block = self.blocks[block.index()].parent;
+        }
+        path.reverse();
+        path
+    }
+
+    /// The dotted name of a block, empty for the root.
+    pub fn block_name(&self, block: BlockId) -> String {
+        let path = self.block_path(block);
+        path.iter().map(|b| self.blocks[b.index()].name.as_str()).collect::<Vec<_>>().join(".")
+    }
+
+    /// The values the caller writes before a schedule runs.
+    pub fn inputs(&self) -> &[Value] {
+        &self.inputs
+    }
+
+    /// The input of that name.
+    pub fn input_named(&self, name: &str) -> Option<Value> {
+        self.inputs.iter().copied().find(|&value| self.value(value).name == name)
+    }
+
+    /// The named values the caller reads after a schedule ran. They are always kept.
+    pub fn outputs(&self) -> &[(String, Value)] {
+        &self.outputs
+    }
+
+    /// The output of that name.
+    pub fn output_named(&self, name: &str) -> Option<Value> {
+        self.outputs.iter().find(|(output, _)| output == name).map(|&(_, value)| value)
+    }
+
+    /// The node that writes a value, unless the caller does or it is initial state.
+    pub fn producer(&self, value: Value) -> Option<NodeId> {
+        match self.value(value).source {
+            Source::Node { node, .. } => Some(node),
+            Source::Input | Source::State => None,
+        }
+    }
+
+    /// The value whose bytes `value` shows: itself, or what it is a reshape of.
+    pub fn storage(&self, value: Value) -> Value {
+        match self.producer(value) {
+            Some(node) if self.node(node).op.is_view() => self.storage(self.node(node).inputs[0]),
+            _ => value,
+        }
+    }
+
+    /// Types of a node's inputs.
+    pub fn input_types(&self, node: &Node) -> Vec<Type> {
+        node.inputs.iter().map(|&value| self.ty(value)).collect()
+    }
+
+    /// Types of a node's outputs.
+    pub fn output_types(&self, node: &Node) -> Vec<Type> {
+        node.outputs.iter().map(|&value| self.ty(value)).collect()
+    }
+
+    /// Elements of all trainable parameters.
+    pub fn trainable_elements(&self) -> usize {
+        let trainable =
+            |state: &&State| matches!(state.kind, StateKind::Parameter { trainable: true });
+        self.states.iter().filter(trainable).map(|state| state.ty.shape.elements()).sum()
+    }
+}

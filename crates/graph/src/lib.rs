@@ -1,0 +1,44 @@
+//! The program as data: a static-shape graph with named blocks, and its derivative.
+//!
+//! ```
+//! use plimsoll_graph::{DType, Graph, Init, differentiate};
+//!
+//! let mut g = Graph::new();
+//! let x = g.input("x", [4, 8], DType::F32); // (N, C)
+//! let targets = g.input("targets", [4], DType::I32); // (N)
+//! let scale = g.loss_scale();
+//! let w = g.param("w", [10, 8], Init::Normal(0.02)); // (V, C)
+//! let loss = g.head_loss(x, w, None, targets, scale, -100);
+//! g.output("loss", loss);
+//! let training = differentiate(&g.finish()?, loss)?;
+//! assert!(training.state_named("grad.w").is_some());
+//! # Ok::<(), plimsoll_graph::GraphError>(())
+//! ```
+//!
+//! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`differentiate`],
+//! [`fuse`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
+//! device and does no I/O.
+
+mod autodiff;
+mod builder;
+mod cost;
+mod dtype;
+mod error;
+mod fuse;
+mod graph;
+mod infer;
+pub mod op;
+mod shape;
+mod text;
+mod verify;
+
+pub use autodiff::{differentiate, gradient_name};
+pub use builder::{Visible, checkpoint};
+pub use cost::{Work, work};
+pub use dtype::DType;
+pub use error::GraphError;
+pub use fuse::fuse;
+pub use graph::{Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, Value, ValueInfo};
+pub use infer::infer;
+pub use op::Op;
+pub use shape::{Axes, MAX_RANK, Shape, Type};

@@ -1,0 +1,404 @@
+//! The operations: one documented variant each, with its equation.
+//!
+//! Conventions. `N` is the number of rows of a value seen as a matrix (every axis but the last),
+//! `B` sequences of `T` positions, `H` query heads and `K` key heads of width `D`, `V` words.
+//! Weights are `(out, in)` as Hugging Face stores them. Optional inputs come last and are announced
+//! by a flag of the variant. An op is data: what it computes is defined by the reference kernel of
+//! the same name in `exec`, its gradient by one rule in `autodiff`.
+//!
+//! Absent on purpose: devices, tensor data, and anything a plan decides (recompute, chunking, place).
+
+use crate::{Axes, DType, Shape};
+
+/// Which formula stands for the Gaussian error linear unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// `½x(1 + tanh(√(2/π)(x + 0.044715x³)))`, as GPT-2 has it.
+    Tanh,
+    /// `½x(1 + erf(x/√2))`, as BERT has it.
+    Erf,
+}
+
+/// Which positions a query may see. Position `s` is visible from `t` when all of these hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mask {
+    /// `s ≤ t`.
+    pub causal: bool,
+    /// `|t − s| < window`.
+    pub window: Option<usize>,
+    /// `doc_start[s] = doc_start[t]`: the i32 input `doc_start[B,T]` gives the first position of the
+    /// document each position belongs to.
+    pub documents: bool,
+}
+
+/// Hyper-parameters of [`Op::AdamW`] that stay the same over a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decay rate of the first moment.
+    pub beta1: f32,
+    /// Decay rate of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Decoupled weight decay, per unit of learning rate.
+    pub weight_decay: f32,
+}
+
+/// Shape of the fused language-model head: which optional operands it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Targets with this id carry no loss.
+    pub ignore_index: i32,
+    /// Whether a bias `[V]` is the last input.
+    pub bias: bool,
+}
+
+/// Stride and zero padding of a two-dimensional convolution, the same on both axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv {
+    /// Step of the window.
+    pub stride: usize,
+    /// Zeros around the image.
+    pub padding: usize,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    // ---- data movement -------------------------------------------------------------------------
+    /// `(x) → y` with the same elements in another shape. Costs nothing: `y` is `x`'s bytes.
+    Reshape {
+        /// The new extents.
+        shape: Shape,
+    },
+    /// `(x) → y`, `y` axis `i` is `x` axis `permutation[i]`.
+    Transpose {
+        /// Source axis of each result axis.
+        permutation: Vec<usize>,
+    },
+    /// `(x) → x[.., start..start+len, ..]` along `axis`.
+    Slice {
+        /// The axis cut.
+        axis: usize,
+        /// First index taken.
+        start: usize,
+        /// Number of indices taken.
+        len: usize,
+    },
+    /// `(x) → y`, zeros but for `y[.., start..start+|x|, ..] = x`. Transposes [`Op::Slice`].
+    Pad {
+        /// The axis widened.
+        axis: usize,
+        /// Where `x` begins.
+        start: usize,
+        /// Extent of the result along `axis`.
+        len: usize,
+    },
+    /// `(x₁ … xₙ) → [x₁; …; xₙ]` along `axis`.
+    Concat {
+        /// The axis joined.
+        axis: usize,
+    },
+    /// `(x) → x` in another element type, rounded to nearest even.
+    Cast {
+        /// The new element type.
+        to: DType,
+    },
+    /// `(x) → y` of shape `shape`, constant along `axes`, which `x` lacks. Transposes [`Op::Sum`].
+    Broadcast {
+        /// Shape of the result.
+        shape: Shape,
+        /// Axes of the result that `x` lacks.
+        axes: Axes,
+    },
+
+    // ---- elementwise ---------------------------------------------------------------------------
+    /// `(a, b) → a + b`; the shape of `b` is a suffix of the shape of `a`.
+    Add,
+    /// `(a, b) → a · b`; the shape of `b` is a suffix of the shape of `a`.
+    Mul,
+    /// `(x) → factor · x`.
+    Scale {
+        /// The constant.
+        factor: f32,
+    },
+    /// `(x) → x · σ(x)`.
+    Silu,
+    /// `(x, dy) → dx` of [`Op::Silu`].
+    SiluGrad,
+    /// `(x) → gelu(x)`.
+    Gelu(Gelu),
+    /// `(x, dy) → dx` of [`Op::Gelu`].
+    GeluGrad(Gelu),
+    /// `(g, u) → silu(g) · u`.
+    Swiglu,
+    /// `(g, u, dy) → (dg, du)` of [`Op::Swiglu`].
+    SwigluGrad,
+    /// `(x, rng) → x · m / (1 − p)`, `m` 0 with probability `p` and else 1. The mask is a function of
+    /// `rng` = i32 `[seed low, seed high, step, first row]`, `stream`, the row of the *global* batch
+    /// (axis 0 of `x` plus first row) and the element within the row; so the op is its own transpose,
+    /// and recompute and accumulation see the same mask.
+    Dropout {
+        /// Probability of a zero.
+        p: f32,
+        /// Hash of the stable name of the node that first used the mask.
+        stream: u64,
+    },
+
+    // ---- matrix products -----------------------------------------------------------------------
+    /// `(x, w[, b]) → x·wᵀ + b` with `w (out, in)`, or `x·w + b` with `w (in, out)` when `transposed`.
+    Linear {
+        /// Whether the weight is stored `(in, out)`, as GPT-2 does.
+        transposed: bool,
+        /// Whether there is a bias.
+        bias: bool,
+    },
+    /// `(w, dy) → dx` of [`Op::Linear`].
+    LinearGradInput {
+        /// As in the forward op.
+        transposed: bool,
+    },
+    /// `(x, dy) → dw` of [`Op::Linear`].
+    LinearGradWeight {
+        /// As in the forward op.
+        transposed: bool,
+    },
+    /// `(a, b) → a·b` over the last two axes; the leading axes are equal.
+    Matmul {
+        /// Use `aᵀ`.
+        transpose_a: bool,
+        /// Use `bᵀ`.
+        transpose_b: bool,
+    },
+    /// `(x[B,C,Y,X], w[O,C,h,w][, b[O]]) → [B,O,Y',X']`, cross-correlation.
+    Conv2d {
+        /// Stride and padding.
+        conv: Conv,
+        /// Whether there is a bias.
+        bias: bool,
+    },
+    /// `(w, dy) → dx` of [`Op::Conv2d`].
+    Conv2dGradInput {
+        /// As in the forward op.
+        conv: Conv,
+        /// Extents `[Y, X]` of the image.
+        image: [usize; 2],
+    },
+    /// `(x, dy) → dw` of [`Op::Conv2d`].
+    Conv2dGradWeight {
+        /// As in the forward op.
+        conv: Conv,
+        /// Extents `[h, w]` of the window.
+        window: [usize; 2],
+    },
+
+    // ---- normalisation and reductions ----------------------------------------------------------
+    /// `(x) → y` summed over `axes`, which disappear.
+    Sum {
+        /// The axes summed over.
+        axes: Axes,
+    },
+    /// `(x) → exp(x − max) / Σ exp(x − max)` over the last axis.
+    Softmax,
+    /// `(y, dy) → y·(dy − Σ dy·y)` of [`Op::Softmax`].
+    SoftmaxGrad,
+    /// `(x, w, b) → (w·(x − mean)·rstd + b, mean[N], rstd[N])` over the last axis.
+    LayerNorm {
+        /// Added to the variance.
+        epsilon: f32,
+    },
+    /// `(x, w, mean, rstd, dy) → dx` of [`Op::LayerNorm`].
+    LayerNormGradInput,
+    /// `(x, mean, rstd, dy) → dw` of [`Op::LayerNorm`].
+    LayerNormGradWeight,
+    /// `(x, w) → (w·x·rstd, rstd[N])`, `rstd = 1/√(mean(x²) + ε)` over the last axis.
+    RmsNorm {
+        /// Added to the mean square.
+        epsilon: f32,
+    },
+    /// `(x, w, rstd, dy) → dx` of [`Op::RmsNorm`].
+    RmsNormGradInput,
+    /// `(x, rstd, dy) → dw` of [`Op::RmsNorm`].
+    RmsNormGradWeight,
+
+    // ---- transformers --------------------------------------------------------------------------
+    /// `(table[V,C], ids[…]) → table[ids]` of shape `[…,C]`.
+    Embedding,
+    /// `(ids[…], dy[…,C]) → dtable[V,C]` of [`Op::Embedding`].
+    EmbeddingGrad {
+        /// Rows `V` of the table.
+        rows: usize,
+    },
+    /// `(x[B,T,H,D], frequencies[D/2][, positions[B,T]]) → y`: pair `(i, i + D/2)` of each head is
+    /// rotated by `position · frequencies[i]`, or by its negative when `inverse` (the transpose).
+    Rope {
+        /// Rotate backwards.
+        inverse: bool,
+        /// Whether positions are given; else position `t` is `t`.
+        positions: bool,
+    },
+    /// `(q[B,T,H,D], k[B,T,K,D], v[B,T,K,D][, doc_start[B,T]]) → (o[B,T,H,D], lse[B,H,T])`:
+    /// `o = softmax(scale·q·kᵀ + mask)·v`, query head `h` reading key head `h·K/H`; `lse` is the
+    /// logarithm of the softmax's divisor. The `T×T` matrix never exists.
+    Attention {
+        /// Which positions are visible.
+        mask: Mask,
+        /// Multiplies the scores.
+        scale: f32,
+    },
+    /// `(q, k, v, o, lse, do[, doc_start]) → (dq, dk, dv)` of [`Op::Attention`].
+    AttentionGrad {
+        /// As in the forward op.
+        mask: Mask,
+        /// As in the forward op.
+        scale: f32,
+    },
+
+    // ---- losses --------------------------------------------------------------------------------
+    /// `(logits[N,V], targets[N], scale[]) → scale · Σ −log softmax(logits)[target]` over the targets
+    /// that are not `ignore_index`.
+    CrossEntropy {
+        /// Targets with this id carry no loss.
+        ignore_index: i32,
+    },
+    /// `(logits, targets, scale) → dlogits` of [`Op::CrossEntropy`].
+    CrossEntropyGrad {
+        /// As in the forward op.
+        ignore_index: i32,
+    },
+    /// `(x[N,C], w[V,C], targets[N], scale[][, b[V]]) → loss`: [`Op::CrossEntropy`] of the logits
+    /// `x·wᵀ + b`, which exist a chunk of rows at a time.
+    HeadLoss(Head),
+    /// `(x, w, targets, scale[, b]) → (loss, dx[, dw][, db])`: [`Op::HeadLoss`] forward and backward at
+    /// once, chunk by chunk. It is the turning point of a training schedule and never runs twice.
+    HeadLossGrad {
+        /// As in the forward op.
+        head: Head,
+        /// Whether `dw` is wanted.
+        weight: bool,
+        /// Whether `db` is wanted.
+        bias: bool,
+    },
+
+    // ---- state ---------------------------------------------------------------------------------
+    /// `(x) → s += x`.
+    Accumulate,
+    /// `(x₁ … xₙ) → Σ Σ xᵢ²`.
+    SumSquares,
+    /// `(sum of squares) → (norm, scale)`: `scale = min(1, max_norm / (norm + 10⁻⁶))`, 1 without a
+    /// limit, and NaN when the norm is not finite, so that the update changes nothing.
+    ClipScale {
+        /// The largest norm allowed, if any.
+        max_norm: Option<f32>,
+    },
+    /// `(grad, lr[], step[], scale[]) → (p, m, v)`, all three in place:
+    /// `g = scale·grad; m = β₁m + (1−β₁)g; v = β₂v + (1−β₂)g²;`
+    /// `p −= lr·(m̂/(√v̂ + ε) + decay·p)` with `m̂, v̂` corrected for the bias of step `step ≥ 1`.
+    /// Nothing changes when `scale` is not finite.
+    AdamW(AdamW),
+}
+
+impl Op {
+    /// The name used in text forms, in tables and by conformance cases.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Reshape { .. } => "reshape",
+            Op::Transpose { .. } => "transpose",
+            Op::Slice { .. } => "slice",
+            Op::Pad { .. } => "pad",
+            Op::Concat { .. } => "concat",
+            Op::Cast { .. } => "cast",
+            Op::Broadcast { .. } => "broadcast",
+            Op::Add => "add",
+            Op::Mul => "mul",
+            Op::Scale { .. } => "scale",
+            Op::Silu => "silu",
+            Op::SiluGrad => "silu_grad",
+            Op::Gelu(_) => "gelu",
+            Op::GeluGrad(_) => "gelu_grad",
+            Op::Swiglu => "swiglu",
+            Op::SwigluGrad => "swiglu_grad",
+            Op::Dropout { .. } => "dropout",
+            Op::Linear { .. } => "linear",
+            Op::LinearGradInput { .. } => "linear_grad_input",
+            Op::LinearGradWeight { .. } => "linear_grad_weight",
+            Op::Matmul { .. } => "matmul",
+            Op::Conv2d { .. } => "conv2d",
+            Op::Conv2dGradInput { .. } => "conv2d_grad_input",
+            Op::Conv2dGradWeight { .. } => "conv2d_grad_weight",
+            Op::Sum { .. } => "sum",
+            Op::Softmax => "softmax",
+            Op::SoftmaxGrad => "softmax_grad",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::LayerNormGradInput => "layer_norm_grad_input",
+            Op::LayerNormGradWeight => "layer_norm_grad_weight",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::RmsNormGradInput => "rms_norm_grad_input",
+            Op::RmsNormGradWeight => "rms_norm_grad_weight",
+            Op::Embedding => "embedding",
+            Op::EmbeddingGrad { .. } => "embedding_grad",
+            Op::Rope { .. } => "rope",
+            Op::Attention { .. } => "attention",
+            Op::AttentionGrad { .. } => "attention_grad",
+            Op::CrossEntropy { .. } => "cross_entropy",
+            Op::CrossEntropyGrad { .. } => "cross_entropy_grad",
+            Op::HeadLoss(_) => "head_loss",
+            Op::HeadLossGrad { .. } => "head_loss_grad",
+            Op::Accumulate => "accumulate",
+            Op::SumSquares => "sum_squares",
+            Op::ClipScale { .. } => "clip_scale",
+            Op::AdamW(_) => "adamw",
+        }
+    }
+
+    /// Inputs whose bytes output `output` may take over, when the input dies at this node and both
+    /// have the same size. A kernel reads each element of such an input before it writes that place.
+    pub fn may_overwrite(&self, output: usize) -> &'static [usize] {
+        match (self, output) {
+            (Op::Add | Op::Mul | Op::Swiglu, 0) => &[0, 1],
+            (Op::Scale { .. } | Op::Silu | Op::Gelu(_) | Op::Dropout { .. } | Op::Rope { .. }, 0)
+            | (Op::Softmax | Op::CrossEntropyGrad { .. }, 0) => &[0],
+            (Op::SiluGrad | Op::GeluGrad(_) | Op::SoftmaxGrad, 0) => &[1, 0],
+            (Op::SwigluGrad, 0) => &[0, 2],
+            (Op::SwigluGrad, 1) => &[1, 2],
+            _ => &[],
+        }
+    }
+
+    /// Whether output `output` can be added to what its place already holds, which is how weight
+    /// gradients are summed where they lie.
+    pub fn can_accumulate(&self, output: usize) -> bool {
+        match self {
+            Op::LinearGradWeight { .. }
+            | Op::Conv2dGradWeight { .. }
+            | Op::Sum { .. }
+            | Op::LayerNormGradWeight
+            | Op::RmsNormGradWeight
+            | Op::EmbeddingGrad { .. }
+            | Op::Accumulate => output == 0,
+            Op::HeadLossGrad { .. } => output >= 2,
+            _ => false,
+        }
+    }
+
+    /// Whether the result is `x`'s bytes under another shape.
+    pub fn is_view(&self) -> bool {
+        matches!(self, Op::Reshape { .. })
+    }
+
+    /// Whether the node must never run a second time in one micro-batch, whatever the plan.
+    pub fn is_once(&self) -> bool {
+        matches!(
+            self,
+            Op::HeadLossGrad { .. } | Op::Accumulate | Op::SumSquares | Op::ClipScale { .. } | Op::AdamW(_)
+        )
+    }
+
+    /// Whether the result costs so much that `selective` recompute keeps it.
+    pub fn is_matmul(&self) -> bool {
+        matches!(
+            self,
+            Op::Linear { .. } | Op::Matmul { .. } | Op::Conv2d { .. } | Op::Attention { .. } | Op::HeadLoss(_)
+        )
+    }
+}
