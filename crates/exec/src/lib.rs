@@ -1,4 +1,7 @@
 //! Devices and the run loop.
 
 pub mod cpu;
+mod error;
 pub mod random;
+
+pub use error::ExecError;

@@ -1,1 +1,5 @@
-//! Under construction.
+//! From a graph and a budget to a schedule.
+
+mod problem;
+
+pub use problem::{Facts, NodeFacts, Workspace};

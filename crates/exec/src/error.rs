@@ -1,0 +1,29 @@
+//! What can go wrong while a schedule runs.
+
+use std::fmt;
+
+/// A fault met while preparing or running a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExecError {
+    /// Data that a kernel cannot work with, such as a token id outside the vocabulary.
+    Data(String),
+    /// The device has no kernel for this op on these element types.
+    Unsupported(String),
+    /// The arena could not be had.
+    Memory(String),
+    /// A name or a size that does not match the graph.
+    Mismatch(String),
+}
+
+impl fmt::Display for ExecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExecError::Data(why)
+            | ExecError::Unsupported(why)
+            | ExecError::Memory(why)
+            | ExecError::Mismatch(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for ExecError {}

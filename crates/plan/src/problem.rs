@@ -1,0 +1,35 @@
+//! What the planner must know of a device, as plain data that the device fills in.
+
+/// Scratch memory an action needs. The kernel works with any amount in between and gives the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Workspace {
+    /// Bytes without which it cannot run.
+    pub least: u64,
+    /// Bytes beyond which more brings nothing.
+    pub best: u64,
+}
+
+impl Workspace {
+    /// A fixed amount.
+    pub fn exactly(bytes: u64) -> Workspace {
+        Workspace { least: bytes, best: bytes }
+    }
+}
+
+/// What a device says about one node.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct NodeFacts {
+    /// Time of one execution, in seconds.
+    pub seconds: f64,
+    /// Scratch memory.
+    pub workspace: Workspace,
+}
+
+/// What a device says about itself and a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// Offsets and sizes of buffers are multiples of this.
+    pub alignment: u64,
+    /// One entry per node.
+    pub nodes: Vec<NodeFacts>,
+}
