@@ -6,7 +6,7 @@
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// Runs `body` for every piece, on the thread pool the caller is in. Allocates nothing.
-pub fn for_each(pieces: usize, body: impl Fn(usize) + Sync) {
+pub fn for_each(pieces: usize, body: impl Fn(usize) + Sync + Send) {
     match pieces {
         0 => {}
         1 => body(0),
