@@ -26,7 +26,10 @@ use crate::{Axes, GraphError, Op, Type, Value};
 pub fn differentiate(forward: &Graph, loss: Value) -> Result<Graph, GraphError> {
     let mut graph = forward.clone();
     if graph.ty(loss) != Type::f32([]) {
-        return Err(refuse("loss", format!("must be an f32 scalar to be differentiated, got {}", graph.ty(loss))));
+        return Err(refuse(
+            "loss",
+            format!("must be an f32 scalar to be differentiated, got {}", graph.ty(loss)),
+        ));
     }
     let needs = depends_on_parameters(&graph);
     if !needs[loss.index()] {
@@ -54,10 +57,12 @@ pub fn differentiate(forward: &Graph, loss: Value) -> Result<Graph, GraphError> 
         }
         if let Some(dy) = tape.cotangent(first) {
             tape.graph.current = node.block;
+            tape.graph.derivative_of = Some(id);
             tape.rule(&node, dy)?;
         }
     }
     tape.graph.current = Graph::ROOT;
+    tape.graph.derivative_of = None;
     tape.graph.finish()
 }
 
@@ -276,7 +281,9 @@ impl Tape {
                 }
                 self.emit(x, Op::LinearGradInput { transposed: *transposed }, &[inputs[1], dy]);
             }
-            Op::Matmul { transpose_a, transpose_b } => self.matmul_rule(inputs, dy, *transpose_a, *transpose_b),
+            Op::Matmul { transpose_a, transpose_b } => {
+                self.matmul_rule(inputs, dy, *transpose_a, *transpose_b)
+            }
             Op::Conv2d { conv, bias } => {
                 let (image, window) = (self.graph.shape(x), self.graph.shape(inputs[1]));
                 let (image, window) = ([image[2], image[3]], [window[2], window[3]]);

@@ -6,7 +6,9 @@
 
 use std::panic::Location;
 
-use crate::graph::{Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, ValueInfo};
+use crate::graph::{
+    Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, ValueInfo,
+};
 use crate::op::{Conv, Gelu, Head, Mask};
 use crate::{Axes, DType, GraphError, Op, Shape, Type, Value, infer};
 
@@ -29,6 +31,7 @@ impl Graph {
             outputs: Vec::new(),
             current: Graph::ROOT,
             phase: Phase::Forward,
+            derivative_of: None,
             error: None,
         }
     }
@@ -363,8 +366,8 @@ impl Graph {
         let outputs = (0..outputs.len())
             .map(|output| self.push_value(outputs[output], Source::Node { node, output }, None))
             .collect();
-        let (block, phase) = (self.current, self.phase);
-        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs, block, phase });
+        let (block, phase, derivative_of) = (self.current, self.phase, self.derivative_of);
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs, block, phase, derivative_of });
         node
     }
 

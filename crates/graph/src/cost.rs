@@ -29,7 +29,9 @@ pub fn work(op: &Op, inputs: &[Type], outputs: &[Type]) -> Work {
             let inner = if *transpose_a { shape[shape.len() - 2] } else { shape.columns() };
             2.0 * elements(&outputs[0]) * inner as f64
         }
-        Op::Conv2d { .. } => 2.0 * elements(&outputs[0]) * inputs[1].shape[1..].iter().product::<usize>() as f64,
+        Op::Conv2d { .. } => {
+            2.0 * elements(&outputs[0]) * inputs[1].shape[1..].iter().product::<usize>() as f64
+        }
         Op::Conv2dGradInput { .. } => {
             2.0 * elements(&inputs[1]) * inputs[0].shape[1..].iter().product::<usize>() as f64
         }

@@ -19,7 +19,9 @@ const PASSES: &[Pass] = &[];
 pub fn fuse(graph: Graph) -> Result<Graph, GraphError> {
     PASSES.iter().try_fold(graph, |graph, (name, pass)| {
         let fused = pass(graph);
-        fused.verify().map_err(|error| GraphError { what: format!("pass {name}: {}", error.what), ..error })?;
+        fused
+            .verify()
+            .map_err(|error| GraphError { what: format!("pass {name}: {}", error.what), ..error })?;
         Ok(fused)
     })
 }

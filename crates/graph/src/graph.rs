@@ -77,6 +77,8 @@ pub struct Node {
     pub block: BlockId,
     /// The part of the step it belongs to.
     pub phase: Phase,
+    /// For a backward node, the forward node it helps to differentiate.
+    pub derivative_of: Option<NodeId>,
 }
 
 /// Where a value comes from.
@@ -175,6 +177,7 @@ pub struct Graph {
     pub(crate) outputs: Vec<(String, Value)>,
     pub(crate) current: BlockId,
     pub(crate) phase: Phase,
+    pub(crate) derivative_of: Option<NodeId>,
     pub(crate) error: Option<crate::GraphError>,
 }
 
@@ -307,8 +310,7 @@ impl Graph {
 
     /// Elements of all trainable parameters.
     pub fn trainable_elements(&self) -> usize {
-        let trainable =
-            |state: &&State| matches!(state.kind, StateKind::Parameter { trainable: true });
+        let trainable = |state: &&State| matches!(state.kind, StateKind::Parameter { trainable: true });
         self.states.iter().filter(trainable).map(|state| state.ty.shape.elements()).sum()
     }
 }

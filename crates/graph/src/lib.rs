@@ -38,7 +38,9 @@ pub use cost::{Work, work};
 pub use dtype::DType;
 pub use error::GraphError;
 pub use fuse::fuse;
-pub use graph::{Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, Value, ValueInfo};
+pub use graph::{
+    Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, Value, ValueInfo,
+};
 pub use infer::infer;
 pub use op::Op;
 pub use shape::{Axes, MAX_RANK, Shape, Type};

@@ -398,7 +398,11 @@ impl Op {
     pub fn is_matmul(&self) -> bool {
         matches!(
             self,
-            Op::Linear { .. } | Op::Matmul { .. } | Op::Conv2d { .. } | Op::Attention { .. } | Op::HeadLoss(_)
+            Op::Linear { .. }
+                | Op::Matmul { .. }
+                | Op::Conv2d { .. }
+                | Op::Attention { .. }
+                | Op::HeadLoss(_)
         )
     }
 }

@@ -36,7 +36,8 @@ impl Graph {
                     && version[state.index()] != read
                 {
                     let (name, newest) = (&self.state(state).name, version[state.index()]);
-                    let why = format!("reads version {read} of `{name}`, but version {newest} is in its place");
+                    let why =
+                        format!("reads version {read} of `{name}`, but version {newest} is in its place");
                     return Err(self.fault(id, why));
                 }
             }

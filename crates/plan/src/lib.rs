@@ -1,5 +1,29 @@
-//! From a graph and a budget to a schedule.
+//! From a graph and a budget to a schedule in which every buffer has an offset.
+//!
+//! In processing order: a [`Strategy`] becomes a tree of regions (`regions`), the regions an order of
+//! runs (`sequence`), the order buffers with lifetimes (`liveness`), those offsets in one arena
+//! ([`layout()`]), and every schedule passes the judge ([`replay()`]) before it leaves [`plan()`]. [`search()`]
+//! looks for the fastest plan inside a budget.
+//!
+//! Pure functions throughout: no clock, no randomness, no device. What must be known of a device enters
+//! as [`Facts`].
 
+mod layout;
+mod liveness;
+mod plan;
 mod problem;
+mod regions;
+mod replay;
+mod schedule;
+mod search;
+mod sequence;
+mod strategy;
 
+pub use layout::{Layout, layout};
+pub use liveness::{Scratch, Slot};
+pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, plan};
 pub use problem::{Facts, NodeFacts, Workspace};
+pub use replay::{Fault, ReplayError, replay};
+pub use schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule, Tier};
+pub use search::{Choice, Request, SearchError, Tried, search, try_all};
+pub use strategy::Strategy;

@@ -1,0 +1,241 @@
+//! From an order of runs to buffers with lifetimes.
+//!
+//! ```text
+//! action   0    1    2    3    4
+//! x        w────r─────────r              written by 0, last read by 3: lives 0..4
+//! h             w────r                   lives 1..3
+//! y                  w────r              may take over h's bytes at 2, if the op allows: one slot
+//! scratch            ═                   lives for one action
+//! ```
+//!
+//! Two buffers share a **slot** when the later one takes over the bytes of the earlier one in the very
+//! action that ends it. The layout places slots; everything else sees buffers.
+
+use plimsoll_graph::{Graph, Op, StateKind};
+
+use crate::problem::Facts;
+use crate::schedule::{Action, Buffer, BufferId, Contents, Purpose, Schedule};
+use crate::sequence::{Execution, Place, Sequence};
+
+/// How much scratch actions get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scratch {
+    /// As much as is useful.
+    Best,
+    /// As little as possible.
+    Least,
+}
+
+/// A lifetime that needs a place in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// First action that touches it.
+    pub start: usize,
+    /// One past the last action that touches it.
+    pub end: usize,
+    /// Size, rounded up to the device's alignment.
+    pub bytes: u64,
+}
+
+/// A schedule whose buffers have lifetimes but no offsets yet.
+pub(crate) struct Draft {
+    pub(crate) schedule: Schedule,
+    /// What must be placed.
+    pub(crate) slots: Vec<Slot>,
+    /// Slot of each buffer; none for state.
+    pub(crate) slot_of: Vec<Option<usize>>,
+}
+
+/// Whether the first writer of a gradient in this schedule replaces what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gradients {
+    /// First micro-batch of a step.
+    Replace,
+    /// Any other.
+    Add,
+}
+
+/// Buffers and lifetimes of `sequence`.
+pub(crate) fn draft(
+    name: &str,
+    graph: &Graph,
+    sequence: &Sequence,
+    facts: &Facts,
+    scratch: Scratch,
+    gradients: Gradients,
+) -> Draft {
+    let states = graph.states().len();
+    let last = sequence.executions.len();
+    let mut buffers: Vec<Buffer> = graph
+        .states()
+        .iter()
+        .enumerate()
+        .map(|(index, state)| Buffer {
+            contents: Contents::State(plimsoll_graph::StateId(index as u32)),
+            purpose: state_purpose(state.kind),
+            bytes: aligned(state.ty.bytes() as u64, facts.alignment),
+            offset: 0,
+            start: 0,
+            end: last,
+        })
+        .collect();
+    buffers.extend(sequence.instances.iter().map(|&value| Buffer {
+        contents: Contents::Value(value),
+        purpose: Purpose::Activations,
+        bytes: aligned(graph.ty(value).bytes() as u64, facts.alignment),
+        offset: 0,
+        start: 0,
+        end: 0,
+    }));
+    let buffer_id = |place: &Place| match *place {
+        Place::State(state) => BufferId(state.0),
+        Place::Instance(instance) => BufferId((states + instance) as u32),
+    };
+    let mut actions = Vec::with_capacity(last);
+    for (index, Execution { node, inputs, outputs }) in sequence.executions.iter().enumerate() {
+        let inputs: Vec<BufferId> = inputs.iter().map(buffer_id).collect();
+        let outputs: Vec<BufferId> = outputs.iter().map(buffer_id).collect();
+        for id in outputs.iter().filter(|id| id.index() >= states) {
+            buffers[id.index()].start = index;
+        }
+        for id in inputs.iter().chain(&outputs).filter(|id| id.index() >= states) {
+            buffers[id.index()].end = index + 1;
+        }
+        let need = facts.nodes[node.index()].workspace;
+        let bytes = if scratch == Scratch::Best { need.best } else { need.least };
+        let workspace = (bytes > 0).then(|| {
+            let (contents, purpose) = (Contents::Scratch, Purpose::Workspace);
+            let bytes = aligned(bytes, facts.alignment);
+            buffers.push(Buffer { contents, purpose, bytes, offset: 0, start: index, end: index + 1 });
+            BufferId(buffers.len() as u32 - 1)
+        });
+        let accumulate = accumulate_bits(graph, *node, gradients);
+        actions.push(Action::Run { node: *node, inputs, outputs, workspace, accumulate });
+    }
+    keep_outputs(graph, &mut buffers, last);
+    let schedule = Schedule { name: name.to_owned(), actions, buffers, copies: Vec::new() };
+    let (slots, slot_of) = slots(graph, &schedule, states);
+    Draft { schedule, slots, slot_of }
+}
+
+/// Rounds up to a multiple of `alignment`.
+pub(crate) fn aligned(bytes: u64, alignment: u64) -> u64 {
+    bytes.next_multiple_of(alignment)
+}
+
+/// What a range of state is for.
+pub(crate) fn state_purpose(kind: StateKind) -> Purpose {
+    match kind {
+        StateKind::Parameter { .. } | StateKind::Constant => Purpose::Weights,
+        StateKind::Gradient => Purpose::Gradients,
+        StateKind::Moment => Purpose::Optimizer,
+    }
+}
+
+/// The largest sum of bytes alive during one action.
+pub(crate) fn bound(slots: &[Slot]) -> u64 {
+    live_bytes(slots).into_iter().max().unwrap_or(0)
+}
+
+/// Bytes alive during each action.
+pub(crate) fn live_bytes(slots: &[Slot]) -> Vec<u64> {
+    let last = slots.iter().map(|slot| slot.end).max().unwrap_or(0);
+    let mut change = vec![0i64; last + 1];
+    for slot in slots {
+        change[slot.start] += slot.bytes as i64;
+        change[slot.end] -= slot.bytes as i64;
+    }
+    let running = change.iter().scan(0i64, |live, &delta| {
+        *live += delta;
+        Some(*live as u64)
+    });
+    running.take(last).collect()
+}
+
+/// Which outputs of a node are added to what is there: sums of gradients, but for the first writer of a
+/// step.
+fn accumulate_bits(graph: &Graph, node: plimsoll_graph::NodeId, gradients: Gradients) -> u32 {
+    let node = graph.node(node);
+    let adds = |output: usize, value: plimsoll_graph::Value| {
+        node.op.can_accumulate(output)
+            && graph.value(value).state.is_some_and(|(_, version)| gradients == Gradients::Add || version > 1)
+    };
+    let bits = node.outputs.iter().enumerate().filter(|&(output, &value)| adds(output, value));
+    bits.fold(0, |bits, (output, _)| bits | 1 << output)
+}
+
+/// Named outputs stay until the caller has read them. Buffers of values that nothing reads live for the
+/// one action that writes them; unread inputs for the first action.
+fn keep_outputs(graph: &Graph, buffers: &mut [Buffer], last: usize) {
+    for (_, value) in graph.outputs() {
+        let contents = Contents::Value(graph.storage(*value));
+        if let Some(buffer) = buffers.iter_mut().rev().find(|buffer| buffer.contents == contents) {
+            buffer.end = last;
+        }
+    }
+    for buffer in buffers {
+        buffer.end = buffer.end.max(buffer.start + 1);
+    }
+}
+
+/// Joins buffers that take over dying inputs, and lists what is left to place.
+fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<Option<usize>>) {
+    let mut slots: Vec<Slot> = Vec::new();
+    let mut slot_of: Vec<Option<usize>> = vec![None; schedule.buffers.len()];
+    let open = |slots: &mut Vec<Slot>, buffer: &Buffer| {
+        slots.push(Slot { start: buffer.start, end: buffer.end, bytes: buffer.bytes });
+        Some(slots.len() - 1)
+    };
+    let written: Vec<bool> = {
+        let mut written = vec![false; schedule.buffers.len()];
+        for action in &schedule.actions {
+            if let Action::Run { outputs, .. } = action {
+                outputs.iter().for_each(|id| written[id.index()] = true);
+            }
+        }
+        written
+    };
+    for (index, buffer) in schedule.buffers.iter().enumerate().skip(states) {
+        if !written[index] {
+            slot_of[index] = open(&mut slots, buffer);
+        }
+    }
+    for (index, action) in schedule.actions.iter().enumerate() {
+        let Action::Run { node, inputs, outputs, .. } = action else { continue };
+        let mut taken: Vec<BufferId> = Vec::new();
+        for (output, id) in outputs.iter().enumerate().filter(|(_, id)| id.index() >= states) {
+            let buffer = schedule.buffer(*id);
+            let heir = dying_input(&graph.node(*node).op, output, inputs, |input| {
+                let earlier = schedule.buffer(input);
+                input.index() >= states
+                    && earlier.end == index + 1
+                    && earlier.bytes == buffer.bytes
+                    && !taken.contains(&input)
+            });
+            slot_of[id.index()] = match heir {
+                Some(input) => {
+                    taken.push(input);
+                    let slot = slot_of[input.index()];
+                    if let Some(slot) = slot {
+                        slots[slot].end = buffer.end;
+                    }
+                    slot
+                }
+                None => open(&mut slots, buffer),
+            };
+        }
+    }
+    (slots, slot_of)
+}
+
+/// An input whose bytes output `output` can take over. An input that the action reads twice is left
+/// alone: the op promises only that each operand is read before it is overwritten.
+fn dying_input(
+    op: &Op,
+    output: usize,
+    inputs: &[BufferId],
+    dies: impl Fn(BufferId) -> bool,
+) -> Option<BufferId> {
+    let candidates = op.may_overwrite(output).iter().filter_map(|&input| inputs.get(input).copied());
+    candidates.into_iter().find(|&id| dies(id) && inputs.iter().filter(|&&other| other == id).count() == 1)
+}

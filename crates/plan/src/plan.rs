@@ -1,0 +1,335 @@
+//! A plan: all schedules of a run in one arena, with state at the same offsets in each.
+//!
+//! ```text
+//! 0            persistent                     transient                        arena
+//! | weights | gradients | optimizer |  one layout per schedule, all from here  |
+//! ```
+//!
+//! Every schedule is replayed before a plan leaves this module.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use plimsoll_graph::{Graph, Phase, Type};
+
+use crate::layout::layout;
+use crate::liveness::{Draft, Gradients, Scratch, aligned, draft, live_bytes, state_purpose};
+use crate::problem::Facts;
+use crate::regions::Regions;
+use crate::replay::{ReplayError, replay};
+use crate::schedule::{Action, Contents, Purpose, Schedule};
+use crate::sequence;
+use crate::strategy::Strategy;
+
+/// What a schedule of a plan does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Forward and backward of the first micro-batch of a step: gradients are replaced.
+    First,
+    /// Forward and backward of any other micro-batch: gradients are added to.
+    Further,
+    /// The optimizer, after the last micro-batch.
+    Update,
+    /// The forward pass for a validation loss.
+    Evaluate,
+    /// The forward pass that yields the next token.
+    Generate,
+}
+
+impl Role {
+    /// The name of the schedule.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::First => "first",
+            Role::Further => "further",
+            Role::Update => "update",
+            Role::Evaluate => "evaluate",
+            Role::Generate => "generate",
+        }
+    }
+
+    /// The phases of its graph that it runs.
+    pub fn phases(self) -> &'static [Phase] {
+        match self {
+            Role::First | Role::Further => &[Phase::Forward, Phase::Backward],
+            Role::Update => &[Phase::Update],
+            Role::Evaluate | Role::Generate => &[Phase::Forward],
+        }
+    }
+}
+
+/// A graph with what the device says about it.
+#[derive(Clone, Debug)]
+pub struct Costed {
+    /// The graph.
+    pub graph: Graph,
+    /// Time and scratch of its nodes on the device.
+    pub facts: Facts,
+}
+
+/// All graphs of a run. They share state by name.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Forward, backward and update.
+    pub train: Costed,
+    /// The forward pass alone, for a validation loss.
+    pub evaluate: Option<Costed>,
+    /// The forward pass that yields the next token.
+    pub generate: Option<Costed>,
+}
+
+impl Program {
+    /// The graph that schedules of `role` run, if the program has it.
+    pub fn part(&self, role: Role) -> Option<&Costed> {
+        match role {
+            Role::First | Role::Further | Role::Update => Some(&self.train),
+            Role::Evaluate => self.evaluate.as_ref(),
+            Role::Generate => self.generate.as_ref(),
+        }
+    }
+
+    fn roles(&self) -> impl Iterator<Item = (Role, &Costed)> {
+        [Role::First, Role::Further, Role::Update, Role::Evaluate, Role::Generate]
+            .into_iter()
+            .filter_map(|role| self.part(role).map(|part| (role, part)))
+            .filter(|(role, part)| {
+                *role != Role::Update || part.graph.nodes().iter().any(|node| node.phase == Phase::Update)
+            })
+    }
+}
+
+/// A named range of state with its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateRange {
+    /// Name of the state.
+    pub name: String,
+    /// Shape and element type.
+    pub ty: Type,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// First byte in the arena.
+    pub offset: u64,
+    /// Size, rounded up to the device's alignment.
+    pub bytes: u64,
+}
+
+/// Bytes of each purpose at the moment of the peak; they add up to the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ByPurpose {
+    /// Indexed as [`Purpose::ALL`].
+    bytes: [u64; Purpose::ALL.len()],
+    /// Bytes of the arena that nothing uses at that moment.
+    pub free: u64,
+}
+
+impl ByPurpose {
+    /// Bytes of one purpose.
+    pub fn of(&self, purpose: Purpose) -> u64 {
+        self.bytes[purpose as usize]
+    }
+
+    /// Each purpose with its bytes, then `free`.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        Purpose::ALL.iter().map(|&purpose| (purpose.name(), self.of(purpose))).chain([("free", self.free)])
+    }
+}
+
+/// Everything that is decided before the first step.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What is dropped and rebuilt.
+    pub strategy: Strategy,
+    /// How much scratch actions get.
+    pub scratch: Scratch,
+    /// Size of the arena: the highest byte end of any buffer, and so the peak.
+    pub arena_bytes: u64,
+    /// The largest sum of bytes alive at one time. No layout of these schedules is smaller.
+    pub liveness_bound: u64,
+    /// All state, in the order it lies in the arena.
+    pub states: Vec<StateRange>,
+    /// The schedules of the run.
+    pub schedules: BTreeMap<Role, Schedule>,
+    /// Bytes by purpose at the peak.
+    pub by_purpose: ByPurpose,
+    /// Predicted time of one micro-batch and of one update, in seconds.
+    pub micro_batch_seconds: f64,
+    /// Predicted time of the optimizer.
+    pub update_seconds: f64,
+}
+
+impl Plan {
+    /// Predicted time of a step of `accumulation` micro-batches.
+    pub fn step_seconds(&self, accumulation: usize) -> f64 {
+        self.micro_batch_seconds * accumulation as f64 + self.update_seconds
+    }
+
+    /// The place of a range of state.
+    pub fn state(&self, name: &str) -> Option<&StateRange> {
+        self.states.iter().find(|range| range.name == name)
+    }
+}
+
+/// Why a program cannot be planned. Both are faults of the program or of the planner, not of a budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanError {
+    /// Two graphs of the program disagree about a range of state.
+    StateDiffers {
+        /// Its name.
+        name: String,
+    },
+    /// The judge refused a schedule.
+    Refused {
+        /// Which.
+        schedule: &'static str,
+        /// Why.
+        error: ReplayError,
+    },
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PlanError::StateDiffers { name } => {
+                write!(f, "`{name}` has different shapes in the training and another graph")
+            }
+            PlanError::Refused { schedule, error } => {
+                write!(f, "schedule `{schedule}` failed its check, which is a fault of plimsoll: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+/// Plans `program` under one strategy, without regard to a budget.
+///
+/// # Errors
+///
+/// When graphs disagree about state, or a schedule fails the judge.
+pub fn plan(program: &Program, strategy: Strategy, scratch: Scratch) -> Result<Plan, PlanError> {
+    let alignment = program.train.facts.alignment;
+    let states = place_states(program, alignment)?;
+    let persistent = states.last().map_or(0, |range| range.offset + range.bytes);
+    let offset_of: BTreeMap<&str, u64> =
+        states.iter().map(|range| (range.name.as_str(), range.offset)).collect();
+    let regions = Regions::new(&program.train.graph, strategy);
+    let (mut arena_bytes, mut bound) = (persistent, persistent);
+    let mut schedules = BTreeMap::new();
+    let mut fullest: Option<(u64, ByPurpose)> = None;
+    for (role, part) in program.roles() {
+        let mut draft = draft_of(role, part, &regions, scratch);
+        let places = layout(&draft.slots);
+        assign(&mut draft, &part.graph, &offset_of, persistent, &places.offsets);
+        arena_bytes = arena_bytes.max(persistent + places.peak);
+        bound = bound.max(persistent + places.bound);
+        if fullest.is_none_or(|(most, _)| places.bound > most) {
+            fullest = Some((places.bound, purposes_at_peak(&draft)));
+        }
+        schedules.insert(role, draft.schedule);
+    }
+    for (role, part) in program.roles() {
+        replay(&part.graph, &schedules[&role], role.phases(), arena_bytes)
+            .map_err(|error| PlanError::Refused { schedule: role.name(), error })?;
+    }
+    let mut by_purpose = fullest.map_or(ByPurpose::default(), |(_, by_purpose)| by_purpose);
+    for range in &states {
+        by_purpose.bytes[range.purpose as usize] += range.bytes;
+    }
+    by_purpose.free = arena_bytes - by_purpose.bytes.iter().sum::<u64>();
+    let seconds =
+        |role: Role| schedules.get(&role).map_or(0.0, |s| schedule_seconds(s, &program.train.facts));
+    Ok(Plan {
+        strategy,
+        scratch,
+        arena_bytes,
+        liveness_bound: bound,
+        states,
+        by_purpose,
+        micro_batch_seconds: seconds(Role::First),
+        update_seconds: seconds(Role::Update),
+        schedules,
+    })
+}
+
+fn draft_of(role: Role, part: &Costed, regions: &Regions, scratch: Scratch) -> Draft {
+    let (sequence, gradients) = match role {
+        Role::First => (sequence::micro_batch(&part.graph, regions), Gradients::Replace),
+        Role::Further => (sequence::micro_batch(&part.graph, regions), Gradients::Add),
+        Role::Update => (sequence::update(&part.graph), Gradients::Add),
+        Role::Evaluate | Role::Generate => (sequence::forward(&part.graph), Gradients::Add),
+    };
+    draft(role.name(), &part.graph, &sequence, &part.facts, scratch, gradients)
+}
+
+/// Weights first, then gradients, then moments, each in the order of declaration: one range per purpose,
+/// so that a pass over all of them is a pass over consecutive bytes.
+fn place_states(program: &Program, alignment: u64) -> Result<Vec<StateRange>, PlanError> {
+    let mut states: Vec<StateRange> = Vec::new();
+    for (_, part) in program.roles() {
+        for state in part.graph.states() {
+            match states.iter().find(|known| known.name == state.name) {
+                Some(known) if known.ty != state.ty => {
+                    return Err(PlanError::StateDiffers { name: state.name.clone() });
+                }
+                Some(_) => {}
+                None => states.push(StateRange {
+                    name: state.name.clone(),
+                    ty: state.ty,
+                    purpose: state_purpose(state.kind),
+                    offset: 0,
+                    bytes: aligned(state.ty.bytes() as u64, alignment),
+                }),
+            }
+        }
+    }
+    states.sort_by_key(|range| range.purpose);
+    let mut next = 0;
+    for range in &mut states {
+        range.offset = next;
+        next += range.bytes;
+    }
+    Ok(states)
+}
+
+/// Writes offsets into the buffers of a draft.
+fn assign(draft: &mut Draft, graph: &Graph, states: &BTreeMap<&str, u64>, base: u64, offsets: &[u64]) {
+    for (buffer, slot) in draft.schedule.buffers.iter_mut().zip(&draft.slot_of) {
+        buffer.offset = match (buffer.contents, slot) {
+            (Contents::State(state), _) => states[graph.state(state).name.as_str()],
+            (_, Some(slot)) => base + offsets[*slot],
+            // Scratch has a slot of its own, like every buffer that is not state.
+            (_, None) => base,
+        };
+    }
+}
+
+/// Bytes of transient slots by purpose at the fullest moment of a schedule.
+fn purposes_at_peak(draft: &Draft) -> ByPurpose {
+    let live = live_bytes(&draft.slots);
+    // The earliest of equal maxima, so that the report does not depend on the iterator's taste.
+    let fullest = (0..live.len()).max_by_key(|&at| (live[at], Reverse(at))).unwrap_or(0);
+    let mut purpose_of = vec![None; draft.slots.len()];
+    for (buffer, slot) in draft.schedule.buffers.iter().zip(&draft.slot_of) {
+        if let Some(slot) = *slot
+            && (buffer.start..buffer.end).contains(&fullest)
+        {
+            purpose_of[slot] = Some(buffer.purpose);
+        }
+    }
+    let mut by_purpose = ByPurpose::default();
+    for (slot, purpose) in draft.slots.iter().zip(purpose_of) {
+        if let Some(purpose) = purpose {
+            by_purpose.bytes[purpose as usize] += slot.bytes;
+        }
+    }
+    by_purpose
+}
+
+fn schedule_seconds(schedule: &Schedule, facts: &Facts) -> f64 {
+    let seconds = |action: &Action| match action {
+        Action::Run { node, .. } => facts.nodes[node.index()].seconds,
+        Action::Start { .. } | Action::Wait { .. } => 0.0,
+    };
+    schedule.actions.iter().map(seconds).sum()
+}

@@ -1,0 +1,326 @@
+//! Which values are kept for the backward pass and which are dropped and rebuilt: a tree of regions.
+//!
+//! Every strategy is a tree. A value belongs to the smallest region that encloses its producer and all
+//! its readers; it is held from the moment the backward pass *opens* that region, that is, reaches its
+//! first node inside. The root is open from the start, so what belongs to the root is kept:
+//!
+//! ```text
+//! none      root{ a b c d }                 everything belongs to the root
+//! full      root{ {a} {b} {c} {d} }         only what passes between layers does
+//! every:2   root{ {a b} {c d} }
+//! minimal   root{ {{{{a} b} c} d} }         opening d rebuilds a b c and holds none of them
+//! manual    the user's own nest of checkpoint marks
+//! ```
+//!
+//! Layers are the blocks of the graph; a graph without blocks is cut at its articulation points, and
+//! where it has none, into even pieces: what crosses a cut belongs to the root by the rule above.
+
+use plimsoll_graph::{BlockId, Graph, NodeId, Phase, Value};
+
+use crate::strategy::Strategy;
+
+/// The tree of regions of one graph under one strategy.
+#[derive(Clone, Debug)]
+pub(crate) struct Regions {
+    /// Surrounding region of each region; region 0 is the root and its own parent.
+    parent: Vec<usize>,
+    /// Distance of each region from the root.
+    depth: Vec<usize>,
+    /// Region of each node.
+    of_node: Vec<usize>,
+    /// Region that each value belongs to, by storage.
+    owner: Vec<usize>,
+}
+
+/// The region whose values are never dropped.
+pub(crate) const ROOT: usize = 0;
+
+impl Regions {
+    /// The regions of `graph` under `strategy`.
+    pub(crate) fn new(graph: &Graph, strategy: Strategy) -> Regions {
+        let mut regions = match strategy {
+            Strategy::None => Regions::flat(graph),
+            Strategy::Manual => Regions::from_marks(graph),
+            Strategy::Full | Strategy::Selective => Regions::from_layers(graph, 1),
+            Strategy::Every(layers) => Regions::from_layers(graph, layers),
+            Strategy::Sqrt => {
+                let (_, count) = layers(graph);
+                Regions::from_layers(graph, ((count as f64).sqrt().round() as usize).max(1))
+            }
+            Strategy::Minimal => Regions::nested(graph),
+        };
+        regions.assign_owners(graph, strategy == Strategy::Selective);
+        regions
+    }
+
+    /// Region of a node.
+    pub(crate) fn of_node(&self, node: NodeId) -> usize {
+        self.of_node[node.index()]
+    }
+
+    /// Region that a value belongs to.
+    pub(crate) fn owner(&self, value: Value) -> usize {
+        self.owner[value.index()]
+    }
+
+    /// Number of regions.
+    pub(crate) fn count(&self) -> usize {
+        self.parent.len()
+    }
+
+    /// `region` and the regions around it, the root last.
+    pub(crate) fn chain(&self, region: usize) -> impl Iterator<Item = usize> + '_ {
+        std::iter::successors(Some(region), |&r| (r != ROOT).then(|| self.parent[r]))
+    }
+
+    fn flat(graph: &Graph) -> Regions {
+        Regions {
+            parent: vec![ROOT],
+            depth: vec![0],
+            of_node: vec![ROOT; graph.nodes().len()],
+            owner: vec![ROOT; graph.value_count()],
+        }
+    }
+
+    fn add(&mut self, parent: usize) -> usize {
+        self.parent.push(parent);
+        self.depth.push(self.depth[parent] + 1);
+        self.parent.len() - 1
+    }
+
+    /// One region for every `group` consecutive layers.
+    fn from_layers(graph: &Graph, group: usize) -> Regions {
+        let mut regions = Regions::flat(graph);
+        let (layer_of, count) = layers(graph);
+        let first = regions.count();
+        for _ in 0..count.div_ceil(group) {
+            regions.add(ROOT);
+        }
+        regions.place(graph, |node| layer_of[node.index()].map_or(ROOT, |layer| first + layer / group));
+        regions
+    }
+
+    /// Each layer's region encloses the regions of all layers before it.
+    fn nested(graph: &Graph) -> Regions {
+        let mut regions = Regions::flat(graph);
+        let (layer_of, count) = layers(graph);
+        let mut of_layer = vec![ROOT; count];
+        let mut outer = ROOT;
+        for layer in (0..count).rev() {
+            outer = regions.add(outer);
+            of_layer[layer] = outer;
+        }
+        regions.place(graph, |node| layer_of[node.index()].map_or(ROOT, |layer| of_layer[layer]));
+        regions
+    }
+
+    /// One region per `checkpoint` mark, nested as the marks are.
+    fn from_marks(graph: &Graph) -> Regions {
+        let mut regions = Regions::flat(graph);
+        let mut of_block = vec![ROOT; graph.blocks().len()];
+        // A block comes after the block around it, so parents are ready when they are looked up.
+        for (index, block) in graph.blocks().iter().enumerate().skip(1) {
+            let outer = of_block[block.parent.index()];
+            of_block[index] = if block.checkpoint { regions.add(outer) } else { outer };
+        }
+        regions.place(graph, |node| of_block[graph.node(node).block.index()]);
+        regions
+    }
+
+    /// Gives every forward node its region, and every backward node that of the node it differentiates.
+    fn place(&mut self, graph: &Graph, region: impl Fn(NodeId) -> usize) {
+        for id in graph.node_ids() {
+            let node = graph.node(id);
+            self.of_node[id.index()] = match (node.phase, node.derivative_of) {
+                (Phase::Forward, _) => region(id),
+                (Phase::Backward, Some(forward)) => self.of_node[forward.index()],
+                _ => ROOT,
+            };
+        }
+    }
+
+    fn assign_owners(&mut self, graph: &Graph, keep_products: bool) {
+        const UNSEEN: usize = usize::MAX;
+        let mut owner = vec![UNSEEN; graph.value_count()];
+        for id in graph.node_ids() {
+            let node = graph.node(id);
+            let region = self.of_node(id);
+            for &value in node.inputs.iter().chain(&node.outputs) {
+                let storage = graph.storage(value).index();
+                owner[storage] = match owner[storage] {
+                    UNSEEN => region,
+                    earlier => self.common(earlier, region),
+                };
+            }
+            let kept = node.op.is_once() || (keep_products && node.op.is_matmul());
+            if kept && node.phase == Phase::Forward {
+                for &value in &node.outputs {
+                    owner[value.index()] = ROOT;
+                }
+            }
+        }
+        for (_, value) in graph.outputs() {
+            owner[graph.storage(*value).index()] = ROOT;
+        }
+        self.owner = owner.into_iter().map(|region| if region == UNSEEN { ROOT } else { region }).collect();
+    }
+
+    /// The smallest region that encloses both.
+    fn common(&self, mut a: usize, mut b: usize) -> usize {
+        while a != b {
+            if self.depth[a] >= self.depth[b] {
+                a = self.parent[a];
+            } else {
+                b = self.parent[b];
+            }
+        }
+        a
+    }
+}
+
+/// The layer of each node (none outside layers, and for nodes that are not forward) and their number.
+pub(crate) fn layers(graph: &Graph) -> (Vec<Option<usize>>, usize) {
+    let level = layer_blocks(graph);
+    if level.is_empty() { cut_layers(graph) } else { block_layers(graph, &level) }
+}
+
+/// The blocks that count as layers: the children of the outermost block that has several.
+fn layer_blocks(graph: &Graph) -> Vec<BlockId> {
+    let mut outer = Graph::ROOT;
+    loop {
+        let children: Vec<BlockId> = (1..graph.blocks().len() as u32)
+            .map(BlockId)
+            .filter(|&block| graph.block_info(block).parent == outer && block != outer)
+            .collect();
+        match children[..] {
+            [only] if graph.blocks().iter().any(|block| block.parent == only) => outer = only,
+            _ => return children,
+        }
+    }
+}
+
+fn block_layers(graph: &Graph, level: &[BlockId]) -> (Vec<Option<usize>>, usize) {
+    let mut index_of = vec![None; graph.blocks().len()];
+    for (index, block) in level.iter().enumerate() {
+        index_of[block.index()] = Some(index);
+    }
+    let layer = |node: &plimsoll_graph::Node| {
+        let path = graph.block_path(node.block);
+        path.iter().find_map(|block| index_of[block.index()]).filter(|_| node.phase == Phase::Forward)
+    };
+    (graph.nodes().iter().map(layer).collect(), level.len())
+}
+
+/// Layers of a graph without blocks: the pieces between articulation points, or even pieces when there
+/// are none.
+fn cut_layers(graph: &Graph) -> (Vec<Option<usize>>, usize) {
+    let crossing = crossing_values(graph);
+    let forward = crossing.len();
+    let mut cuts: Vec<usize> = (1..forward).filter(|&at| crossing[at - 1] == 1).collect();
+    if cuts.is_empty() && forward > 3 {
+        let piece = (forward as f64).sqrt().ceil() as usize;
+        cuts =
+            (1..forward.div_ceil(piece)).map(|index| quietest(&crossing, index * piece, piece / 2)).collect();
+        cuts.dedup();
+    }
+    let layer = |position: usize| cuts.partition_point(|&cut| cut <= position);
+    let mut layer_of = vec![None; graph.nodes().len()];
+    for (position, slot) in layer_of.iter_mut().take(forward).enumerate() {
+        *slot = Some(layer(position));
+    }
+    (layer_of, cuts.len() + 1)
+}
+
+/// For each forward node, how many values computed up to it are read by forward nodes after it.
+fn crossing_values(graph: &Graph) -> Vec<usize> {
+    let forward = graph.nodes().iter().take_while(|node| node.phase == Phase::Forward).count();
+    let mut last_reader = vec![0; graph.value_count()];
+    for (position, node) in graph.nodes()[..forward].iter().enumerate() {
+        for &input in &node.inputs {
+            last_reader[graph.storage(input).index()] = position;
+        }
+    }
+    let mut change = vec![0isize; forward + 1];
+    for (position, node) in graph.nodes()[..forward].iter().enumerate().filter(|(_, node)| !node.op.is_view())
+    {
+        for output in &node.outputs {
+            let last = last_reader[output.index()];
+            if last > position {
+                change[position] += 1;
+                change[last] -= 1;
+            }
+        }
+    }
+    let running = change.iter().scan(0isize, |live, &delta| {
+        *live += delta;
+        Some(*live as usize)
+    });
+    running.take(forward).collect()
+}
+
+/// The cut near `at` that the fewest values cross.
+fn quietest(crossing: &[usize], at: usize, reach: usize) -> usize {
+    let window = at.saturating_sub(reach).max(1)..(at + reach).min(crossing.len() - 1) + 1;
+    window.min_by_key(|&cut| (crossing[cut - 1], cut.abs_diff(at))).unwrap_or(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_graph::{DType, Init};
+
+    /// `x → x + silu(x·w)` per layer, with or without blocks.
+    pub(crate) fn residual(depth: usize, blocks: bool) -> Graph {
+        let mut g = Graph::new();
+        let mut x = g.input("x", [4, 8], DType::F32);
+        for layer in 0..depth {
+            let body = |g: &mut Graph| {
+                let w = g.param(&format!("w{layer}"), [8, 8], Init::Normal(0.1));
+                let h = g.linear(x, w, None);
+                let h = g.silu(h);
+                g.add(x, h)
+            };
+            x = if blocks { g.block(&format!("layer.{layer}"), body) } else { body(&mut g) };
+        }
+        g.output("x", x);
+        g.finish().unwrap()
+    }
+
+    #[test]
+    fn a_graph_without_blocks_is_cut_where_one_value_passes() {
+        let (layer_of, count) = layers(&residual(4, false));
+        // The first layer reads a graph input, which is always there, so its inner values pass alone.
+        assert_eq!(count, 6);
+        let expected: Vec<_> = [0, 1, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5].map(Some).to_vec();
+        assert_eq!(layer_of, expected);
+    }
+
+    #[test]
+    fn a_block_around_everything_is_not_a_layer() {
+        let mut g = Graph::new();
+        let x = g.input("x", [4], DType::F32);
+        g.block("model", |g| {
+            let a = g.block("0", |g| g.silu(x));
+            g.block("1", |g| g.silu(a))
+        });
+        let (layer_of, count) = layers(&g);
+        assert_eq!((layer_of, count), (vec![Some(0), Some(1)], 2));
+    }
+
+    #[test]
+    fn what_passes_between_layers_belongs_to_the_root() {
+        let graph = residual(2, true);
+        let regions = Regions::new(&graph, Strategy::Full);
+        let output = |node: usize| graph.nodes()[node].outputs[0];
+        assert_ne!(regions.owner(output(0)), ROOT, "the product is read inside its layer only");
+        assert_eq!(regions.owner(output(2)), ROOT, "the sum is read by the next layer");
+    }
+
+    #[test]
+    fn selective_keeps_products() {
+        let graph = residual(2, true);
+        let regions = Regions::new(&graph, Strategy::Selective);
+        assert_eq!(regions.owner(graph.nodes()[0].outputs[0]), ROOT);
+        assert_ne!(regions.owner(graph.nodes()[1].outputs[0]), ROOT);
+    }
+}

@@ -1,0 +1,264 @@
+//! The planner's product: a flat list of actions whose every operand is a buffer with an offset.
+//!
+//! A **buffer** is one lifetime of one value, in bytes. A value that is dropped and rebuilt has several;
+//! a view has none of its own; state has one that lasts for the whole schedule and lies at the same
+//! offset in every schedule of a plan.
+//!
+//! Copies between the device and another tier are two actions, so that they can overlap with compute:
+//!
+//! ```text
+//! run a · start out(a) · run b · run c · wait out(a) · …        a's bytes are busy from start to wait
+//!                                  └ may read a, may not write over it
+//! ```
+//!
+//! `start` comes after every compute action before it and `wait` before every compute action after it;
+//! copies of one direction keep their order. Collectives between ranks will be pairs of the same kind.
+
+use std::fmt;
+
+use plimsoll_graph::{Graph, NodeId, StateId, Value};
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Parameters and constants.
+    Weights,
+    /// Gradient sums.
+    Gradients,
+    /// Moments of the optimizer.
+    Optimizer,
+    /// Inputs, activations and their gradients.
+    Activations,
+    /// Scratch of one action.
+    Workspace,
+    /// Landing place of copies from another tier.
+    Staging,
+}
+
+impl Purpose {
+    /// All purposes, in the order of reports.
+    pub const ALL: [Purpose; 6] = [
+        Purpose::Weights,
+        Purpose::Gradients,
+        Purpose::Optimizer,
+        Purpose::Activations,
+        Purpose::Workspace,
+        Purpose::Staging,
+    ];
+
+    /// The name used in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Weights => "weights",
+            Purpose::Gradients => "gradients",
+            Purpose::Optimizer => "optimizer",
+            Purpose::Activations => "activations",
+            Purpose::Workspace => "workspace",
+            Purpose::Staging => "staging",
+        }
+    }
+}
+
+/// Index of a buffer in its schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+impl BufferId {
+    /// Position in the table of buffers.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Contents {
+    /// A value that is not state; never a view.
+    Value(Value),
+    /// A range of state, whatever its version.
+    State(StateId),
+    /// Scratch.
+    Scratch,
+}
+
+/// Bytes with a lifetime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// What it holds.
+    pub contents: Contents,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Size, rounded up to the device's alignment.
+    pub bytes: u64,
+    /// First byte in the arena.
+    pub offset: u64,
+    /// First action that touches it; inputs and state are there from the beginning.
+    pub start: usize,
+    /// One past the last action that touches it.
+    pub end: usize,
+}
+
+/// A kind of memory that is not the device's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    /// Memory of the host, when the device is not the host.
+    Host,
+    /// A file.
+    Disk,
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// From the device to the tier.
+    Out,
+    /// From the tier to the device.
+    In,
+}
+
+/// One transfer between a buffer and a place in a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// The buffer on the device.
+    pub buffer: BufferId,
+    /// The other end.
+    pub tier: Tier,
+    /// First byte in the tier.
+    pub tier_offset: u64,
+    /// Which way.
+    pub direction: Direction,
+}
+
+/// One entry of a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Executes a node.
+    Run {
+        /// Which.
+        node: NodeId,
+        /// Buffers of its inputs.
+        inputs: Vec<BufferId>,
+        /// Buffers of its outputs.
+        outputs: Vec<BufferId>,
+        /// Its scratch, if it needs any.
+        workspace: Option<BufferId>,
+        /// Outputs that are added to what their buffer holds, as a set of bits.
+        accumulate: u32,
+    },
+    /// Begins the transfer `copy`, an index into the schedule's copies.
+    Start {
+        /// Which.
+        copy: usize,
+    },
+    /// Waits until the transfer `copy` is done.
+    Wait {
+        /// Which.
+        copy: usize,
+    },
+}
+
+/// A list of actions with the buffers they work on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// What it does, such as `first` or `update`.
+    pub name: String,
+    /// In execution order.
+    pub actions: Vec<Action>,
+    /// All buffers; the first ones are state.
+    pub buffers: Vec<Buffer>,
+    /// All transfers.
+    pub copies: Vec<Copy>,
+}
+
+impl Schedule {
+    /// One buffer.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.index()]
+    }
+
+    /// The highest byte end of any buffer.
+    pub fn peak(&self) -> u64 {
+        self.buffers.iter().map(|buffer| buffer.offset + buffer.bytes).max().unwrap_or(0)
+    }
+
+    /// The buffer the caller writes or reads for `value`: the first lifetime of an input, the last of an
+    /// output.
+    pub fn buffer_of(&self, graph: &Graph, value: Value) -> Option<&Buffer> {
+        let contents = match graph.value(graph.storage(value)).state {
+            Some((state, _)) => Contents::State(state),
+            None => Contents::Value(graph.storage(value)),
+        };
+        self.buffers.iter().rev().find(|buffer| buffer.contents == contents)
+    }
+
+    /// Executions of each node.
+    pub fn executions(&self, graph: &Graph) -> Vec<u32> {
+        let mut count = vec![0; graph.nodes().len()];
+        for action in &self.actions {
+            if let Action::Run { node, .. } = action {
+                count[node.index()] += 1;
+            }
+        }
+        count
+    }
+
+    /// The text form: one line per action, each operand with its byte range.
+    pub fn display<'a>(&'a self, graph: &'a Graph) -> impl fmt::Display + 'a {
+        ScheduleText { schedule: self, graph }
+    }
+}
+
+struct ScheduleText<'a> {
+    schedule: &'a Schedule,
+    graph: &'a Graph,
+}
+
+impl ScheduleText<'_> {
+    fn operands(&self, buffers: &[BufferId]) -> String {
+        let text = |&id: &BufferId| {
+            let buffer = self.schedule.buffer(id);
+            let name = match buffer.contents {
+                Contents::Value(value) => value.to_string(),
+                Contents::State(state) => self.graph.state(state).name.clone(),
+                Contents::Scratch => "scratch".to_owned(),
+            };
+            format!("{name}@{}+{}", buffer.offset, buffer.bytes)
+        };
+        buffers.iter().map(text).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl fmt::Display for ScheduleText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "schedule {}: {} actions, peak {}",
+            self.schedule.name,
+            self.schedule.actions.len(),
+            self.schedule.peak()
+        )?;
+        let mut seen = vec![false; self.graph.nodes().len()];
+        for (index, action) in self.schedule.actions.iter().enumerate() {
+            match action {
+                Action::Run { node, inputs, outputs, workspace, accumulate } => {
+                    let again = std::mem::replace(&mut seen[node.index()], true);
+                    let op = self.graph.node(*node).op.name();
+                    let (sign, mark) =
+                        (if *accumulate == 0 { "=" } else { "+=" }, if again { " again" } else { "" });
+                    let (outputs, inputs) = (self.operands(outputs), self.operands(inputs));
+                    write!(f, "{index:5} {outputs} {sign} {op}({inputs}){mark}")?;
+                    match workspace {
+                        Some(id) => writeln!(f, " with {}", self.operands(&[*id]))?,
+                        None => writeln!(f)?,
+                    }
+                }
+                Action::Start { copy } => {
+                    let Copy { buffer, tier, direction, .. } = self.schedule.copies[*copy];
+                    writeln!(f, "{index:5} start {direction:?} {tier:?} {}", self.operands(&[buffer]))?;
+                }
+                Action::Wait { copy } => writeln!(f, "{index:5} wait {copy}")?,
+            }
+        }
+        Ok(())
+    }
+}

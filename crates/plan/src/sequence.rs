@@ -1,0 +1,250 @@
+//! The order in which nodes run, rebuilt values included.
+//!
+//! The forward pass runs every node once. At the turn, values that do not belong to the root region are
+//! forgotten. The backward pass then runs each of its nodes once; just before a node it rebuilds what
+//! the node reads and nobody holds, and nothing more: what no backward node reads is never rebuilt.
+//! Rebuilt values are held if their region is open and else forgotten when the pass leaves the region it
+//! is in. Forgetting only ends a lifetime: the bytes were free from the last read on.
+
+use plimsoll_graph::{Graph, Node, NodeId, Phase, Source, StateId, Value};
+
+use crate::regions::{ROOT, Regions};
+
+/// Where a node finds an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A lifetime of a value.
+    Instance(usize),
+    /// A range of state.
+    State(StateId),
+}
+
+/// One run of a node.
+#[derive(Clone, Debug)]
+pub(crate) struct Execution {
+    pub(crate) node: NodeId,
+    pub(crate) inputs: Vec<Place>,
+    pub(crate) outputs: Vec<Place>,
+}
+
+/// All runs of a schedule, and the value each instance is a lifetime of. Instances of graph inputs come
+/// first: the caller writes them before the first run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sequence {
+    pub(crate) executions: Vec<Execution>,
+    pub(crate) instances: Vec<Value>,
+}
+
+/// Forward and backward passes of one micro-batch.
+pub(crate) fn micro_batch(graph: &Graph, regions: &Regions) -> Sequence {
+    let mut writer = Writer::new(graph, Phase::Backward);
+    writer.forward();
+    for value in (0..graph.value_count() as u32).map(Value) {
+        if regions.owner(value) != ROOT && graph.value(value).source != Source::Input {
+            writer.resident[value.index()] = None;
+        }
+    }
+    writer.backward(regions);
+    writer.sequence
+}
+
+/// The forward pass alone.
+pub(crate) fn forward(graph: &Graph) -> Sequence {
+    let mut writer = Writer::new(graph, Phase::Forward);
+    writer.forward();
+    writer.sequence
+}
+
+/// The nodes that follow the last micro-batch.
+pub(crate) fn update(graph: &Graph) -> Sequence {
+    let mut writer = Writer::new(graph, Phase::Update);
+    for id in nodes_of(graph, Phase::Update) {
+        writer.run(id);
+    }
+    writer.sequence
+}
+
+fn nodes_of(graph: &Graph, phase: Phase) -> impl Iterator<Item = NodeId> + use<'_> {
+    graph.node_ids().filter(move |&id| graph.node(id).phase == phase && !graph.node(id).op.is_view())
+}
+
+struct Writer<'a> {
+    graph: &'a Graph,
+    sequence: Sequence,
+    /// The instance that holds each value now, by storage.
+    resident: Vec<Option<usize>>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(graph: &'a Graph, last: Phase) -> Writer<'a> {
+        let mut writer =
+            Writer { graph, sequence: Sequence::default(), resident: vec![None; graph.value_count()] };
+        let update_only = |value: Value| {
+            let reads = |node: &&Node| node.inputs.contains(&value);
+            graph.nodes().iter().find(reads).is_some_and(|node| node.phase == Phase::Update)
+        };
+        for &input in graph.inputs() {
+            if update_only(input) == (last == Phase::Update) {
+                writer.instance(input);
+            }
+        }
+        writer
+    }
+
+    fn instance(&mut self, value: Value) -> usize {
+        self.sequence.instances.push(value);
+        let instance = self.sequence.instances.len() - 1;
+        self.resident[value.index()] = Some(instance);
+        instance
+    }
+
+    fn forward(&mut self) {
+        for id in nodes_of(self.graph, Phase::Forward) {
+            self.run(id);
+        }
+    }
+
+    fn backward(&mut self, regions: &Regions) {
+        let mut open = vec![false; regions.count()];
+        open[ROOT] = true;
+        let mut current = ROOT;
+        let mut rebuilt: Vec<Value> = Vec::new();
+        for id in nodes_of(self.graph, Phase::Backward) {
+            let region = regions.of_node(id);
+            if region != current {
+                rebuilt.retain(|&value| {
+                    let hold = open[regions.owner(value)];
+                    if !hold {
+                        self.resident[value.index()] = None;
+                    }
+                    hold
+                });
+                current = region;
+                regions.chain(region).for_each(|r| open[r] = true);
+            }
+            for missing in self.missing(id) {
+                self.run(missing);
+                rebuilt.extend(&self.graph.node(missing).outputs);
+            }
+            self.run(id);
+        }
+    }
+
+    /// The nodes to run again before `id` can run, in order.
+    fn missing(&self, id: NodeId) -> Vec<NodeId> {
+        let mut wanted = vec![id];
+        let mut found: Vec<NodeId> = Vec::new();
+        while let Some(node) = wanted.pop() {
+            for &input in &self.graph.node(node).inputs {
+                let storage = self.graph.storage(input);
+                if self.graph.value(storage).state.is_some() || self.resident[storage.index()].is_some() {
+                    continue;
+                }
+                if let Some(producer) = self.graph.producer(storage)
+                    && !found.contains(&producer)
+                {
+                    found.push(producer);
+                    wanted.push(producer);
+                }
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+
+    fn run(&mut self, id: NodeId) {
+        let node = self.graph.node(id);
+        let inputs = node.inputs.iter().map(|&value| self.place(value)).collect();
+        let outputs = node
+            .outputs
+            .iter()
+            .map(|&value| match self.graph.value(value).state {
+                Some((state, _)) => Place::State(state),
+                None => Place::Instance(self.write(value)),
+            })
+            .collect();
+        self.sequence.executions.push(Execution { node: id, inputs, outputs });
+    }
+
+    /// A new instance of an output. One that is still held stays the value's place: both have the same
+    /// bits, and the older one's readers are already counted on.
+    fn write(&mut self, value: Value) -> usize {
+        let held = self.resident[value.index()];
+        let instance = self.instance(value);
+        if held.is_some() {
+            self.resident[value.index()] = held;
+        }
+        instance
+    }
+
+    fn place(&self, value: Value) -> Place {
+        let storage = self.graph.storage(value);
+        match (self.graph.value(storage).state, self.resident[storage.index()]) {
+            (Some((state, _)), _) => Place::State(state),
+            (None, Some(instance)) => Place::Instance(instance),
+            // `missing` has rebuilt everything a node reads; a graph that verified has no other gap.
+            (None, None) => unreachable!("{storage} is read before it is computed"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategy::Strategy;
+    use plimsoll_graph::{DType, Init, differentiate};
+
+    fn chain(depth: usize) -> Graph {
+        let mut g = Graph::new();
+        let mut x = g.input("x", [4, 8], DType::F32);
+        for layer in 0..depth {
+            x = g.block(&format!("layer.{layer}"), |g| {
+                let w = g.param("w", [8, 8], Init::Normal(0.1));
+                let h = g.linear(x, w, None);
+                g.silu(h)
+            });
+        }
+        let loss = g.sum(x, &[0, 1]);
+        g.output("loss", loss);
+        differentiate(&g.finish().unwrap(), loss).unwrap()
+    }
+
+    fn reruns(graph: &Graph, strategy: Strategy) -> usize {
+        let sequence = micro_batch(graph, &Regions::new(graph, strategy));
+        sequence.executions.len() - graph.nodes().len()
+    }
+
+    #[test]
+    fn each_strategy_rebuilds_what_it_says_and_no_more() {
+        let graph = chain(8);
+        assert_eq!(reruns(&graph, Strategy::None), 0);
+        // Per layer the product is rebuilt; the silu behind it is the next layer's input and kept.
+        assert_eq!(reruns(&graph, Strategy::Full), 8);
+        assert_eq!(reruns(&graph, Strategy::Selective), 0);
+        // Groups of three: all but the last silu of each group are rebuilt too.
+        assert_eq!(reruns(&graph, Strategy::Every(3)), 8 + 5);
+        // Layer n rebuilds n − 1 whole layers before it and its own product.
+        assert_eq!(reruns(&graph, Strategy::Minimal), 8 * 7 + 8);
+    }
+
+    #[test]
+    fn marks_drop_what_they_enclose_also_when_nested() {
+        let mut g = Graph::new();
+        let x = g.input("x", [4], DType::F32);
+        let w = g.param("w", [4], Init::Fill(1.0));
+        let a = g.mul(x, w);
+        let y = g.checkpoint(|g| {
+            let b = g.silu(a);
+            let c = g.checkpoint(|g| {
+                let c = g.silu(b);
+                g.silu(c)
+            });
+            g.silu(c)
+        });
+        let loss = g.sum(y, &[0]);
+        let graph = differentiate(&g, loss).unwrap();
+        // The outer region rebuilds b, its inner silus (transient) and so c; then the inner one rebuilds
+        // its first silu once more.
+        assert_eq!(reruns(&graph, Strategy::Manual), 4);
+    }
+}
