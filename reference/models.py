@@ -19,6 +19,13 @@ Rows differ widely in valid targets, so whoever averages the means of micro-batc
 gradient than `grad`; the script checks that the honest sum over micro-batches gives this one.
 
 No weight keeps a value that would hide a mistake: norms are not 1 and biases are not 0.
+
+How far to trust the last digits: the same ten steps in float64 differ by at most 5e-7 in losses and
+norms, 7e-7 (relative, per tensor) in gradients and 6e-6 in final weights. Biases of attention keys are
+the exception (`key.bias` of BERT, the middle third of GPT-2's `c_attn.bias`): adding a constant to all
+keys does not change a softmax, so their gradient is 0 but for rounding, which AdamW blows up: final values
+differed by up to 3e-4. Compare them with an absolute tolerance: 1e-7 for the gradient, ten times the learning
+rate for the final value.
 """
 
 import sys

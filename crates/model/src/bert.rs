@@ -73,6 +73,13 @@ impl Bert {
         doc_start: Value, // (B, T)
     ) -> Result<(Value, Value), GraphError> {
         let seq = g.shape(tokens).columns();
+        let extents = [
+            ("vocab", self.vocab),
+            ("width", self.width),
+            ("ffn", self.ffn),
+            ("token_types", self.token_types),
+        ];
+        language::no_zeros(g, "bert", tokens, &extents)?;
         language::head_width("bert", self.width, self.heads)?;
         language::enough_positions("bert", seq, self.positions)?;
         let visible = Visible { doc_start: Some(doc_start), ..Visible::ALL };

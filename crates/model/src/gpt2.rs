@@ -81,6 +81,8 @@ impl Gpt2 {
         doc_start: Option<Value>, // (B, T)
     ) -> Result<(Value, Value), GraphError> {
         let seq = g.shape(tokens).columns();
+        let extents = [("vocab", self.vocab), ("width", self.width)];
+        language::no_zeros(g, "gpt2", tokens, &extents)?;
         language::head_width("gpt2", self.width, self.heads)?;
         language::enough_positions("gpt2", seq, self.positions)?;
         let words = g.param("transformer.wte.weight", [self.vocab, self.width], Init::Normal(SPREAD)); // (V, C)

@@ -53,6 +53,22 @@ pub(crate) fn logits(g: &mut Graph, x: Value, head: Value) {
     g.output("logits", logits);
 }
 
+/// Checks the numbers that must not be 0, those of the batch included. A shape with a 0 is a shape like
+/// any other to the graph; a model that computes nothing is nobody's wish.
+pub(crate) fn no_zeros(
+    g: &Graph,
+    model: &str,
+    tokens: Value,
+    named: &[(&str, usize)],
+) -> Result<(), GraphError> {
+    let (batch, seq) = (g.shape(tokens).rows(), g.shape(tokens).columns());
+    let mut all = [("batch", batch), ("sequence length", seq)].into_iter().chain(named.iter().copied());
+    match all.find(|&(_, number)| number == 0) {
+        Some((name, _)) => Err(refuse(model, format!("the {name} is 0"))),
+        None => Ok(()),
+    }
+}
+
 /// Width of one head, when `width` divides evenly.
 pub(crate) fn head_width(model: &str, width: usize, heads: usize) -> Result<usize, GraphError> {
     match width.checked_rem(heads) {

@@ -83,6 +83,8 @@ impl Llama {
         tokens: Value,            // (B, T)
         doc_start: Option<Value>, // (B, T)
     ) -> Result<(Value, Value), GraphError> {
+        let extents = [("vocab", self.vocab), ("width", self.width), ("ffn", self.ffn)];
+        language::no_zeros(g, "llama", tokens, &extents)?;
         let head_width = language::head_width("llama", self.width, self.heads)?;
         let words = g.param("model.embed_tokens.weight", [self.vocab, self.width], Init::Normal(SPREAD)); // (V, C)
         let frequencies = self.frequencies(g, head_width); // (D/2)

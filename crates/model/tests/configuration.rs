@@ -105,3 +105,22 @@ fn rotary_frequencies_fall_from_one_by_equal_ratios() {
     assert!((table[0] - 1.0).abs() < 1e-7);
     assert!((table[8] - 0.01).abs() < 1e-8, "half way through a head of 32 lies 10000^(-1/2)");
 }
+
+#[test]
+fn a_senseless_shape_is_an_error_and_never_a_panic() {
+    let wrong = [
+        Llama { width: 12, ..tiny() },
+        Llama { width: 0, ..tiny() },
+        Llama { vocab: 0, ..tiny() },
+        Llama { ffn: 0, ..tiny() },
+        Llama { key_heads: 0, ..tiny() },
+        Llama { key_heads: 8, ..tiny() },
+        Llama { key_heads: 3, documents: true, qkv_bias: true, ..tiny() },
+    ];
+    for model in wrong {
+        assert!(model.training(2, 8).is_err(), "{model:?}");
+        assert!(model.generation(8).is_err(), "{model:?}");
+    }
+    let error = tiny().training(0, 8).unwrap_err();
+    assert_eq!(error.to_string(), "llama: the batch is 0");
+}
