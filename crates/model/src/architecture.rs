@@ -1,0 +1,74 @@
+//! Any model a trainer can be given: one question, three answers.
+
+use plimsoll_graph::{Graph, GraphError};
+
+use crate::language::refuse;
+use crate::{Bert, Gpt2, Llama};
+
+/// A model of one of the known families.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Architecture {
+    /// Llama and Qwen2.
+    Llama(Llama),
+    /// GPT-2.
+    Gpt2(Gpt2),
+    /// BERT for masked words.
+    Bert(Bert),
+}
+
+impl Architecture {
+    /// The forward graph that ends in the output `loss`; see [`crate`] for its inputs.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers of the configuration do not go together.
+    pub fn training(&self, batch: usize, seq: usize) -> Result<Graph, GraphError> {
+        match self {
+            Architecture::Llama(model) => model.training(batch, seq),
+            Architecture::Gpt2(model) => model.training(batch, seq),
+            Architecture::Bert(model) => model.training(batch, seq),
+        }
+    }
+
+    /// The graph that ends in the output `logits` of one position; see [`crate`] for its inputs.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers of the configuration do not go together, or the model reads in both directions.
+    pub fn generation(&self, seq: usize) -> Result<Graph, GraphError> {
+        match self {
+            Architecture::Llama(model) => model.generation(seq),
+            Architecture::Gpt2(model) => model.generation(seq),
+            Architecture::Bert(_) => {
+                Err(refuse("bert", "reads in both directions, so it cannot write a text word by word".into()))
+            }
+        }
+    }
+
+    /// Words the model knows; token ids are below.
+    pub fn vocab(&self) -> usize {
+        match self {
+            Architecture::Llama(model) => model.vocab,
+            Architecture::Gpt2(model) => model.vocab,
+            Architecture::Bert(model) => model.vocab,
+        }
+    }
+}
+
+impl From<Llama> for Architecture {
+    fn from(model: Llama) -> Architecture {
+        Architecture::Llama(model)
+    }
+}
+
+impl From<Gpt2> for Architecture {
+    fn from(model: Gpt2) -> Architecture {
+        Architecture::Gpt2(model)
+    }
+}
+
+impl From<Bert> for Architecture {
+    fn from(model: Bert) -> Architecture {
+        Architecture::Bert(model)
+    }
+}

@@ -1,0 +1,91 @@
+//! What the graphs of all language models share: the names of their inputs and outputs, and the head.
+//!
+//! A training graph reads `tokens` i32 `[B,T]`, `targets` i32 `[B,T]`, `scale` f32 `[]` and, where rows
+//! hold more than one document, `doc_start` i32 `[B,T]`; it yields `loss`. A generation graph reads
+//! `tokens` i32 `[1,T]` and `position` i32 `[1]`; it yields `logits` `[1,V]`.
+//!
+//! Targets arrive shifted: `targets[b,t]` is what position `t` should predict. So the graph does not
+//! care whether the next word or a hidden word is asked for; that is the data loader's business.
+
+use plimsoll_graph::{DType, Graph, GraphError, Value};
+
+/// Targets with this id carry no loss; the number most tools use.
+pub const IGNORED: i32 = -100;
+
+/// The words read, `(B, T)`.
+#[track_caller]
+pub(crate) fn tokens(g: &mut Graph, batch: usize, seq: usize) -> Value {
+    g.input("tokens", [batch, seq], DType::I32)
+}
+
+/// The first position of the document each position belongs to, `(B, T)`.
+#[track_caller]
+pub(crate) fn doc_start(g: &mut Graph, batch: usize, seq: usize) -> Value {
+    g.input("doc_start", [batch, seq], DType::I32)
+}
+
+/// Ends a training graph: the loss of predicting `targets` from `x (B, T, C)` with the head's weight
+/// `(V, C)` and bias `(V)`.
+#[track_caller]
+pub(crate) fn loss(g: &mut Graph, x: Value, head: Value, bias: Option<Value>) {
+    let &[batch, seq, width] = &g.shape(x)[..] else {
+        unreachable!("models hand over (B, T, C)");
+    };
+    let targets = g.input("targets", [batch, seq], DType::I32); // (B, T)
+    let scale = g.loss_scale(); // ()
+    let rows = g.reshape(x, [batch * seq, width]); // (B·T, C)
+    let wanted = g.reshape(targets, [batch * seq]); // (B·T)
+    let loss = g.head_loss(rows, head, bias, wanted, scale, IGNORED); // ()
+    g.output("loss", loss);
+}
+
+/// Ends a generation graph: the logits of one `position` of `x (1, T, C)`. Choosing the row before the
+/// head keeps the `T·V` logits that nobody asked for from existing.
+#[track_caller]
+pub(crate) fn logits(g: &mut Graph, x: Value, head: Value) {
+    let &[_, seq, width] = &g.shape(x)[..] else {
+        unreachable!("models hand over (1, T, C)");
+    };
+    let position = g.input("position", [1], DType::I32); // (1)
+    let rows = g.reshape(x, [seq, width]); // (T, C)
+    let row = g.embedding(rows, position); // (1, C)
+    let logits = g.linear(row, head, None); // (1, V)
+    g.output("logits", logits);
+}
+
+/// Checks the numbers that must not be 0, those of the batch included. A shape with a 0 is a shape like
+/// any other to the graph; a model that computes nothing is nobody's wish.
+pub(crate) fn no_zeros(
+    g: &Graph,
+    model: &str,
+    tokens: Value,
+    named: &[(&str, usize)],
+) -> Result<(), GraphError> {
+    let (batch, seq) = (g.shape(tokens).rows(), g.shape(tokens).columns());
+    let mut all = [("batch", batch), ("sequence length", seq)].into_iter().chain(named.iter().copied());
+    match all.find(|&(_, number)| number == 0) {
+        Some((name, _)) => Err(refuse(model, format!("the {name} is 0"))),
+        None => Ok(()),
+    }
+}
+
+/// Width of one head, when `width` divides evenly.
+pub(crate) fn head_width(model: &str, width: usize, heads: usize) -> Result<usize, GraphError> {
+    match width.checked_rem(heads) {
+        Some(0) => Ok(width / heads),
+        _ => Err(refuse(model, format!("width {width} cannot be divided among {heads} heads"))),
+    }
+}
+
+/// Checks that learned positions reach as far as the sequence.
+pub(crate) fn enough_positions(model: &str, seq: usize, positions: usize) -> Result<(), GraphError> {
+    if seq <= positions {
+        return Ok(());
+    }
+    Err(refuse(model, format!("sequences of {seq} tokens, but positions are learned for {positions} only")))
+}
+
+/// A mistake in a model's configuration.
+pub(crate) fn refuse(model: &str, why: String) -> GraphError {
+    GraphError { what: model.to_owned(), block: String::new(), why, at: None }
+}

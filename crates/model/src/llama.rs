@@ -1,0 +1,172 @@
+//! Llama: pre-norm blocks with rotary positions, grouped queries and a gated feed-forward network
+//! (Touvron et al. 2023; grouped queries from Ainslie et al. 2023).
+//!
+//! ```text
+//! x = x + attention(rms_norm(x))       x = x + down(silu(gate·x̂) · up·x̂),  x̂ = rms_norm(x)
+//! ```
+//!
+//! Legend: `B` sequences, `T` positions, `C` width, `H` query heads and `K` key heads of width `D`,
+//! `F` hidden width of the feed-forward network, `V` words. Parameters have the names and shapes of
+//! Hugging Face's `LlamaForCausalLM`; with `qkv_bias` those of `Qwen2ForCausalLM`.
+//!
+//! Deliberately absent: dropout (the family trains without), stretched rotary frequencies, sliding
+//! windows, and a cache of keys for generation, which reads the whole text again for every word.
+
+use plimsoll_graph::{Graph, GraphError, Init, Value, Visible};
+
+use crate::language;
+
+/// Standard deviation of a weight before the first step.
+const SPREAD: f32 = 0.02;
+
+/// Shape of a Llama.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Llama {
+    /// Words.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads, each shared by `heads / key_heads` query heads.
+    pub key_heads: usize,
+    /// Hidden width of the feed-forward network.
+    pub ffn: usize,
+    /// Added to the mean square in every norm.
+    pub norm_epsilon: f32,
+    /// Base of the rotary frequencies.
+    pub rope_base: f64,
+    /// Whether the head is the embedding table.
+    pub tie_embeddings: bool,
+    /// Whether queries, keys and values have a bias, as in Qwen2.
+    pub qkv_bias: bool,
+    /// Whether a row may hold several documents, kept apart by the input `doc_start`. Rotary positions
+    /// are relative, so they need not begin again.
+    pub documents: bool,
+}
+
+impl Llama {
+    /// The graph from `tokens` and `targets` to `loss`; without its derivative, so it serves evaluation
+    /// as it is.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers of the configuration do not go together.
+    pub fn training(&self, batch: usize, seq: usize) -> Result<Graph, GraphError> {
+        let mut g = Graph::new();
+        let tokens = language::tokens(&mut g, batch, seq); // (B, T)
+        let doc_start = self.documents.then(|| language::doc_start(&mut g, batch, seq)); // (B, T)
+        let (x, head) = self.decode(&mut g, tokens, doc_start)?; // (B, T, C), (V, C)
+        language::loss(&mut g, x, head, None);
+        g.finish()
+    }
+
+    /// The graph from `tokens` and `position` to the `logits` of the word after that position.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers of the configuration do not go together.
+    pub fn generation(&self, seq: usize) -> Result<Graph, GraphError> {
+        let mut g = Graph::new();
+        let tokens = language::tokens(&mut g, 1, seq); // (1, T)
+        let (x, head) = self.decode(&mut g, tokens, None)?; // (1, T, C), (V, C)
+        language::logits(&mut g, x, head);
+        g.finish()
+    }
+
+    /// The final hidden state `(B, T, C)` and the head's weight `(V, C)`.
+    fn decode(
+        &self,
+        g: &mut Graph,
+        tokens: Value,            // (B, T)
+        doc_start: Option<Value>, // (B, T)
+    ) -> Result<(Value, Value), GraphError> {
+        let extents = [("vocab", self.vocab), ("width", self.width), ("ffn", self.ffn)];
+        language::no_zeros(g, "llama", tokens, &extents)?;
+        let head_width = language::head_width("llama", self.width, self.heads)?;
+        let words = g.param("model.embed_tokens.weight", [self.vocab, self.width], Init::Normal(SPREAD)); // (V, C)
+        let frequencies = self.frequencies(g, head_width); // (D/2)
+        let visible = Visible { doc_start, ..Visible::CAUSAL };
+
+        let mut x = g.embedding(words, tokens); // (B, T, C)
+        for layer in 0..self.layers {
+            x = g.block(&format!("model.layers.{layer}"), |g| {
+                let x = self.attend(g, x, frequencies, visible); // (B, T, C)
+                self.feed_forward(g, x) // (B, T, C)
+            });
+        }
+        let x = self.norm(g, x, "model.norm.weight"); // (B, T, C)
+
+        let head = if self.tie_embeddings {
+            words // (V, C)
+        } else {
+            g.param("lm_head.weight", [self.vocab, self.width], Init::Normal(SPREAD)) // (V, C)
+        };
+        Ok((x, head))
+    }
+
+    /// `x + attention(rms_norm(x))`.
+    fn attend(&self, g: &mut Graph, x: Value, frequencies: Value, visible: Visible) -> Value {
+        let &[batch, seq, width] = &g.shape(x)[..] else {
+            unreachable!("the residual stream is (B, T, C)");
+        };
+        let head_width = width / self.heads;
+        let (query_width, key_width) = (self.heads * head_width, self.key_heads * head_width);
+        let normed = self.norm(g, x, "input_layernorm.weight"); // (B, T, C)
+
+        // All weights before all biases: three adjacent matrices are one matrix to whoever multiplies.
+        let wq = g.param("self_attn.q_proj.weight", [query_width, width], Init::Normal(SPREAD)); // (H·D, C)
+        let wk = g.param("self_attn.k_proj.weight", [key_width, width], Init::Normal(SPREAD)); // (K·D, C)
+        let wv = g.param("self_attn.v_proj.weight", [key_width, width], Init::Normal(SPREAD)); // (K·D, C)
+        let bq = self.bias(g, "self_attn.q_proj.bias", query_width); // (H·D)
+        let bk = self.bias(g, "self_attn.k_proj.bias", key_width); // (K·D)
+        let bv = self.bias(g, "self_attn.v_proj.bias", key_width); // (K·D)
+        let wo = g.param("self_attn.o_proj.weight", [width, query_width], Init::Normal(SPREAD)); // (C, H·D)
+
+        let q = g.linear(normed, wq, bq); // (B, T, H·D)
+        let k = g.linear(normed, wk, bk); // (B, T, K·D)
+        let v = g.linear(normed, wv, bv); // (B, T, K·D)
+        let q = g.reshape(q, [batch, seq, self.heads, head_width]); // (B, T, H, D)
+        let k = g.reshape(k, [batch, seq, self.key_heads, head_width]); // (B, T, K, D)
+        let v = g.reshape(v, [batch, seq, self.key_heads, head_width]); // (B, T, K, D)
+        let q = g.rope(q, frequencies, None); // (B, T, H, D)
+        let k = g.rope(k, frequencies, None); // (B, T, K, D)
+        let mixed = g.attention(q, k, v, visible); // (B, T, H, D)
+        let mixed = g.reshape(mixed, [batch, seq, query_width]); // (B, T, H·D)
+        let update = g.linear(mixed, wo, None); // (B, T, C)
+        g.add(x, update) // (B, T, C)
+    }
+
+    /// `x + down(silu(gate·x̂) · up·x̂)` with `x̂ = rms_norm(x)`.
+    fn feed_forward(&self, g: &mut Graph, x: Value) -> Value {
+        let (width, ffn) = (self.width, self.ffn);
+        let normed = self.norm(g, x, "post_attention_layernorm.weight"); // (B, T, C)
+        let gate = g.param("mlp.gate_proj.weight", [ffn, width], Init::Normal(SPREAD)); // (F, C)
+        let up = g.param("mlp.up_proj.weight", [ffn, width], Init::Normal(SPREAD)); // (F, C)
+        let down = g.param("mlp.down_proj.weight", [width, ffn], Init::Normal(SPREAD)); // (C, F)
+
+        let gate = g.linear(normed, gate, None); // (B, T, F)
+        let up = g.linear(normed, up, None); // (B, T, F)
+        let hidden = g.swiglu(gate, up); // (B, T, F)
+        let update = g.linear(hidden, down, None); // (B, T, C)
+        g.add(x, update) // (B, T, C)
+    }
+
+    fn norm(&self, g: &mut Graph, x: Value, name: &str) -> Value {
+        let weight = g.param(name, [self.width], Init::Fill(1.0)); // (C)
+        g.rms_norm(x, weight, self.norm_epsilon) // (B, T, C)
+    }
+
+    fn bias(&self, g: &mut Graph, name: &str, extent: usize) -> Option<Value> {
+        self.qkv_bias.then(|| g.param(name, [extent], Init::Fill(0.0)))
+    }
+
+    /// Radians per position of each pair of a head: `base^(−2i/D)`.
+    fn frequencies(&self, g: &mut Graph, head_width: usize) -> Value {
+        let pairs = head_width / 2;
+        let frequency = |i| self.rope_base.powf(-2.0 * i as f64 / head_width as f64) as f32;
+        g.constant("rope.frequencies", [pairs], (0..pairs).map(frequency).collect()) // (D/2)
+    }
+}
