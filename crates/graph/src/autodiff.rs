@@ -282,7 +282,7 @@ impl Tape {
                 self.emit(x, Op::LinearGradInput { transposed: *transposed }, &[inputs[1], dy]);
             }
             Op::Matmul { transpose_a, transpose_b } => {
-                self.matmul_rule(inputs, dy, *transpose_a, *transpose_b)
+                self.matmul_rule(inputs, dy, *transpose_a, *transpose_b);
             }
             Op::Conv2d { conv, bias } => {
                 let (image, window) = (self.graph.shape(x), self.graph.shape(inputs[1]));
@@ -338,13 +338,15 @@ impl Tape {
     fn matmul_rule(&mut self, inputs: &[Value], dc: Value, transpose_a: bool, transpose_b: bool) {
         let (a, b) = (inputs[0], inputs[1]);
         let product = |transpose_a, transpose_b| Op::Matmul { transpose_a, transpose_b };
-        match transpose_a {
-            false => self.emit(a, product(false, !transpose_b), &[dc, b]),
-            true => self.emit(a, product(transpose_b, true), &[b, dc]),
+        if transpose_a {
+            self.emit(a, product(transpose_b, true), &[b, dc]);
+        } else {
+            self.emit(a, product(false, !transpose_b), &[dc, b]);
         }
-        match transpose_b {
-            false => self.emit(b, product(!transpose_a, false), &[a, dc]),
-            true => self.emit(b, product(true, transpose_a), &[dc, a]),
+        if transpose_b {
+            self.emit(b, product(true, transpose_a), &[dc, a]);
+        } else {
+            self.emit(b, product(!transpose_a, false), &[a, dc]);
         }
     }
 

@@ -12,6 +12,7 @@ use crate::{Axes, DType, Op, Shape, Type};
 /// # Errors
 ///
 /// A sentence that names both sides of the disagreement.
+#[allow(clippy::too_many_lines, reason = "a flat table, one arm per op")]
 pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     let (least, most) = arity(op);
     if inputs.len() < least || inputs.len() > most {

@@ -356,8 +356,16 @@ impl Op {
     pub fn may_overwrite(&self, output: usize) -> &'static [usize] {
         match (self, output) {
             (Op::Add | Op::Mul | Op::Swiglu, 0) => &[0, 1],
-            (Op::Scale { .. } | Op::Silu | Op::Gelu(_) | Op::Dropout { .. } | Op::Rope { .. }, 0)
-            | (Op::Softmax | Op::CrossEntropyGrad { .. }, 0) => &[0],
+            (
+                Op::Scale { .. }
+                | Op::Silu
+                | Op::Gelu(_)
+                | Op::Dropout { .. }
+                | Op::Softmax
+                | Op::Rope { .. }
+                | Op::CrossEntropyGrad { .. },
+                0,
+            ) => &[0],
             (Op::SiluGrad | Op::GeluGrad(_) | Op::SoftmaxGrad, 0) => &[1, 0],
             (Op::SwigluGrad, 0) => &[0, 2],
             (Op::SwigluGrad, 1) => &[1, 2],

@@ -190,7 +190,9 @@ fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<O
         let mut written = vec![false; schedule.buffers.len()];
         for action in &schedule.actions {
             if let Action::Run { outputs, .. } = action {
-                outputs.iter().for_each(|id| written[id.index()] = true);
+                for id in outputs {
+                    written[id.index()] = true;
+                }
             }
         }
         written

@@ -1,0 +1,146 @@
+//! The one allocation of a run on the CPU.
+//!
+//! Taken and touched page by page before the first step, so that a lack of memory shows at the start.
+//! Behind it lies a strip of known bytes: a kernel that writes past its operand at the very end of the
+//! arena is caught by [`Arena::guard_is_intact`]. Nothing here knows what the bytes mean.
+#![allow(unsafe_code, reason = "this module owns the arena and lends ranges of it")]
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::ptr::NonNull;
+
+use crate::ExecError;
+
+/// Alignment of the arena: a page, so that offsets aligned for vectors stay so.
+const PAGE: usize = 4096;
+/// Bytes behind the arena that nobody may touch.
+const GUARD: usize = PAGE;
+const GUARD_BYTE: u8 = 0xa5;
+
+/// A fixed range of memory.
+#[derive(Debug)]
+pub struct Arena {
+    pointer: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the arena owns its allocation; access goes through `&self`/`&mut self` or through operands whose
+// disjointness `replay` has proved.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Takes `bytes` of memory and touches every page.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be had.
+    pub fn new(bytes: u64) -> Result<Arena, ExecError> {
+        let refused = || ExecError::Memory(format!("cannot take an arena of {bytes} bytes from the system"));
+        let bytes = usize::try_from(bytes).map_err(|_| refused())?;
+        // SAFETY: the layout has a size above 0, because of the guard.
+        let pointer = unsafe { alloc(Arena::layout(bytes).ok_or_else(refused)?) };
+        let mut arena = Arena { pointer: NonNull::new(pointer).ok_or_else(refused)?, bytes };
+        arena.fill(0);
+        // SAFETY: the guard lies inside the allocation, behind the bytes that are lent out.
+        unsafe { arena.pointer.as_ptr().add(bytes).write_bytes(GUARD_BYTE, GUARD) };
+        Ok(arena)
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// Sets every byte. Tests use it to show that nothing reads what it did not write.
+    pub fn fill(&mut self, byte: u8) {
+        // SAFETY: `bytes` bytes from the pointer on belong to the arena.
+        unsafe { self.pointer.as_ptr().write_bytes(byte, self.bytes) };
+    }
+
+    /// Whether the bytes behind the arena are as they were.
+    pub fn guard_is_intact(&self) -> bool {
+        // SAFETY: the guard was allocated and written together with the arena.
+        let guard = unsafe { std::slice::from_raw_parts(self.pointer.as_ptr().add(self.bytes), GUARD) };
+        guard.iter().all(|&byte| byte == GUARD_BYTE)
+    }
+
+    /// The bytes of a range.
+    ///
+    /// # Errors
+    ///
+    /// When the range lies outside the arena.
+    pub fn range(&self, offset: u64, bytes: u64) -> Result<&[u8], ExecError> {
+        let pointer = self.address(offset, bytes)?;
+        // SAFETY: `address` has checked the range; the bytes were initialised by `fill`.
+        Ok(unsafe { std::slice::from_raw_parts(pointer, bytes as usize) })
+    }
+
+    /// The bytes of a range, to be written.
+    ///
+    /// # Errors
+    ///
+    /// When the range lies outside the arena.
+    pub fn range_mut(&mut self, offset: u64, bytes: u64) -> Result<&mut [u8], ExecError> {
+        let pointer = self.address(offset, bytes)?;
+        // SAFETY: as in `range`; the arena is borrowed mutably for as long as the slice lives.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, bytes as usize) })
+    }
+
+    /// Address of a range, for operands of kernels.
+    ///
+    /// # Errors
+    ///
+    /// When the range lies outside the arena.
+    pub fn address(&self, offset: u64, bytes: u64) -> Result<*mut u8, ExecError> {
+        match offset.checked_add(bytes) {
+            // SAFETY: the offset is inside the allocation.
+            Some(end) if end <= self.bytes as u64 => Ok(unsafe { self.pointer.as_ptr().add(offset as usize) }),
+            _ => Err(ExecError::Mismatch(format!(
+                "bytes {offset}+{bytes} lie outside an arena of {} bytes",
+                self.bytes
+            ))),
+        }
+    }
+
+    fn layout(bytes: usize) -> Option<Layout> {
+        Layout::from_size_align(bytes.checked_add(GUARD)?, PAGE).ok()
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if let Some(layout) = Arena::layout(self.bytes) {
+            // SAFETY: the pointer came from `alloc` with this very layout.
+            unsafe { dealloc(self.pointer.as_ptr(), layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_outside_the_arena_is_refused() {
+        let arena = Arena::new(100).unwrap();
+        assert!(arena.range(0, 100).is_ok());
+        assert!(arena.range(1, 100).is_err());
+        assert!(arena.range(u64::MAX, 2).is_err());
+    }
+
+    #[test]
+    fn an_arena_that_no_machine_has_is_an_error() {
+        assert!(matches!(Arena::new(u64::MAX / 4), Err(ExecError::Memory(_))));
+    }
+
+    #[test]
+    #[allow(unsafe_code, reason = "the test is the fault it looks for")]
+    fn a_write_behind_the_end_is_seen() {
+        let arena = Arena::new(64).unwrap();
+        assert!(arena.guard_is_intact());
+        // SAFETY: the byte behind the arena belongs to the guard, which is allocated.
+        unsafe { arena.address(0, 64).unwrap().add(64).write(0) };
+        assert!(!arena.guard_is_intact());
+    }
+}

@@ -1,0 +1,159 @@
+//! The CPU as a device: the arena in main memory, one thread pool, kernels on bound operands.
+
+use plimsoll_graph::{Graph, Op, Shape, Type, work};
+use plimsoll_plan::{Action, BufferId, Facts, NodeFacts, Schedule};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::arena::Arena;
+use crate::cpu::{Call, Operand, run, workspace};
+use crate::device::Device;
+use crate::error::ExecError;
+
+/// Offsets are multiples of a cache line, which is also the widest vector.
+const ALIGNMENT: u64 = 64;
+
+/// Rates that turn work into seconds until somebody has measured them: per thread, typical of a server
+/// core with wide vectors. Only ratios between plans depend on them.
+const FLOPS_PER_THREAD: f64 = 50e9;
+const BYTES_PER_THREAD: f64 = 6e9;
+const SECONDS_PER_ACTION: f64 = 3e-6;
+
+/// Stack of a worker thread. Kernels keep their tiles in scratch, so little is needed.
+const STACK_BYTES: usize = 512 << 10;
+
+/// The CPU with its arena and threads.
+#[derive(Debug)]
+pub struct CpuDevice {
+    pool: ThreadPool,
+    threads: usize,
+    arena: Option<Arena>,
+}
+
+impl CpuDevice {
+    /// A device of `threads` threads, or one for each core when 0.
+    ///
+    /// # Errors
+    ///
+    /// When the system refuses the threads.
+    pub fn new(threads: usize) -> Result<CpuDevice, ExecError> {
+        let threads = if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .stack_size(STACK_BYTES)
+            .thread_name(|index| format!("plimsoll-{index}"))
+            .build()
+            .map_err(|error| ExecError::Memory(format!("cannot start {threads} threads: {error}")))?;
+        Ok(CpuDevice { pool, threads, arena: None })
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// The arena, once it is taken.
+    pub fn arena(&self) -> Option<&Arena> {
+        self.arena.as_ref()
+    }
+
+    /// The arena, for tests that fill it with poison.
+    pub fn arena_mut(&mut self) -> Option<&mut Arena> {
+        self.arena.as_mut()
+    }
+
+    fn taken(&self) -> Result<&Arena, ExecError> {
+        self.arena.as_ref().ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))
+    }
+}
+
+/// A node with its operands bound to addresses.
+#[derive(Debug)]
+pub struct BoundCall {
+    op: Op,
+    inputs: Vec<Operand>,
+    outputs: Vec<Operand>,
+    workspace: Operand,
+}
+
+impl Device for CpuDevice {
+    type Prepared = Vec<BoundCall>;
+
+    fn name(&self) -> String {
+        format!("cpu, {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" })
+    }
+
+    fn facts(&self, graph: &Graph) -> Facts {
+        let threads = self.threads as f64;
+        let facts = |node: &plimsoll_graph::Node| {
+            let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
+            let work = work(&node.op, &inputs, &outputs);
+            let compute = work.matmul_flops / (FLOPS_PER_THREAD * threads);
+            let traffic = work.bytes / (BYTES_PER_THREAD * threads);
+            NodeFacts {
+                seconds: compute + traffic + SECONDS_PER_ACTION,
+                workspace: workspace(&node.op, &inputs, &outputs, self.threads),
+            }
+        };
+        Facts { alignment: ALIGNMENT, nodes: graph.nodes().iter().map(facts).collect() }
+    }
+
+    fn allocate(&mut self, bytes: u64) -> Result<(), ExecError> {
+        self.arena = Some(Arena::new(bytes)?);
+        Ok(())
+    }
+
+    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Vec<BoundCall>, ExecError> {
+        let arena = self.taken()?;
+        let bind = |id: &BufferId, ty: Type, accumulate: bool| {
+            let buffer = schedule.buffer(*id);
+            Ok(Operand { pointer: arena.address(buffer.offset, buffer.bytes)?, ty, accumulate })
+        };
+        let call = |action: &Action| {
+            let Action::Run { node, inputs, outputs, workspace, accumulate } = action else {
+                return Err(ExecError::Unsupported("the CPU has no tier to copy to".into()));
+            };
+            let node = graph.node(*node);
+            let inputs = node.inputs.iter().zip(inputs).map(|(&value, id)| bind(id, graph.ty(value), false));
+            let outputs = (node.outputs.iter().zip(outputs).enumerate())
+                .map(|(output, (&value, id))| bind(id, graph.ty(value), accumulate >> output & 1 == 1));
+            // Scratch is typed as so many 4-byte words; kernels see it as floats.
+            let scratch = |id: &BufferId| {
+                let words = schedule.buffer(*id).bytes as usize / 4;
+                bind(id, Type::f32([words]), false)
+            };
+            let nothing = Operand { pointer: std::ptr::dangling_mut::<f32>().cast(), ty: Type::f32([0]), accumulate: false };
+            Ok(BoundCall {
+                op: node.op.clone(),
+                inputs: inputs.collect::<Result<_, _>>()?,
+                outputs: outputs.collect::<Result<_, _>>()?,
+                workspace: workspace.as_ref().map_or(Ok(nothing), scratch)?,
+            })
+        };
+        schedule.actions.iter().map(call).collect()
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        let arena = self.arena.as_mut().ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))?;
+        arena.range_mut(offset, bytes.len() as u64)?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        bytes.copy_from_slice(self.taken()?.range(offset, bytes.len() as u64)?);
+        Ok(())
+    }
+
+    fn run(&mut self, prepared: &Vec<BoundCall>, action: usize) -> Result<(), ExecError> {
+        let BoundCall { op, inputs, outputs, workspace } = &prepared[action];
+        run(&Call { op, inputs, outputs, workspace: *workspace })
+    }
+
+    fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
+        // The pool is a handle to threads that outlive this call; a second handle lets the body borrow
+        // the device while its threads are in use.
+        let this: &mut CpuDevice = self;
+        let pool: *const ThreadPool = &raw const this.pool;
+        let _ = (pool, Shape::SCALAR);
+        unreachable!()
+    }
+}

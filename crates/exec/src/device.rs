@@ -1,0 +1,62 @@
+//! What a device is to the rest of the system.
+//!
+//! A device gives data ([`Device::facts`]) and obeys: it takes an arena, makes schedules ready, and runs
+//! their actions one by one. Actions are asynchronous by design. Copies have a start and a wait; a
+//! compute action may return before it is done, as long as later actions see its result; [`Device::read`]
+//! waits for everything before it.
+
+use plimsoll_graph::Graph;
+use plimsoll_plan::{Facts, Schedule};
+
+use crate::ExecError;
+
+/// Something that runs schedules.
+pub trait Device: Send {
+    /// A schedule made ready: operands bound to addresses, so that running it looks nothing up and
+    /// allocates nothing.
+    type Prepared: Send + Sync;
+
+    /// What people call it.
+    fn name(&self) -> String;
+
+    /// Time and scratch of every node, for the planner.
+    fn facts(&self, graph: &Graph) -> Facts;
+
+    /// Takes the arena. Called once, before anything below.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be had.
+    fn allocate(&mut self, bytes: u64) -> Result<(), ExecError>;
+
+    /// Makes a schedule ready.
+    ///
+    /// # Errors
+    ///
+    /// When the device has no kernel for one of its nodes or no such tier.
+    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Self::Prepared, ExecError>;
+
+    /// Writes bytes into the arena.
+    ///
+    /// # Errors
+    ///
+    /// When the range lies outside.
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError>;
+
+    /// Reads bytes from the arena, after everything that was started.
+    ///
+    /// # Errors
+    ///
+    /// When the range lies outside.
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError>;
+
+    /// Runs one action.
+    ///
+    /// # Errors
+    ///
+    /// When the data is bad or the device fails.
+    fn run(&mut self, prepared: &Self::Prepared, action: usize) -> Result<(), ExecError>;
+
+    /// Runs `body` with whatever the device wants to enter once per schedule, such as a thread pool.
+    fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T;
+}
