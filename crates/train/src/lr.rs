@@ -97,6 +97,7 @@ impl fmt::Display for Decay {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "values that binary fractions hold exactly")]
 mod tests {
     use super::*;
 

@@ -105,13 +105,7 @@ impl fmt::Display for Size {
             (value, unit) = (value / 1024.0, larger);
         }
         // The bounds are where rounding would add a digit: 9.996 must become 10.0, not 10.00.
-        let decimals = if value < 9.995 {
-            2
-        } else if value < 99.95 {
-            1
-        } else {
-            0
-        };
+        let decimals = usize::from(value < 9.995) + usize::from(value < 99.95);
         f.pad(&format!("{value:.decimals$} {unit}"))
     }
 }
