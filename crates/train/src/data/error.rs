@@ -112,3 +112,41 @@ impl fmt::Display for DataError {
 }
 
 impl std::error::Error for DataError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_is_one_sentence_with_the_facts_first_and_the_way_out_last() {
+        let path = || PathBuf::from("d/x");
+        let sentences = [
+            (DataError::Missing { path: path() }, "d/x does not exist; give --data"),
+            (DataError::reading(&path(), &io::Error::other("denied")), "d/x cannot be read (denied); check"),
+            (DataError::NotAFile { path: path() }, "d/x is neither a file nor a folder; write"),
+            (DataError::NoTextFiles { path: path() }, "d/x holds no .txt, .md or .rs file; give --data"),
+            (DataError::Empty { path: path() }, "d/x is empty; give --data"),
+            (
+                DataError::TooShort { tokens: 7, seq_len: 9 },
+                "the data has 7 tokens, less than one sequence of 9; use",
+            ),
+            (
+                DataError::SequenceLength { seq_len: 0 },
+                "a sequence cannot have 0 tokens; use a --seq-len from 1",
+            ),
+            (
+                DataError::Vocabulary { vocabulary: 5, needed: 259 },
+                "the model knows 5 ids and the data needs 259; use",
+            ),
+            (DataError::Changed { path: path() }, "d/x changed while it was being read; start again"),
+        ];
+        for (fault, beginning) in sentences {
+            let sentence = fault.to_string();
+            assert!(sentence.starts_with(beginning), "{sentence}");
+            assert!(
+                !sentence.contains('\n') && !sentence.contains("  ") && !sentence.ends_with('.'),
+                "{sentence}"
+            );
+        }
+    }
+}

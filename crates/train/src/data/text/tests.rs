@@ -210,6 +210,17 @@ fn a_file_that_grows_shrinks_or_goes_away_is_noticed() {
     }
 }
 
+#[test]
+fn text_of_the_same_length_with_another_time_is_noticed() {
+    let folder = Scratch::new();
+    let path = folder.write("a.txt", "hello, world");
+    let mut source = open(&path, 4);
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    let fault = source.fill(0, 1, &mut Sequence::with_positions(4)).unwrap_err();
+    assert_eq!(fault, DataError::Changed { path });
+}
+
 fn open(path: &Path, seq_len: usize) -> Source {
     Source::Text(Text::open(path, seq_len, BYTE_VOCABULARY, Order::AsWritten).unwrap())
 }
