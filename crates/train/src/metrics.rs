@@ -1,0 +1,131 @@
+//! What a run reports, as JSON lines: one object per step, and one at the end.
+//!
+//! ```text
+//! {"step":1,"loss":5.545,"grad_norm":1.25,"lr":0.0003,"tokens":4096,"valid_tokens":4090,"tokens_per_second":812.5}
+//! {"event":"end","planned_peak_bytes":1048576,"measured_peak_bytes":1048576,"process_peak_bytes":9437184,"tokens_per_second":810.1}
+//! ```
+//!
+//! JSON has no NaN and no infinity. Such a number is written as `null` and read back as NaN: a run
+//! that diverges must still report the step at which it did, so an error would be the wrong answer.
+//! Absent: where the lines go, and the clock; both are the caller's.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+/// One optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// Mean loss over the valid tokens of the global batch.
+    #[serde(with = "finite_or_null")]
+    pub loss: f64,
+    /// Norm of the whole gradient before clipping.
+    #[serde(with = "finite_or_null")]
+    pub grad_norm: f64,
+    /// The learning rate this step used.
+    #[serde(with = "finite_or_null")]
+    pub lr: f64,
+    /// Positions in the sequences of the global batch: sequences × sequence length.
+    pub tokens: u64,
+    /// Those among them whose target counts in the loss.
+    pub valid_tokens: u64,
+    /// `tokens` over the seconds the step took.
+    #[serde(with = "finite_or_null")]
+    pub tokens_per_second: f64,
+}
+
+/// The last line of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename = "end")]
+pub struct EndRecord {
+    /// Size of the arena according to the plan.
+    pub planned_peak_bytes: u64,
+    /// The most of the arena that was in use.
+    pub measured_peak_bytes: u64,
+    /// Peak resident memory of the whole process, code and libraries included.
+    pub process_peak_bytes: u64,
+    /// Tokens over seconds, for the whole run.
+    #[serde(with = "finite_or_null")]
+    pub tokens_per_second: f64,
+}
+
+/// Writes one record as one line, with its line end.
+pub fn write_line(out: &mut impl io::Write, record: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, record)?;
+    out.write_all(b"\n")
+}
+
+/// Said here rather than left to `serde_json`, whose `null` for NaN another serializer may not share.
+mod finite_or_null {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives fields by reference")]
+    pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        value.is_finite().then_some(*value).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: StepRecord = StepRecord {
+        step: 7,
+        loss: 2.5,
+        grad_norm: 0.75,
+        lr: 0.001,
+        tokens: 4096,
+        valid_tokens: 4090,
+        tokens_per_second: 812.5,
+    };
+
+    #[test]
+    fn a_step_is_one_line_with_the_agreed_names_in_the_agreed_order() {
+        let expected = "{\"step\":7,\"loss\":2.5,\"grad_norm\":0.75,\"lr\":0.001,\"tokens\":4096,\
+                        \"valid_tokens\":4090,\"tokens_per_second\":812.5}\n";
+        assert_eq!(line(&STEP), expected);
+        assert_eq!(serde_json::from_str::<StepRecord>(expected).unwrap(), STEP);
+    }
+
+    #[test]
+    fn the_end_says_that_it_is_the_end() {
+        let end = EndRecord {
+            planned_peak_bytes: 1024,
+            measured_peak_bytes: 1000,
+            process_peak_bytes: 5000,
+            tokens_per_second: 10.5,
+        };
+        let expected = "{\"event\":\"end\",\"planned_peak_bytes\":1024,\"measured_peak_bytes\":1000,\
+                        \"process_peak_bytes\":5000,\"tokens_per_second\":10.5}\n";
+        assert_eq!(line(&end), expected);
+        assert_eq!(serde_json::from_str::<EndRecord>(expected).unwrap(), end);
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_become_null_and_come_back_as_nan() {
+        for broken in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let text = line(&StepRecord { loss: broken, grad_norm: broken, ..STEP });
+            assert!(text.contains("\"loss\":null,\"grad_norm\":null,\"lr\":0.001"), "{text}");
+            let back: StepRecord = serde_json::from_str(&text).unwrap();
+            assert!(back.loss.is_nan() && back.grad_norm.is_nan());
+            assert_eq!(back.tokens, STEP.tokens);
+        }
+    }
+
+    #[test]
+    fn a_missing_number_is_an_error_unlike_a_null_one() {
+        assert!(serde_json::from_str::<StepRecord>("{\"step\":7}").is_err());
+    }
+
+    fn line(record: &impl Serialize) -> String {
+        let mut out = Vec::new();
+        write_line(&mut out, record).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+}
