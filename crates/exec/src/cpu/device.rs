@@ -1,6 +1,8 @@
 //! The CPU as a device: the arena in main memory, one thread pool, kernels on bound operands.
 
-use plimsoll_graph::{Graph, Op, Shape, Type, work};
+use std::sync::Arc;
+
+use plimsoll_graph::{Graph, Op, Type, work};
 use plimsoll_plan::{Action, BufferId, Facts, NodeFacts, Schedule};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -24,7 +26,8 @@ const STACK_BYTES: usize = 512 << 10;
 /// The CPU with its arena and threads.
 #[derive(Debug)]
 pub struct CpuDevice {
-    pool: ThreadPool,
+    /// Shared with the body of [`Device::enter`], which borrows the device while its threads are in use.
+    pool: Arc<ThreadPool>,
     threads: usize,
     arena: Option<Arena>,
 }
@@ -43,7 +46,7 @@ impl CpuDevice {
             .thread_name(|index| format!("plimsoll-{index}"))
             .build()
             .map_err(|error| ExecError::Memory(format!("cannot start {threads} threads: {error}")))?;
-        Ok(CpuDevice { pool, threads, arena: None })
+        Ok(CpuDevice { pool: Arc::new(pool), threads, arena: None })
     }
 
     /// Number of threads.
@@ -116,11 +119,8 @@ impl Device for CpuDevice {
             let inputs = node.inputs.iter().zip(inputs).map(|(&value, id)| bind(id, graph.ty(value), false));
             let outputs = (node.outputs.iter().zip(outputs).enumerate())
                 .map(|(output, (&value, id))| bind(id, graph.ty(value), accumulate >> output & 1 == 1));
-            // Scratch is typed as so many 4-byte words; kernels see it as floats.
-            let scratch = |id: &BufferId| {
-                let words = schedule.buffer(*id).bytes as usize / 4;
-                bind(id, Type::f32([words]), false)
-            };
+            // The shape of scratch counts bytes.
+            let scratch = |id: &BufferId| bind(id, Type::f32([schedule.buffer(*id).bytes as usize]), false);
             let nothing = Operand { pointer: std::ptr::dangling_mut::<f32>().cast(), ty: Type::f32([0]), accumulate: false };
             Ok(BoundCall {
                 op: node.op.clone(),
@@ -149,11 +149,7 @@ impl Device for CpuDevice {
     }
 
     fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
-        // The pool is a handle to threads that outlive this call; a second handle lets the body borrow
-        // the device while its threads are in use.
-        let this: &mut CpuDevice = self;
-        let pool: *const ThreadPool = &raw const this.pool;
-        let _ = (pool, Shape::SCALAR);
-        unreachable!()
+        let pool = Arc::clone(&self.pool);
+        pool.install(|| body(self))
     }
 }
