@@ -2,6 +2,8 @@
 
 pub mod cpu;
 mod error;
+pub mod init;
 pub mod random;
+pub mod reference;
 
 pub use error::ExecError;
