@@ -1,5 +1,6 @@
 //! Devices and the run loop.
 
+pub mod cases;
 pub mod cpu;
 mod error;
 pub mod init;
