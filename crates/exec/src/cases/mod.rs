@@ -1,0 +1,203 @@
+//! Conformance cases: one set of inputs and one judge for all devices.
+//!
+//! A case is data: an op, how its inputs are filled, which outputs are added to, and how far from the
+//! reference kernel a result may lie. Inputs are functions of the case's name, so every device and every
+//! machine sees the same ones. `all` lists the cases in the order of `op.rs`.
+//!
+//! They are part of the library, not of its tests, so that a machine can be checked where it stands.
+
+mod fill;
+mod tables;
+
+use plimsoll_graph::{Op, Type, infer};
+
+use crate::reference::{self, Tensor};
+use crate::{ExecError, random};
+pub use fill::{Fill, Input};
+pub use tables::all;
+
+/// How far a result may lie from the reference, and why that far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// Largest difference allowed, relative to the largest magnitude of the expected output; 0 asks for
+    /// the same numbers.
+    pub relative: f64,
+    /// Where the difference comes from.
+    pub reason: &'static str,
+}
+
+/// One op on given inputs.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Unique; begins with the name of the op.
+    pub name: String,
+    /// What is computed.
+    pub op: Op,
+    /// What it reads.
+    pub inputs: Vec<Input>,
+    /// Whether every output that can be added to is.
+    pub accumulate: bool,
+    /// How far a result may lie from the reference.
+    pub tolerance: Tolerance,
+    /// Magnitude of the terms an output is made of, where they may cancel: differences are never taken
+    /// relative to less. 0 where nothing cancels.
+    pub least_scale: f64,
+}
+
+impl Case {
+    /// The inputs.
+    pub fn tensors(&self) -> Vec<Tensor> {
+        fill::tensors(&self.inputs, random::name_hash(&self.name))
+    }
+
+    /// Which outputs are added to what they hold.
+    pub fn accumulates(&self) -> Vec<bool> {
+        let count = self.output_types().len();
+        (0..count).map(|output| self.accumulate && self.op.can_accumulate(output)).collect()
+    }
+
+    /// What the outputs hold before the op runs: random numbers, which an op that does not add must
+    /// write over. The second moment of the optimizer is never negative.
+    pub fn outputs(&self) -> Vec<Tensor> {
+        let types = self.output_types();
+        let fill = |output: usize| match self.op {
+            Op::AdamW(_) if output == 2 => Fill::Squares(0.1),
+            _ => Fill::Normal(1.0),
+        };
+        let inputs: Vec<Input> =
+            types.into_iter().enumerate().map(|(output, ty)| Input { ty, fill: fill(output) }).collect();
+        fill::tensors(&inputs, random::name_hash(&self.name) ^ 1)
+    }
+
+    /// What the reference makes of it.
+    ///
+    /// # Errors
+    ///
+    /// None for the cases of [`all`]; a case of one's own may not fit its op.
+    pub fn expected(&self) -> Result<Vec<Tensor>, ExecError> {
+        let (inputs, mut outputs) = (self.tensors(), self.outputs());
+        reference::eval(&self.op, &inputs.iter().collect::<Vec<_>>(), &mut outputs, &self.accumulates())?;
+        Ok(outputs)
+    }
+
+    /// Compares what a device made of it with the reference: the largest relative difference of any
+    /// output, if it is within the tolerance.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that names the element furthest off.
+    pub fn judge(&self, actual: &[Tensor]) -> Result<f64, String> {
+        let expected = self.expected().map_err(|error| format!("{}: {error}", self.name))?;
+        if expected.len() != actual.len() {
+            return Err(format!("{}: {} outputs, not {}", self.name, actual.len(), expected.len()));
+        }
+        let mut worst = 0.0f64;
+        for (output, (expected, actual)) in expected.iter().zip(actual).enumerate() {
+            let difference = compare(expected, actual, self.tolerance.relative, self.least_scale)
+                .map_err(|why| format!("{}: output {output}: {why}", self.name))?;
+            worst = worst.max(difference);
+        }
+        Ok(worst)
+    }
+
+    fn output_types(&self) -> Vec<Type> {
+        let types: Vec<Type> = self.inputs.iter().map(|input| input.ty).collect();
+        infer(&self.op, &types).unwrap_or_default()
+    }
+}
+
+/// The largest difference between two tensors, relative to the largest finite magnitude expected or to
+/// `least_scale` if that is more. Infinite and undefined elements must match in kind.
+///
+/// # Errors
+///
+/// When the difference is more than `tolerance`, a sentence that names the element.
+pub fn compare(expected: &Tensor, actual: &Tensor, tolerance: f64, least_scale: f64) -> Result<f64, String> {
+    if expected.ty != actual.ty {
+        return Err(format!("is {}, not {}", actual.ty, expected.ty));
+    }
+    let (expected, actual) = (expected.numbers(), actual.numbers());
+    let largest = expected.iter().filter(|x| x.is_finite()).fold(least_scale, |max, x| max.max(x.abs()));
+    let mut worst = 0.0f64;
+    for (index, (e, a)) in expected.iter().zip(&actual).enumerate() {
+        let same = e.total_cmp(a).is_eq() || e.is_nan() && a.is_nan() || e.abs() + a.abs() <= 0.0;
+        let difference = if same { 0.0 } else { (e - a).abs() / largest };
+        if difference.is_nan() || difference > tolerance {
+            return Err(format!(
+                "element {index} is {a:e} instead of {e:e}: off by {difference:.1e} of the largest, {largest:e}; \
+                 {tolerance:.1e} is allowed"
+            ));
+        }
+        worst = worst.max(difference);
+    }
+    Ok(worst)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_op_has_cases_with_names_of_their_own() {
+        let mut names = BTreeSet::new();
+        for case in all() {
+            assert!(case.name.starts_with(case.op.name()), "{}", case.name);
+            assert!(names.insert(case.name.clone()), "{} twice", case.name);
+        }
+        for op in op_names() {
+            let prefix = format!("{op} ");
+            let count = names.iter().filter(|name| name.starts_with(&prefix)).count();
+            assert!(count >= 2, "{op} has {count} cases");
+        }
+    }
+
+    #[test]
+    fn the_reference_passes_its_own_cases_with_finite_numbers() {
+        for case in all() {
+            let expected = case.expected().unwrap_or_else(|error| panic!("{}: {error}", case.name));
+            assert_eq!(case.judge(&expected), Ok(0.0), "{}", case.name);
+            let meant = case.name.contains("overflow");
+            for output in &expected {
+                assert!(meant || output.numbers().iter().all(|x| x.is_finite()), "{}", case.name);
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_can_add_is_asked_to_add_and_to_overwrite() {
+        let (cases, ops) = (all(), op_names());
+        for op in ops {
+            let of_op: Vec<&Case> = cases.iter().filter(|case| case.op.name() == op).collect();
+            let adds = |case: &Case| case.accumulates().contains(&true);
+            let can = of_op.iter().any(|case| (0..3).any(|output| case.op.can_accumulate(output)));
+            assert_eq!(of_op.iter().any(|case| adds(case)), can, "{op}");
+            assert!(of_op.iter().any(|case| !adds(case)), "{op}");
+        }
+    }
+
+    #[test]
+    fn a_result_that_is_off_is_named() {
+        let case = all().into_iter().find(|case| case.name.starts_with("softmax f32[5,33]")).unwrap();
+        let mut actual = case.expected().unwrap();
+        let mut numbers = actual[0].numbers();
+        numbers[1] += 0.5;
+        actual[0] = Tensor::from_numbers(actual[0].ty, &numbers);
+        let why = case.judge(&actual).unwrap_err();
+        assert!(why.contains("element 1 is"), "{why}");
+        numbers[1] = f64::NAN;
+        actual[0] = Tensor::from_numbers(actual[0].ty, &numbers);
+        assert!(case.judge(&actual).is_err());
+    }
+
+    /// The names in the table of `op.rs`.
+    fn op_names() -> Vec<&'static str> {
+        let source = include_str!("../../../graph/src/op.rs");
+        let arms = source.lines().filter(|line| line.trim_start().starts_with("Op::"));
+        let names: Vec<&str> =
+            arms.filter_map(|arm| arm.split_once("=> \"")?.1.strip_suffix("\",")).collect();
+        assert!(names.len() > 40, "the table of names in op.rs has another form now");
+        names
+    }
+}

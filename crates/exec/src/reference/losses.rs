@@ -1,0 +1,83 @@
+//! Cross-entropy, on its own and fused with the language-model head.
+
+use plimsoll_graph::Axes;
+
+use super::array::Array;
+use super::movement::sum;
+use super::norms::softmax;
+use super::products::{linear, linear_grad_input, linear_grad_weight};
+use crate::ExecError;
+
+/// The targets and what their loss is multiplied by.
+#[derive(Clone, Copy)]
+pub(super) struct Targets<'a> {
+    pub(super) ids: &'a [i32],
+    pub(super) ignore_index: i32,
+    pub(super) scale: f64,
+}
+
+impl Targets<'_> {
+    /// The word of each row, `None` where the row carries no loss.
+    fn words(&self, vocabulary: usize) -> Result<Vec<Option<usize>>, ExecError> {
+        let word = |&id: &i32| match usize::try_from(id) {
+            _ if id == self.ignore_index => Ok(None),
+            Ok(word) if word < vocabulary => Ok(Some(word)),
+            _ => Err(ExecError::Data(format!("target {id} is outside the vocabulary of {vocabulary}"))),
+        };
+        self.ids.iter().map(word).collect()
+    }
+}
+
+pub(super) fn cross_entropy(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
+    let mut loss = 0.0;
+    for (row, word) in logits.rows().zip(targets.words(logits.shape.columns())?) {
+        if let Some(word) = word {
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let divisor: f64 = row.iter().map(|x| (x - max).exp()).sum();
+            loss += max + divisor.ln() - row[word];
+        }
+    }
+    Ok(Array::scalar(targets.scale * loss))
+}
+
+/// `scale · (softmax(logits) − [word = target])`, and 0 in rows without a loss.
+pub(super) fn cross_entropy_grad(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
+    let mut gradient = softmax(logits);
+    for (row, word) in targets.words(logits.shape.columns())?.into_iter().enumerate() {
+        let row = gradient.row_mut(&[row]);
+        match word {
+            Some(word) => row[word] -= 1.0,
+            None => row.fill(0.0),
+        }
+    }
+    Ok(gradient.map(|x| targets.scale * x))
+}
+
+pub(super) fn head_loss(
+    x: &Array,
+    w: &Array,
+    bias: Option<&Array>,
+    targets: Targets,
+) -> Result<Array, ExecError> {
+    cross_entropy(&linear(x, w, bias, false), targets)
+}
+
+/// `(loss, dx[, dw][, db])`.
+pub(super) fn head_loss_grad(
+    x: &Array,
+    w: &Array,
+    bias: Option<&Array>,
+    targets: Targets,
+    wanted: [bool; 2],
+) -> Result<Vec<Array>, ExecError> {
+    let logits = linear(x, w, bias, false);
+    let dlogits = cross_entropy_grad(&logits, targets)?;
+    let mut results = vec![cross_entropy(&logits, targets)?, linear_grad_input(w, &dlogits, false)];
+    if wanted[0] {
+        results.push(linear_grad_weight(x, &dlogits, false));
+    }
+    if wanted[1] {
+        results.push(sum(&dlogits, Axes::of([0])));
+    }
+    Ok(results)
+}
