@@ -3,7 +3,9 @@
 //! Each is judged against the reference kernel of the same name. None allocates.
 
 mod call;
+mod exp;
 mod pieces;
+mod simd;
 
 use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
