@@ -2,8 +2,14 @@
 //!
 //! Each is judged against the reference kernel of the same name. None allocates.
 
+#[cfg(test)]
+mod bench;
 mod call;
 mod exp;
+mod linear;
+mod matmul;
+mod microkernel;
+mod pack;
 mod pieces;
 mod simd;
 
@@ -20,13 +26,21 @@ pub use call::{Call, Operand};
 /// When the data is bad or there is no kernel for these element types.
 pub fn run(call: &Call) -> Result<(), ExecError> {
     match call.op {
+        Op::Linear { transposed, .. } => linear::linear(call, *transposed),
+        Op::LinearGradInput { transposed } => linear::linear_grad_input(call, *transposed),
+        Op::LinearGradWeight { transposed } => linear::linear_grad_weight(call, *transposed),
+        Op::Matmul { transpose_a, transpose_b } => linear::matmul(call, *transpose_a, *transpose_b),
         op => Err(ExecError::Unsupported(format!("the CPU has no kernel for {}", op.name()))),
     }
 }
 
 /// Scratch memory of one op on a pool of `threads`.
-pub fn workspace(op: &Op, _inputs: &[Type], _outputs: &[Type], _threads: usize) -> Workspace {
+pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], _threads: usize) -> Workspace {
     match op {
+        Op::Linear { .. } => linear::linear_workspace(inputs, outputs),
+        Op::LinearGradInput { .. } => linear::linear_grad_input_workspace(inputs, outputs),
+        Op::LinearGradWeight { .. } => linear::linear_grad_weight_workspace(inputs, outputs),
+        Op::Matmul { transpose_a, .. } => linear::matmul_workspace(inputs, outputs, *transpose_a),
         _ => Workspace::default(),
     }
 }
