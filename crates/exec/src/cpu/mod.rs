@@ -6,6 +6,7 @@
 mod bench;
 mod call;
 mod exp;
+mod head;
 mod linear;
 mod matmul;
 mod microkernel;
@@ -30,6 +31,8 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
         Op::LinearGradInput { transposed } => linear::linear_grad_input(call, *transposed),
         Op::LinearGradWeight { transposed } => linear::linear_grad_weight(call, *transposed),
         Op::Matmul { transpose_a, transpose_b } => linear::matmul(call, *transpose_a, *transpose_b),
+        Op::HeadLoss(head) => head::head_loss(call, *head),
+        Op::HeadLossGrad { head, weight, bias } => head::head_loss_grad(call, *head, *weight, *bias),
         op => Err(ExecError::Unsupported(format!("the CPU has no kernel for {}", op.name()))),
     }
 }
@@ -41,6 +44,7 @@ pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], _threads: usize) ->
         Op::LinearGradInput { .. } => linear::linear_grad_input_workspace(inputs, outputs),
         Op::LinearGradWeight { .. } => linear::linear_grad_weight_workspace(inputs, outputs),
         Op::Matmul { transpose_a, .. } => linear::matmul_workspace(inputs, outputs, *transpose_a),
+        Op::HeadLoss(_) | Op::HeadLossGrad { .. } => head::head_workspace(inputs),
         _ => Workspace::default(),
     }
 }
