@@ -2,8 +2,17 @@
 //!
 //! Each is judged against the reference kernel of the same name. None allocates.
 
+#[cfg(test)]
+mod bench;
 mod call;
+mod exp;
+mod head;
+mod linear;
+mod matmul;
+mod microkernel;
+mod pack;
 mod pieces;
+mod simd;
 
 use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
@@ -18,13 +27,24 @@ pub use call::{Call, Operand};
 /// When the data is bad or there is no kernel for these element types.
 pub fn run(call: &Call) -> Result<(), ExecError> {
     match call.op {
+        Op::Linear { transposed, .. } => linear::linear(call, *transposed),
+        Op::LinearGradInput { transposed } => linear::linear_grad_input(call, *transposed),
+        Op::LinearGradWeight { transposed } => linear::linear_grad_weight(call, *transposed),
+        Op::Matmul { transpose_a, transpose_b } => linear::matmul(call, *transpose_a, *transpose_b),
+        Op::HeadLoss(head) => head::head_loss(call, *head),
+        Op::HeadLossGrad { head, weight, bias } => head::head_loss_grad(call, *head, *weight, *bias),
         op => Err(ExecError::Unsupported(format!("the CPU has no kernel for {}", op.name()))),
     }
 }
 
 /// Scratch memory of one op on a pool of `threads`.
-pub fn workspace(op: &Op, _inputs: &[Type], _outputs: &[Type], _threads: usize) -> Workspace {
+pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], _threads: usize) -> Workspace {
     match op {
+        Op::Linear { .. } => linear::linear_workspace(inputs, outputs),
+        Op::LinearGradInput { .. } => linear::linear_grad_input_workspace(inputs, outputs),
+        Op::LinearGradWeight { .. } => linear::linear_grad_weight_workspace(inputs, outputs),
+        Op::Matmul { transpose_a, .. } => linear::matmul_workspace(inputs, outputs, *transpose_a),
+        Op::HeadLoss(_) | Op::HeadLossGrad { .. } => head::head_workspace(inputs),
         _ => Workspace::default(),
     }
 }

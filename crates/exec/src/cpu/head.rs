@@ -1,0 +1,410 @@
+//! The language-model head and its loss, forward and backward at once, a chunk of rows at a time.
+//!
+//! ```text
+//!   x (N, C)            logits (rows, V), in the workspace
+//!  ┌───────┐  · wᵀ + b  ┌───────────────────────┐   row by row: loss, then logits become dlogits
+//!  │▒▒▒▒▒▒▒│ ─────────▶ │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒│   dx = dlogits · w
+//!  ├───────┤            └───────────────────────┘   dw += dlogitsᵀ · x
+//!  │       │                                        db += sum of the rows of dlogits
+//! ```
+//!
+//! How many rows go at once depends on the workspace that was granted, and no bit depends on that: every sum
+//! over rows (loss, `dw`, `db`) takes one row after the other, and a chunk continues where the last stopped.
+
+use plimsoll_graph::Type;
+use plimsoll_graph::op::Head;
+use plimsoll_plan::Workspace;
+use rayon::iter::{IndexedParallelIterator, IntoParallelRefMutIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
+
+use super::Call;
+use super::exp::exp;
+use super::linear::{kept_if, single_precision};
+use super::matmul::{self, Extents, Start, product};
+use super::pack::View;
+use super::simd::widest;
+use crate::ExecError;
+
+/// Rows at once in the smallest workspace; the rows of a chunk are a multiple of this.
+const FEWEST_ROWS: usize = 16;
+/// Rows beyond which a larger chunk brings little: packing the weight once per chunk is then a few percent.
+const MOST_ROWS: usize = 256;
+/// Floats set aside to begin the logits at a cache line.
+const LINE: usize = 16;
+/// Columns of the bias gradient that a thread takes at once.
+const BIAS_COLUMNS: usize = 2048;
+
+/// `(x, w, targets, scale[, b]) → loss`.
+pub(super) fn head_loss(call: &Call, head: Head) -> Result<(), ExecError> {
+    HeadCall::new(call, head)?.run(None);
+    Ok(())
+}
+
+/// `(x, w, targets, scale[, b]) → (loss, dx[, dw][, db])`.
+pub(super) fn head_loss_grad(call: &Call, head: Head, weight: bool, bias: bool) -> Result<(), ExecError> {
+    let accumulates = |output: usize| call.outputs[output].accumulate;
+    let gradients = Gradients {
+        dx: call.output(1),
+        dw: weight.then(|| Sum { into: call.output(2), kept: accumulates(2) }),
+        db: bias.then(|| {
+            let output = 2 + usize::from(weight);
+            Sum { into: call.output(output), kept: accumulates(output) }
+        }),
+    };
+    HeadCall::new(call, head)?.run(Some(gradients));
+    Ok(())
+}
+
+/// Scratch of [`head_loss`] and [`head_loss_grad`].
+pub(super) fn head_workspace(inputs: &[Type]) -> Workspace {
+    let (n, c, v) = (inputs[0].shape[0], inputs[0].shape[1], inputs[1].shape[0]);
+    let bytes = |rows: usize, product: u64| (4 * (rows.min(n) * (v + 1) + LINE)) as u64 + product;
+    let product = product_workspace(c, v);
+    Workspace { least: bytes(FEWEST_ROWS, product.least), best: bytes(MOST_ROWS, product.best) }
+}
+
+/// Scratch of the three products of a chunk, which run one after the other.
+fn product_workspace(c: usize, v: usize) -> Workspace {
+    let rows = MOST_ROWS;
+    let logits = matmul::workspace(Extents { m: rows, n: v, k: c });
+    let dx = matmul::workspace(Extents { m: rows, n: c, k: v });
+    let dw = matmul::workspace(Extents { m: v, n: c, k: rows });
+    let most = |of: fn(Workspace) -> u64| [logits, dx, dw].map(of).into_iter().max().unwrap_or(0);
+    Workspace { least: most(|one| one.least), best: most(|one| one.best) }
+}
+
+/// What the backward pass writes.
+struct Gradients<'a> {
+    dx: &'a mut [f32],
+    dw: Option<Sum<'a>>,
+    db: Option<Sum<'a>>,
+}
+
+/// A sum over all rows, and whether it begins with what is there.
+struct Sum<'a> {
+    into: &'a mut [f32],
+    kept: bool,
+}
+
+/// The checked operands of a call.
+struct HeadCall<'a> {
+    /// (N, C)
+    x: &'a [f32],
+    /// (V, C)
+    w: &'a [f32],
+    /// (N)
+    targets: &'a [i32],
+    bias: Option<&'a [f32]>,
+    scale: f32,
+    ignore_index: i32,
+    c: usize,
+    v: usize,
+    loss: &'a mut f32,
+    scratch: &'a mut [f32],
+}
+
+impl<'a> HeadCall<'a> {
+    fn new(call: &'a Call, head: Head) -> Result<HeadCall<'a>, ExecError> {
+        single_precision(call)?;
+        let (c, v) = (call.inputs[0].ty.shape[1], call.inputs[1].ty.shape[0]);
+        let targets = call.integers(2);
+        let bad = |&&id: &&i32| id != head.ignore_index && usize::try_from(id).map_or(true, |id| id >= v);
+        if let Some(id) = targets.iter().find(bad) {
+            return Err(ExecError::Data(format!("target {id} is outside the vocabulary of {v}")));
+        }
+        Ok(HeadCall {
+            x: call.input(0),
+            w: call.input(1),
+            targets,
+            bias: head.bias.then(|| call.input(4)),
+            scale: call.input(3)[0],
+            ignore_index: head.ignore_index,
+            c,
+            v,
+            loss: &mut call.output(0)[0],
+            scratch: call.scratch(),
+        })
+    }
+
+    /// Rows of a chunk in the scratch that was granted.
+    fn chunk_rows(&self) -> usize {
+        let reserved = product_workspace(self.c, self.v).least as usize / 4 + LINE;
+        let rows = self.scratch.len().saturating_sub(reserved) / (self.v + 1);
+        let whole = rows / FEWEST_ROWS * FEWEST_ROWS;
+        let most = MOST_ROWS.min(self.targets.len());
+        let rows = if rows >= most { most } else { whole };
+        assert!(rows > 0 || self.targets.is_empty(), "the workspace of a head is too small");
+        rows.max(1)
+    }
+
+    fn run(mut self, mut gradients: Option<Gradients>) {
+        let rows = self.chunk_rows();
+        let scratch = std::mem::take(&mut self.scratch);
+        let at = (scratch.len() - rows * (self.v + 1)) / LINE * LINE;
+        let (packing, chunk) = scratch.split_at_mut(at);
+        let (logits, losses) = chunk.split_at_mut(rows * self.v);
+        let mut total = 0.0;
+        for first in (0..self.targets.len()).step_by(rows) {
+            let rows = rows.min(self.targets.len() - first);
+            let (logits, losses) = (&mut logits[..rows * self.v], &mut losses[..rows]);
+            self.logits(first, rows, logits, packing);
+            self.losses(first, logits, losses, gradients.is_some());
+            total = losses.iter().fold(total, |sum, &loss| sum + f64::from(loss));
+            if let Some(gradients) = &mut gradients {
+                self.backward(first, rows, logits, gradients, packing);
+            }
+        }
+        *self.loss = (f64::from(self.scale) * total) as f32;
+    }
+
+    /// `x·wᵀ + b` for the rows of a chunk.
+    fn logits(&self, first: usize, rows: usize, logits: &mut [f32], packing: &mut [f32]) {
+        let (c, v) = (self.c, self.v);
+        let x = View::new(&self.x[first * c..], rows, c, c, 1);
+        let w = View::new(self.w, v, c, c, 1);
+        let start = self.bias.map_or(Start::Zero, Start::Bias);
+        product(Extents { m: rows, n: v, k: c }, x, w, start, logits, packing);
+    }
+
+    /// The loss of each row. With `backward`, logits become dlogits.
+    fn losses(&self, first: usize, logits: &mut [f32], losses: &mut [f32], backward: bool) {
+        let targets = &self.targets[first..];
+        let rows = logits.par_chunks_mut(self.v).zip(losses.par_iter_mut()).with_max_len(1).enumerate();
+        rows.for_each(|(row, (logits, loss))| {
+            let target = targets[row];
+            if target == self.ignore_index {
+                *loss = 0.0;
+                if backward {
+                    logits.fill(0.0);
+                }
+            } else {
+                let target = target as usize;
+                let largest = largest(logits);
+                let chosen = logits[target];
+                let sum = exponentials(logits, largest, backward);
+                *loss = sum.ln() + (largest - chosen);
+                if backward {
+                    scale_all(logits, self.scale / sum);
+                    logits[target] -= self.scale;
+                }
+            }
+        });
+    }
+
+    fn backward(
+        &self,
+        first: usize,
+        rows: usize,
+        dlogits: &[f32],
+        into: &mut Gradients,
+        packing: &mut [f32],
+    ) {
+        let (c, v) = (self.c, self.v);
+        let dx = &mut into.dx[first * c..][..rows * c];
+        let along_words = View::new(dlogits, rows, v, v, 1);
+        let w = View::new(self.w, c, v, 1, c);
+        product(Extents { m: rows, n: c, k: v }, along_words, w, Start::Zero, dx, packing);
+        if let Some(dw) = &mut into.dw {
+            let along_rows = View::new(dlogits, v, rows, 1, v);
+            let x = View::new(&self.x[first * c..], c, rows, 1, c);
+            let start = kept_if(dw.kept || first > 0);
+            product(Extents { m: v, n: c, k: rows }, along_rows, x, start, dw.into, packing);
+        }
+        if let Some(db) = &mut into.db {
+            let kept = db.kept || first > 0;
+            let columns = db.into.par_chunks_mut(BIAS_COLUMNS).with_max_len(1).enumerate();
+            columns.for_each(|(piece, sums)| add_rows(sums, &dlogits[piece * BIAS_COLUMNS..], v, kept));
+        }
+    }
+}
+
+widest! {
+    fn largest(row: &[f32]) -> f32 {
+        let (groups, rest) = row.as_chunks::<16>();
+        let mut most = [f32::NEG_INFINITY; 16];
+        for group in groups {
+            for (most, &x) in most.iter_mut().zip(group) {
+                *most = if x > *most { x } else { *most };
+            }
+        }
+        most.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, f32::max)
+    }
+}
+
+widest! {
+    /// `Σ exp(x − shift)`; the terms replace the row if `keep`. Sixteen sums side by side, joined in order.
+    fn exponentials(row: &mut [f32], shift: f32, keep: bool) -> f32 {
+        let (groups, rest) = row.as_chunks_mut::<16>();
+        let mut sums = [0.0; 16];
+        for group in groups {
+            let mut terms = [0.0; 16];
+            for lane in 0..16 {
+                terms[lane] = exp(group[lane] - shift);
+                sums[lane] += terms[lane];
+            }
+            if keep {
+                *group = terms;
+            }
+        }
+        let mut sum = sums.iter().sum();
+        for x in rest {
+            let term = exp(*x - shift);
+            sum += term;
+            if keep {
+                *x = term;
+            }
+        }
+        sum
+    }
+}
+
+widest! {
+    fn scale_all(row: &mut [f32], factor: f32) {
+        for x in row {
+            *x *= factor;
+        }
+    }
+}
+
+widest! {
+    /// Adds rows, `stride` apart, to `sums`, one after the other.
+    fn add_rows(sums: &mut [f32], rows: &[f32], stride: usize, kept: bool) {
+        if !kept {
+            sums.fill(0.0);
+        }
+        for row in rows.chunks(stride) {
+            for (sum, x) in sums.iter_mut().zip(row) {
+                *sum += x;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::Op;
+
+    use super::*;
+    use crate::cpu::bench::Bench;
+
+    const IGNORED: i32 = -100;
+
+    /// A call with more rows than the smallest workspace takes at once.
+    struct Sample {
+        n: usize,
+        c: usize,
+        v: usize,
+        bench: Bench,
+        targets: Vec<i32>,
+    }
+
+    impl Sample {
+        fn new(gradient: bool, bias: bool) -> Sample {
+            let (n, c, v) = (301, 24, 83);
+            let head = Head { ignore_index: IGNORED, bias };
+            let op =
+                if gradient { Op::HeadLossGrad { head, weight: true, bias } } else { Op::HeadLoss(head) };
+            let mut inputs: Vec<&[usize]> = vec![&[301, 24], &[83, 24], &[301], &[]];
+            let mut outputs: Vec<&[usize]> = vec![&[]];
+            if gradient {
+                outputs.extend([&[301, 24][..], &[83, 24]]);
+            }
+            if bias {
+                inputs.push(&[83]);
+                if gradient {
+                    outputs.push(&[83]);
+                }
+            }
+            let mut bench = Bench::floats(&op, &inputs, &outputs);
+            let target = |row: usize| if row % 7 == 3 { IGNORED } else { (row * 31 % v) as i32 };
+            let targets: Vec<i32> = (0..n).map(target).collect();
+            bench.integers(2, &targets);
+            bench.set(3, &[0.25]);
+            let wide: Vec<f32> = bench.input(0).iter().map(|x| 8.0 * x).collect();
+            bench.set(0, &wide);
+            Sample { n, c, v, bench, targets }
+        }
+
+        /// Loss and dlogits in double precision.
+        fn expected(&self, bias: bool) -> (f64, Vec<f64>) {
+            let (x, w) = (self.bench.input(0), self.bench.input(1));
+            let (c, v) = (self.c, self.v);
+            let (mut loss, mut dlogits) = (0.0, vec![0.0; self.n * v]);
+            for row in 0..self.n {
+                if self.targets[row] == IGNORED {
+                    continue;
+                }
+                let logit = |word: usize| {
+                    let start = if bias { f64::from(self.bench.input(4)[word]) } else { 0.0 };
+                    (0..c).fold(start, |sum, i| sum + f64::from(x[row * c + i]) * f64::from(w[word * c + i]))
+                };
+                let logits: Vec<f64> = (0..v).map(logit).collect();
+                let sum: f64 = logits.iter().map(|z| z.exp()).sum();
+                let target = self.targets[row] as usize;
+                loss += 0.25 * (sum.ln() - logits[target]);
+                for word in 0..v {
+                    let hit = if word == target { 1.0 } else { 0.0 };
+                    dlogits[row * v + word] = 0.25 * (logits[word].exp() / sum - hit);
+                }
+            }
+            (loss, dlogits)
+        }
+    }
+
+    fn close(got: &[f32], want: impl IntoIterator<Item = f64>, what: &str) {
+        for (at, (&got, want)) in got.iter().zip(want).enumerate() {
+            let error = (f64::from(got) - want).abs();
+            assert!(error <= 1e-5 * (1.0 + want.abs()), "{what}[{at}]: {got}, not {want}");
+        }
+    }
+
+    #[test]
+    fn the_loss_is_that_of_the_whole_logits() {
+        for bias in [false, true] {
+            let sample = Sample::new(false, bias);
+            close(&sample.bench.run_everywhere()[0], [sample.expected(bias).0], "loss");
+        }
+    }
+
+    #[test]
+    fn the_gradients_replace_or_add() {
+        for (bias, accumulate) in [(true, false), (true, true), (false, true)] {
+            let mut sample = Sample::new(true, bias);
+            sample.bench.accumulate(2, accumulate);
+            if bias {
+                sample.bench.accumulate(3, accumulate);
+            }
+            let (loss, dlogits) = sample.expected(bias);
+            let got = sample.bench.run_everywhere();
+            let (n, c, v) = (sample.n, sample.c, sample.v);
+            let (x, w) = (sample.bench.input(0), sample.bench.input(1));
+            let before = |output: usize, at: usize| {
+                if accumulate { f64::from(sample.bench.before(output)[at]) } else { 0.0 }
+            };
+            close(&got[0], [loss], "loss");
+            let dx = |row: usize, i: usize| -> f64 {
+                (0..v).map(|word| dlogits[row * v + word] * f64::from(w[word * c + i])).sum()
+            };
+            close(&got[1], (0..n * c).map(|at| dx(at / c, at % c)), "dx");
+            let dw = |word: usize, i: usize| -> f64 {
+                (0..n).map(|row| dlogits[row * v + word] * f64::from(x[row * c + i])).sum()
+            };
+            close(&got[2], (0..v * c).map(|at| before(2, at) + dw(at / c, at % c)), "dw");
+            if bias {
+                let db = |word: usize| -> f64 { (0..n).map(|row| dlogits[row * v + word]).sum() };
+                close(&got[3], (0..v).map(|word| before(3, word) + db(word)), "db");
+            }
+        }
+    }
+
+    #[test]
+    fn a_target_outside_the_vocabulary_is_named() {
+        for id in [83, -1, i32::MIN] {
+            let mut sample = Sample::new(true, false);
+            sample.targets[200] = id;
+            sample.bench.integers(2, &sample.targets);
+            let error = sample.bench.run(1, true).unwrap_err();
+            assert_eq!(error, ExecError::Data(format!("target {id} is outside the vocabulary of 83")));
+        }
+    }
+}

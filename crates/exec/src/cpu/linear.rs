@@ -1,0 +1,206 @@
+//! The linear layer, its two gradients and the batched matrix product: strides for [`product`].
+//!
+//! A matrix that is used transposed is not copied: packing reads it along its other axis. `N` is the number of
+//! rows of `x`, `(out, in)` the extents of the weight.
+
+use plimsoll_graph::{DType, Shape, Type};
+use plimsoll_plan::Workspace;
+
+use super::Call;
+use super::matmul::{self, Extents, Start, product};
+use super::pack::View;
+use crate::ExecError;
+
+/// `(x[N,in], w[, b]) → y[N,out]`, `w` being `(out, in)`, or `(in, out)` when `transposed`.
+pub(super) fn linear(call: &Call, transposed: bool) -> Result<(), ExecError> {
+    single_precision(call)?;
+    let extents = linear_extents(call.inputs[0].ty.shape, call.outputs[0].ty.shape);
+    let x = View::new(call.input(0), extents.m, extents.k, extents.k, 1);
+    let (line, depth) = if transposed { (1, extents.n) } else { (extents.k, 1) };
+    let w = View::new(call.input(1), extents.n, extents.k, line, depth);
+    let start = if call.inputs.len() > 2 { Start::Bias(call.input(2)) } else { Start::Zero };
+    product(extents, x, w, start, call.output(0), call.scratch());
+    Ok(())
+}
+
+/// Scratch of [`linear`].
+pub(super) fn linear_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
+    matmul::workspace(linear_extents(inputs[0].shape, outputs[0].shape))
+}
+
+/// `(w, dy[N,out]) → dx[N,in]`.
+pub(super) fn linear_grad_input(call: &Call, transposed: bool) -> Result<(), ExecError> {
+    single_precision(call)?;
+    let extents = linear_extents(call.inputs[1].ty.shape, call.outputs[0].ty.shape);
+    let dy = View::new(call.input(1), extents.m, extents.k, extents.k, 1);
+    let (line, depth) = if transposed { (extents.k, 1) } else { (1, extents.n) };
+    let w = View::new(call.input(0), extents.n, extents.k, line, depth);
+    product(extents, dy, w, Start::Zero, call.output(0), call.scratch());
+    Ok(())
+}
+
+/// Scratch of [`linear_grad_input`].
+pub(super) fn linear_grad_input_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
+    matmul::workspace(linear_extents(inputs[1].shape, outputs[0].shape))
+}
+
+/// `(x[N,in], dy[N,out]) → dw`, of the weight's shape. The sum runs over the rows in order, so that rows that
+/// arrive in several calls, each adding to the last, give the bits of one call.
+pub(super) fn linear_grad_weight(call: &Call, transposed: bool) -> Result<(), ExecError> {
+    single_precision(call)?;
+    let (left, right) = if transposed { (0, 1) } else { (1, 0) };
+    let extents = weight_extents(call.inputs[0].ty.shape, call.outputs[0].ty.shape);
+    let a = View::new(call.input(left), extents.m, extents.k, 1, extents.m);
+    let b = View::new(call.input(right), extents.n, extents.k, 1, extents.n);
+    product(extents, a, b, kept_if(call.outputs[0].accumulate), call.output(0), call.scratch());
+    Ok(())
+}
+
+/// Scratch of [`linear_grad_weight`].
+pub(super) fn linear_grad_weight_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
+    matmul::workspace(weight_extents(inputs[0].shape, outputs[0].shape))
+}
+
+/// `(a, b) → a·b` for each index of the leading axes.
+pub(super) fn matmul(call: &Call, transpose_a: bool, transpose_b: bool) -> Result<(), ExecError> {
+    single_precision(call)?;
+    let extents = batch_extents(call.inputs[0].ty.shape, call.outputs[0].ty.shape, transpose_a);
+    let Extents { m, n, k } = extents;
+    let (row, depth_a) = if transpose_a { (1, m) } else { (k, 1) };
+    let (column, depth_b) = if transpose_b { (k, 1) } else { (1, n) };
+    let (a, b, c) = (call.input(0), call.input(1), call.output(0));
+    // One product after the other, each shared by all threads: the scratch is that of a single product.
+    for (index, c) in c.chunks_exact_mut((m * n).max(1)).enumerate() {
+        let a = View::new(&a[index * m * k..][..m * k], m, k, row, depth_a);
+        let b = View::new(&b[index * k * n..][..k * n], n, k, column, depth_b);
+        product(extents, a, b, Start::Zero, c, call.scratch());
+    }
+    Ok(())
+}
+
+/// Scratch of [`matmul`].
+pub(super) fn matmul_workspace(inputs: &[Type], outputs: &[Type], transpose_a: bool) -> Workspace {
+    matmul::workspace(batch_extents(inputs[0].shape, outputs[0].shape, transpose_a))
+}
+
+/// Refuses what these kernels have no code for.
+pub(super) fn single_precision(call: &Call) -> Result<(), ExecError> {
+    let allowed = |ty: Type| matches!(ty.dtype, DType::F32 | DType::I32);
+    match call.inputs.iter().chain(call.outputs).find(|operand| !allowed(operand.ty)) {
+        Some(operand) => Err(ExecError::Unsupported(format!(
+            "the CPU has no {} kernel for {}",
+            operand.ty.dtype,
+            call.op.name()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// What an output that may be added to begins with.
+pub(super) fn kept_if(accumulate: bool) -> Start<'static> {
+    if accumulate { Start::Kept } else { Start::Zero }
+}
+
+/// Rows of `from`, columns of `to`, summed over the columns of `from`.
+fn linear_extents(from: Shape, to: Shape) -> Extents {
+    Extents { m: from.rows(), n: to.columns(), k: from.columns() }
+}
+
+/// A weight of shape `weight`, summed over the rows of `x`.
+fn weight_extents(x: Shape, weight: Shape) -> Extents {
+    Extents { m: weight[0], n: weight[1], k: x.rows() }
+}
+
+/// The last two axes of `a` and of the result.
+fn batch_extents(a: Shape, c: Shape, transpose_a: bool) -> Extents {
+    let rank = c.len();
+    Extents { m: c[rank - 2], n: c[rank - 1], k: if transpose_a { a[rank - 2] } else { a[rank - 1] } }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::Op;
+
+    use crate::cpu::bench::Bench;
+
+    /// `Σₚ left(i, p) · right(p, j)` in double precision.
+    fn expected(
+        (m, n, k): (usize, usize, usize),
+        left: impl Fn(usize, usize) -> f32,
+        right: impl Fn(usize, usize) -> f32,
+    ) -> Vec<f64> {
+        let element =
+            |i: usize, j: usize| (0..k).map(|p| f64::from(left(i, p)) * f64::from(right(p, j))).sum();
+        (0..m * n).map(|at| element(at / n, at % n)).collect()
+    }
+
+    fn close(got: &[f32], want: &[f64]) {
+        assert_eq!(got.len(), want.len());
+        for (at, (got, want)) in got.iter().zip(want).enumerate() {
+            assert!((f64::from(*got) - want).abs() < 2e-5, "element {at}: {got}, not {want}");
+        }
+    }
+
+    #[test]
+    fn a_linear_layer_multiplies_by_the_weight_however_it_is_stored() {
+        let (rows, out, input) = (2 * 7, 37, 29);
+        for transposed in [false, true] {
+            let weight = if transposed { [input, out] } else { [out, input] };
+            let op = Op::Linear { transposed, bias: true };
+            let bench = Bench::floats(&op, &[&[2, 7, input], &weight, &[out]], &[&[2, 7, out]]);
+            let (x, w, bias) = (bench.input(0), bench.input(1), bench.input(2));
+            let w_at = |o: usize, i: usize| if transposed { w[i * out + o] } else { w[o * input + i] };
+            let mut want = expected((rows, out, input), |i, p| x[i * input + p], |p, j| w_at(j, p));
+            want.iter_mut().enumerate().for_each(|(at, y)| *y += f64::from(bias[at % out]));
+            close(&bench.run_everywhere()[0], &want);
+
+            let op = Op::LinearGradInput { transposed };
+            let bench = Bench::floats(&op, &[&weight, &[2, 7, out]], &[&[2, 7, input]]);
+            let (w, dy) = (bench.input(0), bench.input(1));
+            let w_at = |o: usize, i: usize| if transposed { w[i * out + o] } else { w[o * input + i] };
+            let want = expected((rows, input, out), |i, p| dy[i * out + p], w_at);
+            close(&bench.run_everywhere()[0], &want);
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_a_weight_replaces_or_adds() {
+        let (rows, out, input) = (61, 19, 23);
+        for (transposed, accumulate) in [(false, false), (false, true), (true, false), (true, true)] {
+            let weight = if transposed { [input, out] } else { [out, input] };
+            let op = Op::LinearGradWeight { transposed };
+            let mut bench = Bench::floats(&op, &[&[rows, input], &[rows, out]], &[&weight]);
+            bench.accumulate(0, accumulate);
+            let (x, dy, before) = (bench.input(0), bench.input(1), bench.before(0));
+            let (x_at, dy_at) = (|p: usize, i: usize| x[p * input + i], |p: usize, o: usize| dy[p * out + o]);
+            let mut want = if transposed {
+                expected((input, out, rows), |i, p| x_at(p, i), dy_at)
+            } else {
+                expected((out, input, rows), |o, p| dy_at(p, o), x_at)
+            };
+            if accumulate {
+                want.iter_mut().zip(before).for_each(|(dw, before)| *dw += f64::from(*before));
+            }
+            close(&bench.run_everywhere()[0], &want);
+        }
+    }
+
+    #[test]
+    fn a_batch_of_products_multiplies_matrix_by_matrix() {
+        let (m, n, k) = (9, 35, 21);
+        for (transpose_a, transpose_b) in [(false, false), (false, true), (true, false), (true, true)] {
+            let op = Op::Matmul { transpose_a, transpose_b };
+            let a_shape = if transpose_a { [2, 3, k, m] } else { [2, 3, m, k] };
+            let b_shape = if transpose_b { [2, 3, n, k] } else { [2, 3, k, n] };
+            let bench = Bench::floats(&op, &[&a_shape, &b_shape], &[&[2, 3, m, n]]);
+            let (a, b) = (bench.input(0), bench.input(1));
+            let a_at =
+                |z: usize, i: usize, p: usize| a[z * m * k + if transpose_a { p * m + i } else { i * k + p }];
+            let b_at =
+                |z: usize, p: usize, j: usize| b[z * k * n + if transpose_b { j * k + p } else { p * n + j }];
+            let each = |z: usize| expected((m, n, k), |i, p| a_at(z, i, p), |p, j| b_at(z, p, j));
+            let want: Vec<f64> = (0..6).flat_map(each).collect();
+            close(&bench.run_everywhere()[0], &want);
+        }
+    }
+}

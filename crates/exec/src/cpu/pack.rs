@@ -1,0 +1,165 @@
+//! Copies a strip of a matrix into the order in which the innermost loop reads it.
+//!
+//! ```text
+//!  lines  0 ┌ a b c …   depth →          packed, width 4:   a e i m  b f j n  c g k o …
+//!         1 │ e f g …
+//!         2 │ i j k …                    Lines that do not exist are zeros.
+//!         3 └ m n o …
+//! ```
+//!
+//! A *line* is a row of the left operand or a column of the right one. Transposed operands differ in
+//! nothing but their strides here, so all products share one innermost loop.
+#![allow(unsafe_code, reason = "writes panels that threads fill side by side")]
+
+/// A matrix inside a slice.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    data: &'a [f32],
+    line_stride: usize,
+    depth_stride: usize,
+}
+
+impl<'a> View<'a> {
+    /// `lines × depth` numbers of `data`, at these distances from each other.
+    pub(super) fn new(
+        data: &'a [f32],
+        lines: usize,
+        depth: usize,
+        line_stride: usize,
+        depth_stride: usize,
+    ) -> View<'a> {
+        let extent = lines.saturating_sub(1) * line_stride + depth.saturating_sub(1) * depth_stride;
+        assert!(lines == 0 || depth == 0 || extent < data.len(), "a view outside its data");
+        View { data, line_stride, depth_stride }
+    }
+
+    /// The same matrix from `line` and `depth` on.
+    pub(super) fn from(self, line: usize, depth: usize) -> View<'a> {
+        let skipped = line * self.line_stride + depth * self.depth_stride;
+        View { data: &self.data[skipped..], ..self }
+    }
+}
+
+/// Packs `lines` lines of `depth` numbers into `depth` groups of `width`.
+///
+/// # Safety
+///
+/// `to` must have room for `width · depth` numbers and be written by this thread alone.
+pub(super) unsafe fn pack(from: View, lines: usize, width: usize, depth: usize, to: *mut f32) {
+    debug_assert!(lines <= width && lines > 0 && depth > 0);
+    assert!((lines - 1) * from.line_stride + (depth - 1) * from.depth_stride < from.data.len());
+    let whole = lines - lines % 4;
+    // SAFETY: the assertion bounds every read; the caller has made room for the writes.
+    unsafe {
+        if from.line_stride == 1 {
+            pack_contiguous_lines(from, lines, width, depth, to);
+        } else if from.depth_stride == 1 {
+            for line in (0..whole).step_by(4) {
+                pack_four(
+                    from.data.as_ptr().add(line * from.line_stride),
+                    from.line_stride,
+                    width,
+                    depth,
+                    to.add(line),
+                );
+            }
+            pack_one_by_one(from, whole..lines, width, depth, to);
+        } else {
+            pack_one_by_one(from, 0..lines, width, depth, to);
+        }
+        if lines < width {
+            for step in 0..depth {
+                std::slice::from_raw_parts_mut(to.add(step * width + lines), width - lines).fill(0.0);
+            }
+        }
+    }
+}
+
+unsafe fn pack_contiguous_lines(from: View, lines: usize, width: usize, depth: usize, to: *mut f32) {
+    for step in 0..depth {
+        let group = &from.data[step * from.depth_stride..][..lines];
+        // SAFETY: group `step` lies inside the room made by the caller of `pack`.
+        unsafe { std::ptr::copy_nonoverlapping(group.as_ptr(), to.add(step * width), lines) }
+    }
+}
+
+unsafe fn pack_one_by_one(
+    from: View,
+    lines: std::ops::Range<usize>,
+    width: usize,
+    depth: usize,
+    to: *mut f32,
+) {
+    for line in lines {
+        for step in 0..depth {
+            let number = from.data[line * from.line_stride + step * from.depth_stride];
+            // SAFETY: as above.
+            unsafe { *to.add(step * width + line) = number }
+        }
+    }
+}
+
+/// Four lines whose numbers lie side by side, transposed four by four in registers.
+unsafe fn pack_four(from: *const f32, stride: usize, width: usize, depth: usize, to: *mut f32) {
+    let whole = depth - depth % 4;
+    // SAFETY: reads stay below `3·stride + depth`, writes below `width·depth`: both checked by `pack`.
+    unsafe {
+        for step in (0..whole).step_by(4) {
+            let at = from.add(step);
+            let rows = [0, 1, 2, 3].map(|line| at.add(line * stride).cast::<[f32; 4]>().read_unaligned());
+            for (i, column) in transposed(rows).into_iter().enumerate() {
+                to.add((step + i) * width).cast::<[f32; 4]>().write_unaligned(column);
+            }
+        }
+        for step in whole..depth {
+            for line in 0..4 {
+                *to.add(step * width + line) = *from.add(line * stride + step);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "the arrays must stay in registers")]
+fn transposed(rows: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__m128, _MM_TRANSPOSE4_PS};
+        // SAFETY: four floats are four floats, as an array or as a vector; every x86-64 has SSE.
+        unsafe {
+            let [mut a, mut b, mut c, mut d] = std::mem::transmute::<[[f32; 4]; 4], [__m128; 4]>(rows);
+            _MM_TRANSPOSE4_PS(&mut a, &mut b, &mut c, &mut d);
+            std::mem::transmute::<[__m128; 4], [[f32; 4]; 4]>([a, b, c, d])
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::array::from_fn(|i| std::array::from_fn(|j| rows[j][i]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_lands_in_its_group_whatever_the_strides() {
+        let (rows, columns) = (37, 29);
+        let data: Vec<f32> = (0..rows * columns * 2).map(|i| i as f32).collect();
+        for (line_stride, depth_stride) in [(columns, 1), (1, columns), (2 * columns, 2)] {
+            for lines in [1, 3, 4, 7, 12, 13, 16] {
+                for depth in [1, 2, 4, 5, 11, 16] {
+                    let width = 16;
+                    let mut packed = vec![-1.0; width * depth];
+                    let view = View::new(&data, lines, depth, line_stride, depth_stride);
+                    // SAFETY: the vector has exactly the room and belongs to this thread.
+                    unsafe { pack(view, lines, width, depth, packed.as_mut_ptr()) };
+                    for (at, &number) in packed.iter().enumerate() {
+                        let (step, line) = (at / width, at % width);
+                        let there =
+                            if line < lines { data[line * line_stride + step * depth_stride] } else { 0.0 };
+                        assert!(number == there, "line {line}, step {step} of {lines}x{depth}");
+                    }
+                }
+            }
+        }
+    }
+}
