@@ -2,8 +2,17 @@
 //!
 //! Each is judged against the reference kernel of the same name. None allocates.
 
+mod activation;
 mod call;
+mod dropout;
+mod elementwise;
+mod exp;
+mod lanes;
 mod pieces;
+mod simd;
+mod split;
+#[cfg(test)]
+mod trial;
 
 use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
@@ -18,6 +27,17 @@ pub use call::{Call, Operand};
 /// When the data is bad or there is no kernel for these element types.
 pub fn run(call: &Call) -> Result<(), ExecError> {
     match call.op {
+        Op::Add => elementwise::add(call),
+        Op::Mul => elementwise::mul(call),
+        Op::Scale { factor } => elementwise::scale(call, *factor),
+        Op::Silu => elementwise::silu(call),
+        Op::SiluGrad => elementwise::silu_grad(call),
+        Op::Gelu(form) => elementwise::gelu(call, *form),
+        Op::GeluGrad(form) => elementwise::gelu_grad(call, *form),
+        Op::Swiglu => elementwise::swiglu(call),
+        Op::SwigluGrad => elementwise::swiglu_grad(call),
+        Op::Dropout { p, stream } => dropout::dropout(call, *p, *stream),
+        Op::Accumulate => elementwise::accumulate(call),
         op => Err(ExecError::Unsupported(format!("the CPU has no kernel for {}", op.name()))),
     }
 }
