@@ -221,7 +221,7 @@ impl<D: Device> Engine<D> {
             let elements = state.ty.shape.elements();
             for first in (0..elements).step_by(PIECE) {
                 let values = &mut piece[..PIECE.min(elements - first)];
-                init::fill(&state.name, &state.init, seed, first, values);
+                init::fill(&state.init, &state.name, seed, first, values);
                 write(&mut self.device, place.offset + 4 * first as u64, Data::F32(values))?;
             }
         }

@@ -1,10 +1,23 @@
-//! Devices and the run loop.
+//! Devices and the run loop: what executes a plan.
+//!
+//! In order of use: a [`Device`] tells the planner its facts, the [`Engine`] takes the arena and walks the
+//! schedules. [`reference`](mod@reference) holds the readable kernels that define every op and run whole graphs with no
+//! plan at all; [`cases`] holds the inputs on which every device is judged against them.
+//!
+//! Nothing here decides anything, and nothing allocates after the start.
 
+mod arena;
 pub mod cases;
 pub mod cpu;
+mod device;
+mod engine;
 mod error;
 pub mod init;
 pub mod random;
 pub mod reference;
 
+pub use arena::Arena;
+pub use cpu::CpuDevice;
+pub use device::Device;
+pub use engine::{Data, Engine};
 pub use error::ExecError;

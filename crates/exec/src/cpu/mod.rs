@@ -2,23 +2,32 @@
 //!
 //! Each is judged against the reference kernel of the same name. None allocates.
 
+mod activation;
 #[cfg(test)]
 mod bench;
 mod call;
+mod device;
+mod dropout;
+mod elementwise;
 mod exp;
 mod head;
+mod lanes;
 mod linear;
 mod matmul;
 mod microkernel;
 mod pack;
 mod pieces;
 mod simd;
+mod split;
+#[cfg(test)]
+mod trial;
 
 use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use crate::ExecError;
 pub use call::{Call, Operand};
+pub use device::CpuDevice;
 
 /// Runs one op.
 ///
@@ -33,6 +42,17 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
         Op::Matmul { transpose_a, transpose_b } => linear::matmul(call, *transpose_a, *transpose_b),
         Op::HeadLoss(head) => head::head_loss(call, *head),
         Op::HeadLossGrad { head, weight, bias } => head::head_loss_grad(call, *head, *weight, *bias),
+        Op::Add => elementwise::add(call),
+        Op::Mul => elementwise::mul(call),
+        Op::Scale { factor } => elementwise::scale(call, *factor),
+        Op::Silu => elementwise::silu(call),
+        Op::SiluGrad => elementwise::silu_grad(call),
+        Op::Gelu(form) => elementwise::gelu(call, *form),
+        Op::GeluGrad(form) => elementwise::gelu_grad(call, *form),
+        Op::Swiglu => elementwise::swiglu(call),
+        Op::SwigluGrad => elementwise::swiglu_grad(call),
+        Op::Dropout { p, stream } => dropout::dropout(call, *p, *stream),
+        Op::Accumulate => elementwise::accumulate(call),
         op => Err(ExecError::Unsupported(format!("the CPU has no kernel for {}", op.name()))),
     }
 }

@@ -1,0 +1,116 @@
+//! Dropout: random bits drawn where they are used, sixteen groups of four elements at a time.
+//!
+//! The mask depends on the row of the global batch and the element within the row, never on the piece or
+//! the thread that draws it. May run in place.
+#![allow(unsafe_code, reason = "may write over its input, which slices cannot express")]
+
+use super::lanes::{PIECE, Streams, Work, at_full_width, want_f32};
+use super::{Call, pieces};
+use crate::ExecError;
+use crate::random::{Stream, drop_threshold};
+
+/// Elements read before any is written; a multiple of four, since one draw serves four elements.
+const CHUNK: usize = 64;
+
+pub(super) fn dropout(call: &Call, p: f32, stream: u64) -> Result<(), ExecError> {
+    want_f32(call)?;
+    let place = Streams { inputs: [call.pointer(0)], outputs: [call.outputs[0].pointer.cast()] };
+    let rng = call.integers(1);
+    let seed = u64::from(rng[0] as u32) | u64::from(rng[1] as u32) << 32;
+    let (stream, first_row) = (Stream::new(seed, stream, rng[2] as u32), rng[3] as u32);
+    let (threshold, factor) = (drop_threshold(p), (1.0 / (1.0 - f64::from(p))) as f32);
+
+    let shape = call.inputs[0].ty.shape;
+    let rows = shape.first().copied().unwrap_or(1);
+    let columns = shape.elements() / rows.max(1);
+    let per_row = columns.div_ceil(PIECE);
+    // Short rows are taken together, so that a piece is worth a thread's while.
+    let together = if per_row > 1 { 1 } else { PIECE.div_ceil(columns.max(1)) };
+    pieces::for_each((rows * per_row).div_ceil(together), |piece| {
+        for part in piece * together..(rows * per_row).min((piece + 1) * together) {
+            let (row, start) = (part / per_row, part % per_row * PIECE);
+            // SAFETY: the place lies inside row `row`; parts do not overlap.
+            let place = unsafe { place.from(row * columns + start) };
+            let len = PIECE.min(columns - start);
+            let row = first_row.wrapping_add(row as u32);
+            at_full_width(Part { place, len, stream, row, group: start / 4, threshold, factor });
+        }
+    });
+    Ok(())
+}
+
+/// Consecutive elements of one row.
+struct Part {
+    place: Streams<1, 1>,
+    len: usize,
+    stream: Stream,
+    row: u32,
+    /// Which group of four the first element begins.
+    group: usize,
+    threshold: u32,
+    factor: f32,
+}
+
+impl Work for Part {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Streams { inputs: [x], outputs: [y] } = self.place;
+        let mut chunk = [0.0; CHUNK];
+        for start in (0..self.len).step_by(CHUNK) {
+            let count = CHUNK.min(self.len - start);
+            // SAFETY: `start + count ≤ len`, the length of the part; the chunk is copied out, so nothing
+            // is borrowed while it is written back.
+            unsafe { std::ptr::copy_nonoverlapping(x.add(start), chunk.as_mut_ptr(), count) };
+            self.mask(&mut chunk, (self.group + start / 4) as u32);
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), y.add(start), count) };
+        }
+    }
+}
+
+impl Part {
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+    fn mask(&self, chunk: &mut [f32; CHUNK], first_group: u32) {
+        let (groups, _) = chunk.as_chunks_mut::<4>();
+        for (offset, group) in (0u32..).zip(groups) {
+            let bits = self.stream.quad(self.row, first_group + offset);
+            for (x, bits) in group.iter_mut().zip(bits) {
+                *x = if bits < self.threshold { 0.0 } else { *x * self.factor };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::Op;
+
+    use super::*;
+    use crate::cpu::trial::{Trial, numbers};
+
+    const OP: Op = Op::Dropout { p: 0.3, stream: 11 };
+
+    #[test]
+    fn the_mask_is_that_of_the_global_row_and_element() {
+        let x = numbers(5 * 77, 1);
+        let y = Trial::new(OP).f32([5, 7, 11], &x).i32([4], &[3, -1, 9, 40]).run().remove(0);
+        let stream = Stream::new(3 | 0xffff_ffff << 32, 11, 9);
+        for (flat, (x, y)) in x.iter().zip(y).enumerate() {
+            let kept = stream.bits(40 + (flat / 77) as u32, (flat % 77) as u32) >= drop_threshold(0.3);
+            let expected = if kept { f64::from(*x) / (1.0 - f64::from(0.3f32)) } else { 0.0 };
+            assert!((f64::from(y) - expected).abs() < 1e-6, "element {flat}: {y}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn in_place_and_on_two_threads_the_bits_are_the_same() {
+        let x = numbers(3 * 20_001, 2);
+        let trial = || Trial::new(OP).f32([3, 20_001], &x).i32([4], &[1, 2, 3, 4]);
+        let plain = trial().run();
+        assert_eq!(plain, trial().over(0, 0).run());
+        assert_eq!(plain, trial().threads(2).run());
+    }
+}

@@ -1,0 +1,71 @@
+//! Lending each piece of work the rows it writes, and each thread scratch of its own.
+//!
+//! The outputs of most kernels are matrices of which every piece owns some rows. Here is the `unsafe`
+//! code that hands those rows out, once, behind interfaces that cannot be misused.
+#![allow(unsafe_code, reason = "lends disjoint parts of a slice to threads")]
+
+use std::ops::Range;
+
+use super::pieces;
+
+/// A slice whose parts several threads write.
+#[derive(Clone, Copy)]
+struct Shared<T> {
+    pointer: *mut T,
+    len: usize,
+}
+
+// SAFETY: the functions below lend each element to one thread at a time.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    fn new(slice: &mut [T]) -> Self {
+        Shared { pointer: slice.as_mut_ptr(), len: slice.len() }
+    }
+
+    /// # Safety
+    ///
+    /// No part that is alive overlaps `range`.
+    unsafe fn part<'a>(self, range: Range<usize>) -> &'a mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "a part lies outside its slice");
+        // SAFETY: the range was checked; the caller keeps parts apart.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(range.start), range.len()) }
+    }
+}
+
+/// Cuts `rows` rows into pieces of `per_piece` and runs `body` on each with the range of its rows and that
+/// part of every output. Each output is a matrix of `rows` rows.
+pub(super) fn rows<T: Copy + Send, const N: usize>(
+    rows: usize,
+    per_piece: usize,
+    outputs: [&mut [T]; N],
+    body: impl Fn(Range<usize>, [&mut [T]; N]) + Sync + Send,
+) {
+    let outputs = outputs.map(|output| (output.len() / rows.max(1), Shared::new(output)));
+    pieces::for_each(rows.div_ceil(per_piece), |piece| {
+        let range = piece * per_piece..rows.min((piece + 1) * per_piece);
+        // SAFETY: the ranges of rows of different pieces do not overlap, and the slices are borrowed
+        // mutably for as long as this function runs.
+        let parts =
+            outputs.map(|(width, output)| unsafe { output.part(range.start * width..range.end * width) });
+        body(range, parts);
+    });
+}
+
+/// Runs `body` for every piece with scratch of `len` elements that belongs to the thread.
+pub(super) fn with_scratch<T: Copy + Send>(
+    count: usize,
+    scratch: &mut [T],
+    len: usize,
+    body: impl Fn(usize, &mut [T]) + Sync + Send,
+) {
+    let shared = Shared::new(scratch);
+    pieces::for_each(count, |piece| {
+        let start = pieces::thread() * len;
+        // SAFETY: a thread runs one piece at a time, so its part is lent once at a time.
+        let part = unsafe { shared.part(start..start + len) };
+        body(piece, part);
+    });
+}

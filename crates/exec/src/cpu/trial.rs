@@ -1,0 +1,113 @@
+//! For tests: operands in ordinary memory, a call, and the results.
+#![allow(unsafe_code, reason = "calls are made of addresses")]
+
+use plimsoll_graph::{DType, Op, Shape, Type, infer};
+
+use super::{Call, Operand, run, workspace};
+use crate::ExecError;
+
+/// One call to be made, operand by operand.
+pub(super) struct Trial {
+    op: Op,
+    inputs: Vec<(Type, Vec<u32>)>,
+    begin: Vec<Option<Vec<f32>>>,
+    over: Vec<(usize, usize)>,
+    threads: usize,
+}
+
+impl Trial {
+    pub(super) fn new(op: Op) -> Trial {
+        Trial { op, inputs: Vec::new(), begin: vec![None; 4], over: Vec::new(), threads: 1 }
+    }
+
+    /// The next input.
+    pub(super) fn f32(mut self, shape: impl Into<Shape>, data: &[f32]) -> Trial {
+        self.inputs.push((Type::f32(shape), data.iter().map(|x| x.to_bits()).collect()));
+        self
+    }
+
+    /// The next input.
+    pub(super) fn i32(mut self, shape: impl Into<Shape>, data: &[i32]) -> Trial {
+        self.inputs.push((Type::i32(shape), data.iter().map(|&x| x as u32).collect()));
+        self
+    }
+
+    /// Output `output` is added to what is given here (or updates it).
+    pub(super) fn onto(mut self, output: usize, data: &[f32]) -> Trial {
+        self.begin[output] = Some(data.to_vec());
+        self
+    }
+
+    /// Output `output` takes the place of input `input`.
+    pub(super) fn over(mut self, output: usize, input: usize) -> Trial {
+        assert!(self.op.may_overwrite(output).contains(&input));
+        self.over.push((output, input));
+        self
+    }
+
+    pub(super) fn threads(mut self, threads: usize) -> Trial {
+        self.threads = threads;
+        self
+    }
+
+    /// The outputs; what no kernel writes is NaN.
+    pub(super) fn run(self) -> Vec<Vec<f32>> {
+        self.attempt().unwrap()
+    }
+
+    pub(super) fn attempt(mut self) -> Result<Vec<Vec<f32>>, ExecError> {
+        let types: Vec<Type> = self.inputs.iter().map(|input| input.0).collect();
+        let results = infer(&self.op, &types).unwrap();
+        let mut outputs: Vec<Vec<u32>> =
+            results.iter().map(|ty| vec![f32::NAN.to_bits(); ty.shape.elements()]).collect();
+        for (output, begin) in outputs.iter_mut().zip(&self.begin) {
+            if let Some(begin) = begin {
+                *output = begin.iter().map(|x| x.to_bits()).collect();
+            }
+        }
+        let inputs: Vec<Operand> = self
+            .inputs
+            .iter_mut()
+            .map(|(ty, data)| Operand { pointer: data.as_mut_ptr().cast(), ty: *ty, accumulate: false })
+            .collect();
+        let places: Vec<Operand> = (0..outputs.len())
+            .map(|index| {
+                let pointer = match self.over.iter().find(|over| over.0 == index) {
+                    Some(&(_, input)) => inputs[input].pointer,
+                    None => outputs[index].as_mut_ptr().cast(),
+                };
+                Operand { pointer, ty: results[index], accumulate: self.begin[index].is_some() }
+            })
+            .collect();
+        let bytes = workspace(&self.op, &types, &results, self.threads).least as usize;
+        let mut scratch = vec![f32::NAN; bytes.div_ceil(4)];
+        let ty = Type { shape: [bytes].into(), dtype: DType::I32 };
+        let workspace = Operand { pointer: scratch.as_mut_ptr().cast(), ty, accumulate: false };
+        let call = Call { op: &self.op, inputs: &inputs, outputs: &places, workspace };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build().unwrap();
+        pool.install(|| run(&call))?;
+        Ok(places
+            .iter()
+            // SAFETY: the place is one of the vectors above, which are alive.
+            .map(|place| unsafe {
+                std::slice::from_raw_parts(place.pointer.cast::<f32>(), place.ty.shape.elements()).to_vec()
+            })
+            .collect())
+    }
+}
+
+/// `count` numbers between −2 and 2 that depend on `seed`.
+pub(super) fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let stream = crate::random::Stream::new(seed, 1, 0);
+    (0..count).map(|i| 4.0 * stream.uniform(0, i as u32) - 2.0).collect()
+}
+
+/// Panics unless every number is within `tolerance` of the largest expected one.
+pub(super) fn assert_near(actual: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(actual.len(), expected.len());
+    let largest = expected.iter().fold(1e-30, |largest, x| f64::max(largest, x.abs()));
+    for (index, (&a, &e)) in actual.iter().zip(expected).enumerate() {
+        let error = (f64::from(a) - e).abs() / largest;
+        assert!(error <= tolerance, "element {index}: {a}, not {e} (off by {error:.1e} of the largest)");
+    }
+}
