@@ -95,7 +95,9 @@ impl Arena {
     pub fn address(&self, offset: u64, bytes: u64) -> Result<*mut u8, ExecError> {
         match offset.checked_add(bytes) {
             // SAFETY: the offset is inside the allocation.
-            Some(end) if end <= self.bytes as u64 => Ok(unsafe { self.pointer.as_ptr().add(offset as usize) }),
+            Some(end) if end <= self.bytes as u64 => {
+                Ok(unsafe { self.pointer.as_ptr().add(offset as usize) })
+            }
             _ => Err(ExecError::Mismatch(format!(
                 "bytes {offset}+{bytes} lie outside an arena of {} bytes",
                 self.bytes

@@ -73,7 +73,10 @@ impl<D: Device> Engine<D> {
         let mut schedules = BTreeMap::new();
         for (&role, schedule) in &plan.schedules {
             let part = program.part(role).ok_or_else(|| {
-                ExecError::Mismatch(format!("the plan has a schedule `{}` and the program no graph for it", role.name()))
+                ExecError::Mismatch(format!(
+                    "the plan has a schedule `{}` and the program no graph for it",
+                    role.name()
+                ))
             })?;
             let prepared = device.prepare(&part.graph, schedule)?;
             schedules.insert(role, Ready::new(&part.graph, schedule, prepared));
@@ -124,11 +127,17 @@ impl<D: Device> Engine<D> {
         }
         for (name, place, end) in &ready.inputs {
             let Some((_, data)) = inputs.iter().find(|(given, _)| given == name) else {
-                return Err(ExecError::Mismatch(format!("schedule `{}` lacks its input `{name}`", role.name())));
+                return Err(ExecError::Mismatch(format!(
+                    "schedule `{}` lacks its input `{name}`",
+                    role.name()
+                )));
             };
             if data.ty() != (place.ty.dtype, place.ty.shape.elements()) {
                 let (dtype, count) = data.ty();
-                return Err(ExecError::Mismatch(format!("input `{name}` is {}, got {count} of {dtype}", place.ty)));
+                return Err(ExecError::Mismatch(format!(
+                    "input `{name}` is {}, got {count} of {dtype}",
+                    place.ty
+                )));
             }
             write(&mut self.device, place.offset, *data)?;
             self.measured_peak = self.measured_peak.max(*end);
@@ -239,7 +248,8 @@ impl<P> Ready<P> {
             let (place, end) = place(value)?;
             Some((graph.value(value).name.clone(), place, end))
         });
-        let outputs = graph.outputs().iter().filter_map(|(name, value)| Some((name.clone(), place(*value)?.0)));
+        let outputs =
+            graph.outputs().iter().filter_map(|(name, value)| Some((name.clone(), place(*value)?.0)));
         Ready {
             prepared,
             reach: schedule.actions.iter().map(|action| reach(schedule, action)).collect(),
@@ -269,7 +279,10 @@ fn no_schedule(role: Role) -> ExecError {
 
 fn fits(name: &str, place: Place, first: usize, count: usize) -> Result<(), ExecError> {
     if place.ty.dtype != DType::F32 || first + count > place.ty.shape.elements() {
-        return Err(ExecError::Mismatch(format!("`{name}` is {}, asked for {count} floats from {first}", place.ty)));
+        return Err(ExecError::Mismatch(format!(
+            "`{name}` is {}, asked for {count} floats from {first}",
+            place.ty
+        )));
     }
     Ok(())
 }

@@ -1,1 +1,56 @@
-//! Under construction.
+//! Trains models inside a memory budget you state.
+//!
+//! Write a model as a graph, hand it to [`Run`], and drive the loop yourself, or let [`Trainer`] feed it:
+//!
+//! ```
+//! use plimsoll::{DType, Data, Graph, Init, Options, Run};
+//!
+//! let model = |rows: usize| {
+//!     let mut g = Graph::new();
+//!     let x = g.input("x", [rows, 8], DType::F32); // (N, C)
+//!     let targets = g.input("targets", [rows], DType::I32); // (N)
+//!     let scale = g.loss_scale(); // 1 ÷ targets of the whole step
+//!     let hidden = g.block("hidden", |g| {
+//!         let w = g.param("w", [16, 8], Init::Normal(0.3)); // (F, C)
+//!         let h = g.linear(x, w, None); // (N, F)
+//!         g.silu(h) // (N, F)
+//!     });
+//!     let w = g.param("head.w", [3, 16], Init::Normal(0.3)); // (V, F)
+//!     let loss = g.head_loss(hidden, w, None, targets, scale, -100); // ()
+//!     g.output("loss", loss);
+//!     g.finish()
+//! };
+//! let mut run = Run::new(model, &Options { memory: Some(1 << 30), global_batch: 8, micro_batch: Some(4), ..Options::default() })?;
+//! let x: Vec<f32> = (0..32).map(|i| (i as f32).sin()).collect();
+//! for _ in 0..2 {
+//!     for targets in [[0, 1, 2, 0], [1, 1, 0, 2]] {
+//!         run.backward(&[("x", Data::F32(&x)), ("targets", Data::I32(&targets)), ("scale", Data::F32(&[1.0 / 8.0]))])?;
+//!     }
+//!     run.step(1e-2)?;
+//! }
+//! assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
+//! # Ok::<(), plimsoll::TrainError>(())
+//! ```
+
+pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError};
+pub use plimsoll_graph::{
+    DType, Graph, GraphError, Init, Shape, Type, Value, Visible, checkpoint, differentiate, op,
+};
+pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset};
+pub use plimsoll_plan::{Plan, Program, Role, Schedule, Strategy};
+pub use plimsoll_train::{Model, Optimizer, Options, Planned, Run, TrainError, Trainer, plan_for};
+
+/// Reference kernels and the cases every device is judged by.
+pub mod conformance {
+    pub use plimsoll_exec::{cases, reference};
+}
+
+/// Planning in parts: one strategy at a time, and the judge.
+pub mod planning {
+    pub use plimsoll_plan::*;
+}
+
+/// Data, learning rate, metrics, sizes and the machine's memory.
+pub mod training {
+    pub use plimsoll_train::{budget, data, lr, memory, metrics, program, size};
+}

@@ -1,13 +1,24 @@
-//! Around the step: data, learning rate, metrics, and what the machine has to give.
+//! Around the step: the optimizer, the run one can drive, the trainer, data, learning rate, metrics, and
+//! what the machine has to give.
 //!
 //! Everything here is a library: it prints nothing, reads no environment variable and knows no
 //! device by name. A user's fault comes back as an error whose sentence names a way out.
 
+pub mod budget;
 pub mod data;
+mod error;
 pub mod lr;
 pub mod memory;
 pub mod metrics;
+mod optimizer;
+mod run;
 pub mod size;
+mod trainer;
+
+pub use error::TrainError;
+pub use optimizer::{Optimizer, append as append_optimizer};
+pub use run::{Model, Options, Planned, Run, plan_for, program};
+pub use trainer::Trainer;
 
 #[cfg(test)]
 mod scratch;

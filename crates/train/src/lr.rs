@@ -3,11 +3,11 @@
 //! A pure function of the step, so that a resumed run needs no state. The curves are those of
 //! transformers' `get_{constant,linear,cosine}_schedule_with_warmup`, with three differences:
 //!
-//! - Steps count from 1 and step `s` uses the curve at `s`. transformers uses the curve at `s − 1`, so
-//!   that its first warmup step has rate 0 and changes nothing; here the rate that is 0 is the one of
-//!   the last step, `max_steps`, under linear and cosine decay.
+//! - Steps count from 1. Step `s` of the warmup has `s / warmup_steps` of the peak, where transformers has
+//!   `(s − 1) / warmup_steps` and so spends its first step at rate 0; after the warmup the rates are the
+//!   same. No step that is taken has rate 0: a decay reaches it one step after the last.
 //! - Past `max_steps` the cosine stays at 0 instead of rising again.
-//! - With `warmup_steps ≥ max_steps` the rate at `max_steps` is still the warmup's, not 0.
+//! - With `warmup_steps ≥ max_steps` every step is a warmup step.
 //!
 //! Absent: cosine cycles, restarts, inverse square root. Whether the numbers make sense (a finite peak)
 //! is for the configuration to check.
@@ -20,9 +20,9 @@ use std::str::FromStr;
 pub enum Decay {
     /// Stays at the peak.
     Constant,
-    /// Falls on a straight line to 0 at `max_steps`.
+    /// Falls on a straight line that would reach 0 one step after `max_steps`.
     Linear,
-    /// Falls on half a cosine to 0 at `max_steps`.
+    /// Falls on half a cosine that would reach 0 one step after `max_steps`.
     Cosine,
 }
 
@@ -33,7 +33,7 @@ pub struct Lr {
     pub peak: f64,
     /// Steps of linear rise; 0 for none.
     pub warmup_steps: u64,
-    /// The step at which a decaying rate is 0.
+    /// The last step; a decaying rate is 0 from the next one on.
     pub max_steps: u64,
     /// What happens between the two.
     pub decay: Decay,
@@ -54,10 +54,10 @@ impl Lr {
         }
     }
 
-    /// How much of the decay lies behind `step`, from 0 at the end of the warmup to 1 at `max_steps`.
+    /// How much of the decay lies behind `step`: 0 at the first step after the warmup, 1 after `max_steps`.
     fn progress(&self, step: u64) -> f64 {
         let length = self.max_steps.saturating_sub(self.warmup_steps).max(1);
-        ((step - self.warmup_steps) as f64 / length as f64).min(1.0)
+        ((step - 1 - self.warmup_steps) as f64 / length as f64).min(1.0)
     }
 }
 
@@ -114,22 +114,27 @@ mod tests {
     #[test]
     fn without_warmup_the_decay_begins_at_the_first_step() {
         assert_values(Decay::Constant, 0, 4, &[3.0, 3.0, 3.0, 3.0]);
-        assert_values(Decay::Linear, 0, 4, &[2.25, 1.5, 0.75, 0.0]);
+        assert_values(Decay::Linear, 0, 4, &[3.0, 2.25, 1.5, 0.75, 0.0]);
     }
 
     #[test]
     fn linear_and_cosine_match_values_computed_by_hand() {
-        // Two steps of warmup, then progress 1/4, 1/2, 3/4, 1; cos(π/4) = √½.
+        // Two steps of warmup, then progress 0, 1/4, 1/2, 3/4, 1; cos(π/4) = √½.
         let root = std::f64::consts::FRAC_1_SQRT_2;
-        assert_values(Decay::Linear, 2, 6, &[1.5, 3.0, 2.25, 1.5, 0.75, 0.0]);
-        assert_values(Decay::Cosine, 2, 6, &[1.5, 3.0, 1.5 * (1.0 + root), 1.5, 1.5 * (1.0 - root), 0.0]);
+        assert_values(Decay::Linear, 2, 6, &[1.5, 3.0, 3.0, 2.25, 1.5, 0.75, 0.0]);
+        assert_values(
+            Decay::Cosine,
+            2,
+            6,
+            &[1.5, 3.0, 3.0, 1.5 * (1.0 + root), 1.5, 1.5 * (1.0 - root), 0.0],
+        );
     }
 
     #[test]
     fn past_the_end_a_decayed_rate_stays_zero_and_a_constant_one_stays_at_the_peak() {
         let last_and_later = |decay| {
             let lr = Lr { peak: 3.0, warmup_steps: 2, max_steps: 6, decay };
-            [6, 7, 10, 1000].map(|step| lr.at(step))
+            [7, 8, 10, 1000].map(|step| lr.at(step))
         };
         assert_eq!(last_and_later(Decay::Linear), [0.0; 4]);
         assert_eq!(last_and_later(Decay::Cosine), [0.0; 4]);
@@ -140,7 +145,6 @@ mod tests {
     fn a_warmup_longer_than_the_run_never_reaches_the_peak() {
         let lr = Lr { peak: 1.0, warmup_steps: 10, max_steps: 5, decay: Decay::Cosine };
         assert_eq!(lr.at(5), 0.5);
-        assert_eq!(lr.at(11), 0.0);
     }
 
     #[test]

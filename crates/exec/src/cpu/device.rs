@@ -39,7 +39,8 @@ impl CpuDevice {
     ///
     /// When the system refuses the threads.
     pub fn new(threads: usize) -> Result<CpuDevice, ExecError> {
-        let threads = if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
+        let threads =
+            if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .stack_size(STACK_BYTES)
@@ -121,7 +122,11 @@ impl Device for CpuDevice {
                 .map(|(output, (&value, id))| bind(id, graph.ty(value), accumulate >> output & 1 == 1));
             // The shape of scratch counts bytes.
             let scratch = |id: &BufferId| bind(id, Type::f32([schedule.buffer(*id).bytes as usize]), false);
-            let nothing = Operand { pointer: std::ptr::dangling_mut::<f32>().cast(), ty: Type::f32([0]), accumulate: false };
+            let nothing = Operand {
+                pointer: std::ptr::dangling_mut::<f32>().cast(),
+                ty: Type::f32([0]),
+                accumulate: false,
+            };
             Ok(BoundCall {
                 op: node.op.clone(),
                 inputs: inputs.collect::<Result<_, _>>()?,
@@ -133,7 +138,10 @@ impl Device for CpuDevice {
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        let arena = self.arena.as_mut().ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))?;
+        let arena = self
+            .arena
+            .as_mut()
+            .ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))?;
         arena.range_mut(offset, bytes.len() as u64)?.copy_from_slice(bytes);
         Ok(())
     }

@@ -1,0 +1,130 @@
+//! What can go wrong between a request and a trained model.
+
+use std::fmt;
+
+use plimsoll_exec::ExecError;
+use plimsoll_graph::GraphError;
+use plimsoll_plan::{SearchError, Tried};
+
+use crate::data::DataError;
+use crate::memory::MemoryError;
+use crate::size::Size;
+
+/// A fault of a run. [`TrainError::is_users`] tells the user's mistakes from failures.
+#[derive(Debug)]
+pub enum TrainError {
+    /// A setting that makes no sense, with the way out.
+    Config(String),
+    /// The model cannot be built.
+    Graph(GraphError),
+    /// Nothing fits the budget.
+    Budget {
+        /// The whole budget.
+        total: u64,
+        /// What the process needs outside the arena.
+        outside: u64,
+        /// The smallest plan of what was asked for.
+        smallest: Tried,
+        /// Plans that would fit if less were fixed.
+        hints: Vec<Tried>,
+    },
+    /// Planning failed for another reason.
+    Plan(SearchError),
+    /// A kernel or the device failed.
+    Exec(ExecError),
+    /// The data is missing or broken.
+    Data(DataError),
+    /// The machine does not say how much memory it has.
+    Memory(MemoryError),
+    /// A loss or a gradient norm that is not a number, found before the update.
+    NotFinite {
+        /// The step that was not taken.
+        step: u64,
+        /// `loss` or `gradient norm`.
+        what: &'static str,
+    },
+}
+
+impl TrainError {
+    /// Whether the user can mend it by asking differently.
+    pub fn is_users(&self) -> bool {
+        matches!(
+            self,
+            TrainError::Config(_)
+                | TrainError::Graph(_)
+                | TrainError::Budget { .. }
+                | TrainError::Plan(SearchError::Batch { .. })
+                | TrainError::Data(_)
+        )
+    }
+
+    /// Ways out that were tried and work, as flags.
+    pub fn hints(&self) -> Vec<String> {
+        let TrainError::Budget { total, outside, smallest, hints } = self else {
+            return Vec::new();
+        };
+        // Rounded up to a whole MiB, so that the figure works when it is typed.
+        let whole = (smallest.arena_bytes + outside).div_ceil(1 << 20);
+        let mut lines: Vec<String> = hints
+            .iter()
+            .map(|hint| {
+                let Tried { micro_batch, strategy, arena_bytes, .. } = hint;
+                let bytes = Size { bytes: arena_bytes + outside };
+                format!("`--micro-batch {micro_batch} --recompute {strategy}` fits in {bytes}")
+            })
+            .collect();
+        if whole << 20 > *total {
+            lines.push(format!("`--memory {whole}MiB` is the smallest budget for what was asked"));
+        }
+        lines
+    }
+}
+
+impl fmt::Display for TrainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TrainError::Config(why) => f.write_str(why),
+            TrainError::Graph(error) => error.fmt(f),
+            TrainError::Budget { total, outside, smallest, .. } => {
+                let (needed, total) =
+                    (Size { bytes: smallest.arena_bytes + outside }, Size { bytes: *total });
+                write!(f, "the smallest plan needs {needed}, the budget is {total}")
+            }
+            TrainError::Plan(error) => error.fmt(f),
+            TrainError::Exec(error) => error.fmt(f),
+            TrainError::Data(error) => error.fmt(f),
+            TrainError::Memory(error) => error.fmt(f),
+            TrainError::NotFinite { step, what } => write!(
+                f,
+                "the {what} of step {step} is not a finite number; the weights are as step {} left them",
+                step - 1
+            ),
+        }
+    }
+}
+
+impl std::error::Error for TrainError {}
+
+impl From<GraphError> for TrainError {
+    fn from(error: GraphError) -> TrainError {
+        TrainError::Graph(error)
+    }
+}
+
+impl From<ExecError> for TrainError {
+    fn from(error: ExecError) -> TrainError {
+        TrainError::Exec(error)
+    }
+}
+
+impl From<DataError> for TrainError {
+    fn from(error: DataError) -> TrainError {
+        TrainError::Data(error)
+    }
+}
+
+impl From<MemoryError> for TrainError {
+    fn from(error: MemoryError) -> TrainError {
+        TrainError::Memory(error)
+    }
+}
