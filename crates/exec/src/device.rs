@@ -14,7 +14,7 @@ use crate::ExecError;
 pub trait Device: Send {
     /// A schedule made ready: operands bound to addresses, so that running it looks nothing up and
     /// allocates nothing.
-    type Prepared: Send + Sync;
+    type Prepared: Send + Sync + std::fmt::Debug;
 
     /// What people call it.
     fn name(&self) -> String;
