@@ -3,6 +3,7 @@
 //! `reference/ops.py` writes the cases; the list here gives the parameters of each. Results there are
 //! computed in f64 and rounded to f32, as they are here, so the two may differ by the rounding of stored
 //! statistics and little else.
+#![allow(clippy::unwrap_used, reason = "a test may end where it finds a fault")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
