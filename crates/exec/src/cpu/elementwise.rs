@@ -219,8 +219,11 @@ mod tests {
         assert_near(&y[0], &expect(&g, &u, |g, u| silu(g) * u), 2e-7);
         let grads = Trial::new(Op::SwigluGrad).f32([70], &g).f32([70], &u).f32([70], &dy).run();
         let du = expect(&g, &dy, |g, dy| dy * silu(g));
-        let dg: Vec<f64> =
-            expect(&g, &dy, |g, dy| dy * slope(silu, g)).iter().zip(&u).map(|(d, &u)| d * f64::from(u)).collect();
+        let dg: Vec<f64> = expect(&g, &dy, |g, dy| dy * slope(silu, g))
+            .iter()
+            .zip(&u)
+            .map(|(d, &u)| d * f64::from(u))
+            .collect();
         assert_near(&grads[0], &dg, 3e-7);
         assert_near(&grads[1], &du, 3e-7);
     }

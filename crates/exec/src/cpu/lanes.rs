@@ -5,7 +5,10 @@
 //! the loop reads a chunk of every input before it writes that chunk of any output, so an output that
 //! occupies exactly the bytes of an input is harmless. Outputs that overlap an input in any other way
 //! do not occur (`replay` has proved it).
-#![allow(unsafe_code, reason = "elementwise kernels may write over their inputs, which slices cannot express")]
+#![allow(
+    unsafe_code,
+    reason = "elementwise kernels may write over their inputs, which slices cannot express"
+)]
 
 use plimsoll_graph::DType;
 
@@ -91,7 +94,9 @@ impl<const IN: usize, const OUT: usize> Streams<IN, OUT> {
     /// `start` must not exceed the length of any operand.
     pub(super) unsafe fn from(self, start: usize) -> Self {
         // SAFETY: the caller's promise.
-        unsafe { Streams { inputs: self.inputs.map(|p| p.add(start)), outputs: self.outputs.map(|p| p.add(start)) } }
+        unsafe {
+            Streams { inputs: self.inputs.map(|p| p.add(start)), outputs: self.outputs.map(|p| p.add(start)) }
+        }
     }
 
     /// Applies `map` to the first `len` elements.

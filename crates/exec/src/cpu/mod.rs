@@ -8,9 +8,12 @@ mod dropout;
 mod elementwise;
 mod exp;
 mod lanes;
+mod norms;
 mod pieces;
+mod reduce;
 mod simd;
 mod split;
+mod sums;
 #[cfg(test)]
 mod trial;
 
@@ -37,14 +40,22 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
         Op::Swiglu => elementwise::swiglu(call),
         Op::SwigluGrad => elementwise::swiglu_grad(call),
         Op::Dropout { p, stream } => dropout::dropout(call, *p, *stream),
+        Op::Sum { axes } => sums::sum(call, *axes),
+        Op::LayerNorm { epsilon } => norms::layer_norm(call, *epsilon),
+        Op::LayerNormGradInput => norms::layer_norm_grad_input(call),
+        Op::LayerNormGradWeight => norms::layer_norm_grad_weight(call),
+        Op::RmsNorm { epsilon } => norms::rms_norm(call, *epsilon),
+        Op::RmsNormGradInput => norms::rms_norm_grad_input(call),
+        Op::RmsNormGradWeight => norms::rms_norm_grad_weight(call),
         Op::Accumulate => elementwise::accumulate(call),
         op => Err(ExecError::Unsupported(format!("the CPU has no kernel for {}", op.name()))),
     }
 }
 
 /// Scratch memory of one op on a pool of `threads`.
-pub fn workspace(op: &Op, _inputs: &[Type], _outputs: &[Type], _threads: usize) -> Workspace {
+pub fn workspace(op: &Op, inputs: &[Type], _outputs: &[Type], _threads: usize) -> Workspace {
     match op {
+        Op::Sum { .. } => sums::sum_workspace(op, inputs),
         _ => Workspace::default(),
     }
 }
