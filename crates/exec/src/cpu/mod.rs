@@ -6,16 +6,21 @@ mod activation;
 mod call;
 mod dropout;
 mod elementwise;
+mod embedding;
 mod exp;
 mod lanes;
+mod movement;
 mod norms;
 mod pieces;
 mod reduce;
+mod rope;
 mod simd;
+mod softmax;
 mod split;
 mod sums;
 #[cfg(test)]
 mod trial;
+mod updates;
 
 use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
@@ -30,6 +35,14 @@ pub use call::{Call, Operand};
 /// When the data is bad or there is no kernel for these element types.
 pub fn run(call: &Call) -> Result<(), ExecError> {
     match call.op {
+        // A view: the result is the input's bytes.
+        Op::Reshape { .. } => Ok(()),
+        Op::Transpose { permutation } => Ok(movement::transpose(call, permutation)),
+        Op::Slice { axis, start, len } => Ok(movement::slice(call, *axis, *start, *len)),
+        Op::Pad { axis, start, len } => Ok(movement::pad(call, *axis, *start, *len)),
+        Op::Concat { axis } => Ok(movement::concat(call, *axis)),
+        Op::Cast { .. } => Ok(movement::cast(call)),
+        Op::Broadcast { axes, .. } => Ok(movement::broadcast(call, *axes)),
         Op::Add => elementwise::add(call),
         Op::Mul => elementwise::mul(call),
         Op::Scale { factor } => elementwise::scale(call, *factor),
@@ -41,13 +54,23 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
         Op::SwigluGrad => elementwise::swiglu_grad(call),
         Op::Dropout { p, stream } => dropout::dropout(call, *p, *stream),
         Op::Sum { axes } => sums::sum(call, *axes),
+        Op::Softmax => softmax::softmax(call),
+        Op::SoftmaxGrad => softmax::softmax_grad(call),
         Op::LayerNorm { epsilon } => norms::layer_norm(call, *epsilon),
         Op::LayerNormGradInput => norms::layer_norm_grad_input(call),
         Op::LayerNormGradWeight => norms::layer_norm_grad_weight(call),
         Op::RmsNorm { epsilon } => norms::rms_norm(call, *epsilon),
         Op::RmsNormGradInput => norms::rms_norm_grad_input(call),
         Op::RmsNormGradWeight => norms::rms_norm_grad_weight(call),
+        Op::Embedding => embedding::embedding(call),
+        Op::EmbeddingGrad { .. } => embedding::embedding_grad(call),
+        Op::Rope { inverse, positions } => rope::rope(call, *inverse, *positions),
+        Op::CrossEntropy { ignore_index } => softmax::cross_entropy(call, *ignore_index),
+        Op::CrossEntropyGrad { ignore_index } => softmax::cross_entropy_grad(call, *ignore_index),
         Op::Accumulate => elementwise::accumulate(call),
+        Op::SumSquares => updates::sum_squares(call),
+        Op::ClipScale { max_norm } => updates::clip_scale(call, *max_norm),
+        Op::AdamW(rates) => updates::adamw(call, *rates),
         op => Err(ExecError::Unsupported(format!("the CPU has no kernel for {}", op.name()))),
     }
 }
@@ -56,6 +79,8 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
 pub fn workspace(op: &Op, inputs: &[Type], _outputs: &[Type], _threads: usize) -> Workspace {
     match op {
         Op::Sum { .. } => sums::sum_workspace(op, inputs),
+        Op::CrossEntropy { .. } => softmax::cross_entropy_workspace(inputs),
+        Op::SumSquares => updates::sum_squares_workspace(inputs),
         _ => Workspace::default(),
     }
 }
