@@ -3,6 +3,8 @@
 //! Each is judged against the reference kernel of the same name. None allocates.
 
 mod activation;
+mod attention;
+mod attention_grad;
 mod call;
 mod dropout;
 mod elementwise;
@@ -18,9 +20,11 @@ mod simd;
 mod softmax;
 mod split;
 mod sums;
+mod tile;
 #[cfg(test)]
 mod trial;
 mod updates;
+mod visibility;
 
 use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
@@ -37,12 +41,12 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
     match call.op {
         // A view: the result is the input's bytes.
         Op::Reshape { .. } => Ok(()),
-        Op::Transpose { permutation } => Ok(movement::transpose(call, permutation)),
-        Op::Slice { axis, start, len } => Ok(movement::slice(call, *axis, *start, *len)),
-        Op::Pad { axis, start, len } => Ok(movement::pad(call, *axis, *start, *len)),
-        Op::Concat { axis } => Ok(movement::concat(call, *axis)),
-        Op::Cast { .. } => Ok(movement::cast(call)),
-        Op::Broadcast { axes, .. } => Ok(movement::broadcast(call, *axes)),
+        Op::Transpose { permutation } => movement::transpose(call, permutation),
+        Op::Slice { axis, start, len } => movement::slice(call, *axis, *start, *len),
+        Op::Pad { axis, start, len } => movement::pad(call, *axis, *start, *len),
+        Op::Concat { axis } => movement::concat(call, *axis),
+        Op::Cast { .. } => movement::cast(call),
+        Op::Broadcast { axes, .. } => movement::broadcast(call, *axes),
         Op::Add => elementwise::add(call),
         Op::Mul => elementwise::mul(call),
         Op::Scale { factor } => elementwise::scale(call, *factor),
@@ -65,6 +69,8 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
         Op::Embedding => embedding::embedding(call),
         Op::EmbeddingGrad { .. } => embedding::embedding_grad(call),
         Op::Rope { inverse, positions } => rope::rope(call, *inverse, *positions),
+        Op::Attention { mask, scale } => attention::attention(call, *mask, *scale),
+        Op::AttentionGrad { mask, scale } => attention_grad::attention_grad(call, *mask, *scale),
         Op::CrossEntropy { ignore_index } => softmax::cross_entropy(call, *ignore_index),
         Op::CrossEntropyGrad { ignore_index } => softmax::cross_entropy_grad(call, *ignore_index),
         Op::Accumulate => elementwise::accumulate(call),
@@ -76,9 +82,11 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
 }
 
 /// Scratch memory of one op on a pool of `threads`.
-pub fn workspace(op: &Op, inputs: &[Type], _outputs: &[Type], _threads: usize) -> Workspace {
+pub fn workspace(op: &Op, inputs: &[Type], _outputs: &[Type], threads: usize) -> Workspace {
     match op {
         Op::Sum { .. } => sums::sum_workspace(op, inputs),
+        Op::Attention { .. } => attention::attention_workspace(inputs, threads),
+        Op::AttentionGrad { .. } => attention_grad::attention_grad_workspace(inputs, threads),
         Op::CrossEntropy { .. } => softmax::cross_entropy_workspace(inputs),
         Op::SumSquares => updates::sum_squares_workspace(inputs),
         _ => Workspace::default(),

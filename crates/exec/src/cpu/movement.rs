@@ -71,7 +71,7 @@ fn cut(operand: &Operand, axis: usize) -> (usize, usize) {
     (shape[..axis].iter().product(), inner * operand.ty.dtype.bytes())
 }
 
-pub(super) fn slice(call: &Call, axis: usize, start: usize, len: usize) {
+pub(super) fn slice(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
     let (x, y) = (&call.inputs[0], &call.outputs[0]);
     let (count, unit) = cut(x, axis);
     Runs {
@@ -84,9 +84,10 @@ pub(super) fn slice(call: &Call, axis: usize, start: usize, len: usize) {
         bytes: len * unit,
     }
     .move_all();
+    Ok(())
 }
 
-pub(super) fn pad(call: &Call, axis: usize, start: usize, len: usize) {
+pub(super) fn pad(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
     let (x, y) = (&call.inputs[0], &call.outputs[0]);
     let (count, unit) = cut(x, axis);
     let extent = x.ty.shape[axis];
@@ -102,9 +103,10 @@ pub(super) fn pad(call: &Call, axis: usize, start: usize, len: usize) {
     part(std::ptr::null(), 0, start).move_all();
     part(x.pointer, start, extent).move_all();
     part(std::ptr::null(), start + extent, len - start - extent).move_all();
+    Ok(())
 }
 
-pub(super) fn concat(call: &Call, axis: usize) {
+pub(super) fn concat(call: &Call, axis: usize) -> Result<(), ExecError> {
     let y = &call.outputs[0];
     let (count, unit) = cut(y, axis);
     let mut at = 0;
@@ -123,6 +125,7 @@ pub(super) fn concat(call: &Call, axis: usize) {
         .move_all();
         at += bytes;
     }
+    Ok(())
 }
 
 /// An operand whose elements threads move one by one.
@@ -137,11 +140,12 @@ unsafe impl<T> Send for Elements<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Elements<T> {}
 
-pub(super) fn transpose(call: &Call, permutation: &[usize]) {
+pub(super) fn transpose(call: &Call, permutation: &[usize]) -> Result<(), ExecError> {
     match call.inputs[0].ty.dtype.bytes() {
         2 => transpose_elements::<u16>(call, permutation),
         _ => transpose_elements::<u32>(call, permutation),
     }
+    Ok(())
 }
 
 /// Two axes matter: the innermost of the input and the innermost of the result. For each combination of
@@ -221,11 +225,12 @@ impl Matrix {
     }
 }
 
-pub(super) fn broadcast(call: &Call, axes: Axes) {
+pub(super) fn broadcast(call: &Call, axes: Axes) -> Result<(), ExecError> {
     match call.inputs[0].ty.dtype.bytes() {
         2 => broadcast_elements::<u16>(call, axes),
         _ => broadcast_elements::<u32>(call, axes),
     }
+    Ok(())
 }
 
 /// The innermost axes are either all repeated or all kept: a run of one element, or a run of the input.
@@ -260,17 +265,19 @@ fn broadcast_elements<T: Copy>(call: &Call, axes: Axes) {
     });
 }
 
-pub(super) fn cast(call: &Call) {
+pub(super) fn cast(call: &Call) -> Result<(), ExecError> {
     let (x, y) = (call.inputs[0], call.outputs[0]);
     let len = x.ty.shape.elements();
     if x.ty.dtype == y.ty.dtype {
         let (from, to, bytes) = (x.pointer, y.pointer, x.ty.bytes());
-        return Runs { from, from_stride: 0, to, to_stride: 0, count: 1, bytes }.move_all();
+        Runs { from, from_stride: 0, to, to_stride: 0, count: 1, bytes }.move_all();
+        return Ok(());
     }
     pieces::for_each(len.div_ceil(PIECE), |piece| {
         let start = piece * PIECE;
         cast_piece(&x, &y, start, PIECE.min(len - start));
     });
+    Ok(())
 }
 
 /// By way of f32, as any device does whose arithmetic is f32.

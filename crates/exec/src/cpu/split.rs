@@ -138,3 +138,27 @@ impl Overwritten {
         }
     }
 }
+
+/// An output of which pieces write interleaved parts, such as the heads of attention.
+#[derive(Clone, Copy)]
+pub(super) struct Lent<'a> {
+    output: Shared<f32>,
+    borrow: std::marker::PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Lent<'a> {
+    pub(super) fn new(output: &'a mut [f32]) -> Lent<'a> {
+        Lent { output: Shared::new(output), borrow: std::marker::PhantomData }
+    }
+
+    /// `len` elements from `start` on.
+    ///
+    /// # Safety
+    ///
+    /// No two pieces ask for the same element, and a piece drops one range before it asks for another that
+    /// overlaps it.
+    pub(super) unsafe fn range(self, start: usize, len: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { self.output.part(start..start + len) }
+    }
+}
