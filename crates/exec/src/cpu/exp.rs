@@ -26,8 +26,8 @@ pub(super) fn exp(x: f32) -> f32 {
     let n = shifted - SHIFT;
     let r = (x - n * LN_2_HIGH) - n * LN_2_LOW;
 
-    let tail =
-        1.0 / 2.0 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0 + r / 5040.0))));
+    let tail = 1.0 / 2.0
+        + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0 + r * (1.0 / 5040.0)))));
     let series = 1.0 + (r + r * r * tail);
 
     // 2ⁿ in two factors: n reaches beyond the exponents of normal floats on both sides.

@@ -39,6 +39,9 @@ const PANEL_STEP: usize = 16;
 /// Below this many multiply-adds, waking another thread costs more than it brings.
 const WORTH_SHARING: usize = 64 * 64 * 64;
 
+/// Packing a panel takes about as long as multiplying this many rows by it.
+const PACKING_ROWS: usize = 8;
+
 /// What the sums begin with.
 #[derive(Clone, Copy)]
 pub(super) enum Start<'a> {
@@ -213,7 +216,7 @@ impl Block<'_> {
     }
 
     fn worth_sharing(&self) -> bool {
-        self.rows * self.columns * self.depth >= WORTH_SHARING
+        (self.rows + PACKING_ROWS) * self.columns * self.depth >= WORTH_SHARING
     }
 
     fn pack_panel(&self, b: View) {
