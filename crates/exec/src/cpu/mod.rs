@@ -4,6 +4,7 @@
 
 #[cfg(test)]
 mod bench;
+mod blocks;
 mod call;
 mod conv;
 mod exp;
