@@ -43,7 +43,7 @@ const PANEL_STEP: usize = 16;
 /// Bytes of packed blocks beyond which fewer, larger groups bring nothing.
 const ENOUGH: u64 = 2 << 20;
 /// Below this many multiply-adds, waking another thread costs more than it brings.
-const WORTH_SHARING: usize = 64 * 64 * 64;
+const WORTH_SHARING: usize = 1 << 19;
 /// Packing a block takes about as long as multiplying this many rows by it.
 const PACKING_ROWS: usize = 8;
 /// Pieces of a product per thread: more than one, because cores are not equally free.
