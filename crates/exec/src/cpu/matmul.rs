@@ -80,6 +80,11 @@ pub(super) fn workspace(extents: Extents) -> Workspace {
     Workspace { least, best: everything.clamp(least, ENOUGH.max(least)) }
 }
 
+/// Whether a product is over before sharing it between threads would pay.
+pub(super) fn is_small(Extents { m, n, k }: Extents) -> bool {
+    m * n * k < 8 * WORTH_SHARING
+}
+
 /// `c = start + a·b`. The lines of `a` are its rows, those of `b` its columns; `c` is row-major.
 pub(super) fn product(extents: Extents, a: View, b: View, start: Start, c: &mut [f32], scratch: &mut [f32]) {
     product_with(microkernel::choose(), extents, a, b, start, c, scratch);

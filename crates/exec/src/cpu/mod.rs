@@ -43,12 +43,12 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
 }
 
 /// Scratch memory of one op on a pool of `threads`.
-pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], _threads: usize) -> Workspace {
+pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> Workspace {
     match op {
         Op::Linear { .. } => linear::linear_workspace(inputs, outputs),
         Op::LinearGradInput { .. } => linear::linear_grad_input_workspace(inputs, outputs),
         Op::LinearGradWeight { .. } => linear::linear_grad_weight_workspace(inputs, outputs),
-        Op::Matmul { transpose_a, .. } => linear::matmul_workspace(inputs, outputs, *transpose_a),
+        Op::Matmul { transpose_a, .. } => linear::matmul_workspace(inputs, outputs, threads, *transpose_a),
         Op::Conv2d { conv, .. } => conv::conv2d_workspace(inputs, outputs, *conv),
         Op::Conv2dGradInput { conv, .. } => conv::conv2d_grad_input_workspace(inputs, outputs, *conv),
         Op::Conv2dGradWeight { conv, .. } => conv::conv2d_grad_weight_workspace(inputs, outputs, *conv),
