@@ -95,7 +95,7 @@ pub(super) fn matmul(call: &Call, transpose_a: bool, transpose_b: bool) -> Resul
     Ok(())
 }
 
-/// Scratch of [`matmul`].
+/// Scratch of [`matmul()`].
 pub(super) fn matmul_workspace(
     inputs: &[Type],
     outputs: &[Type],
