@@ -1,7 +1,8 @@
 //! Data movement: transposing, cutting, padding, joining, repeating, and changing the element type.
 //!
 //! All but the cast move runs of bytes or whole elements and never look at them, so one kernel serves
-//! every element type. Results overlap no input here; `reshape` is a view and is never run.
+//! every element type. Results overlap no input here, but for `reshape`, which is the input under another
+//! shape and is copied only where a caller gave it a place of its own.
 #![allow(clippy::unnecessary_wraps, reason = "all kernels have one signature")]
 #![allow(unsafe_code, reason = "moves elements between strided places of the arena by address")]
 
@@ -70,6 +71,14 @@ fn cut(operand: &Operand, axis: usize) -> (usize, usize) {
     let shape = operand.ty.shape;
     let inner: usize = shape[axis + 1..].iter().product();
     (shape[..axis].iter().product(), inner * operand.ty.dtype.bytes())
+}
+
+pub(super) fn reshape(call: &Call) -> Result<(), ExecError> {
+    let (from, to, bytes) = (call.inputs[0].pointer, call.outputs[0].pointer, call.inputs[0].ty.bytes());
+    if from != to {
+        Runs { from, from_stride: 0, to, to_stride: 0, count: 1, bytes }.move_all();
+    }
+    Ok(())
 }
 
 pub(super) fn slice(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
@@ -383,6 +392,11 @@ mod tests {
         let (shape, name) = (shape.into(), format!("{op:?}"));
         let trial = Trial::new(op).f32(shape, &build(shape, mark)).threads(2);
         assert_eq!(trial.run()[0], build(result.into(), f), "{name} of {shape}");
+    }
+
+    #[test]
+    fn a_reshape_keeps_the_order_of_its_elements() {
+        check(Op::Reshape { shape: [6, 7].into() }, [42], [6, 7], |at| (at[0] * 7 + at[1]) as f32);
     }
 
     #[test]
