@@ -160,11 +160,15 @@ pub(super) fn visibility<'a>(
 /// Brings `count` rows, `stride` apart, into columns of [`QUERIES`], multiplied by `scale`; what is left of
 /// the columns is zero.
 pub(super) fn transpose(rows: &[f32], stride: usize, count: usize, scale: f32, columns: &mut [f32]) {
-    for (index, column) in columns.as_chunks_mut::<QUERIES>().0.iter_mut().enumerate() {
-        for (row, x) in column[..count].iter_mut().enumerate() {
-            *x = scale * rows[row * stride + index];
+    if count < QUERIES {
+        columns.fill(0.0);
+    }
+    let (columns, _) = columns.as_chunks_mut::<QUERIES>();
+    // Row by row: rows often lie a multiple of 4 KiB apart, where a cache can hold only a few at a time.
+    for lane in 0..count {
+        for (column, x) in columns.iter_mut().zip(&rows[lane * stride..]) {
+            column[lane] = scale * x;
         }
-        column[count..].fill(0.0);
     }
 }
 
