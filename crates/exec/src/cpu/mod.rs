@@ -6,6 +6,7 @@ mod activation;
 mod attention;
 mod attention_grad;
 mod call;
+mod cast;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -44,7 +45,7 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
         Op::Slice { axis, start, len } => movement::slice(call, *axis, *start, *len),
         Op::Pad { axis, start, len } => movement::pad(call, *axis, *start, *len),
         Op::Concat { axis } => movement::concat(call, *axis),
-        Op::Cast { .. } => movement::cast(call),
+        Op::Cast { .. } => cast::cast(call),
         Op::Broadcast { axes, .. } => movement::broadcast(call, *axes),
         Op::Add => elementwise::add(call),
         Op::Mul => elementwise::mul(call),
