@@ -38,6 +38,7 @@ impl Arena {
     pub fn new(bytes: u64) -> Result<Arena, ExecError> {
         let refused = || ExecError::Memory(format!("cannot take an arena of {bytes} bytes from the system"));
         let bytes = usize::try_from(bytes).map_err(|_| refused())?;
+        give_back_freed_memory();
         // SAFETY: the layout has a size above 0, because of the guard.
         let pointer = unsafe { alloc(Arena::layout(bytes).ok_or_else(refused)?) };
         let mut arena = Arena { pointer: NonNull::new(pointer).ok_or_else(refused)?, bytes };
@@ -105,6 +106,15 @@ impl Arena {
 
     fn layout(bytes: usize) -> Option<Layout> {
         Layout::from_size_align(bytes.checked_add(GUARD)?, PAGE).ok()
+    }
+}
+
+/// Returns to the system what planning has freed, so that it does not count beside the arena.
+fn give_back_freed_memory() {
+    // SAFETY: the call only returns unused pages of the C library's heap; it touches no live object.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

@@ -20,9 +20,9 @@ mod sequence;
 mod strategy;
 
 pub use layout::{Layout, layout};
-pub use liveness::{Scratch, Slot};
+pub use liveness::Slot;
 pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, plan};
-pub use problem::{Facts, NodeFacts, Workspace};
+pub use problem::{Facts, NodeFacts, Scratch, Workspace};
 pub use replay::{Fault, ReplayError, replay};
 pub use schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule, Tier};
 pub use search::{Choice, Request, SearchError, Tried, search, try_all};

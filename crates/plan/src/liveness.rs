@@ -13,18 +13,9 @@
 
 use plimsoll_graph::{Graph, Op, StateKind};
 
-use crate::problem::Facts;
+use crate::problem::{Facts, Scratch};
 use crate::schedule::{Action, Buffer, BufferId, Contents, Purpose, Schedule};
 use crate::sequence::{Execution, Place, Sequence};
-
-/// How much scratch actions get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Scratch {
-    /// As much as is useful.
-    Best,
-    /// As little as possible.
-    Least,
-}
 
 /// A lifetime that needs a place in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,8 +14,8 @@ use std::fmt;
 use plimsoll_graph::{Graph, Phase, Type};
 
 use crate::layout::layout;
-use crate::liveness::{Draft, Gradients, Scratch, aligned, draft, live_bytes, state_purpose};
-use crate::problem::Facts;
+use crate::liveness::{Draft, Gradients, aligned, draft, live_bytes, state_purpose};
+use crate::problem::{Facts, Scratch};
 use crate::regions::Regions;
 use crate::replay::{ReplayError, replay};
 use crate::schedule::{Action, Contents, Purpose, Schedule};
@@ -238,7 +238,7 @@ pub fn plan(program: &Program, strategy: Strategy, scratch: Scratch) -> Result<P
     }
     by_purpose.free = arena_bytes - by_purpose.bytes.iter().sum::<u64>();
     let seconds =
-        |role: Role| schedules.get(&role).map_or(0.0, |s| schedule_seconds(s, &program.train.facts));
+        |role: Role| schedules.get(&role).map_or(0.0, |s| schedule_seconds(s, &program.train.facts, scratch));
     Ok(Plan {
         strategy,
         scratch,
@@ -326,9 +326,9 @@ fn purposes_at_peak(draft: &Draft) -> ByPurpose {
     by_purpose
 }
 
-fn schedule_seconds(schedule: &Schedule, facts: &Facts) -> f64 {
+fn schedule_seconds(schedule: &Schedule, facts: &Facts, scratch: Scratch) -> f64 {
     let seconds = |action: &Action| match action {
-        Action::Run { node, .. } => facts.nodes[node.index()].seconds,
+        Action::Run { node, .. } => facts.nodes[node.index()].seconds_with(scratch),
         Action::Start { .. } | Action::Wait { .. } => 0.0,
     };
     schedule.actions.iter().map(seconds).sum()

@@ -19,10 +19,31 @@ impl Workspace {
 /// What a device says about one node.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct NodeFacts {
-    /// Time of one execution, in seconds.
+    /// Time of one execution with the best scratch, in seconds.
     pub seconds: f64,
+    /// Time of one execution with the least scratch, in seconds.
+    pub lean_seconds: f64,
     /// Scratch memory.
     pub workspace: Workspace,
+}
+
+impl NodeFacts {
+    /// Time of one execution.
+    pub fn seconds_with(&self, scratch: Scratch) -> f64 {
+        match scratch {
+            Scratch::Best => self.seconds,
+            Scratch::Least => self.lean_seconds,
+        }
+    }
+}
+
+/// How much scratch actions get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scratch {
+    /// As much as is useful.
+    Best,
+    /// As little as possible.
+    Least,
 }
 
 /// What a device says about itself and a graph.

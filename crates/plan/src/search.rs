@@ -7,8 +7,8 @@ use std::fmt;
 
 use plimsoll_graph::GraphError;
 
-use crate::liveness::Scratch;
 use crate::plan::{Plan, PlanError, Program, plan};
+use crate::problem::Scratch;
 use crate::strategy::Strategy;
 
 /// What is asked for. What is left open is chosen.
