@@ -6,6 +6,7 @@ mod activation;
 #[cfg(test)]
 mod bench;
 mod call;
+mod conv;
 mod device;
 mod dropout;
 mod elementwise;
@@ -40,6 +41,9 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
         Op::LinearGradInput { transposed } => linear::linear_grad_input(call, *transposed),
         Op::LinearGradWeight { transposed } => linear::linear_grad_weight(call, *transposed),
         Op::Matmul { transpose_a, transpose_b } => linear::matmul(call, *transpose_a, *transpose_b),
+        Op::Conv2d { conv, .. } => conv::conv2d(call, *conv),
+        Op::Conv2dGradInput { conv, .. } => conv::conv2d_grad_input(call, *conv),
+        Op::Conv2dGradWeight { conv, .. } => conv::conv2d_grad_weight(call, *conv),
         Op::HeadLoss(head) => head::head_loss(call, *head),
         Op::HeadLossGrad { head, weight, bias } => head::head_loss_grad(call, *head, *weight, *bias),
         Op::Add => elementwise::add(call),
@@ -64,6 +68,9 @@ pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], _threads: usize) ->
         Op::LinearGradInput { .. } => linear::linear_grad_input_workspace(inputs, outputs),
         Op::LinearGradWeight { .. } => linear::linear_grad_weight_workspace(inputs, outputs),
         Op::Matmul { transpose_a, .. } => linear::matmul_workspace(inputs, outputs, *transpose_a),
+        Op::Conv2d { conv, .. } => conv::conv2d_workspace(inputs, outputs, *conv),
+        Op::Conv2dGradInput { conv, .. } => conv::conv2d_grad_input_workspace(inputs, outputs, *conv),
+        Op::Conv2dGradWeight { conv, .. } => conv::conv2d_grad_weight_workspace(inputs, outputs, *conv),
         Op::HeadLoss(_) | Op::HeadLossGrad { .. } => head::head_workspace(inputs),
         _ => Workspace::default(),
     }
