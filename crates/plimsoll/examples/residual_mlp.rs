@@ -1,8 +1,5 @@
-//! A residual network that tells three spiral arms apart, trained by a loop of one's own.
-//!
-//! ```text
-//! cargo run --release -p plimsoll --example residual_mlp
-//! ```
+//! A residual network that tells three spiral arms apart, trained by a loop of one's own:
+//! `cargo run --release -p plimsoll --example residual_mlp`.
 //!
 //! Gradient accumulation by hand: `backward` once per micro-batch, then `step`. Every loss is multiplied by
 //! one over the points of the *whole* step, so four small micro-batches give the gradient of one large
@@ -19,7 +16,7 @@ const LAYERS: usize = 4;
 const ARMS: usize = 3;
 const POINTS: usize = 192;
 const MICRO_BATCH: usize = 48;
-const STEPS: usize = 150;
+const STEPS: usize = 30;
 
 fn model(points: usize) -> Result<Graph, GraphError> {
     let mut g = Graph::new();
@@ -82,8 +79,8 @@ fn main() -> Result<(), TrainError> {
         }
         let norm = run.step(1e-2)?;
         losses.push(loss);
-        if step == 1 || step % 50 == 0 {
-            println!("step {step:>3}   loss {loss:.4}   gradient norm {norm:.4}");
+        if step == 1 || step % 10 == 0 {
+            println!("step {step:>2}   loss {loss:.4}   gradient norm {norm:.4}");
         }
     }
 

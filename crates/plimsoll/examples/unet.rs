@@ -1,8 +1,5 @@
-//! A small U-Net that finds discs in noisy pictures, trained under `sqrt` recompute in a stated budget.
-//!
-//! ```text
-//! cargo run --release -p plimsoll --example unet
-//! ```
+//! A small U-Net that finds discs in noisy pictures, trained under `sqrt` recompute in a stated budget:
+//! `cargo run --release -p plimsoll --example unet`.
 //!
 //! Skip connections are no special case: a value that a later block reads passes between regions, so it is
 //! kept, and everything inside a region is dropped and rebuilt.
@@ -17,7 +14,7 @@ use plimsoll::{
 
 const SIDE: usize = 16;
 const PICTURES: usize = 8;
-const STEPS: usize = 40;
+const STEPS: usize = 20;
 
 fn model(pictures: usize) -> Result<Graph, GraphError> {
     let mut g = Graph::new();
