@@ -1,3 +1,25 @@
-//! The binary `plimsoll`.
+//! The binary `plimsoll`: arguments in, output and an exit code out. Everything worth testing without a
+//! command line lives in the library.
 
-fn main() {}
+mod args;
+mod commands;
+mod curve;
+mod exit;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Args, Command};
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let result = match &args.command {
+        Command::Demo(demo) => commands::demo::run(demo),
+        Command::Plan(plan) => commands::plan::run(plan),
+        Command::Train(train) => commands::train::run(train),
+        Command::Check(check) => commands::check::run(check),
+    };
+    exit::code(result)
+}

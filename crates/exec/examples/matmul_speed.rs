@@ -1,4 +1,5 @@
-//! Prints how fast the linear layer and its gradients run, in GFLOP/s, on one and on two threads.
+//! Prints how fast the linear layer, its gradients and the language-model head run, in GFLOP/s, on one and on
+//! two threads.
 //!
 //! ```text
 //! cargo run --release -p plimsoll-exec --example matmul_speed
@@ -8,7 +9,8 @@
 use std::time::Instant;
 
 use plimsoll_exec::cpu::{Call, Operand, run, workspace};
-use plimsoll_graph::{Op, Type};
+use plimsoll_graph::op::Head;
+use plimsoll_graph::{DType, Op, Type};
 
 /// `(rows, out, in)` of layers of small language models.
 const LAYERS: [(usize, usize, usize); 7] = [
@@ -21,8 +23,11 @@ const LAYERS: [(usize, usize, usize); 7] = [
     (1, 1376, 512),
 ];
 
+/// `(rows, words, width)` of heads.
+const HEADS: [(usize, usize, usize); 3] = [(1024, 4096, 256), (1024, 32000, 256), (512, 32000, 768)];
+
 fn main() {
-    println!("{:<20} {:>16}   1 thread  2 threads (least workspace)", "op", "(rows, out, in)");
+    println!("{:<20} {:>18}   1 thread  2 threads (least workspace)", "op", "(rows, out, in)");
     for (rows, out, input) in LAYERS {
         let (x, y, w) = (Type::f32([rows, input]), Type::f32([rows, out]), Type::f32([out, input]));
         let calls = [
@@ -31,32 +36,43 @@ fn main() {
             (Op::LinearGradWeight { transposed: false }, [x, y], w),
         ];
         for (op, inputs, output) in calls {
-            let flops = 2.0 * (rows * out * input) as f64;
-            let rate = |threads, best| flops / seconds(&op, &inputs, output, threads, best) / 1e9;
-            println!(
-                "{:<20} {:>16}   {:8.1}   {:8.1} ({:.1})",
-                op.name(),
-                format!("({rows}, {out}, {input})"),
-                rate(1, true),
-                rate(2, true),
-                rate(2, false)
-            );
+            report(&op, &inputs, &[output], (rows, out, input), 2);
         }
+    }
+    for (rows, words, width) in HEADS {
+        let (x, w) = (Type::f32([rows, width]), Type::f32([words, width]));
+        let (inputs, loss) = ([x, w, Type::i32([rows]), Type::f32([])], Type::f32([]));
+        let head = Head { ignore_index: -100, bias: false };
+        report(&Op::HeadLoss(head), &inputs, &[loss], (rows, words, width), 2);
+        let op = Op::HeadLossGrad { head, weight: true, bias: false };
+        report(&op, &inputs, &[loss, x, w], (rows, words, width), 6);
     }
 }
 
+fn report(op: &Op, inputs: &[Type], outputs: &[Type], extents: (usize, usize, usize), factor: usize) {
+    let flops = (factor * extents.0 * extents.1 * extents.2) as f64;
+    let rate = |threads, best| flops / seconds(op, inputs, outputs, threads, best) / 1e9;
+    let (one, two, least) = (rate(1, true), rate(2, true), rate(2, false));
+    println!("{:<20} {:>18}   {one:8.1}   {two:8.1} ({least:.1})", op.name(), format!("{extents:?}"));
+}
+
 /// The fastest of several calls: the machine is shared.
-fn seconds(op: &Op, inputs: &[Type], output: Type, threads: usize, best: bool) -> f64 {
-    let room = workspace(op, inputs, &[output], threads);
+fn seconds(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize, best: bool) -> f64 {
+    let room = workspace(op, inputs, outputs, threads);
     let bytes = (if best { room.best } else { room.least }) as usize;
-    let mut data: Vec<Vec<f32>> = inputs.iter().map(|ty| vec![0.5; ty.shape.elements()]).collect();
-    let mut result = vec![0.0_f32; output.shape.elements()];
-    let mut scratch = vec![0.0_f32; bytes / 4];
-    let operand =
-        |data: &mut Vec<f32>, ty| Operand { pointer: data.as_mut_ptr().cast(), ty, accumulate: false };
-    let inputs: Vec<Operand> = data.iter_mut().zip(inputs).map(|(data, ty)| operand(data, *ty)).collect();
-    let outputs = [operand(&mut result, output)];
-    let scratch = operand(&mut scratch, Type::i32([bytes]));
+    let number = |ty: &Type| if ty.dtype == DType::F32 { 0.01 } else { 0.0 };
+    let memory = |types: &[Type]| -> Vec<Vec<f32>> {
+        types.iter().map(|ty| vec![number(ty); ty.shape.elements()]).collect()
+    };
+    let (mut read, mut written, mut scratch) = (memory(inputs), memory(outputs), vec![0.0_f32; bytes / 4]);
+    let operand = |(data, ty): (&mut Vec<f32>, &Type)| Operand {
+        pointer: data.as_mut_ptr().cast(),
+        ty: *ty,
+        accumulate: false,
+    };
+    let inputs: Vec<Operand> = read.iter_mut().zip(inputs).map(operand).collect();
+    let outputs: Vec<Operand> = written.iter_mut().zip(outputs).map(operand).collect();
+    let scratch = operand((&mut scratch, &Type::i32([bytes])));
     let call = Call { op, inputs: &inputs, outputs: &outputs, workspace: scratch };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     pool.install(|| {

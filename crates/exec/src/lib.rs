@@ -8,6 +8,7 @@
 
 mod arena;
 pub mod cases;
+pub mod conformance;
 pub mod cpu;
 mod device;
 mod engine;

@@ -40,17 +40,25 @@ pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset};
 pub use plimsoll_plan::{Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::{Model, Optimizer, Options, Planned, Run, TrainError, Trainer, plan_for};
 
-/// Reference kernels and the cases every device is judged by.
+/// Reference kernels, the cases every device is judged by, and the random numbers they share.
 pub mod conformance {
+    pub use plimsoll_exec::conformance::judge;
+    pub use plimsoll_exec::random::Stream;
     pub use plimsoll_exec::{cases, reference};
 }
 
 /// Planning in parts: one strategy at a time, and the judge.
 pub mod planning {
-    pub use plimsoll_plan::*;
+    pub use plimsoll_graph::{NodeId, Phase};
+    pub use plimsoll_plan::{
+        Action, Buffer, BufferId, ByPurpose, Choice, Contents, Copy, Costed, Direction, Facts, Fault, Layout,
+        NodeFacts, PlanError, Purpose, ReplayError, Request, Schedule, Scratch, SearchError, Slot,
+        StateRange, Tier, Tried, Workspace, layout, plan, replay, search, try_all,
+    };
 }
 
 /// Data, learning rate, metrics, sizes and the machine's memory.
 pub mod training {
+    pub use plimsoll_train::{Config, DataConfig, LanguageModel, RawConfig};
     pub use plimsoll_train::{budget, data, lr, memory, metrics, program, size};
 }

@@ -5,6 +5,7 @@
 //! device by name. A user's fault comes back as an error whose sentence names a way out.
 
 pub mod budget;
+mod config;
 pub mod data;
 mod error;
 pub mod lr;
@@ -15,6 +16,7 @@ mod run;
 pub mod size;
 mod trainer;
 
+pub use config::{Config, DataConfig, LanguageModel, RawConfig};
 pub use error::TrainError;
 pub use optimizer::{Optimizer, append as append_optimizer};
 pub use run::{Model, Options, Planned, Run, plan_for, program};

@@ -102,7 +102,7 @@ fn product_with(
                 kernel,
                 a: a.from(0, from),
                 panel: scratch.as_mut_ptr(),
-                base: Base::new(if from == 0 { start } else { Start::Kept }, c, n).from_column(column),
+                base: Base::new(if from == 0 { start } else { Start::Kept }, c, n).at_column(column),
                 c: c.wrapping_add(column),
                 rows: m,
                 stride: n,
@@ -173,7 +173,7 @@ impl Base {
         }
     }
 
-    fn from_column(self, column: usize) -> Base {
+    fn at_column(self, column: usize) -> Base {
         // Wrapping, because null stands for zero wherever one looks.
         if self.pointer.is_null() {
             self
@@ -228,7 +228,7 @@ impl Block<'_> {
                 // SAFETY: strips before this one hold `column` columns of `depth` numbers, so it begins here;
                 // `room` in `product_with` left space for all of them.
                 unsafe {
-                    pack(b.from(column, 0), columns, width, self.depth, self.panel.add(column * self.depth))
+                    pack(b.from(column, 0), columns, width, self.depth, self.panel.add(column * self.depth));
                 }
             }
         });
@@ -268,7 +268,7 @@ impl Block<'_> {
                 a: left.0.as_ptr(),
                 // SAFETY: where `pack_panel` wrote this strip.
                 b: unsafe { self.panel.add(column * self.depth) },
-                base: self.base.from_column(column).pointer.wrapping_add(row * self.base.stride),
+                base: self.base.at_column(column).pointer.wrapping_add(row * self.base.stride),
                 base_stride: self.base.stride,
                 // SAFETY: row and column lie inside the result.
                 c: unsafe { self.c.add(row * self.stride + column) },
@@ -444,7 +444,7 @@ mod tests {
             let trial = Trial::new(m, n, k, (false, true));
             let Workspace { least, best } = workspace(trial.extents);
             let one = in_pool(1, || trial.run(microkernel::choose(), Beginning::Bias, best));
-            for bytes in [least, (least + best) / 2 / 4 * 4, best] {
+            for bytes in [least, least.midpoint(best) / 4 * 4, best] {
                 for threads in [1, 2, 3] {
                     let other = in_pool(threads, || trial.run(microkernel::choose(), Beginning::Bias, bytes));
                     assert!(one == other, "({m},{n},{k}) with {bytes} bytes on {threads} threads");
@@ -474,6 +474,6 @@ mod tests {
         let extents = Extents { m: 2, n: 3, k: 0 };
         let nothing = View::new(&[], 0, 0, 1, 1);
         product(extents, nothing, nothing, Start::Bias(&[1.0, 2.0, 3.0]), &mut c, &mut []);
-        assert_eq!(c, [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+        assert_eq!(c.map(|x| x as i32), [1, 2, 3, 1, 2, 3]);
     }
 }

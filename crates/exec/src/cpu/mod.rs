@@ -3,24 +3,37 @@
 //! Each is judged against the reference kernel of the same name. None allocates.
 
 mod activation;
+mod attention;
+mod attention_grad;
 #[cfg(test)]
 mod bench;
 mod call;
+mod conv;
 mod device;
 mod dropout;
 mod elementwise;
+mod embedding;
 mod exp;
 mod head;
 mod lanes;
 mod linear;
 mod matmul;
 mod microkernel;
+mod movement;
+mod norms;
 mod pack;
 mod pieces;
+mod reduce;
+mod rope;
 mod simd;
+mod softmax;
 mod split;
+mod sums;
+mod tile;
 #[cfg(test)]
 mod trial;
+mod updates;
+mod visibility;
 
 use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
@@ -36,12 +49,14 @@ pub use device::CpuDevice;
 /// When the data is bad or there is no kernel for these element types.
 pub fn run(call: &Call) -> Result<(), ExecError> {
     match call.op {
-        Op::Linear { transposed, .. } => linear::linear(call, *transposed),
-        Op::LinearGradInput { transposed } => linear::linear_grad_input(call, *transposed),
-        Op::LinearGradWeight { transposed } => linear::linear_grad_weight(call, *transposed),
-        Op::Matmul { transpose_a, transpose_b } => linear::matmul(call, *transpose_a, *transpose_b),
-        Op::HeadLoss(head) => head::head_loss(call, *head),
-        Op::HeadLossGrad { head, weight, bias } => head::head_loss_grad(call, *head, *weight, *bias),
+        // A view: the result is the input's bytes.
+        Op::Reshape { .. } => Ok(()),
+        Op::Transpose { permutation } => movement::transpose(call, permutation),
+        Op::Slice { axis, start, len } => movement::slice(call, *axis, *start, *len),
+        Op::Pad { axis, start, len } => movement::pad(call, *axis, *start, *len),
+        Op::Concat { axis } => movement::concat(call, *axis),
+        Op::Cast { .. } => movement::cast(call),
+        Op::Broadcast { axes, .. } => movement::broadcast(call, *axes),
         Op::Add => elementwise::add(call),
         Op::Mul => elementwise::mul(call),
         Op::Scale { factor } => elementwise::scale(call, *factor),
@@ -52,19 +67,54 @@ pub fn run(call: &Call) -> Result<(), ExecError> {
         Op::Swiglu => elementwise::swiglu(call),
         Op::SwigluGrad => elementwise::swiglu_grad(call),
         Op::Dropout { p, stream } => dropout::dropout(call, *p, *stream),
+        Op::Linear { transposed, .. } => linear::linear(call, *transposed),
+        Op::LinearGradInput { transposed } => linear::linear_grad_input(call, *transposed),
+        Op::LinearGradWeight { transposed } => linear::linear_grad_weight(call, *transposed),
+        Op::Matmul { transpose_a, transpose_b } => linear::matmul(call, *transpose_a, *transpose_b),
+        Op::Conv2d { conv, .. } => conv::conv2d(call, *conv),
+        Op::Conv2dGradInput { conv, .. } => conv::conv2d_grad_input(call, *conv),
+        Op::Conv2dGradWeight { conv, .. } => conv::conv2d_grad_weight(call, *conv),
+        Op::Sum { axes } => sums::sum(call, *axes),
+        Op::Softmax => softmax::softmax(call),
+        Op::SoftmaxGrad => softmax::softmax_grad(call),
+        Op::LayerNorm { epsilon } => norms::layer_norm(call, *epsilon),
+        Op::LayerNormGradInput => norms::layer_norm_grad_input(call),
+        Op::LayerNormGradWeight => norms::layer_norm_grad_weight(call),
+        Op::RmsNorm { epsilon } => norms::rms_norm(call, *epsilon),
+        Op::RmsNormGradInput => norms::rms_norm_grad_input(call),
+        Op::RmsNormGradWeight => norms::rms_norm_grad_weight(call),
+        Op::Embedding => embedding::embedding(call),
+        Op::EmbeddingGrad { .. } => embedding::embedding_grad(call),
+        Op::Rope { inverse, positions } => rope::rope(call, *inverse, *positions),
+        Op::Attention { mask, scale } => attention::attention(call, *mask, *scale),
+        Op::AttentionGrad { mask, scale } => attention_grad::attention_grad(call, *mask, *scale),
+        Op::CrossEntropy { ignore_index } => softmax::cross_entropy(call, *ignore_index),
+        Op::CrossEntropyGrad { ignore_index } => softmax::cross_entropy_grad(call, *ignore_index),
+        Op::HeadLoss(head) => head::head_loss(call, *head),
+        Op::HeadLossGrad { head, weight, bias } => head::head_loss_grad(call, *head, *weight, *bias),
         Op::Accumulate => elementwise::accumulate(call),
-        op => Err(ExecError::Unsupported(format!("the CPU has no kernel for {}", op.name()))),
+        Op::SumSquares => updates::sum_squares(call),
+        Op::ClipScale { max_norm } => updates::clip_scale(call, *max_norm),
+        Op::AdamW(rates) => updates::adamw(call, *rates),
     }
 }
 
-/// Scratch memory of one op on a pool of `threads`.
-pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], _threads: usize) -> Workspace {
+/// Scratch memory of one op on a pool of `threads`. Ops that are not listed need none.
+pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> Workspace {
     match op {
         Op::Linear { .. } => linear::linear_workspace(inputs, outputs),
         Op::LinearGradInput { .. } => linear::linear_grad_input_workspace(inputs, outputs),
         Op::LinearGradWeight { .. } => linear::linear_grad_weight_workspace(inputs, outputs),
         Op::Matmul { transpose_a, .. } => linear::matmul_workspace(inputs, outputs, *transpose_a),
+        Op::Conv2d { conv, .. } => conv::conv2d_workspace(inputs, outputs, *conv),
+        Op::Conv2dGradInput { conv, .. } => conv::conv2d_grad_input_workspace(inputs, outputs, *conv),
+        Op::Conv2dGradWeight { conv, .. } => conv::conv2d_grad_weight_workspace(inputs, outputs, *conv),
+        Op::Sum { .. } => sums::sum_workspace(op, inputs),
+        Op::Attention { .. } => attention::attention_workspace(inputs, threads),
+        Op::AttentionGrad { .. } => attention_grad::attention_grad_workspace(inputs, threads),
+        Op::CrossEntropy { .. } => softmax::cross_entropy_workspace(inputs),
         Op::HeadLoss(_) | Op::HeadLossGrad { .. } => head::head_workspace(inputs),
+        Op::SumSquares => updates::sum_squares_workspace(inputs),
         _ => Workspace::default(),
     }
 }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::pieces;
+use super::{Call, pieces};
 
 /// A slice whose parts several threads write.
 #[derive(Clone, Copy)]
@@ -68,4 +68,97 @@ pub(super) fn with_scratch<T: Copy + Send>(
         let part = unsafe { shared.part(start..start + len) };
         body(piece, part);
     });
+}
+
+/// Some columns of a matrix, lent row by row.
+pub(super) struct Columns<'a> {
+    matrix: Shared<f32>,
+    width: usize,
+    range: Range<usize>,
+    borrow: std::marker::PhantomData<&'a mut [f32]>,
+}
+
+impl Columns<'_> {
+    /// Which columns.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// These columns of one row.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "called in innermost loops that are compiled several times")]
+    pub(super) fn row(&mut self, row: usize) -> &mut [f32] {
+        let start = row * self.width;
+        // SAFETY: only this value lends these columns, and it is borrowed mutably as long as they are lent.
+        unsafe { self.matrix.part(start + self.range.start..start + self.range.end) }
+    }
+}
+
+/// Cuts a matrix of `width` columns into strips of `per_piece` columns and runs `body` on each.
+pub(super) fn columns(
+    matrix: &mut [f32],
+    width: usize,
+    per_piece: usize,
+    body: impl Fn(Columns) + Sync + Send,
+) {
+    let matrix = Shared::new(matrix);
+    pieces::for_each(width.div_ceil(per_piece), |piece| {
+        let range = piece * per_piece..width.min((piece + 1) * per_piece);
+        body(Columns { matrix, width, range, borrow: std::marker::PhantomData });
+    });
+}
+
+/// An input whose bytes the output of the same call may occupy, row for row.
+#[derive(Clone, Copy)]
+pub(super) struct Overwritten {
+    pointer: *const f32,
+    len: usize,
+}
+
+// SAFETY: it is only read, and only by the thread that was lent the output in the same place.
+unsafe impl Send for Overwritten {}
+// SAFETY: as above.
+unsafe impl Sync for Overwritten {}
+
+impl Overwritten {
+    /// Input `index` of a call.
+    pub(super) fn input(call: &Call, index: usize) -> Overwritten {
+        Overwritten { pointer: call.pointer(index), len: call.inputs[index].ty.shape.elements() }
+    }
+
+    /// Copies the elements from `start` on into `output`, which is either that place itself or overlaps
+    /// the input nowhere.
+    pub(super) fn copy_to(self, start: usize, output: &mut [f32]) {
+        assert!(start + output.len() <= self.len, "reads beyond the input");
+        // SAFETY: the range was checked.
+        let from = unsafe { self.pointer.add(start) };
+        if !std::ptr::eq(from, output.as_ptr()) {
+            // SAFETY: `replay` has proved that an output that is not the input itself does not overlap it.
+            unsafe { output.as_mut_ptr().copy_from_nonoverlapping(from, output.len()) };
+        }
+    }
+}
+
+/// An output of which pieces write interleaved parts, such as the heads of attention.
+#[derive(Clone, Copy)]
+pub(super) struct Lent<'a> {
+    output: Shared<f32>,
+    borrow: std::marker::PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Lent<'a> {
+    pub(super) fn new(output: &'a mut [f32]) -> Lent<'a> {
+        Lent { output: Shared::new(output), borrow: std::marker::PhantomData }
+    }
+
+    /// `len` elements from `start` on.
+    ///
+    /// # Safety
+    ///
+    /// No two pieces ask for the same element, and a piece drops one range before it asks for another that
+    /// overlaps it.
+    pub(super) unsafe fn range(self, start: usize, len: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { self.output.part(start..start + len) }
+    }
 }

@@ -3,7 +3,7 @@
 //! Every element type fits into `f64` exactly, so one form serves all of them, sums lose nothing that
 //! matters, and each result is rounded once, when it is stored.
 
-use plimsoll_graph::{MAX_RANK, Shape};
+use plimsoll_graph::Shape;
 
 use super::Tensor;
 
@@ -29,10 +29,9 @@ impl Array {
     }
 
     /// An array whose element at each position is what `element` says.
-    pub(super) fn build(shape: impl Into<Shape>, mut element: impl FnMut(&[usize]) -> f64) -> Array {
+    pub(super) fn build(shape: impl Into<Shape>, element: impl Fn(&[usize]) -> f64) -> Array {
         let shape = shape.into();
-        let data = (0..shape.elements()).map(|flat| element(&position(shape, flat)[..shape.len()])).collect();
-        Array { shape, data }
+        Array { shape, data: positions(shape).map(|position| element(&position)).collect() }
     }
 
     pub(super) fn map(&self, function: impl Fn(f64) -> f64) -> Array {
@@ -77,14 +76,16 @@ impl Array {
     }
 }
 
-/// Position of a flat index; entries past the rank are 0.
-fn position(shape: Shape, mut flat: usize) -> [usize; MAX_RANK] {
-    let mut position = [0; MAX_RANK];
-    for axis in (0..shape.len()).rev() {
-        position[axis] = flat % shape[axis];
-        flat /= shape[axis];
-    }
-    position
+/// All positions of a shape, the last axis running fastest.
+pub(super) fn positions(shape: Shape) -> impl Iterator<Item = Vec<usize>> {
+    (0..shape.elements()).map(move |mut flat| {
+        let mut position = vec![0; shape.len()];
+        for axis in (0..shape.len()).rev() {
+            position[axis] = flat % shape[axis];
+            flat /= shape[axis];
+        }
+        position
+    })
 }
 
 /// `Σ aᵢ·bᵢ`.

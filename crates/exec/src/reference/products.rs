@@ -2,7 +2,7 @@
 
 use plimsoll_graph::op::Conv;
 
-use super::array::{Array, add_scaled, dot};
+use super::array::{Array, add_scaled, dot, positions};
 
 /// `x·wᵀ + b`, or `x·w + b` when `transposed`. (…, in) → (…, out)
 pub(super) fn linear(x: &Array, w: &Array, bias: Option<&Array>, transposed: bool) -> Array {
@@ -110,16 +110,14 @@ fn for_each_product(
     let pixel = |axis: usize, y: usize, w: usize| {
         (y * conv.stride + w).checked_sub(conv.padding).filter(|&at| at < image[axis])
     };
-    let all = Array::zeros([result[0], result[1], window[0], window[1]]);
-    Array::build(all.shape, |place| {
-        let &[y0, y1, w0, w1] = place else { return 0.0 };
-        if let (Some(x0), Some(x1)) = (pixel(0, y0, w0), pixel(1, y1, w1)) {
+    for place in positions([result[0], result[1], window[0], window[1]].into()) {
+        let (y, w) = (&place[..2], &place[2..]);
+        if let (Some(x0), Some(x1)) = (pixel(0, y[0], w[0]), pixel(1, y[1], w[1])) {
             for (b, o, c) in triples(batch, out, channels) {
-                visit(&Product { x: [b, c, x0, x1], w: [o, c, w0, w1], y: [b, o, y0, y1] });
+                visit(&Product { x: [b, c, x0, x1], w: [o, c, w[0], w[1]], y: [b, o, y[0], y[1]] });
             }
         }
-        0.0
-    });
+    }
 }
 
 /// All `(i, j, k)` below the given extents, the last running fastest.

@@ -1,0 +1,180 @@
+//! The command line, as typed.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+use plimsoll::training::RawConfig;
+
+/// Trains language models inside a memory budget you state. The peak is known before the first step.
+#[derive(Debug, Parser)]
+#[command(name = "plimsoll", version)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Plan and train a small model inside 64 MiB, and show what the budget cost
+    Demo(DemoArgs),
+    /// Say what a run would need and how it would fit, without running it
+    Plan(PlanArgs),
+    /// Train a model
+    Train(TrainArgs),
+    /// Judge this machine's kernels against the reference kernels
+    Check(CheckArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DemoArgs {
+    /// Memory of the whole process, such as 64MiB
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    pub(crate) memory: String,
+    /// Optimizer steps
+    #[arg(long, value_name = "N", default_value_t = 120)]
+    pub(crate) max_steps: u64,
+    /// Text file or folder to train on; the folder `crates` of this repository if it is there
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Option<PathBuf>,
+    /// Threads, one for each core by default
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
+
+/// What is trained and how it must fit.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct FitArgs {
+    /// Preset: tiny, s or m
+    #[arg(long, value_name = "NAME", default_value = "tiny")]
+    pub(crate) model: String,
+    /// Tokens per sequence [default: the preset's]
+    #[arg(long, value_name = "N")]
+    pub(crate) seq_len: Option<usize>,
+    /// Sequences per optimizer step [default: 8]
+    #[arg(long, value_name = "N")]
+    pub(crate) global_batch: Option<usize>,
+    /// Sequences per micro-batch [default: the fastest that fits]
+    #[arg(long, value_name = "N")]
+    pub(crate) micro_batch: Option<usize>,
+    /// Micro-batches per optimizer step [default: global batch ÷ micro-batch]
+    #[arg(long, value_name = "N")]
+    pub(crate) gradient_accumulation_steps: Option<usize>,
+    /// Memory of the whole process, such as 64MiB or 16GB [default: the free memory less a margin]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
+    #[arg(long, value_name = "STRATEGY")]
+    pub(crate) recompute: Option<String>,
+    /// Threads [default: one for each core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Seed of weights, data order and dropout [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Text file, or folder of .txt, .md and .rs files
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Option<PathBuf>,
+    /// Made-up data with something to learn in it [default when there is no --data]
+    #[arg(long)]
+    pub(crate) synthetic: bool,
+    /// Write JSON to standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl FitArgs {
+    /// The settings as they were typed.
+    pub(crate) fn raw(&self) -> RawConfig {
+        RawConfig {
+            model: Some(self.model.clone()),
+            seq_len: self.seq_len,
+            global_batch: self.global_batch,
+            micro_batch: self.micro_batch,
+            gradient_accumulation_steps: self.gradient_accumulation_steps,
+            memory: self.memory.clone(),
+            recompute: self.recompute.clone(),
+            seed: self.seed,
+            data: self.data.clone(),
+            synthetic: self.synthetic,
+            threads: self.threads,
+            ..RawConfig::default()
+        }
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) fit: FitArgs,
+    /// Print one stage of the pipeline instead of the table
+    #[arg(long, value_name = "STAGE")]
+    pub(crate) show: Option<Stage>,
+}
+
+/// A stage that can be printed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Stage {
+    /// The model
+    Graph,
+    /// The model with its derivative
+    Backward,
+    /// What is planned: with fused nodes and the optimizer
+    Fused,
+    /// Every action with the bytes it touches
+    Schedule,
+    /// Every buffer with its lifetime and offset
+    Layout,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) fit: FitArgs,
+    /// Optimizer steps [default: 100]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_steps: Option<u64>,
+    /// Stop after this many steps of a run that is planned for --max-steps
+    #[arg(long, value_name = "N")]
+    pub(crate) stop_after: Option<u64>,
+    /// Peak learning rate [default: 0.001]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) learning_rate: Option<f64>,
+    /// Steps of linear rise [default: a tenth of the steps, at most 100]
+    #[arg(long, value_name = "N")]
+    pub(crate) warmup_steps: Option<u64>,
+    /// constant, linear or cosine [default: cosine]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) lr_scheduler_type: Option<String>,
+    /// Decoupled weight decay of matrices [default: 0.1]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) weight_decay: Option<f32>,
+    /// Largest gradient norm, 0 for no limit [default: 1]
+    #[arg(long, value_name = "NORM")]
+    pub(crate) max_grad_norm: Option<f32>,
+}
+
+impl TrainArgs {
+    /// The settings as they were typed.
+    pub(crate) fn raw(&self) -> RawConfig {
+        RawConfig {
+            max_steps: self.max_steps,
+            learning_rate: self.learning_rate,
+            warmup_steps: self.warmup_steps,
+            lr_scheduler_type: self.lr_scheduler_type.clone(),
+            weight_decay: self.weight_decay,
+            max_grad_norm: self.max_grad_norm,
+            ..self.fit.raw()
+        }
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CheckArgs {
+    /// Only cases whose name contains this
+    #[arg(value_name = "NAME")]
+    pub(crate) filter: Option<String>,
+    /// Threads, one for each core by default
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}

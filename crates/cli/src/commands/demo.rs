@@ -1,0 +1,174 @@
+//! `plimsoll demo`: the point of it all, measured on this machine.
+//!
+//! A small model is trained inside the budget; a second process trains the first steps of the same run
+//! without one. Their losses must be the same bits. The second run is a process of its own because the
+//! budget is the high-water mark of this one.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use plimsoll::conformance::Stream;
+use plimsoll::training::data::{BEGIN, END};
+use plimsoll::training::{Config, RawConfig};
+use plimsoll::{CpuDevice, Run};
+
+use crate::args::DemoArgs;
+use crate::commands::train::{Session, say, summary};
+use crate::exit::Failure;
+use crate::{curve, table};
+
+/// Sequences of a step and of a micro-batch: large enough not to fit 64 MiB when everything is kept.
+const BATCH: usize = 16;
+/// Steps of the comparison without a budget.
+const COMPARED_STEPS: usize = 20;
+const PROMPT: &str = "//! ";
+const SAMPLE_TOKENS: usize = 120;
+
+pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
+    let raw = raw(args);
+    let mut config = Config::check(&raw)?;
+    config.model.generate = true;
+    let mut session = Session::open(&config)?;
+    say(&format!("preset tiny on {}, trained on {}\n\n", session.device_name, data_name(&raw)))?;
+    let mut plan = Vec::new();
+    table::plan(&mut plan, &session.planned, config.model.seq_len)
+        .map_err(|error| Failure::output(&error))?;
+    say(&String::from_utf8_lossy(&plan))?;
+    say("\n")?;
+
+    // Once before the first step, so that the arena's peak is the plan's also in a run cut short.
+    sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;
+    let mut losses = Vec::new();
+    let mut rates = Vec::new();
+    let end = session.train(&config, |record| {
+        losses.push(record.loss);
+        rates.push(record.tokens_per_second);
+        Ok(())
+    })?;
+    say(&format!("\nloss\n{}\n", curve::draw(&losses)))?;
+    let text = sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;
+    say(&format!("sample\n  {}\n\n", text.trim_end().replace('\n', "\n  ")))?;
+    say(&summary(&end, session.planned.budget.total))?;
+    compare(args, &raw, &losses, &rates, end.process_peak_bytes)
+}
+
+fn raw(args: &DemoArgs) -> RawConfig {
+    let repository = PathBuf::from("crates");
+    let data = args.data.clone().or_else(|| repository.is_dir().then_some(repository));
+    RawConfig {
+        model: Some("tiny".into()),
+        memory: Some(args.memory.clone()),
+        global_batch: Some(BATCH),
+        // Fixed, so that the comparison differs in nothing but memory.
+        micro_batch: Some(BATCH),
+        max_steps: Some(args.max_steps),
+        learning_rate: Some(3e-3),
+        threads: args.threads,
+        synthetic: data.is_none(),
+        data,
+        ..RawConfig::default()
+    }
+}
+
+fn data_name(raw: &RawConfig) -> String {
+    raw.data.as_ref().map_or_else(|| "made-up data".to_owned(), |path| format!("`{}`", path.display()))
+}
+
+/// Trains the first steps without a budget in another process and says what the budget cost.
+fn compare(
+    args: &DemoArgs,
+    raw: &RawConfig,
+    losses: &[f64],
+    rates: &[f64],
+    peak: u64,
+) -> Result<(), Failure> {
+    let steps = losses.len().min(COMPARED_STEPS);
+    let records = unbudgeted(args, raw)?;
+    let field = |record: &Value, name: &str| record.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN);
+    let without: Vec<f64> = records.iter().take(steps).map(|record| field(record, "loss")).collect();
+    let same = without.len() == steps && without.iter().zip(losses).all(|(a, b)| a.to_bits() == b.to_bits());
+    let free_rate =
+        median(records.iter().take(steps).map(|record| field(record, "tokens_per_second")).collect());
+    let rate = median(rates[..steps].to_vec());
+    let free_peak = records.last().map_or(f64::NAN, |record| field(record, "process_peak_bytes"));
+    let verdict = if same { "the same loss bits" } else { "DIFFERENT loss bits" };
+    say(&format!(
+        "without a budget {}; in {} {verdict} over {steps} steps, {:+.0} % time\n",
+        table::size(free_peak as u64),
+        table::size(peak),
+        100.0 * (free_rate / rate - 1.0)
+    ))?;
+    if same {
+        Ok(())
+    } else {
+        Err(Failure::Other("the budget changed the result, which is a fault of plimsoll".into()))
+    }
+}
+
+/// The records of the same run with everything kept. It is stopped after the steps that are compared, so
+/// its learning-rate schedule is that of the whole run.
+fn unbudgeted(args: &DemoArgs, raw: &RawConfig) -> Result<Vec<Value>, Failure> {
+    let failed = |why: String| Failure::Other(format!("the comparison without a budget failed: {why}"));
+    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+    let mut command = Command::new(program);
+    let batch = BATCH.to_string();
+    let fixed = ["train", "--json", "--model", "tiny", "--recompute", "none", "--learning-rate", "0.003"];
+    command.args(fixed).args(["--global-batch", &batch, "--micro-batch", &batch]);
+    command.args(["--max-steps", &args.max_steps.to_string()]);
+    command.args(["--stop-after", &COMPARED_STEPS.to_string()]);
+    if let Some(path) = &raw.data {
+        command.arg("--data").arg(path);
+    }
+    if let Some(threads) = args.threads {
+        command.args(["--threads", &threads.to_string()]);
+    }
+    let output = command.stderr(Stdio::null()).output().map_err(|error| failed(error.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(format!("it ended with {}", output.status)));
+    }
+    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    lines.lines().map(|line| serde_json::from_str(line).map_err(|error| failed(error.to_string()))).collect()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// A text the model writes, one byte at a time, drawn at temperature 0.7 from a fixed seed.
+fn sample(run: &mut Run<CpuDevice>, seq_len: usize, vocab: usize) -> Result<String, Failure> {
+    let mut tokens = vec![0; seq_len];
+    tokens[0] = BEGIN;
+    for (slot, byte) in tokens[1..].iter_mut().zip(PROMPT.bytes()) {
+        *slot = i32::from(byte);
+    }
+    let mut logits = vec![0.0; vocab];
+    let mut text = PROMPT.as_bytes().to_vec();
+    let stream = Stream::new(1, 1, 0);
+    for position in PROMPT.len()..(PROMPT.len() + SAMPLE_TOKENS).min(seq_len - 1) {
+        run.generate(&tokens, position, &mut logits)?;
+        let next = draw(&logits, stream.uniform(0, position as u32));
+        let Ok(byte) = u8::try_from(next) else {
+            debug_assert!(next >= 256 && END == 257, "only bytes and marks are in the data");
+            break;
+        };
+        tokens[position + 1] = i32::from(byte);
+        text.push(byte);
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// An index drawn with probability proportional to `exp(logit / 0.7)`.
+fn draw(logits: &[f32], uniform: f32) -> usize {
+    let highest = logits.iter().copied().fold(f32::MIN, f32::max);
+    let weight = |logit: &f32| f64::from((logit - highest) / 0.7).exp();
+    let total: f64 = logits.iter().map(weight).sum();
+    let mut left = f64::from(uniform) * total;
+    let chosen = logits.iter().position(|logit| {
+        left -= weight(logit);
+        left < 0.0
+    });
+    chosen.unwrap_or(0)
+}

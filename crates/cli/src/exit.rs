@@ -1,0 +1,68 @@
+//! How the program ends: 0 when all is well, 2 for the user's mistakes, 1 for failures.
+
+use std::fmt;
+use std::io;
+use std::process::ExitCode;
+
+use plimsoll::TrainError;
+use plimsoll::training::memory::MemoryError;
+
+/// Why a command stopped.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The library said so.
+    Train(TrainError),
+    /// Something outside the program failed.
+    Other(String),
+    /// Whoever read the output has gone; there is nobody left to tell.
+    Unread,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Train(error) => error.fmt(f),
+            Failure::Other(why) => f.write_str(why),
+            Failure::Unread => Ok(()),
+        }
+    }
+}
+
+impl<E: Into<TrainError>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::Train(error.into())
+    }
+}
+
+impl Failure {
+    /// A failure to write output.
+    pub(crate) fn output(error: &io::Error) -> Failure {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::Unread,
+            _ => Failure::Other(format!("cannot write the output: {error}")),
+        }
+    }
+
+    /// A failure to read the machine's memory.
+    pub(crate) fn memory(error: MemoryError) -> Failure {
+        Failure::Train(TrainError::Memory(error))
+    }
+}
+
+/// Reports a failure on standard error and chooses the exit code.
+#[allow(clippy::print_stderr, reason = "this is where the program speaks of failures")]
+pub(crate) fn code(result: Result<(), Failure>) -> ExitCode {
+    let Err(failure) = result else {
+        return ExitCode::SUCCESS;
+    };
+    let (users, hints) = match &failure {
+        Failure::Unread => return ExitCode::SUCCESS,
+        Failure::Train(error) => (error.is_users(), error.hints()),
+        Failure::Other(_) => (false, Vec::new()),
+    };
+    eprintln!("error: {failure}");
+    for hint in hints {
+        eprintln!("hint: {hint}");
+    }
+    ExitCode::from(if users { 2 } else { 1 })
+}

@@ -1,0 +1,97 @@
+//! Judging a device: every case is planned, run on the device's own arena and compared with the
+//! reference kernel.
+//!
+//! A case takes the same way as a training step (graph, plan, replay, prepare, run), so what is judged is
+//! what runs.
+
+use plimsoll_graph::{Graph, StateKind, Value};
+use plimsoll_plan::{Costed, Program, Role, Schedule, Scratch, Strategy, plan};
+
+use crate::cases::Case;
+use crate::device::Device;
+use crate::reference::Tensor;
+
+/// Runs `case` on `device` with the given amount of scratch and returns the largest relative difference.
+///
+/// # Errors
+///
+/// A sentence that names the case and what is wrong with the device's answer.
+pub fn judge<D: Device>(device: &mut D, case: &Case, scratch: Scratch) -> Result<f64, String> {
+    let outputs = run(device, case, scratch).map_err(|why| format!("{}: {why}", case.name))?;
+    case.judge(&outputs)
+}
+
+fn run<D: Device>(device: &mut D, case: &Case, scratch: Scratch) -> Result<Vec<Tensor>, String> {
+    let (graph, inputs, outputs) = graph_of(case).map_err(|error| error.to_string())?;
+    let facts = device.facts(&graph);
+    let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
+    let plan = plan(&program, Strategy::None, scratch).map_err(|error| error.to_string())?;
+    let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
+    device.allocate(plan.arena_bytes).map_err(|error| error.to_string())?;
+    let prepared = device.prepare(graph, schedule).map_err(|error| error.to_string())?;
+    let given = inputs.iter().copied().zip(case.tensors()).chain(outputs.iter().copied().zip(case.outputs()));
+    for (value, tensor) in given {
+        let offset = offset(graph, schedule, value)?;
+        // Outputs that are not state have no bytes before the op runs; writing there is harmless, since
+        // inputs come first and nothing but the op's own result is read back.
+        if graph.value(value).state.is_some() || inputs.contains(&value) {
+            device.write(offset, &tensor.to_bytes()).map_err(|error| error.to_string())?;
+        }
+    }
+    device
+        .enter(|device| (0..schedule.actions.len()).try_for_each(|action| device.run(&prepared, action)))
+        .map_err(|error| error.to_string())?;
+    outputs
+        .iter()
+        .map(|&value| {
+            let ty = graph.ty(value);
+            let mut bytes = vec![0; ty.bytes()];
+            device.read(offset(graph, schedule, value)?, &mut bytes).map_err(|error| error.to_string())?;
+            Ok(Tensor::from_bytes(ty, &bytes))
+        })
+        .collect()
+}
+
+/// A graph of the one op: results that are added to, or updated in place, are state.
+fn graph_of(case: &Case) -> Result<(Graph, Vec<Value>, Vec<Value>), plimsoll_graph::GraphError> {
+    let mut g = Graph::new();
+    let inputs: Vec<Value> = (case.inputs.iter().enumerate())
+        .map(|(index, input)| g.input(&format!("input {index}"), input.ty.shape, input.ty.dtype))
+        .collect();
+    let node = g.apply_all(case.op.clone(), &inputs);
+    let outputs = g.node(node).outputs.clone();
+    let in_place = matches!(case.op, plimsoll_graph::Op::AdamW(_));
+    for (output, (&value, adds)) in outputs.iter().zip(case.accumulates()).enumerate() {
+        let name = format!("output {output}");
+        if adds || in_place {
+            g.state_range(&name, g.ty(value), StateKind::Moment);
+            if let Some(state) = g.state_named(&name) {
+                g.write_state(node, output, state);
+            }
+        } else {
+            g.output(&name, value);
+        }
+    }
+    Ok((g.finish()?, inputs, outputs))
+}
+
+fn offset(graph: &Graph, schedule: &Schedule, value: Value) -> Result<u64, String> {
+    let buffer = schedule.buffer_of(graph, value);
+    buffer.map(|buffer| buffer.offset).ok_or_else(|| format!("{value} has no buffer"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CpuDevice, cases};
+
+    #[test]
+    fn every_case_passes_on_the_cpu_with_the_least_and_the_best_scratch() {
+        let mut device = CpuDevice::new(2).unwrap();
+        let faults: Vec<String> = (cases::all().iter())
+            .flat_map(|case| [Scratch::Least, Scratch::Best].map(|scratch| (case, scratch)))
+            .filter_map(|(case, scratch)| judge(&mut device, case, scratch).err())
+            .collect();
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+    }
+}

@@ -1,0 +1,352 @@
+//! Attention, forward: tiles of 32 queries by 64 keys, with the softmax carried along.
+//!
+//! ```text
+//!   queries (lanes) →            scores  = keys · queriesᵀ         (64 keys, 32 queries)
+//! keys ↓  [ tile ]               weights = exp(scores − maximum)   in place
+//!                                output  = output·shrink + weightsᵀ · values
+//! ```
+//!
+//! Queries are the lanes, so the running maximum and sum of a query stay in its lane and no reduction
+//! crosses lanes; keys and values are read where they lie. Tiles that the mask hides are never computed.
+//! A piece is one head's tile of queries: it owns its rows of the output.
+#![allow(
+    unsafe_code,
+    reason = "the rows of a head are interleaved with those of others, which slices cannot split"
+)]
+
+use plimsoll_graph::Type;
+use plimsoll_graph::op::Mask;
+use plimsoll_plan::Workspace;
+
+use super::Call;
+use super::exp::exp;
+use super::lanes::want_f32;
+use super::simd::widest;
+use super::split::{self, Lent};
+use super::tile::Product;
+use super::visibility::{KEYS, QUERIES, Seen, Visibility};
+use crate::ExecError;
+
+/// The extents of attention's operands: queries `[B,T,H,D]`, keys and values `[B,T,K,D]`.
+#[derive(Clone, Copy)]
+pub(super) struct Extents {
+    pub(super) batch: usize,
+    pub(super) length: usize,
+    pub(super) heads: usize,
+    pub(super) key_heads: usize,
+    pub(super) width: usize,
+}
+
+impl Extents {
+    pub(super) fn of(queries: &Type, keys: &Type) -> Extents {
+        let (q, k) = (queries.shape, keys.shape);
+        Extents { batch: q[0], length: q[1], heads: q[2], key_heads: k[2], width: q[3] }
+    }
+
+    /// Where the row of a query (or output) begins.
+    pub(super) fn query_row(&self, batch: usize, position: usize, head: usize) -> usize {
+        ((batch * self.length + position) * self.heads + head) * self.width
+    }
+
+    /// Where the row of a key (or value) begins.
+    pub(super) fn key_row(&self, batch: usize, position: usize, key_head: usize) -> usize {
+        ((batch * self.length + position) * self.key_heads + key_head) * self.width
+    }
+
+    pub(super) fn query_stride(&self) -> usize {
+        self.heads * self.width
+    }
+
+    pub(super) fn key_stride(&self) -> usize {
+        self.key_heads * self.width
+    }
+}
+
+pub(super) fn attention(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
+    want_f32(call)?;
+    let extents = Extents::of(&call.inputs[0].ty, &call.inputs[1].ty);
+    let doc_start = mask.documents.then(|| call.integers(3));
+    let forward =
+        Forward { extents, q: call.input(0), k: call.input(1), v: call.input(2), mask, scale, doc_start };
+    let (o, lse) = (Lent::new(call.output(0)), Lent::new(call.output(1)));
+    let tiles = extents.length.div_ceil(QUERIES);
+    let count = extents.batch * extents.heads * tiles;
+    split::with_scratch(count, call.scratch(), scratch_len(extents.width), |piece, scratch| {
+        // Late tiles see most under a causal mask: they come first, so that threads end together.
+        let (tile, rest) =
+            (tiles - 1 - piece / (extents.batch * extents.heads), piece % (extents.batch * extents.heads));
+        forward.tile(rest / extents.heads, rest % extents.heads, tile * QUERIES, scratch, o, lse);
+    });
+    Ok(())
+}
+
+pub(super) fn attention_workspace(inputs: &[Type], threads: usize) -> Workspace {
+    let width = inputs[0].shape.columns();
+    Workspace::exactly(4 * (threads * scratch_len(width)) as u64)
+}
+
+/// Floats a thread needs: transposed queries, scores and the output so far.
+fn scratch_len(width: usize) -> usize {
+    QUERIES * width + KEYS * QUERIES + QUERIES * width
+}
+
+/// One number per query of a tile.
+pub(super) type PerQuery = [f32; QUERIES];
+
+struct Forward<'a> {
+    extents: Extents,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    mask: Mask,
+    scale: f32,
+    doc_start: Option<&'a [i32]>,
+}
+
+impl Forward<'_> {
+    fn tile(&self, batch: usize, head: usize, start: usize, scratch: &mut [f32], o: Lent, lse: Lent) {
+        let e = &self.extents;
+        let queries = start..e.length.min(start + QUERIES);
+        let key_head = head * e.key_heads / e.heads;
+        let (transposed, rest) = scratch.split_at_mut(QUERIES * e.width);
+        let (scores, output) = rest.split_at_mut(KEYS * QUERIES);
+        let rows = &self.q[e.query_row(batch, start, head)..];
+        transpose(rows, e.query_stride(), queries.len(), self.scale, transposed);
+        output.fill(0.0);
+
+        // Finite, so that a tile that shows a query nothing leaves exp(maximum − maximum) = 1.
+        let mut state = Running { maximum: [f32::MIN; QUERIES], sum: [0.0; QUERIES] };
+        let visibility = visibility(self.mask, e, self.doc_start, batch);
+        let reachable = visibility.keys(&queries);
+        for first in reachable.clone().step_by(KEYS) {
+            let keys = first..reachable.end.min(first + KEYS);
+            let seen = visibility.tile(&queries, &keys);
+            if seen == Seen::Nothing {
+                continue;
+            }
+            let at = e.key_row(batch, first, key_head);
+            let (a, a_strides) = (&self.k[at..], [e.key_stride(), 1]);
+            let extents = [keys.len(), QUERIES, e.width];
+            Product { a, a_strides, b: transposed, b_stride: QUERIES, extents, add: false }
+                .into(scores, QUERIES);
+            let scores = &mut scores[..keys.len() * QUERIES];
+            if seen == Seen::Part {
+                visibility.hide(scores, &queries, &keys);
+            }
+            absorb(scores, &mut state, output, e.width);
+            let (b, b_stride) = (&self.v[at..], e.key_stride());
+            let extents = [queries.len(), e.width, keys.len()];
+            Product { a: scores, a_strides: [1, QUERIES], b, b_stride, extents, add: true }
+                .into(output, e.width);
+        }
+        for (lane, query) in queries.enumerate() {
+            let at = (batch * e.heads + head) * e.length + query;
+            // SAFETY: these rows of this head are this piece's alone, and each is asked for once.
+            let (row, lse) = unsafe { (o.range(e.query_row(batch, query, head), e.width), lse.range(at, 1)) };
+            let factor = 1.0 / state.sum[lane];
+            for (row, output) in row.iter_mut().zip(&output[lane * e.width..]) {
+                *row = factor * output;
+            }
+            lse[0] = state.maximum[lane] + state.sum[lane].ln();
+        }
+    }
+}
+
+pub(super) fn visibility<'a>(
+    mask: Mask,
+    extents: &Extents,
+    doc_start: Option<&'a [i32]>,
+    batch: usize,
+) -> Visibility<'a> {
+    let length = extents.length;
+    let doc_start = doc_start.map(|starts| &starts[batch * length..(batch + 1) * length]);
+    Visibility { mask, length, doc_start }
+}
+
+/// Brings `count` rows, `stride` apart, into columns of [`QUERIES`], multiplied by `scale`; what is left of
+/// the columns is zero.
+pub(super) fn transpose(rows: &[f32], stride: usize, count: usize, scale: f32, columns: &mut [f32]) {
+    for (index, column) in columns.as_chunks_mut::<QUERIES>().0.iter_mut().enumerate() {
+        for (row, x) in column[..count].iter_mut().enumerate() {
+            *x = scale * rows[row * stride + index];
+        }
+        column[count..].fill(0.0);
+    }
+}
+
+/// The softmax as far as keys have been seen.
+struct Running {
+    maximum: PerQuery,
+    sum: PerQuery,
+}
+
+widest! {
+    /// Turns scores into weights under the new maximum, and shrinks the output so far to it.
+    fn absorb(scores: &mut [f32], state: &mut Running, output: &mut [f32], width: usize) {
+        let (rows, _) = scores.as_chunks_mut::<QUERIES>();
+        let mut maximum = state.maximum;
+        for row in rows.iter() {
+            for (maximum, &score) in maximum.iter_mut().zip(row) {
+                *maximum = if score > *maximum { score } else { *maximum };
+            }
+        }
+        let mut sum = [0.0f32; QUERIES];
+        for row in rows.iter_mut() {
+            for (lane, score) in row.iter_mut().enumerate() {
+                *score = exp(*score - maximum[lane]);
+                sum[lane] += *score;
+            }
+        }
+        let mut shrink = [0.0f32; QUERIES];
+        for lane in 0..QUERIES {
+            shrink[lane] = exp(state.maximum[lane] - maximum[lane]);
+            state.sum[lane] = state.sum[lane] * shrink[lane] + sum[lane];
+        }
+        state.maximum = maximum;
+        for (row, shrink) in output.chunks_exact_mut(width).zip(shrink) {
+            for x in row {
+                *x *= shrink;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use plimsoll_graph::Op;
+
+    use super::*;
+    use crate::cpu::trial::{Trial, assert_near, numbers};
+
+    /// Operands of one attention, and what follows from them by definition.
+    pub(in crate::cpu) struct Case {
+        pub(in crate::cpu) extents: Extents,
+        pub(in crate::cpu) mask: Mask,
+        pub(in crate::cpu) scale: f32,
+        pub(in crate::cpu) q: Vec<f32>,
+        pub(in crate::cpu) k: Vec<f32>,
+        pub(in crate::cpu) v: Vec<f32>,
+        pub(in crate::cpu) doc_start: Vec<i32>,
+    }
+
+    impl Case {
+        pub(in crate::cpu) fn query_shape(&self) -> [usize; 4] {
+            let e = self.extents;
+            [e.batch, e.length, e.heads, e.width]
+        }
+
+        pub(in crate::cpu) fn key_shape(&self) -> [usize; 4] {
+            let e = self.extents;
+            [e.batch, e.length, e.key_heads, e.width]
+        }
+
+        /// The keys that a query sees, each with the row of its key and its score.
+        pub(in crate::cpu) fn seen(&self, b: usize, h: usize, t: usize) -> Vec<(usize, f64)> {
+            let e = &self.extents;
+            let row = &self.q[e.query_row(b, t, h)..][..e.width];
+            (0..e.length)
+                .filter(|&s| {
+                    let starts = &self.doc_start[b * e.length..];
+                    (!self.mask.causal || s <= t)
+                        && self.mask.window.is_none_or(|window| t.abs_diff(s) < window)
+                        && (!self.mask.documents || starts[s] == starts[t])
+                })
+                .map(|s| {
+                    let at = e.key_row(b, s, h * e.key_heads / e.heads);
+                    (at, f64::from(self.scale) * dot(row, &self.k[at..]))
+                })
+                .collect()
+        }
+
+        fn forward(&self) -> [Vec<f64>; 2] {
+            let e = &self.extents;
+            let mut o = vec![0.0; self.q.len()];
+            let mut lse = Vec::new();
+            for (b, h, t) in triples(e) {
+                let seen = self.seen(b, h, t);
+                let divisor: f64 = seen.iter().map(|seen| seen.1.exp()).sum();
+                lse.push(divisor.ln());
+                for (at, score) in seen {
+                    for d in 0..e.width {
+                        o[e.query_row(b, t, h) + d] += score.exp() / divisor * f64::from(self.v[at + d]);
+                    }
+                }
+            }
+            [o, lse]
+        }
+
+        pub(in crate::cpu) fn trial(&self) -> Trial {
+            let op = Op::Attention { mask: self.mask, scale: self.scale };
+            let trial = Trial::new(op).f32(self.query_shape(), &self.q);
+            let trial = trial.f32(self.key_shape(), &self.k).f32(self.key_shape(), &self.v);
+            self.with_documents(trial)
+        }
+
+        pub(in crate::cpu) fn with_documents(&self, trial: Trial) -> Trial {
+            let shape = [self.extents.batch, self.extents.length];
+            if self.mask.documents { trial.i32(shape, &self.doc_start) } else { trial }
+        }
+    }
+
+    pub(in crate::cpu) fn dot(a: &[f32], b: &[f32]) -> f64 {
+        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    }
+
+    /// Every batch, head and position, in the order of `lse`.
+    pub(in crate::cpu) fn triples(e: &Extents) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+        let Extents { batch, length, heads, .. } = *e;
+        (0..batch * heads * length).map(move |i| (i / length / heads, i / length % heads, i % length))
+    }
+
+    pub(in crate::cpu) fn case(
+        extents: [usize; 5],
+        causal: bool,
+        window: Option<usize>,
+        documents: bool,
+    ) -> Case {
+        let [batch, length, heads, key_heads, width] = extents;
+        let doc_start = (0..batch * length).map(|i| (i % length / 37 * 37) as i32).collect();
+        let keys = batch * length * key_heads * width;
+        Case {
+            extents: Extents { batch, length, heads, key_heads, width },
+            mask: Mask { causal, window, documents },
+            scale: 1.0 / (width as f32).sqrt(),
+            q: numbers(batch * length * heads * width, 1),
+            k: numbers(keys, 2),
+            v: numbers(keys, 3),
+            doc_start,
+        }
+    }
+
+    pub(in crate::cpu) fn cases() -> Vec<Case> {
+        vec![
+            case([2, 131, 4, 2, 32], true, None, false),
+            case([1, 150, 3, 3, 20], true, Some(70), false),
+            case([1, 97, 6, 1, 6], false, None, false),
+            case([2, 130, 2, 1, 16], false, Some(9), true),
+            case([2, 200, 2, 2, 33], true, None, true),
+            case([1, 1, 1, 1, 2], true, None, false),
+        ]
+    }
+
+    #[test]
+    fn attention_follows_its_equation_under_every_mask() {
+        for case in cases() {
+            let results = case.trial().run();
+            let [o, lse] = case.forward();
+            assert_near(&results[0], &o, 1e-6);
+            assert_near(&results[1], &lse, 1e-6);
+            assert_eq!(results, case.trial().threads(2).run());
+        }
+    }
+
+    #[test]
+    fn scores_far_apart_neither_overflow_nor_vanish() {
+        let mut case = case([1, 200, 1, 1, 4], true, None, false);
+        case.scale = 40.0;
+        let results = case.trial().run();
+        let [o, lse] = case.forward();
+        assert_near(&results[0], &o, 1e-4);
+        assert_near(&results[1], &lse, 1e-6);
+    }
+}

@@ -1,0 +1,288 @@
+//! Attention, backward: the weights are built again from the stored log-sum-exp, tile by tile.
+//!
+//! With `p` the weights, `dp = do·vᵀ` and `mean = Σ do·o` (the mean of `dp` under `p`), the gradient of
+//! the scores is `ds = p·(dp − mean)`, and `dv = pᵀ·do`, `dk = scale·dsᵀ·q`, `dq = scale·ds·k`.
+//! As in the forward op, tiles are `(keys, queries)` with queries as lanes.
+//!
+//! A piece is one key head of one sequence with all the query heads that read it, so it owns its rows of
+//! all three gradients, and the sums over queries and heads have one order.
+#![allow(
+    unsafe_code,
+    reason = "the rows of a head are interleaved with those of others, which slices cannot split"
+)]
+
+use std::ops::Range;
+
+use plimsoll_graph::Type;
+use plimsoll_graph::op::Mask;
+use plimsoll_plan::Workspace;
+
+use super::attention::{Extents, PerQuery, transpose, visibility};
+use super::exp::exp;
+use super::lanes::want_f32;
+use super::simd::widest;
+use super::split::{self, Lent};
+use super::tile::Product;
+use super::visibility::{KEYS, QUERIES, Seen, Visibility};
+use super::{Call, reduce};
+use crate::ExecError;
+
+pub(super) fn attention_grad(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
+    want_f32(call)?;
+    let extents = Extents::of(&call.inputs[0].ty, &call.inputs[1].ty);
+    let [q, k, v, o, lse, d_o] = [0, 1, 2, 3, 4, 5].map(|index| call.input(index));
+    let doc_start = mask.documents.then(|| call.integers(6));
+    let [dq, dk, dv] = [0, 1, 2].map(|index| Lent::new(call.output(index)));
+    let backward = Backward { extents, q, k, v, o, lse, d_o, doc_start, mask, scale, dq, dk, dv };
+    let count = extents.batch * extents.key_heads;
+    split::with_scratch(count, call.scratch(), scratch_len(extents.width), |piece, scratch| {
+        backward.key_head(piece / extents.key_heads, piece % extents.key_heads, scratch);
+    });
+    Ok(())
+}
+
+pub(super) fn attention_grad_workspace(inputs: &[Type], threads: usize) -> Workspace {
+    let width = inputs[0].shape.columns();
+    Workspace::exactly(4 * (threads * scratch_len(width)) as u64)
+}
+
+/// Floats a thread needs: see [`Scratch`].
+fn scratch_len(width: usize) -> usize {
+    2 * QUERIES * width + 2 * KEYS * QUERIES + QUERIES * width + KEYS * width
+}
+
+struct Scratch<'a> {
+    /// Queries, scaled, and gradients of the output, transposed `(D, QUERIES)`.
+    q: &'a mut [f32],
+    d_o: &'a mut [f32],
+    /// Scores and then weights `(KEYS, QUERIES)`.
+    weights: &'a mut [f32],
+    /// Gradients of the weights and then of the scores `(KEYS, QUERIES)`.
+    gradients: &'a mut [f32],
+    /// Gradient of the queries `(QUERIES, D)`.
+    dq: &'a mut [f32],
+    /// A tile's share in the gradient of keys or values `(KEYS, D)`.
+    share: &'a mut [f32],
+}
+
+impl<'a> Scratch<'a> {
+    fn cut(scratch: &'a mut [f32], width: usize) -> Scratch<'a> {
+        let (q, rest) = scratch.split_at_mut(QUERIES * width);
+        let (d_o, rest) = rest.split_at_mut(QUERIES * width);
+        let (weights, rest) = rest.split_at_mut(KEYS * QUERIES);
+        let (gradients, rest) = rest.split_at_mut(KEYS * QUERIES);
+        let (dq, share) = rest.split_at_mut(QUERIES * width);
+        Scratch { q, d_o, weights, gradients, dq, share }
+    }
+}
+
+struct Backward<'a> {
+    extents: Extents,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    o: &'a [f32],
+    lse: &'a [f32],
+    d_o: &'a [f32],
+    doc_start: Option<&'a [i32]>,
+    mask: Mask,
+    scale: f32,
+    dq: Lent<'a>,
+    dk: Lent<'a>,
+    dv: Lent<'a>,
+}
+
+/// Some queries of one head.
+struct Tile {
+    batch: usize,
+    head: usize,
+    queries: Range<usize>,
+    /// Log-sum-exp and `Σ do·o` of each.
+    lse: PerQuery,
+    mean: PerQuery,
+}
+
+impl Backward<'_> {
+    fn key_head(&self, batch: usize, key_head: usize, scratch: &mut [f32]) {
+        let e = &self.extents;
+        for position in 0..e.length {
+            let at = e.key_row(batch, position, key_head);
+            // SAFETY: the rows of this key head are this piece's alone, and each borrow ends here.
+            let [dk, dv] = [self.dk, self.dv].map(|output| unsafe { output.range(at, e.width) });
+            dk.fill(0.0);
+            dv.fill(0.0);
+        }
+        let scratch = &mut Scratch::cut(scratch, e.width);
+        let visibility = visibility(self.mask, e, self.doc_start, batch);
+        let group = e.heads / e.key_heads;
+        for head in key_head * group..(key_head + 1) * group {
+            for start in (0..e.length).step_by(QUERIES) {
+                self.queries(&visibility, batch, head, start, scratch);
+            }
+        }
+    }
+
+    /// All that follows from one tile of queries.
+    fn queries(
+        &self,
+        visibility: &Visibility,
+        batch: usize,
+        head: usize,
+        start: usize,
+        scratch: &mut Scratch,
+    ) {
+        let e = &self.extents;
+        let queries = start..e.length.min(start + QUERIES);
+        let (at, stride) = (e.query_row(batch, start, head), e.query_stride());
+        transpose(&self.q[at..], stride, queries.len(), self.scale, scratch.q);
+        transpose(&self.d_o[at..], stride, queries.len(), 1.0, scratch.d_o);
+        let mut tile =
+            Tile { batch, head, queries: queries.clone(), lse: [0.0; QUERIES], mean: [0.0; QUERIES] };
+        let lse = (batch * e.heads + head) * e.length + start;
+        tile.lse[..queries.len()].copy_from_slice(&self.lse[lse..lse + queries.len()]);
+        means(&self.d_o[at..], &self.o[at..], stride, e.width, &mut tile.mean[..queries.len()]);
+
+        scratch.dq.fill(0.0);
+        let reachable = visibility.keys(&queries);
+        for first in reachable.clone().step_by(KEYS) {
+            let keys = first..reachable.end.min(first + KEYS);
+            let seen = visibility.tile(&queries, &keys);
+            if seen != Seen::Nothing {
+                self.scores(visibility, &tile, &keys, seen, scratch);
+                self.products(&tile, &keys, scratch);
+            }
+        }
+        for (lane, query) in queries.enumerate() {
+            // SAFETY: the queries of the heads that read this key head are this piece's alone.
+            let row = unsafe { self.dq.range(e.query_row(batch, query, head), e.width) };
+            row.copy_from_slice(&scratch.dq[lane * e.width..(lane + 1) * e.width]);
+        }
+    }
+
+    /// Fills `weights` and `gradients` of a tile.
+    fn scores(
+        &self,
+        visibility: &Visibility,
+        tile: &Tile,
+        keys: &Range<usize>,
+        seen: Seen,
+        scratch: &mut Scratch,
+    ) {
+        let e = &self.extents;
+        let at = e.key_row(tile.batch, keys.start, tile.head * e.key_heads / e.heads);
+        let (a_strides, extents) = ([e.key_stride(), 1], [keys.len(), QUERIES, e.width]);
+        let product = |a, b, c: &mut [f32]| {
+            Product { a, a_strides, b, b_stride: QUERIES, extents, add: false }.into(c, QUERIES);
+        };
+        product(&self.k[at..], scratch.q, scratch.weights);
+        product(&self.v[at..], scratch.d_o, scratch.gradients);
+        let tile_len = keys.len() * QUERIES;
+        let (weights, gradients) = (&mut scratch.weights[..tile_len], &mut scratch.gradients[..tile_len]);
+        if seen == Seen::Part {
+            visibility.hide(weights, &tile.queries, keys);
+        }
+        differentiate(weights, gradients, &tile.lse, &tile.mean, self.scale);
+    }
+
+    /// Adds a tile's share to all three gradients.
+    fn products(&self, tile: &Tile, keys: &Range<usize>, scratch: &mut Scratch) {
+        let e = &self.extents;
+        let key_head = tile.head * e.key_heads / e.heads;
+        let key_at = e.key_row(tile.batch, keys.start, key_head);
+        let query_at = e.query_row(tile.batch, tile.queries.start, tile.head);
+        for (a, rows, output) in
+            [(&*scratch.weights, self.d_o, self.dv), (&*scratch.gradients, self.q, self.dk)]
+        {
+            let (b, b_stride) = (&rows[query_at..], e.query_stride());
+            let extents = [keys.len(), e.width, tile.queries.len()];
+            Product { a, a_strides: [QUERIES, 1], b, b_stride, extents, add: false }
+                .into(scratch.share, e.width);
+            for (offset, share) in scratch.share.chunks_exact(e.width).take(keys.len()).enumerate() {
+                // SAFETY: the rows of this key head are this piece's alone, and each borrow ends here.
+                let row = unsafe { output.range(key_at + offset * e.key_stride(), e.width) };
+                for (sum, share) in row.iter_mut().zip(share) {
+                    *sum += share;
+                }
+            }
+        }
+        let (b, b_stride) = (&self.k[key_at..], e.key_stride());
+        let extents = [tile.queries.len(), e.width, keys.len()];
+        let a = &*scratch.gradients;
+        Product { a, a_strides: [1, QUERIES], b, b_stride, extents, add: true }.into(scratch.dq, e.width);
+    }
+}
+
+widest! {
+    /// `Σ do·o` of some rows that lie `stride` apart.
+    fn means(d_o: &[f32], o: &[f32], stride: usize, width: usize, means: &mut [f32]) {
+        for (row, mean) in means.iter_mut().enumerate() {
+            let at = row * stride;
+            *mean = reduce::dot(&d_o[at..at + width], &o[at..at + width]);
+        }
+    }
+}
+
+widest! {
+    /// Turns scores into weights and the gradients of weights into those of scores.
+    fn differentiate(weights: &mut [f32], gradients: &mut [f32], lse: &PerQuery, mean: &PerQuery, scale: f32) {
+        let rows = weights.as_chunks_mut::<QUERIES>().0.iter_mut().zip(gradients.as_chunks_mut::<QUERIES>().0);
+        for (weights, gradients) in rows {
+            for lane in 0..QUERIES {
+                weights[lane] = exp(weights[lane] - lse[lane]);
+                gradients[lane] = scale * weights[lane] * (gradients[lane] - mean[lane]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::Op;
+
+    use super::super::attention::tests::{Case, cases, dot, triples};
+    use crate::cpu::trial::{Trial, assert_near, numbers};
+
+    fn trial(case: &Case, o: &[f32], lse: &[f32], d_o: &[f32]) -> Trial {
+        let e = case.extents;
+        let (query, key) = (case.query_shape(), case.key_shape());
+        let trial = Trial::new(Op::AttentionGrad { mask: case.mask, scale: case.scale });
+        let trial = trial.f32(query, &case.q).f32(key, &case.k).f32(key, &case.v).f32(query, o);
+        case.with_documents(trial.f32([e.batch, e.heads, e.length], lse).f32(query, d_o))
+    }
+
+    /// `dq`, `dk`, `dv` by definition.
+    fn expected(case: &Case, d_o: &[f32]) -> [Vec<f64>; 3] {
+        let (e, scale) = (&case.extents, f64::from(case.scale));
+        let [mut dq, mut dk, mut dv] = [&case.q, &case.k, &case.v].map(|x| vec![0.0; x.len()]);
+        for (b, h, t) in triples(e) {
+            let (seen, row) = (case.seen(b, h, t), e.query_row(b, t, h));
+            let divisor: f64 = seen.iter().map(|seen| seen.1.exp()).sum();
+            let d_o = &d_o[row..row + e.width];
+            let dp: Vec<f64> = seen.iter().map(|&(at, _)| dot(d_o, &case.v[at..])).collect();
+            let mean: f64 = seen.iter().zip(&dp).map(|(seen, dp)| seen.1.exp() / divisor * dp).sum();
+            for (&(at, score), dp) in seen.iter().zip(dp) {
+                let p = score.exp() / divisor;
+                let ds = scale * p * (dp - mean);
+                for d in 0..e.width {
+                    dq[row + d] += ds * f64::from(case.k[at + d]);
+                    dk[at + d] += ds * f64::from(case.q[row + d]);
+                    dv[at + d] += p * f64::from(d_o[d]);
+                }
+            }
+        }
+        [dq, dk, dv]
+    }
+
+    #[test]
+    fn the_gradient_of_attention_follows_its_equation_under_every_mask() {
+        for case in cases() {
+            let forward = case.trial().run();
+            let d_o = numbers(case.q.len(), 4);
+            let results = trial(&case, &forward[0], &forward[1], &d_o).run();
+            for (result, expected) in results.iter().zip(expected(&case, &d_o)) {
+                assert_near(result, &expected, 2e-6);
+            }
+            assert_eq!(results, trial(&case, &forward[0], &forward[1], &d_o).threads(2).run());
+        }
+    }
+}

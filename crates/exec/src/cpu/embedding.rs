@@ -1,0 +1,108 @@
+//! Rows of a table chosen by ids, and the sum of gradients back into the table.
+//!
+//! The gradient is cut by columns: each piece walks all ids in order and adds to its own columns of the
+//! table, so rows that occur many times need no care and the sums have one order.
+
+use super::lanes::{PIECE, Work, at_full_width, want_f32};
+use super::{Call, split};
+use crate::ExecError;
+
+/// Columns a piece owns: eight cache lines of each row.
+const STRIP: usize = 128;
+
+pub(super) fn embedding(call: &Call) -> Result<(), ExecError> {
+    want_f32(call)?;
+    let (table, ids) = (call.input(0), call.integers(1));
+    let shape = call.inputs[0].ty.shape;
+    check(ids, shape[0])?;
+    let width = shape[1];
+    split::rows(ids.len(), PIECE.div_ceil(width.max(1)), [call.output(0)], |range, [output]| {
+        for (&id, output) in ids[range].iter().zip(output.chunks_exact_mut(width)) {
+            output.copy_from_slice(&table[id as usize * width..][..width]);
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn embedding_grad(call: &Call) -> Result<(), ExecError> {
+    want_f32(call)?;
+    let (ids, dy) = (call.integers(0), call.input(1));
+    let shape = call.outputs[0].ty.shape;
+    check(ids, shape[0])?;
+    let (table, width) = (call.output(0), shape[1]);
+    if !call.outputs[0].accumulate {
+        split::rows(table.len(), PIECE, [&mut *table], |_, [part]| part.fill(0.0));
+    }
+    split::columns(table, width, STRIP, |mut strip| {
+        at_full_width(AddRows { ids, dy, width, strip: &mut strip });
+    });
+    Ok(())
+}
+
+struct AddRows<'a, 'b> {
+    ids: &'a [i32],
+    dy: &'a [f32],
+    width: usize,
+    strip: &'a mut split::Columns<'b>,
+}
+
+impl Work for AddRows<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let columns = self.strip.range();
+        for (&id, dy) in self.ids.iter().zip(self.dy.chunks_exact(self.width)) {
+            let sums = self.strip.row(id as usize);
+            for (sum, dy) in sums.iter_mut().zip(&dy[columns.clone()]) {
+                *sum += dy;
+            }
+        }
+    }
+}
+
+/// Looks at the ids before anything is written.
+fn check(ids: &[i32], rows: usize) -> Result<(), ExecError> {
+    match ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= rows)) {
+        Some(id) => Err(ExecError::Data(format!("token id {id} is outside the vocabulary of {rows}"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::Op;
+
+    use super::*;
+    use crate::cpu::trial::{Trial, assert_near, numbers};
+
+    const IDS: [i32; 6] = [4, 0, 4, 4, 8, 1];
+
+    #[test]
+    fn rows_are_looked_up_and_their_gradients_summed() {
+        let (table, dy) = (numbers(9 * 200, 1), numbers(6 * 200, 2));
+        let rows = Trial::new(Op::Embedding).f32([9, 200], &table).i32([2, 3], &IDS).run().remove(0);
+        let mut expected = vec![0.0; 9 * 200];
+        for (i, id) in IDS.iter().map(|&id| id as usize).enumerate() {
+            assert_eq!(rows[i * 200..(i + 1) * 200], table[id * 200..(id + 1) * 200]);
+            for c in 0..200 {
+                expected[id * 200 + c] += f64::from(dy[i * 200 + c]);
+            }
+        }
+        let grad = || Trial::new(Op::EmbeddingGrad { rows: 9 }).i32([2, 3], &IDS).f32([2, 3, 200], &dy);
+        let one = grad().run();
+        assert_near(&one[0], &expected, 1e-7);
+        assert_eq!(one, grad().threads(2).run());
+        let onto: Vec<f64> = expected.iter().zip(&table).map(|(a, &b)| a + f64::from(b)).collect();
+        assert_near(&grad().onto(0, &table).run()[0], &onto, 2e-7);
+    }
+
+    #[test]
+    fn an_id_outside_the_table_is_named() {
+        for id in [-1, 9] {
+            let error = Trial::new(Op::Embedding).f32([9, 2], &[0.0; 18]).i32([2], &[3, id]).attempt();
+            let why = format!("token id {id} is outside the vocabulary of 9");
+            assert_eq!(error, Err(ExecError::Data(why)));
+        }
+    }
+}

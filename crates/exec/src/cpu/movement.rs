@@ -1,0 +1,429 @@
+//! Data movement: transposing, cutting, padding, joining, repeating, and changing the element type.
+//!
+//! All but the cast move runs of bytes or whole elements and never look at them, so one kernel serves
+//! every element type. Results overlap no input here; `reshape` is a view and is never run.
+#![allow(unsafe_code, reason = "moves elements between strided places of the arena by address")]
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use plimsoll_graph::{Axes, DType};
+
+use super::lanes::PIECE;
+use super::sums::Walk;
+use super::{Call, Operand, pieces};
+use crate::ExecError;
+
+/// Side of the squares in which a transposition proceeds: two cache lines of f32.
+const SQUARE: usize = 32;
+
+/// Bytes one thread moves at a time.
+const PIECE_BYTES: usize = 4 * PIECE;
+
+/// Equal runs of bytes, at regular distances on both sides.
+#[derive(Clone, Copy)]
+struct Runs {
+    from: *const u8,
+    from_stride: usize,
+    to: *mut u8,
+    to_stride: usize,
+    count: usize,
+    bytes: usize,
+}
+
+// SAFETY: the addresses lie in the arena, which outlives the call; pieces write disjoint bytes.
+unsafe impl Send for Runs {}
+// SAFETY: as above.
+unsafe impl Sync for Runs {}
+
+impl Runs {
+    /// Copies them all, or writes zeros where there is nothing to copy `from`.
+    fn move_all(self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let (parts, together) = (self.bytes.div_ceil(PIECE_BYTES), PIECE_BYTES.div_ceil(self.bytes));
+        let total = self.count * parts;
+        pieces::for_each(total.div_ceil(together), |piece| {
+            for part in piece * together..total.min((piece + 1) * together) {
+                self.move_part(part / parts, part % parts * PIECE_BYTES);
+            }
+        });
+    }
+
+    fn move_part(&self, run: usize, start: usize) {
+        let len = PIECE_BYTES.min(self.bytes - start);
+        // SAFETY: the run lies inside both operands, as their shapes say, and the operands do not overlap;
+        // no other part covers these bytes.
+        unsafe {
+            let to = self.to.add(run * self.to_stride + start);
+            if self.from.is_null() {
+                to.write_bytes(0, len);
+            } else {
+                to.copy_from_nonoverlapping(self.from.add(run * self.from_stride + start), len);
+            }
+        }
+    }
+}
+
+/// Rows of an operand cut at `axis`: how many there are, and the bytes of one index of `axis`.
+fn cut(operand: &Operand, axis: usize) -> (usize, usize) {
+    let shape = operand.ty.shape;
+    let inner: usize = shape[axis + 1..].iter().product();
+    (shape[..axis].iter().product(), inner * operand.ty.dtype.bytes())
+}
+
+pub(super) fn slice(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
+    let (x, y) = (&call.inputs[0], &call.outputs[0]);
+    let (count, unit) = cut(x, axis);
+    Runs {
+        // SAFETY: the graph's checker found `start + len` inside the axis.
+        from: unsafe { x.pointer.add(start * unit) },
+        from_stride: x.ty.shape[axis] * unit,
+        to: y.pointer,
+        to_stride: len * unit,
+        count,
+        bytes: len * unit,
+    }
+    .move_all();
+    Ok(())
+}
+
+pub(super) fn pad(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
+    let (x, y) = (&call.inputs[0], &call.outputs[0]);
+    let (count, unit) = cut(x, axis);
+    let extent = x.ty.shape[axis];
+    let part = |from: *const u8, at: usize, extent: usize| Runs {
+        from,
+        from_stride: extent * unit,
+        // SAFETY: `at` is at most the extent of the result along the axis.
+        to: unsafe { y.pointer.add(at * unit) },
+        to_stride: len * unit,
+        count,
+        bytes: extent * unit,
+    };
+    part(std::ptr::null(), 0, start).move_all();
+    part(x.pointer, start, extent).move_all();
+    part(std::ptr::null(), start + extent, len - start - extent).move_all();
+    Ok(())
+}
+
+pub(super) fn concat(call: &Call, axis: usize) -> Result<(), ExecError> {
+    let y = &call.outputs[0];
+    let (count, unit) = cut(y, axis);
+    let mut at = 0;
+    for x in call.inputs {
+        let bytes = x.ty.shape[axis] * unit;
+        Runs {
+            from: x.pointer,
+            from_stride: bytes,
+            // SAFETY: the parts before this one end here, and the graph's checker made the result as long
+            // as all parts together.
+            to: unsafe { y.pointer.add(at) },
+            to_stride: y.ty.shape[axis] * unit,
+            count,
+            bytes,
+        }
+        .move_all();
+        at += bytes;
+    }
+    Ok(())
+}
+
+/// An operand whose elements threads move one by one.
+#[derive(Clone, Copy)]
+struct Elements<T> {
+    from: *const T,
+    to: *mut T,
+}
+
+// SAFETY: the addresses lie in the arena, which outlives the call; pieces write disjoint elements.
+unsafe impl<T> Send for Elements<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Elements<T> {}
+
+pub(super) fn transpose(call: &Call, permutation: &[usize]) -> Result<(), ExecError> {
+    match call.inputs[0].ty.dtype.bytes() {
+        2 => transpose_elements::<u16>(call, permutation),
+        _ => transpose_elements::<u32>(call, permutation),
+    }
+    Ok(())
+}
+
+/// Two axes matter: the innermost of the input and the innermost of the result. For each combination of
+/// the others, the matrix they span is transposed in squares (or copied, when they are the same axis).
+fn transpose_elements<T: Copy>(call: &Call, permutation: &[usize]) {
+    let (x, y) = (&call.inputs[0], &call.outputs[0]);
+    let (from_shape, to_shape) = (x.ty.shape, y.ty.shape);
+    let Some(last) = permutation.len().checked_sub(1) else {
+        return Runs {
+            from: x.pointer,
+            from_stride: 0,
+            to: y.pointer,
+            to_stride: 0,
+            count: 1,
+            bytes: size_of::<T>(),
+        }
+        .move_all();
+    };
+    let mut from_stride = [1; plimsoll_graph::MAX_RANK];
+    let mut to_stride = [1; plimsoll_graph::MAX_RANK];
+    for axis in (0..last).rev() {
+        from_stride[axis] = from_stride[axis + 1] * from_shape[axis + 1];
+        to_stride[axis] = to_stride[axis + 1] * to_shape[axis + 1];
+    }
+    // `rows` is the axis of the result along which the input is contiguous.
+    let rows = permutation.iter().position(|&source| source == last).unwrap_or(last);
+    let (mut from_walk, mut to_walk) = (Walk::new(), Walk::new());
+    for axis in (0..last).rev().filter(|&axis| axis != rows) {
+        from_walk.push(to_shape[axis], from_stride[permutation[axis]]);
+        to_walk.push(to_shape[axis], to_stride[axis]);
+    }
+    let matrix = Matrix {
+        rows: if rows == last { 1 } else { to_shape[rows] },
+        columns: to_shape[last],
+        from_column: from_stride[permutation[last]],
+        to_row: to_stride[rows],
+    };
+    let places = Elements::<T> { from: x.pointer.cast(), to: y.pointer.cast() };
+    let bands = matrix.rows.div_ceil(SQUARE);
+    pieces::for_each(from_walk.count * bands, |piece| {
+        // All of it at once: the closure must capture the struct, which may be shared, not its addresses.
+        let places = &places;
+        let (index, band) = (piece / bands, piece % bands);
+        let (from, to) = (from_walk.offset(index), to_walk.offset(index));
+        // SAFETY: the offsets are those of elements of the operands; bands do not overlap.
+        unsafe {
+            matrix.band(Elements { from: places.from.add(from), to: places.to.add(to) }, band * SQUARE)
+        };
+    });
+}
+
+/// A matrix to be transposed: rows are contiguous in the result, columns in the input.
+struct Matrix {
+    rows: usize,
+    columns: usize,
+    from_column: usize,
+    to_row: usize,
+}
+
+impl Matrix {
+    /// # Safety
+    ///
+    /// `at` must be the first element of such a matrix on both sides.
+    unsafe fn band<T: Copy>(&self, at: Elements<T>, first: usize) {
+        let end = self.rows.min(first + SQUARE);
+        for start in (0..self.columns).step_by(SQUARE) {
+            for row in first..end {
+                for column in start..self.columns.min(start + SQUARE) {
+                    // SAFETY: row and column lie inside the matrix.
+                    unsafe {
+                        let x = at.from.add(row + column * self.from_column).read();
+                        at.to.add(row * self.to_row + column).write(x);
+                    }
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn broadcast(call: &Call, axes: Axes) -> Result<(), ExecError> {
+    match call.inputs[0].ty.dtype.bytes() {
+        2 => broadcast_elements::<u16>(call, axes),
+        _ => broadcast_elements::<u32>(call, axes),
+    }
+    Ok(())
+}
+
+/// The innermost axes are either all repeated or all kept: a run of one element, or a run of the input.
+fn broadcast_elements<T: Copy>(call: &Call, axes: Axes) {
+    let shape = call.outputs[0].ty.shape;
+    let repeated = !shape.is_empty() && axes.contains(shape.len() - 1);
+    let alike = (0..shape.len()).rev().take_while(|&axis| axes.contains(axis) == repeated).count();
+    let (outer, inner) = shape.split_at(shape.len() - alike);
+    let run: usize = inner.iter().product();
+    let mut walk = Walk::new();
+    let mut stride = if repeated { 1 } else { run };
+    for (axis, &extent) in outer.iter().enumerate().rev() {
+        walk.push(extent, if axes.contains(axis) { 0 } else { stride });
+        stride *= if axes.contains(axis) { 1 } else { extent };
+    }
+    let places = Elements::<T> { from: call.inputs[0].pointer.cast(), to: call.outputs[0].pointer.cast() };
+    let together = PIECE.div_ceil(run.max(1));
+    pieces::for_each(walk.count.div_ceil(together), |piece| {
+        let places = &places;
+        for index in piece * together..walk.count.min((piece + 1) * together) {
+            // SAFETY: the walk covers the leading axes of the result, of which each combination is one run;
+            // its offsets lie inside the input, which the result does not overlap.
+            unsafe {
+                let (from, to) = (places.from.add(walk.offset(index)), places.to.add(index * run));
+                if repeated {
+                    std::slice::from_raw_parts_mut(to, run).fill(from.read());
+                } else {
+                    to.copy_from_nonoverlapping(from, run);
+                }
+            }
+        }
+    });
+}
+
+pub(super) fn cast(call: &Call) -> Result<(), ExecError> {
+    let (x, y) = (call.inputs[0], call.outputs[0]);
+    let len = x.ty.shape.elements();
+    if x.ty.dtype == y.ty.dtype {
+        let (from, to, bytes) = (x.pointer, y.pointer, x.ty.bytes());
+        Runs { from, from_stride: 0, to, to_stride: 0, count: 1, bytes }.move_all();
+        return Ok(());
+    }
+    pieces::for_each(len.div_ceil(PIECE), |piece| {
+        let start = piece * PIECE;
+        cast_piece(&x, &y, start, PIECE.min(len - start));
+    });
+    Ok(())
+}
+
+/// By way of f32, as any device does whose arithmetic is f32.
+fn cast_piece(x: &Operand, y: &Operand, start: usize, len: usize) {
+    const CHUNK: usize = 256;
+    let mut numbers = [0.0f32; CHUNK];
+    for at in (start..start + len).step_by(CHUNK) {
+        let numbers = &mut numbers[..CHUNK.min(start + len - at)];
+        // SAFETY: the chunk lies inside both operands, which have as many elements as each other and do
+        // not overlap; pieces do not overlap.
+        unsafe {
+            let from = x.pointer.add(at * x.ty.dtype.bytes());
+            match x.ty.dtype {
+                DType::F32 => numbers.copy_from_slice(std::slice::from_raw_parts(from.cast(), numbers.len())),
+                DType::Bf16 => elements::<bf16>(from, numbers.len()).convert_to_f32_slice(numbers),
+                DType::F16 => elements::<f16>(from, numbers.len()).convert_to_f32_slice(numbers),
+                DType::I32 => {
+                    for (&x, number) in elements::<i32>(from, numbers.len()).iter().zip(&mut *numbers) {
+                        *number = x as f32;
+                    }
+                }
+            }
+            let to = y.pointer.add(at * y.ty.dtype.bytes());
+            match y.ty.dtype {
+                DType::F32 => elements::<f32>(to, numbers.len()).copy_from_slice(numbers),
+                DType::Bf16 => elements::<bf16>(to, numbers.len()).convert_from_f32_slice(numbers),
+                DType::F16 => elements::<f16>(to, numbers.len()).convert_from_f32_slice(numbers),
+                DType::I32 => {
+                    for (y, number) in elements::<i32>(to, numbers.len()).iter_mut().zip(numbers) {
+                        *y = number.round_ties_even() as i32;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// `len` elements of `T` lie at `pointer` and nobody else uses them.
+unsafe fn elements<'a, T>(pointer: *mut u8, len: usize) -> &'a mut [T] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::{Op, Shape};
+
+    use super::*;
+    use crate::cpu::trial::{Trial, numbers};
+
+    /// Elements of `shape` in order, each as `f` of its indices.
+    fn build(shape: Shape, f: impl Fn(&[usize]) -> f32) -> Vec<f32> {
+        (0..shape.elements())
+            .map(|mut flat| {
+                let mut at = [0; plimsoll_graph::MAX_RANK];
+                for axis in (0..shape.len()).rev() {
+                    at[axis] = flat % shape[axis];
+                    flat /= shape[axis];
+                }
+                f(&at[..shape.len()])
+            })
+            .collect()
+    }
+
+    /// A number that tells all indices apart.
+    fn mark(at: &[usize]) -> f32 {
+        at.iter().fold(0.0, |mark, &index| mark * 97.0 + index as f32)
+    }
+
+    fn check(op: Op, shape: impl Into<Shape>, result: impl Into<Shape>, f: impl Fn(&[usize]) -> f32) {
+        let (shape, name) = (shape.into(), format!("{op:?}"));
+        let trial = Trial::new(op).f32(shape, &build(shape, mark)).threads(2);
+        assert_eq!(trial.run()[0], build(result.into(), f), "{name} of {shape}");
+    }
+
+    #[test]
+    fn axes_change_places() {
+        let op = |permutation: &[usize]| Op::Transpose { permutation: permutation.to_vec() };
+        check(op(&[1, 0]), [67, 45], [45, 67], |at| mark(&[at[1], at[0]]));
+        check(op(&[0, 2, 1]), [3, 40, 5], [3, 5, 40], |at| mark(&[at[0], at[2], at[1]]));
+        check(op(&[1, 0, 2]), [3, 4, 5], [4, 3, 5], |at| mark(&[at[1], at[0], at[2]]));
+        check(op(&[2, 0, 3, 1]), [2, 3, 4, 5], [4, 2, 5, 3], |at| mark(&[at[1], at[3], at[0], at[2]]));
+        check(op(&[0, 1]), [3, 4], [3, 4], mark);
+        check(op(&[]), [], [], mark);
+    }
+
+    #[test]
+    fn slices_pads_and_joins_put_every_element_where_it_belongs() {
+        for (axis, from, to) in
+            [(0, [9, 4, 5], [3, 4, 5]), (1, [2, 9, 5], [2, 3, 5]), (2, [2, 4, 9], [2, 4, 3])]
+        {
+            let moved = |at: &[usize], by: isize| {
+                let mut at = at.to_vec();
+                at[axis] = at[axis].wrapping_add_signed(by);
+                mark(&at)
+            };
+            check(Op::Slice { axis, start: 4, len: 3 }, from, to, |at| moved(at, 4));
+            check(Op::Pad { axis, start: 4, len: 9 }, to, from, |at| {
+                if (4..7).contains(&at[axis]) { moved(at, -4) } else { 0.0 }
+            });
+            let (x, y) = (build(from.into(), mark), build(to.into(), mark));
+            let joined = Trial::new(Op::Concat { axis }).f32(from, &x).f32(to, &y).run();
+            let whole = Shape::from(from).with(axis, 12);
+            let expected = build(whole, |at| if at[axis] < 9 { mark(at) } else { moved(at, -9) });
+            assert_eq!(joined[0], expected, "axis {axis}");
+        }
+    }
+
+    #[test]
+    fn missing_axes_are_filled_with_copies() {
+        let op = |shape: Shape, axes: &[usize]| Op::Broadcast { shape, axes: Axes::of(axes.iter().copied()) };
+        check(op([3, 4].into(), &[0]), [4], [3, 4], |at| mark(&at[1..]));
+        check(op([3, 4].into(), &[1]), [3], [3, 4], |at| mark(&at[..1]));
+        check(op([3, 4].into(), &[0, 1]), [], [3, 4], |_| 0.0);
+        check(op([2, 3, 4, 5].into(), &[0, 2]), [3, 5], [2, 3, 4, 5], |at| mark(&[at[1], at[3]]));
+        check(op([2, 3, 4, 5].into(), &[1, 3]), [2, 4], [2, 3, 4, 5], |at| mark(&[at[0], at[2]]));
+        check(op([2, 2].into(), &[]), [2, 2], [2, 2], mark);
+    }
+
+    /// `x` cast to `to` and back, by way of two calls on raw memory.
+    fn there_and_back(x: &[f32], to: DType) -> Vec<f32> {
+        let ty = |dtype| plimsoll_graph::Type { shape: [x.len()].into(), dtype };
+        let operand = |data: &mut [f32], dtype| Operand {
+            pointer: data.as_mut_ptr().cast(),
+            ty: ty(dtype),
+            accumulate: false,
+        };
+        let (mut start, mut middle, mut end) = (x.to_vec(), vec![0.0; x.len()], vec![0.0; x.len()]);
+        let (start, middle) = (operand(&mut start, DType::F32), operand(&mut middle, to));
+        let end_operand = operand(&mut end, DType::F32);
+        for (from, into) in [(start, middle), (middle, end_operand)] {
+            let op = Op::Cast { to: into.ty.dtype };
+            super::super::run(&Call { op: &op, inputs: &[from], outputs: &[into], workspace: from }).unwrap();
+        }
+        end
+    }
+
+    #[test]
+    fn casts_round_to_the_nearest_even() {
+        let x: Vec<f32> = numbers(20_001, 1).iter().map(|x| 100.0 * x).chain([2.5, 3.5, -0.5]).collect();
+        let expect = |f: &dyn Fn(f32) -> f32| x.iter().map(|&x| f(x)).collect::<Vec<f32>>();
+        assert_eq!(there_and_back(&x, DType::Bf16), expect(&|x| bf16::from_f32(x).to_f32()));
+        assert_eq!(there_and_back(&x, DType::F16), expect(&|x| f16::from_f32(x).to_f32()));
+        assert_eq!(there_and_back(&x, DType::I32), expect(&|x| x.round_ties_even()));
+        assert_eq!(there_and_back(&x, DType::F32), x);
+    }
+}

@@ -1,0 +1,129 @@
+//! Sums, scalar products and maxima of slices, as several running lanes that are folded at the end.
+//!
+//! The compiler may not reorder a floating-point sum, so a plain loop would add one number at a time;
+//! lanes state an order that vectors can follow, and are more exact as well. The order depends on the
+//! length alone. Long sums go block by block into f64.
+
+use super::exp::exp;
+
+const LANES: usize = 32;
+
+/// Elements whose sum is trusted to f32: at most 32 terms in each lane.
+const BLOCK: usize = 1024;
+
+/// `Σ x`.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+pub(super) fn sum(x: &[f32]) -> f32 {
+    blocks(x, x, |x, _| x)
+}
+
+/// `Σ a·b`.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    blocks(a, b, |a, b| a * b)
+}
+
+/// `Σ (a − centre)·b`.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+pub(super) fn dot_around(a: &[f32], centre: f32, b: &[f32]) -> f32 {
+    blocks(a, b, |a, b| (a - centre) * b)
+}
+
+/// `Σ (x − centre)²`.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+pub(super) fn squares_around(x: &[f32], centre: f32) -> f32 {
+    blocks(x, x, |x, _| (x - centre) * (x - centre))
+}
+
+/// `Σ exp(x − shift)`.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+pub(super) fn sum_exp(x: &[f32], shift: f32) -> f32 {
+    blocks(x, x, |x, _| exp(x - shift))
+}
+
+/// The largest element; NaN where there is one.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+pub(super) fn max(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, x);
+        }
+    }
+    let most = rest.iter().fold(f32::NEG_INFINITY, |most, &x| larger(most, x));
+    lanes.into_iter().fold(most, larger)
+}
+
+/// Unlike `f32::max`, hands NaN on, so that a broken row is seen to be broken.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+fn blocks(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
+    if a.len() <= BLOCK {
+        return lanes(a, b, term);
+    }
+    let total: f64 = a.chunks(BLOCK).zip(b.chunks(BLOCK)).map(|(a, b)| f64::from(lanes(a, b, term))).sum();
+    total as f32
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+fn lanes(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let ((a_chunks, a_rest), (b_chunks, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a_chunks.iter().zip(b_chunks) {
+        for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += term(a, b);
+        }
+    }
+    for (lane, (&a, &b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+        *lane += term(a, b);
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        let (low, high) = lanes.split_at_mut(width);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low += *high;
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::trial::numbers;
+
+    #[test]
+    fn long_and_ragged_sums_are_exact_to_a_few_ulp() {
+        for len in [0, 1, 31, 32, 33, 1024, 1025, 50_257] {
+            let x: Vec<f32> = numbers(len, 3).iter().map(|x| x + 3.0).collect();
+            let exact: f64 = x.iter().map(|&x| f64::from(x)).sum();
+            assert!((f64::from(sum(&x)) - exact).abs() <= 3e-7 * exact, "{len}: {} {exact}", sum(&x));
+            let exact: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+            assert!((f64::from(dot(&x, &x)) - exact).abs() <= 3e-7 * exact, "{len}");
+        }
+    }
+
+    #[test]
+    fn the_maximum_is_found_in_the_tail_and_hands_nan_on() {
+        let mut x = numbers(70, 3);
+        x[69] = 9.0;
+        assert_eq!(max(&x), 9.0);
+        x[3] = f32::NAN;
+        assert!(max(&x).is_nan());
+    }
+}

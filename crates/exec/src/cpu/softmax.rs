@@ -1,0 +1,220 @@
+//! Softmax over the last axis, its gradient, and the cross-entropy of rows of logits.
+//!
+//! Rows are brought into the output first and worked on there, so that the output may lie over the input.
+//! A row without a loss (its target is `ignore_index`) contributes nothing and has a zero gradient.
+#![allow(unsafe_code, reason = "softmax's gradient may write over either of its inputs")]
+
+use plimsoll_graph::Type;
+use plimsoll_plan::Workspace;
+
+use super::exp::exp;
+use super::lanes::{Elementwise, PIECE, Streams, want_f32};
+use super::simd::widest;
+use super::split::{self, Overwritten};
+use super::{Call, pieces, reduce};
+use crate::ExecError;
+
+/// Rows of a piece of a matrix with `width` columns.
+fn per_piece(width: usize) -> usize {
+    PIECE.div_ceil(width.max(1))
+}
+
+pub(super) fn softmax(call: &Call) -> Result<(), ExecError> {
+    want_f32(call)?;
+    let (x, shape) = (Overwritten::input(call, 0), call.inputs[0].ty.shape);
+    let width = shape.columns();
+    split::rows(shape.rows(), per_piece(width), [call.output(0)], |range, [y]| {
+        x.copy_to(range.start * width, y);
+        y.chunks_exact_mut(width).for_each(|row| softmax_in_place(row, 1.0));
+    });
+    Ok(())
+}
+
+widest! {
+    /// `factor · softmax(row)`.
+    fn softmax_in_place(row: &mut [f32], factor: f32) {
+        let max = reduce::max(row);
+        for x in row.iter_mut() {
+            *x = exp(*x - max);
+        }
+        let factor = factor / reduce::sum(row);
+        for x in row.iter_mut() {
+            *x *= factor;
+        }
+    }
+}
+
+/// `y·(dy − mean)`.
+struct Centred {
+    mean: f32,
+}
+
+impl Elementwise<2, 1> for Centred {
+    #[inline(always)]
+    fn at(&self, [y, dy]: [f32; 2]) -> [f32; 1] {
+        [y * (dy - self.mean)]
+    }
+}
+
+pub(super) fn softmax_grad(call: &Call) -> Result<(), ExecError> {
+    let (streams, shape) = (Streams::<2, 1>::of(call)?, call.inputs[0].ty.shape);
+    let (rows, width) = (shape.rows(), shape.columns());
+    let together = per_piece(width);
+    pieces::for_each(rows.div_ceil(together), |piece| {
+        for row in piece * together..rows.min((piece + 1) * together) {
+            // SAFETY: the row lies inside the operands, which have one shape; the inputs are borrowed only
+            // until the mean is known, and written to afterwards; rows do not overlap.
+            unsafe {
+                let here = streams.from(row * width);
+                let [y, dy] = here.inputs.map(|input| std::slice::from_raw_parts(input, width));
+                let mean = dot(y, dy);
+                here.apply(&Centred { mean }, width);
+            }
+        }
+    });
+    Ok(())
+}
+
+widest! {
+    fn dot(a: &[f32], b: &[f32]) -> f32 {
+        reduce::dot(a, b)
+    }
+}
+
+pub(super) fn cross_entropy(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
+    want_f32(call)?;
+    let (logits, targets, scale) = (call.input(0), call.integers(1), call.input(2)[0]);
+    let width = call.inputs[0].ty.shape[1];
+    check(targets, width, ignore_index)?;
+    let losses = &mut call.scratch()[..targets.len()];
+    split::rows(targets.len(), per_piece(width), [&mut *losses], |range, [losses]| {
+        for (row, loss) in range.zip(losses) {
+            let target = targets[row];
+            let logits = &logits[row * width..(row + 1) * width];
+            *loss = if target == ignore_index { 0.0 } else { row_loss(logits, target as usize) };
+        }
+    });
+    // In f64: a batch has thousands of rows, and the loss is what people look at.
+    let total: f64 = losses.iter().map(|&loss| f64::from(loss)).sum();
+    call.output(0)[0] = (f64::from(scale) * total) as f32;
+    Ok(())
+}
+
+pub(super) fn cross_entropy_workspace(inputs: &[Type]) -> Workspace {
+    Workspace::exactly(inputs[1].bytes() as u64)
+}
+
+widest! {
+    fn row_loss(logits: &[f32], target: usize) -> f32 {
+        let max = reduce::max(logits);
+        (max - logits[target]) + reduce::sum_exp(logits, max).ln()
+    }
+}
+
+pub(super) fn cross_entropy_grad(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
+    want_f32(call)?;
+    let (logits, targets, scale) = (Overwritten::input(call, 0), call.integers(1), call.input(2)[0]);
+    let width = call.inputs[0].ty.shape[1];
+    check(targets, width, ignore_index)?;
+    split::rows(targets.len(), per_piece(width), [call.output(0)], |range, [gradient]| {
+        for (row, gradient) in range.zip(gradient.chunks_exact_mut(width)) {
+            if targets[row] == ignore_index {
+                gradient.fill(0.0);
+                continue;
+            }
+            logits.copy_to(row * width, gradient);
+            softmax_in_place(gradient, scale);
+            gradient[targets[row] as usize] -= scale;
+        }
+    });
+    Ok(())
+}
+
+/// Looks at the targets before anything is written.
+fn check(targets: &[i32], words: usize, ignore_index: i32) -> Result<(), ExecError> {
+    let known = |&&target: &&i32| {
+        target == ignore_index || usize::try_from(target).is_ok_and(|target| target < words)
+    };
+    match targets.iter().find(|target| !known(target)) {
+        Some(target) => Err(ExecError::Data(format!("target {target} is outside the vocabulary of {words}"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::Op;
+
+    use super::*;
+    use crate::cpu::trial::{Trial, assert_near, numbers};
+
+    const ROWS: usize = 70;
+    const WIDTH: usize = 1501;
+
+    fn logits() -> Vec<f32> {
+        numbers(ROWS * WIDTH, 1).iter().map(|x| 4.0 * x).collect()
+    }
+
+    /// Softmax and the logarithm of its divisor, by definition.
+    fn exact(row: &[f32]) -> (Vec<f64>, f64) {
+        let divisor: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+        (row.iter().map(|&x| f64::from(x).exp() / divisor).collect(), divisor.ln())
+    }
+
+    #[test]
+    fn softmax_and_its_gradient_follow_their_equations_in_place_and_on_two_threads() {
+        let (x, dy) = (logits(), numbers(ROWS * WIDTH, 2));
+        let forward = || Trial::new(Op::Softmax).f32([ROWS, WIDTH], &x);
+        let y = forward().run();
+        assert_eq!(y, forward().over(0, 0).threads(2).run());
+        let expected: Vec<f64> = x.chunks(WIDTH).flat_map(|row| exact(row).0).collect();
+        assert_near(&y[0], &expected, 1e-6);
+
+        let grad = || Trial::new(Op::SoftmaxGrad).f32([ROWS, WIDTH], &y[0]).f32([ROWS, WIDTH], &dy);
+        let dx: Vec<f64> = y[0]
+            .chunks(WIDTH)
+            .zip(dy.chunks(WIDTH))
+            .flat_map(|(y, dy)| {
+                let mean: f64 = y.iter().zip(dy).map(|(&y, &dy)| f64::from(y) * f64::from(dy)).sum();
+                y.iter().zip(dy).map(move |(&y, &dy)| f64::from(y) * (f64::from(dy) - mean))
+            })
+            .collect();
+        let plain = grad().run();
+        assert_near(&plain[0], &dx, 1e-6);
+        assert_eq!(plain, grad().threads(2).run());
+        assert_eq!(plain, grad().over(0, 0).run());
+        assert_eq!(plain, grad().over(0, 1).run());
+    }
+
+    #[test]
+    fn cross_entropy_leaves_out_ignored_rows_forward_and_backward() {
+        let x = logits();
+        let targets: Vec<i32> =
+            (0..ROWS).map(|row| if row % 5 == 0 { -100 } else { (row * 97 % WIDTH) as i32 }).collect();
+        let trial = |op| Trial::new(op).f32([ROWS, WIDTH], &x).i32([ROWS], &targets).f32([], &[0.25]);
+        let (mut loss, mut gradient) = (0.0, Vec::new());
+        for (row, &target) in x.chunks(WIDTH).zip(&targets) {
+            if target < 0 {
+                gradient.extend(vec![0.0; WIDTH]);
+                continue;
+            }
+            let (mut p, divisor) = exact(row);
+            loss += 0.25 * (divisor - f64::from(row[target as usize]));
+            p[target as usize] -= 1.0;
+            gradient.extend(p.iter().map(|p| 0.25 * p));
+        }
+        let forward = trial(Op::CrossEntropy { ignore_index: -100 }).run();
+        assert_near(&forward[0], &[loss], 2e-7);
+        assert_eq!(forward, trial(Op::CrossEntropy { ignore_index: -100 }).threads(2).run());
+        let backward = trial(Op::CrossEntropyGrad { ignore_index: -100 }).run();
+        assert_near(&backward[0], &gradient, 1e-6);
+        assert_eq!(backward, trial(Op::CrossEntropyGrad { ignore_index: -100 }).over(0, 0).threads(2).run());
+    }
+
+    #[test]
+    fn a_target_outside_the_vocabulary_is_named() {
+        let trial = Trial::new(Op::CrossEntropy { ignore_index: -100 });
+        let error = trial.f32([1, 3], &[0.0; 3]).i32([1], &[3]).f32([], &[1.0]).attempt();
+        assert_eq!(error, Err(ExecError::Data("target 3 is outside the vocabulary of 3".into())));
+    }
+}

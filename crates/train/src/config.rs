@@ -1,0 +1,288 @@
+//! What the user wrote, and what it means: a raw configuration, then a checked one.
+//!
+//! [`RawConfig`] holds options and strings as they were typed. [`Config`] holds neither: every default is
+//! filled in here and nowhere else, every name is resolved, and every contradiction has been refused with
+//! a sentence that says what to change.
+
+use std::path::PathBuf;
+
+use plimsoll_graph::{Graph, GraphError};
+use plimsoll_model::{Architecture, Preset};
+use plimsoll_plan::Strategy;
+
+use crate::data::{Order, Source, Synthetic, Text};
+use crate::error::TrainError;
+use crate::lr::{Decay, Lr};
+use crate::optimizer::Optimizer;
+use crate::run::{Model, Options};
+use crate::size::Size;
+
+/// Settings as they were typed; what is absent takes its default in [`Config::check`].
+#[derive(Clone, Debug, Default)]
+pub struct RawConfig {
+    /// Name of a preset.
+    pub model: Option<String>,
+    /// Tokens per sequence.
+    pub seq_len: Option<usize>,
+    /// Sequences of one step.
+    pub global_batch: Option<usize>,
+    /// Sequences of one micro-batch.
+    pub micro_batch: Option<usize>,
+    /// Micro-batches of one step.
+    pub gradient_accumulation_steps: Option<usize>,
+    /// A size such as `64MiB`.
+    pub memory: Option<String>,
+    /// Name of a strategy.
+    pub recompute: Option<String>,
+    /// Optimizer steps.
+    pub max_steps: Option<u64>,
+    /// Makes everything random repeatable.
+    pub seed: Option<u64>,
+    /// Text file or folder.
+    pub data: Option<PathBuf>,
+    /// Made-up data instead of files.
+    pub synthetic: bool,
+    /// Threads; one for each core when absent.
+    pub threads: Option<usize>,
+    /// Peak learning rate.
+    pub learning_rate: Option<f64>,
+    /// Steps of linear rise.
+    pub warmup_steps: Option<u64>,
+    /// `constant`, `linear` or `cosine`.
+    pub lr_scheduler_type: Option<String>,
+    /// Decoupled weight decay.
+    pub weight_decay: Option<f32>,
+    /// Largest gradient norm; 0 for no limit.
+    pub max_grad_norm: Option<f32>,
+}
+
+/// Where sequences come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DataConfig {
+    /// Text files, one token per byte.
+    Text(PathBuf),
+    /// A seeded Markov source.
+    Synthetic,
+}
+
+/// Settings that go together.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What is trained.
+    pub model: LanguageModel,
+    /// What is asked of the plan and the run.
+    pub options: Options,
+    /// Where sequences come from.
+    pub data: DataConfig,
+    /// Optimizer steps.
+    pub max_steps: u64,
+    /// The learning rate of each step.
+    pub lr: Lr,
+}
+
+impl Config {
+    /// Fills in defaults and resolves names.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that is wrong or contradicts another.
+    pub fn check(raw: &RawConfig) -> Result<Config, TrainError> {
+        let preset = Preset::from_name(raw.model.as_deref().unwrap_or("tiny")).map_err(mistake)?;
+        let seq_len = raw.seq_len.unwrap_or(preset.seq);
+        if seq_len == 0 {
+            return Err(mistake("--seq-len must be at least 1"));
+        }
+        let max_steps = raw.max_steps.unwrap_or(100);
+        if max_steps == 0 {
+            return Err(mistake("--max-steps must be at least 1"));
+        }
+        let data = match (&raw.data, raw.synthetic) {
+            (Some(_), true) => return Err(mistake("give either --data or --synthetic, not both")),
+            (Some(path), false) => DataConfig::Text(path.clone()),
+            (None, _) => DataConfig::Synthetic,
+        };
+        let mut llama = preset.model;
+        // Rows cut from text hold parts of several documents; made-up rows are one document each.
+        llama.documents = matches!(data, DataConfig::Text(_));
+        let model = LanguageModel {
+            documents: llama.documents,
+            architecture: llama.into(),
+            seq_len,
+            generate: false,
+        };
+        Ok(Config { model, options: options(raw)?, data, max_steps, lr: lr(raw, max_steps)? })
+    }
+
+    /// Opens the data.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, empty or too short.
+    pub fn source(&self) -> Result<Source, TrainError> {
+        let (seed, vocab, seq_len) = (self.options.seed, self.model.architecture.vocab(), self.model.seq_len);
+        Ok(match &self.data {
+            DataConfig::Text(path) => {
+                Source::Text(Text::open(path, seq_len, vocab, Order::Shuffled { seed })?)
+            }
+            DataConfig::Synthetic => Source::Synthetic(Synthetic::new(seed, vocab, seq_len)?),
+        })
+    }
+}
+
+/// A language model at a sequence length.
+#[derive(Clone, Debug)]
+pub struct LanguageModel {
+    /// The model.
+    pub architecture: Architecture,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// Whether documents of one row are kept apart.
+    pub documents: bool,
+    /// Whether the run is to generate text.
+    pub generate: bool,
+}
+
+impl Model for LanguageModel {
+    fn training(&self, rows: usize) -> Result<Graph, GraphError> {
+        self.architecture.training(rows, self.seq_len)
+    }
+
+    fn generation(&self) -> Option<Result<Graph, GraphError>> {
+        self.generate.then(|| self.architecture.generation(self.seq_len))
+    }
+}
+
+fn options(raw: &RawConfig) -> Result<Options, TrainError> {
+    let (global_batch, micro_batch) = batch(raw)?;
+    let memory = raw.memory.as_deref().map(str::parse::<Size>).transpose().map_err(mistake)?;
+    let recompute = raw.recompute.as_deref().filter(|name| *name != "auto").map(str::parse::<Strategy>);
+    let default = Optimizer::default();
+    let max_grad_norm = match raw.max_grad_norm {
+        Some(norm) if norm < 0.0 || norm.is_nan() => {
+            return Err(mistake(format!(
+                "--max-grad-norm must not be negative, got {norm}; 0 means no limit"
+            )));
+        }
+        Some(0.0) => None,
+        Some(norm) => Some(norm),
+        None => default.max_grad_norm,
+    };
+    let weight_decay = raw.weight_decay.unwrap_or(default.weight_decay);
+    if !(0.0..=1.0).contains(&weight_decay) {
+        return Err(mistake(format!("--weight-decay must lie in 0..1, got {weight_decay}")));
+    }
+    Ok(Options {
+        memory: memory.map(|size| size.bytes),
+        global_batch,
+        micro_batch,
+        recompute: recompute.transpose().map_err(mistake)?,
+        optimizer: Optimizer { weight_decay, max_grad_norm, ..default },
+        seed: raw.seed.unwrap_or(0),
+        threads: raw.threads.unwrap_or(0),
+    })
+}
+
+/// Global batch and micro-batch from the three settings that state them.
+fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainError> {
+    let settings = [
+        ("--global-batch", raw.global_batch),
+        ("--micro-batch", raw.micro_batch),
+        ("--gradient-accumulation-steps", raw.gradient_accumulation_steps),
+    ];
+    if let Some((flag, _)) = settings.iter().find(|(_, value)| *value == Some(0)) {
+        return Err(mistake(format!("{flag} must be at least 1")));
+    }
+    match (raw.global_batch, raw.micro_batch, raw.gradient_accumulation_steps) {
+        (global, Some(micro), Some(steps)) => match micro.checked_mul(steps) {
+            Some(product) if global.is_none_or(|global| global == product) => Ok((product, Some(micro))),
+            _ => Err(mistake(format!(
+                "--micro-batch {micro} × --gradient-accumulation-steps {steps} is not --global-batch {}; leave one of them out",
+                global.unwrap_or(0)
+            ))),
+        },
+        (global, None, Some(steps)) => {
+            let global = global.unwrap_or(8);
+            if !global.is_multiple_of(steps) {
+                return Err(mistake(format!(
+                    "--gradient-accumulation-steps {steps} does not divide a global batch of {global} sequences"
+                )));
+            }
+            Ok((global, Some(global / steps)))
+        }
+        (global, Some(micro), None) => {
+            let global = global.unwrap_or(micro.max(8).next_multiple_of(micro));
+            if !global.is_multiple_of(micro) {
+                return Err(mistake(format!(
+                    "--micro-batch {micro} does not divide --global-batch {global}; the next global batch that works is {}",
+                    global.next_multiple_of(micro)
+                )));
+            }
+            Ok((global, Some(micro)))
+        }
+        (global, None, None) => Ok((global.unwrap_or(8), None)),
+    }
+}
+
+fn lr(raw: &RawConfig, max_steps: u64) -> Result<Lr, TrainError> {
+    let peak = raw.learning_rate.unwrap_or(1e-3);
+    if !peak.is_finite() || peak < 0.0 {
+        return Err(mistake(format!("--learning-rate must be a number that is not negative, got {peak}")));
+    }
+    let decay = raw.lr_scheduler_type.as_deref().map(str::parse).transpose().map_err(mistake)?;
+    let decay = decay.unwrap_or(Decay::Cosine);
+    let warmup_steps = raw.warmup_steps.unwrap_or_else(|| (max_steps / 10).min(100));
+    Ok(Lr { peak, warmup_steps, max_steps, decay })
+}
+
+fn mistake(why: impl ToString) -> TrainError {
+    TrainError::Config(why.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch_of(
+        global: Option<usize>,
+        micro: Option<usize>,
+        steps: Option<usize>,
+    ) -> Result<(usize, Option<usize>), String> {
+        let raw = RawConfig {
+            global_batch: global,
+            micro_batch: micro,
+            gradient_accumulation_steps: steps,
+            ..RawConfig::default()
+        };
+        batch(&raw).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn any_two_of_the_three_batch_settings_give_the_third() {
+        assert_eq!(batch_of(Some(32), Some(4), None), Ok((32, Some(4))));
+        assert_eq!(batch_of(Some(32), None, Some(8)), Ok((32, Some(4))));
+        assert_eq!(batch_of(None, Some(4), Some(8)), Ok((32, Some(4))));
+        assert_eq!(batch_of(Some(32), Some(4), Some(8)), Ok((32, Some(4))));
+        assert_eq!(batch_of(Some(32), None, None), Ok((32, None)));
+    }
+
+    #[test]
+    fn contradictions_name_the_settings() {
+        let error = batch_of(Some(32), Some(4), Some(4)).unwrap_err();
+        assert_eq!(
+            error,
+            "--micro-batch 4 × --gradient-accumulation-steps 4 is not --global-batch 32; leave one of them out"
+        );
+        let error = batch_of(Some(10), Some(4), None).unwrap_err();
+        assert_eq!(
+            error,
+            "--micro-batch 4 does not divide --global-batch 10; the next global batch that works is 12"
+        );
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_preset() {
+        let config = Config::check(&RawConfig::default()).unwrap();
+        assert_eq!((config.model.seq_len, config.options.global_batch, config.max_steps), (128, 8, 100));
+        assert_eq!(config.options.recompute, None);
+    }
+}

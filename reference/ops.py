@@ -1,0 +1,266 @@
+"""Writes testdata/ops.safetensors: inputs and expected results of every op, from PyTorch.
+
+Tensors are named `<op>.<variant>/<role>.<index>`: role `in` for inputs and `out` for results, both in the
+order of `op.rs`, and `state` for what an output holds before it is added to or updated in place. The Rust
+test crates/exec/tests/golden.rs knows the parameters of each variant; keep the two lists in step.
+
+Inputs are f32; results are computed in f64 and rounded to f32. Gradients come from autograd alone.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+IGNORE = -100
+golden: dict[str, torch.Tensor] = {}
+
+
+def record(name, inputs, outputs, state=()):
+    """Stores one case."""
+    for role, tensors in (("in", inputs), ("out", outputs), ("state", state)):
+        for index, tensor in enumerate(tensors):
+            key = f"{name}/{role}.{index}"
+            assert key not in golden, key
+            tensor = tensor.detach()
+            if tensor.dtype == torch.float64:
+                tensor = tensor.float()
+            if tensor.dtype == torch.int64:
+                tensor = tensor.int()
+            golden[key] = tensor.clone().contiguous()
+
+
+def normal(*shape):
+    """Normal numbers that f32 holds exactly, as f64."""
+    return torch.randn(*shape, dtype=torch.float32).double()
+
+
+def with_gradients(function, *inputs):
+    """The result of `function`, a random cotangent of it, and the gradients of the inputs."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    y = function(*inputs)
+    dy = normal(*y.shape)
+    return y, dy, torch.autograd.grad(y, inputs, dy)
+
+
+def movement():
+    x = normal(2, 3, 4)
+    record("reshape.flat", [x], [x.reshape(6, 4)])
+    record("transpose.cycle", [x], [x.permute(2, 0, 1)])
+    record("transpose.heads", [(h := normal(2, 3, 2, 5))], [h.transpose(1, 2)])
+    record("slice.middle", [x], [x[:, 1:3]])
+    record("slice.last", [x], [x[..., 2:]])
+    record("pad.middle", [x], [F.pad(x, (0, 0, 2, 1))])
+    record("concat.middle", parts := [normal(2, 1, 3), normal(2, 4, 3)], [torch.cat(parts, 1)])
+    record("broadcast.rows", [r := normal(3)], [r.expand(4, 3)])
+    record("broadcast.columns", [r], [r.unsqueeze(1).expand(3, 5)])
+    numbers = torch.cat([normal(20).float(), torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 65519.0, 65520.0, 6e-8, 0.0])])
+    for half, name in ((torch.bfloat16, "bf16"), (torch.float16, "f16")):
+        record(f"cast.to_{name}", [numbers], [numbers.to(half)])
+        record(f"cast.from_{name}", [numbers.to(half)], [numbers.to(half).float()])
+    record("cast.from_i32", [i := torch.tensor([0, -3, 77, 16777217], dtype=torch.int32)], [i.float()])
+
+
+def elementwise():
+    a, b, row = normal(3, 5), normal(3, 5), normal(5)
+    record("add.same", [a, b], [a + b])
+    record("add.row", [a, row], [a + row])
+    record("mul.same", [a, b], [a * b])
+    record("mul.row", [a, row], [a * row])
+    record("scale.minus", [a], [a * -0.5])
+    x = 3 * normal(4, 6).float().double()
+    functions = (
+        ("silu", "plain", F.silu),
+        ("gelu", "tanh", lambda x: F.gelu(x, approximate="tanh")),
+        ("gelu", "erf", F.gelu),
+    )
+    for op, variant, function in functions:
+        y, dy, (dx,) = with_gradients(function, x)
+        record(f"{op}.{variant}", [x], [y])
+        record(f"{op}_grad.{variant}", [x, dy], [dx])
+    u = normal(4, 6)
+    y, dy, gradients = with_gradients(lambda g, u: F.silu(g) * u, x, u)
+    record("swiglu.plain", [x, u], [y])
+    record("swiglu_grad.plain", [x, u, dy], gradients)
+
+
+def products():
+    x, bias = normal(2, 3, 5), normal(4)
+    for variant, w, forward in (
+        ("rows", normal(4, 5), lambda x, w, b: F.linear(x, w, b)),
+        ("transposed", normal(5, 4), lambda x, w, b: x @ w + b),
+    ):
+        y, dy, (dx, dw, _) = with_gradients(forward, x, w, bias)
+        record(f"linear.{variant}_bias", [x, w, bias], [y])
+        record(f"linear.{variant}", [x, w], [forward(x, w, torch.zeros_like(bias))])
+        record(f"linear_grad_input.{variant}", [w, dy], [dx])
+        record(f"linear_grad_weight.{variant}", [x, dy], [dw])
+        held = normal(*w.shape)
+        record(f"linear_grad_weight.{variant}_adding", [x, dy], [held + dw], [held])
+    a, b = normal(2, 3, 5), normal(2, 5, 4)
+    at, bt = a.mT.contiguous(), b.mT.contiguous()
+    record("matmul.nn", [a, b], [a @ b])
+    record("matmul.nt", [a, bt], [a @ b])
+    record("matmul.tn", [at, b], [a @ b])
+    record("matmul.tt", [at, bt], [a @ b])
+    for variant, window, stride, padding in (("same", (3, 3), 1, 1), ("stride", (2, 3), 2, 0)):
+        image, w, bias = normal(2, 3, 6, 5), normal(4, 3, *window), normal(4)
+        forward = lambda x, w, b: F.conv2d(x, w, b, stride, padding)
+        y, dy, (dx, dw, _) = with_gradients(forward, image, w, bias)
+        record(f"conv2d.{variant}_bias", [image, w, bias], [y])
+        record(f"conv2d.{variant}", [image, w], [forward(image, w, None)])
+        record(f"conv2d_grad_input.{variant}", [w, dy], [dx])
+        record(f"conv2d_grad_weight.{variant}", [image, dy], [dw])
+
+
+def norms():
+    x = normal(2, 3, 7)
+    record("sum.leading", [x], [x.sum((0, 1))])
+    record("sum.middle", [x], [x.sum(1)])
+    record("sum.all", [x], [x.sum()])
+    y, dy, (dx,) = with_gradients(lambda x: F.softmax(x, -1), x)
+    record("softmax.plain", [x], [y])
+    record("softmax_grad.plain", [y, dy], [dx])
+    w, b, epsilon = normal(7), normal(7), 1e-5
+    y, dy, (dx, dw, _) = with_gradients(lambda x, w, b: F.layer_norm(x, (7,), w, b, epsilon), x, w, b)
+    _, mean, rstd = torch.native_layer_norm(x, (7,), w, b, epsilon)
+    mean, rstd = mean.flatten(), rstd.flatten()
+    record("layer_norm.plain", [x, w, b], [y, mean, rstd])
+    record("layer_norm_grad_input.plain", [x, w, mean, rstd, dy], [dx])
+    record("layer_norm_grad_weight.plain", [x, mean, rstd, dy], [dw])
+    y, dy, (dx, dw) = with_gradients(lambda x, w: F.rms_norm(x, (7,), w, epsilon), x, w)
+    rstd = torch.rsqrt(x.pow(2).mean(-1) + epsilon).flatten()
+    record("rms_norm.plain", [x, w], [y, rstd])
+    record("rms_norm_grad_input.plain", [x, w, rstd, dy], [dx])
+    record("rms_norm_grad_weight.plain", [x, rstd, dy], [dw])
+
+
+def embedding():
+    table, ids = normal(6, 4), torch.tensor([[0, 5, 2], [2, 2, 1]])
+    y, dy, (dtable,) = with_gradients(lambda table: F.embedding(ids, table), table)
+    record("embedding.plain", [table, ids], [y])
+    record("embedding_grad.plain", [ids, dy], [dtable])
+
+
+def rope():
+    x = normal(2, 5, 3, 8)
+    frequencies = (10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)).float().double()
+    given = torch.tensor([[0, 1, 2, 0, 1], [7, 8, 9, 10, 300]])
+    counted = torch.arange(5).expand(2, 5)
+    for variant, positions in (("counted", counted), ("given", given)):
+        angles = positions.double().unsqueeze(-1) * frequencies
+        angles = torch.cat([angles, angles], -1)  # the halves of a head turn alike
+        rotate = lambda x: apply_rotary_pos_emb(x, x, angles.cos(), angles.sin(), unsqueeze_dim=2)[0]
+        y, dy, (dx,) = with_gradients(rotate, x)
+        rest = [frequencies] + ([positions] if variant == "given" else [])
+        record(f"rope.{variant}", [x, *rest], [y])
+        record(f"rope.{variant}_inverse", [dy, *rest], [dx])
+
+
+def attention():
+    # (batch, length, query heads, key heads, width), causal, window, documents
+    cases = {
+        "causal": ((2, 7, 4, 2, 8), True, None, False),
+        "all": ((1, 5, 3, 3, 6), False, None, False),
+        "window": ((1, 9, 2, 1, 4), True, 3, False),
+        "near": ((1, 9, 2, 1, 4), False, 3, False),
+        "documents": ((2, 8, 2, 1, 4), True, None, True),
+    }
+    starts = torch.tensor([[0, 0, 0, 3, 3, 3, 3, 7], [0, 0, 2, 2, 2, 2, 2, 2]])
+    for variant, ((batch, length, heads, key_heads, width), causal, window, documents) in cases.items():
+        q = normal(batch, length, heads, width)
+        k, v = normal(batch, length, key_heads, width), normal(batch, length, key_heads, width)
+        t, s = torch.arange(length).unsqueeze(1), torch.arange(length)
+        visible = torch.ones(batch, length, length, dtype=torch.bool)
+        if causal:
+            visible &= s <= t
+        if window is not None:
+            visible &= (t - s).abs() < window
+        if documents:
+            visible &= starts.unsqueeze(1) == starts.unsqueeze(2)
+        visible = visible.unsqueeze(1)
+
+        def forward(q, k, v):
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+            return o.transpose(1, 2)
+
+        o, d_o, gradients = with_gradients(forward, q, k, v)
+        keys = k.repeat_interleave(heads // key_heads, 2)
+        scores = torch.einsum("bthd,bshd->bhts", q, keys) / width**0.5
+        lse = scores.masked_fill(~visible, -torch.inf).logsumexp(-1)
+        rest = [starts] if documents else []
+        record(f"attention.{variant}", [q, k, v, *rest], [o, lse])
+        record(f"attention_grad.{variant}", [q, k, v, o, lse, d_o, *rest], gradients)
+
+
+def losses():
+    targets, scale = torch.tensor([3, IGNORE, 0, 8, 8]), torch.tensor(0.25).double()
+
+    def loss_of(logits):
+        return scale * F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+
+    logits = (3 * normal(5, 9)).float().double().requires_grad_()
+    loss = loss_of(logits)
+    (dlogits,) = torch.autograd.grad(loss, logits)
+    record("cross_entropy.plain", [logits, targets, scale], [loss])
+    record("cross_entropy_grad.plain", [logits, targets, scale], [dlogits])
+
+    x, w, b = (y.requires_grad_() for y in (normal(5, 6), normal(9, 6), normal(9)))
+    for variant, bias in (("plain", []), ("bias", [b])):
+        loss = loss_of(F.linear(x, w, *bias))
+        gradients = torch.autograd.grad(loss, [x, w, *bias])
+        inputs = [x, w, targets, scale, *bias]
+        record(f"head_loss.{variant}", inputs, [loss])
+        record(f"head_loss_grad.{variant}", inputs, [loss, *gradients])
+    held = normal(9, 6)
+    loss = loss_of(F.linear(x, w))
+    dx, dw = torch.autograd.grad(loss, [x, w])
+    zeros = [torch.zeros(()), torch.zeros(5, 6)]
+    record("head_loss_grad.adding", [x, w, targets, scale], [loss, dx, held + dw], [*zeros, held])
+
+
+def updates():
+    x, held = normal(3, 4), normal(3, 4)
+    record("accumulate.adding", [x], [held + x], [held])
+    y = normal(5)
+    norm = torch.nn.utils.get_total_norm([x, y])
+    record("sum_squares.two", [x, y], [norm**2])
+    for variant, limit in (("above", 1.0), ("below", 100.0)):
+        parameter = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+        parameter.grad = x.clone()
+        norm = torch.nn.utils.clip_grad_norm_([parameter], limit)
+        record(f"clip_scale.{variant}", [norm**2], [norm, parameter.grad[0, 0] / x[0, 0]])
+
+    parameter = normal(3, 4).requires_grad_()
+    # Rates that f32 holds exactly, so that both sides work with the same ones.
+    rates = dict(lr=2**-7, betas=(0.875, 1 - 2**-10), eps=2**-20, weight_decay=0.125)
+    optimizer = torch.optim.AdamW([parameter], **rates)
+    for step, scale in ((1, 1.0), (2, 0.5)):
+        grad = normal(3, 4)
+        parameter.grad = scale * grad
+        moments = optimizer.state.get(parameter, {})
+        zeros = torch.zeros(3, 4, dtype=torch.float64)
+        before = [parameter.detach(), moments.get("exp_avg", zeros), moments.get("exp_avg_sq", zeros)]
+        before = [state.clone() for state in before]
+        optimizer.step()
+        moments = optimizer.state[parameter]
+        scalars = [torch.tensor(number) for number in (rates["lr"], float(step), scale)]
+        after = [parameter, moments["exp_avg"], moments["exp_avg_sq"]]
+        record(f"adamw.step{step}", [grad, *scalars], after, before)
+
+
+def main():
+    torch.manual_seed(20)
+    torch.set_num_threads(1)
+    for group in (movement, elementwise, products, norms, embedding, rope, attention, losses, updates):
+        group()
+    path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
+    save_file(golden, path, metadata={"torch": torch.__version__})
+    print(f"{len(golden)} tensors, {path.stat().st_size / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main()
