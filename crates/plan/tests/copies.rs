@@ -314,7 +314,7 @@ fn state_that_changed_since_it_went_out_is_not_brought_back() {
         };
         replay(&graph, &schedule, &[Phase::Forward], ARENA).map_err(|error| error.fault)
     };
-    let unchanged = [&out[..], &back[..], &[add.clone()]].concat();
+    let unchanged = [&out[..], &back[..], std::slice::from_ref(&add)].concat();
     assert_eq!(judge(unchanged), Ok(()));
     let changed = [&out[..], &[add], &back[..]].concat();
     assert_eq!(judge(changed), Err(Fault::WrongVersion("copy 1 brings back an old version".into())));
