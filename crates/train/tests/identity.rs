@@ -9,13 +9,13 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_exec::Data;
+use plimsoll_exec::{CpuDevice, Data};
 use plimsoll_graph::{DType, Graph, GraphError, Init};
 use plimsoll_model::Architecture;
-use plimsoll_plan::{Purpose, Role, Strategy};
+use plimsoll_plan::{Purpose, Role, Scratch, Strategy, plan};
 use plimsoll_train::data::{Batches, Rows, Sequence, Source, Synthetic};
 use plimsoll_train::lr::{Decay, Lr};
-use plimsoll_train::{Run, Trainer};
+use plimsoll_train::{LanguageModel, Run, Trainer, plan_for};
 
 mod support;
 use support::{Batch, Size, bert, gpt2, llama, options, parameters, start};
@@ -119,6 +119,28 @@ fn every_strategy_trains_a_gpt2_with_dropout_to_the_same_bits_on_any_number_of_t
 #[test]
 fn every_strategy_trains_a_bert_with_dropout_to_the_same_bits_on_any_number_of_threads() {
     check_family(&bert(SIZE));
+}
+
+#[test]
+fn the_amount_of_scratch_changes_no_bit() {
+    // Sequences long enough for the head to work in several chunks when it has little scratch.
+    let size = Size { seq: 192, layers: 2, ..SIZE };
+    let options = options(ROWS, MICRO_BATCH, Strategy::Full, 2);
+    let model =
+        LanguageModel { architecture: llama(size), seq_len: size.seq, documents: false, generate: false };
+    let traced = |scratch: Scratch| {
+        let device = CpuDevice::new(2).unwrap();
+        let mut planned = plan_for(&model, &device, &options).unwrap();
+        planned.choice.plan = plan(&planned.choice.program, Strategy::Full, scratch).unwrap();
+        let mut run = Run::start(device, planned, options.seed).unwrap();
+        let step = |run: &mut Run, step: usize| {
+            Batch::synthetic(ROWS, size.seq, size.vocab, false, step).backward(run)
+        };
+        (trace(&mut run, step, poison), run.plan().arena_bytes)
+    };
+    let ((best, more), (least, less)) = (traced(Scratch::Best), traced(Scratch::Least));
+    assert!(less < more, "there is a choice: {less} or {more} bytes");
+    assert_same(&least, &best, "with the least scratch");
 }
 
 #[test]
