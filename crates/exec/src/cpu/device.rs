@@ -55,6 +55,11 @@ impl CpuDevice {
         self.threads
     }
 
+    /// The threads, for a device that stands in front of this one.
+    pub fn pool(&self) -> Arc<ThreadPool> {
+        Arc::clone(&self.pool)
+    }
+
     /// The arena, once it is taken.
     pub fn arena(&self) -> Option<&Arena> {
         self.arena.as_ref()
@@ -157,7 +162,6 @@ impl Device for CpuDevice {
     }
 
     fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
-        let pool = Arc::clone(&self.pool);
-        pool.install(|| body(self))
+        self.pool().install(|| body(self))
     }
 }

@@ -167,25 +167,36 @@ impl Batch {
         }
     }
 
+    /// One over the targets that count.
+    pub(crate) fn scale(&self) -> [f32; 1] {
+        [1.0 / self.valid() as f32]
+    }
+
+    /// The inputs of each micro-batch of `rows` rows.
+    pub(crate) fn micro_batches<'a>(
+        &'a self,
+        rows: usize,
+        scale: &'a [f32],
+    ) -> impl Iterator<Item = Vec<(&'static str, Data<'a>)>> {
+        let positions = rows * self.seq;
+        (0..self.tokens.len()).step_by(positions).map(move |start| {
+            let part = start..start + positions;
+            let mut inputs = vec![
+                ("tokens", Data::I32(&self.tokens[part.clone()])),
+                ("targets", Data::I32(&self.targets[part.clone()])),
+                ("scale", Data::F32(scale)),
+            ];
+            if let Some(doc_start) = &self.doc_start {
+                inputs.push(("doc_start", Data::I32(&doc_start[part])));
+            }
+            inputs
+        })
+    }
+
     /// Runs forward and backward over all rows in the run's micro-batches; returns their losses.
     pub(crate) fn backward(&self, run: &mut Run) -> Vec<f32> {
-        let positions = run.micro_batch() * self.seq;
-        let scale = [1.0 / self.valid() as f32];
-        let starts = (0..self.tokens.len()).step_by(positions);
-        starts
-            .map(|start| {
-                let part = start..start + positions;
-                let mut inputs = vec![
-                    ("tokens", Data::I32(&self.tokens[part.clone()])),
-                    ("targets", Data::I32(&self.targets[part.clone()])),
-                    ("scale", Data::F32(&scale)),
-                ];
-                if let Some(doc_start) = &self.doc_start {
-                    inputs.push(("doc_start", Data::I32(&doc_start[part])));
-                }
-                run.backward(&inputs).unwrap()
-            })
-            .collect()
+        let (rows, scale) = (run.micro_batch(), self.scale());
+        self.micro_batches(rows, &scale).map(|inputs| run.backward(&inputs).unwrap()).collect()
     }
 }
 
