@@ -2,7 +2,7 @@
 //! two threads.
 //!
 //! ```text
-//! cargo run --release -p plimsoll-exec --example matmul_speed
+//! cargo run --release -p plimsoll-exec --example matmul_speed [rows out in]
 //! ```
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a measurement for people to read")]
 
@@ -27,8 +27,13 @@ const LAYERS: [(usize, usize, usize); 7] = [
 const HEADS: [(usize, usize, usize); 3] = [(1024, 4096, 256), (1024, 32000, 256), (512, 32000, 768)];
 
 fn main() {
+    let asked: Vec<usize> = std::env::args().skip(1).map(|word| word.parse().unwrap()).collect();
+    let (layers, heads) = match asked[..] {
+        [rows, out, input] => (vec![(rows, out, input)], vec![]),
+        _ => (LAYERS.to_vec(), HEADS.to_vec()),
+    };
     println!("{:<20} {:>18}   1 thread  2 threads (least workspace)", "op", "(rows, out, in)");
-    for (rows, out, input) in LAYERS {
+    for (rows, out, input) in layers {
         let (x, y, w) = (Type::f32([rows, input]), Type::f32([rows, out]), Type::f32([out, input]));
         let calls = [
             (Op::Linear { transposed: false, bias: false }, [x, w], y),
@@ -39,7 +44,7 @@ fn main() {
             report(&op, &inputs, &[output], (rows, out, input), 2);
         }
     }
-    for (rows, words, width) in HEADS {
+    for (rows, words, width) in heads {
         let (x, w) = (Type::f32([rows, width]), Type::f32([words, width]));
         let (inputs, loss) = ([x, w, Type::i32([rows]), Type::f32([])], Type::f32([]));
         let head = Head { ignore_index: -100, bias: false };

@@ -93,16 +93,14 @@ impl Arena {
     ///
     /// When the range lies outside the arena.
     pub fn address(&self, offset: u64, bytes: u64) -> Result<*mut u8, ExecError> {
-        match offset.checked_add(bytes) {
-            // SAFETY: the offset is inside the allocation.
-            Some(end) if end <= self.bytes as u64 => {
-                Ok(unsafe { self.pointer.as_ptr().add(offset as usize) })
-            }
-            _ => Err(ExecError::Mismatch(format!(
-                "bytes {offset}+{bytes} lie outside an arena of {} bytes",
-                self.bytes
-            ))),
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes as u64) {
+            let size = self.bytes;
+            return Err(ExecError::Mismatch(format!(
+                "bytes {offset}+{bytes} lie outside an arena of {size} bytes"
+            )));
         }
+        // SAFETY: the range, and so its first byte, lies inside the allocation.
+        Ok(unsafe { self.pointer.as_ptr().add(offset as usize) })
     }
 
     fn layout(bytes: usize) -> Option<Layout> {

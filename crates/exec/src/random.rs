@@ -19,6 +19,8 @@ impl Stream {
     }
 
     /// The four numbers of elements `4·group … 4·group + 3` of `row`.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
     pub fn quad(&self, row: u32, group: u32) -> [u32; 4] {
         philox([group, row, self.step, 0], self.key)
     }
@@ -59,6 +61,8 @@ fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let a = u64::from(counter[0]) * 0xd251_1f53;

@@ -67,7 +67,6 @@ mod tests {
     fn a_linear_layer_costs_two_flops_per_weight_and_row() {
         let op = Op::Linear { transposed: false, bias: false };
         let work = work(&op, &[Type::f32([10, 8]), Type::f32([4, 8])], &[Type::f32([10, 4])]);
-        assert_eq!(work.matmul_flops, 2.0 * 10.0 * 8.0 * 4.0);
-        assert_eq!(work.bytes, 4.0 * (80.0 + 32.0 + 40.0));
+        assert_eq!(work, Work { matmul_flops: 2.0 * 10.0 * 8.0 * 4.0, bytes: 4.0 * (80.0 + 32.0 + 40.0) });
     }
 }

@@ -34,12 +34,11 @@ impl Budget {
     pub fn resolve(stated: Option<u64>) -> Result<Budget, TrainError> {
         let resident = memory::process()?.resident;
         let outside = resident + ALLOWANCE;
-        let total = match stated {
-            Some(total) => total,
-            None => {
-                let free = memory::available()?;
-                (resident + free).saturating_sub(MARGIN.max(free / 20))
-            }
+        let total = if let Some(total) = stated {
+            total
+        } else {
+            let free = memory::available()?;
+            (resident + free).saturating_sub(MARGIN.max(free / 20))
         };
         Ok(Budget { total, outside, stated: stated.is_some() })
     }

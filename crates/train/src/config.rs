@@ -234,6 +234,7 @@ fn lr(raw: &RawConfig, max_steps: u64) -> Result<Lr, TrainError> {
     Ok(Lr { peak, warmup_steps, max_steps, decay })
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "it serves as `map_err(mistake)`")]
 fn mistake(why: impl ToString) -> TrainError {
     TrainError::Config(why.to_string())
 }

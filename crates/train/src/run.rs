@@ -160,6 +160,7 @@ impl Run<CpuDevice> {
     /// # Errors
     ///
     /// When nothing fits, the memory cannot be had, or the model is wrong.
+    #[allow(clippy::needless_pass_by_value, reason = "a closure is handed over and forgotten")]
     pub fn new(model: impl Model, options: &Options) -> Result<Run, TrainError> {
         let device = CpuDevice::new(options.threads)?;
         let planned = plan_for(&model, &device, options)?;

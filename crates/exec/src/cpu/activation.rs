@@ -2,6 +2,10 @@
 //!
 //! All of them rest on the exponential of a number that is not positive, so nothing overflows, and on
 //! the two factors of the logistic function's derivative, so nothing cancels.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 
 use super::exp::exp;
 use super::lanes::Elementwise;
@@ -13,7 +17,6 @@ struct Logistic {
 }
 
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 fn logistic(x: f32) -> Logistic {
     let e = exp(-x.abs());
     let d = 1.0 / (1.0 + e);
@@ -29,7 +32,6 @@ struct Normal {
 /// `Φ(−a)·exp(a²/2) = t·P(t)` with `t = 1/(1 + 0.35a)`: the left side is smooth, and the polynomial through
 /// nine Chebyshev points of `0 ≤ a ≤ 14` is within 4·10⁻⁸ of it, relatively.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 fn normal(x: f32) -> Normal {
     const P: [f32; 9] = [
         0.139_618_71,
@@ -54,7 +56,7 @@ fn normal(x: f32) -> Normal {
 }
 
 /// Twice the argument of the hyperbolic tangent in the tanh form of gelu: `½(1 + tanh(v/2)) = σ(v)`.
-const TANH_SLOPE: f32 = 1.595_769_1;
+const TANH_SLOPE: f32 = 1.595_769;
 const TANH_CUBIC: f32 = 0.044_715;
 
 pub(super) struct Silu;

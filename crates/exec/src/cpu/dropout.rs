@@ -2,6 +2,10 @@
 //!
 //! The mask depends on the row of the global batch and the element within the row, never on the piece or
 //! the thread that draws it. May run in place.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 #![allow(unsafe_code, reason = "may write over its input, which slices cannot express")]
 
 use super::lanes::{PIECE, Streams, Work, at_full_width, want_f32};
@@ -72,7 +76,6 @@ impl Work for Part {
 
 impl Part {
     #[inline(always)]
-    #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
     fn mask(&self, chunk: &mut [f32; CHUNK], first_group: u32) {
         let (groups, _) = chunk.as_chunks_mut::<4>();
         for (offset, group) in (0u32..).zip(groups) {

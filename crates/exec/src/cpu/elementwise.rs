@@ -2,6 +2,10 @@
 //!
 //! Each kernel names a function of a few numbers; [`lanes`](super::lanes) runs it along the operands, in
 //! place where the layout says so. Memory bandwidth is the limit. Dropout has a file of its own.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 #![allow(unsafe_code, reason = "a broadcast operand starts again at every row")]
 
 use plimsoll_graph::op::Gelu;

@@ -2,6 +2,10 @@
 //!
 //! The gradient is cut by columns: each piece walks all ids in order and adds to its own columns of the
 //! table, so rows that occur many times need no care and the sums have one order.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 
 use super::lanes::{PIECE, Work, at_full_width, want_f32};
 use super::{Call, split};

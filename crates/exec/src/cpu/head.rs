@@ -31,6 +31,8 @@ const FEWEST_ROWS: usize = 16;
 const MOST_ROWS: usize = 256;
 /// Floats set aside to begin the logits at a cache line.
 const LINE: usize = 16;
+/// Logits that a thread takes at once, at least.
+const WORTH_SHARING: usize = 8192;
 /// Columns of the bias gradient that a thread takes at once.
 const BIAS_COLUMNS: usize = 2048;
 
@@ -169,7 +171,8 @@ impl<'a> HeadCall<'a> {
     /// The loss of each row. With `backward`, logits become dlogits.
     fn losses(&self, first: usize, logits: &mut [f32], losses: &mut [f32], backward: bool) {
         let targets = &self.targets[first..];
-        let rows = logits.par_chunks_mut(self.v).zip(losses.par_iter_mut()).with_max_len(1).enumerate();
+        let rows = logits.par_chunks_mut(self.v).zip(losses.par_iter_mut());
+        let rows = rows.with_min_len(WORTH_SHARING.div_ceil(self.v)).enumerate();
         rows.for_each(|(row, (logits, loss))| {
             let target = targets[row];
             if target == self.ignore_index {

@@ -6,6 +6,10 @@
 //! occupies exactly the bytes of an input is harmless. Outputs that overlap an input in any other way
 //! do not occur (`replay` has proved it).
 #![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
+#![allow(
     unsafe_code,
     reason = "elementwise kernels may write over their inputs, which slices cannot express"
 )]
@@ -19,7 +23,7 @@ use crate::ExecError;
 pub(super) const PIECE: usize = 16 * 1024;
 
 /// Elements read before any is written.
-const LANES: usize = 32;
+const LANES: usize = 64;
 
 /// A function of `IN` numbers that gives `OUT` numbers.
 pub(super) trait Elementwise<const IN: usize, const OUT: usize>: Sync {
@@ -191,7 +195,6 @@ impl<M: Elementwise<IN, OUT>, const IN: usize, const OUT: usize> Work for Segmen
 }
 
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 #[allow(clippy::needless_range_loop, reason = "the lane indexes every operand")]
 fn each_lane<M: Elementwise<IN, OUT>, const IN: usize, const OUT: usize>(
     map: &M,

@@ -5,10 +5,12 @@
 
 use plimsoll_graph::{DType, Shape, Type};
 use plimsoll_plan::Workspace;
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 
-use super::Call;
 use super::matmul::{self, Extents, Start, product};
 use super::pack::View;
+use super::{Call, pieces};
 use crate::ExecError;
 
 /// `(x[N,in], w[, b]) → y[N,out]`, `w` being `(out, in)`, or `(in, out)` when `transposed`.
@@ -69,18 +71,46 @@ pub(super) fn matmul(call: &Call, transpose_a: bool, transpose_b: bool) -> Resul
     let (row, depth_a) = if transpose_a { (1, m) } else { (k, 1) };
     let (column, depth_b) = if transpose_b { (k, 1) } else { (1, n) };
     let (a, b, c) = (call.input(0), call.input(1), call.output(0));
-    // One product after the other, each shared by all threads: the scratch is that of a single product.
-    for (index, c) in c.chunks_exact_mut((m * n).max(1)).enumerate() {
+    if k == 0 {
+        c.fill(0.0);
+        return Ok(());
+    }
+    let one = |index: usize, c: &mut [f32], scratch: &mut [f32]| {
         let a = View::new(&a[index * m * k..][..m * k], m, k, row, depth_a);
         let b = View::new(&b[index * k * n..][..k * n], n, k, column, depth_b);
-        product(extents, a, b, Start::Zero, c, call.scratch());
-    }
+        product(extents, a, b, Start::Zero, c, scratch);
+    };
+    // Large products run one after the other, each shared by all threads. Small ones are dealt out, each share
+    // with a part of the scratch to itself.
+    let (len, scratch) = ((m * n).max(1), call.scratch());
+    let batch = c.len() / len;
+    let fitting = scratch.len() / floats(matmul::workspace(extents).least).max(1);
+    let shares = if matmul::is_small(extents) { pieces::threads().min(batch).min(fitting).max(1) } else { 1 };
+    let share = batch.div_ceil(shares).max(1);
+    let room = (scratch.len() / shares).max(1);
+    let dealt = c.par_chunks_mut(share * len).zip(scratch.par_chunks_mut(room)).enumerate();
+    dealt.for_each(|(dealt, (c, scratch))| {
+        c.chunks_exact_mut(len).enumerate().for_each(|(index, c)| one(dealt * share + index, c, scratch));
+    });
     Ok(())
 }
 
-/// Scratch of [`matmul`].
-pub(super) fn matmul_workspace(inputs: &[Type], outputs: &[Type], transpose_a: bool) -> Workspace {
-    matmul::workspace(batch_extents(inputs[0].shape, outputs[0].shape, transpose_a))
+/// Scratch of [`matmul()`].
+pub(super) fn matmul_workspace(
+    inputs: &[Type],
+    outputs: &[Type],
+    threads: usize,
+    transpose_a: bool,
+) -> Workspace {
+    let extents = batch_extents(inputs[0].shape, outputs[0].shape, transpose_a);
+    let one = matmul::workspace(extents);
+    let batch = outputs[0].shape.elements() / (extents.m * extents.n).max(1);
+    let shares = if matmul::is_small(extents) { threads.min(batch).max(1) } else { 1 };
+    Workspace { least: one.least, best: one.best * shares as u64 }
+}
+
+fn floats(bytes: u64) -> usize {
+    bytes as usize / 4
 }
 
 /// Refuses what these kernels have no code for.

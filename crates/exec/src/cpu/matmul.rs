@@ -1,17 +1,18 @@
 //! The matrix product in single precision, blocked for the caches.
 //!
 //! ```text
-//!                          n                     A block of `b`, DEPTH × up to PANEL columns, is packed into
-//!                ┌────┬────────┬────┐            the workspace by all threads together and stays in each
-//!              b │    │▒▒▒▒▒▒▒▒│    │ DEPTH      core's second-level cache. Then threads take strips of
-//!                ├────┼────────┼────┤ k          rows: a strip of `a` is packed on the stack and stays in
-//!                └────┴────────┴────┘            the first-level cache while the tiles of the block pass by.
-//!      DEPTH
-//!   ┌───┬───┐    ┌────┬────────┬────┐
+//!                     PANEL
+//!                ┌────┬────────┬────┐      `b` is cut into blocks of up to DEPTH × PANEL numbers, small enough
+//!              b │    │▒▒▒▒▒▒▒▒│    │ DEPTH for a core's second-level cache. As many blocks as the workspace holds
+//!                ├────┼────────┼────┤      (a group) are packed by all threads together. Then threads take
+//!                └────┴────────┴────┘      pieces of the result, each some rows of it: block by block, a strip
+//!     DEPTH                                of `a` is packed on the stack and stays in the first-level cache
+//!   ┌───┬───┐    ┌────┬────────┬────┐      while the tiles of the block pass by.
 //! a │   │   │    │    │        │    │
 //!   │▒▒▒│   │    │    │▒▒▒▒▒▒▒▒│    │ a strip: up to 12 rows
 //!   │   │   │ m  │    │        │    │ c
 //!   └───┴───┘    └────┴────────┴────┘
+//!     k                   n
 //! ```
 //!
 //! Each element of `c` is one chain of multiply-adds over `k`, in order, begun with zero, with the bias or
@@ -22,22 +23,31 @@
 //! Absent on purpose: splitting `k` between threads, and any allocation.
 #![allow(unsafe_code, reason = "threads write tiles of one result side by side")]
 
+use std::ops::Range;
+
 use plimsoll_plan::Workspace;
 
+use super::blocks::Blocks;
 use super::microkernel::{self, MOST_COLUMNS, MOST_ROWS, Microkernel, ROW_STEP, Tile};
 use super::pack::{View, pack};
 use super::pieces;
 
-/// The most products packed at once. A strip of `a` is then 12 KiB, a strip of `b` 32 KiB.
+/// The most products of a block. A strip of `a` is then 12 KiB, a strip of `b` 32 KiB.
 const DEPTH: usize = 256;
-/// The most columns packed at once where the workspace allows: with [`DEPTH`], half a MiB.
+/// The most columns of a block: with [`DEPTH`], half a MiB.
 const PANEL: usize = 512;
-/// Columns packed at once in the smallest workspace.
+/// Columns of a block in the smallest workspace.
 const SMALL_PANEL: usize = 64;
-/// Workspace is counted in panels of a multiple of this many columns, whatever the tiles.
+/// Blocks are stored in multiples of this many columns, whatever the tiles.
 const PANEL_STEP: usize = 16;
+/// Bytes of packed blocks beyond which fewer, larger groups bring nothing.
+const ENOUGH: u64 = 2 << 20;
 /// Below this many multiply-adds, waking another thread costs more than it brings.
-const WORTH_SHARING: usize = 64 * 64 * 64;
+const WORTH_SHARING: usize = 1 << 19;
+/// Packing a block takes about as long as multiplying this many rows by it.
+const PACKING_ROWS: usize = 8;
+/// Pieces of a product per thread: more than one, because cores are not equally free.
+const PIECES: usize = 4;
 
 /// What the sums begin with.
 #[derive(Clone, Copy)]
@@ -63,10 +73,16 @@ pub(super) struct Extents {
 
 /// Scratch of a product with these extents.
 pub(super) fn workspace(extents: Extents) -> Workspace {
-    let depth = extents.k.min(DEPTH);
+    let bytes = |depth: usize, columns: usize| (4 * depth * columns) as u64;
     let columns = extents.n.next_multiple_of(PANEL_STEP);
-    let bytes = |panel: usize| (4 * depth * columns.min(panel)) as u64;
-    Workspace { least: bytes(SMALL_PANEL), best: bytes(PANEL) }
+    let least = bytes(extents.k.min(DEPTH), columns.min(SMALL_PANEL));
+    let everything = bytes(extents.k.next_multiple_of(DEPTH.min(extents.k).max(1)), columns);
+    Workspace { least, best: everything.clamp(least, ENOUGH.max(least)) }
+}
+
+/// Whether a product is over before sharing it between threads would pay.
+pub(super) fn is_small(Extents { m, n, k }: Extents) -> bool {
+    m * n * k < 8 * WORTH_SHARING
 }
 
 /// `c = start + a·b`. The lines of `a` are its rows, those of `b` its columns; `c` is row-major.
@@ -76,14 +92,13 @@ pub(super) fn product(extents: Extents, a: View, b: View, start: Start, c: &mut 
 
 fn product_with(
     kernel: &Microkernel,
-    extents: Extents,
+    Extents { m, n, k }: Extents,
     a: View,
     b: View,
     start: Start,
     c: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let Extents { m, n, k } = extents;
     assert_eq!(c.len(), m * n, "the result of a product");
     if m == 0 || n == 0 {
         return;
@@ -91,26 +106,37 @@ fn product_with(
     if k == 0 {
         return begin(start, c, n);
     }
-    let depth_blocks = Blocks::new(k, DEPTH, 1);
-    let room = scratch.len() / depth_blocks.size / PANEL_STEP * PANEL_STEP;
+    let depths = Blocks::new(k, DEPTH, 1);
+    let room = scratch.len() / depths.size() / PANEL_STEP * PANEL_STEP;
     assert!(room > 0, "the workspace of a product is too small");
     let panels = Blocks::new(n, room.min(PANEL), kernel.columns);
+    let block_columns = panels.size().next_multiple_of(PANEL_STEP);
     let c = c.as_mut_ptr();
-    for (column, columns) in panels.iter() {
-        for (from, depth) in depth_blocks.iter() {
-            let block = Block {
-                kernel,
-                a: a.from(0, from),
-                panel: scratch.as_mut_ptr(),
-                base: Base::new(if from == 0 { start } else { Start::Kept }, c, n).at_column(column),
-                c: c.wrapping_add(column),
-                rows: m,
-                stride: n,
-                columns,
-                depth,
+    let work = Work {
+        kernel,
+        a,
+        b,
+        start: Base::new(start, c, n),
+        rows: Blocks::exactly(m, kernel.rows),
+        c,
+        stride: n,
+        panels,
+        depths,
+        packed: scratch.as_mut_ptr(),
+        block_len: block_columns * depths.size(),
+    };
+    // A group is several blocks along k, or all of them for several panels.
+    let blocks = room / block_columns;
+    let deep = blocks.min(depths.count());
+    let wide = blocks / deep;
+    for first_panel in (0..panels.count()).step_by(wide) {
+        for first_depth in (0..depths.count()).step_by(deep) {
+            let group = Group {
+                panels: first_panel..panels.count().min(first_panel + wide),
+                depths: first_depth..depths.count().min(first_depth + deep),
             };
-            block.pack_panel(b.from(column, from));
-            block.multiply();
+            work.pack(&group);
+            work.multiply(&group);
         }
     }
 }
@@ -124,37 +150,7 @@ fn begin(start: Start, c: &mut [f32], n: usize) {
     }
 }
 
-/// An extent cut into blocks of nearly equal size.
-#[derive(Clone, Copy)]
-struct Blocks {
-    extent: usize,
-    size: usize,
-}
-
-impl Blocks {
-    /// Blocks of at most `most`, of a multiple of `step` if several such fit into `most`.
-    fn new(extent: usize, most: usize, step: usize) -> Blocks {
-        let even = extent.div_ceil(extent.div_ceil(most));
-        let rounded = even.next_multiple_of(step);
-        Blocks { extent, size: if rounded <= most { rounded } else { most.min(extent) } }
-    }
-
-    fn count(self) -> usize {
-        self.extent.div_ceil(self.size)
-    }
-
-    /// Beginning and size of block `index`.
-    fn block(self, index: usize) -> (usize, usize) {
-        let from = index * self.size;
-        (from, self.size.min(self.extent - from))
-    }
-
-    fn iter(self) -> impl Iterator<Item = (usize, usize)> {
-        (0..self.count()).map(move |index| self.block(index))
-    }
-}
-
-/// Where sums begin: an address that may be null, and the distance between rows.
+/// Where sums begin: an address, null for zero, and the distance between rows.
 #[derive(Clone, Copy)]
 struct Base {
     pointer: *const f32,
@@ -173,105 +169,154 @@ impl Base {
         }
     }
 
-    fn at_column(self, column: usize) -> Base {
-        // Wrapping, because null stands for zero wherever one looks.
+    /// The address for an element; null stays null.
+    fn at(self, row: usize, column: usize) -> *const f32 {
         if self.pointer.is_null() {
-            self
+            self.pointer
         } else {
-            Base { pointer: self.pointer.wrapping_add(column), ..self }
+            self.pointer.wrapping_add(row * self.stride + column)
         }
     }
 }
 
-/// One panel of `b` and the part of `c` that it contributes to.
-struct Block<'a> {
+/// A product and how it is cut.
+struct Work<'a> {
     kernel: &'a Microkernel,
-    /// All rows of `a`, from the first product of this block on.
     a: View<'a>,
-    /// The packed columns: strips of `kernel.columns`, one after the other, the last one narrower.
-    panel: *mut f32,
-    base: Base,
+    b: View<'a>,
+    start: Base,
     c: *mut f32,
-    rows: usize,
     /// Distance between rows of `c`.
     stride: usize,
-    columns: usize,
-    depth: usize,
+    /// Strips of rows.
+    rows: Blocks,
+    /// Columns and depths of the blocks of `b`.
+    panels: Blocks,
+    depths: Blocks,
+    /// Where the blocks of a group are packed, `block_len` numbers each.
+    packed: *mut f32,
+    block_len: usize,
 }
 
-// SAFETY: threads write distinct strips of `panel` while packing and distinct tiles of `c` while multiplying;
-// everything else is only read.
-unsafe impl Sync for Block<'_> {}
+// SAFETY: threads write distinct strips of `packed` in `pack` and distinct elements of `c` in `multiply`; in
+// between, one waits for all. Everything else is only read.
+unsafe impl Sync for Work<'_> {}
+
+/// Blocks of `b` that are packed at the same time, by index into [`Work::panels`] and [`Work::depths`].
+struct Group {
+    panels: Range<usize>,
+    depths: Range<usize>,
+}
+
+/// One packed block: strips of `kernel.columns` columns, one after the other, the last one narrower.
+struct Block {
+    column: usize,
+    strips: Blocks,
+    from: usize,
+    depth: usize,
+    packed: *mut f32,
+}
 
 /// A strip of `a`, aligned so that the tile's reads cross few cache lines.
 #[repr(align(64))]
 struct LeftStrip([f32; MOST_ROWS * DEPTH]);
 
-impl Block<'_> {
-    fn strips(&self) -> Blocks {
-        Blocks { extent: self.columns, size: self.kernel.columns }
+impl Work<'_> {
+    fn block(&self, group: &Group, panel: usize, depth: usize) -> Block {
+        let (column, columns) = self.panels.block(panel);
+        let (from, depth_len) = self.depths.block(depth);
+        let index = (panel - group.panels.start) * group.depths.len() + (depth - group.depths.start);
+        Block {
+            column,
+            strips: Blocks::exactly(columns, self.kernel.columns),
+            from,
+            depth: depth_len,
+            packed: self.packed.wrapping_add(index * self.block_len),
+        }
     }
 
-    fn worth_sharing(&self) -> bool {
-        self.rows * self.columns * self.depth >= WORTH_SHARING
+    /// Pieces a step of a group is cut into, if each of its blocks were worth `rows` rows of multiplying.
+    fn pieces(&self, group: &Group, rows: usize) -> usize {
+        let columns = group.panels.len() * self.panels.size();
+        let depth = group.depths.len() * self.depths.size();
+        let alone = pieces::threads() == 1 || rows * columns * depth < WORTH_SHARING;
+        if alone { 1 } else { PIECES * pieces::threads() }
     }
 
-    fn pack_panel(&self, b: View) {
-        let strips = self.strips();
-        let shares = if self.worth_sharing() { pieces::threads().min(strips.count()) } else { 1 };
-        let shares = Blocks::new(strips.count(), strips.count().div_ceil(shares), 1);
-        pieces::for_each(shares.count(), |share| {
-            let (first, count) = shares.block(share);
-            for strip in first..first + count {
-                let (column, columns) = strips.block(strip);
+    fn pack(&self, group: &Group) {
+        let depths = group.depths.len();
+        let blocks = group.panels.len() * depths;
+        let most_strips = self.panels.size().div_ceil(self.kernel.columns);
+        let wanted = self.pieces(group, self.rows.extent() + PACKING_ROWS);
+        let shares = if wanted == 1 { 1 } else { wanted.div_ceil(blocks).min(most_strips) };
+        let pack_share = |piece: usize| {
+            let (index, share) = (piece / shares, piece % shares);
+            let block =
+                self.block(group, group.panels.start + index / depths, group.depths.start + index % depths);
+            for strip in (share..block.strips.count()).step_by(shares) {
+                let (column, columns) = block.strips.block(strip);
                 let width = columns.next_multiple_of(self.kernel.lanes);
-                // SAFETY: strips before this one hold `column` columns of `depth` numbers, so it begins here;
-                // `room` in `product_with` left space for all of them.
+                let from = self.b.from(block.column + column, block.from);
+                // SAFETY: the strips before this one hold `column` columns of `depth` numbers; `block_len` is
+                // room for all of them, rounded up to whole vectors, and `product_with` counted the blocks.
                 unsafe {
-                    pack(b.from(column, 0), columns, width, self.depth, self.panel.add(column * self.depth));
+                    pack(from, columns, width, block.depth, block.packed.add(column * block.depth));
                 }
             }
-        });
+        };
+        if wanted == 1 {
+            (0..blocks).for_each(pack_share);
+        } else {
+            pieces::for_each(blocks * shares, pack_share);
+        }
     }
 
     /// Cuts the rows, and where those are few the columns too, into pieces for the threads.
-    fn multiply(&self) {
-        let rows = Blocks { extent: self.rows, size: self.kernel.rows };
-        let strips = self.strips();
-        let wanted = if self.worth_sharing() && pieces::threads() > 1 { 4 * pieces::threads() } else { 1 };
-        let down = Blocks::new(rows.count(), rows.count().div_ceil(wanted), 1);
-        let across = wanted.div_ceil(down.count()).min(strips.count());
-        let across = Blocks::new(strips.count(), strips.count().div_ceil(across), 1);
-        pieces::for_each(down.count() * across.count(), |piece| {
-            let (first_row, row_strips) = down.block(piece / across.count());
-            let (first_strip, column_strips) = across.block(piece % across.count());
+    fn multiply(&self, group: &Group) {
+        let wanted = self.pieces(group, self.rows.extent() + PACKING_ROWS);
+        let down = Blocks::new(self.rows.count(), self.rows.count().div_ceil(wanted), 1);
+        let across = wanted.div_ceil(down.count()).min(self.panels.size().div_ceil(self.kernel.columns));
+        pieces::for_each(down.count() * across, |piece| {
+            let (first, count) = down.block(piece / across);
             let mut left = LeftStrip([0.0; MOST_ROWS * DEPTH]);
-            for strip in first_row..first_row + row_strips {
-                self.multiply_strip(rows.block(strip), first_strip..first_strip + column_strips, &mut left);
+            for panel in group.panels.clone() {
+                for depth in group.depths.clone() {
+                    let block = self.block(group, panel, depth);
+                    let share = block.strips.count().div_ceil(across);
+                    let from = share * (piece % across);
+                    let strips = from..block.strips.count().min(from + share);
+                    if strips.is_empty() {
+                        continue;
+                    }
+                    for row_strip in first..first + count {
+                        self.multiply_strip(&block, self.rows.block(row_strip), strips.clone(), &mut left);
+                    }
+                }
             }
         });
     }
 
     fn multiply_strip(
         &self,
+        block: &Block,
         (row, rows): (usize, usize),
-        strips: std::ops::Range<usize>,
+        strips: Range<usize>,
         left: &mut LeftStrip,
     ) {
         let height = rows.next_multiple_of(ROW_STEP);
+        let base = if block.from == 0 { self.start } else { Base { pointer: self.c, stride: self.stride } };
         // SAFETY: the strip has room for the tallest tile and the deepest block.
-        unsafe { pack(self.a.from(row, 0), rows, height, self.depth, left.0.as_mut_ptr()) };
+        unsafe { pack(self.a.from(row, block.from), rows, height, block.depth, left.0.as_mut_ptr()) };
         for strip in strips {
-            let (column, columns) = self.strips().block(strip);
+            let (offset, columns) = block.strips.block(strip);
+            let column = block.column + offset;
             let tile = Tile {
-                depth: self.depth,
+                depth: block.depth,
                 a: left.0.as_ptr(),
-                // SAFETY: where `pack_panel` wrote this strip.
-                b: unsafe { self.panel.add(column * self.depth) },
-                base: self.base.at_column(column).pointer.wrapping_add(row * self.base.stride),
-                base_stride: self.base.stride,
-                // SAFETY: row and column lie inside the result.
-                c: unsafe { self.c.add(row * self.stride + column) },
+                b: block.packed.wrapping_add(offset * block.depth),
+                base: base.at(row, column),
+                base_stride: base.stride,
+                c: self.c.wrapping_add(row * self.stride + column),
                 c_stride: self.stride,
                 rows,
             };

@@ -7,6 +7,7 @@ mod attention;
 mod attention_grad;
 #[cfg(test)]
 mod bench;
+mod blocks;
 mod call;
 mod conv;
 mod device;
@@ -105,7 +106,7 @@ pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> 
         Op::Linear { .. } => linear::linear_workspace(inputs, outputs),
         Op::LinearGradInput { .. } => linear::linear_grad_input_workspace(inputs, outputs),
         Op::LinearGradWeight { .. } => linear::linear_grad_weight_workspace(inputs, outputs),
-        Op::Matmul { transpose_a, .. } => linear::matmul_workspace(inputs, outputs, *transpose_a),
+        Op::Matmul { transpose_a, .. } => linear::matmul_workspace(inputs, outputs, threads, *transpose_a),
         Op::Conv2d { conv, .. } => conv::conv2d_workspace(inputs, outputs, *conv),
         Op::Conv2dGradInput { conv, .. } => conv::conv2d_grad_input_workspace(inputs, outputs, *conv),
         Op::Conv2dGradWeight { conv, .. } => conv::conv2d_grad_weight_workspace(inputs, outputs, *conv),

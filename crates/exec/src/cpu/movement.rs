@@ -2,6 +2,7 @@
 //!
 //! All but the cast move runs of bytes or whole elements and never look at them, so one kernel serves
 //! every element type. Results overlap no input here; `reshape` is a view and is never run.
+#![allow(clippy::unnecessary_wraps, reason = "all kernels have one signature")]
 #![allow(unsafe_code, reason = "moves elements between strided places of the arena by address")]
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
@@ -12,8 +13,8 @@ use super::sums::Walk;
 use super::{Call, Operand, pieces};
 use crate::ExecError;
 
-/// Side of the squares in which a transposition proceeds: two cache lines of f32.
-const SQUARE: usize = 32;
+/// Side of the squares in which a transposition proceeds: a cache line of f32.
+const SQUARE: usize = 16;
 
 /// Bytes one thread moves at a time.
 const PIECE_BYTES: usize = 4 * PIECE;
@@ -192,7 +193,7 @@ fn transpose_elements<T: Copy>(call: &Call, permutation: &[usize]) {
         let (from, to) = (from_walk.offset(index), to_walk.offset(index));
         // SAFETY: the offsets are those of elements of the operands; bands do not overlap.
         unsafe {
-            matrix.band(Elements { from: places.from.add(from), to: places.to.add(to) }, band * SQUARE)
+            matrix.band(Elements { from: places.from.add(from), to: places.to.add(to) }, band * SQUARE);
         };
     });
 }
@@ -210,15 +211,44 @@ impl Matrix {
     ///
     /// `at` must be the first element of such a matrix on both sides.
     unsafe fn band<T: Copy>(&self, at: Elements<T>, first: usize) {
-        let end = self.rows.min(first + SQUARE);
+        let rows = SQUARE.min(self.rows - first);
         for start in (0..self.columns).step_by(SQUARE) {
-            for row in first..end {
-                for column in start..self.columns.min(start + SQUARE) {
-                    // SAFETY: row and column lie inside the matrix.
-                    unsafe {
-                        let x = at.from.add(row + column * self.from_column).read();
-                        at.to.add(row * self.to_row + column).write(x);
-                    }
+            let columns = SQUARE.min(self.columns - start);
+            // SAFETY: the square lies inside the matrix.
+            unsafe {
+                let from = at.from.add(first + start * self.from_column);
+                let to = at.to.add(first * self.to_row + start);
+                if rows == SQUARE && columns == SQUARE {
+                    self.square(Elements { from, to });
+                } else {
+                    self.corner(Elements { from, to }, rows, columns);
+                }
+            }
+        }
+    }
+
+    /// By way of a local square, so that both sides are touched a whole cache line at a time.
+    unsafe fn square<T: Copy>(&self, at: Elements<T>) {
+        // SAFETY: the caller knows that a whole square lies here.
+        unsafe {
+            let lines: [[T; SQUARE]; SQUARE] = std::array::from_fn(|column| {
+                at.from.add(column * self.from_column).cast::<[T; SQUARE]>().read()
+            });
+            #[allow(clippy::needless_range_loop, reason = "the row indexes every line")]
+            for row in 0..SQUARE {
+                let line: [T; SQUARE] = std::array::from_fn(|column| lines[column][row]);
+                at.to.add(row * self.to_row).cast::<[T; SQUARE]>().write(line);
+            }
+        }
+    }
+
+    unsafe fn corner<T: Copy>(&self, at: Elements<T>, rows: usize, columns: usize) {
+        for row in 0..rows {
+            for column in 0..columns {
+                // SAFETY: the caller knows that so many rows and columns lie here.
+                unsafe {
+                    let x = at.from.add(row + column * self.from_column).read();
+                    at.to.add(row * self.to_row + column).write(x);
                 }
             }
         }

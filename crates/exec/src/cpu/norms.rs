@@ -3,6 +3,10 @@
 //! With `n` the normalised row and `g = w·dy`, the gradient of the input is
 //! `rstd·(g − mean(g) − n·mean(g·n))`, without the middle term for the root-mean-square norm; that of
 //! the weight is the column sum of `n·dy`. The gradient of a layer norm's bias is an ordinary sum.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 
 use super::lanes::{PIECE, want_f32};
 use super::simd::widest;
@@ -158,7 +162,6 @@ widest! {
 mod tests {
     use plimsoll_graph::Op;
 
-    use super::*;
     use crate::cpu::trial::{Trial, assert_near, numbers};
 
     const ROWS: usize = 301;

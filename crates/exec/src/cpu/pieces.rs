@@ -6,7 +6,7 @@
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// Runs `body` for every piece, on the thread pool the caller is in. Allocates nothing.
-pub fn for_each(pieces: usize, body: impl Fn(usize) + Sync + Send) {
+pub(super) fn for_each(pieces: usize, body: impl Fn(usize) + Sync + Send) {
     match pieces {
         0 => {}
         1 => body(0),
@@ -15,11 +15,11 @@ pub fn for_each(pieces: usize, body: impl Fn(usize) + Sync + Send) {
 }
 
 /// Threads of the pool the caller is in: the number of private scratch areas a kernel may need.
-pub fn threads() -> usize {
+pub(super) fn threads() -> usize {
     rayon::current_num_threads()
 }
 
 /// Index of the calling thread in its pool, below [`threads`].
-pub fn thread() -> usize {
+pub(super) fn thread() -> usize {
     rayon::current_thread_index().unwrap_or(0)
 }

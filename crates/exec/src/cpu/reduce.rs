@@ -3,6 +3,10 @@
 //! The compiler may not reorder a floating-point sum, so a plain loop would add one number at a time;
 //! lanes state an order that vectors can follow, and are more exact as well. The order depends on the
 //! length alone. Long sums go block by block into f64.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 
 use super::exp::exp;
 
@@ -13,42 +17,36 @@ const BLOCK: usize = 1024;
 
 /// `Σ x`.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub(super) fn sum(x: &[f32]) -> f32 {
     blocks(x, x, |x, _| x)
 }
 
 /// `Σ a·b`.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     blocks(a, b, |a, b| a * b)
 }
 
 /// `Σ (a − centre)·b`.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub(super) fn dot_around(a: &[f32], centre: f32, b: &[f32]) -> f32 {
     blocks(a, b, |a, b| (a - centre) * b)
 }
 
 /// `Σ (x − centre)²`.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub(super) fn squares_around(x: &[f32], centre: f32) -> f32 {
     blocks(x, x, |x, _| (x - centre) * (x - centre))
 }
 
 /// `Σ exp(x − shift)`.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub(super) fn sum_exp(x: &[f32], shift: f32) -> f32 {
     blocks(x, x, |x, _| exp(x - shift))
 }
 
 /// The largest element; NaN where there is one.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub(super) fn max(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
@@ -63,23 +61,24 @@ pub(super) fn max(x: &[f32]) -> f32 {
 
 /// Unlike `f32::max`, hands NaN on, so that a broken row is seen to be broken.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 fn larger(a: f32, b: f32) -> f32 {
     if a > b || a.is_nan() { a } else { b }
 }
 
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 fn blocks(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
     if a.len() <= BLOCK {
         return lanes(a, b, term);
     }
-    let total: f64 = a.chunks(BLOCK).zip(b.chunks(BLOCK)).map(|(a, b)| f64::from(lanes(a, b, term))).sum();
+    // A loop rather than an iterator's sum, whose closure would be compiled for the oldest machine.
+    let mut total = 0.0;
+    for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
+        total += f64::from(lanes(a, b, term));
+    }
     total as f32
 }
 
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 fn lanes(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let ((a_chunks, a_rest), (b_chunks, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
@@ -122,7 +121,7 @@ mod tests {
     fn the_maximum_is_found_in_the_tail_and_hands_nan_on() {
         let mut x = numbers(70, 3);
         x[69] = 9.0;
-        assert_eq!(max(&x), 9.0);
+        assert_eq!(max(&x).to_bits(), 9.0f32.to_bits());
         x[3] = f32::NAN;
         assert!(max(&x).is_nan());
     }

@@ -3,6 +3,10 @@
 //! The angle is formed in f64, where a product of two f32 is exact, and reduced to an eighth of a turn
 //! before it becomes f32, so late positions are as exact as early ones. Sines serve all heads of a
 //! position. May run in place.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 
 use super::Call;
 use super::lanes::{PIECE, Work, at_full_width, want_f32};
@@ -63,7 +67,6 @@ impl Work for Turn<'_> {
 /// Sine and cosine. The angle is brought within `π/4` of a multiple of `π/2`, where short Taylor series
 /// are exact to f32.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 fn sin_cos(angle: f64) -> [f32; 2] {
     // 1.5·2⁵²: adding it leaves the nearest integer in the low bits of the sum.
     const SHIFT: f64 = 6_755_399_441_055_744.0;

@@ -2,6 +2,10 @@
 //!
 //! Rows are brought into the output first and worked on there, so that the output may lie over the input.
 //! A row without a loss (its target is `ignore_index`) contributes nothing and has a zero gradient.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 #![allow(unsafe_code, reason = "softmax's gradient may write over either of its inputs")]
 
 use plimsoll_graph::Type;

@@ -2,6 +2,10 @@
 //!
 //! The outputs of most kernels are matrices of which every piece owns some rows. Here is the `unsafe`
 //! code that hands those rows out, once, behind interfaces that cannot be misused.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 #![allow(unsafe_code, reason = "lends disjoint parts of a slice to threads")]
 
 use std::ops::Range;
@@ -86,7 +90,6 @@ impl Columns<'_> {
 
     /// These columns of one row.
     #[inline(always)]
-    #[allow(clippy::inline_always, reason = "called in innermost loops that are compiled several times")]
     pub(super) fn row(&mut self, row: usize) -> &mut [f32] {
         let start = row * self.width;
         // SAFETY: only this value lends these columns, and it is borrowed mutably as long as they are lent.

@@ -2,6 +2,10 @@
 //!
 //! Columns are summed by strips: a piece owns some columns and walks all rows, so nothing has to be put
 //! together afterwards. Every 32 rows the running sum is put aside, which keeps long columns exact.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 
 use plimsoll_graph::{Axes, MAX_RANK, Op, Shape, Type};
 use plimsoll_plan::Workspace;

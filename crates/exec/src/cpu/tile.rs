@@ -5,6 +5,10 @@
 //! one that supplies vectors has contiguous rows. Large products, which need packing and cache blocking,
 //! are elsewhere. Fused multiplication is used where the machine has it: bits may differ between
 //! machines, never between runs or numbers of threads.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 #![allow(unsafe_code, reason = "vector instructions, and loads without a bounds check in the inner loop")]
 
 #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,6 @@
 //! For tests: operands in ordinary memory, a call, and the results.
 #![allow(unsafe_code, reason = "calls are made of addresses")]
+#![allow(clippy::cast_ptr_alignment, reason = "the addresses are those of words")]
 
 use plimsoll_graph::{DType, Op, Shape, Type, infer};
 

@@ -1,4 +1,8 @@
 //! The optimizer, and the norm of the gradients it is told of.
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops must be compiled with their callers' vector instructions"
+)]
 
 use plimsoll_graph::Type;
 use plimsoll_graph::op::AdamW;

@@ -94,6 +94,7 @@ widest! {
     ) {
         for (lane, (score, &document)) in (0..).zip(scores.iter_mut().zip(document)) {
             let distance = distance + lane;
+            #[allow(clippy::needless_bitwise_bool, reason = "branches would keep the loop from becoming vectors")]
             let seen = (distance >= range[0]) & (distance <= range[1]) & (document == own);
             *score = if seen { *score } else { f32::NEG_INFINITY };
         }
