@@ -1,4 +1,4 @@
-//! Three tiny models against PyTorch: loss, every gradient, and ten steps of AdamW.
+//! Three tiny models against PyTorch: loss, every gradient, and ten steps of `AdamW`.
 //!
 //! The golden numbers are fp32 themselves: in float64 the same ten steps differ from them by up to 5e-7 in
 //! losses and norms, 7e-7 in gradients and 6e-6 in final weights (`reference/models.py`). Another order of
@@ -18,9 +18,9 @@ use support::{
 const LOSS: f32 = 2e-6;
 const GRADIENT: f32 = 3e-6;
 /// All elements but a few agree to 3e-6. Where a gradient is some millionth of its neighbours', as one element
-/// of BERT's is, AdamW divides it by itself, and the difference of two roundings becomes 2.5e-5 of a weight.
+/// of BERT's is, `AdamW` divides it by itself, and the difference of two roundings becomes 2.5e-5 of a weight.
 const WEIGHT: f32 = 5e-5;
-/// Key biases have no gradient but rounding, which AdamW turns into steps of the size of the learning rate.
+/// Key biases have no gradient but rounding, which `AdamW` turns into steps of the size of the learning rate.
 const KEY_BIAS_GRADIENT: f32 = 1e-7;
 const KEY_BIAS_WEIGHT: f32 = 10.0 * LR;
 const LR: f32 = 1e-3;

@@ -152,7 +152,7 @@ impl Batch {
         let counts = |row: usize, at: usize| match row % 4 {
             0 => true,
             1 => at < seq / 4,
-            2 => at % 3 == 0,
+            2 => at.is_multiple_of(3),
             _ => at == seq / 2,
         };
         let places = || (0..rows).flat_map(|row| (0..seq).map(move |at| (row, at)));
