@@ -16,10 +16,11 @@
 #![allow(clippy::float_cmp, reason = "counts of actions and bytes, which floats of this size hold exactly")]
 #![allow(clippy::print_stdout, reason = "the tables are what a reader wants to see")]
 
+use plimsoll_graph::Graph;
 use plimsoll_plan::{Role, Scratch, Strategy, plan};
 
 mod support;
-use support::{program, residual_chain};
+use support::{plain_chain, program, residual_chain};
 
 const DEPTHS: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
 /// Forward actions of a layer.
@@ -38,7 +39,11 @@ struct Growth {
 }
 
 fn measure(strategy: Strategy, depth: usize) -> Growth {
-    let program = program(residual_chain(depth), 0);
+    measure_graph(residual_chain(depth), strategy, depth)
+}
+
+fn measure_graph(graph: Graph, strategy: Strategy, depth: usize) -> Growth {
+    let program = program(graph, 0);
     let plan = plan(&program, strategy, Scratch::Best).unwrap();
     let persistent = plan.states.iter().map(|range| range.bytes).sum::<u64>();
     let graph = &program.train.graph;
@@ -52,12 +57,16 @@ fn measure(strategy: Strategy, depth: usize) -> Growth {
 }
 
 fn table(strategy: Strategy, depths: &[usize]) -> Vec<Growth> {
-    println!("{strategy}\n{:>6} {:>10} {:>14} {:>15}", "depth", "units", "extra layers", "extra forwards");
     let rows: Vec<Growth> = depths.iter().map(|&depth| measure(strategy, depth)).collect();
-    for Growth { depth, units, extra_layers } in &rows {
+    print(&strategy.to_string(), &rows);
+    rows
+}
+
+fn print(title: &str, rows: &[Growth]) {
+    println!("{title}\n{:>6} {:>10} {:>14} {:>15}", "depth", "units", "extra layers", "extra forwards");
+    for Growth { depth, units, extra_layers } in rows {
         println!("{depth:>6} {units:>10.1} {extra_layers:>14.2} {:>15.3}", extra_layers / depth);
     }
-    rows
 }
 
 /// The power of depth that memory follows between the first and the last row.
@@ -103,13 +112,24 @@ fn selective_drops_the_cheap_third_and_repeats_one_action_in_four() {
 
 #[test]
 fn sqrt_follows_the_root_of_depth_at_no_more_than_one_extra_forward() {
-    let rows = table(Strategy::Sqrt, &DEPTHS);
-    for row in &rows {
+    check_root_growth(&table(Strategy::Sqrt, &DEPTHS));
+}
+
+#[test]
+fn without_blocks_sqrt_finds_its_layers_where_one_value_passes() {
+    let measure = |&depth: &usize| measure_graph(plain_chain(depth), Strategy::Sqrt, depth);
+    let rows: Vec<Growth> = DEPTHS.iter().map(measure).collect();
+    print("sqrt, without blocks", &rows);
+    check_root_growth(&rows);
+}
+
+fn check_root_growth(rows: &[Growth]) {
+    for row in rows {
         let roots = row.units / row.depth.sqrt();
         assert!(roots <= 4.25, "{roots} units a root of depth {}", row.depth);
         assert!(row.extra_layers <= row.depth, "{} layers again at depth {}", row.extra_layers, row.depth);
     }
-    let power = exponent(&rows);
+    let power = exponent(rows);
     assert!((0.4..=0.55).contains(&power), "memory grows as depth to the {power}");
 }
 

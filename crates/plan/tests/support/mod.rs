@@ -32,26 +32,38 @@ pub(crate) fn program(graph: Graph, scratch: u64) -> Program {
     Program { train: Costed { graph, facts }, evaluate: None, generate: None }
 }
 
-/// `x ← x + w₂·silu(w₁·x)`, one block per layer, with its derivative.
+/// `x ← x + w₂·silu(w₁·x)`, one block and one mark per layer, with its derivative.
 pub(crate) fn residual_chain(depth: usize) -> Graph {
-    const WIDTH: usize = 16;
+    chain(depth, |g, layer, x| {
+        g.block(&format!("layer.{layer}"), |g| g.checkpoint(|g| residual_layer(g, "", x)))
+    })
+}
+
+/// The same chain with nothing that says where a layer begins.
+pub(crate) fn plain_chain(depth: usize) -> Graph {
+    chain(depth, |g, layer, x| residual_layer(g, &format!("layer.{layer}."), x))
+}
+
+const WIDTH: usize = 16;
+
+fn chain(depth: usize, layer: impl Fn(&mut Graph, usize, Value) -> Value) -> Graph {
     let mut g = Graph::new();
     let mut x = g.input("x", [4, WIDTH], DType::F32);
-    for layer in 0..depth {
-        x = g.block(&format!("layer.{layer}"), |g| {
-            g.checkpoint(|g| {
-                let w1 = g.param("w1", [WIDTH, WIDTH], Init::Normal(0.1));
-                let w2 = g.param("w2", [WIDTH, WIDTH], Init::Normal(0.1));
-                let h = g.linear(x, w1, None);
-                let h = g.silu(h);
-                let h = g.linear(h, w2, None);
-                g.add(x, h)
-            })
-        });
+    for index in 0..depth {
+        x = layer(&mut g, index, x);
     }
     let loss = g.sum(x, &[0, 1]);
     g.output("loss", loss);
     trained(&g.finish().unwrap())
+}
+
+fn residual_layer(g: &mut Graph, prefix: &str, x: Value) -> Value {
+    let w1 = g.param(&format!("{prefix}w1"), [WIDTH, WIDTH], Init::Normal(0.1));
+    let w2 = g.param(&format!("{prefix}w2"), [WIDTH, WIDTH], Init::Normal(0.1));
+    let h = g.linear(x, w1, None);
+    let h = g.silu(h);
+    let h = g.linear(h, w2, None);
+    g.add(x, h)
 }
 
 /// A convolutional network of `depth` levels whose way up reads what the way down made: values that
