@@ -32,7 +32,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) memory: String,
     /// Optimizer steps
-    #[arg(long, value_name = "N", default_value_t = 120)]
+    #[arg(long, value_name = "N", default_value_t = 300)]
     pub(crate) max_steps: u64,
     /// Text file or folder to train on; the folder `crates` of this repository if it is there
     #[arg(long, value_name = "PATH")]

@@ -117,14 +117,8 @@ impl Forward<'_> {
         // Finite, so that a tile that shows a query nothing leaves exp(maximum − maximum) = 1.
         let mut state = Running { maximum: [f32::MIN; QUERIES], sum: [0.0; QUERIES] };
         let visibility = visibility(self.mask, e, self.doc_start, batch);
-        let reachable = visibility.keys(&queries);
-        for first in reachable.clone().step_by(KEYS) {
-            let keys = first..reachable.end.min(first + KEYS);
-            let seen = visibility.tile(&queries, &keys);
-            if seen == Seen::Nothing {
-                continue;
-            }
-            let at = e.key_row(batch, first, key_head);
+        visibility.each_tile(&queries, |keys, seen| {
+            let at = e.key_row(batch, keys.start, key_head);
             let (a, a_strides) = (&self.k[at..], [e.key_stride(), 1]);
             let extents = [keys.len(), QUERIES, e.width];
             Product { a, a_strides, b: transposed, b_stride: QUERIES, extents, add: false }
@@ -138,7 +132,7 @@ impl Forward<'_> {
             let extents = [queries.len(), e.width, keys.len()];
             Product { a: scores, a_strides: [1, QUERIES], b, b_stride, extents, add: true }
                 .into(output, e.width);
-        }
+        });
         for (lane, query) in queries.enumerate() {
             let at = (batch * e.heads + head) * e.length + query;
             // SAFETY: these rows of this head are this piece's alone, and each is asked for once.
@@ -166,11 +160,15 @@ pub(super) fn visibility<'a>(
 /// Brings `count` rows, `stride` apart, into columns of [`QUERIES`], multiplied by `scale`; what is left of
 /// the columns is zero.
 pub(super) fn transpose(rows: &[f32], stride: usize, count: usize, scale: f32, columns: &mut [f32]) {
-    for (index, column) in columns.as_chunks_mut::<QUERIES>().0.iter_mut().enumerate() {
-        for (row, x) in column[..count].iter_mut().enumerate() {
-            *x = scale * rows[row * stride + index];
+    if count < QUERIES {
+        columns.fill(0.0);
+    }
+    let (columns, _) = columns.as_chunks_mut::<QUERIES>();
+    // Row by row: rows often lie a multiple of 4 KiB apart, where a cache can hold only a few at a time.
+    for lane in 0..count {
+        for (column, x) in columns.iter_mut().zip(&rows[lane * stride..]) {
+            column[lane] = scale * x;
         }
-        column[count..].fill(0.0);
     }
 }
 
@@ -325,6 +323,7 @@ pub(super) mod tests {
             case([1, 97, 6, 1, 6], false, None, false),
             case([2, 130, 2, 1, 16], false, Some(9), true),
             case([2, 200, 2, 2, 33], true, None, true),
+            case([4, 70, 4, 2, 12], true, None, true),
             case([1, 1, 1, 1, 2], true, None, false),
         ]
     }

@@ -5,7 +5,10 @@
 //! As in the forward op, tiles are `(keys, queries)` with queries as lanes.
 //!
 //! A piece is one key head of one sequence with all the query heads that read it, so it owns its rows of
-//! all three gradients, and the sums over queries and heads have one order.
+//! all three gradients. Where that would leave threads idle (one sequence, few key heads), there are two
+//! passes: a piece of the first owns a tile of keys, of the second a tile of queries, and the weights are
+//! built in both, seven products for five. All sums have the same order either way, so the choice changes
+//! no bit and may depend on the number of threads.
 #![allow(
     unsafe_code,
     reason = "the rows of a head are interleaved with those of others, which slices cannot split"
@@ -24,7 +27,7 @@ use super::simd::widest;
 use super::split::{self, Lent};
 use super::tile::Product;
 use super::visibility::{KEYS, QUERIES, Seen, Visibility};
-use super::{Call, reduce};
+use super::{Call, pieces, reduce};
 use crate::ExecError;
 
 pub(super) fn attention_grad(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
@@ -34,11 +37,31 @@ pub(super) fn attention_grad(call: &Call, mask: Mask, scale: f32) -> Result<(), 
     let doc_start = mask.documents.then(|| call.integers(6));
     let [dq, dk, dv] = [0, 1, 2].map(|index| Lent::new(call.output(index)));
     let backward = Backward { extents, q, k, v, o, lse, d_o, doc_start, mask, scale, dq, dk, dv };
-    let count = extents.batch * extents.key_heads;
-    split::with_scratch(count, call.scratch(), scratch_len(extents.width), |piece, scratch| {
-        backward.key_head(piece / extents.key_heads, piece % extents.key_heads, scratch);
+    let (scratch, len) = (call.scratch(), scratch_len(extents.width));
+    let Extents { batch, length, heads, key_heads, .. } = extents;
+    if one_pass_is_shorter(batch * key_heads, pieces::threads()) {
+        split::with_scratch(batch * key_heads, scratch, len, |piece, scratch| {
+            backward.key_head(piece / key_heads, piece % key_heads, scratch);
+        });
+        return Ok(());
+    }
+    let tiles = length.div_ceil(KEYS);
+    split::with_scratch(batch * key_heads * tiles, scratch, len, |piece, scratch| {
+        let (head, tile) = (piece / tiles, piece % tiles);
+        backward.key_tile(head / key_heads, head % key_heads, tile * KEYS, scratch);
+    });
+    let tiles = length.div_ceil(QUERIES);
+    split::with_scratch(batch * heads * tiles, scratch, len, |piece, scratch| {
+        let (head, tile) = (piece / tiles, tiles - 1 - piece % tiles);
+        backward.query_tile(head / heads, head % heads, tile * QUERIES, scratch);
     });
     Ok(())
+}
+
+/// Two passes do half as much again (products, and queries transposed more often), but keep all threads
+/// busy; one pass lasts as long as the thread with most of its `pieces`.
+fn one_pass_is_shorter(pieces: usize, threads: usize) -> bool {
+    2 * pieces.div_ceil(threads) * threads <= 3 * pieces
 }
 
 pub(super) fn attention_grad_workspace(inputs: &[Type], threads: usize) -> Workspace {
@@ -103,59 +126,99 @@ struct Tile {
 }
 
 impl Backward<'_> {
+    /// Everything that one key head takes part in.
     fn key_head(&self, batch: usize, key_head: usize, scratch: &mut [f32]) {
         let e = &self.extents;
-        for position in 0..e.length {
-            let at = e.key_row(batch, position, key_head);
-            // SAFETY: the rows of this key head are this piece's alone, and each borrow ends here.
-            let [dk, dv] = [self.dk, self.dv].map(|output| unsafe { output.range(at, e.width) });
-            dk.fill(0.0);
-            dv.fill(0.0);
-        }
+        self.clear(batch, key_head, 0..e.length);
         let scratch = &mut Scratch::cut(scratch, e.width);
         let visibility = visibility(self.mask, e, self.doc_start, batch);
-        let group = e.heads / e.key_heads;
-        for head in key_head * group..(key_head + 1) * group {
+        for head in self.readers(key_head) {
             for start in (0..e.length).step_by(QUERIES) {
-                self.queries(&visibility, batch, head, start, scratch);
+                let tile = self.load(batch, head, start, scratch);
+                scratch.dq.fill(0.0);
+                visibility.each_tile(&tile.queries, |keys, seen| {
+                    self.scores(&visibility, &tile, &keys, seen, scratch);
+                    self.add_to_keys(&tile, &keys, scratch);
+                    self.add_to_queries(&tile, &keys, scratch);
+                });
+                self.store(&tile, scratch);
             }
         }
     }
 
-    /// All that follows from one tile of queries.
-    fn queries(
-        &self,
-        visibility: &Visibility,
-        batch: usize,
-        head: usize,
-        start: usize,
-        scratch: &mut Scratch,
-    ) {
+    /// The gradients of one tile of keys and values.
+    fn key_tile(&self, batch: usize, key_head: usize, first: usize, scratch: &mut [f32]) {
+        let e = &self.extents;
+        let keys = first..e.length.min(first + KEYS);
+        self.clear(batch, key_head, keys.clone());
+        let scratch = &mut Scratch::cut(scratch, e.width);
+        let visibility = visibility(self.mask, e, self.doc_start, batch);
+        for head in self.readers(key_head) {
+            for start in (0..e.length).step_by(QUERIES) {
+                let queries = start..e.length.min(start + QUERIES);
+                // The same keys as the forward op and the second pass take with these queries.
+                let keys = first..keys.end.min(visibility.keys(&queries).end);
+                let seen = if keys.is_empty() { Seen::Nothing } else { visibility.tile(&queries, &keys) };
+                if seen != Seen::Nothing {
+                    let tile = self.load(batch, head, start, scratch);
+                    self.scores(&visibility, &tile, &keys, seen, scratch);
+                    self.add_to_keys(&tile, &keys, scratch);
+                }
+            }
+        }
+    }
+
+    /// The gradient of one tile of queries.
+    fn query_tile(&self, batch: usize, head: usize, start: usize, scratch: &mut [f32]) {
+        let scratch = &mut Scratch::cut(scratch, self.extents.width);
+        let visibility = visibility(self.mask, &self.extents, self.doc_start, batch);
+        let tile = self.load(batch, head, start, scratch);
+        scratch.dq.fill(0.0);
+        visibility.each_tile(&tile.queries, |keys, seen| {
+            self.scores(&visibility, &tile, &keys, seen, scratch);
+            self.add_to_queries(&tile, &keys, scratch);
+        });
+        self.store(&tile, scratch);
+    }
+
+    /// The query heads that read a key head.
+    fn readers(&self, key_head: usize) -> Range<usize> {
+        let group = self.extents.heads / self.extents.key_heads;
+        key_head * group..(key_head + 1) * group
+    }
+
+    /// Sets the gradients of some keys and values to zero.
+    fn clear(&self, batch: usize, key_head: usize, keys: Range<usize>) {
+        let e = &self.extents;
+        for position in keys {
+            let at = e.key_row(batch, position, key_head);
+            // SAFETY: these keys of this head are this piece's alone, and each borrow ends here.
+            let [dk, dv] = [self.dk, self.dv].map(|output| unsafe { output.range(at, e.width) });
+            dk.fill(0.0);
+            dv.fill(0.0);
+        }
+    }
+
+    /// Brings a tile of queries and what goes with it into scratch.
+    fn load(&self, batch: usize, head: usize, start: usize, scratch: &mut Scratch) -> Tile {
         let e = &self.extents;
         let queries = start..e.length.min(start + QUERIES);
         let (at, stride) = (e.query_row(batch, start, head), e.query_stride());
         transpose(&self.q[at..], stride, queries.len(), self.scale, scratch.q);
         transpose(&self.d_o[at..], stride, queries.len(), 1.0, scratch.d_o);
-        let mut tile =
-            Tile { batch, head, queries: queries.clone(), lse: [0.0; QUERIES], mean: [0.0; QUERIES] };
-        let lse = (batch * e.heads + head) * e.length + start;
-        tile.lse[..queries.len()].copy_from_slice(&self.lse[lse..lse + queries.len()]);
-        means(&self.d_o[at..], &self.o[at..], stride, e.width, &mut tile.mean[..queries.len()]);
+        let mut tile = Tile { batch, head, queries, lse: [0.0; QUERIES], mean: [0.0; QUERIES] };
+        let (lse, count) = ((batch * e.heads + head) * e.length + start, tile.queries.len());
+        tile.lse[..count].copy_from_slice(&self.lse[lse..lse + count]);
+        means(&self.d_o[at..], &self.o[at..], stride, e.width, &mut tile.mean[..count]);
+        tile
+    }
 
-        scratch.dq.fill(0.0);
-        let reachable = visibility.keys(&queries);
-        for first in reachable.clone().step_by(KEYS) {
-            let keys = first..reachable.end.min(first + KEYS);
-            let seen = visibility.tile(&queries, &keys);
-            if seen != Seen::Nothing {
-                self.scores(visibility, &tile, &keys, seen, scratch);
-                self.products(&tile, &keys, scratch);
-            }
-        }
-        for (lane, query) in queries.enumerate() {
-            // SAFETY: the queries of the heads that read this key head are this piece's alone.
-            let row = unsafe { self.dq.range(e.query_row(batch, query, head), e.width) };
-            row.copy_from_slice(&scratch.dq[lane * e.width..(lane + 1) * e.width]);
+    fn store(&self, tile: &Tile, scratch: &Scratch) {
+        let e = &self.extents;
+        for (query, dq) in tile.queries.clone().zip(scratch.dq.chunks_exact(e.width)) {
+            // SAFETY: these queries of this head are this piece's alone, and each is asked for once.
+            let row = unsafe { self.dq.range(e.query_row(tile.batch, query, tile.head), e.width) };
+            row.copy_from_slice(dq);
         }
     }
 
@@ -184,8 +247,8 @@ impl Backward<'_> {
         differentiate(weights, gradients, &tile.lse, &tile.mean, self.scale);
     }
 
-    /// Adds a tile's share to all three gradients.
-    fn products(&self, tile: &Tile, keys: &Range<usize>, scratch: &mut Scratch) {
+    /// Adds a tile's share to the gradients of its keys and values.
+    fn add_to_keys(&self, tile: &Tile, keys: &Range<usize>, scratch: &mut Scratch) {
         let e = &self.extents;
         let key_head = tile.head * e.key_heads / e.heads;
         let key_at = e.key_row(tile.batch, keys.start, key_head);
@@ -205,6 +268,12 @@ impl Backward<'_> {
                 }
             }
         }
+    }
+
+    /// Adds a tile's share to the gradient of its queries.
+    fn add_to_queries(&self, tile: &Tile, keys: &Range<usize>, scratch: &mut Scratch) {
+        let e = &self.extents;
+        let key_at = e.key_row(tile.batch, keys.start, tile.head * e.key_heads / e.heads);
         let (b, b_stride) = (&self.k[key_at..], e.key_stride());
         let extents = [tile.queries.len(), e.width, keys.len()];
         let a = &*scratch.gradients;
@@ -239,7 +308,7 @@ widest! {
 mod tests {
     use plimsoll_graph::Op;
 
-    use super::super::attention::tests::{Case, cases, dot, triples};
+    use super::super::attention::tests::{Case, case, cases, dot, triples};
     use crate::cpu::trial::{Trial, assert_near, numbers};
 
     fn trial(case: &Case, o: &[f32], lse: &[f32], d_o: &[f32]) -> Trial {
@@ -282,7 +351,21 @@ mod tests {
             for (result, expected) in results.iter().zip(expected(&case, &d_o)) {
                 assert_near(result, &expected, 2e-6);
             }
-            assert_eq!(results, trial(&case, &forward[0], &forward[1], &d_o).threads(2).run());
+            for threads in [2, 16] {
+                assert_eq!(results, trial(&case, &forward[0], &forward[1], &d_o).threads(threads).run());
+            }
+        }
+    }
+
+    #[test]
+    fn one_pass_and_two_give_the_same_bits() {
+        assert!(super::one_pass_is_shorter(8, 1) && !super::one_pass_is_shorter(8, 16));
+        for window in [None, Some(90)] {
+            let (case, d_o) = (case([4, 150, 4, 2, 20], true, window, false), numbers(4 * 150 * 4 * 20, 4));
+            let forward = case.trial().run();
+            let [one, two] =
+                [1, 16].map(|threads| trial(&case, &forward[0], &forward[1], &d_o).threads(threads).run());
+            assert_eq!(one, two);
         }
     }
 }

@@ -213,3 +213,24 @@ fn each_lane<M: Elementwise<IN, OUT>, const IN: usize, const OUT: usize>(
     }
     y
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::activation::GeluErf;
+    use crate::cpu::trial::numbers;
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let x = numbers(1003, 1);
+        let (mut wide, mut narrow) = (vec![0.0; 1003], vec![0.0; 1003]);
+        let segment = |y: &mut Vec<f32>| Segment {
+            map: &GeluErf,
+            streams: Streams { inputs: [x.as_ptr()], outputs: [y.as_mut_ptr()] },
+            len: 1003,
+        };
+        at_full_width(segment(&mut wide));
+        segment(&mut narrow).run();
+        assert_eq!(wide, narrow);
+    }
+}

@@ -9,6 +9,7 @@ mod attention_grad;
 mod bench;
 mod blocks;
 mod call;
+mod cast;
 mod conv;
 mod device;
 mod dropout;
@@ -50,13 +51,12 @@ pub use device::CpuDevice;
 /// When the data is bad or there is no kernel for these element types.
 pub fn run(call: &Call) -> Result<(), ExecError> {
     match call.op {
-        // A view: the result is the input's bytes.
-        Op::Reshape { .. } => Ok(()),
+        Op::Reshape { .. } => movement::reshape(call),
         Op::Transpose { permutation } => movement::transpose(call, permutation),
         Op::Slice { axis, start, len } => movement::slice(call, *axis, *start, *len),
         Op::Pad { axis, start, len } => movement::pad(call, *axis, *start, *len),
         Op::Concat { axis } => movement::concat(call, *axis),
-        Op::Cast { .. } => movement::cast(call),
+        Op::Cast { .. } => cast::cast(call),
         Op::Broadcast { axes, .. } => movement::broadcast(call, *axes),
         Op::Add => elementwise::add(call),
         Op::Mul => elementwise::mul(call),

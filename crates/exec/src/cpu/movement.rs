@@ -1,12 +1,11 @@
-//! Data movement: transposing, cutting, padding, joining, repeating, and changing the element type.
+//! Data movement: transposing, cutting, padding, joining, repeating.
 //!
-//! All but the cast move runs of bytes or whole elements and never look at them, so one kernel serves
-//! every element type. Results overlap no input here; `reshape` is a view and is never run.
+//! Runs of bytes or whole elements are moved and never looked at, so one kernel serves every element type. Results overlap no input here, but for `reshape`, which is the input under another
+//! shape and is copied only where a caller gave it a place of its own.
 #![allow(clippy::unnecessary_wraps, reason = "all kernels have one signature")]
 #![allow(unsafe_code, reason = "moves elements between strided places of the arena by address")]
 
-use half::{bf16, f16, slice::HalfFloatSliceExt};
-use plimsoll_graph::{Axes, DType};
+use plimsoll_graph::Axes;
 
 use super::lanes::PIECE;
 use super::sums::Walk;
@@ -70,6 +69,14 @@ fn cut(operand: &Operand, axis: usize) -> (usize, usize) {
     let shape = operand.ty.shape;
     let inner: usize = shape[axis + 1..].iter().product();
     (shape[..axis].iter().product(), inner * operand.ty.dtype.bytes())
+}
+
+pub(super) fn reshape(call: &Call) -> Result<(), ExecError> {
+    let (from, to, bytes) = (call.inputs[0].pointer, call.outputs[0].pointer, call.inputs[0].ty.bytes());
+    if from != to {
+        Runs { from, from_stride: 0, to, to_stride: 0, count: 1, bytes }.move_all();
+    }
+    Ok(())
 }
 
 pub(super) fn slice(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
@@ -295,70 +302,12 @@ fn broadcast_elements<T: Copy>(call: &Call, axes: Axes) {
     });
 }
 
-pub(super) fn cast(call: &Call) -> Result<(), ExecError> {
-    let (x, y) = (call.inputs[0], call.outputs[0]);
-    let len = x.ty.shape.elements();
-    if x.ty.dtype == y.ty.dtype {
-        let (from, to, bytes) = (x.pointer, y.pointer, x.ty.bytes());
-        Runs { from, from_stride: 0, to, to_stride: 0, count: 1, bytes }.move_all();
-        return Ok(());
-    }
-    pieces::for_each(len.div_ceil(PIECE), |piece| {
-        let start = piece * PIECE;
-        cast_piece(&x, &y, start, PIECE.min(len - start));
-    });
-    Ok(())
-}
-
-/// By way of f32, as any device does whose arithmetic is f32.
-fn cast_piece(x: &Operand, y: &Operand, start: usize, len: usize) {
-    const CHUNK: usize = 256;
-    let mut numbers = [0.0f32; CHUNK];
-    for at in (start..start + len).step_by(CHUNK) {
-        let numbers = &mut numbers[..CHUNK.min(start + len - at)];
-        // SAFETY: the chunk lies inside both operands, which have as many elements as each other and do
-        // not overlap; pieces do not overlap.
-        unsafe {
-            let from = x.pointer.add(at * x.ty.dtype.bytes());
-            match x.ty.dtype {
-                DType::F32 => numbers.copy_from_slice(std::slice::from_raw_parts(from.cast(), numbers.len())),
-                DType::Bf16 => elements::<bf16>(from, numbers.len()).convert_to_f32_slice(numbers),
-                DType::F16 => elements::<f16>(from, numbers.len()).convert_to_f32_slice(numbers),
-                DType::I32 => {
-                    for (&x, number) in elements::<i32>(from, numbers.len()).iter().zip(&mut *numbers) {
-                        *number = x as f32;
-                    }
-                }
-            }
-            let to = y.pointer.add(at * y.ty.dtype.bytes());
-            match y.ty.dtype {
-                DType::F32 => elements::<f32>(to, numbers.len()).copy_from_slice(numbers),
-                DType::Bf16 => elements::<bf16>(to, numbers.len()).convert_from_f32_slice(numbers),
-                DType::F16 => elements::<f16>(to, numbers.len()).convert_from_f32_slice(numbers),
-                DType::I32 => {
-                    for (y, number) in elements::<i32>(to, numbers.len()).iter_mut().zip(numbers) {
-                        *y = number.round_ties_even() as i32;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// # Safety
-///
-/// `len` elements of `T` lie at `pointer` and nobody else uses them.
-unsafe fn elements<'a, T>(pointer: *mut u8, len: usize) -> &'a mut [T] {
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) }
-}
-
 #[cfg(test)]
 mod tests {
     use plimsoll_graph::{Op, Shape};
 
     use super::*;
-    use crate::cpu::trial::{Trial, numbers};
+    use crate::cpu::trial::Trial;
 
     /// Elements of `shape` in order, each as `f` of its indices.
     fn build(shape: Shape, f: impl Fn(&[usize]) -> f32) -> Vec<f32> {
@@ -383,6 +332,11 @@ mod tests {
         let (shape, name) = (shape.into(), format!("{op:?}"));
         let trial = Trial::new(op).f32(shape, &build(shape, mark)).threads(2);
         assert_eq!(trial.run()[0], build(result.into(), f), "{name} of {shape}");
+    }
+
+    #[test]
+    fn a_reshape_keeps_the_order_of_its_elements() {
+        check(Op::Reshape { shape: [6, 7].into() }, [42], [6, 7], |at| (at[0] * 7 + at[1]) as f32);
     }
 
     #[test]
@@ -427,33 +381,5 @@ mod tests {
         check(op([2, 3, 4, 5].into(), &[0, 2]), [3, 5], [2, 3, 4, 5], |at| mark(&[at[1], at[3]]));
         check(op([2, 3, 4, 5].into(), &[1, 3]), [2, 4], [2, 3, 4, 5], |at| mark(&[at[0], at[2]]));
         check(op([2, 2].into(), &[]), [2, 2], [2, 2], mark);
-    }
-
-    /// `x` cast to `to` and back, by way of two calls on raw memory.
-    fn there_and_back(x: &[f32], to: DType) -> Vec<f32> {
-        let ty = |dtype| plimsoll_graph::Type { shape: [x.len()].into(), dtype };
-        let operand = |data: &mut [f32], dtype| Operand {
-            pointer: data.as_mut_ptr().cast(),
-            ty: ty(dtype),
-            accumulate: false,
-        };
-        let (mut start, mut middle, mut end) = (x.to_vec(), vec![0.0; x.len()], vec![0.0; x.len()]);
-        let (start, middle) = (operand(&mut start, DType::F32), operand(&mut middle, to));
-        let end_operand = operand(&mut end, DType::F32);
-        for (from, into) in [(start, middle), (middle, end_operand)] {
-            let op = Op::Cast { to: into.ty.dtype };
-            super::super::run(&Call { op: &op, inputs: &[from], outputs: &[into], workspace: from }).unwrap();
-        }
-        end
-    }
-
-    #[test]
-    fn casts_round_to_the_nearest_even() {
-        let x: Vec<f32> = numbers(20_001, 1).iter().map(|x| 100.0 * x).chain([2.5, 3.5, -0.5]).collect();
-        let expect = |f: &dyn Fn(f32) -> f32| x.iter().map(|&x| f(x)).collect::<Vec<f32>>();
-        assert_eq!(there_and_back(&x, DType::Bf16), expect(&|x| bf16::from_f32(x).to_f32()));
-        assert_eq!(there_and_back(&x, DType::F16), expect(&|x| f16::from_f32(x).to_f32()));
-        assert_eq!(there_and_back(&x, DType::I32), expect(&|x| x.round_ties_even()));
-        assert_eq!(there_and_back(&x, DType::F32), x);
     }
 }

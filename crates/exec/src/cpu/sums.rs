@@ -15,8 +15,8 @@ use super::simd::widest;
 use super::{Call, reduce, split};
 use crate::ExecError;
 
-/// Columns a piece owns: four cache lines of each row.
-const STRIP: usize = 64;
+/// Columns a piece owns: eight cache lines of each row.
+const STRIP: usize = 128;
 
 /// Rows summed before the sum is put aside.
 const ROWS: usize = 32;

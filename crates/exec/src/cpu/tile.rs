@@ -36,19 +36,19 @@ pub(super) struct Product<'a> {
 impl Product<'_> {
     /// Computes the product into `c`, whose rows lie `c_stride` apart.
     pub(super) fn into(self, c: &mut [f32], c_stride: usize) {
+        // SAFETY: `check` finds every index to lie inside its slice.
+        unsafe { self.check(c, c_stride).at_full_width() }
+    }
+
+    fn check(self, c: &mut [f32], c_row: usize) -> Tiles {
         let [m, n, k] = self.extents;
-        if m == 0 || n == 0 || k == 0 {
-            return;
-        }
-        let [a_row, a_column] = self.a_strides;
+        let ([a_row, a_column], b_row) = (self.a_strides, self.b_stride);
+        assert!(m > 0 && n > 0 && k > 0, "an empty product");
         assert!((m - 1) * a_row + (k - 1) * a_column < self.a.len(), "a is too short");
-        assert!((k - 1) * self.b_stride + n <= self.b.len(), "b is too short");
-        assert!((m - 1) * c_stride + n <= c.len(), "c is too short");
+        assert!((k - 1) * b_row + n <= self.b.len(), "b is too short");
+        assert!((m - 1) * c_row + n <= c.len(), "c is too short");
         let (a, b, c) = (self.a.as_ptr(), self.b.as_ptr(), c.as_mut_ptr());
-        let b_row = self.b_stride;
-        let tiles = Tiles { a, a_row, a_column, b, b_row, c, c_row: c_stride, m, n, k, add: self.add };
-        // SAFETY: every index was just found to lie inside its slice.
-        unsafe { tiles.at_full_width() }
+        Tiles { a, a_row, a_column, b, b_row, c, c_row, m, n, k, add: self.add }
     }
 }
 
@@ -155,28 +155,38 @@ impl Tiles {
     unsafe fn at_full_width(self) {
         #[cfg(target_arch = "x86_64")]
         {
-            #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-            unsafe fn avx512(tiles: Tiles) {
-                // SAFETY: this function has the instructions; the rest is its caller's promise. 16 sums,
-                // 2 vectors and a splat of the 32 registers.
-                unsafe { tiles.all::<__m512, 8>() }
-            }
-            #[target_feature(enable = "avx2,fma")]
-            unsafe fn avx2(tiles: Tiles) {
-                // SAFETY: as above. 8 sums, 2 vectors and a splat of the 16 registers.
-                unsafe { tiles.all::<__m256, 4>() }
-            }
             if super::simd::has_avx512() && std::arch::is_x86_feature_detected!("fma") {
                 // SAFETY: the processor was asked; AVX-512 includes AVX2.
-                return unsafe { avx512(self) };
+                return unsafe { self.avx512() };
             }
             if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
                 // SAFETY: the processor was asked.
-                return unsafe { avx2(self) };
+                return unsafe { self.avx2() };
             }
         }
         // SAFETY: the caller's promise.
         unsafe { self.all::<[f32; 4], 4>() }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Tiles::at_full_width`].
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+    unsafe fn avx512(self) {
+        // SAFETY: this function has the instructions; the rest is its caller's promise. 16 sums, 2 vectors
+        // and a splat take 19 of the 32 registers.
+        unsafe { self.all::<__m512, 8>() }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Tiles::at_full_width`].
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2(self) {
+        // SAFETY: as above. 8 sums, 2 vectors and a splat take 11 of the 16 registers.
+        unsafe { self.all::<__m256, 4>() }
     }
 
     /// # Safety
@@ -256,25 +266,43 @@ mod tests {
     use super::*;
     use crate::cpu::trial::{assert_near, numbers};
 
+    /// The copies of the product that this machine can run.
+    fn ways() -> Vec<unsafe fn(Tiles)> {
+        let mut ways: Vec<unsafe fn(Tiles)> = vec![Tiles::all::<[f32; 4], 4>, Tiles::at_full_width];
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+            ways.push(|tiles| {
+                // SAFETY: the processor was asked; the rest is the caller's promise.
+                unsafe { tiles.avx2() }
+            });
+        }
+        ways
+    }
+
+    fn check_product([m, n, k]: [usize; 3], transposed: bool, add: bool, way: unsafe fn(Tiles)) {
+        let (b_stride, c_stride) = (n + 3, n + 1);
+        let (a, b, begin) = (numbers(m * k, 1), numbers(k * b_stride, 2), numbers(m * c_stride, 3));
+        let a_strides = if transposed { [1, m] } else { [k, 1] };
+        let mut c = begin.clone();
+        let product = Product { a: &a, a_strides, b: &b, b_stride, extents: [m, n, k], add };
+        // SAFETY: `check` finds every index to lie inside its slice.
+        unsafe { way(product.check(&mut c, c_stride)) };
+        let mut expected: Vec<f64> = begin.iter().map(|&x| x.into()).collect();
+        for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+            let term =
+                |l: usize| f64::from(a[i * a_strides[0] + l * a_strides[1]]) * f64::from(b[l * b_stride + j]);
+            let begin = if add { expected[i * c_stride + j] } else { 0.0 };
+            expected[i * c_stride + j] = begin + (0..k).map(term).sum::<f64>();
+        }
+        assert_near(&c, &expected, 5e-7);
+    }
+
     #[test]
-    fn products_of_all_awkward_extents_and_both_orders_of_a_are_right() {
-        for [m, n, k] in [[1, 1, 1], [3, 5, 7], [8, 32, 4], [13, 55, 33], [64, 32, 32], [9, 16, 1]] {
-            for transposed in [false, true] {
-                for add in [false, true] {
-                    let (a, b, begin) = (numbers(m * k, 1), numbers(k * (n + 3), 2), numbers(m * (n + 1), 3));
-                    let a_strides = if transposed { [1, m] } else { [k, 1] };
-                    let mut c = begin.clone();
-                    Product { a: &a, a_strides, b: &b, b_stride: n + 3, extents: [m, n, k], add }
-                        .into(&mut c, n + 1);
-                    let mut expected: Vec<f64> = begin.iter().map(|&x| x.into()).collect();
-                    for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
-                        let term = |l: usize| {
-                            f64::from(a[i * a_strides[0] + l * a_strides[1]]) * f64::from(b[l * (n + 3) + j])
-                        };
-                        let begin = if add { expected[i * (n + 1) + j] } else { 0.0 };
-                        expected[i * (n + 1) + j] = begin + (0..k).map(term).sum::<f64>();
-                    }
-                    assert_near(&c, &expected, 3e-7);
+    fn products_of_awkward_extents_are_right_with_every_instruction_set() {
+        for way in ways() {
+            for extents in [[1, 1, 1], [3, 5, 7], [8, 32, 4], [13, 55, 33], [64, 32, 32], [9, 16, 1]] {
+                for (transposed, add) in [(false, false), (false, true), (true, false), (true, true)] {
+                    check_product(extents, transposed, add, way);
                 }
             }
         }

@@ -41,6 +41,19 @@ impl Visibility<'_> {
         first / KEYS * KEYS..end.min(self.length)
     }
 
+    /// Calls `body` with the keys of every tile that some of `queries` see.
+    pub(super) fn each_tile(&self, queries: &Range<usize>, mut body: impl FnMut(Range<usize>, Seen)) {
+        let reachable = self.keys(queries);
+        for first in reachable.clone().step_by(KEYS) {
+            let keys = first..reachable.end.min(first + KEYS);
+            let seen = self.tile(queries, &keys);
+            if seen != Seen::Nothing {
+                body(keys, seen);
+            }
+        }
+    }
+
+    /// How much of a tile can be seen.
     pub(super) fn tile(&self, queries: &Range<usize>, keys: &Range<usize>) -> Seen {
         let (first_query, last_query) = (queries.start, queries.end - 1);
         let (first_key, last_key) = (keys.start, keys.end - 1);

@@ -1,0 +1,132 @@
+//! Every mistake gets one clear error that names the thing and the way out, and the right exit code.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn plimsoll(arguments: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(arguments.split_whitespace()).output().unwrap()
+}
+
+/// Runs a command that must fail with `code`, say exactly `expected` on standard error and nothing on
+/// standard output.
+fn refused(arguments: &str, code: i32, expected: &str) {
+    let output = plimsoll(arguments);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said.trim_end(), expected, "{arguments}");
+    assert_eq!(output.status.code(), Some(code), "{arguments}");
+    assert!(output.stdout.is_empty(), "{arguments}");
+}
+
+/// A file in the test's own folder.
+fn file(name: &str, contents: &[u8]) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, contents).unwrap();
+    path
+}
+
+#[test]
+fn an_unknown_preset_lists_the_known_ones() {
+    refused("plan --model xl", 2, "error: no model is called `xl`; known are tiny, s, m");
+}
+
+#[test]
+fn an_unknown_strategy_lists_the_known_ones() {
+    refused(
+        "train --recompute some",
+        2,
+        "error: unknown recompute strategy `some`; choose none, selective, full, sqrt, every:K (K = 1, 2, …), minimal or manual",
+    );
+}
+
+#[test]
+fn a_size_nobody_can_read_shows_how_sizes_are_written() {
+    let output = plimsoll("plan --memory 16gigs");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("error: `16gigs` is no size"), "{said}");
+    assert!(said.contains("GiB"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+    let output = plimsoll("plan --memory 64");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("64MiB"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_budget_too_small_names_the_smallest_that_works_and_it_works_when_typed() {
+    let output = plimsoll("train --memory 16MiB --max-steps 1");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.starts_with("error: the smallest plan needs "), "{said}");
+    assert!(said.contains("the budget is 16.0 MiB"), "{said}");
+    let hint =
+        said.lines().find_map(|line| line.strip_prefix("hint: `--memory ")?.split('`').next()).unwrap();
+    let output = plimsoll(&format!("train --memory {hint} --max-steps 2"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_budget_that_a_fixed_setting_breaks_offers_settings_that_work_when_typed() {
+    let output =
+        plimsoll("train --memory 48MiB --global-batch 16 --micro-batch 16 --recompute none --max-steps 1");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let hint = said.lines().find_map(|line| line.strip_prefix("hint: `--micro-batch")?.split('`').next());
+    let settings = format!("--micro-batch{}", hint.unwrap());
+    let output = plimsoll(&format!("train --memory 48MiB --global-batch 16 --max-steps 2 {settings}"));
+    assert!(output.status.success(), "{settings}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_micro_batch_that_does_not_divide_the_global_batch_is_refused() {
+    refused(
+        "plan --global-batch 10 --micro-batch 4",
+        2,
+        "error: --micro-batch 4 does not divide --global-batch 10; the next global batch that works is 12",
+    );
+}
+
+#[test]
+fn zero_steps_and_empty_batches_are_refused() {
+    refused("train --max-steps 0", 2, "error: --max-steps must be at least 1");
+    refused("train --global-batch 0", 2, "error: --global-batch must be at least 1");
+    refused("train --seq-len 0", 2, "error: --seq-len must be at least 1");
+}
+
+#[test]
+fn data_and_made_up_data_exclude_each_other() {
+    refused("train --data x --synthetic", 2, "error: give either --data or --synthetic, not both");
+}
+
+#[test]
+fn missing_empty_and_short_data_are_told_apart() {
+    let output = plimsoll("train --data no-such-folder");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("error: ") && said.contains("no-such-folder"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+
+    let empty = file("empty.txt", b"");
+    let output = plimsoll(&format!("train --data {}", empty.display()));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("empty"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+
+    let short = file("short.txt", b"a few words");
+    let output = plimsoll(&format!("train --data {}", short.display()));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("--seq-len"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn an_unknown_flag_is_the_users_mistake() {
+    let output = plimsoll("train --memroy 64MiB");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("--memory"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_case_that_does_not_exist_is_refused() {
+    refused("check nonsense", 2, "error: no case has `nonsense` in its name");
+}

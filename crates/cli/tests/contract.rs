@@ -1,0 +1,94 @@
+//! What scripts may rely on: the JSON of `plan` and `train`, and the budget itself.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn plimsoll(arguments: &str) -> Output {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(arguments.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn lines(arguments: &str) -> Vec<Value> {
+    let output = plimsoll(arguments);
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn number(value: &Value, name: &str) -> u64 {
+    value[name].as_u64().unwrap_or_else(|| panic!("{name} of {value}"))
+}
+
+#[test]
+fn the_plan_accounts_for_every_byte_of_its_arena() {
+    for arguments in
+        ["--memory 64MiB", "--memory 40MiB --global-batch 16", "--recompute minimal --micro-batch 2", ""]
+    {
+        let plan = &lines(&format!("plan --json {arguments}"))[0];
+        let arena = number(plan, "arena_bytes");
+        assert_eq!(arena, number(plan, "planned_peak_bytes"));
+        assert!(arena + number(plan, "outside_bytes") <= number(plan, "budget_bytes"), "{plan}");
+        let purposes = plan["by_purpose"].as_object().unwrap();
+        let names: Vec<&str> = purposes.keys().map(String::as_str).collect();
+        assert_eq!(
+            names,
+            ["weights", "gradients", "optimizer", "activations", "workspace", "staging", "free"]
+        );
+        assert_eq!(purposes.values().map(|bytes| bytes.as_u64().unwrap()).sum::<u64>(), arena);
+        assert!(number(plan, "liveness_bound_bytes") <= arena);
+        assert!(number(plan, "micro_batch") * number(plan, "accumulation") >= 8);
+    }
+}
+
+#[test]
+fn a_training_run_reports_each_step_and_stays_inside_its_budget() {
+    for (memory, bytes) in [("64MiB", 64 << 20), ("40MiB", 40 << 20)] {
+        let records = lines(&format!("train --json --memory {memory} --global-batch 16 --max-steps 3"));
+        let (end, steps) = records.split_last().unwrap();
+        assert_eq!(steps.len(), 3);
+        for (index, record) in steps.iter().enumerate() {
+            assert_eq!(number(record, "step"), index as u64 + 1);
+            assert_eq!(number(record, "tokens"), 16 * 128);
+            for name in ["loss", "grad_norm", "lr", "tokens_per_second"] {
+                assert!(record[name].as_f64().unwrap() > 0.0, "{name} of {record}");
+            }
+        }
+        assert_eq!(end["event"], "end");
+        assert_eq!(number(end, "planned_peak_bytes"), number(end, "measured_peak_bytes"));
+        assert!(number(end, "process_peak_bytes") <= bytes, "{end}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_losses_under_any_budget_and_another_seed_does_not() {
+    let losses = |arguments: &str| -> Vec<u64> {
+        let records = lines(&format!("train --json --max-steps 3 --micro-batch 4 {arguments}"));
+        records.iter().filter_map(|record| Some(record["loss"].as_f64()?.to_bits())).collect()
+    };
+    let unlimited = losses("");
+    assert_eq!(unlimited.len(), 3);
+    assert_eq!(losses("--memory 36MiB"), unlimited);
+    assert_ne!(losses("--seed 1"), unlimited);
+}
+
+#[test]
+fn each_stage_can_be_shown() {
+    for (stage, expected) in [
+        ("graph", "= attention"),
+        ("backward", "= attention_grad"),
+        ("fused", "= adamw"),
+        ("schedule", "schedule update"),
+        ("layout", "layout first"),
+    ] {
+        let text = String::from_utf8(plimsoll(&format!("plan --show {stage}")).stdout).unwrap();
+        assert!(text.contains(expected), "{stage}");
+    }
+}
+
+#[test]
+fn check_judges_the_kernels_it_is_asked_for() {
+    let text = String::from_utf8(plimsoll("check rms_norm").stdout).unwrap();
+    assert!(text.lines().all(|line| line.starts_with("ok ") || line.contains("cases hold")), "{text}");
+}

@@ -1,0 +1,104 @@
+//! Changing the element type, rounding to nearest even.
+//!
+//! By way of f32, as any device does whose arithmetic is f32: an i32 beyond 2²⁴ that becomes a half is
+//! rounded twice. A cast to the same type is a copy.
+#![allow(unsafe_code, reason = "element types are known by value, so operands are reached by address")]
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use plimsoll_graph::DType;
+
+use super::lanes::PIECE;
+use super::{Call, Operand, movement, pieces};
+use crate::ExecError;
+
+pub(super) fn cast(call: &Call) -> Result<(), ExecError> {
+    let (x, y) = (call.inputs[0], call.outputs[0]);
+    let len = x.ty.shape.elements();
+    if x.ty.dtype == y.ty.dtype {
+        return movement::reshape(call);
+    }
+    pieces::for_each(len.div_ceil(PIECE), |piece| {
+        let start = piece * PIECE;
+        cast_piece(&x, &y, start, PIECE.min(len - start));
+    });
+    Ok(())
+}
+
+fn cast_piece(x: &Operand, y: &Operand, start: usize, len: usize) {
+    const CHUNK: usize = 256;
+    let mut numbers = [0.0f32; CHUNK];
+    for at in (start..start + len).step_by(CHUNK) {
+        let numbers = &mut numbers[..CHUNK.min(start + len - at)];
+        // SAFETY: the chunk lies inside both operands, which have as many elements as each other and do
+        // not overlap; pieces do not overlap.
+        unsafe {
+            let from = x.pointer.add(at * x.ty.dtype.bytes());
+            match x.ty.dtype {
+                DType::F32 => numbers.copy_from_slice(std::slice::from_raw_parts(from.cast(), numbers.len())),
+                DType::Bf16 => elements::<bf16>(from, numbers.len()).convert_to_f32_slice(numbers),
+                DType::F16 => elements::<f16>(from, numbers.len()).convert_to_f32_slice(numbers),
+                DType::I32 => {
+                    for (&x, number) in elements::<i32>(from, numbers.len()).iter().zip(&mut *numbers) {
+                        *number = x as f32;
+                    }
+                }
+            }
+            let to = y.pointer.add(at * y.ty.dtype.bytes());
+            match y.ty.dtype {
+                DType::F32 => elements::<f32>(to, numbers.len()).copy_from_slice(numbers),
+                DType::Bf16 => elements::<bf16>(to, numbers.len()).convert_from_f32_slice(numbers),
+                DType::F16 => elements::<f16>(to, numbers.len()).convert_from_f32_slice(numbers),
+                DType::I32 => {
+                    for (y, number) in elements::<i32>(to, numbers.len()).iter_mut().zip(numbers) {
+                        *y = number.round_ties_even() as i32;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// `len` elements of `T` lie at `pointer` and nobody else uses them.
+unsafe fn elements<'a, T>(pointer: *mut u8, len: usize) -> &'a mut [T] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::Op;
+
+    use super::*;
+    use crate::cpu::trial::numbers;
+
+    /// `x` cast to `to` and back, by way of two calls on raw memory.
+    fn there_and_back(x: &[f32], to: DType) -> Vec<f32> {
+        let ty = |dtype| plimsoll_graph::Type { shape: [x.len()].into(), dtype };
+        let operand = |data: &mut [f32], dtype| Operand {
+            pointer: data.as_mut_ptr().cast(),
+            ty: ty(dtype),
+            accumulate: false,
+        };
+        let (mut start, mut middle, mut end) = (x.to_vec(), vec![0.0; x.len()], vec![0.0; x.len()]);
+        let (start, middle) = (operand(&mut start, DType::F32), operand(&mut middle, to));
+        let end_operand = operand(&mut end, DType::F32);
+        for (from, into) in [(start, middle), (middle, end_operand)] {
+            let op = Op::Cast { to: into.ty.dtype };
+            super::super::run(&Call { op: &op, inputs: &[from], outputs: &[into], workspace: from }).unwrap();
+        }
+        end
+    }
+
+    #[test]
+    fn casts_round_to_the_nearest_even() {
+        let x: Vec<f32> = numbers(20_001, 1).iter().map(|x| 100.0 * x).chain([2.5, 3.5, -0.5]).collect();
+        let expect = |f: &dyn Fn(f32) -> f32| x.iter().map(|&x| f(x)).collect::<Vec<f32>>();
+        assert_eq!(there_and_back(&x, DType::Bf16), expect(&|x| bf16::from_f32(x).to_f32()));
+        assert_eq!(there_and_back(&x, DType::F16), expect(&|x| f16::from_f32(x).to_f32()));
+        assert_eq!(there_and_back(&x, DType::I32), expect(&|x| x.round_ties_even()));
+        assert_eq!(there_and_back(&x, DType::F32), x);
+    }
+}
