@@ -1,4 +1,5 @@
 //! Every mistake gets one clear error that names the thing and the way out, and the right exit code.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -1,4 +1,5 @@
 //! What scripts may rely on: the JSON of `plan` and `train`, and the budget itself.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::{Command, Output};
 

@@ -7,9 +7,10 @@
 //! * an output may cover an input of the same action only where the op says so, and then exactly;
 //! * each value is the one the graph asks for, each version of state the one in its place;
 //! * forward nodes run at least once, backward and update nodes exactly once;
+//! * gradients are summed: the first writers all replace or all add, later ones add;
 //! * a copy's bytes are busy from start to wait: nobody writes them, and on the way in nobody reads
 //!   them; copies of one direction are waited for in the order they were started; what comes back
-//!   must have gone out before;
+//!   must have gone out before, whole, and not been written over in the tier since;
 //! * named outputs are intact at the end, and no byte lies beyond the arena.
 //!
 //! This module shares no code with the planners: it imports the schedule and the graph only.
@@ -105,6 +106,8 @@ struct Machine<'a> {
     /// Version of each state written last in this schedule, if any was.
     version: Vec<Option<u32>>,
     executions: Vec<u32>,
+    /// Whether first writers of gradients add to what is there, once one of them has run.
+    adds: Option<bool>,
     copies: Copies,
 }
 
@@ -112,8 +115,16 @@ struct Machine<'a> {
 #[derive(Default)]
 struct Copies {
     under_way: BTreeMap<Direction, VecDeque<usize>>,
-    /// Contents that arrived at each place of a tier.
-    arrived: BTreeMap<(Tier, u64), Contents>,
+    /// What arrived in each tier, by its first byte there.
+    arrived: BTreeMap<(Tier, u64), Arrived>,
+}
+
+/// What a range of a tier holds.
+struct Arrived {
+    bytes: u64,
+    contents: Contents,
+    /// Version of state, where it was written in this schedule before it went out.
+    version: Option<u32>,
 }
 
 impl<'a> Machine<'a> {
@@ -125,6 +136,7 @@ impl<'a> Machine<'a> {
             intact: vec![0; schedule.buffers.len()],
             version: vec![None; graph.states().len()],
             executions: vec![0; graph.nodes().len()],
+            adds: None,
             copies: Copies::default(),
         };
         // The caller writes inputs, and state is there from earlier. Anything else must be computed.
@@ -143,8 +155,9 @@ impl<'a> Machine<'a> {
 
     fn step(&mut self, action: &Action) -> Result<(), Fault> {
         match action {
-            Action::Run { node, inputs, outputs, workspace, .. } => {
-                self.run(*node, inputs, outputs, *workspace)
+            Action::Run { node, inputs, outputs, workspace, accumulate } => {
+                self.run(*node, inputs, outputs, *workspace)?;
+                self.sums(*node, *accumulate)
             }
             Action::Start { copy } => self.start(*copy),
             Action::Wait { copy } => self.wait(*copy),
@@ -168,6 +181,9 @@ impl<'a> Machine<'a> {
         for (&value, &id) in op.inputs.iter().zip(inputs) {
             self.readable(value, id)?;
         }
+        if let Some(id) = workspace.filter(|id| id.index() >= self.schedule.buffers.len()) {
+            return Err(Fault::WrongOperand(format!("there is no buffer {}", id.0)));
+        }
         let written: Vec<BufferId> = outputs.iter().copied().chain(workspace).collect();
         for (slot, &id) in written.iter().enumerate() {
             self.writable(id)?;
@@ -185,6 +201,30 @@ impl<'a> Machine<'a> {
                 self.new_version(value, id)?;
             }
             self.claim(id);
+        }
+        Ok(())
+    }
+
+    /// Sums of gradients begin alike and never lose what was added before; nothing else is added to.
+    fn sums(&mut self, node: NodeId, accumulate: u32) -> Result<(), Fault> {
+        let node = self.graph.node(node);
+        for output in 0..u32::BITS as usize {
+            let bit = accumulate >> output & 1 == 1;
+            let state = node.outputs.get(output).and_then(|&value| self.graph.value(value).state);
+            let fits = match state {
+                Some((_, version)) if node.op.can_accumulate(output) => {
+                    if version > 1 {
+                        bit
+                    } else {
+                        *self.adds.get_or_insert(bit) == bit
+                    }
+                }
+                _ => !bit,
+            };
+            if !fits {
+                let (op, does) = (node.op.name(), if bit { "adds to" } else { "replaces" });
+                return Err(Fault::WrongOperand(format!("{op} {does} what output {output} holds")));
+            }
         }
         Ok(())
     }
@@ -307,34 +347,65 @@ impl<'a> Machine<'a> {
         self.intact[id.index()] = bytes;
     }
 
-    fn copy(&self, copy: usize) -> Result<Copy, Fault> {
-        self.schedule.copies.get(copy).copied().ok_or_else(|| Fault::Copy(format!("there is no copy {copy}")))
+    fn copy(&self, index: usize) -> Result<Copy, Fault> {
+        let copy = self.schedule.copies.get(index).copied();
+        copy.filter(|copy| copy.buffer.index() < self.schedule.buffers.len())
+            .ok_or_else(|| Fault::Copy(format!("there is no copy {index}, or no buffer for it")))
     }
 
     fn start(&mut self, index: usize) -> Result<(), Fault> {
         let copy = self.copy(index)?;
-        let buffer = self.schedule.buffer(copy.buffer);
         match copy.direction {
-            Direction::Out => {
-                if self.intact[copy.buffer.index()] != buffer.bytes {
-                    return Err(Fault::NotIntact(format!("copy {index} sends bytes that are not there")));
-                }
-                if let Some(other) = self.busy(copy.buffer, true) {
-                    return Err(Fault::Copy(format!(
-                        "copy {index} sends what copy {other} has not brought yet"
-                    )));
-                }
-            }
-            Direction::In => {
-                if self.copies.arrived.get(&(copy.tier, copy.tier_offset)) != Some(&buffer.contents) {
-                    return Err(Fault::Copy(format!("copy {index} fetches what has not gone out")));
-                }
-                self.writable(copy.buffer)?;
-                self.claim(copy.buffer);
-            }
+            Direction::Out => self.start_out(index, copy)?,
+            Direction::In => self.start_in(index, copy)?,
         }
         self.copies.under_way.entry(copy.direction).or_default().push_back(index);
         Ok(())
+    }
+
+    fn start_out(&mut self, index: usize, copy: Copy) -> Result<(), Fault> {
+        if self.intact[copy.buffer.index()] != self.schedule.buffer(copy.buffer).bytes {
+            return Err(Fault::NotIntact(format!("copy {index} sends bytes that are not there")));
+        }
+        if let Some(other) = self.busy(copy.buffer, true) {
+            return Err(Fault::Copy(format!("copy {index} sends what copy {other} has not brought yet")));
+        }
+        let mut others = self.copies.under_way.values().flatten();
+        if let Some(other) = others.find(|&&other| self.share_tier(copy, self.schedule.copies[other])) {
+            return Err(Fault::Copy(format!("copy {index} writes where copy {other} is under way")));
+        }
+        let (first, end) = (copy.tier_offset, copy.tier_offset + self.schedule.buffer(copy.buffer).bytes);
+        self.copies.arrived.retain(|&(tier, offset), there| {
+            tier != copy.tier || offset >= end || offset + there.bytes <= first
+        });
+        Ok(())
+    }
+
+    fn start_in(&mut self, index: usize, copy: Copy) -> Result<(), Fault> {
+        let buffer = self.schedule.buffer(copy.buffer);
+        let there = self.copies.arrived.get(&(copy.tier, copy.tier_offset));
+        let there = there.filter(|there| there.contents == buffer.contents && there.bytes >= buffer.bytes);
+        let Some(there) = there else {
+            return Err(Fault::Copy(format!("copy {index} fetches what has not gone out")));
+        };
+        if there.version != self.version_of(buffer.contents) {
+            return Err(Fault::WrongVersion(format!("copy {index} brings back an old version")));
+        }
+        self.writable(copy.buffer)?;
+        self.claim(copy.buffer);
+        Ok(())
+    }
+
+    fn share_tier(&self, a: Copy, b: Copy) -> bool {
+        let end = |copy: Copy| copy.tier_offset + self.schedule.buffer(copy.buffer).bytes;
+        a.tier == b.tier && a.tier_offset < end(b) && b.tier_offset < end(a)
+    }
+
+    fn version_of(&self, contents: Contents) -> Option<u32> {
+        match contents {
+            Contents::State(state) => self.version[state.index()],
+            Contents::Value(_) | Contents::Scratch => None,
+        }
     }
 
     fn wait(&mut self, index: usize) -> Result<(), Fault> {
@@ -345,8 +416,9 @@ impl<'a> Machine<'a> {
         }
         queue.pop_front();
         if copy.direction == Direction::Out {
-            let contents = self.schedule.buffer(copy.buffer).contents;
-            self.copies.arrived.insert((copy.tier, copy.tier_offset), contents);
+            let Buffer { bytes, contents, .. } = *self.schedule.buffer(copy.buffer);
+            let arrived = Arrived { bytes, contents, version: self.version_of(contents) };
+            self.copies.arrived.insert((copy.tier, copy.tier_offset), arrived);
         }
         Ok(())
     }

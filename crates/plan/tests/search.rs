@@ -1,0 +1,77 @@
+//! What a budget makes of a model whose nodes run faster with more scratch.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use plimsoll_graph::GraphError;
+use plimsoll_plan::{
+    Choice, Program, Request, Scratch, SearchError, Strategy, Workspace, plan, search, try_all,
+};
+
+mod support;
+use support::{program, residual_chain};
+
+/// A chain whose every node can use 8 KiB of scratch and can do with 1. Rows do not matter to it, so a
+/// smaller micro-batch only takes more of them.
+#[allow(clippy::unnecessary_wraps, reason = "the shape of a builder that search calls")]
+fn build(_rows: usize) -> Result<Program, GraphError> {
+    let mut program = program(residual_chain(16), 0);
+    for node in &mut program.train.facts.nodes {
+        node.workspace = Workspace { least: 1 << 10, best: 8 << 10 };
+        node.lean_seconds = 1.5;
+    }
+    Ok(program)
+}
+
+fn request(budget: u64) -> Request {
+    Request { global_batch: 4, micro_batch: None, strategy: None, budget, slack: 0.0 }
+}
+
+fn arena(strategy: Strategy, scratch: Scratch) -> u64 {
+    plan(&build(4).unwrap(), strategy, scratch).unwrap().arena_bytes
+}
+
+#[test]
+fn with_room_for_it_nothing_is_rebuilt_and_nothing_starves() {
+    for slack in [0.0, 0.01] {
+        let Choice { plan, micro_batch, .. } = search(Request { slack, ..request(u64::MAX) }, build).unwrap();
+        assert_eq!((plan.strategy, plan.scratch, micro_batch), (Strategy::None, Scratch::Best, 4));
+    }
+}
+
+#[test]
+fn every_budget_is_kept_and_a_larger_one_is_never_slower() {
+    let smallest = arena(Strategy::Minimal, Scratch::Least);
+    let largest = arena(Strategy::None, Scratch::Best);
+    let mut slowest = f64::INFINITY;
+    for budget in (smallest..=largest).step_by(512) {
+        let Choice { plan, accumulation, .. } = search(request(budget), build).unwrap();
+        assert!(plan.arena_bytes <= budget);
+        let seconds = plan.step_seconds(accumulation);
+        assert!(seconds <= slowest, "{budget} bytes: {seconds} s, with less memory {slowest} s");
+        slowest = seconds;
+    }
+}
+
+#[test]
+fn an_impossible_budget_is_refused_with_the_smallest_that_works() {
+    let error = search(request(1000), build).unwrap_err();
+    let SearchError::Budget { budget, smallest, hints } = error else { panic!("{error}") };
+    let all = try_all(4, &[1, 2, 4], &Strategy::LADDER, build).unwrap();
+    assert_eq!(budget, 1000);
+    assert_eq!(smallest.arena_bytes, all.iter().map(|tried| tried.arena_bytes).min().unwrap());
+    assert!(hints.is_empty(), "nothing was fixed, so there is nothing to let go of");
+    assert!(search(request(smallest.arena_bytes), build).is_ok(), "what is called the smallest works");
+}
+
+#[test]
+fn hints_are_plans_that_fit() {
+    let budget = arena(Strategy::Full, Scratch::Best);
+    let fixed = Request { strategy: Some(Strategy::None), ..request(budget) };
+    let SearchError::Budget { hints, .. } = search(fixed, build).unwrap_err() else { panic!() };
+    assert!(!hints.is_empty());
+    for hint in hints {
+        let request =
+            Request { strategy: Some(hint.strategy), micro_batch: Some(hint.micro_batch), ..request(budget) };
+        assert!(search(request, build).unwrap().plan.arena_bytes <= budget);
+    }
+}

@@ -1,0 +1,272 @@
+//! What tests that train share: the models and numbers of `reference/models.py`, batches, and a run over them.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::path::Path;
+
+use plimsoll_exec::Data;
+use plimsoll_model::{Architecture, Bert, Gpt2, IGNORED, Llama};
+use plimsoll_plan::Strategy;
+use plimsoll_train::{LanguageModel, Options, Run};
+use safetensors::SafeTensors;
+
+/// Tokens of a golden sequence.
+pub(crate) const GOLDEN_SEQ: usize = 16;
+/// Far more than any of these models needs.
+const MEMORY: u64 = 2 << 30;
+
+/// Numbers that a family of small models is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Size {
+    pub vocab: usize,
+    pub seq: usize,
+    pub width: usize,
+    pub layers: usize,
+    pub ffn: usize,
+    pub dropout: f32,
+}
+
+impl Size {
+    /// The size of the golden files.
+    pub(crate) const GOLDEN: Size =
+        Size { vocab: 64, seq: GOLDEN_SEQ, width: 32, layers: 2, ffn: 48, dropout: 0.0 };
+}
+
+pub(crate) fn llama(size: Size) -> Architecture {
+    Architecture::from(Llama {
+        vocab: size.vocab,
+        width: size.width,
+        layers: size.layers,
+        heads: 4,
+        key_heads: 2,
+        ffn: size.ffn,
+        norm_epsilon: 1e-6,
+        rope_base: 10_000.0,
+        tie_embeddings: false,
+        qkv_bias: false,
+        documents: false,
+    })
+}
+
+pub(crate) fn gpt2(size: Size) -> Architecture {
+    Architecture::from(Gpt2 {
+        vocab: size.vocab,
+        positions: size.seq,
+        width: size.width,
+        layers: size.layers,
+        heads: 4,
+        norm_epsilon: 1e-5,
+        dropout: size.dropout,
+        documents: false,
+    })
+}
+
+pub(crate) fn bert(size: Size) -> Architecture {
+    Architecture::from(Bert {
+        vocab: size.vocab,
+        positions: size.seq,
+        token_types: 2,
+        width: size.width,
+        layers: size.layers,
+        heads: 4,
+        ffn: 2 * size.width,
+        norm_epsilon: 1e-12,
+        dropout: size.dropout,
+    })
+}
+
+/// The three families at one size, each with the name of its golden file.
+pub(crate) fn families(size: Size) -> [(&'static str, Architecture); 3] {
+    [("llama", llama(size)), ("gpt2", gpt2(size)), ("bert", bert(size))]
+}
+
+/// Options for a given division of a batch.
+pub(crate) fn options(
+    global_batch: usize,
+    micro_batch: usize,
+    recompute: Strategy,
+    threads: usize,
+) -> Options {
+    Options {
+        memory: Some(MEMORY),
+        global_batch,
+        micro_batch: Some(micro_batch),
+        recompute: Some(recompute),
+        seed: 7,
+        threads,
+        ..Options::default()
+    }
+}
+
+/// A run of one of the families.
+pub(crate) fn start(architecture: &Architecture, seq_len: usize, options: &Options) -> Run {
+    let model = LanguageModel {
+        architecture: architecture.clone(),
+        seq_len,
+        documents: matches!(architecture, Architecture::Bert(_)),
+        generate: false,
+    };
+    Run::new(model, options).unwrap()
+}
+
+/// Names of the trained parameters of a run.
+pub(crate) fn parameters(run: &Run) -> Vec<String> {
+    let gradients = run.states().filter_map(|(name, _)| name.strip_prefix("grad."));
+    gradients.map(str::to_owned).collect()
+}
+
+/// A global batch.
+#[derive(Clone)]
+pub(crate) struct Batch {
+    pub seq: usize,
+    pub tokens: Vec<i32>,
+    pub targets: Vec<i32>,
+    /// For models that tell documents apart.
+    pub doc_start: Option<Vec<i32>>,
+}
+
+impl Batch {
+    pub(crate) fn rows(&self) -> usize {
+        self.tokens.len() / self.seq
+    }
+
+    /// Targets that count.
+    pub(crate) fn valid(&self) -> usize {
+        self.targets.iter().filter(|&&target| target != IGNORED).count()
+    }
+
+    /// The same rows `times` over.
+    pub(crate) fn repeated(&self, times: usize) -> Batch {
+        Batch {
+            seq: self.seq,
+            tokens: self.tokens.repeat(times),
+            targets: self.targets.repeat(times),
+            doc_start: self.doc_start.as_ref().map(|starts| starts.repeat(times)),
+        }
+    }
+
+    /// Words from a small recurrence, so that every row differs; row `r` counts about `r`-dependent parts of
+    /// its targets, the last of every four rows only one.
+    pub(crate) fn synthetic(rows: usize, seq: usize, vocab: usize, documents: bool, salt: usize) -> Batch {
+        let word = |row: usize, at: usize| ((row * 31 + at * at * 7 + at * 3 + salt * 13) % vocab) as i32;
+        let counts = |row: usize, at: usize| match row % 4 {
+            0 => true,
+            1 => at < seq / 4,
+            2 => at.is_multiple_of(3),
+            _ => at == seq / 2,
+        };
+        let places = || (0..rows).flat_map(|row| (0..seq).map(move |at| (row, at)));
+        let target = |(row, at)| if counts(row, at) { word(row, at + 1) } else { IGNORED };
+        // Every other row is two documents.
+        let doc_start = |(row, at): (usize, usize)| if row % 2 == 1 && at >= seq / 3 { seq / 3 } else { 0 };
+        Batch {
+            seq,
+            tokens: places().map(|(row, at)| word(row, at)).collect(),
+            targets: places().map(target).collect(),
+            doc_start: documents.then(|| places().map(|place| doc_start(place) as i32).collect()),
+        }
+    }
+
+    /// One over the targets that count.
+    pub(crate) fn scale(&self) -> [f32; 1] {
+        [1.0 / self.valid() as f32]
+    }
+
+    /// The inputs of each micro-batch of `rows` rows.
+    pub(crate) fn micro_batches<'a>(
+        &'a self,
+        rows: usize,
+        scale: &'a [f32],
+    ) -> impl Iterator<Item = Vec<(&'static str, Data<'a>)>> {
+        let positions = rows * self.seq;
+        (0..self.tokens.len()).step_by(positions).map(move |start| {
+            let part = start..start + positions;
+            let mut inputs = vec![
+                ("tokens", Data::I32(&self.tokens[part.clone()])),
+                ("targets", Data::I32(&self.targets[part.clone()])),
+                ("scale", Data::F32(scale)),
+            ];
+            if let Some(doc_start) = &self.doc_start {
+                inputs.push(("doc_start", Data::I32(&doc_start[part])));
+            }
+            inputs
+        })
+    }
+
+    /// Runs forward and backward over all rows in the run's micro-batches; returns their losses.
+    pub(crate) fn backward(&self, run: &mut Run) -> Vec<f32> {
+        let (rows, scale) = (run.micro_batch(), self.scale());
+        self.micro_batches(rows, &scale).map(|inputs| run.backward(&inputs).unwrap()).collect()
+    }
+}
+
+/// One file of `testdata`.
+pub(crate) struct Golden {
+    bytes: Vec<u8>,
+}
+
+impl Golden {
+    pub(crate) fn read(name: &str) -> Golden {
+        let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+        Golden { bytes: std::fs::read(testdata.join(format!("{name}.safetensors"))).unwrap() }
+    }
+
+    fn words(&self, name: &str) -> Option<Vec<[u8; 4]>> {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        let tensor = tensors.tensor(name).ok()?;
+        Some(tensor.data().as_chunks::<4>().0.to_vec())
+    }
+
+    pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
+        self.words(name).unwrap().into_iter().map(f32::from_le_bytes).collect()
+    }
+
+    fn ints(&self, name: &str) -> Option<Vec<i32>> {
+        Some(self.words(name)?.into_iter().map(i32::from_le_bytes).collect())
+    }
+
+    pub(crate) fn batch(&self) -> Batch {
+        Batch {
+            seq: GOLDEN_SEQ,
+            tokens: self.ints("batch.tokens").unwrap(),
+            targets: self.ints("batch.targets").unwrap(),
+            doc_start: self.ints("batch.doc_start"),
+        }
+    }
+
+    /// Gives a run the weights from before the first step.
+    pub(crate) fn load_weights(&self, run: &mut Run) {
+        for name in parameters(run) {
+            run.set_state(&name, &self.floats(&name)).unwrap();
+        }
+    }
+}
+
+/// The largest difference between two tensors, relative to the largest element expected.
+pub(crate) fn distance(got: &[f32], expected: &[f32]) -> f32 {
+    let largest = expected.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
+    absolute_distance(got, expected) / largest
+}
+
+/// The largest difference between two tensors.
+pub(crate) fn absolute_distance(got: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(got.len(), expected.len());
+    got.iter().zip(expected).fold(0.0, |most, (a, b)| {
+        let difference = (a - b).abs();
+        // NaN must not lose against a number.
+        if difference.is_nan() { f32::NAN } else { most.max(difference) }
+    })
+}
+
+/// Splits off the biases of attention keys, whose gradient is 0 but for rounding: adding a constant to all
+/// keys does not change a softmax. Returns the ordinary elements and those.
+pub(crate) fn without_key_bias(name: &str, values: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    if name.ends_with("key.bias") {
+        return (Vec::new(), values.to_vec());
+    }
+    if name.ends_with("c_attn.bias") {
+        let third = values.len() / 3;
+        return ([&values[..third], &values[2 * third..]].concat(), values[third..2 * third].to_vec());
+    }
+    (values.to_vec(), Vec::new())
+}
