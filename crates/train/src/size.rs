@@ -35,19 +35,21 @@ pub enum SizeError {
 }
 
 /// Units in lower case, the form in which they are compared.
-const UNITS: [(&str, u64); 9] = [
+const UNITS: [(&str, u64); 11] = [
     ("b", 1),
     ("kb", 1000),
     ("mb", 1000 * 1000),
     ("gb", 1000 * 1000 * 1000),
     ("tb", 1000 * 1000 * 1000 * 1000),
+    ("pb", 1000 * 1000 * 1000 * 1000 * 1000),
     ("kib", 1 << 10),
     ("mib", 1 << 20),
     ("gib", 1 << 30),
     ("tib", 1 << 40),
+    ("pib", 1 << 50),
 ];
 
-/// Digits after the point that are looked at; the 19th is worth less than a byte even of a TiB.
+/// Digits after the point that are looked at; the 19th is worth less than a byte even of a PiB.
 const FRACTION_DIGITS: usize = 18;
 
 impl FromStr for Size {
