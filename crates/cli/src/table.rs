@@ -25,7 +25,14 @@ pub(crate) fn plan(out: &mut impl Write, planned: &Planned, seq_len: usize) -> i
     writeln!(out, "layout {:.1} % above the liveness bound", 100.0 * slack)?;
     let seconds = plan.step_seconds(accumulation);
     let rate = (global * seq_len) as f64 / seconds;
-    writeln!(out, "predicted {seconds:.3} s a step, {rate:.0} tokens/s (modelled, not measured)")
+    write!(out, "predicted {seconds:.3} s a step, {rate:.0} tokens/s (modelled, not measured)")?;
+    match choice.lower_bound_seconds {
+        Some(bound) => {
+            let gap = 100.0 * (seconds / bound - 1.0);
+            writeln!(out, "; at most {gap:.1} % from optimal")
+        }
+        None => writeln!(out),
+    }
 }
 
 /// Extra forward time over the time of one forward pass.

@@ -36,7 +36,7 @@ fn an_unknown_strategy_lists_the_known_ones() {
     refused(
         "train --recompute some",
         2,
-        "error: unknown recompute strategy `some`; choose none, selective, full, sqrt, every:K (K = 1, 2, …), minimal or manual",
+        "error: unknown recompute strategy `some`; choose auto, none, selective, full, sqrt, every:K (K = 1, 2, …), minimal or manual",
     );
 }
 

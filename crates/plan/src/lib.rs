@@ -8,6 +8,8 @@
 //! Pure functions throughout: no clock, no randomness, no device. What must be known of a device enters
 //! as [`Facts`].
 
+mod chain;
+mod dag;
 mod layout;
 mod liveness;
 mod plan;

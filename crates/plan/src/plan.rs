@@ -208,17 +208,32 @@ impl std::error::Error for PlanError {}
 ///
 /// When graphs disagree about state, or a schedule fails the judge.
 pub fn plan(program: &Program, strategy: Strategy, scratch: Scratch) -> Result<Plan, PlanError> {
+    assemble(program, &Regions::new(&program.train.graph, strategy), strategy, scratch)
+}
+
+/// Bytes of all state: the part of the arena that no decision changes.
+pub(crate) fn persistent_bytes(program: &Program) -> Result<u64, PlanError> {
+    let states = place_states(program, program.train.facts.alignment)?;
+    Ok(states.last().map_or(0, |range| range.offset + range.bytes))
+}
+
+/// Turns regions into a plan: order, lifetimes, offsets, and the judge.
+pub(crate) fn assemble(
+    program: &Program,
+    regions: &Regions,
+    strategy: Strategy,
+    scratch: Scratch,
+) -> Result<Plan, PlanError> {
     let alignment = program.train.facts.alignment;
     let states = place_states(program, alignment)?;
     let persistent = states.last().map_or(0, |range| range.offset + range.bytes);
     let offset_of: BTreeMap<&str, u64> =
         states.iter().map(|range| (range.name.as_str(), range.offset)).collect();
-    let regions = Regions::new(&program.train.graph, strategy);
     let (mut arena_bytes, mut bound) = (persistent, persistent);
     let mut schedules = BTreeMap::new();
     let mut fullest: Option<(u64, ByPurpose)> = None;
     for (role, part) in program.roles() {
-        let mut draft = draft_of(role, part, &regions, scratch);
+        let mut draft = draft_of(role, part, regions, scratch);
         let places = layout(&draft.slots);
         assign(&mut draft, &part.graph, &offset_of, persistent, &places.offsets);
         arena_bytes = arena_bytes.max(persistent + places.peak);

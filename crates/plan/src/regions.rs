@@ -32,6 +32,20 @@ pub(crate) struct Regions {
     owner: Vec<usize>,
 }
 
+/// What an optimal plan does with part of a chain.
+#[derive(Clone, Debug)]
+pub(crate) enum Item {
+    /// A layer that keeps these values and rebuilds the rest of what its backward pass reads.
+    Layer {
+        /// Its index.
+        layer: usize,
+        /// Storage values held from its forward pass on.
+        keep: Vec<Value>,
+    },
+    /// Consecutive layers that are dropped and come back together.
+    Segment(Vec<Item>),
+}
+
 /// The region whose values are never dropped.
 pub(crate) const ROOT: usize = 0;
 
@@ -39,7 +53,7 @@ impl Regions {
     /// The regions of `graph` under `strategy`.
     pub(crate) fn new(graph: &Graph, strategy: Strategy) -> Regions {
         let mut regions = match strategy {
-            Strategy::None => Regions::flat(graph),
+            Strategy::None | Strategy::Auto => Regions::flat(graph),
             Strategy::Manual => Regions::from_marks(graph),
             Strategy::Full | Strategy::Selective => Regions::from_layers(graph, 1),
             Strategy::Every(layers) => Regions::from_layers(graph, layers),
@@ -51,6 +65,41 @@ impl Regions {
         };
         regions.assign_owners(graph, strategy == Strategy::Selective);
         regions
+    }
+
+    /// The regions of an optimal plan: a region for each layer, inside one for each dropped segment. What a
+    /// layer keeps belongs to the region around it.
+    pub(crate) fn from_items(graph: &Graph, items: &[Item]) -> Regions {
+        let mut regions = Regions::flat(graph);
+        let (layer_of, count) = layers(graph);
+        let mut of_layer = vec![ROOT; count];
+        let mut kept = Vec::new();
+        regions.add_items(items, ROOT, &mut of_layer, &mut kept);
+        regions.place(graph, |node| layer_of[node.index()].map_or(ROOT, |layer| of_layer[layer]));
+        regions.assign_owners(graph, false);
+        for (value, region) in kept {
+            regions.owner[value.index()] = regions.common(regions.owner(value), region);
+        }
+        regions
+    }
+
+    fn add_items(
+        &mut self,
+        items: &[Item],
+        around: usize,
+        of_layer: &mut [usize],
+        kept: &mut Vec<(Value, usize)>,
+    ) {
+        for item in items {
+            let region = self.add(around);
+            match item {
+                Item::Layer { layer, keep } => {
+                    of_layer[*layer] = region;
+                    kept.extend(keep.iter().map(|&value| (value, around)));
+                }
+                Item::Segment(inside) => self.add_items(inside, region, of_layer, kept),
+            }
+        }
     }
 
     /// Region of a node.

@@ -1,15 +1,24 @@
-//! The fastest plan that fits: micro-batch × strategy × scratch under a fixed global batch.
+//! The fastest plan that fits: micro-batch × what is kept × scratch under a fixed global batch.
 //!
-//! Every combination is planned and replayed; there are a few dozen, and each takes milliseconds. What
-//! changes the result beyond the order of sums (precision, the optimizer) is never chosen here.
+//! For a chain of equal layers one table per micro-batch knows the optimum for every budget. Its answer is
+//! then planned for real, and because a layout can be a little larger than its liveness bound, the
+//! table is asked on a fixed ladder of budgets from the stated one downwards until the real arena fits.
+//! Since a rung that fits a budget also fits every larger one, and higher rungs are never slower, more
+//! memory never makes the plan slower. Graphs that are no chain choose among the named strategies.
+//!
+//! What changes the result beyond the order of sums (precision, the optimizer) is never chosen here.
 
 use std::fmt;
 
-use plimsoll_graph::GraphError;
+use plimsoll_graph::{GraphError, Phase};
 
-use crate::plan::{Plan, PlanError, Program, plan};
+use crate::chain::ChainPlanner;
+use crate::plan::{Plan, PlanError, Program, assemble, persistent_bytes, plan};
 use crate::problem::Scratch;
 use crate::strategy::Strategy;
+
+/// Ratio of neighbouring rungs of the ladder.
+const RUNG: f64 = 1.005;
 
 /// What is asked for. What is left open is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +46,9 @@ pub struct Choice {
     pub micro_batch: usize,
     /// Micro-batches of one step.
     pub accumulation: usize,
+    /// No schedule of any micro-batch that was tried is faster in this budget, for these kernels and
+    /// costs; none where the graph is no chain or the strategy was fixed.
+    pub lower_bound_seconds: Option<f64>,
 }
 
 /// One combination that was planned.
@@ -52,6 +64,8 @@ pub struct Tried {
     pub arena_bytes: u64,
     /// Predicted time of one step.
     pub step_seconds: f64,
+    /// For [`Strategy::Auto`], the transient bytes the table was asked for.
+    pub rung: Option<u64>,
 }
 
 /// Why there is no plan.
@@ -101,6 +115,18 @@ impl fmt::Display for SearchError {
 
 impl std::error::Error for SearchError {}
 
+impl From<GraphError> for SearchError {
+    fn from(error: GraphError) -> SearchError {
+        SearchError::Graph(error)
+    }
+}
+
+impl From<PlanError> for SearchError {
+    fn from(error: PlanError) -> SearchError {
+        SearchError::Plan(error)
+    }
+}
+
 /// The fastest plan that fits; `build` makes the program for a micro-batch.
 ///
 /// # Errors
@@ -111,23 +137,43 @@ pub fn search(
     mut build: impl FnMut(usize) -> Result<Program, GraphError>,
 ) -> Result<Choice, SearchError> {
     let micro_batches = micro_batches(request.global_batch, request.micro_batch)?;
-    let strategies = request.strategy.map_or(Strategy::LADDER.to_vec(), |strategy| vec![strategy]);
-    let tried = try_all(request.global_batch, &micro_batches, &strategies, &mut build)?;
+    let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
+    let request = Request { strategy: fixed, ..request };
+    let mut tried = Vec::new();
+    let mut lower_bound: Option<f64> = None;
+    for micro_batch in micro_batches {
+        let program = build(micro_batch)?;
+        let attempt = Attempt { request: &request, micro_batch, program: &program };
+        if let Some(strategy) = fixed {
+            attempt.named(&[strategy], &mut tried)?;
+            continue;
+        }
+        let bound = attempt.optimal(&mut tried)?;
+        lower_bound = match (lower_bound, bound) {
+            (Some(a), Some(b)) => Some(f64::min(a, b)),
+            (a, b) => a.or(b),
+        };
+    }
     let Some(best) = select(&tried, request.budget, request.slack) else {
-        let smallest = tried.iter().copied().min_by_key(|t| t.arena_bytes);
-        let Some(smallest) = smallest else {
+        let Some(smallest) = tried.iter().copied().min_by_key(|t| t.arena_bytes) else {
             return Err(SearchError::Batch { micro_batch: 0, global_batch: request.global_batch });
         };
         let hints = hints(request, &mut build)?;
         return Err(SearchError::Budget { budget: request.budget, smallest, hints });
     };
-    let program = build(best.micro_batch).map_err(SearchError::Graph)?;
-    let plan = plan(&program, best.strategy, best.scratch).map_err(SearchError::Plan)?;
+    let program = build(best.micro_batch)?;
+    let plan = realise(&program, &best)?;
     let accumulation = request.global_batch / best.micro_batch;
-    Ok(Choice { plan, program, micro_batch: best.micro_batch, accumulation })
+    Ok(Choice {
+        plan,
+        program,
+        micro_batch: best.micro_batch,
+        accumulation,
+        lower_bound_seconds: lower_bound,
+    })
 }
 
-/// Plans every combination.
+/// Plans every combination of micro-batch and named strategy.
 ///
 /// # Errors
 ///
@@ -138,23 +184,124 @@ pub fn try_all(
     strategies: &[Strategy],
     mut build: impl FnMut(usize) -> Result<Program, GraphError>,
 ) -> Result<Vec<Tried>, SearchError> {
+    let request = Request { global_batch, micro_batch: None, strategy: None, budget: u64::MAX, slack: 0.0 };
     let mut tried = Vec::new();
     for &micro_batch in micro_batches {
-        let program = build(micro_batch).map_err(SearchError::Graph)?;
-        for &strategy in strategies {
-            for scratch in [Scratch::Best, Scratch::Least] {
-                let plan = plan(&program, strategy, scratch).map_err(SearchError::Plan)?;
-                tried.push(Tried {
-                    micro_batch,
-                    strategy,
-                    scratch,
-                    arena_bytes: plan.arena_bytes,
-                    step_seconds: plan.step_seconds(global_batch / micro_batch),
-                });
-            }
-        }
+        let program = build(micro_batch)?;
+        Attempt { request: &request, micro_batch, program: &program }.named(strategies, &mut tried)?;
     }
     Ok(tried)
+}
+
+/// One micro-batch under consideration.
+struct Attempt<'a> {
+    request: &'a Request,
+    micro_batch: usize,
+    program: &'a Program,
+}
+
+impl Attempt<'_> {
+    /// Plans named strategies with either amount of scratch.
+    fn named(&self, strategies: &[Strategy], tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        for &strategy in strategies {
+            for scratch in [Scratch::Best, Scratch::Least] {
+                let plan = plan(self.program, strategy, scratch)?;
+                tried.push(self.entry(&plan, None));
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans the optimum of the chain with either amount of scratch, or the named strategies where there is
+    /// no chain. Returns the lower bound of a step, if there is one.
+    fn optimal(&self, tried: &mut Vec<Tried>) -> Result<Option<f64>, SearchError> {
+        let Some(budget) = self.request.budget.checked_sub(persistent_bytes(self.program)?) else {
+            self.named(&Strategy::LADDER, tried)?;
+            return Ok(None);
+        };
+        let part = &self.program.train;
+        let mut bound = None;
+        for scratch in [Scratch::Best, Scratch::Least] {
+            let Some(planner) = ChainPlanner::new(&part.graph, &part.facts, scratch) else {
+                self.named(&Strategy::LADDER, tried)?;
+                return Ok(None);
+            };
+            if scratch == Scratch::Best {
+                bound = Some(planner.lower_bound(budget));
+            }
+            let fitted = self.descend_ladder(&planner, scratch, budget)?;
+            let fits = fitted.is_some();
+            tried.extend(fitted);
+            if fits {
+                break;
+            }
+        }
+        if tried.iter().all(|t| t.arena_bytes > self.request.budget) {
+            self.named(&Strategy::LADDER, tried)?;
+        }
+        let accumulation = self.request.global_batch / self.micro_batch;
+        Ok(bound.map(|seconds| seconds * accumulation as f64 + self.update_seconds()))
+    }
+
+    fn update_seconds(&self) -> f64 {
+        let part = &self.program.train;
+        let nodes = part.graph.node_ids().filter(|&id| part.graph.node(id).phase == Phase::Update);
+        nodes.map(|id| part.facts.nodes[id.index()].seconds).sum()
+    }
+
+    /// The highest rung whose real arena fits.
+    fn descend_ladder(
+        &self,
+        planner: &ChainPlanner,
+        scratch: Scratch,
+        budget: u64,
+    ) -> Result<Option<Tried>, SearchError> {
+        let graph = &self.program.train.graph;
+        for rung in rungs(budget, planner.most_bytes()) {
+            if planner.seconds(rung).is_infinite() {
+                break;
+            }
+            if let Some(regions) = planner.regions(graph, rung) {
+                let plan = assemble(self.program, &regions, Strategy::Auto, scratch)?;
+                if plan.arena_bytes <= self.request.budget {
+                    return Ok(Some(self.entry(&plan, Some(rung))));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn entry(&self, plan: &Plan, rung: Option<u64>) -> Tried {
+        Tried {
+            micro_batch: self.micro_batch,
+            strategy: plan.strategy,
+            scratch: plan.scratch,
+            arena_bytes: plan.arena_bytes,
+            step_seconds: plan.step_seconds(self.request.global_batch / self.micro_batch),
+            rung,
+        }
+    }
+}
+
+/// Plans a combination that was tried once more.
+fn realise(program: &Program, tried: &Tried) -> Result<Plan, SearchError> {
+    let part = &program.train;
+    let regions = tried.rung.and_then(|rung| {
+        ChainPlanner::new(&part.graph, &part.facts, tried.scratch)?.regions(&part.graph, rung)
+    });
+    Ok(match regions {
+        Some(regions) => assemble(program, &regions, tried.strategy, tried.scratch)?,
+        None => plan(program, tried.strategy, tried.scratch)?,
+    })
+}
+
+/// Rungs of the fixed ladder from the highest that is at most `budget` downwards, beginning with `most` if
+/// the budget is larger: more is never of use.
+fn rungs(budget: u64, most: u64) -> impl Iterator<Item = u64> {
+    let rung = |index: i32| RUNG.powi(index) as u64;
+    let top = ((budget.min(most).max(1) as f64).ln() / RUNG.ln()).ceil() as i32;
+    let whole = (budget >= most).then_some(most);
+    whole.into_iter().chain((0..=top).rev().map(rung).filter(move |&bytes| bytes <= budget.min(most)))
 }
 
 /// The smallest of those that fit and are at most `slack` slower than the fastest that fits.
@@ -174,12 +321,13 @@ fn hints(
         return Ok(Vec::new());
     }
     let all = micro_batches(request.global_batch, None)?;
-    let micro_batches: Vec<usize> =
-        all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed)).collect();
-    let mut fitting: Vec<Tried> = try_all(request.global_batch, &micro_batches, &Strategy::LADDER, build)?
-        .into_iter()
-        .filter(|t| t.arena_bytes <= request.budget)
-        .collect();
+    let micro_batches = all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed));
+    let mut fitting = Vec::new();
+    for micro_batch in micro_batches {
+        let program = build(micro_batch)?;
+        Attempt { request: &request, micro_batch, program: &program }.optimal(&mut fitting)?;
+    }
+    fitting.retain(|t| t.arena_bytes <= request.budget);
     fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
     fitting.dedup_by_key(|t| (t.micro_batch, t.strategy));
     fitting.truncate(3);
@@ -202,7 +350,8 @@ mod tests {
     use super::*;
 
     fn tried(micro_batch: usize, arena_bytes: u64, step_seconds: f64) -> Tried {
-        Tried { micro_batch, strategy: Strategy::None, scratch: Scratch::Best, arena_bytes, step_seconds }
+        let (strategy, scratch) = (Strategy::None, Scratch::Best);
+        Tried { micro_batch, strategy, scratch, arena_bytes, step_seconds, rung: None }
     }
 
     #[test]
@@ -223,5 +372,13 @@ mod tests {
         assert_eq!(micro_batches(12, None).unwrap(), [1, 2, 3, 4, 6, 12]);
         assert!(matches!(micro_batches(12, Some(5)), Err(SearchError::Batch { .. })));
         assert!(micro_batches(0, None).is_err());
+    }
+
+    #[test]
+    fn a_larger_budget_sees_all_rungs_of_a_smaller_one() {
+        let small: Vec<u64> = rungs(1_000_000, u64::MAX).collect();
+        let large: Vec<u64> = rungs(1_500_000, u64::MAX).collect();
+        assert!(small.iter().all(|rung| large.contains(rung)));
+        assert!(small[0] <= 1_000_000 && small[0] as f64 > 1_000_000.0 / RUNG - 2.0);
     }
 }

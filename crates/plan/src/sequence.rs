@@ -48,6 +48,42 @@ pub(crate) fn micro_batch(graph: &Graph, regions: &Regions) -> Sequence {
     writer.sequence
 }
 
+/// Some forward nodes, then some backward nodes, as if the rest had run: what they read from outside is
+/// there from the beginning. `kept` survives the turn.
+pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept: &[Value]) -> Sequence {
+    let mut writer =
+        Writer { graph, sequence: Sequence::default(), resident: vec![None; graph.value_count()] };
+    let own = |value: Value| {
+        graph.producer(value).is_some_and(|node| forward.contains(&node) || backward.contains(&node))
+    };
+    for &id in forward.iter().chain(backward) {
+        for &input in &graph.node(id).inputs {
+            let storage = graph.storage(input);
+            let outside = graph.value(storage).state.is_none() && !own(storage);
+            if outside && writer.resident[storage.index()].is_none() {
+                writer.instance(storage);
+            }
+        }
+    }
+    for &id in forward {
+        writer.run(id);
+    }
+    for &id in forward {
+        for &value in &graph.node(id).outputs {
+            if !kept.contains(&value) {
+                writer.resident[value.index()] = None;
+            }
+        }
+    }
+    for &id in backward {
+        for missing in writer.missing(id) {
+            writer.run(missing);
+        }
+        writer.run(id);
+    }
+    writer.sequence
+}
+
 /// The forward pass alone.
 pub(crate) fn forward(graph: &Graph) -> Sequence {
     let mut writer = Writer::new(graph, Phase::Forward);

@@ -20,10 +20,12 @@ pub enum Strategy {
     Minimal,
     /// Drop what the model's `checkpoint` marks enclose.
     Manual,
+    /// What is fastest inside the budget, decided for every value of every layer.
+    Auto,
 }
 
 impl Strategy {
-    /// The strategies a budget chooses from, usually fastest first.
+    /// The strategies with a fixed rule, usually fastest first.
     pub const LADDER: [Strategy; 5] =
         [Strategy::None, Strategy::Selective, Strategy::Full, Strategy::Sqrt, Strategy::Minimal];
 }
@@ -38,6 +40,7 @@ impl fmt::Display for Strategy {
             Strategy::Full => f.write_str("full"),
             Strategy::Minimal => f.write_str("minimal"),
             Strategy::Manual => f.write_str("manual"),
+            Strategy::Auto => f.write_str("auto"),
         }
     }
 }
@@ -53,6 +56,7 @@ impl FromStr for Strategy {
             "full" => Ok(Strategy::Full),
             "minimal" => Ok(Strategy::Minimal),
             "manual" => Ok(Strategy::Manual),
+            "auto" => Ok(Strategy::Auto),
             _ => text
                 .strip_prefix("every:")
                 .and_then(|count| count.parse().ok())
@@ -61,7 +65,7 @@ impl FromStr for Strategy {
                 .ok_or_else(|| {
                     format!(
                         "unknown recompute strategy `{text}`; \
-                         choose none, selective, full, sqrt, every:K (K = 1, 2, …), minimal or manual"
+                         choose auto, none, selective, full, sqrt, every:K (K = 1, 2, …), minimal or manual"
                     )
                 }),
         }
@@ -74,7 +78,9 @@ mod tests {
 
     #[test]
     fn names_read_back_as_themselves() {
-        for strategy in Strategy::LADDER.into_iter().chain([Strategy::Every(3), Strategy::Manual]) {
+        for strategy in
+            Strategy::LADDER.into_iter().chain([Strategy::Every(3), Strategy::Manual, Strategy::Auto])
+        {
             assert_eq!(strategy.to_string().parse(), Ok(strategy));
         }
     }
@@ -82,6 +88,6 @@ mod tests {
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
         let error = "every:0".parse::<Strategy>().unwrap_err();
-        assert!(error.starts_with("unknown recompute strategy `every:0`; choose none"), "{error}");
+        assert!(error.starts_with("unknown recompute strategy `every:0`; choose auto, none"), "{error}");
     }
 }

@@ -155,7 +155,7 @@ impl Model for LanguageModel {
 fn options(raw: &RawConfig) -> Result<Options, TrainError> {
     let (global_batch, micro_batch) = batch(raw)?;
     let memory = raw.memory.as_deref().map(str::parse::<Size>).transpose().map_err(mistake)?;
-    let recompute = raw.recompute.as_deref().filter(|name| *name != "auto").map(str::parse::<Strategy>);
+    let recompute = raw.recompute.as_deref().map(str::parse::<Strategy>);
     let default = Optimizer::default();
     let max_grad_norm = match raw.max_grad_norm {
         Some(norm) if norm < 0.0 || norm.is_nan() => {

@@ -176,7 +176,7 @@ impl<D: Device> Run<D> {
     /// When the memory cannot be had.
     pub fn start(device: D, planned: Planned, seed: u64) -> Result<Run<D>, TrainError> {
         let Planned { choice, budget } = planned;
-        let Choice { plan, program, micro_batch, accumulation } = choice;
+        let Choice { plan, program, micro_batch, accumulation, .. } = choice;
         let has_rng = program.train.graph.input_named("rng").is_some();
         let engine = Engine::new(device, &program, &plan, seed)?;
         Ok(Run {

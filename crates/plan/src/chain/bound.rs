@@ -1,0 +1,98 @@
+//! A lower bound over all schedules of a chain: no order, no number of rebuildings, does better.
+//!
+//! When the first gradient node runs, some forward values are resident. Whatever the backward pass reads
+//! and is not resident must run again, and so must what that needs: its closure. So the time is at least
+//! that of everything once, plus the least closure over all resident sets that fit beside the turn. For
+//! equal layers the least closure is the lower convex hull of one layer's frontier, `L` times:
+//!
+//! ```text
+//! seconds
+//!    │╲ •          points: a kept set with the layer's output kept, or with the output rebuilt too
+//!    │ ╲  •        g: their lower hull      bound(M) = base + L · g((M − h) / L)
+//!    │  ╲___•__
+//!    └───────────── bytes of one layer
+//! ```
+//!
+//! The hull allows a fraction of a layer to be kept, so the bound also covers layers treated differently.
+//! Where several rebuildings of the same layer are needed (a few percent of the memory) it is loose.
+
+use crate::chain::options::Options;
+
+/// The bound as a function of bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct LowerBound {
+    layers: usize,
+    /// Everything once: forward, backward and turn.
+    base_seconds: f64,
+    /// Corners of the hull: bytes rising, seconds falling.
+    hull: Vec<(f64, f64)>,
+}
+
+impl LowerBound {
+    /// The bound for `layers` layers with these options.
+    pub(crate) fn new(options: &Options, layers: usize, base_seconds: f64) -> LowerBound {
+        let mut points: Vec<(f64, f64)> =
+            options.frontiers.iter().flatten().map(|&(bytes, seconds)| (bytes as f64, seconds)).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        LowerBound { layers, base_seconds, hull: lower_hull(&points) }
+    }
+
+    /// Least time of any schedule whose forward values at the turn take at most `bytes`.
+    pub(crate) fn seconds(&self, bytes: u64) -> f64 {
+        let share = bytes as f64 / self.layers as f64;
+        self.base_seconds + self.layers as f64 * self.at(share)
+    }
+
+    fn at(&self, bytes: f64) -> f64 {
+        let Some(&(first, most)) = self.hull.first() else {
+            return 0.0;
+        };
+        if bytes <= first {
+            // Fewer bytes than any set takes: at least what the smallest set costs.
+            return most;
+        }
+        for pair in self.hull.windows(2) {
+            let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
+            if bytes <= x1 {
+                return y0 + (y1 - y0) * (bytes - x0) / (x1 - x0);
+            }
+        }
+        self.hull.last().map_or(0.0, |&(_, seconds)| seconds)
+    }
+}
+
+/// The lower left hull of points sorted by bytes: the corners with falling seconds and rising slope.
+fn lower_hull(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut hull: Vec<(f64, f64)> = Vec::new();
+    for &point in points {
+        if hull.last().is_some_and(|last| point.1 >= last.1) {
+            continue;
+        }
+        while hull.len() >= 2 {
+            let (a, b) = (hull[hull.len() - 2], hull[hull.len() - 1]);
+            let turns_up = (b.1 - a.1) * (point.0 - a.0) < (point.1 - a.1) * (b.0 - a.0);
+            if turns_up {
+                break;
+            }
+            hull.pop();
+        }
+        hull.push(point);
+    }
+    hull
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hull_lies_under_every_point() {
+        let points = [(0.0, 10.0), (1.0, 9.0), (2.0, 4.0), (3.0, 3.9), (4.0, 0.0)];
+        let hull = lower_hull(&points);
+        let bound = LowerBound { layers: 1, base_seconds: 0.0, hull: hull.clone() };
+        for (bytes, seconds) in points {
+            assert!(bound.at(bytes) <= seconds + 1e-12, "{hull:?} at {bytes}");
+        }
+        assert_eq!(hull, [(0.0, 10.0), (2.0, 4.0), (4.0, 0.0)]);
+    }
+}

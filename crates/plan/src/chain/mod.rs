@@ -1,0 +1,165 @@
+//! The optimal plan of a chain of equal layers, for every budget at once, with a proof of how good it is.
+//!
+//! In processing order: [`extract`] finds the chain, [`options`] lists what one layer may keep with its
+//! exact peaks, [`table`] combines layers for all budgets, [`bound`] says how much better any schedule
+//! could be. The answer is a tree of regions like any strategy's, so what follows (order, lifetimes, layout,
+//! judge) is the same code for all.
+//!
+//! Absent: chains of unequal layers and graphs that are no chain (the named strategies serve them),
+//! offload, and persistent values across nested segments beyond what rotor's recurrence allows.
+
+mod bound;
+mod extract;
+mod options;
+mod table;
+
+use std::collections::BTreeSet;
+
+use plimsoll_graph::{Graph, NodeId, Phase, Value};
+
+use crate::chain::bound::LowerBound;
+use crate::chain::extract::Chain;
+use crate::chain::options::{Options, kept_values, options, peaks};
+use crate::chain::table::{Decision, Family, Table};
+use crate::liveness::aligned;
+use crate::problem::{Facts, Scratch};
+use crate::regions::{Item, Regions};
+
+/// Slots of the table: sizes are exact up to here and rounded up beyond.
+const MAX_SLOTS: usize = 40_000;
+/// Bytes the table may take while planning.
+const MAX_TABLE_BYTES: usize = 64 << 20;
+
+/// A chain with its table filled.
+#[derive(Debug)]
+pub(crate) struct ChainPlanner {
+    chain: Chain,
+    options: Options,
+    table: Table,
+    bound: LowerBound,
+    /// Bytes that are there whatever is decided: graph inputs, named outputs, the first layer's input.
+    fixed_bytes: u64,
+    /// Bytes the first node of the turn's backward pass works on: they stand beside the forward values.
+    turn_operands: u64,
+    /// Time of what lies before the first layer, forward and backward.
+    outside_seconds: f64,
+    keep_all_bytes: u64,
+}
+
+impl ChainPlanner {
+    /// A planner for transient budgets up to what keeping everything takes; none when the graph is no chain
+    /// of equal layers.
+    pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch) -> Option<ChainPlanner> {
+        let chain = Chain::find(graph)?;
+        let layers = chain.layers.len();
+        // Layers are equal, but the first reads a boundary made outside; one from the middle speaks for all.
+        let options = options(graph, facts, scratch, &chain.layers[layers / 2]);
+        let keep_turn: Vec<usize> = (0..chain.turn.forward.len()).collect();
+        let (forward, backward) = peaks(graph, facts, scratch, &chain.turn, &keep_turn);
+        let turn_peak = forward.max(backward);
+        let seconds = |nodes: &[NodeId]| -> f64 {
+            nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
+        };
+        let turn_seconds = seconds(&chain.turn.forward) + seconds(&chain.turn.backward);
+        let all: f64 = (graph.node_ids())
+            .filter(|&id| graph.node(id).phase != Phase::Update && !graph.node(id).op.is_view())
+            .map(|id| facts.nodes[id.index()].seconds_with(scratch))
+            .sum();
+        let one = options.forward_seconds + seconds(&chain.layers[0].backward);
+        let outside_seconds = all - turn_seconds - layers as f64 * one;
+        let fullest = options.list.last()?;
+        let keep_all_bytes = layers as u64 * fullest.kept_bytes + turn_peak.max(fullest.backward_peak);
+        let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (20 * (layers + 1)));
+        let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots);
+        let bound = LowerBound::new(&options, layers, all);
+        let fixed_bytes = fixed_bytes(graph, facts, &chain);
+        let turn_operands = chain.turn.backward.first().map_or(0, |&id| operand_bytes(graph, facts, id));
+        Some(ChainPlanner {
+            chain,
+            options,
+            table,
+            bound,
+            fixed_bytes,
+            turn_operands,
+            outside_seconds,
+            keep_all_bytes,
+        })
+    }
+
+    /// The least transient budget at which nothing is rebuilt.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        self.fixed_bytes + self.keep_all_bytes
+    }
+
+    /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.
+    pub(crate) fn seconds(&self, bytes: u64) -> f64 {
+        match bytes.checked_sub(self.fixed_bytes) {
+            Some(left) => self.outside_seconds + self.table.seconds(left),
+            None => f64::INFINITY,
+        }
+    }
+
+    /// No schedule of a micro-batch is faster in `bytes` of transient memory.
+    pub(crate) fn lower_bound(&self, bytes: u64) -> f64 {
+        self.bound.seconds(bytes.saturating_sub(self.turn_operands))
+    }
+
+    /// The regions of the optimal plan in `bytes` of transient memory.
+    pub(crate) fn regions(&self, graph: &Graph, bytes: u64) -> Option<Regions> {
+        let slot = self.table.slot(bytes.checked_sub(self.fixed_bytes)?);
+        let mut items = Vec::new();
+        self.descend(graph, Family::Turn, 0, self.chain.layers.len(), slot, &mut items)?;
+        Some(Regions::from_items(graph, &items))
+    }
+
+    /// Follows the table: `length` layers from `first` on.
+    fn descend(
+        &self,
+        graph: &Graph,
+        family: Family,
+        mut first: usize,
+        mut length: usize,
+        mut slot: usize,
+        items: &mut Vec<Item>,
+    ) -> Option<()> {
+        while length > 0 {
+            match self.table.decision(family, length, slot)? {
+                Decision::Option(option) => {
+                    let keep = &self.options.list[option].keep;
+                    let layer = &self.chain.layers[first];
+                    items.push(Item::Layer { layer: first, keep: kept_values(graph, layer, keep) });
+                    if !(family == Family::Inner && length == 1) {
+                        slot = self.table.after_option(slot, option);
+                    }
+                    (first, length) = (first + 1, length - 1);
+                }
+                Decision::Drop(dropped) => {
+                    let mut inside = Vec::new();
+                    self.descend(graph, Family::Inner, first, dropped, slot, &mut inside)?;
+                    items.push(Item::Segment(inside));
+                    slot = self.table.after_boundary(slot);
+                    (first, length) = (first + dropped, length - dropped);
+                }
+            }
+        }
+        Some(())
+    }
+}
+
+/// Bytes a node works on, state left out: what it reads and writes, and the least scratch.
+fn operand_bytes(graph: &Graph, facts: &Facts, id: NodeId) -> u64 {
+    let node = graph.node(id);
+    let values: BTreeSet<Value> =
+        node.inputs.iter().chain(&node.outputs).map(|&value| graph.storage(value)).collect();
+    let stateless = values.into_iter().filter(|&value| graph.value(value).state.is_none());
+    let bytes: u64 = stateless.map(|value| aligned(graph.ty(value).bytes() as u64, facts.alignment)).sum();
+    bytes + aligned(facts.nodes[id.index()].workspace.least, facts.alignment)
+}
+
+/// Graph inputs, named outputs and the first layer's input.
+fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let bytes = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
+    let inputs: u64 = graph.inputs().iter().map(|&value| bytes(value)).sum();
+    let outputs: u64 = graph.outputs().iter().map(|(_, value)| bytes(*value)).sum();
+    inputs + outputs + bytes(chain.layers[0].input)
+}

@@ -1,0 +1,184 @@
+//! What one layer may keep: options with their exact bytes, peaks and times.
+//!
+//! The labels give every set of kept values that no other set beats (fewer bytes and less to rebuild).
+//! Each is then run through the same order and liveness as a real schedule, one layer alone, which tells
+//! its peaks:
+//!
+//! ```text
+//! live bytes   forward: ╱╲╱▔╲▁ kept + y        backward: d ╱▔╲▁╱▔▔╲▁ d'
+//!                       └ forward peak                    └ backward peak
+//! ```
+//!
+//! The layer's input is not counted (it belongs to whoever keeps it), nor are state and graph inputs.
+
+use std::collections::BTreeSet;
+
+use plimsoll_graph::{Graph, NodeId, Source, Value};
+
+use crate::chain::extract::Layer;
+use crate::dag::labels::{LabelOp, Limits, frontier};
+use crate::liveness::{Gradients, Slot, aligned, draft, live_bytes};
+use crate::problem::{Facts, Scratch};
+use crate::schedule::Contents;
+use crate::sequence;
+
+/// One way of treating a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LayerOption {
+    /// Forward nodes whose outputs are kept, as positions in the layer.
+    pub(crate) keep: Vec<usize>,
+    /// Bytes kept from the forward pass to the backward pass, the output included.
+    pub(crate) kept_bytes: u64,
+    /// Most bytes alive during its forward pass.
+    pub(crate) forward_peak: u64,
+    /// Most bytes alive during its backward pass.
+    pub(crate) backward_peak: u64,
+    /// Time of its backward pass, rebuilding included.
+    pub(crate) backward_seconds: f64,
+}
+
+/// A layer with all its options.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// Kept bytes rising; the first keeps nothing but the output.
+    pub(crate) list: Vec<LayerOption>,
+    /// Time of its forward pass.
+    pub(crate) forward_seconds: f64,
+    /// Bytes of its output, and so of the gradient that comes back.
+    pub(crate) boundary_bytes: u64,
+    /// The frontier at the turn when the output is kept, and when it must be rebuilt too:
+    /// (bytes, seconds).
+    pub(crate) frontiers: [Vec<(u64, f64)>; 2],
+}
+
+/// All options of a layer of `graph`.
+pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Options {
+    let ops = label_ops(graph, facts, scratch, layer);
+    let demanded: Vec<usize> = demanded(graph, layer, false);
+    let labels = frontier(&ops, &demanded, &Limits::NONE);
+    let boundary_bytes = aligned(graph.ty(layer.output).bytes() as u64, facts.alignment);
+    let seconds = |nodes: &[NodeId]| -> f64 {
+        nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
+    };
+    let list = labels
+        .iter()
+        .map(|label| {
+            let (forward_peak, backward_peak) = peaks(graph, facts, scratch, layer, &label.keep);
+            LayerOption {
+                keep: label.keep.clone(),
+                kept_bytes: label.bytes + boundary_bytes,
+                forward_peak,
+                backward_peak,
+                backward_seconds: seconds(&layer.backward) + label.time,
+            }
+        })
+        .collect();
+    let mut rebuilt_ops = ops.clone();
+    let output = layer.forward.iter().position(|&id| graph.producer(layer.output) == Some(id));
+    if let Some(output) = output {
+        rebuilt_ops[output].keepable = false;
+    }
+    let with_output = frontier(&rebuilt_ops, &self::demanded(graph, layer, true), &Limits::NONE);
+    Options {
+        list,
+        forward_seconds: seconds(&layer.forward),
+        boundary_bytes,
+        frontiers: [
+            labels.iter().map(|label| (label.bytes + boundary_bytes, label.time)).collect(),
+            with_output.iter().map(|label| (label.bytes, label.time)).collect(),
+        ],
+    }
+}
+
+/// The layer's forward nodes as the labels see them: keeping a node is keeping those of its outputs that
+/// anybody in the layer reads.
+fn label_ops(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Vec<LabelOp> {
+    let position = |value: Value| {
+        let producer = graph.producer(graph.storage(value))?;
+        layer.forward.iter().position(|&id| id == producer)
+    };
+    let read_forward: BTreeSet<Value> = read_by(graph, layer, &layer.forward);
+    let read_backward: BTreeSet<Value> = read_by(graph, layer, &layer.backward);
+    layer
+        .forward
+        .iter()
+        .map(|&id| {
+            let node = graph.node(id);
+            let mut deps: Vec<usize> = node.inputs.iter().filter_map(|&value| position(value)).collect();
+            deps.sort_unstable();
+            deps.dedup();
+            let read = |value: &&Value| read_forward.contains(value) || read_backward.contains(value);
+            let bytes = node.outputs.iter().filter(read).map(|&value| graph.ty(value).bytes() as u64);
+            LabelOp {
+                deps,
+                bytes: bytes.map(|bytes| aligned(bytes, facts.alignment)).sum(),
+                cost: facts.nodes[id.index()].seconds_with(scratch),
+                keepable: true,
+            }
+        })
+        .collect()
+}
+
+/// Storage values of the layer's forward pass that `readers` read.
+fn read_by(graph: &Graph, layer: &Layer, readers: &[NodeId]) -> BTreeSet<Value> {
+    let inputs = readers.iter().flat_map(|&id| &graph.node(id).inputs);
+    inputs
+        .map(|&value| graph.storage(value))
+        .filter(|&value| graph.producer(value).is_some_and(|producer| layer.forward.contains(&producer)))
+        .collect()
+}
+
+/// Positions of the nodes that the backward pass needs, and of the output's if it must be rebuilt.
+fn demanded(graph: &Graph, layer: &Layer, output_too: bool) -> Vec<usize> {
+    let read = read_by(graph, layer, &layer.backward);
+    let wanted = |id: &NodeId| {
+        let outputs = &graph.node(*id).outputs;
+        outputs.iter().any(|value| read.contains(value) || (output_too && *value == layer.output))
+    };
+    (0..layer.forward.len()).filter(|&position| wanted(&layer.forward[position])).collect()
+}
+
+/// The values an option keeps, by storage.
+pub(crate) fn kept_values(graph: &Graph, layer: &Layer, keep: &[usize]) -> Vec<Value> {
+    keep.iter().flat_map(|&position| graph.node(layer.forward[position]).outputs.iter().copied()).collect()
+}
+
+/// Most bytes alive in the forward and in the backward pass of a layer that keeps `keep`.
+pub(crate) fn peaks(
+    graph: &Graph,
+    facts: &Facts,
+    scratch: Scratch,
+    layer: &Layer,
+    keep: &[usize],
+) -> (u64, u64) {
+    let kept = kept_values(graph, layer, keep);
+    let sequence = sequence::part(graph, &layer.forward, &layer.backward, &kept);
+    let draft = draft("part", graph, &sequence, facts, scratch, Gradients::Add);
+    let turn = layer.forward.len();
+    // One entry per slot: the time its counted buffers span.
+    let mut spans: Vec<Option<Slot>> = vec![None; draft.slots.len()];
+    for (buffer, slot) in draft.schedule.buffers.iter().zip(&draft.slot_of) {
+        let Some(slot) = *slot else { continue };
+        let (mut start, mut end) = (buffer.start, buffer.end);
+        if let Contents::Value(value) = buffer.contents {
+            let own = graph
+                .producer(value)
+                .is_some_and(|node| layer.forward.contains(&node) || layer.backward.contains(&node));
+            match graph.value(value).source {
+                Source::Input | Source::State => continue,
+                Source::Node { .. } if value == layer.input => continue,
+                // What comes from outside and is not the input is the gradient that arrives at the turn.
+                Source::Node { .. } if !own => start = start.max(turn),
+                Source::Node { .. } if value == layer.output && start < turn => end = end.max(turn),
+                Source::Node { .. } => {}
+            }
+        }
+        let span = spans[slot].get_or_insert(Slot { start, end, bytes: buffer.bytes });
+        (span.start, span.end) = (span.start.min(start), span.end.max(end));
+    }
+    let spans: Vec<Slot> = spans.into_iter().flatten().filter(|slot| slot.start < slot.end).collect();
+    let live = live_bytes(&spans);
+    let most = |range: &[u64]| range.iter().copied().max().unwrap_or(0);
+    let turn = turn.min(live.len());
+    (most(&live[..turn]), most(&live[turn..]))
+}
