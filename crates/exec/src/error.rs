@@ -13,6 +13,8 @@ pub enum ExecError {
     Memory(String),
     /// A name or a size that does not match the graph.
     Mismatch(String),
+    /// The device, or a disk it copies to, failed.
+    Device(String),
 }
 
 impl fmt::Display for ExecError {
@@ -21,7 +23,8 @@ impl fmt::Display for ExecError {
             ExecError::Data(why)
             | ExecError::Unsupported(why)
             | ExecError::Memory(why)
-            | ExecError::Mismatch(why) => f.write_str(why),
+            | ExecError::Mismatch(why)
+            | ExecError::Device(why) => f.write_str(why),
         }
     }
 }

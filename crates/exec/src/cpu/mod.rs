@@ -12,6 +12,7 @@ mod call;
 mod cast;
 mod conv;
 mod device;
+mod disk;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -43,6 +44,7 @@ use plimsoll_plan::Workspace;
 use crate::ExecError;
 pub use call::{Call, Operand};
 pub use device::CpuDevice;
+pub use disk::{BLOCK, DiskTier, OUTSIDE_BYTES};
 
 /// Runs one op.
 ///

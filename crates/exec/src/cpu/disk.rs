@@ -1,0 +1,403 @@
+//! The disk as a tier: buffers leave the arena for a file and come back, while kernels run.
+//!
+//! ```text
+//! arena ──copy──▶ bounce buffer ──write──▶ file      one thread for what goes out
+//! arena ◀──copy── bounce buffer ◀──read─── file      one thread for what comes in
+//! ```
+//!
+//! The file is reserved in full before the first step, so that a full disk is an error at the start, and
+//! has no name, so that nothing is left behind whatever happens. It is opened past the page cache where
+//! the file system allows it: cached pages would be memory that no budget counts. That asks for aligned
+//! memory, which the bounce buffers are and values in the arena need not be.
+//!
+//! Each direction is a queue: transfers run in the order they were started. Nothing allocates after
+//! construction. Not here: deciding what leaves and when, which is the planner's business.
+#![allow(
+    unsafe_code,
+    reason = "a transfer is an address and a length; `replay` proved the bytes busy until waited for"
+)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use plimsoll_plan::Direction;
+
+use crate::ExecError;
+
+/// Offsets in the file and lengths of transfers are multiples of this: what direct I/O asks for.
+pub const BLOCK: u64 = 4096;
+/// Bytes of a bounce buffer: large enough that a transfer runs at the disk's own speed.
+const BOUNCE: usize = 1 << 20;
+/// Stack of an I/O thread, which only moves bytes.
+const STACK_BYTES: usize = 128 << 10;
+
+/// Memory this tier takes outside the arena.
+pub const OUTSIDE_BYTES: u64 = 2 * (BOUNCE + STACK_BYTES) as u64;
+
+/// A file that buffers are sent to and fetched from.
+#[derive(Debug)]
+pub struct DiskTier {
+    out: Lane,
+    inward: Lane,
+    direct: bool,
+}
+
+impl DiskTier {
+    /// Reserves `bytes` in a nameless file in `folder`, for at most `transfers` transfers under way in each
+    /// direction.
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot hold such a file, with the reason the system gives.
+    pub fn create(folder: &Path, bytes: u64, transfers: usize) -> Result<DiskTier, ExecError> {
+        let bytes = bytes.next_multiple_of(BLOCK).max(BLOCK);
+        let (file, direct) = open(folder)?;
+        reserve(&file, bytes).map_err(|error| {
+            let folder = folder.display();
+            ExecError::Device(format!("cannot reserve {bytes} bytes for offload in {folder}: {error}"))
+        })?;
+        let file = Arc::new(file);
+        Ok(DiskTier {
+            out: Lane::start(Direction::Out, Arc::clone(&file), transfers)?,
+            inward: Lane::start(Direction::In, file, transfers)?,
+            direct,
+        })
+    }
+
+    /// Whether transfers go past the page cache. Where not, the kernel may keep copies in memory that no
+    /// budget counts.
+    pub fn bypasses_page_cache(&self) -> bool {
+        self.direct
+    }
+
+    /// Begins a transfer of `bytes` bytes between `address` and `offset` of the file and returns its
+    /// number in its direction.
+    ///
+    /// # Errors
+    ///
+    /// When more transfers are under way than the tier was made for.
+    ///
+    /// # Safety
+    ///
+    /// The bytes at `address` stay valid until the transfer was waited for; until then nobody writes them,
+    /// and if they are on their way in nobody reads them.
+    pub unsafe fn start(
+        &self,
+        direction: Direction,
+        address: *mut u8,
+        bytes: u64,
+        offset: u64,
+    ) -> Result<u64, ExecError> {
+        self.lane(direction).push(Transfer { address, bytes: bytes as usize, offset })
+    }
+
+    /// Waits until transfer `number` of its direction is done.
+    ///
+    /// # Errors
+    ///
+    /// When the disk failed.
+    pub fn wait(&self, direction: Direction, number: u64) -> Result<(), ExecError> {
+        self.lane(direction).wait(number)
+    }
+
+    fn lane(&self, direction: Direction) -> &Lane {
+        match direction {
+            Direction::Out => &self.out,
+            Direction::In => &self.inward,
+        }
+    }
+}
+
+/// One transfer under way.
+#[derive(Clone, Copy, Debug)]
+struct Transfer {
+    address: *mut u8,
+    bytes: usize,
+    offset: u64,
+}
+
+// SAFETY: the address is only used by the lane's thread between start and wait, and whoever started the
+// transfer promised to leave the bytes alone for that long.
+unsafe impl Send for Transfer {}
+
+/// One direction: a ring of transfers and the thread that works through it.
+#[derive(Debug)]
+struct Lane {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Transfer `number` lies at `number % ring.len()`.
+    ring: Vec<Option<Transfer>>,
+    started: u64,
+    done: u64,
+    fault: Option<String>,
+    closing: bool,
+}
+
+impl Lane {
+    fn start(direction: Direction, file: Arc<File>, transfers: usize) -> Result<Lane, ExecError> {
+        let state =
+            State { ring: vec![None; transfers.max(1)], started: 0, done: 0, fault: None, closing: false };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let worker = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name(format!("plimsoll-disk-{}", if direction == Direction::Out { "out" } else { "in" }))
+            .stack_size(STACK_BYTES)
+            .spawn(move || worker.work(direction, &file, &mut Bounce::new()))
+            .map_err(|error| ExecError::Device(format!("cannot start a thread for offload: {error}")))?;
+        Ok(Lane { shared, thread: Some(thread) })
+    }
+
+    fn push(&self, transfer: Transfer) -> Result<u64, ExecError> {
+        let mut state = self.shared.lock();
+        let place = (state.started % state.ring.len() as u64) as usize;
+        if state.started - state.done >= state.ring.len() as u64 {
+            return Err(ExecError::Device("more transfers under way than were planned".into()));
+        }
+        state.ring[place] = Some(transfer);
+        state.started += 1;
+        self.shared.changed.notify_all();
+        Ok(state.started - 1)
+    }
+
+    fn wait(&self, number: u64) -> Result<(), ExecError> {
+        let mut state = self.shared.lock();
+        while state.done <= number && state.fault.is_none() {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        match &state.fault {
+            Some(fault) => Err(ExecError::Device(fault.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.shared.lock().closing = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has nobody left to hurt: whoever waited has seen the fault.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self, direction: Direction, file: &File, bounce: &mut Bounce) {
+        while let Some(transfer) = self.next() {
+            let result = transfer.run(direction, file, bounce);
+            let mut state = self.lock();
+            match result {
+                Ok(()) => state.done += 1,
+                Err(error) => {
+                    let verb = if direction == Direction::Out { "write to" } else { "read from" };
+                    state.fault = Some(format!("cannot {verb} the offload file: {error}"));
+                }
+            }
+            self.changed.notify_all();
+            if state.fault.is_some() {
+                return;
+            }
+        }
+    }
+
+    /// The oldest transfer that is not done, once there is one; none when the tier closes.
+    fn next(&self) -> Option<Transfer> {
+        let mut state = self.lock();
+        loop {
+            if state.done < state.started {
+                let place = (state.done % state.ring.len() as u64) as usize;
+                return state.ring[place];
+            }
+            if state.closing {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Transfer {
+    /// Moves the bytes, a bounce buffer at a time. The last piece is rounded up to whole blocks.
+    fn run(&self, direction: Direction, file: &File, bounce: &mut Bounce) -> io::Result<()> {
+        for first in (0..self.bytes).step_by(BOUNCE) {
+            let bytes = BOUNCE.min(self.bytes - first);
+            let blocks = &mut bounce.bytes()[..bytes.next_multiple_of(BLOCK as usize)];
+            let offset = self.offset + first as u64;
+            // SAFETY: `first + bytes` is within the transfer, whose bytes are ours until it was waited for.
+            let place = unsafe { self.address.add(first) };
+            match direction {
+                Direction::Out => {
+                    // SAFETY: as above; the bounce buffer is another allocation.
+                    unsafe { place.copy_to_nonoverlapping(blocks.as_mut_ptr(), bytes) };
+                    file.write_all_at(blocks, offset)?;
+                }
+                Direction::In => {
+                    file.read_exact_at(blocks, offset)?;
+                    // SAFETY: as above.
+                    unsafe { place.copy_from_nonoverlapping(blocks.as_ptr(), bytes) };
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Memory aligned for direct I/O.
+struct Bounce(NonNull<u8>);
+
+impl Bounce {
+    fn new() -> Bounce {
+        // SAFETY: the layout has a size above 0.
+        let pointer = unsafe { alloc_zeroed(Bounce::layout()) };
+        match NonNull::new(pointer) {
+            Some(pointer) => Bounce(pointer),
+            None => std::alloc::handle_alloc_error(Bounce::layout()),
+        }
+    }
+
+    const fn layout() -> Layout {
+        match Layout::from_size_align(BOUNCE, BLOCK as usize) {
+            Ok(layout) => layout,
+            Err(_) => panic!("a bounce buffer is a whole number of blocks"),
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the allocation has this many zeroed bytes and is borrowed mutably through `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BOUNCE) }
+    }
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this very layout.
+        unsafe { dealloc(self.0.as_ptr(), Bounce::layout()) };
+    }
+}
+
+/// A nameless file in `folder`, past the page cache if the file system allows it.
+fn open(folder: &Path) -> Result<(File, bool), ExecError> {
+    let nameless = |flags: i32| {
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE | flags).open(folder)
+    };
+    match nameless(libc::O_DIRECT) {
+        Ok(file) => Ok((file, true)),
+        Err(_) => nameless(0).map(|file| (file, false)).map_err(|error| {
+            ExecError::Device(format!("cannot make a file for offload in {}: {error}", folder.display()))
+        }),
+    }
+}
+
+/// Takes the space now, so that a full disk cannot end a run half-way.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    let length = i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: the descriptor belongs to `file`, which is alive.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> std::path::PathBuf {
+        std::env::temp_dir()
+    }
+
+    /// Sends and fetches through a tier; the vectors outlive the waits.
+    fn round_trip(tier: &DiskTier, data: &mut [u8], offset: u64) -> Vec<u8> {
+        let bytes = data.len() as u64;
+        // SAFETY: `data` lives and is left alone until the wait below.
+        let out = unsafe { tier.start(Direction::Out, data.as_mut_ptr(), bytes, offset) }.unwrap();
+        tier.wait(Direction::Out, out).unwrap();
+        let mut back = vec![0; data.len()];
+        // SAFETY: as above.
+        let number = unsafe { tier.start(Direction::In, back.as_mut_ptr(), bytes, offset) }.unwrap();
+        tier.wait(Direction::In, number).unwrap();
+        back
+    }
+
+    #[test]
+    fn what_goes_out_comes_back_whatever_its_length() {
+        let tier = DiskTier::create(&folder(), 8 << 20, 4).unwrap();
+        for length in [1, 64, 4096, 4100, BOUNCE - 1, BOUNCE, BOUNCE + 1, 3 * BOUNCE + 77] {
+            let mut data: Vec<u8> = (0..length).map(|i| (i * 31 % 251) as u8).collect();
+            assert_eq!(round_trip(&tier, &mut data, BLOCK), data, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn many_transfers_keep_their_order_and_their_places() {
+        let tier = DiskTier::create(&folder(), 64 * BLOCK, 64).unwrap();
+        let mut values: Vec<Vec<u8>> = (0..64u8).map(|i| vec![i; 1000]).collect();
+        let numbers: Vec<u64> = (values.iter_mut().zip(0..))
+            // SAFETY: the vectors live and are left alone until the waits below.
+            .map(|(value, i)| {
+                unsafe { tier.start(Direction::Out, value.as_mut_ptr(), 1000, i * BLOCK) }.unwrap()
+            })
+            .collect();
+        for number in numbers {
+            tier.wait(Direction::Out, number).unwrap();
+        }
+        let mut back = vec![vec![0; 1000]; 64];
+        for (value, i) in back.iter_mut().zip(0..) {
+            // SAFETY: as above.
+            let number = unsafe { tier.start(Direction::In, value.as_mut_ptr(), 1000, i * BLOCK) }.unwrap();
+            tier.wait(Direction::In, number).unwrap();
+        }
+        assert_eq!(back, values);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let error = DiskTier::create(Path::new("/no/such/folder"), 1, 1).unwrap_err();
+        assert!(error.to_string().contains("/no/such/folder"), "{error}");
+    }
+
+    #[test]
+    fn more_than_the_disk_holds_is_refused_before_anything_runs() {
+        let error = DiskTier::create(&folder(), 1 << 60, 1).unwrap_err();
+        assert!(error.to_string().starts_with("cannot reserve"), "{error}");
+    }
+
+    #[test]
+    fn more_transfers_than_planned_are_refused() {
+        let tier = DiskTier::create(&folder(), 16 << 20, 1).unwrap();
+        let mut data = vec![7; 16 << 20];
+        let mut refused = false;
+        let mut last = None;
+        for _ in 0..4 {
+            // SAFETY: the vector lives and is left alone until the wait below.
+            match unsafe { tier.start(Direction::Out, data.as_mut_ptr(), 16 << 20, 0) } {
+                Ok(number) => last = Some(number),
+                Err(_) => refused = true,
+            }
+        }
+        tier.wait(Direction::Out, last.unwrap()).unwrap();
+        assert!(refused, "four transfers at once went through a tier made for one");
+    }
+}
