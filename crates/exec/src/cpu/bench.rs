@@ -3,7 +3,7 @@
 
 use plimsoll_graph::{Op, Shape, Type};
 
-use super::{Call, Operand, run, workspace};
+use super::{Call, Operand, Pool, run, workspace};
 use crate::ExecError;
 use crate::random::Stream;
 
@@ -93,8 +93,7 @@ impl Bench {
             .collect();
         let workspace = operand(scratch.as_mut_ptr().cast(), Type::i32([bytes]), false);
         let call = Call { op: &self.op, inputs: &input_operands, outputs: &output_operands, workspace };
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| run(&call))?;
+        Pool::new(threads).unwrap().enter(|| run(&call))?;
         Ok(outputs)
     }
 }

@@ -14,13 +14,11 @@
 use plimsoll_graph::op::Conv;
 use plimsoll_graph::{Shape, Type};
 use plimsoll_plan::Workspace;
-use rayon::iter::{IndexedParallelIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
 
-use super::Call;
 use super::linear::{kept_if, single_precision};
 use super::matmul::{self, Extents, Start, product};
 use super::pack::View;
+use super::{Call, split};
 use crate::ExecError;
 
 /// `(x[B,C,Y,X], w[O,C,h,w][, b[O]]) → [B,O,Y',X']`.
@@ -167,8 +165,7 @@ impl Patches {
 
     fn gather(&self, image: &[f32], patches: &mut [f32]) {
         let pixels = self.image[0] * self.image[1];
-        let channels = patches.par_chunks_mut(self.window_len() * self.columns()).with_max_len(1).enumerate();
-        channels.for_each(|(channel, patches)| {
+        split::chunks([(patches, self.window_len() * self.columns())], |channel, [patches]| {
             let image = &image[channel * pixels..][..pixels];
             self.for_each_number(|pixel, patch| patches[patch] = pixel.map_or(0.0, |pixel| image[pixel]));
         });
@@ -176,8 +173,7 @@ impl Patches {
 
     fn scatter(&self, patches: &[f32], image: &mut [f32]) {
         let numbers = self.window_len() * self.columns();
-        let channels = image.par_chunks_mut(self.image[0] * self.image[1]).with_max_len(1).enumerate();
-        channels.for_each(|(channel, image)| {
+        split::chunks([(image, self.image[0] * self.image[1])], |channel, [image]| {
             let patches = &patches[channel * numbers..][..numbers];
             image.fill(0.0);
             self.for_each_number(|pixel, patch| {

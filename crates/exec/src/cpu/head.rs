@@ -14,15 +14,13 @@
 use plimsoll_graph::Type;
 use plimsoll_graph::op::Head;
 use plimsoll_plan::Workspace;
-use rayon::iter::{IndexedParallelIterator, IntoParallelRefMutIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
 
-use super::Call;
 use super::exp::exp;
 use super::linear::{kept_if, single_precision};
 use super::matmul::{self, Extents, Start, product};
 use super::pack::View;
 use super::simd::widest;
+use super::{Call, split};
 use crate::ExecError;
 
 /// Rows at once in the smallest workspace; the rows of a chunk are a multiple of this.
@@ -171,27 +169,31 @@ impl<'a> HeadCall<'a> {
     /// The loss of each row. With `backward`, logits become dlogits.
     fn losses(&self, first: usize, logits: &mut [f32], losses: &mut [f32], backward: bool) {
         let targets = &self.targets[first..];
-        let rows = logits.par_chunks_mut(self.v).zip(losses.par_iter_mut());
-        let rows = rows.with_min_len(WORTH_SHARING.div_ceil(self.v)).enumerate();
-        rows.for_each(|(row, (logits, loss))| {
-            let target = targets[row];
-            if target == self.ignore_index {
-                *loss = 0.0;
-                if backward {
-                    logits.fill(0.0);
-                }
-            } else {
-                let target = target as usize;
-                let largest = largest(logits);
-                let chosen = logits[target];
-                let sum = exponentials(logits, largest, backward);
-                *loss = sum.ln() + (largest - chosen);
-                if backward {
-                    scale_all(logits, self.scale / sum);
-                    logits[target] -= self.scale;
-                }
+        let rows = WORTH_SHARING.div_ceil(self.v);
+        split::chunks([(logits, rows * self.v), (losses, rows)], |piece, [logits, losses]| {
+            let targets = &targets[piece * rows..];
+            for ((logits, loss), &target) in logits.chunks_exact_mut(self.v).zip(losses).zip(targets) {
+                *loss = self.loss_of_row(logits, target, backward);
             }
         });
+    }
+
+    fn loss_of_row(&self, logits: &mut [f32], target: i32, backward: bool) -> f32 {
+        if target == self.ignore_index {
+            if backward {
+                logits.fill(0.0);
+            }
+            return 0.0;
+        }
+        let target = target as usize;
+        let largest = largest(logits);
+        let chosen = logits[target];
+        let sum = exponentials(logits, largest, backward);
+        if backward {
+            scale_all(logits, self.scale / sum);
+            logits[target] -= self.scale;
+        }
+        sum.ln() + (largest - chosen)
     }
 
     fn backward(
@@ -215,8 +217,9 @@ impl<'a> HeadCall<'a> {
         }
         if let Some(db) = &mut into.db {
             let kept = db.kept || first > 0;
-            let columns = db.into.par_chunks_mut(BIAS_COLUMNS).with_max_len(1).enumerate();
-            columns.for_each(|(piece, sums)| add_rows(sums, &dlogits[piece * BIAS_COLUMNS..], v, kept));
+            split::chunks([(&mut *db.into, BIAS_COLUMNS)], |piece, [sums]| {
+                add_rows(sums, &dlogits[piece * BIAS_COLUMNS..], v, kept);
+            });
         }
     }
 }

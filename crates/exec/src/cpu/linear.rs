@@ -5,12 +5,10 @@
 
 use plimsoll_graph::{DType, Shape, Type};
 use plimsoll_plan::Workspace;
-use rayon::iter::{IndexedParallelIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
 
 use super::matmul::{self, Extents, Start, product};
 use super::pack::View;
-use super::{Call, pieces};
+use super::{Call, pieces, split};
 use crate::ExecError;
 
 /// `(x[N,in], w[, b]) → y[N,out]`, `w` being `(out, in)`, or `(in, out)` when `transposed`.
@@ -88,8 +86,7 @@ pub(super) fn matmul(call: &Call, transpose_a: bool, transpose_b: bool) -> Resul
     let shares = if matmul::is_small(extents) { pieces::threads().min(batch).min(fitting).max(1) } else { 1 };
     let share = batch.div_ceil(shares).max(1);
     let room = (scratch.len() / shares).max(1);
-    let dealt = c.par_chunks_mut(share * len).zip(scratch.par_chunks_mut(room)).enumerate();
-    dealt.for_each(|(dealt, (c, scratch))| {
+    split::chunks([(c, share * len), (scratch, room)], |dealt, [c, scratch]| {
         c.chunks_exact_mut(len).enumerate().for_each(|(index, c)| one(dealt * share + index, c, scratch));
     });
     Ok(())

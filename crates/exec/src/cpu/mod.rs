@@ -25,6 +25,7 @@ mod movement;
 mod norms;
 mod pack;
 mod pieces;
+mod pool;
 mod reduce;
 mod rope;
 mod simd;
@@ -43,6 +44,7 @@ use plimsoll_plan::Workspace;
 use crate::ExecError;
 pub use call::{Call, Operand};
 pub use device::CpuDevice;
+pub use pool::Pool;
 
 /// Runs one op.
 ///

@@ -4,7 +4,7 @@
 
 use plimsoll_graph::{DType, Op, Shape, Type, infer};
 
-use super::{Call, Operand, run, workspace};
+use super::{Call, Operand, Pool, run, workspace};
 use crate::ExecError;
 
 /// One call to be made, operand by operand.
@@ -85,8 +85,7 @@ impl Trial {
         let ty = Type { shape: [bytes].into(), dtype: DType::I32 };
         let workspace = Operand { pointer: scratch.as_mut_ptr().cast(), ty, accumulate: false };
         let call = Call { op: &self.op, inputs: &inputs, outputs: &places, workspace };
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build().unwrap();
-        pool.install(|| run(&call))?;
+        Pool::new(self.threads).unwrap().enter(|| run(&call))?;
         Ok(places
             .iter()
             // SAFETY: the place is one of the vectors above, which are alive.
