@@ -244,12 +244,12 @@ impl Shared {
         if self.threads == 1 || self.taken.swap(true, Ordering::Acquire) {
             return (0..count).for_each(body);
         }
-        // SAFETY: only the lifetime is changed. The pointer is followed by this thread and by workers between
+        // SAFETY: only the lifetime is changed. The reference is kept as a
+        // pointer, which is followed by this thread and by workers between
         // entering and leaving; `wait_until_left` sees all of them leave, and nothing in between can unwind,
         // because pieces are run under `catch_unwind`.
-        let body = unsafe {
-            std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync)>(body)
-        };
+        let body =
+            unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(body) };
         let job = Job { body, count };
         // SAFETY: `taken` was ours to set, and the last job ended with the door shut and nobody inside.
         unsafe { *self.job.get() = job };
