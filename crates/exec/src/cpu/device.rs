@@ -6,7 +6,7 @@ use plimsoll_graph::{Graph, Op, Type, work};
 use plimsoll_plan::{Action, BufferId, Facts, NodeFacts, Schedule};
 
 use crate::arena::Arena;
-use crate::cpu::{Call, Operand, Pool, run, workspace};
+use crate::cpu::{Call, Operand, Pool, Scratch, run, workspace};
 use crate::device::Device;
 use crate::error::ExecError;
 
@@ -71,7 +71,7 @@ pub struct BoundCall {
     op: Op,
     inputs: Vec<Operand>,
     outputs: Vec<Operand>,
-    workspace: Operand,
+    workspace: Scratch,
 }
 
 impl Device for CpuDevice {
@@ -115,18 +115,16 @@ impl Device for CpuDevice {
             let inputs = node.inputs.iter().zip(inputs).map(|(&value, id)| bind(id, graph.ty(value), false));
             let outputs = (node.outputs.iter().zip(outputs).enumerate())
                 .map(|(output, (&value, id))| bind(id, graph.ty(value), accumulate >> output & 1 == 1));
-            // The shape of scratch counts bytes.
-            let scratch = |id: &BufferId| bind(id, Type::f32([schedule.buffer(*id).bytes as usize]), false);
-            let nothing = Operand {
-                pointer: std::ptr::dangling_mut::<f32>().cast(),
-                ty: Type::f32([0]),
-                accumulate: false,
+            let scratch = |id: &BufferId| {
+                let buffer = schedule.buffer(*id);
+                let pointer = arena.address(buffer.offset, buffer.bytes)?;
+                Ok(Scratch { pointer, bytes: buffer.bytes as usize })
             };
             Ok(BoundCall {
                 op: node.op.clone(),
                 inputs: inputs.collect::<Result<_, _>>()?,
                 outputs: outputs.collect::<Result<_, _>>()?,
-                workspace: workspace.as_ref().map_or(Ok(nothing), scratch)?,
+                workspace: workspace.as_ref().map_or(Ok(Scratch::NONE), scratch)?,
             })
         };
         schedule.actions.iter().map(call).collect()

@@ -5,8 +5,6 @@
 mod activation;
 mod attention;
 mod attention_grad;
-#[cfg(test)]
-mod bench;
 mod blocks;
 mod call;
 mod cast;
@@ -42,7 +40,7 @@ use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use crate::ExecError;
-pub use call::{Call, Operand};
+pub use call::{Call, Operand, Scratch};
 pub use device::CpuDevice;
 pub use pool::Pool;
 

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// How long a worker looks out for the next job, or the caller for the end of this one, before it sleeps.
 /// Sleeping and waking take some 10 µs; the gaps between the jobs of a step are mostly shorter than this.
 const LOOK_OUT: Duration = Duration::from_micros(50);
-/// Looks between two readings of the clock.
+/// Looks between two offers of the core to others.
 const LOOKS: usize = 32;
 /// Stack of a worker. Kernels keep their tiles in scratch, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
@@ -244,10 +244,9 @@ impl Shared {
         if self.threads == 1 || self.taken.swap(true, Ordering::Acquire) {
             return (0..count).for_each(body);
         }
-        // SAFETY: only the lifetime is changed. The reference is kept as a
-        // pointer, which is followed by this thread and by workers between
-        // entering and leaving; `wait_until_left` sees all of them leave, and nothing in between can unwind,
-        // because pieces are run under `catch_unwind`.
+        // SAFETY: only the lifetime is changed. The reference is kept as a pointer, which is followed by this
+        // thread and by workers between entering and leaving; `wait_until_left` sees all of them leave, and
+        // nothing in between can unwind, because pieces are run under `catch_unwind`.
         let body =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(body) };
         let job = Job { body, count };
@@ -398,6 +397,8 @@ impl Shared {
                 }
                 std::hint::spin_loop();
             }
+            // Whoever looks out is idle: a thread that wants this core goes first.
+            std::thread::yield_now();
             if begin.elapsed() > self.look_out {
                 return false;
             }
