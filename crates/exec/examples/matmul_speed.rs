@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use plimsoll_exec::cpu::{Call, Operand, run, workspace};
+use plimsoll_exec::cpu::{Call, Operand, Pool, Scratch, run, workspace};
 use plimsoll_graph::op::Head;
 use plimsoll_graph::{DType, Op, Type};
 
@@ -77,10 +77,9 @@ fn seconds(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize, best: boo
     };
     let inputs: Vec<Operand> = read.iter_mut().zip(inputs).map(operand).collect();
     let outputs: Vec<Operand> = written.iter_mut().zip(outputs).map(operand).collect();
-    let scratch = operand((&mut scratch, &Type::i32([bytes])));
-    let call = Call { op, inputs: &inputs, outputs: &outputs, workspace: scratch };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    pool.install(|| {
+    let workspace = Scratch { pointer: scratch.as_mut_ptr().cast(), bytes };
+    let call = Call { op, inputs: &inputs, outputs: &outputs, workspace };
+    Pool::new(threads).unwrap().enter(|| {
         let begin = Instant::now();
         let mut best = f64::INFINITY;
         while begin.elapsed().as_secs_f64() < 0.15 {

@@ -25,6 +25,25 @@ unsafe impl Send for Operand {}
 // SAFETY: as above.
 unsafe impl Sync for Operand {}
 
+/// Memory that a kernel may use as it likes during one call; contents are undefined before and after.
+#[derive(Clone, Copy, Debug)]
+pub struct Scratch {
+    /// First byte, aligned for floats.
+    pub pointer: *mut u8,
+    /// How many bytes.
+    pub bytes: usize,
+}
+
+impl Scratch {
+    /// For kernels that need none.
+    pub const NONE: Scratch = Scratch { pointer: std::ptr::dangling_mut::<f32>().cast(), bytes: 0 };
+}
+
+// SAFETY: as for operands: an address inside the arena, whose parts kernels share out between threads.
+unsafe impl Send for Scratch {}
+// SAFETY: as above.
+unsafe impl Sync for Scratch {}
+
 /// An op with its operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
@@ -34,8 +53,8 @@ pub struct Call<'a> {
     pub inputs: &'a [Operand],
     /// What to write. State that is updated in place appears here only.
     pub outputs: &'a [Operand],
-    /// Scratch of at least the bytes the device asked for; contents are undefined.
-    pub workspace: Operand,
+    /// At least the bytes the device asked for.
+    pub workspace: Scratch,
 }
 
 impl Call<'_> {
@@ -69,9 +88,9 @@ impl Call<'_> {
     /// The scratch memory as floats.
     #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
     pub fn scratch(&self) -> &mut [f32] {
-        let bytes = self.workspace.ty.shape.elements();
+        let Scratch { pointer, bytes } = self.workspace;
         // SAFETY: as for outputs; the workspace is a buffer of its own for the length of the action.
-        unsafe { std::slice::from_raw_parts_mut(self.workspace.pointer.cast(), bytes / 4) }
+        unsafe { std::slice::from_raw_parts_mut(pointer.cast(), bytes / 4) }
     }
 
     fn slice<T>(&self, operand: &Operand, dtype: DType) -> &[T] {

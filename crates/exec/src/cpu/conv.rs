@@ -14,13 +14,11 @@
 use plimsoll_graph::op::Conv;
 use plimsoll_graph::{Shape, Type};
 use plimsoll_plan::Workspace;
-use rayon::iter::{IndexedParallelIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
 
-use super::Call;
 use super::linear::{kept_if, single_precision};
 use super::matmul::{self, Extents, Start, product};
 use super::pack::View;
+use super::{Call, split};
 use crate::ExecError;
 
 /// `(x[B,C,Y,X], w[O,C,h,w][, b[O]]) → [B,O,Y',X']`.
@@ -167,8 +165,7 @@ impl Patches {
 
     fn gather(&self, image: &[f32], patches: &mut [f32]) {
         let pixels = self.image[0] * self.image[1];
-        let channels = patches.par_chunks_mut(self.window_len() * self.columns()).with_max_len(1).enumerate();
-        channels.for_each(|(channel, patches)| {
+        split::chunks([(patches, self.window_len() * self.columns())], |channel, [patches]| {
             let image = &image[channel * pixels..][..pixels];
             self.for_each_number(|pixel, patch| patches[patch] = pixel.map_or(0.0, |pixel| image[pixel]));
         });
@@ -176,8 +173,7 @@ impl Patches {
 
     fn scatter(&self, patches: &[f32], image: &mut [f32]) {
         let numbers = self.window_len() * self.columns();
-        let channels = image.par_chunks_mut(self.image[0] * self.image[1]).with_max_len(1).enumerate();
-        channels.for_each(|(channel, image)| {
+        split::chunks([(image, self.image[0] * self.image[1])], |channel, [image]| {
             let patches = &patches[channel * numbers..][..numbers];
             image.fill(0.0);
             self.for_each_number(|pixel, patch| {
@@ -216,7 +212,7 @@ mod tests {
     use plimsoll_graph::Op;
 
     use super::*;
-    use crate::cpu::bench::Bench;
+    use crate::cpu::trial::{Trial, numbers};
 
     const X: [usize; 4] = [2, 3, 9, 7];
     const WINDOW: [usize; 2] = [3, 2];
@@ -259,28 +255,30 @@ mod tests {
             let y = [X[0], OUT, result[0], result[1]];
             let pixels = result[0] * result[1];
 
-            let bench = Bench::floats(&Op::Conv2d { conv, bias: true }, &[&X, &w, &[OUT]], &[&y]);
-            let (a, b, bias) = (bench.input(0), bench.input(1), bench.input(2));
+            let trial = Trial::random(Op::Conv2d { conv, bias: true }, &[&X, &w, &[OUT]]);
+            let (a, b, bias) = (trial.input(0), trial.input(1), trial.input(2));
             let mut want: Vec<f64> =
                 (0..X[0] * OUT * pixels).map(|at| f64::from(bias[at / pixels % OUT])).collect();
             products(conv, result, |x, w, y| want[y] += f64::from(a[x]) * f64::from(b[w]));
-            close(&bench.run_everywhere()[0], &want);
+            close(&trial.run_everywhere()[0], &want);
 
-            let bench = Bench::floats(&Op::Conv2dGradInput { conv, image: [X[2], X[3]] }, &[&w, &y], &[&X]);
-            let (a, b) = (bench.input(0), bench.input(1));
+            let trial = Trial::random(Op::Conv2dGradInput { conv, image: [X[2], X[3]] }, &[&w, &y]);
+            let (a, b) = (trial.input(0), trial.input(1));
             let mut want = vec![0.0; X.iter().product()];
             products(conv, result, |x, w, y| want[x] += f64::from(a[w]) * f64::from(b[y]));
-            close(&bench.run_everywhere()[0], &want);
+            close(&trial.run_everywhere()[0], &want);
 
             for accumulate in [false, true] {
-                let mut bench =
-                    Bench::floats(&Op::Conv2dGradWeight { conv, window: WINDOW }, &[&X, &y], &[&w]);
-                bench.accumulate(0, accumulate);
-                let (a, b) = (bench.input(0), bench.input(1));
-                let before = bench.before(0).iter().map(|x| if accumulate { f64::from(*x) } else { 0.0 });
-                let mut want: Vec<f64> = before.collect();
+                let mut trial = Trial::random(Op::Conv2dGradWeight { conv, window: WINDOW }, &[&X, &y]);
+                let (a, b) = (trial.input(0), trial.input(1));
+                let before = numbers(w.iter().product(), 9);
+                let mut want = vec![0.0; before.len()];
+                if accumulate {
+                    trial = trial.onto(0, &before);
+                    want = before.iter().map(|&x| f64::from(x)).collect();
+                }
                 products(conv, result, |x, w, y| want[w] += f64::from(a[x]) * f64::from(b[y]));
-                close(&bench.run_everywhere()[0], &want);
+                close(&trial.run_everywhere()[0], &want);
             }
         }
     }

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use plimsoll_graph::{Graph, Op, Type, work};
 use plimsoll_plan::{Action, BufferId, Facts, NodeFacts, Schedule};
-use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::arena::Arena;
-use crate::cpu::{Call, Operand, run, workspace};
+use crate::cpu::{Call, Operand, Pool, Scratch, run, workspace};
 use crate::device::Device;
 use crate::error::ExecError;
 
@@ -23,14 +22,11 @@ const SECONDS_PER_ACTION: f64 = 3e-6;
 /// the presets `tiny` and `s` took 1.2 to 1.7 times as long.
 const LEAN_FACTOR: f64 = 1.5;
 
-/// Stack of a worker thread. Kernels keep their tiles in scratch, so little is needed.
-const STACK_BYTES: usize = 512 << 10;
-
 /// The CPU with its arena and threads.
 #[derive(Debug)]
 pub struct CpuDevice {
     /// Shared with the body of [`Device::enter`], which borrows the device while its threads are in use.
-    pool: Arc<ThreadPool>,
+    pool: Arc<Pool>,
     threads: usize,
     arena: Option<Arena>,
 }
@@ -44,11 +40,7 @@ impl CpuDevice {
     pub fn new(threads: usize) -> Result<CpuDevice, ExecError> {
         let threads =
             if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .stack_size(STACK_BYTES)
-            .thread_name(|index| format!("plimsoll-{index}"))
-            .build()
+        let pool = Pool::new(threads)
             .map_err(|error| ExecError::Memory(format!("cannot start {threads} threads: {error}")))?;
         Ok(CpuDevice { pool: Arc::new(pool), threads, arena: None })
     }
@@ -56,11 +48,6 @@ impl CpuDevice {
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.threads
-    }
-
-    /// The threads, for a device that stands in front of this one.
-    pub fn pool(&self) -> Arc<ThreadPool> {
-        Arc::clone(&self.pool)
     }
 
     /// The arena, once it is taken.
@@ -84,7 +71,7 @@ pub struct BoundCall {
     op: Op,
     inputs: Vec<Operand>,
     outputs: Vec<Operand>,
-    workspace: Operand,
+    workspace: Scratch,
 }
 
 impl Device for CpuDevice {
@@ -128,18 +115,16 @@ impl Device for CpuDevice {
             let inputs = node.inputs.iter().zip(inputs).map(|(&value, id)| bind(id, graph.ty(value), false));
             let outputs = (node.outputs.iter().zip(outputs).enumerate())
                 .map(|(output, (&value, id))| bind(id, graph.ty(value), accumulate >> output & 1 == 1));
-            // The shape of scratch counts bytes.
-            let scratch = |id: &BufferId| bind(id, Type::f32([schedule.buffer(*id).bytes as usize]), false);
-            let nothing = Operand {
-                pointer: std::ptr::dangling_mut::<f32>().cast(),
-                ty: Type::f32([0]),
-                accumulate: false,
+            let scratch = |id: &BufferId| {
+                let buffer = schedule.buffer(*id);
+                let pointer = arena.address(buffer.offset, buffer.bytes)?;
+                Ok(Scratch { pointer, bytes: buffer.bytes as usize })
             };
             Ok(BoundCall {
                 op: node.op.clone(),
                 inputs: inputs.collect::<Result<_, _>>()?,
                 outputs: outputs.collect::<Result<_, _>>()?,
-                workspace: workspace.as_ref().map_or(Ok(nothing), scratch)?,
+                workspace: workspace.as_ref().map_or(Ok(Scratch::NONE), scratch)?,
             })
         };
         schedule.actions.iter().map(call).collect()
@@ -165,6 +150,6 @@ impl Device for CpuDevice {
     }
 
     fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
-        self.pool().install(|| body(self))
+        Arc::clone(&self.pool).enter(|| body(self))
     }
 }

@@ -14,15 +14,13 @@
 use plimsoll_graph::Type;
 use plimsoll_graph::op::Head;
 use plimsoll_plan::Workspace;
-use rayon::iter::{IndexedParallelIterator, IntoParallelRefMutIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
 
-use super::Call;
 use super::exp::exp;
 use super::linear::{kept_if, single_precision};
 use super::matmul::{self, Extents, Start, product};
 use super::pack::View;
 use super::simd::widest;
+use super::{Call, split};
 use crate::ExecError;
 
 /// Rows at once in the smallest workspace; the rows of a chunk are a multiple of this.
@@ -171,27 +169,31 @@ impl<'a> HeadCall<'a> {
     /// The loss of each row. With `backward`, logits become dlogits.
     fn losses(&self, first: usize, logits: &mut [f32], losses: &mut [f32], backward: bool) {
         let targets = &self.targets[first..];
-        let rows = logits.par_chunks_mut(self.v).zip(losses.par_iter_mut());
-        let rows = rows.with_min_len(WORTH_SHARING.div_ceil(self.v)).enumerate();
-        rows.for_each(|(row, (logits, loss))| {
-            let target = targets[row];
-            if target == self.ignore_index {
-                *loss = 0.0;
-                if backward {
-                    logits.fill(0.0);
-                }
-            } else {
-                let target = target as usize;
-                let largest = largest(logits);
-                let chosen = logits[target];
-                let sum = exponentials(logits, largest, backward);
-                *loss = sum.ln() + (largest - chosen);
-                if backward {
-                    scale_all(logits, self.scale / sum);
-                    logits[target] -= self.scale;
-                }
+        let rows = WORTH_SHARING.div_ceil(self.v);
+        split::chunks([(logits, rows * self.v), (losses, rows)], |piece, [logits, losses]| {
+            let targets = &targets[piece * rows..];
+            for ((logits, loss), &target) in logits.chunks_exact_mut(self.v).zip(losses).zip(targets) {
+                *loss = self.loss_of_row(logits, target, backward);
             }
         });
+    }
+
+    fn loss_of_row(&self, logits: &mut [f32], target: i32, backward: bool) -> f32 {
+        if target == self.ignore_index {
+            if backward {
+                logits.fill(0.0);
+            }
+            return 0.0;
+        }
+        let target = target as usize;
+        let largest = largest(logits);
+        let chosen = logits[target];
+        let sum = exponentials(logits, largest, backward);
+        if backward {
+            scale_all(logits, self.scale / sum);
+            logits[target] -= self.scale;
+        }
+        sum.ln() + (largest - chosen)
     }
 
     fn backward(
@@ -215,8 +217,9 @@ impl<'a> HeadCall<'a> {
         }
         if let Some(db) = &mut into.db {
             let kept = db.kept || first > 0;
-            let columns = db.into.par_chunks_mut(BIAS_COLUMNS).with_max_len(1).enumerate();
-            columns.for_each(|(piece, sums)| add_rows(sums, &dlogits[piece * BIAS_COLUMNS..], v, kept));
+            split::chunks([(&mut *db.into, BIAS_COLUMNS)], |piece, [sums]| {
+                add_rows(sums, &dlogits[piece * BIAS_COLUMNS..], v, kept);
+            });
         }
     }
 }
@@ -288,7 +291,7 @@ mod tests {
     use plimsoll_graph::Op;
 
     use super::*;
-    use crate::cpu::bench::Bench;
+    use crate::cpu::trial::{Trial, numbers};
 
     const IGNORED: i32 = -100;
 
@@ -297,7 +300,10 @@ mod tests {
         n: usize,
         c: usize,
         v: usize,
-        bench: Bench,
+        op: Op,
+        x: Vec<f32>,
+        w: Vec<f32>,
+        bias: Option<Vec<f32>>,
         targets: Vec<i32>,
     }
 
@@ -307,30 +313,33 @@ mod tests {
             let head = Head { ignore_index: IGNORED, bias };
             let op =
                 if gradient { Op::HeadLossGrad { head, weight: true, bias } } else { Op::HeadLoss(head) };
-            let mut inputs: Vec<&[usize]> = vec![&[301, 24], &[83, 24], &[301], &[]];
-            let mut outputs: Vec<&[usize]> = vec![&[]];
-            if gradient {
-                outputs.extend([&[301, 24][..], &[83, 24]]);
-            }
-            if bias {
-                inputs.push(&[83]);
-                if gradient {
-                    outputs.push(&[83]);
-                }
-            }
-            let mut bench = Bench::floats(&op, &inputs, &outputs);
             let target = |row: usize| if row % 7 == 3 { IGNORED } else { (row * 31 % v) as i32 };
-            let targets: Vec<i32> = (0..n).map(target).collect();
-            bench.integers(2, &targets);
-            bench.set(3, &[0.25]);
-            let wide: Vec<f32> = bench.input(0).iter().map(|x| 8.0 * x).collect();
-            bench.set(0, &wide);
-            Sample { n, c, v, bench, targets }
+            let scaled = |count, seed, factor: f32| numbers(count, seed).iter().map(|x| factor * x).collect();
+            Sample {
+                n,
+                c,
+                v,
+                op,
+                x: scaled(n * c, 1, 2.0),
+                w: scaled(v * c, 2, 0.25),
+                bias: bias.then(|| scaled(v, 3, 0.25)),
+                targets: (0..n).map(target).collect(),
+            }
+        }
+
+        fn trial(&self) -> Trial {
+            let (n, c, v) = (self.n, self.c, self.v);
+            let trial = Trial::new(self.op.clone()).f32([n, c], &self.x).f32([v, c], &self.w);
+            let trial = trial.i32([n], &self.targets).f32([], &[0.25]);
+            match &self.bias {
+                Some(bias) => trial.f32([v], bias),
+                None => trial,
+            }
         }
 
         /// Loss and dlogits in double precision.
-        fn expected(&self, bias: bool) -> (f64, Vec<f64>) {
-            let (x, w) = (self.bench.input(0), self.bench.input(1));
+        fn expected(&self) -> (f64, Vec<f64>) {
+            let (x, w) = (&self.x, &self.w);
             let (c, v) = (self.c, self.v);
             let (mut loss, mut dlogits) = (0.0, vec![0.0; self.n * v]);
             for row in 0..self.n {
@@ -338,7 +347,7 @@ mod tests {
                     continue;
                 }
                 let logit = |word: usize| {
-                    let start = if bias { f64::from(self.bench.input(4)[word]) } else { 0.0 };
+                    let start = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[word]));
                     (0..c).fold(start, |sum, i| sum + f64::from(x[row * c + i]) * f64::from(w[word * c + i]))
                 };
                 let logits: Vec<f64> = (0..v).map(logit).collect();
@@ -365,24 +374,28 @@ mod tests {
     fn the_loss_is_that_of_the_whole_logits() {
         for bias in [false, true] {
             let sample = Sample::new(false, bias);
-            close(&sample.bench.run_everywhere()[0], [sample.expected(bias).0], "loss");
+            close(&sample.trial().run_everywhere()[0], [sample.expected().0], "loss");
         }
     }
 
     #[test]
     fn the_gradients_replace_or_add() {
         for (bias, accumulate) in [(true, false), (true, true), (false, true)] {
-            let mut sample = Sample::new(true, bias);
-            sample.bench.accumulate(2, accumulate);
-            if bias {
-                sample.bench.accumulate(3, accumulate);
-            }
-            let (loss, dlogits) = sample.expected(bias);
-            let got = sample.bench.run_everywhere();
+            let sample = Sample::new(true, bias);
             let (n, c, v) = (sample.n, sample.c, sample.v);
-            let (x, w) = (sample.bench.input(0), sample.bench.input(1));
+            let (x, w) = (&sample.x, &sample.w);
+            let begin = [numbers(v * c, 8), numbers(v, 9)];
+            let mut trial = sample.trial();
+            if accumulate {
+                trial = trial.onto(2, &begin[0]);
+                if bias {
+                    trial = trial.onto(3, &begin[1]);
+                }
+            }
+            let (loss, dlogits) = sample.expected();
+            let got = trial.run_everywhere();
             let before = |output: usize, at: usize| {
-                if accumulate { f64::from(sample.bench.before(output)[at]) } else { 0.0 }
+                if accumulate { f64::from(begin[output - 2][at]) } else { 0.0 }
             };
             close(&got[0], [loss], "loss");
             let dx = |row: usize, i: usize| -> f64 {
@@ -405,8 +418,7 @@ mod tests {
         for id in [83, -1, i32::MIN] {
             let mut sample = Sample::new(true, false);
             sample.targets[200] = id;
-            sample.bench.integers(2, &sample.targets);
-            let error = sample.bench.run(1, true).unwrap_err();
+            let error = sample.trial().attempt().unwrap_err();
             assert_eq!(error, ExecError::Data(format!("target {id} is outside the vocabulary of 83")));
         }
     }

@@ -5,12 +5,10 @@
 
 use plimsoll_graph::{DType, Shape, Type};
 use plimsoll_plan::Workspace;
-use rayon::iter::{IndexedParallelIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
 
 use super::matmul::{self, Extents, Start, product};
 use super::pack::View;
-use super::{Call, pieces};
+use super::{Call, pieces, split};
 use crate::ExecError;
 
 /// `(x[N,in], w[, b]) → y[N,out]`, `w` being `(out, in)`, or `(in, out)` when `transposed`.
@@ -88,8 +86,7 @@ pub(super) fn matmul(call: &Call, transpose_a: bool, transpose_b: bool) -> Resul
     let shares = if matmul::is_small(extents) { pieces::threads().min(batch).min(fitting).max(1) } else { 1 };
     let share = batch.div_ceil(shares).max(1);
     let room = (scratch.len() / shares).max(1);
-    let dealt = c.par_chunks_mut(share * len).zip(scratch.par_chunks_mut(room)).enumerate();
-    dealt.for_each(|(dealt, (c, scratch))| {
+    split::chunks([(c, share * len), (scratch, room)], |dealt, [c, scratch]| {
         c.chunks_exact_mut(len).enumerate().for_each(|(index, c)| one(dealt * share + index, c, scratch));
     });
     Ok(())
@@ -151,7 +148,7 @@ fn batch_extents(a: Shape, c: Shape, transpose_a: bool) -> Extents {
 mod tests {
     use plimsoll_graph::Op;
 
-    use crate::cpu::bench::Bench;
+    use crate::cpu::trial::{Trial, numbers};
 
     /// `Σₚ left(i, p) · right(p, j)` in double precision.
     fn expected(
@@ -177,19 +174,19 @@ mod tests {
         for transposed in [false, true] {
             let weight = if transposed { [input, out] } else { [out, input] };
             let op = Op::Linear { transposed, bias: true };
-            let bench = Bench::floats(&op, &[&[2, 7, input], &weight, &[out]], &[&[2, 7, out]]);
-            let (x, w, bias) = (bench.input(0), bench.input(1), bench.input(2));
+            let trial = Trial::random(op, &[&[2, 7, input], &weight, &[out]]);
+            let (x, w, bias) = (trial.input(0), trial.input(1), trial.input(2));
             let w_at = |o: usize, i: usize| if transposed { w[i * out + o] } else { w[o * input + i] };
             let mut want = expected((rows, out, input), |i, p| x[i * input + p], |p, j| w_at(j, p));
             want.iter_mut().enumerate().for_each(|(at, y)| *y += f64::from(bias[at % out]));
-            close(&bench.run_everywhere()[0], &want);
+            close(&trial.run_everywhere()[0], &want);
 
             let op = Op::LinearGradInput { transposed };
-            let bench = Bench::floats(&op, &[&weight, &[2, 7, out]], &[&[2, 7, input]]);
-            let (w, dy) = (bench.input(0), bench.input(1));
+            let trial = Trial::random(op, &[&weight, &[2, 7, out]]);
+            let (w, dy) = (trial.input(0), trial.input(1));
             let w_at = |o: usize, i: usize| if transposed { w[i * out + o] } else { w[o * input + i] };
             let want = expected((rows, input, out), |i, p| dy[i * out + p], w_at);
-            close(&bench.run_everywhere()[0], &want);
+            close(&trial.run_everywhere()[0], &want);
         }
     }
 
@@ -197,11 +194,9 @@ mod tests {
     fn the_gradient_of_a_weight_replaces_or_adds() {
         let (rows, out, input) = (61, 19, 23);
         for (transposed, accumulate) in [(false, false), (false, true), (true, false), (true, true)] {
-            let weight = if transposed { [input, out] } else { [out, input] };
             let op = Op::LinearGradWeight { transposed };
-            let mut bench = Bench::floats(&op, &[&[rows, input], &[rows, out]], &[&weight]);
-            bench.accumulate(0, accumulate);
-            let (x, dy, before) = (bench.input(0), bench.input(1), bench.before(0));
+            let mut trial = Trial::random(op, &[&[rows, input], &[rows, out]]);
+            let (x, dy, before) = (trial.input(0), trial.input(1), numbers(out * input, 9));
             let (x_at, dy_at) = (|p: usize, i: usize| x[p * input + i], |p: usize, o: usize| dy[p * out + o]);
             let mut want = if transposed {
                 expected((input, out, rows), |i, p| x_at(p, i), dy_at)
@@ -209,9 +204,10 @@ mod tests {
                 expected((out, input, rows), |o, p| dy_at(p, o), x_at)
             };
             if accumulate {
-                want.iter_mut().zip(before).for_each(|(dw, before)| *dw += f64::from(*before));
+                trial = trial.onto(0, &before);
+                want.iter_mut().zip(&before).for_each(|(dw, before)| *dw += f64::from(*before));
             }
-            close(&bench.run_everywhere()[0], &want);
+            close(&trial.run_everywhere()[0], &want);
         }
     }
 
@@ -222,15 +218,15 @@ mod tests {
             let op = Op::Matmul { transpose_a, transpose_b };
             let a_shape = if transpose_a { [2, 3, k, m] } else { [2, 3, m, k] };
             let b_shape = if transpose_b { [2, 3, n, k] } else { [2, 3, k, n] };
-            let bench = Bench::floats(&op, &[&a_shape, &b_shape], &[&[2, 3, m, n]]);
-            let (a, b) = (bench.input(0), bench.input(1));
+            let trial = Trial::random(op, &[&a_shape, &b_shape]);
+            let (a, b) = (trial.input(0), trial.input(1));
             let a_at =
                 |z: usize, i: usize, p: usize| a[z * m * k + if transpose_a { p * m + i } else { i * k + p }];
             let b_at =
                 |z: usize, p: usize, j: usize| b[z * k * n + if transpose_b { j * k + p } else { p * n + j }];
             let each = |z: usize| expected((m, n, k), |i, p| a_at(z, i, p), |p, j| b_at(z, p, j));
             let want: Vec<f64> = (0..6).flat_map(each).collect();
-            close(&bench.run_everywhere()[0], &want);
+            close(&trial.run_everywhere()[0], &want);
         }
     }
 }

@@ -364,6 +364,7 @@ impl Work<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::Pool;
     use crate::random::Stream;
 
     fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -371,8 +372,8 @@ mod tests {
         (0..count as u32).map(|i| stream.uniform(0, i) - 0.5).collect()
     }
 
-    fn in_pool<T: Send>(threads: usize, body: impl FnOnce() -> T + Send) -> T {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(body)
+    fn in_pool<T>(threads: usize, body: impl FnOnce() -> T) -> T {
+        Pool::new(threads).unwrap().enter(body)
     }
 
     /// A product of random matrices stored as asked, with the result it should have.

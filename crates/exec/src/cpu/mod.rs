@@ -5,8 +5,6 @@
 mod activation;
 mod attention;
 mod attention_grad;
-#[cfg(test)]
-mod bench;
 mod blocks;
 mod call;
 mod cast;
@@ -26,6 +24,7 @@ mod movement;
 mod norms;
 mod pack;
 mod pieces;
+mod pool;
 mod reduce;
 mod rope;
 mod simd;
@@ -42,9 +41,10 @@ use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use crate::ExecError;
-pub use call::{Call, Operand};
+pub use call::{Call, Operand, Scratch};
 pub use device::CpuDevice;
 pub use disk::{BLOCK, DiskTier, OUTSIDE_BYTES};
+pub use pool::Pool;
 
 /// Runs one op.
 ///

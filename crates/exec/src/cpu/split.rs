@@ -13,11 +13,18 @@ use std::ops::Range;
 use super::{Call, pieces};
 
 /// A slice whose parts several threads write.
-#[derive(Clone, Copy)]
 struct Shared<T> {
     pointer: *mut T,
     len: usize,
 }
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<T> {}
 
 // SAFETY: the functions below lend each element to one thread at a time.
 unsafe impl<T: Send> Send for Shared<T> {}
@@ -55,6 +62,23 @@ pub(super) fn rows<T: Copy + Send, const N: usize>(
         let parts =
             outputs.map(|(width, output)| unsafe { output.part(range.start * width..range.end * width) });
         body(range, parts);
+    });
+}
+
+/// Cuts slices into chunks of the lengths given, as many as all of them have, and runs `body` on each set of
+/// chunks with its index. The last chunks may be shorter.
+pub(super) fn chunks<T: Send, const N: usize>(
+    slices: [(&mut [T], usize); N],
+    body: impl Fn(usize, [&mut [T]; N]) + Sync + Send,
+) {
+    let slices = slices.map(|(slice, len)| (len.max(1), Shared::new(slice)));
+    let count = slices.iter().map(|(len, slice)| slice.len.div_ceil(*len)).min().unwrap_or(0);
+    pieces::for_each(count, |piece| {
+        // SAFETY: chunks of different pieces do not overlap, and the slices are borrowed mutably for as long as
+        // this function runs.
+        let parts =
+            slices.map(|(len, slice)| unsafe { slice.part(piece * len..slice.len.min((piece + 1) * len)) });
+        body(piece, parts);
     });
 }
 

@@ -1,10 +1,11 @@
-//! For tests: operands in ordinary memory, a call, and the results.
+//! For tests: operands in ordinary memory, a call, and the results; on any number of threads, in the least or
+//! the best workspace.
 #![allow(unsafe_code, reason = "calls are made of addresses")]
 #![allow(clippy::cast_ptr_alignment, reason = "the addresses are those of words")]
 
-use plimsoll_graph::{DType, Op, Shape, Type, infer};
+use plimsoll_graph::{Op, Shape, Type, infer};
 
-use super::{Call, Operand, run, workspace};
+use super::{Call, Operand, Pool, Scratch, run, workspace};
 use crate::ExecError;
 
 /// One call to be made, operand by operand.
@@ -14,11 +15,22 @@ pub(super) struct Trial {
     begin: Vec<Option<Vec<f32>>>,
     over: Vec<(usize, usize)>,
     threads: usize,
+    best: bool,
 }
 
 impl Trial {
     pub(super) fn new(op: Op) -> Trial {
-        Trial { op, inputs: Vec::new(), begin: vec![None; 4], over: Vec::new(), threads: 1 }
+        Trial { op, inputs: Vec::new(), begin: vec![None; 4], over: Vec::new(), threads: 1, best: false }
+    }
+
+    /// A call whose inputs are floats between −½ and ½.
+    pub(super) fn random(op: Op, shapes: &[&[usize]]) -> Trial {
+        shapes.iter().enumerate().fold(Trial::new(op), |trial, (index, shape)| {
+            let shape = Shape::new(shape).unwrap();
+            let data: Vec<f32> =
+                numbers(shape.elements(), index as u64).iter().map(|number| number / 4.0).collect();
+            trial.f32(shape, &data)
+        })
     }
 
     /// The next input.
@@ -51,12 +63,36 @@ impl Trial {
         self
     }
 
+    /// With as much scratch as the kernel can use, instead of the least it can do with.
+    pub(super) fn best_workspace(mut self, best: bool) -> Trial {
+        self.best = best;
+        self
+    }
+
+    /// Input `index` as floats.
+    pub(super) fn input(&self, index: usize) -> Vec<f32> {
+        self.inputs[index].1.iter().map(|&bits| f32::from_bits(bits)).collect()
+    }
+
     /// The outputs; what no kernel writes is NaN.
-    pub(super) fn run(self) -> Vec<Vec<f32>> {
+    pub(super) fn run(&self) -> Vec<Vec<f32>> {
         self.attempt().unwrap()
     }
 
-    pub(super) fn attempt(mut self) -> Result<Vec<Vec<f32>>, ExecError> {
+    /// The outputs, once they have come out the same on one and two threads, in the least and the best workspace.
+    pub(super) fn run_everywhere(mut self) -> Vec<Vec<f32>> {
+        let first = self.run();
+        for (threads, best) in [(1, true), (2, false), (2, true)] {
+            self = self.threads(threads).best_workspace(best);
+            let again = self.run();
+            let same =
+                first.iter().flatten().zip(again.iter().flatten()).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{} differs on {threads} threads, best workspace: {best}", self.op.name());
+        }
+        first
+    }
+
+    pub(super) fn attempt(&self) -> Result<Vec<Vec<f32>>, ExecError> {
         let types: Vec<Type> = self.inputs.iter().map(|input| input.0).collect();
         let results = infer(&self.op, &types).unwrap();
         let mut outputs: Vec<Vec<u32>> =
@@ -66,8 +102,8 @@ impl Trial {
                 *output = begin.iter().map(|x| x.to_bits()).collect();
             }
         }
-        let inputs: Vec<Operand> = self
-            .inputs
+        let mut inputs: Vec<(Type, Vec<u32>)> = self.inputs.clone();
+        let inputs: Vec<Operand> = inputs
             .iter_mut()
             .map(|(ty, data)| Operand { pointer: data.as_mut_ptr().cast(), ty: *ty, accumulate: false })
             .collect();
@@ -80,13 +116,12 @@ impl Trial {
                 Operand { pointer, ty: results[index], accumulate: self.begin[index].is_some() }
             })
             .collect();
-        let bytes = workspace(&self.op, &types, &results, self.threads).least as usize;
+        let room = workspace(&self.op, &types, &results, self.threads);
+        let bytes = if self.best { room.best } else { room.least } as usize;
         let mut scratch = vec![f32::NAN; bytes.div_ceil(4)];
-        let ty = Type { shape: [bytes].into(), dtype: DType::I32 };
-        let workspace = Operand { pointer: scratch.as_mut_ptr().cast(), ty, accumulate: false };
+        let workspace = Scratch { pointer: scratch.as_mut_ptr().cast(), bytes };
         let call = Call { op: &self.op, inputs: &inputs, outputs: &places, workspace };
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build().unwrap();
-        pool.install(|| run(&call))?;
+        Pool::new(self.threads).unwrap().enter(|| run(&call))?;
         Ok(places
             .iter()
             // SAFETY: the place is one of the vectors above, which are alive.
