@@ -5,7 +5,7 @@
 //! what runs.
 
 use plimsoll_graph::{Graph, StateKind, Value};
-use plimsoll_plan::{Costed, Program, Role, Schedule, Scratch, Strategy, plan};
+use plimsoll_plan::{Costed, Program, Role, Schedule, Scratch, Space, Strategy, plan};
 
 use crate::cases::Case;
 use crate::device::Device;
@@ -27,7 +27,9 @@ fn run<D: Device>(device: &mut D, case: &Case, scratch: Scratch) -> Result<Vec<T
     let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
     let plan = plan(&program, Strategy::None, scratch).map_err(|error| error.to_string())?;
     let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
-    device.allocate(plan.arena_bytes).map_err(|error| error.to_string())?;
+    device
+        .allocate(Space { arena: plan.arena_bytes, ..Space::default() })
+        .map_err(|error| error.to_string())?;
     let prepared = device.prepare(graph, schedule).map_err(|error| error.to_string())?;
     let given = inputs.iter().copied().zip(case.tensors()).chain(outputs.iter().copied().zip(case.outputs()));
     for (value, tensor) in given {

@@ -6,7 +6,7 @@
 //! waits for everything before it.
 
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Facts, Schedule};
+use plimsoll_plan::{Facts, Schedule, Space};
 
 use crate::ExecError;
 
@@ -22,12 +22,12 @@ pub trait Device: Send {
     /// Time and scratch of every node, for the planner.
     fn facts(&self, graph: &Graph) -> Facts;
 
-    /// Takes the arena. Called once, before anything below.
+    /// Takes the arena and room in other tiers. Called once, before anything below.
     ///
     /// # Errors
     ///
-    /// When the memory cannot be had.
-    fn allocate(&mut self, bytes: u64) -> Result<(), ExecError>;
+    /// When the memory or the room cannot be had.
+    fn allocate(&mut self, space: Space) -> Result<(), ExecError>;
 
     /// Makes a schedule ready.
     ///

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_graph::{DType, Graph, Type, Value};
-use plimsoll_plan::{Action, Plan, Program, Role, Schedule};
+use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space};
 
 use crate::device::Device;
 use crate::error::ExecError;
@@ -69,7 +69,7 @@ impl<D: Device> Engine<D> {
     ///
     /// When the memory cannot be had or the device lacks a kernel.
     pub fn new(mut device: D, program: &Program, plan: &Plan, seed: u64) -> Result<Engine<D>, ExecError> {
-        device.allocate(plan.arena_bytes)?;
+        device.allocate(Space::of(plan.arena_bytes, plan.schedules.values()))?;
         let mut schedules = BTreeMap::new();
         for (&role, schedule) in &plan.schedules {
             let part = program.part(role).ok_or_else(|| {

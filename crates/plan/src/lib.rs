@@ -26,6 +26,6 @@ pub use liveness::Slot;
 pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, plan};
 pub use problem::{Facts, NodeFacts, Scratch, Workspace};
 pub use replay::{Fault, ReplayError, replay};
-pub use schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule, Tier};
+pub use schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule, Space, Tier};
 pub use search::{Choice, Request, SearchError, Tried, search, try_all};
 pub use strategy::Strategy;

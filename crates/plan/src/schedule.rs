@@ -157,6 +157,38 @@ pub enum Action {
     },
 }
 
+/// What a run takes from the machine before its first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Space {
+    /// Bytes of the arena.
+    pub arena: u64,
+    /// Bytes in the tier [`Tier::Host`].
+    pub host: u64,
+    /// Bytes in the tier [`Tier::Disk`].
+    pub disk: u64,
+    /// The most transfers of one schedule.
+    pub transfers: usize,
+}
+
+impl Space {
+    /// What `schedules` need together.
+    pub fn of<'a>(arena: u64, schedules: impl IntoIterator<Item = &'a Schedule>) -> Space {
+        let mut space = Space { arena, ..Space::default() };
+        for schedule in schedules {
+            space.transfers = space.transfers.max(schedule.copies.len());
+            for copy in &schedule.copies {
+                let end = copy.tier_offset + schedule.buffer(copy.buffer).bytes;
+                let bytes = match copy.tier {
+                    Tier::Host => &mut space.host,
+                    Tier::Disk => &mut space.disk,
+                };
+                *bytes = (*bytes).max(end);
+            }
+        }
+        space
+    }
+}
+
 /// A list of actions with the buffers they work on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {

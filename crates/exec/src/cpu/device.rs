@@ -1,12 +1,15 @@
-//! The CPU as a device: the arena in main memory, one thread pool, kernels on bound operands.
+//! The CPU as a device: the arena in main memory, one thread pool, kernels on bound operands, and a disk to
+//! offload to.
+#![allow(unsafe_code, reason = "it hands ranges of the arena to the disk tier")]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use plimsoll_graph::{Graph, Op, Type, work};
-use plimsoll_plan::{Action, BufferId, Facts, NodeFacts, Schedule};
+use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, NodeFacts, Schedule, Space};
 
 use crate::arena::Arena;
-use crate::cpu::{Call, Operand, Pool, Scratch, run, workspace};
+use crate::cpu::{Call, DiskTier, Operand, Pool, Scratch, run, workspace};
 use crate::device::Device;
 use crate::error::ExecError;
 
@@ -29,6 +32,11 @@ pub struct CpuDevice {
     pool: Arc<Pool>,
     threads: usize,
     arena: Option<Arena>,
+    /// Where buffers may be sent, if anywhere.
+    offload_folder: Option<PathBuf>,
+    disk: Option<DiskTier>,
+    /// Number that the disk tier gave to each copy of the schedule that is running.
+    tickets: Vec<u64>,
 }
 
 impl CpuDevice {
@@ -42,7 +50,19 @@ impl CpuDevice {
             if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
         let pool = Pool::new(threads)
             .map_err(|error| ExecError::Memory(format!("cannot start {threads} threads: {error}")))?;
-        Ok(CpuDevice { pool: Arc::new(pool), threads, arena: None })
+        let pool = Arc::new(pool);
+        Ok(CpuDevice { pool, threads, arena: None, offload_folder: None, disk: None, tickets: Vec::new() })
+    }
+
+    /// The device with a folder that schedules may offload to.
+    #[must_use]
+    pub fn with_offload_folder(self, folder: PathBuf) -> CpuDevice {
+        CpuDevice { offload_folder: Some(folder), ..self }
+    }
+
+    /// The disk tier, once room in it is taken.
+    pub fn disk(&self) -> Option<&DiskTier> {
+        self.disk.as_ref()
     }
 
     /// Number of threads.
@@ -65,17 +85,42 @@ impl CpuDevice {
     }
 }
 
-/// A node with its operands bound to addresses.
+/// An action with its operands bound to addresses.
 #[derive(Debug)]
-pub struct BoundCall {
-    op: Op,
-    inputs: Vec<Operand>,
-    outputs: Vec<Operand>,
-    workspace: Scratch,
+pub enum Bound {
+    /// A kernel call.
+    Call {
+        /// What to compute.
+        op: Op,
+        /// What to read.
+        inputs: Vec<Operand>,
+        /// What to write.
+        outputs: Vec<Operand>,
+        /// Scratch memory.
+        workspace: Scratch,
+    },
+    /// The beginning of a transfer.
+    Start {
+        /// Its index in the schedule.
+        copy: usize,
+        /// Which way.
+        direction: Direction,
+        /// The buffer in the arena.
+        buffer: Scratch,
+        /// Its place in the file.
+        offset: u64,
+    },
+    /// The end of a transfer.
+    Wait {
+        /// Its index in the schedule.
+        copy: usize,
+        /// Which way.
+        direction: Direction,
+    },
 }
 
 impl Device for CpuDevice {
-    type Prepared = Vec<BoundCall>;
+    type Prepared = Vec<Bound>;
 
     fn name(&self) -> String {
         format!("cpu, {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" })
@@ -96,38 +141,25 @@ impl Device for CpuDevice {
         Facts { alignment: ALIGNMENT, nodes: graph.nodes().iter().map(facts).collect() }
     }
 
-    fn allocate(&mut self, bytes: u64) -> Result<(), ExecError> {
-        self.arena = Some(Arena::new(bytes)?);
+    fn allocate(&mut self, space: Space) -> Result<(), ExecError> {
+        if space.host > 0 {
+            return Err(ExecError::Unsupported(
+                "on the CPU host memory is the arena: offload to disk".into(),
+            ));
+        }
+        self.tickets = vec![0; space.transfers];
+        self.disk = match (&self.offload_folder, space.disk) {
+            (_, 0) => None,
+            (Some(folder), bytes) => Some(DiskTier::create(folder, bytes, space.transfers)?),
+            (None, _) => return Err(ExecError::Unsupported("no folder was named to offload to".into())),
+        };
+        self.arena = Some(Arena::new(space.arena)?);
         Ok(())
     }
 
-    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Vec<BoundCall>, ExecError> {
+    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Vec<Bound>, ExecError> {
         let arena = self.taken()?;
-        let bind = |id: &BufferId, ty: Type, accumulate: bool| {
-            let buffer = schedule.buffer(*id);
-            Ok(Operand { pointer: arena.address(buffer.offset, buffer.bytes)?, ty, accumulate })
-        };
-        let call = |action: &Action| {
-            let Action::Run { node, inputs, outputs, workspace, accumulate } = action else {
-                return Err(ExecError::Unsupported("the CPU has no tier to copy to".into()));
-            };
-            let node = graph.node(*node);
-            let inputs = node.inputs.iter().zip(inputs).map(|(&value, id)| bind(id, graph.ty(value), false));
-            let outputs = (node.outputs.iter().zip(outputs).enumerate())
-                .map(|(output, (&value, id))| bind(id, graph.ty(value), accumulate >> output & 1 == 1));
-            let scratch = |id: &BufferId| {
-                let buffer = schedule.buffer(*id);
-                let pointer = arena.address(buffer.offset, buffer.bytes)?;
-                Ok(Scratch { pointer, bytes: buffer.bytes as usize })
-            };
-            Ok(BoundCall {
-                op: node.op.clone(),
-                inputs: inputs.collect::<Result<_, _>>()?,
-                outputs: outputs.collect::<Result<_, _>>()?,
-                workspace: workspace.as_ref().map_or(Ok(Scratch::NONE), scratch)?,
-            })
-        };
-        schedule.actions.iter().map(call).collect()
+        schedule.actions.iter().map(|action| bind(arena, graph, schedule, action)).collect()
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
@@ -144,12 +176,59 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn run(&mut self, prepared: &Vec<BoundCall>, action: usize) -> Result<(), ExecError> {
-        let BoundCall { op, inputs, outputs, workspace } = &prepared[action];
-        run(&Call { op, inputs, outputs, workspace: *workspace })
+    fn run(&mut self, prepared: &Vec<Bound>, action: usize) -> Result<(), ExecError> {
+        let no_disk =
+            || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
+        match &prepared[action] {
+            Bound::Call { op, inputs, outputs, workspace } => {
+                run(&Call { op, inputs, outputs, workspace: *workspace })
+            }
+            Bound::Start { copy, direction, buffer, offset } => {
+                let disk = self.disk.as_ref().ok_or_else(no_disk)?;
+                // SAFETY: the bytes lie in the arena, which outlives the tier's threads; `replay` proved that
+                // nobody touches them against the rules before the schedule waits for the copy.
+                let ticket = unsafe { disk.start(*direction, buffer.pointer, buffer.bytes as u64, *offset) }?;
+                self.tickets[*copy] = ticket;
+                Ok(())
+            }
+            Bound::Wait { copy, direction } => {
+                self.disk.as_ref().ok_or_else(no_disk)?.wait(*direction, self.tickets[*copy])
+            }
+        }
     }
 
     fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
         Arc::clone(&self.pool).enter(|| body(self))
+    }
+}
+
+/// Binds the operands of an action to addresses.
+fn bind(arena: &Arena, graph: &Graph, schedule: &Schedule, action: &Action) -> Result<Bound, ExecError> {
+    let place = |id: BufferId| {
+        let buffer = schedule.buffer(id);
+        Ok(Scratch { pointer: arena.address(buffer.offset, buffer.bytes)?, bytes: buffer.bytes as usize })
+    };
+    let operand = |id: BufferId, ty: Type, accumulate: bool| {
+        Ok(Operand { pointer: place(id)?.pointer, ty, accumulate })
+    };
+    match action {
+        Action::Run { node, inputs, outputs, workspace, accumulate } => {
+            let node = graph.node(*node);
+            let inputs =
+                node.inputs.iter().zip(inputs).map(|(&value, &id)| operand(id, graph.ty(value), false));
+            let outputs = (node.outputs.iter().zip(outputs).enumerate())
+                .map(|(output, (&value, &id))| operand(id, graph.ty(value), accumulate >> output & 1 == 1));
+            Ok(Bound::Call {
+                op: node.op.clone(),
+                inputs: inputs.collect::<Result<_, _>>()?,
+                outputs: outputs.collect::<Result<_, _>>()?,
+                workspace: workspace.map_or(Ok(Scratch::NONE), place)?,
+            })
+        }
+        Action::Start { copy } => {
+            let Copy { buffer, direction, tier_offset, .. } = schedule.copies[*copy];
+            Ok(Bound::Start { copy: *copy, direction, buffer: place(buffer)?, offset: tier_offset })
+        }
+        Action::Wait { copy } => Ok(Bound::Wait { copy: *copy, direction: schedule.copies[*copy].direction }),
     }
 }

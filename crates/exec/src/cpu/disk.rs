@@ -354,12 +354,12 @@ mod tests {
     fn many_transfers_keep_their_order_and_their_places() {
         let tier = DiskTier::create(&folder(), 64 * BLOCK, 64).unwrap();
         let mut values: Vec<Vec<u8>> = (0..64u8).map(|i| vec![i; 1000]).collect();
-        let numbers: Vec<u64> = (values.iter_mut().zip(0..))
+        let mut numbers = Vec::new();
+        for (value, i) in values.iter_mut().zip(0..) {
             // SAFETY: the vectors live and are left alone until the waits below.
-            .map(|(value, i)| {
-                unsafe { tier.start(Direction::Out, value.as_mut_ptr(), 1000, i * BLOCK) }.unwrap()
-            })
-            .collect();
+            let number = unsafe { tier.start(Direction::Out, value.as_mut_ptr(), 1000, i * BLOCK) };
+            numbers.push(number.unwrap());
+        }
         for number in numbers {
             tier.wait(Direction::Out, number).unwrap();
         }
