@@ -189,3 +189,24 @@ impl<'a> Lent<'a> {
         unsafe { self.output.part(start..start + len) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Pool;
+
+    #[test]
+    fn chunks_lend_every_element_once_and_stop_with_the_shortest_slice() {
+        Pool::new(3).unwrap().enter(|| {
+            let (mut long, mut short) = (vec![0; 100], vec![0; 7]);
+            chunks([(&mut long, 7), (&mut short, 1)], |piece, [long, short]| {
+                long.iter_mut().chain(short).for_each(|x| *x += 1 + piece);
+            });
+            let expected: Vec<usize> = (0..100).map(|i| if i < 49 { 1 + i / 7 } else { 0 }).collect();
+            assert_eq!((long, short), (expected, (1..=7).collect()));
+            let mut uneven = vec![0; 10];
+            chunks([(&mut uneven, 4)], |piece, [part]| part.fill(part.len() + 10 * piece));
+            assert_eq!(uneven, [4, 4, 4, 4, 14, 14, 14, 14, 22, 22]);
+        });
+    }
+}
