@@ -1,0 +1,4 @@
+/// x
+pub struct Table;
+/// x
+pub struct CsvError;

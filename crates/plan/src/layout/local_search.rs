@@ -1,0 +1,99 @@
+//! Better layouts by changing the order of placement, one slot at a time.
+//!
+//! ```text
+//! order     a b c d          order     a c b d         c reaches highest, so it goes earlier; all from
+//!                ▓▓ c                                  there on are placed again, each in the lowest gap
+//!           ▓▓▓▓▓ b                  ▓▓▓▓▓ b
+//!           ▓▓▓ a ▓▓ d               ▓▓▓ a ▓ c
+//! ```
+//!
+//! Method: start from the given layout, lowest slot first, which can only tighten it. Then move a slot
+//! that reaches the peak to an earlier place in the order, and keep the new order unless it is worse. Moves
+//! that change nothing are kept too: they are how the search leaves a plateau (as in TVM's USMP
+//! `hill_climb`, from which we differ in that every move starts at the peak). Places are drawn from a fixed
+//! sequence, so the same slots give the same layout.
+//!
+//! Good at the last percent of training schedules, hopeless on perfect packings: those are for `exact`.
+
+use std::cmp::Reverse;
+
+use super::preference::Sequence;
+use super::sections::Sections;
+
+/// How good a layout is: its peak, then how many slots reach it.
+type Score = (u64, usize);
+
+/// Improves `offsets` until the peak is at most `goal` or `operations` have been spent.
+pub(super) fn improve(sections: &Sections, offsets: &[u64], goal: u64, operations: u64) -> Vec<u64> {
+    let mut order: Vec<usize> = (0..sections.len()).collect();
+    order.sort_by_key(|&slot| (offsets[slot], Reverse(sections.bytes[slot]), slot));
+    let mut sequence = Sequence::new(0);
+    let mut placement = Placement::new(sections);
+    let mut best = placement.run(&order);
+    let mut score = score(sections, &best);
+    while score.0 > goal && placement.operations < operations {
+        let reaching: Vec<usize> =
+            (0..order.len()).filter(|&at| top(sections, &best, order[at]) == score.0).collect();
+        let from = reaching[sequence.below(reaching.len())];
+        let to = sequence.below(from.max(1));
+        order[to..=from].rotate_right(1);
+        let tried = placement.run(&order);
+        let tried_score = self::score(sections, &tried);
+        if tried_score <= score {
+            (best, score) = (tried, tried_score);
+        } else {
+            order[to..=from].rotate_left(1);
+        }
+    }
+    best
+}
+
+fn top(sections: &Sections, offsets: &[u64], slot: usize) -> u64 {
+    offsets[slot] + sections.bytes[slot]
+}
+
+fn score(sections: &Sections, offsets: &[u64]) -> Score {
+    let tops = || (0..sections.len()).map(|slot| top(sections, offsets, slot));
+    let peak = tops().max().unwrap_or(0);
+    (peak, tops().filter(|&top| top == peak).count())
+}
+
+/// Places slots in a given order, each in the lowest gap.
+struct Placement<'a> {
+    sections: &'a Sections,
+    /// Placed slots by offset: gaps are met from low to high without sorting.
+    placed: Vec<(u64, usize)>,
+    operations: u64,
+}
+
+impl<'a> Placement<'a> {
+    fn new(sections: &'a Sections) -> Placement<'a> {
+        Placement { sections, placed: Vec::with_capacity(sections.len()), operations: 0 }
+    }
+
+    fn run(&mut self, order: &[usize]) -> Vec<u64> {
+        self.placed.clear();
+        let mut offsets = vec![0; order.len()];
+        for &slot in order {
+            let offset = self.lowest_gap(slot);
+            let at = self.placed.partition_point(|&other| other < (offset, slot));
+            self.placed.insert(at, (offset, slot));
+            self.operations += self.placed.len() as u64;
+            offsets[slot] = offset;
+        }
+        offsets
+    }
+
+    fn lowest_gap(&self, slot: usize) -> u64 {
+        let mut offset = 0;
+        for &(from, other) in &self.placed {
+            if self.sections.meet(slot, other) {
+                if offset + self.sections.bytes[slot] <= from {
+                    break;
+                }
+                offset = offset.max(from + self.sections.bytes[other]);
+            }
+        }
+        offset
+    }
+}
