@@ -15,14 +15,13 @@ pub(super) const PREFERENCES: usize = 10;
 /// How far shaking moves a slot at most, in places.
 const REACH: usize = 20;
 
-/// Rank of each slot under one preference. The shaken ones differ from round to round.
-pub(super) fn ranks(sections: &Sections, preference: usize, round: u32) -> Vec<u32> {
-    let live = sections.live_bytes();
+/// Rank of each slot under one preference; `fullest` is [`Sections::fullest`]. The shaken ones differ from
+/// round to round.
+pub(super) fn ranks(sections: &Sections, fullest: &[u64], preference: usize, round: u32) -> Vec<u32> {
     let key = |slot: usize| {
-        let fullest = live[sections.first[slot]..sections.last[slot]].iter().copied().max().unwrap_or(0);
-        let (width, bytes) = (sections.duration[slot], sections.bytes[slot]);
-        let area = u128::from(width) * u128::from(bytes);
-        let [fullest, width, bytes] = [fullest, width, bytes].map(u128::from);
+        let sizes = [fullest[slot], sections.duration[slot], sections.bytes[slot]];
+        let [fullest, width, bytes] = sizes.map(u128::from);
+        let area = width * bytes;
         match preference % 5 {
             0 => [width, area, fullest],
             1 => [fullest, area, width],
@@ -68,7 +67,8 @@ impl Sequence {
 
     /// The next number below `end`, which is not 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.state =
+            self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.state >> 33) as usize % end
     }
 }

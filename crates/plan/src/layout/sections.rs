@@ -11,6 +11,8 @@
 //! slots alive between two such moments are a subset of those alive at one of them, so nothing is lost,
 //! and times as large as nanoseconds become a few hundred indices.
 
+use std::ops::Range;
+
 use crate::liveness::Slot;
 
 /// Slots whose lifetimes are ranges of sections, sorted by where they begin.
@@ -67,8 +69,14 @@ impl Sections {
         self.first[one] < self.last[other] && self.first[other] < self.last[one]
     }
 
-    /// Bytes alive in each section.
-    pub(super) fn live_bytes(&self) -> Vec<u64> {
+    /// Bytes alive at the fullest moment of each slot.
+    pub(super) fn fullest(&self) -> Vec<u64> {
+        let live = self.live_bytes();
+        let ranges = self.first.iter().zip(&self.last);
+        ranges.map(|(&first, &last)| live[first..last].iter().copied().max().unwrap_or(0)).collect()
+    }
+
+    fn live_bytes(&self) -> Vec<u64> {
         let mut live = vec![0; self.count];
         for slot in 0..self.len() {
             for bytes in &mut live[self.first[slot]..self.last[slot]] {
@@ -80,38 +88,48 @@ impl Sections {
 
     /// Splits the slots at every cut in time that no lifetime crosses. The parts can be solved alone.
     pub(super) fn parts(&self) -> Vec<Sections> {
-        let all: Vec<usize> = (0..self.len()).collect();
-        let ranges = independent(&all, &self.first, &self.last);
-        ranges.into_iter().map(|(from, to)| self.part(from, to)).collect()
+        let lifetimes = self.first.iter().copied().zip(self.last.iter().copied());
+        independent(lifetimes).into_iter().map(|range| self.part(range)).collect()
     }
 
-    fn part(&self, from: usize, to: usize) -> Sections {
-        let start = self.first[from];
-        let last: Vec<usize> = self.last[from..to].iter().map(|section| section - start).collect();
+    fn part(&self, range: Range<usize>) -> Sections {
+        let start = self.first[range.start];
+        let last: Vec<usize> = self.last[range.clone()].iter().map(|section| section - start).collect();
         Sections {
-            origin: self.origin[from..to].to_vec(),
-            bytes: self.bytes[from..to].to_vec(),
-            first: self.first[from..to].iter().map(|section| section - start).collect(),
-            duration: self.duration[from..to].to_vec(),
+            origin: self.origin[range.clone()].to_vec(),
+            bytes: self.bytes[range.clone()].to_vec(),
+            first: self.first[range.clone()].iter().map(|section| section - start).collect(),
+            duration: self.duration[range.clone()].to_vec(),
             count: last.iter().copied().max().unwrap_or(0),
             last,
         }
     }
 }
 
-/// Ranges of `slots`, which are sorted by beginning, between which no lifetime reaches across.
-pub(super) fn independent(slots: &[usize], first: &[usize], last: &[usize]) -> Vec<(usize, usize)> {
+/// The same slots with times numbered from 0 without gaps, so that arrays over time stay short.
+pub(super) fn with_dense_times(slots: &[Slot]) -> Vec<Slot> {
+    let mut times: Vec<usize> = slots.iter().flat_map(|slot| [slot.start, slot.end]).collect();
+    times.sort_unstable();
+    times.dedup();
+    let dense = |time: usize| times.partition_point(|&earlier| earlier < time);
+    let renumber = |slot: &Slot| Slot { start: dense(slot.start), end: dense(slot.end), bytes: slot.bytes };
+    slots.iter().map(renumber).collect()
+}
+
+/// Ranges of a list of lifetimes, sorted by beginning, between which none reaches across.
+pub(super) fn independent(lifetimes: impl Iterator<Item = (usize, usize)>) -> Vec<Range<usize>> {
     let mut ranges = Vec::new();
-    let (mut from, mut reach) = (0, 0);
-    for (at, &slot) in slots.iter().enumerate() {
-        if at > from && first[slot] >= reach {
-            ranges.push((from, at));
-            from = at;
+    let (mut from, mut to, mut reach) = (0, 0, 0);
+    for (first, last) in lifetimes {
+        if to > from && first >= reach {
+            ranges.push(from..to);
+            from = to;
         }
-        reach = reach.max(last[slot]);
+        reach = reach.max(last);
+        to += 1;
     }
-    if from < slots.len() {
-        ranges.push((from, slots.len()));
+    if from < to {
+        ranges.push(from..to);
     }
     ranges
 }
