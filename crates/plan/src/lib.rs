@@ -19,7 +19,7 @@ mod search;
 mod sequence;
 mod strategy;
 
-pub use layout::{CsvError, Effort, Layout, Table, layout, solve};
+pub use layout::{CsvError, CsvFault, Effort, Layout, Table, layout, solve};
 pub use liveness::{Scratch, Slot};
 pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, plan};
 pub use problem::{Facts, NodeFacts, Workspace};

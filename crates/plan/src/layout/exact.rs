@@ -35,6 +35,9 @@ use std::ops::Range;
 
 use super::sections::{Sections, independent};
 
+/// What each decision costs for every slot it looks at, beside the sections it looks at.
+const OPERATIONS_PER_SLOT: u64 = 10;
+
 /// How a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
@@ -161,6 +164,7 @@ impl Search<'_> {
         if self.operations == 0 {
             return Advance::Unfinished;
         }
+        self.operations = self.operations.saturating_sub(OPERATIONS_PER_SLOT * choice.slots.len() as u64);
         lists.truncate(choice.lists);
         let slots = &lists[choice.slots.clone()];
         self.undo(choice.trail, slots);
@@ -209,7 +213,6 @@ impl Search<'_> {
             }
         }
         self.stacked.sort_unstable();
-        self.operations = self.operations.saturating_sub(slots.len() as u64);
         // The first slot begins first: lists are sorted.
         self.height[self.sections.first[slots[0] as usize]..end].fill(0);
         for &(lowest, slot) in &self.stacked {

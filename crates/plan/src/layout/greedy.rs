@@ -20,20 +20,22 @@ use crate::liveness::Slot;
 /// Above this many slots the quadratic members of the portfolio are left out.
 const QUADRATIC_LIMIT: usize = 4000;
 
+/// What greedy placement sorts by, from the duration and the bytes of a slot.
+type Key = fn(u64, u64) -> (u128, u64);
+
+const KEYS: [Key; 3] = [
+    |duration, bytes| (duration.into(), bytes),
+    |duration, bytes| (bytes.into(), duration),
+    |duration, bytes| (u128::from(bytes) * u128::from(duration), 0),
+];
+
 /// Layouts of the portfolio, the quick ones first. Each is made only when it is asked for.
 pub(super) fn portfolio(slots: &[Slot]) -> impl Iterator<Item = Vec<u64>> {
     let longest = slots.iter().map(|slot| slot.end - slot.start).max().unwrap_or(0);
     let quick = std::iter::once_with(|| in_time_order(slots))
         .chain([2, 4, 8, 16, 64].into_iter().map(move |divisor| tiers(slots, longest / divisor)));
-    let duration = |slot: &Slot| (slot.end - slot.start) as u64;
-    let keys: [fn(u64, u64) -> (u128, u64); 3] = [
-        |duration, bytes| (duration.into(), bytes),
-        |duration, bytes| (bytes.into(), duration),
-        |duration, bytes| (u128::from(bytes) * u128::from(duration), 0),
-    ];
-    let keys = if slots.len() <= QUADRATIC_LIMIT { &keys[..] } else { &[] };
-    let keys = keys.to_vec();
-    quick.chain(keys.into_iter().map(move |key| greedy(slots, |slot| key(duration(slot), slot.bytes))))
+    let keys = if slots.len() <= QUADRATIC_LIMIT { &KEYS[..] } else { &[] };
+    quick.chain(keys.iter().map(|&key| greedy(slots, key)))
 }
 
 /// Places slots as they begin, each in the lowest gap that holds it.
@@ -170,9 +172,10 @@ fn open_from(next_open: &mut [usize], at: usize) -> usize {
 }
 
 /// Places slots in falling order of `key`, each in the lowest gap among those it meets.
-fn greedy(slots: &[Slot], key: impl Fn(&Slot) -> (u128, u64)) -> Vec<u64> {
+fn greedy(slots: &[Slot], key: Key) -> Vec<u64> {
     let mut order: Vec<usize> = (0..slots.len()).collect();
     // Ties are broken by index, so that the same input always gives the same plan.
+    let key = |slot: &Slot| key((slot.end - slot.start) as u64, slot.bytes);
     order.sort_by_key(|&i| (Reverse(key(&slots[i])), i));
     let mut offsets = vec![0; slots.len()];
     let mut placed: Vec<usize> = Vec::with_capacity(slots.len());

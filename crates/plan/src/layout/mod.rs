@@ -32,7 +32,7 @@ mod sections;
 
 use crate::liveness::{Slot, bound};
 
-pub use csv::{CsvError, Table};
+pub use csv::{CsvError, CsvFault, Table};
 
 use exact::Outcome;
 use sections::Sections;
@@ -58,9 +58,15 @@ pub struct Layout {
     pub peak: u64,
     /// The largest sum of bytes alive at one time: no layout is smaller.
     pub bound: u64,
-    /// Whether it is proven that no layout is smaller: because the peak is the bound, or because a
-    /// search that found nothing smaller was complete.
-    pub optimal: bool,
+    /// No layout is smaller than this either: the bound, or more where a complete search has shown it.
+    pub proven: u64,
+}
+
+impl Layout {
+    /// Whether it is proven that no layout is smaller.
+    pub fn is_optimal(&self) -> bool {
+        self.peak == self.proven
+    }
 }
 
 /// How long to search once greedy layouts have missed the bound.
@@ -103,7 +109,7 @@ pub fn solve(slots: &[Slot], capacity: Option<u64>, effort: Effort) -> Layout {
         }
     }
     let peak = peak_of(slots, &offsets);
-    Layout { offsets, peak, bound, optimal: peak == proven }
+    Layout { offsets, peak, bound, proven }
 }
 
 fn best_of_portfolio(slots: &[Slot], goal: u64) -> Vec<u64> {
@@ -132,7 +138,7 @@ struct Attempt<'a> {
     peak: u64,
     /// Good enough.
     goal: u64,
-    /// No layout of this part is smaller than this and also smaller than the goal.
+    /// No layout of this part is smaller than this.
     proven: u64,
     /// Bytes alive at the fullest moment of each slot.
     fullest: Vec<u64>,
@@ -254,13 +260,13 @@ mod tests {
     fn bytes_are_reused_after_death() {
         let slots = [slot(0, 2, 4), slot(0, 4, 4), slot(4, 6, 4)];
         let layout = layout(&slots);
-        assert_eq!((layout.peak, layout.bound, layout.optimal), (8, 8, true));
+        assert_eq!((layout.peak, layout.bound, layout.proven), (8, 8, 8));
         assert_eq!(overlap(&slots, &layout.offsets), None);
     }
 
     #[test]
     fn nothing_needs_no_bytes() {
-        let nothing = Layout { offsets: Vec::new(), peak: 0, bound: 0, optimal: true };
+        let nothing = Layout { offsets: Vec::new(), peak: 0, bound: 0, proven: 0 };
         assert_eq!(layout(&[]), nothing);
         assert_eq!(layout(&[slot(0, 5, 0)]), Layout { offsets: vec![0], ..nothing });
     }
@@ -271,7 +277,7 @@ mod tests {
         for slots in (0..600).map(|seed| joined_packing(seed, 24, 12, 5)).filter(|slots| slots.len() <= 10) {
             let layout = solve(&slots, None, SOME);
             assert_eq!(overlap(&slots, &layout.offsets), None);
-            assert!(layout.optimal && layout.bound == 5, "{slots:?}");
+            assert!(layout.is_optimal() && layout.bound == 5, "{slots:?}");
             if layout.peak > layout.bound {
                 assert_eq!(layout.peak, smallest_peak(&slots), "{slots:?}");
                 missed += 1;
@@ -288,7 +294,7 @@ mod tests {
                 let layout = solve(&slots, None, SOME);
                 assert_eq!(overlap(&slots, &layout.offsets), None);
                 assert_eq!(layout.bound, 1 << 20);
-                assert!(layout.optimal && layout.peak == layout.bound, "{cuts:?} {seed}: {}", layout.peak);
+                assert!(layout.peak == layout.bound, "{cuts:?} {seed}: {}", layout.peak);
             }
         }
     }
@@ -315,7 +321,7 @@ mod tests {
             let layout = solve(&slots, None, SOME);
             prop_assert_eq!(overlap(&slots, &layout.offsets), None);
             prop_assert_eq!(layout.peak, smallest_peak(&slots));
-            prop_assert!(layout.optimal);
+            prop_assert!(layout.is_optimal());
         }
 
         #[test]
@@ -331,7 +337,7 @@ mod tests {
                 .map(|&operations| {
                     let layout = solve(&slots, None, Effort { operations });
                     assert_eq!(overlap(&slots, &layout.offsets), None);
-                    assert!(layout.peak >= layout.bound && (!layout.optimal || layout.peak == 1000));
+                    assert!(layout.peak >= layout.bound && (!layout.is_optimal() || layout.peak == 1000));
                     layout.peak
                 })
                 .collect();
