@@ -5,12 +5,12 @@
 //! fixed preference.
 //!
 //! ```text
-//! capacity ┌───────────────────────┐
-//!          │   sections ──▶        │   b, c and d are open. Each has a lowest place, on top of what is
-//!          │                d      │   placed below it. c is next. Were d to be next, at its height,
-//!          │  b   ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓ │   without c below it, c could still fall: not such a layout.
-//!          │ ▓▓▓▓▓▓▓▓  c     ▓▓▓▓▓ │   Once b is next, c has been passed over: it must come to rest on
-//!          └─▓▓▓▓▓▓▓▓────────▓▓▓▓▓─┘   an open slot, so its lowest place rises.
+//! capacity ┌────────────────────┐   p and q are placed. a, b and c are open, each drawn at its lowest
+//!          │     ╶────b────╴    │   place: the ground, or the top of what is placed below it. The turn is
+//!          │ ▓▓▓▓▓▓▓▓           │   a's. When every layout with a on the ground has failed, a is passed
+//!          │ ▓▓ p ▓▓▓    ╶─c──╴ │   over: it must come to rest on b, the one open slot that it meets, so
+//!          │ ▓▓▓▓▓▓▓▓    ▓▓ q ▓ │   its lowest place rises. If the top of a would be below c, c cannot
+//!          └─────────╶a─╴───────┘   be next without it: a could still fall.
 //! ```
 //!
 //! Method, after MiniMalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated

@@ -1,17 +1,19 @@
 //! Better layouts by changing the order of placement, one slot at a time.
 //!
 //! ```text
-//! order     a b c d          order     a c b d         c reaches highest, so it goes earlier; all from
-//!                ▓▓ c                                  there on are placed again, each in the lowest gap
-//!           ▓▓▓▓▓ b                  ▓▓▓▓▓ b
-//!           ▓▓▓ a ▓▓ d               ▓▓▓ a ▓ c
+//! order a, b, c                   order a, c, b
+//!            ▓▓ c ▓▓                                    c reaches the peak, so it goes earlier; then all
+//!      ▓▓▓▓ b ▓▓▓▓▓                ▓▓▓▓ b ▓▓▓▓▓         are placed again, each in the lowest gap
+//! ▓▓ a ▓▓                     ▓▓ a ▓▓    ▓▓ c ▓▓
 //! ```
 //!
 //! Method: start from the given layout, lowest slot first, which can only tighten it. Then move a slot
 //! that reaches the peak to an earlier place in the order, and keep the new order unless it is worse. Moves
-//! that change nothing are kept too: they are how the search leaves a plateau (as in TVM's USMP
-//! `hill_climb`, from which we differ in that every move starts at the peak). Places are drawn from a fixed
-//! sequence, so the same slots give the same layout.
+//! that change nothing are kept too: they are how the search leaves a plateau. Searching over orders of
+//! lowest-gap placement is old in packing (Jakobs, "On genetic algorithms for the packing of polygons",
+//! 1996) and found in memory planners (the hill climb of TVM's). Here time is fixed and only height is
+//! free, one order is improved instead of a population, and places are drawn from a fixed sequence, so
+//! that the same slots give the same layout.
 //!
 //! Good at the last percent of training schedules, hopeless on perfect packings: those are for `exact`.
 
