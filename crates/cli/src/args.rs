@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Train(TrainArgs),
     /// Judge this machine's kernels against the reference kernels
     Check(CheckArgs),
+    /// Give offsets to buffers with lifetimes from a CSV file
+    Layout(LayoutArgs),
 }
 
 #[derive(Debug, ClapArgs)]
@@ -177,4 +179,15 @@ pub(crate) struct CheckArgs {
     /// Threads, one for each core by default
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct LayoutArgs {
+    /// Rows of id, lower, upper and size, the format of MiniMalloc; a buffer lives from lower up to, not
+    /// including, upper
+    #[arg(value_name = "FILE.csv")]
+    pub(crate) file: PathBuf,
+    /// Stop at the first layout that fits into this [default: look for the smallest]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) capacity: Option<String>,
 }

@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         Command::Plan(plan) => commands::plan::run(plan),
         Command::Train(train) => commands::train::run(train),
         Command::Check(check) => commands::check::run(check),
+        Command::Layout(layout) => commands::layout::run(layout),
     };
     exit::code(result)
 }

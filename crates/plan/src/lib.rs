@@ -21,7 +21,7 @@ mod search;
 mod sequence;
 mod strategy;
 
-pub use layout::{Layout, layout};
+pub use layout::{CsvError, CsvFault, Effort, Layout, Table, layout, solve};
 pub use liveness::Slot;
 pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, plan};
 pub use problem::{Facts, NodeFacts, Scratch, Workspace};

@@ -51,9 +51,10 @@ pub mod conformance {
 pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};
     pub use plimsoll_plan::{
-        Action, Buffer, BufferId, ByPurpose, Choice, Contents, Copy, Costed, Direction, Facts, Fault, Layout,
-        NodeFacts, PlanError, Purpose, ReplayError, Request, Schedule, Scratch, SearchError, Slot,
-        StateRange, Tier, Tried, Workspace, layout, plan, replay, search, try_all,
+        Action, Buffer, BufferId, ByPurpose, Choice, Contents, Copy, Costed, CsvError, CsvFault, Direction,
+        Effort, Facts, Fault, Layout, NodeFacts, PlanError, Purpose, ReplayError, Request, Schedule, Scratch,
+        SearchError, Slot, StateRange, Table, Tier, Tried, Workspace, layout, plan, replay, search, solve,
+        try_all,
     };
 }
 

@@ -2,5 +2,6 @@
 
 pub(crate) mod check;
 pub(crate) mod demo;
+pub(crate) mod layout;
 pub(crate) mod plan;
 pub(crate) mod train;
