@@ -1,7 +1,7 @@
 //! How the program ends: 0 when all is well, 2 for the user's mistakes, 1 for failures.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use plimsoll::TrainError;
@@ -50,7 +50,6 @@ impl Failure {
 }
 
 /// Reports a failure on standard error and chooses the exit code.
-#[allow(clippy::print_stderr, reason = "this is where the program speaks of failures")]
 pub(crate) fn code(result: Result<(), Failure>) -> ExitCode {
     let Err(failure) = result else {
         return ExitCode::SUCCESS;
@@ -60,9 +59,11 @@ pub(crate) fn code(result: Result<(), Failure>) -> ExitCode {
         Failure::Train(error) => (error.is_users(), error.hints()),
         Failure::Other(_) => (false, Vec::new()),
     };
-    eprintln!("error: {failure}");
+    // Where standard error cannot be written to, the exit code is all that is left to say.
+    let mut err = io::stderr().lock();
+    let _ = writeln!(err, "error: {failure}");
     for hint in hints {
-        eprintln!("hint: {hint}");
+        let _ = writeln!(err, "hint: {hint}");
     }
     ExitCode::from(if users { 2 } else { 1 })
 }

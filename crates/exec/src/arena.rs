@@ -77,15 +77,20 @@ impl Arena {
         Ok(unsafe { std::slice::from_raw_parts(pointer, bytes as usize) })
     }
 
-    /// The bytes of a range, to be written.
+    /// Copies bytes into a range.
     ///
     /// # Errors
     ///
     /// When the range lies outside the arena.
-    pub fn range_mut(&mut self, offset: u64, bytes: u64) -> Result<&mut [u8], ExecError> {
-        let pointer = self.address(offset, bytes)?;
-        // SAFETY: as in `range`; the arena is borrowed mutably for as long as the slice lives.
-        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, bytes as usize) })
+    ///
+    /// # Safety
+    ///
+    /// Nobody else touches the range meanwhile.
+    pub(crate) unsafe fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        let pointer = self.address(offset, bytes.len() as u64)?;
+        // SAFETY: `address` has checked the range, and the caller keeps everybody else away from it.
+        unsafe { pointer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
     }
 
     /// Address of a range, for operands of kernels.

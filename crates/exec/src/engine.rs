@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_graph::{DType, Graph, Type, Value};
-use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space};
+use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
 
 use crate::device::Device;
 use crate::error::ExecError;
@@ -77,6 +77,9 @@ impl<D: Device> Engine<D> {
                     "the plan has a schedule `{}` and the program no graph for it",
                     role.name()
                 ))
+            })?;
+            replay(&part.graph, schedule, role.phases(), plan.arena_bytes).map_err(|error| {
+                ExecError::Mismatch(format!("schedule `{}` must not run: {error}", role.name()))
             })?;
             let prepared = device.prepare(&part.graph, schedule)?;
             schedules.insert(role, Ready::new(&part.graph, schedule, prepared));

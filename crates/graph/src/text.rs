@@ -7,8 +7,7 @@
 //! output loss = %9
 //! ```
 //!
-//! The form is what golden tests compare and what plan files hash; it says everything that bears on
-//! the result and nothing else.
+//! The form is what golden tests compare; it says everything that bears on the result and nothing else.
 
 use std::fmt;
 

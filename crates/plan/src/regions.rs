@@ -53,6 +53,7 @@ impl Regions {
     /// The regions of `graph` under `strategy`.
     pub(crate) fn new(graph: &Graph, strategy: Strategy) -> Regions {
         let mut regions = match strategy {
+            // Without a budget nothing need be dropped; inside one the search builds the regions.
             Strategy::None | Strategy::Auto => Regions::flat(graph),
             Strategy::Manual => Regions::from_marks(graph),
             Strategy::Full | Strategy::Selective => Regions::from_layers(graph, 1),

@@ -1,8 +1,9 @@
 //! Around the step: the optimizer, the run one can drive, the trainer, data, learning rate, metrics, and
 //! what the machine has to give.
 //!
-//! Everything here is a library: it prints nothing, reads no environment variable and knows no
-//! device by name. A user's fault comes back as an error whose sentence names a way out.
+//! Everything here is a library: it prints nothing and reads no environment variable. All but
+//! [`Run::new`], which takes this machine's CPU, serves any device. A user's fault comes back as an error
+//! whose sentence names a way out.
 
 pub mod budget;
 mod config;

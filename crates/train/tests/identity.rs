@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_exec::{CpuDevice, Data};
+use plimsoll_exec::{CpuDevice, Data, Device};
 use plimsoll_graph::{DType, Graph, GraphError, Init};
 use plimsoll_model::Architecture;
 use plimsoll_plan::{Purpose, Role, Scratch, Strategy, plan};
@@ -163,10 +163,10 @@ fn poison(run: &mut Run) {
     let gradients = run.plan().states.iter().filter(|range| range.purpose == Purpose::Gradients);
     let mut ranges: Vec<(u64, u64)> = gradients.map(|range| (range.offset, range.bytes)).collect();
     ranges.push((persistent, run.plan().arena_bytes - persistent));
-    let arena = run.engine_mut().device_mut().arena_mut().unwrap();
+    let device = run.engine_mut().device_mut();
     for (offset, bytes) in ranges {
         assert!(bytes > 0);
-        arena.range_mut(offset, bytes).unwrap().fill(0xff);
+        device.write(offset, &vec![0xff; bytes as usize]).unwrap();
     }
 }
 

@@ -15,6 +15,9 @@ use crate::table;
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut config = Config::check(&args.raw())?;
+    if args.stop_after == Some(0) {
+        return Err(plimsoll::TrainError::Config("--stop-after must be at least 1".into()).into());
+    }
     config.max_steps = args.stop_after.map_or(config.max_steps, |steps| config.max_steps.min(steps));
     let mut session = Session::open(&config)?;
     if !args.fit.json {
@@ -63,13 +66,19 @@ impl Session {
         for _ in 0..config.max_steps {
             let record = self.trainer.step().inspect_err(|_| bar.abandon())?;
             let used = memory::process().map_err(Failure::memory)?.peak;
-            bar.set_message(format!(
+            let state = format!(
                 "loss {:.3}  {:.0} tokens/s  memory {} of {}",
                 record.loss,
                 record.tokens_per_second,
                 table::size(used),
                 table::size(budget)
-            ));
+            );
+            // Where no bar can be drawn, some twenty plain lines tell the same.
+            let every = (config.max_steps / 20).max(1);
+            if bar.is_hidden() && (record.step % every == 0 || record.step == 1) {
+                say(&format!("step {:>5} of {}  {state}\n", record.step, config.max_steps))?;
+            }
+            bar.set_message(state);
             bar.inc(1);
             report(&record)?;
         }

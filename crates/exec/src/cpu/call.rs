@@ -59,18 +59,18 @@ pub struct Call<'a> {
 
 impl Call<'_> {
     /// Input `index` as floats. Not for inputs that an output of this op may overwrite.
-    pub fn input(&self, index: usize) -> &[f32] {
+    pub(super) fn input(&self, index: usize) -> &[f32] {
         self.slice(&self.inputs[index], DType::F32)
     }
 
     /// Input `index` as integers.
-    pub fn integers(&self, index: usize) -> &[i32] {
+    pub(super) fn integers(&self, index: usize) -> &[i32] {
         self.slice(&self.inputs[index], DType::I32)
     }
 
     /// Output `index` as floats. Each output may be borrowed once per call.
     #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
-    pub fn output(&self, index: usize) -> &mut [f32] {
+    pub(super) fn output(&self, index: usize) -> &mut [f32] {
         let operand = &self.outputs[index];
         assert_eq!(operand.ty.dtype, DType::F32, "output {index} of {}", self.op.name());
         // SAFETY: the range lies inside the arena and is aligned (the layout rounds offsets up to the
@@ -80,14 +80,14 @@ impl Call<'_> {
     }
 
     /// Address of input `index`, for ops that may write over it.
-    pub fn pointer(&self, index: usize) -> *const f32 {
+    pub(super) fn pointer(&self, index: usize) -> *const f32 {
         assert_eq!(self.inputs[index].ty.dtype, DType::F32, "input {index} of {}", self.op.name());
         self.inputs[index].pointer.cast()
     }
 
     /// The scratch memory as floats.
     #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
-    pub fn scratch(&self) -> &mut [f32] {
+    pub(super) fn scratch(&self) -> &mut [f32] {
         let Scratch { pointer, bytes } = self.workspace;
         // SAFETY: as for outputs; the workspace is a buffer of its own for the length of the action.
         unsafe { std::slice::from_raw_parts_mut(pointer.cast(), bytes / 4) }

@@ -31,7 +31,8 @@ pub struct CpuDevice {
     /// Shared with the body of [`Device::enter`], which borrows the device while its threads are in use.
     pool: Arc<Pool>,
     threads: usize,
-    arena: Option<Arena>,
+    /// Shared with the schedules that were prepared on it, which hold addresses inside.
+    arena: Option<Arc<Arena>>,
     /// Where buffers may be sent, if anywhere.
     offload_folder: Option<PathBuf>,
     disk: Option<DiskTier>,
@@ -72,55 +73,34 @@ impl CpuDevice {
 
     /// The arena, once it is taken.
     pub fn arena(&self) -> Option<&Arena> {
-        self.arena.as_ref()
+        self.arena.as_deref()
     }
 
-    /// The arena, for tests that fill it with poison.
-    pub fn arena_mut(&mut self) -> Option<&mut Arena> {
-        self.arena.as_mut()
-    }
-
-    fn taken(&self) -> Result<&Arena, ExecError> {
+    fn taken(&self) -> Result<&Arc<Arena>, ExecError> {
         self.arena.as_ref().ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))
     }
 }
 
+/// A schedule bound to the addresses of an arena, which it keeps alive.
+#[derive(Debug)]
+pub struct Prepared {
+    arena: Arc<Arena>,
+    actions: Vec<Bound>,
+}
+
 /// An action with its operands bound to addresses.
 #[derive(Debug)]
-pub enum Bound {
+enum Bound {
     /// A kernel call.
-    Call {
-        /// What to compute.
-        op: Op,
-        /// What to read.
-        inputs: Vec<Operand>,
-        /// What to write.
-        outputs: Vec<Operand>,
-        /// Scratch memory.
-        workspace: Scratch,
-    },
+    Call { op: Op, inputs: Vec<Operand>, outputs: Vec<Operand>, workspace: Scratch },
     /// The beginning of a transfer.
-    Start {
-        /// Its index in the schedule.
-        copy: usize,
-        /// Which way.
-        direction: Direction,
-        /// The buffer in the arena.
-        buffer: Scratch,
-        /// Its place in the file.
-        offset: u64,
-    },
+    Start { copy: usize, direction: Direction, buffer: Scratch, offset: u64 },
     /// The end of a transfer.
-    Wait {
-        /// Its index in the schedule.
-        copy: usize,
-        /// Which way.
-        direction: Direction,
-    },
+    Wait { copy: usize, direction: Direction },
 }
 
 impl Device for CpuDevice {
-    type Prepared = Vec<Bound>;
+    type Prepared = Prepared;
 
     fn name(&self) -> String {
         format!("cpu, {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" })
@@ -153,22 +133,20 @@ impl Device for CpuDevice {
             (Some(folder), bytes) => Some(DiskTier::create(folder, bytes, space.transfers)?),
             (None, _) => return Err(ExecError::Unsupported("no folder was named to offload to".into())),
         };
-        self.arena = Some(Arena::new(space.arena)?);
+        self.arena = Some(Arc::new(Arena::new(space.arena)?));
         Ok(())
     }
 
-    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Vec<Bound>, ExecError> {
-        let arena = self.taken()?;
-        schedule.actions.iter().map(|action| bind(arena, graph, schedule, action)).collect()
+    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Prepared, ExecError> {
+        let arena = Arc::clone(self.taken()?);
+        let actions = schedule.actions.iter().map(|action| bind(&arena, graph, schedule, action));
+        let actions = actions.collect::<Result<_, _>>()?;
+        Ok(Prepared { arena, actions })
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        let arena = self
-            .arena
-            .as_mut()
-            .ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))?;
-        arena.range_mut(offset, bytes.len() as u64)?.copy_from_slice(bytes);
-        Ok(())
+        // SAFETY: the device is borrowed mutably, so no schedule runs; between schedules no copy is under way.
+        unsafe { self.taken()?.write(offset, bytes) }
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
@@ -176,12 +154,15 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn run(&mut self, prepared: &Vec<Bound>, action: usize) -> Result<(), ExecError> {
+    fn run(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
         let no_disk =
             || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
-        match &prepared[action] {
+        debug_assert!(prepared.arena.bytes() > 0, "addresses are those of a live arena");
+        match &prepared.actions[action] {
             Bound::Call { op, inputs, outputs, workspace } => {
-                run(&Call { op, inputs, outputs, workspace: *workspace })
+                // SAFETY: the operands lie in the arena that `prepared` keeps alive; the engine runs only
+                // schedules that `replay` has passed, which proves the rest of the contract.
+                unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
             }
             Bound::Start { copy, direction, buffer, offset } => {
                 let disk = self.disk.as_ref().ok_or_else(no_disk)?;
@@ -209,7 +190,11 @@ fn bind(arena: &Arena, graph: &Graph, schedule: &Schedule, action: &Action) -> R
         Ok(Scratch { pointer: arena.address(buffer.offset, buffer.bytes)?, bytes: buffer.bytes as usize })
     };
     let operand = |id: BufferId, ty: Type, accumulate: bool| {
-        Ok(Operand { pointer: place(id)?.pointer, ty, accumulate })
+        let Scratch { pointer, bytes } = place(id)?;
+        if ty.bytes() > bytes {
+            return Err(ExecError::Mismatch(format!("a buffer of {bytes} bytes cannot hold {ty}")));
+        }
+        Ok(Operand { pointer, ty, accumulate })
     };
     match action {
         Action::Run { node, inputs, outputs, workspace, accumulate } => {

@@ -51,7 +51,14 @@ pub use pool::Pool;
 /// # Errors
 ///
 /// When the data is bad or there is no kernel for these element types.
-pub fn run(call: &Call) -> Result<(), ExecError> {
+///
+/// # Safety
+///
+/// Every operand and the workspace are aligned, valid for their whole length for as long as the call runs,
+/// and touched by nobody else meanwhile; inputs are initialised; the bytes of an output overlap those of no
+/// other operand, except that they may be exactly those of an input which the op may overwrite.
+#[allow(unsafe_code, reason = "kernels trust their operands; see Safety")]
+pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
     match call.op {
         Op::Reshape { .. } => movement::reshape(call),
         Op::Transpose { permutation } => movement::transpose(call, permutation),
