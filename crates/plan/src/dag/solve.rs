@@ -1,0 +1,282 @@
+//! From a graph and a budget to a plan: the parts put together, cheapest first.
+//!
+//! 1. If nothing need be recomputed, there is nothing to search.
+//! 2. The bound says what every schedule pays.
+//! 3. Kept sets from the label frontier at the turn, each turned into a schedule and simulated.
+//! 4. The beam, started from the best of those sets, while a gap is left.
+//! 5. The exact search, while a gap is left, with all found so far as its limit.
+//!
+//! The judge has the last word on every schedule.
+
+use std::fmt;
+
+use super::Dag;
+use super::bound::{BoundEffort, bound, turn_labels};
+use super::policy::{Action, Draft, Path, lazy};
+use super::problem::{Oddities, Problem};
+use super::search::{Found, Search, Seed, Width};
+use super::set::Set;
+use super::simulate::{Outcome, Step, simulate};
+
+/// How much work a plan may take, in steps rather than seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Labels per state of a frontier.
+    pub labels: usize,
+    /// Frontiers for pairs of instants in the bound.
+    pub pairs: usize,
+    /// Kept sets turned into schedules.
+    pub trials: usize,
+    /// States that survive each position of the beam; 0 for no beam.
+    pub beam: usize,
+    /// States that the exact search expands; 0 for no exact search.
+    pub exact: usize,
+}
+
+impl Default for Effort {
+    fn default() -> Effort {
+        Effort { labels: 4000, pairs: 600, trials: 200, beam: 24, exact: 300_000 }
+    }
+}
+
+/// A schedule inside a budget, and how good it is.
+#[derive(Clone, Debug)]
+pub struct DagPlan {
+    /// Cost of running every node once.
+    pub base_cost: f64,
+    /// Cost of the schedule.
+    pub total_cost: f64,
+    /// No schedule inside the budget costs less.
+    pub lower_bound_cost: f64,
+    /// Most bytes resident at once.
+    pub peak_bytes: u64,
+    /// The schedule.
+    pub schedule: Vec<Step>,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unplannable {
+    /// No schedule can stay inside the budget.
+    TooSmall {
+        /// The smallest budget for which a schedule was found.
+        smallest: u64,
+    },
+    /// None was found, which does not prove that there is none.
+    NotFound {
+        /// The smallest budget for which a schedule was found.
+        smallest: u64,
+        /// A budget below which there certainly is none.
+        least: u64,
+    },
+    /// More forward nodes than the planner is built for.
+    TooLarge {
+        /// How many there are.
+        forward: usize,
+        /// How many there may be.
+        most: usize,
+    },
+}
+
+impl fmt::Display for Unplannable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unplannable::TooSmall { smallest } => {
+                write!(f, "no schedule fits: the smallest budget that works is {smallest} bytes")
+            }
+            Unplannable::NotFound { smallest, least } => write!(
+                f,
+                "no schedule was found: the smallest budget known to work is {smallest} bytes, and below {least} bytes there is none"
+            ),
+            Unplannable::TooLarge { forward, most } => {
+                write!(f, "the graph has {forward} forward nodes; at most {most} can be planned")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Unplannable {}
+
+/// The cheapest schedule found for `dag` inside `memory` bytes.
+pub fn plan_dag(dag: &Dag, memory: u64, effort: Effort) -> Result<DagPlan, Unplannable> {
+    const MOST: usize = 64 * 32;
+    match dag.nodes.iter().filter(|node| !node.backward).count() {
+        0..=64 => Solver::<1>::new(dag, effort).plan(memory),
+        65..=128 => Solver::<2>::new(dag, effort).plan(memory),
+        129..=256 => Solver::<4>::new(dag, effort).plan(memory),
+        257..=512 => Solver::<8>::new(dag, effort).plan(memory),
+        513..=MOST => Solver::<32>::new(dag, effort).plan(memory),
+        forward => Err(Unplannable::TooLarge { forward, most: MOST }),
+    }
+}
+
+struct Solver<'a, const W: usize> {
+    dag: &'a Dag,
+    effort: Effort,
+    problem: Problem<W>,
+    /// Forward cost without recomputation.
+    forward: f64,
+}
+
+impl<'a, const W: usize> Solver<'a, W> {
+    fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
+        let problem = Problem::new(dag, Oddities::Once);
+        let forward = problem.cost.iter().sum();
+        Solver { dag, effort, problem, forward }
+    }
+
+    fn plan(&self, memory: u64) -> Result<DagPlan, Unplannable> {
+        let base_cost = self.dag.base_cost();
+        let keep_all = self.dag.keep_all();
+        let outcome = self.judged(&keep_all);
+        if outcome.peak <= memory {
+            return Ok(self.finished(keep_all, base_cost));
+        }
+        let reduced: Problem<W> = Problem::new(self.dag, Oddities::Removed);
+        let least = reduced.least_memory();
+        if memory < least {
+            return Err(self.too_small(least, outcome.peak));
+        }
+        let bound_effort = BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs };
+        let mut lower = base_cost + bound(&reduced, memory, bound_effort).extra;
+        let Some((path, found)) = self.best(memory) else {
+            return Err(self.too_small(least, outcome.peak));
+        };
+        // Where there are oddities the search solved a more rigid problem, and its proof is not ours.
+        if !self.problem.odd {
+            lower = lower.max(self.problem.fixed_cost + found);
+        }
+        Ok(self.finished(self.steps(&path), lower))
+    }
+
+    /// The cheapest path found, and a lower bound on the forward cost of any.
+    fn best(&self, memory: u64) -> Option<(Path<W>, f64)> {
+        let bound_effort = BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs };
+        let bound = bound(&self.problem, memory, bound_effort);
+        let lower = self.forward + bound.extra;
+        let tolerance = 1e-9 * self.dag.base_cost();
+        let (drafts, seeds) = self.trials(memory);
+        let mut best: Option<(Path<W>, f64)> = (drafts.into_iter())
+            .min_by(|a, b| a.cost.total_cmp(&b.cost))
+            .map(|draft| (draft.path, draft.cost));
+        let limit =
+            |best: &Option<(Path<W>, f64)>| best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - tolerance);
+        if self.effort.beam > 0 && limit(&best) > lower {
+            let search = Search::new(&self.problem, memory, &bound.after, limit(&best));
+            let width = Width { steps: 20 * self.effort.beam, drops: 8, beam: self.effort.beam };
+            best = search.beam(&seeds, width).or(best);
+        }
+        if self.effort.exact == 0 || limit(&best) <= lower {
+            return best.map(|(path, _)| (path, lower));
+        }
+        let search = Search::new(&self.problem, memory, &bound.after, limit(&best));
+        let Found { better, lower: proven } = search.exact(self.effort.exact);
+        let lower = lower.max(proven);
+        better.or(best).map(|(path, _)| (path, lower))
+    }
+
+    /// Schedules from kept sets that fit, and the states in which they stand at the turn.
+    fn trials(&self, memory: u64) -> (Vec<Draft<W>>, Vec<Seed<W>>) {
+        let labels = turn_labels(&self.problem, memory, self.effort.labels);
+        let (mut drafts, mut seeds) = (Vec::new(), Vec::new());
+        for label in labels.iter().rev().take(self.effort.trials) {
+            let keep: Set<W> = label.keep.iter().copied().collect();
+            for hold in [usize::MAX, 3, 1] {
+                let draft = lazy(&self.problem, &keep, hold);
+                if hold == usize::MAX {
+                    seeds.extend(self.seed(&draft, memory));
+                }
+                if draft.peak <= memory {
+                    drafts.push(draft);
+                    break;
+                }
+            }
+        }
+        (drafts, seeds)
+    }
+
+    /// The state of a schedule before the first once-node, if it gets there inside the budget.
+    fn seed(&self, draft: &Draft<W>, memory: u64) -> Option<Seed<W>> {
+        let problem = &self.problem;
+        let turn = draft.path.iter().position(|(_, action)| matches!(action, Action::Once(_)))?;
+        let (path, rest) = draft.path.split_at(turn);
+        let forward = |action: &Action| match *action {
+            Action::Forward(node) => Some(node),
+            Action::Once(_) => None,
+        };
+        let fits = path.iter().all(|(resident, action)| {
+            forward(action).is_none_or(|node| problem.size(resident) + problem.bytes[node] <= memory)
+        });
+        let cost = path.iter().filter_map(|(_, action)| forward(action)).map(|node| problem.cost[node]).sum();
+        fits.then(|| Seed { path: path.to_vec(), resident: rest[0].0, cost })
+    }
+
+    /// A path as explicit steps.
+    fn steps(&self, path: &Path<W>) -> Vec<Step> {
+        let problem = &self.problem;
+        let mut steps = Vec::new();
+        let mut resident = Set::EMPTY;
+        for (before, action) in path {
+            let gone: Set<W> = resident.minus(before);
+            steps.extend(gone.iter().map(|node| Step::Drop(problem.forward_ids[node])));
+            resident = *before;
+            match *action {
+                Action::Forward(node) => {
+                    steps.push(Step::Run(problem.forward_ids[node]));
+                    resident.insert(node);
+                }
+                Action::Once(position) => {
+                    let id = problem.once_ids[position];
+                    steps.push(Step::Run(id));
+                    let next = problem.held_ids.get(position + 1).map_or(&[][..], |ids| ids);
+                    let there = problem.held_ids[position].iter().chain([&id]);
+                    steps.extend(there.filter(|id| !next.contains(id)).map(|&id| Step::Drop(id)));
+                }
+            }
+        }
+        steps
+    }
+
+    fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
+        let outcome = self.judged(&schedule);
+        DagPlan {
+            base_cost: self.dag.base_cost(),
+            total_cost: outcome.cost,
+            // The proof and the schedule add the same costs in different orders.
+            lower_bound_cost: lower.min(outcome.cost),
+            peak_bytes: outcome.peak,
+            schedule,
+        }
+    }
+
+    fn judged(&self, schedule: &[Step]) -> Outcome {
+        match simulate(self.dag, schedule) {
+            Ok(outcome) => outcome,
+            Err(violation) => unreachable!("the planner made an illegal schedule: {violation:?}"),
+        }
+    }
+
+    /// The error for a budget at which nothing was found, with the smallest at which something is.
+    fn too_small(&self, least: u64, most: u64) -> Unplannable {
+        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, exact: 20_000 };
+        let solver: Solver<W> = Solver::new(self.dag, quick);
+        let fits = |memory: u64| solver.best(memory).is_some();
+        let (mut below, mut smallest) = (least.saturating_sub(1), most);
+        while smallest - below > 1 && smallest > least {
+            let middle = if smallest == most { least } else { below + (smallest - below) / 2 };
+            if fits(middle) {
+                smallest = middle;
+            } else {
+                below = middle;
+            }
+            if smallest != most && smallest - below <= smallest / 1000 {
+                break;
+            }
+        }
+        if smallest == least {
+            Unplannable::TooSmall { smallest }
+        } else {
+            Unplannable::NotFound { smallest, least }
+        }
+    }
+}
