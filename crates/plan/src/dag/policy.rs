@@ -32,15 +32,12 @@ pub(crate) struct Draft<const W: usize> {
 pub(crate) fn lazy<const W: usize>(problem: &Problem<W>, keep: &Set<W>, hold: usize) -> Draft<W> {
     let positions = problem.once_ids.len();
     let mut draft = Draft { path: Vec::new(), cost: 0.0, peak: 0 };
-    let mut later = vec![Set::EMPTY; positions + 1];
-    for position in (0..positions).rev() {
-        later[position] = later[position + 1].union(&problem.needs[position]);
-    }
     let mut resident = Set::EMPTY;
     for position in 0..positions {
         let needs = &problem.needs[position];
-        let again = problem.missing(&later[position], &resident);
-        let wanted = again.iter().fold(later[position], |wanted, node| wanted.union(&problem.sources[node]));
+        let again = problem.missing(&problem.later[position], &resident);
+        let wanted =
+            again.iter().fold(problem.later[position], |wanted, node| wanted.union(&problem.sources[node]));
         let near = match position {
             0 => Set::EMPTY,
             _ => (position..positions.min(position.saturating_add(hold)))

@@ -40,6 +40,8 @@ pub(crate) struct Problem<const W: usize> {
     pub(crate) sources: Vec<Set<W>>,
     /// Forward outputs that each once-node reads.
     pub(crate) needs: Vec<Set<W>>,
+    /// Forward outputs that once-nodes at or after each position read; one entry more than positions.
+    pub(crate) later: Vec<Set<W>>,
     /// Output size of each once-node.
     pub(crate) once_bytes: Vec<u64>,
     /// Bytes of earlier once-outputs that are still read at or after each position.
@@ -67,7 +69,9 @@ impl<const W: usize> Problem<W> {
         let sources: Vec<Set<W>> = forward_ids.iter().map(forward_sources).collect();
         let needs: Vec<Set<W>> = once_ids.iter().map(forward_sources).collect();
         let mut useful = vec![Set::EMPTY; once_ids.len() + 1];
+        let mut later = useful.clone();
         for position in (0..once_ids.len()).rev() {
+            later[position] = later[position + 1].union(&needs[position]);
             let mut built_on = useful[position + 1].union(&needs[position]);
             for node in (0..forward_ids.len()).rev() {
                 if built_on.contains(node) {
@@ -87,6 +91,7 @@ impl<const W: usize> Problem<W> {
             odd: (0..dag.nodes.len()).any(|id| !dag.nodes[id].backward && kinds[id] != Kind::Forward),
             sources,
             needs,
+            later,
             held_ids,
             useful,
             forward_ids,

@@ -7,11 +7,12 @@
 //!
 //! **What is not tried, and why nothing is lost.** Any schedule can be brought into a lazy form that costs
 //! no more: a drop waits until a run does not fit, and then no more is dropped than that run needs; a run
-//! waits until just before its first reader runs or one of its sources is dropped. So from a state
+//! waits for its first reader, unless waiting would keep a source that has to go. So from a state
 //!
 //! - the runs tried are those the next once-node lacks, and that node itself once it lacks nothing;
-//! - if one of them does not fit, every smallest set of drops that makes room is tried, and only then
-//!   runs that nobody asked for yet (a small output computed while its source is still there).
+//! - where one of them does not fit, every smallest set of drops that makes room is tried;
+//! - runs that nobody asked for yet (a small output made while its source is still there) are tried only
+//!   where all that is useful does not fit at once, and only of nodes that have sources.
 //!
 //! When the search ends, the best schedule found is optimal; when its steps run out, the least `f` still
 //! open bounds the optimum from below. The **beam** is the same search with less of everything, one
@@ -20,6 +21,7 @@
 //!
 //! Absent: clocks and randomness. Ties are broken by depth, then by age.
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -30,8 +32,8 @@ use super::set::Set;
 /// How wide the search goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Width {
-    /// States expanded.
-    pub(crate) steps: usize,
+    /// Runs tried between two once-nodes.
+    pub(crate) runs: usize,
     /// Sets of drops tried for one run.
     pub(crate) drops: usize,
     /// States kept after each once-node.
@@ -63,7 +65,12 @@ pub(crate) struct Search<'a, const W: usize> {
     after: &'a [f64],
     /// Only schedules cheaper than this are of interest.
     limit: f64,
+    /// Whether, at each position, all that is useful does not fit at once.
+    short: Vec<bool>,
     states: Vec<State<W>>,
+    /// Set operations so far: what the search is limited by.
+    work: Cell<u64>,
+    allowed: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,21 +115,22 @@ type Move<const W: usize> = (Set<W>, Action);
 impl<'a, const W: usize> Search<'a, W> {
     /// A search for schedules whose forward runs cost less than `limit`; `after` comes from the bound.
     pub(crate) fn new(problem: &'a Problem<W>, memory: u64, after: &'a [f64], limit: f64) -> Search<'a, W> {
-        Search { problem, memory, after, limit, states: Vec::new() }
+        let whole = |at: usize| problem.held[at] + problem.size(&problem.useful[at]) + problem.once_bytes[at];
+        let short = (0..problem.once_ids.len()).map(|at| whole(at) > memory).collect();
+        let (states, work, allowed) = (Vec::new(), Cell::new(0), u64::MAX);
+        Search { problem, memory, after, limit, short, states, work, allowed }
     }
 
-    /// The search without loss, up to a number of steps.
-    pub(crate) fn exact(mut self, steps: usize) -> Found<W> {
+    /// The search without loss, up to an amount of work.
+    pub(crate) fn exact(mut self, work: u64) -> Found<W> {
+        self.allowed = work;
         let mut best: HashMap<(u32, Set<W>), f64> = HashMap::new();
         let mut heap = BinaryHeap::new();
         let root =
             State { resident: Set::EMPTY, position: 0, parent: ROOT, action: Action::Once(0), cost: 0.0 };
         self.push(root, &mut heap, &mut best);
         let mut moves = Vec::new();
-        for _ in 0..steps {
-            let Some(open) = heap.pop() else {
-                return Found { better: None, lower: self.limit };
-            };
+        while let Some(open) = heap.pop() {
             let state = self.states[open.state as usize];
             if best[&(state.position, state.resident)] < state.cost {
                 continue;
@@ -132,16 +140,19 @@ impl<'a, const W: usize> Search<'a, W> {
             }
             moves.clear();
             self.moves(&state, None, &mut moves);
+            if self.exhausted() {
+                return Found { better: None, lower: open.total };
+            }
             for &next in &moves {
                 let child = self.child(open.state, next);
                 self.push(child, &mut heap, &mut best);
             }
         }
-        let lower = heap.peek().map_or(self.limit, |open| open.total.min(self.limit));
-        Found { better: None, lower }
+        Found { better: None, lower: self.limit }
     }
 
-    /// The search with a beam, from the start and from `seeds`, which stand before the first once-node.
+    /// The search with a beam from `seeds`, which stand before the first once-node; from the start if there
+    /// are none.
     pub(crate) fn beam(mut self, seeds: &[Seed<W>], width: Width) -> Option<(Path<W>, f64)> {
         let start =
             State { resident: Set::EMPTY, position: 0, parent: ROOT, action: Action::Once(0), cost: 0.0 };
@@ -149,43 +160,49 @@ impl<'a, const W: usize> Search<'a, W> {
         self.states.push(start);
         let seed_state = |seed: &Seed<W>| State { resident: seed.resident, cost: seed.cost, ..start };
         self.states.extend(seeds.iter().map(seed_state));
-        let mut level: Vec<u32> = (0..self.states.len() as u32).collect();
-        let mut moves = Vec::new();
+        // The way from the start is long, and would use up the steps of the first position.
+        let first = u32::from(!seeds.is_empty());
+        let mut level: Vec<u32> = (first..self.states.len() as u32).collect();
         for position in 0..self.problem.once_ids.len() {
-            let mut best: HashMap<(u32, Set<W>), f64> = HashMap::new();
-            let mut heap: BinaryHeap<Open> = BinaryHeap::new();
-            for &index in &level {
-                let state = self.states[index as usize];
-                best.insert((state.position, state.resident), state.cost);
-                heap.extend(self.open(&state, index));
-            }
-            level.clear();
-            let mut steps = 0;
-            while let Some(open) = heap.pop() {
-                let state = self.states[open.state as usize];
-                if state.position as usize > position {
-                    level.push(open.state);
-                    if level.len() == width.beam {
-                        break;
-                    }
-                    continue;
-                }
-                steps += 1;
-                if steps > width.steps || best[&(state.position, state.resident)] < state.cost {
-                    continue;
-                }
-                moves.clear();
-                self.moves(&state, Some(width.drops), &mut moves);
-                for &next in &moves {
-                    let child = self.child(open.state, next);
-                    self.push(child, &mut heap, &mut best);
-                }
-            }
+            level = self.advance(position as u32, level, width);
         }
         let cheapest =
             |a: &&u32, b: &&u32| self.states[**a as usize].cost.total_cmp(&self.states[**b as usize].cost);
         let &last = level.iter().min_by(cheapest)?;
         Some((self.path(last, seeds), self.states[last as usize].cost))
+    }
+
+    /// Brings a beam past the once-node at `position`, one run at a time.
+    fn advance(&mut self, position: u32, level: Vec<u32>, width: Width) -> Vec<u32> {
+        let mut best: HashMap<(u32, Set<W>), f64> = HashMap::new();
+        let (mut here, mut past) = (level, Vec::new());
+        let mut moves = Vec::new();
+        for _ in 0..width.runs {
+            let mut next = BinaryHeap::new();
+            for index in here {
+                let state = self.states[index as usize];
+                moves.clear();
+                self.moves(&state, Some(width.drops), &mut moves);
+                for &run in &moves {
+                    let child = self.child(index, run);
+                    self.push(child, &mut next, &mut best);
+                }
+            }
+            here = Vec::new();
+            while let Some(open) = next.pop() {
+                if open.position > position {
+                    past.push(open);
+                } else if here.len() < width.beam {
+                    here.push(open.state);
+                }
+            }
+            if here.is_empty() {
+                break;
+            }
+        }
+        past.sort_by(|a, b| b.cmp(a));
+        past.truncate(width.beam);
+        past.into_iter().map(|open| open.state).collect()
     }
 
     fn push(&mut self, state: State<W>, heap: &mut BinaryHeap<Open>, best: &mut HashMap<(u32, Set<W>), f64>) {
@@ -212,16 +229,29 @@ impl<'a, const W: usize> Search<'a, W> {
     fn to_pay(&self, position: usize, resident: &Set<W>) -> f64 {
         let problem = self.problem;
         let (mut done, mut cost, mut most) = (*resident, 0.0f64, 0.0f64);
+        let mut work = 1;
         for at in position..problem.once_ids.len() {
+            work += 1;
+            // With nothing more to miss, the bound only falls from here on.
+            if problem.later[at].is_subset(&done) {
+                most = most.max(cost + self.after[at]);
+                break;
+            }
             let mut open = problem.needs[at].minus(&done);
             while let Some(node) = open.first() {
+                work += 1;
                 done.insert(node);
                 cost += problem.cost[node];
                 open = open.union(&problem.sources[node]).minus(&done);
             }
             most = most.max(cost + self.after[at]);
         }
+        self.work.set(self.work.get() + work);
         most
+    }
+
+    fn exhausted(&self) -> bool {
+        self.work.get() > self.allowed
     }
 
     fn child(&self, parent: u32, (resident, action): Move<W>) -> State<W> {
@@ -246,29 +276,22 @@ impl<'a, const W: usize> Search<'a, W> {
         let resident = &state.resident;
         let lacking = problem.missing(&problem.needs[position], resident);
         let ready = |node: &usize| problem.sources[*node].is_subset(resident);
-        let mut fits = true;
         if lacking.is_empty() {
-            fits &= self.make_room(state, Action::Once(position), drops, moves);
+            self.make_room(state, Action::Once(position), drops, moves);
         }
         for node in lacking.iter().filter(ready) {
-            fits &= self.make_room(state, Action::Forward(node), drops, moves);
+            self.make_room(state, Action::Forward(node), drops, moves);
         }
-        if !fits && drops.is_none() {
+        if self.short[position] && drops.is_none() {
             let ahead = problem.useful[position].minus(resident).minus(&lacking);
-            for node in ahead.iter().filter(ready) {
+            for node in ahead.iter().filter(|&node| !problem.sources[node].is_empty()).filter(ready) {
                 self.make_room(state, Action::Forward(node), drops, moves);
             }
         }
     }
 
-    /// Adds the run with every smallest set of drops that lets it fit; says whether it fits without.
-    fn make_room(
-        &self,
-        state: &State<W>,
-        action: Action,
-        drops: Option<usize>,
-        moves: &mut Vec<Move<W>>,
-    ) -> bool {
+    /// Adds the run with every smallest set of drops that lets it fit.
+    fn make_room(&self, state: &State<W>, action: Action, drops: Option<usize>, moves: &mut Vec<Move<W>>) {
         let problem = self.problem;
         let position = state.position as usize;
         let (own, reads) = match action {
@@ -278,7 +301,7 @@ impl<'a, const W: usize> Search<'a, W> {
         let taken = problem.held[position] + problem.size(&state.resident) + own;
         let Some(excess) = taken.checked_sub(self.memory).filter(|&excess| excess > 0) else {
             moves.push((state.resident, action));
-            return true;
+            return;
         };
         let mut candidates: Vec<usize> =
             state.resident.minus(reads).iter().filter(|&node| problem.bytes[node] > 0).collect();
@@ -308,7 +331,6 @@ impl<'a, const W: usize> Search<'a, W> {
             moves,
         };
         room.drop_from(0, state.resident, 0, candidates.iter().map(|&node| problem.bytes[node]).sum());
-        false
     }
 
     /// The runs that lead to a state.
@@ -355,8 +377,10 @@ impl<const W: usize> Room<'_, '_, W> {
             self.left -= 1;
             return;
         }
-        if from == self.candidates.len() || freed + rest < self.excess || self.left == 0 || self.patience == 0
-        {
+        if from == self.candidates.len() || freed + rest < self.excess {
+            return;
+        }
+        if self.left == 0 || self.patience == 0 || self.search.exhausted() {
             return;
         }
         self.patience -= 1;

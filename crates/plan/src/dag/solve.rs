@@ -12,6 +12,7 @@ use std::fmt;
 
 use super::Dag;
 use super::bound::{BoundEffort, bound, turn_labels};
+use super::labels::Label;
 use super::policy::{Action, Draft, Path, lazy};
 use super::problem::{Oddities, Problem};
 use super::search::{Found, Search, Seed, Width};
@@ -29,13 +30,13 @@ pub struct Effort {
     pub trials: usize,
     /// States that survive each position of the beam; 0 for no beam.
     pub beam: usize,
-    /// States that the exact search expands; 0 for no exact search.
-    pub exact: usize,
+    /// Set operations of the exact search, some ten million a second; 0 for no exact search.
+    pub exact: u64,
 }
 
 impl Default for Effort {
     fn default() -> Effort {
-        Effort { labels: 4000, pairs: 600, trials: 200, beam: 24, exact: 300_000 }
+        Effort { labels: 4000, pairs: 600, trials: 200, beam: 24, exact: 30_000_000 }
     }
 }
 
@@ -154,16 +155,17 @@ impl<'a, const W: usize> Solver<'a, W> {
         let bound_effort = BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs };
         let bound = bound(&self.problem, memory, bound_effort);
         let lower = self.forward + bound.extra;
-        let tolerance = 1e-9 * self.dag.base_cost();
         let (drafts, seeds) = self.trials(memory);
         let mut best: Option<(Path<W>, f64)> = (drafts.into_iter())
             .min_by(|a, b| a.cost.total_cmp(&b.cost))
             .map(|draft| (draft.path, draft.cost));
-        let limit =
-            |best: &Option<(Path<W>, f64)>| best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - tolerance);
+        let limit = |best: &Option<(Path<W>, f64)>| {
+            best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - self.rounding())
+        };
         if self.effort.beam > 0 && limit(&best) > lower {
             let search = Search::new(&self.problem, memory, &bound.after, limit(&best));
-            let width = Width { steps: 20 * self.effort.beam, drops: 8, beam: self.effort.beam };
+            let width =
+                Width { runs: 2 * self.problem.forward_ids.len() + 8, drops: 8, beam: self.effort.beam };
             best = search.beam(&seeds, width).or(best);
         }
         if self.effort.exact == 0 || limit(&best) <= lower {
@@ -179,7 +181,12 @@ impl<'a, const W: usize> Solver<'a, W> {
     fn trials(&self, memory: u64) -> (Vec<Draft<W>>, Vec<Seed<W>>) {
         let labels = turn_labels(&self.problem, memory, self.effort.labels);
         let (mut drafts, mut seeds) = (Vec::new(), Vec::new());
-        for label in labels.iter().rev().take(self.effort.trials) {
+        // Half of the trials go to the fullest sets, half are spread over all: where a peak lies elsewhere
+        // than at the turn, the sets that fill the turn do not fit.
+        let dense = self.effort.trials / 2;
+        let stride = (labels.len() / (dense + 1)).max(1);
+        let tried = |(index, _): &(usize, &Label)| *index < dense || index % stride == 0;
+        for (_, label) in labels.iter().rev().enumerate().filter(tried) {
             let keep: Set<W> = label.keep.iter().copied().collect();
             for hold in [usize::MAX, 3, 1] {
                 let draft = lazy(&self.problem, &keep, hold);
@@ -242,11 +249,19 @@ impl<'a, const W: usize> Solver<'a, W> {
         DagPlan {
             base_cost: self.dag.base_cost(),
             total_cost: outcome.cost,
-            // The proof and the schedule add the same costs in different orders.
-            lower_bound_cost: lower.min(outcome.cost),
+            lower_bound_cost: if lower + 2.0 * self.rounding() >= outcome.cost {
+                outcome.cost
+            } else {
+                lower
+            },
             peak_bytes: outcome.peak,
             schedule,
         }
+    }
+
+    /// Proof and schedule add the same costs in different orders: smaller differences mean nothing.
+    fn rounding(&self) -> f64 {
+        1e-9 * self.dag.base_cost()
     }
 
     fn judged(&self, schedule: &[Step]) -> Outcome {
@@ -258,25 +273,128 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The error for a budget at which nothing was found, with the smallest at which something is.
     fn too_small(&self, least: u64, most: u64) -> Unplannable {
-        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, exact: 20_000 };
+        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, exact: 1_000_000 };
         let solver: Solver<W> = Solver::new(self.dag, quick);
         let fits = |memory: u64| solver.best(memory).is_some();
-        let (mut below, mut smallest) = (least.saturating_sub(1), most);
-        while smallest - below > 1 && smallest > least {
-            let middle = if smallest == most { least } else { below + (smallest - below) / 2 };
+        if fits(least) {
+            return Unplannable::TooSmall { smallest: least };
+        }
+        let (mut below, mut smallest) = (least, most);
+        while smallest - below > 1 + smallest / 1000 {
+            let middle = below + (smallest - below) / 2;
             if fits(middle) {
                 smallest = middle;
             } else {
                 below = middle;
             }
-            if smallest != most && smallest - below <= smallest / 1000 {
-                break;
+        }
+        Unplannable::NotFound { smallest, least }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dag::exhaustive::{optimum, random_dag};
+
+    fn peak(dag: &Dag) -> u64 {
+        simulate(dag, &dag.keep_all()).unwrap().peak
+    }
+
+    #[test]
+    fn small_graphs_are_planned_at_the_exhaustive_optimum() {
+        for seed in 0..3000 {
+            let dag = random_dag(seed);
+            let odd = Problem::<1>::new(&dag, Oddities::Once).odd;
+            let full = peak(&dag);
+            for memory in [full / 2, full * 2 / 3, full - 1, full] {
+                let best = optimum(&dag, memory);
+                match (plan_dag(&dag, memory, Effort::default()), best) {
+                    (Ok(plan), Some(best)) => {
+                        assert!(plan.peak_bytes <= memory);
+                        assert!(
+                            plan.lower_bound_cost <= best,
+                            "seed {seed}, memory {memory}: {plan:?} {best}"
+                        );
+                        if odd {
+                            assert!(plan.total_cost >= best, "seed {seed}, memory {memory}");
+                        } else {
+                            assert_eq!(plan.total_cost, best, "seed {seed}, memory {memory}");
+                            assert_eq!(plan.lower_bound_cost, best, "seed {seed}, memory {memory}");
+                        }
+                    }
+                    (Ok(_), None) => panic!("seed {seed}, memory {memory}: planned the impossible"),
+                    (Err(_), Some(_)) => assert!(odd, "seed {seed}, memory {memory}: found nothing"),
+                    (Err(_), None) => {}
+                }
             }
         }
-        if smallest == least {
-            Unplannable::TooSmall { smallest }
-        } else {
-            Unplannable::NotFound { smallest, least }
+    }
+
+    #[test]
+    fn the_smallest_budget_that_is_named_works() {
+        for seed in 0..200 {
+            let dag = random_dag(seed);
+            let Err(refused) = plan_dag(&dag, 1, Effort::default()) else { continue };
+            let (Unplannable::TooSmall { smallest } | Unplannable::NotFound { smallest, .. }) = refused
+            else {
+                panic!("{refused}");
+            };
+            assert!(plan_dag(&dag, smallest, Effort::default()).is_ok(), "seed {seed}");
+            if let Unplannable::TooSmall { smallest } = refused {
+                assert_eq!(optimum(&dag, smallest - 1), None, "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn unit_chains_cost_what_is_known_to_be_least() {
+        // Total node evaluations with a budget of 3, 4, … outputs, from an exhaustive search.
+        let known: [(usize, u64, &[u64]); 7] = [
+            (4, 3, &[15, 11, 10, 9]),
+            (6, 3, &[28, 18, 16, 15, 14, 13]),
+            (8, 3, &[45, 26, 22, 21, 20, 19, 18, 17]),
+            (10, 3, &[66, 35, 29, 27, 26, 25, 24, 23, 22, 21]),
+            (12, 3, &[91, 45, 37, 33, 32, 31, 30, 29, 28, 27, 26, 25]),
+            (14, 3, &[120, 55, 45, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29]),
+            (16, 4, &[67, 53, 47, 44, 43, 42, 41, 40, 39, 38, 37, 36, 35, 34, 33]),
+        ];
+        for (length, first, costs) in known {
+            let dag = Dag::unit_chain(length);
+            for (memory, &cost) in (first..).zip(costs) {
+                let plan = plan_dag(&dag, memory, Effort::default()).unwrap();
+                assert_eq!(plan.total_cost, cost as f64, "length {length}, budget {memory}");
+                assert_eq!(plan.lower_bound_cost, cost as f64, "length {length}, budget {memory}");
+            }
+        }
+    }
+
+    #[test]
+    fn more_memory_never_costs_more_and_all_of_it_costs_nothing() {
+        for seed in 0..60 {
+            let dag = random_dag(seed);
+            let mut before = f64::INFINITY;
+            for memory in 1..=peak(&dag) {
+                if let Ok(plan) = plan_dag(&dag, memory, Effort::default()) {
+                    assert!(plan.total_cost <= before, "seed {seed}, memory {memory}");
+                    assert!(plan.lower_bound_cost <= plan.total_cost);
+                    before = plan.total_cost;
+                }
+            }
+            assert_eq!(before, dag.base_cost(), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_long_chain_is_planned_inside_every_budget_with_a_valid_bound() {
+        // Too long for a proof: the beam and the bound have to carry it.
+        let dag = Dag::unit_chain(100);
+        let effort = Effort { exact: 100_000, ..Effort::default() };
+        for memory in [8, 16, 30, 60] {
+            let plan = plan_dag(&dag, memory, effort).unwrap();
+            assert!(plan.peak_bytes <= memory);
+            assert!(plan.lower_bound_cost <= plan.total_cost);
+            assert!(plan.total_cost < 3.5 * dag.base_cost(), "budget {memory}: {}", plan.total_cost);
         }
     }
 }
