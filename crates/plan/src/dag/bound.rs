@@ -29,6 +29,8 @@ pub(crate) struct BoundEffort {
     pub(crate) labels: usize,
     /// Frontiers for pairs of instants, besides one for each instant.
     pub(crate) pairs: usize,
+    /// Extra cost beyond which more need not be proven: a schedule that costs no more is known.
+    pub(crate) worth: f64,
 }
 
 /// Lower bounds for one budget.
@@ -53,13 +55,13 @@ pub(crate) fn bound<const W: usize>(problem: &Problem<W>, memory: u64, effort: B
     }
     for position in (0..positions).rev() {
         let instant = Instant::of_once(problem, memory, position, before[position]);
-        after[position] = instant.extra(position + 1, &after, effort.labels, &mut pairs);
+        after[position] = instant.extra(position + 1, &after, effort, &mut pairs);
     }
     let mut extra = after.first().copied().unwrap_or(0.0);
     for node in 0..problem.forward_ids.len() {
         let first_reader = before.iter().position(|ran| ran.contains(node)).unwrap_or(positions);
         let instant = Instant::of_first_run(problem, memory, node);
-        extra = extra.max(instant.extra(first_reader, &after, effort.labels, &mut pairs));
+        extra = extra.max(instant.extra(first_reader, &after, effort, &mut pairs));
     }
     Bound { after, extra }
 }
@@ -130,21 +132,21 @@ impl<'a, const W: usize> Instant<'a, W> {
 
     /// The best chained bound on the extra cost after this moment, if `next` is the first once-node
     /// certainly after it.
-    fn extra(&self, next: usize, after: &[f64], labels: usize, pairs: &mut usize) -> f64 {
+    fn extra(&self, next: usize, after: &[f64], effort: BoundEffort, pairs: &mut usize) -> f64 {
         let positions = after.len();
         if next >= positions {
             return 0.0;
         }
-        let mut least = self.least(next..positions, labels);
+        let mut least = self.least(next..positions, effort);
         let mut best = least.max(after[next]);
         for last in (next..positions - 1).rev() {
             // Fewer demands cost no more, and `after` never rises: beyond this nothing can beat the best.
-            if least + after[next] <= best || *pairs == 0 {
+            if least + after[next] <= best || best >= effort.worth || *pairs == 0 {
                 break;
             }
             if least + after[last] > best {
                 *pairs -= 1;
-                least = self.least(next..last + 1, labels);
+                least = self.least(next..last + 1, effort);
                 best = best.max(least + after[last]);
             }
         }
@@ -152,14 +154,19 @@ impl<'a, const W: usize> Instant<'a, W> {
     }
 
     /// Least cost of meeting the demands of a range of once-nodes.
-    fn least(&self, positions: std::ops::Range<usize>, labels: usize) -> f64 {
+    fn least(&self, positions: std::ops::Range<usize>, effort: BoundEffort) -> f64 {
         let demanded = self.demands(positions);
         if demanded.iter().map(|&node| self.problem.bytes[node]).sum::<u64>() <= self.room {
             return 0.0;
         }
-        let thinning = Thinning::Optimistic;
-        let limits = Limits { bytes: self.room, labels, states: labels.min(64), thinning, ..Limits::NONE };
-        frontier(&self.ops, &demanded, &limits).last().map_or(0.0, |label| label.time)
+        let limits = Limits {
+            bytes: self.room,
+            time: effort.worth,
+            labels: effort.labels,
+            states: effort.labels.min(64),
+            thinning: Thinning::Optimistic,
+        };
+        frontier(&self.ops, &demanded, &limits).last().map_or(effort.worth, |label| label.time)
     }
 }
 
@@ -178,7 +185,11 @@ mod tests {
             let whole = problem.fixed_cost + problem.cost.iter().sum::<f64>();
             let least = problem.least_memory();
             for memory in [least, least + 2, least + 5] {
-                let effort = BoundEffort { labels: if seed % 3 == 0 { 2 } else { 1000 }, pairs: 1000 };
+                let effort = BoundEffort {
+                    labels: if seed % 3 == 0 { 2 } else { 1000 },
+                    pairs: 1000,
+                    worth: f64::INFINITY,
+                };
                 let lower = whole + bound(&problem, memory, effort).extra;
                 if let Some(best) = optimum(&dag, memory) {
                     assert!(lower <= best, "seed {seed}, memory {memory}: bound {lower}, optimum {best}");

@@ -113,17 +113,23 @@ impl PartialOrd for Open {
 type Move<const W: usize> = (Set<W>, Action);
 
 impl<'a, const W: usize> Search<'a, W> {
-    /// A search for schedules whose forward runs cost less than `limit`; `after` comes from the bound.
-    pub(crate) fn new(problem: &'a Problem<W>, memory: u64, after: &'a [f64], limit: f64) -> Search<'a, W> {
+    /// A search for schedules whose forward runs cost less than `limit`, with so much work allowed; `after`
+    /// comes from the bound.
+    pub(crate) fn new(
+        problem: &'a Problem<W>,
+        memory: u64,
+        after: &'a [f64],
+        limit: f64,
+        allowed: u64,
+    ) -> Search<'a, W> {
         let whole = |at: usize| problem.held[at] + problem.size(&problem.useful[at]) + problem.once_bytes[at];
         let short = (0..problem.once_ids.len()).map(|at| whole(at) > memory).collect();
-        let (states, work, allowed) = (Vec::new(), Cell::new(0), u64::MAX);
+        let (states, work) = (Vec::new(), Cell::new(0));
         Search { problem, memory, after, limit, short, states, work, allowed }
     }
 
-    /// The search without loss, up to an amount of work.
-    pub(crate) fn exact(mut self, work: u64) -> Found<W> {
-        self.allowed = work;
+    /// The search without loss.
+    pub(crate) fn exact(mut self) -> Found<W> {
         let mut best: HashMap<(u32, Set<W>), f64> = HashMap::new();
         let mut heap = BinaryHeap::new();
         let root =
@@ -196,7 +202,7 @@ impl<'a, const W: usize> Search<'a, W> {
                     here.push(open.state);
                 }
             }
-            if here.is_empty() {
+            if here.is_empty() || self.exhausted() {
                 break;
             }
         }

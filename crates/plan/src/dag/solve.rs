@@ -28,15 +28,15 @@ pub struct Effort {
     pub pairs: usize,
     /// Kept sets turned into schedules.
     pub trials: usize,
-    /// States that survive each position of the beam; 0 for no beam.
+    /// States that survive each position of the first beam, a quarter of the second; 0 for no beam.
     pub beam: usize,
-    /// Set operations of the exact search, some ten million a second; 0 for no exact search.
-    pub exact: u64,
+    /// Set operations of the exact search, some thirty million a second; a beam may take four times that.
+    pub work: u64,
 }
 
 impl Default for Effort {
     fn default() -> Effort {
-        Effort { labels: 4000, pairs: 600, trials: 200, beam: 24, exact: 30_000_000 }
+        Effort { labels: 4000, pairs: 600, trials: 200, beam: 24, work: 20_000_000 }
     }
 }
 
@@ -111,6 +111,13 @@ pub fn plan_dag(dag: &Dag, memory: u64, effort: Effort) -> Result<DagPlan, Unpla
     }
 }
 
+/// What the search leaves.
+struct Best<const W: usize> {
+    path: Path<W>,
+    /// No schedule's forward runs cost less.
+    lower: f64,
+}
+
 struct Solver<'a, const W: usize> {
     dag: &'a Dag,
     effort: Effort,
@@ -138,55 +145,64 @@ impl<'a, const W: usize> Solver<'a, W> {
         if memory < least {
             return Err(self.too_small(least, outcome.peak));
         }
-        let bound_effort = BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs };
-        let mut lower = base_cost + bound(&reduced, memory, bound_effort).extra;
-        let Some((path, found)) = self.best(memory) else {
+        let Some(best) = self.best(memory) else {
             return Err(self.too_small(least, outcome.peak));
         };
-        // Where there are oddities the search solved a more rigid problem, and its proof is not ours.
-        if !self.problem.odd {
-            lower = lower.max(self.problem.fixed_cost + found);
-        }
-        Ok(self.finished(self.steps(&path), lower))
+        let lower = if self.problem.odd {
+            // The search solved a more rigid problem, and its proof is not ours.
+            base_cost + bound(&reduced, memory, self.bound_effort(f64::INFINITY)).extra
+        } else {
+            self.problem.fixed_cost + best.lower
+        };
+        Ok(self.finished(self.steps(&best.path), lower))
+    }
+
+    fn bound_effort(&self, worth: f64) -> BoundEffort {
+        BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs, worth }
     }
 
     /// The cheapest path found, and a lower bound on the forward cost of any.
-    fn best(&self, memory: u64) -> Option<(Path<W>, f64)> {
-        let bound_effort = BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs };
-        let bound = bound(&self.problem, memory, bound_effort);
-        let lower = self.forward + bound.extra;
-        let (drafts, seeds) = self.trials(memory);
-        let mut best: Option<(Path<W>, f64)> = (drafts.into_iter())
-            .min_by(|a, b| a.cost.total_cmp(&b.cost))
-            .map(|draft| (draft.path, draft.cost));
+    fn best(&self, memory: u64) -> Option<Best<W>> {
+        let (draft, seeds) = self.trials(memory);
+        let mut best = draft.map(|draft| (draft.path, draft.cost));
         let limit = |best: &Option<(Path<W>, f64)>| {
             best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - self.rounding())
         };
-        if self.effort.beam > 0 && limit(&best) > lower {
-            let search = Search::new(&self.problem, memory, &bound.after, limit(&best));
-            let width =
-                Width { runs: 2 * self.problem.forward_ids.len() + 8, drops: 8, beam: self.effort.beam };
-            best = search.beam(&seeds, width).or(best);
+        let bound = bound(&self.problem, memory, self.bound_effort(limit(&best) - self.forward));
+        let mut lower = self.forward + bound.extra;
+        for beam in [self.effort.beam, 4 * self.effort.beam] {
+            if beam > 0 && limit(&best) > lower {
+                let search =
+                    Search::new(&self.problem, memory, &bound.after, limit(&best), 4 * self.effort.work);
+                let width = Width { runs: 2 * self.problem.forward_ids.len() + 8, drops: 8, beam };
+                best = search.beam(&seeds, width).or(best);
+            }
         }
-        if self.effort.exact == 0 || limit(&best) <= lower {
-            return best.map(|(path, _)| (path, lower));
+        if limit(&best) > lower {
+            let search = Search::new(&self.problem, memory, &bound.after, limit(&best), self.effort.work);
+            let Found { better, lower: proven } = search.exact();
+            lower = lower.max(proven);
+            best = better.or(best);
         }
-        let search = Search::new(&self.problem, memory, &bound.after, limit(&best));
-        let Found { better, lower: proven } = search.exact(self.effort.exact);
-        let lower = lower.max(proven);
-        better.or(best).map(|(path, _)| (path, lower))
+        best.map(|(path, _)| Best { path, lower })
     }
 
-    /// Schedules from kept sets that fit, and the states in which they stand at the turn.
-    fn trials(&self, memory: u64) -> (Vec<Draft<W>>, Vec<Seed<W>>) {
+    /// The cheapest schedule from a kept set that fits, and the states in which such schedules stand at the
+    /// turn.
+    fn trials(&self, memory: u64) -> (Option<Draft<W>>, Vec<Seed<W>>) {
         let labels = turn_labels(&self.problem, memory, self.effort.labels);
-        let (mut drafts, mut seeds) = (Vec::new(), Vec::new());
+        let (mut best, mut seeds): (Option<Draft<W>>, _) = (None, Vec::new());
         // Half of the trials go to the fullest sets, half are spread over all: where a peak lies elsewhere
         // than at the turn, the sets that fill the turn do not fit.
         let dense = self.effort.trials / 2;
         let stride = (labels.len() / (dense + 1)).max(1);
         let tried = |(index, _): &(usize, &Label)| *index < dense || index % stride == 0;
         for (_, label) in labels.iter().rev().enumerate().filter(tried) {
+            let cost = best.as_ref().map_or(f64::INFINITY, |draft| draft.cost);
+            // Emptier sets cost more from here on.
+            if self.forward + label.time >= cost {
+                break;
+            }
             let keep: Set<W> = label.keep.iter().copied().collect();
             for hold in [usize::MAX, 3, 1] {
                 let draft = lazy(&self.problem, &keep, hold);
@@ -194,12 +210,14 @@ impl<'a, const W: usize> Solver<'a, W> {
                     seeds.extend(self.seed(&draft, memory));
                 }
                 if draft.peak <= memory {
-                    drafts.push(draft);
+                    if draft.cost < cost {
+                        best = Some(draft);
+                    }
                     break;
                 }
             }
         }
-        (drafts, seeds)
+        (best, seeds)
     }
 
     /// The state of a schedule before the first once-node, if it gets there inside the budget.
@@ -273,7 +291,7 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The error for a budget at which nothing was found, with the smallest at which something is.
     fn too_small(&self, least: u64, most: u64) -> Unplannable {
-        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, exact: 1_000_000 };
+        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, work: 500_000 };
         let solver: Solver<W> = Solver::new(self.dag, quick);
         let fits = |memory: u64| solver.best(memory).is_some();
         if fits(least) {
@@ -389,7 +407,7 @@ mod tests {
     fn a_long_chain_is_planned_inside_every_budget_with_a_valid_bound() {
         // Too long for a proof: the beam and the bound have to carry it.
         let dag = Dag::unit_chain(100);
-        let effort = Effort { exact: 100_000, ..Effort::default() };
+        let effort = Effort { work: 100_000, ..Effort::default() };
         for memory in [8, 16, 30, 60] {
             let plan = plan_dag(&dag, memory, effort).unwrap();
             assert!(plan.peak_bytes <= memory);
