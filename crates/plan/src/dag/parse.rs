@@ -46,6 +46,8 @@ pub enum ParseError {
     },
     /// There is nothing to plan.
     Empty,
+    /// All outputs or all costs together are more than can be added up.
+    TooMuch(&'static str),
 }
 
 impl fmt::Display for ParseError {
@@ -62,6 +64,7 @@ impl fmt::Display for ParseError {
                 "the link {source} → {target} does not go from a smaller id to a larger one: ids must be a topological order"
             ),
             ParseError::Empty => f.write_str("the graph has no nodes"),
+            ParseError::TooMuch(field) => write!(f, "the sum of all `{field}` is too large"),
         }
     }
 }
@@ -91,6 +94,13 @@ pub fn parse(text: &str) -> Result<Dag, ParseError> {
     }
     if by_id.is_empty() {
         return Err(ParseError::Empty);
+    }
+    if by_id.values().map(|node| u128::from(node.bytes)).sum::<u128>() > 1 << 62 {
+        return Err(ParseError::TooMuch("cost_ram"));
+    }
+    // Far below the largest float, so that sums of several runs stay finite.
+    if by_id.values().map(|node| node.cost).sum::<f64>() > 1e200 {
+        return Err(ParseError::TooMuch("cost_cpu"));
     }
     let ids: Vec<u64> = by_id.keys().copied().collect();
     let mut nodes: Vec<DagNode> = by_id.into_values().collect();
@@ -164,6 +174,8 @@ mod tests {
         assert_eq!(said(with(&negative, "")), "`nodes[0].cost_cpu` must be a number that is not negative");
         let missing = TWO.replace("backward", "phase");
         assert_eq!(said(with(&missing, "")), "`nodes[0].backward` must be true or false");
+        let huge = TWO.replace("4.0", "18446744073709551615");
+        assert_eq!(said(with(&huge, "")), "the sum of all `cost_ram` is too large");
         let fraction = TWO.replace("4.0", "4.5");
         assert_eq!(
             said(with(&fraction, "")),
