@@ -67,9 +67,10 @@ fn table(out: &mut impl Write, dag: &Dag, budget: u64, plan: &DagPlan, seconds: 
     let forward = dag.nodes.iter().filter(|node| !node.backward).count();
     let over = |cost: f64| percent(cost / plan.base_cost - 1.0);
     let gap = plan.total_cost / plan.lower_bound_cost - 1.0;
-    let verdict = match plan.total_cost > plan.lower_bound_cost {
-        true => format!("at most {} % from optimal", percent(gap)),
-        false => "optimal, proven over all schedules".to_owned(),
+    let verdict = if plan.total_cost > plan.lower_bound_cost {
+        format!("at most {} % from optimal", percent(gap))
+    } else {
+        "optimal, proven over all schedules".to_owned()
     };
     writeln!(out, "{forward} forward nodes, {} backward nodes", dag.nodes.len() - forward)?;
     writeln!(out, "budget {}   peak {}   fits", size(budget), size(plan.peak_bytes))?;

@@ -68,21 +68,10 @@ pub(crate) fn bound<const W: usize>(problem: &Problem<W>, memory: u64, effort: B
 
 /// The frontier of kept sets at the first once-node, for schedules rather than bounds: bytes rising.
 pub(crate) fn turn_labels<const W: usize>(problem: &Problem<W>, memory: u64, labels: usize) -> Vec<Label> {
-    label_sets(problem, memory, 0, labels)
-}
-
-/// The frontier of kept sets at once-node `position`.
-pub(crate) fn label_sets<const W: usize>(
-    problem: &Problem<W>,
-    memory: u64,
-    position: usize,
-    labels: usize,
-) -> Vec<Label> {
-    let all = (0..problem.forward_ids.len()).collect();
-    let instant = Instant::of_once(problem, memory, position, all);
-    let demanded = instant.demands(position + 1..problem.once_ids.len());
-    let limits = Limits { bytes: instant.room, labels, states: labels, ..Limits::NONE };
-    frontier(&instant.ops, &demanded, &limits)
+    let everything = (0..problem.forward_ids.len()).collect();
+    let turn = Instant::of_once(problem, memory, 0, everything);
+    let demanded = turn.demands(1..problem.once_ids.len());
+    frontier(&turn.ops, &demanded, &Limits { bytes: turn.room, labels, states: labels, ..Limits::NONE })
 }
 
 /// A moment that every schedule passes.
@@ -171,6 +160,7 @@ impl<'a, const W: usize> Instant<'a, W> {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "costs here are whole numbers")]
 mod tests {
     use super::*;
     use crate::dag::exhaustive::{optimum, random_dag};

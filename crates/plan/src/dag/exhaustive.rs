@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use super::{Dag, DagNode};
 
-/// Numbers that look random and are the same on every machine (SplitMix64).
+/// Numbers that look random and are the same on every machine (`SplitMix64`).
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {

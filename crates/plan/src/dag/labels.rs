@@ -240,7 +240,9 @@ fn within(mut states: BTreeMap<Demand, Vec<Point>>, limits: &Limits) -> BTreeMap
                     join(&mut merged, demand, points);
                 }
             }
-            merged.values_mut().for_each(|points| *points = thin(points, limits));
+            for points in merged.values_mut() {
+                *points = thin(points, limits);
+            }
             merged
         }
     }

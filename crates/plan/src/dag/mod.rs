@@ -34,6 +34,8 @@
 mod bound;
 #[cfg(test)]
 mod exhaustive;
+#[cfg(test)]
+mod golden;
 mod labels;
 mod parse;
 mod policy;

@@ -183,6 +183,7 @@ fn held(dag: &Dag, once_ids: &[usize]) -> Vec<Vec<usize>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "costs here are whole numbers")]
 mod tests {
     use super::*;
     use crate::dag::DagNode;

@@ -311,20 +311,11 @@ impl<'a, const W: usize> Search<'a, W> {
         };
         let mut candidates: Vec<usize> =
             state.resident.minus(reads).iter().filter(|&node| problem.bytes[node] > 0).collect();
-        match drops {
+        if drops.is_some() {
+            candidates = self.cheapest_first(state, &candidates);
+        } else {
             // Largest first: then whatever the last drop completes is a smallest set.
-            None => candidates.sort_by_key(|&node| (std::cmp::Reverse(problem.bytes[node]), node)),
-            Some(_) => {
-                let price = |node: usize| self.to_pay(position, &state.resident.without(node));
-                let mut priced: Vec<(f64, usize)> = (candidates.iter())
-                    .map(|&node| (price(node), node))
-                    .filter(|&(price, _)| state.cost + price < self.limit)
-                    .collect();
-                let free = self.to_pay(position, &state.resident);
-                let rate = |&(price, node): &(f64, usize)| (price - free) / problem.bytes[node] as f64;
-                priced.sort_by(|a, b| rate(a).total_cmp(&rate(b)).then(b.1.cmp(&a.1)));
-                candidates = priced.into_iter().map(|(_, node)| node).collect();
-            }
+            candidates.sort_by_key(|&node| (std::cmp::Reverse(problem.bytes[node]), node));
         }
         let mut room = Room {
             search: self,
@@ -337,6 +328,20 @@ impl<'a, const W: usize> Search<'a, W> {
             moves,
         };
         room.drop_from(0, state.resident, 0, candidates.iter().map(|&node| problem.bytes[node]).sum());
+    }
+
+    /// What may be dropped at all, by what a byte of it costs to get back.
+    fn cheapest_first(&self, state: &State<W>, candidates: &[usize]) -> Vec<usize> {
+        let position = state.position as usize;
+        let free = self.to_pay(position, &state.resident);
+        let price = |node: usize| self.to_pay(position, &state.resident.without(node));
+        let mut priced: Vec<(f64, usize)> = (candidates.iter())
+            .map(|&node| (price(node), node))
+            .filter(|&(price, _)| state.cost + price < self.limit)
+            .map(|(price, node)| ((price - free) / self.problem.bytes[node] as f64, node))
+            .collect();
+        priced.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+        priced.into_iter().map(|(_, node)| node).collect()
     }
 
     /// The runs that lead to a state.

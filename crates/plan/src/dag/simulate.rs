@@ -92,6 +92,7 @@ pub fn simulate(dag: &Dag, schedule: &[Step]) -> Result<Outcome, Violation> {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "costs here are whole numbers")]
 mod tests {
     use super::*;
     use Step::{Drop, Run};
