@@ -12,7 +12,7 @@
 //! - the runs tried are those the next once-node lacks, and that node itself once it lacks nothing;
 //! - where one of them does not fit, every smallest set of drops that makes room is tried;
 //! - runs that nobody asked for yet (a small output made while its source is still there) are tried only
-//!   where all that is useful does not fit at once, and only of nodes that have sources.
+//!   where all that is useful does not fit at once: where it does, waiting keeps nothing from going.
 //!
 //! When the search ends, the best schedule found is optimal; when its steps run out, the least `f` still
 //! open bounds the optimum from below. The **beam** is the same search with less of everything, one
@@ -71,6 +71,8 @@ pub(crate) struct Search<'a, const W: usize> {
     /// Set operations so far: what the search is limited by.
     work: Cell<u64>,
     allowed: u64,
+    /// Whether runs that nobody asked for yet are tried.
+    ahead: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -125,11 +127,13 @@ impl<'a, const W: usize> Search<'a, W> {
         let whole = |at: usize| problem.held[at] + problem.size(&problem.useful[at]) + problem.once_bytes[at];
         let short = (0..problem.once_ids.len()).map(|at| whole(at) > memory).collect();
         let (states, work) = (Vec::new(), Cell::new(0));
-        Search { problem, memory, after, limit, short, states, work, allowed }
+        Search { problem, memory, after, limit, short, states, work, allowed, ahead: false }
     }
 
-    /// The search without loss.
-    pub(crate) fn exact(mut self) -> Found<W> {
+    /// The search over every set of drops. Only with runs `ahead` of demand is nothing lost, and only then
+    /// is the bound valid; without them good schedules come sooner.
+    pub(crate) fn exact(mut self, ahead: bool) -> Found<W> {
+        self.ahead = ahead;
         let mut best: HashMap<(u32, Set<W>), f64> = HashMap::new();
         let mut heap = BinaryHeap::new();
         let root =
@@ -274,8 +278,7 @@ impl<'a, const W: usize> Search<'a, W> {
         State { resident, position, parent, action, cost }
     }
 
-    /// The moves worth trying from a state; with a number, only so many sets of drops for each run, and no
-    /// runs ahead of demand.
+    /// The moves worth trying from a state; with a number, only so many sets of drops for each run.
     fn moves(&self, state: &State<W>, drops: Option<usize>, moves: &mut Vec<Move<W>>) {
         let problem = self.problem;
         let position = state.position as usize;
@@ -288,9 +291,9 @@ impl<'a, const W: usize> Search<'a, W> {
         for node in lacking.iter().filter(ready) {
             self.make_room(state, Action::Forward(node), drops, moves);
         }
-        if self.short[position] && drops.is_none() {
+        if self.short[position] && self.ahead {
             let ahead = problem.useful[position].minus(resident).minus(&lacking);
-            for node in ahead.iter().filter(|&node| !problem.sources[node].is_empty()).filter(ready) {
+            for node in ahead.iter().filter(ready) {
                 self.make_room(state, Action::Forward(node), drops, moves);
             }
         }

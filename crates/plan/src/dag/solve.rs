@@ -4,7 +4,8 @@
 //! 2. The bound says what every schedule pays.
 //! 3. Kept sets from the label frontier at the turn, each turned into a schedule and simulated.
 //! 4. The beam, started from the best of those sets, while a gap is left.
-//! 5. The exact search, while a gap is left, with all found so far as its limit.
+//! 5. The exact search, while a gap is left, with all found so far as its limit: first without runs ahead of
+//!    demand, then with them, which alone gives a proof.
 //!
 //! The judge has the last word on every schedule.
 
@@ -178,11 +179,13 @@ impl<'a, const W: usize> Solver<'a, W> {
                 best = search.beam(&seeds, width).or(best);
             }
         }
-        if limit(&best) > lower {
-            let search = Search::new(&self.problem, memory, &bound.after, limit(&best), self.effort.work);
-            let Found { better, lower: proven } = search.exact();
-            lower = lower.max(proven);
-            best = better.or(best);
+        for ahead in [false, true] {
+            if limit(&best) > lower {
+                let search = Search::new(&self.problem, memory, &bound.after, limit(&best), self.effort.work);
+                let Found { better, lower: proven } = search.exact(ahead);
+                lower = if ahead { lower.max(proven) } else { lower };
+                best = better.or(best);
+            }
         }
         best.map(|(path, _)| Best { path, lower })
     }
