@@ -1,6 +1,8 @@
 //! `plimsoll plan --dag`: a training graph in, what the best schedule costs out, and one clear error for
 //! every graph that is none.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
