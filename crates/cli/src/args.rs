@@ -112,6 +112,10 @@ pub(crate) struct PlanArgs {
     /// Print one stage of the pipeline instead of the table
     #[arg(long, value_name = "STAGE")]
     pub(crate) show: Option<Stage>,
+    /// Plan a training graph from node-link JSON, the format of Checkmate's graphs, instead of a model
+    #[arg(long, value_name = "FILE.json", requires = "memory")]
+    #[arg(conflicts_with_all = ["model", "seq_len", "global_batch", "micro_batch", "recompute", "data", "show"])]
+    pub(crate) dag: Option<PathBuf>,
 }
 
 /// A stage that can be printed.

@@ -9,7 +9,7 @@
 //! as [`Facts`].
 
 mod chain;
-mod dag;
+pub mod dag;
 mod layout;
 mod liveness;
 mod plan;

@@ -50,6 +50,7 @@ pub mod conformance {
 /// Planning in parts: one strategy at a time, and the judge.
 pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};
+    pub use plimsoll_plan::dag;
     pub use plimsoll_plan::{
         Action, Buffer, BufferId, ByPurpose, Choice, Contents, Copy, Costed, CsvError, CsvFault, Direction,
         Effort, Facts, Fault, Layout, NodeFacts, PlanError, Purpose, ReplayError, Request, Schedule, Scratch,

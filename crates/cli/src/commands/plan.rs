@@ -9,10 +9,14 @@ use plimsoll::training::Config;
 use plimsoll::{CpuDevice, Device, Graph, Model, Planned, Role, differentiate, plan_for};
 
 use crate::args::{PlanArgs, Stage};
+use crate::commands::dag;
 use crate::exit::Failure;
 use crate::table;
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    if let Some(file) = &args.dag {
+        return dag::run(file, args.fit.memory.as_deref().unwrap_or_default(), args.fit.json);
+    }
     let config = Config::check(&args.fit.raw())?;
     let device = CpuDevice::new(config.options.threads)?;
     let planned = plan_for(&config.model, &device, &config.options)?;

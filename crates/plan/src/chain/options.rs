@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use plimsoll_graph::{Graph, NodeId, Source, Value};
 
 use crate::chain::extract::Layer;
-use crate::dag::labels::{LabelOp, Limits, frontier};
+use crate::dag::{LabelOp, Limits, frontier};
 use crate::liveness::{Gradients, Slot, aligned, draft, live_bytes};
 use crate::problem::{Facts, Scratch};
 use crate::schedule::Contents;

@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 /// One operation, in topological order with the others.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct LabelOp {
+pub struct LabelOp {
     /// Operations whose outputs it reads; what is always there is not listed.
     pub deps: Vec<usize>,
     /// Bytes that keeping its output takes.
@@ -39,7 +39,7 @@ pub(crate) struct LabelOp {
 
 /// A point of the frontier.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Label {
+pub struct Label {
     /// Bytes kept.
     pub bytes: u64,
     /// Cost of all that must run again.
@@ -49,9 +49,8 @@ pub(crate) struct Label {
 }
 
 /// What to do when there are more labels or states than allowed.
-#[allow(dead_code, reason = "both forms belong to the method")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Thinning {
+pub enum Thinning {
     /// Drop some: every label left is reached by its set, and better ones may be missing.
     Realisable,
     /// Merge some into a better one that may not exist: the least time is a valid lower bound.
@@ -60,7 +59,7 @@ pub(crate) enum Thinning {
 
 /// What is not worth following, and how much is followed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Labels with more bytes are dropped.
     pub bytes: u64,
     /// Labels with more time are dropped.
@@ -75,7 +74,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Follows everything.
-    pub(crate) const NONE: Limits = Limits {
+    pub const NONE: Limits = Limits {
         bytes: u64::MAX,
         time: f64::INFINITY,
         labels: usize::MAX,
@@ -86,7 +85,7 @@ impl Limits {
 
 /// The frontier for `demanded` over `ops`: bytes rising, time falling. Empty if some demand can neither be
 /// kept nor met within the limits.
-pub(crate) fn frontier(ops: &[LabelOp], demanded: &[usize], limits: &Limits) -> Vec<Label> {
+pub fn frontier(ops: &[LabelOp], demanded: &[usize], limits: &Limits) -> Vec<Label> {
     let mut kept = KeptLists::default();
     let root = Point { bytes: 0, time: 0.0, kept: KeptLists::NOTHING };
     let mut states: BTreeMap<Demand, Vec<Point>> =
@@ -260,4 +259,96 @@ fn thin(points: &[Point], limits: &Limits) -> Vec<Point> {
         }
     };
     points.chunks(points.len().div_ceil(limits.labels)).map(corner).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dag::exhaustive::Dice;
+
+    fn random_ops(dice: &mut Dice, count: usize) -> Vec<LabelOp> {
+        let op = |v: usize| LabelOp {
+            deps: (0..v).filter(|&dep| dice.below(v - dep + 2) == 0).collect(),
+            bytes: dice.below(9) as u64,
+            cost: dice.below(7) as f64,
+            keepable: dice.below(5) > 0,
+        };
+        let mut op = op;
+        (0..count).map(&mut op).collect()
+    }
+
+    /// Bytes and closure cost of one kept set.
+    fn price(ops: &[LabelOp], demanded: &[usize], keep: u32) -> (u64, f64) {
+        let mut again = vec![false; ops.len()];
+        demanded.iter().filter(|&&v| keep >> v & 1 == 0).for_each(|&v| again[v] = true);
+        for v in (0..ops.len()).rev().filter(|&v| keep >> v & 1 == 0) {
+            if again[v] {
+                ops[v].deps.iter().filter(|&&dep| keep >> dep & 1 == 0).for_each(|&dep| again[dep] = true);
+            }
+        }
+        let bytes = (0..ops.len()).filter(|&v| keep >> v & 1 == 1).map(|v| ops[v].bytes).sum();
+        (bytes, (0..ops.len()).filter(|&v| again[v]).map(|v| ops[v].cost).sum())
+    }
+
+    fn by_brute_force(ops: &[LabelOp], demanded: &[usize]) -> Vec<(u64, f64)> {
+        let allowed = |keep: &u32| (0..ops.len()).all(|v| keep >> v & 1 == 0 || ops[v].keepable);
+        let mut all: Vec<(u64, f64)> =
+            (0..1u32 << ops.len()).filter(allowed).map(|keep| price(ops, demanded, keep)).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let mut best: Vec<(u64, f64)> = Vec::new();
+        for point in all {
+            if best.last().is_none_or(|last| point.1 < last.1) {
+                best.push(point);
+            }
+        }
+        best
+    }
+
+    #[test]
+    fn the_frontier_is_that_of_all_subsets() {
+        for seed in 0..3000 {
+            let mut dice = Dice(seed);
+            let count = 1 + dice.below(if seed % 100 == 0 { 12 } else { 8 });
+            let ops = random_ops(&mut dice, count);
+            let demanded: Vec<usize> = (0..count).filter(|_| dice.below(2) == 0).collect();
+            let labels = frontier(&ops, &demanded, &Limits::NONE);
+            let found: Vec<(u64, f64)> = labels.iter().map(|label| (label.bytes, label.time)).collect();
+            assert_eq!(found, by_brute_force(&ops, &demanded), "seed {seed}");
+            for label in &labels {
+                let keep = label.keep.iter().fold(0, |mask, &v| mask | 1 << v);
+                assert_eq!(price(&ops, &demanded, keep), (label.bytes, label.time), "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn thinned_frontiers_stay_on_their_side() {
+        for seed in 0..1000 {
+            let mut dice = Dice(seed);
+            let ops = random_ops(&mut dice, 12);
+            let demanded: Vec<usize> = (0..12).filter(|_| dice.below(2) == 0).collect();
+            let exact = frontier(&ops, &demanded, &Limits::NONE);
+            let few = |thinning| Limits { labels: 3, states: 2, thinning, ..Limits::NONE };
+            let least = |labels: &[Label], bytes: u64| {
+                let fitting = labels.iter().filter(|label| label.bytes <= bytes);
+                fitting.map(|label| label.time).fold(f64::INFINITY, f64::min)
+            };
+            let above = frontier(&ops, &demanded, &few(Thinning::Realisable));
+            let below = frontier(&ops, &demanded, &few(Thinning::Optimistic));
+            for bytes in 0..60 {
+                assert!(least(&above, bytes) >= least(&exact, bytes), "seed {seed}");
+                assert!(least(&below, bytes) <= least(&exact, bytes), "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_recomputed_value_pays_for_what_it_reads() {
+        let op = |deps: &[usize], bytes, cost| LabelOp { deps: deps.to_vec(), bytes, cost, keepable: true };
+        // Keeping the middle of the chain makes the demanded end cheap.
+        let ops = [op(&[], 8, 5.0), op(&[0], 1, 5.0), op(&[1], 8, 1.0)];
+        let labels = frontier(&ops, &[2], &Limits::NONE);
+        let label = |bytes, time, keep: &[usize]| Label { bytes, time, keep: keep.to_vec() };
+        assert_eq!(labels, [label(0, 11.0, &[]), label(1, 1.0, &[1]), label(8, 0.0, &[2])]);
+    }
 }

@@ -1,0 +1,314 @@
+//! From a graph and a budget to a plan: the parts put together, cheapest first.
+//!
+//! 1. If nothing need be recomputed, there is nothing to search.
+//! 2. The bound says what every schedule pays.
+//! 3. Kept sets from the label frontier at the turn, each turned into a schedule and simulated.
+//! 4. The beam, started from the best of those sets, while a gap is left.
+//! 5. The exact search, while a gap is left, with all found so far as its limit: first without runs ahead of
+//!    demand, then with them, which alone gives a proof.
+//!
+//! The judge has the last word on every schedule.
+
+use std::fmt;
+
+use super::Dag;
+use super::bound::{BoundEffort, bound, turn_labels};
+use super::labels::Label;
+use super::policy::{Action, Draft, Path, lazy};
+use super::problem::{Oddities, Problem};
+use super::search::{Found, Search, Seed, Width};
+use super::set::Set;
+use super::simulate::{Outcome, Step, simulate};
+
+/// How much work a plan may take, in steps rather than seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Labels per state of a frontier.
+    pub labels: usize,
+    /// Frontiers for pairs of instants in the bound.
+    pub pairs: usize,
+    /// Kept sets turned into schedules.
+    pub trials: usize,
+    /// States that survive each position of the first beam, a quarter of the second; 0 for no beam.
+    pub beam: usize,
+    /// Set operations of the exact search, some thirty million a second; a beam may take four times that.
+    pub work: u64,
+}
+
+impl Default for Effort {
+    fn default() -> Effort {
+        Effort { labels: 4000, pairs: 600, trials: 200, beam: 24, work: 20_000_000 }
+    }
+}
+
+/// A schedule inside a budget, and how good it is.
+#[derive(Clone, Debug)]
+pub struct DagPlan {
+    /// Cost of running every node once.
+    pub base_cost: f64,
+    /// Cost of the schedule.
+    pub total_cost: f64,
+    /// No schedule inside the budget costs less.
+    pub lower_bound_cost: f64,
+    /// Most bytes resident at once.
+    pub peak_bytes: u64,
+    /// The schedule.
+    pub schedule: Vec<Step>,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unplannable {
+    /// No schedule can stay inside the budget.
+    TooSmall {
+        /// The smallest budget for which a schedule was found.
+        smallest: u64,
+    },
+    /// None was found, which does not prove that there is none.
+    NotFound {
+        /// The smallest budget for which a schedule was found.
+        smallest: u64,
+        /// A budget below which there certainly is none.
+        least: u64,
+    },
+    /// More forward nodes than the planner is built for.
+    TooLarge {
+        /// How many there are.
+        forward: usize,
+        /// How many there may be.
+        most: usize,
+    },
+}
+
+impl fmt::Display for Unplannable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unplannable::TooSmall { smallest } => {
+                write!(f, "no schedule fits: the smallest budget that works is {smallest} bytes")
+            }
+            Unplannable::NotFound { smallest, least } => write!(
+                f,
+                "no schedule was found: the smallest budget known to work is {smallest} bytes, and below {least} bytes there is none"
+            ),
+            Unplannable::TooLarge { forward, most } => {
+                write!(f, "the graph has {forward} forward nodes; at most {most} can be planned")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Unplannable {}
+
+/// The cheapest schedule found for `dag` inside `memory` bytes.
+pub fn plan_dag(dag: &Dag, memory: u64, effort: Effort) -> Result<DagPlan, Unplannable> {
+    const MOST: usize = 64 * 32;
+    match dag.nodes.iter().filter(|node| !node.backward).count() {
+        0..=64 => Solver::<1>::new(dag, effort).plan(memory),
+        65..=128 => Solver::<2>::new(dag, effort).plan(memory),
+        129..=256 => Solver::<4>::new(dag, effort).plan(memory),
+        257..=512 => Solver::<8>::new(dag, effort).plan(memory),
+        513..=MOST => Solver::<32>::new(dag, effort).plan(memory),
+        forward => Err(Unplannable::TooLarge { forward, most: MOST }),
+    }
+}
+
+/// What the search leaves.
+struct Best<const W: usize> {
+    path: Path<W>,
+    /// No schedule's forward runs cost less.
+    lower: f64,
+}
+
+struct Solver<'a, const W: usize> {
+    dag: &'a Dag,
+    effort: Effort,
+    problem: Problem<W>,
+    /// Forward cost without recomputation.
+    forward: f64,
+}
+
+impl<'a, const W: usize> Solver<'a, W> {
+    fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
+        let problem = Problem::new(dag, Oddities::Once);
+        let forward = problem.cost.iter().sum();
+        Solver { dag, effort, problem, forward }
+    }
+
+    fn plan(&self, memory: u64) -> Result<DagPlan, Unplannable> {
+        let base_cost = self.dag.base_cost();
+        let keep_all = self.dag.keep_all();
+        let outcome = self.judged(&keep_all);
+        if outcome.peak <= memory {
+            return Ok(self.finished(keep_all, base_cost));
+        }
+        let reduced: Problem<W> = Problem::new(self.dag, Oddities::Removed);
+        let least = reduced.least_memory();
+        if memory < least {
+            return Err(self.too_small(least, outcome.peak));
+        }
+        let Some(best) = self.best(memory) else {
+            return Err(self.too_small(least, outcome.peak));
+        };
+        let lower = if self.problem.odd {
+            // The search solved a more rigid problem, and its proof is not ours.
+            base_cost + bound(&reduced, memory, self.bound_effort(f64::INFINITY)).extra
+        } else {
+            self.problem.fixed_cost + best.lower
+        };
+        Ok(self.finished(self.steps(&best.path), lower))
+    }
+
+    fn bound_effort(&self, worth: f64) -> BoundEffort {
+        BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs, worth }
+    }
+
+    /// The cheapest path found, and a lower bound on the forward cost of any.
+    fn best(&self, memory: u64) -> Option<Best<W>> {
+        let (draft, seeds) = self.trials(memory);
+        let mut best = draft.map(|draft| (draft.path, draft.cost));
+        let limit = |best: &Option<(Path<W>, f64)>| {
+            best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - self.rounding())
+        };
+        let bound = bound(&self.problem, memory, self.bound_effort(limit(&best) - self.forward));
+        let mut lower = self.forward + bound.extra;
+        for beam in [self.effort.beam, 4 * self.effort.beam] {
+            if beam > 0 && limit(&best) > lower {
+                let search =
+                    Search::new(&self.problem, memory, &bound.after, limit(&best), 4 * self.effort.work);
+                let width = Width { runs: 2 * self.problem.forward_ids.len() + 8, drops: 8, beam };
+                best = search.beam(&seeds, width).or(best);
+            }
+        }
+        for ahead in [false, true] {
+            if limit(&best) > lower {
+                let search = Search::new(&self.problem, memory, &bound.after, limit(&best), self.effort.work);
+                let Found { better, lower: proven } = search.exact(ahead);
+                lower = if ahead { lower.max(proven) } else { lower };
+                best = better.or(best);
+            }
+        }
+        best.map(|(path, _)| Best { path, lower })
+    }
+
+    /// The cheapest schedule from a kept set that fits, and the states in which such schedules stand at the
+    /// turn.
+    fn trials(&self, memory: u64) -> (Option<Draft<W>>, Vec<Seed<W>>) {
+        let labels = turn_labels(&self.problem, memory, self.effort.labels);
+        let (mut best, mut seeds): (Option<Draft<W>>, _) = (None, Vec::new());
+        // Half of the trials go to the fullest sets, half are spread over all: where a peak lies elsewhere
+        // than at the turn, the sets that fill the turn do not fit.
+        let dense = self.effort.trials / 2;
+        let stride = (labels.len() / (dense + 1)).max(1);
+        let tried = |(index, _): &(usize, &Label)| *index < dense || index % stride == 0;
+        for (_, label) in labels.iter().rev().enumerate().filter(tried) {
+            let cost = best.as_ref().map_or(f64::INFINITY, |draft| draft.cost);
+            // Emptier sets cost more from here on.
+            if self.forward + label.time >= cost {
+                break;
+            }
+            let keep: Set<W> = label.keep.iter().copied().collect();
+            for hold in [usize::MAX, 3, 1] {
+                let draft = lazy(&self.problem, &keep, hold);
+                if hold == usize::MAX {
+                    seeds.extend(self.seed(&draft, memory));
+                }
+                if draft.peak <= memory {
+                    if draft.cost < cost {
+                        best = Some(draft);
+                    }
+                    break;
+                }
+            }
+        }
+        (best, seeds)
+    }
+
+    /// The state of a schedule before the first once-node, if it gets there inside the budget.
+    fn seed(&self, draft: &Draft<W>, memory: u64) -> Option<Seed<W>> {
+        let problem = &self.problem;
+        let turn = draft.path.iter().position(|(_, action)| matches!(action, Action::Once(_)))?;
+        let (path, rest) = draft.path.split_at(turn);
+        let forward = |action: &Action| match *action {
+            Action::Forward(node) => Some(node),
+            Action::Once(_) => None,
+        };
+        let fits = path.iter().all(|(resident, action)| {
+            forward(action).is_none_or(|node| problem.size(resident) + problem.bytes[node] <= memory)
+        });
+        let cost = path.iter().filter_map(|(_, action)| forward(action)).map(|node| problem.cost[node]).sum();
+        fits.then(|| Seed { path: path.to_vec(), resident: rest[0].0, cost })
+    }
+
+    /// A path as explicit steps.
+    fn steps(&self, path: &Path<W>) -> Vec<Step> {
+        let problem = &self.problem;
+        let mut steps = Vec::new();
+        let mut resident = Set::EMPTY;
+        for (before, action) in path {
+            let gone: Set<W> = resident.minus(before);
+            steps.extend(gone.iter().map(|node| Step::Drop(problem.forward_ids[node])));
+            resident = *before;
+            match *action {
+                Action::Forward(node) => {
+                    steps.push(Step::Run(problem.forward_ids[node]));
+                    resident.insert(node);
+                }
+                Action::Once(position) => {
+                    let id = problem.once_ids[position];
+                    steps.push(Step::Run(id));
+                    let next = problem.held_ids.get(position + 1).map_or(&[][..], |ids| ids);
+                    let there = problem.held_ids[position].iter().chain([&id]);
+                    steps.extend(there.filter(|id| !next.contains(id)).map(|&id| Step::Drop(id)));
+                }
+            }
+        }
+        steps
+    }
+
+    fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
+        let outcome = self.judged(&schedule);
+        DagPlan {
+            base_cost: self.dag.base_cost(),
+            total_cost: outcome.cost,
+            lower_bound_cost: if lower + 2.0 * self.rounding() >= outcome.cost {
+                outcome.cost
+            } else {
+                lower
+            },
+            peak_bytes: outcome.peak,
+            schedule,
+        }
+    }
+
+    /// Proof and schedule add the same costs in different orders: smaller differences mean nothing.
+    fn rounding(&self) -> f64 {
+        1e-9 * self.dag.base_cost()
+    }
+
+    fn judged(&self, schedule: &[Step]) -> Outcome {
+        match simulate(self.dag, schedule) {
+            Ok(outcome) => outcome,
+            Err(violation) => unreachable!("the planner made an illegal schedule: {violation:?}"),
+        }
+    }
+
+    /// The error for a budget at which nothing was found, with the smallest at which something is.
+    fn too_small(&self, least: u64, most: u64) -> Unplannable {
+        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, work: 500_000 };
+        let solver: Solver<W> = Solver::new(self.dag, quick);
+        let fits = |memory: u64| solver.best(memory).is_some();
+        if fits(least) {
+            return Unplannable::TooSmall { smallest: least };
+        }
+        let (mut below, mut smallest) = (least, most);
+        while smallest - below > 1 + smallest / 1000 {
+            let middle = below + (smallest - below) / 2;
+            if fits(middle) {
+                smallest = middle;
+            } else {
+                below = middle;
+            }
+        }
+        Unplannable::NotFound { smallest, least }
+    }
+}
