@@ -45,7 +45,7 @@ pub(crate) struct DemoArgs {
 /// What is trained and how it must fit.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct FitArgs {
-    /// Preset: tiny, s or m
+    /// tiny, s, m, or the shape of a known model such as llama-3.2-1b, qwen2.5-0.5b or gpt2
     #[arg(long, value_name = "NAME", default_value = "tiny")]
     pub(crate) model: String,
     /// Tokens per sequence [default: the preset's]

@@ -28,7 +28,11 @@ fn file(name: &str, contents: &[u8]) -> PathBuf {
 
 #[test]
 fn an_unknown_preset_lists_the_known_ones() {
-    refused("plan --model xl", 2, "error: no model is called `xl`; known are tiny, s, m");
+    refused(
+        "plan --model xl",
+        2,
+        "error: no model is called `xl`; known are tiny, s, m, llama-3.2-1b, llama-3.1-8b, llama-3.1-70b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, gpt2, gpt2-xl, bert-base",
+    );
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError};
 pub use plimsoll_graph::{
     DType, Graph, GraphError, Init, Shape, Type, Value, Visible, checkpoint, differentiate, op,
 };
-pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset};
+pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset, Rope, Stretch};
 pub use plimsoll_plan::{Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::{Model, Optimizer, Options, Planned, Run, TrainError, Trainer, plan_for};
 

@@ -101,12 +101,11 @@ impl Config {
             (Some(path), false) => DataConfig::Text(path.clone()),
             (None, _) => DataConfig::Synthetic,
         };
-        let mut llama = preset.model;
         // Rows cut from text hold parts of several documents; made-up rows are one document each.
-        llama.documents = matches!(data, DataConfig::Text(_));
+        let architecture = preset.model.with_documents(matches!(data, DataConfig::Text(_)));
         let model = LanguageModel {
-            documents: llama.documents,
-            architecture: llama.into(),
+            documents: architecture.reads_documents(),
+            architecture,
             seq_len,
             generate: false,
         };
@@ -117,8 +116,12 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// When it is missing, empty or too short.
+    /// When it is missing, empty or too short, or the model wants data that nobody prepares yet.
     pub fn source(&self) -> Result<Source, TrainError> {
+        if matches!(self.model.architecture, Architecture::Bert(_)) {
+            // Shown the next word, a model that reads both ways learns to copy.
+            return Err(mistake("BERT learns from masked words, which no data here has; it can be planned"));
+        }
         let (seed, vocab, seq_len) = (self.options.seed, self.model.architecture.vocab(), self.model.seq_len);
         Ok(match &self.data {
             DataConfig::Text(path) => {
