@@ -23,6 +23,7 @@ const SPREAD: f32 = 0.02;
 
 /// Shape of a Llama.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is an independent choice of a published model")]
 pub struct Llama {
     /// Words.
     pub vocab: usize,
