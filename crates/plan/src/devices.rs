@@ -1,7 +1,7 @@
 //! Devices that one can plan for without having them: stated figures, and facts modelled from them.
 //!
 //! Rates are the makers' published peaks; what a kernel reaches of them is one stated share for all. On an
-//! H200 cuBLAS reached 790 of 989 TFLOP/s in large bf16 products, and pinned copies 55 GB/s over PCIe 5.
+//! H200, `cuBLAS` was measured at 790 of 989 TFLOP/s in large bf16 products, and pinned copies at 55 GB/s.
 //! The time of a node is that of its arithmetic or of its memory traffic, whichever is longer, plus a
 //! launch. That ranks plans and says whether something takes an hour or a week; it is no measurement.
 //!

@@ -21,7 +21,7 @@ pub enum TrainError {
     /// Nothing fits the budget.
     Budget {
         /// The whole budget and how it divides.
-        budget: Budget,
+        budget: Box<Budget>,
         /// The smallest plan of what was asked for.
         smallest: Tried,
         /// Plans that would fit if less were fixed.

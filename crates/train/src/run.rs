@@ -125,7 +125,9 @@ fn plan_within(
         slack: if budget.origin == Origin::Stated { 0.0 } else { 0.01 },
     };
     let choice = search(request, build).map_err(|error| match error {
-        SearchError::Budget { smallest, hints, .. } => TrainError::Budget { budget, smallest, hints },
+        SearchError::Budget { smallest, hints, .. } => {
+            TrainError::Budget { budget: Box::new(budget), smallest, hints }
+        }
         SearchError::Graph(error) => TrainError::Graph(error),
         other => TrainError::Plan(other),
     })?;
