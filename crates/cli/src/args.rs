@@ -47,7 +47,7 @@ pub(crate) struct DemoArgs {
 /// What is trained and how it must fit.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct FitArgs {
-    /// Preset: tiny, s or m
+    /// tiny, s, m, or the shape of a known model such as llama-3.2-1b, qwen2.5-0.5b or gpt2
     #[arg(long, value_name = "NAME", default_value = "tiny")]
     pub(crate) model: String,
     /// Tokens per sequence [default: the preset's]
@@ -62,7 +62,11 @@ pub(crate) struct FitArgs {
     /// Micro-batches per optimizer step [default: global batch ÷ micro-batch]
     #[arg(long, value_name = "N")]
     pub(crate) gradient_accumulation_steps: Option<usize>,
-    /// Memory of the whole process, such as 64MiB or 16GB [default: the free memory less a margin]
+    /// cpu, or what to plan for without having it: cuda, cuda:h200, cuda:a100-80, cuda:4090, … [default: cpu]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// Memory of the whole process or device, such as 64MiB or 16GB [default: what is free less a margin, or
+    /// all a described device has]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
     /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
@@ -94,6 +98,7 @@ impl FitArgs {
             global_batch: self.global_batch,
             micro_batch: self.micro_batch,
             gradient_accumulation_steps: self.gradient_accumulation_steps,
+            device: self.device.clone(),
             memory: self.memory.clone(),
             recompute: self.recompute.clone(),
             seed: self.seed,

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use plimsoll::Planned;
+use plimsoll::training::budget::Origin;
 use plimsoll::training::size::Size;
 
 /// Writes the plan table.
@@ -10,8 +11,12 @@ pub(crate) fn plan(out: &mut impl Write, planned: &Planned, seq_len: usize) -> i
     let (choice, budget) = (&planned.choice, &planned.budget);
     let plan = &choice.plan;
     let whole = plan.arena_bytes + budget.outside;
-    let stated = if budget.stated { "" } else { " (free memory less a margin)" };
-    writeln!(out, "budget {}{stated}   planned peak {}   fits", size(budget.total), size(whole))?;
+    let origin = match budget.origin {
+        Origin::Stated => "",
+        Origin::Free => " (free memory less a margin)",
+        Origin::Device => " (all of the device)",
+    };
+    writeln!(out, "budget {}{origin}   planned peak {}   fits", size(budget.total), size(whole))?;
     for (purpose, bytes) in plan.by_purpose.iter().filter(|(_, bytes)| *bytes > 0) {
         writeln!(out, "  {purpose:<18}{:>10}", size(bytes))?;
     }

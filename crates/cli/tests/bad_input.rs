@@ -28,7 +28,11 @@ fn file(name: &str, contents: &[u8]) -> PathBuf {
 
 #[test]
 fn an_unknown_preset_lists_the_known_ones() {
-    refused("plan --model xl", 2, "error: no model is called `xl`; known are tiny, s, m");
+    refused(
+        "plan --model xl",
+        2,
+        "error: no model is called `xl`; known are tiny, s, m, llama-3.2-1b, llama-3.1-8b, llama-3.1-70b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, gpt2, gpt2-xl, bert-base",
+    );
 }
 
 #[test]
@@ -130,4 +134,46 @@ fn an_unknown_flag_is_the_users_mistake() {
 #[test]
 fn a_case_that_does_not_exist_is_refused() {
     refused("check nonsense", 2, "error: no case has `nonsense` in its name");
+}
+
+#[test]
+fn an_unknown_device_lists_the_known_ones() {
+    refused(
+        "plan --device cuda:h300",
+        2,
+        "error: no device is called `cuda:h300`; known are cpu, cuda, cuda:h200, cuda:h100, cuda:a100-80, cuda:a100-40, cuda:l40s, cuda:l4, cuda:5090, cuda:4090, cuda:3090",
+    );
+}
+
+#[test]
+fn training_on_a_described_device_is_refused() {
+    refused(
+        "train --device cuda:h200",
+        2,
+        "error: this build plans for cuda:h200 but trains on the CPU only; leave out --device to train here",
+    );
+    refused(
+        "train --model bert-base",
+        2,
+        "error: BERT learns from masked words, which no data here has; it can be planned",
+    );
+}
+
+#[test]
+fn a_model_too_large_for_a_card_is_answered_with_one_that_works_when_typed() {
+    let model = "plan --model qwen2.5-1.5b --seq-len 1024 --global-batch 1";
+    let output = plimsoll(&format!("{model} --device cuda:4090"));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let hint = said.lines().find_map(|line| line.strip_prefix("hint: `--device ")?.split('`').next());
+    let output = plimsoll(&format!("{model} --device {}", hint.unwrap()));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let output = plimsoll(
+        "plan --model llama-3.1-8b --memory 80GiB --seq-len 512 --global-batch 1 --device cuda:h200",
+    );
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("the budget is 80.0 GiB") && said.contains("hint: `--memory "), "{said}");
+    let output = plimsoll("plan --memory 80GiB --device cuda:l4");
+    assert!(String::from_utf8(output.stderr).unwrap().contains("is more than the 22.5 GiB that cuda:l4 has"));
 }

@@ -93,3 +93,24 @@ fn check_judges_the_kernels_it_is_asked_for() {
     let text = String::from_utf8(plimsoll("check rms_norm").stdout).unwrap();
     assert!(text.lines().all(|line| line.starts_with("ok ") || line.contains("cases hold")), "{text}");
 }
+
+#[test]
+fn a_described_device_gives_its_own_memory_and_its_name() {
+    let plan = &lines("plan --json --model gpt2 --device cuda:4090 --global-batch 2")[0];
+    assert_eq!(plan["device"], "cuda:4090");
+    assert_eq!((number(plan, "budget_bytes"), number(plan, "outside_bytes")), (24_564 << 20, 600 << 20));
+    let text = String::from_utf8(plimsoll("plan --device cuda --memory 1GiB").stdout).unwrap();
+    assert!(text.starts_with("tiny on cuda:h100 (this build drives no GPU"), "{text}");
+    assert!(text.contains("fp32") && text.contains("budget 1.00 GiB "), "{text}");
+    assert_eq!(lines("plan --json")[0]["device"], "cpu");
+}
+
+#[test]
+fn a_published_model_fits_one_large_card_in_fp32() {
+    let plan = &lines(
+        "plan --json --model llama-3.2-1b --memory 80GiB --seq-len 4096 --global-batch 32 --device cuda:h200",
+    )[0];
+    // Weights, gradients and two moments of four bytes each.
+    assert!(number(plan, "arena_bytes") > 16 * 1_235_814_400, "{plan}");
+    assert!(number(plan, "arena_bytes") + number(plan, "outside_bytes") <= 80 << 30, "{plan}");
+}

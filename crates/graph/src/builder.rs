@@ -4,6 +4,7 @@
 //! mistake is remembered together with the line of the caller's code, everything after it is ignored,
 //! and [`Graph::finish`] reports it.
 
+use std::collections::BTreeMap;
 use std::panic::Location;
 
 use crate::graph::{
@@ -26,6 +27,7 @@ impl Graph {
             nodes: Vec::new(),
             values: Vec::new(),
             states: Vec::new(),
+            state_ids: BTreeMap::new(),
             blocks: vec![root],
             inputs: Vec::new(),
             outputs: Vec::new(),
@@ -426,6 +428,7 @@ impl Graph {
         }
         let id = StateId(self.states.len() as u32);
         let value = self.push_value(ty, Source::State, Some((id, 0)));
+        self.state_ids.insert(name.clone(), id);
         self.states.push(State { name, ty, kind, init, versions: vec![value] });
         id
     }

@@ -11,6 +11,7 @@
 //!
 //! [`Graph::verify`](crate::verify) sees to it that nobody reads version 1 after version 2 is written.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::{Op, Shape, Type};
@@ -172,6 +173,8 @@ pub struct Graph {
     pub(crate) nodes: Vec<Node>,
     pub(crate) values: Vec<ValueInfo>,
     pub(crate) states: Vec<State>,
+    /// The states by name.
+    pub(crate) state_ids: BTreeMap<String, StateId>,
     pub(crate) blocks: Vec<Block>,
     pub(crate) inputs: Vec<Value>,
     pub(crate) outputs: Vec<(String, Value)>,
@@ -232,7 +235,7 @@ impl Graph {
 
     /// The range of state of that name.
     pub fn state_named(&self, name: &str) -> Option<StateId> {
-        self.states.iter().position(|state| state.name == name).map(|i| StateId(i as u32))
+        self.state_ids.get(name).copied()
     }
 
     /// All blocks; the first is the root.

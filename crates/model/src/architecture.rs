@@ -8,7 +8,7 @@ use crate::{Bert, Gpt2, Llama};
 /// A model of one of the known families.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Architecture {
-    /// Llama and Qwen2.
+    /// Llama, Qwen2 and Qwen3.
     Llama(Llama),
     /// GPT-2.
     Gpt2(Gpt2),
@@ -42,6 +42,26 @@ impl Architecture {
             Architecture::Bert(_) => {
                 Err(refuse("bert", "reads in both directions, so it cannot write a text word by word".into()))
             }
+        }
+    }
+
+    /// The same model for rows that hold several documents, or for rows that hold one. A model that reads
+    /// in both directions always keeps documents apart: padding is one.
+    #[must_use]
+    pub fn with_documents(self, documents: bool) -> Architecture {
+        match self {
+            Architecture::Llama(model) => Architecture::Llama(Llama { documents, ..model }),
+            Architecture::Gpt2(model) => Architecture::Gpt2(Gpt2 { documents, ..model }),
+            Architecture::Bert(model) => Architecture::Bert(model),
+        }
+    }
+
+    /// Whether its graphs read `doc_start`.
+    pub fn reads_documents(&self) -> bool {
+        match self {
+            Architecture::Llama(model) => model.documents,
+            Architecture::Gpt2(model) => model.documents,
+            Architecture::Bert(_) => true,
         }
     }
 

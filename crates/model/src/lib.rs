@@ -29,6 +29,7 @@ mod gpt2;
 mod language;
 mod llama;
 mod preset;
+mod rope;
 
 pub use architecture::Architecture;
 pub use bert::Bert;
@@ -36,3 +37,4 @@ pub use gpt2::Gpt2;
 pub use language::IGNORED;
 pub use llama::Llama;
 pub use preset::{Preset, UnknownPreset};
+pub use rope::{Rope, Stretch};

@@ -7,20 +7,23 @@
 //!
 //! Legend: `B` sequences, `T` positions, `C` width, `H` query heads and `K` key heads of width `D`,
 //! `F` hidden width of the feed-forward network, `V` words. Parameters have the names and shapes of
-//! Hugging Face's `LlamaForCausalLM`; with `qkv_bias` those of `Qwen2ForCausalLM`.
+//! Hugging Face's `LlamaForCausalLM`; with `qkv_bias` those of `Qwen2ForCausalLM`, with `qk_norm` those of
+//! `Qwen3ForCausalLM`.
 //!
-//! Deliberately absent: dropout (the family trains without), stretched rotary frequencies, sliding
-//! windows, and a cache of keys for generation, which reads the whole text again for every word.
+//! Deliberately absent: dropout (the family trains without), sliding windows, and a cache of keys for
+//! generation, which reads the whole text again for every word.
 
 use plimsoll_graph::{Graph, GraphError, Init, Value, Visible};
 
 use crate::language;
+use crate::rope::{Rope, frequencies};
 
 /// Standard deviation of a weight before the first step.
 const SPREAD: f32 = 0.02;
 
 /// Shape of a Llama.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is an independent choice of a published model")]
 pub struct Llama {
     /// Words.
     pub vocab: usize,
@@ -32,16 +35,20 @@ pub struct Llama {
     pub heads: usize,
     /// Key and value heads, each shared by `heads / key_heads` query heads.
     pub key_heads: usize,
+    /// Width of one head, where it is not `width / heads`.
+    pub head_width: Option<usize>,
     /// Hidden width of the feed-forward network.
     pub ffn: usize,
     /// Added to the mean square in every norm.
     pub norm_epsilon: f32,
-    /// Base of the rotary frequencies.
-    pub rope_base: f64,
+    /// How fast queries and keys turn with their position.
+    pub rope: Rope,
     /// Whether the head is the embedding table.
     pub tie_embeddings: bool,
     /// Whether queries, keys and values have a bias, as in Qwen2.
     pub qkv_bias: bool,
+    /// Whether each head of queries and keys is normed before it is turned, as in Qwen3.
+    pub qk_norm: bool,
     /// Whether a row may hold several documents, kept apart by the input `doc_start`. Rotary positions
     /// are relative, so they need not begin again.
     pub documents: bool,
@@ -85,15 +92,16 @@ impl Llama {
     ) -> Result<(Value, Value), GraphError> {
         let extents = [("vocab", self.vocab), ("width", self.width), ("ffn", self.ffn)];
         language::no_zeros(g, "llama", tokens, &extents)?;
-        let head_width = language::head_width("llama", self.width, self.heads)?;
+        let head_width = self.checked_head_width()?;
         let words = g.param("model.embed_tokens.weight", [self.vocab, self.width], Init::Normal(SPREAD)); // (V, C)
-        let frequencies = self.frequencies(g, head_width); // (D/2)
+        let table = frequencies(&self.rope, head_width);
+        let frequencies = g.constant("rope.frequencies", [head_width / 2], table); // (D/2)
         let visible = Visible { doc_start, ..Visible::CAUSAL };
 
         let mut x = g.embedding(words, tokens); // (B, T, C)
         for layer in 0..self.layers {
             x = g.block(&format!("model.layers.{layer}"), |g| {
-                let x = self.attend(g, x, frequencies, visible); // (B, T, C)
+                let x = self.attend(g, x, head_width, frequencies, visible); // (B, T, C)
                 self.feed_forward(g, x) // (B, T, C)
             });
         }
@@ -108,11 +116,17 @@ impl Llama {
     }
 
     /// `x + attention(rms_norm(x))`.
-    fn attend(&self, g: &mut Graph, x: Value, frequencies: Value, visible: Visible) -> Value {
+    fn attend(
+        &self,
+        g: &mut Graph,
+        x: Value, // (B, T, C)
+        head_width: usize,
+        frequencies: Value, // (D/2)
+        visible: Visible,
+    ) -> Value {
         let &[batch, seq, width] = &g.shape(x)[..] else {
             unreachable!("the residual stream is (B, T, C)");
         };
-        let head_width = width / self.heads;
         let (query_width, key_width) = (self.heads * head_width, self.key_heads * head_width);
         let normed = self.norm(g, x, "input_layernorm.weight"); // (B, T, C)
 
@@ -131,6 +145,8 @@ impl Llama {
         let q = g.reshape(q, [batch, seq, self.heads, head_width]); // (B, T, H, D)
         let k = g.reshape(k, [batch, seq, self.key_heads, head_width]); // (B, T, K, D)
         let v = g.reshape(v, [batch, seq, self.key_heads, head_width]); // (B, T, K, D)
+        let q = self.head_norm(g, q, "self_attn.q_norm.weight"); // (B, T, H, D)
+        let k = self.head_norm(g, k, "self_attn.k_norm.weight"); // (B, T, K, D)
         let q = g.rope(q, frequencies, None); // (B, T, H, D)
         let k = g.rope(k, frequencies, None); // (B, T, K, D)
         let mixed = g.attention(q, k, v, visible); // (B, T, H, D)
@@ -155,18 +171,26 @@ impl Llama {
     }
 
     fn norm(&self, g: &mut Graph, x: Value, name: &str) -> Value {
-        let weight = g.param(name, [self.width], Init::Fill(1.0)); // (C)
+        let weight = g.param(name, [g.shape(x).columns()], Init::Fill(1.0)); // (C)
         g.rms_norm(x, weight, self.norm_epsilon) // (B, T, C)
+    }
+
+    /// Norms over the width of one head, with one weight for all heads.
+    fn head_norm(&self, g: &mut Graph, x: Value, name: &str) -> Value {
+        if self.qk_norm { self.norm(g, x, name) } else { x } // (B, T, H, D)
     }
 
     fn bias(&self, g: &mut Graph, name: &str, extent: usize) -> Option<Value> {
         self.qkv_bias.then(|| g.param(name, [extent], Init::Fill(0.0)))
     }
 
-    /// Radians per position of each pair of a head: `base^(−2i/D)`.
-    fn frequencies(&self, g: &mut Graph, head_width: usize) -> Value {
-        let pairs = head_width / 2;
-        let frequency = |i| self.rope_base.powf(-2.0 * i as f64 / head_width as f64) as f32;
-        g.constant("rope.frequencies", [pairs], (0..pairs).map(frequency).collect()) // (D/2)
+    fn checked_head_width(&self) -> Result<usize, GraphError> {
+        match self.head_width {
+            Some(width) if width == 0 || self.heads == 0 => {
+                Err(language::refuse("llama", format!("{} heads of width {width}", self.heads)))
+            }
+            Some(width) => Ok(width),
+            None => language::head_width("llama", self.width, self.heads),
+        }
     }
 }

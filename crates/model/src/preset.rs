@@ -1,41 +1,55 @@
-//! Llamas with a name: small shapes that train on a laptop and serve demonstrations and benchmarks.
+//! Models with a name: small shapes that train on a laptop and serve demonstrations and benchmarks, and the
+//! published shapes of well-known models, so that one can plan for them without their weights.
+//!
+//! Figures are those of the `config.json` beside the weights on Hugging Face; tests compare the number of
+//! parameters with the published one.
 
 use std::fmt;
 
-use crate::Llama;
+use crate::{Architecture, Bert, Gpt2, Llama, Rope, Stretch};
 
 /// A named shape and the sequence length it is meant for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preset {
     /// What users type.
     pub name: &'static str,
-    /// Tokens per sequence.
+    /// Tokens per sequence: for published models, the length of their first training.
     pub seq: usize,
     /// The model.
-    pub model: Llama,
+    pub model: Architecture,
 }
 
 impl Preset {
-    /// All presets, smallest first.
-    pub fn all() -> [Preset; 3] {
-        let llama = |[layers, width, heads, key_heads, ffn, vocab]: [usize; 6]| Llama {
-            vocab,
-            width,
-            layers,
-            heads,
-            key_heads,
-            ffn,
-            norm_epsilon: 1e-6,
-            rope_base: 10_000.0,
-            tie_embeddings: false,
-            qkv_bias: false,
-            documents: false,
+    /// All presets, family by family and smallest first.
+    pub fn all() -> Vec<Preset> {
+        let preset = |name, seq, model: Architecture| Preset { name, seq, model };
+        let plain = |dims| llama(dims, 1e-6, Rope::plain(10_000.0));
+        let llama3 = |dims, factor| {
+            let stretch = Stretch { factor, low: 1.0, high: 4.0, original: 8192.0 };
+            llama(dims, 1e-5, Rope { base: 500_000.0, stretch: Some(stretch) })
         };
-        [
-            //                                          layers  C    H  K   F     V
-            Preset { name: "tiny", seq: 128, model: llama([4, 128, 4, 2, 344, 512]) },
-            Preset { name: "s", seq: 256, model: llama([8, 256, 8, 4, 688, 8192]) },
-            Preset { name: "m", seq: 512, model: llama([12, 512, 8, 4, 1376, 16384]) },
+        let qwen2 = |dims| Llama { qkv_bias: true, ..llama(dims, 1e-6, Rope::plain(1_000_000.0)) };
+        let qwen3 = |dims, head_width| Llama {
+            head_width: Some(head_width),
+            qk_norm: true,
+            ..llama(dims, 1e-6, Rope::plain(1_000_000.0))
+        };
+        let tied = |model| Llama { tie_embeddings: true, ..model };
+        vec![
+            //                                layers  C    H  K   F     V
+            preset("tiny", 128, plain([4, 128, 4, 2, 344, 512]).into()),
+            preset("s", 256, plain([8, 256, 8, 4, 688, 8192]).into()),
+            preset("m", 512, plain([12, 512, 8, 4, 1376, 16384]).into()),
+            preset("llama-3.2-1b", 8192, tied(llama3([16, 2048, 32, 8, 8192, 128_256], 32.0)).into()),
+            preset("llama-3.1-8b", 8192, llama3([32, 4096, 32, 8, 14_336, 128_256], 8.0).into()),
+            preset("llama-3.1-70b", 8192, llama3([80, 8192, 64, 8, 28_672, 128_256], 8.0).into()),
+            preset("qwen2.5-0.5b", 4096, tied(qwen2([24, 896, 14, 2, 4864, 151_936])).into()),
+            preset("qwen2.5-1.5b", 4096, tied(qwen2([28, 1536, 12, 2, 8960, 151_936])).into()),
+            preset("qwen2.5-7b", 4096, qwen2([28, 3584, 28, 4, 18_944, 152_064]).into()),
+            preset("qwen3-0.6b", 4096, tied(qwen3([28, 1024, 16, 8, 3072, 151_936], 128)).into()),
+            preset("gpt2", 1024, gpt2([12, 768, 12]).into()),
+            preset("gpt2-xl", 1024, gpt2([48, 1600, 25]).into()),
+            preset("bert-base", 512, bert([12, 768, 12]).into()),
         ]
     }
 
@@ -50,6 +64,43 @@ impl Preset {
     }
 }
 
+fn llama([layers, width, heads, key_heads, ffn, vocab]: [usize; 6], norm_epsilon: f32, rope: Rope) -> Llama {
+    Llama {
+        vocab,
+        width,
+        layers,
+        heads,
+        key_heads,
+        head_width: None,
+        ffn,
+        norm_epsilon,
+        rope,
+        tie_embeddings: false,
+        qkv_bias: false,
+        qk_norm: false,
+        documents: false,
+    }
+}
+
+fn gpt2([layers, width, heads]: [usize; 3]) -> Gpt2 {
+    let (vocab, positions) = (50_257, 1024);
+    Gpt2 { vocab, positions, width, layers, heads, norm_epsilon: 1e-5, dropout: 0.1, documents: false }
+}
+
+fn bert([layers, width, heads]: [usize; 3]) -> Bert {
+    Bert {
+        vocab: 30_522,
+        positions: 512,
+        token_types: 2,
+        width,
+        layers,
+        heads,
+        ffn: 4 * width,
+        norm_epsilon: 1e-12,
+        dropout: 0.1,
+    }
+}
+
 /// Nothing is known under this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownPreset {
@@ -59,8 +110,8 @@ pub struct UnknownPreset {
 
 impl fmt::Display for UnknownPreset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = Preset::all().map(|preset| preset.name).join(", ");
-        write!(f, "no model is called `{}`; known are {known}", self.name)
+        let known: Vec<&str> = Preset::all().iter().map(|preset| preset.name).collect();
+        write!(f, "no model is called `{}`; known are {}", self.name, known.join(", "))
     }
 }
 
@@ -68,14 +119,17 @@ impl std::error::Error for UnknownPreset {}
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_graph::{Graph, differentiate};
+
     use super::*;
+
+    fn training(name: &str) -> Graph {
+        Preset::from_name(name).unwrap().model.training(1, 128).unwrap()
+    }
 
     #[test]
     fn presets_have_the_parameters_their_shapes_say() {
-        let count = |name: &str| {
-            let Preset { model, seq, .. } = Preset::from_name(name).unwrap();
-            model.training(1, seq).unwrap().trainable_elements()
-        };
+        let count = |name: &str| training(name).trainable_elements();
         // Two tables V·C, a final norm C, and per layer (2·C·C + 2·C·C·K/H) + 3·F·C + 2·C.
         assert_eq!(count("tiny"), 2 * 65_536 + 128 + 4 * (49_152 + 132_096 + 256));
         assert_eq!(count("s"), 2 * 2_097_152 + 256 + 8 * (196_608 + 528_384 + 512));
@@ -83,8 +137,64 @@ mod tests {
     }
 
     #[test]
+    fn published_models_have_as_many_parameters_as_published() {
+        let published = [
+            ("llama-3.2-1b", 1_235_814_400),
+            ("llama-3.1-8b", 8_030_261_248),
+            ("llama-3.1-70b", 70_553_706_496),
+            ("qwen2.5-0.5b", 494_032_768),
+            ("qwen2.5-1.5b", 1_543_714_304),
+            ("qwen2.5-7b", 7_615_616_512),
+            ("qwen3-0.6b", 596_049_920),
+            ("gpt2", 124_439_808),
+            ("gpt2-xl", 1_557_611_200),
+            ("bert-base", 109_514_298),
+        ];
+        for (name, parameters) in published {
+            assert_eq!(training(name).trainable_elements(), parameters, "{name}");
+        }
+        assert_eq!(published.len() + 3, Preset::all().len());
+    }
+
+    #[test]
+    fn every_preset_can_be_differentiated_and_has_a_gradient_for_every_parameter() {
+        for Preset { name, model, seq } in Preset::all() {
+            assert!(seq >= 128, "{name}");
+            let forward = model.training(1, 128).unwrap();
+            let graph = differentiate(&forward, forward.output_named("loss").unwrap()).unwrap();
+            graph.verify().unwrap();
+            for state in forward.states().iter().filter(|state| state.name.ends_with("weight")) {
+                let gradient = plimsoll_graph::gradient_name(&state.name);
+                assert!(graph.state_named(&gradient).is_some(), "{name}: {gradient}");
+            }
+        }
+    }
+
+    #[test]
+    fn parameters_have_the_names_and_shapes_of_the_published_files() {
+        for (preset, name, shape) in [
+            ("llama-3.2-1b", "model.layers.15.mlp.down_proj.weight", &[2048, 8192][..]),
+            ("llama-3.1-70b", "model.layers.79.self_attn.k_proj.weight", &[1024, 8192]),
+            ("llama-3.1-8b", "lm_head.weight", &[128_256, 4096]),
+            ("qwen2.5-7b", "model.layers.0.self_attn.k_proj.bias", &[512]),
+            ("qwen3-0.6b", "model.layers.27.self_attn.q_norm.weight", &[128]),
+            ("qwen3-0.6b", "model.layers.0.self_attn.o_proj.weight", &[1024, 2048]),
+            ("gpt2-xl", "transformer.h.47.attn.c_attn.weight", &[1600, 4800]),
+            ("bert-base", "bert.encoder.layer.11.intermediate.dense.weight", &[3072, 768]),
+        ] {
+            let graph = training(preset);
+            let state = graph.state_named(name).unwrap_or_else(|| panic!("{preset} has no {name}"));
+            assert_eq!(graph.state(state).ty.shape[..], *shape, "{preset}: {name}");
+        }
+    }
+
+    #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
-        let error = Preset::from_name("xl").unwrap_err();
-        assert_eq!(error.to_string(), "no model is called `xl`; known are tiny, s, m");
+        let error = Preset::from_name("xl").unwrap_err().to_string();
+        assert!(
+            error.starts_with("no model is called `xl`; known are tiny, s, m, llama-3.2-1b, "),
+            "{error}"
+        );
+        assert!(Preset::all().iter().all(|preset| error.contains(preset.name)), "{error}");
     }
 }

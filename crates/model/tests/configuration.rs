@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_graph::{Graph, Init, Op};
-use plimsoll_model::{Bert, Gpt2, Llama, Preset};
+use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset};
 
 fn tiny() -> Llama {
-    Preset::from_name("tiny").unwrap().model
+    match Preset::from_name("tiny").unwrap().model {
+        Architecture::Llama(model) => model,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn gpt2() -> Gpt2 {
@@ -97,6 +100,19 @@ fn dropout_is_in_training_and_never_in_generation() {
 }
 
 #[test]
+fn a_stated_head_width_and_norms_of_heads_shape_the_parameters() {
+    let graph = Llama { head_width: Some(48), qk_norm: true, ..tiny() }.training(1, 8).unwrap();
+    let shape = |name: &str| {
+        let state = graph.state_named(&format!("model.layers.3.self_attn.{name}.weight")).unwrap();
+        graph.state(state).ty.shape.to_vec()
+    };
+    assert_eq!(shape("q_proj"), [4 * 48, 128]);
+    assert_eq!(shape("k_proj"), [2 * 48, 128]);
+    assert_eq!(shape("o_proj"), [128, 4 * 48]);
+    assert_eq!((shape("q_norm"), shape("k_norm")), (vec![48], vec![48]));
+}
+
+#[test]
 fn rotary_frequencies_fall_from_one_by_equal_ratios() {
     let graph = tiny().training(1, 8).unwrap();
     let state = graph.state(graph.state_named("rope.frequencies").unwrap());
@@ -115,6 +131,9 @@ fn a_senseless_shape_is_an_error_and_never_a_panic() {
         Llama { ffn: 0, ..tiny() },
         Llama { key_heads: 0, ..tiny() },
         Llama { key_heads: 8, ..tiny() },
+        Llama { head_width: Some(0), ..tiny() },
+        Llama { head_width: Some(7), ..tiny() },
+        Llama { head_width: Some(16), heads: 0, ..tiny() },
         Llama { key_heads: 3, documents: true, qkv_bias: true, ..tiny() },
     ];
     for model in wrong {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use plimsoll_graph::{BlockId, Graph, NodeId, Source, StateKind, Value, differentiate};
-use plimsoll_model::{Architecture, Bert, Gpt2, Llama};
+use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Rope};
 use safetensors::SafeTensors;
 
 const BATCH: usize = 4;
@@ -93,11 +93,13 @@ fn models() -> [(&'static str, Architecture); 3] {
         layers: 2,
         heads: 4,
         key_heads: 2,
+        head_width: None,
         ffn: 48,
         norm_epsilon: 1e-6,
-        rope_base: 10_000.0,
+        rope: Rope::plain(10_000.0),
         tie_embeddings: false,
         qkv_bias: false,
+        qk_norm: false,
         documents: false,
     };
     let gpt2 = Gpt2 {

@@ -10,6 +10,7 @@
 
 mod chain;
 pub mod dag;
+mod devices;
 mod layout;
 mod liveness;
 mod plan;
@@ -21,6 +22,7 @@ mod search;
 mod sequence;
 mod strategy;
 
+pub use devices::{DeviceSpec, UnknownDevice};
 pub use layout::{CsvError, CsvFault, Effort, Layout, Table, layout, solve};
 pub use liveness::Slot;
 pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, plan};

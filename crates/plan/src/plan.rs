@@ -281,10 +281,11 @@ fn draft_of(role: Role, part: &Costed, regions: &Regions, scratch: Scratch) -> D
 /// so that a pass over all of them is a pass over consecutive bytes.
 fn place_states(program: &Program, alignment: u64) -> Result<Vec<StateRange>, PlanError> {
     let mut states: Vec<StateRange> = Vec::new();
+    let mut known: BTreeMap<&str, Type> = BTreeMap::new();
     for (_, part) in program.roles() {
         for state in part.graph.states() {
-            match states.iter().find(|known| known.name == state.name) {
-                Some(known) if known.ty != state.ty => {
+            match known.insert(&state.name, state.ty) {
+                Some(ty) if ty != state.ty => {
                     return Err(PlanError::StateDiffers { name: state.name.clone() });
                 }
                 Some(_) => {}

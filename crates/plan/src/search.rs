@@ -4,17 +4,20 @@
 //! then planned for real, and because a layout can be a little larger than its liveness bound, the
 //! table is asked on a fixed ladder of budgets from the stated one downwards until the real arena fits.
 //! Since a rung that fits a budget also fits every larger one, and higher rungs are never slower, more
-//! memory never makes the plan slower. Graphs that are no chain choose among the named strategies.
+//! memory never makes the plan slower. Micro-batches that cannot fit, or that would lose even if they
+//! recomputed nothing, are passed over. Graphs that are no chain choose among the named strategies.
 //!
 //! What changes the result beyond the order of sums (precision, the optimizer) is never chosen here.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use plimsoll_graph::{GraphError, Phase};
+use plimsoll_graph::{GraphError, Phase, Value};
 
 use crate::chain::ChainPlanner;
-use crate::plan::{Plan, PlanError, Program, assemble, persistent_bytes, plan};
+use crate::plan::{Costed, Plan, PlanError, Program, assemble, persistent_bytes, plan};
 use crate::problem::Scratch;
+use crate::regions::Regions;
 use crate::strategy::Strategy;
 
 /// Ratio of neighbouring rungs of the ladder.
@@ -140,19 +143,24 @@ pub fn search(
     let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
     let request = Request { strategy: fixed, ..request };
     let mut tried = Vec::new();
+    let mut regions = BTreeMap::new();
     let mut lower_bound: Option<f64> = None;
-    for micro_batch in micro_batches {
+    // The largest first: one that needs no recompute rules out all smaller ones, which are slower even then.
+    for &micro_batch in micro_batches.iter().rev() {
         let program = build(micro_batch)?;
         let attempt = Attempt { request: &request, micro_batch, program: &program };
         if let Some(strategy) = fixed {
             attempt.named(&[strategy], &mut tried)?;
-            continue;
+        } else if attempt.can_fit()? && attempt.can_win(&tried) {
+            let bound = attempt.optimal(&mut tried, &mut regions)?;
+            lower_bound = match (lower_bound, bound) {
+                (Some(a), Some(b)) => Some(f64::min(a, b)),
+                (a, b) => a.or(b),
+            };
         }
-        let bound = attempt.optimal(&mut tried)?;
-        lower_bound = match (lower_bound, bound) {
-            (Some(a), Some(b)) => Some(f64::min(a, b)),
-            (a, b) => a.or(b),
-        };
+    }
+    if fixed.is_none() && !tried.iter().any(|t| t.arena_bytes <= request.budget) {
+        named_from_the_smallest(&request, &micro_batches, &mut build, &mut tried)?;
     }
     let Some(best) = select(&tried, request.budget, request.slack) else {
         let Some(smallest) = tried.iter().copied().min_by_key(|t| t.arena_bytes) else {
@@ -162,7 +170,10 @@ pub fn search(
         return Err(SearchError::Budget { budget: request.budget, smallest, hints });
     };
     let program = build(best.micro_batch)?;
-    let plan = realise(&program, &best)?;
+    let plan = match regions.get(&best.micro_batch).filter(|_| best.rung.is_some()) {
+        Some(regions) => assemble(&program, regions, best.strategy, best.scratch)?,
+        None => plan(&program, best.strategy, best.scratch)?,
+    };
     let accumulation = request.global_batch / best.micro_batch;
     Ok(Choice {
         plan,
@@ -204,7 +215,7 @@ impl Attempt<'_> {
     /// Plans named strategies with either amount of scratch.
     fn named(&self, strategies: &[Strategy], tried: &mut Vec<Tried>) -> Result<(), SearchError> {
         for &strategy in strategies {
-            for scratch in [Scratch::Best, Scratch::Least] {
+            for &scratch in self.amounts() {
                 let plan = plan(self.program, strategy, scratch)?;
                 tried.push(self.entry(&plan, None));
             }
@@ -212,16 +223,54 @@ impl Attempt<'_> {
         Ok(())
     }
 
+    /// The amounts of scratch that differ.
+    fn amounts(&self) -> &'static [Scratch] {
+        let nodes = &self.program.train.facts.nodes;
+        if nodes.iter().all(|node| node.workspace.least == node.workspace.best) {
+            &[Scratch::Best]
+        } else {
+            &[Scratch::Best, Scratch::Least]
+        }
+    }
+
+    /// Whether state and the largest operands of a node fit: cheap, and true whenever any plan fits.
+    fn can_fit(&self) -> Result<bool, SearchError> {
+        let Costed { graph, facts } = &self.program.train;
+        let bytes = |values: &[Value]| -> u64 {
+            let values: BTreeSet<Value> = values.iter().map(|&value| graph.storage(value)).collect();
+            let transient = values.into_iter().filter(|&value| graph.value(value).state.is_none());
+            transient.map(|value| graph.ty(value).bytes() as u64).sum()
+        };
+        let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
+        // Outputs may take over the bytes of inputs, so the two do not add up.
+        let needs = nodes.map(|(node, f)| bytes(&node.inputs).max(bytes(&node.outputs)) + f.workspace.least);
+        Ok(persistent_bytes(self.program)? + needs.max().unwrap_or(0) <= self.request.budget)
+    }
+
+    /// Whether a plan that recomputes nothing would be fast enough to be chosen.
+    fn can_win(&self, tried: &[Tried]) -> bool {
+        let Costed { graph, facts } = &self.program.train;
+        let once = graph.nodes().iter().zip(&facts.nodes);
+        let once = once.filter(|(node, _)| node.phase != Phase::Update && !node.op.is_view());
+        let micro_batch: f64 = once.map(|(_, facts)| facts.seconds).sum();
+        let accumulation = (self.request.global_batch / self.micro_batch) as f64;
+        let least = micro_batch * accumulation + self.update_seconds();
+        let fits = tried.iter().filter(|t| t.arena_bytes <= self.request.budget);
+        let fastest = fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min);
+        least <= fastest * (1.0 + self.request.slack)
+    }
+
     /// Plans the optimum of the chain with either amount of scratch, or the named strategies where there is
     /// no chain. Returns the lower bound of a step, if there is one.
-    fn optimal(&self, tried: &mut Vec<Tried>) -> Result<Option<f64>, SearchError> {
-        let Some(budget) = self.request.budget.checked_sub(persistent_bytes(self.program)?) else {
-            self.named(&Strategy::LADDER, tried)?;
-            return Ok(None);
-        };
+    fn optimal(
+        &self,
+        tried: &mut Vec<Tried>,
+        regions: &mut BTreeMap<usize, Regions>,
+    ) -> Result<Option<f64>, SearchError> {
+        let budget = self.request.budget.saturating_sub(persistent_bytes(self.program)?);
         let part = &self.program.train;
         let mut bound = None;
-        for scratch in [Scratch::Best, Scratch::Least] {
+        for &scratch in self.amounts() {
             let Some(planner) = ChainPlanner::new(&part.graph, &part.facts, scratch) else {
                 self.named(&Strategy::LADDER, tried)?;
                 return Ok(None);
@@ -229,15 +278,11 @@ impl Attempt<'_> {
             if scratch == Scratch::Best {
                 bound = Some(planner.lower_bound(budget));
             }
-            let fitted = self.descend_ladder(&planner, scratch, budget)?;
-            let fits = fitted.is_some();
-            tried.extend(fitted);
-            if fits {
+            if let Some((fitted, kept)) = self.descend_ladder(&planner, scratch, budget)? {
+                tried.push(fitted);
+                regions.insert(self.micro_batch, kept);
                 break;
             }
-        }
-        if tried.iter().all(|t| t.arena_bytes > self.request.budget) {
-            self.named(&Strategy::LADDER, tried)?;
         }
         let accumulation = self.request.global_batch / self.micro_batch;
         Ok(bound.map(|seconds| seconds * accumulation as f64 + self.update_seconds()))
@@ -255,7 +300,7 @@ impl Attempt<'_> {
         planner: &ChainPlanner,
         scratch: Scratch,
         budget: u64,
-    ) -> Result<Option<Tried>, SearchError> {
+    ) -> Result<Option<(Tried, Regions)>, SearchError> {
         let graph = &self.program.train.graph;
         for rung in rungs(budget, planner.most_bytes()) {
             if planner.seconds(rung).is_infinite() {
@@ -264,7 +309,7 @@ impl Attempt<'_> {
             if let Some(regions) = planner.regions(graph, rung) {
                 let plan = assemble(self.program, &regions, Strategy::Auto, scratch)?;
                 if plan.arena_bytes <= self.request.budget {
-                    return Ok(Some(self.entry(&plan, Some(rung))));
+                    return Ok(Some((self.entry(&plan, Some(rung)), regions)));
                 }
             }
         }
@@ -283,16 +328,22 @@ impl Attempt<'_> {
     }
 }
 
-/// Plans a combination that was tried once more.
-fn realise(program: &Program, tried: &Tried) -> Result<Plan, SearchError> {
-    let part = &program.train;
-    let regions = tried.rung.and_then(|rung| {
-        ChainPlanner::new(&part.graph, &part.facts, tried.scratch)?.regions(&part.graph, rung)
-    });
-    Ok(match regions {
-        Some(regions) => assemble(program, &regions, tried.strategy, tried.scratch)?,
-        None => plan(program, tried.strategy, tried.scratch)?,
-    })
+/// Plans the named strategies, from the smallest micro-batch on until one does not fit.
+fn named_from_the_smallest(
+    request: &Request,
+    micro_batches: &[usize],
+    build: &mut impl FnMut(usize) -> Result<Program, GraphError>,
+    tried: &mut Vec<Tried>,
+) -> Result<(), SearchError> {
+    for &micro_batch in micro_batches {
+        let program = build(micro_batch)?;
+        let before = tried.len();
+        Attempt { request, micro_batch, program: &program }.named(&Strategy::LADDER, tried)?;
+        if tried[before..].iter().all(|t| t.arena_bytes > request.budget) {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Rungs of the fixed ladder from the highest that is at most `budget` downwards, beginning with `most` if
@@ -321,13 +372,21 @@ fn hints(
         return Ok(Vec::new());
     }
     let all = micro_batches(request.global_batch, None)?;
-    let micro_batches = all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed));
+    let micro_batches: Vec<usize> =
+        all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed)).collect();
     let mut fitting = Vec::new();
-    for micro_batch in micro_batches {
+    for &micro_batch in &micro_batches {
         let program = build(micro_batch)?;
-        Attempt { request: &request, micro_batch, program: &program }.optimal(&mut fitting)?;
+        let attempt = Attempt { request: &request, micro_batch, program: &program };
+        if attempt.can_fit()? {
+            attempt.optimal(&mut fitting, &mut BTreeMap::new())?;
+        }
     }
     fitting.retain(|t| t.arena_bytes <= request.budget);
+    if fitting.is_empty() {
+        named_from_the_smallest(&request, &micro_batches, build, &mut fitting)?;
+        fitting.retain(|t| t.arena_bytes <= request.budget);
+    }
     fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
     fitting.dedup_by_key(|t| (t.micro_batch, t.strategy));
     fitting.truncate(3);

@@ -6,6 +6,8 @@
 //! Rebuilt values are held if their region is open and else forgotten when the pass leaves the region it
 //! is in. Forgetting only ends a lifetime: the bytes were free from the last read on.
 
+use std::collections::BTreeSet;
+
 use plimsoll_graph::{Graph, Node, NodeId, Phase, Source, StateId, Value};
 
 use crate::regions::{ROOT, Regions};
@@ -167,9 +169,9 @@ impl<'a> Writer<'a> {
     }
 
     /// The nodes to run again before `id` can run, in order.
-    fn missing(&self, id: NodeId) -> Vec<NodeId> {
+    fn missing(&self, id: NodeId) -> BTreeSet<NodeId> {
         let mut wanted = vec![id];
-        let mut found: Vec<NodeId> = Vec::new();
+        let mut found = BTreeSet::new();
         while let Some(node) = wanted.pop() {
             for &input in &self.graph.node(node).inputs {
                 let storage = self.graph.storage(input);
@@ -177,14 +179,12 @@ impl<'a> Writer<'a> {
                     continue;
                 }
                 if let Some(producer) = self.graph.producer(storage)
-                    && !found.contains(&producer)
+                    && found.insert(producer)
                 {
-                    found.push(producer);
                     wanted.push(producer);
                 }
             }
         }
-        found.sort_unstable();
         found
     }
 

@@ -5,7 +5,7 @@
 #![allow(clippy::print_stdout, reason = "the tables are what a reader wants to see")]
 
 use plimsoll_graph::Graph;
-use plimsoll_model::{Architecture, Preset};
+use plimsoll_model::Preset;
 use plimsoll_plan::{Plan, Scratch, plan};
 
 mod support;
@@ -74,7 +74,7 @@ fn layouts_stay_within_a_twentieth_of_the_liveness_bound() {
     for name in ["tiny", "s"] {
         let Preset { model, seq, .. } = Preset::from_name(name).unwrap();
         for rows in [1, 4] {
-            let forward = Architecture::from(model.clone()).training(rows, seq).unwrap();
+            let forward = model.training(rows, seq).unwrap();
             let program = program(trained(&forward), 1 << 16);
             let ratios: Vec<(String, f64)> = STRATEGIES
                 .iter()

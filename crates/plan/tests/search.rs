@@ -4,11 +4,11 @@
 
 use plimsoll_graph::GraphError;
 use plimsoll_plan::{
-    Choice, Program, Request, Scratch, SearchError, Strategy, Workspace, plan, search, try_all,
+    Choice, Costed, Program, Request, Scratch, SearchError, Strategy, Workspace, plan, search, try_all,
 };
 
 mod support;
-use support::{program, residual_chain};
+use support::{families, program, residual_chain, trained};
 
 /// A chain whose every node can use 8 KiB of scratch and can do with 1. Rows do not matter to it, so a
 /// smaller micro-batch only takes more of them.
@@ -74,4 +74,48 @@ fn hints_are_plans_that_fit() {
             Request { strategy: Some(hint.strategy), micro_batch: Some(hint.micro_batch), ..request(budget) };
         assert!(search(request, build).unwrap().plan.arena_bytes <= budget);
     }
+}
+
+/// A Llama whose nodes take time in proportion to what they write, beside a constant: neither the largest
+/// nor the smallest micro-batch wins in every budget.
+fn build_llama(rows: usize) -> Result<Program, GraphError> {
+    let [(_, llama), ..] = families();
+    let mut program = program(trained(&llama.training(rows, 16)?), 256);
+    let Costed { graph, facts } = &mut program.train;
+    for (node, facts) in graph.nodes().iter().zip(&mut facts.nodes) {
+        let written: usize = node.outputs.iter().map(|&value| graph.shape(value).elements()).sum();
+        facts.seconds = 1.0 + written as f64 / 1024.0;
+        facts.lean_seconds = facts.seconds;
+    }
+    Ok(program)
+}
+
+#[test]
+fn passing_over_micro_batches_loses_nothing() {
+    let pinned = |budget, micro_batch| {
+        let request = Request { global_batch: 8, micro_batch: Some(micro_batch), ..request(budget) };
+        match search(request, build_llama) {
+            Ok(choice) => choice.plan.step_seconds(choice.accumulation),
+            Err(SearchError::Budget { .. }) => f64::INFINITY,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let SearchError::Budget { smallest, .. } =
+        search(Request { global_batch: 8, ..request(0) }, build_llama).unwrap_err()
+    else {
+        panic!("nothing fits in no memory")
+    };
+    let mut chosen = Vec::new();
+    for step in 0..12 {
+        let budget = smallest.arena_bytes + step * 40_000;
+        let free = search(Request { global_batch: 8, ..request(budget) }, build_llama).unwrap();
+        let best = [1, 2, 4, 8]
+            .map(|micro_batch| pinned(budget, micro_batch))
+            .into_iter()
+            .fold(f64::INFINITY, f64::min);
+        assert!((free.plan.step_seconds(free.accumulation) - best).abs() < 1e-9 * best, "{budget} bytes");
+        chosen.push(free.micro_batch);
+    }
+    chosen.dedup();
+    assert!(chosen.len() > 1, "{chosen:?}: the budgets decide something");
 }

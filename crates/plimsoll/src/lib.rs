@@ -36,9 +36,11 @@ pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError};
 pub use plimsoll_graph::{
     DType, Graph, GraphError, Init, Shape, Type, Value, Visible, checkpoint, differentiate, op,
 };
-pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset};
-pub use plimsoll_plan::{Plan, Program, Role, Schedule, Strategy};
-pub use plimsoll_train::{Model, Optimizer, Options, Planned, Run, TrainError, Trainer, plan_for};
+pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset, Rope, Stretch};
+pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
+pub use plimsoll_train::{
+    Model, Optimizer, Options, Planned, Run, TrainError, Trainer, plan_described, plan_for,
+};
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
 pub mod conformance {
@@ -61,6 +63,6 @@ pub mod planning {
 
 /// Data, learning rate, metrics, sizes and the machine's memory.
 pub mod training {
-    pub use plimsoll_train::{Config, DataConfig, LanguageModel, RawConfig};
+    pub use plimsoll_train::{Config, DataConfig, LanguageModel, RawConfig, Target};
     pub use plimsoll_train::{budget, data, lr, memory, metrics, program, size};
 }

@@ -2,10 +2,14 @@
 //!
 //! On the CPU a budget is the whole process as the kernel counts it (`VmHWM`). What the process holds
 //! when it is ready to plan, plus an allowance for what it will still take outside the arena, is a
-//! reserve fixed before planning; the rest is the arena's. The run checks at the end that it held.
+//! reserve fixed before planning; the rest is the arena's. The run checks at the end that it held. On a
+//! device that is only described, a budget is the device's memory, and the reserve one of its figures.
+
+use plimsoll_plan::DeviceSpec;
 
 use crate::error::TrainError;
 use crate::memory;
+use crate::size::Size;
 
 /// Bytes allowed for what the process still takes outside the arena: stacks of threads, the plan itself,
 /// buffers for data and files, and code pages that are touched for the first time.
@@ -14,15 +18,28 @@ pub const ALLOWANCE: u64 = 8 << 20;
 /// With no budget stated, this much of the free memory is left to others, or 5 % where that is more.
 pub const MARGIN: u64 = 256 << 20;
 
+/// Where the figure of a budget comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The user stated it.
+    Stated,
+    /// The free memory of this machine less a margin.
+    Free,
+    /// The memory of a device that is described.
+    Device,
+}
+
 /// A budget and how it divides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Bytes of the whole process.
+    /// Bytes of the whole process, or of the device.
     pub total: u64,
     /// Bytes reserved for everything outside the arena.
     pub outside: u64,
-    /// Whether the user stated it.
-    pub stated: bool,
+    /// Where `total` comes from.
+    pub origin: Origin,
+    /// The most that could be stated, where that is known: the memory of a described device.
+    pub ceiling: Option<u64>,
 }
 
 impl Budget {
@@ -34,13 +51,32 @@ impl Budget {
     pub fn resolve(stated: Option<u64>) -> Result<Budget, TrainError> {
         let resident = memory::process()?.resident;
         let outside = resident + ALLOWANCE;
-        let total = if let Some(total) = stated {
-            total
-        } else {
-            let free = memory::available()?;
-            (resident + free).saturating_sub(MARGIN.max(free / 20))
+        if let Some(total) = stated {
+            return Ok(Budget { total, outside, origin: Origin::Stated, ceiling: None });
+        }
+        let free = memory::available()?;
+        let total = (resident + free).saturating_sub(MARGIN.max(free / 20));
+        Ok(Budget { total, outside, origin: Origin::Free, ceiling: None })
+    }
+
+    /// Divides the memory of a described device, or what is stated of it.
+    ///
+    /// # Errors
+    ///
+    /// When more is stated than the device has.
+    pub fn of_device(spec: &DeviceSpec, stated: Option<u64>) -> Result<Budget, TrainError> {
+        let (total, origin) = match stated {
+            Some(bytes) if bytes > spec.memory_bytes => {
+                let (bytes, has) = (Size { bytes }, Size { bytes: spec.memory_bytes });
+                let name = spec.name();
+                return Err(TrainError::Config(format!(
+                    "--memory {bytes} is more than the {has} that {name} has; leave it out to plan for all of it"
+                )));
+            }
+            Some(bytes) => (bytes, Origin::Stated),
+            None => (spec.memory_bytes, Origin::Device),
         };
-        Ok(Budget { total, outside, stated: stated.is_some() })
+        Ok(Budget { total, outside: spec.reserve_bytes, origin, ceiling: Some(spec.memory_bytes) })
     }
 
     /// Bytes left for the arena.
@@ -55,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_arena_gets_what_the_process_does_not_need() {
-        let budget = Budget { total: 100, outside: 30, stated: true };
+        let budget = Budget { total: 100, outside: 30, origin: Origin::Stated, ceiling: None };
         assert_eq!(budget.arena(), 70);
         assert_eq!(Budget { total: 10, ..budget }.arena(), 0);
     }
@@ -65,6 +101,17 @@ mod tests {
         let budget = Budget::resolve(None).unwrap();
         let free = memory::available().unwrap();
         assert!(budget.total < free + memory::process().unwrap().peak);
-        assert!(!budget.stated && budget.outside >= ALLOWANCE);
+        assert!(budget.origin == Origin::Free && budget.outside >= ALLOWANCE);
+    }
+
+    #[test]
+    fn a_described_device_gives_its_memory_less_its_reserve_and_no_more_than_it_has() {
+        let spec = DeviceSpec::from_name("cuda:4090").unwrap();
+        let whole = Budget::of_device(&spec, None).unwrap();
+        assert_eq!(whole.arena(), (24_564 - 600) << 20);
+        let part = Budget::of_device(&spec, Some(8 << 30)).unwrap();
+        assert_eq!((part.total, part.outside, part.origin), (8 << 30, 600 << 20, Origin::Stated));
+        let error = Budget::of_device(&spec, Some(80 << 30)).unwrap_err().to_string();
+        assert!(error.contains("--memory 80.0 GiB is more than the 24.0 GiB that cuda:4090 has"), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use plimsoll_graph::{Graph, GraphError};
 use plimsoll_model::{Architecture, Preset};
-use plimsoll_plan::Strategy;
+use plimsoll_plan::{DeviceSpec, Strategy};
 
 use crate::data::{Order, Source, Synthetic, Text};
 use crate::error::TrainError;
@@ -30,6 +30,8 @@ pub struct RawConfig {
     pub micro_batch: Option<usize>,
     /// Micro-batches of one step.
     pub gradient_accumulation_steps: Option<usize>,
+    /// `cpu`, or a device that is described, such as `cuda:h200`.
+    pub device: Option<String>,
     /// A size such as `64MiB`.
     pub memory: Option<String>,
     /// Name of a strategy.
@@ -65,11 +67,54 @@ pub enum DataConfig {
     Synthetic,
 }
 
+/// What a run is planned for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// This machine's processor.
+    Cpu,
+    /// A device known by its data sheet only.
+    Described {
+        /// Its figures.
+        spec: DeviceSpec,
+        /// Whether the user named a kind of device and it is ours to say which.
+        assumed: bool,
+    },
+}
+
+impl Target {
+    fn from_name(name: Option<&str>) -> Result<Target, TrainError> {
+        match name {
+            None | Some("cpu") => Ok(Target::Cpu),
+            Some(name) => {
+                let spec = DeviceSpec::from_name(name).map_err(mistake)?;
+                Ok(Target::Described { spec, assumed: spec.name() != name })
+            }
+        }
+    }
+
+    /// Refuses what can be planned for but not trained on.
+    ///
+    /// # Errors
+    ///
+    /// When the target is only described.
+    pub fn trains(&self) -> Result<(), TrainError> {
+        match self {
+            Target::Cpu => Ok(()),
+            Target::Described { spec, .. } => Err(mistake(format!(
+                "this build plans for {} but trains on the CPU only; leave out --device to train here",
+                spec.name()
+            ))),
+        }
+    }
+}
+
 /// Settings that go together.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What is trained.
     pub model: LanguageModel,
+    /// What it is planned for.
+    pub target: Target,
     /// What is asked of the plan and the run.
     pub options: Options,
     /// Where sequences come from.
@@ -101,24 +146,28 @@ impl Config {
             (Some(path), false) => DataConfig::Text(path.clone()),
             (None, _) => DataConfig::Synthetic,
         };
-        let mut llama = preset.model;
         // Rows cut from text hold parts of several documents; made-up rows are one document each.
-        llama.documents = matches!(data, DataConfig::Text(_));
+        let architecture = preset.model.with_documents(matches!(data, DataConfig::Text(_)));
         let model = LanguageModel {
-            documents: llama.documents,
-            architecture: llama.into(),
+            documents: architecture.reads_documents(),
+            architecture,
             seq_len,
             generate: false,
         };
-        Ok(Config { model, options: options(raw)?, data, max_steps, lr: lr(raw, max_steps)? })
+        let target = Target::from_name(raw.device.as_deref())?;
+        Ok(Config { model, target, options: options(raw)?, data, max_steps, lr: lr(raw, max_steps)? })
     }
 
     /// Opens the data.
     ///
     /// # Errors
     ///
-    /// When it is missing, empty or too short.
+    /// When it is missing, empty or too short, or the model wants data that nobody prepares yet.
     pub fn source(&self) -> Result<Source, TrainError> {
+        if matches!(self.model.architecture, Architecture::Bert(_)) {
+            // Shown the next word, a model that reads both ways learns to copy.
+            return Err(mistake("BERT learns from masked words, which no data here has; it can be planned"));
+        }
         let (seed, vocab, seq_len) = (self.options.seed, self.model.architecture.vocab(), self.model.seq_len);
         Ok(match &self.data {
             DataConfig::Text(path) => {
@@ -278,6 +327,18 @@ mod tests {
             error,
             "--micro-batch 4 does not divide --global-batch 10; the next global batch that works is 12"
         );
+    }
+
+    #[test]
+    fn a_described_device_is_planned_for_and_not_trained_on() {
+        let target = |name: &str| Target::from_name(Some(name));
+        assert_eq!(target("cpu").unwrap(), Target::Cpu);
+        let Target::Described { spec, assumed } = target("cuda").unwrap() else { panic!("described") };
+        assert_eq!((spec.name().as_str(), assumed), ("cuda:h100", true));
+        let h200 = target("cuda:h200").unwrap();
+        assert!(matches!(h200, Target::Described { assumed: false, .. }));
+        let error = h200.trains().unwrap_err().to_string();
+        assert!(error.starts_with("this build plans for cuda:h200 but trains on the CPU only"), "{error}");
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::fmt;
 
 use plimsoll_exec::ExecError;
 use plimsoll_graph::GraphError;
-use plimsoll_plan::{SearchError, Tried};
+use plimsoll_plan::{DeviceSpec, SearchError, Tried};
 
+use crate::budget::Budget;
 use crate::data::DataError;
 use crate::memory::MemoryError;
 use crate::size::Size;
@@ -19,10 +20,8 @@ pub enum TrainError {
     Graph(GraphError),
     /// Nothing fits the budget.
     Budget {
-        /// The whole budget.
-        total: u64,
-        /// What the process needs outside the arena.
-        outside: u64,
+        /// The whole budget and how it divides.
+        budget: Box<Budget>,
         /// The smallest plan of what was asked for.
         smallest: Tried,
         /// Plans that would fit if less were fixed.
@@ -60,9 +59,10 @@ impl TrainError {
 
     /// Ways out that were tried and work, as flags.
     pub fn hints(&self) -> Vec<String> {
-        let TrainError::Budget { total, outside, smallest, hints } = self else {
+        let TrainError::Budget { budget, smallest, hints } = self else {
             return Vec::new();
         };
+        let outside = budget.outside;
         // Rounded up to a whole MiB, so that the figure works when it is typed.
         let whole = (smallest.arena_bytes + outside).div_ceil(1 << 20);
         let mut lines: Vec<String> = hints
@@ -73,10 +73,26 @@ impl TrainError {
                 format!("`--micro-batch {micro_batch} --recompute {strategy}` fits in {bytes}")
             })
             .collect();
-        if whole << 20 > *total {
-            lines.push(format!("`--memory {whole}MiB` is the smallest budget for what was asked"));
+        if whole << 20 <= budget.total {
+            return lines;
         }
+        lines.push(if budget.ceiling.is_none_or(|most| whole << 20 <= most) {
+            format!("`--memory {whole}MiB` is the smallest budget for what was asked")
+        } else {
+            larger_device(whole << 20)
+        });
         lines
+    }
+}
+
+/// Which described device would do. All have the same alignment and scratch, so a plan is as large on any.
+fn larger_device(bytes: u64) -> String {
+    let enough = DeviceSpec::all().iter().filter(|spec| spec.memory_bytes >= bytes);
+    match enough.min_by_key(|spec| spec.memory_bytes) {
+        Some(spec) => {
+            format!("`--device {}` without --memory has {}", spec.name(), Size { bytes: spec.memory_bytes })
+        }
+        None => "no single device described here is large enough in fp32; take a smaller model".to_owned(),
     }
 }
 
@@ -85,9 +101,9 @@ impl fmt::Display for TrainError {
         match self {
             TrainError::Config(why) => f.write_str(why),
             TrainError::Graph(error) => error.fmt(f),
-            TrainError::Budget { total, outside, smallest, .. } => {
-                let (needed, total) =
-                    (Size { bytes: smallest.arena_bytes + outside }, Size { bytes: *total });
+            TrainError::Budget { budget, smallest, .. } => {
+                let needed = Size { bytes: smallest.arena_bytes + budget.outside };
+                let total = Size { bytes: budget.total };
                 write!(f, "the smallest plan needs {needed}, the budget is {total}")
             }
             TrainError::Plan(error) => error.fmt(f),

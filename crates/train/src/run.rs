@@ -13,9 +13,11 @@
 
 use plimsoll_exec::{CpuDevice, Data, Device, Engine};
 use plimsoll_graph::{Graph, GraphError, differentiate, fuse};
-use plimsoll_plan::{Choice, Costed, Plan, Program, Request, Role, SearchError, Strategy, search};
+use plimsoll_plan::{
+    Choice, Costed, DeviceSpec, Facts, Plan, Program, Request, Role, SearchError, Strategy, search,
+};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
 use crate::optimizer::{self, Optimizer};
 
@@ -92,23 +94,43 @@ pub struct Planned {
 ///
 /// When nothing fits (with hints), or the model or the request is at fault.
 pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Planned, TrainError> {
-    let budget = Budget::resolve(options.memory)?;
+    plan_within(Budget::resolve(options.memory)?, options, |rows| program(model, device, options, rows))
+}
+
+/// Finds the fastest plan for a device that is described and need not be here.
+///
+/// # Errors
+///
+/// When nothing fits (with hints), or the model or the request is at fault.
+pub fn plan_described(
+    model: &impl Model,
+    spec: &DeviceSpec,
+    options: &Options,
+) -> Result<Planned, TrainError> {
+    let budget = Budget::of_device(spec, options.memory)?;
+    plan_within(budget, options, |rows| costed_program(model, |graph| spec.facts(graph), options, rows))
+}
+
+fn plan_within(
+    budget: Budget,
+    options: &Options,
+    build: impl FnMut(usize) -> Result<Program, GraphError>,
+) -> Result<Planned, TrainError> {
     let request = Request {
         global_batch: options.global_batch,
         micro_batch: options.micro_batch,
         strategy: options.recompute,
         budget: budget.arena(),
         // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
-        slack: if budget.stated { 0.0 } else { 0.01 },
+        slack: if budget.origin == Origin::Stated { 0.0 } else { 0.01 },
     };
-    let choice =
-        search(request, |rows| program(model, device, options, rows)).map_err(|error| match error {
-            SearchError::Budget { smallest, hints, .. } => {
-                TrainError::Budget { total: budget.total, outside: budget.outside, smallest, hints }
-            }
-            SearchError::Graph(error) => TrainError::Graph(error),
-            other => TrainError::Plan(other),
-        })?;
+    let choice = search(request, build).map_err(|error| match error {
+        SearchError::Budget { smallest, hints, .. } => {
+            TrainError::Budget { budget: Box::new(budget), smallest, hints }
+        }
+        SearchError::Graph(error) => TrainError::Graph(error),
+        other => TrainError::Plan(other),
+    })?;
     Ok(Planned { choice, budget })
 }
 
@@ -123,7 +145,16 @@ pub fn program(
     options: &Options,
     rows: usize,
 ) -> Result<Program, GraphError> {
-    let costed = |graph: Graph| Costed { facts: device.facts(&graph), graph };
+    costed_program(model, |graph| device.facts(graph), options, rows)
+}
+
+fn costed_program(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    options: &Options,
+    rows: usize,
+) -> Result<Program, GraphError> {
+    let costed = |graph: Graph| Costed { facts: facts(&graph), graph };
     let forward = model.training(rows)?;
     let loss = forward.output_named("loss").ok_or_else(|| GraphError {
         what: "model".into(),

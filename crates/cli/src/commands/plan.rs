@@ -5,8 +5,10 @@ use std::io::{self, Write};
 use serde_json::{Map, Value, json};
 
 use plimsoll::planning::{Contents, Schedule};
-use plimsoll::training::Config;
-use plimsoll::{CpuDevice, Device, Graph, Model, Planned, Role, differentiate, plan_for};
+use plimsoll::training::{Config, Target};
+use plimsoll::{
+    CpuDevice, Device, DeviceSpec, Graph, Model, Planned, Role, differentiate, plan_described, plan_for,
+};
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::dag;
@@ -18,25 +20,55 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return dag::run(file, args.fit.memory.as_deref().unwrap_or_default(), args.fit.json);
     }
     let config = Config::check(&args.fit.raw())?;
-    let device = CpuDevice::new(config.options.threads)?;
-    let planned = plan_for(&config.model, &device, &config.options)?;
+    let (planned, device) = plan_on_target(&config)?;
     let mut out = io::stdout().lock();
     let written = match args.show {
         Some(stage) => write!(out, "{}", shown(stage, &config, &planned)?),
-        None if args.fit.json => writeln!(out, "{}", json(&planned)),
-        None => writeln!(out, "{} on {}", args.fit.model, device.name())
+        None if args.fit.json => writeln!(out, "{}", json(&planned, &config.target)),
+        None => writeln!(out, "{} on {device}", args.fit.model)
             .and_then(|()| table::plan(&mut out, &planned, config.model.seq_len)),
     };
     written.map_err(|error| Failure::output(&error))
 }
 
+/// The plan, and what it is for in words.
+fn plan_on_target(config: &Config) -> Result<(Planned, String), Failure> {
+    let (model, options) = (&config.model, &config.options);
+    match &config.target {
+        Target::Cpu => {
+            let device = CpuDevice::new(options.threads)?;
+            Ok((plan_for(model, &device, options)?, device.name()))
+        }
+        Target::Described { spec, assumed } => {
+            Ok((plan_described(model, spec, options)?, description(spec, *assumed)))
+        }
+    }
+}
+
+/// What is assumed of a device that is not here.
+fn description(spec: &DeviceSpec, assumed: bool) -> String {
+    let name = spec.name();
+    let memory = table::size(spec.memory_bytes);
+    let (teraflops, terabytes) = (spec.fp32_flops / 1e12, spec.bandwidth / 1e12);
+    let why = if assumed { " (this build drives no GPU, so `cuda` is taken to be this one)" } else { "" };
+    format!(
+        "{name}{why}: {memory}, {teraflops:.1} TFLOP/s fp32, {terabytes:.2} TB/s by its data sheet\n\
+         values are stored and multiplied in fp32; times are modelled from those figures"
+    )
+}
+
 /// The contract of `plan --json`.
-pub(crate) fn json(planned: &Planned) -> Value {
+fn json(planned: &Planned, target: &Target) -> Value {
     let (choice, budget) = (&planned.choice, &planned.budget);
     let plan = &choice.plan;
     let by_purpose: Map<String, Value> =
         plan.by_purpose.iter().map(|(purpose, bytes)| (purpose.to_owned(), bytes.into())).collect();
+    let device = match target {
+        Target::Cpu => "cpu".to_owned(),
+        Target::Described { spec, .. } => spec.name(),
+    };
     json!({
+        "device": device,
         "budget_bytes": budget.total,
         "planned_peak_bytes": plan.arena_bytes,
         "arena_bytes": plan.arena_bytes,

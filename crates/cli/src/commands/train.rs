@@ -45,6 +45,7 @@ pub(crate) struct Session {
 impl Session {
     /// Opens the data, plans and takes the memory.
     pub(crate) fn open(config: &Config) -> Result<Session, Failure> {
+        config.target.trains()?;
         let source = config.source()?;
         let device = CpuDevice::new(config.options.threads)?;
         let device_name = device.name();

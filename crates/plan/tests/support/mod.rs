@@ -4,7 +4,7 @@
 
 use plimsoll_graph::op::Conv;
 use plimsoll_graph::{DType, Graph, Init, Value, differentiate};
-use plimsoll_model::{Architecture, Bert, Gpt2, Llama};
+use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Rope};
 use plimsoll_plan::{Costed, Facts, NodeFacts, Program, Strategy, Workspace};
 
 /// Every strategy there is, `every` with two group sizes.
@@ -103,11 +103,13 @@ pub(crate) fn families() -> [(&'static str, Architecture); 3] {
         layers: 4,
         heads: 4,
         key_heads: 2,
+        head_width: None,
         ffn: 48,
         norm_epsilon: 1e-6,
-        rope_base: 10_000.0,
+        rope: Rope::plain(10_000.0),
         tie_embeddings: false,
         qkv_bias: false,
+        qk_norm: false,
         documents: false,
     };
     let gpt2 = Gpt2 {

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use plimsoll_exec::Data;
-use plimsoll_model::{Architecture, Bert, Gpt2, IGNORED, Llama};
+use plimsoll_model::{Architecture, Bert, Gpt2, IGNORED, Llama, Rope};
 use plimsoll_plan::Strategy;
 use plimsoll_train::{LanguageModel, Options, Run};
 use safetensors::SafeTensors;
@@ -39,11 +39,13 @@ pub(crate) fn llama(size: Size) -> Architecture {
         layers: size.layers,
         heads: 4,
         key_heads: 2,
+        head_width: None,
         ffn: size.ffn,
         norm_epsilon: 1e-6,
-        rope_base: 10_000.0,
+        rope: Rope::plain(10_000.0),
         tie_embeddings: false,
         qkv_bias: false,
+        qk_norm: false,
         documents: false,
     })
 }
