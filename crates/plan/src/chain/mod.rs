@@ -11,6 +11,8 @@
 mod bound;
 mod extract;
 mod options;
+#[cfg(test)]
+mod study;
 mod table;
 
 use std::collections::BTreeSet;
@@ -69,7 +71,7 @@ impl ChainPlanner {
         let outside_seconds = all - turn_seconds - layers as f64 * one;
         let fullest = options.list.last()?;
         let keep_all_bytes = layers as u64 * fullest.kept_bytes + turn_peak.max(fullest.backward_peak);
-        let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (20 * (layers + 1)));
+        let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
         let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots);
         let bound = LowerBound::new(&options, layers, all);
         let fixed_bytes = fixed_bytes(graph, facts, &chain);
@@ -123,7 +125,9 @@ impl ChainPlanner {
         items: &mut Vec<Item>,
     ) -> Option<()> {
         while length > 0 {
-            match self.table.decision(family, length, slot)? {
+            let (decision, fewest) = self.table.decision(family, length, slot)?;
+            slot = fewest;
+            match decision {
                 Decision::Option(option) => {
                     let keep = &self.options.list[option].keep;
                     let layer = &self.chain.layers[first];
