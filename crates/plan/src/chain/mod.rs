@@ -69,8 +69,7 @@ impl ChainPlanner {
             .sum();
         let one = options.forward_seconds + seconds(&chain.layers[0].backward);
         let outside_seconds = all - turn_seconds - layers as f64 * one;
-        let fullest = options.list.last()?;
-        let keep_all_bytes = layers as u64 * fullest.kept_bytes + turn_peak.max(fullest.backward_peak);
+        let keep_all_bytes = options.keep_all_bytes(layers, turn_peak);
         let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
         let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots);
         let bound = LowerBound::new(&options, layers, all);

@@ -36,9 +36,9 @@ pub(crate) enum Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     /// Ends at the turn.
-    Turn,
+    Turn = 0,
     /// Inside a dropped segment.
-    Inner,
+    Inner = 1,
 }
 
 /// The filled table.
@@ -69,12 +69,16 @@ struct OptionUnits {
     forward_peak: usize,
     backward_peak: usize,
     backward_seconds: f64,
+    /// By family: the slot from which it is possible, and the slot from which one that is no worse is.
+    range: [(usize, usize); 2],
 }
 
 /// One decision as the recurrence sees it: possible from slot `from` on, in the time of its parts.
 struct Candidate<'a> {
     decision: Decision,
     from: usize,
+    /// From this slot on another decision is no worse.
+    until: usize,
     seconds: f64,
     /// What follows, in so many slots less.
     rest: &'a Row,
@@ -98,7 +102,7 @@ impl Table {
         let mut table = Table {
             unit,
             slots,
-            units: Units::new(options, unit),
+            units: Units::new(options, unit, slots),
             turn: vec![Row::step(turn_peak.div_ceil(unit) as usize, turn_seconds, slots)],
             inner: vec![Row::step(0, 0.0, slots)],
         };
@@ -171,6 +175,7 @@ impl Table {
             each(Candidate {
                 decision: Decision::Option(0),
                 from: options[0].backward_peak,
+                until: self.slots,
                 seconds: options[0].backward_seconds,
                 rest: &rows[0],
                 held: 0,
@@ -181,9 +186,11 @@ impl Table {
         // Inside a segment the gradient of its output waits while its forward pass runs.
         let waiting = if family == Family::Inner { *boundary } else { 0 };
         for (index, option) in options.iter().enumerate() {
+            let (from, until) = option.range[family as usize];
             each(Candidate {
                 decision: Decision::Option(index),
-                from: (waiting + option.kept.max(option.forward_peak)).max(option.backward_peak),
+                from,
+                until,
                 seconds: forward_seconds + option.backward_seconds,
                 rest: &rows[length - 1],
                 held: option.kept,
@@ -195,6 +202,7 @@ impl Table {
             each(Candidate {
                 decision: Decision::Drop(dropped),
                 from: waiting + boundary + options[0].forward_peak,
+                until: self.slots,
                 seconds: dropped as f64 * forward_seconds,
                 rest: &rows[length - dropped],
                 held: *boundary,
@@ -215,6 +223,7 @@ impl Candidate<'_> {
 
     /// Lowers `seconds` to its times, as far as they fall.
     fn lower(&self, seconds: &mut [f64]) {
+        let seconds = &mut seconds[..self.until];
         let from = self.from.max(self.held);
         let Some(segment) = self.segment else {
             return lower(seconds, from, self.seconds, self.rest, self.held);
@@ -282,19 +291,29 @@ impl Row {
 }
 
 impl Units {
-    fn new(options: &Options, unit: u64) -> Units {
+    fn new(options: &Options, unit: u64, slots: usize) -> Units {
         let up = |bytes: u64| bytes.div_ceil(unit) as usize;
+        let boundary = up(options.boundary_bytes);
         let each = options.list.iter().map(|option| OptionUnits {
             kept: up(option.kept_bytes),
             forward_peak: up(option.forward_peak),
             backward_peak: up(option.backward_peak),
             backward_seconds: option.backward_seconds,
+            range: [(0, slots); 2],
         });
-        Units {
-            options: each.collect(),
-            forward_seconds: options.forward_seconds,
-            boundary: up(options.boundary_bytes),
+        let mut list: Vec<OptionUnits> = each.collect();
+        for (family, waiting) in [(Family::Turn, 0), (Family::Inner, boundary)] {
+            for index in 0..list.len() {
+                let option = &list[index];
+                let from = (waiting + option.kept.max(option.forward_peak)).max(option.backward_peak);
+                // Options are sorted, so only earlier ones keep no more.
+                let no_slower =
+                    list[..index].iter().filter(|o| o.backward_seconds <= option.backward_seconds);
+                let until = no_slower.map(|o| o.range[family as usize].0).min().unwrap_or(slots);
+                list[index].range[family as usize] = (from, until.min(slots));
+            }
         }
+        Units { options: list, forward_seconds: options.forward_seconds, boundary }
     }
 }
 
