@@ -9,6 +9,8 @@
 //! offload, and persistent values across nested segments beyond what rotor's recurrence allows.
 
 mod bound;
+#[cfg(test)]
+mod exhaustive;
 mod extract;
 mod options;
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! I[n][m]   n layers inside a dropped segment, with the gradient d of its output in memory
 //!
 //! first layer by option k:   forward + backward_k + T[n−1][m − kept_k]
-//! first j layers dropped:    j·forward + T[n−j][m − a] + I[j][m]        a: the boundary that is kept
+//! first j > 1 dropped:       j·forward + T[n−j][m − a] + I[j][m]        a: the boundary that is kept
 //! ```
 //!
 //! A dropped segment of one layer runs no forward pass first: its backward pass rebuilds what it reads and
@@ -36,9 +36,9 @@ pub(crate) enum Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     /// Ends at the turn.
-    Turn = 0,
+    Turn,
     /// Inside a dropped segment.
-    Inner = 1,
+    Inner,
 }
 
 /// The filled table.
@@ -69,16 +69,12 @@ struct OptionUnits {
     forward_peak: usize,
     backward_peak: usize,
     backward_seconds: f64,
-    /// By family: the slot from which it is possible, and the slot from which one that is no worse is.
-    range: [(usize, usize); 2],
 }
 
 /// One decision as the recurrence sees it: possible from slot `from` on, in the time of its parts.
 struct Candidate<'a> {
     decision: Decision,
     from: usize,
-    /// From this slot on another decision is no worse.
-    until: usize,
     seconds: f64,
     /// What follows, in so many slots less.
     rest: &'a Row,
@@ -102,7 +98,7 @@ impl Table {
         let mut table = Table {
             unit,
             slots,
-            units: Units::new(options, unit, slots),
+            units: Units::new(options, unit),
             turn: vec![Row::step(turn_peak.div_ceil(unit) as usize, turn_seconds, slots)],
             inner: vec![Row::step(0, 0.0, slots)],
         };
@@ -163,7 +159,9 @@ impl Table {
 
     fn row(&self, family: Family, length: usize) -> Row {
         let mut seconds = vec![f64::INFINITY; self.slots];
-        self.each_candidate(family, length, |candidate| candidate.lower(&mut seconds));
+        // No slot of a stretch will end above its ceiling.
+        let mut ceilings = vec![f64::INFINITY; self.slots.div_ceil(STRETCH)];
+        self.each_candidate(family, length, |candidate| candidate.lower(&mut seconds, &mut ceilings));
         Row::new(seconds)
     }
 
@@ -175,7 +173,6 @@ impl Table {
             each(Candidate {
                 decision: Decision::Option(0),
                 from: options[0].backward_peak,
-                until: self.slots,
                 seconds: options[0].backward_seconds,
                 rest: &rows[0],
                 held: 0,
@@ -186,11 +183,9 @@ impl Table {
         // Inside a segment the gradient of its output waits while its forward pass runs.
         let waiting = if family == Family::Inner { *boundary } else { 0 };
         for (index, option) in options.iter().enumerate() {
-            let (from, until) = option.range[family as usize];
             each(Candidate {
                 decision: Decision::Option(index),
-                from,
-                until,
+                from: (waiting + option.kept.max(option.forward_peak)).max(option.backward_peak),
                 seconds: forward_seconds + option.backward_seconds,
                 rest: &rows[length - 1],
                 held: option.kept,
@@ -198,11 +193,11 @@ impl Table {
             });
         }
         let longest = if family == Family::Inner { length - 1 } else { length };
-        for dropped in 1..=longest {
+        // Dropping one layer is the first option.
+        for dropped in 2..=longest {
             each(Candidate {
                 decision: Decision::Drop(dropped),
                 from: waiting + boundary + options[0].forward_peak,
-                until: self.slots,
                 seconds: dropped as f64 * forward_seconds,
                 rest: &rows[length - dropped],
                 held: *boundary,
@@ -221,41 +216,61 @@ impl Candidate<'_> {
         self.seconds + self.rest.at(slot - self.held) + self.segment.map_or(0.0, |segment| segment.at(slot))
     }
 
-    /// Lowers `seconds` to its times, as far as they fall.
-    fn lower(&self, seconds: &mut [f64]) {
-        let seconds = &mut seconds[..self.until];
+    /// Lowers `seconds` to its times, as far as they fall. Its time at the end of a stretch is its least
+    /// there: where that is above what other candidates reach at the beginning, nothing needs to be looked
+    /// at, and for most candidates that is almost everywhere.
+    fn lower(&self, seconds: &mut [f64], ceilings: &mut [f64]) {
         let from = self.from.max(self.held);
-        let Some(segment) = self.segment else {
-            return lower(seconds, from, self.seconds, self.rest, self.held);
-        };
-        let both = (self.rest.0.len() + self.held).min(segment.0.len()).min(seconds.len());
-        if from < both {
-            let rest = &self.rest.0[from - self.held..both - self.held];
-            let inside = &segment.0[from..both];
-            for ((least, rest), inside) in seconds[from..both].iter_mut().zip(rest).zip(inside) {
-                *least = smaller(self.seconds + rest + inside, *least);
+        let falls = (self.rest.0.len() + self.held).max(self.segment.map_or(0, |segment| segment.0.len()));
+        let end = falls.max(from + 1).min(seconds.len());
+        for (stretch, ceiling) in ceilings.iter_mut().enumerate().skip(from / STRETCH) {
+            let (first, behind) = (stretch * STRETCH, (stretch + 1) * STRETCH);
+            if self.at(behind - 1) >= *ceiling {
+                continue;
+            }
+            *ceiling = smaller(self.at(first), *ceiling);
+            let (first, behind) = (first.max(from), behind.min(end));
+            if first < behind {
+                self.lower_stretch(&mut seconds[first..behind], first);
             }
         }
-        // Beyond, one of the two no longer falls.
-        let from = from.max(both);
-        if self.rest.0.len() + self.held > both {
-            lower(seconds, from, self.seconds + segment.least(), self.rest, self.held);
-        } else {
-            lower(seconds, from, self.seconds + self.rest.least(), segment, 0);
+    }
+
+    /// Lowers the slots from `first` on.
+    fn lower_stretch(&self, seconds: &mut [f64], first: usize) {
+        let rest = self.rest.stretch(first - self.held, seconds.len());
+        let segment = self.segment.map_or(Stretch::Constant(0.0), |row| row.stretch(first, seconds.len()));
+        match (rest, segment) {
+            (Stretch::Falling(rest), Stretch::Falling(segment)) => {
+                for ((least, rest), segment) in seconds.iter_mut().zip(rest).zip(segment) {
+                    *least = smaller(self.seconds + rest + segment, *least);
+                }
+            }
+            (Stretch::Falling(falling), Stretch::Constant(constant))
+            | (Stretch::Constant(constant), Stretch::Falling(falling)) => {
+                let constant = self.seconds + constant;
+                for (least, falling) in seconds.iter_mut().zip(falling) {
+                    *least = smaller(constant + falling, *least);
+                }
+            }
+            _ => {
+                for (offset, least) in seconds.iter_mut().enumerate() {
+                    *least = smaller(self.at(first + offset), *least);
+                }
+            }
         }
     }
 }
 
-/// Lowers slots from `from` on to `cost` plus what `row` takes in `held` slots less, as far as that falls.
-fn lower(seconds: &mut [f64], from: usize, cost: f64, row: &Row, held: usize) {
-    let end = (row.0.len() + held).min(seconds.len());
-    if from < end {
-        for (least, rest) in seconds[from..end].iter_mut().zip(&row.0[from - held..end - held]) {
-            *least = smaller(cost + rest, *least);
-        }
-    } else if let Some(least) = seconds.get_mut(from) {
-        *least = smaller(cost + row.least(), *least);
-    }
+/// Slots that are looked at or passed over together.
+const STRETCH: usize = 256;
+
+/// Part of a row.
+enum Stretch<'a> {
+    Falling(&'a [f64]),
+    Constant(f64),
+    /// Its end lies inside.
+    Mixed,
 }
 
 /// The smaller of two numbers, in the form that is one instruction.
@@ -285,35 +300,29 @@ impl Row {
         self.0[slot.min(self.0.len() - 1)]
     }
 
-    fn least(&self) -> f64 {
-        self.0[self.0.len() - 1]
+    fn stretch(&self, first: usize, slots: usize) -> Stretch<'_> {
+        match self.0.get(first..first + slots) {
+            Some(falling) => Stretch::Falling(falling),
+            None if first + 1 >= self.0.len() => Stretch::Constant(self.at(first)),
+            None => Stretch::Mixed,
+        }
     }
 }
 
 impl Units {
-    fn new(options: &Options, unit: u64, slots: usize) -> Units {
+    fn new(options: &Options, unit: u64) -> Units {
         let up = |bytes: u64| bytes.div_ceil(unit) as usize;
-        let boundary = up(options.boundary_bytes);
         let each = options.list.iter().map(|option| OptionUnits {
             kept: up(option.kept_bytes),
             forward_peak: up(option.forward_peak),
             backward_peak: up(option.backward_peak),
             backward_seconds: option.backward_seconds,
-            range: [(0, slots); 2],
         });
-        let mut list: Vec<OptionUnits> = each.collect();
-        for (family, waiting) in [(Family::Turn, 0), (Family::Inner, boundary)] {
-            for index in 0..list.len() {
-                let option = &list[index];
-                let from = (waiting + option.kept.max(option.forward_peak)).max(option.backward_peak);
-                // Options are sorted, so only earlier ones keep no more.
-                let no_slower =
-                    list[..index].iter().filter(|o| o.backward_seconds <= option.backward_seconds);
-                let until = no_slower.map(|o| o.range[family as usize].0).min().unwrap_or(slots);
-                list[index].range[family as usize] = (from, until.min(slots));
-            }
+        Units {
+            options: each.collect(),
+            forward_seconds: options.forward_seconds,
+            boundary: up(options.boundary_bytes),
         }
-        Units { options: list, forward_seconds: options.forward_seconds, boundary }
     }
 }
 
