@@ -5,13 +5,16 @@
 //! could be. The answer is a tree of regions like any strategy's, so what follows (order, lifetimes, layout,
 //! judge) is the same code for all.
 //!
-//! Absent: chains of unequal layers and graphs that are no chain (the named strategies serve them),
-//! offload, and persistent values across nested segments beyond what rotor's recurrence allows.
+//! Absent: layers of several kinds that alternate and graphs that are no chain (the named strategies serve
+//! them), rebuilding in layers outside the longest run of equal ones, offload, and persistent values across
+//! nested segments beyond what rotor's recurrence allows.
 
 mod bound;
 #[cfg(test)]
 mod exhaustive;
 mod extract;
+#[cfg(test)]
+mod families;
 mod options;
 #[cfg(test)]
 mod study;
@@ -41,8 +44,11 @@ pub(crate) struct ChainPlanner {
     options: Options,
     table: Table,
     bound: LowerBound,
-    /// Bytes that are there whatever is decided: graph inputs, named outputs, the first layer's input.
+    /// Bytes that are there whatever is decided: graph inputs, named outputs, and what is made before the first
+    /// layer and read behind it.
     fixed_bytes: u64,
+    /// Bytes without which what lies before the first layer does not run.
+    before_peak: u64,
     /// Bytes the first node of the turn's backward pass works on: they stand beside the forward values.
     turn_operands: u64,
     /// Time of what lies before the first layer, forward and backward.
@@ -76,13 +82,17 @@ impl ChainPlanner {
         let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots);
         let bound = LowerBound::new(&options, layers, all);
         let fixed_bytes = fixed_bytes(graph, facts, &chain);
-        let turn_operands = chain.turn.backward.first().map_or(0, |&id| operand_bytes(graph, facts, id));
+        let turn_operands = turn_operands(graph, facts, &chain);
+        let keep_before: Vec<usize> = (0..chain.before.forward.len()).collect();
+        let (forward, backward) = peaks(graph, facts, scratch, &chain.before, &keep_before);
+        let before_peak = forward.max(backward);
         Some(ChainPlanner {
             chain,
             options,
             table,
             bound,
             fixed_bytes,
+            before_peak,
             turn_operands,
             outside_seconds,
             keep_all_bytes,
@@ -96,10 +106,13 @@ impl ChainPlanner {
 
     /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.
     pub(crate) fn seconds(&self, bytes: u64) -> f64 {
-        match bytes.checked_sub(self.fixed_bytes) {
-            Some(left) => self.outside_seconds + self.table.seconds(left),
-            None => f64::INFINITY,
-        }
+        self.left(bytes).map_or(f64::INFINITY, |left| self.outside_seconds + self.table.seconds(left))
+    }
+
+    /// What the table may divide among the layers.
+    fn left(&self, bytes: u64) -> Option<u64> {
+        let boundary = self.options.boundary_bytes;
+        bytes.checked_sub(self.fixed_bytes.max(self.before_peak + boundary)).map(|_| bytes - self.fixed_bytes)
     }
 
     /// No schedule of a micro-batch is faster in `bytes` of transient memory.
@@ -109,7 +122,7 @@ impl ChainPlanner {
 
     /// The regions of the optimal plan in `bytes` of transient memory.
     pub(crate) fn regions(&self, graph: &Graph, bytes: u64) -> Option<Regions> {
-        let slot = self.table.slot(bytes.checked_sub(self.fixed_bytes)?);
+        let slot = self.table.slot(self.left(bytes)?);
         let mut items = Vec::new();
         self.descend(graph, Family::Turn, 0, self.chain.layers.len(), slot, &mut items)?;
         Some(Regions::from_items(graph, &items))
@@ -132,7 +145,10 @@ impl ChainPlanner {
                 Decision::Option(option) => {
                     let keep = &self.options.list[option].keep;
                     let layer = &self.chain.layers[first];
-                    items.push(Item::Layer { layer: first, keep: kept_values(graph, layer, keep) });
+                    items.push(Item::Layer {
+                        layer: self.chain.first + first,
+                        keep: kept_values(graph, layer, keep),
+                    });
                     if !(family == Family::Inner && length == 1) {
                         slot = self.table.after_option(slot, option);
                     }
@@ -151,20 +167,38 @@ impl ChainPlanner {
     }
 }
 
-/// Bytes a node works on, state left out: what it reads and writes, and the least scratch.
-fn operand_bytes(graph: &Graph, facts: &Facts, id: NodeId) -> u64 {
+/// Bytes that the first gradient node works on and that are neither state nor a layer's: what it reads and
+/// writes, and the least scratch. An output that may take over an input's bytes is not counted.
+fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let Some(&id) = chain.turn.backward.first() else {
+        return 0;
+    };
     let node = graph.node(id);
-    let values: BTreeSet<Value> =
-        node.inputs.iter().chain(&node.outputs).map(|&value| graph.storage(value)).collect();
-    let stateless = values.into_iter().filter(|&value| graph.value(value).state.is_none());
-    let bytes: u64 = stateless.map(|value| aligned(graph.ty(value).bytes() as u64, facts.alignment)).sum();
+    let outputs = node.outputs.iter().enumerate();
+    let apart = outputs.filter(|(output, _)| node.op.may_overwrite(*output).is_empty());
+    let operands = node.inputs.iter().chain(apart.map(|(_, value)| value));
+    let of_layer = |value: Value| {
+        let producer = graph.producer(value);
+        producer.is_some_and(|producer| chain.layers.iter().any(|layer| layer.forward.contains(&producer)))
+    };
+    let values: BTreeSet<Value> = operands.map(|&value| graph.storage(value)).collect();
+    let counted = values.into_iter().filter(|&value| graph.value(value).state.is_none() && !of_layer(value));
+    let bytes: u64 = counted.map(|value| aligned(graph.ty(value).bytes() as u64, facts.alignment)).sum();
     bytes + aligned(facts.nodes[id.index()].workspace.least, facts.alignment)
 }
 
-/// Graph inputs, named outputs and the first layer's input.
+/// Graph inputs, named outputs, and what is made before the first layer and read behind it.
 fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     let bytes = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
-    let inputs: u64 = graph.inputs().iter().map(|&value| bytes(value)).sum();
-    let outputs: u64 = graph.outputs().iter().map(|(_, value)| bytes(*value)).sum();
-    inputs + outputs + bytes(chain.layers[0].input)
+    let mut fixed: BTreeSet<Value> = graph.inputs().iter().copied().collect();
+    fixed.extend(graph.outputs().iter().map(|(_, value)| graph.storage(*value)));
+    for id in graph.node_ids().filter(|id| !chain.before.forward.contains(id)) {
+        let read = graph.node(id).inputs.iter().map(|&value| graph.storage(value));
+        let made_before = |value: &Value| {
+            let producer = graph.producer(*value);
+            producer.is_some_and(|producer| chain.before.forward.contains(&producer))
+        };
+        fixed.extend(read.filter(made_before));
+    }
+    fixed.into_iter().filter(|&value| graph.value(value).state.is_none()).map(bytes).sum()
 }
