@@ -230,9 +230,9 @@ impl Attempt<'_> {
                 bound = Some(planner.lower_bound(budget));
             }
             let fitted = self.descend_ladder(&planner, scratch, budget)?;
-            let fits = fitted.is_some();
             tried.extend(fitted);
-            if fits {
+            // With little scratch nothing is faster than everything once: often that settles it.
+            if fitted.is_some_and(|fitted| fitted.step_seconds <= self.lean_seconds()) {
                 break;
             }
         }
@@ -241,6 +241,17 @@ impl Attempt<'_> {
         }
         let accumulation = self.request.global_batch / self.micro_batch;
         Ok(bound.map(|seconds| seconds * accumulation as f64 + self.update_seconds()))
+    }
+
+    /// Time of a step that rebuilds nothing, with the least scratch.
+    fn lean_seconds(&self) -> f64 {
+        let part = &self.program.train;
+        let of = |update: bool| -> f64 {
+            let nodes = part.graph.node_ids().filter(|&id| !part.graph.node(id).op.is_view());
+            let nodes = nodes.filter(|&id| (part.graph.node(id).phase == Phase::Update) == update);
+            nodes.map(|id| part.facts.nodes[id.index()].lean_seconds).sum()
+        };
+        of(false) * (self.request.global_batch / self.micro_batch) as f64 + of(true)
     }
 
     fn update_seconds(&self) -> f64 {
@@ -295,13 +306,14 @@ fn realise(program: &Program, tried: &Tried) -> Result<Plan, SearchError> {
     })
 }
 
-/// Rungs of the fixed ladder from the highest that is at most `budget` downwards, beginning with `most` if
-/// the budget is larger: more is never of use.
+/// Rungs of the fixed ladder downwards, beginning one above `budget`, because a plan can take a little less
+/// than the table allowed, or with `most` if that is less: more is never of use.
 fn rungs(budget: u64, most: u64) -> impl Iterator<Item = u64> {
     let rung = |index: i32| RUNG.powi(index) as u64;
-    let top = ((budget.min(most).max(1) as f64).ln() / RUNG.ln()).ceil() as i32;
-    let whole = (budget >= most).then_some(most);
-    whole.into_iter().chain((0..=top).rev().map(rung).filter(move |&bytes| bytes <= budget.min(most)))
+    let highest = (budget as f64 * RUNG) as u64;
+    let top = ((highest.min(most).max(1) as f64).ln() / RUNG.ln()).ceil() as i32;
+    let whole = (highest >= most).then_some(most);
+    whole.into_iter().chain((0..=top).rev().map(rung).filter(move |&bytes| bytes <= highest.min(most)))
 }
 
 /// The smallest of those that fit and are at most `slack` slower than the fastest that fits.
@@ -379,6 +391,6 @@ mod tests {
         let small: Vec<u64> = rungs(1_000_000, u64::MAX).collect();
         let large: Vec<u64> = rungs(1_500_000, u64::MAX).collect();
         assert!(small.iter().all(|rung| large.contains(rung)));
-        assert!(small[0] <= 1_000_000 && small[0] as f64 > 1_000_000.0 / RUNG - 2.0);
+        assert!(small[0] as f64 <= 1_000_000.0 * RUNG && small[0] >= 1_000_000 && small[1] < 1_000_000);
     }
 }

@@ -3,13 +3,15 @@
 //! For each model the table's answer is turned into a plan, and the plan's own account (its actions' time, its
 //! buffers' lifetimes) must agree with what the table predicted and was allowed.
 
+use std::time::Instant;
+
 use plimsoll_graph::{Graph, differentiate, fuse, work};
 use plimsoll_model::{Architecture, Bert, Gpt2, Preset};
 
 use crate::chain::ChainPlanner;
-use crate::plan::{Costed, Plan, Program, assemble, persistent_bytes};
+use crate::plan::{Costed, Program, assemble, persistent_bytes, plan};
 use crate::problem::{Facts, NodeFacts, Scratch, Workspace};
-use crate::search::{Request, search};
+use crate::search::{Request, SearchError, search};
 use crate::strategy::Strategy;
 
 /// Rates of a device that is good at products, and its scratch for every action.
@@ -33,20 +35,26 @@ fn facts(graph: &Graph) -> Facts {
     Facts { alignment: 256, nodes: graph.nodes().iter().map(facts).collect() }
 }
 
-fn models() -> Vec<(&'static str, Architecture, usize)> {
-    let gpt2 = Gpt2 {
+/// Tokens a sequence of the two below has.
+const SEQ: usize = 64;
+
+fn gpt2() -> Architecture {
+    Architecture::from(Gpt2 {
         vocab: 1000,
-        positions: 64,
+        positions: SEQ,
         width: 96,
         layers: 12,
         heads: 4,
         norm_epsilon: 1e-5,
         dropout: 0.1,
         documents: false,
-    };
-    let bert = Bert {
+    })
+}
+
+fn bert() -> Architecture {
+    Architecture::from(Bert {
         vocab: 1000,
-        positions: 64,
+        positions: SEQ,
         token_types: 2,
         width: 96,
         layers: 12,
@@ -54,9 +62,7 @@ fn models() -> Vec<(&'static str, Architecture, usize)> {
         ffn: 384,
         norm_epsilon: 1e-12,
         dropout: 0.1,
-    };
-    let presets = Preset::all().into_iter().map(|p| (p.name, Architecture::from(p.model), p.seq));
-    presets.chain([("gpt2", gpt2.into(), 64), ("bert", bert.into(), 64)]).collect()
+    })
 }
 
 /// Budgets in even ratios from the smallest that works to the one that keeps everything.
@@ -72,30 +78,95 @@ fn grid(planner: &ChainPlanner, count: usize) -> Vec<u64> {
     (0..count - 1).map(at).chain([most]).collect()
 }
 
+/// Holds the plans of one model to what the table says, over `count` budgets.
+fn check(name: &str, model: &Architecture, seq: usize, count: usize) {
+    let program = program(model, 2, seq);
+    let part = &program.train;
+    let start = Instant::now();
+    let planner = ChainPlanner::new(&part.graph, &part.facts, Scratch::Best).unwrap();
+    let (most, options) = (planner.most_bytes(), planner.options.list.len());
+    println!("{name}: {options} options, table in {:.3} s", start.elapsed().as_secs_f64());
+    println!("memory   bytes used   arena   overhead %   gap %");
+    let persistent = persistent_bytes(&program).unwrap();
+    let everything_once = planner.seconds(most);
+    let mut before = f64::INFINITY;
+    for bytes in grid(&planner, count) {
+        let regions = planner.regions(&part.graph, bytes).unwrap();
+        let plan = assemble(&program, &regions, Strategy::Auto, Scratch::Best).unwrap();
+        let (predicted, bound) = (planner.seconds(bytes), planner.lower_bound(bytes));
+        let live = plan.liveness_bound - persistent;
+        let of = |bytes: u64, whole: u64| bytes as f64 / whole as f64;
+        println!(
+            "{:6.3} {:12.4} {:7.4} {:12.2} {:7.2}",
+            of(bytes, most),
+            of(live, bytes),
+            of(plan.arena_bytes - persistent, bytes),
+            100.0 * (predicted / everything_once - 1.0),
+            100.0 * (predicted / bound - 1.0),
+        );
+        assert!(live <= bytes, "{name}: {live} bytes alive, {bytes} allowed");
+        assert!((plan.micro_batch_seconds / predicted - 1.0).abs() < 1e-9, "{name}, {bytes} bytes");
+        assert!(predicted <= before, "{name}: slower in {bytes} bytes than in fewer");
+        assert!(predicted >= bound * (1.0 - 1e-12), "{name}: faster in {bytes} bytes than can be");
+        before = predicted;
+    }
+    let keep_all = plan(&program, Strategy::None, Scratch::Best).unwrap();
+    assert!((before / keep_all.micro_batch_seconds - 1.0).abs() < 1e-9, "{name}: nothing is rebuilt");
+    assert!((before / planner.lower_bound(most) - 1.0).abs() < 1e-9, "{name}: and that is the bound");
+}
+
 #[test]
-fn every_plan_takes_the_time_and_at_most_the_bytes_that_the_table_said() {
-    for (name, model, seq) in models() {
-        let program = program(&model, 2, seq);
-        let part = &program.train;
-        let start = std::time::Instant::now();
-        let planner = ChainPlanner::new(&part.graph, &part.facts, Scratch::Best).unwrap();
-        println!("{name}: {} options, {:?}", planner.options.list.len(), start.elapsed());
-        let persistent = persistent_bytes(&program).unwrap();
-        let mut before = f64::INFINITY;
-        for bytes in grid(&planner, 30) {
-            let regions = planner.regions(&part.graph, bytes).unwrap();
-            let plan = assemble(&program, &regions, Strategy::Auto, Scratch::Best).unwrap();
-            let (predicted, bound) = (planner.seconds(bytes), planner.lower_bound(bytes));
-            let live = plan.liveness_bound - persistent;
-            println!(
-                "{:5.3} live {:6.4} arena {:6.4} overhead {:7.3} predicted off {:9.2e} gap {:6.3}",
-                bytes as f64 / planner.most_bytes() as f64,
-                live as f64 / bytes as f64,
-                (plan.arena_bytes - persistent) as f64 / bytes as f64,
-                100.0 * (predicted / planner.seconds(planner.most_bytes()) - 1.0),
-                plan.micro_batch_seconds / predicted - 1.0,
-                100.0 * (predicted / bound - 1.0),
-            );
+fn plans_of_the_presets_take_the_time_and_at_most_the_bytes_that_the_table_said() {
+    for (preset, count) in Preset::all().into_iter().zip([60, 30, 15]) {
+        check(preset.name, &preset.model.into(), preset.seq, count);
+    }
+}
+
+#[test]
+fn plans_of_a_gpt2_take_the_time_and_at_most_the_bytes_that_the_table_said() {
+    check("gpt2", &gpt2(), SEQ, 30);
+}
+
+#[test]
+fn plans_of_a_bert_take_the_time_and_at_most_the_bytes_that_the_table_said() {
+    check("bert", &bert(), SEQ, 30);
+}
+
+/// Over budgets from the smallest that works: all are kept, and a larger one is never slower.
+fn check_search(name: &str, model: &Architecture, seq: usize, micro_batch: Option<usize>, count: usize) {
+    let build = |rows: usize| Ok(program(model, rows, seq));
+    let at = |budget: u64| {
+        let request = Request { global_batch: 4, micro_batch, strategy: None, budget, slack: 0.0 };
+        search(request, build)
+    };
+    let most = at(u64::MAX).unwrap().plan.arena_bytes;
+    let SearchError::Budget { smallest, .. } = at(1).unwrap_err() else { panic!("{name} in one byte") };
+    let least = smallest.arena_bytes;
+    let mut before = f64::INFINITY;
+    for index in 0..count {
+        let budget = least + (most - least) * index as u64 / (count as u64 - 1);
+        let choice = at(budget).unwrap();
+        let seconds = choice.plan.step_seconds(choice.accumulation);
+        assert!(choice.plan.arena_bytes <= budget, "{name}: {} of {budget}", choice.plan.arena_bytes);
+        assert!(seconds <= before * (1.0 + 1e-12), "{name}: {budget} bytes: {seconds} s, before {before} s");
+        if let Some(bound) = choice.lower_bound_seconds {
+            assert!(seconds >= bound * (1.0 - 1e-12), "{name}: {budget} bytes: {seconds} s, bound {bound} s");
         }
+        before = seconds;
+    }
+    assert_eq!(before.to_bits(), {
+        let choice = at(u64::MAX).unwrap();
+        choice.plan.step_seconds(choice.accumulation).to_bits()
+    });
+}
+
+#[test]
+fn more_memory_is_never_slower_and_every_budget_is_kept() {
+    let tiny = Preset::from_name("tiny").unwrap();
+    let (tiny, seq) = (tiny.model.into(), tiny.seq);
+    for micro_batch in [Some(2), None] {
+        check_search("tiny", &tiny, seq, micro_batch, 60);
+        check_search("gpt2", &gpt2(), SEQ, micro_batch, 15);
+        check_search("bert", &bert(), SEQ, micro_batch, 15);
     }
 }

@@ -49,11 +49,10 @@ pub(crate) struct ChainPlanner {
     fixed_bytes: u64,
     /// Bytes without which what lies before the first layer does not run.
     before_peak: u64,
-    /// Bytes the first node of the turn's backward pass works on: they stand beside the forward values.
+    /// Bytes some node of the turn works on: they stand beside the layers' values.
     turn_operands: u64,
     /// Time of what lies before the first layer, forward and backward.
     outside_seconds: f64,
-    keep_all_bytes: u64,
 }
 
 impl ChainPlanner {
@@ -95,13 +94,12 @@ impl ChainPlanner {
             before_peak,
             turn_operands,
             outside_seconds,
-            keep_all_bytes,
         })
     }
 
     /// The least transient budget at which nothing is rebuilt.
     pub(crate) fn most_bytes(&self) -> u64 {
-        self.fixed_bytes + self.keep_all_bytes
+        self.fixed_bytes + self.table.enough_bytes()
     }
 
     /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.
@@ -167,12 +165,24 @@ impl ChainPlanner {
     }
 }
 
-/// Bytes that the first gradient node works on and that are neither state nor a layer's: what it reads and
-/// writes, and the least scratch. An output that may take over an input's bytes is not counted.
+/// The most bytes that one node of the turn works on and that are neither state nor a layer's. Only nodes
+/// that come after the last layer in every order count.
 fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
-    let Some(&id) = chain.turn.backward.first() else {
-        return 0;
-    };
+    let mut reached: BTreeSet<Value> = BTreeSet::from([chain.turn.input]);
+    let mut most = 0;
+    for &id in chain.turn.forward.iter().chain(&chain.turn.backward) {
+        let node = graph.node(id);
+        if node.inputs.iter().any(|&value| reached.contains(&graph.storage(value))) {
+            reached.extend(&node.outputs);
+            most = most.max(operand_bytes(graph, facts, chain, id));
+        }
+    }
+    most
+}
+
+/// What a node reads and writes, and the least scratch, without state and what a layer made. An output that
+/// may take over an input's bytes is not counted.
+fn operand_bytes(graph: &Graph, facts: &Facts, chain: &Chain, id: NodeId) -> u64 {
     let node = graph.node(id);
     let outputs = node.outputs.iter().enumerate();
     let apart = outputs.filter(|(output, _)| node.op.may_overwrite(*output).is_empty());

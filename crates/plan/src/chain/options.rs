@@ -66,8 +66,9 @@ impl Options {
     pub(crate) fn keep_all_bytes(&self, layers: usize, turn_peak: u64) -> u64 {
         let fastest = self.list.iter().min_by(|a, b| a.backward_seconds.total_cmp(&b.backward_seconds));
         fastest.map_or(turn_peak, |option| {
-            let peak = turn_peak.max(option.backward_peak).max(option.forward_peak);
-            layers as u64 * option.kept_bytes + peak
+            // The peaks of the last layer count what it keeps.
+            let last = (option.kept_bytes + turn_peak).max(option.backward_peak).max(option.forward_peak);
+            (layers as u64 - 1) * option.kept_bytes + last
         })
     }
 }

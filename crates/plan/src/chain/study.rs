@@ -237,7 +237,9 @@ fn compare(shape: &Shape, published: &[f64]) {
     let block = shape.block();
     let start = Instant::now();
     let options = block.options();
-    let whole = options.keep_all_bytes(shape.layers, block.head_peak);
+    // What the study calls the whole memory.
+    let all = options.list.iter().max_by_key(|option| option.kept_bytes).unwrap();
+    let whole = shape.layers as u64 * all.kept_bytes + block.head_peak.max(all.backward_peak);
     let table = Table::fill(&options, shape.layers, block.head_peak, block.head_cost, whole, 40_000);
     let took = start.elapsed().as_secs_f64();
     println!(

@@ -94,7 +94,8 @@ impl Table {
         max_slots: usize,
     ) -> Table {
         let unit = unit(options, turn_peak, most, max_slots);
-        let slots = (most / unit) as usize + 1;
+        // Each size may be rounded up once.
+        let slots = (most / unit) as usize + layers + 3;
         let mut table = Table {
             unit,
             slots,
@@ -114,6 +115,11 @@ impl Table {
     /// Least time of the whole chain in `bytes`; infinite when it does not fit.
     pub(crate) fn seconds(&self, bytes: u64) -> f64 {
         self.turn.last().map_or(f64::INFINITY, |row| row.at(self.slot(bytes)))
+    }
+
+    /// The fewest bytes in which the whole chain is as fast as it gets.
+    pub(crate) fn enough_bytes(&self) -> u64 {
+        self.turn.last().map_or(0, |row| (row.0.len() as u64 - 1) * self.unit)
     }
 
     /// The slot of a budget.
