@@ -6,6 +6,8 @@
 //! schedules, persistent or not (forward passes in any order, any number of times, values dropped at any
 //! time): the table must never be better.
 
+#![allow(clippy::float_cmp, reason = "times are small whole numbers")]
+
 use std::collections::BTreeMap;
 
 use crate::chain::options::{LayerOption, Options};

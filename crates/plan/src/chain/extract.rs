@@ -7,8 +7,9 @@
 //!
 //! A chain passes exactly one value forward between neighbours, and everything else a layer reads is its
 //! own, state, or an input of the graph. Layers are equal when their nodes, forward and backward, are the
-//! same ops on the same shapes wired the same way; then one of them is planned for all. Layers before the
-//! run (an embedding that is a block of its own) and behind it (a head that is one) keep what they need.
+//! same ops on the same shapes wired the same way; then one of them is planned for all. Layers of two or more
+//! kinds in turn (dense and expert ones) are taken together as one layer of the chain. Layers before the run
+//! (an embedding that is a block of its own) and behind it (a head that is one) keep what they need.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -38,6 +39,8 @@ pub(crate) struct Chain {
     pub(crate) layers: Vec<Layer>,
     /// Index of the first of them among all layers of the graph.
     pub(crate) first: usize,
+    /// Layers of the graph that one of them is made of.
+    pub(crate) period: usize,
     /// What makes the first one's input, and its backward pass.
     pub(crate) before: Layer,
     /// Nodes between the last layer's forward and its backward: the turn.
@@ -52,16 +55,7 @@ impl Chain {
             return None;
         }
         let order = node_order(graph, &layer_of, count)?;
-        let found: Vec<Option<(Layer, String)>> = (0..count)
-            .map(|layer| {
-                let layer = chain_layer(graph, &order.forward[layer], &order.backward[layer])?;
-                let signature = signature(graph, &layer);
-                Some((layer, signature))
-            })
-            .collect();
-        let run = longest_run(&found)?;
-        let layers: Vec<Layer> =
-            found[run.clone()].iter().flatten().map(|(layer, _)| layer.clone()).collect();
+        let (period, layers, run) = best_run(graph, &order)?;
         let (input, output) = (layers.first()?.input, layers.last()?.output);
         let join = |parts: &[Vec<NodeId>]| parts.concat();
         let reversed = |parts: &[Vec<NodeId>]| parts.iter().rev().flatten().copied().collect::<Vec<_>>();
@@ -77,7 +71,7 @@ impl Chain {
             input: output,
             output,
         };
-        Some(Chain { layers, first: run.start, before, turn })
+        Some(Chain { layers, first: run.start, period, before, turn })
     }
 }
 
@@ -88,23 +82,55 @@ fn chain_layer(graph: &Graph, forward: &[NodeId], backward: &[NodeId]) -> Option
     Some(Layer { forward: forward.to_vec(), backward: backward.to_vec(), input, output })
 }
 
-/// The longest run of two or more linked equal layers, the first of several.
-fn longest_run(found: &[Option<(Layer, String)>]) -> Option<Range<usize>> {
-    let linked = |at: usize| match (&found[at - 1], &found[at]) {
-        (Some((before, a)), Some((layer, b))) => before.output == layer.input && a == b,
-        _ => false,
-    };
-    let mut best = 0..0;
-    let mut start = 0;
-    for end in 1..=found.len() {
-        if end == found.len() || !linked(end) {
-            if end - start > best.len() {
-                best = start..end;
+/// Kinds of layers that may take turns.
+const MOST_KINDS: usize = 4;
+
+/// The run that covers the most layers: how many layers go together, the layers, and the range they cover. The
+/// fewest together of equals, because smaller layers leave more choice.
+fn best_run(graph: &Graph, order: &Order) -> Option<(usize, Vec<Layer>, Range<usize>)> {
+    let mut best: Option<(usize, Vec<Layer>, Range<usize>)> = None;
+    for period in 1..=MOST_KINDS {
+        for phase in 0..period {
+            let (layers, range) = longest_run(graph, order, period, phase);
+            if layers.len() >= 2 && best.as_ref().is_none_or(|(_, _, known)| known.len() < range.len()) {
+                best = Some((period, layers, range));
             }
-            start = end;
+        }
+        let all_but_ends = order.forward.len().saturating_sub(2);
+        if best.as_ref().is_some_and(|(_, _, range)| range.len() >= all_but_ends) {
+            break;
         }
     }
-    (best.len() >= 2).then_some(best)
+    best
+}
+
+/// The longest run of linked equal groups of `period` layers that begin `phase` layers after a multiple of it;
+/// the first of several.
+fn longest_run(graph: &Graph, order: &Order, period: usize, phase: usize) -> (Vec<Layer>, Range<usize>) {
+    let mut longest = (Vec::new(), 0..0);
+    let mut run: Vec<Layer> = Vec::new();
+    let mut kind = String::new();
+    let starts = (phase..order.forward.len() + 1 - period.min(order.forward.len())).step_by(period);
+    for start in starts {
+        let group = start..start + period;
+        let forward = order.forward[group.clone()].concat();
+        let backward: Vec<NodeId> = order.backward[group].iter().rev().flatten().copied().collect();
+        let Some(layer) = chain_layer(graph, &forward, &backward) else {
+            run.clear();
+            continue;
+        };
+        let signature = signature(graph, &layer);
+        if run.last().is_some_and(|last| last.output != layer.input || signature != kind) {
+            run.clear();
+        }
+        kind = signature;
+        run.push(layer);
+        if run.len() > longest.0.len() {
+            let end = start + period;
+            longest = (run.clone(), end - run.len() * period..end);
+        }
+    }
+    longest
 }
 
 /// Nodes sorted by where they stand.
@@ -295,8 +321,13 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_alternate_or_are_skipped_over_are_no_chain() {
-        assert!(Chain::find(&graph(&[32, 16, 32, 16], false)).is_none());
+    fn layers_that_take_turns_are_a_chain_of_pairs() {
+        let chain = Chain::find(&graph(&[8, 32, 16, 32, 16, 32, 16, 8], false)).unwrap();
+        assert_eq!((chain.first, chain.period, chain.layers.len()), (1, 2, 3));
+    }
+
+    #[test]
+    fn a_layer_that_reads_two_others_is_no_part_of_a_chain() {
         let skipped = Chain::find(&graph(&[32; 4], true));
         assert!(skipped.is_none_or(|chain| chain.layers.len() < 4), "a layer with two inputs");
     }

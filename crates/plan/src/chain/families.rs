@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use plimsoll_graph::{Graph, differentiate, fuse, work};
+use plimsoll_graph::{DType, Graph, Init, differentiate, fuse, work};
 use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset};
 
 use crate::chain::ChainPlanner;
@@ -21,8 +21,11 @@ const FIXED_SECONDS: f64 = 1e-9;
 const SCRATCH: u64 = 4096;
 
 fn program(model: &Architecture, rows: usize, seq: usize) -> Program {
-    let forward = model.training(rows, seq).unwrap();
-    let graph = fuse(differentiate(&forward, forward.output_named("loss").unwrap()).unwrap()).unwrap();
+    trained(&model.training(rows, seq).unwrap())
+}
+
+fn trained(forward: &Graph) -> Program {
+    let graph = fuse(differentiate(forward, forward.output_named("loss").unwrap()).unwrap()).unwrap();
     Program { train: Costed { facts: facts(&graph), graph }, evaluate: None, generate: None }
 }
 
@@ -79,20 +82,19 @@ fn grid(planner: &ChainPlanner, count: usize) -> Vec<u64> {
 }
 
 /// Holds the plans of one model to what the table says, over `count` budgets.
-fn check(name: &str, model: &Architecture, seq: usize, count: usize) {
-    let program = program(model, 2, seq);
+fn check(name: &str, program: &Program, count: usize) {
     let part = &program.train;
     let start = Instant::now();
     let planner = ChainPlanner::new(&part.graph, &part.facts, Scratch::Best).unwrap();
     let (most, options) = (planner.most_bytes(), planner.options.list.len());
     println!("{name}: {options} options, table in {:.3} s", start.elapsed().as_secs_f64());
     println!("memory   bytes used   arena   overhead %   gap %");
-    let persistent = persistent_bytes(&program).unwrap();
+    let persistent = persistent_bytes(program).unwrap();
     let everything_once = planner.seconds(most);
     let mut before = f64::INFINITY;
     for bytes in grid(&planner, count) {
         let regions = planner.regions(&part.graph, bytes).unwrap();
-        let plan = assemble(&program, &regions, Strategy::Auto, Scratch::Best).unwrap();
+        let plan = assemble(program, &regions, Strategy::Auto, Scratch::Best).unwrap();
         let (predicted, bound) = (planner.seconds(bytes), planner.lower_bound(bytes));
         let live = plan.liveness_bound - persistent;
         let of = |bytes: u64, whole: u64| bytes as f64 / whole as f64;
@@ -110,7 +112,7 @@ fn check(name: &str, model: &Architecture, seq: usize, count: usize) {
         assert!(predicted >= bound * (1.0 - 1e-12), "{name}: faster in {bytes} bytes than can be");
         before = predicted;
     }
-    let keep_all = plan(&program, Strategy::None, Scratch::Best).unwrap();
+    let keep_all = plan(program, Strategy::None, Scratch::Best).unwrap();
     assert!((before / keep_all.micro_batch_seconds - 1.0).abs() < 1e-9, "{name}: nothing is rebuilt");
     assert!((before / planner.lower_bound(most) - 1.0).abs() < 1e-9, "{name}: and that is the bound");
 }
@@ -118,18 +120,51 @@ fn check(name: &str, model: &Architecture, seq: usize, count: usize) {
 #[test]
 fn plans_of_the_presets_take_the_time_and_at_most_the_bytes_that_the_table_said() {
     for (preset, count) in Preset::all().into_iter().zip([60, 30, 15]) {
-        check(preset.name, &preset.model.into(), preset.seq, count);
+        check(preset.name, &program(&preset.model.into(), 2, preset.seq), count);
     }
 }
 
 #[test]
 fn plans_of_a_gpt2_take_the_time_and_at_most_the_bytes_that_the_table_said() {
-    check("gpt2", &gpt2(), SEQ, 30);
+    check("gpt2", &program(&gpt2(), 2, SEQ), 30);
 }
 
 #[test]
 fn plans_of_a_bert_take_the_time_and_at_most_the_bytes_that_the_table_said() {
-    check("bert", &bert(), SEQ, 30);
+    check("bert", &program(&bert(), 2, SEQ), 30);
+}
+
+/// Residual layers of these inner widths behind an embedding.
+fn of_widths(widths: &[usize]) -> Program {
+    const WIDTH: usize = 64;
+    let mut g = Graph::new();
+    let ids = g.input("ids", [64], DType::I32); // (N)
+    let table = g.param("table", [16, WIDTH], Init::Normal(0.1)); // (V, C)
+    let mut x = g.embedding(table, ids); // (N, C)
+    for (layer, &width) in widths.iter().enumerate() {
+        x = g.block(&format!("layer.{layer}"), |g| {
+            let up = g.param("up", [width, WIDTH], Init::Normal(0.1)); // (F, C)
+            let down = g.param("down", [WIDTH, width], Init::Normal(0.1)); // (C, F)
+            let h = g.linear(x, up, None); // (N, F)
+            let h = g.silu(h); // (N, F)
+            let h = g.linear(h, down, None); // (N, C)
+            g.add(x, h) // (N, C)
+        });
+    }
+    let loss = g.sum(x, &[0, 1]); // ()
+    g.output("loss", loss);
+    trained(&g.finish().unwrap())
+}
+
+#[test]
+fn layers_of_several_kinds_are_planned_by_the_table_too() {
+    check("first and last differ", &of_widths(&[32, 128, 128, 128, 128, 128, 96]), 20);
+    check("two kinds in turn", &of_widths(&[[256, 64]; 6].concat()), 20);
+    check(
+        "three kinds in turn, other ends",
+        &of_widths(&[&[32][..], &[256, 64, 128].repeat(4), &[16]].concat()),
+        20,
+    );
 }
 
 /// Over budgets from the smallest that works: all are kept, and a larger one is never slower.

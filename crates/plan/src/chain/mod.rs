@@ -5,9 +5,9 @@
 //! could be. The answer is a tree of regions like any strategy's, so what follows (order, lifetimes, layout,
 //! judge) is the same code for all.
 //!
-//! Absent: layers of several kinds that alternate and graphs that are no chain (the named strategies serve
-//! them), rebuilding in layers outside the longest run of equal ones, offload, and persistent values across
-//! nested segments beyond what rotor's recurrence allows.
+//! Absent: graphs that are no chain (the named strategies serve them), rebuilding in layers outside the longest
+//! run of equal ones, offload, and persistent values across nested segments beyond what rotor's recurrence
+//! allows.
 
 mod bound;
 #[cfg(test)]
@@ -143,8 +143,9 @@ impl ChainPlanner {
                 Decision::Option(option) => {
                     let keep = &self.options.list[option].keep;
                     let layer = &self.chain.layers[first];
+                    let start = self.chain.first + first * self.chain.period;
                     items.push(Item::Layer {
-                        layer: self.chain.first + first,
+                        layers: start..start + self.chain.period,
                         keep: kept_values(graph, layer, keep),
                     });
                     if !(family == Family::Inner && length == 1) {

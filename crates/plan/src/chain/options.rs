@@ -83,7 +83,8 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
         nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
     };
     let backward_seconds = seconds(&layer.backward);
-    let list = around_frontier(&labels, |keep| {
+    let listed = spread(&labels);
+    let list = around_frontier(&listed, |keep| {
         let (forward_peak, backward_peak) = peaks(graph, facts, scratch, layer, keep);
         LayerOption {
             keep: keep.to_vec(),
@@ -108,6 +109,15 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
             with_output.iter().map(|label| (label.bytes, label.time)).collect(),
         ],
     }
+}
+
+/// Labels that become options: several layers taken together have far more than the table has use for.
+const MOST_LABELS: usize = 100;
+
+/// The labels, or some of them, the first and the last always among them.
+fn spread(labels: &[Label]) -> Vec<Label> {
+    let (count, most) = (labels.len(), labels.len().min(MOST_LABELS));
+    (0..most).map(|index| labels[index * (count - 1) / (most - 1).max(1)].clone()).collect()
 }
 
 /// Options for every label and for what differs from one in a single kept node, without those that another

@@ -187,7 +187,9 @@ impl Block {
 
     fn option(&self, keep: Vec<usize>) -> LayerOption {
         let mut kept = vec![false; NAMES.len()];
-        keep.iter().for_each(|&op| kept[op] = true);
+        for &op in &keep {
+            kept[op] = true;
+        }
         let (backward_peak, again) = self.backward_run(&kept);
         let bytes: u64 = keep.iter().map(|&op| self.forward[op].bytes).sum();
         LayerOption {
