@@ -162,7 +162,7 @@ pub fn search(
         return Err(SearchError::Budget { budget: request.budget, smallest, hints });
     };
     let program = build(best.micro_batch)?;
-    let plan = realise(&program, &best)?;
+    let plan = realise(&program, &best, request.budget)?;
     let accumulation = request.global_batch / best.micro_batch;
     Ok(Choice {
         plan,
@@ -220,36 +220,46 @@ impl Attempt<'_> {
             return Ok(None);
         };
         let part = &self.program.train;
-        let mut bound = None;
+        let accumulation = (self.request.global_batch / self.micro_batch) as f64;
+        let mut bound = self.once_seconds(Scratch::Best);
         for scratch in [Scratch::Best, Scratch::Least] {
-            let Some(planner) = ChainPlanner::new(&part.graph, &part.facts, scratch) else {
+            // Nothing is faster than everything once: often that settles it.
+            if !self.could_matter(self.once_seconds(scratch), tried) {
+                break;
+            }
+            let cap = one_rung_above(budget);
+            let Some(planner) = ChainPlanner::new(&part.graph, &part.facts, scratch, cap) else {
                 self.named(&Strategy::LADDER, tried)?;
                 return Ok(None);
             };
             if scratch == Scratch::Best {
-                bound = Some(planner.lower_bound(budget));
+                bound = planner.lower_bound(budget) * accumulation + self.update_seconds();
+                if !self.could_matter(bound, tried) {
+                    break;
+                }
             }
-            let fitted = self.descend_ladder(&planner, scratch, budget)?;
-            tried.extend(fitted);
-            // With little scratch nothing is faster than everything once: often that settles it.
-            if fitted.is_some_and(|fitted| fitted.step_seconds <= self.lean_seconds()) {
-                break;
-            }
+            tried.extend(self.descend_ladder(&planner, scratch, budget)?);
         }
         if tried.iter().all(|t| t.arena_bytes > self.request.budget) {
             self.named(&Strategy::LADDER, tried)?;
         }
-        let accumulation = self.request.global_batch / self.micro_batch;
-        Ok(bound.map(|seconds| seconds * accumulation as f64 + self.update_seconds()))
+        Ok(Some(bound))
     }
 
-    /// Time of a step that rebuilds nothing, with the least scratch.
-    fn lean_seconds(&self) -> f64 {
+    /// Whether a plan of so many seconds could be chosen over what was tried.
+    fn could_matter(&self, seconds: f64, tried: &[Tried]) -> bool {
+        let fits = tried.iter().filter(|t| t.arena_bytes <= self.request.budget);
+        let fastest = fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min);
+        seconds < fastest * (1.0 + self.request.slack)
+    }
+
+    /// Time of a step that rebuilds nothing.
+    fn once_seconds(&self, scratch: Scratch) -> f64 {
         let part = &self.program.train;
         let of = |update: bool| -> f64 {
             let nodes = part.graph.node_ids().filter(|&id| !part.graph.node(id).op.is_view());
             let nodes = nodes.filter(|&id| (part.graph.node(id).phase == Phase::Update) == update);
-            nodes.map(|id| part.facts.nodes[id.index()].lean_seconds).sum()
+            nodes.map(|id| part.facts.nodes[id.index()].seconds_with(scratch)).sum()
         };
         of(false) * (self.request.global_batch / self.micro_batch) as f64 + of(true)
     }
@@ -268,7 +278,7 @@ impl Attempt<'_> {
         budget: u64,
     ) -> Result<Option<Tried>, SearchError> {
         let graph = &self.program.train.graph;
-        for rung in rungs(budget, planner.most_bytes()) {
+        for rung in rungs(budget, planner.most_bytes().unwrap_or(u64::MAX)) {
             if planner.seconds(rung).is_infinite() {
                 break;
             }
@@ -295,10 +305,11 @@ impl Attempt<'_> {
 }
 
 /// Plans a combination that was tried once more.
-fn realise(program: &Program, tried: &Tried) -> Result<Plan, SearchError> {
+fn realise(program: &Program, tried: &Tried, budget: u64) -> Result<Plan, SearchError> {
     let part = &program.train;
+    let cap = one_rung_above(budget.saturating_sub(persistent_bytes(program)?));
     let regions = tried.rung.and_then(|rung| {
-        ChainPlanner::new(&part.graph, &part.facts, tried.scratch)?.regions(&part.graph, rung)
+        ChainPlanner::new(&part.graph, &part.facts, tried.scratch, cap)?.regions(&part.graph, rung)
     });
     Ok(match regions {
         Some(regions) => assemble(program, &regions, tried.strategy, tried.scratch)?,
@@ -306,11 +317,15 @@ fn realise(program: &Program, tried: &Tried) -> Result<Plan, SearchError> {
     })
 }
 
+fn one_rung_above(budget: u64) -> u64 {
+    (budget as f64 * RUNG) as u64
+}
+
 /// Rungs of the fixed ladder downwards, beginning one above `budget`, because a plan can take a little less
 /// than the table allowed, or with `most` if that is less: more is never of use.
 fn rungs(budget: u64, most: u64) -> impl Iterator<Item = u64> {
     let rung = |index: i32| RUNG.powi(index) as u64;
-    let highest = (budget as f64 * RUNG) as u64;
+    let highest = one_rung_above(budget);
     let top = ((highest.min(most).max(1) as f64).ln() / RUNG.ln()).ceil() as i32;
     let whole = (highest >= most).then_some(most);
     whole.into_iter().chain((0..=top).rev().map(rung).filter(move |&bytes| bytes <= highest.min(most)))

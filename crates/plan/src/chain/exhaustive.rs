@@ -74,7 +74,7 @@ impl Instance {
 
     fn table(&self) -> Table {
         let (most, slots) = (self.most(), 100_000);
-        Table::fill(&self.options, self.layers, self.turn_peak, self.turn_seconds, most, slots)
+        Table::fill(&self.options, self.layers, self.turn_peak, self.turn_seconds, most, slots, u64::MAX)
     }
 }
 

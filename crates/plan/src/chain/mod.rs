@@ -53,12 +53,13 @@ pub(crate) struct ChainPlanner {
     turn_operands: u64,
     /// Time of what lies before the first layer, forward and backward.
     outside_seconds: f64,
+    /// Time of everything once.
+    once_seconds: f64,
 }
 
 impl ChainPlanner {
-    /// A planner for transient budgets up to what keeping everything takes; none when the graph is no chain
-    /// of equal layers.
-    pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch) -> Option<ChainPlanner> {
+    /// A planner for transient budgets up to `budget`; none when the graph is no chain of equal layers.
+    pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch, budget: u64) -> Option<ChainPlanner> {
         let chain = Chain::find(graph)?;
         let layers = chain.layers.len();
         // Layers are equal, but the first reads a boundary made outside; one from the middle speaks for all.
@@ -78,7 +79,7 @@ impl ChainPlanner {
         let outside_seconds = all - turn_seconds - layers as f64 * one;
         let keep_all_bytes = options.keep_all_bytes(layers, turn_peak);
         let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
-        let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots);
+        let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots, budget);
         let bound = LowerBound::new(&options, layers, all);
         let fixed_bytes = fixed_bytes(graph, facts, &chain);
         let turn_operands = turn_operands(graph, facts, &chain);
@@ -94,12 +95,15 @@ impl ChainPlanner {
             before_peak,
             turn_operands,
             outside_seconds,
+            once_seconds: all,
         })
     }
 
-    /// The least transient budget at which nothing is rebuilt.
-    pub(crate) fn most_bytes(&self) -> u64 {
-        self.fixed_bytes + self.table.enough_bytes()
+    /// The least transient budget at which nothing is rebuilt; none when it is larger than the planner's.
+    pub(crate) fn most_bytes(&self) -> Option<u64> {
+        let fastest = self.outside_seconds + self.table.seconds(u64::MAX);
+        // Rebuilding a single node would be far more than what rounding makes of a sum.
+        (fastest <= self.once_seconds * (1.0 + 1e-9)).then(|| self.fixed_bytes + self.table.enough_bytes())
     }
 
     /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.

@@ -84,7 +84,8 @@ struct Candidate<'a> {
 }
 
 impl Table {
-    /// Fills the table for `layers` layers and budgets up to `most` bytes, in at most `max_slots` slots.
+    /// Fills the table for `layers` layers and budgets up to `cap` bytes. Units are chosen so that `most` bytes,
+    /// which keep everything, take `max_slots` slots: what is decided does not depend on the cap.
     pub(crate) fn fill(
         options: &Options,
         layers: usize,
@@ -92,10 +93,11 @@ impl Table {
         turn_seconds: f64,
         most: u64,
         max_slots: usize,
+        cap: u64,
     ) -> Table {
         let unit = unit(options, turn_peak, most, max_slots);
         // Each size may be rounded up once.
-        let slots = (most / unit) as usize + layers + 3;
+        let slots = ((most / unit) as usize + layers + 3).min(((cap / unit) as usize).saturating_add(1));
         let mut table = Table {
             unit,
             slots,
@@ -252,11 +254,15 @@ impl Candidate<'_> {
                     *least = smaller(self.seconds + rest + segment, *least);
                 }
             }
-            (Stretch::Falling(falling), Stretch::Constant(constant))
-            | (Stretch::Constant(constant), Stretch::Falling(falling)) => {
-                let constant = self.seconds + constant;
-                for (least, falling) in seconds.iter_mut().zip(falling) {
-                    *least = smaller(constant + falling, *least);
+            // Always added in the same order, so that a time does not depend on where rows end.
+            (Stretch::Falling(rest), Stretch::Constant(segment)) => {
+                for (least, rest) in seconds.iter_mut().zip(rest) {
+                    *least = smaller(self.seconds + rest + segment, *least);
+                }
+            }
+            (Stretch::Constant(rest), Stretch::Falling(segment)) => {
+                for (least, segment) in seconds.iter_mut().zip(segment) {
+                    *least = smaller(self.seconds + rest + segment, *least);
                 }
             }
             _ => {
