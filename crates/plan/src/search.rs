@@ -2,7 +2,7 @@
 //!
 //! For a chain of equal layers one table per micro-batch knows the optimum for every budget. Its answer is
 //! then planned for real, and because a layout can be a little larger than its liveness bound, the
-//! table is asked on a fixed ladder of budgets from the stated one downwards until the real arena fits.
+//! table is asked on a fixed ladder of budgets from just above the stated one downwards until the arena fits.
 //! Since a rung that fits a budget also fits every larger one, and higher rungs are never slower, more
 //! memory never makes the plan slower. Graphs that are no chain choose among the named strategies.
 //!
