@@ -14,6 +14,7 @@ mod devices;
 mod layout;
 mod liveness;
 mod plan;
+mod prepared;
 mod problem;
 mod regions;
 mod replay;

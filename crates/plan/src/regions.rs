@@ -15,6 +15,8 @@
 //! Layers are the blocks of the graph; a graph without blocks is cut at its articulation points, and
 //! where it has none, into even pieces: what crosses a cut belongs to the root by the rule above.
 
+use std::ops::Range;
+
 use plimsoll_graph::{BlockId, Graph, NodeId, Phase, Value};
 
 use crate::strategy::Strategy;
@@ -35,10 +37,11 @@ pub(crate) struct Regions {
 /// What an optimal plan does with part of a chain.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
-    /// A layer that keeps these values and rebuilds the rest of what its backward pass reads.
+    /// A layer, or several that are treated as one, that keeps these values and rebuilds the rest of what its
+    /// backward pass reads.
     Layer {
-        /// Its index.
-        layer: usize,
+        /// Their indices.
+        layers: Range<usize>,
         /// Storage values held from its forward pass on.
         keep: Vec<Value>,
     },
@@ -94,8 +97,8 @@ impl Regions {
         for item in items {
             let region = self.add(around);
             match item {
-                Item::Layer { layer, keep } => {
-                    of_layer[*layer] = region;
+                Item::Layer { layers, keep } => {
+                    of_layer[layers.clone()].fill(region);
                     kept.extend(keep.iter().map(|&value| (value, around)));
                 }
                 Item::Segment(inside) => self.add_items(inside, region, of_layer, kept),

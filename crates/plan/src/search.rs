@@ -2,7 +2,7 @@
 //!
 //! For a chain of equal layers one table per micro-batch knows the optimum for every budget. Its answer is
 //! then planned for real, and because a layout can be a little larger than its liveness bound, the
-//! table is asked on a fixed ladder of budgets from the stated one downwards until the real arena fits.
+//! table is asked on a fixed ladder of budgets from just above the stated one downwards until the arena fits.
 //! Since a rung that fits a budget also fits every larger one, and higher rungs are never slower, more
 //! memory never makes the plan slower. Micro-batches that cannot fit, or that would lose even if they
 //! recomputed nothing, are passed over. Graphs that are no chain choose among the named strategies.
@@ -16,8 +16,8 @@ use plimsoll_graph::{GraphError, Phase, Value};
 
 use crate::chain::ChainPlanner;
 use crate::plan::{Costed, Plan, PlanError, Program, assemble, persistent_bytes, plan};
+use crate::prepared::Prepared;
 use crate::problem::Scratch;
-use crate::regions::Regions;
 use crate::strategy::Strategy;
 
 /// Ratio of neighbouring rungs of the ladder.
@@ -36,6 +36,13 @@ pub struct Request {
     pub budget: u64,
     /// Among plans slower than the fastest by at most this fraction, the smallest is taken.
     pub slack: f64,
+}
+
+impl Request {
+    /// The micro-batches it leaves open, or the one it fixes.
+    pub(crate) fn micro_batches(&self) -> Result<Vec<usize>, SearchError> {
+        micro_batches(self.global_batch, self.micro_batch)
+    }
 }
 
 /// A plan with the program it is for.
@@ -137,51 +144,206 @@ impl From<PlanError> for SearchError {
 /// When nothing fits (with the smallest plan and hints), or the request or the model is at fault.
 pub fn search(
     request: Request,
-    mut build: impl FnMut(usize) -> Result<Program, GraphError>,
+    build: impl FnMut(usize) -> Result<Program, GraphError>,
 ) -> Result<Choice, SearchError> {
-    let micro_batches = micro_batches(request.global_batch, request.micro_batch)?;
-    let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
-    let request = Request { strategy: fixed, ..request };
-    let mut tried = Vec::new();
-    let mut regions = BTreeMap::new();
-    let mut lower_bound: Option<f64> = None;
-    // The largest first: one that needs no recompute rules out all smaller ones, which are slower even then.
-    for &micro_batch in micro_batches.iter().rev() {
-        let program = build(micro_batch)?;
-        let attempt = Attempt { request: &request, micro_batch, program: &program };
-        if let Some(strategy) = fixed {
-            attempt.named(&[strategy], &mut tried)?;
-        } else if attempt.can_fit()? && attempt.can_win(&tried) {
-            let bound = attempt.optimal(&mut tried, &mut regions)?;
+    Searcher { keep: false, ..Searcher::new(build) }.search(request)
+}
+
+/// Answers many requests about one model and keeps what it made for the first for the others.
+#[derive(Debug)]
+pub struct Searcher<B> {
+    build: B,
+    /// Whether tables stay for the next request. They are large, and who is about to train wants the memory.
+    keep: bool,
+    prepared: BTreeMap<usize, Prepared>,
+}
+
+impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
+    /// A searcher that has made nothing yet; `build` makes the program for a micro-batch.
+    pub fn new(build: B) -> Searcher<B> {
+        Searcher { build, keep: true, prepared: BTreeMap::new() }
+    }
+
+    /// The fastest plan that fits.
+    ///
+    /// # Errors
+    ///
+    /// When nothing fits (with the smallest plan and hints), or the request or the model is at fault.
+    pub fn search(&mut self, request: Request) -> Result<Choice, SearchError> {
+        let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
+        let request = Request { strategy: fixed, ..request };
+        let micro_batches = request.micro_batches()?;
+        let mut tried = Vec::new();
+        let mut lower_bound: Option<f64> = None;
+        // The largest first: one that needs no recompute rules out all smaller ones, which are slower even then.
+        for &micro_batch in micro_batches.iter().rev() {
+            let prepared = self.prepare(micro_batch, request.budget)?;
+            let attempt = Attempt { request: &request, micro_batch, prepared };
+            let bound = match fixed {
+                Some(strategy) => attempt.named(&[strategy], &mut tried).map(|()| None)?,
+                None => attempt.optimal(&mut tried)?,
+            };
             lower_bound = match (lower_bound, bound) {
                 (Some(a), Some(b)) => Some(f64::min(a, b)),
                 (a, b) => a.or(b),
             };
+            self.forget(micro_batch);
+        }
+        if fixed.is_none() && !tried.iter().any(|t| t.arena_bytes <= request.budget) {
+            self.named_from_the_smallest(&request, &micro_batches, &mut tried)?;
+        }
+        let Some(best) = select(&tried, request.budget, request.slack) else {
+            return Err(self.nothing_fits(request, &tried)?);
+        };
+        self.realise(request, best, lower_bound)
+    }
+
+    /// Plans the named strategies, from the smallest micro-batch on until one does not fit.
+    fn named_from_the_smallest(
+        &mut self,
+        request: &Request,
+        micro_batches: &[usize],
+        tried: &mut Vec<Tried>,
+    ) -> Result<(), SearchError> {
+        for &micro_batch in micro_batches {
+            let before = tried.len();
+            let prepared = self.prepare(micro_batch, request.budget)?;
+            Attempt { request, micro_batch, prepared }.named(&Strategy::LADDER, tried)?;
+            self.forget(micro_batch);
+            if tried[before..].iter().all(|t| t.arena_bytes > request.budget) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anything fits, without looking for the fastest: the smallest micro-batch takes the least.
+    ///
+    /// # Errors
+    ///
+    /// When the request or the model is at fault.
+    pub fn fits(&mut self, request: Request) -> Result<bool, SearchError> {
+        let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
+        let Some(&micro_batch) = request.micro_batches()?.first() else { return Ok(false) };
+        let prepared = self.prepare(micro_batch, request.budget)?;
+        let attempt = Attempt { request: &request, micro_batch, prepared };
+        let mut tried = Vec::new();
+        match fixed {
+            Some(strategy) => attempt.named(&[strategy], &mut tried)?,
+            None if !attempt.can_fit()? => {}
+            None => {
+                attempt.optimal(&mut tried)?;
+                if tried.iter().all(|t| t.arena_bytes > request.budget) {
+                    attempt.named(&Strategy::LADDER, &mut tried)?;
+                }
+            }
+        }
+        self.forget(micro_batch);
+        Ok(tried.iter().any(|tried| tried.arena_bytes <= request.budget))
+    }
+
+    /// Plans `strategies` for one micro-batch without regard to a budget.
+    ///
+    /// # Errors
+    ///
+    /// When the program cannot be built or planned.
+    pub fn try_named(
+        &mut self,
+        global_batch: usize,
+        micro_batch: usize,
+        strategies: &[Strategy],
+    ) -> Result<Vec<Tried>, SearchError> {
+        let request =
+            Request { global_batch, micro_batch: None, strategy: None, budget: u64::MAX, slack: 0.0 };
+        let mut tried = Vec::new();
+        let prepared = self.prepare(micro_batch, u64::MAX)?;
+        Attempt { request: &request, micro_batch, prepared }.named(strategies, &mut tried)?;
+        Ok(tried)
+    }
+
+    /// The program of a micro-batch.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be built.
+    pub fn program(&mut self, micro_batch: usize) -> Result<&Program, SearchError> {
+        Ok(&self.prepare(micro_batch, u64::MAX)?.program)
+    }
+
+    /// The program of a micro-batch. Tables that stay for other requests answer for every budget; those made
+    /// for this one reach just above its budget.
+    fn prepare(&mut self, micro_batch: usize, budget: u64) -> Result<&Prepared, SearchError> {
+        use std::collections::btree_map::Entry;
+        Ok(match self.prepared.entry(micro_batch) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let program = (self.build)(micro_batch)?;
+                let cap = if self.keep {
+                    u64::MAX
+                } else {
+                    one_rung_above(budget.saturating_sub(persistent_bytes(&program)?))
+                };
+                entry.insert(Prepared::new(program, cap))
+            }
+        })
+    }
+
+    fn forget(&mut self, micro_batch: usize) {
+        if !self.keep {
+            self.prepared.remove(&micro_batch);
         }
     }
-    if fixed.is_none() && !tried.iter().any(|t| t.arena_bytes <= request.budget) {
-        named_from_the_smallest(&request, &micro_batches, &mut build, &mut tried)?;
-    }
-    let Some(best) = select(&tried, request.budget, request.slack) else {
-        let Some(smallest) = tried.iter().copied().min_by_key(|t| t.arena_bytes) else {
-            return Err(SearchError::Batch { micro_batch: 0, global_batch: request.global_batch });
+
+    /// Plans a combination that was tried once more.
+    fn realise(
+        &mut self,
+        request: Request,
+        tried: Tried,
+        lower_bound_seconds: Option<f64>,
+    ) -> Result<Choice, SearchError> {
+        let prepared = self.prepare(tried.micro_batch, request.budget)?;
+        let program = &prepared.program;
+        let planned = |rung| prepared.planner(tried.scratch)?.regions(&program.train.graph, rung);
+        let plan = match tried.rung.and_then(planned) {
+            Some(regions) => assemble(program, &regions, tried.strategy, tried.scratch)?,
+            None => plan(program, tried.strategy, tried.scratch)?,
         };
-        let hints = hints(request, &mut build)?;
-        return Err(SearchError::Budget { budget: request.budget, smallest, hints });
-    };
-    let program = build(best.micro_batch)?;
-    let plan = match regions.get(&best.micro_batch).filter(|_| best.rung.is_some()) {
-        Some(regions) => assemble(&program, regions, best.strategy, best.scratch)?,
-        None => plan(&program, best.strategy, best.scratch)?,
-    };
-    let accumulation = request.global_batch / best.micro_batch;
-    Ok(Choice {
-        plan,
-        program,
-        micro_batch: best.micro_batch,
-        accumulation,
-        lower_bound_seconds: lower_bound,
-    })
+        let (program, accumulation) = (program.clone(), request.global_batch / tried.micro_batch);
+        self.forget(tried.micro_batch);
+        Ok(Choice { plan, program, micro_batch: tried.micro_batch, accumulation, lower_bound_seconds })
+    }
+
+    /// The error that says what would fit.
+    fn nothing_fits(&mut self, request: Request, tried: &[Tried]) -> Result<SearchError, SearchError> {
+        let Some(smallest) = tried.iter().copied().min_by_key(|t| t.arena_bytes) else {
+            return Ok(SearchError::Batch { micro_batch: 0, global_batch: request.global_batch });
+        };
+        let hints = self.hints(request)?;
+        Ok(SearchError::Budget { budget: request.budget, smallest, hints })
+    }
+
+    /// What would fit if the user fixed less: other strategies, then smaller micro-batches.
+    fn hints(&mut self, request: Request) -> Result<Vec<Tried>, SearchError> {
+        if request.micro_batch.is_none() && request.strategy.is_none() {
+            return Ok(Vec::new());
+        }
+        let all = micro_batches(request.global_batch, None)?;
+        let micro_batches = all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed));
+        let mut fitting = Vec::new();
+        for micro_batch in micro_batches {
+            // Each for itself: a hint that is slower than another is still a hint.
+            let mut own = Vec::new();
+            let prepared = self.prepare(micro_batch, request.budget)?;
+            Attempt { request: &request, micro_batch, prepared }.optimal(&mut own)?;
+            self.forget(micro_batch);
+            fitting.extend(own);
+        }
+        fitting.retain(|t| t.arena_bytes <= request.budget);
+        fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
+        fitting.dedup_by_key(|t| (t.micro_batch, t.strategy));
+        fitting.truncate(3);
+        Ok(fitting)
+    }
 }
 
 /// Plans every combination of micro-batch and named strategy.
@@ -193,13 +355,13 @@ pub fn try_all(
     global_batch: usize,
     micro_batches: &[usize],
     strategies: &[Strategy],
-    mut build: impl FnMut(usize) -> Result<Program, GraphError>,
+    build: impl FnMut(usize) -> Result<Program, GraphError>,
 ) -> Result<Vec<Tried>, SearchError> {
-    let request = Request { global_batch, micro_batch: None, strategy: None, budget: u64::MAX, slack: 0.0 };
+    let mut searcher = Searcher { keep: false, ..Searcher::new(build) };
     let mut tried = Vec::new();
     for &micro_batch in micro_batches {
-        let program = build(micro_batch)?;
-        Attempt { request: &request, micro_batch, program: &program }.named(strategies, &mut tried)?;
+        tried.extend(searcher.try_named(global_batch, micro_batch, strategies)?);
+        searcher.forget(micro_batch);
     }
     Ok(tried)
 }
@@ -208,7 +370,7 @@ pub fn try_all(
 struct Attempt<'a> {
     request: &'a Request,
     micro_batch: usize,
-    program: &'a Program,
+    prepared: &'a Prepared,
 }
 
 impl Attempt<'_> {
@@ -216,7 +378,7 @@ impl Attempt<'_> {
     fn named(&self, strategies: &[Strategy], tried: &mut Vec<Tried>) -> Result<(), SearchError> {
         for &strategy in strategies {
             for &scratch in self.amounts() {
-                let plan = plan(self.program, strategy, scratch)?;
+                let plan = plan(&self.prepared.program, strategy, scratch)?;
                 tried.push(self.entry(&plan, None));
             }
         }
@@ -225,7 +387,7 @@ impl Attempt<'_> {
 
     /// The amounts of scratch that differ.
     fn amounts(&self) -> &'static [Scratch] {
-        let nodes = &self.program.train.facts.nodes;
+        let nodes = &self.prepared.program.train.facts.nodes;
         if nodes.iter().all(|node| node.workspace.least == node.workspace.best) {
             &[Scratch::Best]
         } else {
@@ -235,7 +397,7 @@ impl Attempt<'_> {
 
     /// Whether state and the largest operands of a node fit: cheap, and true whenever any plan fits.
     fn can_fit(&self) -> Result<bool, SearchError> {
-        let Costed { graph, facts } = &self.program.train;
+        let Costed { graph, facts } = &self.prepared.program.train;
         let bytes = |values: &[Value]| -> u64 {
             let values: BTreeSet<Value> = values.iter().map(|&value| graph.storage(value)).collect();
             let transient = values.into_iter().filter(|&value| graph.value(value).state.is_none());
@@ -244,52 +406,65 @@ impl Attempt<'_> {
         let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
         // Outputs may take over the bytes of inputs, so the two do not add up.
         let needs = nodes.map(|(node, f)| bytes(&node.inputs).max(bytes(&node.outputs)) + f.workspace.least);
-        Ok(persistent_bytes(self.program)? + needs.max().unwrap_or(0) <= self.request.budget)
-    }
-
-    /// Whether a plan that recomputes nothing would be fast enough to be chosen.
-    fn can_win(&self, tried: &[Tried]) -> bool {
-        let Costed { graph, facts } = &self.program.train;
-        let once = graph.nodes().iter().zip(&facts.nodes);
-        let once = once.filter(|(node, _)| node.phase != Phase::Update && !node.op.is_view());
-        let micro_batch: f64 = once.map(|(_, facts)| facts.seconds).sum();
-        let accumulation = (self.request.global_batch / self.micro_batch) as f64;
-        let least = micro_batch * accumulation + self.update_seconds();
-        let fits = tried.iter().filter(|t| t.arena_bytes <= self.request.budget);
-        let fastest = fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min);
-        least <= fastest * (1.0 + self.request.slack)
+        Ok(persistent_bytes(&self.prepared.program)? + needs.max().unwrap_or(0) <= self.request.budget)
     }
 
     /// Plans the optimum of the chain with either amount of scratch, or the named strategies where there is
     /// no chain. Returns the lower bound of a step, if there is one.
-    fn optimal(
-        &self,
-        tried: &mut Vec<Tried>,
-        regions: &mut BTreeMap<usize, Regions>,
-    ) -> Result<Option<f64>, SearchError> {
-        let budget = self.request.budget.saturating_sub(persistent_bytes(self.program)?);
-        let part = &self.program.train;
-        let mut bound = None;
+    fn optimal(&self, tried: &mut Vec<Tried>) -> Result<Option<f64>, SearchError> {
+        if !self.can_fit()? {
+            return Ok(None);
+        }
+        let program = &self.prepared.program;
+        let budget = self.request.budget.saturating_sub(persistent_bytes(program)?);
+        let accumulation = (self.request.global_batch / self.micro_batch) as f64;
+        let mut bound = self.once_seconds(Scratch::Best);
         for &scratch in self.amounts() {
-            let Some(planner) = ChainPlanner::new(&part.graph, &part.facts, scratch) else {
+            // Nothing is faster than everything once: often that settles it.
+            if !self.could_matter(self.once_seconds(scratch), tried) {
+                break;
+            }
+            let Some(planner) = self.prepared.planner(scratch) else {
                 self.named(&Strategy::LADDER, tried)?;
                 return Ok(None);
             };
             if scratch == Scratch::Best {
-                bound = Some(planner.lower_bound(budget));
+                // The bound counts what a budget forces; everything once is needed in any case.
+                let forced = planner.lower_bound(budget) * accumulation + self.update_seconds();
+                bound = bound.max(forced);
+                if !self.could_matter(bound, tried) {
+                    break;
+                }
             }
-            if let Some((fitted, kept)) = self.descend_ladder(&planner, scratch, budget)? {
-                tried.push(fitted);
-                regions.insert(self.micro_batch, kept);
-                break;
+            tried.extend(self.descend_ladder(planner, scratch, budget)?);
+            if scratch == Scratch::Best && planner.most_bytes().is_some_and(|most| budget >= most / 4 * 3) {
+                // The table rounds sizes up, so keeping everything can fit where the table rebuilds a trifle.
+                tried.push(self.entry(&plan(program, Strategy::None, scratch)?, None));
             }
         }
-        let accumulation = self.request.global_batch / self.micro_batch;
-        Ok(bound.map(|seconds| seconds * accumulation as f64 + self.update_seconds()))
+        Ok(Some(bound))
+    }
+
+    /// Whether a plan of so many seconds could be chosen over what was tried.
+    fn could_matter(&self, seconds: f64, tried: &[Tried]) -> bool {
+        let fits = tried.iter().filter(|t| t.arena_bytes <= self.request.budget);
+        let fastest = fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min);
+        seconds < fastest * (1.0 + self.request.slack)
+    }
+
+    /// Time of a step that rebuilds nothing.
+    fn once_seconds(&self, scratch: Scratch) -> f64 {
+        let part = &self.prepared.program.train;
+        let of = |update: bool| -> f64 {
+            let nodes = part.graph.node_ids().filter(|&id| !part.graph.node(id).op.is_view());
+            let nodes = nodes.filter(|&id| (part.graph.node(id).phase == Phase::Update) == update);
+            nodes.map(|id| part.facts.nodes[id.index()].seconds_with(scratch)).sum()
+        };
+        of(false) * (self.request.global_batch / self.micro_batch) as f64 + of(true)
     }
 
     fn update_seconds(&self) -> f64 {
-        let part = &self.program.train;
+        let part = &self.prepared.program.train;
         let nodes = part.graph.node_ids().filter(|&id| part.graph.node(id).phase == Phase::Update);
         nodes.map(|id| part.facts.nodes[id.index()].seconds).sum()
     }
@@ -300,16 +475,16 @@ impl Attempt<'_> {
         planner: &ChainPlanner,
         scratch: Scratch,
         budget: u64,
-    ) -> Result<Option<(Tried, Regions)>, SearchError> {
-        let graph = &self.program.train.graph;
-        for rung in rungs(budget, planner.most_bytes()) {
+    ) -> Result<Option<Tried>, SearchError> {
+        let program = &self.prepared.program;
+        for rung in rungs(budget, planner.most_bytes().unwrap_or(u64::MAX)) {
             if planner.seconds(rung).is_infinite() {
                 break;
             }
-            if let Some(regions) = planner.regions(graph, rung) {
-                let plan = assemble(self.program, &regions, Strategy::Auto, scratch)?;
+            if let Some(regions) = planner.regions(&program.train.graph, rung) {
+                let plan = assemble(program, &regions, Strategy::Auto, scratch)?;
                 if plan.arena_bytes <= self.request.budget {
-                    return Ok(Some((self.entry(&plan, Some(rung)), regions)));
+                    return Ok(Some(self.entry(&plan, Some(rung))));
                 }
             }
         }
@@ -328,31 +503,18 @@ impl Attempt<'_> {
     }
 }
 
-/// Plans the named strategies, from the smallest micro-batch on until one does not fit.
-fn named_from_the_smallest(
-    request: &Request,
-    micro_batches: &[usize],
-    build: &mut impl FnMut(usize) -> Result<Program, GraphError>,
-    tried: &mut Vec<Tried>,
-) -> Result<(), SearchError> {
-    for &micro_batch in micro_batches {
-        let program = build(micro_batch)?;
-        let before = tried.len();
-        Attempt { request, micro_batch, program: &program }.named(&Strategy::LADDER, tried)?;
-        if tried[before..].iter().all(|t| t.arena_bytes > request.budget) {
-            break;
-        }
-    }
-    Ok(())
+fn one_rung_above(budget: u64) -> u64 {
+    (budget as f64 * RUNG) as u64
 }
 
-/// Rungs of the fixed ladder from the highest that is at most `budget` downwards, beginning with `most` if
-/// the budget is larger: more is never of use.
+/// Rungs of the fixed ladder downwards, beginning one above `budget`, because a plan can take a little less
+/// than the table allowed, or with `most` if that is less: more is never of use.
 fn rungs(budget: u64, most: u64) -> impl Iterator<Item = u64> {
     let rung = |index: i32| RUNG.powi(index) as u64;
-    let top = ((budget.min(most).max(1) as f64).ln() / RUNG.ln()).ceil() as i32;
-    let whole = (budget >= most).then_some(most);
-    whole.into_iter().chain((0..=top).rev().map(rung).filter(move |&bytes| bytes <= budget.min(most)))
+    let highest = one_rung_above(budget);
+    let top = ((highest.min(most).max(1) as f64).ln() / RUNG.ln()).ceil() as i32;
+    let whole = (highest >= most).then_some(most);
+    whole.into_iter().chain((0..=top).rev().map(rung).filter(move |&bytes| bytes <= highest.min(most)))
 }
 
 /// The smallest of those that fit and are at most `slack` slower than the fastest that fits.
@@ -363,36 +525,6 @@ fn select(tried: &[Tried], budget: u64, slack: f64) -> Option<Tried> {
     near.min_by_key(|t| (t.arena_bytes, t.scratch))
 }
 
-/// What would fit if the user fixed less: other strategies, then smaller micro-batches.
-fn hints(
-    request: Request,
-    build: &mut impl FnMut(usize) -> Result<Program, GraphError>,
-) -> Result<Vec<Tried>, SearchError> {
-    if request.micro_batch.is_none() && request.strategy.is_none() {
-        return Ok(Vec::new());
-    }
-    let all = micro_batches(request.global_batch, None)?;
-    let micro_batches: Vec<usize> =
-        all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed)).collect();
-    let mut fitting = Vec::new();
-    for &micro_batch in &micro_batches {
-        let program = build(micro_batch)?;
-        let attempt = Attempt { request: &request, micro_batch, program: &program };
-        if attempt.can_fit()? {
-            attempt.optimal(&mut fitting, &mut BTreeMap::new())?;
-        }
-    }
-    fitting.retain(|t| t.arena_bytes <= request.budget);
-    if fitting.is_empty() {
-        named_from_the_smallest(&request, &micro_batches, build, &mut fitting)?;
-        fitting.retain(|t| t.arena_bytes <= request.budget);
-    }
-    fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
-    fitting.dedup_by_key(|t| (t.micro_batch, t.strategy));
-    fitting.truncate(3);
-    Ok(fitting)
-}
-
 /// The micro-batches to try: the one asked for, or all divisors of the global batch.
 fn micro_batches(global_batch: usize, fixed: Option<usize>) -> Result<Vec<usize>, SearchError> {
     let divides = |b: usize| b > 0 && global_batch > 0 && global_batch.is_multiple_of(b);
@@ -400,8 +532,15 @@ fn micro_batches(global_batch: usize, fixed: Option<usize>) -> Result<Vec<usize>
         Some(micro_batch) if divides(micro_batch) => Ok(vec![micro_batch]),
         Some(micro_batch) => Err(SearchError::Batch { micro_batch, global_batch }),
         None if global_batch == 0 => Err(SearchError::Batch { micro_batch: 0, global_batch }),
-        None => Ok((1..=global_batch).filter(|&b| divides(b)).collect()),
+        None => Ok(divisors(global_batch)),
     }
+}
+
+/// All divisors, rising: those up to the root, and what they leave.
+fn divisors(number: usize) -> Vec<usize> {
+    let small: Vec<usize> = (1..=number.isqrt()).filter(|&b| number.is_multiple_of(b)).collect();
+    let large = small.iter().rev().map(|&b| number / b).filter(|&b| b * b != number);
+    small.iter().copied().chain(large).collect()
 }
 
 #[cfg(test)]
@@ -438,6 +577,7 @@ mod tests {
         let small: Vec<u64> = rungs(1_000_000, u64::MAX).collect();
         let large: Vec<u64> = rungs(1_500_000, u64::MAX).collect();
         assert!(small.iter().all(|rung| large.contains(rung)));
-        assert!(small[0] <= 1_000_000 && small[0] as f64 > 1_000_000.0 / RUNG - 2.0);
+        let top = small[0] as f64;
+        assert!(top <= 1_000_000.0 * RUNG && top > 1_000_000.0 - 2.0, "begins just above the budget: {top}");
     }
 }

@@ -1,4 +1,4 @@
-//! Recognising a chain of equal layers in a graph.
+//! Recognising a chain of equal layers in a graph: the longest run of them.
 //!
 //! ```text
 //! before ──x0──▶ layer 1 ──x1──▶ layer 2 ── … ──xL──▶ after (norm, head: the turn)
@@ -7,10 +7,13 @@
 //!
 //! A chain passes exactly one value forward between neighbours, and everything else a layer reads is its
 //! own, state, or an input of the graph. Layers are equal when their nodes, forward and backward, are the
-//! same ops on the same shapes wired the same way; then one of them is planned for all.
+//! same ops on the same shapes wired the same way; then one of them is planned for all. Layers of two or more
+//! kinds in turn (dense and expert ones) are taken together as one layer of the chain. Layers before the run
+//! (an embedding that is a block of its own) and behind it (a head that is one) keep what they need.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use plimsoll_graph::{Graph, NodeId, Op, Phase, Source, Value};
 
@@ -34,55 +37,125 @@ pub(crate) struct Layer {
 pub(crate) struct Chain {
     /// Equal layers, in forward order.
     pub(crate) layers: Vec<Layer>,
+    /// Index of the first of them among all layers of the graph.
+    pub(crate) first: usize,
+    /// Layers of the graph that one of them is made of.
+    pub(crate) period: usize,
+    /// What makes the first one's input, and its backward pass.
+    pub(crate) before: Layer,
     /// Nodes between the last layer's forward and its backward: the turn.
     pub(crate) turn: Layer,
 }
 
 impl Chain {
-    /// The chain in `graph`, if it is one.
+    /// The chain in `graph`, if there is one.
     pub(crate) fn find(graph: &Graph) -> Option<Chain> {
         let (layer_of, count) = layers(graph);
         if count < 2 {
             return None;
         }
         let order = node_order(graph, &layer_of, count)?;
-        let mut found: Vec<Layer> = Vec::with_capacity(count);
-        for layer in 0..count {
-            let (forward, backward) = (order.forward[layer].clone(), order.backward[layer].clone());
-            let input = only(&external_inputs(graph, &forward))?;
-            let output = only(&outputs_read_elsewhere(graph, &forward, &backward)?)?;
-            if found.last().is_some_and(|before| before.output != input) {
-                return None;
-            }
-            found.push(Layer { forward, backward, input, output });
-        }
-        let first = signature(graph, &found[0]);
-        if found[1..].iter().any(|layer| signature(graph, layer) != first) {
-            return None;
-        }
-        let last = found.last()?.output;
-        let turn = Layer { forward: order.after, backward: order.turn, input: last, output: last };
-        Some(Chain { layers: found, turn })
+        let (period, layers, run) = best_run(graph, &order)?;
+        let (input, output) = (layers.first()?.input, layers.last()?.output);
+        let join = |parts: &[Vec<NodeId>]| parts.concat();
+        let reversed = |parts: &[Vec<NodeId>]| parts.iter().rev().flatten().copied().collect::<Vec<_>>();
+        let before = Layer {
+            forward: [order.start, join(&order.forward[..run.start])].concat(),
+            backward: [reversed(&order.backward[..run.start]), order.finish].concat(),
+            input,
+            output: input,
+        };
+        let turn = Layer {
+            forward: [join(&order.forward[run.end..]), order.after].concat(),
+            backward: [order.turn, reversed(&order.backward[run.end..])].concat(),
+            input: output,
+            output,
+        };
+        Some(Chain { layers, first: run.start, period, before, turn })
     }
+}
+
+/// A layer, if it passes exactly one value on and takes exactly one.
+fn chain_layer(graph: &Graph, forward: &[NodeId], backward: &[NodeId]) -> Option<Layer> {
+    let input = only(&external_inputs(graph, forward))?;
+    let output = only(&outputs_read_elsewhere(graph, forward, backward)?)?;
+    Some(Layer { forward: forward.to_vec(), backward: backward.to_vec(), input, output })
+}
+
+/// Kinds of layers that may take turns.
+const MOST_KINDS: usize = 4;
+
+/// The run that covers the most layers: how many layers go together, the layers, and the range they cover. The
+/// fewest together of equals, because smaller layers leave more choice.
+fn best_run(graph: &Graph, order: &Order) -> Option<(usize, Vec<Layer>, Range<usize>)> {
+    let mut best: Option<(usize, Vec<Layer>, Range<usize>)> = None;
+    for period in 1..=MOST_KINDS {
+        for phase in 0..period {
+            let (layers, range) = longest_run(graph, order, period, phase);
+            if layers.len() >= 2 && best.as_ref().is_none_or(|(_, _, known)| known.len() < range.len()) {
+                best = Some((period, layers, range));
+            }
+        }
+        let all_but_ends = order.forward.len().saturating_sub(2);
+        if best.as_ref().is_some_and(|(_, _, range)| range.len() >= all_but_ends) {
+            break;
+        }
+    }
+    best
+}
+
+/// The longest run of linked equal groups of `period` layers that begin `phase` layers after a multiple of it;
+/// the first of several.
+fn longest_run(graph: &Graph, order: &Order, period: usize, phase: usize) -> (Vec<Layer>, Range<usize>) {
+    let mut longest = (Vec::new(), 0..0);
+    let mut run: Vec<Layer> = Vec::new();
+    let mut kind = String::new();
+    let starts = (phase..order.forward.len() + 1 - period.min(order.forward.len())).step_by(period);
+    for start in starts {
+        let group = start..start + period;
+        let forward = order.forward[group.clone()].concat();
+        let backward: Vec<NodeId> = order.backward[group].iter().rev().flatten().copied().collect();
+        let Some(layer) = chain_layer(graph, &forward, &backward) else {
+            run.clear();
+            continue;
+        };
+        let signature = signature(graph, &layer);
+        if run.last().is_some_and(|last| last.output != layer.input || signature != kind) {
+            run.clear();
+        }
+        kind = signature;
+        run.push(layer);
+        if run.len() > longest.0.len() {
+            let end = start + period;
+            longest = (run.clone(), end - run.len() * period..end);
+        }
+    }
+    longest
 }
 
 /// Nodes sorted by where they stand.
 struct Order {
+    /// Forward nodes before the first layer.
+    start: Vec<NodeId>,
     forward: Vec<Vec<NodeId>>,
-    backward: Vec<Vec<NodeId>>,
     /// Forward nodes behind the last layer.
     after: Vec<NodeId>,
     /// Backward nodes before the last layer's.
     turn: Vec<NodeId>,
+    backward: Vec<Vec<NodeId>>,
+    /// Backward nodes behind the first layer's.
+    finish: Vec<NodeId>,
 }
 
 /// Sorts nodes, or refuses when layers are not contiguous and in order.
 fn node_order(graph: &Graph, layer_of: &[Option<usize>], count: usize) -> Option<Order> {
     let mut order = Order {
+        start: Vec::new(),
         forward: vec![Vec::new(); count],
+        after: Vec::new(),
+        turn: Vec::new(),
         backward: vec![Vec::new(); count],
-        after: vec![],
-        turn: vec![],
+        finish: Vec::new(),
     };
     // Layers begun so far: forward in rising, backward in falling order.
     let (mut begun, mut left) = (0, count);
@@ -98,7 +171,7 @@ fn node_order(graph: &Graph, layer_of: &[Option<usize>], count: usize) -> Option
                     order.forward[layer].push(id);
                 }
                 None if begun == count => order.after.push(id),
-                None if begun == 0 => {}
+                None if begun == 0 => order.start.push(id),
                 None => return None,
             },
             Phase::Backward => match node.derivative_of.and_then(|forward| layer_of[forward.index()]) {
@@ -110,7 +183,7 @@ fn node_order(graph: &Graph, layer_of: &[Option<usize>], count: usize) -> Option
                     order.backward[layer].push(id);
                 }
                 None if left == count => order.turn.push(id),
-                None if left == 0 => {}
+                None if left == 0 => order.finish.push(id),
                 None => return None,
             },
             Phase::Update => {}
@@ -239,8 +312,23 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_of_another_shape_or_a_skip_over_layers_is_not() {
-        assert!(Chain::find(&graph(&[32, 32, 16, 32], false)).is_none());
-        assert!(Chain::find(&graph(&[32; 4], true)).is_none());
+    fn layers_of_another_shape_are_left_to_what_is_before_and_behind() {
+        let chain = Chain::find(&graph(&[16, 32, 32, 32, 16], false)).unwrap();
+        assert_eq!((chain.first, chain.layers.len()), (1, 3));
+        let alone = Chain::find(&graph(&[32; 3], false)).unwrap();
+        assert_eq!(chain.before.forward.len(), alone.before.forward.len() + 4);
+        assert_eq!(chain.turn.backward.len(), alone.turn.backward.len() + chain.layers[0].backward.len());
+    }
+
+    #[test]
+    fn layers_that_take_turns_are_a_chain_of_pairs() {
+        let chain = Chain::find(&graph(&[8, 32, 16, 32, 16, 32, 16, 8], false)).unwrap();
+        assert_eq!((chain.first, chain.period, chain.layers.len()), (1, 2, 3));
+    }
+
+    #[test]
+    fn a_layer_that_reads_two_others_is_no_part_of_a_chain() {
+        let skipped = Chain::find(&graph(&[32; 4], true));
+        assert!(skipped.is_none_or(|chain| chain.layers.len() < 4), "a layer with two inputs");
     }
 }

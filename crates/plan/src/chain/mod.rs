@@ -5,12 +5,19 @@
 //! could be. The answer is a tree of regions like any strategy's, so what follows (order, lifetimes, layout,
 //! judge) is the same code for all.
 //!
-//! Absent: chains of unequal layers and graphs that are no chain (the named strategies serve them),
-//! offload, and persistent values across nested segments beyond what rotor's recurrence allows.
+//! Absent: graphs that are no chain (the named strategies serve them), rebuilding in layers outside the longest
+//! run of equal ones, offload, and persistent values across nested segments beyond what rotor's recurrence
+//! allows.
 
 mod bound;
+#[cfg(test)]
+mod exhaustive;
 mod extract;
+#[cfg(test)]
+mod families;
 mod options;
+#[cfg(test)]
+mod study;
 mod table;
 
 use std::collections::BTreeSet;
@@ -37,19 +44,22 @@ pub(crate) struct ChainPlanner {
     options: Options,
     table: Table,
     bound: LowerBound,
-    /// Bytes that are there whatever is decided: graph inputs, named outputs, the first layer's input.
+    /// Bytes that are there whatever is decided: graph inputs, named outputs, and what is made before the first
+    /// layer and read behind it.
     fixed_bytes: u64,
-    /// Bytes the first node of the turn's backward pass works on: they stand beside the forward values.
+    /// Bytes without which what lies before the first layer does not run.
+    before_peak: u64,
+    /// Bytes some node of the turn works on: they stand beside the layers' values.
     turn_operands: u64,
     /// Time of what lies before the first layer, forward and backward.
     outside_seconds: f64,
-    keep_all_bytes: u64,
+    /// Time of everything once.
+    once_seconds: f64,
 }
 
 impl ChainPlanner {
-    /// A planner for transient budgets up to what keeping everything takes; none when the graph is no chain
-    /// of equal layers.
-    pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch) -> Option<ChainPlanner> {
+    /// A planner for transient budgets up to `budget`; none when the graph is no chain of equal layers.
+    pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch, budget: u64) -> Option<ChainPlanner> {
         let chain = Chain::find(graph)?;
         let layers = chain.layers.len();
         // Layers are equal, but the first reads a boundary made outside; one from the middle speaks for all.
@@ -67,36 +77,44 @@ impl ChainPlanner {
             .sum();
         let one = options.forward_seconds + seconds(&chain.layers[0].backward);
         let outside_seconds = all - turn_seconds - layers as f64 * one;
-        let fullest = options.list.last()?;
-        let keep_all_bytes = layers as u64 * fullest.kept_bytes + turn_peak.max(fullest.backward_peak);
-        let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (20 * (layers + 1)));
-        let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots);
+        let keep_all_bytes = options.keep_all_bytes(layers, turn_peak);
+        let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
+        let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots, budget);
         let bound = LowerBound::new(&options, layers, all);
         let fixed_bytes = fixed_bytes(graph, facts, &chain);
-        let turn_operands = chain.turn.backward.first().map_or(0, |&id| operand_bytes(graph, facts, id));
+        let turn_operands = turn_operands(graph, facts, &chain);
+        let keep_before: Vec<usize> = (0..chain.before.forward.len()).collect();
+        let (forward, backward) = peaks(graph, facts, scratch, &chain.before, &keep_before);
+        let before_peak = forward.max(backward);
         Some(ChainPlanner {
             chain,
             options,
             table,
             bound,
             fixed_bytes,
+            before_peak,
             turn_operands,
             outside_seconds,
-            keep_all_bytes,
+            once_seconds: all,
         })
     }
 
-    /// The least transient budget at which nothing is rebuilt.
-    pub(crate) fn most_bytes(&self) -> u64 {
-        self.fixed_bytes + self.keep_all_bytes
+    /// The least transient budget at which nothing is rebuilt; none when it is larger than the planner's.
+    pub(crate) fn most_bytes(&self) -> Option<u64> {
+        let fastest = self.outside_seconds + self.table.seconds(u64::MAX);
+        // Rebuilding a single node would be far more than what rounding makes of a sum.
+        (fastest <= self.once_seconds * (1.0 + 1e-9)).then(|| self.fixed_bytes + self.table.enough_bytes())
     }
 
     /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.
     pub(crate) fn seconds(&self, bytes: u64) -> f64 {
-        match bytes.checked_sub(self.fixed_bytes) {
-            Some(left) => self.outside_seconds + self.table.seconds(left),
-            None => f64::INFINITY,
-        }
+        self.left(bytes).map_or(f64::INFINITY, |left| self.outside_seconds + self.table.seconds(left))
+    }
+
+    /// What the table may divide among the layers.
+    fn left(&self, bytes: u64) -> Option<u64> {
+        let boundary = self.options.boundary_bytes;
+        bytes.checked_sub(self.fixed_bytes.max(self.before_peak + boundary)).map(|_| bytes - self.fixed_bytes)
     }
 
     /// No schedule of a micro-batch is faster in `bytes` of transient memory.
@@ -106,7 +124,7 @@ impl ChainPlanner {
 
     /// The regions of the optimal plan in `bytes` of transient memory.
     pub(crate) fn regions(&self, graph: &Graph, bytes: u64) -> Option<Regions> {
-        let slot = self.table.slot(bytes.checked_sub(self.fixed_bytes)?);
+        let slot = self.table.slot(self.left(bytes)?);
         let mut items = Vec::new();
         self.descend(graph, Family::Turn, 0, self.chain.layers.len(), slot, &mut items)?;
         Some(Regions::from_items(graph, &items))
@@ -123,11 +141,17 @@ impl ChainPlanner {
         items: &mut Vec<Item>,
     ) -> Option<()> {
         while length > 0 {
-            match self.table.decision(family, length, slot)? {
+            let (decision, fewest) = self.table.decision(family, length, slot)?;
+            slot = fewest;
+            match decision {
                 Decision::Option(option) => {
                     let keep = &self.options.list[option].keep;
                     let layer = &self.chain.layers[first];
-                    items.push(Item::Layer { layer: first, keep: kept_values(graph, layer, keep) });
+                    let start = self.chain.first + first * self.chain.period;
+                    items.push(Item::Layer {
+                        layers: start..start + self.chain.period,
+                        keep: kept_values(graph, layer, keep),
+                    });
                     if !(family == Family::Inner && length == 1) {
                         slot = self.table.after_option(slot, option);
                     }
@@ -146,20 +170,50 @@ impl ChainPlanner {
     }
 }
 
-/// Bytes a node works on, state left out: what it reads and writes, and the least scratch.
-fn operand_bytes(graph: &Graph, facts: &Facts, id: NodeId) -> u64 {
+/// The most bytes that one node of the turn works on and that are neither state nor a layer's. Only nodes
+/// that come after the last layer in every order count.
+fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let mut reached: BTreeSet<Value> = BTreeSet::from([chain.turn.input]);
+    let mut most = 0;
+    for &id in chain.turn.forward.iter().chain(&chain.turn.backward) {
+        let node = graph.node(id);
+        if node.inputs.iter().any(|&value| reached.contains(&graph.storage(value))) {
+            reached.extend(&node.outputs);
+            most = most.max(operand_bytes(graph, facts, chain, id));
+        }
+    }
+    most
+}
+
+/// What a node reads and writes, and the least scratch, without state and what a layer made. An output that
+/// may take over an input's bytes is not counted.
+fn operand_bytes(graph: &Graph, facts: &Facts, chain: &Chain, id: NodeId) -> u64 {
     let node = graph.node(id);
-    let values: BTreeSet<Value> =
-        node.inputs.iter().chain(&node.outputs).map(|&value| graph.storage(value)).collect();
-    let stateless = values.into_iter().filter(|&value| graph.value(value).state.is_none());
-    let bytes: u64 = stateless.map(|value| aligned(graph.ty(value).bytes() as u64, facts.alignment)).sum();
+    let outputs = node.outputs.iter().enumerate();
+    let apart = outputs.filter(|(output, _)| node.op.may_overwrite(*output).is_empty());
+    let operands = node.inputs.iter().chain(apart.map(|(_, value)| value));
+    let of_layer = |value: Value| {
+        let producer = graph.producer(value);
+        producer.is_some_and(|producer| chain.layers.iter().any(|layer| layer.forward.contains(&producer)))
+    };
+    let values: BTreeSet<Value> = operands.map(|&value| graph.storage(value)).collect();
+    let counted = values.into_iter().filter(|&value| graph.value(value).state.is_none() && !of_layer(value));
+    let bytes: u64 = counted.map(|value| aligned(graph.ty(value).bytes() as u64, facts.alignment)).sum();
     bytes + aligned(facts.nodes[id.index()].workspace.least, facts.alignment)
 }
 
-/// Graph inputs, named outputs and the first layer's input.
+/// Graph inputs, named outputs, and what is made before the first layer and read behind it.
 fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     let bytes = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
-    let inputs: u64 = graph.inputs().iter().map(|&value| bytes(value)).sum();
-    let outputs: u64 = graph.outputs().iter().map(|(_, value)| bytes(*value)).sum();
-    inputs + outputs + bytes(chain.layers[0].input)
+    let mut fixed: BTreeSet<Value> = graph.inputs().iter().copied().collect();
+    fixed.extend(graph.outputs().iter().map(|(_, value)| graph.storage(*value)));
+    for id in graph.node_ids().filter(|id| !chain.before.forward.contains(id)) {
+        let read = graph.node(id).inputs.iter().map(|&value| graph.storage(value));
+        let made_before = |value: &Value| {
+            let producer = graph.producer(*value);
+            producer.is_some_and(|producer| chain.before.forward.contains(&producer))
+        };
+        fixed.extend(read.filter(made_before));
+    }
+    fixed.into_iter().filter(|&value| graph.value(value).state.is_none()).map(bytes).sum()
 }

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use plimsoll_graph::{Graph, NodeId, Source, Value};
 
 use crate::chain::extract::Layer;
-use crate::dag::{LabelOp, Limits, frontier};
+use crate::dag::{Label, LabelOp, Limits, frontier};
 use crate::liveness::{Gradients, Slot, aligned, draft, live_bytes};
 use crate::problem::{Facts, Scratch};
 use crate::schedule::Contents;
@@ -37,10 +37,20 @@ pub(crate) struct LayerOption {
     pub(crate) backward_seconds: f64,
 }
 
+impl LayerOption {
+    /// Whether it is at least as good on all counts.
+    fn beats(&self, other: &LayerOption) -> bool {
+        self.kept_bytes <= other.kept_bytes
+            && self.backward_seconds <= other.backward_seconds
+            && self.forward_peak <= other.forward_peak
+            && self.backward_peak <= other.backward_peak
+    }
+}
+
 /// A layer with all its options.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// Kept bytes rising; the first keeps nothing but the output.
+    /// Kept bytes rising, and the faster first of equals; the first keeps nothing but the output.
     pub(crate) list: Vec<LayerOption>,
     /// Time of its forward pass.
     pub(crate) forward_seconds: f64,
@@ -49,6 +59,18 @@ pub(crate) struct Options {
     /// The frontier at the turn when the output is kept, and when it must be rebuilt too:
     /// (bytes, seconds).
     pub(crate) frontiers: [Vec<(u64, f64)>; 2],
+}
+
+impl Options {
+    /// Bytes in which `layers` layers and a turn of `turn_peak` bytes run without rebuilding anything.
+    pub(crate) fn keep_all_bytes(&self, layers: usize, turn_peak: u64) -> u64 {
+        let fastest = self.list.iter().min_by(|a, b| a.backward_seconds.total_cmp(&b.backward_seconds));
+        fastest.map_or(turn_peak, |option| {
+            // The peaks of the last layer count what it keeps.
+            let last = (option.kept_bytes + turn_peak).max(option.backward_peak).max(option.forward_peak);
+            (layers as u64 - 1) * option.kept_bytes + last
+        })
+    }
 }
 
 /// All options of a layer of `graph`.
@@ -60,19 +82,18 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
     let seconds = |nodes: &[NodeId]| -> f64 {
         nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
     };
-    let list = labels
-        .iter()
-        .map(|label| {
-            let (forward_peak, backward_peak) = peaks(graph, facts, scratch, layer, &label.keep);
-            LayerOption {
-                keep: label.keep.clone(),
-                kept_bytes: label.bytes + boundary_bytes,
-                forward_peak,
-                backward_peak,
-                backward_seconds: seconds(&layer.backward) + label.time,
-            }
-        })
-        .collect();
+    let backward_seconds = seconds(&layer.backward);
+    let listed = spread(&labels);
+    let list = around_frontier(&listed, |keep| {
+        let (forward_peak, backward_peak) = peaks(graph, facts, scratch, layer, keep);
+        LayerOption {
+            keep: keep.to_vec(),
+            kept_bytes: keep.iter().map(|&position| ops[position].bytes).sum::<u64>() + boundary_bytes,
+            forward_peak,
+            backward_peak,
+            backward_seconds: backward_seconds + closure_cost(&ops, &demanded, keep),
+        }
+    });
     let mut rebuilt_ops = ops.clone();
     let output = layer.forward.iter().position(|&id| graph.producer(layer.output) == Some(id));
     if let Some(output) = output {
@@ -88,6 +109,63 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
             with_output.iter().map(|label| (label.bytes, label.time)).collect(),
         ],
     }
+}
+
+/// Labels that become options: several layers taken together have far more than the table has use for.
+const MOST_LABELS: usize = 100;
+
+/// The labels, or some of them, the first and the last always among them.
+fn spread(labels: &[Label]) -> Vec<Label> {
+    let (count, most) = (labels.len(), labels.len().min(MOST_LABELS));
+    (0..most).map(|index| labels[index * (count - 1) / (most - 1).max(1)].clone()).collect()
+}
+
+/// Options for every label and for what differs from one in a single kept node, without those that another
+/// beats on all counts. Labels know nothing of peaks, and where a peak decides, a set that is beaten on bytes
+/// and time may be the only one that fits; such sets lie next to the frontier.
+pub(crate) fn around_frontier(
+    labels: &[Label],
+    option: impl Fn(&[usize]) -> LayerOption,
+) -> Vec<LayerOption> {
+    let keepable: BTreeSet<usize> = labels.iter().flat_map(|label| &label.keep).copied().collect();
+    let mut sets: BTreeSet<Vec<usize>> = BTreeSet::new();
+    for label in labels {
+        sets.insert(label.keep.clone());
+        for node in &keepable {
+            let mut keep = label.keep.clone();
+            match keep.binary_search(node) {
+                Ok(at) => drop(keep.remove(at)),
+                Err(at) => keep.insert(at, *node),
+            }
+            sets.insert(keep);
+        }
+    }
+    let mut all: Vec<LayerOption> = sets.iter().map(|keep| option(keep)).collect();
+    all.sort_by(|a, b| {
+        let seconds = a.backward_seconds.total_cmp(&b.backward_seconds);
+        let peaks = (a.backward_peak, a.forward_peak).cmp(&(b.backward_peak, b.forward_peak));
+        a.kept_bytes.cmp(&b.kept_bytes).then(seconds).then(peaks)
+    });
+    let mut list: Vec<LayerOption> = Vec::new();
+    for option in all {
+        if !list.iter().any(|other| other.beats(&option)) {
+            list.push(option);
+        }
+    }
+    list
+}
+
+/// Time to run again what is demanded and not kept, with all that needs.
+fn closure_cost(ops: &[LabelOp], demanded: &[usize], keep: &[usize]) -> f64 {
+    let mut runs = vec![false; ops.len()];
+    let mut wanted = demanded.to_vec();
+    while let Some(op) = wanted.pop() {
+        if !runs[op] && keep.binary_search(&op).is_err() {
+            runs[op] = true;
+            wanted.extend(&ops[op].deps);
+        }
+    }
+    ops.iter().zip(runs).filter(|(_, runs)| *runs).map(|(op, _)| op.cost).sum()
 }
 
 /// The layer's forward nodes as the labels see them: keeping a node is keeping those of its outputs that
