@@ -9,23 +9,35 @@
 //! as [`Facts`].
 
 mod chain;
+mod compare;
+mod curve;
 mod dag;
+mod largest;
 mod layout;
 mod liveness;
+mod names;
 mod plan;
+mod prepared;
 mod problem;
 mod regions;
 mod replay;
+mod report;
 mod schedule;
 mod search;
 mod sequence;
 mod strategy;
+mod timeline;
 
+pub use compare::Compared;
+pub use curve::{Point, spread};
+pub use largest::largest;
 pub use layout::{Layout, layout};
 pub use liveness::Slot;
 pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, plan};
 pub use problem::{Facts, NodeFacts, Scratch, Workspace};
 pub use replay::{Fault, ReplayError, replay};
+pub use report::{LayerReport, Report, report};
 pub use schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule, Tier};
-pub use search::{Choice, Request, SearchError, Tried, search, try_all};
+pub use search::{Choice, Request, SearchError, Searcher, Tried, search, try_all};
 pub use strategy::Strategy;
+pub use timeline::{Span, spans, timeline};

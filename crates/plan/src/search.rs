@@ -8,12 +8,14 @@
 //!
 //! What changes the result beyond the order of sums (precision, the optimizer) is never chosen here.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use plimsoll_graph::{GraphError, Phase};
 
 use crate::chain::ChainPlanner;
 use crate::plan::{Plan, PlanError, Program, assemble, persistent_bytes, plan};
+use crate::prepared::Prepared;
 use crate::problem::Scratch;
 use crate::strategy::Strategy;
 
@@ -33,6 +35,13 @@ pub struct Request {
     pub budget: u64,
     /// Among plans slower than the fastest by at most this fraction, the smallest is taken.
     pub slack: f64,
+}
+
+impl Request {
+    /// The micro-batches it leaves open, or the one it fixes.
+    pub(crate) fn micro_batches(&self) -> Result<Vec<usize>, SearchError> {
+        micro_batches(self.global_batch, self.micro_batch)
+    }
 }
 
 /// A plan with the program it is for.
@@ -134,43 +143,144 @@ impl From<PlanError> for SearchError {
 /// When nothing fits (with the smallest plan and hints), or the request or the model is at fault.
 pub fn search(
     request: Request,
-    mut build: impl FnMut(usize) -> Result<Program, GraphError>,
+    build: impl FnMut(usize) -> Result<Program, GraphError>,
 ) -> Result<Choice, SearchError> {
-    let micro_batches = micro_batches(request.global_batch, request.micro_batch)?;
-    let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
-    let request = Request { strategy: fixed, ..request };
-    let mut tried = Vec::new();
-    let mut lower_bound: Option<f64> = None;
-    for micro_batch in micro_batches {
-        let program = build(micro_batch)?;
-        let attempt = Attempt { request: &request, micro_batch, program: &program };
-        if let Some(strategy) = fixed {
-            attempt.named(&[strategy], &mut tried)?;
-            continue;
-        }
-        let bound = attempt.optimal(&mut tried)?;
-        lower_bound = match (lower_bound, bound) {
-            (Some(a), Some(b)) => Some(f64::min(a, b)),
-            (a, b) => a.or(b),
-        };
+    Searcher { keep: false, ..Searcher::new(build) }.search(request)
+}
+
+/// Answers many requests about one model and keeps what it made for the first for the others.
+#[derive(Debug)]
+pub struct Searcher<B> {
+    build: B,
+    /// Whether tables stay for the next request. They are large, and who is about to train wants the memory.
+    keep: bool,
+    prepared: BTreeMap<usize, Prepared>,
+}
+
+impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
+    /// A searcher that has made nothing yet; `build` makes the program for a micro-batch.
+    pub fn new(build: B) -> Searcher<B> {
+        Searcher { build, keep: true, prepared: BTreeMap::new() }
     }
-    let Some(best) = select(&tried, request.budget, request.slack) else {
-        let Some(smallest) = tried.iter().copied().min_by_key(|t| t.arena_bytes) else {
-            return Err(SearchError::Batch { micro_batch: 0, global_batch: request.global_batch });
+
+    /// The fastest plan that fits.
+    ///
+    /// # Errors
+    ///
+    /// When nothing fits (with the smallest plan and hints), or the request or the model is at fault.
+    pub fn search(&mut self, request: Request) -> Result<Choice, SearchError> {
+        let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
+        let request = Request { strategy: fixed, ..request };
+        let mut tried = Vec::new();
+        let mut lower_bound: Option<f64> = None;
+        for micro_batch in request.micro_batches()? {
+            let prepared = self.prepare(micro_batch)?;
+            let attempt = Attempt { request: &request, micro_batch, prepared };
+            let bound = match fixed {
+                Some(strategy) => attempt.named(&[strategy], &mut tried).map(|()| None)?,
+                None => attempt.optimal(&mut tried)?,
+            };
+            lower_bound = match (lower_bound, bound) {
+                (Some(a), Some(b)) => Some(f64::min(a, b)),
+                (a, b) => a.or(b),
+            };
+            self.forget(micro_batch);
+        }
+        let Some(best) = select(&tried, request.budget, request.slack) else {
+            return Err(self.nothing_fits(request, &tried)?);
         };
-        let hints = hints(request, &mut build)?;
-        return Err(SearchError::Budget { budget: request.budget, smallest, hints });
-    };
-    let program = build(best.micro_batch)?;
-    let plan = realise(&program, &best)?;
-    let accumulation = request.global_batch / best.micro_batch;
-    Ok(Choice {
-        plan,
-        program,
-        micro_batch: best.micro_batch,
-        accumulation,
-        lower_bound_seconds: lower_bound,
-    })
+        self.realise(request.global_batch, best, lower_bound)
+    }
+
+    /// Plans `strategies` for one micro-batch without regard to a budget.
+    ///
+    /// # Errors
+    ///
+    /// When the program cannot be built or planned.
+    pub fn try_named(
+        &mut self,
+        global_batch: usize,
+        micro_batch: usize,
+        strategies: &[Strategy],
+    ) -> Result<Vec<Tried>, SearchError> {
+        let request =
+            Request { global_batch, micro_batch: None, strategy: None, budget: u64::MAX, slack: 0.0 };
+        let mut tried = Vec::new();
+        let prepared = self.prepare(micro_batch)?;
+        Attempt { request: &request, micro_batch, prepared }.named(strategies, &mut tried)?;
+        Ok(tried)
+    }
+
+    /// The program of a micro-batch.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be built.
+    pub fn program(&mut self, micro_batch: usize) -> Result<&Program, SearchError> {
+        Ok(&self.prepare(micro_batch)?.program)
+    }
+
+    fn prepare(&mut self, micro_batch: usize) -> Result<&Prepared, SearchError> {
+        use std::collections::btree_map::Entry;
+        Ok(match self.prepared.entry(micro_batch) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Prepared::new((self.build)(micro_batch)?)),
+        })
+    }
+
+    fn forget(&mut self, micro_batch: usize) {
+        if !self.keep {
+            self.prepared.remove(&micro_batch);
+        }
+    }
+
+    /// Plans a combination that was tried once more.
+    fn realise(
+        &mut self,
+        global_batch: usize,
+        tried: Tried,
+        lower_bound_seconds: Option<f64>,
+    ) -> Result<Choice, SearchError> {
+        let prepared = self.prepare(tried.micro_batch)?;
+        let program = &prepared.program;
+        let planned = |rung| prepared.planner(tried.scratch)?.regions(&program.train.graph, rung);
+        let plan = match tried.rung.and_then(planned) {
+            Some(regions) => assemble(program, &regions, tried.strategy, tried.scratch)?,
+            None => plan(program, tried.strategy, tried.scratch)?,
+        };
+        let (program, accumulation) = (program.clone(), global_batch / tried.micro_batch);
+        self.forget(tried.micro_batch);
+        Ok(Choice { plan, program, micro_batch: tried.micro_batch, accumulation, lower_bound_seconds })
+    }
+
+    /// The error that says what would fit.
+    fn nothing_fits(&mut self, request: Request, tried: &[Tried]) -> Result<SearchError, SearchError> {
+        let Some(smallest) = tried.iter().copied().min_by_key(|t| t.arena_bytes) else {
+            return Ok(SearchError::Batch { micro_batch: 0, global_batch: request.global_batch });
+        };
+        let hints = self.hints(request)?;
+        Ok(SearchError::Budget { budget: request.budget, smallest, hints })
+    }
+
+    /// What would fit if the user fixed less: other strategies, then smaller micro-batches.
+    fn hints(&mut self, request: Request) -> Result<Vec<Tried>, SearchError> {
+        if request.micro_batch.is_none() && request.strategy.is_none() {
+            return Ok(Vec::new());
+        }
+        let all = micro_batches(request.global_batch, None)?;
+        let micro_batches = all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed));
+        let mut fitting = Vec::new();
+        for micro_batch in micro_batches {
+            let prepared = self.prepare(micro_batch)?;
+            Attempt { request: &request, micro_batch, prepared }.optimal(&mut fitting)?;
+            self.forget(micro_batch);
+        }
+        fitting.retain(|t| t.arena_bytes <= request.budget);
+        fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
+        fitting.dedup_by_key(|t| (t.micro_batch, t.strategy));
+        fitting.truncate(3);
+        Ok(fitting)
+    }
 }
 
 /// Plans every combination of micro-batch and named strategy.
@@ -182,13 +292,13 @@ pub fn try_all(
     global_batch: usize,
     micro_batches: &[usize],
     strategies: &[Strategy],
-    mut build: impl FnMut(usize) -> Result<Program, GraphError>,
+    build: impl FnMut(usize) -> Result<Program, GraphError>,
 ) -> Result<Vec<Tried>, SearchError> {
-    let request = Request { global_batch, micro_batch: None, strategy: None, budget: u64::MAX, slack: 0.0 };
+    let mut searcher = Searcher { keep: false, ..Searcher::new(build) };
     let mut tried = Vec::new();
     for &micro_batch in micro_batches {
-        let program = build(micro_batch)?;
-        Attempt { request: &request, micro_batch, program: &program }.named(strategies, &mut tried)?;
+        tried.extend(searcher.try_named(global_batch, micro_batch, strategies)?);
+        searcher.forget(micro_batch);
     }
     Ok(tried)
 }
@@ -197,7 +307,7 @@ pub fn try_all(
 struct Attempt<'a> {
     request: &'a Request,
     micro_batch: usize,
-    program: &'a Program,
+    prepared: &'a Prepared,
 }
 
 impl Attempt<'_> {
@@ -205,7 +315,7 @@ impl Attempt<'_> {
     fn named(&self, strategies: &[Strategy], tried: &mut Vec<Tried>) -> Result<(), SearchError> {
         for &strategy in strategies {
             for scratch in [Scratch::Best, Scratch::Least] {
-                let plan = plan(self.program, strategy, scratch)?;
+                let plan = plan(&self.prepared.program, strategy, scratch)?;
                 tried.push(self.entry(&plan, None));
             }
         }
@@ -215,21 +325,20 @@ impl Attempt<'_> {
     /// Plans the optimum of the chain with either amount of scratch, or the named strategies where there is
     /// no chain. Returns the lower bound of a step, if there is one.
     fn optimal(&self, tried: &mut Vec<Tried>) -> Result<Option<f64>, SearchError> {
-        let Some(budget) = self.request.budget.checked_sub(persistent_bytes(self.program)?) else {
+        let Some(budget) = self.request.budget.checked_sub(persistent_bytes(&self.prepared.program)?) else {
             self.named(&Strategy::LADDER, tried)?;
             return Ok(None);
         };
-        let part = &self.program.train;
         let mut bound = None;
         for scratch in [Scratch::Best, Scratch::Least] {
-            let Some(planner) = ChainPlanner::new(&part.graph, &part.facts, scratch) else {
+            let Some(planner) = self.prepared.planner(scratch) else {
                 self.named(&Strategy::LADDER, tried)?;
                 return Ok(None);
             };
             if scratch == Scratch::Best {
                 bound = Some(planner.lower_bound(budget));
             }
-            let fitted = self.descend_ladder(&planner, scratch, budget)?;
+            let fitted = self.descend_ladder(planner, scratch, budget)?;
             let fits = fitted.is_some();
             tried.extend(fitted);
             if fits {
@@ -244,7 +353,7 @@ impl Attempt<'_> {
     }
 
     fn update_seconds(&self) -> f64 {
-        let part = &self.program.train;
+        let part = &self.prepared.program.train;
         let nodes = part.graph.node_ids().filter(|&id| part.graph.node(id).phase == Phase::Update);
         nodes.map(|id| part.facts.nodes[id.index()].seconds).sum()
     }
@@ -256,13 +365,13 @@ impl Attempt<'_> {
         scratch: Scratch,
         budget: u64,
     ) -> Result<Option<Tried>, SearchError> {
-        let graph = &self.program.train.graph;
+        let program = &self.prepared.program;
         for rung in rungs(budget, planner.most_bytes()) {
             if planner.seconds(rung).is_infinite() {
                 break;
             }
-            if let Some(regions) = planner.regions(graph, rung) {
-                let plan = assemble(self.program, &regions, Strategy::Auto, scratch)?;
+            if let Some(regions) = planner.regions(&program.train.graph, rung) {
+                let plan = assemble(program, &regions, Strategy::Auto, scratch)?;
                 if plan.arena_bytes <= self.request.budget {
                     return Ok(Some(self.entry(&plan, Some(rung))));
                 }
@@ -283,18 +392,6 @@ impl Attempt<'_> {
     }
 }
 
-/// Plans a combination that was tried once more.
-fn realise(program: &Program, tried: &Tried) -> Result<Plan, SearchError> {
-    let part = &program.train;
-    let regions = tried.rung.and_then(|rung| {
-        ChainPlanner::new(&part.graph, &part.facts, tried.scratch)?.regions(&part.graph, rung)
-    });
-    Ok(match regions {
-        Some(regions) => assemble(program, &regions, tried.strategy, tried.scratch)?,
-        None => plan(program, tried.strategy, tried.scratch)?,
-    })
-}
-
 /// Rungs of the fixed ladder from the highest that is at most `budget` downwards, beginning with `most` if
 /// the budget is larger: more is never of use.
 fn rungs(budget: u64, most: u64) -> impl Iterator<Item = u64> {
@@ -310,28 +407,6 @@ fn select(tried: &[Tried], budget: u64, slack: f64) -> Option<Tried> {
     let fastest = fits.iter().map(|t| t.step_seconds).min_by(f64::total_cmp)?;
     let near = fits.into_iter().filter(|t| t.step_seconds <= fastest * (1.0 + slack));
     near.min_by_key(|t| (t.arena_bytes, t.scratch))
-}
-
-/// What would fit if the user fixed less: other strategies, then smaller micro-batches.
-fn hints(
-    request: Request,
-    build: &mut impl FnMut(usize) -> Result<Program, GraphError>,
-) -> Result<Vec<Tried>, SearchError> {
-    if request.micro_batch.is_none() && request.strategy.is_none() {
-        return Ok(Vec::new());
-    }
-    let all = micro_batches(request.global_batch, None)?;
-    let micro_batches = all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed));
-    let mut fitting = Vec::new();
-    for micro_batch in micro_batches {
-        let program = build(micro_batch)?;
-        Attempt { request: &request, micro_batch, program: &program }.optimal(&mut fitting)?;
-    }
-    fitting.retain(|t| t.arena_bytes <= request.budget);
-    fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
-    fitting.dedup_by_key(|t| (t.micro_batch, t.strategy));
-    fitting.truncate(3);
-    Ok(fitting)
 }
 
 /// The micro-batches to try: the one asked for, or all divisors of the global batch.
