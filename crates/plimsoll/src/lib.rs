@@ -51,9 +51,10 @@ pub mod conformance {
 pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};
     pub use plimsoll_plan::{
-        Action, Buffer, BufferId, ByPurpose, Choice, Contents, Copy, Costed, Direction, Facts, Fault, Layout,
-        NodeFacts, PlanError, Purpose, ReplayError, Request, Schedule, Scratch, SearchError, Slot,
-        StateRange, Tier, Tried, Workspace, layout, plan, replay, search, try_all,
+        Action, Buffer, BufferId, ByPurpose, Choice, Compared, Contents, Copy, Costed, Direction, Facts,
+        Fault, LayerReport, Layout, NodeFacts, PlanError, Point, Purpose, ReplayError, Report, Request,
+        Schedule, Scratch, SearchError, Searcher, Slot, Span, StateRange, Tier, Tried, Workspace, largest,
+        layout, plan, replay, report, search, spans, spread, timeline, try_all,
     };
 }
 

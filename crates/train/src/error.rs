@@ -6,6 +6,7 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::GraphError;
 use plimsoll_plan::{SearchError, Tried};
 
+use crate::budget::Budget;
 use crate::data::DataError;
 use crate::memory::MemoryError;
 use crate::size::Size;
@@ -46,6 +47,17 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// What a search under `budget` that found nothing means to the user.
+    pub fn search(error: SearchError, budget: &Budget) -> TrainError {
+        match error {
+            SearchError::Budget { smallest, hints, .. } => {
+                TrainError::Budget { total: budget.total, outside: budget.outside, smallest, hints }
+            }
+            SearchError::Graph(error) => TrainError::Graph(error),
+            other => TrainError::Plan(other),
+        }
+    }
+
     /// Whether the user can mend it by asking differently.
     pub fn is_users(&self) -> bool {
         matches!(

@@ -13,7 +13,7 @@
 
 use plimsoll_exec::{CpuDevice, Data, Device, Engine};
 use plimsoll_graph::{Graph, GraphError, differentiate, fuse};
-use plimsoll_plan::{Choice, Costed, Plan, Program, Request, Role, SearchError, Strategy, search};
+use plimsoll_plan::{Choice, Costed, Plan, Program, Request, Role, Strategy, search};
 
 use crate::budget::Budget;
 use crate::error::TrainError;
@@ -48,6 +48,20 @@ impl Default for Options {
             optimizer: Optimizer::default(),
             seed: 0,
             threads: 0,
+        }
+    }
+}
+
+impl Options {
+    /// What is asked of the planner when `budget` is there.
+    pub fn request(&self, budget: &Budget) -> Request {
+        Request {
+            global_batch: self.global_batch,
+            micro_batch: self.micro_batch,
+            strategy: self.recompute,
+            budget: budget.arena(),
+            // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
+            slack: if budget.stated { 0.0 } else { 0.01 },
         }
     }
 }
@@ -93,22 +107,8 @@ pub struct Planned {
 /// When nothing fits (with hints), or the model or the request is at fault.
 pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Planned, TrainError> {
     let budget = Budget::resolve(options.memory)?;
-    let request = Request {
-        global_batch: options.global_batch,
-        micro_batch: options.micro_batch,
-        strategy: options.recompute,
-        budget: budget.arena(),
-        // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
-        slack: if budget.stated { 0.0 } else { 0.01 },
-    };
-    let choice =
-        search(request, |rows| program(model, device, options, rows)).map_err(|error| match error {
-            SearchError::Budget { smallest, hints, .. } => {
-                TrainError::Budget { total: budget.total, outside: budget.outside, smallest, hints }
-            }
-            SearchError::Graph(error) => TrainError::Graph(error),
-            other => TrainError::Plan(other),
-        })?;
+    let choice = search(options.request(&budget), |rows| program(model, device, options, rows))
+        .map_err(|error| TrainError::search(error, &budget))?;
     Ok(Planned { choice, budget })
 }
 

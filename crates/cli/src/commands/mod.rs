@@ -1,6 +1,9 @@
-//! One file per command.
+//! One file per command, and for the questions `plan` answers besides.
 
 pub(crate) mod check;
+pub(crate) mod compare;
 pub(crate) mod demo;
+pub(crate) mod html;
+pub(crate) mod max;
 pub(crate) mod plan;
 pub(crate) mod train;

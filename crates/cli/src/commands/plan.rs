@@ -2,47 +2,80 @@
 
 use std::io::{self, Write};
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use plimsoll::planning::{Contents, Schedule};
+use plimsoll::planning::{Compared, Contents, Schedule};
 use plimsoll::training::Config;
-use plimsoll::{CpuDevice, Device, Graph, Model, Planned, Role, differentiate, plan_for};
+use plimsoll::training::budget::Budget;
+use plimsoll::{CpuDevice, Device, Graph, GraphError, Model, Planned, Program, Role, differentiate};
 
 use crate::args::{PlanArgs, Stage};
+use crate::commands::max::{self, Answer};
+use crate::commands::{compare, html};
 use crate::exit::Failure;
-use crate::table;
+use crate::summary::{Questions, Summary, questions};
+use crate::{json, table};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
-    let config = Config::check(&args.fit.raw())?;
+    let mut config = Config::check(&args.fit.raw())?;
     let device = CpuDevice::new(config.options.threads)?;
-    let planned = plan_for(&config.model, &device, &config.options)?;
-    let mut out = io::stdout().lock();
-    let written = match args.show {
-        Some(stage) => write!(out, "{}", shown(stage, &config, &planned)?),
-        None if args.fit.json => writeln!(out, "{}", json(&planned)),
-        None => writeln!(out, "{} on {}", args.fit.model, device.name())
-            .and_then(|()| table::plan(&mut out, &planned, config.model.seq_len)),
+    let budget = Budget::resolve(config.options.memory)?;
+    let answer = args.max.map(|what| max::find(args, what, &device, budget)).transpose()?;
+    if let Some(answer) = &answer {
+        config = answer.config.clone();
+    }
+    let mut questions = questions(&config, &device, budget);
+    let text = if let Some(stage) = args.show {
+        let choice =
+            questions.searcher.search(questions.request).map_err(|error| questions.failure(error))?;
+        shown(stage, &config, &Planned { choice, budget })?
+    } else {
+        let title = format!("{} on {}", args.fit.model, device.name());
+        answered(args, &title, &mut questions, answer.as_ref())?
     };
-    written.map_err(|error| Failure::output(&error))
+    io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
 }
 
-/// The contract of `plan --json`.
-pub(crate) fn json(planned: &Planned) -> Value {
-    let (choice, budget) = (&planned.choice, &planned.budget);
-    let plan = &choice.plan;
-    let by_purpose: Map<String, Value> =
-        plan.by_purpose.iter().map(|(purpose, bytes)| (purpose.to_owned(), bytes.into())).collect();
-    json!({
-        "budget_bytes": budget.total,
-        "planned_peak_bytes": plan.arena_bytes,
-        "arena_bytes": plan.arena_bytes,
-        "outside_bytes": budget.outside,
-        "by_purpose": by_purpose,
-        "micro_batch": choice.micro_batch,
-        "accumulation": choice.accumulation,
-        "recompute": plan.strategy.to_string(),
-        "liveness_bound_bytes": plan.liveness_bound,
-    })
+/// The table or the JSON, and the page where one is asked for.
+fn answered<B: FnMut(usize) -> Result<Program, GraphError>>(
+    args: &PlanArgs,
+    title: &str,
+    questions: &mut Questions<B>,
+    answer: Option<&Answer>,
+) -> Result<String, Failure> {
+    let summary = questions.plan()?;
+    let rows =
+        if args.compare || args.html.is_some() { compare::rows(questions, &summary)? } else { Vec::new() };
+    if let Some(path) = &args.html {
+        html::write(path, title, &summary, &rows, questions)?;
+    }
+    let rows = if args.compare { &rows[..] } else { &[] };
+    if args.fit.json {
+        return Ok(as_json(&summary, rows, answer));
+    }
+    let mut out = format!("{title}\n").into_bytes();
+    if let Some(answer) = answer {
+        out.extend(answer.sentence(&table::size(summary.planned.budget.total)).into_bytes());
+    }
+    table::plan(&mut out, &summary).map_err(|error| Failure::output(&error))?;
+    let mut text = String::from_utf8_lossy(&out).into_owned();
+    if !rows.is_empty() {
+        text.push('\n');
+        text.push_str(&compare::table(&summary, rows));
+    }
+    Ok(text)
+}
+
+fn as_json(summary: &Summary, rows: &[Compared], answer: Option<&Answer>) -> String {
+    let mut fields = json::plan(summary);
+    if !rows.is_empty() {
+        let rows = rows.iter().map(|row| json::compared(summary, row)).collect();
+        fields.insert("compare".into(), Value::Array(rows));
+    }
+    if let Some(answer) = answer {
+        fields.insert("max".into(), answer.json(summary.planned.choice.plan.arena_bytes));
+    }
+    format!("{}\n", Value::Object(fields))
 }
 
 /// The text form of one stage.

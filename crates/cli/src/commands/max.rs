@@ -1,0 +1,113 @@
+//! `plimsoll plan --max`: the most that fits, by planning it.
+//!
+//! Sizes double until one does not fit, then the gap is halved. The answer is a plan that was made; the next
+//! larger size was tried and does not fit.
+
+use serde_json::{Value, json};
+
+use plimsoll::planning::{SearchError, largest};
+use plimsoll::training::budget::Budget;
+use plimsoll::training::{Config, RawConfig};
+use plimsoll::{CpuDevice, TrainError};
+
+use crate::args::{PlanArgs, What};
+use crate::exit::Failure;
+use crate::summary::questions;
+
+/// Nobody asks for more, and beyond it sizes in bytes could overflow.
+const MOST: usize = 1 << 24;
+
+/// The most of something that fits.
+pub(crate) struct Answer {
+    /// What was asked for.
+    pub(crate) what: What,
+    /// The most of it.
+    pub(crate) value: usize,
+    /// The settings of that plan.
+    pub(crate) config: Config,
+}
+
+impl Answer {
+    /// In words.
+    pub(crate) fn sentence(&self, budget: &str) -> String {
+        let (what, value) = (self.what.name(), self.value);
+        if value == MOST {
+            return format!("{what} {value} still fits in {budget}; larger ones were not tried\n");
+        }
+        format!("the largest {what} that fits in {budget} is {value}; {} does not\n", value + 1)
+    }
+
+    /// As JSON, with the arena of its plan.
+    pub(crate) fn json(&self, planned_peak_bytes: u64) -> Value {
+        json!({
+            "what": self.what.name(), "value": self.value, "planned_peak_bytes": planned_peak_bytes,
+        })
+    }
+}
+
+/// Finds the most of `what` that fits.
+pub(crate) fn find(
+    args: &PlanArgs,
+    what: What,
+    device: &CpuDevice,
+    budget: Budget,
+) -> Result<Answer, Failure> {
+    let raw = open(args, what)?;
+    let mut smallest: Option<Failure> = None;
+    let found = largest(MOST, |value| {
+        let config = with(&raw, what, value)?;
+        let mut questions = questions(&config, device, budget);
+        match questions.searcher.search(questions.request) {
+            Ok(_) => Ok(Some(config.clone())),
+            Err(error @ SearchError::Budget { .. }) => {
+                smallest = Some(questions.failure(error));
+                Ok(None)
+            }
+            Err(other) => Err(questions.failure(other)),
+        }
+    })?;
+    match (found, smallest) {
+        (Some((value, config)), _) => Ok(Answer { what, value, config }),
+        // Not even 1 fits: the error of that plan says what would.
+        (None, Some(failure)) => Err(failure),
+        (None, None) => Err(Failure::Other("nothing was tried".to_owned())),
+    }
+}
+
+/// The settings without what is asked for, which must not be fixed.
+fn open(args: &PlanArgs, what: What) -> Result<RawConfig, Failure> {
+    let raw = args.fit.raw();
+    let fixed = match what {
+        What::SeqLen => raw.seq_len.map(|_| "--seq-len"),
+        What::MicroBatch => {
+            raw.micro_batch.map(|_| "--micro-batch").or(raw.global_batch.map(|_| "--global-batch"))
+        }
+        What::Layers => None,
+    };
+    match fixed {
+        Some(flag) => Err(TrainError::Config(format!(
+            "--max {} asks for the largest that fits, so {flag} cannot be fixed; leave it out",
+            what.name()
+        ))
+        .into()),
+        None => Ok(raw),
+    }
+}
+
+/// The settings with `value` of `what`.
+fn with(raw: &RawConfig, what: What, value: usize) -> Result<Config, Failure> {
+    let mut raw = raw.clone();
+    match what {
+        What::SeqLen => raw.seq_len = Some(value),
+        What::MicroBatch => {
+            raw.micro_batch = Some(value);
+            raw.gradient_accumulation_steps = Some(raw.gradient_accumulation_steps.unwrap_or(1));
+        }
+        What::Layers => {}
+    }
+    let mut config = Config::check(&raw)?;
+    if what == What::Layers {
+        config.model.architecture = config.model.architecture.with_layers(value);
+    }
+    Ok(config)
+}
