@@ -1,11 +1,15 @@
 //! A plan as people read it.
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use plimsoll::planning::{LayerReport, Point};
 use plimsoll::training::size::Size;
 
 use crate::summary::Summary;
+
+/// Larger budgets that are named besides the one at which nothing more is to be had.
+const GAINS: usize = 3;
 
 /// Writes the plan table.
 pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
@@ -20,7 +24,7 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let share = 100.0 * summary.report.recompute_fraction;
     writeln!(out, "recompute {}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;
     for layer in &summary.report.layers {
-        writeln!(out, "  {}", layer_line(layer))?;
+        write!(out, "{}", layer_lines(layer))?;
     }
     let slack = choice.plan.arena_bytes as f64 / choice.plan.liveness_bound.max(1) as f64 - 1.0;
     writeln!(out, "layout {:.1} % above the liveness bound", 100.0 * slack)?;
@@ -39,18 +43,18 @@ fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
 }
 
 /// What a group of layers keeps, rebuilds and offloads.
-pub(crate) fn layer_line(layer: &LayerReport) -> String {
-    let mut parts = vec![format!("keep {}", listed(&layer.keep))];
-    for (verb, names) in [("rebuild", &layer.recompute), ("offload", &layer.offload)] {
+fn layer_lines(layer: &LayerReport) -> String {
+    let LayerReport { kind, keep, recompute, offload, .. } = layer;
+    if recompute.is_empty() && offload.is_empty() {
+        return format!("  {kind}: keep everything that is read again\n");
+    }
+    let mut text = format!("  {kind}\n");
+    for (verb, names) in [("keep", keep), ("rebuild", recompute), ("offload", offload)] {
         if !names.is_empty() {
-            parts.push(format!("{verb} {}", listed(names)));
+            let _ = writeln!(text, "    {verb:<8} {}", names.join(", "));
         }
     }
-    format!("{}: {}", layer.kind, parts.join("; "))
-}
-
-fn listed(names: &[String]) -> String {
-    if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+    text
 }
 
 fn time(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
@@ -60,8 +64,9 @@ fn time(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let extra = 100.0 * (seconds / summary.unbudgeted.step_seconds - 1.0).max(0.0);
     let gap = 100.0 * summary.gap();
     writeln!(out, "  +{extra:.1} % against no budget, at most {gap:.1} % from optimal")?;
-    if !summary.faster.is_empty() {
-        let gains: Vec<String> = summary.faster.iter().map(|point| gain(summary, point)).collect();
+    if let Some((last, others)) = summary.faster.split_last() {
+        let shown = others.iter().take(GAINS).chain([last]);
+        let gains: Vec<String> = shown.map(|point| gain(summary, point)).collect();
         writeln!(out, "  faster with more memory: {}", gains.join(", "))?;
     }
     Ok(())
@@ -122,8 +127,8 @@ mod tests {
             recompute: words(&["swiglu"]),
             offload: Vec::new(),
         };
-        assert_eq!(layer_line(&layer), "layers.0-4: keep q, k; rebuild swiglu");
-        let nothing = LayerReport { keep: Vec::new(), recompute: Vec::new(), ..layer };
-        assert_eq!(layer_line(&nothing), "layers.0-4: keep nothing");
+        assert_eq!(layer_lines(&layer), "  layers.0-4\n    keep     q, k\n    rebuild  swiglu\n");
+        let all = LayerReport { recompute: Vec::new(), ..layer };
+        assert_eq!(layer_lines(&all), "  layers.0-4: keep everything that is read again\n");
     }
 }

@@ -131,3 +131,35 @@ fn an_unknown_flag_is_the_users_mistake() {
 fn a_case_that_does_not_exist_is_refused() {
     refused("check nonsense", 2, "error: no case has `nonsense` in its name");
 }
+
+#[test]
+fn what_is_asked_for_the_most_of_must_not_be_fixed() {
+    refused(
+        "plan --max seq-len --seq-len 64",
+        2,
+        "error: --max seq-len asks for the largest that fits, so --seq-len cannot be fixed; leave it out",
+    );
+    refused(
+        "plan --max micro-batch --global-batch 64",
+        2,
+        "error: --max micro-batch asks for the largest that fits, so --global-batch cannot be fixed; leave it out",
+    );
+}
+
+#[test]
+fn when_not_even_one_fits_the_smallest_budget_is_named() {
+    let output = plimsoll("plan --memory 16MiB --max layers");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.starts_with("error: the smallest plan needs "), "{said}");
+    assert!(said.contains("hint: `--memory "), "{said}");
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_a_failure_that_names_the_file() {
+    let output = plimsoll("plan --memory 64MiB --html /no-such-folder/plan.html");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("error: cannot write `/no-such-folder/plan.html`: "), "{said}");
+    assert!(output.stdout.is_empty());
+}

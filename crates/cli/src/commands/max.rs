@@ -32,9 +32,9 @@ impl Answer {
     pub(crate) fn sentence(&self, budget: &str) -> String {
         let (what, value) = (self.what.name(), self.value);
         if value == MOST {
-            return format!("{what} {value} still fits in {budget}; larger ones were not tried\n");
+            return format!("{what} {value} fits in {budget}; more was not tried\n");
         }
-        format!("the largest {what} that fits in {budget} is {value}; {} does not\n", value + 1)
+        format!("most that fits in {budget}: {what} {value} ({} does not fit)\n", value + 1)
     }
 
     /// As JSON, with the arena of its plan.
