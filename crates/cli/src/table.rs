@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn times_are_told_in_units_that_suit_them() {
-        assert_eq!(duration(3.14), "3.1 s");
+        assert_eq!(duration(4.26), "4.3 s");
         assert_eq!(duration(125.0), "2 min 5 s");
         assert_eq!(duration(7384.0), "2 h 3 min");
         assert_eq!(duration(180_000.0), "2 d 2 h");
