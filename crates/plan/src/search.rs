@@ -192,6 +192,28 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         self.realise(request.global_batch, best, lower_bound)
     }
 
+    /// Whether anything fits, without looking for the fastest: the smallest micro-batch takes the least.
+    ///
+    /// # Errors
+    ///
+    /// When the request or the model is at fault.
+    pub fn fits(&mut self, request: Request) -> Result<bool, SearchError> {
+        let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
+        let Some(&micro_batch) = request.micro_batches()?.first() else { return Ok(false) };
+        let prepared = self.prepare(micro_batch)?;
+        if persistent_bytes(&prepared.program)? > request.budget {
+            return Ok(false);
+        }
+        let attempt = Attempt { request: &request, micro_batch, prepared };
+        let mut tried = Vec::new();
+        match fixed {
+            Some(strategy) => attempt.named(&[strategy], &mut tried)?,
+            None => attempt.optimal(&mut tried).map(|_| ())?,
+        }
+        self.forget(micro_batch);
+        Ok(tried.iter().any(|tried| tried.arena_bytes <= request.budget))
+    }
+
     /// Plans `strategies` for one micro-batch without regard to a budget.
     ///
     /// # Errors

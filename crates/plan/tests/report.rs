@@ -120,27 +120,32 @@ fn request(budget: u64) -> Request {
     Request { global_batch: 4, micro_batch: None, strategy: None, budget, slack: 0.0 }
 }
 
-/// A searcher over the chain of the other tests; a smaller micro-batch only takes more of them.
+/// A searcher over a chain of equal layers; a smaller micro-batch only takes more of them.
 fn searcher() -> Searcher<impl FnMut(usize) -> Result<Program, plimsoll_graph::GraphError>> {
-    Searcher::new(|_rows| Ok(program(residual_chain(12), 0)))
+    Searcher::new(|_rows| Ok(llama()))
 }
 
 #[test]
 fn a_searcher_answers_as_often_as_it_is_asked_and_always_the_same() {
     let mut kept = searcher();
-    let smallest = planned(&program(residual_chain(12), 0), Strategy::Minimal).arena_bytes;
-    for budget in (smallest..4 * smallest).step_by(4096) {
+    let smallest = planned(&llama(), Strategy::Minimal).arena_bytes;
+    for budget in (smallest..2 * smallest).step_by(smallest as usize / 16) {
         let (known, fresh) =
             (kept.search(request(budget)).unwrap(), searcher().search(request(budget)).unwrap());
         assert_eq!(known.plan.schedules, fresh.plan.schedules);
         assert_eq!(known.lower_bound_seconds, fresh.lower_bound_seconds);
+        assert!(kept.fits(request(budget)).unwrap());
     }
+    let least =
+        (0..=smallest).rev().step_by(64).take_while(|&b| searcher().search(request(b)).is_ok()).last();
+    assert!(kept.fits(request(least.unwrap())).unwrap());
+    assert!(!kept.fits(request(least.unwrap() - 64)).unwrap(), "what no search finds does not fit");
 }
 
 #[test]
 fn larger_budgets_that_are_offered_are_faster_when_they_are_asked_for() {
     let mut searcher = searcher();
-    let smallest = planned(&program(residual_chain(12), 0), Strategy::Minimal).arena_bytes;
+    let smallest = planned(&llama(), Strategy::Minimal).arena_bytes;
     let chosen = searcher.search(request(smallest)).unwrap();
     let chosen = plimsoll_plan::Point::of(&chosen);
     let unbudgeted = searcher.unbudgeted(request(smallest)).unwrap();
@@ -159,7 +164,7 @@ fn larger_budgets_that_are_offered_are_faster_when_they_are_asked_for() {
 #[test]
 fn the_comparison_is_made_of_plans_and_auto_is_not_beaten_by_anything_that_fits() {
     let mut searcher = searcher();
-    let full = planned(&program(residual_chain(12), 0), Strategy::Full).arena_bytes;
+    let full = planned(&llama(), Strategy::Full).arena_bytes;
     let auto = searcher.search(request(full)).unwrap();
     let rows = searcher.compare(request(full), &auto).unwrap();
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use plimsoll::planning::{SearchError, largest};
+use plimsoll::planning::largest;
 use plimsoll::training::budget::Budget;
 use plimsoll::training::{Config, RawConfig};
 use plimsoll::{CpuDevice, TrainError};
@@ -53,24 +53,16 @@ pub(crate) fn find(
     budget: Budget,
 ) -> Result<Answer, Failure> {
     let raw = open(args, what)?;
-    let mut smallest: Option<Failure> = None;
     let found = largest(MOST, |value| {
         let config = with(&raw, what, value)?;
         let mut questions = questions(&config, device, budget);
-        match questions.searcher.search(questions.request) {
-            Ok(_) => Ok(Some(config.clone())),
-            Err(error @ SearchError::Budget { .. }) => {
-                smallest = Some(questions.failure(error));
-                Ok(None)
-            }
-            Err(other) => Err(questions.failure(other)),
-        }
+        let fits = questions.searcher.fits(questions.request).map_err(|error| questions.failure(error))?;
+        Ok::<_, Failure>(fits.then(|| config.clone()))
     })?;
-    match (found, smallest) {
-        (Some((value, config)), _) => Ok(Answer { what, value, config }),
-        // Not even 1 fits: the error of that plan says what would.
-        (None, Some(failure)) => Err(failure),
-        (None, None) => Err(Failure::Other("nothing was tried".to_owned())),
+    match found {
+        Some((value, config)) => Ok(Answer { what, value, config }),
+        // Not even 1 fits; planning that says what would.
+        None => Ok(Answer { what, value: 1, config: with(&raw, what, 1)? }),
     }
 }
 
