@@ -115,12 +115,43 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) fit: FitArgs,
     /// Print one stage of the pipeline instead of the table
-    #[arg(long, value_name = "STAGE")]
+    #[arg(long, value_name = "STAGE", conflicts_with_all = ["compare", "html", "max", "json"])]
     pub(crate) show: Option<Stage>,
     /// Plan a training graph from node-link JSON, the format of Checkmate's graphs, instead of a model
     #[arg(long, value_name = "FILE.json", requires = "memory")]
-    #[arg(conflicts_with_all = ["model", "seq_len", "global_batch", "micro_batch", "recompute", "data", "show"])]
+    #[arg(conflicts_with_all = ["model", "seq_len", "global_batch", "micro_batch", "recompute", "data", "show", "compare", "max", "html"])]
     pub(crate) dag: Option<PathBuf>,
+    /// Put the classic strategies beside the chosen plan: memory and slowdown
+    #[arg(long)]
+    pub(crate) compare: bool,
+    /// Say what is the most that fits: seq-len, micro-batch or layers
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) max: Option<What>,
+    /// Write a page with pictures of the plan to FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+}
+
+/// What can be asked for the most of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum What {
+    /// Tokens per sequence
+    SeqLen,
+    /// Sequences per micro-batch
+    MicroBatch,
+    /// Layers of the model
+    Layers,
+}
+
+impl What {
+    /// As it is typed.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            What::SeqLen => "seq-len",
+            What::MicroBatch => "micro-batch",
+            What::Layers => "layers",
+        }
+    }
 }
 
 /// A stage that can be printed.

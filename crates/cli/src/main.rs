@@ -5,7 +5,10 @@ mod args;
 mod commands;
 mod curve;
 mod exit;
+mod json;
+mod summary;
 mod table;
+mod write_file;
 
 use std::process::ExitCode;
 

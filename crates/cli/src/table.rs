@@ -1,67 +1,139 @@
 //! A plan as people read it.
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use plimsoll::Planned;
+use plimsoll::planning::{LayerReport, Point};
 use plimsoll::training::budget::Origin;
 use plimsoll::training::size::Size;
 
+use crate::summary::Summary;
+
+/// Larger budgets that are named besides the one at which nothing more is to be had.
+const GAINS: usize = 3;
+
 /// Writes the plan table.
-pub(crate) fn plan(out: &mut impl Write, planned: &Planned, seq_len: usize) -> io::Result<()> {
-    let (choice, budget) = (&planned.choice, &planned.budget);
-    let plan = &choice.plan;
-    let whole = plan.arena_bytes + budget.outside;
+pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
+    memory(out, summary)?;
+    let choice = &summary.planned.choice;
+    let (micro, accumulation, global) = (choice.micro_batch, choice.accumulation, summary.global_batch());
+    let seq_len = summary.seq_len;
+    writeln!(
+        out,
+        "effective batch {global} = {micro} × {accumulation} × 1 rank, sequences of {seq_len} tokens"
+    )?;
+    let share = 100.0 * summary.report.recompute_fraction;
+    writeln!(out, "recompute {}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;
+    for layer in &summary.report.layers {
+        write!(out, "{}", layer_lines(layer))?;
+    }
+    let slack = choice.plan.arena_bytes as f64 / choice.plan.liveness_bound.max(1) as f64 - 1.0;
+    writeln!(out, "layout {:.1} % above the liveness bound", 100.0 * slack)?;
+    time(out, summary)
+}
+
+fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
+    let (plan, budget) = (&summary.planned.choice.plan, &summary.planned.budget);
     let origin = match budget.origin {
         Origin::Stated => "",
         Origin::Free => " (free memory less a margin)",
         Origin::Device => " (all of the device)",
     };
-    writeln!(out, "budget {}{origin}   planned peak {}   fits", size(budget.total), size(whole))?;
+    let whole = size(summary.process_bytes(plan.arena_bytes));
+    writeln!(out, "budget {}{origin}   planned peak {whole}   fits", size(budget.total))?;
     for (purpose, bytes) in plan.by_purpose.iter().filter(|(_, bytes)| *bytes > 0) {
         writeln!(out, "  {purpose:<18}{:>10}", size(bytes))?;
     }
-    writeln!(out, "  {:<18}{:>10}", "outside the arena", size(budget.outside))?;
-    let (micro, accumulation) = (choice.micro_batch, choice.accumulation);
-    let global = micro * accumulation;
-    writeln!(out, "effective batch {global} = {micro} × {accumulation} sequences of {seq_len} tokens")?;
-    let overhead = 100.0 * recompute_fraction(planned);
-    writeln!(out, "recompute {}: +{overhead:.1} % of the forward pass", plan.strategy)?;
-    let slack = plan.arena_bytes as f64 / plan.liveness_bound.max(1) as f64 - 1.0;
-    writeln!(out, "layout {:.1} % above the liveness bound", 100.0 * slack)?;
-    let seconds = plan.step_seconds(accumulation);
-    let rate = (global * seq_len) as f64 / seconds;
-    write!(out, "predicted {seconds:.3} s a step, {rate:.0} tokens/s (modelled, not measured)")?;
-    match choice.lower_bound_seconds {
-        Some(bound) => {
-            let gap = 100.0 * (seconds / bound - 1.0);
-            writeln!(out, "; at most {gap:.1} % from optimal")
-        }
-        None => writeln!(out),
-    }
+    writeln!(out, "  {:<18}{:>10}", "outside the arena", size(budget.outside))
 }
 
-/// Extra forward time over the time of one forward pass.
-fn recompute_fraction(planned: &Planned) -> f64 {
-    use plimsoll::{Role, planning::Action};
-    let part = &planned.choice.program.train;
-    let seconds = |node: usize| part.facts.nodes[node].seconds;
-    let forward: f64 = (part.graph.node_ids())
-        .filter(|&id| part.graph.node(id).phase == plimsoll::planning::Phase::Forward)
-        .map(|id| seconds(id.index()))
-        .sum();
-    let mut seen = vec![false; part.graph.nodes().len()];
-    let mut again = 0.0;
-    for action in planned.choice.plan.schedules.get(&Role::First).map_or(&[][..], |s| &s.actions) {
-        if let Action::Run { node, .. } = action
-            && std::mem::replace(&mut seen[node.index()], true)
-        {
-            again += seconds(node.index());
+/// What a group of layers keeps, rebuilds and offloads.
+fn layer_lines(layer: &LayerReport) -> String {
+    let LayerReport { kind, keep, recompute, offload, .. } = layer;
+    if recompute.is_empty() && offload.is_empty() {
+        return format!("  {kind}: keep everything that is read again\n");
+    }
+    let mut text = format!("  {kind}\n");
+    for (verb, names) in [("keep", keep), ("rebuild", recompute), ("offload", offload)] {
+        if !names.is_empty() {
+            let _ = writeln!(text, "    {verb:<8} {}", names.join(", "));
         }
     }
-    again / forward.max(f64::MIN_POSITIVE)
+    text
+}
+
+fn time(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
+    let seconds = summary.step_seconds();
+    let rate = (summary.global_batch() * summary.seq_len) as f64 / seconds;
+    writeln!(out, "predicted {seconds:.3} s a step, {rate:.0} tokens/s (modelled, not measured)")?;
+    let extra = 100.0 * (seconds / summary.unbudgeted.step_seconds - 1.0).max(0.0);
+    let gap = 100.0 * summary.gap();
+    writeln!(out, "  +{extra:.1} % against no budget, at most {gap:.1} % from optimal")?;
+    if let Some((last, others)) = summary.faster.split_last() {
+        let shown = others.iter().take(GAINS).chain([last]);
+        let gains: Vec<String> = shown.map(|point| gain(summary, point)).collect();
+        writeln!(out, "  faster with more memory: {}", gains.join(", "))?;
+    }
+    Ok(())
+}
+
+/// `46MiB 2.1 %`: a budget that can be typed, and the time it saves.
+fn gain(summary: &Summary, point: &Point) -> String {
+    let saved = 100.0 * (1.0 - point.step_seconds / summary.step_seconds());
+    format!("{}MiB −{saved:.1} %", whole_mebibytes(summary.process_bytes(point.arena_bytes)))
+}
+
+/// Rounded up, so that the figure works when it is typed.
+pub(crate) fn whole_mebibytes(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// The predicted time of a run of `steps` steps, in words.
+pub(crate) fn run_time(summary: &Summary, steps: u64) -> String {
+    let seconds = summary.step_seconds() * steps as f64;
+    format!("{steps} steps take about {}\n", duration(seconds))
+}
+
+/// A time with two units at most.
+fn duration(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match whole {
+        0..60 => format!("{seconds:.1} s"),
+        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
+        3600..86_400 => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
+        _ => format!("{} d {} h", whole / 86_400, whole % 86_400 / 3600),
+    }
 }
 
 /// A size as text.
 pub(crate) fn size(bytes: u64) -> String {
     Size { bytes }.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_units_that_suit_them() {
+        assert_eq!(duration(4.26), "4.3 s");
+        assert_eq!(duration(125.0), "2 min 5 s");
+        assert_eq!(duration(7384.0), "2 h 3 min");
+        assert_eq!(duration(180_000.0), "2 d 2 h");
+    }
+
+    #[test]
+    fn a_layer_says_what_it_keeps_and_what_it_does_not() {
+        let words = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let layer = LayerReport {
+            kind: "layers.0-4".into(),
+            count: 5,
+            keep: words(&["q", "k"]),
+            recompute: words(&["swiglu"]),
+            offload: Vec::new(),
+        };
+        assert_eq!(layer_lines(&layer), "  layers.0-4\n    keep     q, k\n    rebuild  swiglu\n");
+        let all = LayerReport { recompute: Vec::new(), ..layer };
+        assert_eq!(layer_lines(&all), "  layers.0-4: keep everything that is read again\n");
+    }
 }

@@ -146,6 +146,20 @@ fn an_unknown_device_lists_the_known_ones() {
 }
 
 #[test]
+fn what_is_asked_for_the_most_of_must_not_be_fixed() {
+    refused(
+        "plan --max seq-len --seq-len 64",
+        2,
+        "error: --max seq-len asks for the largest that fits, so --seq-len cannot be fixed; leave it out",
+    );
+    refused(
+        "plan --max micro-batch --global-batch 64",
+        2,
+        "error: --max micro-batch asks for the largest that fits, so --global-batch cannot be fixed; leave it out",
+    );
+}
+
+#[test]
 fn training_on_a_described_device_is_refused() {
     refused(
         "train --device cuda:h200",
@@ -176,4 +190,22 @@ fn a_model_too_large_for_a_card_is_answered_with_one_that_works_when_typed() {
     assert!(said.contains("the budget is 80.0 GiB") && said.contains("hint: `--memory "), "{said}");
     let output = plimsoll("plan --memory 80GiB --device cuda:l4");
     assert!(String::from_utf8(output.stderr).unwrap().contains("is more than the 22.5 GiB that cuda:l4 has"));
+}
+
+#[test]
+fn when_not_even_one_fits_the_smallest_budget_is_named() {
+    let output = plimsoll("plan --memory 16MiB --max layers");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.starts_with("error: the smallest plan needs "), "{said}");
+    assert!(said.contains("hint: `--memory "), "{said}");
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_a_failure_that_names_the_file() {
+    let output = plimsoll("plan --memory 64MiB --html /no-such-folder/plan.html");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("error: cannot write `/no-such-folder/plan.html`: "), "{said}");
+    assert!(output.stdout.is_empty());
 }

@@ -44,6 +44,86 @@ fn the_plan_accounts_for_every_byte_of_its_arena() {
 }
 
 #[test]
+fn the_plan_says_what_it_costs_and_how_far_from_the_optimum_it_can_be() {
+    for arguments in
+        ["--memory 36MiB --global-batch 16", "--memory 64MiB", "--recompute full --micro-batch 2"]
+    {
+        let plan = &lines(&format!("plan --json {arguments}"))[0];
+        let float = |name: &str| plan[name].as_f64().unwrap_or_else(|| panic!("{name} of {plan}"));
+        let (predicted, bound) = (float("predicted_step_seconds"), float("lower_bound_step_seconds"));
+        assert!(bound > 0.0 && bound <= predicted, "{plan}");
+        assert!(float("unbudgeted_step_seconds") <= predicted * (1.0 + 1e-9), "{plan}");
+        assert!((float("gap") - (predicted / bound - 1.0)).abs() < 1e-9, "{plan}");
+        assert!(float("planning_seconds") > 0.0);
+        assert_eq!(number(plan, "offload_bytes"), 0);
+        let layers = plan["layers"].as_array().unwrap();
+        assert_eq!(layers.iter().map(|layer| number(layer, "count")).sum::<u64>(), 4, "{plan}");
+        let rebuilds = |layer: &Value| !layer["recompute"].as_array().unwrap().is_empty();
+        assert_eq!(float("recompute_fraction") > 0.0, layers.iter().any(rebuilds), "{plan}");
+        for layer in layers {
+            assert!(layer["kind"].as_str().unwrap().starts_with("model.layers."), "{layer}");
+            assert!(layer["keep"].is_array() && layer["offload"].as_array().unwrap().is_empty(), "{layer}");
+        }
+    }
+}
+
+#[test]
+fn a_budget_that_is_offered_as_faster_is_faster_when_it_is_typed() {
+    let plan = &lines("plan --json --memory 36MiB --global-batch 16")[0];
+    let offered = plan["faster"].as_array().unwrap();
+    assert!(!offered.is_empty(), "{plan}");
+    for point in offered {
+        // A mebibyte more, because what the process takes outside the arena differs between runs.
+        let memory = number(point, "memory_bytes") + (1 << 20);
+        let larger = &lines(&format!("plan --json --memory {memory}B --global-batch 16"))[0];
+        let seconds = |plan: &Value| plan["predicted_step_seconds"].as_f64().unwrap();
+        assert!(seconds(larger) <= seconds(point) && seconds(point) < seconds(plan), "{point}");
+    }
+}
+
+#[test]
+fn the_comparison_has_every_classic_strategy_and_auto_is_the_fastest_that_fits() {
+    let plan = &lines("plan --json --compare --memory 48MiB --global-batch 16 --recompute full")[0];
+    let rows = plan["compare"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["strategy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["none", "full", "sqrt", "selective", "minimal", "accumulation", "auto"]);
+    let budget = number(plan, "budget_bytes");
+    let seconds = |row: &Value| row["predicted_step_seconds"].as_f64().unwrap();
+    let auto = &rows[6];
+    for row in rows {
+        assert_eq!(row["fits"], number(row, "process_bytes") <= budget, "{row}");
+        assert_eq!(number(row, "micro_batch") * number(row, "accumulation"), 16);
+        let slowdown = seconds(row) / seconds(&rows[0]) - 1.0;
+        assert!((row["slowdown"].as_f64().unwrap() - slowdown).abs() < 1e-9, "{row}");
+        assert!(row["fits"] == false || seconds(row) >= seconds(auto), "{row}");
+    }
+    assert_eq!((&auto["fits"], &rows[0]["fits"]), (&Value::Bool(true), &Value::Bool(false)));
+    assert!(lines("plan --json --memory 48MiB")[0].get("compare").is_none());
+}
+
+#[test]
+fn the_most_that_fits_is_a_plan_and_one_more_does_not_fit() {
+    for (what, flag) in
+        [("seq-len", "--seq-len"), ("micro-batch", "--gradient-accumulation-steps 1 --micro-batch")]
+    {
+        let plan = &lines(&format!("plan --json --memory 40MiB --max {what}"))[0];
+        let most = &plan["max"];
+        assert_eq!(most["what"], what);
+        assert_eq!(number(most, "planned_peak_bytes"), number(plan, "arena_bytes"));
+        let value = number(most, "value");
+        // With a mebibyte to spare on either side: what the process takes outside the arena differs.
+        plimsoll(&format!("plan --memory 41MiB {flag} {value}"));
+        let arguments = format!("plan --memory 39MiB {flag} {}", value + 1);
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(arguments.split_whitespace()).output();
+        assert_eq!(output.unwrap().status.code(), Some(2), "{arguments}");
+    }
+    let plan = &lines("plan --json --memory 40MiB --max layers")[0];
+    let counted = plan["layers"].as_array().unwrap().iter().map(|layer| number(layer, "count")).sum::<u64>();
+    assert_eq!(number(&plan["max"], "value"), counted);
+    assert!(counted > 4, "{plan}");
+}
+
+#[test]
 fn a_training_run_reports_each_step_and_stays_inside_its_budget() {
     for (memory, bytes) in [("64MiB", 64 << 20), ("40MiB", 40 << 20)] {
         let records = lines(&format!("train --json --memory {memory} --global-batch 16 --max-steps 3"));

@@ -65,6 +65,17 @@ impl Architecture {
         }
     }
 
+    /// The same model with another number of layers.
+    #[must_use]
+    pub fn with_layers(mut self, count: usize) -> Architecture {
+        match &mut self {
+            Architecture::Llama(model) => model.layers = count,
+            Architecture::Gpt2(model) => model.layers = count,
+            Architecture::Bert(model) => model.layers = count,
+        }
+        self
+    }
+
     /// Words the model knows; token ids are below.
     pub fn vocab(&self) -> usize {
         match self {

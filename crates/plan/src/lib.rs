@@ -9,26 +9,37 @@
 //! as [`Facts`].
 
 mod chain;
+mod compare;
+mod curve;
 pub mod dag;
 mod devices;
+mod largest;
 mod layout;
 mod liveness;
+mod names;
 mod plan;
 mod prepared;
 mod problem;
 mod regions;
 mod replay;
+mod report;
 mod schedule;
 mod search;
 mod sequence;
 mod strategy;
+mod timeline;
 
+pub use compare::Compared;
+pub use curve::{Point, spread};
 pub use devices::{DeviceSpec, UnknownDevice};
+pub use largest::largest;
 pub use layout::{CsvError, CsvFault, Effort, Layout, Table, layout, solve};
 pub use liveness::Slot;
 pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, plan};
 pub use problem::{Facts, NodeFacts, Scratch, Workspace};
 pub use replay::{Fault, ReplayError, replay};
+pub use report::{LayerReport, Report, report};
 pub use schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule, Space, Tier};
-pub use search::{Choice, Request, SearchError, Tried, search, try_all};
+pub use search::{Choice, Request, SearchError, Searcher, Tried, search, try_all};
 pub use strategy::Strategy;
+pub use timeline::{Span, spans, timeline};

@@ -237,6 +237,13 @@ pub(crate) fn layers(graph: &Graph) -> (Vec<Option<usize>>, usize) {
     if level.is_empty() { cut_layers(graph) } else { block_layers(graph, &level) }
 }
 
+/// A name for each of the `count` layers of [`layers`].
+pub(crate) fn layer_names(graph: &Graph, count: usize) -> Vec<String> {
+    let level = layer_blocks(graph);
+    let name = |layer: usize| level.get(layer).map(|&block| graph.block_name(block));
+    (0..count).map(|layer| name(layer).unwrap_or_else(|| format!("part {layer}"))).collect()
+}
+
 /// The blocks that count as layers: the children of the outermost block that has several.
 fn layer_blocks(graph: &Graph) -> Vec<BlockId> {
     let mut outer = Graph::ROOT;

@@ -54,15 +54,16 @@ pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};
     pub use plimsoll_plan::dag;
     pub use plimsoll_plan::{
-        Action, Buffer, BufferId, ByPurpose, Choice, Contents, Copy, Costed, CsvError, CsvFault, Direction,
-        Effort, Facts, Fault, Layout, NodeFacts, PlanError, Purpose, ReplayError, Request, Schedule, Scratch,
-        SearchError, Slot, StateRange, Table, Tier, Tried, Workspace, layout, plan, replay, search, solve,
-        try_all,
+        Action, Buffer, BufferId, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError, CsvFault,
+        Direction, Effort, Facts, Fault, LayerReport, Layout, NodeFacts, PlanError, Point, Purpose,
+        ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space, Span,
+        StateRange, Table, Tier, Tried, Workspace, largest, layout, plan, replay, report, search, solve,
+        spans, spread, timeline, try_all,
     };
 }
 
 /// Data, learning rate, metrics, sizes and the machine's memory.
 pub mod training {
     pub use plimsoll_train::{Config, DataConfig, LanguageModel, RawConfig, Target};
-    pub use plimsoll_train::{budget, data, lr, memory, metrics, program, size};
+    pub use plimsoll_train::{budget, costed_program, data, lr, memory, metrics, program, size};
 }

@@ -45,6 +45,17 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// What a search under `budget` that found nothing means to the user.
+    pub fn search(error: SearchError, budget: &Budget) -> TrainError {
+        match error {
+            SearchError::Budget { smallest, hints, .. } => {
+                TrainError::Budget { budget: Box::new(*budget), smallest, hints }
+            }
+            SearchError::Graph(error) => TrainError::Graph(error),
+            other => TrainError::Plan(other),
+        }
+    }
+
     /// Whether the user can mend it by asking differently.
     pub fn is_users(&self) -> bool {
         matches!(

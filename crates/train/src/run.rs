@@ -13,9 +13,7 @@
 
 use plimsoll_exec::{CpuDevice, Data, Device, Engine};
 use plimsoll_graph::{Graph, GraphError, differentiate, fuse};
-use plimsoll_plan::{
-    Choice, Costed, DeviceSpec, Facts, Plan, Program, Request, Role, SearchError, Strategy, search,
-};
+use plimsoll_plan::{Choice, Costed, DeviceSpec, Facts, Plan, Program, Request, Role, Strategy, search};
 
 use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
@@ -50,6 +48,20 @@ impl Default for Options {
             optimizer: Optimizer::default(),
             seed: 0,
             threads: 0,
+        }
+    }
+}
+
+impl Options {
+    /// What is asked of the planner when `budget` is there.
+    pub fn request(&self, budget: &Budget) -> Request {
+        Request {
+            global_batch: self.global_batch,
+            micro_batch: self.micro_batch,
+            strategy: self.recompute,
+            budget: budget.arena(),
+            // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
+            slack: if budget.origin == Origin::Stated { 0.0 } else { 0.01 },
         }
     }
 }
@@ -116,21 +128,8 @@ fn plan_within(
     options: &Options,
     build: impl FnMut(usize) -> Result<Program, GraphError>,
 ) -> Result<Planned, TrainError> {
-    let request = Request {
-        global_batch: options.global_batch,
-        micro_batch: options.micro_batch,
-        strategy: options.recompute,
-        budget: budget.arena(),
-        // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
-        slack: if budget.origin == Origin::Stated { 0.0 } else { 0.01 },
-    };
-    let choice = search(request, build).map_err(|error| match error {
-        SearchError::Budget { smallest, hints, .. } => {
-            TrainError::Budget { budget: Box::new(budget), smallest, hints }
-        }
-        SearchError::Graph(error) => TrainError::Graph(error),
-        other => TrainError::Plan(other),
-    })?;
+    let choice =
+        search(options.request(&budget), build).map_err(|error| TrainError::search(error, &budget))?;
     Ok(Planned { choice, budget })
 }
 
@@ -148,7 +147,12 @@ pub fn program(
     costed_program(model, |graph| device.facts(graph), options, rows)
 }
 
-fn costed_program(
+/// All graphs of a run with micro-batches of `rows` rows, for a device that `facts` speaks for.
+///
+/// # Errors
+///
+/// When the model is wrong.
+pub fn costed_program(
     model: &impl Model,
     facts: impl Fn(&Graph) -> Facts,
     options: &Options,

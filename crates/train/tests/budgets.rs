@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use plimsoll_exec::CpuDevice;
 use plimsoll_model::{Architecture, Preset};
 use plimsoll_plan::{Choice, Request, Role, SearchError, search};
-use plimsoll_train::budget::Budget;
+use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{LanguageModel, Options, Planned, Run, program};
 
 mod support;
@@ -50,7 +50,7 @@ impl Case {
     /// Trains by a plan; every loss, every norm and the final weights, as bits.
     fn train(&self, choice: Choice) -> Vec<u32> {
         let arena = choice.plan.arena_bytes;
-        let budget = Budget { total: arena, outside: 0, stated: true };
+        let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
         let device = CpuDevice::new(THREADS).unwrap();
         let mut run = Run::start(device, Planned { choice, budget }, 7).unwrap();
         let mut numbers = Vec::new();
@@ -90,7 +90,7 @@ fn check(name: &str, case: &Case) {
 #[test]
 fn the_preset_tiny_trains_to_the_same_bits_at_every_budget() {
     let Preset { model, seq, .. } = Preset::from_name("tiny").unwrap();
-    check("tiny", &Case::new(model.into(), seq));
+    check("tiny", &Case::new(model, seq));
 }
 
 #[test]

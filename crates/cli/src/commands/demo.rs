@@ -33,8 +33,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let mut session = Session::open(&config)?;
     say(&format!("preset tiny on {}, trained on {}\n\n", session.device_name, data_name(&raw)))?;
     let mut plan = Vec::new();
-    table::plan(&mut plan, &session.planned, config.model.seq_len)
-        .map_err(|error| Failure::output(&error))?;
+    table::plan(&mut plan, &session.summary).map_err(|error| Failure::output(&error))?;
     say(&String::from_utf8_lossy(&plan))?;
     say("\n")?;
 
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     say(&format!("\nloss\n{}\n", curve::draw(&losses)))?;
     let text = sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;
     say(&format!("sample\n  {}\n\n", text.trim_end().replace('\n', "\n  ")))?;
-    say(&summary(&end, session.planned.budget.total))?;
+    say(&summary(&end, session.summary.planned.budget.total))?;
     compare(args, &raw, &losses, &rates, end.process_peak_bytes)
 }
 

@@ -1,8 +1,11 @@
-//! One file per command.
+//! One file per command, and for the questions `plan` answers besides.
 
 pub(crate) mod check;
+pub(crate) mod compare;
 pub(crate) mod dag;
 pub(crate) mod demo;
+pub(crate) mod html;
 pub(crate) mod layout;
+pub(crate) mod max;
 pub(crate) mod plan;
 pub(crate) mod train;

@@ -2,47 +2,69 @@
 
 use std::io::{self, Write};
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use plimsoll::planning::{Contents, Schedule};
+use plimsoll::planning::{Compared, Contents, Facts, Schedule};
+use plimsoll::training::budget::Budget;
 use plimsoll::training::{Config, Target};
 use plimsoll::{
-    CpuDevice, Device, DeviceSpec, Graph, Model, Planned, Role, differentiate, plan_described, plan_for,
+    CpuDevice, Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, differentiate,
 };
 
 use crate::args::{PlanArgs, Stage};
-use crate::commands::dag;
+use crate::commands::max::{self, Answer};
+use crate::commands::{compare, dag, html};
 use crate::exit::Failure;
-use crate::table;
+use crate::summary::{Questions, Summary, questions};
+use crate::{json, table};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
         return dag::run(file, args.fit.memory.as_deref().unwrap_or_default(), args.fit.json);
     }
     let config = Config::check(&args.fit.raw())?;
-    let (planned, device) = plan_on_target(&config)?;
-    let mut out = io::stdout().lock();
-    let written = match args.show {
-        Some(stage) => write!(out, "{}", shown(stage, &config, &planned)?),
-        None if args.fit.json => writeln!(out, "{}", json(&planned, &config.target)),
-        None => writeln!(out, "{} on {device}", args.fit.model)
-            .and_then(|()| table::plan(&mut out, &planned, config.model.seq_len)),
-    };
-    written.map_err(|error| Failure::output(&error))
-}
-
-/// The plan, and what it is for in words.
-fn plan_on_target(config: &Config) -> Result<(Planned, String), Failure> {
-    let (model, options) = (&config.model, &config.options);
-    match &config.target {
+    let text = match &config.target {
         Target::Cpu => {
-            let device = CpuDevice::new(options.threads)?;
-            Ok((plan_for(model, &device, options)?, device.name()))
+            let device = CpuDevice::new(config.options.threads)?;
+            let budget = Budget::resolve(config.options.memory)?;
+            if args.fit.data.is_some() {
+                config.source()?;
+            }
+            answer(args, config.clone(), &device.name(), &|graph| device.facts(graph), budget)?
         }
         Target::Described { spec, assumed } => {
-            Ok((plan_described(model, spec, options)?, description(spec, *assumed)))
+            let budget = Budget::of_device(spec, config.options.memory)?;
+            let name = description(spec, *assumed);
+            answer(args, config.clone(), &name, &|graph| spec.facts(graph), budget)?
         }
+    };
+    io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
+}
+
+/// All that is asked, for a device that `facts` speaks for.
+fn answer(
+    args: &PlanArgs,
+    mut config: Config,
+    device: &str,
+    facts: &dyn Fn(&Graph) -> Facts,
+    budget: Budget,
+) -> Result<String, Failure> {
+    let answer = args.max.map(|what| max::find(args, what, facts, budget)).transpose()?;
+    if let Some(answer) = &answer {
+        config = answer.config.clone();
     }
+    let mut questions = questions(&config, facts, budget);
+    if let Some(stage) = args.show {
+        let choice =
+            questions.searcher.search(questions.request).map_err(|error| questions.failure(error))?;
+        return shown(stage, &config, &Planned { choice, budget });
+    }
+    let title = format!("{} on {device}", args.fit.model);
+    let target = match &config.target {
+        Target::Cpu => "cpu".to_owned(),
+        Target::Described { spec, .. } => spec.name(),
+    };
+    answered(args, &title, &target, &mut questions, answer.as_ref())
 }
 
 /// What is assumed of a device that is not here.
@@ -57,28 +79,48 @@ fn description(spec: &DeviceSpec, assumed: bool) -> String {
     )
 }
 
-/// The contract of `plan --json`.
-fn json(planned: &Planned, target: &Target) -> Value {
-    let (choice, budget) = (&planned.choice, &planned.budget);
-    let plan = &choice.plan;
-    let by_purpose: Map<String, Value> =
-        plan.by_purpose.iter().map(|(purpose, bytes)| (purpose.to_owned(), bytes.into())).collect();
-    let device = match target {
-        Target::Cpu => "cpu".to_owned(),
-        Target::Described { spec, .. } => spec.name(),
-    };
-    json!({
-        "device": device,
-        "budget_bytes": budget.total,
-        "planned_peak_bytes": plan.arena_bytes,
-        "arena_bytes": plan.arena_bytes,
-        "outside_bytes": budget.outside,
-        "by_purpose": by_purpose,
-        "micro_batch": choice.micro_batch,
-        "accumulation": choice.accumulation,
-        "recompute": plan.strategy.to_string(),
-        "liveness_bound_bytes": plan.liveness_bound,
-    })
+/// The table or the JSON, and the page where one is asked for.
+fn answered<B: FnMut(usize) -> Result<Program, GraphError>>(
+    args: &PlanArgs,
+    title: &str,
+    target: &str,
+    questions: &mut Questions<B>,
+    answer: Option<&Answer>,
+) -> Result<String, Failure> {
+    let summary = questions.plan()?;
+    let rows =
+        if args.compare || args.html.is_some() { compare::rows(questions, &summary)? } else { Vec::new() };
+    if let Some(path) = &args.html {
+        html::write(path, title, &summary, &rows, questions)?;
+    }
+    let rows = if args.compare { &rows[..] } else { &[] };
+    if args.fit.json {
+        return Ok(as_json(target, &summary, rows, answer));
+    }
+    let mut out = format!("{title}\n").into_bytes();
+    if let Some(answer) = answer {
+        out.extend(answer.sentence(&table::size(summary.planned.budget.total)).into_bytes());
+    }
+    table::plan(&mut out, &summary).map_err(|error| Failure::output(&error))?;
+    let mut text = String::from_utf8_lossy(&out).into_owned();
+    if !rows.is_empty() {
+        text.push('\n');
+        text.push_str(&compare::table(&summary, rows));
+    }
+    Ok(text)
+}
+
+fn as_json(target: &str, summary: &Summary, rows: &[Compared], answer: Option<&Answer>) -> String {
+    let mut fields = json::plan(summary);
+    fields.insert("device".into(), target.into());
+    if !rows.is_empty() {
+        let rows = rows.iter().map(|row| json::compared(summary, row)).collect();
+        fields.insert("compare".into(), Value::Array(rows));
+    }
+    if let Some(answer) = answer {
+        fields.insert("max".into(), answer.json(summary.planned.choice.plan.arena_bytes));
+    }
+    format!("{}\n", Value::Object(fields))
 }
 
 /// The text form of one stage.

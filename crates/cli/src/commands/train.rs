@@ -7,10 +7,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use plimsoll::training::data::Batches;
 use plimsoll::training::metrics::{EndRecord, StepRecord, write_line};
 use plimsoll::training::{Config, memory};
-use plimsoll::{CpuDevice, Device, Planned, Run, Trainer, plan_for};
+use plimsoll::{CpuDevice, Device, Run, Trainer, plan_for};
 
 use crate::args::TrainArgs;
 use crate::exit::Failure;
+use crate::summary::{Summary, questions};
 use crate::table;
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
@@ -24,20 +25,20 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         say(&format!("{} on {}\n", args.fit.model, session.device_name))?;
     }
     let mut table = Vec::new();
-    table::plan(&mut table, &session.planned, config.model.seq_len)
-        .map_err(|error| Failure::output(&error))?;
+    table::plan(&mut table, &session.summary).map_err(|error| Failure::output(&error))?;
     say(&String::from_utf8_lossy(&table))?;
+    say(&table::run_time(&session.summary, config.max_steps))?;
     let json = args.fit.json;
     let end = session.train(&config, |record| if json { line(record) } else { Ok(()) })?;
     if json {
         return line(&end);
     }
-    say(&summary(&end, session.planned.budget.total))
+    say(&summary(&end, session.summary.planned.budget.total))
 }
 
 /// A planned run with its data, ready to step.
 pub(crate) struct Session {
-    pub(crate) planned: Planned,
+    pub(crate) summary: Summary,
     pub(crate) trainer: Trainer<CpuDevice>,
     pub(crate) device_name: String,
 }
@@ -50,10 +51,11 @@ impl Session {
         let device = CpuDevice::new(config.options.threads)?;
         let device_name = device.name();
         let planned = plan_for(&config.model, &device, &config.options)?;
-        let run = Run::start(device, planned.clone(), config.options.seed)?;
+        let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
+        let run = Run::start(device, summary.planned.clone(), config.options.seed)?;
         let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());
         let trainer = Trainer::new(run, batches, config.lr, config.model.documents);
-        Ok(Session { planned, trainer, device_name })
+        Ok(Session { summary, trainer, device_name })
     }
 
     /// Takes all steps behind a progress bar and checks the promise at the end.
@@ -62,7 +64,7 @@ impl Session {
         config: &Config,
         mut report: impl FnMut(&StepRecord) -> Result<(), Failure>,
     ) -> Result<EndRecord, Failure> {
-        let budget = self.planned.budget.total;
+        let budget = self.summary.planned.budget.total;
         let bar = progress(config.max_steps);
         for _ in 0..config.max_steps {
             let record = self.trainer.step().inspect_err(|_| bar.abandon())?;

@@ -1,0 +1,40 @@
+//! `plimsoll plan --compare`: the classic strategies beside the chosen plan.
+
+use std::fmt::Write as _;
+
+use plimsoll::planning::{Compared, Request};
+use plimsoll::{GraphError, Program, Strategy};
+
+use crate::exit::Failure;
+use crate::summary::{Questions, Summary};
+use crate::table::size;
+
+/// The rows, with `auto` chosen anew when the plan at hand has a fixed strategy.
+pub(crate) fn rows<B: FnMut(usize) -> Result<Program, GraphError>>(
+    questions: &mut Questions<B>,
+    summary: &Summary,
+) -> Result<Vec<Compared>, Failure> {
+    let request = Request { strategy: None, ..questions.request };
+    let fixed = questions.request.strategy.is_some_and(|strategy| strategy != Strategy::Auto);
+    let other = fixed.then(|| questions.searcher.search(request)).transpose();
+    let other = other.map_err(|error| questions.failure(error))?;
+    let auto = other.as_ref().unwrap_or(&summary.planned.choice);
+    questions.searcher.compare(request, auto).map_err(|error| questions.failure(error))
+}
+
+/// The rows as a table.
+pub(crate) fn table(summary: &Summary, rows: &[Compared]) -> String {
+    let mut text = String::from("strategy      micro-batch      memory        step   slowdown\n");
+    for row in rows {
+        let batch = format!("{} × {}", row.micro_batch, row.accumulation);
+        let memory = size(summary.process_bytes(row.arena_bytes));
+        let verdict = if row.fits { "" } else { "   does not fit" };
+        let (seconds, slowdown) = (row.step_seconds, 100.0 * row.slowdown);
+        let _ = writeln!(
+            text,
+            "{:<14}{batch:<12}{memory:>11}{seconds:>10.3} s{slowdown:>+9.1} %{verdict}",
+            row.name
+        );
+    }
+    text
+}

@@ -1,0 +1,121 @@
+//! `plimsoll plan --html`: a plan as one page with pictures, readable without a network.
+//!
+//! The page is a fixed template; the plan goes in as one JSON object, and a small script of the page draws
+//! it. So what is shown can be read back from the file, and the drawing can be changed without this code.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use plimsoll::planning::{Action, Compared, Point, Purpose, Request, SearchError, Span, spans, spread};
+use plimsoll::training::budget::Origin;
+use plimsoll::{GraphError, Program, Role};
+
+use crate::exit::Failure;
+use crate::json;
+use crate::summary::{Questions, Summary};
+use crate::write_file;
+
+const PAGE: &str = include_str!("../page.html");
+/// Where the template takes the data.
+const SLOT: &str = "PLIMSOLL_DATA";
+/// Budgets on the curve.
+const BUDGETS: u32 = 24;
+
+/// Writes the page of a plan.
+pub(crate) fn write<B: FnMut(usize) -> Result<Program, GraphError>>(
+    path: &Path,
+    title: &str,
+    summary: &Summary,
+    rows: &[Compared],
+    questions: &mut Questions<B>,
+) -> Result<(), Failure> {
+    let curve = curve(questions, summary)?;
+    let on_curve = |point: &Point| {
+        json!({
+            "bytes": summary.process_bytes(point.arena_bytes),
+            "seconds": point.step_seconds,
+            "bound": point.lower_bound_seconds,
+            "micro_batch": point.micro_batch,
+        })
+    };
+    let data = json!({
+        "title": title,
+        "seq_len": summary.seq_len,
+        "stated": summary.planned.budget.origin == Origin::Stated,
+        "purposes": Purpose::ALL.map(Purpose::name),
+        "plan": json::plan(summary),
+        "schedules": [schedule(summary, Role::First), schedule(summary, Role::Update)],
+        "curve": curve.iter().map(on_curve).collect::<Vec<_>>(),
+        "compare": rows.iter().map(|row| json::compared(summary, row)).collect::<Vec<_>>(),
+    });
+    write_file::whole(path, fill(&data).as_bytes())
+}
+
+/// The template with the data in it. In a script element nothing but `<` can end the data early.
+fn fill(data: &Value) -> String {
+    PAGE.replacen(SLOT, &data.to_string().replace('<', "\\u003c"), 1)
+}
+
+/// `auto` from the smallest budget that works to the one at which everything is kept.
+fn curve<B: FnMut(usize) -> Result<Program, GraphError>>(
+    questions: &mut Questions<B>,
+    summary: &Summary,
+) -> Result<Vec<Point>, Failure> {
+    let request = Request { strategy: None, ..questions.request };
+    let smallest = match questions.searcher.search(Request { budget: 0, ..request }) {
+        Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
+        Err(other) => return Err(questions.failure(other)),
+        Ok(choice) => choice.plan.arena_bytes,
+    };
+    let mut budgets = vec![smallest];
+    budgets.extend(spread(smallest, summary.unbudgeted.arena_bytes, BUDGETS - 1));
+    questions.searcher.curve(request, &budgets).map_err(|error| questions.failure(error))
+}
+
+/// The actions of a schedule with their times, and its buffers.
+fn schedule(summary: &Summary, role: Role) -> Value {
+    let choice = &summary.planned.choice;
+    let Some(schedule) = choice.plan.schedules.get(&role) else { return Value::Null };
+    let part = &choice.program.train;
+    let mut seen = vec![false; part.graph.nodes().len()];
+    let mut action = |action: &Action| match action {
+        Action::Run { node, .. } => {
+            let again = std::mem::replace(&mut seen[node.index()], true);
+            let seconds = part.facts.nodes[node.index()].seconds_with(choice.plan.scratch);
+            let node = part.graph.node(*node);
+            let op = if again { format!("{} again", node.op.name()) } else { node.op.name().to_owned() };
+            json!([op, part.graph.block_name(node.block), seconds])
+        }
+        Action::Start { copy } => json!([format!("start of copy {copy}"), "", 0.0]),
+        Action::Wait { copy } => json!([format!("end of copy {copy}"), "", 0.0]),
+    };
+    let buffer = |span: Span| {
+        let Span { contents, purpose, offset, bytes, start, end } = span;
+        json!([contents, purpose as usize, offset, bytes, start, end])
+    };
+    json!({
+        "name": role.name(),
+        "actions": schedule.actions.iter().map(&mut action).collect::<Vec<_>>(),
+        "buffers": spans(&part.graph, schedule).into_iter().map(buffer).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_has_one_place_for_data_and_asks_nobody_for_anything() {
+        assert_eq!(PAGE.matches(SLOT).count(), 1);
+        for outside in ["http", "src=", "@import", "url(", "fetch(", "<link"] {
+            assert!(!PAGE.contains(outside), "{outside}");
+        }
+    }
+
+    #[test]
+    fn names_cannot_end_the_data() {
+        let page = fill(&json!({ "title": "</script><b>" }));
+        assert_eq!(page.matches("</script>").count(), PAGE.matches("</script>").count());
+    }
+}

@@ -1,0 +1,105 @@
+//! `plimsoll plan --max`: the most that fits, by planning it.
+//!
+//! Sizes double until one does not fit, then the gap is halved. The answer is a plan that was made; the next
+//! larger size was tried and does not fit.
+
+use serde_json::{Value, json};
+
+use plimsoll::planning::{Facts, largest};
+use plimsoll::training::budget::Budget;
+use plimsoll::training::{Config, RawConfig};
+use plimsoll::{Graph, TrainError};
+
+use crate::args::{PlanArgs, What};
+use crate::exit::Failure;
+use crate::summary::questions;
+
+/// Nobody asks for more, and beyond it sizes in bytes could overflow.
+const MOST: usize = 1 << 24;
+
+/// The most of something that fits.
+pub(crate) struct Answer {
+    /// What was asked for.
+    pub(crate) what: What,
+    /// The most of it.
+    pub(crate) value: usize,
+    /// The settings of that plan.
+    pub(crate) config: Config,
+}
+
+impl Answer {
+    /// In words.
+    pub(crate) fn sentence(&self, budget: &str) -> String {
+        let (what, value) = (self.what.name(), self.value);
+        if value == MOST {
+            return format!("{what} {value} fits in {budget}; more was not tried\n");
+        }
+        format!("most that fits in {budget}: {what} {value} ({} does not fit)\n", value + 1)
+    }
+
+    /// As JSON, with the arena of its plan.
+    pub(crate) fn json(&self, planned_peak_bytes: u64) -> Value {
+        json!({
+            "what": self.what.name(), "value": self.value, "planned_peak_bytes": planned_peak_bytes,
+        })
+    }
+}
+
+/// Finds the most of `what` that fits.
+pub(crate) fn find(
+    args: &PlanArgs,
+    what: What,
+    facts: &dyn Fn(&Graph) -> Facts,
+    budget: Budget,
+) -> Result<Answer, Failure> {
+    let raw = open(args, what)?;
+    let found = largest(MOST, |value| {
+        let config = with(&raw, what, value)?;
+        let mut questions = questions(&config, facts, budget);
+        let fits = questions.searcher.fits(questions.request).map_err(|error| questions.failure(error))?;
+        Ok::<_, Failure>(fits.then(|| config.clone()))
+    })?;
+    match found {
+        Some((value, config)) => Ok(Answer { what, value, config }),
+        // Not even 1 fits; planning that says what would.
+        None => Ok(Answer { what, value: 1, config: with(&raw, what, 1)? }),
+    }
+}
+
+/// The settings without what is asked for, which must not be fixed.
+fn open(args: &PlanArgs, what: What) -> Result<RawConfig, Failure> {
+    let raw = args.fit.raw();
+    let fixed = match what {
+        What::SeqLen => raw.seq_len.map(|_| "--seq-len"),
+        What::MicroBatch => {
+            raw.micro_batch.map(|_| "--micro-batch").or(raw.global_batch.map(|_| "--global-batch"))
+        }
+        What::Layers => None,
+    };
+    match fixed {
+        Some(flag) => Err(TrainError::Config(format!(
+            "--max {} asks for the largest that fits, so {flag} cannot be fixed; leave it out",
+            what.name()
+        ))
+        .into()),
+        None => Ok(raw),
+    }
+}
+
+/// The settings with `value` of `what`.
+fn with(raw: &RawConfig, what: What, value: usize) -> Result<Config, Failure> {
+    let mut raw = raw.clone();
+    match what {
+        What::SeqLen => raw.seq_len = Some(value),
+        What::MicroBatch => {
+            raw.micro_batch = Some(value);
+            raw.gradient_accumulation_steps = Some(raw.gradient_accumulation_steps.unwrap_or(1));
+        }
+        What::Layers => {}
+    }
+    let mut config = Config::check(&raw)?;
+    if what == What::Layers {
+        config.model.architecture = config.model.architecture.with_layers(value);
+    }
+    Ok(config)
+}

@@ -1,0 +1,66 @@
+//! The contract of `plan --json`: scripts rely on these names.
+
+use serde_json::{Map, Value, json};
+
+use plimsoll::planning::{Compared, LayerReport, Point};
+
+use crate::summary::Summary;
+
+/// One plan.
+pub(crate) fn plan(summary: &Summary) -> Map<String, Value> {
+    let (choice, budget) = (&summary.planned.choice, &summary.planned.budget);
+    let plan = &choice.plan;
+    let by_purpose: Map<String, Value> =
+        plan.by_purpose.iter().map(|(purpose, bytes)| (purpose.to_owned(), bytes.into())).collect();
+    let fields = json!({
+        "budget_bytes": budget.total,
+        "planned_peak_bytes": plan.arena_bytes,
+        "arena_bytes": plan.arena_bytes,
+        "outside_bytes": budget.outside,
+        "by_purpose": by_purpose,
+        "micro_batch": choice.micro_batch,
+        "accumulation": choice.accumulation,
+        "recompute": plan.strategy.to_string(),
+        "liveness_bound_bytes": plan.liveness_bound,
+        "predicted_step_seconds": summary.step_seconds(),
+        "unbudgeted_step_seconds": summary.unbudgeted.step_seconds,
+        "lower_bound_step_seconds": summary.lower_bound_seconds.min(summary.step_seconds()),
+        "gap": summary.gap(),
+        "recompute_fraction": summary.report.recompute_fraction,
+        "offload_bytes": summary.report.offload_bytes,
+        "planning_seconds": summary.planning_seconds,
+        "layers": summary.report.layers.iter().map(layer).collect::<Vec<_>>(),
+        "faster": summary.faster.iter().map(|point| faster(summary, point)).collect::<Vec<_>>(),
+    });
+    match fields {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+/// One group of layers.
+pub(crate) fn layer(layer: &LayerReport) -> Value {
+    let LayerReport { kind, count, keep, recompute, offload } = layer;
+    json!({ "kind": kind, "count": count, "keep": keep, "recompute": recompute, "offload": offload })
+}
+
+fn faster(summary: &Summary, point: &Point) -> Value {
+    json!({
+        "memory_bytes": summary.process_bytes(point.arena_bytes),
+        "predicted_step_seconds": point.step_seconds,
+    })
+}
+
+/// One line of the comparison.
+pub(crate) fn compared(summary: &Summary, row: &Compared) -> Value {
+    json!({
+        "strategy": row.name,
+        "micro_batch": row.micro_batch,
+        "accumulation": row.accumulation,
+        "planned_peak_bytes": row.arena_bytes,
+        "process_bytes": summary.process_bytes(row.arena_bytes),
+        "predicted_step_seconds": row.step_seconds,
+        "slowdown": row.slowdown,
+        "fits": row.fits,
+    })
+}

@@ -1,0 +1,124 @@
+//! What is said of a plan, gathered once for the table, the JSON and the page.
+
+use std::time::Instant;
+
+use plimsoll::planning::{Facts, Point, Report, Request, SearchError, Searcher, report};
+use plimsoll::training::budget::{Budget, Origin};
+use plimsoll::training::{Config, costed_program};
+use plimsoll::{Graph, GraphError, Planned, Program, TrainError};
+
+use crate::exit::Failure;
+
+/// A plan with everything people ask about it.
+pub(crate) struct Summary {
+    pub(crate) planned: Planned,
+    /// What its layers keep and rebuild.
+    pub(crate) report: Report,
+    /// The fastest plan without a budget.
+    pub(crate) unbudgeted: Point,
+    /// No schedule inside the budget is faster.
+    pub(crate) lower_bound_seconds: f64,
+    /// Larger budgets that bring something.
+    pub(crate) faster: Vec<Point>,
+    /// How long the search took.
+    pub(crate) planning_seconds: f64,
+    pub(crate) seq_len: usize,
+}
+
+impl Summary {
+    /// Predicted time of one step.
+    pub(crate) fn step_seconds(&self) -> f64 {
+        self.planned.choice.plan.step_seconds(self.planned.choice.accumulation)
+    }
+
+    /// At most this fraction slower than the optimum.
+    pub(crate) fn gap(&self) -> f64 {
+        (self.step_seconds() / self.lower_bound_seconds - 1.0).max(0.0)
+    }
+
+    /// Sequences of one step.
+    pub(crate) fn global_batch(&self) -> usize {
+        self.planned.choice.micro_batch * self.planned.choice.accumulation
+    }
+
+    /// Bytes of the whole process with an arena of `arena` bytes.
+    pub(crate) fn process_bytes(&self, arena: u64) -> u64 {
+        arena + self.planned.budget.outside
+    }
+}
+
+/// Questions about one model under one budget.
+pub(crate) struct Questions<B> {
+    pub(crate) searcher: Searcher<B>,
+    pub(crate) request: Request,
+    pub(crate) budget: Budget,
+    seq_len: usize,
+}
+
+/// Prepares questions about the model of `config`.
+pub(crate) fn questions<'a>(
+    config: &'a Config,
+    facts: &'a dyn Fn(&Graph) -> Facts,
+    budget: Budget,
+) -> Questions<impl FnMut(usize) -> Result<Program, GraphError> + 'a> {
+    Questions {
+        searcher: Searcher::new(move |rows| costed_program(&config.model, facts, &config.options, rows)),
+        request: config.options.request(&budget),
+        budget,
+        seq_len: config.model.seq_len,
+    }
+}
+
+impl<B: FnMut(usize) -> Result<Program, GraphError>> Questions<B> {
+    /// Searches for the plan and says how it stands.
+    pub(crate) fn plan(&mut self) -> Result<Summary, Failure> {
+        let clock = Instant::now();
+        let choice = self.searcher.search(self.request).map_err(|error| self.failure(error))?;
+        let planning_seconds = clock.elapsed().as_secs_f64();
+        let planned = Planned { choice, budget: self.budget };
+        let mut summary = self.summarise(planned)?;
+        summary.planning_seconds = planning_seconds;
+        if summary.planned.choice.lower_bound_seconds.is_none() {
+            // A strategy was fixed; what is optimal inside the budget is another question.
+            if let Some(bound) = self.auto_bound()? {
+                summary.lower_bound_seconds = summary.lower_bound_seconds.max(bound);
+            }
+        }
+        if self.budget.origin == Origin::Stated {
+            let chosen = Point::of(&summary.planned.choice);
+            let faster = self.searcher.faster(self.request, chosen, summary.unbudgeted);
+            summary.faster = faster.map_err(|error| self.failure(error))?;
+        }
+        Ok(summary)
+    }
+
+    /// How a plan stands, without asking for others.
+    pub(crate) fn summarise(&mut self, planned: Planned) -> Result<Summary, Failure> {
+        let unbudgeted = self.searcher.unbudgeted(self.request).map_err(|error| self.failure(error))?;
+        let choice = &planned.choice;
+        // Both hold, so the higher one does.
+        let bound = choice.lower_bound_seconds.unwrap_or(0.0).max(unbudgeted.step_seconds);
+        Ok(Summary {
+            report: report(&choice.program, &choice.plan),
+            unbudgeted,
+            lower_bound_seconds: bound,
+            faster: Vec::new(),
+            planning_seconds: 0.0,
+            seq_len: self.seq_len,
+            planned,
+        })
+    }
+
+    fn auto_bound(&mut self) -> Result<Option<f64>, Failure> {
+        match self.searcher.search(Request { strategy: None, ..self.request }) {
+            Ok(choice) => Ok(choice.lower_bound_seconds),
+            Err(SearchError::Budget { .. }) => Ok(None),
+            Err(other) => Err(self.failure(other)),
+        }
+    }
+
+    /// What a search that failed means to the user.
+    pub(crate) fn failure(&self, error: SearchError) -> Failure {
+        TrainError::search(error, &self.budget).into()
+    }
+}

@@ -1,0 +1,135 @@
+//! What a plan does, read back from its schedule: which layers keep, rebuild and offload what.
+//!
+//! Nothing here asks the planner what it meant. A node is rebuilt when the schedule runs it again, kept when
+//! bytes it wrote in the forward pass are touched in the backward pass, offloaded when a copy takes
+//! them out; so the report is as true for a plan read from a file as for one just made.
+
+use std::collections::BTreeSet;
+
+use plimsoll_graph::{Graph, NodeId, Phase};
+
+use crate::names::{forward_names, ranges};
+use crate::plan::{Plan, Program, Role};
+use crate::problem::Facts;
+use crate::regions::{layer_names, layers};
+use crate::schedule::{Action, Direction, Schedule};
+
+/// Layers that are treated alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerReport {
+    /// Their names, consecutive ones as a range: `model.layers.0-4`.
+    pub kind: String,
+    /// How many they are.
+    pub count: usize,
+    /// What the forward pass leaves for the backward pass.
+    pub keep: Vec<String>,
+    /// What runs again.
+    pub recompute: Vec<String>,
+    /// What goes to another tier and comes back.
+    pub offload: Vec<String>,
+}
+
+/// What one micro-batch of a plan does beyond the forward and the backward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Layers in forward order, equal ones together.
+    pub layers: Vec<LayerReport>,
+    /// Time of what runs again over the time of one forward pass.
+    pub recompute_fraction: f64,
+    /// Bytes that leave the device.
+    pub offload_bytes: u64,
+}
+
+/// Reads the report of a plan from its schedule of one micro-batch.
+pub fn report(program: &Program, plan: &Plan) -> Report {
+    let graph = &program.train.graph;
+    let Some(schedule) = plan.schedules.get(&Role::First) else {
+        return Report { layers: Vec::new(), recompute_fraction: 0.0, offload_bytes: 0 };
+    };
+    let out = schedule.copies.iter().filter(|copy| copy.direction == Direction::Out);
+    Report {
+        layers: layer_reports(graph, &Fates::of(graph, schedule)),
+        recompute_fraction: recompute_fraction(graph, schedule, &program.train.facts, plan),
+        offload_bytes: out.map(|copy| schedule.buffer(copy.buffer).bytes).sum(),
+    }
+}
+
+/// What becomes of the results of forward nodes.
+struct Fates {
+    kept: BTreeSet<NodeId>,
+    rebuilt: BTreeSet<NodeId>,
+    offloaded: BTreeSet<NodeId>,
+}
+
+impl Fates {
+    fn of(graph: &Graph, schedule: &Schedule) -> Fates {
+        let mut fates = Fates { kept: BTreeSet::new(), rebuilt: BTreeSet::new(), offloaded: BTreeSet::new() };
+        let backward = |action: &Action| matches!(action, Action::Run { node, .. } if graph.node(*node).phase == Phase::Backward);
+        let turn = schedule.actions.iter().position(backward).unwrap_or(schedule.actions.len());
+        let sent: BTreeSet<_> = schedule.copies.iter().map(|copy| copy.buffer).collect();
+        let mut seen = BTreeSet::new();
+        for (index, action) in schedule.actions.iter().enumerate() {
+            let Action::Run { node, outputs, .. } = action else { continue };
+            if graph.node(*node).phase != Phase::Forward {
+                continue;
+            }
+            if !seen.insert(*node) {
+                fates.rebuilt.insert(*node);
+            }
+            if index < turn && outputs.iter().any(|&id| schedule.buffer(id).end > turn) {
+                fates.kept.insert(*node);
+            }
+            if outputs.iter().any(|id| sent.contains(id)) {
+                fates.offloaded.insert(*node);
+            }
+        }
+        // What is built again was not kept for all its readers, whatever lived on for some of them.
+        fates.kept.retain(|node| !fates.rebuilt.contains(node));
+        fates
+    }
+}
+
+fn layer_reports(graph: &Graph, fates: &Fates) -> Vec<LayerReport> {
+    let (layer_of, count) = layers(graph);
+    let names = layer_names(graph, count);
+    let mut groups: Vec<(Vec<String>, LayerReport)> = Vec::new();
+    for (layer, layer_name) in names.into_iter().enumerate() {
+        let nodes: Vec<NodeId> = (graph.node_ids())
+            .filter(|id| layer_of[id.index()] == Some(layer) && !graph.node(*id).op.is_view())
+            .collect();
+        let node_names = forward_names(graph, &nodes);
+        let among = |set: &BTreeSet<NodeId>| -> Vec<String> {
+            let named = nodes.iter().zip(&node_names).filter(|(node, _)| set.contains(node));
+            named.map(|(_, name)| name.clone()).collect()
+        };
+        let report = LayerReport {
+            kind: String::new(),
+            count: 1,
+            keep: among(&fates.kept),
+            recompute: among(&fates.rebuilt),
+            offload: among(&fates.offloaded),
+        };
+        let same = |known: &LayerReport| LayerReport { count: 1, ..known.clone() } == report;
+        match groups.iter_mut().find(|(_, known)| same(known)) {
+            Some((members, known)) => {
+                members.push(layer_name);
+                known.count += 1;
+            }
+            None => groups.push((vec![layer_name], report)),
+        }
+    }
+    groups.into_iter().map(|(members, group)| LayerReport { kind: ranges(&members), ..group }).collect()
+}
+
+fn recompute_fraction(graph: &Graph, schedule: &Schedule, facts: &Facts, plan: &Plan) -> f64 {
+    let executions = schedule.executions(graph);
+    let forward = graph.node_ids().filter(|&id| graph.node(id).phase == Phase::Forward);
+    let (mut once, mut again) = (0.0, 0.0);
+    for id in forward {
+        let seconds = facts.nodes[id.index()].seconds_with(plan.scratch);
+        let times = executions[id.index()];
+        once += if times > 0 { seconds } else { 0.0 };
+        again += f64::from(times.saturating_sub(1)) * seconds;
+    }
+    if once > 0.0 { again / once } else { 0.0 }
+}
