@@ -1,8 +1,8 @@
 //! Step time against budget: the curve itself, and the next budgets at which something is gained.
 //!
-//! Every point is a plan that was made. A plan of `a` bytes exists, so a budget of `a` bytes is answered
-//! with it or with something faster; that is why the size of a plan, not the budget it was asked for, is what
-//! people are told.
+//! Every point is a plan that was made. A budget that is offered is one that was asked for, not the size of the
+//! plan it gave: a plan can be a little smaller than the rung of the ladder it came from, and that rung is out
+//! of reach of a budget of just its size.
 
 use plimsoll_graph::{GraphError, Phase};
 
@@ -18,7 +18,7 @@ const WORTH: f64 = 0.005;
 /// A plan on the curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Size of the arena: the smallest budget known to be answered this fast.
+    /// Size of the arena, or of the budget that is answered this fast.
     pub arena_bytes: u64,
     /// Predicted time of one step.
     pub step_seconds: f64,
@@ -96,7 +96,11 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         unbudgeted: Point,
     ) -> Result<Vec<Point>, SearchError> {
         let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, LOOKS);
-        let mut points = self.curve(request, &budgets)?;
+        let mut points = Vec::new();
+        for budget in budgets {
+            let choice = self.search(Request { budget, slack: 0.0, ..request })?;
+            points.push(Point { arena_bytes: budget, ..Point::of(&choice) });
+        }
         points.push(unbudgeted);
         let mut best = chosen.step_seconds;
         let mut gains = Vec::new();
