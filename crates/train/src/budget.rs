@@ -50,7 +50,8 @@ impl Budget {
     /// When the memory of the machine cannot be read.
     pub fn resolve(stated: Option<u64>) -> Result<Budget, TrainError> {
         let resident = memory::process()?.resident;
-        let outside = resident + ALLOWANCE;
+        // Whole MiB, so that a few pages more or less do not change the plan from run to run.
+        let outside = (resident + ALLOWANCE).next_multiple_of(1 << 20);
         if let Some(total) = stated {
             return Ok(Budget { total, outside, origin: Origin::Stated, ceiling: None });
         }

@@ -134,9 +134,7 @@ impl Config {
     pub fn check(raw: &RawConfig) -> Result<Config, TrainError> {
         let preset = Preset::from_name(raw.model.as_deref().unwrap_or("tiny")).map_err(mistake)?;
         let seq_len = raw.seq_len.unwrap_or(preset.seq);
-        if seq_len == 0 {
-            return Err(mistake("--seq-len must be at least 1"));
-        }
+        within("--seq-len", seq_len)?;
         let max_steps = raw.max_steps.unwrap_or(100);
         if max_steps == 0 {
             return Err(mistake("--max-steps must be at least 1"));
@@ -203,6 +201,10 @@ impl Model for LanguageModel {
 
 fn options(raw: &RawConfig) -> Result<Options, TrainError> {
     let (global_batch, micro_batch) = batch(raw)?;
+    let threads = raw.threads.unwrap_or(0);
+    if threads > MOST_THREADS {
+        return Err(mistake(format!("--threads must be at most {MOST_THREADS}, got {threads}")));
+    }
     let memory = raw.memory.as_deref().map(str::parse::<Size>).transpose().map_err(mistake)?;
     let recompute = raw.recompute.as_deref().map(str::parse::<Strategy>);
     let default = Optimizer::default();
@@ -227,7 +229,8 @@ fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         recompute: recompute.transpose().map_err(mistake)?,
         optimizer: Optimizer { weight_decay, max_grad_norm, ..default },
         seed: raw.seed.unwrap_or(0),
-        threads: raw.threads.unwrap_or(0),
+        threads,
+        evaluate: false,
     })
 }
 
@@ -238,8 +241,8 @@ fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainError> {
         ("--micro-batch", raw.micro_batch),
         ("--gradient-accumulation-steps", raw.gradient_accumulation_steps),
     ];
-    if let Some((flag, _)) = settings.iter().find(|(_, value)| *value == Some(0)) {
-        return Err(mistake(format!("{flag} must be at least 1")));
+    for (flag, value) in settings {
+        within(flag, value.unwrap_or(1))?;
     }
     match (raw.global_batch, raw.micro_batch, raw.gradient_accumulation_steps) {
         (global, Some(micro), Some(steps)) => match micro.checked_mul(steps) {
@@ -272,9 +275,23 @@ fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainError> {
     }
 }
 
+/// The most of anything that is counted: beyond it, sizes in bytes could overflow.
+const MOST: usize = 1 << 24;
+/// The most threads: no machine has more cores, and each takes a stack.
+const MOST_THREADS: usize = 1024;
+
+fn within(flag: &str, value: usize) -> Result<(), TrainError> {
+    match value {
+        0 => Err(mistake(format!("{flag} must be at least 1"))),
+        1..=MOST => Ok(()),
+        _ => Err(mistake(format!("{flag} must be at most {MOST}, got {value}"))),
+    }
+}
+
 fn lr(raw: &RawConfig, max_steps: u64) -> Result<Lr, TrainError> {
     let peak = raw.learning_rate.unwrap_or(1e-3);
-    if !peak.is_finite() || peak < 0.0 {
+    // Kernels compute in f32, where larger numbers are infinite.
+    if !(peak as f32).is_finite() || peak < 0.0 {
         return Err(mistake(format!("--learning-rate must be a number that is not negative, got {peak}")));
     }
     let decay = raw.lr_scheduler_type.as_deref().map(str::parse).transpose().map_err(mistake)?;

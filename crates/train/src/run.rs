@@ -17,7 +17,9 @@ use plimsoll_plan::{Choice, Costed, DeviceSpec, Facts, Plan, Program, Request, R
 
 use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
+use crate::memory;
 use crate::optimizer::{self, Optimizer};
+use crate::size::Size;
 
 /// What is asked of a run. What is left open is chosen to be fastest inside the budget.
 #[derive(Clone, Debug)]
@@ -36,6 +38,8 @@ pub struct Options {
     pub seed: u64,
     /// Threads, or one for each core when 0.
     pub threads: usize,
+    /// Whether the run is also to compute losses without training ([`Run::evaluate`]).
+    pub evaluate: bool,
 }
 
 impl Default for Options {
@@ -48,6 +52,7 @@ impl Default for Options {
             optimizer: Optimizer::default(),
             seed: 0,
             threads: 0,
+            evaluate: false,
         }
     }
 }
@@ -74,6 +79,15 @@ pub trait Model {
     ///
     /// When the model is wrong.
     fn training(&self, rows: usize) -> Result<Graph, GraphError>;
+
+    /// The forward graph that computes the same loss for evaluation: without dropout, where there is any.
+    ///
+    /// # Errors
+    ///
+    /// When the model is wrong.
+    fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
+        self.training(rows)
+    }
 
     /// The forward graph that yields the next token, if the run is to generate.
     ///
@@ -167,8 +181,9 @@ pub fn costed_program(
         at: None,
     })?;
     let train = optimizer::append(fuse(differentiate(&forward, loss)?)?, &options.optimizer)?;
-    let generate = model.generation().transpose()?.map(costed);
-    Ok(Program { train: costed(train), evaluate: None, generate })
+    let generate = model.generation().transpose()?.map(&costed);
+    let evaluate = options.evaluate.then(|| model.evaluation(rows)).transpose()?.map(&costed);
+    Ok(Program { train: costed(train), evaluate, generate })
 }
 
 /// A planned model in its arena.
@@ -213,6 +228,14 @@ impl<D: Device> Run<D> {
         let Planned { choice, budget } = planned;
         let Choice { plan, program, micro_batch, accumulation, .. } = choice;
         let has_rng = program.train.graph.input_named("rng").is_some();
+        // The system lends more than it has and takes it back by force; better to say so now.
+        let free = memory::available()?;
+        if plan.arena_bytes > free {
+            let (needed, free) = (Size { bytes: plan.arena_bytes }, Size { bytes: free });
+            return Err(TrainError::Config(format!(
+                "the plan needs {needed} but only {free} of memory are free; state a smaller --memory"
+            )));
+        }
         let engine = Engine::new(device, &program, &plan, seed)?;
         Ok(Run {
             engine,
@@ -277,6 +300,16 @@ impl<D: Device> Run<D> {
         }
         self.steps = step;
         Ok(norm)
+    }
+
+    /// The loss of a micro-batch, forward only: nothing changes, and no gradient is touched.
+    ///
+    /// # Errors
+    ///
+    /// When the run was not planned to evaluate, or an input is missing or bad.
+    pub fn evaluate(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
+        self.engine.run(Role::Evaluate, inputs)?;
+        Ok(self.engine.scalar(Role::Evaluate, "loss")?)
     }
 
     /// Logits of the token after `position` of `tokens`.

@@ -110,7 +110,7 @@ fn longest_run(graph: &Graph, order: &Order, period: usize, phase: usize) -> (Ve
     let mut longest = (Vec::new(), 0..0);
     let mut run: Vec<Layer> = Vec::new();
     let mut kind = String::new();
-    let starts = (phase..order.forward.len() + 1 - period.min(order.forward.len())).step_by(period);
+    let starts = (phase..(order.forward.len() + 1).saturating_sub(period)).step_by(period);
     for start in starts {
         let group = start..start + period;
         let forward = order.forward[group.clone()].concat();
@@ -330,5 +330,12 @@ mod tests {
     fn a_layer_that_reads_two_others_is_no_part_of_a_chain() {
         let skipped = Chain::find(&graph(&[32; 4], true));
         assert!(skipped.is_none_or(|chain| chain.layers.len() < 4), "a layer with two inputs");
+    }
+
+    #[test]
+    fn graphs_with_fewer_layers_than_kinds_are_looked_at_without_fault() {
+        for widths in [&[32, 16][..], &[32, 16, 8], &[32, 16, 8, 4], &[32, 16, 8, 4, 2]] {
+            assert!(Chain::find(&graph(widths, false)).is_none(), "{widths:?} has no two layers alike");
+        }
     }
 }
