@@ -436,7 +436,11 @@ impl Attempt<'_> {
                     break;
                 }
             }
-            tried.extend(self.descend_ladder(planner, scratch, budget)?);
+            let fitted = self.descend_ladder(planner, scratch, budget)?;
+            tried.extend(fitted);
+            if let Some(fastest) = fitted.filter(|_| self.request.slack > 0.0) {
+                tried.extend(self.spare(planner, scratch, fastest)?);
+            }
             if scratch == Scratch::Best && planner.most_bytes().is_some_and(|most| budget >= most / 4 * 3) {
                 // The table rounds sizes up, so keeping everything can fit where the table rebuilds a trifle.
                 tried.push(self.entry(&plan(program, Strategy::None, scratch)?, None));
@@ -489,6 +493,25 @@ impl Attempt<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// The lowest rung that is slower than `fastest` by no more than the slack: memory that hardly brings
+    /// anything is spared.
+    fn spare(
+        &self,
+        planner: &ChainPlanner,
+        scratch: Scratch,
+        fastest: Tried,
+    ) -> Result<Option<Tried>, SearchError> {
+        let accumulation = (self.request.global_batch / self.micro_batch) as f64;
+        let limit = fastest.step_seconds * (1.0 + self.request.slack);
+        let fast_enough = |&rung: &u64| planner.seconds(rung) * accumulation + self.update_seconds() <= limit;
+        let from = fastest.rung.unwrap_or(0);
+        let Some(rung) = rungs(from, from).take_while(fast_enough).last() else { return Ok(None) };
+        let program = &self.prepared.program;
+        let Some(regions) = planner.regions(&program.train.graph, rung) else { return Ok(None) };
+        let plan = assemble(program, &regions, Strategy::Auto, scratch)?;
+        Ok((plan.arena_bytes <= self.request.budget).then(|| self.entry(&plan, Some(rung))))
     }
 
     fn entry(&self, plan: &Plan, rung: Option<u64>) -> Tried {

@@ -319,3 +319,43 @@ fn state_that_changed_since_it_went_out_is_not_brought_back() {
     let changed = [&out[..], &[add], &back[..]].concat();
     assert_eq!(judge(changed), Err(Fault::WrongVersion("copy 1 brings back an old version".into())));
 }
+
+/// Whether an order of the eight actions respects who needs what: the definition, without a machine.
+fn legal(order: &[usize; 8]) -> bool {
+    // Positions in RIGHT: run a, start out, run b, wait out, run c, start in, wait in, run y.
+    let at = |action: usize| order.iter().position(|&a| a == action).unwrap();
+    let before = |a: usize, b: usize| at(a) < at(b);
+    let computed = before(0, 2) && before(2, 4) && before(4, 7);
+    // c takes a's bytes, so a must be out by then.
+    let sent = before(0, 1) && before(1, 3) && before(3, 4);
+    let fetched = before(3, 5) && before(5, 6) && before(6, 7);
+    computed && sent && fetched
+}
+
+#[test]
+fn of_all_orders_of_these_actions_exactly_the_legal_ones_pass() {
+    let mut order = [0, 1, 2, 3, 4, 5, 6, 7];
+    let (mut passed, mut refused) = (0, 0);
+    // Heap's method, without recursion: every order once.
+    let mut counts = [0; 8];
+    let mut check = |order: &[usize; 8]| {
+        let steps: Vec<Step> = order.iter().map(|&action| RIGHT[action]).collect();
+        assert_eq!(judge_order(&steps).is_ok(), legal(order), "{order:?}");
+        if legal(order) { passed += 1 } else { refused += 1 }
+    };
+    check(&order);
+    let mut at = 1;
+    while at < 8 {
+        if counts[at] < at {
+            order.swap(if at % 2 == 0 { 0 } else { counts[at] }, at);
+            check(&order);
+            counts[at] += 1;
+            at = 1;
+        } else {
+            counts[at] = 0;
+            at += 1;
+        }
+    }
+    assert_eq!(passed + refused, 40_320);
+    assert!(passed > 1, "there is more than one right order");
+}

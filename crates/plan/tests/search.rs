@@ -33,13 +33,20 @@ fn arena(strategy: Strategy, scratch: Scratch) -> u64 {
 
 #[test]
 fn with_room_for_it_nothing_is_rebuilt_and_nothing_starves() {
-    for slack in [0.0, 0.01] {
-        let Choice { plan, micro_batch, .. } = search(Request { slack, ..request(u64::MAX) }, build).unwrap();
-        assert_eq!((plan.scratch, micro_batch), (Scratch::Best, 4));
-        let once = plimsoll_plan::plan(&build(4).unwrap(), Strategy::None, Scratch::Best).unwrap();
-        let runs = |plan: &Plan| plan.schedules[&Role::First].actions.len();
-        assert_eq!(runs(&plan), runs(&once));
-    }
+    let Choice { plan, micro_batch, .. } = search(request(u64::MAX), build).unwrap();
+    assert_eq!((plan.scratch, micro_batch), (Scratch::Best, 4));
+    let once = plimsoll_plan::plan(&build(4).unwrap(), Strategy::None, Scratch::Best).unwrap();
+    let runs = |plan: &Plan| plan.schedules[&Role::First].actions.len();
+    assert_eq!(runs(&plan), runs(&once));
+}
+
+#[test]
+fn memory_that_brings_less_than_the_slack_is_spared() {
+    let fastest = search(request(u64::MAX), build).unwrap();
+    let spared = search(Request { slack: 0.01, ..request(u64::MAX) }, build).unwrap();
+    let seconds = |choice: &Choice| choice.plan.step_seconds(choice.accumulation);
+    assert!(spared.plan.arena_bytes < fastest.plan.arena_bytes);
+    assert!(seconds(&spared) <= 1.01 * seconds(&fastest));
 }
 
 #[test]

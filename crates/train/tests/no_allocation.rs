@@ -91,6 +91,7 @@ fn no_thread_allocates_from_the_second_step_on() {
             step();
             let later = allocations(|| (1..STEPS).for_each(|_| step()));
             assert_eq!(later, 0, "{name} on {threads} threads");
+            assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
         }
     }
 }

@@ -20,6 +20,9 @@ fn trained(steps: usize) -> Run {
         batch(step).backward(&mut run);
         run.step(1e-2).unwrap();
     }
+    if steps > 0 {
+        assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
+    }
     run
 }
 
