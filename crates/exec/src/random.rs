@@ -4,6 +4,8 @@
 //! draws the mask it drew the first time, and the mask of a row of the global batch does not depend on
 //! the micro-batch it travels in.
 
+pub use plimsoll_graph::name_hash;
+
 /// Where in the space of random numbers a draw lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
@@ -44,12 +46,6 @@ impl Stream {
         let angle = std::f32::consts::TAU * unit(quad[at + 1]);
         [radius * angle.cos(), radius * angle.sin()]
     }
-}
-
-/// FNV-1a of a name: fixed here because it is part of what makes a run repeatable.
-pub fn name_hash(name: &str) -> u64 {
-    name.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// The threshold below which 32 random bits mean "dropped" with probability `p`.

@@ -456,11 +456,7 @@ impl Graph {
     fn stable_stream(&self, op: &str) -> u64 {
         let block = self.current;
         let earlier = self.nodes.iter().filter(|n| n.block == block && n.op.name() == op).count();
-        // FNV-1a: the value is part of what makes a run repeatable, so it is fixed here rather than
-        // left to a hasher that may change between releases.
-        format!("{}/{op}.{earlier}", self.block_name(block))
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        crate::name_hash(&format!("{}/{op}.{earlier}", self.block_name(block)))
     }
 }
 

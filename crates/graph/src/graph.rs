@@ -54,6 +54,13 @@ impl fmt::Display for Value {
     }
 }
 
+/// FNV-1a of a name. Fixed here, and not left to a hasher that may change between releases, because it is part
+/// of what makes a run repeatable.
+pub fn name_hash(name: &str) -> u64 {
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
 /// Which part of a training step a node belongs to. Nodes are in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {

@@ -40,6 +40,7 @@ pub use error::GraphError;
 pub use fuse::fuse;
 pub use graph::{
     Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, Value, ValueInfo,
+    name_hash,
 };
 pub use infer::infer;
 pub use op::Op;
