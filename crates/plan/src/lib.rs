@@ -8,6 +8,7 @@
 //! Pure functions throughout: no clock, no randomness, no device. What must be known of a device enters
 //! as [`Facts`].
 
+mod attempt;
 mod chain;
 mod compare;
 mod curve;

@@ -1,0 +1,207 @@
+//! One micro-batch: what can be planned for it inside a budget, and whether it is worth planning.
+//!
+//! The table of the chain is asked on a fixed ladder of budgets from just above the stated one downwards, until
+//! the real arena fits; see [`search`](crate::search()) for why the ladder is fixed.
+
+use std::collections::BTreeSet;
+
+use plimsoll_graph::{Phase, Value};
+
+use crate::chain::ChainPlanner;
+use crate::plan::{Costed, Plan, assemble, persistent_bytes, plan};
+use crate::prepared::Prepared;
+use crate::problem::Scratch;
+use crate::search::{Request, SearchError, Tried};
+use crate::strategy::Strategy;
+
+/// Ratio of neighbouring rungs of the ladder.
+const RUNG: f64 = 1.005;
+
+/// One micro-batch under consideration.
+pub(crate) struct Attempt<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) micro_batch: usize,
+    pub(crate) prepared: &'a Prepared,
+}
+
+impl Attempt<'_> {
+    /// Plans named strategies with either amount of scratch.
+    pub(crate) fn named(&self, strategies: &[Strategy], tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        for &strategy in strategies {
+            for &scratch in self.amounts() {
+                let plan = plan(&self.prepared.program, strategy, scratch)?;
+                tried.push(self.entry(&plan, None));
+            }
+        }
+        Ok(())
+    }
+
+    /// The amounts of scratch that differ.
+    fn amounts(&self) -> &'static [Scratch] {
+        let nodes = &self.prepared.program.train.facts.nodes;
+        if nodes.iter().all(|node| node.workspace.least == node.workspace.best) {
+            &[Scratch::Best]
+        } else {
+            &[Scratch::Best, Scratch::Least]
+        }
+    }
+
+    /// Whether state and the largest operands of a node fit: cheap, and true whenever any plan fits.
+    pub(crate) fn can_fit(&self) -> Result<bool, SearchError> {
+        let Costed { graph, facts } = &self.prepared.program.train;
+        let bytes = |values: &[Value]| -> u64 {
+            let values: BTreeSet<Value> = values.iter().map(|&value| graph.storage(value)).collect();
+            let transient = values.into_iter().filter(|&value| graph.value(value).state.is_none());
+            transient.map(|value| graph.ty(value).bytes() as u64).sum()
+        };
+        let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
+        // Outputs may take over the bytes of inputs, so the two do not add up.
+        let needs = nodes.map(|(node, f)| bytes(&node.inputs).max(bytes(&node.outputs)) + f.workspace.least);
+        Ok(persistent_bytes(&self.prepared.program)? + needs.max().unwrap_or(0) <= self.request.budget)
+    }
+
+    /// Plans the optimum of the chain with either amount of scratch, or the named strategies where there is
+    /// no chain. Returns the lower bound of a step, if there is one.
+    pub(crate) fn optimal(&self, tried: &mut Vec<Tried>) -> Result<Option<f64>, SearchError> {
+        if !self.can_fit()? {
+            return Ok(None);
+        }
+        let program = &self.prepared.program;
+        let budget = self.request.budget.saturating_sub(persistent_bytes(program)?);
+        let accumulation = (self.request.global_batch / self.micro_batch) as f64;
+        let mut bound = self.once_seconds(Scratch::Best);
+        for &scratch in self.amounts() {
+            // Nothing is faster than everything once: often that settles it.
+            if !self.could_matter(self.once_seconds(scratch), tried) {
+                break;
+            }
+            let Some(planner) = self.prepared.planner(scratch) else {
+                self.named(&Strategy::LADDER, tried)?;
+                return Ok(None);
+            };
+            if scratch == Scratch::Best {
+                // The bound counts what a budget forces; everything once is needed in any case.
+                let forced = planner.lower_bound(budget) * accumulation + self.update_seconds();
+                bound = bound.max(forced);
+                if !self.could_matter(bound, tried) {
+                    break;
+                }
+            }
+            let fitted = self.descend_ladder(planner, scratch, budget)?;
+            tried.extend(fitted);
+            if let Some(fastest) = fitted.filter(|_| self.request.slack > 0.0) {
+                tried.extend(self.spare(planner, scratch, fastest)?);
+            }
+            if scratch == Scratch::Best && planner.most_bytes().is_some_and(|most| budget >= most / 4 * 3) {
+                // The table rounds sizes up, so keeping everything can fit where the table rebuilds a trifle.
+                tried.push(self.entry(&plan(program, Strategy::None, scratch)?, None));
+            }
+        }
+        Ok(Some(bound))
+    }
+
+    /// Whether a plan of so many seconds could be chosen over what was tried.
+    fn could_matter(&self, seconds: f64, tried: &[Tried]) -> bool {
+        let fits = tried.iter().filter(|t| t.arena_bytes <= self.request.budget);
+        let fastest = fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min);
+        seconds < fastest * (1.0 + self.request.slack)
+    }
+
+    /// Time of a step that rebuilds nothing.
+    fn once_seconds(&self, scratch: Scratch) -> f64 {
+        let part = &self.prepared.program.train;
+        let of = |update: bool| -> f64 {
+            let nodes = part.graph.node_ids().filter(|&id| !part.graph.node(id).op.is_view());
+            let nodes = nodes.filter(|&id| (part.graph.node(id).phase == Phase::Update) == update);
+            nodes.map(|id| part.facts.nodes[id.index()].seconds_with(scratch)).sum()
+        };
+        of(false) * (self.request.global_batch / self.micro_batch) as f64 + of(true)
+    }
+
+    fn update_seconds(&self) -> f64 {
+        let part = &self.prepared.program.train;
+        let nodes = part.graph.node_ids().filter(|&id| part.graph.node(id).phase == Phase::Update);
+        nodes.map(|id| part.facts.nodes[id.index()].seconds).sum()
+    }
+
+    /// The highest rung whose real arena fits.
+    fn descend_ladder(
+        &self,
+        planner: &ChainPlanner,
+        scratch: Scratch,
+        budget: u64,
+    ) -> Result<Option<Tried>, SearchError> {
+        let program = &self.prepared.program;
+        for rung in rungs(budget, planner.most_bytes().unwrap_or(u64::MAX)) {
+            if planner.seconds(rung).is_infinite() {
+                break;
+            }
+            if let Some(regions) = planner.regions(&program.train.graph, rung) {
+                let plan = assemble(program, &regions, Strategy::Auto, scratch)?;
+                if plan.arena_bytes <= self.request.budget {
+                    return Ok(Some(self.entry(&plan, Some(rung))));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The lowest rung that is slower than `fastest` by no more than the slack: memory that hardly brings
+    /// anything is spared.
+    fn spare(
+        &self,
+        planner: &ChainPlanner,
+        scratch: Scratch,
+        fastest: Tried,
+    ) -> Result<Option<Tried>, SearchError> {
+        let accumulation = (self.request.global_batch / self.micro_batch) as f64;
+        let limit = fastest.step_seconds * (1.0 + self.request.slack);
+        let fast_enough = |&rung: &u64| planner.seconds(rung) * accumulation + self.update_seconds() <= limit;
+        let from = fastest.rung.unwrap_or(0);
+        let Some(rung) = rungs(from, from).take_while(fast_enough).last() else { return Ok(None) };
+        let program = &self.prepared.program;
+        let Some(regions) = planner.regions(&program.train.graph, rung) else { return Ok(None) };
+        let plan = assemble(program, &regions, Strategy::Auto, scratch)?;
+        Ok((plan.arena_bytes <= self.request.budget).then(|| self.entry(&plan, Some(rung))))
+    }
+
+    fn entry(&self, plan: &Plan, rung: Option<u64>) -> Tried {
+        Tried {
+            micro_batch: self.micro_batch,
+            strategy: plan.strategy,
+            scratch: plan.scratch,
+            arena_bytes: plan.arena_bytes,
+            step_seconds: plan.step_seconds(self.request.global_batch / self.micro_batch),
+            rung,
+        }
+    }
+}
+
+/// The budget up to which the ladder is asked.
+pub(crate) fn one_rung_above(budget: u64) -> u64 {
+    (budget as f64 * RUNG) as u64
+}
+
+/// Rungs of the fixed ladder downwards, beginning one above `budget`, because a plan can take a little less
+/// than the table allowed, or with `most` if that is less: more is never of use.
+fn rungs(budget: u64, most: u64) -> impl Iterator<Item = u64> {
+    let rung = |index: i32| RUNG.powi(index) as u64;
+    let highest = one_rung_above(budget);
+    let top = ((highest.min(most).max(1) as f64).ln() / RUNG.ln()).ceil() as i32;
+    let whole = (highest >= most).then_some(most);
+    whole.into_iter().chain((0..=top).rev().map(rung).filter(move |&bytes| bytes <= highest.min(most)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_larger_budget_sees_all_rungs_of_a_smaller_one() {
+        let small: Vec<u64> = rungs(1_000_000, u64::MAX).collect();
+        let large: Vec<u64> = rungs(1_500_000, u64::MAX).collect();
+        assert!(small.iter().all(|rung| large.contains(rung)));
+        let top = small[0] as f64;
+        assert!(top <= 1_000_000.0 * RUNG && top > 1_000_000.0 - 2.0, "begins just above the budget: {top}");
+    }
+}
