@@ -26,6 +26,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Give offsets to buffers with lifetimes from a CSV file
     Layout(LayoutArgs),
+    /// Measure this machine, so that plans predict its times
+    Bench(BenchArgs),
 }
 
 #[derive(Debug, ClapArgs)]
@@ -84,6 +86,9 @@ pub(crate) struct FitArgs {
     /// Made-up data with something to learn in it [default when there is no --data]
     #[arg(long)]
     pub(crate) synthetic: bool,
+    /// What ops cost: `modelled`, or a file of `bench ops` [default: what was measured here, else modelled]
+    #[arg(long, value_name = "COSTS")]
+    pub(crate) costs: Option<String>,
     /// Write JSON to standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -230,4 +235,16 @@ pub(crate) struct LayoutArgs {
     /// Stop at the first layout that fits into this [default: look for the smallest]
     #[arg(long, value_name = "SIZE")]
     pub(crate) capacity: Option<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) what: BenchWhat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchWhat {
+    /// Time every op of a model in training, for each micro-batch that divides the global batch
+    Ops(FitArgs),
 }

@@ -3,6 +3,7 @@
 
 mod args;
 mod commands;
+mod costs;
 mod curve;
 mod exit;
 mod json;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         Command::Train(train) => commands::train::run(train),
         Command::Check(check) => commands::check::run(check),
         Command::Layout(layout) => commands::layout::run(layout),
+        Command::Bench(bench) => commands::bench::run(bench),
     };
     exit::code(result)
 }

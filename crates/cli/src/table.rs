@@ -65,7 +65,7 @@ fn layer_lines(layer: &LayerReport) -> String {
 fn time(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let seconds = summary.step_seconds();
     let rate = (summary.global_batch() * summary.seq_len) as f64 / seconds;
-    writeln!(out, "predicted {seconds:.3} s a step, {rate:.0} tokens/s (modelled, not measured)")?;
+    writeln!(out, "predicted {seconds:.3} s a step, {rate:.0} tokens/s")?;
     let extra = 100.0 * (seconds / summary.unbudgeted.step_seconds - 1.0).max(0.0);
     let gap = 100.0 * summary.gap();
     writeln!(out, "  +{extra:.1} % against no budget, at most {gap:.1} % from optimal")?;

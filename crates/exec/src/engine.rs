@@ -6,6 +6,7 @@
 //! byte.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use plimsoll_graph::{DType, Graph, Type, Value};
 use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
@@ -43,6 +44,7 @@ pub struct Engine<D: Device> {
     states: BTreeMap<String, Place>,
     arena_bytes: u64,
     measured_peak: u64,
+    timed: bool,
 }
 
 /// A range of the arena that the caller writes or reads.
@@ -58,6 +60,8 @@ struct Ready<P> {
     prepared: P,
     /// The highest byte end among the operands of each action.
     reach: Vec<u64>,
+    /// Seconds of each action in each timed run.
+    seconds: Vec<Vec<f64>>,
     inputs: Vec<(String, Place, u64)>,
     outputs: Vec<(String, Place)>,
 }
@@ -89,7 +93,8 @@ impl<D: Device> Engine<D> {
             .collect();
         // State is in place from the start and stays; its end counts as reached.
         let measured_peak = plan.states.iter().map(|range| range.offset + range.bytes).max().unwrap_or(0);
-        let mut engine = Engine { device, schedules, states, arena_bytes: plan.arena_bytes, measured_peak };
+        let arena_bytes = plan.arena_bytes;
+        let mut engine = Engine { device, schedules, states, arena_bytes, measured_peak, timed: false };
         for &role in plan.schedules.keys() {
             if let Some(part) = program.part(role) {
                 engine.initialise(&part.graph, seed)?;
@@ -124,7 +129,7 @@ impl<D: Device> Engine<D> {
     ///
     /// When an input is missing, unknown or of the wrong size, or a kernel meets bad data.
     pub fn run(&mut self, role: Role, inputs: &[(&str, Data)]) -> Result<(), ExecError> {
-        let ready = self.schedules.get(&role).ok_or_else(|| no_schedule(role))?;
+        let ready = self.schedules.get_mut(&role).ok_or_else(|| no_schedule(role))?;
         if let Some((name, _)) = inputs.iter().find(|(name, _)| !ready.inputs.iter().any(|i| i.0 == *name)) {
             return Err(ExecError::Mismatch(format!("schedule `{}` has no input `{name}`", role.name())));
         }
@@ -146,16 +151,36 @@ impl<D: Device> Engine<D> {
             self.measured_peak = self.measured_peak.max(*end);
         }
         let (prepared, reach) = (&ready.prepared, &ready.reach);
+        let mut seconds = self.timed.then_some(&mut ready.seconds);
         let reached = self.device.enter(|device| {
             let mut reached = 0;
             for (action, &end) in reach.iter().enumerate() {
+                let begin = seconds.is_some().then(Instant::now);
                 device.run(prepared, action)?;
+                if let (Some(seconds), Some(begin)) = (&mut seconds, begin) {
+                    seconds[action].push(begin.elapsed().as_secs_f64());
+                }
                 reached = reached.max(end);
             }
             Ok(reached)
         })?;
         self.measured_peak = self.measured_peak.max(reached);
         Ok(())
+    }
+
+    /// From now on notes the time of every action, which allocates; for devices that are done with an action
+    /// when they return from it.
+    pub fn time_actions(&mut self) {
+        self.timed = true;
+    }
+
+    /// Seconds of each action of a schedule in each run since [`time_actions`](Self::time_actions).
+    ///
+    /// # Errors
+    ///
+    /// When the plan has no such schedule.
+    pub fn action_seconds(&self, role: Role) -> Result<&[Vec<f64>], ExecError> {
+        Ok(&self.schedules.get(&role).ok_or_else(|| no_schedule(role))?.seconds)
     }
 
     /// Reads a named output of the schedule that ran last.
@@ -256,6 +281,7 @@ impl<P> Ready<P> {
         Ready {
             prepared,
             reach: schedule.actions.iter().map(|action| reach(schedule, action)).collect(),
+            seconds: vec![Vec::new(); schedule.actions.len()],
             inputs: inputs.collect(),
             outputs: outputs.collect(),
         }

@@ -16,9 +16,11 @@ mod error;
 pub mod init;
 pub mod random;
 pub mod reference;
+mod timings;
 
 pub use arena::Arena;
 pub use cpu::CpuDevice;
 pub use device::Device;
 pub use engine::{Data, Engine};
 pub use error::ExecError;
+pub use timings::{Rates, Timing, Timings};

@@ -11,8 +11,8 @@
 
 use std::fmt;
 
-use crate::graph::{Graph, Phase, StateKind};
-use crate::{Op, Value};
+use crate::graph::{Graph, Node, Phase, StateKind};
+use crate::{Op, Type, Value};
 
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,6 +52,19 @@ impl Graph {
             Some((state, version)) => format!("{}@{version}", self.state(state).name),
             None => value.to_string(),
         }
+    }
+
+    /// The op of a node with the types of its operands: `scale{ factor: 0.5 }(f32[2,4]) -> f32[2,4]`.
+    ///
+    /// Nodes of one signature take the same time.
+    pub fn signature(&self, node: &Node) -> String {
+        let list = |types: &[Type]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        // Whose mask it is does not bear on the time.
+        let op = match node.op {
+            Op::Dropout { p, .. } => Op::Dropout { p, stream: 0 },
+            ref op => op.clone(),
+        };
+        format!("{}({}) -> {}", OpText(&op), list(&self.input_types(node)), list(&self.output_types(node)))
     }
 }
 
@@ -103,5 +116,19 @@ input %0 x: f32[2,8]
 output y = %3
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn nodes_that_cost_the_same_have_one_signature() {
+        let mut g = Graph::new();
+        let x = g.input("x", [2, 8], DType::F32);
+        for name in ["a", "b"] {
+            let y = g.block(name, |g| g.dropout(x, 0.5));
+            g.output(name, y);
+        }
+        let graph = g.finish().unwrap();
+        let signatures: Vec<String> = graph.nodes().iter().map(|node| graph.signature(node)).collect();
+        let expected = "dropout{ p: 0.5, stream: 0 }(f32[2,8], i32[4]) -> f32[2,8]";
+        assert_eq!(signatures, [expected, expected]);
     }
 }

@@ -32,7 +32,7 @@
 //! # Ok::<(), plimsoll::TrainError>(())
 //! ```
 
-pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError};
+pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Rates, Timing, Timings};
 pub use plimsoll_graph::{
     DType, Graph, GraphError, Init, Shape, Type, Value, Visible, checkpoint, differentiate, op,
 };
@@ -65,5 +65,6 @@ pub mod planning {
 /// Data, learning rate, metrics, sizes and the machine's memory.
 pub mod training {
     pub use plimsoll_train::{Config, DataConfig, LanguageModel, RawConfig, Target};
+    pub use plimsoll_train::{Measured, OPS_FILE_VERSION, machine, measure_ops};
     pub use plimsoll_train::{budget, costed_program, data, lr, memory, metrics, program, size};
 }

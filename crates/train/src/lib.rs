@@ -10,6 +10,7 @@ mod config;
 pub mod data;
 mod error;
 pub mod lr;
+mod measure;
 pub mod memory;
 pub mod metrics;
 mod optimizer;
@@ -19,6 +20,7 @@ mod trainer;
 
 pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
 pub use error::TrainError;
+pub use measure::{Measured, OPS_FILE_VERSION, machine, measure_ops};
 pub use optimizer::{Optimizer, append as append_optimizer};
 pub use run::{Model, Options, Planned, Run, costed_program, plan_described, plan_for, program};
 pub use trainer::Trainer;

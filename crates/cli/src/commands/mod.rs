@@ -1,5 +1,6 @@
 //! One file per command, and for the questions `plan` answers besides.
 
+pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod dag;

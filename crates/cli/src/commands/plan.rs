@@ -7,16 +7,14 @@ use serde_json::Value;
 use plimsoll::planning::{Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
 use plimsoll::training::{Config, Target};
-use plimsoll::{
-    CpuDevice, Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, differentiate,
-};
+use plimsoll::{Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, differentiate};
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer};
 use crate::commands::{compare, dag, html};
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary, questions};
-use crate::{json, table};
+use crate::{costs, json, table};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
@@ -25,12 +23,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let config = Config::check(&args.fit.raw())?;
     let text = match &config.target {
         Target::Cpu => {
-            let device = CpuDevice::new(config.options.threads)?;
+            let (device, name) = costs::device(config.options.threads, args.fit.costs.as_deref())?;
             let budget = Budget::resolve(config.options.memory)?;
             if args.fit.data.is_some() {
                 config.source()?;
             }
-            answer(args, config.clone(), &device.name(), &|graph| device.facts(graph), budget)?
+            answer(args, config.clone(), &name, &|graph| device.facts(graph), budget)?
         }
         Target::Described { spec, assumed } => {
             let budget = Budget::of_device(spec, config.options.memory)?;

@@ -12,7 +12,7 @@ use plimsoll::{CpuDevice, Device, Run, Trainer, plan_for};
 use crate::args::TrainArgs;
 use crate::exit::Failure;
 use crate::summary::{Summary, questions};
-use crate::table;
+use crate::{costs, table};
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut config = Config::check(&args.raw())?;
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         return Err(plimsoll::TrainError::Config("--stop-after must be at least 1".into()).into());
     }
     config.max_steps = args.stop_after.map_or(config.max_steps, |steps| config.max_steps.min(steps));
-    let mut session = Session::open(&config)?;
+    let mut session = Session::open(&config, args.fit.costs.as_deref())?;
     if !args.fit.json {
         say(&format!("{} on {}\n", args.fit.model, session.device_name))?;
     }
@@ -45,11 +45,10 @@ pub(crate) struct Session {
 
 impl Session {
     /// Opens the data, plans and takes the memory.
-    pub(crate) fn open(config: &Config) -> Result<Session, Failure> {
+    pub(crate) fn open(config: &Config, costs: Option<&str>) -> Result<Session, Failure> {
         config.target.trains()?;
         let source = config.source()?;
-        let device = CpuDevice::new(config.options.threads)?;
-        let device_name = device.name();
+        let (device, device_name) = costs::device(config.options.threads, costs)?;
         let planned = plan_for(&config.model, &device, &config.options)?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         let run = Run::start(device, summary.planned.clone(), config.options.seed)?;

@@ -5,13 +5,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use plimsoll_graph::{Graph, Op, Type, work};
+use plimsoll_graph::{Graph, Node, Op, Type, work};
 use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, NodeFacts, Schedule, Space};
 
 use crate::arena::Arena;
 use crate::cpu::{Call, DiskTier, Operand, Pool, Scratch, run, workspace};
 use crate::device::Device;
 use crate::error::ExecError;
+use crate::timings::{Rates, Timings};
 
 /// Offsets are multiples of a cache line, which is also the widest vector.
 const ALIGNMENT: u64 = 64;
@@ -33,6 +34,8 @@ pub struct CpuDevice {
     threads: usize,
     /// Shared with the schedules that were prepared on it, which hold addresses inside.
     arena: Option<Arc<Arena>>,
+    /// What ops were measured to take.
+    timings: Timings,
     /// Where buffers may be sent, if anywhere.
     offload_folder: Option<PathBuf>,
     disk: Option<DiskTier>,
@@ -52,7 +55,21 @@ impl CpuDevice {
         let pool = Pool::new(threads)
             .map_err(|error| ExecError::Memory(format!("cannot start {threads} threads: {error}")))?;
         let pool = Arc::new(pool);
-        Ok(CpuDevice { pool, threads, arena: None, offload_folder: None, disk: None, tickets: Vec::new() })
+        Ok(CpuDevice {
+            pool,
+            threads,
+            arena: None,
+            timings: Timings::default(),
+            offload_folder: None,
+            disk: None,
+            tickets: Vec::new(),
+        })
+    }
+
+    /// The device with measured times, which its [`facts`](Device::facts) then state.
+    #[must_use]
+    pub fn with_timings(self, timings: Timings) -> CpuDevice {
+        CpuDevice { timings, ..self }
     }
 
     /// The device with a folder that schedules may offload to.
@@ -74,6 +91,33 @@ impl CpuDevice {
     /// The arena, once it is taken.
     pub fn arena(&self) -> Option<&Arena> {
         self.arena.as_deref()
+    }
+
+    /// Time and scratch of a node: as measured, or by the rates of what was measured, or by typical rates.
+    fn node_facts(&self, graph: &Graph, node: &Node, measured: Option<Rates>) -> NodeFacts {
+        let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
+        let workspace = workspace(&node.op, &inputs, &outputs, self.threads);
+        let lean_factor = if workspace.least < workspace.best { LEAN_FACTOR } else { 1.0 };
+        let work = work(&node.op, &inputs, &outputs);
+        let threads = self.threads as f64;
+        let (modelled, modelled_lean) = match measured {
+            // Products were measured with all they read and write, so their rate includes the traffic.
+            Some(rates) if work.matmul_flops > 0.0 => {
+                let seconds = work.matmul_flops / rates.matmul_flops;
+                (seconds, lean_factor * seconds)
+            }
+            Some(rates) => (work.bytes / rates.bytes, work.bytes / rates.bytes),
+            None => {
+                let compute = work.matmul_flops / (FLOPS_PER_THREAD * threads);
+                let fixed = work.bytes / (BYTES_PER_THREAD * threads) + SECONDS_PER_ACTION;
+                (compute + fixed, lean_factor * compute + fixed)
+            }
+        };
+        let known = measured.and_then(|_| self.timings.get(&graph.signature(node)));
+        let seconds = known.and_then(|timing| timing.seconds).unwrap_or(modelled);
+        // Less scratch never makes an op faster; where it seems so, the clock was disturbed.
+        let lean = known.and_then(|timing| timing.lean_seconds).unwrap_or(modelled_lean).max(seconds);
+        NodeFacts { seconds, lean_seconds: lean, workspace }
     }
 
     fn taken(&self) -> Result<&Arc<Arena>, ExecError> {
@@ -107,17 +151,8 @@ impl Device for CpuDevice {
     }
 
     fn facts(&self, graph: &Graph) -> Facts {
-        let threads = self.threads as f64;
-        let facts = |node: &plimsoll_graph::Node| {
-            let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
-            let work = work(&node.op, &inputs, &outputs);
-            let compute = work.matmul_flops / (FLOPS_PER_THREAD * threads);
-            let traffic = work.bytes / (BYTES_PER_THREAD * threads);
-            let workspace = workspace(&node.op, &inputs, &outputs, self.threads);
-            let lean = if workspace.least < workspace.best { LEAN_FACTOR } else { 1.0 };
-            let fixed = traffic + SECONDS_PER_ACTION;
-            NodeFacts { seconds: compute + fixed, lean_seconds: lean * compute + fixed, workspace }
-        };
+        let rates = self.timings.rates();
+        let facts = |node| self.node_facts(graph, node, rates);
         Facts { alignment: ALIGNMENT, nodes: graph.nodes().iter().map(facts).collect() }
     }
 

@@ -1,0 +1,72 @@
+//! `plimsoll bench ops`: how long each op of a model takes here, kept for later plans.
+
+use std::fs;
+use std::io::{self, Write};
+
+use plimsoll::training::{Config, Measured, machine, measure_ops};
+use plimsoll::{CpuDevice, Timings, TrainError};
+
+use crate::args::{BenchArgs, BenchWhat};
+use crate::commands::train::say;
+use crate::exit::Failure;
+use crate::{costs, write_file};
+
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let BenchWhat::Ops(fit) = &args.what;
+    let config = Config::check(&fit.raw())?;
+    config.target.trains()?;
+    let threads = CpuDevice::new(config.options.threads)?.threads();
+    let file = costs::cache_file(threads).ok_or_else(|| {
+        TrainError::Config("there is no folder to keep the times in; set HOME or XDG_CACHE_HOME".into())
+    })?;
+    let mut all = Measured::new(machine(threads), &Timings::default());
+    for rows in micro_batches(&config) {
+        say(&format!("measuring micro-batches of {rows}\n"))?;
+        match measure_ops(&config, rows) {
+            Ok(timings) => all = all.updated(Measured::new(machine(threads), &timings)),
+            // What does not fit cannot be planned either.
+            Err(error) if !all.is_empty() => say(&format!("skipped: {error}\n"))?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let new = all.clone();
+    if let Ok(before) = costs::read(&file, threads) {
+        all = before.updated(all);
+    }
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder)
+            .map_err(|error| Failure::Other(format!("cannot make `{}`: {error}", folder.display())))?;
+    }
+    write_file::whole(&file, &serde_json::to_vec(&all).unwrap_or_default())?;
+    let mut out = io::stdout().lock();
+    out.write_all(table(&new).as_bytes()).map_err(|error| Failure::output(&error))?;
+    say(&format!("{} ops of {} are kept in `{}`\n", all.len(), machine(threads), file.display()))
+}
+
+/// The divisors of the global batch: each may be what a plan takes.
+fn micro_batches(config: &Config) -> Vec<usize> {
+    let all = config.options.global_batch;
+    match config.options.micro_batch {
+        Some(rows) => vec![rows],
+        None => (1..=all).filter(|rows| all.is_multiple_of(*rows)).collect(),
+    }
+}
+
+/// The ops that take longest, with the rates they reach.
+fn table(measured: &Measured) -> String {
+    let timings = measured.timings();
+    let mut ops: Vec<_> = timings.iter().filter_map(|(name, t)| Some((t.seconds?, t, name))).collect();
+    ops.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let line = |&(seconds, timing, name): &(f64, &plimsoll::Timing, &str)| {
+        let rate = if timing.matmul_flops > 0.0 {
+            format!("{:8.1} GFLOP/s", timing.matmul_flops / seconds / 1e9)
+        } else {
+            format!("{:8.1} GB/s   ", timing.bytes / seconds / 1e9)
+        };
+        format!("{:10.3} ms {rate}  {name}\n", 1e3 * seconds)
+    };
+    ops.iter().take(SHOWN).map(line).collect()
+}
+
+/// Lines of the table.
+const SHOWN: usize = 20;

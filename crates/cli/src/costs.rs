@@ -1,0 +1,57 @@
+//! What ops cost on this machine: measured by `plimsoll bench ops` and kept in a file, or modelled.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use plimsoll::training::{Measured, OPS_FILE_VERSION, machine};
+use plimsoll::{CpuDevice, Device, TrainError};
+
+use crate::exit::Failure;
+
+/// The CPU with the costs that `--costs` names (a file, `modelled`, or by default what was measured here), and
+/// what to call it.
+pub(crate) fn device(threads: usize, costs: Option<&str>) -> Result<(CpuDevice, String), Failure> {
+    let device = CpuDevice::new(threads)?;
+    let measured = match costs {
+        Some("modelled") => None,
+        Some(file) => Some(read(Path::new(file), device.threads())?),
+        None => match cache_file(device.threads()) {
+            // A file that is no longer readable must not keep anybody from training.
+            Some(file) => read(&file, device.threads()).ok(),
+            None => None,
+        },
+    };
+    let name = device.name();
+    Ok(match measured {
+        Some(measured) => {
+            (device.with_timings(measured.timings()), format!("{name}, times from measured ops"))
+        }
+        None => (device, format!("{name}, times modelled")),
+    })
+}
+
+/// Reads a file of measured times and refuses those of another machine.
+pub(crate) fn read(file: &Path, threads: usize) -> Result<Measured, Failure> {
+    let mistake = |why: String| TrainError::Config(format!("`{}` {why}", file.display()));
+    let text = fs::read_to_string(file).map_err(|error| mistake(format!("cannot be read: {error}")))?;
+    let measured: Measured = serde_json::from_str(&text).map_err(|error| {
+        mistake(format!("is no file of measured ops: {error}; `plimsoll bench ops` writes one"))
+    })?;
+    if measured.version != OPS_FILE_VERSION {
+        let version = measured.version;
+        return Err(mistake(format!("has version {version}, not {OPS_FILE_VERSION}; measure again")).into());
+    }
+    let here = machine(threads);
+    if measured.machine != here {
+        let there = &measured.machine;
+        return Err(mistake(format!("was measured on {there}; this is {here}; measure again here")).into());
+    }
+    Ok(measured)
+}
+
+/// Where times for this many threads are kept, if there is a home for them.
+pub(crate) fn cache_file(threads: usize) -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let caches = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
+    Some(caches.join("plimsoll").join(format!("ops-{threads}-threads.json")))
+}

@@ -1,0 +1,187 @@
+//! Measuring ops where they are used: a few steps of the model itself, every action timed.
+//!
+//! An op is timed between the ops that come before and after it in training, with the data it will see, so
+//! caches are as warm or cold as they will be. What comes out is kept in a file per machine and read by later
+//! plans.
+
+use std::collections::BTreeMap;
+
+use plimsoll_exec::{CpuDevice, Device, Timing, Timings};
+use plimsoll_plan::{Action, Choice, Plan, Program, Role, Scratch, SearchError, Strategy, plan};
+use serde::{Deserialize, Serialize};
+
+use crate::budget::Budget;
+use crate::config::Config;
+use crate::data::Batches;
+use crate::error::TrainError;
+use crate::run::{Planned, Run, program};
+use crate::trainer::Trainer;
+
+/// Version of the form of [`Measured`].
+pub const OPS_FILE_VERSION: u32 = 1;
+
+/// Steps that are timed, after one that is not.
+const STEPS: u64 = 5;
+
+/// Times of ops on one machine, in the form that is kept in a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// [`OPS_FILE_VERSION`] when it was written.
+    pub version: u32,
+    /// The [`machine`] it was measured on: on another one the times do not hold.
+    pub machine: String,
+    /// By signature: seconds with the best scratch, with the least, flops and bytes.
+    ops: BTreeMap<String, (Option<f64>, Option<f64>, f64, f64)>,
+}
+
+impl Measured {
+    /// The form to keep.
+    pub fn new(machine: String, timings: &Timings) -> Measured {
+        let form = |t: &Timing| (t.seconds, t.lean_seconds, t.matmul_flops, t.bytes);
+        let ops = timings.iter().map(|(signature, timing)| (signature.to_owned(), form(timing))).collect();
+        Measured { version: OPS_FILE_VERSION, machine, ops }
+    }
+
+    /// The times, for [`CpuDevice::with_timings`].
+    pub fn timings(&self) -> Timings {
+        let mut timings = Timings::default();
+        for (signature, &(seconds, lean_seconds, matmul_flops, bytes)) in &self.ops {
+            timings.insert(signature.clone(), Timing { seconds, lean_seconds, matmul_flops, bytes });
+        }
+        timings
+    }
+
+    /// Adds what `newer` knows, which counts where both know something.
+    #[must_use]
+    pub fn updated(mut self, newer: Measured) -> Measured {
+        self.ops.extend(newer.ops);
+        self
+    }
+
+    /// Number of ops.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Whether nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+}
+
+/// What times hold for: this processor, with this many threads.
+pub fn machine(threads: usize) -> String {
+    let known = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = known.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model.map_or("unknown processor", |(_, name)| name.trim());
+    format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
+}
+
+/// Times the ops of a model for micro-batches of `rows` rows, with either amount of scratch.
+///
+/// # Errors
+///
+/// When the model does not fit, or its data cannot be read.
+pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> {
+    let mut timings = Timings::default();
+    for scratch in [Scratch::Best, Scratch::Least] {
+        let device = CpuDevice::new(config.options.threads)?;
+        let program = program(&config.model, &device, &config.options, rows)?;
+        let budget = Budget::resolve(config.options.memory)?;
+        let plan = small_enough(&program, scratch, &budget)?;
+        let choice = Choice {
+            plan: plan.clone(),
+            program: program.clone(),
+            micro_batch: rows,
+            accumulation: ACCUMULATION as usize,
+            lower_bound_seconds: None,
+        };
+        let run = Run::start(device, Planned { choice, budget }, config.options.seed)?;
+        let batches = Batches::new(config.source()?, ACCUMULATION * rows as u64, rows);
+        let mut trainer = Trainer::new(run, batches, config.lr, config.model.documents);
+        trainer.step()?;
+        trainer.run_mut().engine_mut().time_actions();
+        for _ in 0..STEPS {
+            trainer.step()?;
+        }
+        collect(&mut timings, &program, &plan, scratch, &trainer)?;
+    }
+    Ok(timings)
+}
+
+/// Micro-batches of a measured step: one that writes gradients and one that adds to them.
+const ACCUMULATION: u64 = 2;
+
+/// A plan inside the budget: which one is of no matter, only that it runs every op.
+fn small_enough(program: &Program, scratch: Scratch, budget: &Budget) -> Result<Plan, TrainError> {
+    let plan = |strategy| {
+        plan(program, strategy, scratch).map_err(|error| TrainError::search(SearchError::Plan(error), budget))
+    };
+    let mut smallest = plan(Strategy::Full)?;
+    if smallest.arena_bytes > budget.arena() {
+        smallest = plan(Strategy::Minimal)?;
+    }
+    if smallest.arena_bytes > budget.arena() {
+        return Err(TrainError::Config(format!(
+            "measuring needs an arena of {} bytes and the budget leaves {}; state a smaller --micro-batch or a larger --memory",
+            smallest.arena_bytes,
+            budget.arena()
+        )));
+    }
+    Ok(smallest)
+}
+
+/// The median over all nodes of a signature and all steps: a run that something else disturbed then counts
+/// for no more than one that nothing did.
+fn collect<D: Device>(
+    timings: &mut Timings,
+    program: &Program,
+    plan: &Plan,
+    scratch: Scratch,
+    trainer: &Trainer<D>,
+) -> Result<(), TrainError> {
+    let graph = &program.train.graph;
+    let mut all: BTreeMap<String, (_, Vec<f64>)> = BTreeMap::new();
+    for role in [Role::First, Role::Further, Role::Update] {
+        let Some(schedule) = plan.schedules.get(&role) else { continue };
+        let seconds = trainer.run().engine().action_seconds(role)?;
+        for (action, seconds) in schedule.actions.iter().zip(seconds) {
+            if let Action::Run { node, .. } = action {
+                let node = graph.node(*node);
+                let (_, known) = all.entry(graph.signature(node)).or_insert((node, Vec::new()));
+                known.extend(seconds);
+            }
+        }
+    }
+    for (node, mut seconds) in all.into_values() {
+        seconds.sort_by(f64::total_cmp);
+        if let Some(&median) = seconds.get(seconds.len() / 2) {
+            timings.record(graph, node, scratch, median);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RawConfig;
+
+    #[test]
+    fn every_op_of_a_model_is_measured_and_the_form_is_kept_exactly() {
+        let raw = RawConfig { seq_len: Some(32), threads: Some(1), ..RawConfig::default() };
+        let config = Config::check(&raw).unwrap();
+        let timings = measure_ops(&config, 2).unwrap();
+        let device = CpuDevice::new(1).unwrap();
+        let graph = program(&config.model, &device, &config.options, 2).unwrap().train.graph;
+        for node in graph.nodes().iter().filter(|node| !node.op.is_view()) {
+            let timing = timings.get(&graph.signature(node)).unwrap_or_else(|| panic!("{:?}", node.op));
+            assert!(timing.seconds.unwrap() > 0.0 && timing.lean_seconds.unwrap() > 0.0);
+        }
+        let measured = Measured::new(machine(1), &timings);
+        let text = serde_json::to_string(&measured).unwrap();
+        let again: Measured = serde_json::from_str(&text).unwrap();
+        assert_eq!(again.timings(), timings);
+    }
+}
