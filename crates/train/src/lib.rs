@@ -9,6 +9,7 @@ pub mod budget;
 mod config;
 pub mod data;
 mod error;
+pub mod hub;
 pub mod lr;
 mod measure;
 pub mod memory;

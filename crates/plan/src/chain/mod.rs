@@ -15,6 +15,8 @@ mod exhaustive;
 mod extract;
 #[cfg(test)]
 mod families;
+#[cfg(test)]
+mod formulas;
 mod options;
 #[cfg(test)]
 mod study;

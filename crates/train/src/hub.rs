@@ -1,0 +1,163 @@
+//! Models from the Hugging Face hub, through the cache that Python's library shares.
+//!
+//! What is in the cache already is taken from there without asking anybody. Everything else is downloaded beside
+//! its place and renamed when it is whole; an interrupted download goes on where it stopped. This file reads no
+//! environment variable: the caller says where the cache is, which token to show and which server to ask.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hf_hub::api::Progress;
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, Repo, RepoType};
+
+use crate::error::TrainError;
+
+/// Tries after a broken connection; each goes on where the last one stopped.
+const RETRIES: usize = 5;
+
+/// Files beside the weights that a model may have.
+const SMALL_FILES: [&str; 10] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+    "chat_template.jinja",
+];
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+/// A hub and the cache of what came from it.
+#[derive(Clone, Debug)]
+pub struct Hub {
+    /// The folder `hub` of the cache.
+    pub cache: PathBuf,
+    /// Address of the server; the public one when not stated.
+    pub endpoint: Option<String>,
+    /// What to show the server; the token in the cache's home when not stated.
+    pub token: Option<String>,
+    /// Whether only the cache may be asked.
+    pub offline: bool,
+}
+
+/// Whether `name` has the form of a hub id, `owner/name`.
+pub fn is_id(name: &str) -> bool {
+    let word = |part: &str| {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        !part.is_empty() && part.chars().all(allowed) && !part.contains("..") && !part.starts_with('.')
+    };
+    name.split_once('/').is_some_and(|(owner, model)| word(owner) && word(model))
+}
+
+impl Hub {
+    /// The folder of a model with its configuration, tokenizer and weights, downloaded where it is not in the
+    /// cache yet. `progress` is told of every file: its name and its size.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not know the model, cannot be reached, or stops answering.
+    pub fn model(
+        &self,
+        id: &str,
+        revision: &str,
+        progress: impl FnMut(&str, u64),
+    ) -> Result<PathBuf, TrainError> {
+        let repo = Repo::with_revision(id.to_owned(), RepoType::Model, revision.to_owned());
+        if let Some(folder) = self.cached(&repo) {
+            return Ok(folder);
+        }
+        if self.offline {
+            return Err(TrainError::Config(format!(
+                "`{id}` is not complete in the cache `{}` and HF_HUB_OFFLINE forbids asking for it",
+                self.cache.display()
+            )));
+        }
+        let mut builder =
+            ApiBuilder::from_cache(Cache::new(self.cache.clone())).with_progress(false).with_retries(RETRIES);
+        if let Some(endpoint) = &self.endpoint {
+            builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
+        }
+        if self.token.is_some() {
+            builder = builder.with_token(self.token.clone());
+        }
+        let failed = |error: ApiError| self.failure(id, &error);
+        let api: Api = builder.build().map_err(failed)?;
+        download(&api.repo(repo), progress).map_err(failed)
+    }
+
+    /// The folder of a model that is in the cache with all it needs.
+    fn cached(&self, repo: &Repo) -> Option<PathBuf> {
+        let config = Cache::new(self.cache.clone()).repo(repo.clone()).get("config.json")?;
+        let folder = config.parent()?;
+        let weights = if folder.join(INDEX).exists() {
+            shards(&folder.join(INDEX)).ok()?
+        } else {
+            BTreeSet::from([SINGLE.to_owned()])
+        };
+        weights.iter().all(|name| folder.join(name).exists()).then(|| folder.to_owned())
+    }
+
+    fn failure(&self, id: &str, error: &ApiError) -> TrainError {
+        let server = self.endpoint.as_deref().unwrap_or("the Hugging Face hub");
+        let text = error.to_string();
+        let why = if text.contains("401") || text.contains("403") || text.contains("404") {
+            format!(
+                "{server} shows no model `{id}`: check the name, or state HF_TOKEN where it is not public ({text})"
+            )
+        } else {
+            format!("`{id}` could not be had from {server}: {text}; what came so far is kept, so try again")
+        };
+        TrainError::Config(why)
+    }
+}
+
+/// Downloads what a model needs and returns its folder.
+fn download(repo: &ApiRepo, mut progress: impl FnMut(&str, u64)) -> Result<PathBuf, ApiError> {
+    let there: BTreeSet<String> = repo.info()?.siblings.into_iter().map(|file| file.rfilename).collect();
+    let mut get = |name: &str| repo.download_with_progress(name, Told(&mut progress));
+    let config = get("config.json")?;
+    for name in SMALL_FILES.into_iter().filter(|name| *name != "config.json" && there.contains(*name)) {
+        get(name)?;
+    }
+    let weights =
+        if there.contains(INDEX) { shards(&get(INDEX)?)? } else { BTreeSet::from([SINGLE.to_owned()]) };
+    for name in &weights {
+        get(name)?;
+    }
+    Ok(config.parent().map(Path::to_owned).unwrap_or_default())
+}
+
+/// The files an index names. A name that leads to another folder is none of ours.
+fn shards(index: &Path) -> std::io::Result<BTreeSet<String>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: std::collections::BTreeMap<String, String>,
+    }
+    let index: Index = serde_json::from_slice(&fs::read(index)?)?;
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    match names.iter().find(|name| name.contains(['/', '\\'])) {
+        Some(name) => {
+            Err(std::io::Error::other(format!("the index names `{name}`, which is another folder")))
+        }
+        None => Ok(names),
+    }
+}
+
+/// Tells of a file when its download begins.
+struct Told<'a, F>(&'a mut F);
+
+impl<F: FnMut(&str, u64)> Progress for Told<'_, F> {
+    fn init(&mut self, size: usize, filename: &str) {
+        (self.0)(filename, size as u64);
+    }
+
+    fn update(&mut self, _: usize) {}
+
+    fn finish(&mut self) {}
+}
