@@ -98,9 +98,9 @@ def bert() -> BertForMaskedLM:
     )
 
 
-def next_word_batch(random: torch.Generator) -> dict[str, torch.Tensor]:
+def next_word_batch(random: torch.Generator, vocab: int = VOCAB) -> dict[str, torch.Tensor]:
     """Targets are the next token; 15, 3, 9 and 1 of the rows' 16 count."""
-    text = torch.randint(2, VOCAB, (ROWS, LENGTH + 1), generator=random)
+    text = torch.randint(2, vocab, (ROWS, LENGTH + 1), generator=random)
     targets = text[:, 1:].clone()
     targets[0, -1] = IGNORED
     targets[1, 3:] = IGNORED
@@ -111,9 +111,9 @@ def next_word_batch(random: torch.Generator) -> dict[str, torch.Tensor]:
     return {"tokens": text[:, :-1], "targets": targets}
 
 
-def masked_word_batch(random: torch.Generator) -> dict[str, torch.Tensor]:
+def masked_word_batch(random: torch.Generator, vocab: int = VOCAB) -> dict[str, torch.Tensor]:
     """Targets are words replaced by the mask; rows end in 0, 9, 4 and 12 tokens of padding."""
-    text = torch.randint(2, VOCAB, (ROWS, LENGTH), generator=random)
+    text = torch.randint(2, vocab, (ROWS, LENGTH), generator=random)
     tokens, targets = text.clone(), torch.full_like(text, IGNORED)
     doc_start = torch.zeros_like(text)
     for row, (length, masked) in enumerate([(16, range(1, 16, 2)), (7, [2]), (12, [0, 3, 4, 11]), (4, [1, 3])]):
@@ -133,7 +133,7 @@ def scatter_weights(model: torch.nn.Module, random: torch.Generator) -> None:
 
 
 def logits_of(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """(B, T, V)"""
+    """(B, T, V), or (B, L) of a classifier"""
     if "doc_start" in batch:
         mask = (batch["doc_start"] == 0).long()
         return model(input_ids=batch["tokens"], attention_mask=mask).logits
@@ -142,7 +142,7 @@ def logits_of(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.T
 
 def loss_of(model: torch.nn.Module, batch: dict[str, torch.Tensor], valid: int) -> torch.Tensor:
     """Sum over the batch's valid targets, divided by `valid`."""
-    logits = logits_of(model, batch).flatten(0, 1)
+    logits = logits_of(model, batch).flatten(0, -2)
     return F.cross_entropy(logits, batch["targets"].flatten(), ignore_index=IGNORED, reduction="sum") / valid
 
 

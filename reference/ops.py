@@ -252,10 +252,20 @@ def updates():
         record(f"adamw.step{step}", [grad, *scalars], after, before)
 
 
+def hyperbolic():
+    """Last, so that the numbers drawn for the other groups stay as they were."""
+    y, dy, (dx,) = with_gradients(torch.tanh, x := normal(4, 6))
+    record("tanh.plain", [x], [y])
+    # The kernel is given the forward result as f32 holds it.
+    y = y.float().double()
+    record("tanh_grad.plain", [y, dy], [dy * (1 - y**2)])
+    torch.testing.assert_close(dy * (1 - y**2), dx, rtol=1e-6, atol=1e-6)
+
+
 def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
-    for group in (movement, elementwise, products, norms, embedding, rope, attention, losses, updates):
+    for group in (movement, elementwise, products, norms, embedding, rope, attention, losses, updates, hyperbolic):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

@@ -130,6 +130,8 @@ fn elementwise() -> Vec<(&'static str, Op)> {
         ("gelu.erf", Op::Gelu(Gelu::Erf)),
         ("gelu_grad.tanh", Op::GeluGrad(Gelu::Tanh)),
         ("gelu_grad.erf", Op::GeluGrad(Gelu::Erf)),
+        ("tanh.plain", Op::Tanh),
+        ("tanh_grad.plain", Op::TanhGrad),
         ("swiglu.plain", Op::Swiglu),
         ("swiglu_grad.plain", Op::SwigluGrad),
     ]

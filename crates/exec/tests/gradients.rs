@@ -48,6 +48,7 @@ const TABLE: &[Row] = &[
     ("silu", &[&[4, 5]], |g, x| g.silu(x[0])),
     ("gelu", &[&[4, 5]], |g, x| g.gelu(x[0], Gelu::Tanh)),
     ("gelu", &[&[4, 5]], |g, x| g.gelu(x[0], Gelu::Erf)),
+    ("tanh", &[&[4, 5]], |g, x| g.tanh(x[0])),
     ("swiglu", &[&[4, 5], &[4, 5]], |g, x| g.swiglu(x[0], x[1])),
     ("dropout", &[&[6, 5]], |g, x| g.dropout(x[0], 0.4)),
     ("linear", &[&[2, 3, 5], &[4, 5]], |g, x| g.linear(x[0], x[1], None)),

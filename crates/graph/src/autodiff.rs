@@ -264,6 +264,7 @@ impl Tape {
             Op::Scale { factor } => self.emit(x, Op::Scale { factor: *factor }, &[dy]),
             Op::Silu => self.emit(x, Op::SiluGrad, &[x, dy]),
             Op::Gelu(form) => self.emit(x, Op::GeluGrad(*form), &[x, dy]),
+            Op::Tanh => self.emit(x, Op::TanhGrad, &[outputs[0], dy]),
             Op::Swiglu => {
                 let gradient = self.graph.apply_all(Op::SwigluGrad, &[x, inputs[1], dy]);
                 self.give(x, gradient, 0);

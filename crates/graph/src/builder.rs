@@ -194,6 +194,12 @@ impl Graph {
         self.apply(Op::Gelu(form), &[x])
     }
 
+    /// Hyperbolic tangent.
+    #[track_caller]
+    pub fn tanh(&mut self, x: Value) -> Value {
+        self.apply(Op::Tanh, &[x])
+    }
+
     /// `silu(gate) · up`.
     #[track_caller]
     pub fn swiglu(&mut self, gate: Value, up: Value) -> Value {

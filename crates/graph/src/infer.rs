@@ -58,8 +58,8 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             }
             Ok(vec![x])
         }
-        Op::Scale { .. } | Op::Silu | Op::Gelu(_) | Op::Softmax => float(x).map(|()| vec![x]),
-        Op::SiluGrad | Op::GeluGrad(_) | Op::SoftmaxGrad | Op::Swiglu => {
+        Op::Scale { .. } | Op::Silu | Op::Gelu(_) | Op::Tanh | Op::Softmax => float(x).map(|()| vec![x]),
+        Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::SoftmaxGrad | Op::Swiglu => {
             equal(x, inputs[1], "first and second input")?;
             Ok(vec![x])
         }
@@ -202,6 +202,7 @@ fn arity(op: &Op) -> (usize, usize) {
         | Op::Scale { .. }
         | Op::Silu
         | Op::Gelu(_)
+        | Op::Tanh
         | Op::Sum { .. }
         | Op::Softmax
         | Op::Accumulate
@@ -210,6 +211,7 @@ fn arity(op: &Op) -> (usize, usize) {
         | Op::Mul
         | Op::SiluGrad
         | Op::GeluGrad(_)
+        | Op::TanhGrad
         | Op::Swiglu
         | Op::Dropout { .. }
         | Op::LinearGradInput { .. }

@@ -130,6 +130,10 @@ pub enum Op {
     Gelu(Gelu),
     /// `(x, dy) → dx` of [`Op::Gelu`].
     GeluGrad(Gelu),
+    /// `(x) → tanh(x)`.
+    Tanh,
+    /// `(y, dy) → dy·(1 − y²)` of [`Op::Tanh`], from its result.
+    TanhGrad,
     /// `(g, u) → silu(g) · u`.
     Swiglu,
     /// `(g, u, dy) → (dg, du)` of [`Op::Swiglu`].
@@ -316,6 +320,8 @@ impl Op {
             Op::SiluGrad => "silu_grad",
             Op::Gelu(_) => "gelu",
             Op::GeluGrad(_) => "gelu_grad",
+            Op::Tanh => "tanh",
+            Op::TanhGrad => "tanh_grad",
             Op::Swiglu => "swiglu",
             Op::SwigluGrad => "swiglu_grad",
             Op::Dropout { .. } => "dropout",
@@ -360,13 +366,14 @@ impl Op {
                 Op::Scale { .. }
                 | Op::Silu
                 | Op::Gelu(_)
+                | Op::Tanh
                 | Op::Dropout { .. }
                 | Op::Softmax
                 | Op::Rope { .. }
                 | Op::CrossEntropyGrad { .. },
                 0,
             ) => &[0],
-            (Op::SiluGrad | Op::GeluGrad(_) | Op::SoftmaxGrad, 0) => &[1, 0],
+            (Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::SoftmaxGrad, 0) => &[1, 0],
             (Op::SwigluGrad, 0) => &[0, 2],
             (Op::SwigluGrad, 1) => &[1, 2],
             _ => &[],

@@ -3,16 +3,16 @@
 use plimsoll_graph::{Graph, GraphError};
 
 use crate::language::refuse;
-use crate::{Bert, Gpt2, Llama};
+use crate::{Bert, Gpt2, Labels, Llama};
 
 /// A model of one of the known families.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Architecture {
-    /// Llama, Qwen2 and Qwen3.
+    /// Llama, Mistral, Qwen2 and Qwen3.
     Llama(Llama),
     /// GPT-2.
     Gpt2(Gpt2),
-    /// BERT for masked words.
+    /// BERT for masked words, or for labels of whole texts.
     Bert(Bert),
 }
 
@@ -27,6 +27,19 @@ impl Architecture {
             Architecture::Llama(model) => model.training(batch, seq),
             Architecture::Gpt2(model) => model.training(batch, seq),
             Architecture::Bert(model) => model.training(batch, seq),
+        }
+    }
+
+    /// The forward graph of the same loss with nothing dropped; a classifier's `logits` are an output too.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers of the configuration do not go together.
+    pub fn evaluation(&self, batch: usize, seq: usize) -> Result<Graph, GraphError> {
+        match self {
+            Architecture::Llama(model) => model.training(batch, seq),
+            Architecture::Gpt2(model) => Gpt2 { dropout: 0.0, ..model.clone() }.training(batch, seq),
+            Architecture::Bert(model) => model.evaluation(batch, seq),
         }
     }
 
@@ -76,6 +89,40 @@ impl Architecture {
         self
     }
 
+    /// The same model with another head: one that sorts whole texts into `count` labels. What the classifier
+    /// reads is dropped as often as everything else.
+    ///
+    /// # Errors
+    ///
+    /// When the model is none that can.
+    pub fn with_labels(self, count: usize) -> Result<Architecture, GraphError> {
+        match self {
+            Architecture::Bert(model) => {
+                let labels = Some(Labels { count, dropout: model.dropout });
+                Ok(Architecture::Bert(Bert { labels, ..model }))
+            }
+            Architecture::Llama(_) => Err(refuse("llama", NO_LABELS.into())),
+            Architecture::Gpt2(_) => Err(refuse("gpt2", NO_LABELS.into())),
+        }
+    }
+
+    /// How many labels whole texts are sorted into, if they are.
+    pub fn labels(&self) -> Option<usize> {
+        match self {
+            Architecture::Bert(model) => model.labels.map(|labels| labels.count),
+            Architecture::Llama(_) | Architecture::Gpt2(_) => None,
+        }
+    }
+
+    /// The longest sequence the model can read, where there is one; graphs for longer ones are refused.
+    pub fn positions(&self) -> Option<usize> {
+        match self {
+            Architecture::Llama(model) => model.positions,
+            Architecture::Gpt2(model) => Some(model.positions),
+            Architecture::Bert(model) => Some(model.positions),
+        }
+    }
+
     /// Words the model knows; token ids are below.
     pub fn vocab(&self) -> usize {
         match self {
@@ -85,6 +132,9 @@ impl Architecture {
         }
     }
 }
+
+/// Why a model of words is not made a classifier.
+const NO_LABELS: &str = "predicts words; texts are sorted into labels by a BERT";
 
 impl From<Llama> for Architecture {
     fn from(model: Llama) -> Architecture {

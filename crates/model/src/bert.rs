@@ -1,12 +1,13 @@
-//! BERT for masked words: post-norm blocks that see both directions (Devlin et al. 2019).
+//! BERT for masked words, or for labels of whole texts: post-norm blocks that see both directions
+//! (Devlin et al. 2019).
 //!
 //! ```text
 //! x = layer_norm(x + attention(x))     x = layer_norm(x + output(gelu(intermediate(x))))
 //! ```
 //!
 //! Legend: `B` sequences, `T` positions, `C` width, `H` heads of width `D`, `F` hidden width of the
-//! feed-forward network, `P` learned positions, `V` words. Parameters have the names and shapes of
-//! Hugging Face's `BertForMaskedLM`.
+//! feed-forward network, `P` learned positions, `V` words, `L` labels. Parameters have the names and shapes
+//! of Hugging Face's `BertForMaskedLM`, or with `labels` those of `BertForSequenceClassification`.
 //!
 //! The input `doc_start` does the work of an attention mask: padding is a document of its own, so words
 //! do not see it. What padding itself computes differs from the original, and reaches no loss in either.
@@ -44,25 +45,83 @@ pub struct Bert {
     pub norm_epsilon: f32,
     /// Probability of a zero in embeddings and in the updates of a block.
     pub dropout: f32,
+    /// What a whole text is sorted into; masked words are guessed when there is none.
+    pub labels: Option<Labels>,
+}
+
+/// The labels of a classifier.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Labels {
+    /// How many there are.
+    pub count: usize,
+    /// Probability of a zero in what the classifier reads.
+    pub dropout: f32,
 }
 
 impl Bert {
-    /// The graph from `tokens`, some of them masked, and `targets` to `loss`, without its derivative.
-    ///
-    /// Evaluation wants it with `dropout` 0.
+    /// The graph from `tokens` and `targets` to `loss`, without its derivative. Some tokens are masked and
+    /// the targets are what they were; or there is one target per row, its label.
     ///
     /// # Errors
     ///
     /// When the numbers of the configuration do not go together.
     pub fn training(&self, batch: usize, seq: usize) -> Result<Graph, GraphError> {
         let mut g = Graph::new();
-        let tokens = language::tokens(&mut g, batch, seq); // (B, T)
-        let doc_start = language::doc_start(&mut g, batch, seq); // (B, T)
-        let (x, words) = self.encode(&mut g, tokens, doc_start)?; // (B, T, C), (V, C)
-        let x = self.transform(&mut g, x); // (B, T, C)
-        let bias = g.param("cls.predictions.bias", [self.vocab], Init::Fill(0.0)); // (V)
-        language::loss(&mut g, x, words, Some(bias));
+        let (x, words) = self.read(&mut g, batch, seq)?; // (B, T, C), (V, C)
+        match self.labels {
+            Some(labels) => {
+                let logits = self.classify(&mut g, x, labels); // (B, L)
+                language::label_loss(&mut g, logits);
+            }
+            None => {
+                let (x, bias) = self.transform(&mut g, x); // (B, T, C), (V)
+                language::loss(&mut g, x, words, Some(bias));
+            }
+        }
         g.finish()
+    }
+
+    /// The same graph with nothing dropped; with labels, their `logits` `(B, L)` are an output beside `loss`.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers of the configuration do not go together.
+    pub fn evaluation(&self, batch: usize, seq: usize) -> Result<Graph, GraphError> {
+        let certain = self.certain();
+        let Some(labels) = certain.labels else { return certain.training(batch, seq) };
+        let mut g = Graph::new();
+        let (x, _) = certain.read(&mut g, batch, seq)?; // (B, T, C)
+        let logits = certain.classify(&mut g, x, labels); // (B, L)
+        language::label_loss(&mut g, logits);
+        g.output("logits", logits);
+        g.finish()
+    }
+
+    /// The graph from `tokens`, `doc_start` and `position` of one text to the `logits` of the word that is
+    /// masked there. Nothing is dropped.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers of the configuration do not go together.
+    pub fn guess(&self, seq: usize) -> Result<Graph, GraphError> {
+        let certain = self.certain();
+        let mut g = Graph::new();
+        let (x, words) = certain.read(&mut g, 1, seq)?; // (1, T, C), (V, C)
+        let (x, bias) = certain.transform(&mut g, x); // (1, T, C), (V)
+        language::logits(&mut g, x, words, Some(bias));
+        g.finish()
+    }
+
+    fn certain(&self) -> Bert {
+        let labels = self.labels.map(|labels| Labels { dropout: 0.0, ..labels });
+        Bert { dropout: 0.0, labels, ..self.clone() }
+    }
+
+    /// The inputs and what the encoder makes of them: `(B, T, C)`, and the embedding table `(V, C)`.
+    fn read(&self, g: &mut Graph, batch: usize, seq: usize) -> Result<(Value, Value), GraphError> {
+        let tokens = language::tokens(g, batch, seq); // (B, T)
+        let doc_start = language::doc_start(g, batch, seq); // (B, T)
+        self.encode(g, tokens, doc_start)
     }
 
     /// The final hidden state `(B, T, C)` and the embedding table `(V, C)`.
@@ -78,6 +137,7 @@ impl Bert {
             ("width", self.width),
             ("ffn", self.ffn),
             ("token_types", self.token_types),
+            ("number of labels", self.labels.map_or(1, |labels| labels.count)),
         ];
         language::no_zeros(g, "bert", tokens, &extents)?;
         language::head_width("bert", self.width, self.heads)?;
@@ -137,11 +197,23 @@ impl Bert {
         self.norm(g, x, "output.LayerNorm") // (B, T, C)
     }
 
-    /// The layer between the encoder and the tied head.
-    fn transform(&self, g: &mut Graph, x: Value) -> Value {
+    /// The layer between the encoder and the tied head, and the head's bias `(V)`.
+    fn transform(&self, g: &mut Graph, x: Value) -> (Value, Value) {
         let x = project(g, x, "cls.predictions.transform.dense", self.width); // (B, T, C)
         let x = g.gelu(x, Gelu::Erf); // (B, T, C)
-        self.norm(g, x, "cls.predictions.transform.LayerNorm") // (B, T, C)
+        let x = self.norm(g, x, "cls.predictions.transform.LayerNorm"); // (B, T, C)
+        (x, g.param("cls.predictions.bias", [self.vocab], Init::Fill(0.0))) // (B, T, C), (V)
+    }
+
+    /// The logits `(B, L)` of the labels, read off the first word of each text.
+    fn classify(&self, g: &mut Graph, x: Value, labels: Labels) -> Value {
+        let (batch, width) = (g.shape(x)[0], self.width);
+        let first = g.slice(x, 1, 0, 1); // (B, 1, C)
+        let first = g.reshape(first, [batch, width]); // (B, C)
+        let pooled = project(g, first, "bert.pooler.dense", width); // (B, C)
+        let pooled = g.tanh(pooled); // (B, C)
+        let pooled = g.dropout(pooled, labels.dropout); // (B, C)
+        project(g, pooled, "classifier", labels.count) // (B, L)
     }
 
     fn norm(&self, g: &mut Graph, x: Value, name: &str) -> Value {

@@ -69,7 +69,7 @@ impl Gpt2 {
         let mut g = Graph::new();
         let tokens = language::tokens(&mut g, 1, seq); // (1, T)
         let (x, head) = certain.decode(&mut g, tokens, None)?; // (1, T, C), (V, C)
-        language::logits(&mut g, x, head);
+        language::logits(&mut g, x, head, None);
         g.finish()
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A training graph reads `tokens` i32 `[B,T]`, `targets` i32 `[B,T]`, `scale` f32 `[]` and, where rows
 //! hold more than one document, `doc_start` i32 `[B,T]`; it yields `loss`. A generation graph reads
-//! `tokens` i32 `[1,T]` and `position` i32 `[1]`; it yields `logits` `[1,V]`.
+//! `tokens` i32 `[1,T]` and `position` i32 `[1]`; it yields `logits` `[1,V]`. A graph that sorts whole
+//! texts reads one target per row, `targets` i32 `[B]`, and when it evaluates it yields `logits` `[B,L]` too.
 //!
 //! Targets arrive shifted: `targets[b,t]` is what position `t` should predict. So the graph does not
 //! care whether the next word or a hidden word is asked for; that is the data loader's business.
@@ -39,17 +40,27 @@ pub(crate) fn loss(g: &mut Graph, x: Value, head: Value, bias: Option<Value>) {
     g.output("loss", loss);
 }
 
+/// Ends a graph that sorts whole texts: the loss of predicting one target per row from `logits (B, L)`.
+/// They are few, so unlike a head over all words they exist.
+#[track_caller]
+pub(crate) fn label_loss(g: &mut Graph, logits: Value) {
+    let targets = g.input("targets", [g.shape(logits).rows()], DType::I32); // (B)
+    let scale = g.loss_scale(); // ()
+    let loss = g.cross_entropy(logits, targets, scale, IGNORED); // ()
+    g.output("loss", loss);
+}
+
 /// Ends a generation graph: the logits of one `position` of `x (1, T, C)`. Choosing the row before the
 /// head keeps the `T·V` logits that nobody asked for from existing.
 #[track_caller]
-pub(crate) fn logits(g: &mut Graph, x: Value, head: Value) {
+pub(crate) fn logits(g: &mut Graph, x: Value, head: Value, bias: Option<Value>) {
     let &[_, seq, width] = &g.shape(x)[..] else {
         unreachable!("models hand over (1, T, C)");
     };
     let position = g.input("position", [1], DType::I32); // (1)
     let rows = g.reshape(x, [seq, width]); // (T, C)
     let row = g.embedding(rows, position); // (1, C)
-    let logits = g.linear(row, head, None); // (1, V)
+    let logits = g.linear(row, head, bias); // (1, V)
     g.output("logits", logits);
 }
 
@@ -83,6 +94,17 @@ pub(crate) fn enough_positions(model: &str, seq: usize, positions: usize) -> Res
         return Ok(());
     }
     Err(refuse(model, format!("sequences of {seq} tokens, but positions are learned for {positions} only")))
+}
+
+/// Checks that a sequence is no longer than the model was meant for, where that is stated.
+pub(crate) fn within_positions(model: &str, seq: usize, positions: Option<usize>) -> Result<(), GraphError> {
+    match positions {
+        Some(positions) if seq > positions => Err(refuse(
+            model,
+            format!("sequences of {seq} tokens, but the model is meant for {positions} at most"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// A mistake in a model's configuration.

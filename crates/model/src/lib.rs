@@ -17,6 +17,8 @@
 //! | graph | inputs | output |
 //! |---|---|---|
 //! | `training(B, T)` | `tokens` i32 `[B,T]`, `targets` i32 `[B,T]` (shifted; [`IGNORED`] carries no loss), `scale` f32 `[]`, `doc_start` i32 `[B,T]` (BERT, and where `documents` is set), `rng` i32 `[4]` (where `dropout` is not 0) | `loss` |
+//! | `training(B, T)` with labels | the same, but `targets` i32 `[B]`: one label per row | `loss` |
+//! | `evaluation(B, T)` | as `training`, without `rng` | `loss`; with labels also `logits` f32 `[B,L]` |
 //! | `generation(T)` | `tokens` i32 `[1,T]`, `position` i32 `[1]` | `logits` f32 `[1,V]` |
 //!
 //! Each layer is one block of the graph, and all layers of a model are built alike, so that a planner
@@ -26,13 +28,14 @@
 mod architecture;
 mod bert;
 mod gpt2;
+pub mod hf;
 mod language;
 mod llama;
 mod preset;
 mod rope;
 
 pub use architecture::Architecture;
-pub use bert::Bert;
+pub use bert::{Bert, Labels};
 pub use gpt2::Gpt2;
 pub use language::IGNORED;
 pub use llama::Llama;

@@ -7,11 +7,11 @@
 //!
 //! Legend: `B` sequences, `T` positions, `C` width, `H` query heads and `K` key heads of width `D`,
 //! `F` hidden width of the feed-forward network, `V` words. Parameters have the names and shapes of
-//! Hugging Face's `LlamaForCausalLM`; with `qkv_bias` those of `Qwen2ForCausalLM`, with `qk_norm` those of
-//! `Qwen3ForCausalLM`.
+//! Hugging Face's `LlamaForCausalLM`; with `window` it is a `MistralForCausalLM`, with `qkv_bias` a
+//! `Qwen2ForCausalLM`, with `qk_norm` a `Qwen3ForCausalLM`.
 //!
-//! Deliberately absent: dropout (the family trains without), sliding windows, and a cache of keys for
-//! generation, which reads the whole text again for every word.
+//! Deliberately absent: dropout (the family trains without), windows in some layers only, and a cache of
+//! keys for generation, which reads the whole text again for every word.
 
 use plimsoll_graph::{Graph, GraphError, Init, Value, Visible};
 
@@ -43,6 +43,10 @@ pub struct Llama {
     pub norm_epsilon: f32,
     /// How fast queries and keys turn with their position.
     pub rope: Rope,
+    /// How many positions back a query sees, its own included, as in Mistral; all when not stated.
+    pub window: Option<usize>,
+    /// The longest sequence the model is meant for; any length when not stated.
+    pub positions: Option<usize>,
     /// Whether the head is the embedding table.
     pub tie_embeddings: bool,
     /// Whether queries, keys and values have a bias, as in Qwen2.
@@ -79,7 +83,7 @@ impl Llama {
         let mut g = Graph::new();
         let tokens = language::tokens(&mut g, 1, seq); // (1, T)
         let (x, head) = self.decode(&mut g, tokens, None)?; // (1, T, C), (V, C)
-        language::logits(&mut g, x, head);
+        language::logits(&mut g, x, head, None);
         g.finish()
     }
 
@@ -92,11 +96,12 @@ impl Llama {
     ) -> Result<(Value, Value), GraphError> {
         let extents = [("vocab", self.vocab), ("width", self.width), ("ffn", self.ffn)];
         language::no_zeros(g, "llama", tokens, &extents)?;
+        language::within_positions("llama", g.shape(tokens).columns(), self.positions)?;
         let head_width = self.checked_head_width()?;
         let words = g.param("model.embed_tokens.weight", [self.vocab, self.width], Init::Normal(SPREAD)); // (V, C)
         let table = frequencies(&self.rope, head_width);
         let frequencies = g.constant("rope.frequencies", [head_width / 2], table); // (D/2)
-        let visible = Visible { doc_start, ..Visible::CAUSAL };
+        let visible = Visible { doc_start, window: self.window, ..Visible::CAUSAL };
 
         let mut x = g.embedding(words, tokens); // (B, T, C)
         for layer in 0..self.layers {

@@ -25,7 +25,7 @@ impl Preset {
         let preset = |name, seq, model: Architecture| Preset { name, seq, model };
         let plain = |dims| llama(dims, 1e-6, Rope::plain(10_000.0));
         let llama3 = |dims, factor| {
-            let stretch = Stretch { factor, low: 1.0, high: 4.0, original: 8192.0 };
+            let stretch = Stretch::Llama3 { factor, low: 1.0, high: 4.0, original: 8192.0 };
             llama(dims, 1e-5, Rope { base: 500_000.0, stretch: Some(stretch) })
         };
         let qwen2 = |dims| Llama { qkv_bias: true, ..llama(dims, 1e-6, Rope::plain(1_000_000.0)) };
@@ -75,6 +75,8 @@ fn llama([layers, width, heads, key_heads, ffn, vocab]: [usize; 6], norm_epsilon
         ffn,
         norm_epsilon,
         rope,
+        window: None,
+        positions: None,
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
@@ -98,6 +100,7 @@ fn bert([layers, width, heads]: [usize; 3]) -> Bert {
         ffn: 4 * width,
         norm_epsilon: 1e-12,
         dropout: 0.1,
+        labels: None,
     }
 }
 

@@ -1,7 +1,8 @@
-//! How fast each pair of a head turns with its position (Su et al. 2021), and Llama 3's way to stretch it.
+//! How fast each pair of a head turns with its position (Su et al. 2021), and two ways to stretch it.
 //!
-//! Pair `i` of a head of width `D` turns by `base^(−2i/D)` radians a position. Llama 3.1 reads texts longer
-//! than it was first trained on by slowing the pairs that have not come full circle in the original length:
+//! Pair `i` of a head of width `D` turns by `base^(−2i/D)` radians a position. Texts longer than those of the
+//! first training are read by turning slower: all pairs by one factor (Chen et al. 2023), or, as Llama 3.1
+//! does, only those that have not come full circle in the original length:
 //!
 //! ```text
 //! turns in the original length     ≥ high        between          ≤ low
@@ -17,7 +18,7 @@ use std::f64::consts::TAU;
 pub struct Rope {
     /// Base of the frequencies.
     pub base: f64,
-    /// How slow pairs are slowed further, if they are.
+    /// How pairs are slowed, if they are.
     pub stretch: Option<Stretch>,
 }
 
@@ -28,25 +29,38 @@ impl Rope {
     }
 }
 
-/// Llama 3's stretching of rotary frequencies.
+/// A slowing of rotary frequencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stretch {
-    /// The slowest pairs are slowed by this factor.
-    pub factor: f64,
-    /// Pairs that turn at most so often in the original length are slowed fully.
-    pub low: f64,
-    /// Pairs that turn at least so often are not slowed.
-    pub high: f64,
-    /// Positions of the original length.
-    pub original: f64,
+pub enum Stretch {
+    /// Every pair alike.
+    Linear {
+        /// All pairs are slowed by this factor.
+        factor: f64,
+    },
+    /// Llama 3's.
+    Llama3 {
+        /// The slowest pairs are slowed by this factor.
+        factor: f64,
+        /// Pairs that turn at most so often in the original length are slowed fully.
+        low: f64,
+        /// Pairs that turn at least so often are not slowed.
+        high: f64,
+        /// Positions of the original length.
+        original: f64,
+    },
 }
 
 impl Stretch {
     fn apply(&self, frequency: f64) -> f64 {
-        let turns = self.original * frequency / TAU;
-        // 0 where a pair is slowed fully, 1 where it stays.
-        let share = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
-        frequency * (share + (1.0 - share) / self.factor)
+        match *self {
+            Stretch::Linear { factor } => frequency / factor,
+            Stretch::Llama3 { factor, low, high, original } => {
+                let turns = original * frequency / TAU;
+                // 0 where a pair is slowed fully, 1 where it stays.
+                let share = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                frequency * (share + (1.0 - share) / factor)
+            }
+        }
     }
 }
 
@@ -63,7 +77,7 @@ mod tests {
 
     #[test]
     fn frequencies_of_llama_3_are_those_of_transformers() {
-        let stretch = Stretch { factor: 32.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let stretch = Stretch::Llama3 { factor: 32.0, low: 1.0, high: 4.0, original: 8192.0 };
         let ours = frequencies(&Rope { base: 500_000.0, stretch: Some(stretch) }, 64);
         assert_eq!(ours.len(), 32);
         // `reference/rope.py` prints these; it computes in single precision.

@@ -95,6 +95,7 @@ fn dropout_is_in_training_and_never_in_generation() {
         ffn: 64,
         norm_epsilon: 1e-12,
         dropout: 0.1,
+        labels: None,
     };
     assert_eq!(dropouts(&bert.training(2, 8).unwrap()), 1 + 2 * 3);
 }

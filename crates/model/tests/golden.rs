@@ -97,6 +97,8 @@ fn models() -> [(&'static str, Architecture); 3] {
         ffn: 48,
         norm_epsilon: 1e-6,
         rope: Rope::plain(10_000.0),
+        window: None,
+        positions: None,
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
@@ -122,6 +124,7 @@ fn models() -> [(&'static str, Architecture); 3] {
         ffn: 64,
         norm_epsilon: 1e-12,
         dropout: 0.0,
+        labels: None,
     };
     [("llama", llama.into()), ("gpt2", gpt2.into()), ("bert", bert.into())]
 }

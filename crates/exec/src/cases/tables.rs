@@ -187,7 +187,7 @@ fn elementwise() -> Vec<Case> {
 }
 
 /// The nonlinear functions, each with its number of inputs of equal shape.
-fn functions() -> [(Op, usize); 8] {
+fn functions() -> [(Op, usize); 10] {
     [
         (Op::Silu, 1),
         (Op::SiluGrad, 2),
@@ -195,6 +195,8 @@ fn functions() -> [(Op, usize); 8] {
         (Op::Gelu(Gelu::Erf), 1),
         (Op::GeluGrad(Gelu::Tanh), 2),
         (Op::GeluGrad(Gelu::Erf), 2),
+        (Op::Tanh, 1),
+        (Op::TanhGrad, 2),
         (Op::Swiglu, 2),
         (Op::SwigluGrad, 3),
     ]

@@ -55,6 +55,19 @@ fn normal(x: f32) -> Normal {
     Normal { integral: if x < 0.0 { tail } else { 1.0 - tail }, density: ONE_OVER_ROOT_TWO_PI * e }
 }
 
+/// Near 0 an odd polynomial, where `1 − e^(−2x)` would cancel: least squares for `|x| ≤ 0.64`, within 10⁻⁸
+/// of the function, relatively.
+#[inline(always)]
+fn tanh(x: f32) -> f32 {
+    const P: [f32; 5] = [-0.333_332_66, 0.133_310_19, -0.053_704_584, 0.020_524_73, -0.005_577_356_7];
+    let u = x * x;
+    let near = x + x * u * (P[0] + u * (P[1] + u * (P[2] + u * (P[3] + u * P[4]))));
+    let e = exp(-2.0 * x.abs());
+    let far = (1.0 - e) / (1.0 + e);
+    let far = if x < 0.0 { -far } else { far };
+    if x.abs() < 0.64 { near } else { far }
+}
+
 /// Twice the argument of the hyperbolic tangent in the tanh form of gelu: `½(1 + tanh(v/2)) = σ(v)`.
 const TANH_SLOPE: f32 = 1.595_769;
 const TANH_CUBIC: f32 = 0.044_715;
@@ -65,6 +78,8 @@ pub(super) struct GeluTanh;
 pub(super) struct GeluTanhGrad;
 pub(super) struct GeluErf;
 pub(super) struct GeluErfGrad;
+pub(super) struct Tanh;
+pub(super) struct TanhGrad;
 pub(super) struct Swiglu;
 pub(super) struct SwigluGrad;
 
@@ -111,6 +126,21 @@ impl Elementwise<2, 1> for GeluErfGrad {
     fn at(&self, [x, dy]: [f32; 2]) -> [f32; 1] {
         let n = normal(x);
         [dy * (n.integral + x * n.density)]
+    }
+}
+
+impl Elementwise<1, 1> for Tanh {
+    #[inline(always)]
+    fn at(&self, [x]: [f32; 1]) -> [f32; 1] {
+        [tanh(x)]
+    }
+}
+
+impl Elementwise<2, 1> for TanhGrad {
+    #[inline(always)]
+    fn at(&self, [y, dy]: [f32; 2]) -> [f32; 1] {
+        // Not 1 − y²: near ±1 the two factors lose nothing.
+        [dy * (1.0 - y) * (1.0 + y)]
     }
 }
 

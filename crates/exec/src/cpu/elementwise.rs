@@ -10,7 +10,9 @@
 
 use plimsoll_graph::op::Gelu;
 
-use super::activation::{GeluErf, GeluErfGrad, GeluTanh, GeluTanhGrad, Silu, SiluGrad, Swiglu, SwigluGrad};
+use super::activation::{
+    GeluErf, GeluErfGrad, GeluTanh, GeluTanhGrad, Silu, SiluGrad, Swiglu, SwigluGrad, Tanh, TanhGrad,
+};
 use super::lanes::{self, Elementwise, PIECE, Streams, map};
 use super::{Call, pieces};
 use crate::ExecError;
@@ -88,6 +90,14 @@ pub(super) fn gelu_grad(call: &Call, form: Gelu) -> Result<(), ExecError> {
         Gelu::Tanh => map(call, &GeluTanhGrad),
         Gelu::Erf => map(call, &GeluErfGrad),
     }
+}
+
+pub(super) fn tanh(call: &Call) -> Result<(), ExecError> {
+    map(call, &Tanh)
+}
+
+pub(super) fn tanh_grad(call: &Call) -> Result<(), ExecError> {
+    map(call, &TanhGrad)
 }
 
 pub(super) fn swiglu(call: &Call) -> Result<(), ExecError> {
@@ -216,6 +226,19 @@ mod tests {
     }
 
     #[test]
+    fn the_hyperbolic_tangent_is_exact_to_a_few_ulp_from_the_smallest_number_to_one() {
+        let x: Vec<f32> = (0..4000).map(|i| 20.0 * (-0.01 * i as f32).exp() * [1.0, -1.0][i % 2]).collect();
+        let y = Trial::new(Op::Tanh).f32([4000], &x).run();
+        for (&x, &y) in x.iter().zip(&y[0]) {
+            let exact = f64::from(x).tanh();
+            assert!((f64::from(y) / exact - 1.0).abs() < 3e-7, "tanh({x}) is {exact}, not {y}");
+        }
+        let dy = numbers(4000, 6);
+        let dx = Trial::new(Op::TanhGrad).f32([4000], &y[0]).f32([4000], &dy).run();
+        assert_near(&dx[0], &expect(&x, &dy, |x, dy| dy * slope(f64::tanh, x)), 3e-7);
+    }
+
+    #[test]
     fn swiglu_and_its_gradient_follow_their_equations() {
         let (g, u, dy) = (wide(70), numbers(70, 7), numbers(70, 8));
         let y = Trial::new(Op::Swiglu).f32([7, 10], &g).f32([7, 10], &u).run();
@@ -257,12 +280,14 @@ mod tests {
             Op::SiluGrad,
             Op::Gelu(Gelu::Erf),
             Op::GeluGrad(Gelu::Tanh),
+            Op::Tanh,
+            Op::TanhGrad,
             Op::Swiglu,
             Op::SwigluGrad,
         ];
         for op in ops {
             let inputs = match op {
-                Op::Scale { .. } | Op::Silu | Op::Gelu(_) => 1,
+                Op::Scale { .. } | Op::Silu | Op::Gelu(_) | Op::Tanh => 1,
                 Op::SwigluGrad => 3,
                 _ => 2,
             };

@@ -74,6 +74,8 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
         Op::SiluGrad => elementwise::silu_grad(call),
         Op::Gelu(form) => elementwise::gelu(call, *form),
         Op::GeluGrad(form) => elementwise::gelu_grad(call, *form),
+        Op::Tanh => elementwise::tanh(call),
+        Op::TanhGrad => elementwise::tanh_grad(call),
         Op::Swiglu => elementwise::swiglu(call),
         Op::SwigluGrad => elementwise::swiglu_grad(call),
         Op::Dropout { p, stream } => dropout::dropout(call, *p, *stream),

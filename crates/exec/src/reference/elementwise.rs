@@ -34,6 +34,11 @@ pub(super) fn gelu_grad(x: &Array, dy: &Array, form: Gelu) -> Array {
     with_suffix(x, dy, |x, dy| dy * gelu_slope(x, form))
 }
 
+/// From the result of the forward op.
+pub(super) fn tanh_grad(y: &Array, dy: &Array) -> Array {
+    with_suffix(y, dy, |y, dy| dy * (1.0 - y * y))
+}
+
 pub(super) fn swiglu(gate: &Array, up: &Array) -> Array {
     with_suffix(gate, up, |g, u| g * sigmoid(g) * u)
 }

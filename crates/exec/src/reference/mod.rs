@@ -116,6 +116,8 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         Op::SiluGrad => one(elementwise::silu_grad(x[0], x[1])),
         Op::Gelu(form) => one(elementwise::gelu(x[0], *form)),
         Op::GeluGrad(form) => one(elementwise::gelu_grad(x[0], x[1], *form)),
+        Op::Tanh => one(x[0].map(f64::tanh)),
+        Op::TanhGrad => one(elementwise::tanh_grad(x[0], x[1])),
         Op::Swiglu => one(elementwise::swiglu(x[0], x[1])),
         Op::SwigluGrad => Ok(elementwise::swiglu_grad(x[0], x[1], x[2]).into()),
         Op::Dropout { p, stream } => one(elementwise::dropout(x[0], integers(1), *p, *stream)),

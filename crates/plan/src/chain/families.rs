@@ -65,6 +65,7 @@ fn bert() -> Architecture {
         ffn: 384,
         norm_epsilon: 1e-12,
         dropout: 0.1,
+        labels: None,
     })
 }
 

@@ -107,6 +107,8 @@ pub(crate) fn families() -> [(&'static str, Architecture); 3] {
         ffn: 48,
         norm_epsilon: 1e-6,
         rope: Rope::plain(10_000.0),
+        window: None,
+        positions: None,
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
@@ -132,6 +134,7 @@ pub(crate) fn families() -> [(&'static str, Architecture); 3] {
         ffn: 64,
         norm_epsilon: 1e-12,
         dropout: 0.1,
+        labels: None,
     };
     [("llama", llama.into()), ("gpt2", gpt2.into()), ("bert", bert.into())]
 }

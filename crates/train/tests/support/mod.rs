@@ -43,6 +43,8 @@ pub(crate) fn llama(size: Size) -> Architecture {
         ffn: size.ffn,
         norm_epsilon: 1e-6,
         rope: Rope::plain(10_000.0),
+        window: None,
+        positions: None,
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
@@ -74,6 +76,7 @@ pub(crate) fn bert(size: Size) -> Architecture {
         ffn: 2 * size.width,
         norm_epsilon: 1e-12,
         dropout: size.dropout,
+        labels: None,
     })
 }
 
@@ -217,6 +220,12 @@ impl Golden {
         let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
         let tensor = tensors.tensor(name).ok()?;
         Some(tensor.data().as_chunks::<4>().0.to_vec())
+    }
+
+    /// Names of all its tensors.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        tensors.names().into_iter().map(ToString::to_string).collect()
     }
 
     pub(crate) fn floats(&self, name: &str) -> Vec<f32> {

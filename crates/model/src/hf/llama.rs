@@ -1,0 +1,145 @@
+//! `config.json` of Llama and its relatives: Mistral's window, Qwen2's biases, Qwen3's norms.
+//!
+//! Refused: biases elsewhere than Qwen2 has them, activations other than `silu`, and windows in some layers
+//! but not in others.
+
+use serde_json::{Value, json};
+
+use super::keys::{Keys, decimal};
+use super::{ConfigError, rope};
+use crate::{Architecture, Llama};
+
+/// Positions of a model that states none; what transformers assumes of a Llama.
+const POSITIONS: usize = 2048;
+
+pub(super) fn llama(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
+    keys.must_be("attention_bias", false)?;
+    keys.must_be("mlp_bias", false)?;
+    // The first Llama has as many key heads as heads, and its files do not mention them.
+    let key_heads =
+        keys.optional_count("num_key_value_heads")?.map_or_else(|| keys.count("num_attention_heads"), Ok)?;
+    Ok(family(keys, notes, key_heads)?.into())
+}
+
+pub(super) fn mistral(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
+    let window =
+        if keys.mentions("sliding_window") { keys.optional_count("sliding_window")? } else { Some(4096) };
+    Ok(Llama { window, ..family(keys, notes, keys.count("num_key_value_heads")?)? }.into())
+}
+
+pub(super) fn qwen2(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
+    let model = family(keys, notes, keys.count("num_key_value_heads")?)?;
+    Ok(Llama { window: window_of_all_layers(keys, model.layers)?, qkv_bias: true, ..model }.into())
+}
+
+pub(super) fn qwen3(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
+    keys.must_be("attention_bias", false)?;
+    let model = family(keys, notes, keys.count("num_key_value_heads")?)?;
+    let head_width = if keys.get("head_dim").is_some() { model.head_width } else { Some(128) };
+    Ok(Llama { head_width, window: window_of_all_layers(keys, model.layers)?, qk_norm: true, ..model }.into())
+}
+
+/// What all of them say in the same words.
+fn family(keys: &Keys, notes: &mut Vec<String>, key_heads: usize) -> Result<Llama, ConfigError> {
+    keys.one_of("hidden_act", "silu", &["silu"])?;
+    if keys.probability("attention_dropout", 0.0)? > 0.0 {
+        notes.push("`attention_dropout` is not applied: attention weights never exist as a matrix".into());
+    }
+    let (width, heads) = (keys.count("hidden_size")?, keys.count("num_attention_heads")?);
+    let derived = |head_width: &usize| head_width * heads == width;
+    Ok(Llama {
+        vocab: keys.count("vocab_size")?,
+        width,
+        layers: keys.layers("num_hidden_layers")?,
+        heads,
+        key_heads,
+        head_width: keys.optional_count("head_dim")?.filter(|stated| !derived(stated)),
+        ffn: keys.count("intermediate_size")?,
+        norm_epsilon: keys.positive("rms_norm_eps", 1e-6)? as f32,
+        rope: rope::read(keys)?,
+        window: None,
+        positions: keys.optional_count("max_position_embeddings")?,
+        tie_embeddings: keys.flag("tie_word_embeddings", false)?,
+        qkv_bias: false,
+        qk_norm: false,
+        documents: false,
+    })
+}
+
+/// The window of a Qwen. Newer files list the kind of each layer, older ones say from which layer on it holds.
+fn window_of_all_layers(keys: &Keys, layers: usize) -> Result<Option<usize>, ConfigError> {
+    if !keys.flag("use_sliding_window", false)? {
+        return Ok(None);
+    }
+    let Some(window) = keys.optional_count("sliding_window")? else { return Ok(None) };
+    let kinds = keys.texts("layer_types")?;
+    let full = if kinds.is_empty() {
+        keys.get("max_window_layers")
+            .and_then(Value::as_u64)
+            .map_or(layers, |first| layers.min(first as usize))
+    } else {
+        kinds.iter().filter(|kind| **kind != "sliding_attention").count()
+    };
+    match full {
+        0 => Ok(Some(window)),
+        _ if full >= layers => Ok(None),
+        _ => Err(keys.wrong("use_sliding_window", "true with a window in all layers, or false")),
+    }
+}
+
+pub(super) fn write(model: &Llama) -> Result<Value, ConfigError> {
+    let (class, kind) = match (model.qkv_bias, model.qk_norm, model.window) {
+        (true, true, _) => {
+            let why = "queries and keys have both biases, as in Qwen2, and norms, as in Qwen3";
+            return Err(ConfigError::Unwritable(why.into()));
+        }
+        (true, false, _) => ("Qwen2ForCausalLM", "qwen2"),
+        (false, true, _) => ("Qwen3ForCausalLM", "qwen3"),
+        (false, false, Some(_)) => ("MistralForCausalLM", "mistral"),
+        (false, false, None) => ("LlamaForCausalLM", "llama"),
+    };
+    let head_width = model.head_width.unwrap_or(model.width / model.heads.max(1));
+    if kind == "qwen2" && model.head_width.is_some() {
+        let why = format!("heads of width {head_width} beside a width of {}, with biases", model.width);
+        return Err(ConfigError::Unwritable(why));
+    }
+    let mut config = json!({
+        "architectures": [class],
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": model.width,
+        "initializer_range": 0.02,
+        "intermediate_size": model.ffn,
+        "max_position_embeddings": model.positions.unwrap_or(POSITIONS),
+        "model_type": kind,
+        "num_attention_heads": model.heads,
+        "num_hidden_layers": model.layers,
+        "num_key_value_heads": model.key_heads,
+        "rms_norm_eps": decimal(model.norm_epsilon),
+        "rope_parameters": rope::write(&model.rope),
+        "tie_word_embeddings": model.tie_embeddings,
+        "vocab_size": model.vocab,
+    });
+    let layer = if model.window.is_some() { "sliding_attention" } else { "full_attention" };
+    let own = match kind {
+        "llama" => json!({"attention_bias": false, "head_dim": head_width, "mlp_bias": false}),
+        "mistral" => json!({"head_dim": head_width, "sliding_window": model.window}),
+        _ => json!({
+            "layer_types": vec![layer; model.layers],
+            "sliding_window": model.window,
+            "use_sliding_window": model.window.is_some(),
+        }),
+    };
+    if let (Value::Object(config), Value::Object(own)) = (&mut config, own) {
+        config.extend(own);
+        if model.window.is_some() && kind != "mistral" {
+            config.insert("max_window_layers".into(), 0.into());
+        }
+        if kind == "qwen3" {
+            config.insert("attention_bias".into(), false.into());
+            config.insert("head_dim".into(), head_width.into());
+        }
+        config.sort_keys();
+    }
+    Ok(config)
+}

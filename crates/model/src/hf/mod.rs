@@ -1,0 +1,139 @@
+//! Models as the Hugging Face hub stores them: `config.json` in and out, and the names of stored tensors.
+//!
+//! ```
+//! use plimsoll_model::Architecture;
+//!
+//! let text = r#"{"architectures": ["GPT2LMHeadModel"], "vocab_size": 50257, "n_positions": 1024,
+//!                "n_embd": 768, "n_layer": 12, "n_head": 12, "attn_pdrop": 0.1}"#;
+//! let config = Architecture::from_config(text)?;
+//! assert_eq!(config.architecture.positions(), Some(1024));
+//! assert_eq!(config.architecture.to_config()?["n_embd"], 768);
+//! assert_eq!(config.notes.len(), 1); // dropout of attention weights is not applied
+//! # Ok::<(), plimsoll_model::hf::ConfigError>(())
+//! ```
+//!
+//! A file says much that does not change what is computed; that is passed over. What does change it is
+//! either built or refused by key and value, so that no model trains as another than it is. Keys may be those
+//! of transformers 5 (`rope_parameters`, `dtype`) or of older versions (`rope_theta`, `rope_scaling`,
+//! `torch_dtype`). Absent: files themselves; this module sees their text and names.
+
+mod bert;
+mod error;
+mod gpt2;
+mod keys;
+mod llama;
+mod names;
+mod rope;
+
+use serde_json::Value;
+
+pub use error::ConfigError;
+pub use names::Stored;
+
+use crate::Architecture;
+use keys::Keys;
+
+/// What a `config.json` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Configuration {
+    /// The model.
+    pub architecture: Architecture,
+    /// Element type the weights are said to be stored in, such as `bfloat16`.
+    pub dtype: Option<String>,
+    /// The token that begins a text.
+    pub bos: Option<u32>,
+    /// Tokens that end one; some models have several.
+    pub eos: Vec<u32>,
+    /// The token that fills up rows.
+    pub pad: Option<u32>,
+    /// Names of a classifier's labels, by their number.
+    pub labels: Vec<String>,
+    /// What the file asks for and training will not do, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// One class of transformers, and which file here reads it.
+type Read = fn(&Keys, &mut Vec<String>) -> Result<Architecture, ConfigError>;
+
+/// Class, `model_type`, reader. Where a file names no class, the first of its type is meant.
+const CLASSES: [(&str, &str, Read); 9] = [
+    ("LlamaForCausalLM", "llama", llama::llama),
+    ("MistralForCausalLM", "mistral", llama::mistral),
+    ("Qwen2ForCausalLM", "qwen2", llama::qwen2),
+    ("Qwen3ForCausalLM", "qwen3", llama::qwen3),
+    ("GPT2LMHeadModel", "gpt2", gpt2::read),
+    ("BertForMaskedLM", "bert", bert::masked),
+    ("BertForSequenceClassification", "bert", bert::classifier),
+    // The published weights of the first BERT: its next-sentence head is passed over.
+    ("BertForPreTraining", "bert", bert::masked),
+    // Older files of GPT-2.
+    ("GPT2Model", "gpt2", gpt2::read),
+];
+
+impl Architecture {
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    ///
+    /// When it is no JSON, names a model that is not known (the error lists those that are), lacks a key, or
+    /// has a setting that is not supported.
+    pub fn from_config(text: &str) -> Result<Configuration, ConfigError> {
+        let value = serde_json::from_str(text).map_err(|error| ConfigError::NotJson(error.to_string()))?;
+        let Value::Object(object) = value else {
+            return Err(ConfigError::NotJson("it holds no object in braces".into()));
+        };
+        let keys = Keys::new(&object);
+        let read = class_of(&keys)?;
+        keys.must_be_absent("quantization_config", "absent: weights must not be quantized")?;
+        let mut notes = Vec::new();
+        let architecture = read(&keys, &mut notes)?;
+        let dtype = keys.text("dtype")?.or(keys.text("torch_dtype")?);
+        Ok(Configuration {
+            labels: if architecture.labels().is_some() { bert::label_names(&keys) } else { Vec::new() },
+            architecture,
+            dtype: dtype.map(str::to_owned),
+            bos: keys.token("bos_token_id")?,
+            eos: keys.tokens("eos_token_id")?,
+            pad: keys.token("pad_token_id")?,
+            notes,
+        })
+    }
+
+    /// The `config.json` of this model, as transformers 5 writes it, without the keys that say nothing about
+    /// its shape: add `dtype`, `bos_token_id`, `eos_token_id` and `pad_token_id` beside the weights. A Llama
+    /// without stated positions is given 2048.
+    ///
+    /// # Errors
+    ///
+    /// When no class of transformers computes this model.
+    pub fn to_config(&self) -> Result<Value, ConfigError> {
+        match self {
+            Architecture::Llama(model) => llama::write(model),
+            Architecture::Gpt2(model) => Ok(gpt2::write(model)),
+            Architecture::Bert(model) => Ok(bert::write(model)),
+        }
+    }
+}
+
+fn class_of(keys: &Keys) -> Result<Read, ConfigError> {
+    let classes = keys.texts("architectures")?;
+    let named = |name: &str| CLASSES.iter().find(|(class, ..)| *class == name);
+    if let Some((_, _, read)) = classes.iter().find_map(|name| named(name)) {
+        return Ok(*read);
+    }
+    let kind = keys.text("model_type")?;
+    let of_kind = || CLASSES.iter().find(|(_, known, _)| Some(*known) == kind);
+    match (classes.first(), of_kind()) {
+        (None, Some((_, _, read))) => Ok(*read),
+        (Some(name), _) => Err(ConfigError::Unsupported((*name).to_owned())),
+        (None, None) => match kind {
+            Some(kind) => Err(ConfigError::Unsupported(kind.to_owned())),
+            None => Err(ConfigError::Missing("architectures".into())),
+        },
+    }
+}
+
+/// Names of the classes that can be read.
+fn supported() -> String {
+    CLASSES.map(|(class, ..)| class).join(", ")
+}
