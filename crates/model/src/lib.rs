@@ -28,6 +28,7 @@ mod bert;
 mod gpt2;
 mod language;
 mod llama;
+pub mod lora;
 mod preset;
 mod rope;
 
@@ -36,5 +37,6 @@ pub use bert::Bert;
 pub use gpt2::Gpt2;
 pub use language::IGNORED;
 pub use llama::Llama;
+pub use lora::{Lora, Targets};
 pub use preset::{Preset, UnknownPreset};
 pub use rope::{Rope, Stretch};
