@@ -5,6 +5,7 @@
 //! [`Run::new`], which takes this machine's CPU, serves any device. A user's fault comes back as an error
 //! whose sentence names a way out.
 
+mod adapted;
 pub mod budget;
 mod config;
 pub mod data;
@@ -17,6 +18,7 @@ mod run;
 pub mod size;
 mod trainer;
 
+pub use adapted::{Adapted, largest_rank};
 pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
 pub use error::TrainError;
 pub use optimizer::{Optimizer, append as append_optimizer};
