@@ -54,6 +54,7 @@ const TABLE: &[Row] = &[
     ("linear", &[&[2, 3, 5], &[4, 5]], |g, x| g.linear(x[0], x[1], None)),
     ("linear", &[&[3, 5], &[4, 5], &[4]], |g, x| g.linear(x[0], x[1], Some(x[2]))),
     ("linear", &[&[3, 5], &[5, 4], &[4]], |g, x| g.linear_transposed(x[0], x[1], Some(x[2]))),
+    ("linear", &[&[2, 3, 5], &[4, 5], &[2, 3, 4]], |g, x| g.linear(x[0], x[1], Some(x[2]))),
     ("matmul", &[&[2, 3, 4], &[2, 4, 5]], |g, x| matmul(g, x, false, false)),
     ("matmul", &[&[2, 3, 4], &[2, 5, 4]], |g, x| matmul(g, x, false, true)),
     ("matmul", &[&[2, 4, 3], &[2, 4, 5]], |g, x| matmul(g, x, true, false)),

@@ -82,6 +82,15 @@ impl Graph {
         self.declare(name, Type::f32(shape), StateKind::Parameter { trainable: false }, init)
     }
 
+    /// A trainable weight by its full name, whatever block is being built: what a pass adds to a weight lies
+    /// beside that weight.
+    #[track_caller]
+    pub fn param_named(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> Value {
+        let kind = StateKind::Parameter { trainable: true };
+        let state = self.find_or_push_state(name.to_owned(), Type::f32(shape), kind, init);
+        self.newest(state)
+    }
+
     /// A small table of numbers. Constants have global names: the same name is the same table.
     #[track_caller]
     pub fn constant(&mut self, name: &str, shape: impl Into<Shape>, table: Vec<f32>) -> Value {
@@ -224,7 +233,7 @@ impl Graph {
 
     // ---- matrix products ---------------------------------------------------------------------------
 
-    /// `x·wᵀ + bias` with `w (out, in)`.
+    /// `x·wᵀ + bias` with `w (out, in)`; the bias is `[out]`, or a value of the result's shape.
     #[track_caller]
     pub fn linear(&mut self, x: Value, w: Value, bias: Option<Value>) -> Value {
         self.linear_op(x, w, bias, false)
@@ -423,7 +432,13 @@ impl Graph {
     }
 
     #[track_caller]
-    fn find_or_push_state(&mut self, name: String, ty: Type, kind: StateKind, init: Init) -> StateId {
+    pub(crate) fn find_or_push_state(
+        &mut self,
+        name: String,
+        ty: Type,
+        kind: StateKind,
+        init: Init,
+    ) -> StateId {
         if let Some(known) = self.state_named(&name) {
             let state = &self.states[known.index()];
             if state.ty != ty || state.kind != kind {

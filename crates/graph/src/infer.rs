@@ -280,10 +280,11 @@ fn linear(inputs: &[Type], transposed: bool, bias: bool) -> Result<Vec<Type>, St
             w.shape
         ));
     }
-    if bias {
+    let result = Type { shape: x.shape.with(x.shape.len() - 1, out), ..x };
+    if bias && inputs[2] != result {
         vector(inputs[2], out, "bias")?;
     }
-    Ok(vec![Type { shape: x.shape.with(x.shape.len() - 1, out), ..x }])
+    Ok(vec![result])
 }
 
 /// `(out, in)` of a weight matrix.

@@ -28,6 +28,7 @@ mod fuse;
 mod graph;
 mod infer;
 pub mod op;
+mod rewrite;
 mod shape;
 mod text;
 mod verify;

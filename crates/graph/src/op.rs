@@ -150,7 +150,8 @@ pub enum Op {
     },
 
     // ---- matrix products -----------------------------------------------------------------------
-    /// `(x, w[, b]) → x·wᵀ + b` with `w (out, in)`, or `x·w + b` with `w (in, out)` when `transposed`.
+    /// `(x, w[, b]) → x·wᵀ + b` with `w (out, in)`, or `x·w + b` with `w (in, out)` when `transposed`; `b` is
+    /// `[out]`, or has the shape of the result, which may then take its place.
     Linear {
         /// Whether the weight is stored `(in, out)`, as GPT-2 does.
         transposed: bool,
@@ -376,6 +377,7 @@ impl Op {
             (Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::SoftmaxGrad, 0) => &[1, 0],
             (Op::SwigluGrad, 0) => &[0, 2],
             (Op::SwigluGrad, 1) => &[1, 2],
+            (Op::Linear { bias: true, .. }, 0) => &[2],
             _ => &[],
         }
     }

@@ -31,6 +31,7 @@ mod gpt2;
 pub mod hf;
 mod language;
 mod llama;
+pub mod lora;
 mod preset;
 mod rope;
 
@@ -39,5 +40,6 @@ pub use bert::{Bert, Labels};
 pub use gpt2::Gpt2;
 pub use language::IGNORED;
 pub use llama::Llama;
+pub use lora::{Lora, Targets};
 pub use preset::{Preset, UnknownPreset};
 pub use rope::{Rope, Stretch};

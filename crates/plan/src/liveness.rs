@@ -202,7 +202,7 @@ fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<O
                 let earlier = schedule.buffer(input);
                 input.index() >= states
                     && earlier.end == index + 1
-                    && earlier.bytes == buffer.bytes
+                    && size(graph, earlier) == size(graph, buffer)
                     && !taken.contains(&input)
             });
             slot_of[id.index()] = match heir {
@@ -219,6 +219,15 @@ fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<O
         }
     }
     (slots, slot_of)
+}
+
+/// Size before it was rounded up: a row that is repeated is not the matrix it is added to, though both may round
+/// to the same.
+fn size(graph: &Graph, buffer: &Buffer) -> u64 {
+    match buffer.contents {
+        Contents::Value(value) => graph.ty(value).bytes() as u64,
+        Contents::State(_) | Contents::Scratch => buffer.bytes,
+    }
 }
 
 /// An input whose bytes output `output` can take over. An input that the action reads twice is left

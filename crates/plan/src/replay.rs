@@ -298,7 +298,11 @@ impl<'a> Machine<'a> {
             return Ok(());
         }
         let (a, b) = (self.schedule.buffer(output), self.schedule.buffer(other));
-        if in_place && a.offset == b.offset && a.bytes == b.bytes {
+        let same_size = match (a.contents, b.contents) {
+            (Contents::Value(a), Contents::Value(b)) => self.graph.ty(a).bytes() == self.graph.ty(b).bytes(),
+            _ => a.bytes == b.bytes,
+        };
+        if in_place && a.offset == b.offset && same_size {
             return Ok(());
         }
         Err(Fault::Overlap(format!("output buffer {} lies over operand buffer {}", output.0, other.0)))

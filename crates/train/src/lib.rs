@@ -5,6 +5,7 @@
 //! [`Run::new`], which takes this machine's CPU, serves any device. A user's fault comes back as an error
 //! whose sentence names a way out.
 
+mod adapted;
 pub mod budget;
 mod config;
 pub mod data;
@@ -19,6 +20,7 @@ mod run;
 pub mod size;
 mod trainer;
 
+pub use adapted::{Adapted, largest_rank};
 pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
 pub use error::TrainError;
 pub use measure::{Measured, OPS_FILE_VERSION, machine, measure_ops};

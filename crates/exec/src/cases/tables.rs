@@ -227,7 +227,8 @@ fn linear() -> Vec<Case> {
             let plain = Op::Linear { transposed, bias: false };
             let biased = Op::Linear { transposed, bias: true };
             cases.push(case(plain, vec![x.clone(), weight.clone()], SUMMED));
-            cases.push(case(biased, vec![x.clone(), weight.clone(), normal([out])], SUMMED));
+            cases.push(case(biased.clone(), vec![x.clone(), weight.clone(), normal([out])], SUMMED));
+            cases.push(case(biased, vec![x.clone(), weight.clone(), dy.clone()], SUMMED));
             cases.push(case(Op::LinearGradInput { transposed }, vec![weight, dy.clone()], SUMMED));
             cases.extend(both_ways(case(Op::LinearGradWeight { transposed }, vec![x, dy], SUMMED)));
         }

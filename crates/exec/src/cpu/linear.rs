@@ -18,9 +18,20 @@ pub(super) fn linear(call: &Call, transposed: bool) -> Result<(), ExecError> {
     let x = View::new(call.input(0), extents.m, extents.k, extents.k, 1);
     let (line, depth) = if transposed { (1, extents.n) } else { (extents.k, 1) };
     let w = View::new(call.input(1), extents.n, extents.k, line, depth);
-    let start = if call.inputs.len() > 2 { Start::Bias(call.input(2)) } else { Start::Zero };
-    product(extents, x, w, start, call.output(0), call.scratch());
+    product(extents, x, w, linear_start(call), call.output(0), call.scratch());
     Ok(())
+}
+
+/// What the sums of a linear layer begin with. An addend whose place the result took over is not borrowed.
+fn linear_start<'a>(call: &'a Call) -> Start<'a> {
+    let Some(bias) = call.inputs.get(2) else { return Start::Zero };
+    if std::ptr::eq(bias.pointer, call.outputs[0].pointer) {
+        Start::Kept
+    } else if bias.ty == call.outputs[0].ty {
+        Start::Matrix(call.input(2))
+    } else {
+        Start::Bias(call.input(2))
+    }
 }
 
 /// Scratch of [`linear`].
@@ -188,6 +199,18 @@ mod tests {
             let want = expected((rows, input, out), |i, p| dy[i * out + p], w_at);
             close(&trial.run_everywhere()[0], &want);
         }
+    }
+
+    #[test]
+    fn a_matrix_that_a_product_is_added_to_may_give_up_its_place() {
+        let op = Op::Linear { transposed: false, bias: true };
+        let trial = || Trial::random(op.clone(), &[&[7, 29], &[37, 29], &[7, 37]]);
+        let (x, w, before) = (trial().input(0), trial().input(1), trial().input(2));
+        let mut want = expected((7, 37, 29), |i, p| x[i * 29 + p], |p, j| w[j * 29 + p]);
+        want.iter_mut().zip(&before).for_each(|(y, before)| *y += f64::from(*before));
+        let apart = trial().run_everywhere();
+        close(&apart[0], &want);
+        assert_eq!(trial().over(0, 2).run_everywhere(), apart, "in place, the same bits");
     }
 
     #[test]

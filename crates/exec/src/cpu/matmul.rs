@@ -58,6 +58,8 @@ pub(super) enum Start<'a> {
     Kept,
     /// The same row for every row: `c = bias + a·b`.
     Bias(&'a [f32]),
+    /// A matrix of the result's extents: `c = d + a·b`.
+    Matrix(&'a [f32]),
 }
 
 /// `(m, k) · (k, n)`.
@@ -147,6 +149,7 @@ fn begin(start: Start, c: &mut [f32], n: usize) {
         Start::Zero => c.fill(0.0),
         Start::Kept => {}
         Start::Bias(bias) => c.chunks_exact_mut(n).for_each(|row| row.copy_from_slice(bias)),
+        Start::Matrix(matrix) => c.copy_from_slice(matrix),
     }
 }
 
@@ -166,6 +169,7 @@ impl Base {
                 assert_eq!(bias.len(), n, "the bias of a product");
                 Base { pointer: bias.as_ptr(), stride: 0 }
             }
+            Start::Matrix(matrix) => Base { pointer: matrix.as_ptr(), stride: n },
         }
     }
 

@@ -4,13 +4,15 @@ use plimsoll_graph::op::Conv;
 
 use super::array::{Array, add_scaled, dot, positions};
 
-/// `x·wᵀ + b`, or `x·w + b` when `transposed`. (…, in) → (…, out)
+/// `x·wᵀ + b`, or `x·w + b` when `transposed`; `b` is a row for all rows or has its own for each.
+/// (…, in) → (…, out)
 pub(super) fn linear(x: &Array, w: &Array, bias: Option<&Array>, transposed: bool) -> Array {
     let w = if transposed { flipped(w) } else { w.clone() }; // (out, in)
     let mut data = Vec::new();
     for x in x.rows() {
-        for (out, w) in w.rows().enumerate() {
-            data.push(dot(x, w) + bias.map_or(0.0, |bias| bias.data[out]));
+        for w in w.rows() {
+            let bias = bias.map_or(0.0, |bias| bias.data[data.len() % bias.data.len()]);
+            data.push(dot(x, w) + bias);
         }
     }
     Array { shape: x.shape.with(x.shape.len() - 1, w.shape[0]), data }

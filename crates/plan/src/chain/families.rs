@@ -6,9 +6,10 @@
 use std::time::Instant;
 
 use plimsoll_graph::{DType, Graph, Init, differentiate, fuse, work};
-use plimsoll_model::{Architecture, Bert, Gpt2, Preset};
+use plimsoll_model::{Architecture, Bert, Gpt2, Lora, Preset};
 
 use crate::chain::ChainPlanner;
+use crate::chain::extract::Chain;
 use crate::plan::{Costed, Program, assemble, persistent_bytes, plan};
 use crate::problem::{Facts, NodeFacts, Scratch, Workspace};
 use crate::search::{Request, SearchError, search};
@@ -133,6 +134,18 @@ fn plans_of_a_gpt2_take_the_time_and_at_most_the_bytes_that_the_table_said() {
 #[test]
 fn plans_of_a_bert_take_the_time_and_at_most_the_bytes_that_the_table_said() {
     check("bert", &program(&bert(), 2, SEQ), 30);
+}
+
+#[test]
+fn layers_with_adapters_are_planned_by_the_table_but_for_the_first_which_sends_nothing_back() {
+    let lora = Lora { dropout: 0.1, ..Lora::default() };
+    for model in [Preset::from_name("s").unwrap().model, gpt2(), bert()] {
+        let program = trained(&lora.adapt(&model.training(2, SEQ).unwrap()).unwrap());
+        let chain = Chain::find(&program.train.graph).unwrap();
+        let layers = if matches!(model, Architecture::Llama(_)) { 8 } else { 12 };
+        assert_eq!(chain.layers.len(), layers - 1, "{model:?}");
+        check("adapters", &program, 8);
+    }
 }
 
 /// Residual layers of these inner widths behind an embedding.

@@ -192,7 +192,8 @@ fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
 fn operand_bytes(graph: &Graph, facts: &Facts, chain: &Chain, id: NodeId) -> u64 {
     let node = graph.node(id);
     let outputs = node.outputs.iter().enumerate();
-    let apart = outputs.filter(|(output, _)| node.op.may_overwrite(*output).is_empty());
+    let passes = |&input: &usize| graph.value(graph.storage(node.inputs[input])).state.is_none();
+    let apart = outputs.filter(|(output, _)| !node.op.may_overwrite(*output).iter().any(passes));
     let operands = node.inputs.iter().chain(apart.map(|(_, value)| value));
     let of_layer = |value: Value| {
         let producer = graph.producer(value);

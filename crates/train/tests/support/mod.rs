@@ -229,7 +229,18 @@ impl Golden {
     }
 
     pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
-        self.words(name).unwrap().into_iter().map(f32::from_le_bytes).collect()
+        self.find(name).unwrap()
+    }
+
+    /// The tensor of that name, if the file has it.
+    pub(crate) fn find(&self, name: &str) -> Option<Vec<f32>> {
+        Some(self.words(name)?.into_iter().map(f32::from_le_bytes).collect())
+    }
+
+    /// Names of all tensors.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        tensors.names().into_iter().map(str::to_owned).collect()
     }
 
     fn ints(&self, name: &str) -> Option<Vec<i32>> {

@@ -1,0 +1,157 @@
+//! The arithmetic of merging: `W + s·B·A`, a few rows of the stored weight at a time.
+//!
+//! Whoever streams a file holds one block of rows and the two small matrices; the product `B·A`, as large as
+//! the weight, never exists. Sums run over the rank in order, so blocks of any size give the same bits.
+
+use plimsoll_graph::GraphError;
+
+use super::{Adapter, Lora};
+use crate::language::refuse;
+
+/// What an adapter adds to its weight.
+#[derive(Clone, Copy, Debug)]
+pub struct Delta<'a> {
+    /// One element of `rank` for each row of the stored weight, and how to step.
+    left: Strided<'a>,
+    /// One element of `rank` for each column of the stored weight.
+    right: Strided<'a>,
+    rank: usize,
+    scale: f32,
+    rows: usize,
+    columns: usize,
+}
+
+/// A matrix `(line, r)` however it is stored.
+#[derive(Clone, Copy, Debug)]
+struct Strided<'a> {
+    data: &'a [f32],
+    line: usize,
+    depth: usize,
+}
+
+impl Strided<'_> {
+    fn at(&self, line: usize, depth: usize) -> f32 {
+        self.data[line * self.line + depth * self.depth]
+    }
+}
+
+/// Columns whose sums are gathered at a time, on the stack.
+const COLUMNS: usize = 64;
+
+impl<'a> Delta<'a> {
+    /// From the numbers of `A (r, in)` and `B (out, r)` of a layer.
+    ///
+    /// # Errors
+    ///
+    /// When they have another size.
+    pub fn new(lora: &Lora, layer: &Adapter, a: &'a [f32], b: &'a [f32]) -> Result<Delta<'a>, GraphError> {
+        let (rank, scale) = (lora.rank, lora.scale());
+        let sizes = [(layer.a(), a.len(), rank * layer.input), (layer.b(), b.len(), layer.output * rank)];
+        for (name, size, wanted) in sizes {
+            if size != wanted {
+                let why = format!("`{name}` has {size} numbers, but at rank {rank} it has {wanted}");
+                return Err(refuse("lora", why));
+            }
+        }
+        let a = Strided { data: a, line: 1, depth: layer.input };
+        let b = Strided { data: b, line: rank, depth: 1 };
+        Ok(if layer.transposed {
+            Delta { left: a, right: b, rank, scale, rows: layer.input, columns: layer.output }
+        } else {
+            Delta { left: b, right: a, rank, scale, rows: layer.output, columns: layer.input }
+        })
+    }
+
+    /// Adds to rows `first_row …` of the weight as it is stored.
+    ///
+    /// # Errors
+    ///
+    /// When `rows` is no whole number of rows, or ends behind the weight.
+    pub fn merge_rows(&self, first_row: usize, rows: &mut [f32]) -> Result<(), GraphError> {
+        let count = rows.len() / self.columns.max(1);
+        if count * self.columns != rows.len() || first_row + count > self.rows {
+            let why = format!(
+                "{} numbers from row {first_row} on are no whole rows of a weight of {} × {}",
+                rows.len(),
+                self.rows,
+                self.columns
+            );
+            return Err(refuse("lora", why));
+        }
+        for (row, numbers) in (first_row..).zip(rows.chunks_exact_mut(self.columns.max(1))) {
+            for (block, numbers) in numbers.chunks_mut(COLUMNS).enumerate() {
+                self.merge_block(row, block * COLUMNS, numbers);
+            }
+        }
+        Ok(())
+    }
+
+    fn merge_block(&self, row: usize, first_column: usize, numbers: &mut [f32]) {
+        let mut sums = [0.0f32; COLUMNS];
+        for depth in 0..self.rank {
+            let left = self.left.at(row, depth);
+            for (column, sum) in (first_column..).zip(&mut sums[..numbers.len()]) {
+                *sum += left * self.right.at(column, depth);
+            }
+        }
+        for (number, sum) in numbers.iter_mut().zip(sums) {
+            *number += self.scale * sum;
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    const LORA: Lora = Lora {
+        rank: 3,
+        alpha: 6.0,
+        dropout: 0.0,
+        rslora: false,
+        targets: super::super::Targets::AllLinear,
+        modules_to_save: Vec::new(),
+    };
+
+    fn layer(transposed: bool) -> Adapter {
+        Adapter { module: "m".into(), input: 70, output: 5, transposed }
+    }
+
+    fn numbers(count: usize, salt: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + salt * 11) % 23) as f32 / 8.0 - 1.25).collect()
+    }
+
+    #[test]
+    fn blocks_of_rows_of_either_form_add_the_scaled_product() {
+        let (a, b, w) = (numbers(3 * 70, 1), numbers(5 * 3, 2), numbers(5 * 70, 3));
+        for transposed in [false, true] {
+            let layer = layer(transposed);
+            let delta = Delta::new(&LORA, &layer, &a, &b).unwrap();
+            let columns = if transposed { 5 } else { 70 };
+            for block in [1, 2, 5] {
+                let mut merged = w.clone();
+                for (index, rows) in merged.chunks_mut(block * columns).enumerate() {
+                    delta.merge_rows(index * block, rows).unwrap();
+                }
+                for (at, (got, before)) in merged.iter().zip(&w).enumerate() {
+                    let (row, column) = (at / columns, at % columns);
+                    let (out, input) = if transposed { (column, row) } else { (row, column) };
+                    let product: f32 = (0..3).map(|r| b[out * 3 + r] * a[r * 70 + input]).sum();
+                    assert!((got - (before + 2.0 * product)).abs() < 1e-5, "{transposed} {block} at {at}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_named() {
+        let (a, b) = (numbers(3 * 70, 1), numbers(5 * 3, 2));
+        let error = Delta::new(&LORA, &layer(false), &a[1..], &b).unwrap_err();
+        assert_eq!(error.to_string(), "lora: `m.lora_A.weight` has 209 numbers, but at rank 3 it has 210");
+        let layer = layer(false);
+        let delta = Delta::new(&LORA, &layer, &a, &b).unwrap();
+        assert!(delta.merge_rows(4, &mut [0.0; 140]).is_err(), "ends behind the weight");
+        assert!(delta.merge_rows(0, &mut [0.0; 71]).is_err(), "no whole rows");
+    }
+}

@@ -1,0 +1,159 @@
+//! Adapted graphs against the adapters that PEFT saves (`reference/lora.py`), and what is asked of them in vain.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use plimsoll_graph::{Graph, Op, Phase, StateKind, differentiate};
+use plimsoll_model::lora::{AdapterConfig, file_name, parameter_name};
+use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Lora, Preset, Rope, Targets};
+use safetensors::SafeTensors;
+
+const CASES: [&str; 6] = ["llama", "llama_rslora", "llama_saved", "gpt2", "bert", "qwen2"];
+
+#[test]
+fn what_is_trained_has_the_names_and_shapes_of_the_file_that_peft_saves() {
+    for case in CASES {
+        let lora = config(case).lora;
+        let bytes = std::fs::read(folder(case).join("adapter_model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let expected: BTreeMap<String, Vec<usize>> =
+            tensors.tensors().into_iter().map(|(name, tensor)| (name, tensor.shape().to_vec())).collect();
+        let graph = lora.adapt(&model(case).training(4, 16).unwrap()).unwrap();
+        assert_eq!(trained(&graph), expected, "{case}");
+        for name in expected.keys() {
+            assert_eq!(&file_name(parameter_name(name).unwrap()), name);
+        }
+        if let Ok(generation) = model(case).generation(16) {
+            assert_eq!(trained(&lora.adapt(&generation).unwrap()), expected, "{case} when it generates");
+        }
+    }
+}
+
+#[test]
+fn all_linear_means_the_layers_that_peft_lists_for_it() {
+    for case in ["llama", "bert", "qwen2"] {
+        let forward = model(case).training(4, 16).unwrap();
+        let listed = config(case).lora;
+        let all = Lora { targets: Targets::AllLinear, ..listed.clone() };
+        assert_eq!(all.adapters(&forward).unwrap(), listed.adapters(&forward).unwrap(), "{case}");
+    }
+}
+
+#[test]
+fn a_config_of_peft_is_read_and_written_with_the_same_meaning() {
+    for case in CASES {
+        let config = config(case);
+        assert_eq!(AdapterConfig::from_json(&config.to_json()).unwrap(), config, "{case}");
+    }
+    let saved = config("llama_saved");
+    assert_eq!((saved.lora.rank, saved.lora.alpha.to_bits()), (2, 4f32.to_bits()));
+    assert_eq!(saved.lora.modules_to_save, ["lm_head", "norm"]);
+    assert!(config("gpt2").fan_in_fan_out && config("llama_rslora").lora.rslora);
+}
+
+#[test]
+fn nothing_below_the_lowest_adapter_is_differentiated() {
+    let targets = Targets::Names(vec!["layers.2.mlp.up_proj".into()]);
+    let preset = Preset::from_name("tiny").unwrap();
+    let forward = preset.model.training(2, 32).unwrap();
+    let graph = Lora { targets, ..Lora::default() }.adapt(&forward).unwrap();
+    let training = differentiate(&graph, graph.output_named("loss").unwrap()).unwrap();
+    let backward = training.nodes().iter().filter(|node| node.phase == Phase::Backward);
+    let blocks: Vec<String> = backward.map(|node| training.block_name(node.block)).collect();
+    let count = |layer: usize| blocks.iter().filter(|name| **name == format!("model.layers.{layer}")).count();
+    assert_eq!((count(0), count(1)), (0, 0));
+    assert!(count(2) > 3 && count(3) > 10);
+    // Within its own layer it goes back through `down_proj` and the gate as far as the adapter, not to the norm.
+    let own = training.nodes().iter().filter(|node| training.block_name(node.block) == "model.layers.2");
+    assert!(own.into_iter().all(|node| !matches!(node.op, Op::RmsNormGradInput | Op::AttentionGrad { .. })));
+}
+
+#[test]
+fn what_cannot_be_adapted_is_refused_with_its_name() {
+    let forward = model("llama").training(4, 16).unwrap();
+    let fault = |lora: Lora| lora.adapt(&forward).unwrap_err().to_string();
+    let targets = |name: &str| Targets::Names(vec![name.to_owned()]);
+    assert_eq!(
+        fault(Lora { targets: targets("query"), ..Lora::default() }),
+        "lora: no linear layer is called `query`; the model has down_proj, gate_proj, k_proj, o_proj, q_proj, \
+         up_proj, v_proj"
+    );
+    assert_eq!(
+        fault(Lora { targets: targets("lm_head"), ..Lora::default() }),
+        "lora: `lm_head` is the output head, which has no adapter; name it as a module to save"
+    );
+    assert_eq!(fault(Lora { rank: 0, ..Lora::default() }), "lora: the rank is 0; it must be at least 1");
+    assert_eq!(
+        fault(Lora { dropout: 1.0, ..Lora::default() }),
+        "lora: the dropout must be at least 0 and less than 1, got 1"
+    );
+    assert_eq!(
+        fault(Lora { modules_to_save: vec!["score".into()], ..Lora::default() }),
+        "lora: the model has no module `score` to save"
+    );
+    let tied = model("qwen2").training(4, 16).unwrap();
+    let error = Lora { modules_to_save: vec!["embed_tokens".into()], ..Lora::default() }.adapt(&tied);
+    assert!(error.unwrap_err().to_string().contains("embedding and output head at once"));
+}
+
+fn folder(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/lora").join(case)
+}
+
+fn config(case: &str) -> AdapterConfig {
+    let text = std::fs::read_to_string(folder(case).join("adapter_config.json")).unwrap();
+    AdapterConfig::from_json(&text).unwrap()
+}
+
+/// Trained parameters by their names in an adapter file.
+fn trained(graph: &Graph) -> BTreeMap<String, Vec<usize>> {
+    let states = graph.states().iter();
+    let states = states.filter(|state| state.kind == StateKind::Parameter { trainable: true });
+    states.map(|state| (file_name(&state.name), state.ty.shape.to_vec())).collect()
+}
+
+/// The models of `reference/lora.py`.
+fn model(case: &str) -> Architecture {
+    let llama = Llama {
+        vocab: 64,
+        width: 32,
+        layers: 2,
+        heads: 4,
+        key_heads: 2,
+        head_width: None,
+        ffn: 48,
+        norm_epsilon: 1e-6,
+        rope: Rope::plain(10_000.0),
+        tie_embeddings: false,
+        qkv_bias: false,
+        qk_norm: false,
+        documents: false,
+    };
+    match case {
+        "gpt2" => Architecture::from(Gpt2 {
+            vocab: 64,
+            positions: 16,
+            width: 32,
+            layers: 2,
+            heads: 4,
+            norm_epsilon: 1e-5,
+            dropout: 0.0,
+            documents: false,
+        }),
+        "bert" => Architecture::from(Bert {
+            vocab: 64,
+            positions: 16,
+            token_types: 2,
+            width: 32,
+            layers: 2,
+            heads: 4,
+            ffn: 64,
+            norm_epsilon: 1e-12,
+            dropout: 0.0,
+        }),
+        "qwen2" => Llama { tie_embeddings: true, qkv_bias: true, ..llama }.into(),
+        _ => llama.into(),
+    }
+}

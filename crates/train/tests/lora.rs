@@ -1,0 +1,297 @@
+//! Training adapters: PEFT's numbers, nothing spent on frozen weights, and the promises of a plan.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "the distances are what a reader wants to see")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use plimsoll_exec::{CpuDevice, Device};
+use plimsoll_graph::{Op, StateKind, differentiate};
+use plimsoll_model::lora::{AdapterConfig, Delta, file_name};
+use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
+use plimsoll_plan::{Choice, Request, Role, Strategy, search};
+use plimsoll_train::budget::{Budget, Origin};
+use plimsoll_train::{
+    Adapted, LanguageModel, Model, Optimizer, Options, Planned, Run, append_optimizer, largest_rank, program,
+};
+
+mod support;
+use support::{Batch, Golden, Size, bert, distance, gpt2, llama, options, parameters};
+
+const CASES: [&str; 6] = ["llama", "llama_rslora", "llama_saved", "gpt2", "bert", "qwen2"];
+/// As in `pytorch.rs`, whose golden numbers are as exact as these.
+const LOSS: f32 = 2e-6;
+const GRADIENT: f32 = 3e-6;
+const WEIGHT: f32 = 5e-5;
+const LR: f32 = 1e-3;
+const STEPS: usize = 10;
+
+fn language_model(architecture: Architecture, seq_len: usize) -> LanguageModel {
+    let documents = matches!(architecture, Architecture::Bert(_));
+    LanguageModel { architecture, seq_len, documents, generate: false }
+}
+
+/// A case of `reference/lora.py` and the files that hold its numbers.
+struct Case {
+    adapted: Adapted<LanguageModel>,
+    base: Golden,
+    adapter: Golden,
+    golden: Golden,
+}
+
+impl Case {
+    fn new(case: &str) -> Case {
+        let path = format!("../../testdata/lora/{case}/adapter_config.json");
+        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+        let lora = AdapterConfig::from_json(&text).unwrap().lora;
+        let (family, architecture) = match case {
+            "gpt2" => ("gpt2", gpt2(Size::GOLDEN)),
+            "bert" => ("bert", bert(Size::GOLDEN)),
+            "qwen2" => ("lora/qwen2/golden", qwen2()),
+            _ => ("llama", llama(Size::GOLDEN)),
+        };
+        Case {
+            adapted: Adapted { model: language_model(architecture, Size::GOLDEN.seq), lora },
+            base: Golden::read(family),
+            adapter: Golden::read(&format!("lora/{case}/adapter_model")),
+            golden: Golden::read(&format!("lora/{case}/golden")),
+        }
+    }
+
+    /// A run with the model's weights, and over them the adapter's.
+    fn start(&self) -> Run {
+        let rows = self.base.batch().rows();
+        let mut run = Run::new(self.adapted.clone(), &options(rows, rows, Strategy::None, 2)).unwrap();
+        let names = weights(&run);
+        let (mut from_base, mut from_adapter) = (0, 0);
+        for name in names {
+            if let Some(values) = self.adapter.find(&file_name(&name)) {
+                run.set_state(&name, &values).unwrap();
+                from_adapter += 1;
+            } else if let Some(values) = self.base.find(&name) {
+                run.set_state(&name, &values).unwrap();
+                from_base += 1;
+            }
+        }
+        assert_eq!(from_adapter, self.adapter.names().len(), "the whole adapter");
+        assert!(from_base >= 15, "the model's own weights: {from_base}");
+        run
+    }
+
+    fn worst(&self, prefix: &str, names: &[String], values: impl Fn(&str) -> Vec<f32>) -> (f32, String) {
+        let apart = names.iter().map(|name| {
+            let expected = self.golden.floats(&format!("{prefix}.{}", file_name(name)));
+            (distance(&values(name), &expected), name.clone())
+        });
+        apart.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
+    }
+}
+
+/// State that is no gradient: the golden file of a model has those of full training under the same names.
+fn weights(run: &Run) -> Vec<String> {
+    run.states().map(|(name, _)| name.to_owned()).filter(|name| !name.starts_with("grad.")).collect()
+}
+
+fn qwen2() -> Architecture {
+    let Architecture::Llama(llama) = llama(Size::GOLDEN) else { unreachable!("a llama") };
+    Llama { tie_embeddings: true, qkv_bias: true, ..llama }.into()
+}
+
+#[test]
+fn loss_gradients_and_ten_steps_are_those_of_peft() {
+    for name in CASES {
+        let case = Case::new(name);
+        let (batch, mut run) = (case.base.batch(), case.start());
+        let trained = parameters(&run);
+        assert_eq!(trained.len(), case.adapter.names().len(), "{name}: what PEFT trains and nothing else");
+
+        let (mut losses, mut norms) = (Vec::new(), Vec::new());
+        for step in 0..STEPS {
+            losses.extend(batch.backward(&mut run));
+            if step == 0 {
+                let (apart, at) = case.worst("grad", &trained, |name| run.gradient(name).unwrap());
+                println!("{name}: gradients {apart:.1e} ({at}), {} of them", trained.len());
+                assert!(apart <= GRADIENT, "{name}: gradient of {at} {apart}");
+                assert!(distance(&losses, &case.golden.floats("loss")) <= LOSS, "{name}: loss");
+            }
+            norms.push(run.step(LR).unwrap());
+        }
+        let loss = distance(&losses, &case.golden.floats("losses"));
+        let norm = distance(&norms, &case.golden.floats("grad_norms"));
+        let (weight, at) = case.worst("final", &trained, |name| run.state(name).unwrap());
+        println!("{name}: losses {loss:.1e}, norms {norm:.1e}, final weights {weight:.1e} ({at})");
+        assert!(losses[STEPS - 1] < losses[0] && loss <= LOSS && norm <= LOSS, "{name}: {loss} {norm}");
+        assert!(weight <= WEIGHT, "{name}: {at} {weight}");
+        assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
+        for weight in weights(&run).iter().filter(|weight| !trained.contains(weight)) {
+            let before = case.base.find(weight);
+            assert!(before.is_none_or(|before| run.state(weight).unwrap() == before), "{weight} is frozen");
+        }
+    }
+}
+
+#[test]
+fn merged_weights_are_those_of_peft() {
+    for name in CASES {
+        let case = Case::new(name);
+        let lora = &case.adapted.lora;
+        let adapters = lora.adapters(&case.adapted.model.training(1).unwrap()).unwrap();
+        let mut seen = 0;
+        for adapter in adapters {
+            let weight = format!("{}.weight", adapter.module);
+            let Some(expected) = case.golden.find(&format!("merged.{weight}")) else { continue };
+            let (a, b) = (file_name(&adapter.a()), file_name(&adapter.b()));
+            let (a, b) = (case.adapter.floats(&a), case.adapter.floats(&b));
+            let mut merged = case.base.floats(&weight);
+            Delta::new(lora, &adapter, &a, &b).unwrap().merge_rows(0, &mut merged).unwrap();
+            let apart = distance(&merged, &expected);
+            assert!(
+                apart < 5e-7 && distance(&case.base.floats(&weight), &expected) > 0.01,
+                "{weight} {apart}"
+            );
+            seen += 1;
+        }
+        assert!(seen > 0, "{name}");
+    }
+}
+
+#[test]
+fn nothing_is_spent_on_the_frozen_weights_of_preset_m() {
+    let preset = Preset::from_name("m").unwrap();
+    let lora = Lora::default();
+    let graph = lora.adapt(&preset.model.training(2, preset.seq).unwrap()).unwrap();
+    let training = differentiate(&graph, graph.output_named("loss").unwrap()).unwrap();
+    let training = append_optimizer(training, &Optimizer::default()).unwrap();
+
+    let is_adapter = |name: &str| name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
+    let of_kind = |kind: StateKind| training.states().iter().filter(move |state| state.kind == kind);
+    let adapters = of_kind(StateKind::Parameter { trainable: true }).count();
+    assert_eq!(adapters, 12 * 7 * 2, "two matrices for each of seven layers of twelve blocks");
+    assert_eq!(of_kind(StateKind::Gradient).count(), adapters);
+    assert_eq!(of_kind(StateKind::Moment).count(), 2 * adapters);
+    assert!(
+        of_kind(StateKind::Gradient).chain(of_kind(StateKind::Moment)).all(|state| is_adapter(&state.name))
+    );
+    // A gradient, an update and two moments of rank 8 for each adapter: 0.9 % of full training's.
+    let elements = |kind| of_kind(kind).map(|state| state.ty.shape.elements()).sum::<usize>();
+    let frozen = elements(StateKind::Parameter { trainable: false });
+    assert!(elements(StateKind::Gradient) * 40 < frozen, "{frozen} frozen");
+
+    for node in training.nodes() {
+        match node.op {
+            Op::LinearGradWeight { .. } => {
+                let (state, _) = training.value(node.outputs[0]).state.unwrap();
+                assert!(is_adapter(&training.state(state).name), "{}", training.state(state).name);
+            }
+            Op::HeadLossGrad { weight, .. } => assert!(!weight, "the head is frozen"),
+            Op::EmbeddingGrad { .. } | Op::RmsNormGradWeight | Op::Accumulate => panic!("{}", node.op.name()),
+            _ => {}
+        }
+    }
+    // Nothing is sent back to the embedding: the first layer's first norm has no gradient, all others have.
+    let norms = training.nodes().iter().filter(|node| matches!(node.op, Op::RmsNormGradInput)).count();
+    assert_eq!(norms, 12 * 2 + 1 - 1);
+}
+
+const ROWS: usize = 4;
+const MICRO_BATCH: usize = 2;
+const SIZE: Size = Size { vocab: 300, seq: 80, width: 64, layers: 4, ffn: 136, dropout: 0.1 };
+
+fn with_dropout(architecture: Architecture) -> Adapted<LanguageModel> {
+    let lora = Lora { rank: 4, alpha: 16.0, dropout: 0.2, ..Lora::default() };
+    Adapted { model: language_model(architecture, SIZE.seq), lora }
+}
+
+fn planned(adapted: &Adapted<LanguageModel>, strategy: Option<Strategy>, budget: u64) -> Option<Choice> {
+    let (device, options) = (CpuDevice::new(2).unwrap(), Options::default());
+    let request =
+        Request { global_batch: ROWS, micro_batch: Some(MICRO_BATCH), strategy, budget, slack: 0.0 };
+    search(request, |rows| program(adapted, &device, &options, rows)).ok()
+}
+
+/// Two steps by a plan; every loss and norm and the final adapters, as bits.
+fn train(adapted: &Adapted<LanguageModel>, choice: Choice) -> Vec<u32> {
+    let arena = choice.plan.arena_bytes;
+    let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
+    let mut run = Run::start(CpuDevice::new(2).unwrap(), Planned { choice, budget }, 7).unwrap();
+    let mut numbers = Vec::new();
+    for step in 0..2 {
+        let documents = adapted.model.documents;
+        numbers.extend(Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step).backward(&mut run));
+        numbers.push(run.step(1e-2).unwrap());
+    }
+    for name in parameters(&run) {
+        numbers.extend(run.state(&name).unwrap());
+    }
+    assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
+    numbers.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn budgets_and_recompute_change_no_bit_of_adapters_with_dropout_and_peaks_are_as_planned() {
+    for architecture in [llama(SIZE), gpt2(SIZE), bert(SIZE)] {
+        let adapted = with_dropout(architecture);
+        let most = planned(&adapted, Some(Strategy::None), u64::MAX).unwrap();
+        let (keeps_all, actions) = (most.plan.arena_bytes, most.plan.schedules[&Role::First].actions.len());
+        let expected = train(&adapted, most);
+        assert!(expected.iter().filter(|&&bits| bits != 0).count() > 1000);
+        let least = planned(&adapted, Some(Strategy::Minimal), u64::MAX).unwrap();
+        let rebuilds = least.plan.arena_bytes;
+        assert!(rebuilds < keeps_all && least.plan.schedules[&Role::First].actions.len() > actions);
+        assert!(train(&adapted, least) == expected, "minimal");
+
+        let mut peaks = BTreeSet::new();
+        for budget in (0..=4).map(|part| rebuilds + (keeps_all - rebuilds) * part / 4) {
+            let Some(choice) = planned(&adapted, None, budget) else { continue };
+            assert!(choice.plan.arena_bytes <= budget);
+            peaks.insert(choice.plan.arena_bytes);
+            assert!(train(&adapted, choice) == expected, "a budget of {budget}");
+        }
+        assert!(peaks.len() >= 4, "{peaks:?}");
+    }
+}
+
+#[test]
+fn evaluation_uses_the_adapters_without_their_dropout() {
+    let adapted = with_dropout(llama(SIZE));
+    let plain = Adapted { lora: adapted.lora.without_dropout(), ..adapted.clone() };
+    let options = Options { evaluate: true, ..options(MICRO_BATCH, MICRO_BATCH, Strategy::None, 2) };
+    let (mut run, mut without) = (Run::new(adapted, &options).unwrap(), Run::new(plain, &options).unwrap());
+    for run in [&mut run, &mut without] {
+        let name = "model.layers.0.mlp.up_proj.lora_B.weight";
+        let values: Vec<f32> =
+            run.state(name).unwrap().iter().enumerate().map(|(i, _)| (i % 7) as f32).collect();
+        run.set_state(name, &values).unwrap();
+    }
+    let batch = Batch::synthetic(MICRO_BATCH, SIZE.seq, SIZE.vocab, false, 1);
+    let scale = batch.scale();
+    let inputs = batch.micro_batches(MICRO_BATCH, &scale).next().unwrap();
+    let evaluated = run.evaluate(&inputs).unwrap();
+    assert_eq!(evaluated.to_bits(), without.backward(&inputs).unwrap().to_bits());
+    assert_ne!(evaluated.to_bits(), run.backward(&inputs).unwrap().to_bits(), "training drops");
+}
+
+#[test]
+fn the_largest_rank_fits_and_the_next_does_not() {
+    let adapted = Adapted {
+        lora: Lora { targets: Targets::Names(vec!["q_proj".into(), "down_proj".into()]), ..Lora::default() },
+        ..with_dropout(llama(SIZE))
+    };
+    let device = CpuDevice::new(2).unwrap();
+    let options = options(ROWS, MICRO_BATCH, Strategy::Full, 2);
+    let plan = |rank: usize, budget: u64| {
+        let adapted = Adapted { lora: Lora { rank, ..adapted.lora.clone() }, ..adapted.clone() };
+        planned(&adapted, Some(Strategy::Full), budget)
+    };
+    let asked = |arena: u64| {
+        let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
+        largest_rank(&adapted, |graph| device.facts(graph), &options, &budget).unwrap()
+    };
+    let budget = plan(11, u64::MAX).unwrap().plan.arena_bytes;
+    let rank = asked(budget).unwrap();
+    assert!((11..64).contains(&rank), "with less scratch, a little more than 11: {rank}");
+    assert!(plan(rank, budget).is_some() && plan(rank + 1, budget).is_none());
+    assert_eq!(asked(4096), None);
+    assert_eq!(asked(u64::MAX / 2), Some(64), "a square matrix of the width has no higher rank");
+}

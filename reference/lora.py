@@ -1,0 +1,171 @@
+"""Golden adapters: tiny models with PEFT's LoRA, trained for ten steps on the batches of `models.py`.
+
+Writes `testdata/lora/<case>/`, for each case below:
+
+    adapter_config.json, adapter_model.safetensors    as PEFT saves them, before the first step; B is not 0
+                                                      (names in `target_modules` come in any order)
+    golden.safetensors                                the numbers to compare with
+
+The model's own weights are those of `testdata/<family>.safetensors`, which `models.py` writes from the same seed;
+a Qwen2 has its own, under their names. In `golden.safetensors` parameters of the adapter have the names of
+`adapter_model.safetensors`, and so have modules that are trained as a whole:
+
+    <weight>          the model's weights, where no other file has them
+    batch.<input>     tokens and targets, where no other file has them
+    loss              () mean cross-entropy over the valid targets
+    grad.<name>       its gradient, one per trained parameter
+    losses, grad_norms, final.<name>    ten steps of AdamW, as in `models.py`
+    merged.<weight>   weights after `merge_and_unload` of the adapter as saved, for two layers of each case
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from models import (
+    HEADS,
+    IGNORED,
+    LAYERS,
+    LENGTH,
+    STEPS,
+    VOCAB,
+    WIDTH,
+    adamw,
+    bert,
+    gpt2,
+    llama,
+    loss_of,
+    masked_word_batch,
+    next_word_batch,
+    scatter_weights,
+)
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+SEED = 20
+
+
+def qwen2() -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCAB,
+            hidden_size=WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=2,
+            intermediate_size=48,
+            max_position_embeddings=LENGTH,
+            rms_norm_eps=1e-6,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+            tie_word_embeddings=True,
+            attn_implementation="eager",
+        )
+    )
+
+
+CASES = {
+    "llama": (llama, next_word_batch, dict(target_modules="all-linear", r=4, lora_alpha=8)),
+    "llama_rslora": (
+        llama,
+        next_word_batch,
+        dict(target_modules=["q_proj", "v_proj", "layers.1.mlp.down_proj"], r=3, lora_alpha=6, use_rslora=True),
+    ),
+    "llama_saved": (
+        llama,
+        next_word_batch,
+        dict(target_modules=["q_proj", "v_proj"], r=2, lora_alpha=4, modules_to_save=["lm_head", "norm"]),
+    ),
+    "gpt2": (
+        gpt2,
+        next_word_batch,
+        dict(target_modules=["c_attn", "c_proj", "c_fc"], r=4, lora_alpha=8, fan_in_fan_out=True),
+    ),
+    "bert": (bert, masked_word_batch, dict(target_modules="all-linear", r=4, lora_alpha=8)),
+    "qwen2": (qwen2, next_word_batch, dict(target_modules="all-linear", r=4, lora_alpha=8)),
+}
+
+MERGED = {
+    "llama": ["model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight"],
+    "gpt2": ["transformer.h.0.attn.c_attn.weight", "transformer.h.1.mlp.c_proj.weight"],
+    "bert": ["bert.encoder.layer.0.attention.self.key.weight", "bert.encoder.layer.1.intermediate.dense.weight"],
+    "llama_rslora": ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight"],
+    "llama_saved": ["model.layers.0.self_attn.q_proj.weight", "lm_head.weight"],
+    "qwen2": ["model.layers.0.self_attn.v_proj.weight", "model.layers.1.mlp.up_proj.weight"],
+}
+
+
+def base(build, make_batch):
+    """The model and the batch of `models.py`, number by number."""
+    random = torch.Generator().manual_seed(SEED)
+    model = build().train()
+    scatter_weights(model, random)
+    return model, make_batch(random)
+
+
+def adapted(model: torch.nn.Module, settings: dict) -> PeftModel:
+    """Every trained number drawn, so that none of them hides a mistake."""
+    random = torch.Generator().manual_seed(SEED + 1)
+    model = get_peft_model(model, LoraConfig(**settings)).train()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and "lora_" in name:
+            weight.data = 0.2 * torch.randn(weight.shape, generator=random)
+        elif weight.requires_grad:
+            weight.data = weight.data + 0.05 * torch.randn(weight.shape, generator=random)
+    return model
+
+
+def trained(model: PeftModel, pick) -> dict[str, torch.Tensor]:
+    """`pick(parameter)` of every trained parameter, under the names PEFT saves."""
+    picked = {name: pick(weight) for name, weight in model.named_parameters() if weight.requires_grad}
+    return {name: value.detach().clone().contiguous() for name, value in get_peft_model_state_dict(model, picked).items()}
+
+
+def record(case: str, folder: Path) -> None:
+    build, make_batch, settings = CASES[case]
+    model, batch = base(build, make_batch)
+    tensors = {}
+    if build is qwen2:
+        tensors |= {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        tensors |= {f"batch.{name}": tensor.to(torch.int32) for name, tensor in batch.items()}
+    model = adapted(model, settings)
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+
+    valid = int((batch["targets"] != IGNORED).sum())
+    loss = loss_of(model, batch, valid)
+    loss.backward()
+    tensors["loss"] = loss.detach()
+    tensors |= {f"grad.{name}": gradient for name, gradient in trained(model, lambda weight: weight.grad).items()}
+
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = adamw(model)
+    losses, norms = [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch, valid)
+        loss.backward()
+        losses.append(loss.detach())
+        norms.append(torch.nn.utils.clip_grad_norm_(weights, 1.0).detach())
+        optimizer.step()
+    tensors |= {"losses": torch.stack(losses), "grad_norms": torch.stack(norms)}
+    tensors |= {f"final.{name}": weight for name, weight in trained(model, lambda weight: weight).items()}
+
+    merged = PeftModel.from_pretrained(base(build, make_batch)[0], folder).merge_and_unload().state_dict()
+    tensors |= {f"merged.{name}": merged[name].clone().contiguous() for name in MERGED[case]}
+    save_file(tensors, folder / "golden.safetensors")
+    print(f"{case}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, norm {norms[0]:.3f}, {len(weights)} trained")
+
+
+def main() -> None:
+    testdata = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "testdata"
+    # One thread: the order of sums, and so the file's bytes, must not depend on the machine's cores.
+    torch.set_num_threads(1)
+    for case in CASES:
+        folder = testdata / "lora" / case
+        folder.mkdir(parents=True, exist_ok=True)
+        record(case, folder)
+
+
+if __name__ == "__main__":
+    main()
