@@ -16,7 +16,7 @@
 //! ```
 //!
 //! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`differentiate`],
-//! [`fuse`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
+//! [`fuse`], [`store`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
 //! device and does no I/O.
 
 mod autodiff;
@@ -29,6 +29,7 @@ mod graph;
 mod infer;
 pub mod op;
 mod shape;
+mod store;
 mod text;
 mod verify;
 
@@ -45,3 +46,4 @@ pub use graph::{
 pub use infer::infer;
 pub use op::Op;
 pub use shape::{Axes, MAX_RANK, Shape, Type};
+pub use store::{Storage, store};
