@@ -19,7 +19,10 @@ mod trainer;
 
 pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
 pub use error::TrainError;
-pub use optimizer::{Optimizer, append as append_optimizer};
+pub use optimizer::{
+    FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage,
+    append as append_optimizer,
+};
 pub use run::{Model, Options, Planned, Run, costed_program, plan_described, plan_for, program};
 pub use trainer::Trainer;
 
