@@ -250,6 +250,27 @@ def updates():
         scalars = [torch.tensor(number) for number in (rates["lr"], float(step), scale)]
         after = [parameter, moments["exp_avg"], moments["exp_avg_sq"]]
         record(f"adamw.step{step}", [grad, *scalars], after, before)
+    for name, rates in (
+        ("plain", {}),
+        ("momentum", {"momentum": 0.875}),
+        ("nesterov", {"momentum": 0.875, "nesterov": True}),
+    ):
+        descent(name, {"lr": 0.0078125, "weight_decay": 0.125, **rates})
+
+
+def descent(name, rates):
+    """The second step of SGD, when its running sum is no longer zero, on a gradient that is scaled."""
+    scale, parameter = 0.375, normal(5, 7).requires_grad_()
+    optimizer = torch.optim.SGD([parameter], **rates)
+    for _ in range(2):
+        grad = normal(5, 7)
+        held = [state["momentum_buffer"] for state in optimizer.state.values() if "momentum_buffer" in state]
+        before = [tensor.detach().clone() for tensor in [parameter, *held]]
+        parameter.grad = scale * grad
+        optimizer.step()
+    after = [parameter, *(state["momentum_buffer"] for state in optimizer.state.values() if state)]
+    scalars = [torch.tensor(rates["lr"]), torch.tensor(scale)]
+    record(f"sgd.{name}", [grad, *scalars], after, before)
 
 
 def hyperbolic():

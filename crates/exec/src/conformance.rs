@@ -62,7 +62,7 @@ fn graph_of(case: &Case) -> Result<(Graph, Vec<Value>, Vec<Value>), plimsoll_gra
         .collect();
     let node = g.apply_all(case.op.clone(), &inputs);
     let outputs = g.node(node).outputs.clone();
-    let in_place = matches!(case.op, plimsoll_graph::Op::AdamW(_));
+    let in_place = case.op.updates();
     for (output, (&value, adds)) in outputs.iter().zip(case.accumulates()).enumerate() {
         let name = format!("output {output}");
         if adds || in_place {

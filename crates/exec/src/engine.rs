@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use half::{bf16, f16};
 use plimsoll_graph::{DType, Graph, Type, Value};
 use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
 
@@ -147,7 +148,7 @@ impl<D: Device> Engine<D> {
                     place.ty
                 )));
             }
-            write(&mut self.device, place.offset, *data)?;
+            write(&mut self.device, *place, *data)?;
             self.measured_peak = self.measured_peak.max(*end);
         }
         let (prepared, reach) = (&ready.prepared, &ready.reach);
@@ -183,6 +184,11 @@ impl<D: Device> Engine<D> {
         Ok(&self.schedules.get(&role).ok_or_else(|| no_schedule(role))?.seconds)
     }
 
+    /// Whether a schedule reads an input of that name.
+    pub fn reads(&self, role: Role, input: &str) -> bool {
+        self.schedules.get(&role).is_some_and(|ready| ready.inputs.iter().any(|(name, ..)| name == input))
+    }
+
     /// Reads a named output of the schedule that ran last.
     ///
     /// # Errors
@@ -213,7 +219,7 @@ impl<D: Device> Engine<D> {
         self.states.iter().map(|(name, place)| (name.as_str(), place.ty))
     }
 
-    /// Reads state from element `first` on.
+    /// Reads state from element `first` on, as f32, which holds every element type of state exactly.
     ///
     /// # Errors
     ///
@@ -222,7 +228,7 @@ impl<D: Device> Engine<D> {
         self.read(name, self.state(name)?, first, values)
     }
 
-    /// Writes state from element `first` on.
+    /// Writes state from element `first` on, rounded to nearest even where it is stored in fewer bits.
     ///
     /// # Errors
     ///
@@ -230,7 +236,7 @@ impl<D: Device> Engine<D> {
     pub fn write_state(&mut self, name: &str, first: usize, values: &[f32]) -> Result<(), ExecError> {
         let place = self.state(name)?;
         fits(name, place, first, values.len())?;
-        write(&mut self.device, place.offset + 4 * first as u64, Data::F32(values))
+        write_numbers(&mut self.device, place, first, values)
     }
 
     fn state(&self, name: &str) -> Result<Place, ExecError> {
@@ -240,12 +246,13 @@ impl<D: Device> Engine<D> {
 
     fn read(&self, name: &str, place: Place, first: usize, values: &mut [f32]) -> Result<(), ExecError> {
         fits(name, place, first, values.len())?;
+        let (dtype, width) = (place.ty.dtype, place.ty.dtype.bytes());
         let mut bytes = [0; 4 * 256];
         for (piece, values) in values.chunks_mut(256).enumerate() {
-            let bytes = &mut bytes[..4 * values.len()];
-            self.device.read(place.offset + 4 * (first + 256 * piece) as u64, bytes)?;
-            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *value = f32::from_ne_bytes(*bytes);
+            let bytes = &mut bytes[..width * values.len()];
+            self.device.read(place.offset + (width * (first + 256 * piece)) as u64, bytes)?;
+            for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(width)) {
+                *value = decode(dtype, bytes);
             }
         }
         Ok(())
@@ -259,7 +266,7 @@ impl<D: Device> Engine<D> {
             for first in (0..elements).step_by(PIECE) {
                 let values = &mut piece[..PIECE.min(elements - first)];
                 init::fill(&state.init, &state.name, seed, first, values);
-                write(&mut self.device, place.offset + 4 * first as u64, Data::F32(values))?;
+                write_numbers(&mut self.device, place, first, values)?;
             }
         }
         Ok(())
@@ -307,34 +314,80 @@ fn no_schedule(role: Role) -> ExecError {
 }
 
 fn fits(name: &str, place: Place, first: usize, count: usize) -> Result<(), ExecError> {
-    if place.ty.dtype != DType::F32 || first + count > place.ty.shape.elements() {
+    if first + count > place.ty.shape.elements() {
         return Err(ExecError::Mismatch(format!(
-            "`{name}` is {}, asked for {count} floats from {first}",
+            "`{name}` is {}, asked for {count} numbers from {first}",
             place.ty
         )));
     }
     Ok(())
 }
 
-/// Writes numbers into the arena in pieces, without a copy of the whole.
-fn write<D: Device>(device: &mut D, offset: u64, data: Data) -> Result<(), ExecError> {
-    fn pieces<T: Copy, D: Device>(
-        device: &mut D,
-        offset: u64,
-        values: &[T],
-        bytes_of: impl Fn(T) -> [u8; 4],
-    ) -> Result<(), ExecError> {
-        let mut bytes = [0; 4 * 256];
-        for (piece, values) in values.chunks(256).enumerate() {
-            for (bytes, &value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(values) {
-                *bytes = bytes_of(value);
-            }
-            device.write(offset + 4 * 256 * piece as u64, &bytes[..4 * values.len()])?;
-        }
-        Ok(())
-    }
+/// Writes an input of a graph, which is of the type of `data`.
+fn write<D: Device>(device: &mut D, place: Place, data: Data) -> Result<(), ExecError> {
     match data {
-        Data::F32(values) => pieces(device, offset, values, f32::to_ne_bytes),
-        Data::I32(values) => pieces(device, offset, values, i32::to_ne_bytes),
+        Data::F32(values) => {
+            write_each(device, place, 0, values, |value, bytes| encode(DType::F32, value, bytes))
+        }
+        Data::I32(values) => {
+            write_each(device, place, 0, values, |value, bytes| bytes.copy_from_slice(&value.to_ne_bytes()))
+        }
+    }
+}
+
+/// Writes elements `first …` of a range of any float type or code.
+fn write_numbers<D: Device>(
+    device: &mut D,
+    place: Place,
+    first: usize,
+    values: &[f32],
+) -> Result<(), ExecError> {
+    let dtype = place.ty.dtype;
+    write_each(device, place, first, values, |value, bytes| encode(dtype, value, bytes))
+}
+
+/// Writes elements into the arena in pieces, without a copy of the whole.
+fn write_each<T: Copy, D: Device>(
+    device: &mut D,
+    place: Place,
+    first: usize,
+    values: &[T],
+    encode: impl Fn(T, &mut [u8]),
+) -> Result<(), ExecError> {
+    let width = place.ty.dtype.bytes();
+    let mut bytes = [0; 4 * 256];
+    for (piece, values) in values.chunks(256).enumerate() {
+        let bytes = &mut bytes[..width * values.len()];
+        for (bytes, &value) in bytes.chunks_exact_mut(width).zip(values) {
+            encode(value, bytes);
+        }
+        device.write(place.offset + (width * (first + 256 * piece)) as u64, bytes)?;
+    }
+    Ok(())
+}
+
+/// The bytes of an element, as many as its type has.
+fn encode(dtype: DType, value: f32, bytes: &mut [u8]) {
+    match dtype {
+        DType::F32 => bytes.copy_from_slice(&value.to_ne_bytes()),
+        DType::Bf16 => bytes.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
+        DType::F16 => bytes.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
+        DType::I32 => bytes.copy_from_slice(&(value.round_ties_even() as i32).to_ne_bytes()),
+        DType::I16 => bytes.copy_from_slice(&(value.round_ties_even() as i16).to_ne_bytes()),
+        DType::U8 => bytes.copy_from_slice(&[value.round_ties_even() as u8]),
+    }
+}
+
+/// The element that `bytes`, as many as its type has, hold.
+fn decode(dtype: DType, bytes: &[u8]) -> f32 {
+    let pair = || [bytes[0], bytes[1]];
+    let quad = || [bytes[0], bytes[1], bytes[2], bytes[3]];
+    match dtype {
+        DType::F32 => f32::from_ne_bytes(quad()),
+        DType::Bf16 => bf16::from_ne_bytes(pair()).to_f32(),
+        DType::F16 => f16::from_ne_bytes(pair()).to_f32(),
+        DType::I32 => i32::from_ne_bytes(quad()) as f32,
+        DType::I16 => f32::from(i16::from_ne_bytes(pair())),
+        DType::U8 => f32::from(bytes[0]),
     }
 }

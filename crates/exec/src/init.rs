@@ -36,7 +36,7 @@ fn normal(stream: &Stream, deviation: f32, offset: usize, out: &mut [f32]) {
 }
 
 /// Row and element of a flat index: row 0 for all states of fewer than 2³² elements.
-fn place(index: usize) -> (u32, u32) {
+pub(crate) fn place(index: usize) -> (u32, u32) {
     ((index as u64 >> 32) as u32, index as u32)
 }
 

@@ -8,6 +8,7 @@
 
 mod arena;
 pub mod cases;
+pub mod codes;
 pub mod conformance;
 pub mod cpu;
 mod device;
@@ -16,6 +17,7 @@ mod error;
 pub mod init;
 pub mod random;
 pub mod reference;
+pub mod rounding;
 mod timings;
 
 pub use arena::Arena;

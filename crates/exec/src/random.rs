@@ -20,6 +20,12 @@ impl Stream {
         Stream { key: [mixed as u32, (mixed >> 32) as u32], step }
     }
 
+    /// The numbers that belong to `name` by the graph's input `rng`: i32 `[seed low, seed high, step, …]`.
+    pub fn of_input(rng: &[i32], name: u64) -> Stream {
+        let seed = u64::from(rng[0] as u32) | u64::from(rng[1] as u32) << 32;
+        Stream::new(seed, name, rng[2] as u32)
+    }
+
     /// The four numbers of elements `4·group … 4·group + 3` of `row`.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]

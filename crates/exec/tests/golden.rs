@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_exec::cases::compare;
 use plimsoll_exec::reference::{Tensor, apply, eval};
-use plimsoll_graph::op::{AdamW, Conv, Gelu, Head, Mask};
+use plimsoll_graph::op::{AdamW, Conv, Gelu, Head, Mask, Sgd, Stored};
 use plimsoll_graph::{Axes, DType, Op, Shape, Type, infer};
 use safetensors::{Dtype, SafeTensors};
 
@@ -225,13 +225,18 @@ fn losses() -> Vec<(&'static str, Op)> {
 }
 
 fn updates() -> Vec<(&'static str, Op)> {
-    let rates =
-        AdamW { beta1: 0.875, beta2: 1.0 - 1.0 / 1024.0, epsilon: 1.0 / 1_048_576.0, weight_decay: 0.125 };
+    let stored = Stored::default();
+    let (beta2, epsilon) = (1.0 - 1.0 / 1024.0, 1.0 / 1_048_576.0);
+    let rates = AdamW { beta1: 0.875, beta2, epsilon, weight_decay: 0.125, stored };
+    let sgd = |momentum, nesterov| Op::Sgd(Sgd { momentum, nesterov, weight_decay: 0.125, stored });
     vec![
-        ("accumulate.adding", Op::Accumulate),
+        ("accumulate.adding", Op::Accumulate { to: DType::F32 }),
         ("sum_squares.two", Op::SumSquares),
         ("clip_scale.above", Op::ClipScale { max_norm: Some(1.0) }),
         ("clip_scale.below", Op::ClipScale { max_norm: Some(100.0) }),
+        ("sgd.plain", sgd(0.0, false)),
+        ("sgd.momentum", sgd(0.875, false)),
+        ("sgd.nesterov", sgd(0.875, true)),
         ("adamw.step1", Op::AdamW(rates)),
         ("adamw.step2", Op::AdamW(rates)),
     ]

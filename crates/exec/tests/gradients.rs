@@ -97,7 +97,7 @@ const QKV_GROUPED: &[&[usize]] = &[&[2, 5, 4, 4], &[2, 5, 2, 4], &[2, 5, 2, 4]];
 const QKV_EQUAL: &[&[usize]] = &[&[2, 5, 2, 4], &[2, 5, 2, 4], &[2, 5, 2, 4]];
 
 /// Ops that have no derivative because nothing is differentiated after them.
-const UPDATES: [&str; 4] = ["accumulate", "sum_squares", "clip_scale", "adamw"];
+const UPDATES: [&str; 5] = ["accumulate", "sum_squares", "clip_scale", "sgd", "adamw"];
 
 #[test]
 fn every_derivative_is_what_finite_differences_give() {

@@ -182,7 +182,8 @@ impl Tape {
             return;
         }
         if let Some(state) = self.gradient_state(to) {
-            let sum = self.graph.apply_all(Op::Accumulate, &[contribution]);
+            let to = self.graph.ty(contribution).dtype;
+            let sum = self.graph.apply_all(Op::Accumulate { to }, &[contribution]);
             self.graph.write_state(sum, 0, state);
             return;
         }

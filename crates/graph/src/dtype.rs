@@ -13,6 +13,10 @@ pub enum DType {
     F16,
     /// 32-bit signed integer: token ids, positions, counters.
     I32,
+    /// 16-bit signed integer: the lower halves of f32 weights whose upper halves are bf16.
+    I16,
+    /// 8-bit code: an entry of a table of 256 numbers.
+    U8,
 }
 
 impl DType {
@@ -20,13 +24,14 @@ impl DType {
     pub const fn bytes(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,
-            DType::Bf16 | DType::F16 => 2,
+            DType::Bf16 | DType::F16 | DType::I16 => 2,
+            DType::U8 => 1,
         }
     }
 
     /// Whether values of this type can carry a gradient.
     pub const fn is_float(self) -> bool {
-        !matches!(self, DType::I32)
+        matches!(self, DType::F32 | DType::Bf16 | DType::F16)
     }
 
     /// The name used in text forms.
@@ -36,6 +41,8 @@ impl DType {
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
             DType::I32 => "i32",
+            DType::I16 => "i16",
+            DType::U8 => "u8",
         }
     }
 }

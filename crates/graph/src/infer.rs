@@ -3,7 +3,7 @@
 //! One function serves the builder, which reports a mistake where the user made it, and the verifier,
 //! which repeats the check on every graph a pass has produced.
 
-use crate::op::{Conv, Head, Mask};
+use crate::op::{Conv, Head, Mask, Stored};
 use crate::{Axes, DType, Op, Shape, Type};
 
 /// Types of the outputs of `op` on inputs of these types. State updates (`accumulate`, `adamw`) yield
@@ -166,25 +166,21 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             head_loss(inputs, *head)?;
             let mut outputs = vec![Type::f32([]), x];
             if *weight {
-                outputs.push(inputs[1]);
+                outputs.push(Type { dtype: x.dtype, ..inputs[1] });
             }
             if *bias {
                 outputs.push(*inputs.get(4).ok_or("a bias gradient needs a bias")?);
             }
             Ok(outputs)
         }
-        Op::Accumulate => Ok(vec![x]),
+        Op::Accumulate { to } => float(x).map(|()| vec![Type { dtype: *to, ..x }]),
         Op::SumSquares => Ok(vec![Type::f32([])]),
         Op::ClipScale { .. } => {
             equal(x, Type::f32([]), "sum of squares")?;
             Ok(vec![Type::f32([]), Type::f32([])])
         }
-        Op::AdamW(_) => {
-            for scalar in &inputs[1..] {
-                equal(*scalar, Type::f32([]), "lr, step and scale")?;
-            }
-            Ok(vec![x, x, x])
-        }
+        Op::Sgd(sgd) => update(inputs, 2, sgd.stored, sgd.moments()),
+        Op::AdamW(adamw) => update(inputs, 3, adamw.stored, 2),
     }
 }
 
@@ -205,7 +201,7 @@ fn arity(op: &Op) -> (usize, usize) {
         | Op::Tanh
         | Op::Sum { .. }
         | Op::Softmax
-        | Op::Accumulate
+        | Op::Accumulate { .. }
         | Op::ClipScale { .. } => exactly(1),
         Op::Add
         | Op::Mul
@@ -230,7 +226,9 @@ fn arity(op: &Op) -> (usize, usize) {
         | Op::RmsNormGradWeight
         | Op::CrossEntropy { .. }
         | Op::CrossEntropyGrad { .. } => exactly(3),
-        Op::LayerNormGradWeight | Op::RmsNormGradInput | Op::AdamW(_) => exactly(4),
+        Op::LayerNormGradWeight | Op::RmsNormGradInput => exactly(4),
+        Op::Sgd(sgd) => exactly(3 + usize::from(sgd.stored.is_random())),
+        Op::AdamW(adamw) => exactly(4 + usize::from(adamw.stored.is_random())),
         Op::LayerNormGradInput => exactly(5),
         Op::Attention { mask, .. } => exactly(3 + usize::from(mask.documents)),
         Op::AttentionGrad { mask, .. } => exactly(6 + usize::from(mask.documents)),
@@ -267,7 +265,8 @@ fn linear(inputs: &[Type], transposed: bool, bias: bool) -> Result<Vec<Type>, St
     if x.shape.is_empty() {
         return Err("the input is a scalar".into());
     }
-    if w.dtype != x.dtype {
+    let narrower = (x.dtype, w.dtype) == (DType::F32, DType::Bf16);
+    if w.dtype != x.dtype && !narrower {
         return Err(format!("input is {}, weight is {}; cast one of them", x.dtype, w.dtype));
     }
     let (out, input) = weight_extents(w.shape, transposed)?;
@@ -381,6 +380,18 @@ fn head_loss(inputs: &[Type], head: Head) -> Result<(), String> {
     equal(inputs[2], Type::i32([rows]), "targets")?;
     equal(inputs[3], Type::f32([]), "scale")?;
     if head.bias { vector(inputs[4], words, "bias") } else { Ok(()) }
+}
+
+/// Checks a gradient, its `scalars` and what the update draws random numbers from.
+fn update(inputs: &[Type], scalars: usize, stored: Stored, moments: usize) -> Result<Vec<Type>, String> {
+    float(inputs[0])?;
+    for scalar in &inputs[1..=scalars] {
+        equal(*scalar, Type::f32([]), "learning rate, step and scale")?;
+    }
+    if let Some(rng) = inputs.get(scalars + 1) {
+        equal(*rng, Type::i32([4]), "rng")?;
+    }
+    Ok(stored.types(inputs[0].shape, moments))
 }
 
 /// Checks the statistics and the gradient of a norm: all but the last of `rest` are statistics of `x`.

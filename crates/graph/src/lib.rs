@@ -16,7 +16,7 @@
 //! ```
 //!
 //! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`differentiate`],
-//! [`fuse`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
+//! [`fuse`], [`store`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
 //! device and does no I/O.
 
 mod autodiff;
@@ -30,6 +30,7 @@ mod infer;
 pub mod op;
 mod rewrite;
 mod shape;
+mod store;
 mod text;
 mod verify;
 
@@ -46,3 +47,4 @@ pub use graph::{
 pub use infer::infer;
 pub use op::Op;
 pub use shape::{Axes, MAX_RANK, Shape, Type};
+pub use store::{Storage, store};

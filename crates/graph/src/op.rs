@@ -8,7 +8,7 @@
 //!
 //! Absent on purpose: devices, tensor data, and anything a plan decides (recompute, chunking, place).
 
-use crate::{Axes, DType, Shape};
+use crate::{Axes, DType, Shape, Type};
 
 /// Which formula stands for the Gaussian error linear unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,95 @@ pub struct Mask {
     pub documents: bool,
 }
 
+/// How an optimizer keeps a parameter between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Weights {
+    /// f32.
+    #[default]
+    F32,
+    /// bf16, rounded up or down at random so that the mean is the exact result. The random bits are a
+    /// function of the input `rng`, `stream` and the element.
+    Stochastic {
+        /// Hash of the parameter's name.
+        stream: u64,
+    },
+    /// bf16 for all readers, and beside it, for the optimizer alone, the i16 that completes it to f32:
+    /// the bits of the f32 are those of the bf16, sixteen places up, plus the i16. So the master copy
+    /// costs two bytes instead of four, and one that is all zeros is that of weights just loaded.
+    Split,
+}
+
+/// How an optimizer keeps a moment between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Moments {
+    /// f32.
+    #[default]
+    F32,
+    /// bf16, rounded to nearest even.
+    Bf16,
+    /// One u8 code per element and, for each [`BLOCK`] of them, the largest magnitude as f32 (Dettmers et
+    /// al., 2022). A code names one of 256 numbers between −1 and 1, dense around zero. A second moment
+    /// that is not zero is never stored as zero, since the next step would divide by ε alone.
+    Blocks,
+}
+
+/// Elements that share a largest magnitude in [`Moments::Blocks`].
+pub const BLOCK: usize = 256;
+
+/// Element types of what an optimizer updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Stored {
+    /// The parameter.
+    pub weights: Weights,
+    /// The moments.
+    pub moments: Moments,
+}
+
+impl Stored {
+    /// Types of the ranges that an update of a parameter of this shape writes, in order: the parameter, its lower
+    /// halves if split, and one or two ranges for each of `moments` moments.
+    pub fn types(self, shape: Shape, moments: usize) -> Vec<Type> {
+        let ty = |dtype| Type { shape, dtype };
+        let mut types = match self.weights {
+            Weights::F32 => vec![ty(DType::F32)],
+            Weights::Stochastic { .. } => vec![ty(DType::Bf16)],
+            Weights::Split => vec![ty(DType::Bf16), ty(DType::I16)],
+        };
+        let moment = match self.moments {
+            Moments::F32 => vec![ty(DType::F32)],
+            Moments::Bf16 => vec![ty(DType::Bf16)],
+            Moments::Blocks => vec![ty(DType::U8), Type::f32([shape.elements().div_ceil(BLOCK)])],
+        };
+        (0..moments).for_each(|_| types.extend(&moment));
+        types
+    }
+
+    /// Whether the update draws random numbers.
+    pub fn is_random(self) -> bool {
+        matches!(self.weights, Weights::Stochastic { .. })
+    }
+}
+
+/// Hyper-parameters of [`Op::Sgd`] that stay the same over a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sgd {
+    /// Decay rate of the running sum of gradients; without it, at 0, there is no such sum.
+    pub momentum: f32,
+    /// Whether the step looks ahead along the running sum.
+    pub nesterov: bool,
+    /// Added to the gradient, times the parameter.
+    pub weight_decay: f32,
+    /// How the state is kept.
+    pub stored: Stored,
+}
+
+impl Sgd {
+    /// Ranges of running sums: one or none.
+    pub fn moments(self) -> usize {
+        usize::from(self.momentum > 0.0)
+    }
+}
+
 /// Hyper-parameters of [`Op::AdamW`] that stay the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
@@ -42,6 +131,8 @@ pub struct AdamW {
     pub epsilon: f32,
     /// Decoupled weight decay, per unit of learning rate.
     pub weight_decay: f32,
+    /// How the state is kept.
+    pub stored: Stored,
 }
 
 /// Shape of the fused language-model head: which optional operands it has.
@@ -286,8 +377,11 @@ pub enum Op {
     },
 
     // ---- state ---------------------------------------------------------------------------------
-    /// `(x) → s += x`.
-    Accumulate,
+    /// `(x) → s += x`, the sum rounded to the element type of `s`.
+    Accumulate {
+        /// Element type of `s`.
+        to: DType,
+    },
     /// `(x₁ … xₙ) → Σ Σ xᵢ²`.
     SumSquares,
     /// `(sum of squares) → (norm, scale)`: `scale = min(1, max_norm / (norm + 10⁻⁶))`, 1 without a
@@ -296,7 +390,11 @@ pub enum Op {
         /// The largest norm allowed, if any.
         max_norm: Option<f32>,
     },
-    /// `(grad, lr[], step[], scale[]) → (p, m, v)`, all three in place:
+    /// `(grad, lr[], scale[][, rng]) → (p[, m])`, in place, each kept as [`Stored`] says:
+    /// `g = scale·grad + decay·p; m = μm + g; p −= lr·m`, or `lr·(g + μm)` with Nesterov's step, or
+    /// `lr·g` without momentum. Nothing changes when `scale` is not finite.
+    Sgd(Sgd),
+    /// `(grad, lr[], step[], scale[][, rng]) → (p, m, v)`, in place, each kept as [`Stored`] says:
     /// `g = scale·grad; m = β₁m + (1−β₁)g; v = β₂v + (1−β₂)g²;`
     /// `p −= lr·(m̂/(√v̂ + ε) + decay·p)` with `m̂, v̂` corrected for the bias of step `step ≥ 1`.
     /// Nothing changes when `scale` is not finite.
@@ -351,9 +449,10 @@ impl Op {
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad",
             Op::HeadLoss(_) => "head_loss",
             Op::HeadLossGrad { .. } => "head_loss_grad",
-            Op::Accumulate => "accumulate",
+            Op::Accumulate { .. } => "accumulate",
             Op::SumSquares => "sum_squares",
             Op::ClipScale { .. } => "clip_scale",
+            Op::Sgd(_) => "sgd",
             Op::AdamW(_) => "adamw",
         }
     }
@@ -392,7 +491,7 @@ impl Op {
             | Op::LayerNormGradWeight
             | Op::RmsNormGradWeight
             | Op::EmbeddingGrad { .. }
-            | Op::Accumulate => output == 0,
+            | Op::Accumulate { .. } => output == 0,
             Op::HeadLossGrad { .. } => output >= 2,
             _ => false,
         }
@@ -407,8 +506,23 @@ impl Op {
     pub fn is_once(&self) -> bool {
         matches!(
             self,
-            Op::HeadLossGrad { .. } | Op::Accumulate | Op::SumSquares | Op::ClipScale { .. } | Op::AdamW(_)
-        )
+            Op::HeadLossGrad { .. } | Op::Accumulate { .. } | Op::SumSquares | Op::ClipScale { .. }
+        ) || self.updates()
+    }
+
+    /// Whether the op reads its outputs before it writes them: what an optimizer does to its state.
+    pub fn updates(&self) -> bool {
+        matches!(self, Op::Sgd(_) | Op::AdamW(_))
+    }
+
+    /// Whether input `input` may be stored as bf16 where the op's arithmetic is f32: a weight that kernels
+    /// read in pieces, each of which is widened as it is read.
+    pub fn reads_half(&self, input: usize) -> bool {
+        match self {
+            Op::Linear { .. } | Op::HeadLoss(_) | Op::HeadLossGrad { .. } => input == 1,
+            Op::LinearGradInput { .. } | Op::Embedding => input == 0,
+            _ => false,
+        }
     }
 
     /// Whether the result costs so much that `selective` recompute keeps it.

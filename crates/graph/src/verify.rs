@@ -101,7 +101,7 @@ mod tests {
         let w = g.param("w", [2], Init::Fill(0.0));
         let state = g.state_named("w").unwrap();
         g.set_phase(Phase::Update);
-        let update = g.apply_all(Op::Accumulate, &[x]);
+        let update = g.apply_all(Op::Accumulate { to: DType::F32 }, &[x]);
         g.write_state(update, 0, state);
         g.add(x, w);
         let error = g.finish().unwrap_err();

@@ -285,7 +285,7 @@ fn state_that_changed_since_it_went_out_is_not_brought_back() {
     let x = g.input("x", [16], DType::F32);
     g.state_range("sum", Type::f32([16]), StateKind::Gradient);
     let state = g.state_named("sum").unwrap();
-    let node = g.apply_all(plimsoll_graph::Op::Accumulate, &[x]);
+    let node = g.apply_all(plimsoll_graph::Op::Accumulate { to: DType::F32 }, &[x]);
     g.write_state(node, 0, state);
     let graph = g.finish().unwrap();
     let buffer = |contents, place: u64| Buffer {

@@ -39,7 +39,8 @@ pub use plimsoll_graph::{
 pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset, Rope, Stretch};
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::{
-    Model, Optimizer, Options, Planned, Run, TrainError, Trainer, plan_described, plan_for,
+    FloatStorage, Model, Optimizer, OptimizerKind, Options, Planned, Run, Storage, TrainError, Trainer,
+    WeightStorage, plan_described, plan_for,
 };
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.

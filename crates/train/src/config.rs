@@ -13,7 +13,7 @@ use plimsoll_plan::{DeviceSpec, Strategy};
 use crate::data::{Order, Source, Synthetic, Text};
 use crate::error::TrainError;
 use crate::lr::{Decay, Lr};
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Optimizer, Storage};
 use crate::run::{Model, Options};
 use crate::size::Size;
 
@@ -228,6 +228,7 @@ fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         micro_batch,
         recompute: recompute.transpose().map_err(mistake)?,
         optimizer: Optimizer { weight_decay, max_grad_norm, ..default },
+        storage: Storage::default(),
         seed: raw.seed.unwrap_or(0),
         threads,
         evaluate: false,

@@ -24,7 +24,10 @@ pub use adapted::{Adapted, largest_rank};
 pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
 pub use error::TrainError;
 pub use measure::{Measured, OPS_FILE_VERSION, machine, measure_ops};
-pub use optimizer::{Optimizer, append as append_optimizer};
+pub use optimizer::{
+    FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage,
+    append as append_optimizer,
+};
 pub use run::{Model, Options, Planned, Run, costed_program, plan_described, plan_for, program};
 pub use trainer::Trainer;
 

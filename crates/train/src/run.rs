@@ -12,13 +12,13 @@
 //! gradients.
 
 use plimsoll_exec::{CpuDevice, Data, Device, Engine};
-use plimsoll_graph::{Graph, GraphError, differentiate, fuse};
+use plimsoll_graph::{Graph, GraphError, differentiate, fuse, store};
 use plimsoll_plan::{Choice, Costed, DeviceSpec, Facts, Plan, Program, Request, Role, Strategy, search};
 
 use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
 use crate::memory;
-use crate::optimizer::{self, Optimizer};
+use crate::optimizer::{self, Optimizer, Storage};
 use crate::size::Size;
 
 /// What is asked of a run. What is left open is chosen to be fastest inside the budget.
@@ -34,6 +34,8 @@ pub struct Options {
     pub recompute: Option<Strategy>,
     /// How parameters are updated.
     pub optimizer: Optimizer,
+    /// In which element types weights, gradients and moments are kept.
+    pub storage: Storage,
     /// Makes weights and dropout masks repeatable.
     pub seed: u64,
     /// Threads, or one for each core when 0.
@@ -50,6 +52,7 @@ impl Default for Options {
             micro_batch: None,
             recompute: None,
             optimizer: Optimizer::default(),
+            storage: Storage::default(),
             seed: 0,
             threads: 0,
             evaluate: false,
@@ -180,9 +183,13 @@ pub fn costed_program(
         why: "has no output `loss`; name the scalar to be minimised with `g.output(\"loss\", value)`".into(),
         at: None,
     })?;
-    let train = optimizer::append(fuse(differentiate(&forward, loss)?)?, &options.optimizer)?;
-    let generate = model.generation().transpose()?.map(&costed);
-    let evaluate = options.evaluate.then(|| model.evaluation(rows)).transpose()?.map(&costed);
+    let stored = |graph: Graph| store(graph, options.storage.of_graph());
+    let train = stored(fuse(differentiate(&forward, loss)?)?)?;
+    let train = optimizer::append(train, &options.optimizer, options.storage)?;
+    let forward_only = |graph: Graph| stored(graph).map(&costed);
+    let generate = model.generation().transpose()?.map(forward_only).transpose()?;
+    let evaluate = options.evaluate.then(|| model.evaluation(rows)).transpose()?;
+    let evaluate = evaluate.map(forward_only).transpose()?;
     Ok(Program { train: costed(train), evaluate, generate })
 }
 
@@ -195,7 +202,6 @@ pub struct Run<D: Device = CpuDevice> {
     micro_batch: usize,
     accumulation: usize,
     seed: u64,
-    has_rng: bool,
     /// Micro-batches since the last update.
     gathered: usize,
     /// Updates so far.
@@ -227,7 +233,6 @@ impl<D: Device> Run<D> {
     pub fn start(device: D, planned: Planned, seed: u64) -> Result<Run<D>, TrainError> {
         let Planned { choice, budget } = planned;
         let Choice { plan, program, micro_batch, accumulation, .. } = choice;
-        let has_rng = program.train.graph.input_named("rng").is_some();
         // The system lends more than it has and takes it back by force; better to say so now.
         let free = memory::available()?;
         if plan.arena_bytes > free {
@@ -244,7 +249,6 @@ impl<D: Device> Run<D> {
             micro_batch,
             accumulation,
             seed,
-            has_rng,
             gathered: 0,
             steps: 0,
             spoiled: false,
@@ -260,7 +264,7 @@ impl<D: Device> Run<D> {
     /// When an input is missing or of the wrong size, or holds bad data.
     pub fn backward(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
         let role = if self.gathered == 0 { Role::First } else { Role::Further };
-        if self.has_rng {
+        if self.engine.reads(role, "rng") {
             let rng = self.rng();
             let mut with_rng = [("rng", Data::I32(&rng)); MAX_INPUTS];
             let all = with_rng.get_mut(..=inputs.len()).ok_or_else(|| {
@@ -292,8 +296,16 @@ impl<D: Device> Run<D> {
         if std::mem::take(&mut self.spoiled) {
             return Err(TrainError::NotFinite { step, what: "loss" });
         }
-        let inputs = [("lr", Data::F32(&[lr])), ("step", Data::F32(&[step as f32]))];
-        self.engine.run(Role::Update, &inputs)?;
+        // Which of these are read is the optimizer's affair.
+        let (lr, step_number, rng) = ([lr], [step as f32], self.rng());
+        let all = [("lr", Data::F32(&lr)), ("step", Data::F32(&step_number)), ("rng", Data::I32(&rng))];
+        let mut inputs = all;
+        let mut count = 0;
+        for input in all.into_iter().filter(|(name, _)| self.engine.reads(Role::Update, name)) {
+            inputs[count] = input;
+            count += 1;
+        }
+        self.engine.run(Role::Update, &inputs[..count])?;
         let norm = self.engine.scalar(Role::Update, "grad_norm")?;
         if !norm.is_finite() {
             return Err(TrainError::NotFinite { step, what: "gradient norm" });

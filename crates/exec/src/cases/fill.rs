@@ -79,7 +79,7 @@ fn draw(input: &Input, stream: Stream) -> Tensor {
     let below = |i: usize, end: usize| (stream.bits(0, i as u32) as usize % end) as f64;
     let each = |number: &dyn Fn(usize) -> f64| (0..count).map(number).collect::<Vec<f64>>();
     let numbers = match fill {
-        Fill::Normal(deviation) if ty.dtype == DType::I32 => {
+        Fill::Normal(deviation) if matches!(ty.dtype, DType::I32 | DType::I16) => {
             each(&|i| 100.0 * f64::from(*deviation) * normal(i))
         }
         Fill::Normal(deviation) => each(&|i| f64::from(*deviation) * normal(i)),

@@ -3,15 +3,16 @@
 //! Shapes are chosen to be awkward for kernels: one row, one column, sizes that no tile or vector
 //! divides, and a few large enough to be split over threads or into chunks.
 
-use plimsoll_graph::op::{AdamW, Conv, Gelu, Head, Mask};
+use plimsoll_graph::op::{Conv, Gelu, Head, Mask};
 use plimsoll_graph::{Axes, DType, Op, Shape, Type};
 
-use super::{Case, Fill, Input, Tolerance};
+use super::{Case, Fill, Input, Tolerance, updates};
 
-const EXACT: Tolerance = Tolerance { relative: 0.0, reason: "numbers are moved or rounded once, as defined" };
-const ROUNDED: Tolerance =
+pub(super) const EXACT: Tolerance =
+    Tolerance { relative: 0.0, reason: "numbers are moved or rounded once, as defined" };
+pub(super) const ROUNDED: Tolerance =
     Tolerance { relative: 2.5e-7, reason: "one or two f32 operations, each within half of 2⁻²³" };
-const FUNCTION: Tolerance =
+pub(super) const FUNCTION: Tolerance =
     Tolerance { relative: 2e-6, reason: "exponentials in f32, good to a few units in the last place" };
 const SUMMED: Tolerance = Tolerance {
     relative: 5e-6,
@@ -19,7 +20,7 @@ const SUMMED: Tolerance = Tolerance {
 };
 const DEEP: Tolerance =
     Tolerance { relative: 2e-5, reason: "exponentials of f32 sums, whose errors become relative errors" };
-const LONG: Tolerance = Tolerance {
+pub(super) const LONG: Tolerance = Tolerance {
     relative: 2e-5,
     reason: "f32 sums of tens of thousands of squares, whose roundings need not cancel",
 };
@@ -30,9 +31,9 @@ const FAR: Tolerance = Tolerance {
 /// The ignored target of all cases.
 const IGNORE: i32 = -100;
 
-/// Every case, in the order of `op.rs`.
+/// Every case, in the order of `op.rs`; then those of weights stored in fewer bits.
 pub fn all() -> Vec<Case> {
-    [
+    let cases = [
         movement(),
         casts(),
         elementwise(),
@@ -47,20 +48,30 @@ pub fn all() -> Vec<Case> {
         attention(),
         cross_entropy(),
         head_loss(),
-        updates(),
+        updates::all(),
     ]
-    .concat()
+    .concat();
+    let halves: Vec<Case> = cases.iter().filter_map(with_half_weight).collect();
+    [cases, halves].concat()
+}
+
+/// The case with its weight stored as bf16, if its op reads one so.
+fn with_half_weight(case: &Case) -> Option<Case> {
+    let weight = (0..case.inputs.len()).find(|&input| case.op.reads_half(input))?;
+    let mut half = named(case.clone(), "half weight");
+    half.inputs[weight].ty.dtype = DType::Bf16;
+    Some(half)
 }
 
 /// A case named after its op, its parameters and the types it reads.
-fn case(op: Op, inputs: Vec<Input>, tolerance: Tolerance) -> Case {
+pub(super) fn case(op: Op, inputs: Vec<Input>, tolerance: Tolerance) -> Case {
     let types: Vec<String> = inputs.iter().map(|input| input.ty.to_string()).collect();
     let name = format!("{} {} {op:?}", op.name(), types.join(" "));
     Case { name, op, inputs, accumulate: false, tolerance, least_scale: 0.0 }
 }
 
 /// The case, and its twin that adds to what the outputs hold, which has magnitude 1 and may cancel.
-fn both_ways(case: Case) -> [Case; 2] {
+pub(super) fn both_ways(case: Case) -> [Case; 2] {
     let name = format!("{} adding", case.name);
     let adding = Case { name, accumulate: true, least_scale: case.least_scale.max(1.0), ..case.clone() };
     [case, adding]
@@ -71,23 +82,23 @@ fn cancelling(case: Case, magnitude: f64) -> Case {
     Case { least_scale: magnitude, ..case }
 }
 
-fn named(case: Case, suffix: &str) -> Case {
+pub(super) fn named(case: Case, suffix: &str) -> Case {
     Case { name: format!("{} {suffix}", case.name), ..case }
 }
 
-fn normal(shape: impl Into<Shape>) -> Input {
+pub(super) fn normal(shape: impl Into<Shape>) -> Input {
     floats(shape, Fill::Normal(1.0))
 }
 
-fn floats(shape: impl Into<Shape>, fill: Fill) -> Input {
+pub(super) fn floats(shape: impl Into<Shape>, fill: Fill) -> Input {
     Input { ty: Type::f32(shape), fill }
 }
 
-fn integers(shape: impl Into<Shape>, fill: Fill) -> Input {
+pub(super) fn integers(shape: impl Into<Shape>, fill: Fill) -> Input {
     Input { ty: Type::i32(shape), fill }
 }
 
-fn scalar(number: f32) -> Input {
+pub(super) fn scalar(number: f32) -> Input {
     floats([], Fill::Number(number))
 }
 
@@ -451,32 +462,6 @@ fn head_loss() -> Vec<Case> {
             if bias {
                 cases.extend(both_ways(gradient(false, true)));
             }
-        }
-    }
-    cases
-}
-
-fn updates() -> Vec<Case> {
-    let mut cases = Vec::new();
-    let shapes: [Shape; 4] = [[1].into(), [7, 13].into(), [3, 5, 33].into(), [129, 257].into()];
-    for shape in shapes {
-        cases.extend(both_ways(case(Op::Accumulate, vec![normal(shape)], ROUNDED)));
-        cases.push(case(Op::SumSquares, vec![normal(shape)], LONG));
-    }
-    cases.push(case(Op::SumSquares, shapes.map(normal).to_vec(), LONG));
-    for max_norm in [None, Some(1.0), Some(100.0)] {
-        let clip = |number| case(Op::ClipScale { max_norm }, vec![scalar(number)], ROUNDED);
-        cases.extend([
-            named(clip(49.0), "of 7"),
-            named(clip(0.0), "of 0"),
-            named(clip(f32::INFINITY), "overflow"),
-        ]);
-    }
-    let rates = AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1 };
-    for (shape, step) in [([1].into(), 1.0), (Shape::from([7, 13]), 1.0), (Shape::from([129, 257]), 1000.0)] {
-        for scale in [1.0, 0.3, f32::NAN] {
-            let inputs = vec![normal(shape), scalar(1e-2), scalar(step), scalar(scale)];
-            cases.push(named(case(Op::AdamW(rates), inputs, FUNCTION), &format!("scale {scale}")));
         }
     }
     cases

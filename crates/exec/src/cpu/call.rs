@@ -6,7 +6,10 @@
 //! a slice.
 #![allow(unsafe_code, reason = "this module lends slices of the arena to kernels")]
 
+use half::bf16;
 use plimsoll_graph::{DType, Op, Type};
+
+use super::pack::Numbers;
 
 /// A place in the arena seen as a value.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +71,14 @@ impl Call<'_> {
         self.slice(&self.inputs[index], DType::I32)
     }
 
+    /// Input `index`, a weight, as it is stored.
+    pub(super) fn weight(&self, index: usize) -> Numbers<'_> {
+        match self.inputs[index].ty.dtype {
+            DType::Bf16 => Numbers::Bf16(self.slice(&self.inputs[index], DType::Bf16)),
+            _ => Numbers::F32(self.input(index)),
+        }
+    }
+
     /// Output `index` as floats. Each output may be borrowed once per call.
     #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
     pub(super) fn output(&self, index: usize) -> &mut [f32] {
@@ -76,6 +87,15 @@ impl Call<'_> {
         // SAFETY: the range lies inside the arena and is aligned (the layout rounds offsets up to the
         // device's alignment); `replay` proved that it overlaps no other operand but inputs that the op
         // may overwrite, which kernels do not borrow; each kernel borrows an output once.
+        unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.ty.shape.elements()) }
+    }
+
+    /// Output `index` as bf16. Each output may be borrowed once per call.
+    #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
+    pub(super) fn half_output(&self, index: usize) -> &mut [bf16] {
+        let operand = &self.outputs[index];
+        assert_eq!(operand.ty.dtype, DType::Bf16, "output {index} of {}", self.op.name());
+        // SAFETY: as for `output`.
         unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.ty.shape.elements()) }
     }
 

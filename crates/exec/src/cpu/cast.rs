@@ -33,28 +33,84 @@ fn cast_piece(x: &Operand, y: &Operand, start: usize, len: usize) {
         // SAFETY: the chunk lies inside both operands, which have as many elements as each other and do
         // not overlap; pieces do not overlap.
         unsafe {
-            let from = x.pointer.add(at * x.ty.dtype.bytes());
-            match x.ty.dtype {
-                DType::F32 => numbers.copy_from_slice(std::slice::from_raw_parts(from.cast(), numbers.len())),
-                DType::Bf16 => elements::<bf16>(from, numbers.len()).convert_to_f32_slice(numbers),
-                DType::F16 => elements::<f16>(from, numbers.len()).convert_to_f32_slice(numbers),
-                DType::I32 => {
-                    for (&x, number) in elements::<i32>(from, numbers.len()).iter().zip(&mut *numbers) {
-                        *number = x as f32;
-                    }
+            load(x, at, numbers);
+            store(y, at, numbers);
+        }
+    }
+}
+
+/// Adds to a sum of another element type, or begins it where nothing has been added yet; each sum is rounded once.
+pub(super) fn accumulate(call: &Call) {
+    const CHUNK: usize = 256;
+    let (x, sum) = (call.inputs[0], call.outputs[0]);
+    let len = x.ty.shape.elements();
+    pieces::for_each(len.div_ceil(PIECE), |piece| {
+        let (mut numbers, mut sums) = ([0.0f32; CHUNK], [0.0f32; CHUNK]);
+        for at in (piece * PIECE..len.min((piece + 1) * PIECE)).step_by(CHUNK) {
+            let count = CHUNK.min(len - at);
+            let (numbers, sums) = (&mut numbers[..count], &mut sums[..count]);
+            // SAFETY: the chunk lies inside both operands, which do not overlap; nor do pieces.
+            unsafe {
+                load(&x, at, numbers);
+                if sum.accumulate {
+                    load(&sum, at, sums);
+                    numbers.iter_mut().zip(sums).for_each(|(number, sum)| *number += *sum);
                 }
+                store(&sum, at, numbers);
             }
-            let to = y.pointer.add(at * y.ty.dtype.bytes());
-            match y.ty.dtype {
-                DType::F32 => elements::<f32>(to, numbers.len()).copy_from_slice(numbers),
-                DType::Bf16 => elements::<bf16>(to, numbers.len()).convert_from_f32_slice(numbers),
-                DType::F16 => elements::<f16>(to, numbers.len()).convert_from_f32_slice(numbers),
-                DType::I32 => {
-                    for (y, number) in elements::<i32>(to, numbers.len()).iter_mut().zip(numbers) {
-                        *y = number.round_ties_even() as i32;
-                    }
-                }
-            }
+        }
+    });
+}
+
+/// Elements `at …` of an operand of any type, as f32.
+///
+/// # Safety
+///
+/// As many elements as `numbers` lie there and no other thread writes them.
+pub(super) unsafe fn load(x: &Operand, at: usize, numbers: &mut [f32]) {
+    /// Integers become floats one by one.
+    fn each<T: Copy>(from: &[T], numbers: &mut [f32], float: impl Fn(T) -> f32) {
+        for (number, &x) in numbers.iter_mut().zip(from) {
+            *number = float(x);
+        }
+    }
+    let len = numbers.len();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let from = x.pointer.add(at * x.ty.dtype.bytes());
+        match x.ty.dtype {
+            DType::F32 => numbers.copy_from_slice(elements(from, len)),
+            DType::Bf16 => elements::<bf16>(from, len).convert_to_f32_slice(numbers),
+            DType::F16 => elements::<f16>(from, len).convert_to_f32_slice(numbers),
+            DType::I32 => each(elements::<i32>(from, len), numbers, |x| x as f32),
+            DType::I16 => each(elements::<i16>(from, len), numbers, f32::from),
+            DType::U8 => each(elements::<u8>(from, len), numbers, f32::from),
+        }
+    }
+}
+
+/// Writes f32 numbers to elements `at …` of an operand of any type, rounded to nearest even.
+///
+/// # Safety
+///
+/// As many elements as `numbers` lie there and nobody else uses them.
+pub(super) unsafe fn store(y: &Operand, at: usize, numbers: &[f32]) {
+    fn each<T>(to: &mut [T], numbers: &[f32], element: impl Fn(f32) -> T) {
+        for (y, &number) in to.iter_mut().zip(numbers) {
+            *y = element(number.round_ties_even());
+        }
+    }
+    let len = numbers.len();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let to = y.pointer.add(at * y.ty.dtype.bytes());
+        match y.ty.dtype {
+            DType::F32 => elements(to, len).copy_from_slice(numbers),
+            DType::Bf16 => elements::<bf16>(to, len).convert_from_f32_slice(numbers),
+            DType::F16 => elements::<f16>(to, len).convert_from_f32_slice(numbers),
+            DType::I32 => each(elements::<i32>(to, len), numbers, |x| x as i32),
+            DType::I16 => each(elements::<i16>(to, len), numbers, |x| x as i16),
+            DType::U8 => each(elements::<u8>(to, len), numbers, |x| x as u8),
         }
     }
 }
@@ -62,7 +118,7 @@ fn cast_piece(x: &Operand, y: &Operand, start: usize, len: usize) {
 /// # Safety
 ///
 /// `len` elements of `T` lie at `pointer` and nobody else uses them.
-unsafe fn elements<'a, T>(pointer: *mut u8, len: usize) -> &'a mut [T] {
+pub(super) unsafe fn elements<'a, T>(pointer: *mut u8, len: usize) -> &'a mut [T] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) }
 }

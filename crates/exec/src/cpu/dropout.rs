@@ -20,8 +20,7 @@ pub(super) fn dropout(call: &Call, p: f32, stream: u64) -> Result<(), ExecError>
     want_f32(call)?;
     let place = Streams { inputs: [call.pointer(0)], outputs: [call.outputs[0].pointer.cast()] };
     let rng = call.integers(1);
-    let seed = u64::from(rng[0] as u32) | u64::from(rng[1] as u32) << 32;
-    let (stream, first_row) = (Stream::new(seed, stream, rng[2] as u32), rng[3] as u32);
+    let (stream, first_row) = (Stream::of_input(rng, stream), rng[3] as u32);
     let (threshold, factor) = (drop_threshold(p), (1.0 / (1.0 - f64::from(p))) as f32);
 
     let shape = call.inputs[0].ty.shape;

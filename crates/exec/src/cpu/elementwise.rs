@@ -13,6 +13,7 @@ use plimsoll_graph::op::Gelu;
 use super::activation::{
     GeluErf, GeluErfGrad, GeluTanh, GeluTanhGrad, Silu, SiluGrad, Swiglu, SwigluGrad, Tanh, TanhGrad,
 };
+use super::cast;
 use super::lanes::{self, Elementwise, PIECE, Streams, map};
 use super::{Call, pieces};
 use crate::ExecError;
@@ -110,6 +111,10 @@ pub(super) fn swiglu_grad(call: &Call) -> Result<(), ExecError> {
 
 /// Adds to the sum, or begins it where nothing has been added yet.
 pub(super) fn accumulate(call: &Call) -> Result<(), ExecError> {
+    if call.inputs[0].ty.dtype != call.outputs[0].ty.dtype {
+        cast::accumulate(call);
+        return Ok(());
+    }
     let Streams { inputs: [x], outputs } = Streams::<1, 1>::of(call)?;
     let len = call.outputs[0].ty.shape.elements();
     if call.outputs[0].accumulate {
@@ -310,8 +315,9 @@ mod tests {
     #[test]
     fn a_gradient_begins_its_sum_or_is_added_to_it() {
         let (x, sum) = (numbers(33, 1), numbers(33, 2));
-        assert_eq!(Trial::new(Op::Accumulate).f32([33], &x).run()[0], x);
-        let added = Trial::new(Op::Accumulate).f32([33], &x).onto(0, &sum).run();
+        assert_eq!(Trial::new(Op::Accumulate { to: plimsoll_graph::DType::F32 }).f32([33], &x).run()[0], x);
+        let added =
+            Trial::new(Op::Accumulate { to: plimsoll_graph::DType::F32 }).f32([33], &x).onto(0, &sum).run();
         assert_near(&added[0], &expect(&x, &sum, |x, s| x + s), 1e-7);
     }
 }

@@ -8,6 +8,7 @@
 )]
 
 use super::lanes::{PIECE, Work, at_full_width, want_f32};
+use super::pack::Numbers;
 use super::{Call, split};
 use crate::ExecError;
 
@@ -15,17 +16,22 @@ use crate::ExecError;
 const STRIP: usize = 128;
 
 pub(super) fn embedding(call: &Call) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let (table, ids) = (call.input(0), call.integers(1));
-    let shape = call.inputs[0].ty.shape;
-    check(ids, shape[0])?;
-    let width = shape[1];
-    split::rows(ids.len(), PIECE.div_ceil(width.max(1)), [call.output(0)], |range, [output]| {
+    let ids = call.integers(1);
+    check(ids, call.inputs[0].ty.shape[0])?;
+    match call.weight(0) {
+        Numbers::F32(table) => choose(table, ids, call.output(0)),
+        Numbers::Bf16(table) => choose(table, ids, call.half_output(0)),
+    }
+    Ok(())
+}
+
+fn choose<T: Copy + Send + Sync>(table: &[T], ids: &[i32], output: &mut [T]) {
+    let width = output.len() / ids.len().max(1);
+    split::rows(ids.len(), PIECE.div_ceil(width.max(1)), [output], |range, [output]| {
         for (&id, output) in ids[range].iter().zip(output.chunks_exact_mut(width)) {
             output.copy_from_slice(&table[id as usize * width..][..width]);
         }
     });
-    Ok(())
 }
 
 pub(super) fn embedding_grad(call: &Call) -> Result<(), ExecError> {

@@ -18,7 +18,7 @@ use plimsoll_plan::Workspace;
 use super::exp::exp;
 use super::linear::{kept_if, single_precision};
 use super::matmul::{self, Extents, Start, product};
-use super::pack::View;
+use super::pack::{Numbers, View};
 use super::simd::widest;
 use super::{Call, split};
 use crate::ExecError;
@@ -91,7 +91,7 @@ struct HeadCall<'a> {
     /// (N, C)
     x: &'a [f32],
     /// (V, C)
-    w: &'a [f32],
+    w: Numbers<'a>,
     /// (N)
     targets: &'a [i32],
     bias: Option<&'a [f32]>,
@@ -114,7 +114,7 @@ impl<'a> HeadCall<'a> {
         }
         Ok(HeadCall {
             x: call.input(0),
-            w: call.input(1),
+            w: call.weight(1),
             targets,
             bias: head.bias.then(|| call.input(4)),
             scale: call.input(3)[0],
@@ -161,7 +161,7 @@ impl<'a> HeadCall<'a> {
     fn logits(&self, first: usize, rows: usize, logits: &mut [f32], packing: &mut [f32]) {
         let (c, v) = (self.c, self.v);
         let x = View::new(&self.x[first * c..], rows, c, c, 1);
-        let w = View::new(self.w, v, c, c, 1);
+        let w = View::of(self.w, v, c, c, 1);
         let start = self.bias.map_or(Start::Zero, Start::Bias);
         product(Extents { m: rows, n: v, k: c }, x, w, start, logits, packing);
     }
@@ -207,7 +207,7 @@ impl<'a> HeadCall<'a> {
         let (c, v) = (self.c, self.v);
         let dx = &mut into.dx[first * c..][..rows * c];
         let along_words = View::new(dlogits, rows, v, v, 1);
-        let w = View::new(self.w, c, v, 1, c);
+        let w = View::of(self.w, c, v, 1, c);
         product(Extents { m: rows, n: c, k: v }, along_words, w, Start::Zero, dx, packing);
         if let Some(dw) = &mut into.dw {
             let along_rows = View::new(dlogits, v, rows, 1, v);

@@ -145,7 +145,7 @@ pub(super) fn map_streams<const IN: usize, const OUT: usize>(
 /// checked where they are read.
 pub(super) fn want_f32(call: &Call) -> Result<(), ExecError> {
     let operands = call.inputs.iter().chain(call.outputs);
-    match operands.map(|operand| operand.ty.dtype).find(|dtype| matches!(dtype, DType::Bf16 | DType::F16)) {
+    match operands.map(|operand| operand.ty.dtype).find(|dtype| !matches!(dtype, DType::F32 | DType::I32)) {
         Some(dtype) => {
             Err(ExecError::Unsupported(format!("the CPU's {} works on f32, not {dtype}", call.op.name())))
         }

@@ -17,7 +17,7 @@ pub(super) fn linear(call: &Call, transposed: bool) -> Result<(), ExecError> {
     let extents = linear_extents(call.inputs[0].ty.shape, call.outputs[0].ty.shape);
     let x = View::new(call.input(0), extents.m, extents.k, extents.k, 1);
     let (line, depth) = if transposed { (1, extents.n) } else { (extents.k, 1) };
-    let w = View::new(call.input(1), extents.n, extents.k, line, depth);
+    let w = View::of(call.weight(1), extents.n, extents.k, line, depth);
     product(extents, x, w, linear_start(call), call.output(0), call.scratch());
     Ok(())
 }
@@ -45,7 +45,7 @@ pub(super) fn linear_grad_input(call: &Call, transposed: bool) -> Result<(), Exe
     let extents = linear_extents(call.inputs[1].ty.shape, call.outputs[0].ty.shape);
     let dy = View::new(call.input(1), extents.m, extents.k, extents.k, 1);
     let (line, depth) = if transposed { (extents.k, 1) } else { (1, extents.n) };
-    let w = View::new(call.input(0), extents.n, extents.k, line, depth);
+    let w = View::of(call.weight(0), extents.n, extents.k, line, depth);
     product(extents, dy, w, Start::Zero, call.output(0), call.scratch());
     Ok(())
 }
@@ -121,10 +121,14 @@ fn floats(bytes: u64) -> usize {
     bytes as usize / 4
 }
 
-/// Refuses what these kernels have no code for.
+/// Refuses what these kernels have no code for: anything but f32, and weights in bf16.
 pub(super) fn single_precision(call: &Call) -> Result<(), ExecError> {
-    let allowed = |ty: Type| matches!(ty.dtype, DType::F32 | DType::I32);
-    match call.inputs.iter().chain(call.outputs).find(|operand| !allowed(operand.ty)) {
+    let single = |ty: Type| matches!(ty.dtype, DType::F32 | DType::I32);
+    let weight = |index: usize, ty: Type| ty.dtype == DType::Bf16 && call.op.reads_half(index);
+    let inputs = call.inputs.iter().enumerate();
+    let refused = inputs.filter(|&(index, operand)| !single(operand.ty) && !weight(index, operand.ty));
+    let refused = refused.map(|(_, operand)| operand);
+    match refused.chain(call.outputs.iter().filter(|operand| !single(operand.ty))).next() {
         Some(operand) => Err(ExecError::Unsupported(format!(
             "the CPU has no {} kernel for {}",
             operand.ty.dtype,

@@ -30,6 +30,7 @@ mod rope;
 mod simd;
 mod softmax;
 mod split;
+mod stored;
 mod sums;
 mod tile;
 #[cfg(test)]
@@ -104,10 +105,17 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
         Op::CrossEntropyGrad { ignore_index } => softmax::cross_entropy_grad(call, *ignore_index),
         Op::HeadLoss(head) => head::head_loss(call, *head),
         Op::HeadLossGrad { head, weight, bias } => head::head_loss_grad(call, *head, *weight, *bias),
-        Op::Accumulate => elementwise::accumulate(call),
+        Op::Accumulate { .. } => elementwise::accumulate(call),
         Op::SumSquares => updates::sum_squares(call),
         Op::ClipScale { max_norm } => updates::clip_scale(call, *max_norm),
-        Op::AdamW(rates) => updates::adamw(call, *rates),
+        Op::Sgd(rates) => {
+            updates::sgd(call, *rates);
+            Ok(())
+        }
+        Op::AdamW(rates) => {
+            updates::adamw(call, *rates);
+            Ok(())
+        }
     }
 }
 

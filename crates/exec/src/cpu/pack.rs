@@ -11,10 +11,41 @@
 //! nothing but their strides here, so all products share one innermost loop.
 #![allow(unsafe_code, reason = "writes panels that threads fill side by side")]
 
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use super::microkernel::{MOST_COLUMNS, MOST_ROWS};
+
+/// The most lines of a strip.
+const MOST_LINES: usize = if MOST_COLUMNS > MOST_ROWS { MOST_COLUMNS } else { MOST_ROWS };
+
+/// Numbers as they are stored. Packing widens them, so products know f32 alone.
+#[derive(Clone, Copy)]
+pub(super) enum Numbers<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+impl Numbers<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Numbers::F32(data) => data.len(),
+            Numbers::Bf16(data) => data.len(),
+        }
+    }
+
+    fn from(self, skipped: usize) -> Self {
+        match self {
+            Numbers::F32(data) => Numbers::F32(&data[skipped..]),
+            Numbers::Bf16(data) => Numbers::Bf16(&data[skipped..]),
+        }
+    }
+}
+
 /// A matrix inside a slice.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
-    data: &'a [f32],
+    data: Numbers<'a>,
     line_stride: usize,
     depth_stride: usize,
 }
@@ -28,6 +59,17 @@ impl<'a> View<'a> {
         line_stride: usize,
         depth_stride: usize,
     ) -> View<'a> {
+        View::of(Numbers::F32(data), lines, depth, line_stride, depth_stride)
+    }
+
+    /// The same for numbers of any type; those of bf16 lie side by side along one of the axes.
+    pub(super) fn of(
+        data: Numbers<'a>,
+        lines: usize,
+        depth: usize,
+        line_stride: usize,
+        depth_stride: usize,
+    ) -> View<'a> {
         let extent = lines.saturating_sub(1) * line_stride + depth.saturating_sub(1) * depth_stride;
         assert!(lines == 0 || depth == 0 || extent < data.len(), "a view outside its data");
         View { data, line_stride, depth_stride }
@@ -36,7 +78,7 @@ impl<'a> View<'a> {
     /// The same matrix from `line` and `depth` on.
     pub(super) fn from(self, line: usize, depth: usize) -> View<'a> {
         let skipped = line * self.line_stride + depth * self.depth_stride;
-        View { data: &self.data[skipped..], ..self }
+        View { data: self.data.from(skipped), ..self }
     }
 }
 
@@ -48,8 +90,63 @@ impl<'a> View<'a> {
 pub(super) unsafe fn pack(from: View, lines: usize, width: usize, depth: usize, to: *mut f32) {
     debug_assert!(lines <= width && lines > 0 && depth > 0);
     assert!((lines - 1) * from.line_stride + (depth - 1) * from.depth_stride < from.data.len());
-    let whole = lines - lines % 4;
+    let View { line_stride, depth_stride, .. } = from;
     // SAFETY: the assertion bounds every read; the caller has made room for the writes.
+    unsafe {
+        match from.data {
+            Numbers::F32(data) => {
+                pack_floats(Floats { data, line_stride, depth_stride }, lines, width, depth, to);
+            }
+            Numbers::Bf16(data) => {
+                pack_halves(Halves { data, line_stride, depth_stride }, lines, width, depth, to);
+            }
+        }
+    }
+}
+
+/// A [`View`] of bf16.
+struct Halves<'a> {
+    data: &'a [bf16],
+    line_stride: usize,
+    depth_stride: usize,
+}
+
+/// Widens a run of depth at a time into a buffer on the stack, in the order in which it lies, and packs that.
+unsafe fn pack_halves(from: Halves, lines: usize, width: usize, depth: usize, to: *mut f32) {
+    const RUN: usize = 64;
+    let Halves { data, line_stride, depth_stride } = from;
+    let mut wide = [0.0; MOST_LINES * RUN];
+    for first in (0..depth).step_by(RUN) {
+        let run = RUN.min(depth - first);
+        let widened = if line_stride == 1 {
+            for (step, group) in wide.chunks_exact_mut(lines).take(run).enumerate() {
+                data[(first + step) * depth_stride..][..lines].convert_to_f32_slice(group);
+            }
+            Floats { data: &wide, line_stride: 1, depth_stride: lines }
+        } else {
+            assert_eq!(depth_stride, 1, "a weight lies along one of its axes");
+            for (line, numbers) in wide.chunks_exact_mut(run).take(lines).enumerate() {
+                data[line * line_stride + first..][..run].convert_to_f32_slice(numbers);
+            }
+            Floats { data: &wide, line_stride: run, depth_stride: 1 }
+        };
+        // SAFETY: the buffer holds the run, and the run is a part of what the caller has made room for.
+        unsafe { pack_floats(widened, lines, width, run, to.add(first * width)) };
+    }
+}
+
+/// A [`View`] of f32.
+#[derive(Clone, Copy)]
+struct Floats<'a> {
+    data: &'a [f32],
+    line_stride: usize,
+    depth_stride: usize,
+}
+
+/// As [`pack`].
+unsafe fn pack_floats(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
+    let whole = lines - lines % 4;
+    // SAFETY: `pack` has bounded every read; its caller has made room for the writes.
     unsafe {
         if from.line_stride == 1 {
             pack_contiguous_lines(from, lines, width, depth, to);
@@ -68,7 +165,7 @@ pub(super) unsafe fn pack(from: View, lines: usize, width: usize, depth: usize, 
 }
 
 /// Groups lie as they should; the usual sizes are copied without asking for their size each time.
-unsafe fn pack_contiguous_lines(from: View, lines: usize, width: usize, depth: usize, to: *mut f32) {
+unsafe fn pack_contiguous_lines(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
     // SAFETY: promised by the caller of `pack`.
     unsafe {
         match lines {
@@ -85,7 +182,7 @@ unsafe fn pack_contiguous_lines(from: View, lines: usize, width: usize, depth: u
 
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "a constant size becomes a few vector moves")]
-unsafe fn copy_groups(from: View, lines: usize, width: usize, depth: usize, to: *mut f32) {
+unsafe fn copy_groups(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
     let start = from.data.as_ptr();
     for step in 0..depth {
         // SAFETY: `pack` asserted that the last number of the last group lies inside the data and the caller
@@ -97,7 +194,7 @@ unsafe fn copy_groups(from: View, lines: usize, width: usize, depth: usize, to: 
 }
 
 unsafe fn pack_one_by_one(
-    from: View,
+    from: Floats,
     lines: std::ops::Range<usize>,
     width: usize,
     depth: usize,
@@ -114,7 +211,7 @@ unsafe fn pack_one_by_one(
 
 /// Lines whose numbers lie side by side. A run of depth is finished for all lines before the next begins, so that
 /// what is written stays in the first-level cache until its cache lines are full.
-unsafe fn pack_by_fours(from: View, lines: usize, width: usize, depth: usize, to: *mut f32) {
+unsafe fn pack_by_fours(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
     const RUN: usize = 64;
     for first in (0..depth).step_by(RUN) {
         for line in (0..lines).step_by(4) {
@@ -168,6 +265,25 @@ fn transposed(rows: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn halves_are_packed_like_the_floats_they_stand_for() {
+        let (rows, columns) = (32, 150);
+        let halves: Vec<bf16> = (0..rows * columns).map(|i| bf16::from_f32((i as f32).sin())).collect();
+        let floats: Vec<f32> = halves.iter().map(|half| half.to_f32()).collect();
+        for (line_stride, depth_stride) in [(columns, 1), (1, rows)] {
+            for (lines, depth) in [(1, 1), (5, 63), (8, 64), (12, 65), (16, 129), (32, 150)] {
+                let packed = |data: Numbers| {
+                    let mut packed = vec![-1.0; 32 * depth];
+                    let view = View::of(data, lines, depth, line_stride, depth_stride);
+                    // SAFETY: the vector has exactly the room and belongs to this thread.
+                    unsafe { pack(view, lines, 32, depth, packed.as_mut_ptr()) };
+                    packed
+                };
+                assert_eq!(packed(Numbers::Bf16(&halves)), packed(Numbers::F32(&floats)), "{lines}x{depth}");
+            }
+        }
+    }
 
     #[test]
     fn every_number_lands_in_its_group_whatever_the_strides() {

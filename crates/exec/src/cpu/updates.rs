@@ -1,33 +1,52 @@
-//! The optimizer, and the norm of the gradients it is told of.
+//! The optimizers' rules, and the norm of the gradients they are told of.
 #![allow(
     clippy::inline_always,
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
+#![allow(unsafe_code, reason = "gradients of any element type are reached by address")]
 
-use plimsoll_graph::Type;
-use plimsoll_graph::op::AdamW;
+use plimsoll_graph::op::{AdamW, Sgd};
+use plimsoll_graph::{DType, Type};
 use plimsoll_plan::Workspace;
 
-use super::lanes::{Elementwise, PIECE, Streams, map_streams, want_f32};
+use super::cast::{elements, load};
+use super::lanes::{PIECE, want_f32};
 use super::simd::widest;
-use super::{Call, reduce, split};
+use super::stored::{Rule, update};
+use super::{Call, Operand, reduce, split};
 use crate::ExecError;
 
 pub(super) fn sum_squares(call: &Call) -> Result<(), ExecError> {
-    want_f32(call)?;
     let scratch = call.scratch();
     let mut total = 0.0f64;
-    for index in 0..call.inputs.len() {
-        let x = call.input(index);
-        let partial = &mut scratch[..x.len().div_ceil(PIECE)];
+    for x in call.inputs {
+        let len = x.ty.shape.elements();
+        let partial = &mut scratch[..len.div_ceil(PIECE)];
         split::rows(partial.len(), 1, [&mut *partial], |range, [partial]| {
             let start = range.start * PIECE;
-            partial[0] = squares(&x[start..x.len().min(start + PIECE)]);
+            partial[0] = squares_of(x, start, PIECE.min(len - start));
         });
         total += partial.iter().map(|&x| f64::from(x)).sum::<f64>();
     }
     call.output(0)[0] = total as f32;
     Ok(())
+}
+
+/// `Σ x²` over elements `start … start + len`, widened a little at a time unless they are f32.
+fn squares_of(x: &Operand, start: usize, len: usize) -> f32 {
+    const CHUNK: usize = 256;
+    if x.ty.dtype == DType::F32 {
+        // SAFETY: the range lies inside the operand, which nobody writes during this call.
+        return squares(unsafe { elements(x.pointer.add(4 * start), len) });
+    }
+    let mut numbers = [0.0; CHUNK];
+    let chunk = |at: usize| {
+        let numbers = &mut numbers[..CHUNK.min(start + len - at)];
+        // SAFETY: as above.
+        unsafe { load(x, at, numbers) };
+        f64::from(squares(numbers))
+    };
+    (start..start + len).step_by(CHUNK).map(chunk).sum::<f64>() as f32
 }
 
 /// One number for each piece of the largest input.
@@ -51,7 +70,48 @@ pub(super) fn clip_scale(call: &Call, max_norm: Option<f32>) -> Result<(), ExecE
     Ok(())
 }
 
-/// One step with everything that does not depend on the element worked out beforehand.
+/// Stochastic gradient descent with everything that does not depend on the element at hand.
+struct Descent {
+    scale: f32,
+    lr: f32,
+    decay: f32,
+    momentum: f32,
+    /// Factors of the gradient and of the running sum in the step.
+    ahead: [f32; 2],
+}
+
+impl Rule<0> for Descent {
+    #[inline(always)]
+    fn at(&self, grad: f32, p: f32, []: [f32; 0]) -> (f32, [f32; 0]) {
+        (p - self.lr * (self.scale * grad + self.decay * p), [])
+    }
+}
+
+impl Rule<1> for Descent {
+    #[inline(always)]
+    fn at(&self, grad: f32, p: f32, [m]: [f32; 1]) -> (f32, [f32; 1]) {
+        let g = self.scale * grad + self.decay * p;
+        let m = self.momentum * m + g;
+        (p - self.lr * (self.ahead[0] * g + self.ahead[1] * m), [m])
+    }
+}
+
+pub(super) fn sgd(call: &Call, rates: Sgd) {
+    let [lr, scale] = [1, 2].map(|index| call.input(index)[0]);
+    if !scale.is_finite() {
+        return;
+    }
+    let Sgd { momentum, nesterov, weight_decay: decay, stored } = rates;
+    let ahead = if nesterov { [1.0, momentum] } else { [0.0, 1.0] };
+    let descent = Descent { scale, lr, decay, momentum, ahead };
+    if rates.moments() == 0 {
+        update::<0>(call, stored, &descent);
+    } else {
+        update::<1>(call, stored, &descent);
+    }
+}
+
+/// `AdamW` with everything that does not depend on the element worked out beforehand.
 struct Step {
     scale: f32,
     beta1: f32,
@@ -70,7 +130,7 @@ struct Step {
 impl Step {
     /// In f64, because `1 − βᵗ` cancels for β near 1.
     fn new(rates: AdamW, lr: f32, step: f32, scale: f32) -> Step {
-        let AdamW { beta1, beta2, epsilon, weight_decay } = rates;
+        let AdamW { beta1, beta2, epsilon, weight_decay, .. } = rates;
         let rest = |beta: f32| (1.0 - f64::from(beta)) as f32;
         let unbias = |beta: f32| (1.0 / (1.0 - f64::from(beta).powf(step.into()))) as f32;
         Step {
@@ -88,38 +148,34 @@ impl Step {
     }
 }
 
-impl Elementwise<4, 3> for Step {
+impl Rule<2> for Step {
     #[inline(always)]
-    fn at(&self, [grad, p, m, v]: [f32; 4]) -> [f32; 3] {
+    fn at(&self, grad: f32, p: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
         let g = self.scale * grad;
         let m = self.beta1 * m + self.rest1 * g;
         let v = self.beta2 * v + self.rest2 * (g * g);
         let direction = m * self.unbias1 / ((v * self.unbias2).sqrt() + self.epsilon);
-        [p - self.lr * (direction + self.decay * p), m, v]
+        (p - self.lr * (direction + self.decay * p), [m, v])
     }
 }
 
-pub(super) fn adamw(call: &Call, rates: AdamW) -> Result<(), ExecError> {
-    want_f32(call)?;
+pub(super) fn adamw(call: &Call, rates: AdamW) {
     let [lr, step, scale] = [1, 2, 3].map(|index| call.input(index)[0]);
-    if !scale.is_finite() {
-        return Ok(());
+    if scale.is_finite() {
+        update(call, rates.stored, &Step::new(rates, lr, step, scale));
     }
-    let outputs: [*mut f32; 3] = [0, 1, 2].map(|index| call.outputs[index].pointer.cast());
-    let inputs = [call.pointer(0), outputs[0].cast_const(), outputs[1].cast_const(), outputs[2].cast_const()];
-    let len = call.outputs[0].ty.shape.elements();
-    map_streams(Streams { inputs, outputs }, &Step::new(rates, lr, step, scale), len);
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use plimsoll_graph::Op;
+    use plimsoll_graph::op::{Moments, Stored, Weights};
 
     use super::*;
     use crate::cpu::trial::{Trial, assert_near, numbers};
 
-    const RATES: AdamW = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
+    const STORED: Stored = Stored { weights: Weights::F32, moments: Moments::F32 };
+    const RATES: AdamW = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, stored: STORED };
 
     #[test]
     fn squares_of_all_inputs_are_summed_with_the_same_bits_on_two_threads() {

@@ -14,6 +14,7 @@ mod losses;
 mod movement;
 mod norms;
 mod products;
+mod stored;
 mod tensor;
 mod transformer;
 mod updates;
@@ -98,6 +99,7 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
     let arrays: Vec<Array> = inputs.iter().map(|input| Array::of(input)).collect();
     let x: Vec<&Array> = arrays.iter().collect();
     let integers = |index: usize| inputs[index].as_i32().unwrap_or_default();
+    let random = |index: usize| inputs.get(index).and_then(|rng| rng.as_i32()).unwrap_or_default();
     let scalar = |index: usize| arrays[index].only();
     let one = |result: Array| Ok(vec![result]);
     match op {
@@ -175,13 +177,10 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
             losses::head_loss_grad(x[0], x[1], x.get(4).copied(), targets, [*weight, *bias])
         }
         // The sum itself is the storing of a result that accumulates.
-        Op::Accumulate => one(arrays[0].clone()),
+        Op::Accumulate { .. } => one(arrays[0].clone()),
         Op::SumSquares => one(updates::sum_squares(&arrays)),
         Op::ClipScale { max_norm } => Ok(updates::clip_scale(scalar(0), *max_norm).into()),
-        Op::AdamW(rates) => {
-            let state = [0, 1, 2].map(|output| Array::of(&outputs[output]));
-            let scalars = [scalar(1), scalar(2), scalar(3)];
-            Ok(updates::adamw(*rates, x[0], scalars, state).into())
-        }
+        Op::Sgd(rates) => Ok(updates::sgd(*rates, x[0], [1, 2].map(scalar), random(3), outputs)),
+        Op::AdamW(rates) => Ok(updates::adamw(*rates, x[0], [1, 2, 3].map(scalar), random(4), outputs)),
     }
 }

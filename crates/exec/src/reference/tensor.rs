@@ -16,6 +16,10 @@ pub enum Data {
     F16(Vec<f16>),
     /// Integers.
     I32(Vec<i32>),
+    /// Short integers.
+    I16(Vec<i16>),
+    /// Codes.
+    U8(Vec<u8>),
 }
 
 /// A value with its elements.
@@ -42,6 +46,8 @@ impl Tensor {
             DType::Bf16 => Data::Bf16(numbers.iter().map(|&x| bf16::from_f32(x as f32)).collect()),
             DType::F16 => Data::F16(numbers.iter().map(|&x| f16::from_f32(x as f32)).collect()),
             DType::I32 => Data::I32(numbers.iter().map(|&x| x.round_ties_even() as i32).collect()),
+            DType::I16 => Data::I16(numbers.iter().map(|&x| x.round_ties_even() as i16).collect()),
+            DType::U8 => Data::U8(numbers.iter().map(|&x| x.round_ties_even() as u8).collect()),
         };
         Tensor { ty, data }
     }
@@ -72,6 +78,8 @@ impl Tensor {
             Data::Bf16(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
             Data::F16(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
             Data::I32(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
+            Data::I16(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
+            Data::U8(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
         }
     }
 
@@ -98,6 +106,8 @@ impl Tensor {
             Data::Bf16(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Data::F16(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Data::I32(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::I16(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::U8(elements) => elements.clone(),
         }
     }
 
@@ -111,6 +121,8 @@ impl Tensor {
             DType::Bf16 => Data::Bf16(pairs.iter().map(|&b| bf16::from_le_bytes(b)).collect()),
             DType::F16 => Data::F16(pairs.iter().map(|&b| f16::from_le_bytes(b)).collect()),
             DType::I32 => Data::I32(quads.iter().map(|&b| i32::from_le_bytes(b)).collect()),
+            DType::I16 => Data::I16(pairs.iter().map(|&b| i16::from_le_bytes(b)).collect()),
+            DType::U8 => Data::U8(bytes.to_vec()),
         };
         Tensor { ty, data }
     }
@@ -122,7 +134,7 @@ mod tests {
 
     #[test]
     fn bytes_and_back_change_nothing() {
-        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::I32] {
+        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::I16, DType::U8] {
             let ty = Type { shape: Shape::from([2, 2]), dtype };
             let tensor = Tensor::from_numbers(ty, &[1.5, -2.0, 1e30, -0.0]);
             assert_eq!(Tensor::from_bytes(ty, &tensor.to_bytes()), tensor);

@@ -1,8 +1,9 @@
 //! The optimizer and what it needs to know of the gradients.
 
-use plimsoll_graph::op::AdamW;
+use plimsoll_graph::op::{AdamW, Sgd};
 
 use super::array::{Array, dot};
+use super::{Tensor, stored};
 
 pub(super) fn sum_squares(inputs: &[Array]) -> Array {
     Array::scalar(inputs.iter().map(|x| dot(&x.data, &x.data)).sum())
@@ -17,22 +18,53 @@ pub(super) fn clip_scale(sum_of_squares: f64, max_norm: Option<f32>) -> [Array; 
     [Array::scalar(norm), Array::scalar(scale)]
 }
 
-/// One step for `[p, m, v]`; `scalars` are `lr`, `step` and `scale`.
-pub(super) fn adamw(rates: AdamW, grad: &Array, scalars: [f64; 3], state: [Array; 3]) -> [Array; 3] {
-    let [lr, step, scale] = scalars;
-    let [mut p, mut m, mut v] = state;
+/// One step of what is kept in `ranges`; `scalars` are `lr` and `scale`.
+pub(super) fn sgd(rates: Sgd, grad: &Array, scalars: [f64; 2], rng: &[i32], ranges: &[Tensor]) -> Vec<Array> {
+    let [lr, scale] = scalars;
     if !scale.is_finite() {
-        return [p, m, v];
+        return ranges.iter().map(Array::of).collect();
     }
-    let AdamW { beta1, beta2, epsilon, weight_decay } = rates;
+    let (momentum, decay) = (f64::from(rates.momentum), f64::from(rates.weight_decay));
+    let mut numbers = stored::read(rates.stored, ranges);
+    for (i, grad) in grad.data.iter().enumerate() {
+        let p = &mut numbers.parameter[i];
+        let g = scale * grad + decay * *p;
+        let direction = match numbers.moments.first_mut() {
+            Some(m) => {
+                m[i] = momentum * m[i] + g;
+                if rates.nesterov { g + momentum * m[i] } else { m[i] }
+            }
+            None => g,
+        };
+        *p -= lr * direction;
+    }
+    stored::write(rates.stored, &numbers, rng, ranges)
+}
+
+/// One step of what is kept in `ranges`; `scalars` are `lr`, `step` and `scale`.
+pub(super) fn adamw(
+    rates: AdamW,
+    grad: &Array,
+    scalars: [f64; 3],
+    rng: &[i32],
+    ranges: &[Tensor],
+) -> Vec<Array> {
+    let [lr, step, scale] = scalars;
+    if !scale.is_finite() {
+        return ranges.iter().map(Array::of).collect();
+    }
+    let AdamW { beta1, beta2, epsilon, weight_decay, stored: kept } = rates;
     let (beta1, beta2) = (f64::from(beta1), f64::from(beta2));
     let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
+    let mut numbers = stored::read(kept, ranges);
     for (i, grad) in grad.data.iter().enumerate() {
         let g = scale * grad;
-        m.data[i] = beta1 * m.data[i] + (1.0 - beta1) * g;
-        v.data[i] = beta2 * v.data[i] + (1.0 - beta2) * g * g;
-        let (m_hat, v_hat) = (m.data[i] / correction1, v.data[i] / correction2);
-        p.data[i] -= lr * (m_hat / (v_hat.sqrt() + f64::from(epsilon)) + f64::from(weight_decay) * p.data[i]);
+        let [m, v] = &mut numbers.moments[..] else { break };
+        m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+        v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
+        let (m_hat, v_hat) = (m[i] / correction1, v[i] / correction2);
+        let p = &mut numbers.parameter[i];
+        *p -= lr * (m_hat / (v_hat.sqrt() + f64::from(epsilon)) + f64::from(weight_decay) * *p);
     }
-    [p, m, v]
+    stored::write(kept, &numbers, rng, ranges)
 }

@@ -222,12 +222,6 @@ impl Golden {
         Some(tensor.data().as_chunks::<4>().0.to_vec())
     }
 
-    /// Names of all its tensors.
-    pub(crate) fn names(&self) -> Vec<String> {
-        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        tensors.names().into_iter().map(ToString::to_string).collect()
-    }
-
     pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
         self.find(name).unwrap()
     }

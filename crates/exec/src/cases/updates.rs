@@ -1,0 +1,89 @@
+//! Cases of sums, of the norm of gradients and of the optimizers, with state of every element type.
+
+use plimsoll_graph::op::{AdamW, Moments, Sgd, Stored, Weights};
+use plimsoll_graph::{DType, Op, Shape, Type};
+
+use super::tables::{FUNCTION, LONG, ROUNDED, both_ways, case, integers, named, normal, scalar};
+use super::{Case, Fill, Input};
+
+/// Every way to keep weights, each with a way to keep moments.
+const STORED: [Stored; 5] = [
+    Stored { weights: Weights::F32, moments: Moments::F32 },
+    Stored { weights: Weights::F32, moments: Moments::Blocks },
+    Stored { weights: Weights::Split, moments: Moments::Bf16 },
+    Stored { weights: Weights::Stochastic { stream: 77 }, moments: Moments::F32 },
+    Stored { weights: Weights::Stochastic { stream: 78 }, moments: Moments::Blocks },
+];
+
+pub(super) fn all() -> Vec<Case> {
+    [sums(), clipping(), sgd(), adamw()].concat()
+}
+
+fn half(shape: Shape) -> Input {
+    Input { ty: Type { shape, dtype: DType::Bf16 }, fill: Fill::Normal(1.0) }
+}
+
+fn sums() -> Vec<Case> {
+    let shapes: [Shape; 4] = [[1].into(), [7, 13].into(), [3, 5, 33].into(), [129, 257].into()];
+    let mut cases = Vec::new();
+    for shape in shapes {
+        cases.extend(both_ways(case(Op::Accumulate { to: DType::F32 }, vec![normal(shape)], ROUNDED)));
+        cases.push(case(Op::SumSquares, vec![normal(shape)], LONG));
+        cases.push(case(Op::SumSquares, vec![half(shape)], LONG));
+    }
+    cases.extend(both_ways(case(Op::Accumulate { to: DType::Bf16 }, vec![normal([7, 113])], ROUNDED)));
+    cases.push(case(Op::SumSquares, shapes.map(normal).to_vec(), LONG));
+    cases
+}
+
+fn clipping() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for max_norm in [None, Some(1.0), Some(100.0)] {
+        let clip = |number| case(Op::ClipScale { max_norm }, vec![scalar(number)], ROUNDED);
+        cases.extend([
+            named(clip(49.0), "of 7"),
+            named(clip(0.0), "of 0"),
+            named(clip(f32::INFINITY), "overflow"),
+        ]);
+    }
+    cases
+}
+
+/// A gradient of each element type, the scalars, and what random rounding draws from.
+fn inputs(grad: Input, scalars: &[f32], stored: Stored) -> Vec<Input> {
+    let rng = stored.is_random().then(|| integers([4], Fill::Rng));
+    [grad].into_iter().chain(scalars.iter().map(|&number| scalar(number))).chain(rng).collect()
+}
+
+fn sgd() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
+        for stored in STORED {
+            let op = Op::Sgd(Sgd { momentum, nesterov, weight_decay: 0.1, stored });
+            for (grad, scale) in
+                [(normal([3, 257]), 0.3), (half([7, 13].into()), 1.0), (normal([9]), f32::NAN)]
+            {
+                let inputs = inputs(grad, &[1e-2, scale], stored);
+                cases.push(named(case(op.clone(), inputs, FUNCTION), &format!("scale {scale}")));
+            }
+        }
+    }
+    cases
+}
+
+fn adamw() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let op = |stored| Op::AdamW(AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, stored });
+    let mut push = |grad: Input, step: f32, scale: f32, stored: Stored| {
+        let inputs = inputs(grad, &[1e-2, step, scale], stored);
+        cases.push(named(case(op(stored), inputs, FUNCTION), &format!("scale {scale}")));
+    };
+    push(normal([129, 257]), 1000.0, 0.3, STORED[0]);
+    for stored in STORED {
+        push(normal([1]), 1.0, 1.0, stored);
+        push(normal([3, 257]), 1000.0, 0.3, stored);
+        push(half([7, 113].into()), 2.0, 1.0, stored);
+        push(normal([7, 13]), 1.0, f32::NAN, stored);
+    }
+    cases
+}

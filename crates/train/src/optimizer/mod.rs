@@ -1,0 +1,287 @@
+//! The optimizer as graph nodes, so that the planner counts and places its state like any other.
+//!
+//! ```text
+//! sum_squares(all gradients) → clip_scale → (norm, scale)
+//! adamw(gradient, lr, step, scale)        one per trainable parameter, in place; or sgd
+//! ```
+//!
+//! A gradient that is not finite makes the scale NaN, and then no update changes anything: the trainer
+//! reads the norm, sees why, and stops with the weights as they were.
+//!
+//! State of a parameter `w`, each only where it is needed: `low.w` (what completes a bf16 weight to its master),
+//! `m.w` and `v.w` (moments), `m_scale.w` and `v_scale.w` (one number per block of 8-bit moments).
+
+mod storage;
+
+use std::str::FromStr;
+
+use plimsoll_graph::op::{AdamW, Moments, Sgd, Stored, Weights};
+use plimsoll_graph::{DType, Graph, GraphError, NodeId, Op, Phase, StateId, StateKind, Value, gradient_name};
+pub use storage::{FloatStorage, Storage, WeightStorage};
+
+/// Parameters of fewer elements keep whole moments where others keep 8-bit ones: norms and biases are few
+/// and sensitive.
+pub const FEWEST_FOR_CODES: usize = 4096;
+
+/// Which rule makes a step of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay.
+    #[default]
+    AdamW,
+    /// The same with moments of eight bits, in blocks of 256.
+    AdamW8bit,
+    /// Stochastic gradient descent, with momentum where it is not 0.
+    Sgd,
+}
+
+/// The names people know, and what they mean here.
+const NAMES: [(&str, OptimizerKind); 5] = [
+    ("adamw_torch", OptimizerKind::AdamW),
+    ("adamw_torch_fused", OptimizerKind::AdamW),
+    ("adamw_8bit", OptimizerKind::AdamW8bit),
+    ("adamw_bnb_8bit", OptimizerKind::AdamW8bit),
+    ("sgd", OptimizerKind::Sgd),
+];
+
+impl FromStr for OptimizerKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<OptimizerKind, String> {
+        let known = NAMES.iter().find(|(known, _)| *known == name);
+        known.map(|&(_, kind)| kind).ok_or_else(|| {
+            let names = NAMES.map(|(known, _)| known).join(", ");
+            format!("there is no optimizer `{name}`; known are {names}")
+        })
+    }
+}
+
+/// What the optimizer does at every step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Optimizer {
+    /// The rule.
+    pub kind: OptimizerKind,
+    /// `AdamW`: decay rate of the first moment.
+    pub beta1: f32,
+    /// `AdamW`: decay rate of the second moment.
+    pub beta2: f32,
+    /// `AdamW`: added to the root of the second moment.
+    pub epsilon: f32,
+    /// `Sgd`: decay rate of the running sum of gradients; there is none at 0.
+    pub momentum: f32,
+    /// `Sgd`: whether the step looks ahead along that sum.
+    pub nesterov: bool,
+    /// Weight decay: decoupled for `AdamW`, a part of the gradient for `Sgd`. It applies to parameters of two or more
+    /// axes only: biases and norm weights are left alone, which for all models here is what Hugging Face's
+    /// trainer does by name.
+    pub weight_decay: f32,
+    /// The largest global gradient norm; larger ones are scaled down to it.
+    pub max_grad_norm: Option<f32>,
+}
+
+impl Default for Optimizer {
+    fn default() -> Optimizer {
+        Optimizer {
+            kind: OptimizerKind::default(),
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            momentum: 0.0,
+            nesterov: false,
+            weight_decay: 0.1,
+            max_grad_norm: Some(1.0),
+        }
+    }
+}
+
+impl Optimizer {
+    /// Refuses rates with which no step means anything.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that names the rate.
+    pub fn check(&self) -> Result<(), String> {
+        let rates = [("adam_beta1", self.beta1), ("adam_beta2", self.beta2), ("momentum", self.momentum)];
+        if let Some((name, rate)) = rates.iter().find(|(_, rate)| !(0.0..1.0).contains(rate)) {
+            return Err(format!("{name} must be at least 0 and less than 1, got {rate}"));
+        }
+        if !(self.epsilon > 0.0 && self.epsilon.is_finite()) {
+            return Err(format!("adam_epsilon must be greater than 0, got {}", self.epsilon));
+        }
+        if self.nesterov && self.momentum <= 0.0 {
+            return Err("nesterov needs a momentum greater than 0".into());
+        }
+        Ok(())
+    }
+
+    /// The update of a parameter.
+    fn op(&self, name: &str, shape: plimsoll_graph::Shape, storage: Storage) -> Op {
+        let Optimizer { beta1, beta2, epsilon, momentum, nesterov, .. } = *self;
+        let weight_decay = if shape.len() >= 2 { self.weight_decay } else { 0.0 };
+        let in_codes = self.kind == OptimizerKind::AdamW8bit && shape.elements() >= FEWEST_FOR_CODES;
+        let moments = if in_codes { Moments::Blocks } else { storage.moments() };
+        let stored = Stored { weights: storage.weights_of(name), moments };
+        match self.kind {
+            OptimizerKind::AdamW | OptimizerKind::AdamW8bit => {
+                Op::AdamW(AdamW { beta1, beta2, epsilon, weight_decay, stored })
+            }
+            OptimizerKind::Sgd => Op::Sgd(Sgd { momentum, nesterov, weight_decay, stored }),
+        }
+    }
+}
+
+/// Appends the update of every parameter that has a gradient to a graph whose state is kept as `storage` says. The
+/// graph gains the inputs `lr`, `step` (`AdamW`) and `rng` (where rounding is random) and the output `grad_norm`.
+///
+/// # Errors
+///
+/// When a rate is out of range, the graph has no gradients, or it does not verify afterwards.
+pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: Storage) -> Result<Graph, GraphError> {
+    let refused = |why| GraphError { what: "optimizer".into(), block: String::new(), why, at: None };
+    optimizer.check().map_err(refused)?;
+    graph.set_phase(Phase::Update);
+    let parameters: Vec<(StateId, StateId)> = trained(&graph);
+    let gradients: Vec<Value> = parameters.iter().map(|&(_, gradient)| graph.newest(gradient)).collect();
+    let lr = graph.input("lr", [], DType::F32);
+    let squares = graph.apply(Op::SumSquares, &gradients);
+    let clip = graph.apply_all(Op::ClipScale { max_norm: optimizer.max_grad_norm }, &[squares]);
+    let (norm, scale) = (graph.node(clip).outputs[0], graph.node(clip).outputs[1]);
+    graph.output("grad_norm", norm);
+    for ((parameter, _), gradient) in parameters.into_iter().zip(gradients) {
+        let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
+        let op = optimizer.op(&name, ty.shape, storage);
+        let mut inputs = match op {
+            Op::AdamW(_) => vec![gradient, lr, graph.input("step", [], DType::F32), scale],
+            _ => vec![gradient, lr, scale],
+        };
+        if storage.weights == WeightStorage::Bf16 {
+            inputs.push(graph.input("rng", [4], DType::I32));
+        }
+        let ranges = ranges(&op);
+        let update = graph.apply_all(op, &inputs);
+        graph.write_state(update, 0, parameter);
+        for (output, range) in (1..).zip(ranges) {
+            let state = moment(&mut graph, update, output, &format!("{range}.{name}"));
+            graph.write_state(update, output, state);
+        }
+    }
+    graph.finish()
+}
+
+/// What precedes the parameter's name in those of its further ranges, in the order of [`Stored::types`].
+fn ranges(op: &Op) -> Vec<&'static str> {
+    let (stored, moments) = match op {
+        Op::AdamW(adamw) => (adamw.stored, 2),
+        Op::Sgd(sgd) => (sgd.stored, sgd.moments()),
+        _ => return Vec::new(),
+    };
+    let low = (stored.weights == Weights::Split).then_some("low");
+    let of_moment: [&[&str]; 2] = match stored.moments {
+        Moments::Blocks => [&["m", "m_scale"], &["v", "v_scale"]],
+        Moments::F32 | Moments::Bf16 => [&["m"], &["v"]],
+    };
+    low.into_iter().chain(of_moment[..moments].iter().copied().flatten().copied()).collect()
+}
+
+/// A new range for output `output` of an update.
+fn moment(graph: &mut Graph, update: NodeId, output: usize, name: &str) -> StateId {
+    let ty = graph.ty(graph.node(update).outputs[output]);
+    let first = graph.state_range(name, ty, StateKind::Moment);
+    graph.value(first).state.map_or(StateId(0), |(state, _)| state)
+}
+
+/// Every parameter that has a gradient, with it.
+fn trained(graph: &Graph) -> Vec<(StateId, StateId)> {
+    (0..graph.states().len() as u32)
+        .map(StateId)
+        .filter_map(|parameter| {
+            Some((parameter, graph.state_named(&gradient_name(&graph.state(parameter).name))?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_graph::{Init, differentiate, store};
+
+    fn classifier(optimizer: &Optimizer, storage: Storage) -> Result<Graph, GraphError> {
+        let mut g = Graph::new();
+        let x = g.input("x", [4, 64], DType::F32);
+        let targets = g.input("targets", [4], DType::I32);
+        let scale = g.loss_scale();
+        let norm = g.param("norm", [64], Init::Fill(1.0));
+        let x = g.rms_norm(x, norm, 1e-6);
+        let w = g.param("w", [65, 64], Init::Normal(0.1));
+        let loss = g.head_loss(x, w, None, targets, scale, -100);
+        g.output("loss", loss);
+        append(store(differentiate(&g, loss)?, storage.of_graph())?, optimizer, storage)
+    }
+
+    /// Names and types of all optimizer state.
+    fn moments(optimizer: &Optimizer, storage: Storage) -> Vec<String> {
+        let graph = classifier(optimizer, storage).unwrap();
+        let moments = graph.states().iter().filter(|state| state.kind == StateKind::Moment);
+        moments.map(|state| format!("{} {}", state.name, state.ty)).collect()
+    }
+
+    #[test]
+    fn every_optimizer_keeps_the_state_it_needs_and_no_more() {
+        let of = |kind| Optimizer { kind, ..Optimizer::default() };
+        let plain = Storage::default();
+        assert_eq!(
+            moments(&of(OptimizerKind::AdamW), plain),
+            ["m.norm f32[64]", "v.norm f32[64]", "m.w f32[65,64]", "v.w f32[65,64]"]
+        );
+        // 65·64 = 4160 elements are 17 blocks; the norm is too small for codes.
+        assert_eq!(
+            moments(&of(OptimizerKind::AdamW8bit), plain),
+            [
+                "m.norm f32[64]",
+                "v.norm f32[64]",
+                "m.w u8[65,64]",
+                "m_scale.w f32[17]",
+                "v.w u8[65,64]",
+                "v_scale.w f32[17]"
+            ]
+        );
+        assert_eq!(moments(&of(OptimizerKind::Sgd), plain), [""; 0]);
+        let heavy = Optimizer { momentum: 0.9, ..of(OptimizerKind::Sgd) };
+        let halves = Storage {
+            weights: WeightStorage::Bf16Master,
+            gradients: FloatStorage::Bf16,
+            moments: FloatStorage::Bf16,
+        };
+        assert_eq!(
+            moments(&heavy, halves),
+            ["low.norm i16[64]", "m.norm bf16[64]", "low.w i16[65,64]", "m.w bf16[65,64]"]
+        );
+    }
+
+    #[test]
+    fn only_matrices_decay() {
+        let graph = classifier(&Optimizer::default(), Storage::default()).unwrap();
+        let decays: Vec<f32> = (graph.nodes().iter())
+            .filter_map(|node| match node.op {
+                Op::AdamW(adamw) => Some(adamw.weight_decay),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(decays, [0.0, 0.1]);
+    }
+
+    #[test]
+    fn names_are_those_of_hugging_face_and_rates_out_of_range_are_refused() {
+        assert_eq!("adamw_bnb_8bit".parse(), Ok(OptimizerKind::AdamW8bit));
+        let error = "lion".parse::<OptimizerKind>().unwrap_err();
+        assert_eq!(
+            error,
+            "there is no optimizer `lion`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd"
+        );
+        let wrong = Optimizer { beta2: 1.0, ..Optimizer::default() };
+        let error = classifier(&wrong, Storage::default()).unwrap_err();
+        assert_eq!(error.to_string(), "optimizer: adam_beta2 must be at least 0 and less than 1, got 1");
+        assert!("fp8".parse::<WeightStorage>().unwrap_err().contains("bf16-master"));
+        assert!("i8".parse::<FloatStorage>().unwrap_err().contains("f32 and bf16"));
+    }
+}

@@ -1,0 +1,337 @@
+//! Every optimizer and every way to keep its state: against PyTorch, against sums done by hand, and against itself
+//! under other plans.
+//!
+//! The golden file and what it holds: `reference/optimizers.py`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use half::bf16;
+use plimsoll_exec::{Data, rounding};
+use plimsoll_graph::{Axes, DType, Graph, GraphError, Init, Op};
+use plimsoll_plan::{Purpose, Strategy};
+use plimsoll_train::{
+    FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Options, Run, Storage, TrainError,
+    WeightStorage,
+};
+use safetensors::SafeTensors;
+
+mod support;
+use support::{Batch, Size, families, gpt2, llama, options, parameters, start};
+
+const ROWS: usize = 65;
+const COLUMNS: usize = 64;
+const COUNT: usize = ROWS * COLUMNS;
+const LR: f32 = 1.0 / 128.0;
+
+const F32: Storage =
+    Storage { weights: WeightStorage::F32, gradients: FloatStorage::F32, moments: FloatStorage::F32 };
+const HALF_MOMENTS: Storage = Storage { moments: FloatStorage::Bf16, ..F32 };
+const MASTER: Storage = Storage { weights: WeightStorage::Bf16Master, ..F32 };
+const RANDOM: Storage = Storage { weights: WeightStorage::Bf16, ..F32 };
+const HALVES: Storage =
+    Storage { weights: WeightStorage::Bf16, gradients: FloatStorage::Bf16, moments: FloatStorage::Bf16 };
+
+/// The numbers of `reference/optimizers.py`.
+fn numbers(seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 16_777_216.0 - 0.5
+    };
+    (0..COUNT).map(|_| next()).collect()
+}
+
+fn gradient(step: u32) -> Vec<f32> {
+    let scaled = |(i, x): (usize, f32)| {
+        let none = step % 3 == 2 && i % 7 == 3;
+        if none { 0.0 } else { x * 0.5f32.powi((i % 11) as i32) }
+    };
+    numbers(1000 + step).into_iter().enumerate().map(scaled).collect()
+}
+
+/// A model whose gradient is its input: the loss is `Σ w·x`.
+fn given_gradient(rows: usize) -> Result<Graph, GraphError> {
+    let mut g = Graph::new();
+    let x = g.input("x", [rows, ROWS, COLUMNS], DType::F32);
+    let w = g.param("w", [ROWS, COLUMNS], Init::Fill(0.0));
+    let product = g.mul(x, w);
+    let loss = g.apply(Op::Sum { axes: Axes::of(0..3) }, &[product]);
+    g.output("loss", loss);
+    g.finish()
+}
+
+fn ten_steps(optimizer: Optimizer, storage: Storage, seed: u64) -> Run {
+    let options = Options {
+        memory: Some(1 << 30),
+        micro_batch: Some(1),
+        optimizer: Optimizer { max_grad_norm: None, ..optimizer },
+        storage,
+        seed,
+        threads: 2,
+        ..Options::default()
+    };
+    let mut run = Run::new(given_gradient, &options).unwrap();
+    run.set_state("w", &numbers(1)).unwrap();
+    for step in 1..=10 {
+        run.backward(&[("x", Data::F32(&gradient(step)))]).unwrap();
+        run.step(LR).unwrap();
+    }
+    assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
+    run
+}
+
+fn adamw(kind: OptimizerKind) -> Optimizer {
+    let (beta1, beta2, epsilon) = (0.875, 0.96875, 1.0 / 1_048_576.0);
+    Optimizer { kind, beta1, beta2, epsilon, weight_decay: 0.125, ..Optimizer::default() }
+}
+
+fn sgd(momentum: f32, nesterov: bool) -> Optimizer {
+    Optimizer { kind: OptimizerKind::Sgd, momentum, nesterov, weight_decay: 0.125, ..Optimizer::default() }
+}
+
+fn with_file<T>(read: impl FnOnce(&SafeTensors) -> T) -> T {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/optimizers.safetensors");
+    let bytes = std::fs::read(path).unwrap();
+    read(&SafeTensors::deserialize(&bytes).unwrap())
+}
+
+fn golden(name: &str) -> Vec<f32> {
+    with_file(|file| {
+        let view = file.tensor(name).unwrap();
+        let element = view.data().len() / view.shape().iter().product::<usize>();
+        let number = |bytes: &[u8]| match *bytes {
+            [code] => f32::from(code),
+            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+            _ => panic!("{name} has other elements"),
+        };
+        view.data().chunks(element).map(number).collect()
+    })
+}
+
+fn differences(got: &[f32], expected: &[f32]) -> Vec<f32> {
+    assert_eq!(got.len(), expected.len());
+    got.iter().zip(expected).map(|(a, b)| (a - b).abs()).collect()
+}
+
+fn largest(differences: &[f32]) -> f32 {
+    differences.iter().fold(0.0, |largest, &x| if x > largest || x.is_nan() { x } else { largest })
+}
+
+#[test]
+fn ten_steps_of_every_plain_optimizer_are_those_of_pytorch() {
+    let cases = [
+        ("sgd", sgd(0.0, false)),
+        ("sgd_momentum", sgd(0.875, false)),
+        ("sgd_nesterov", sgd(0.875, true)),
+        ("adamw", adamw(OptimizerKind::AdamW)),
+    ];
+    for (name, optimizer) in cases {
+        let weight = ten_steps(optimizer, F32, 0).state("w").unwrap();
+        // Numbers below 1, ten roundings of half a unit in the last place, 2⁻²⁴, each.
+        let apart = largest(&differences(&weight, &golden(name)));
+        assert!(apart < 6e-7, "{name}: {apart}");
+    }
+}
+
+#[test]
+fn a_master_copy_takes_the_steps_of_f32_and_the_weights_are_its_nearest_bf16() {
+    let run = ten_steps(adamw(OptimizerKind::AdamW), MASTER, 0);
+    let (upper, lower) = (run.state("w").unwrap(), run.state("low.w").unwrap());
+    let halves = upper.iter().zip(&lower);
+    let master: Vec<f32> =
+        halves.map(|(&upper, &lower)| rounding::join(bf16::from_f32(upper), lower as i16)).collect();
+    let apart = largest(&differences(&master, &golden("adamw_master")));
+    assert!(apart < 6e-7, "{apart}");
+    for (upper, master) in upper.iter().zip(master) {
+        assert!((upper - master).abs() <= (bf16::from_f32(master).to_f32() - master).abs());
+    }
+}
+
+#[test]
+fn moments_in_bf16_are_those_of_pytorch_rounded_between_steps() {
+    let weight = ten_steps(adamw(OptimizerKind::AdamW), HALF_MOMENTS, 0).state("w").unwrap();
+    let apart = differences(&weight, &golden("adamw_half_moments"));
+    // Where a moment lies halfway between two bf16, one rounding of f32 decides: 2⁻⁸ of a step at most.
+    assert!(largest(&apart) < LR / 256.0, "{}", largest(&apart));
+    assert!(apart.iter().filter(|&&x| x > 6e-7).count() < COUNT / 100);
+}
+
+#[test]
+fn ten_steps_in_eight_bits_are_those_of_the_reference() {
+    let run = ten_steps(adamw(OptimizerKind::AdamW8bit), F32, 0);
+    let apart = differences(&run.state("w").unwrap(), &golden("adamw_8bit"));
+    // A number that lies between two codes may take the other one when its last bit differs: at most one in a
+    // thousand does, and then the weight is off by less than a step.
+    assert!(apart.iter().filter(|&&x| x > 1e-6).count() <= COUNT / 1000, "{}", largest(&apart));
+    assert!(largest(&apart) < LR, "{}", largest(&apart));
+    for moment in ["m", "v"] {
+        let codes =
+            differences(&run.state(&format!("{moment}.w")).unwrap(), &golden(&format!("codes.{moment}")));
+        assert!(largest(&codes) <= 1.0 && codes.iter().filter(|&&x| x > 0.0).count() <= COUNT / 1000);
+        let scales = golden(&format!("scale.{moment}"));
+        let apart = differences(&run.state(&format!("{moment}_scale.w")).unwrap(), &scales);
+        assert!(apart.iter().zip(&scales).all(|(apart, scale)| *apart <= 1e-6 * scale), "{moment}");
+    }
+    // Where gradients pause, m goes on while v must not have become zero: no weight leaps.
+    let exact = golden("adamw");
+    assert!(largest(&differences(&run.state("w").unwrap(), &exact)) < 10.0 * LR);
+}
+
+#[test]
+fn rounding_at_random_is_right_on_average_and_never_the_same_for_two_seeds() {
+    let exact = ten_steps(adamw(OptimizerKind::AdamW), MASTER, 0);
+    let master = exact.state("w").unwrap();
+    let errors = |seed: u64| -> Vec<f64> {
+        let rounded = ten_steps(adamw(OptimizerKind::AdamW), RANDOM, seed).state("w").unwrap();
+        rounded.iter().zip(&master).map(|(a, b)| f64::from(a - b)).collect()
+    };
+    let (first, second) = (errors(1), errors(2));
+    for errors in [&first, &second] {
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        let deviation = (errors.iter().map(|e| e * e).sum::<f64>() / errors.len() as f64).sqrt();
+        // Ten roundings of gaps up to 2⁻⁹ and the master's own: the mean of 4160 is 64 times less.
+        assert!(deviation > 1e-4 && deviation < 5e-3, "{deviation}");
+        assert!(mean.abs() < 4.0 * deviation / 64.0, "{mean} of {deviation}");
+    }
+    assert_ne!(first, second);
+}
+
+/// All optimizers, each with some way to keep its state.
+fn variants() -> Vec<(Optimizer, Storage)> {
+    let storages = [F32, HALF_MOMENTS, MASTER, RANDOM, HALVES];
+    let mut variants: Vec<(Optimizer, Storage)> =
+        storages.iter().map(|&storage| (Optimizer::default(), storage)).collect();
+    let of = |kind| Optimizer { kind, ..Optimizer::default() };
+    let heavy = Optimizer { momentum: 0.9, ..of(OptimizerKind::Sgd) };
+    variants.extend([F32, HALVES].map(|storage| (of(OptimizerKind::AdamW8bit), storage)));
+    variants.extend([(of(OptimizerKind::Sgd), F32), (heavy, F32), (heavy, HALVES)]);
+    variants
+}
+
+const SIZE: Size = Size { vocab: 130, seq: 24, width: 64, layers: 2, ffn: 136, dropout: 0.1 };
+
+fn trained(optimizer: Optimizer, storage: Storage, strategy: Strategy, threads: usize) -> (Run, Vec<f32>) {
+    let options = Options { optimizer, storage, ..options(4, 2, strategy, threads) };
+    let mut run = start(&gpt2(SIZE), SIZE.seq, &options);
+    let mut losses = Vec::new();
+    for _ in 0..4 {
+        let batch = Batch::synthetic(4, SIZE.seq, SIZE.vocab, false, 0);
+        losses.push(batch.backward(&mut run).iter().sum());
+        run.step(1e-2).unwrap();
+    }
+    (run, losses)
+}
+
+/// All state but gradients, as bits.
+fn snapshot(run: &Run) -> Vec<u32> {
+    let lasting = run.plan().states.iter().filter(|range| range.purpose != Purpose::Gradients);
+    lasting.flat_map(|range| run.state(&range.name).unwrap()).map(f32::to_bits).collect()
+}
+
+#[test]
+fn whatever_is_kept_how_the_peak_is_the_planned_one_and_no_plan_changes_a_bit() {
+    for (optimizer, storage) in variants() {
+        let what = format!("{:?} {storage:?}", optimizer.kind);
+        let (run, losses) = trained(optimizer, storage, Strategy::None, 1);
+        assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes, "{what}");
+        assert!(losses[3] < losses[0], "{what}: {losses:?}");
+        for (strategy, threads) in [(Strategy::Full, 2), (Strategy::Minimal, 1)] {
+            let (other, same) = trained(optimizer, storage, strategy, threads);
+            assert_eq!(other.engine().measured_peak(), other.plan().arena_bytes, "{what}, {strategy}");
+            assert_eq!(same, losses, "{what}, {strategy}");
+            assert!(snapshot(&other) == snapshot(&run), "{what}, {strategy} on {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn state_takes_the_bytes_one_computes_by_hand() {
+    for (optimizer, storage) in variants() {
+        let options = Options { optimizer, storage, ..options(4, 2, Strategy::Full, 1) };
+        let run = start(&llama(SIZE), SIZE.seq, &options);
+        let names = parameters(&run);
+        let elements =
+            |name: &String| run.states().find(|(known, _)| known == name).unwrap().1.shape.elements();
+        let (mut weights, mut gradients, mut moments) = (0, 0, 0);
+        for n in names.iter().map(elements) {
+            weights += if storage.weights == WeightStorage::F32 { 4 * n } else { 2 * n };
+            gradients += if storage.gradients == FloatStorage::F32 { 4 * n } else { 2 * n };
+            let one = if storage.moments == FloatStorage::F32 { 4 * n } else { 2 * n };
+            moments += match optimizer.kind {
+                OptimizerKind::AdamW8bit if n >= FEWEST_FOR_CODES => 2 * n + 8 * n.div_ceil(256),
+                OptimizerKind::AdamW | OptimizerKind::AdamW8bit => 2 * one,
+                OptimizerKind::Sgd if optimizer.momentum > 0.0 => one,
+                OptimizerKind::Sgd => 0,
+            };
+            moments += if storage.weights == WeightStorage::Bf16Master { 2 * n } else { 0 };
+        }
+        let held = |matches: &dyn Fn(&str) -> bool| -> usize {
+            run.states().filter(|(name, _)| matches(name)).map(|(_, ty)| ty.bytes()).sum()
+        };
+        assert_eq!(held(&|name| names.iter().any(|known| known == name)), weights);
+        assert_eq!(held(&|name| name.starts_with("grad.")), gradients);
+        let prefixes = ["low.", "m.", "v.", "m_scale.", "v_scale."];
+        assert_eq!(held(&|name| prefixes.iter().any(|prefix| name.starts_with(prefix))), moments);
+    }
+}
+
+#[test]
+fn weights_in_bf16_save_memory_also_at_the_peak() {
+    let peak = |storage| {
+        let options = Options { storage, ..options(4, 1, Strategy::None, 1) };
+        let size = Size { vocab: 2000, seq: 8, ..SIZE };
+        let run = start(&llama(size), size.seq, &options);
+        let weights: usize = parameters(&run)
+            .iter()
+            .map(|name| run.states().find(|(known, _)| known == name).unwrap().1.shape.elements())
+            .sum();
+        (run.plan().arena_bytes, weights as u64)
+    };
+    let ((wide, elements), (narrow, _)) = (peak(F32), peak(RANDOM));
+    // Two bytes of each weight, but for what norms and chosen rows need while they are widened.
+    assert!(wide - narrow > 2 * elements * 95 / 100, "{wide} {narrow} {elements}");
+}
+
+#[test]
+fn a_norm_that_is_not_finite_leaves_every_number_as_it_was() {
+    for (optimizer, storage) in variants() {
+        let (mut run, _) = trained(optimizer, storage, Strategy::Full, 2);
+        let before = snapshot(&run);
+        Batch::synthetic(4, SIZE.seq, SIZE.vocab, false, 1).backward(&mut run);
+        let name = "grad.transformer.h.1.ln_1.bias";
+        let mut gradient = run.state(name).unwrap();
+        gradient[3] = f32::NAN;
+        run.set_state(name, &gradient).unwrap();
+        assert!(matches!(run.step(1e-2), Err(TrainError::NotFinite { what: "gradient norm", .. })));
+        assert!(snapshot(&run) == before, "{:?} {storage:?}", optimizer.kind);
+    }
+}
+
+#[test]
+fn the_parameters_that_decay_are_those_hugging_face_decays() {
+    for (name, model) in families(Size::GOLDEN) {
+        let expected = with_file(|file| {
+            String::from_utf8(file.tensor(&format!("decay.{name}")).unwrap().data().to_vec()).unwrap()
+        });
+        let expected: Vec<&str> = expected.lines().collect();
+        // Without gradients, a step at rate 1 with decay ½ halves what decays and leaves the rest alone.
+        let optimizer = Optimizer { weight_decay: 0.5, ..Optimizer::default() };
+        let options = Options { optimizer, ..options(2, 2, Strategy::Full, 1) };
+        let mut run = start(&model, Size::GOLDEN.seq, &options);
+        let names = parameters(&run);
+        for parameter in &names {
+            let ones = vec![1.0; run.state(parameter).unwrap().len()];
+            run.set_state(parameter, &ones).unwrap();
+        }
+        Batch::synthetic(2, Size::GOLDEN.seq, Size::GOLDEN.vocab, name == "bert", 0).backward(&mut run);
+        for parameter in &names {
+            let gradient = format!("grad.{parameter}");
+            let zeros = vec![0.0; run.state(&gradient).unwrap().len()];
+            run.set_state(&gradient, &zeros).unwrap();
+        }
+        run.step(1.0).unwrap();
+        let decayed: Vec<&String> =
+            names.iter().filter(|parameter| run.state(parameter).unwrap()[0] < 0.75).collect();
+        assert_eq!(decayed, expected, "{name}");
+    }
+}
