@@ -9,6 +9,7 @@ pub mod budget;
 mod config;
 pub mod data;
 mod error;
+pub mod files;
 pub mod lr;
 pub mod memory;
 pub mod metrics;
