@@ -1,4 +1,4 @@
-//! Models in folders: what goes out comes back, in one file or many, turned or not; and folders that are wrong
+//! Models in folders: what goes out comes back, in one file or many; and folders that are wrong
 //! are refused by name.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use plimsoll_plan::Strategy;
 use plimsoll_train::Run;
-use plimsoll_train::files::{Dtype, Form, ModelFolder, StoredAs, TensorFile, TensorSpec, TensorWriter};
+use plimsoll_train::files::{Dtype, Form, ModelFolder, StoredAs, TensorSpec, TensorWriter};
 use tempfile::TempDir;
 
 mod support;
@@ -20,11 +20,10 @@ fn run(seed: u64) -> Run {
     start(&gpt2(Size::GOLDEN), GOLDEN_SEQ, &options)
 }
 
-/// GPT-2's way: linear weights turned, and the prefix that some files have and some do not.
+/// With the prefix that some of GPT-2's files have and some do not.
 fn stored(name: &str) -> StoredAs {
-    let linear = ["c_attn.weight", "c_proj.weight", "c_fc.weight"].iter().any(|end| name.ends_with(end));
-    let bare = name.trim_start_matches("transformer.").to_owned();
-    StoredAs { names: vec![format!("transformer.{bare}"), bare], transposed: linear }
+    let bare = name.trim_start_matches("transformer.");
+    StoredAs { name: format!("transformer.{bare}"), alternatives: vec![bare.to_owned()], optional: false }
 }
 
 fn form() -> Form {
@@ -54,26 +53,10 @@ fn weights_come_back_bit_for_bit_from_one_file_and_from_many() {
 }
 
 #[test]
-fn a_turned_matrix_lies_in_the_file_with_its_axes_exchanged() {
-    let folder = TempDir::new().unwrap();
-    let saved = run(1);
-    saved.save_weights(folder.path(), &form()).unwrap();
-    let file = TensorFile::open(&folder.path().join("model.safetensors")).unwrap();
-    let name = parameters(&saved).into_iter().find(|name| name.ends_with("0.attn.c_attn.weight")).unwrap();
-    let shape = &file.tensor("transformer.h.0.attn.c_attn.weight").unwrap().shape;
-    assert_eq!(shape, &[96, 32], "[32, 96] in the graph");
-    let mut in_file = vec![0.0; 32 * 96];
-    file.read("transformer.h.0.attn.c_attn.weight", 0, &mut in_file).unwrap();
-    let in_arena = saved.state(&name).unwrap();
-    let turned = (0..96 * 32).map(|at| in_file[(at % 96) * 32 + at / 96]);
-    assert_eq!(turned.collect::<Vec<f32>>(), in_arena);
-}
-
-#[test]
 fn half_precision_files_load_as_their_rounded_numbers_and_other_names_are_found() {
     let folder = TempDir::new().unwrap();
     let saved = run(1);
-    let bare = |name: &str| StoredAs { names: stored(name).names[1..].to_vec(), ..stored(name) };
+    let bare = |name: &str| StoredAs::plain(name.trim_start_matches("transformer."));
     let written = Form { dtype: Some(Dtype::BF16), stored: Arc::new(bare), ..Form::default() };
     saved.save_weights(folder.path(), &written).unwrap();
     let mut loaded = run(2);
@@ -159,14 +142,25 @@ fn weights_of_another_configuration_are_refused_by_the_tensor_that_differs() {
 }
 
 #[test]
-fn tensors_that_nobody_asked_for_are_listed() {
+fn tensors_that_nobody_asked_for_and_parameters_that_may_be_new_are_listed() {
     let folder = TempDir::new().unwrap();
-    let deep =
-        start(&gpt2(Size { layers: 3, ..Size::GOLDEN }), GOLDEN_SEQ, &options(2, 2, Strategy::None, 1));
-    deep.save_weights(folder.path(), &form()).unwrap();
-    let unused = run(1).load_weights(&ModelFolder::open(folder.path()).unwrap(), &form()).unwrap().unused;
+    let [two, three] = [2, 3].map(|layers| {
+        start(&gpt2(Size { layers, ..Size::GOLDEN }), GOLDEN_SEQ, &options(2, 2, Strategy::None, 1))
+    });
+    three.save_weights(folder.path(), &form()).unwrap();
+    let mut loaded = two;
+    let unused = loaded.load_weights(&ModelFolder::open(folder.path()).unwrap(), &form()).unwrap().unused;
     assert!(
         unused.len() == 12 && unused.iter().all(|name| name.starts_with("transformer.h.2.")),
         "{unused:?}"
     );
+
+    loaded.save_weights(folder.path(), &form()).unwrap();
+    let mut loaded = three;
+    let drawn = loaded.state("transformer.h.2.ln_1.weight").unwrap();
+    let optional = |name: &str| StoredAs { optional: name.contains(".h.2."), ..stored(name) };
+    let form = Form { stored: Arc::new(optional), ..Form::default() };
+    let absent = loaded.load_weights(&ModelFolder::open(folder.path()).unwrap(), &form).unwrap().absent;
+    assert_eq!(absent.len(), 12);
+    assert_eq!(loaded.state("transformer.h.2.ln_1.weight").unwrap(), drawn);
 }

@@ -104,8 +104,8 @@ impl ModelFolder {
     }
 
     /// The file that holds the first of `names` that there is, and that name.
-    pub fn find<'a>(&self, names: &'a [String]) -> Option<(&TensorFile, &'a str)> {
-        names.iter().find_map(|name| Some((&self.files[*self.places.get(name)?], name.as_str())))
+    pub fn find<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Option<(&TensorFile, &'a str)> {
+        names.into_iter().find_map(|name| Some((&self.files[*self.places.get(name)?], name)))
     }
 
     /// Names of all tensors.

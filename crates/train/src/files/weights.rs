@@ -1,14 +1,8 @@
 //! Parameters between a folder and the arena, a piece at a time.
 //!
-//! A parameter may lie in a file under one of several names, and turned: GPT-2's linear layers are stored
-//! `[in, out]` where the graph has `[out, in]`. Then as many rows of the file as fill a piece are read, and
-//! a run of each row of the parameter is written from them:
-//!
-//! ```text
-//! file [in, out]      a piece: rows i … i+k          parameter [out, in]
-//!                     ┌ a b c d ┐                    row 0:  … a e …   k numbers from column i on
-//!                     └ e f g h ┘                    row 1:  … b f …
-//! ```
+//! A parameter lies in a file as it lies in the arena, but for its element type and perhaps its name: the
+//! graphs keep the axes that Hugging Face's files have. So there is nothing to turn, and a piece of a file
+//! is a piece of the arena.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -33,16 +27,22 @@ const SHARD_BYTES: u64 = 5_000_000_000;
 /// How a parameter is found in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredAs {
-    /// Its names, the one it is written under first.
-    pub names: Vec<String>,
-    /// Whether it lies there with its two axes exchanged.
-    pub transposed: bool,
+    /// The name it is written under, and looked for first.
+    pub name: String,
+    /// Names that other files have instead, in the order to try them.
+    pub alternatives: Vec<String>,
+    /// Whether a file may lack it; then it keeps what it was drawn as.
+    pub optional: bool,
 }
 
 impl StoredAs {
-    /// Under its own name, as it is.
+    /// Under its own name, and nowhere else.
     pub fn plain(name: &str) -> StoredAs {
-        StoredAs { names: vec![name.to_owned()], transposed: false }
+        StoredAs { name: name.to_owned(), alternatives: Vec::new(), optional: false }
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.name).chain(&self.alternatives).map(String::as_str)
     }
 }
 
@@ -86,11 +86,13 @@ impl fmt::Debug for Form {
     }
 }
 
-/// Tensors of a folder that no parameter asked for; a tied head or a mask of an old version, usually.
+/// What did not match when weights were read; not every mismatch is a mistake.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Their names.
+    /// Tensors that no parameter asked for: a tied head or a mask of an old version, usually.
     pub unused: Vec<String>,
+    /// Parameters that are not in the folder and need not be: a new head, usually.
+    pub absent: Vec<String>,
 }
 
 /// Reads every one of `parameters` from a folder into its place.
@@ -105,42 +107,35 @@ pub fn load_weights<'a, D: Device>(
     stored: impl Fn(&str) -> StoredAs,
 ) -> Result<Loaded, TrainError> {
     let mut unused: BTreeSet<&str> = folder.names().collect();
+    let mut absent = Vec::new();
     let mut piece = vec![0.0; PIECE];
-    for (name, ty) in parameters {
-        let StoredAs { names, transposed } = stored(name);
-        let Some((file, found)) = folder.find(&names) else {
-            let names = names.join("` or `");
+    for (parameter, ty) in parameters {
+        let stored = stored(parameter);
+        let Some((file, name)) = folder.find(stored.names()) else {
+            if stored.optional {
+                absent.push(parameter.to_owned());
+                continue;
+            }
+            let names = stored.names().collect::<Vec<&str>>().join("` or `");
             let why = format!("holds no tensor `{names}`; its weights are not those of this configuration");
             return Err(FileError::wrong(folder.path(), why).into());
         };
-        unused.remove(found);
-        check_shape(file, found, ty, transposed)?;
-        if transposed {
-            load_turned(engine, name, ty, file, found)?;
-        } else {
-            for (first, count) in pieces(ty.shape.elements()) {
-                file.read(found, first, &mut piece[..count])?;
-                engine.write_state(name, first, &piece[..count])?;
-            }
+        unused.remove(name);
+        check_shape(file, name, ty)?;
+        for (first, count) in pieces(ty.shape.elements()) {
+            file.read(name, first, &mut piece[..count])?;
+            engine.write_state(parameter, first, &piece[..count])?;
         }
     }
-    Ok(Loaded { unused: unused.into_iter().map(str::to_owned).collect() })
+    Ok(Loaded { unused: unused.into_iter().map(str::to_owned).collect(), absent })
 }
 
-/// Shape that a parameter has in a file.
-fn shape_in_file(ty: Type, transposed: bool) -> Vec<usize> {
-    let mut shape = ty.shape.to_vec();
-    if transposed {
-        shape.reverse();
-    }
-    shape
-}
-
-fn check_shape(file: &TensorFile, name: &str, ty: Type, transposed: bool) -> Result<(), FileError> {
-    let (has, wanted) = (&file.tensor(name)?.shape, shape_in_file(ty, transposed));
-    if *has == wanted {
+fn check_shape(file: &TensorFile, name: &str, ty: Type) -> Result<(), FileError> {
+    let has = &file.tensor(name)?.shape;
+    if *has == ty.shape[..] {
         return Ok(());
     }
+    let wanted = &ty.shape[..];
     Err(FileError::wrong(
         file.path(),
         format!(
@@ -150,82 +145,8 @@ fn check_shape(file: &TensorFile, name: &str, ty: Type, transposed: bool) -> Res
     ))
 }
 
-fn load_turned<D: Device>(
-    engine: &mut Engine<D>,
-    name: &str,
-    ty: Type,
-    file: &TensorFile,
-    found: &str,
-) -> Result<(), TrainError> {
-    let turned = Turned::of(ty);
-    let (mut piece, mut run) = (turned.piece(), Vec::new());
-    for (column, columns) in turned.strips() {
-        let piece = &mut piece[..columns * turned.rows];
-        file.read(found, column * turned.rows, piece)?;
-        for row in 0..turned.rows {
-            run.clear();
-            run.extend((0..columns).map(|column| piece[column * turned.rows + row]));
-            engine.write_state(name, row * turned.columns + column, &run)?;
-        }
-    }
-    Ok(())
-}
-
-fn save_turned<D: Device>(
-    engine: &Engine<D>,
-    name: &str,
-    ty: Type,
-    writer: &mut TensorWriter,
-) -> Result<(), TrainError> {
-    let turned = Turned::of(ty);
-    let (mut piece, mut run) = (turned.piece(), Vec::new());
-    for (column, columns) in turned.strips() {
-        let piece = &mut piece[..columns * turned.rows];
-        run.resize(columns, 0.0);
-        for row in 0..turned.rows {
-            engine.read_state(name, row * turned.columns + column, &mut run)?;
-            for (column, &value) in run.iter().enumerate() {
-                piece[column * turned.rows + row] = value;
-            }
-        }
-        writer.write(piece)?;
-    }
-    Ok(())
-}
-
-/// A matrix that is `[columns, rows]` in its file.
-#[derive(Clone, Copy)]
-struct Turned {
-    rows: usize,
-    columns: usize,
-}
-
-impl Turned {
-    /// Panics when the parameter is no matrix: only those are ever stored turned.
-    fn of(ty: Type) -> Turned {
-        let &[rows, columns] = &ty.shape[..] else { panic!("{ty} is no matrix and cannot be turned") };
-        Turned { rows, columns }
-    }
-
-    /// Columns that fill a piece; one at least.
-    fn width(self) -> usize {
-        (PIECE / self.rows.max(1)).max(1)
-    }
-
-    /// Memory for the widest strip.
-    fn piece(self) -> Vec<f32> {
-        vec![0.0; self.rows * self.width().min(self.columns)]
-    }
-
-    /// First column and number of columns of each strip.
-    fn strips(self) -> impl Iterator<Item = (usize, usize)> {
-        let width = self.width();
-        (0..self.columns).step_by(width).map(move |first| (first, width.min(self.columns - first)))
-    }
-}
-
 /// First element and number of elements of each piece.
-pub(crate) fn pieces(elements: usize) -> impl Iterator<Item = (usize, usize)> {
+fn pieces(elements: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..elements).step_by(PIECE).map(move |first| (first, PIECE.min(elements - first)))
 }
 
@@ -317,17 +238,16 @@ pub(crate) fn write_model<'a, D: Device>(
 /// A parameter on its way into a file.
 struct Part<'a> {
     state: &'a str,
-    ty: Type,
-    transposed: bool,
+    elements: usize,
     spec: TensorSpec,
 }
 
 impl<'a> Part<'a> {
     fn new(state: &'a str, ty: Type, form: &Form) -> Part<'a> {
-        let StoredAs { names, transposed } = (form.stored)(state);
-        let name = names.into_iter().next().unwrap_or_else(|| state.to_owned());
+        let name = (form.stored)(state).name;
         let dtype = form.dtype.unwrap_or_else(|| in_file(ty.dtype));
-        Part { state, ty, transposed, spec: TensorSpec { name, dtype, shape: shape_in_file(ty, transposed) } }
+        let spec = TensorSpec { name, dtype, shape: ty.shape.to_vec() };
+        Part { state, elements: ty.shape.elements(), spec }
     }
 }
 
@@ -365,11 +285,7 @@ fn write_shard<D: Device>(engine: &Engine<D>, path: &Path, parts: &[Part]) -> Re
     let mut piece = vec![0.0; PIECE];
     for name in order {
         let Some(part) = parts.iter().find(|part| part.spec.name == name) else { continue };
-        if part.transposed {
-            save_turned(engine, part.state, part.ty, &mut writer)?;
-            continue;
-        }
-        for (first, count) in pieces(part.ty.shape.elements()) {
+        for (first, count) in pieces(part.elements) {
             engine.read_state(part.state, first, &mut piece[..count])?;
             writer.write(&piece[..count])?;
         }
