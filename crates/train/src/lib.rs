@@ -6,6 +6,7 @@
 //! whose sentence names a way out.
 
 pub mod budget;
+pub mod checkpoint;
 mod config;
 pub mod data;
 mod error;
