@@ -239,6 +239,38 @@ impl<D: Device> Engine<D> {
         write_numbers(&mut self.device, place, first, values)
     }
 
+    /// Reads state as it lies in the arena, whatever its element type, from byte `first` on.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state or it is shorter.
+    pub fn read_state_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        let offset = self.state_bytes(name, first, bytes.len())?;
+        self.device.read(offset, bytes)
+    }
+
+    /// Writes state as it is to lie in the arena, from byte `first` on.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state or it is shorter.
+    pub fn write_state_bytes(&mut self, name: &str, first: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        let offset = self.state_bytes(name, first, bytes.len())?;
+        self.device.write(offset, bytes)
+    }
+
+    /// Where in the arena `count` bytes of a state lie, from its byte `first` on.
+    fn state_bytes(&self, name: &str, first: u64, count: usize) -> Result<u64, ExecError> {
+        let place = self.state(name)?;
+        if first + count as u64 > place.ty.bytes() as u64 {
+            let ty = place.ty;
+            return Err(ExecError::Mismatch(format!(
+                "`{name}` is {ty}, asked for {count} bytes from {first}"
+            )));
+        }
+        Ok(place.offset + first)
+    }
+
     fn state(&self, name: &str) -> Result<Place, ExecError> {
         let place = self.states.get(name).copied();
         place.ok_or_else(|| ExecError::Mismatch(format!("there is no state `{name}`")))

@@ -8,6 +8,7 @@ use plimsoll_plan::{DeviceSpec, SearchError, Tried};
 
 use crate::budget::Budget;
 use crate::data::DataError;
+use crate::files::FileError;
 use crate::memory::MemoryError;
 use crate::size::Size;
 
@@ -33,6 +34,8 @@ pub enum TrainError {
     Exec(ExecError),
     /// The data is missing or broken.
     Data(DataError),
+    /// A file of a model or a checkpoint is missing, broken or cannot be written.
+    File(FileError),
     /// The machine does not say how much memory it has.
     Memory(MemoryError),
     /// A loss or a gradient norm that is not a number, found before the update.
@@ -58,6 +61,9 @@ impl TrainError {
 
     /// Whether the user can mend it by asking differently.
     pub fn is_users(&self) -> bool {
+        if let TrainError::File(error) = self {
+            return error.is_users();
+        }
         matches!(
             self,
             TrainError::Config(_)
@@ -120,6 +126,7 @@ impl fmt::Display for TrainError {
             TrainError::Plan(error) => error.fmt(f),
             TrainError::Exec(error) => error.fmt(f),
             TrainError::Data(error) => error.fmt(f),
+            TrainError::File(error) => error.fmt(f),
             TrainError::Memory(error) => error.fmt(f),
             TrainError::NotFinite { step, what } => write!(
                 f,
@@ -147,6 +154,12 @@ impl From<ExecError> for TrainError {
 impl From<DataError> for TrainError {
     fn from(error: DataError) -> TrainError {
         TrainError::Data(error)
+    }
+}
+
+impl From<FileError> for TrainError {
+    fn from(error: FileError) -> TrainError {
+        TrainError::File(error)
     }
 }
 

@@ -7,9 +7,11 @@
 
 mod adapted;
 pub mod budget;
+pub mod checkpoint;
 mod config;
 pub mod data;
 mod error;
+pub mod files;
 pub mod hub;
 pub mod lr;
 mod measure;

@@ -11,12 +11,16 @@
 //! micro-batches, so the losses of a step add up to the mean over the global batch, and so do the
 //! gradients.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use plimsoll_exec::{CpuDevice, Data, Device, Engine};
-use plimsoll_graph::{Graph, GraphError, differentiate, fuse, store};
+use plimsoll_graph::{Graph, GraphError, StateKind, Type, differentiate, fuse, store};
 use plimsoll_plan::{Choice, Costed, DeviceSpec, Facts, Plan, Program, Request, Role, Strategy, search};
 
 use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
+use crate::files::{self, Form, Loaded, ModelFolder};
 use crate::memory;
 use crate::optimizer::{self, Optimizer, Storage};
 use crate::size::Size;
@@ -202,6 +206,8 @@ pub struct Run<D: Device = CpuDevice> {
     micro_batch: usize,
     accumulation: usize,
     seed: u64,
+    /// What each state is for.
+    kinds: BTreeMap<String, StateKind>,
     /// Micro-batches since the last update.
     gathered: usize,
     /// Updates so far.
@@ -242,6 +248,11 @@ impl<D: Device> Run<D> {
             )));
         }
         let engine = Engine::new(device, &program, &plan, seed)?;
+        // Last, so that the training graph has the say: others do not train and may know less.
+        let kinds = [program.generate, program.evaluate, Some(program.train)].into_iter().flatten();
+        let kinds = kinds.flat_map(|part| {
+            part.graph.states().iter().map(|state| (state.name.clone(), state.kind)).collect::<Vec<_>>()
+        });
         Ok(Run {
             engine,
             plan,
@@ -249,6 +260,7 @@ impl<D: Device> Run<D> {
             micro_batch,
             accumulation,
             seed,
+            kinds: kinds.collect(),
             gathered: 0,
             steps: 0,
             spoiled: false,
@@ -373,8 +385,21 @@ impl<D: Device> Run<D> {
     }
 
     /// Names and types of all state.
-    pub fn states(&self) -> impl Iterator<Item = (&str, plimsoll_graph::Type)> {
+    pub fn states(&self) -> impl Iterator<Item = (&str, Type)> {
         self.engine.states()
+    }
+
+    /// Names and types of all state that is for one of the purposes `wanted` says yes to.
+    pub fn states_of(&self, wanted: impl Fn(StateKind) -> bool) -> impl Iterator<Item = (&str, Type)> {
+        self.engine.states().filter(move |(name, _)| self.kinds.get(*name).is_some_and(|kind| wanted(*kind)))
+    }
+
+    /// Names and types of the parameters: all of them, or those alone that are trained.
+    pub fn parameters(&self, frozen_too: bool) -> impl Iterator<Item = (&str, Type)> {
+        self.states_of(move |kind| match kind {
+            StateKind::Parameter { trainable } => trainable || frozen_too,
+            _ => false,
+        })
     }
 
     /// The plan that is being run.
@@ -400,6 +425,38 @@ impl<D: Device> Run<D> {
     /// Updates so far.
     pub fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// Makes everything random repeatable.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Goes on as after `steps` updates: what came before is in the state that the caller has put in place.
+    /// Gathered gradients are forgotten.
+    pub fn continue_after(&mut self, steps: u64) {
+        (self.steps, self.gathered, self.spoiled) = (steps, 0, false);
+    }
+
+    /// Reads every parameter from a model's folder; see [`load_weights`](files::load_weights).
+    ///
+    /// # Errors
+    ///
+    /// When one is missing, has another shape, or cannot be read.
+    pub fn load_weights(&mut self, folder: &ModelFolder, form: &Form) -> Result<Loaded, TrainError> {
+        let parameters: Vec<(String, Type)> =
+            self.parameters(form.frozen).map(|(name, ty)| (name.to_owned(), ty)).collect();
+        let parameters = parameters.iter().map(|(name, ty)| (name.as_str(), *ty));
+        files::load_weights(&mut self.engine, parameters, folder, &*form.stored)
+    }
+
+    /// Writes every parameter as a model's folder; see [`save_weights`](files::save_weights).
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot be written.
+    pub fn save_weights(&self, folder: &Path, form: &Form) -> Result<Vec<String>, TrainError> {
+        files::save_weights(&self.engine, self.parameters(form.frozen), folder, form)
     }
 
     /// The engine, for its peak and for tests.

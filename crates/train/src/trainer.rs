@@ -2,10 +2,15 @@
 //!
 //! The caller owns the clock's presentation (a progress bar, a file); the trainer only measures.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use plimsoll_exec::{Data, Device};
 
+use crate::checkpoint::{Checkpoint, Checkpoints, Progress};
 use crate::data::{Batches, Rows};
 use crate::error::TrainError;
 use crate::lr::Lr;
@@ -26,6 +31,8 @@ pub struct Trainer<D: Device> {
     doc_start: Vec<i32>,
     seconds: f64,
     positions: u64,
+    stop: Arc<AtomicBool>,
+    facts: BTreeMap<String, String>,
 }
 
 impl<D: Device> Trainer<D> {
@@ -33,6 +40,7 @@ impl<D: Device> Trainer<D> {
     pub fn new(run: Run<D>, batches: Batches, lr: Lr, documents: bool) -> Trainer<D> {
         let positions = run.micro_batch() * batches.source().seq_len();
         let memory = || vec![0; positions];
+        let facts = facts(&run, &batches);
         Trainer {
             run,
             batches,
@@ -43,7 +51,47 @@ impl<D: Device> Trainer<D> {
             doc_start: memory(),
             seconds: 0.0,
             positions: 0,
+            stop: Arc::default(),
+            facts,
         }
+    }
+
+    /// Adds what else must be the same in a run that goes on from a checkpoint of this one, by the name its
+    /// user knows it by: the model's configuration, the data.
+    #[must_use]
+    pub fn with_facts(mut self, facts: impl IntoIterator<Item = (String, String)>) -> Trainer<D> {
+        self.facts.extend(facts);
+        self
+    }
+
+    /// The switch that asks the loop to end after the step under way. A signal handler may set it.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+
+    /// Whether somebody has asked for the end.
+    pub fn stop_requested(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Saves the run between two steps; returns the checkpoint's folder.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written; then what was saved before is as it was.
+    pub fn save(&self, checkpoints: &Checkpoints, progress: &Progress) -> Result<PathBuf, TrainError> {
+        checkpoints.save(&self.run, self.batches.position(), self.facts.clone(), progress)
+    }
+
+    /// Goes on where a checkpoint was saved: on the same plan to the bit, on another within rounding.
+    ///
+    /// # Errors
+    ///
+    /// When the checkpoint is of another model or another run; then this trainer is of no more use.
+    pub fn resume(&mut self, checkpoints: &Checkpoints, from: &Checkpoint) -> Result<(), TrainError> {
+        checkpoints.restore(&mut self.run, from, &self.facts)?;
+        self.batches.go_to(from.state.position);
+        Ok(())
     }
 
     /// One optimizer step on the next global batch. At the end of an epoch that batch is what is left,
@@ -112,4 +160,16 @@ impl<D: Device> Trainer<D> {
     pub fn run_mut(&mut self) -> &mut Run<D> {
         &mut self.run
     }
+}
+
+/// What decides which numbers a step sees, whatever the plan.
+fn facts<D: Device>(run: &Run<D>, batches: &Batches) -> BTreeMap<String, String> {
+    let epoch = batches.source().sequences_per_epoch();
+    let facts = [
+        ("seed", run.seed().to_string()),
+        ("global batch", batches.global_batch().to_string()),
+        ("sequence length", batches.source().seq_len().to_string()),
+        ("number of sequences", epoch.map_or("endless".into(), |sequences| sequences.to_string())),
+    ];
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

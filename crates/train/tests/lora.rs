@@ -13,7 +13,8 @@ use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
 use plimsoll_plan::{Choice, Request, Role, Strategy, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{
-    Adapted, LanguageModel, Model, Optimizer, Options, Planned, Run, append_optimizer, largest_rank, program,
+    Adapted, LanguageModel, Model, Optimizer, Options, Planned, Run, Storage, append_optimizer, largest_rank,
+    program,
 };
 
 mod support;
@@ -162,7 +163,7 @@ fn nothing_is_spent_on_the_frozen_weights_of_preset_m() {
     let lora = Lora::default();
     let graph = lora.adapt(&preset.model.training(2, preset.seq).unwrap()).unwrap();
     let training = differentiate(&graph, graph.output_named("loss").unwrap()).unwrap();
-    let training = append_optimizer(training, &Optimizer::default()).unwrap();
+    let training = append_optimizer(training, &Optimizer::default(), Storage::default()).unwrap();
 
     let is_adapter = |name: &str| name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
     let of_kind = |kind: StateKind| training.states().iter().filter(move |state| state.kind == kind);
@@ -185,7 +186,9 @@ fn nothing_is_spent_on_the_frozen_weights_of_preset_m() {
                 assert!(is_adapter(&training.state(state).name), "{}", training.state(state).name);
             }
             Op::HeadLossGrad { weight, .. } => assert!(!weight, "the head is frozen"),
-            Op::EmbeddingGrad { .. } | Op::RmsNormGradWeight | Op::Accumulate => panic!("{}", node.op.name()),
+            Op::EmbeddingGrad { .. } | Op::RmsNormGradWeight | Op::Accumulate { .. } => {
+                panic!("{}", node.op.name())
+            }
             _ => {}
         }
     }

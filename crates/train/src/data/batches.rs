@@ -61,6 +61,16 @@ impl Batches {
         &self.source
     }
 
+    /// Sequences of a full group.
+    pub fn global_batch(&self) -> u64 {
+        self.global_batch
+    }
+
+    /// Groups taken since the beginning: what [`Batches::go_to`] takes to continue from here.
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
     /// Continues as if `steps` groups had been taken since the beginning.
     pub fn go_to(&mut self, steps: u64) {
         self.next = steps;

@@ -1,0 +1,21 @@
+//! A run on disk, whole or not at all.
+//!
+//! ```text
+//! output_dir/
+//!   checkpoint-200/
+//!     model.safetensors, config.json, …    a model's folder like any other
+//!     optimizer.safetensors                moments, and whatever else outlives a step
+//!     trainer_state.json                   step, place in the data, checksums of all files here
+//!   .tmp-checkpoint-210/                   being written, or left by a run that was killed
+//! ```
+//!
+//! A checkpoint is written under another name, brought to the disk file by file, and renamed. So a folder
+//! called `checkpoint-N` was whole when it got its name; checksums tell whether it still is. One is removed
+//! the same way, renamed first. Whoever finds a temporary name finds nothing that anybody counts on.
+
+mod folder;
+mod optimizer;
+mod state;
+
+pub use folder::{Checkpoints, Found};
+pub use state::{Best, Checkpoint, PlanSummary, Progress, TrainerState};

@@ -1,0 +1,84 @@
+//! State that outlives a step and is no parameter: as bytes, because a run that goes on must find every one
+//! of them again, whatever its element type.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use plimsoll_exec::Device;
+use plimsoll_graph::{StateKind, Type};
+
+use crate::error::TrainError;
+use crate::files::{Checksum, FileError, TensorFile, TensorSpec, TensorWriter, in_file};
+use crate::run::Run;
+
+/// Name of the file.
+pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
+/// Bytes that pass through memory at a time.
+const PIECE: usize = 1 << 20;
+
+// Files are little-endian, and bytes go from the arena to them as they are.
+const _: () = assert!(cfg!(target_endian = "little"));
+
+/// Everything but parameters, which are the model's, and what a step makes anew: gradients and tables.
+fn kept<D: Device>(run: &Run<D>) -> BTreeMap<String, Type> {
+    let kept = run.states_of(|kind| {
+        !matches!(kind, StateKind::Parameter { .. } | StateKind::Constant | StateKind::Gradient)
+    });
+    kept.map(|(name, ty)| (name.to_owned(), ty)).collect()
+}
+
+pub(super) fn write<D: Device>(run: &Run<D>, folder: &Path) -> Result<Checksum, TrainError> {
+    let kept = kept(run);
+    let specs = kept.iter().map(|(name, ty)| TensorSpec {
+        name: name.clone(),
+        dtype: in_file(ty.dtype),
+        shape: ty.shape.to_vec(),
+    });
+    let mut writer = TensorWriter::create(&folder.join(OPTIMIZER), specs.collect())?;
+    let order: Vec<(String, u64)> =
+        writer.tensors().iter().map(|spec| (spec.name.clone(), spec.bytes())).collect();
+    let mut piece = vec![0; PIECE];
+    for (name, bytes) in order {
+        for (first, count) in pieces(bytes) {
+            run.engine().read_state_bytes(&name, first, &mut piece[..count])?;
+            writer.write_bytes(&piece[..count])?;
+        }
+    }
+    Ok(writer.finish()?)
+}
+
+pub(super) fn read<D: Device>(run: &mut Run<D>, folder: &Path) -> Result<(), TrainError> {
+    let (file, kept) = (TensorFile::open(&folder.join(OPTIMIZER))?, kept(run));
+    if let Some(why) = difference(&file, &kept) {
+        return Err(FileError::wrong(file.path(), why).into());
+    }
+    let mut piece = vec![0; PIECE];
+    for (name, ty) in &kept {
+        for (first, count) in pieces(ty.bytes() as u64) {
+            file.read_bytes(name, first, &mut piece[..count])?;
+            run.engine_mut().write_state_bytes(name, first, &piece[..count])?;
+        }
+    }
+    Ok(())
+}
+
+/// What the file and this run do not share.
+fn difference(file: &TensorFile, kept: &BTreeMap<String, Type>) -> Option<String> {
+    let end = "resume with the same model and optimizer";
+    for (name, ty) in kept {
+        let Some(tensor) = file.tensors().get(name) else {
+            return Some(format!("holds no `{name}`, which this run needs; {end}"));
+        };
+        if tensor.shape != ty.shape[..] || tensor.dtype != in_file(ty.dtype) {
+            let (dtype, shape) = (tensor.dtype, &tensor.shape);
+            return Some(format!("holds `{name}` as {dtype} {shape:?} where this run has {ty}; {end}"));
+        }
+    }
+    let unknown = file.tensors().keys().find(|name| !kept.contains_key(*name))?;
+    Some(format!("holds `{unknown}`, which this run does not have; {end}"))
+}
+
+/// First byte and number of bytes of each piece.
+fn pieces(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+    (0..bytes).step_by(PIECE).map(move |first| (first, (bytes - first).min(PIECE as u64) as usize))
+}

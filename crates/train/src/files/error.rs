@@ -1,0 +1,76 @@
+//! What can be wrong with a file of a model or of a checkpoint: one sentence each, naming the file.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A fault of a file, with the way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileError {
+    /// Its content is not what it must be.
+    Wrong {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        why: String,
+    },
+    /// The system does not let it be read.
+    Unreadable {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's words.
+        why: String,
+    },
+    /// The system does not let it be written: no room, no permission.
+    Unwritable {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's words.
+        why: String,
+    },
+}
+
+impl FileError {
+    pub(crate) fn wrong(path: &Path, why: impl Into<String>) -> FileError {
+        FileError::Wrong { path: path.to_owned(), why: why.into() }
+    }
+
+    pub(crate) fn reading(path: &Path, fault: &io::Error) -> FileError {
+        FileError::Unreadable { path: path.to_owned(), why: words(fault) }
+    }
+
+    pub(crate) fn writing(path: &Path, fault: &io::Error) -> FileError {
+        FileError::Unwritable { path: path.to_owned(), why: words(fault) }
+    }
+
+    /// Whether other files or another folder mend it.
+    pub fn is_users(&self) -> bool {
+        !matches!(self, FileError::Unwritable { .. })
+    }
+}
+
+fn words(fault: &io::Error) -> String {
+    match fault.kind() {
+        io::ErrorKind::NotFound => "it does not exist".to_owned(),
+        io::ErrorKind::StorageFull => "the disk is full".to_owned(),
+        _ => fault.to_string(),
+    }
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FileError::Wrong { path, why } => write!(f, "{} {why}", path.display()),
+            FileError::Unreadable { path, why } => {
+                write!(f, "{} cannot be read ({why}); check the path and its permissions", path.display())
+            }
+            FileError::Unwritable { path, why } => write!(
+                f,
+                "{} cannot be written ({why}); make room or give another folder; what was saved before is untouched",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for FileError {}

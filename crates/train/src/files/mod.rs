@@ -1,0 +1,101 @@
+//! Models in folders, as the Hugging Face hub stores them: read, and written.
+//!
+//! In order of use: a [`TensorFile`] is one safetensors file, a [`ModelFolder`] all of a model's files;
+//! [`load_weights`] reads each parameter straight into its place in the arena, and [`save_weights`] writes
+//! them from there. [`TensorWriter`] is what both this and checkpoints write with. Nothing here holds a
+//! tensor: numbers pass through buffers of about a MiB.
+//!
+//! Absent: the meaning of `config.json` (crate `model`), tokenizers, downloads.
+
+mod error;
+mod folder;
+mod tensors;
+mod weights;
+mod writer;
+
+pub use error::FileError;
+pub use folder::ModelFolder;
+pub use safetensors::Dtype;
+pub use tensors::{Tensor, TensorFile};
+pub use weights::{Form, Loaded, StoredAs, load_weights, save_weights};
+pub(crate) use weights::{in_file, write_model};
+pub use writer::{TensorSpec, TensorWriter};
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Component, Path};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Length and SHA-256 of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checksum {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// SHA-256 of all of it, in hexadecimal.
+    pub sha256: String,
+}
+
+impl Checksum {
+    /// Reads a file to its end.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    pub fn of(path: &Path) -> Result<Checksum, FileError> {
+        let unreadable = |fault: io::Error| FileError::reading(path, &fault);
+        let mut file = File::open(path).map_err(unreadable)?;
+        let (mut hash, mut bytes, mut piece) = (Sha256::new(), 0, vec![0; 256 << 10]);
+        loop {
+            match file.read(&mut piece) {
+                Ok(0) => return Ok(Checksum { bytes, sha256: hex(&hash.finalize()) }),
+                Ok(count) => {
+                    hash.update(&piece[..count]);
+                    bytes += count as u64;
+                }
+                Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
+                Err(fault) => return Err(unreadable(fault)),
+            }
+        }
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])).collect()
+}
+
+/// Writes a small file and brings it to the disk.
+pub(crate) fn write_text(path: &Path, text: &str) -> Result<Checksum, FileError> {
+    let unwritable = |fault: io::Error| FileError::writing(path, &fault);
+    let mut file = File::create(path).map_err(unwritable)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(unwritable)?;
+    Ok(Checksum { bytes: text.len() as u64, sha256: hex(&Sha256::digest(text)) })
+}
+
+/// Copies a file and brings the copy to the disk.
+pub(crate) fn copy_file(from: &Path, to: &Path) -> Result<Checksum, FileError> {
+    let unwritable = |fault: io::Error| FileError::writing(to, &fault);
+    let mut source = File::open(from).map_err(|fault| FileError::reading(from, &fault))?;
+    let mut copy = File::create(to).map_err(unwritable)?;
+    io::copy(&mut source, &mut copy).and_then(|_| copy.sync_all()).map_err(unwritable)?;
+    Checksum::of(to)
+}
+
+/// Brings a folder's list of names to the disk: until then a new name in it may be lost.
+pub(crate) fn sync_folder(path: &Path) -> Result<(), FileError> {
+    let synced = File::open(path).and_then(|folder| folder.sync_all());
+    synced.map_err(|fault| FileError::writing(path, &fault))
+}
+
+/// Reads a small file as text.
+pub(crate) fn read_text(path: &Path) -> Result<String, FileError> {
+    fs::read_to_string(path).map_err(|fault| FileError::reading(path, &fault))
+}
+
+/// Whether a name that stands in a file names something inside that file's folder.
+pub(crate) fn stays_inside(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    !name.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
+}

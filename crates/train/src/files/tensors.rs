@@ -1,0 +1,229 @@
+//! One safetensors file, read in pieces.
+//!
+//! ```text
+//! | n: u64 | n bytes of JSON: name → dtype, shape, [begin, end) | data, every byte of it in one tensor |
+//! ```
+//!
+//! Only the header is held in memory. It is believed in nothing: the tensors must fill the rest of the
+//! file without a gap, and each must be as long as its shape says, or the file is refused with the name of
+//! the tensor. Reading takes a buffer of the caller's and a small one on the stack, whatever the tensor's
+//! size. Absent: mapping into memory, whose pages would count beside the arena's.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+
+use super::FileError;
+
+/// The longest header that is read: 100 MB, the limit the format's own library has.
+const LONGEST_HEADER: u64 = 100_000_000;
+/// Bytes read at a time while numbers are converted.
+const PIECE: usize = 16 << 10;
+
+/// A safetensors file whose header has been checked.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    tensors: BTreeMap<String, Tensor>,
+    metadata: BTreeMap<String, String>,
+}
+
+/// Where a tensor lies in its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// First byte in the file.
+    begin: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+impl TensorFile {
+    /// Opens a file and checks its header against its length.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, is cut off, or its header contradicts itself.
+    pub fn open(path: &Path) -> Result<TensorFile, FileError> {
+        let unreadable = |fault: std::io::Error| FileError::reading(path, &fault);
+        let file = File::open(path).map_err(unreadable)?;
+        let found = file.metadata().map_err(unreadable)?;
+        if !found.is_file() {
+            return Err(FileError::wrong(path, "is not a file; give a folder that holds .safetensors files"));
+        }
+        let mut length = [0; 8];
+        if found.len() < 8 {
+            return Err(FileError::wrong(path, "is too short for a safetensors file; fetch it again"));
+        }
+        file.read_exact_at(&mut length, 0).map_err(unreadable)?;
+        let length = u64::from_le_bytes(length);
+        if length > LONGEST_HEADER {
+            return Err(FileError::wrong(path, "does not begin like a safetensors file; fetch it again"));
+        }
+        let begin = 8 + length;
+        if begin > found.len() {
+            return Err(FileError::wrong(path, "is cut off inside its header; fetch it again"));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact_at(&mut header, 8).map_err(unreadable)?;
+        let (tensors, metadata) = parse(path, &header, begin, found.len() - begin)?;
+        Ok(TensorFile { path: path.to_owned(), file, tensors, metadata })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All tensors by name.
+    pub fn tensors(&self) -> &BTreeMap<String, Tensor> {
+        &self.tensors
+    }
+
+    /// What the header says about the file as a whole.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Reads numbers of a tensor from element `first` on.
+    ///
+    /// # Errors
+    ///
+    /// When the tensor does not hold floats or is shorter, or the file cannot be read.
+    pub fn read(&self, name: &str, first: usize, values: &mut [f32]) -> Result<(), FileError> {
+        let dtype = self.tensor(name)?.dtype;
+        let width = match dtype {
+            Dtype::F32 => 4,
+            Dtype::BF16 | Dtype::F16 => 2,
+            other => {
+                let why = format!("holds `{name}` as {other}; weights are read from F32, BF16 or F16");
+                return Err(FileError::wrong(&self.path, why));
+            }
+        };
+        let mut bytes = [0; PIECE];
+        for (piece, values) in values.chunks_mut(PIECE / width).enumerate() {
+            let bytes = &mut bytes[..values.len() * width];
+            let at = first + piece * (PIECE / width);
+            self.read_bytes(name, (at * width) as u64, bytes)?;
+            decode(dtype, bytes, values);
+        }
+        Ok(())
+    }
+
+    /// Reads a tensor as it lies in the file, from byte `first` of the tensor on.
+    ///
+    /// # Errors
+    ///
+    /// When the tensor is shorter or the file cannot be read.
+    pub fn read_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), FileError> {
+        let tensor = self.tensor(name)?;
+        if first + bytes.len() as u64 > tensor.bytes {
+            let why = format!("holds {} bytes of `{name}`, fewer than are asked for", tensor.bytes);
+            return Err(FileError::wrong(&self.path, why));
+        }
+        let read = self.file.read_exact_at(bytes, tensor.begin + first);
+        read.map_err(|fault| FileError::reading(&self.path, &fault))
+    }
+
+    /// A tensor by name.
+    ///
+    /// # Errors
+    ///
+    /// When the file has none of that name.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor, FileError> {
+        let tensor = self.tensors.get(name);
+        tensor.ok_or_else(|| FileError::wrong(&self.path, format!("holds no tensor `{name}`")))
+    }
+}
+
+type Header = (BTreeMap<String, Tensor>, BTreeMap<String, String>);
+
+/// Reads the JSON and checks it against the `room` bytes behind it, which start at byte `begin`.
+fn parse(path: &Path, header: &[u8], begin: u64, room: u64) -> Result<Header, FileError> {
+    let wrong = |why: String| FileError::wrong(path, format!("{why}; fetch the file again"));
+    let entries: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header)
+        .map_err(|fault| wrong(format!("has a header that is no JSON object ({fault})")))?;
+    let (mut tensors, mut metadata) = (BTreeMap::new(), BTreeMap::new());
+    for (name, entry) in entries {
+        if name == "__metadata__" {
+            metadata = serde_json::from_value(entry)
+                .map_err(|fault| wrong(format!("has metadata that is not text ({fault})")))?;
+            continue;
+        }
+        let info: TensorInfo = serde_json::from_value(entry)
+            .map_err(|fault| wrong(format!("describes `{name}` in a way nobody knows ({fault})")))?;
+        let (first, end) = info.data_offsets;
+        let elements = info.shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
+        let bits = elements.and_then(|elements| elements.checked_mul(info.dtype.bitsize()));
+        let held = end.checked_sub(first);
+        if bits.is_none() || held.and_then(|held| held.checked_mul(8)) != bits {
+            let (shape, dtype) = (&info.shape, info.dtype);
+            return Err(wrong(format!(
+                "says that `{name}` lies at bytes {first} to {end}, which is not the size of {dtype} {shape:?}"
+            )));
+        }
+        if end as u64 > room {
+            return Err(wrong(format!(
+                "is cut off: `{name}` would end at byte {end} of the data, of which there are {room}"
+            )));
+        }
+        let bytes = (end - first) as u64;
+        tensors.insert(
+            name,
+            Tensor { dtype: info.dtype, shape: info.shape, begin: begin + first as u64, bytes },
+        );
+    }
+    no_gaps(&tensors, begin, room).map_err(wrong)?;
+    Ok((tensors, metadata))
+}
+
+/// Checks that every byte of the data belongs to exactly one tensor.
+fn no_gaps(tensors: &BTreeMap<String, Tensor>, begin: u64, room: u64) -> Result<(), String> {
+    let mut in_order: Vec<(&String, &Tensor)> = tensors.iter().collect();
+    in_order.sort_by_key(|(_, tensor)| (tensor.begin, tensor.bytes));
+    let mut end = begin;
+    for (name, tensor) in in_order {
+        if tensor.begin != end {
+            let what = if tensor.begin < end { "an overlap" } else { "a gap" };
+            return Err(format!("has {what} before the data of `{name}`"));
+        }
+        end += tensor.bytes;
+    }
+    if end != begin + room {
+        return Err(format!("has {} bytes at its end that belong to no tensor", begin + room - end));
+    }
+    Ok(())
+}
+
+/// Turns the bytes of a file into numbers.
+fn decode(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
+    match dtype {
+        Dtype::F32 => {
+            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*bytes);
+            }
+        }
+        Dtype::BF16 => {
+            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *value = bf16::from_le_bytes(*bytes).to_f32();
+            }
+        }
+        _ => {
+            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *value = f16::from_le_bytes(*bytes).to_f32();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,296 @@
+//! Parameters between a folder and the arena, a piece at a time.
+//!
+//! A parameter lies in a file as it lies in the arena, but for its element type and perhaps its name: the
+//! graphs keep the axes that Hugging Face's files have. So there is nothing to turn, and a piece of a file
+//! is a piece of the arena.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use plimsoll_exec::{Device, Engine};
+use plimsoll_graph::{DType, Type};
+use safetensors::Dtype;
+
+use super::folder::beside;
+use super::{Checksum, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter};
+use super::{copy_file, sync_folder, write_text};
+use crate::error::TrainError;
+
+/// Numbers in a piece: a MiB of them.
+const PIECE: usize = 256 << 10;
+/// Bytes of one file before another is begun, as other tools have it.
+const SHARD_BYTES: u64 = 5_000_000_000;
+
+/// How a parameter is found in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredAs {
+    /// The name it is written under, and looked for first.
+    pub name: String,
+    /// Names that other files have instead, in the order to try them.
+    pub alternatives: Vec<String>,
+    /// Whether a file may lack it; then it keeps what it was drawn as.
+    pub optional: bool,
+}
+
+impl StoredAs {
+    /// Under its own name, and nowhere else.
+    pub fn plain(name: &str) -> StoredAs {
+        StoredAs { name: name.to_owned(), alternatives: Vec::new(), optional: false }
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.name).chain(&self.alternatives).map(String::as_str)
+    }
+}
+
+/// How a model is laid down in a folder.
+#[derive(Clone)]
+pub struct Form {
+    /// How each parameter is stored.
+    pub stored: Arc<dyn Fn(&str) -> StoredAs + Send + Sync>,
+    /// Name of the weights' file without its ending: `model`, or `adapter_model`.
+    pub stem: String,
+    /// Whether parameters that are not trained are written too.
+    pub frozen: bool,
+    /// Element type in the file; as in the arena when absent.
+    pub dtype: Option<Dtype>,
+    /// Bytes of one file before another is begun.
+    pub shard_bytes: u64,
+    /// Small files to write: `config.json` and its text, for one.
+    pub texts: Vec<(String, String)>,
+    /// The folder whose tokenizer, chat template and settings of generation are copied.
+    pub beside: Option<PathBuf>,
+}
+
+impl Default for Form {
+    fn default() -> Form {
+        Form {
+            stored: Arc::new(StoredAs::plain),
+            stem: "model".into(),
+            frozen: true,
+            dtype: None,
+            shard_bytes: SHARD_BYTES,
+            texts: Vec::new(),
+            beside: None,
+        }
+    }
+}
+
+impl fmt::Debug for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&String> = self.texts.iter().map(|(name, _)| name).collect();
+        f.debug_struct("Form").field("stem", &self.stem).field("texts", &names).finish_non_exhaustive()
+    }
+}
+
+/// What did not match when weights were read; not every mismatch is a mistake.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Tensors that no parameter asked for: a tied head or a mask of an old version, usually.
+    pub unused: Vec<String>,
+    /// Parameters that are not in the folder and need not be: a new head, usually.
+    pub absent: Vec<String>,
+}
+
+/// Reads every one of `parameters` from a folder into its place.
+///
+/// # Errors
+///
+/// When one is missing, has another shape, or cannot be read. What was read before stays.
+pub fn load_weights<'a, D: Device>(
+    engine: &mut Engine<D>,
+    parameters: impl IntoIterator<Item = (&'a str, Type)>,
+    folder: &ModelFolder,
+    stored: impl Fn(&str) -> StoredAs,
+) -> Result<Loaded, TrainError> {
+    let mut unused: BTreeSet<&str> = folder.names().collect();
+    let mut absent = Vec::new();
+    let mut piece = vec![0.0; PIECE];
+    for (parameter, ty) in parameters {
+        let stored = stored(parameter);
+        let Some((file, name)) = folder.find(stored.names()) else {
+            if stored.optional {
+                absent.push(parameter.to_owned());
+                continue;
+            }
+            let names = stored.names().collect::<Vec<&str>>().join("` or `");
+            let why = format!("holds no tensor `{names}`; its weights are not those of this configuration");
+            return Err(FileError::wrong(folder.path(), why).into());
+        };
+        unused.remove(name);
+        check_shape(file, name, ty)?;
+        for (first, count) in pieces(ty.shape.elements()) {
+            file.read(name, first, &mut piece[..count])?;
+            engine.write_state(parameter, first, &piece[..count])?;
+        }
+    }
+    Ok(Loaded { unused: unused.into_iter().map(str::to_owned).collect(), absent })
+}
+
+fn check_shape(file: &TensorFile, name: &str, ty: Type) -> Result<(), FileError> {
+    let has = &file.tensor(name)?.shape;
+    if *has == ty.shape[..] {
+        return Ok(());
+    }
+    let wanted = &ty.shape[..];
+    Err(FileError::wrong(
+        file.path(),
+        format!(
+            "holds `{name}` as {has:?} where the configuration has {wanted:?}; \
+             weights and configuration must be of the same model"
+        ),
+    ))
+}
+
+/// First element and number of elements of each piece.
+fn pieces(elements: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..elements).step_by(PIECE).map(move |first| (first, PIECE.min(elements - first)))
+}
+
+/// Writes `parameters` as a model's folder, over whatever model was there. The files are whole before the
+/// first of them takes its place, so a full disk leaves the old ones; returns the names of the new ones.
+///
+/// # Errors
+///
+/// When the folder cannot be written.
+pub fn save_weights<'a, D: Device>(
+    engine: &Engine<D>,
+    parameters: impl IntoIterator<Item = (&'a str, Type)>,
+    folder: &Path,
+    form: &Form,
+) -> Result<Vec<String>, TrainError> {
+    let unwritable = |path: &Path, fault: std::io::Error| FileError::writing(path, &fault);
+    let temporary = folder.join(".tmp-model");
+    if temporary.exists() {
+        fs::remove_dir_all(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
+    }
+    fs::create_dir_all(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
+    let written = write_model(engine, parameters, &temporary, form).and_then(|written| {
+        let names: Vec<String> = written.into_iter().map(|(name, _)| name).collect();
+        remove_others(folder, &form.stem, &names)?;
+        for name in &names {
+            fs::rename(temporary.join(name), folder.join(name)).map_err(|fault| unwritable(folder, fault))?;
+        }
+        sync_folder(folder)?;
+        Ok(names)
+    });
+    // What went wrong before matters more than a folder that stays behind.
+    let _ = fs::remove_dir_all(&temporary);
+    written
+}
+
+/// Removes weights of another division into files: a reader would take the old ones for the model.
+fn remove_others(folder: &Path, stem: &str, names: &[String]) -> Result<(), FileError> {
+    let entries = fs::read_dir(folder).map_err(|fault| FileError::reading(folder, &fault))?;
+    for entry in entries {
+        let entry = entry.map_err(|fault| FileError::reading(folder, &fault))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let ours = name.strip_prefix(stem).is_some_and(|rest| {
+            rest == ".safetensors.index.json" || rest.starts_with('-') && rest.ends_with(".safetensors")
+        });
+        if (ours || name == format!("{stem}.safetensors")) && !names.contains(&name) {
+            fs::remove_file(entry.path()).map_err(|fault| FileError::writing(&entry.path(), &fault))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes `parameters` and what lies beside them into an empty folder, each file down to the disk.
+pub(crate) fn write_model<'a, D: Device>(
+    engine: &Engine<D>,
+    parameters: impl IntoIterator<Item = (&'a str, Type)>,
+    folder: &Path,
+    form: &Form,
+) -> Result<Vec<(String, Checksum)>, TrainError> {
+    let parts: Vec<Part> = parameters.into_iter().map(|(name, ty)| Part::new(name, ty, form)).collect();
+    let total: u64 = parts.iter().map(|part| part.spec.bytes()).sum();
+    let shards = divide(parts, form.shard_bytes);
+    let (count, stem) = (shards.len(), &form.stem);
+    let mut written = Vec::new();
+    let mut index = serde_json::Map::new();
+    for (which, parts) in shards.into_iter().enumerate() {
+        let name = match count {
+            1 => format!("{stem}.safetensors"),
+            _ => format!("{stem}-{:05}-of-{count:05}.safetensors", which + 1),
+        };
+        index.extend(parts.iter().map(|part| (part.spec.name.clone(), name.clone().into())));
+        let checksum = write_shard(engine, &folder.join(&name), &parts)?;
+        written.push((name, checksum));
+    }
+    let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": index });
+    let index = (count > 1).then(|| (format!("{stem}.safetensors.index.json"), format!("{index:#}\n")));
+    for (name, text) in form.texts.iter().chain(&index) {
+        written.push((name.clone(), write_text(&folder.join(name), text)?));
+    }
+    if let Some(source) = &form.beside {
+        for name in beside(source) {
+            if !written.iter().any(|(known, _)| known == name) {
+                written.push((name.to_owned(), copy_file(&source.join(name), &folder.join(name))?));
+            }
+        }
+    }
+    Ok(written)
+}
+
+/// A parameter on its way into a file.
+struct Part<'a> {
+    state: &'a str,
+    elements: usize,
+    spec: TensorSpec,
+}
+
+impl<'a> Part<'a> {
+    fn new(state: &'a str, ty: Type, form: &Form) -> Part<'a> {
+        let name = (form.stored)(state).name;
+        let dtype = form.dtype.unwrap_or_else(|| in_file(ty.dtype));
+        let spec = TensorSpec { name, dtype, shape: ty.shape.to_vec() };
+        Part { state, elements: ty.shape.elements(), spec }
+    }
+}
+
+/// The name that files have for an element type.
+pub(crate) fn in_file(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F32 => Dtype::F32,
+        DType::Bf16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
+        DType::I32 => Dtype::I32,
+        DType::I16 => Dtype::I16,
+        DType::U8 => Dtype::U8,
+    }
+}
+
+/// Cuts the list so that no file exceeds `limit` bytes, unless a single tensor does.
+fn divide(parts: Vec<Part<'_>>, limit: u64) -> Vec<Vec<Part<'_>>> {
+    let mut shards = vec![Vec::new()];
+    let mut room = limit;
+    for part in parts {
+        let bytes = part.spec.bytes();
+        if bytes > room && shards.last().is_some_and(|shard| !shard.is_empty()) {
+            shards.push(Vec::new());
+            room = limit;
+        }
+        room = room.saturating_sub(bytes);
+        if let Some(shard) = shards.last_mut() {
+            shard.push(part);
+        }
+    }
+    shards
+}
+
+fn write_shard<D: Device>(engine: &Engine<D>, path: &Path, parts: &[Part]) -> Result<Checksum, TrainError> {
+    let mut writer = TensorWriter::create(path, parts.iter().map(|part| part.spec.clone()).collect())?;
+    let order: Vec<String> = writer.tensors().iter().map(|spec| spec.name.clone()).collect();
+    let mut piece = vec![0.0; PIECE];
+    for name in order {
+        let Some(part) = parts.iter().find(|part| part.spec.name == name) else { continue };
+        for (first, count) in pieces(part.elements) {
+            engine.read_state(part.state, first, &mut piece[..count])?;
+            writer.write(&piece[..count])?;
+        }
+    }
+    Ok(writer.finish()?)
+}

@@ -1,0 +1,228 @@
+//! A run that was interrupted goes on as if it had not been; and a checkpoint that cannot be gone on from is refused
+//! with its reason.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use plimsoll_plan::Strategy;
+use plimsoll_train::Options;
+use plimsoll_train::checkpoint::{Best, Checkpoint, Progress};
+use plimsoll_train::files::{ModelFolder, TensorFile};
+use tempfile::TempDir;
+
+#[path = "support/resume.rs"]
+mod running;
+mod support;
+use running::{
+    DEEPER, GLOBAL_BATCH, WIDER, bits, latest, open, pinned, save, sized, take, trainer, write_text,
+};
+use support::{absolute_distance, options, without_key_bias};
+
+const STEPS: usize = 40;
+
+#[test]
+fn a_resumed_run_ends_in_the_same_bits_wherever_it_was_interrupted() {
+    let folder = TempDir::new().unwrap();
+    let data = write_text(folder.path());
+    let mut whole = trainer(&data, &pinned());
+    let losses: Vec<u64> = (0..STEPS).map(|_| whole.step().unwrap().loss.to_bits()).collect();
+    // At once, inside the first epoch, at its short last step, behind it, and one step before the end.
+    for interrupted in [0, 7, 29, 30, 31, STEPS - 1] {
+        let output = folder.path().join(format!("at-{interrupted}"));
+        let mut first = trainer(&data, &pinned());
+        take(&mut first, interrupted as u64);
+        save(&first, &open(&output, None).unwrap());
+        drop(first);
+        // Another budget, and the same division of the batch.
+        let mut second =
+            trainer(&data, &Options { memory: Some(1 << 30), recompute: Some(Strategy::Full), ..pinned() });
+        let checkpoints = open(&output, None).unwrap();
+        second.resume(&checkpoints, &latest(&checkpoints).unwrap()).unwrap();
+        let rest: Vec<u64> = (interrupted..STEPS).map(|_| second.step().unwrap().loss.to_bits()).collect();
+        assert_eq!(rest, losses[interrupted..], "{interrupted}");
+        assert_eq!(bits(&second), bits(&whole), "{interrupted}");
+    }
+}
+
+#[test]
+fn on_another_micro_batch_a_resumed_run_differs_by_rounding_alone() {
+    let folder = TempDir::new().unwrap();
+    let data = write_text(folder.path());
+    let mut whole = trainer(&data, &pinned());
+    take(&mut whole, 10);
+    let checkpoints = open(&folder.path().join("out"), None).unwrap();
+    save(&whole, &checkpoints);
+    let mut other = trainer(&data, &options(GLOBAL_BATCH, 1, Strategy::Sqrt, 2));
+    let checkpoint = latest(&checkpoints).unwrap();
+    other.resume(&checkpoints, &checkpoint).unwrap();
+    assert_eq!((checkpoint.state.plan.micro_batch, checkpoint.state.plan.accumulation), (2, 2));
+    for step in 10..15 {
+        let (expected, got) = (whole.step().unwrap(), other.step().unwrap());
+        assert_eq!(got.step, step + 1);
+        assert!((expected.loss - got.loss).abs() < 1e-4, "{} {}", expected.loss, got.loss);
+    }
+    for name in support::parameters(whole.run()) {
+        let [a, b] = [&whole, &other].map(|trainer| trainer.run().state(&name).unwrap());
+        // Where the gradient is nothing but rounding, Adam makes whole steps of it: no two plans agree there.
+        let [a, b] = [a, b].map(|values| without_key_bias(&name, &values).0);
+        assert!(absolute_distance(&a, &b) < 1e-3, "{name}");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_a_models_folder() {
+    let folder = TempDir::new().unwrap();
+    let trained = trainer(&write_text(folder.path()), &pinned());
+    let saved = save(&trained, &open(folder.path(), None).unwrap());
+    assert_eq!(saved, folder.path().join("checkpoint-0"));
+    let model = ModelFolder::open(&saved).unwrap();
+    assert_eq!(model.names().count(), support::parameters(trained.run()).len());
+    assert_eq!(model.config().unwrap(), "{}\n");
+    let moments = TensorFile::open(&saved.join("optimizer.safetensors")).unwrap();
+    assert_eq!(moments.tensors().len(), 2 * model.names().count());
+}
+
+#[test]
+fn the_oldest_go_but_never_the_newest_nor_the_best() {
+    let folder = TempDir::new().unwrap();
+    let mut trained = trainer(&write_text(folder.path()), &pinned());
+    let output = folder.path().join("out");
+    let checkpoints = open(&output, Some(2)).unwrap();
+    let mut kept = Vec::new();
+    for _ in 0..5 {
+        let step = trained.step().unwrap().step;
+        let best = Some(Best { step: step.min(2), metric: 1.5 });
+        trained.save(&checkpoints, &Progress { best, ..Progress::default() }).unwrap();
+        kept.push(names(&output).join(" ").replace("checkpoint-", ""));
+    }
+    assert_eq!(kept, ["1", "1 2", "1 2 3", "2 3 4", "2 4 5"]);
+    let state = latest(&checkpoints).unwrap().state;
+    assert_eq!((state.step, state.progress.best), (5, Some(Best { step: 2, metric: 1.5 })));
+    // One more of the same step takes the place of the first.
+    trained.save(&checkpoints, &Progress { metric: Some(0.5), ..state.progress }).unwrap();
+    assert_eq!(names(&output), ["checkpoint-2", "checkpoint-4", "checkpoint-5"]);
+    assert_eq!(latest(&checkpoints).unwrap().state.progress.metric, Some(0.5));
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn broken_checkpoints_are_passed_over_by_name_and_leftovers_are_cleared() {
+    let folder = TempDir::new().unwrap();
+    let mut trained = trainer(&write_text(folder.path()), &pinned());
+    let output = folder.path().join("out");
+    let checkpoints = open(&output, None).unwrap();
+    let saved: Vec<_> = (0..5)
+        .map(|_| {
+            trained.step().unwrap();
+            save(&trained, &checkpoints)
+        })
+        .collect();
+    // One number changed, a file cut off, a file gone, a state edited by hand.
+    let mut file = OpenOptions::new().write(true).open(saved[4].join("optimizer.safetensors")).unwrap();
+    file.seek(SeekFrom::End(-1)).unwrap();
+    file.write_all(&[0x55]).unwrap();
+    let cut = OpenOptions::new().write(true).open(saved[3].join("model.safetensors")).unwrap();
+    cut.set_len(1000).unwrap();
+    fs::remove_file(saved[2].join("config.json")).unwrap();
+    let state = fs::read_to_string(saved[1].join("trainer_state.json")).unwrap();
+    fs::write(saved[1].join("trainer_state.json"), state.replace("\"step\": 2", "\"step\": 9")).unwrap();
+    let found = checkpoints.latest().unwrap();
+    assert_eq!(found.checkpoint.unwrap().state.step, 1);
+    let why: Vec<String> = found.broken.iter().map(ToString::to_string).collect();
+    assert!(why[0].contains("checkpoint-5/optimizer.safetensors is not as it was saved"), "{}", why[0]);
+    assert!(why[1].contains("checkpoint-4/model.safetensors has 1000 bytes and had"), "{}", why[1]);
+    assert!(why[2].contains("checkpoint-3/config.json cannot be read (it does not exist)"), "{}", why[2]);
+    assert!(why[3].contains("checkpoint-2/trainer_state.json is not as it was written"), "{}", why[3]);
+
+    // A run that was killed leaves half a checkpoint, or a whole one that lacks its name.
+    fs::create_dir(output.join(".tmp-checkpoint-7")).unwrap();
+    fs::write(output.join(".tmp-checkpoint-7/model.safetensors"), "half").unwrap();
+    fs::create_dir(output.join(".tmp-old-checkpoint-3")).unwrap();
+    fs::rename(&saved[0], output.join(".tmp-checkpoint-1")).unwrap();
+    let second = open(&output, None).unwrap_err().to_string();
+    assert!(second.contains("is in use by another run"), "{second}");
+    drop(checkpoints);
+    let checkpoints = open(&output, None).unwrap();
+    assert!(names(&output).iter().all(|name| name.starts_with("checkpoint-")), "{:?}", names(&output));
+    assert_eq!(checkpoints.latest().unwrap().checkpoint.unwrap().state.step, 1);
+}
+
+#[test]
+fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
+    let folder = TempDir::new().unwrap();
+    let data = write_text(folder.path());
+    let checkpoints = open(&folder.path().join("out"), None).unwrap();
+    save(&trainer(&data, &pinned()), &checkpoints);
+    let checkpoint = latest(&checkpoints).unwrap();
+    let refused = |mut other: plimsoll_train::Trainer<_>| {
+        other.resume(&checkpoints, &checkpoint).unwrap_err().to_string()
+    };
+    let fault = refused(trainer(&data, &Options { seed: 8, ..pinned() }));
+    assert!(fault.contains("is a checkpoint of another run: its seed is 7, here it is 8"), "{fault}");
+    let fault = refused(trainer(&data, &options(6, 2, Strategy::None, 1)));
+    assert!(fault.contains("its global batch is 4, here it is 6"), "{fault}");
+    let fault = refused(trainer(&data, &pinned()).with_facts([("optimizer".into(), "sgd".into())]));
+    assert!(fault.contains("its optimizer is none, here it is sgd"), "{fault}");
+    let fault = refused(sized(WIDER, &data, &pinned()));
+    assert!(fault.contains("where the configuration has"), "{fault}");
+    let fault = refused(sized(DEEPER, &data, &pinned()));
+    assert!(fault.contains("holds no tensor") && fault.contains("h.1."), "{fault}");
+
+    // The other way round, the file has more than the model.
+    let deep = open(&folder.path().join("deep"), None).unwrap();
+    save(&sized(DEEPER, &data, &pinned()), &deep);
+    let fault = trainer(&data, &pinned()).resume(&deep, &latest(&deep).unwrap()).unwrap_err().to_string();
+    assert!(fault.contains("h.1.") && fault.contains("it is of another model"), "{fault}");
+}
+
+#[test]
+fn a_path_out_of_the_checkpoint_and_a_later_form_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("trainer_state.json");
+    let fault = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(fault.contains("is no checkpoint: it has no trainer_state.json"), "{fault}");
+    fs::write(&path, r#"{"format":2}"#).unwrap();
+    let fault = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(fault.contains("has form 2 and this version reads 1"), "{fault}");
+
+    let texts = vec![("../outside.txt".to_owned(), "x".to_owned())];
+    let form = plimsoll_train::files::Form { texts, ..Default::default() };
+    let checkpoints = plimsoll_train::checkpoint::Checkpoints::open(folder.path(), form, None).unwrap();
+    let saved = save(&trainer(&write_text(folder.path()), &pinned()), &checkpoints);
+    let fault = Checkpoint::open(&saved).unwrap_err().to_string();
+    assert!(fault.contains("names `../outside.txt`, which lies outside its folder"), "{fault}");
+}
+
+#[test]
+fn an_output_folder_that_cannot_be_is_refused_at_the_start() {
+    let folder = TempDir::new().unwrap();
+    let data = write_text(folder.path());
+    for place in [data.clone(), data.join("out")] {
+        let fault = open(&place, None).unwrap_err().to_string();
+        assert!(
+            fault.contains("cannot be written to (") && fault.contains("give another --output-dir"),
+            "{fault}"
+        );
+    }
+}
+
+#[test]
+fn the_stop_flag_is_seen_from_outside() {
+    let folder = TempDir::new().unwrap();
+    let trained = trainer(&write_text(folder.path()), &pinned());
+    let flag = trained.stop_flag();
+    assert!(!trained.stop_requested());
+    flag.store(true, Ordering::Relaxed);
+    assert!(trained.stop_requested());
+}

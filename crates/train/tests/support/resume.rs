@@ -1,0 +1,81 @@
+//! A small run that can be saved, interrupted and resumed.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::path::Path;
+
+use plimsoll_exec::CpuDevice;
+use plimsoll_plan::Strategy;
+use plimsoll_train::checkpoint::{Checkpoint, Checkpoints, Progress};
+use plimsoll_train::data::{Batches, Order, Source, Text};
+use plimsoll_train::files::{FileError, Form};
+use plimsoll_train::lr::{Decay, Lr};
+use plimsoll_train::{Options, Trainer};
+
+use crate::support::{Size, gpt2, options, start};
+
+/// With dropout, so that a resumed run must also find its random numbers again.
+const SIZE: Size = Size { vocab: 259, seq: 16, width: 16, layers: 1, ffn: 32, dropout: 0.1 };
+pub(crate) const GLOBAL_BATCH: usize = 4;
+
+/// A trainer at its beginning, on the text at `data`: an epoch is a few dozen steps, the last of them short.
+pub(crate) fn trainer(data: &Path, options: &Options) -> Trainer<CpuDevice> {
+    sized(SIZE, data, options)
+}
+
+pub(crate) fn sized(size: Size, data: &Path, options: &Options) -> Trainer<CpuDevice> {
+    let run = start(&gpt2(size), size.seq, options);
+    let order = Order::Shuffled { seed: options.seed };
+    let text = Text::open(data, size.seq, size.vocab, order).unwrap();
+    let batches = Batches::new(Source::Text(text), options.global_batch as u64, run.micro_batch());
+    let lr = Lr { peak: 1e-2, warmup_steps: 5, max_steps: 1000, decay: Decay::Cosine };
+    Trainer::new(run, batches, lr, false)
+}
+
+pub(crate) fn pinned() -> Options {
+    options(GLOBAL_BATCH, 2, Strategy::None, 1)
+}
+
+/// Another size of the same family.
+pub(crate) const WIDER: Size = Size { width: 32, ..SIZE };
+pub(crate) const DEEPER: Size = Size { layers: 2, ..SIZE };
+
+/// Text whose epoch is a few dozen steps.
+pub(crate) fn write_text(folder: &Path) -> std::path::PathBuf {
+    let path = folder.join("data.txt");
+    let lines: Vec<String> = (0..200).map(|n| format!("{n} times {n} is {}. ", n * n)).collect();
+    std::fs::write(&path, &lines.concat()[..1900]).unwrap();
+    path
+}
+
+pub(crate) fn open(folder: &Path, limit: Option<usize>) -> Result<Checkpoints, FileError> {
+    let texts = vec![("config.json".to_owned(), "{}\n".to_owned())];
+    Checkpoints::open(folder, Form { texts, ..Form::default() }, limit)
+}
+
+pub(crate) fn latest(checkpoints: &Checkpoints) -> Option<Checkpoint> {
+    let found = checkpoints.latest().unwrap();
+    assert!(found.broken.is_empty(), "{:?}", found.broken);
+    found.checkpoint
+}
+
+pub(crate) fn save(trainer: &Trainer<CpuDevice>, checkpoints: &Checkpoints) -> std::path::PathBuf {
+    trainer.save(checkpoints, &Progress::default()).unwrap()
+}
+
+/// Bits of all parameters and moments.
+pub(crate) fn bits(trainer: &Trainer<CpuDevice>) -> Vec<(String, Vec<u32>)> {
+    let run = trainer.run();
+    let kept = run.states().filter(|(name, _)| !name.starts_with("grad."));
+    kept.map(|(name, _)| {
+        let numbers = run.state(name).unwrap();
+        (name.to_owned(), numbers.into_iter().map(f32::to_bits).collect())
+    })
+    .collect()
+}
+
+pub(crate) fn take(trainer: &mut Trainer<CpuDevice>, steps: u64) {
+    for _ in 0..steps {
+        trainer.step().unwrap();
+    }
+}
