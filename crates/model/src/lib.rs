@@ -16,7 +16,7 @@
 //!
 //! | graph | inputs | output |
 //! |---|---|---|
-//! | `training(B, T)` | `tokens` i32 `[B,T]`, `targets` i32 `[B,T]` (shifted; [`IGNORED`] carries no loss), `scale` f32 `[]`, `doc_start` i32 `[B,T]` (BERT, and where `documents` is set), `rng` i32 `[4]` (where `dropout` is not 0) | `loss` |
+//! | `training(B, T)` | `tokens` i32 `[B,T]`, `targets` i32 `[B,T]` (shifted; [`IGNORED`] carries no loss), `scale` f32 `[]`, `doc_start` i32 `[B,T]` (BERT, and where `documents` is set), `positions` i32 `[B,T]` (GPT-2 where `documents` is set), `rng` i32 `[4]` (where `dropout` is not 0) | `loss` |
 //! | `generation(T)` | `tokens` i32 `[1,T]`, `position` i32 `[1]` | `logits` f32 `[1,V]` |
 //!
 //! Each layer is one block of the graph, and all layers of a model are built alike, so that a planner

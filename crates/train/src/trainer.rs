@@ -4,9 +4,10 @@
 
 use std::time::Instant;
 
-use plimsoll_exec::{Data, Device};
+use plimsoll_exec::Device;
+use plimsoll_plan::Role;
 
-use crate::data::{Batches, Rows};
+use crate::data::{Batches, Feed};
 use crate::error::TrainError;
 use crate::lr::Lr;
 use crate::memory;
@@ -19,31 +20,17 @@ pub struct Trainer<D: Device> {
     run: Run<D>,
     batches: Batches,
     lr: Lr,
-    /// Whether the model keeps documents of one row apart.
-    documents: bool,
-    tokens: Vec<i32>,
-    targets: Vec<i32>,
-    doc_start: Vec<i32>,
+    feed: Feed,
     seconds: f64,
     positions: u64,
 }
 
 impl<D: Device> Trainer<D> {
     /// A trainer of `run` on `batches`, which must have the run's micro-batch.
-    pub fn new(run: Run<D>, batches: Batches, lr: Lr, documents: bool) -> Trainer<D> {
-        let positions = run.micro_batch() * batches.source().seq_len();
-        let memory = || vec![0; positions];
-        Trainer {
-            run,
-            batches,
-            lr,
-            documents,
-            tokens: memory(),
-            targets: memory(),
-            doc_start: memory(),
-            seconds: 0.0,
-            positions: 0,
-        }
+    pub fn new(run: Run<D>, batches: Batches, lr: Lr) -> Trainer<D> {
+        let type_of = |name: &str| run.engine().input(Role::First, name);
+        let feed = Feed::new(run.micro_batch(), batches.source().seq_len(), type_of);
+        Trainer { run, batches, lr, feed, seconds: 0.0, positions: 0 }
     }
 
     /// One optimizer step on the next global batch. At the end of an epoch that batch is what is left,
@@ -59,17 +46,8 @@ impl<D: Device> Trainer<D> {
         let scale = [1.0 / group.valid_tokens.max(1) as f32];
         let mut loss = 0.0;
         for which in 0..group.micro_batches {
-            let (tokens, targets, doc_start) =
-                (&mut self.tokens[..], &mut self.targets[..], &mut self.doc_start[..]);
-            self.batches.read(&group, which, Rows { tokens, targets, doc_start })?;
-            let inputs = [
-                ("tokens", Data::I32(&self.tokens)),
-                ("targets", Data::I32(&self.targets)),
-                ("scale", Data::F32(&scale)),
-                ("doc_start", Data::I32(&self.doc_start)),
-            ];
-            let used = if self.documents { &inputs[..] } else { &inputs[..3] };
-            loss += f64::from(self.run.backward(used)?);
+            self.feed.fill(|rows| self.batches.read(&group, which, rows))?;
+            loss += f64::from(self.run.backward(self.feed.inputs(&scale).as_slice())?);
         }
         let lr = self.lr.at(step);
         let grad_norm = f64::from(self.run.step(lr as f32)?);
