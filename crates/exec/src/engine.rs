@@ -104,6 +104,12 @@ impl<D: Device> Engine<D> {
         Ok(engine)
     }
 
+    /// The type of a schedule's input, if it has one of that name.
+    pub fn input(&self, role: Role, name: &str) -> Option<Type> {
+        let inputs = &self.schedules.get(&role)?.inputs;
+        inputs.iter().find(|(known, ..)| known == name).map(|(_, place, _)| place.ty)
+    }
+
     /// The device.
     pub fn device(&self) -> &D {
         &self.device

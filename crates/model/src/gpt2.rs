@@ -36,8 +36,8 @@ pub struct Gpt2 {
     pub norm_epsilon: f32,
     /// Probability of a zero in embeddings and in the updates of a block.
     pub dropout: f32,
-    /// Whether a row may hold several documents, kept apart by the input `doc_start`. Positions count
-    /// from the start of the row all the same.
+    /// Whether a row may hold several documents, kept apart by the input `doc_start` and each counted from
+    /// its own start by the input `positions`.
     pub documents: bool,
 }
 
@@ -90,7 +90,13 @@ impl Gpt2 {
         let visible = Visible { doc_start, ..Visible::CAUSAL };
 
         let x = g.embedding(words, tokens); // (B, T, C)
-        let places = g.slice(places, 0, 0, seq); // (T, C)
+        let places = match doc_start {
+            Some(_) => {
+                let positions = language::positions(g, tokens); // (B, T)
+                g.embedding(places, positions) // (B, T, C)
+            }
+            None => g.slice(places, 0, 0, seq), // (T, C)
+        };
         let x = g.add(x, places); // (B, T, C)
         let mut x = g.dropout(x, self.dropout); // (B, T, C)
         for layer in 0..self.layers {

@@ -1,9 +1,10 @@
 //! What the graphs of all language models share: the names of their inputs and outputs, and the head.
 //!
 //! A training graph reads `tokens` i32 `[B,T]`, `targets` i32 `[B,T]`, `scale` f32 `[]` and, where rows
-//! hold more than one document, `doc_start` i32 `[B,T]`; it yields `loss`. A generation graph reads
-//! `tokens` i32 `[1,T]` and `position` i32 `[1]`; it yields `logits` `[1,V]`. A graph that sorts whole
-//! texts reads one target per row, `targets` i32 `[B]`, and when it evaluates it yields `logits` `[B,L]` too.
+//! hold more than one document, `doc_start` i32 `[B,T]`, and with learned positions `positions` i32 `[B,T]`;
+//! it yields `loss`. A generation graph reads `tokens` i32 `[1,T]` and `position` i32 `[1]`; it yields
+//! `logits` `[1,V]`. A graph that sorts whole texts reads one target per row, `targets` i32 `[B]`, and when it
+//! evaluates it yields `logits` `[B,L]` too.
 //!
 //! Targets arrive shifted: `targets[b,t]` is what position `t` should predict. So the graph does not
 //! care whether the next word or a hidden word is asked for; that is the data loader's business.
@@ -23,6 +24,12 @@ pub(crate) fn tokens(g: &mut Graph, batch: usize, seq: usize) -> Value {
 #[track_caller]
 pub(crate) fn doc_start(g: &mut Graph, batch: usize, seq: usize) -> Value {
     g.input("doc_start", [batch, seq], DType::I32)
+}
+
+/// How far each of the `tokens (B, T)` stands behind the start of its document, `(B, T)`.
+#[track_caller]
+pub(crate) fn positions(g: &mut Graph, tokens: Value) -> Value {
+    g.input("positions", [g.shape(tokens).rows(), g.shape(tokens).columns()], DType::I32)
 }
 
 /// Ends a training graph: the loss of predicting `targets` from `x (B, T, C)` with the head's weight

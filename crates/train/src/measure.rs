@@ -99,7 +99,7 @@ pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> 
         };
         let run = Run::start(device, Planned { choice, budget }, config.options.seed)?;
         let batches = Batches::new(config.source()?, ACCUMULATION * rows as u64, rows);
-        let mut trainer = Trainer::new(run, batches, config.lr, config.model.documents);
+        let mut trainer = Trainer::new(run, batches, config.lr);
         trainer.step()?;
         trainer.run_mut().engine_mut().time_actions();
         for _ in 0..STEPS {

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use plimsoll_exec::{Data, Device};
+use plimsoll_exec::Device;
+use plimsoll_plan::Role;
 
 use crate::checkpoint::{Checkpoint, Checkpoints, Progress};
-use crate::data::{Batches, Rows};
+use crate::data::{Batches, Feed};
 use crate::error::TrainError;
 use crate::lr::Lr;
 use crate::memory;
@@ -24,11 +25,7 @@ pub struct Trainer<D: Device> {
     run: Run<D>,
     batches: Batches,
     lr: Lr,
-    /// Whether the model keeps documents of one row apart.
-    documents: bool,
-    tokens: Vec<i32>,
-    targets: Vec<i32>,
-    doc_start: Vec<i32>,
+    feed: Feed,
     seconds: f64,
     positions: u64,
     stop: Arc<AtomicBool>,
@@ -37,23 +34,11 @@ pub struct Trainer<D: Device> {
 
 impl<D: Device> Trainer<D> {
     /// A trainer of `run` on `batches`, which must have the run's micro-batch.
-    pub fn new(run: Run<D>, batches: Batches, lr: Lr, documents: bool) -> Trainer<D> {
-        let positions = run.micro_batch() * batches.source().seq_len();
-        let memory = || vec![0; positions];
+    pub fn new(run: Run<D>, batches: Batches, lr: Lr) -> Trainer<D> {
+        let type_of = |name: &str| run.engine().input(Role::First, name);
+        let feed = Feed::new(run.micro_batch(), batches.source().seq_len(), type_of);
         let facts = facts(&run, &batches);
-        Trainer {
-            run,
-            batches,
-            lr,
-            documents,
-            tokens: memory(),
-            targets: memory(),
-            doc_start: memory(),
-            seconds: 0.0,
-            positions: 0,
-            stop: Arc::default(),
-            facts,
-        }
+        Trainer { run, batches, lr, feed, seconds: 0.0, positions: 0, stop: Arc::default(), facts }
     }
 
     /// Adds what else must be the same in a run that goes on from a checkpoint of this one, by the name its
@@ -107,17 +92,8 @@ impl<D: Device> Trainer<D> {
         let scale = [1.0 / group.valid_tokens.max(1) as f32];
         let mut loss = 0.0;
         for which in 0..group.micro_batches {
-            let (tokens, targets, doc_start) =
-                (&mut self.tokens[..], &mut self.targets[..], &mut self.doc_start[..]);
-            self.batches.read(&group, which, Rows { tokens, targets, doc_start })?;
-            let inputs = [
-                ("tokens", Data::I32(&self.tokens)),
-                ("targets", Data::I32(&self.targets)),
-                ("scale", Data::F32(&scale)),
-                ("doc_start", Data::I32(&self.doc_start)),
-            ];
-            let used = if self.documents { &inputs[..] } else { &inputs[..3] };
-            loss += f64::from(self.run.backward(used)?);
+            self.feed.fill(|rows| self.batches.read(&group, which, rows))?;
+            loss += f64::from(self.run.backward(self.feed.inputs(&scale).as_slice())?);
         }
         let lr = self.lr.at(step);
         let grad_norm = f64::from(self.run.step(lr as f32)?);

@@ -248,7 +248,7 @@ fn the_trainer_and_a_loop_of_ones_own_reach_the_same_bits() {
     let batches = || Batches::new(source(), ROWS as u64, MICRO_BATCH);
     let begin = |strategy| start(&gpt2(SIZE), SIZE.seq, &options(ROWS, MICRO_BATCH, strategy, 2));
 
-    let mut trainer = Trainer::new(begin(Strategy::Sqrt), batches(), lr, false);
+    let mut trainer = Trainer::new(begin(Strategy::Sqrt), batches(), lr);
     let records: Vec<_> = (0..STEPS).map(|_| trainer.step().unwrap()).collect();
     check_arena(trainer.run());
 

@@ -53,7 +53,7 @@ impl Session {
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         let run = Run::start(device, summary.planned.clone(), config.options.seed)?;
         let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());
-        let trainer = Trainer::new(run, batches, config.lr, config.model.documents);
+        let trainer = Trainer::new(run, batches, config.lr);
         Ok(Session { summary, trainer, device_name })
     }
 

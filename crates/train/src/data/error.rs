@@ -58,6 +58,90 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
+    /// A model's folder without `tokenizer.json`.
+    NoTokenizer {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A file of the tokenizer is broken, or of a kind that is not known.
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The tokenizer has ids for which the model has no embedding.
+    TokenizerTooLarge {
+        /// Ids of the tokenizer.
+        ids: usize,
+        /// Rows of the embedding.
+        rows: usize,
+    },
+    /// The chat template has a mistake.
+    Template {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Conversations, and nothing that says how this model reads them.
+    NoTemplate,
+    /// A file of a kind that is not read.
+    UnknownKind {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A line of a `.jsonl` file or a row of a `.parquet` file that cannot be used.
+    BadLine {
+        /// The file.
+        path: PathBuf,
+        /// Its line or row, counted from 1.
+        line: u64,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// All lines were bad, or all texts empty.
+    NothingLeft {
+        /// What was named.
+        path: PathBuf,
+        /// Samples that were passed over.
+        skipped: u64,
+        /// What was wrong with the first of them.
+        first: String,
+    },
+    /// The tokenised data cannot be stored.
+    Cache {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's words.
+        why: String,
+    },
+    /// A share of the data to be kept apart that leaves nothing on one side.
+    Split {
+        /// What was named.
+        path: PathBuf,
+        /// Documents or pieces of the length of a sequence there are.
+        pieces: u64,
+    },
+    /// A part of the data is to be seen a number of times that is none.
+    Weight {
+        /// What was named.
+        path: PathBuf,
+        /// The number, as it was written.
+        weight: String,
+    },
+    /// Some labels are numbers, and some are names.
+    MixedLabels {
+        /// What was named.
+        path: PathBuf,
+    },
+    /// Words are to be hidden, and the tokenizer has no id for that.
+    NoMask,
+    /// Sequences too short for what the tokenizer puts around every text.
+    NoRoom {
+        /// Tokens asked for.
+        seq_len: usize,
+        /// Tokens around every text.
+        around: usize,
+    },
 }
 
 impl DataError {
@@ -68,6 +152,7 @@ impl DataError {
 }
 
 impl fmt::Display for DataError {
+    #[allow(clippy::too_many_lines, reason = "one sentence for each fault, nowhere else")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DataError::Missing { path } => {
@@ -107,6 +192,73 @@ impl fmt::Display for DataError {
                 "{} changed while it was being read; start again, with a copy that nothing writes to",
                 path.display()
             ),
+            DataError::NoTokenizer { folder } => write!(
+                f,
+                "{} has no tokenizer.json; save the model's fast tokenizer there with transformers' save_pretrained",
+                folder.display()
+            ),
+            DataError::Tokenizer { path, why } => write!(
+                f,
+                "{} cannot be used ({why}); take the file that was published with the model",
+                path.display()
+            ),
+            DataError::TokenizerTooLarge { ids, rows } => write!(
+                f,
+                "the tokenizer has {ids} ids and the model's embedding only {rows} rows; \
+                 use the tokenizer that was published with the model"
+            ),
+            DataError::Template { why } => {
+                write!(f, "the chat template cannot be used: {why}; mend it or give another")
+            }
+            DataError::NoTemplate => f.write_str(
+                "the data has `messages` and the model no chat template; \
+                 put a chat_template.jinja beside tokenizer.json, or use `prompt` and `completion`",
+            ),
+            DataError::UnknownKind { path } => write!(
+                f,
+                "{} is of a kind that is not read; give --data .txt, .jsonl or .parquet files",
+                path.display()
+            ),
+            DataError::BadLine { path, line, why } => write!(
+                f,
+                "{}, line {line}: {why}; mend the line, or pass over such lines with --skip-bad-lines",
+                path.display()
+            ),
+            DataError::NothingLeft { path, skipped, first } => write!(
+                f,
+                "{}: none of {skipped} samples can be used, the first because {first}; give --data other files",
+                path.display()
+            ),
+            DataError::Cache { path, why } => write!(
+                f,
+                "{} cannot be written ({why}); make room there or name another folder for the tokenised data",
+                path.display()
+            ),
+            DataError::Split { path, pieces } => write!(
+                f,
+                "{} has {pieces} pieces, too few to keep that share apart for validation; \
+                 state another share or give a file for validation",
+                path.display()
+            ),
+            DataError::Weight { path, weight } => write!(
+                f,
+                "the weight {weight} of {} is not above 0; leave the file out or state how often an epoch sees it",
+                path.display()
+            ),
+            DataError::MixedLabels { path } => write!(
+                f,
+                "{} has labels that are numbers and labels that are names; write all of them one way",
+                path.display()
+            ),
+            DataError::NoMask => f.write_str(
+                "the tokenizer has no mask_token, so words cannot be hidden; \
+                 use the tokenizer of a model that was trained so",
+            ),
+            DataError::NoRoom { seq_len, around } => write!(
+                f,
+                "sequences of {seq_len} tokens have no room for text beside the {around} tokens around it; \
+                 use a --seq-len above {around}"
+            ),
         }
     }
 }
@@ -119,7 +271,7 @@ mod tests {
 
     #[test]
     fn every_fault_is_one_sentence_with_the_facts_first_and_the_way_out_last() {
-        let path = || PathBuf::from("d/x");
+        let (path, why) = (|| PathBuf::from("d/x"), || String::from("why"));
         let sentences = [
             (DataError::Missing { path: path() }, "d/x does not exist; give --data"),
             (DataError::reading(&path(), &io::Error::other("denied")), "d/x cannot be read (denied); check"),
@@ -139,6 +291,32 @@ mod tests {
                 "the model knows 5 ids and the data needs 259; use",
             ),
             (DataError::Changed { path: path() }, "d/x changed while it was being read; start again"),
+            (DataError::NoTokenizer { folder: path() }, "d/x has no tokenizer.json; save"),
+            (DataError::Tokenizer { path: path(), why: why() }, "d/x cannot be used (why); take"),
+            (
+                DataError::TokenizerTooLarge { ids: 9, rows: 8 },
+                "the tokenizer has 9 ids and the model's embedding only 8 rows; use",
+            ),
+            (DataError::Template { why: why() }, "the chat template cannot be used: why; mend"),
+            (DataError::NoTemplate, "the data has `messages` and the model no chat template; put"),
+            (DataError::UnknownKind { path: path() }, "d/x is of a kind that is not read; give --data"),
+            (DataError::BadLine { path: path(), line: 3, why: why() }, "d/x, line 3: why; mend the line"),
+            (
+                DataError::NothingLeft { path: path(), skipped: 2, first: why() },
+                "d/x: none of 2 samples can be used, the first because why; give --data",
+            ),
+            (DataError::Cache { path: path(), why: why() }, "d/x cannot be written (why); make room"),
+            (DataError::Split { path: path(), pieces: 1 }, "d/x has 1 pieces, too few to keep"),
+            (
+                DataError::Weight { path: path(), weight: "-1".into() },
+                "the weight -1 of d/x is not above 0; leave",
+            ),
+            (DataError::MixedLabels { path: path() }, "d/x has labels that are numbers and labels"),
+            (DataError::NoMask, "the tokenizer has no mask_token, so words cannot be hidden; use"),
+            (
+                DataError::NoRoom { seq_len: 2, around: 2 },
+                "sequences of 2 tokens have no room for text beside the 2 tokens around it; use",
+            ),
         ];
         for (fault, beginning) in sentences {
             let sentence = fault.to_string();

@@ -1,4 +1,12 @@
-//! Where the token sequences come from: text files, or a synthetic source that needs no file.
+//! Where the token sequences come from: data sets, plain text byte by byte, or a synthetic source that needs no file.
+//!
+//! ```text
+//! files ──▶ records ──▶ samples ──▶ cache of ids ──▶ pieces ──▶ rows ──▶ batches
+//!           records     sample,      cache, tokenise    pack       corpus    batches
+//!                       tokenizer, template
+//! ```
+//!
+//! Bytes of text files are cut without regard to documents:
 //!
 //! ```text
 //! stream       begin a b c end begin d e end      one id per byte
@@ -13,19 +21,33 @@
 //! arithmetic. [`Batches`] groups sequences into global batches and counts the valid tokens of each
 //! before any of it is consumed.
 //!
-//! Absent: trained tokenizers, downloads, background reading, and any copy of the files in memory.
+//! Absent: downloads, background reading, and any copy of the files in memory.
 
 mod batches;
+mod cache;
+mod corpus;
 mod error;
+mod feed;
 mod order;
+mod pack;
+mod records;
+mod sample;
 mod synthetic;
+mod template;
 mod text;
+mod tokenise;
+mod tokenizer;
 
 pub use batches::{Batches, Group};
+pub use corpus::{Corpus, DataSpec, Dataset, Layout, Part, Task, Validation};
 pub use error::DataError;
+pub use feed::{Feed, Inputs};
 pub use order::{Order, Permutation};
 pub use synthetic::Synthetic;
+pub use template::{ChatTemplate, Rendered};
 pub use text::Text;
+pub use tokenise::Progress;
+pub use tokenizer::{Special, TextStream, Tokenizer};
 
 /// The id that opens a document; ids below it are bytes.
 pub const BEGIN: i32 = 256;
@@ -104,6 +126,8 @@ impl Rows<'_> {
 pub enum Source {
     /// Text files, byte by byte.
     Text(Text),
+    /// Tokenised files.
+    Corpus(Corpus),
     /// An endless invented stream.
     Synthetic(Synthetic),
 }
@@ -113,6 +137,7 @@ impl Source {
     pub fn seq_len(&self) -> usize {
         match self {
             Source::Text(text) => text.seq_len(),
+            Source::Corpus(corpus) => corpus.seq_len(),
             Source::Synthetic(synthetic) => synthetic.seq_len(),
         }
     }
@@ -121,6 +146,7 @@ impl Source {
     pub fn sequences_per_epoch(&self) -> Option<u64> {
         match self {
             Source::Text(text) => Some(text.sequences()),
+            Source::Corpus(corpus) => Some(corpus.sequences()),
             Source::Synthetic(_) => None,
         }
     }
@@ -130,6 +156,7 @@ impl Source {
     pub fn pad(&self) -> i32 {
         match self {
             Source::Text(_) => PAD,
+            Source::Corpus(corpus) => corpus.pad(),
             Source::Synthetic(_) => 0,
         }
     }
@@ -149,6 +176,7 @@ impl Source {
         );
         match self {
             Source::Text(text) => text.fill_row(epoch, index, row),
+            Source::Corpus(corpus) => corpus.fill_row(epoch, index, row),
             Source::Synthetic(synthetic) => {
                 synthetic.fill_row(index, row);
                 Ok(())

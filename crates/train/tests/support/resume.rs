@@ -29,7 +29,7 @@ pub(crate) fn sized(size: Size, data: &Path, options: &Options) -> Trainer<CpuDe
     let text = Text::open(data, size.seq, size.vocab, order).unwrap();
     let batches = Batches::new(Source::Text(text), options.global_batch as u64, run.micro_batch());
     let lr = Lr { peak: 1e-2, warmup_steps: 5, max_steps: 1000, decay: Decay::Cosine };
-    Trainer::new(run, batches, lr, false)
+    Trainer::new(run, batches, lr)
 }
 
 pub(crate) fn pinned() -> Options {

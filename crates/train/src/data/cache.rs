@@ -1,0 +1,255 @@
+//! Tokenised documents in one file, written once and read in windows.
+//!
+//! ```text
+//! 0    magic, key of what it was made from, five counts, checksum of the rest, checksum of this   HEADER bytes
+//!      ids        u32 × tokens       the highest bit is set in ids that are not learned from
+//!      ends       u64 × documents    one past the last id of each
+//!      labels     i32 × documents    or none at all
+//!      notes      JSON: names of the labels, and what was wrong with the first sample that was passed over
+//! ```
+//!
+//! All numbers are little-endian. The file is written under another name and renamed when it is whole. One that is
+//! shorter than it says, fails its checksums or was made from something else is as good as none. In memory stay
+//! the ends and the labels, 8 to 12 bytes per document; ids are read when a row asks for them.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value as Json, json};
+
+use super::DataError;
+use super::sample::Label;
+
+const MAGIC: &[u8; 16] = b"plimsoll ids 01\n";
+/// Magic, key, five counts, two checksums.
+const HEADER: usize = 16 + 32 + 5 * 8 + 2 * 4;
+/// Bytes read at once to check a file.
+const PIECE: usize = 1 << 20;
+
+/// What a cache was made from: files, tokenizer and settings, hashed.
+pub(super) type Key = [u8; 32];
+
+/// Tokenised documents on disk.
+#[derive(Debug)]
+pub(super) struct Cache {
+    path: PathBuf,
+    file: File,
+    ends: Vec<u64>,
+    labels: Vec<i32>,
+    notes: Notes,
+}
+
+/// What there is to say about the samples.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Notes {
+    /// Names that the labels number, in the order they came; none when labels are numbers in the data.
+    pub(super) names: Vec<String>,
+    /// Samples that were passed over.
+    pub(super) skipped: u64,
+    /// What was wrong with the first of them.
+    pub(super) first_skipped: Option<String>,
+}
+
+impl Cache {
+    /// The cache at `path`, if it is there, whole, and made from what `key` stands for.
+    pub(super) fn open(path: &Path, key: &Key) -> Option<Cache> {
+        let mut file = File::open(path).ok()?;
+        let mut header = [0; HEADER];
+        file.read_exact(&mut header).ok()?;
+        let counts = header_counts(&header, key)?;
+        let [tokens, documents, labels, notes, _] = counts;
+        let parts = [tokens.checked_mul(4)?, documents.checked_mul(8)?, labels.checked_mul(4)?, notes];
+        let body = parts.into_iter().try_fold(0u64, u64::checked_add)?;
+        let whole = file.metadata().ok()?.len() == body.checked_add(HEADER as u64)?;
+        if !whole || checksum(&mut file).ok()? != number(&header, HEADER - 8) {
+            return None;
+        }
+        file.seek(SeekFrom::Start(HEADER as u64 + parts[0])).ok()?;
+        let mut read = |bytes: u64| -> Option<Vec<u8>> {
+            let mut part = vec![0; usize::try_from(bytes).ok()?];
+            file.read_exact(&mut part).ok()?;
+            Some(part)
+        };
+        let ends = read(parts[1])?.as_chunks().0.iter().map(|&bytes| u64::from_le_bytes(bytes)).collect();
+        let labels = read(parts[2])?.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes)).collect();
+        let notes = Notes::from_json(&serde_json::from_slice(&read(parts[3])?).ok()?, counts[4])?;
+        Some(Cache { path: path.to_owned(), file, ends, labels, notes })
+    }
+
+    /// How many documents there are.
+    pub(super) fn documents(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Where the ids of a document stand.
+    pub(super) fn document(&self, which: usize) -> std::ops::Range<u64> {
+        let first = which.checked_sub(1).map_or(0, |before| self.ends[before]);
+        first..self.ends[which]
+    }
+
+    /// Labels, one per document; none when the data has no labels.
+    pub(super) fn labels(&self) -> &[i32] {
+        &self.labels
+    }
+
+    pub(super) fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
+    /// Reads `bytes.len() / 4` ids from the id at `first` on.
+    pub(super) fn read(&self, first: u64, bytes: &mut [u8]) -> Result<(), DataError> {
+        let read = self.file.read_exact_at(bytes, HEADER as u64 + 4 * first);
+        read.map_err(|fault| DataError::reading(&self.path, &fault))
+    }
+}
+
+impl Notes {
+    fn to_json(&self) -> Json {
+        json!({"names": self.names, "first_skipped": self.first_skipped})
+    }
+
+    fn from_json(json: &Json, skipped: u64) -> Option<Notes> {
+        let names = json["names"].as_array()?.iter().map(|name| name.as_str().map(str::to_owned));
+        let first_skipped = json["first_skipped"].as_str().map(str::to_owned);
+        Some(Notes { names: names.collect::<Option<_>>()?, skipped, first_skipped })
+    }
+}
+
+fn header_counts(header: &[u8; HEADER], key: &Key) -> Option<[u64; 5]> {
+    let sound = crc32c::crc32c(&header[..HEADER - 4]) == number(header, HEADER - 4);
+    if !sound || header[..16] != MAGIC[..] || header[16..48] != key[..] {
+        return None;
+    }
+    let counts = header[48..HEADER - 8].as_chunks::<8>().0;
+    let mut each = counts.iter().map(|&bytes| u64::from_le_bytes(bytes));
+    Some(std::array::from_fn(|_| each.next().unwrap_or(0)))
+}
+
+fn number(header: &[u8; HEADER], at: usize) -> u32 {
+    u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+}
+
+/// Of everything from where the file stands to its end.
+fn checksum(file: &mut File) -> io::Result<u32> {
+    let (mut piece, mut sum) = (vec![0; PIECE], 0);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(sum),
+            count => sum = crc32c::crc32c_append(sum, &piece[..count]),
+        }
+    }
+}
+
+/// A cache in the making.
+pub(super) struct Writer {
+    path: PathBuf,
+    partial: PathBuf,
+    out: BufWriter<File>,
+    sum: u32,
+    tokens: u64,
+    ends: Vec<u64>,
+    labels: Vec<i32>,
+    notes: Notes,
+    numbered: bool,
+}
+
+impl Writer {
+    /// Begins the cache that will be at `path`.
+    pub(super) fn create(path: &Path) -> Result<Writer, DataError> {
+        let partial = path.with_extension(format!("partial-{}", std::process::id()));
+        let fault = |fault: io::Error| unwritten(path, &fault);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(fault)?;
+        }
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&partial);
+        let mut out = BufWriter::with_capacity(PIECE, file.map_err(fault)?);
+        out.write_all(&[0; HEADER]).map_err(fault)?;
+        let (ends, labels, notes) = (Vec::new(), Vec::new(), Notes::default());
+        let path = path.to_owned();
+        Ok(Writer { path, partial, out, sum: 0, tokens: 0, ends, labels, notes, numbered: false })
+    }
+
+    /// Adds ids to the document at hand.
+    pub(super) fn write(&mut self, ids: &[u32]) -> Result<(), DataError> {
+        self.tokens += ids.len() as u64;
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.put(&bytes)
+    }
+
+    /// Ends the document at hand. `false` when its label is a number and others are names, or the other way round.
+    pub(super) fn close(&mut self, label: Option<Label>) -> bool {
+        self.ends.push(self.tokens);
+        let number = match label {
+            None => return true,
+            Some(Label::Number(number)) => {
+                self.numbered = true;
+                number
+            }
+            Some(Label::Name(name)) => {
+                let known = self.notes.names.iter().position(|known| *known == name);
+                known.unwrap_or_else(|| {
+                    self.notes.names.push(name);
+                    self.notes.names.len() - 1
+                }) as i32
+            }
+        };
+        self.labels.push(number);
+        !self.numbered || self.notes.names.is_empty()
+    }
+
+    /// Counts a sample that is passed over.
+    pub(super) fn skip(&mut self, why: String) {
+        self.notes.skipped += 1;
+        self.notes.first_skipped.get_or_insert(why);
+    }
+
+    pub(super) fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Writes what follows the ids, and gives the file its name.
+    pub(super) fn finish(mut self, key: &Key) -> Result<Cache, DataError> {
+        let (ends, labels) = (std::mem::take(&mut self.ends), std::mem::take(&mut self.labels));
+        self.put(&ends.iter().flat_map(|end| end.to_le_bytes()).collect::<Vec<u8>>())?;
+        self.put(&labels.iter().flat_map(|label| label.to_le_bytes()).collect::<Vec<u8>>())?;
+        let notes = self.notes.to_json().to_string();
+        self.put(notes.as_bytes())?;
+        let counts =
+            [self.tokens, ends.len() as u64, labels.len() as u64, notes.len() as u64, self.notes.skipped];
+        let mut header = [&MAGIC[..], key].concat();
+        header.extend(counts.iter().flat_map(|count| count.to_le_bytes()));
+        header.extend(self.sum.to_le_bytes());
+        header.extend(crc32c::crc32c(&header).to_le_bytes());
+
+        let fault = |fault: io::Error| unwritten(&self.path, &fault);
+        self.out.flush().map_err(fault)?;
+        let file = self.out.get_ref().try_clone().map_err(fault)?;
+        file.write_all_at(&header, 0).map_err(fault)?;
+        file.sync_all().map_err(fault)?;
+        fs::rename(&self.partial, &self.path).map_err(fault)?;
+        let notes = std::mem::take(&mut self.notes);
+        Ok(Cache { path: self.path.clone(), file, ends, labels, notes })
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+        self.sum = crc32c::crc32c_append(self.sum, bytes);
+        self.out.write_all(bytes).map_err(|fault| unwritten(&self.path, &fault))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // After the renaming nothing has this name any more.
+        let _ = fs::remove_file(&self.partial);
+    }
+}
+
+fn unwritten(path: &Path, fault: &io::Error) -> DataError {
+    DataError::Cache { path: path.to_owned(), why: fault.to_string() }
+}

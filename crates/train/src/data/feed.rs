@@ -1,0 +1,133 @@
+//! Rows as a graph reads them: its inputs by name, and none it does not have.
+//!
+//! | input | what it is |
+//! |---|---|
+//! | `tokens`, `targets` | as the rows have them |
+//! | `targets` of one number per row | the label, which stands at the row's first position |
+//! | `doc_start` | where documents of one row are kept apart |
+//! | `positions` | counted from the start of each document, where positions are learned |
+//! | `scale` | one over the targets that count, of the whole step |
+
+use plimsoll_exec::Data;
+use plimsoll_graph::Type;
+
+use super::{Rows, Sequence};
+
+/// Memory for one micro-batch, taken once.
+#[derive(Debug)]
+pub struct Feed {
+    seq_len: usize,
+    rows: Sequence,
+    documents: bool,
+    positions: Option<Vec<i32>>,
+    labels: Option<Vec<i32>>,
+}
+
+/// Inputs of one micro-batch.
+#[derive(Debug)]
+pub struct Inputs<'a> {
+    all: [(&'static str, Data<'a>); 5],
+    count: usize,
+}
+
+impl<'a> Inputs<'a> {
+    /// Names and values, as a run takes them.
+    pub fn as_slice(&self) -> &[(&'static str, Data<'a>)] {
+        &self.all[..self.count]
+    }
+}
+
+impl Feed {
+    /// Memory for `rows` rows of `seq_len` positions, for a graph whose inputs `type_of` knows.
+    pub fn new(rows: usize, seq_len: usize, type_of: impl Fn(&str) -> Option<Type>) -> Feed {
+        let positions = rows * seq_len;
+        let per_row = |ty: Type| ty.shape.elements() == rows && seq_len > 1;
+        Feed {
+            seq_len,
+            rows: Sequence::with_positions(positions),
+            documents: type_of("doc_start").is_some(),
+            positions: type_of("positions").map(|_| vec![0; positions]),
+            labels: type_of("targets").is_some_and(per_row).then(|| vec![0; rows]),
+        }
+    }
+
+    /// Lends the rows to whoever fills them, then derives the rest from them.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fill`.
+    pub fn fill<E>(&mut self, fill: impl FnOnce(Rows<'_>) -> Result<(), E>) -> Result<(), E> {
+        fill(self.rows.rows())?;
+        let Sequence { targets, doc_start, .. } = &self.rows;
+        if let Some(positions) = &mut self.positions {
+            for (at, (position, start)) in positions.iter_mut().zip(doc_start).enumerate() {
+                *position = (at % self.seq_len) as i32 - start;
+            }
+        }
+        if let Some(labels) = &mut self.labels {
+            for (label, row) in labels.iter_mut().zip(targets.chunks(self.seq_len)) {
+                *label = row[0];
+            }
+        }
+        Ok(())
+    }
+
+    /// The inputs, with one over the targets of the whole step.
+    pub fn inputs<'a>(&'a self, scale: &'a [f32]) -> Inputs<'a> {
+        let targets = self.labels.as_ref().unwrap_or(&self.rows.targets);
+        let mut all = [("tokens", Data::I32(&self.rows.tokens)); 5];
+        all[1] = ("targets", Data::I32(targets));
+        all[2] = ("scale", Data::F32(scale));
+        let mut count = 3;
+        let documents = self.documents.then_some(("doc_start", Data::I32(&self.rows.doc_start)));
+        let positions = self.positions.as_ref().map(|positions| ("positions", Data::I32(positions)));
+        for input in documents.into_iter().chain(positions) {
+            all[count] = input;
+            count += 1;
+        }
+        Inputs { all, count }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(inputs: &[(&str, usize)]) -> Feed {
+        let ty = |name: &str| inputs.iter().find(|input| input.0 == name).map(|input| Type::i32([input.1]));
+        let mut feed = Feed::new(2, 3, ty);
+        let filled: Result<(), ()> = feed.fill(|rows| {
+            rows.tokens.copy_from_slice(&[1, 2, 3, 4, 5, 6]);
+            rows.targets.copy_from_slice(&[7, -100, -100, 8, -100, -100]);
+            rows.doc_start.copy_from_slice(&[0, 0, 2, 0, 1, 1]);
+            Ok(())
+        });
+        filled.unwrap();
+        feed
+    }
+
+    fn given(feed: &Feed) -> Vec<(&'static str, Vec<i32>)> {
+        let numbers = |data: Data| match data {
+            Data::I32(numbers) => numbers.to_vec(),
+            Data::F32(numbers) => numbers.iter().map(|&number| number as i32).collect(),
+        };
+        feed.inputs(&[9.0]).as_slice().iter().map(|&(name, data)| (name, numbers(data))).collect()
+    }
+
+    #[test]
+    fn a_graph_gets_the_inputs_it_reads_and_positions_begin_anew_in_each_document() {
+        let (tokens, targets) = (vec![1, 2, 3, 4, 5, 6], vec![7, -100, -100, 8, -100, -100]);
+        let plain = [("tokens", tokens), ("targets", targets), ("scale", vec![9])];
+        assert_eq!(given(&filled(&[("targets", 6)])), plain);
+        let all = given(&filled(&[("targets", 6), ("doc_start", 6), ("positions", 6)]));
+        assert_eq!(all[..3], plain);
+        assert_eq!(all[3..], [("doc_start", vec![0, 0, 2, 0, 1, 1]), ("positions", vec![0, 1, 0, 0, 0, 1])]);
+    }
+
+    #[test]
+    fn a_graph_with_one_target_per_row_gets_the_labels() {
+        let inputs = given(&filled(&[("targets", 2), ("doc_start", 6)]));
+        assert_eq!(inputs[1], ("targets", vec![7, 8]));
+        assert_eq!(inputs[3].0, "doc_start");
+    }
+}

@@ -1,0 +1,274 @@
+//! Files as streams of samples: text in pieces, `.jsonl` line by line, `.parquet` row by row.
+//!
+//! A text file is one document. It is handed out in pieces that end behind a line break with something other than
+//! white space after it: tokenizers split there anyway, so the ids are those of the whole text (one that marks the
+//! first word of every text will mark the first of a piece too). Blank lines of a `.jsonl` file are passed over.
+//! Nothing is held in memory but the piece, the line or the row group at hand.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader as _, SerializedFileReader};
+use parquet::record::reader::RowIter;
+use parquet::record::{Field, Row};
+use serde_json::{Map, Value as Json};
+
+use super::DataError;
+use super::sample::kind;
+
+/// Bytes of text that are tokenised at once.
+const PIECE: usize = 1 << 18;
+
+/// Endings of files that are lists of samples, and of files that are one text.
+const LISTS: [&str; 2] = ["jsonl", "parquet"];
+const TEXTS: [&str; 3] = ["txt", "md", "rs"];
+/// Endings of data that would be mistaken for text.
+const FOREIGN: [&str; 12] =
+    ["json", "csv", "tsv", "xml", "arrow", "gz", "zst", "xz", "bz2", "zip", "safetensors", "bin"];
+
+/// One thing read from a file.
+#[derive(Debug)]
+pub(super) enum Record {
+    /// Part of a document.
+    Piece { text: String, opens: bool, closes: bool },
+    /// A sample with named columns, and its line or row, counted from 1.
+    Fields { line: u64, fields: Map<String, Json> },
+    /// A line that is no sample.
+    Bad { line: u64, why: String },
+}
+
+impl Record {
+    /// About how much memory it takes.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Record::Piece { text, .. } => text.len(),
+            Record::Fields { fields, .. } => fields.values().map(|value| value.to_string().len()).sum(),
+            Record::Bad { why, .. } => why.len(),
+        }
+    }
+}
+
+/// The files a path stands for: itself, or what is below a folder, in the order of their paths. A folder with lists of
+/// samples is a data set, and the texts beside them describe it.
+pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let found = fs::metadata(path).map_err(|fault| match fault.kind() {
+        io::ErrorKind::NotFound => DataError::Missing { path: path.to_owned() },
+        _ => DataError::reading(path, &fault),
+    })?;
+    if found.is_file() {
+        if ends_in(path, &FOREIGN) {
+            return Err(DataError::UnknownKind { path: path.to_owned() });
+        }
+        return Ok(vec![path.to_owned()]);
+    }
+    if !found.is_dir() {
+        return Err(DataError::NotAFile { path: path.to_owned() });
+    }
+    let mut all = Vec::new();
+    collect(path, &mut all)?;
+    let is_list = |path: &PathBuf| ends_in(path, &LISTS);
+    if all.iter().any(is_list) {
+        all.retain(is_list);
+    }
+    if all.is_empty() {
+        return Err(DataError::NoTextFiles { path: path.to_owned() });
+    }
+    // The order in which a folder lists its files differs between machines.
+    all.sort_unstable();
+    Ok(all)
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let unreadable = |fault: io::Error| DataError::reading(folder, &fault);
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        let path = entry.path();
+        if entry.file_type().map_err(unreadable)?.is_dir() {
+            collect(&path, files)?;
+        } else if ends_in(&path, &LISTS) || ends_in(&path, &TEXTS) {
+            let found = fs::metadata(&path).map_err(|fault| DataError::reading(&path, &fault))?;
+            // Anything but a file, such as a pipe, is no data whatever its name.
+            if found.is_file() {
+                files.push(path);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn ends_in(path: &Path, endings: &[&str]) -> bool {
+    path.extension().is_some_and(|end| endings.iter().any(|known| end == *known))
+}
+
+/// The samples of one file.
+pub(super) struct Records {
+    path: PathBuf,
+    reader: Reader,
+}
+
+enum Reader {
+    Text(Text),
+    Lines { input: BufReader<File>, line: u64, read: u64 },
+    Rows { rows: RowIter<'static>, row: u64, total: u64, bytes: u64 },
+}
+
+struct Text {
+    input: File,
+    /// Read and not yet handed out.
+    rest: Vec<u8>,
+    read: u64,
+    opens: bool,
+    done: bool,
+}
+
+impl Records {
+    pub(super) fn open(path: &Path) -> Result<Records, DataError> {
+        let unreadable = |fault: io::Error| DataError::reading(path, &fault);
+        let input = File::open(path).map_err(unreadable)?;
+        let reader = if ends_in(path, &["jsonl"]) {
+            Reader::Lines { input: BufReader::with_capacity(1 << 16, input), line: 0, read: 0 }
+        } else if ends_in(path, &["parquet"]) {
+            let bytes = input.metadata().map_err(unreadable)?.len();
+            let broken = |fault| broken(path, &fault);
+            let file = SerializedFileReader::new(input).map_err(broken)?;
+            let total = file.metadata().file_metadata().num_rows().max(1) as u64;
+            let rows = RowIter::from_file_into(Box::new(file));
+            Reader::Rows { rows, row: 0, total, bytes }
+        } else {
+            Reader::Text(Text { input, rest: Vec::new(), read: 0, opens: true, done: false })
+        };
+        Ok(Records { path: path.to_owned(), reader })
+    }
+
+    /// Bytes of the file that have been read.
+    pub(super) fn read(&self) -> u64 {
+        match &self.reader {
+            Reader::Text(text) => text.read,
+            Reader::Lines { read, .. } => *read,
+            // Which byte a row lies at is not known; its share of the rows is.
+            Reader::Rows { row, total, bytes, .. } => (*bytes as f64 * (*row as f64 / *total as f64)) as u64,
+        }
+    }
+
+    /// The next record; `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<Record>, DataError> {
+        let path = &self.path;
+        match &mut self.reader {
+            Reader::Text(text) => text.next(path),
+            Reader::Lines { input, line, read } => loop {
+                let mut bytes = Vec::new();
+                let count = input.read_until(b'\n', &mut bytes);
+                let count = count.map_err(|fault| DataError::reading(path, &fault))?;
+                if count == 0 {
+                    return Ok(None);
+                }
+                (*line, *read) = (*line + 1, *read + count as u64);
+                if *line == 1 && bytes.starts_with(b"\xef\xbb\xbf") {
+                    bytes.drain(..3);
+                }
+                if !bytes.trim_ascii().is_empty() {
+                    return Ok(Some(match parse(&bytes) {
+                        Ok(fields) => Record::Fields { line: *line, fields },
+                        Err(why) => Record::Bad { line: *line, why },
+                    }));
+                }
+            },
+            Reader::Rows { rows, row, .. } => {
+                let Some(next) = rows.next() else { return Ok(None) };
+                *row += 1;
+                let fields = fields_of(next.map_err(|fault| broken(path, &fault))?);
+                Ok(Some(Record::Fields { line: *row, fields }))
+            }
+        }
+    }
+}
+
+impl Text {
+    fn next(&mut self, path: &Path) -> Result<Option<Record>, DataError> {
+        if self.done {
+            return Ok(None);
+        }
+        loop {
+            let had = self.rest.len();
+            let count = (&self.input).take(PIECE as u64).read_to_end(&mut self.rest);
+            let count = count.map_err(|fault| DataError::reading(path, &fault))?;
+            self.read += count as u64;
+            if count == 0 {
+                self.done = true;
+                if self.rest.is_empty() && self.opens {
+                    return Ok(None);
+                }
+                let last = std::mem::take(&mut self.rest);
+                return self.piece(path, last, true);
+            }
+            if let Some(at) = last_seam(&self.rest, had) {
+                let behind = self.rest.split_off(at);
+                let piece = std::mem::replace(&mut self.rest, behind);
+                return self.piece(path, piece, false);
+            }
+        }
+    }
+
+    fn piece(&mut self, path: &Path, bytes: Vec<u8>, closes: bool) -> Result<Option<Record>, DataError> {
+        let text = String::from_utf8(bytes).map_err(|fault| {
+            let before = self.read - self.rest.len() as u64 - fault.as_bytes().len() as u64;
+            let at = before + fault.utf8_error().valid_up_to() as u64;
+            let why = format!("byte {at} is not UTF-8 text");
+            DataError::Unreadable { path: path.to_owned(), why }
+        })?;
+        let opens = std::mem::take(&mut self.opens);
+        Ok(Some(Record::Piece { text, opens, closes }))
+    }
+}
+
+/// Where a text can be cut: behind its last line break that is followed by something other than white space.
+fn last_seam(text: &[u8], from: usize) -> Option<usize> {
+    let first = from.max(1);
+    (first..text.len()).rev().find(|&at| text[at - 1] == b'\n' && text[at] > b' ')
+}
+
+fn parse(line: &[u8]) -> Result<Map<String, Json>, String> {
+    let text = std::str::from_utf8(line)
+        .map_err(|fault| format!("byte {} of the line is not UTF-8 text", fault.valid_up_to() + 1))?;
+    match serde_json::from_str(text.trim_end()) {
+        Ok(Json::Object(fields)) => Ok(fields),
+        Ok(other) => Err(format!("it is {}, not an object with columns", kind(&other))),
+        Err(fault) => {
+            let words = fault.to_string();
+            let words = words.split(" at line ").next().unwrap_or_default();
+            Err(format!("it is not JSON ({words}, at column {})", fault.column()))
+        }
+    }
+}
+
+fn broken(path: &Path, fault: &ParquetError) -> DataError {
+    DataError::Unreadable { path: path.to_owned(), why: fault.to_string() }
+}
+
+fn fields_of(row: Row) -> Map<String, Json> {
+    row.into_columns().into_iter().map(|(name, field)| (name, json_of(field))).collect()
+}
+
+fn json_of(field: Field) -> Json {
+    match field {
+        Field::Bool(value) => value.into(),
+        Field::Byte(value) => value.into(),
+        Field::Short(value) => value.into(),
+        Field::Int(value) => value.into(),
+        Field::Long(value) => value.into(),
+        Field::UByte(value) => value.into(),
+        Field::UShort(value) => value.into(),
+        Field::UInt(value) => value.into(),
+        Field::ULong(value) => value.into(),
+        Field::Float(value) => value.into(),
+        Field::Double(value) => value.into(),
+        Field::Str(text) => text.into(),
+        Field::Bytes(bytes) => String::from_utf8_lossy(bytes.data()).into(),
+        Field::Group(row) => Json::Object(fields_of(row)),
+        Field::ListInternal(list) => list.elements().iter().cloned().map(json_of).collect(),
+        // No column that is read holds anything else.
+        _ => Json::Null,
+    }
+}

@@ -1,0 +1,234 @@
+//! One sample to ids: which of them are learned from, and the label where there is one.
+//!
+//! | columns | rows are made of | learned from |
+//! |---|---|---|
+//! | `text` | opening, text, end | every token |
+//! | `messages` (and `tools`) | the chat template's rendering | what the assistant said |
+//! | `prompt`, `completion` | opening, both, end; or a rendering, where both are lists of messages | the completion |
+//! | `text`, `label` | the text; opening and closing are put around it when rows are made | the label |
+//!
+//! Prompt and completion, and all turns of a conversation, are tokenised as one text, so that the ids are those the
+//! model would see, and a token counts when it begins inside an answer; one that reaches from the prompt into the
+//! answer does not, because it is not the model that writes it.
+
+use std::ops::Range;
+
+use serde_json::{Map, Value as Json};
+
+use super::tokenizer::Tokenizer;
+use super::{DataError, Task};
+
+/// Set in ids that are not learned from.
+pub(super) const UNLEARNED: u32 = 1 << 31;
+
+/// What a sample came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Encoded {
+    /// Ids, with [`UNLEARNED`] set or not.
+    pub(super) ids: Vec<u32>,
+    pub(super) label: Option<Label>,
+}
+
+/// A class, as the data names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Label {
+    Number(i32),
+    Name(String),
+}
+
+/// Why a sample cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It is broken; others may be whole.
+    Sample(String),
+    /// No sample of its kind can be used.
+    All(DataError),
+}
+
+impl From<DataError> for Fault {
+    fn from(fault: DataError) -> Fault {
+        Fault::All(fault)
+    }
+}
+
+impl From<String> for Fault {
+    fn from(why: String) -> Fault {
+        Fault::Sample(why)
+    }
+}
+
+/// How samples of one task become ids.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Encoder<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) task: &'a Task,
+}
+
+impl Encoder<'_> {
+    /// A piece of a document that is nothing but text.
+    pub(super) fn piece(&self, text: &str, opens: bool, closes: bool) -> Result<Vec<u32>, Fault> {
+        let mut ids = Vec::new();
+        let causal = *self.task == Task::Causal;
+        if opens && causal {
+            ids.extend(self.tokenizer.opening().iter().map(|&id| id as u32));
+        }
+        ids.extend(self.tokenizer.encode_plain(text)?.into_iter().map(|id| id as u32));
+        if closes && causal {
+            self.end(&mut ids);
+        }
+        Ok(ids)
+    }
+
+    /// A sample with named columns.
+    pub(super) fn record(&self, fields: &Map<String, Json>) -> Result<Encoded, Fault> {
+        let has = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
+        match self.task {
+            Task::Causal if has("messages") => {
+                self.conversation(list(fields, "messages")?, 0, fields.get("tools"))
+            }
+            Task::Causal if has("prompt") && has("completion") => self.completion(fields),
+            Task::Causal if has("text") => {
+                let text = filled(fields, "text")?;
+                Ok(Encoded { ids: self.piece(text, true, true)?, label: None })
+            }
+            Task::Masked if has("text") => {
+                Ok(Encoded { ids: self.piece(filled(fields, "text")?, true, true)?, label: None })
+            }
+            Task::Classify { labels } if has("text") && has("label") => {
+                let ids = self.piece(filled(fields, "text")?, true, true)?;
+                Ok(Encoded { ids, label: Some(label(&fields["label"], labels)?) })
+            }
+            task => Err(Fault::Sample(missing(task, fields))),
+        }
+    }
+
+    fn completion(&self, fields: &Map<String, Json>) -> Result<Encoded, Fault> {
+        if let (Some(prompt), Some(answer)) = (fields["prompt"].as_array(), fields["completion"].as_array()) {
+            let messages = [&prompt[..], answer].concat();
+            return self.conversation(&messages, prompt.len(), fields.get("tools"));
+        }
+        let (prompt, completion) = (text(fields, "prompt")?, filled(fields, "completion")?);
+        let opening = self.tokenizer.opening().iter().map(|&id| id as u32 | UNLEARNED);
+        let mut ids: Vec<u32> = opening.collect();
+        let whole = [prompt, completion].concat();
+        ids.extend(self.learned_within(&whole, std::slice::from_ref(&(prompt.len()..whole.len())))?);
+        self.end(&mut ids);
+        Ok(Encoded { ids, label: None })
+    }
+
+    /// The answers among the messages from `from` on are learned.
+    fn conversation(&self, messages: &[Json], from: usize, tools: Option<&Json>) -> Result<Encoded, Fault> {
+        let template = self.tokenizer.template().ok_or(DataError::NoTemplate)?;
+        check_messages(messages)?;
+        let tools = tools.filter(|tools| !tools.is_null());
+        let rendered = template
+            .render_answers(messages, tools, from)
+            .map_err(|why| format!("the conversation cannot be rendered: {why}"))?;
+        if rendered.answers.iter().all(Range::is_empty) {
+            return Err(Fault::Sample(
+                "no message is by the `assistant`, so nothing is to be learned".into(),
+            ));
+        }
+        Ok(Encoded { ids: self.learned_within(&rendered.text, &rendered.answers)?, label: None })
+    }
+
+    /// Ids of a text, of which those that begin inside `ranges` (in order) are learned.
+    fn learned_within(&self, text: &str, ranges: &[Range<usize>]) -> Result<Vec<u32>, Fault> {
+        let mut ranges = ranges.iter().peekable();
+        let placed = self.tokenizer.encode_placed(text)?;
+        let mark = |(id, (from, _)): (i32, (usize, usize))| {
+            while ranges.next_if(|range| range.end <= from).is_some() {}
+            let learned = ranges.peek().is_some_and(|range| range.contains(&from));
+            if learned { id as u32 } else { id as u32 | UNLEARNED }
+        };
+        Ok(placed.into_iter().map(mark).collect())
+    }
+
+    /// Closes a document with what the tokenizer closes texts with, and the id that ends one.
+    fn end(&self, ids: &mut Vec<u32>) {
+        ids.extend(self.tokenizer.closing().iter().map(|&id| id as u32));
+        if let Some(end) = self.tokenizer.special().end
+            && ids.last() != Some(&(end as u32))
+        {
+            ids.push(end as u32);
+        }
+    }
+}
+
+fn check_messages(messages: &[Json]) -> Result<(), Fault> {
+    if messages.is_empty() {
+        return Err(Fault::Sample("`messages` is empty".into()));
+    }
+    match messages.iter().position(|message| !message["role"].is_string()) {
+        Some(at) => Err(Fault::Sample(format!("message {} has no `role`", at + 1))),
+        None => Ok(()),
+    }
+}
+
+fn text<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a str, Fault> {
+    let value = fields.get(name).unwrap_or(&Json::Null);
+    value.as_str().ok_or_else(|| Fault::Sample(format!("`{name}` is {}, not a text", kind(value))))
+}
+
+fn filled<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a str, Fault> {
+    let text = text(fields, name)?;
+    if text.is_empty() { Err(Fault::Sample(format!("`{name}` is empty"))) } else { Ok(text) }
+}
+
+fn list<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a [Json], Fault> {
+    let value = fields.get(name).unwrap_or(&Json::Null);
+    let items = value.as_array().map(Vec::as_slice);
+    items.ok_or_else(|| Fault::Sample(format!("`{name}` is {}, not a list", kind(value))))
+}
+
+fn label(value: &Json, known: &[String]) -> Result<Label, Fault> {
+    let number = value.as_i64().and_then(|number| i32::try_from(number).ok());
+    match (value.as_str(), number) {
+        (Some(name), _) if known.is_empty() => Ok(Label::Name(name.to_owned())),
+        (Some(name), _) => match known.iter().position(|label| label == name) {
+            Some(at) => Ok(Label::Number(at as i32)),
+            None => Err(Fault::Sample(format!("the label `{name}` is none of {}", quoted(known)))),
+        },
+        (None, Some(number)) if number >= 0 && (known.is_empty() || (number as usize) < known.len()) => {
+            Ok(Label::Number(number))
+        }
+        (None, Some(number)) if known.is_empty() => {
+            Err(Fault::Sample(format!("the label {number} is below 0")))
+        }
+        (None, Some(number)) => {
+            Err(Fault::Sample(format!("the label {number} is not among the {} classes", known.len())))
+        }
+        (None, None) => {
+            Err(Fault::Sample(format!("`label` is {}, not a whole number or a name", kind(value))))
+        }
+    }
+}
+
+fn missing(task: &Task, fields: &Map<String, Json>) -> String {
+    let wanted = match task {
+        Task::Causal => "`text`, `messages`, or `prompt` and `completion`",
+        Task::Masked => "`text`",
+        Task::Classify { .. } => "`text` and `label`",
+    };
+    let found: Vec<String> = fields.keys().cloned().collect();
+    if found.is_empty() {
+        return format!("there are no columns, and {wanted} is needed");
+    }
+    format!("the columns are {}, and {wanted} is needed", quoted(&found))
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// What a JSON value is, in words.
+pub(super) fn kind(value: &Json) -> &'static str {
+    match value {
+        Json::Null => "null",
+        Json::Bool(_) => "true or false",
+        Json::Number(_) => "a number",
+        Json::String(_) => "a text",
+        Json::Array(_) => "a list",
+        Json::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,345 @@
+//! Text to ids and back: a model's own `tokenizer.json`, or bytes where a model has none.
+//!
+//! Beside `tokenizer.json`, a folder of the hub says in `tokenizer_config.json` (older ones in
+//! `special_tokens_map.json`) which tokens begin, end and pad a text, and holds the chat template there or in
+//! `chat_template.jinja`. What the tokenizer puts around every text (`[CLS]` and `[SEP]`, a first token) is
+//! found once by asking it, so that texts can be encoded in pieces and wrapped afterwards.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use serde_json::Value as Json;
+use sha2::{Digest as _, Sha256};
+
+use super::template::ChatTemplate;
+use super::{BEGIN, BYTE_VOCABULARY, DataError, END, PAD};
+
+/// A model's vocabulary, with the chat template that belongs to it.
+#[derive(Debug)]
+pub struct Tokenizer {
+    kind: Kind,
+    vocabulary: usize,
+    opening: Vec<i32>,
+    closing: Vec<i32>,
+    special: Special,
+    template: Option<ChatTemplate>,
+    fingerprint: [u8; 32],
+}
+
+#[derive(Debug)]
+enum Kind {
+    Bytes,
+    Trained(Box<tokenizers::Tokenizer>),
+}
+
+/// Ids with a meaning of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Special {
+    /// Begins a text.
+    pub begin: Option<i32>,
+    /// Ends a text.
+    pub end: Option<i32>,
+    /// Stands where there is no text.
+    pub pad: Option<i32>,
+    /// Hides a word that is to be guessed.
+    pub mask: Option<i32>,
+}
+
+/// An id and the bytes of the text it stands for.
+pub(super) type Placed = (i32, (usize, usize));
+
+impl Tokenizer {
+    /// One id per byte, and ids that begin, end and pad a text: for models without a tokenizer of their own.
+    pub fn bytes() -> Tokenizer {
+        Tokenizer {
+            kind: Kind::Bytes,
+            vocabulary: BYTE_VOCABULARY,
+            opening: vec![BEGIN],
+            closing: Vec::new(),
+            special: Special { begin: Some(BEGIN), end: Some(END), pad: Some(PAD), mask: None },
+            template: None,
+            fingerprint: Sha256::digest(b"bytes").into(),
+        }
+    }
+
+    /// The tokenizer of a model's folder.
+    ///
+    /// # Errors
+    ///
+    /// When there is no `tokenizer.json`, or one of the files is not what it should be.
+    pub fn open(folder: &Path) -> Result<Tokenizer, DataError> {
+        let path = folder.join("tokenizer.json");
+        let bytes = read(&path)?.ok_or_else(|| DataError::NoTokenizer { folder: folder.to_owned() })?;
+        let wrong = |why: String| DataError::Tokenizer { path: path.clone(), why };
+        let mut inner =
+            tokenizers::Tokenizer::from_bytes(&bytes).map_err(|fault| wrong(one_line(&*fault)))?;
+        // Cutting and filling up rows is done here, to the run's length and not the tokenizer's.
+        inner.with_truncation(None).map_err(|fault| wrong(one_line(&*fault)))?;
+        inner.with_padding(None);
+
+        let config = Settings::read(folder)?;
+        let special = Special {
+            begin: config.id(&inner, "bos_token")?,
+            end: config.id(&inner, "eos_token")?,
+            pad: config.id(&inner, "pad_token")?,
+            mask: config.id(&inner, "mask_token")?,
+        };
+        let template = config.template(folder)?;
+        let (opening, closing) = surroundings(&inner).map_err(wrong)?;
+        let largest = inner.get_vocab(true).into_values().max();
+        let mut hash = Sha256::new();
+        hash.update(&bytes);
+        hash.update(format!("{special:?}"));
+        hash.update(template.as_ref().map_or("", ChatTemplate::source));
+        Ok(Tokenizer {
+            kind: Kind::Trained(Box::new(inner)),
+            vocabulary: largest.map_or(0, |id| id as usize + 1),
+            opening,
+            closing,
+            special,
+            template,
+            fingerprint: hash.finalize().into(),
+        })
+    }
+
+    /// One more than the largest id.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// Makes sure that a model with `rows` words has a row for every id.
+    ///
+    /// # Errors
+    ///
+    /// When the tokenizer has ids the model has not.
+    pub fn fits(&self, rows: usize) -> Result<(), DataError> {
+        match (&self.kind, self.vocabulary <= rows) {
+            (_, true) => Ok(()),
+            (Kind::Bytes, _) => Err(DataError::Vocabulary { vocabulary: rows, needed: self.vocabulary }),
+            (Kind::Trained(_), _) => Err(DataError::TokenizerTooLarge { ids: self.vocabulary, rows }),
+        }
+    }
+
+    /// Ids with a meaning of their own.
+    pub fn special(&self) -> Special {
+        self.special
+    }
+
+    /// The id for positions without text. Any will do where there is none of that name: such positions count for
+    /// nothing.
+    pub fn pad(&self) -> i32 {
+        self.special.pad.or(self.special.end).unwrap_or(0)
+    }
+
+    /// What stands before every text.
+    pub fn opening(&self) -> &[i32] {
+        &self.opening
+    }
+
+    /// What stands behind every text, besides the id that ends a document.
+    pub fn closing(&self) -> &[i32] {
+        &self.closing
+    }
+
+    /// The model's chat template, if it has one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// The same tokenizer with another chat template.
+    ///
+    /// # Errors
+    ///
+    /// When the template has a mistake.
+    pub fn with_template(mut self, source: &str) -> Result<Tokenizer, DataError> {
+        let names = self.special_names();
+        let wrong = |why| DataError::Template { why };
+        self.template = Some(ChatTemplate::new(source, names).map_err(wrong)?);
+        let mut hash = Sha256::new();
+        hash.update(self.fingerprint);
+        hash.update(source);
+        self.fingerprint = hash.finalize().into();
+        Ok(self)
+    }
+
+    /// Ids of a text with what stands around every text: what a model is asked with.
+    ///
+    /// # Errors
+    ///
+    /// When the tokenizer cannot read the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<i32>, DataError> {
+        Ok([&self.opening[..], &self.encode_plain(text)?, &self.closing].concat())
+    }
+
+    /// Ids of a text and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// When the tokenizer cannot read the text.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<i32>, DataError> {
+        match &self.kind {
+            Kind::Bytes => Ok(text.bytes().map(i32::from).collect()),
+            Kind::Trained(inner) => {
+                let encoding = inner.encode_fast(text, false).map_err(|fault| unreadable(&*fault))?;
+                Ok(encoding.get_ids().iter().map(|&id| id as i32).collect())
+            }
+        }
+    }
+
+    /// Ids of a text, each with the bytes it stands for.
+    pub(super) fn encode_placed(&self, text: &str) -> Result<Vec<Placed>, DataError> {
+        match &self.kind {
+            Kind::Bytes => {
+                Ok(text.bytes().enumerate().map(|(at, byte)| (i32::from(byte), (at, at + 1))).collect())
+            }
+            Kind::Trained(inner) => {
+                let encoding = inner.encode(text, false).map_err(|fault| unreadable(&*fault))?;
+                let ids = encoding.get_ids().iter().map(|&id| id as i32);
+                Ok(ids.zip(encoding.get_offsets().iter().copied()).collect())
+            }
+        }
+    }
+
+    /// The text of ids, without those that only have a meaning. Ids of nothing are passed over.
+    pub fn decode(&self, ids: &[i32]) -> String {
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            Kind::Trained(inner) => {
+                let ids: Vec<u32> = ids.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
+                inner.decode(&ids, true).unwrap_or_default()
+            }
+        }
+    }
+
+    /// A text that comes id by id.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream { tokenizer: self, ids: Vec::new(), shown: 0 }
+    }
+
+    /// Changes with anything that could change an id or a rendered conversation.
+    pub(super) fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+
+    fn special_names(&self) -> Vec<(String, String)> {
+        let Kind::Trained(inner) = &self.kind else { return Vec::new() };
+        let Special { begin, end, pad, mask } = self.special;
+        let named = [("bos_token", begin), ("eos_token", end), ("pad_token", pad), ("mask_token", mask)];
+        let token = |id: Option<i32>| inner.id_to_token(id? as u32);
+        named.into_iter().filter_map(|(name, id)| Some((name.to_owned(), token(id)?))).collect()
+    }
+}
+
+/// Words of a generated text, as soon as their last byte is there.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    ids: Vec<i32>,
+    shown: usize,
+}
+
+impl TextStream<'_> {
+    /// Takes the next id; returns the text it completes, which may be empty.
+    pub fn push(&mut self, id: i32) -> String {
+        self.ids.push(id);
+        let text = self.tokenizer.decode(&self.ids);
+        // A character whose bytes are not all there yet shows as a replacement.
+        if text.ends_with(char::REPLACEMENT_CHARACTER) {
+            return String::new();
+        }
+        let new = text.get(self.shown..).unwrap_or_default().to_owned();
+        self.shown = text.len();
+        new
+    }
+}
+
+/// What the tokenizer puts before and behind a text.
+fn surroundings(inner: &tokenizers::Tokenizer) -> Result<(Vec<i32>, Vec<i32>), String> {
+    let encode = |special| inner.encode_fast("a", special).map_err(|fault| one_line(&*fault));
+    let (plain, whole) = (encode(false)?, encode(true)?);
+    let (plain, whole) = (plain.get_ids(), whole.get_ids());
+    let at = whole.windows(plain.len().max(1)).position(|window| window == plain);
+    let at = at.ok_or("its post-processor changes the ids of a text")?;
+    let ids = |ids: &[u32]| ids.iter().map(|&id| id as i32).collect();
+    Ok((ids(&whole[..at]), ids(&whole[at + plain.len()..])))
+}
+
+/// `tokenizer_config.json` and, behind it, `special_tokens_map.json`.
+struct Settings(Vec<Json>);
+
+impl Settings {
+    fn read(folder: &Path) -> Result<Settings, DataError> {
+        let mut found = Vec::new();
+        for name in ["tokenizer_config.json", "special_tokens_map.json"] {
+            let path = folder.join(name);
+            if let Some(bytes) = read(&path)? {
+                let wrong = |fault: serde_json::Error| DataError::Tokenizer { path, why: fault.to_string() };
+                found.push(serde_json::from_slice(&bytes).map_err(wrong)?);
+            }
+        }
+        Ok(Settings(found))
+    }
+
+    /// The token of that name, which is a text or an object with one.
+    fn token(&self, name: &str) -> Option<&str> {
+        let value = self.0.iter().map(|file| &file[name]).find(|value| !value.is_null())?;
+        value.as_str().or_else(|| value["content"].as_str())
+    }
+
+    fn id(&self, inner: &tokenizers::Tokenizer, name: &str) -> Result<Option<i32>, DataError> {
+        let Some(token) = self.token(name) else { return Ok(None) };
+        match inner.token_to_id(token) {
+            Some(id) => Ok(Some(id as i32)),
+            None => Err(DataError::Tokenizer {
+                path: "tokenizer_config.json".into(),
+                why: format!("its {name} `{token}` is not in tokenizer.json"),
+            }),
+        }
+    }
+
+    fn template(&self, folder: &Path) -> Result<Option<ChatTemplate>, DataError> {
+        let path = folder.join("chat_template.jinja");
+        let file = read(&path)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let inside = self.0.iter().map(|file| &file["chat_template"]).find(|value| !value.is_null());
+        let Some(source) = file.or_else(|| inside.and_then(default_template)) else { return Ok(None) };
+        let names =
+            ["bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token"];
+        let special = names.into_iter().filter_map(|name| Some((name.into(), self.token(name)?.into())));
+        let template = ChatTemplate::new(&source, special.collect());
+        template.map(Some).map_err(|why| DataError::Template { why })
+    }
+}
+
+/// The template itself, or the one called `default` of several.
+fn default_template(value: &Json) -> Option<String> {
+    let listed = |value: &Json| {
+        let templates = value.as_array()?;
+        let named = templates.iter().find(|entry| entry["name"] == "default");
+        named.or(templates.first())?["template"].as_str().map(str::to_owned)
+    };
+    value.as_str().map(str::to_owned).or_else(|| listed(value))
+}
+
+/// A file's bytes, or `None` when there is no such file.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(fault) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(fault) => Err(DataError::reading(path, &fault)),
+    }
+}
+
+fn unreadable(fault: &(dyn std::error::Error + Send + Sync)) -> DataError {
+    DataError::Tokenizer { path: "tokenizer.json".into(), why: one_line(fault) }
+}
+
+fn one_line(fault: &(dyn std::error::Error + Send + Sync)) -> String {
+    fault.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+pub(super) mod tests;
