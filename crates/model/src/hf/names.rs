@@ -17,6 +17,18 @@ pub struct Stored {
     pub optional: bool,
 }
 
+impl Stored {
+    /// Under its own name, and nowhere else.
+    pub fn plain(name: &str) -> Stored {
+        Stored { name: name.to_owned(), alternatives: Vec::new(), optional: false }
+    }
+
+    /// All names, in the order to try them.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.name).chain(&self.alternatives).map(String::as_str)
+    }
+}
+
 impl Architecture {
     /// Where a parameter is found in a file.
     pub fn stored(&self, parameter: &str) -> Stored {

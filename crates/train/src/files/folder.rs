@@ -108,6 +108,11 @@ impl ModelFolder {
         names.into_iter().find_map(|name| Some((&self.files[*self.places.get(name)?], name)))
     }
 
+    /// The files, one or several.
+    pub fn files(&self) -> &[TensorFile] {
+        &self.files
+    }
+
     /// Names of all tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)

@@ -15,9 +15,11 @@ mod writer;
 
 pub use error::FileError;
 pub use folder::ModelFolder;
+pub(crate) use folder::beside;
+pub use plimsoll_model::hf::Stored;
 pub use safetensors::Dtype;
 pub use tensors::{Tensor, TensorFile};
-pub use weights::{Form, Loaded, StoredAs, load_weights, save_weights};
+pub use weights::{Form, Loaded, load_weights, save_weights};
 pub(crate) use weights::{in_file, write_model};
 pub use writer::{TensorSpec, TensorWriter};
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use plimsoll_exec::{Device, Engine};
 use plimsoll_graph::{DType, Type};
+use plimsoll_model::hf::Stored;
 use safetensors::Dtype;
 
 use super::folder::beside;
@@ -24,33 +25,11 @@ const PIECE: usize = 256 << 10;
 /// Bytes of one file before another is begun, as other tools have it.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// How a parameter is found in a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredAs {
-    /// The name it is written under, and looked for first.
-    pub name: String,
-    /// Names that other files have instead, in the order to try them.
-    pub alternatives: Vec<String>,
-    /// Whether a file may lack it; then it keeps what it was drawn as.
-    pub optional: bool,
-}
-
-impl StoredAs {
-    /// Under its own name, and nowhere else.
-    pub fn plain(name: &str) -> StoredAs {
-        StoredAs { name: name.to_owned(), alternatives: Vec::new(), optional: false }
-    }
-
-    fn names(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.name).chain(&self.alternatives).map(String::as_str)
-    }
-}
-
 /// How a model is laid down in a folder.
 #[derive(Clone)]
 pub struct Form {
     /// How each parameter is stored.
-    pub stored: Arc<dyn Fn(&str) -> StoredAs + Send + Sync>,
+    pub stored: Arc<dyn Fn(&str) -> Stored + Send + Sync>,
     /// Name of the weights' file without its ending: `model`, or `adapter_model`.
     pub stem: String,
     /// Whether parameters that are not trained are written too.
@@ -68,7 +47,7 @@ pub struct Form {
 impl Default for Form {
     fn default() -> Form {
         Form {
-            stored: Arc::new(StoredAs::plain),
+            stored: Arc::new(Stored::plain),
             stem: "model".into(),
             frozen: true,
             dtype: None,
@@ -104,7 +83,7 @@ pub fn load_weights<'a, D: Device>(
     engine: &mut Engine<D>,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &ModelFolder,
-    stored: impl Fn(&str) -> StoredAs,
+    stored: impl Fn(&str) -> Stored,
 ) -> Result<Loaded, TrainError> {
     let mut unused: BTreeSet<&str> = folder.names().collect();
     let mut absent = Vec::new();

@@ -1,0 +1,220 @@
+//! Writing text: the model forward, one token at a time.
+//!
+//! A generator holds weights and the activations of one forward pass, nothing else, in an arena of its own that is
+//! planned inside a budget like any other. The whole text is read again for every token, which is simple and slow:
+//! keys and values of earlier tokens are not kept.
+
+use plimsoll_exec::random::{Stream, name_hash};
+use plimsoll_exec::{CpuDevice, Data, Device, Engine};
+use plimsoll_graph::{Graph, StateKind, Type};
+use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan};
+
+use crate::budget::Budget;
+use crate::error::TrainError;
+use crate::pretrained::{AdapterFolder, Pretrained};
+use crate::size::Size;
+
+/// How the next token is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Above 1 more daring, below 1 less; 0 always takes the likeliest.
+    pub temperature: f32,
+    /// Only the likeliest so many are drawn from; all when absent.
+    pub top_k: Option<usize>,
+    /// Only the likeliest that together have this probability are drawn from.
+    pub top_p: f32,
+    /// Makes the draws repeatable.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling { temperature: 1.0, top_k: None, top_p: 1.0, seed: 0 }
+    }
+}
+
+impl Sampling {
+    /// The token drawn at `position`.
+    pub fn draw(&self, logits: &[f32], position: usize) -> i32 {
+        let mut ids: Vec<usize> = (0..logits.len()).collect();
+        ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        let Some(&likeliest) = ids.first() else { return 0 };
+        if self.temperature <= 0.0 {
+            return likeliest as i32;
+        }
+        ids.truncate(self.top_k.unwrap_or(ids.len()).max(1));
+        let weight = |id: usize| f64::from((logits[id] - logits[likeliest]) / self.temperature).exp();
+        let whole: f64 = ids.iter().map(|&id| weight(id)).sum();
+        let mut kept = 0.0;
+        let enough = ids.iter().position(|&id| {
+            kept += weight(id);
+            kept >= f64::from(self.top_p) * whole
+        });
+        ids.truncate(enough.map_or(ids.len(), |last| last + 1));
+        let kept: f64 = ids.iter().map(|&id| weight(id)).sum();
+        let stream = Stream::new(self.seed, name_hash("generate"), position as u32);
+        let mut left = f64::from(stream.uniform(0, 0)) * kept;
+        let drawn = ids.iter().find(|&&id| {
+            left -= weight(id);
+            left < 0.0
+        });
+        *drawn.unwrap_or(&likeliest) as i32
+    }
+}
+
+/// A model that writes.
+#[derive(Debug)]
+pub struct Generator {
+    engine: Engine<CpuDevice>,
+    tokens: Vec<i32>,
+    logits: Vec<f32>,
+    end: Vec<i32>,
+}
+
+impl Generator {
+    /// Plans the forward pass for texts of up to `length` tokens inside `budget` and reads the weights.
+    ///
+    /// # Errors
+    ///
+    /// When the text is longer than the model can read, or does not fit.
+    pub fn open(
+        model: &Pretrained,
+        adapter: Option<&AdapterFolder>,
+        length: usize,
+        budget: &Budget,
+        threads: usize,
+    ) -> Result<Generator, TrainError> {
+        let graph = model.configuration.architecture.generation(length)?;
+        let graph = match adapter {
+            Some(adapter) => adapter.config.lora.without_dropout().adapt(&graph)?,
+            None => graph,
+        };
+        let device = CpuDevice::new(threads)?;
+        let mut engine = forward_engine(device, graph.clone(), budget)?;
+        let parameters = parameters(&graph);
+        let parameters = || parameters.iter().map(|(name, ty)| (name.as_str(), *ty));
+        model.load(&mut engine, parameters())?;
+        if let Some(adapter) = adapter {
+            adapter.load(&mut engine, parameters())?;
+        }
+        Ok(Generator {
+            engine,
+            tokens: vec![0; length],
+            logits: vec![0.0; model.configuration.architecture.vocab()],
+            end: model.configuration.eos.iter().map(|&id| id as i32).collect(),
+        })
+    }
+
+    /// Writes on from `prompt` until the text is full, `count` tokens are written, or the model ends it; `each` is
+    /// told every token and may stop it by returning false.
+    ///
+    /// # Errors
+    ///
+    /// When the prompt is empty or longer than what was planned for.
+    pub fn write(
+        &mut self,
+        prompt: &[i32],
+        count: usize,
+        sampling: &Sampling,
+        mut each: impl FnMut(i32) -> bool,
+    ) -> Result<(), TrainError> {
+        let length = self.tokens.len();
+        if prompt.is_empty() || prompt.len() > length {
+            let given = prompt.len();
+            return Err(TrainError::Config(format!(
+                "the prompt has {given} tokens; it may have 1 to {length}"
+            )));
+        }
+        self.tokens[..prompt.len()].copy_from_slice(prompt);
+        // What lies behind the text is not read: every position sees only those before it.
+        for position in (prompt.len()..length).take(count) {
+            let last = [position as i32 - 1];
+            let inputs = [("tokens", Data::I32(&self.tokens)), ("position", Data::I32(&last))];
+            self.engine.run(Role::First, &inputs)?;
+            self.engine.output(Role::First, "logits", &mut self.logits)?;
+            let id = sampling.draw(&self.logits, position);
+            if self.end.contains(&id) {
+                break;
+            }
+            self.tokens[position] = id;
+            if !each(id) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the arena.
+    pub fn arena_bytes(&self) -> u64 {
+        self.engine.arena_bytes()
+    }
+}
+
+/// An engine that runs a forward graph and nothing else.
+fn forward_engine(device: CpuDevice, graph: Graph, budget: &Budget) -> Result<Engine<CpuDevice>, TrainError> {
+    let facts = device.facts(&graph);
+    let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
+    let planned = |scratch| {
+        plan(&program, Strategy::None, scratch)
+            .map_err(|error| TrainError::search(SearchError::Plan(error), budget))
+    };
+    let mut plan = planned(Scratch::Best)?;
+    if plan.arena_bytes > budget.arena() {
+        plan = planned(Scratch::Least)?;
+    }
+    if plan.arena_bytes > budget.arena() {
+        let (needed, total) = (plan.arena_bytes + budget.outside, budget.total);
+        let (needed, total) = (Size { bytes: needed }, Size { bytes: total });
+        return Err(TrainError::Config(format!(
+            "generating takes {needed} and the budget is {total}; state a larger --memory or fewer tokens"
+        )));
+    }
+    Ok(Engine::new(device, &program, &plan, 0)?)
+}
+
+/// Names and types of a graph's parameters.
+fn parameters(graph: &Graph) -> Vec<(String, Type)> {
+    let states = graph.states().iter().filter(|state| matches!(state.kind, StateKind::Parameter { .. }));
+    states.map(|state| (state.name.clone(), state.ty)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 4] = [0.0, 2.0, 1.0, -1.0];
+
+    fn drawn(sampling: Sampling) -> Vec<usize> {
+        let mut counts = vec![0; LOGITS.len()];
+        for position in 0..20_000 {
+            counts[sampling.draw(&LOGITS, position) as usize] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities_of_the_temperature() {
+        for temperature in [0.5, 1.0, 2.0] {
+            let weights: Vec<f64> =
+                LOGITS.iter().map(|&l| (f64::from(l) / f64::from(temperature)).exp()).collect();
+            let whole: f64 = weights.iter().sum();
+            let counts = drawn(Sampling { temperature, ..Sampling::default() });
+            for (count, weight) in counts.iter().zip(weights) {
+                assert!(
+                    (*count as f64 / 20_000.0 - weight / whole).abs() < 0.01,
+                    "{temperature}: {counts:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_likeliest_are_drawn_where_that_is_asked() {
+        assert_eq!(drawn(Sampling { temperature: 0.0, ..Sampling::default() }), [0, 20_000, 0, 0]);
+        let two = drawn(Sampling { top_k: Some(2), ..Sampling::default() });
+        assert!(two[0] == 0 && two[3] == 0 && two[2] > 4000, "{two:?}");
+        // 0.64, 0.24 and 0.09 of the whole: two of them have 0.8.
+        let most = drawn(Sampling { top_p: 0.8, ..Sampling::default() });
+        assert!(most[0] == 0 && most[3] == 0 && most[2] > 4000, "{most:?}");
+    }
+}
