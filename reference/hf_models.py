@@ -17,7 +17,11 @@ Each folder is what `save_pretrained` leaves (`config.json`, `generation_config.
     final.<name>      weights after the tenth step, of all parameters but the tables of words
 
 What is computed is computed from the files: the folder is loaded again before anything is recorded. Batches,
-the spread of weights and the optimizer are those of models.py, whose remarks on the last digits hold here too.
+the spread of weights and the optimizer are those of models.py, whose remarks on key biases hold here too.
+
+Where a gradient happens to be a millionth of its neighbours', AdamW divides rounding by rounding, and PyTorch's own
+f32 run ends 4e-4 from its f64 run. Such a draw can judge nobody, so the first seed is taken for which the two runs
+agree within 1e-5 in final weights and 1e-6 in losses and norms.
 
     llama         Llama 3: stretched rotary positions, tied head, several end tokens
     llama2        linear scaling, an untied head, in shards, with a config.json as older versions wrote it
@@ -39,7 +43,7 @@ from models import (
     IGNORED, LENGTH, ROWS, STEPS, adamw, gradients, logits_of, loss_of, masked_word_batch, next_word_batch,
     scatter_weights,
 )
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 VOCAB, POSITIONS = 256, 32
 DECODER = dict(
@@ -75,7 +79,8 @@ def configs() -> dict[str, tuple[str, transformers.PretrainedConfig]]:
         "llama2": ("LlamaForCausalLM", t.LlamaConfig(**DECODER, rope_parameters=linear)),
         "mistral": ("MistralForCausalLM", t.MistralConfig(**DECODER, rope_parameters=theta(10_000.0),
                                                           sliding_window=5)),
-        "qwen2": ("Qwen2ForCausalLM", t.Qwen2Config(**DECODER, rope_parameters=theta(1_000_000.0),
+        # A low base: keys that hardly turn have biases that hardly matter, and then rounding decides them.
+        "qwen2": ("Qwen2ForCausalLM", t.Qwen2Config(**DECODER, rope_parameters=theta(100.0),
                                                     tie_word_embeddings=True)),
         "qwen3": ("Qwen3ForCausalLM", t.Qwen3Config(**DECODER, rope_parameters=theta(1_000_000.0), head_dim=12)),
         "gpt2": ("GPT2LMHeadModel", t.GPT2Config(**GPT2)),
@@ -136,32 +141,53 @@ def check_own_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> No
         torch.testing.assert_close(loss_of(model, batch, valid), own)
 
 
+def agree(single: dict[str, torch.Tensor], double: dict[str, torch.Tensor]) -> bool:
+    """Whether rounding decides no number that is compared."""
+    def apart(name: str) -> float:
+        # Key biases: see models.py.
+        if name.endswith("key.bias") or name.endswith("c_attn.bias"):
+            return 0.0
+        return ((single[name] - double[name]).abs().max() / double[name].abs().max()).item()
+
+    final = max(apart(name) for name in single if name.startswith("final."))
+    return final < 1e-5 and max(apart("losses"), apart("grad_norms")) < 1e-6
+
+
+def write(folder: Path, class_name: str, config: transformers.PretrainedConfig, seed: int) -> bool:
+    """Writes a folder; returns whether its draw is one to judge by."""
+    shutil.rmtree(folder, ignore_errors=True)
+    random = torch.Generator().manual_seed(seed)
+    model_class = getattr(transformers, class_name)
+    model = model_class(config)
+    scatter_weights(model, random)
+    if folder.name == "qwen2":
+        model = model.to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="50KB" if folder.name == "llama2" else "1GB")
+    if folder.name == "llama2":
+        write_as_older_versions_did(folder)
+
+    batch = batch_for(folder.name, random)
+    assert batch["tokens"].shape == (ROWS, LENGTH)
+    runs = []
+    for dtype in (torch.float32, torch.float64):
+        model = model_class.from_pretrained(folder, dtype=dtype, attn_implementation="eager").train()
+        check_own_loss(model, batch)
+        runs.append(record(model, batch))
+    save_file(runs[0], folder / "golden.safetensors")
+    return agree(*runs)
+
+
 def main() -> None:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "testdata" / "hf"
     # One thread: the order of sums, and so the file's bytes, must not depend on the machine's cores.
     torch.set_num_threads(1)
     for name, (class_name, config) in configs().items():
         folder = root / name
-        shutil.rmtree(folder, ignore_errors=True)
-        random = torch.Generator().manual_seed(20)
-        model_class = getattr(transformers, class_name)
-        model = model_class(config)
-        scatter_weights(model, random)
-        if name == "qwen2":
-            model = model.to(torch.bfloat16)
-        model.save_pretrained(folder, max_shard_size="50KB" if name == "llama2" else "1GB")
-        if name == "llama2":
-            write_as_older_versions_did(folder)
-
-        model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").train()
-        batch = batch_for(name, random)
-        assert batch["tokens"].shape == (ROWS, LENGTH)
-        check_own_loss(model, batch)
-        tensors = record(model, batch)
-        save_file(tensors, folder / "golden.safetensors")
-        first, last = tensors["losses"][0].item(), tensors["losses"][-1].item()
+        seed = next(seed for seed in range(20, 60) if write(folder, class_name, config, seed))
+        golden = load_file(folder / "golden.safetensors")
+        first, last = golden["losses"][0].item(), golden["losses"][-1].item()
         size = sum(file.stat().st_size for file in folder.iterdir()) // 1024
-        print(f"{name}: loss {first:.4f} -> {last:.4f}, norm {tensors['grad_norms'][0]:.3f}, {size} KiB")
+        print(f"{name}: seed {seed}, loss {first:.4f} -> {last:.4f}, norm {golden['grad_norms'][0]:.3f}, {size} KiB")
 
 
 if __name__ == "__main__":

@@ -68,15 +68,12 @@ impl Bert {
     pub fn training(&self, batch: usize, seq: usize) -> Result<Graph, GraphError> {
         let mut g = Graph::new();
         let (x, words) = self.read(&mut g, batch, seq)?; // (B, T, C), (V, C)
-        match self.labels {
-            Some(labels) => {
-                let logits = self.classify(&mut g, x, labels); // (B, L)
-                language::label_loss(&mut g, logits);
-            }
-            None => {
-                let (x, bias) = self.transform(&mut g, x); // (B, T, C), (V)
-                language::loss(&mut g, x, words, Some(bias));
-            }
+        if let Some(labels) = self.labels {
+            let logits = self.classify(&mut g, x, labels); // (B, L)
+            language::label_loss(&mut g, logits);
+        } else {
+            let (x, bias) = self.transform(&mut g, x); // (B, T, C), (V)
+            language::loss(&mut g, x, words, Some(bias));
         }
         g.finish()
     }

@@ -64,7 +64,8 @@ pub(super) fn label_names(keys: &Keys) -> Vec<String> {
     (0..names.len()).map(name).collect()
 }
 
-pub(super) fn write(model: &Bert) -> Value {
+/// `names` are those of the labels; what lacks one is called as transformers calls it.
+pub(super) fn write(model: &Bert, names: &[String]) -> Value {
     let class = if model.labels.is_some() { "BertForSequenceClassification" } else { "BertForMaskedLM" };
     let mut config = json!({
         "architectures": [class],
@@ -84,7 +85,7 @@ pub(super) fn write(model: &Bert) -> Value {
         "vocab_size": model.vocab,
     });
     if let (Some(labels), Value::Object(config)) = (model.labels, &mut config) {
-        let name = |number: usize| format!("LABEL_{number}");
+        let name = |i: usize| names.get(i).cloned().unwrap_or_else(|| format!("LABEL_{i}"));
         let numbers = 0..labels.count;
         let id2label: Map<String, Value> = numbers.clone().map(|i| (i.to_string(), name(i).into())).collect();
         let label2id: Map<String, Value> = numbers.map(|i| (name(i), i.into())).collect();
@@ -93,7 +94,6 @@ pub(super) fn write(model: &Bert) -> Value {
         config.insert("classifier_dropout".into(), if own { decimal(labels.dropout) } else { Value::Null });
         config.insert("id2label".into(), Value::Object(id2label));
         config.insert("label2id".into(), Value::Object(label2id));
-        config.sort_keys();
     }
     config
 }

@@ -139,7 +139,6 @@ pub(super) fn write(model: &Llama) -> Result<Value, ConfigError> {
             config.insert("attention_bias".into(), false.into());
             config.insert("head_dim".into(), head_width.into());
         }
-        config.sort_keys();
     }
     Ok(config)
 }

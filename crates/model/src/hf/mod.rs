@@ -99,19 +99,53 @@ impl Architecture {
         })
     }
 
-    /// The `config.json` of this model, as transformers 5 writes it, without the keys that say nothing about
-    /// its shape: add `dtype`, `bos_token_id`, `eos_token_id` and `pad_token_id` beside the weights. A Llama
-    /// without stated positions is given 2048.
+    /// The `config.json` of this model when nothing is known but its shape: see [`Configuration::to_config`].
     ///
     /// # Errors
     ///
     /// When no class of transformers computes this model.
     pub fn to_config(&self) -> Result<Value, ConfigError> {
-        match self {
-            Architecture::Llama(model) => llama::write(model),
-            Architecture::Gpt2(model) => Ok(gpt2::write(model)),
-            Architecture::Bert(model) => Ok(bert::write(model)),
+        Configuration::from(self.clone()).to_config()
+    }
+}
+
+impl Configuration {
+    /// The `config.json` as transformers 5 writes it, without the keys that change nothing. A Llama without
+    /// stated positions is given 2048.
+    ///
+    /// # Errors
+    ///
+    /// When no class of transformers computes this model.
+    pub fn to_config(&self) -> Result<Value, ConfigError> {
+        let mut config = match &self.architecture {
+            Architecture::Llama(model) => llama::write(model)?,
+            Architecture::Gpt2(model) => gpt2::write(model),
+            Architecture::Bert(model) => bert::write(model, &self.labels),
+        };
+        let eos = match self.eos[..] {
+            [] => Value::Null,
+            [only] => only.into(),
+            _ => self.eos.clone().into(),
+        };
+        if let Value::Object(config) = &mut config {
+            // Written even where there is none: transformers would assume the ids of the first such model.
+            config.insert("bos_token_id".into(), self.bos.into());
+            config.insert("eos_token_id".into(), eos);
+            config.insert("pad_token_id".into(), self.pad.into());
+            if let Some(dtype) = &self.dtype {
+                config.insert("dtype".into(), dtype.as_str().into());
+            }
+            config.sort_keys();
         }
+        Ok(config)
+    }
+}
+
+impl From<Architecture> for Configuration {
+    /// A model of which nothing is known but its shape.
+    fn from(architecture: Architecture) -> Configuration {
+        let (eos, labels, notes) = (Vec::new(), Vec::new(), Vec::new());
+        Configuration { architecture, dtype: None, bos: None, eos, pad: None, labels, notes }
     }
 }
 
