@@ -3,15 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use plimsoll_graph::{DType, Graph, Init};
 use plimsoll_plan::Strategy;
-use plimsoll_train::Options;
-use plimsoll_train::checkpoint::{Best, Checkpoint, Progress};
-use plimsoll_train::files::{ModelFolder, TensorFile};
+use plimsoll_train::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
+use plimsoll_train::files::{Form, ModelFolder, TensorFile};
+use plimsoll_train::{Options, Run};
 use tempfile::TempDir;
 
 #[path = "support/resume.rs"]
@@ -149,6 +151,7 @@ fn broken_checkpoints_are_passed_over_by_name_and_leftovers_are_cleared() {
     fs::create_dir(output.join(".tmp-checkpoint-7")).unwrap();
     fs::write(output.join(".tmp-checkpoint-7/model.safetensors"), "half").unwrap();
     fs::create_dir(output.join(".tmp-old-checkpoint-3")).unwrap();
+    fs::create_dir(output.join(".tmp-model")).unwrap();
     fs::rename(&saved[0], output.join(".tmp-checkpoint-1")).unwrap();
     let second = open(&output, None).unwrap_err().to_string();
     assert!(second.contains("is in use by another run"), "{second}");
@@ -186,6 +189,61 @@ fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
     assert!(fault.contains("h.1.") && fault.contains("it is of another model"), "{fault}");
 }
 
+/// A body, trained or not, and a trained head.
+fn adapted(body_is_trained: bool) -> Run {
+    let model = move |rows: usize| {
+        let mut g = Graph::new();
+        let x = g.input("x", [rows, 8], DType::F32);
+        let w = if body_is_trained {
+            g.param("body", [4, 8], Init::Normal(0.1))
+        } else {
+            g.frozen("body", [4, 8], Init::Normal(0.1))
+        };
+        let h = g.linear(x, w, None);
+        let targets = g.input("targets", [rows], DType::I32);
+        let scale = g.loss_scale();
+        let head = g.param("head", [3, 4], Init::Normal(0.1));
+        let loss = g.head_loss(h, head, None, targets, scale, -100);
+        g.output("loss", loss);
+        g.finish()
+    };
+    Run::new(model, &Options { memory: Some(1 << 30), ..Options::default() }).unwrap()
+}
+
+#[test]
+fn what_is_not_trained_may_be_left_out_and_other_state_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let form = Form { stem: "adapter_model".into(), frozen: false, ..Form::default() };
+    let checkpoints = Checkpoints::open(folder.path(), form, None).unwrap();
+    let (mut run, facts) = (adapted(false), BTreeMap::new());
+    let body = run.state("body").unwrap();
+    run.set_state("head", &[0.5; 12]).unwrap();
+    run.set_state("v.head", &[0.25; 12]).unwrap();
+    let saved = checkpoints.save(&run, 3, facts.clone(), &Progress::default()).unwrap();
+    let held = TensorFile::open(&saved.join("adapter_model.safetensors")).unwrap();
+    assert_eq!(held.tensors().keys().collect::<Vec<_>>(), ["head"]);
+    let checkpoint = latest(&checkpoints).unwrap();
+    assert_eq!(checkpoint.state.position, 3);
+
+    let mut resumed = adapted(false);
+    checkpoints.restore(&mut resumed, &checkpoint, &facts).unwrap();
+    assert_eq!(resumed.state("head").unwrap(), [0.5; 12]);
+    assert_eq!(resumed.state("v.head").unwrap(), [0.25; 12]);
+    assert_eq!(resumed.state("body").unwrap(), body);
+
+    // The same parameters, but more of them trained: then there are moments that the file lacks, or has too many.
+    drop(checkpoints);
+    let checkpoints = Checkpoints::open(&folder.path().join("all"), Form::default(), None).unwrap();
+    for trained in [false, true] {
+        checkpoints.save(&adapted(trained), 0, facts.clone(), &Progress::default()).unwrap();
+        let error = checkpoints.restore(&mut adapted(!trained), &latest(&checkpoints).unwrap(), &facts);
+        let fault = error.unwrap_err().to_string();
+        let expected =
+            if trained { "holds `m.body`, which this run does not have" } else { "holds no `m.body`" };
+        assert!(fault.contains(expected), "{fault}");
+    }
+}
+
 #[test]
 fn a_path_out_of_the_checkpoint_and_a_later_form_are_refused() {
     let folder = TempDir::new().unwrap();
@@ -197,8 +255,8 @@ fn a_path_out_of_the_checkpoint_and_a_later_form_are_refused() {
     assert!(fault.contains("has form 2 and this version reads 1"), "{fault}");
 
     let texts = vec![("../outside.txt".to_owned(), "x".to_owned())];
-    let form = plimsoll_train::files::Form { texts, ..Default::default() };
-    let checkpoints = plimsoll_train::checkpoint::Checkpoints::open(folder.path(), form, None).unwrap();
+    let form = Form { texts, ..Form::default() };
+    let checkpoints = Checkpoints::open(folder.path(), form, None).unwrap();
     let saved = save(&trainer(&write_text(folder.path()), &pinned()), &checkpoints);
     let fault = Checkpoint::open(&saved).unwrap_err().to_string();
     assert!(fault.contains("names `../outside.txt`, which lies outside its folder"), "{fault}");

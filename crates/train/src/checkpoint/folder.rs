@@ -13,7 +13,7 @@ use plimsoll_exec::Device;
 use super::optimizer;
 use super::state::{Checkpoint, PlanSummary, Progress, TrainerState};
 use crate::error::TrainError;
-use crate::files::{FileError, Form, Loaded, ModelFolder, sync_folder, write_model};
+use crate::files::{FileError, Form, Loaded, ModelFolder, UNFINISHED, sync_folder, write_model};
 use crate::run::Run;
 
 const PREFIX: &str = "checkpoint-";
@@ -212,7 +212,7 @@ fn tidy(folder: &Path) -> Result<(), FileError> {
     for step in steps(folder, DISCARDED)? {
         remove(&folder.join(format!("{DISCARDED}{step}")))?;
     }
-    Ok(())
+    remove(&folder.join(UNFINISHED))
 }
 
 /// The steps of all folders named so, in order.

@@ -20,7 +20,7 @@ pub use plimsoll_model::hf::Stored;
 pub use safetensors::Dtype;
 pub use tensors::{Tensor, TensorFile};
 pub use weights::{Form, Loaded, load_weights, save_weights};
-pub(crate) use weights::{in_file, write_model};
+pub(crate) use weights::{UNFINISHED, in_file, write_model};
 pub use writer::{TensorSpec, TensorWriter};
 
 use std::fs::{self, File};

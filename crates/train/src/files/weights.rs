@@ -24,6 +24,8 @@ use crate::error::TrainError;
 const PIECE: usize = 256 << 10;
 /// Bytes of one file before another is begun, as other tools have it.
 const SHARD_BYTES: u64 = 5_000_000_000;
+/// Where a model's files lie until all of them are whole.
+pub(crate) const UNFINISHED: &str = ".tmp-model";
 
 /// How a model is laid down in a folder.
 #[derive(Clone)]
@@ -142,7 +144,7 @@ pub fn save_weights<'a, D: Device>(
     form: &Form,
 ) -> Result<Vec<String>, TrainError> {
     let unwritable = |path: &Path, fault: std::io::Error| FileError::writing(path, &fault);
-    let temporary = folder.join(".tmp-model");
+    let temporary = folder.join(UNFINISHED);
     if temporary.exists() {
         fs::remove_dir_all(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
     }
