@@ -310,7 +310,7 @@ impl<D: Device> Run<D> {
         }
         // Which of these are read is the optimizer's affair.
         let (lr, step_number, rng) = ([lr], [step as f32], self.rng());
-        let all = [("lr", Data::F32(&lr)), ("step", Data::F32(&step_number)), ("rng", Data::I32(&rng))];
+        let all = [("lr", Data::F32(&lr)), ("step", Data::F32(&step_number)), ("rounding", Data::I32(&rng))];
         let mut inputs = all;
         let mut count = 0;
         for input in all.into_iter().filter(|(name, _)| self.engine.reads(Role::Update, name)) {

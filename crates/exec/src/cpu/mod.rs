@@ -106,7 +106,10 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
         Op::HeadLoss(head) => head::head_loss(call, *head),
         Op::HeadLossGrad { head, weight, bias } => head::head_loss_grad(call, *head, *weight, *bias),
         Op::Accumulate { .. } => elementwise::accumulate(call),
-        Op::SumSquares => updates::sum_squares(call),
+        Op::SumSquares => {
+            updates::sum_squares(call);
+            Ok(())
+        }
         Op::ClipScale { max_norm } => updates::clip_scale(call, *max_norm),
         Op::Sgd(rates) => {
             updates::sgd(call, *rates);

@@ -105,6 +105,7 @@ pub(super) unsafe fn pack(from: View, lines: usize, width: usize, depth: usize, 
 }
 
 /// A [`View`] of bf16.
+#[derive(Clone, Copy)]
 struct Halves<'a> {
     data: &'a [bf16],
     line_stride: usize,

@@ -67,6 +67,7 @@ impl<R: Rule<M>, const M: usize> Work for Step<'_, R, M> {
     type Output = ();
 
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "the lane indexes every operand")]
     fn run(self) {
         let Block { grad, parameter, moments } = self.block;
         for i in 0..BLOCK {

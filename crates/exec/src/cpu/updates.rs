@@ -16,7 +16,7 @@ use super::stored::{Rule, update};
 use super::{Call, Operand, reduce, split};
 use crate::ExecError;
 
-pub(super) fn sum_squares(call: &Call) -> Result<(), ExecError> {
+pub(super) fn sum_squares(call: &Call) {
     let scratch = call.scratch();
     let mut total = 0.0f64;
     for x in call.inputs {
@@ -29,7 +29,6 @@ pub(super) fn sum_squares(call: &Call) -> Result<(), ExecError> {
         total += partial.iter().map(|&x| f64::from(x)).sum::<f64>();
     }
     call.output(0)[0] = total as f32;
-    Ok(())
 }
 
 /// `Σ x²` over elements `start … start + len`, widened a little at a time unless they are f32.

@@ -131,7 +131,7 @@ impl Optimizer {
 }
 
 /// Appends the update of every parameter that has a gradient to a graph whose state is kept as `storage` says. The
-/// graph gains the inputs `lr`, `step` (`AdamW`) and `rng` (where rounding is random) and the output `grad_norm`.
+/// graph gains the inputs `lr`, `step` (`AdamW`) and `rounding` (where that is random; not `rng`, which belongs to the forward pass) and the output `grad_norm`.
 ///
 /// # Errors
 ///
@@ -155,7 +155,7 @@ pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: Storage) -> Resu
             _ => vec![gradient, lr, scale],
         };
         if storage.weights == WeightStorage::Bf16 {
-            inputs.push(graph.input("rng", [4], DType::I32));
+            inputs.push(graph.input("rounding", [4], DType::I32));
         }
         let ranges = ranges(&op);
         let update = graph.apply_all(op, &inputs);
