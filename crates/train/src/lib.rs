@@ -6,22 +6,30 @@
 //! whose sentence names a way out.
 
 pub mod budget;
+pub mod ceiling;
 mod config;
+pub mod course;
 pub mod data;
 mod error;
 pub mod lr;
+pub mod machine;
 pub mod memory;
 pub mod metrics;
 mod optimizer;
 mod run;
+pub mod settings;
 pub mod size;
+pub mod tensorboard;
 mod trainer;
+mod validation;
 
-pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
+pub use config::{Config, DataConfig, EvaluationConfig, LanguageModel, Length, OutputConfig, Target, Warmup};
 pub use error::TrainError;
 pub use optimizer::{Optimizer, append as append_optimizer};
 pub use run::{Model, Options, Planned, Run, costed_program, plan_described, plan_for, program};
+pub use settings::RawConfig;
 pub use trainer::Trainer;
+pub use validation::Validation;
 
 #[cfg(test)]
 mod scratch;

@@ -2,61 +2,28 @@
 //!
 //! [`RawConfig`] holds options and strings as they were typed. [`Config`] holds neither: every default is
 //! filled in here and nowhere else, every name is resolved, and every contradiction has been refused with
-//! a sentence that says what to change.
+//! a sentence that says what to change. [`Config::effective`] writes it down again, so that a run can be
+//! repeated without its defaults.
+
+mod rules;
 
 use std::path::PathBuf;
 
 use plimsoll_graph::{Graph, GraphError};
-use plimsoll_model::{Architecture, Preset};
-use plimsoll_plan::{DeviceSpec, Strategy};
+use plimsoll_model::{Architecture, Bert, Gpt2, Preset};
+use plimsoll_plan::DeviceSpec;
 
+use crate::course::{Course, EarlyStopping};
 use crate::data::{Order, Source, Synthetic, Text};
 use crate::error::TrainError;
 use crate::lr::{Decay, Lr};
-use crate::optimizer::Optimizer;
 use crate::run::{Model, Options};
-use crate::size::Size;
-
-/// Settings as they were typed; what is absent takes its default in [`Config::check`].
-#[derive(Clone, Debug, Default)]
-pub struct RawConfig {
-    /// Name of a preset.
-    pub model: Option<String>,
-    /// Tokens per sequence.
-    pub seq_len: Option<usize>,
-    /// Sequences of one step.
-    pub global_batch: Option<usize>,
-    /// Sequences of one micro-batch.
-    pub micro_batch: Option<usize>,
-    /// Micro-batches of one step.
-    pub gradient_accumulation_steps: Option<usize>,
-    /// `cpu`, or a device that is described, such as `cuda:h200`.
-    pub device: Option<String>,
-    /// A size such as `64MiB`.
-    pub memory: Option<String>,
-    /// Name of a strategy.
-    pub recompute: Option<String>,
-    /// Optimizer steps.
-    pub max_steps: Option<u64>,
-    /// Makes everything random repeatable.
-    pub seed: Option<u64>,
-    /// Text file or folder.
-    pub data: Option<PathBuf>,
-    /// Made-up data instead of files.
-    pub synthetic: bool,
-    /// Threads; one for each core when absent.
-    pub threads: Option<usize>,
-    /// Peak learning rate.
-    pub learning_rate: Option<f64>,
-    /// Steps of linear rise.
-    pub warmup_steps: Option<u64>,
-    /// `constant`, `linear` or `cosine`.
-    pub lr_scheduler_type: Option<String>,
-    /// Decoupled weight decay.
-    pub weight_decay: Option<f32>,
-    /// Largest gradient norm; 0 for no limit.
-    pub max_grad_norm: Option<f32>,
-}
+use crate::settings::RawConfig;
+use crate::validation::Validation;
+use rules::{
+    ADAMW, at_least_one, evaluation, learning_rate, length, mistake, options, output, shortest, warmup,
+    within,
+};
 
 /// Where sequences come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +59,14 @@ impl Target {
         }
     }
 
+    /// As it is typed.
+    pub fn name(&self) -> String {
+        match self {
+            Target::Cpu => "cpu".to_owned(),
+            Target::Described { spec, .. } => spec.name(),
+        }
+    }
+
     /// Refuses what can be planned for but not trained on.
     ///
     /// # Errors
@@ -108,9 +83,55 @@ impl Target {
     }
 }
 
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Length {
+    /// Optimizer steps.
+    Steps(u64),
+    /// Passes over the data, or parts of one.
+    Epochs(f64),
+}
+
+/// How long the learning rate rises.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Warmup {
+    /// A tenth of the steps, at most 100.
+    Usual,
+    /// So many steps.
+    Steps(u64),
+    /// A part of all steps, rounded up.
+    Ratio(f64),
+}
+
+/// Losses on data that is not trained on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvaluationConfig {
+    /// Steps between two evaluations.
+    pub every: u64,
+    /// Where validation sequences come from.
+    pub data: DataConfig,
+    /// The most of them that are looked at.
+    pub most: Option<u64>,
+    /// When to give up.
+    pub stopping: Option<EarlyStopping>,
+}
+
+/// Where results go, and which beside `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputConfig {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Whether TensorBoard's event files are written.
+    pub tensorboard: bool,
+    /// Whether a page is written at the end.
+    pub html: bool,
+}
+
 /// Settings that go together.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// The model's name, as people know it.
+    pub name: String,
     /// What is trained.
     pub model: LanguageModel,
     /// What it is planned for.
@@ -119,10 +140,20 @@ pub struct Config {
     pub options: Options,
     /// Where sequences come from.
     pub data: DataConfig,
-    /// Optimizer steps.
-    pub max_steps: u64,
-    /// The learning rate of each step.
-    pub lr: Lr,
+    /// How long the run is.
+    pub length: Length,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// How it rises.
+    pub warmup: Warmup,
+    /// How it falls.
+    pub decay: Decay,
+    /// Steps between two records.
+    pub logging_steps: u64,
+    /// Evaluation, if there is any.
+    pub evaluation: Option<EvaluationConfig>,
+    /// Files, if any are to be written.
+    pub output: Option<OutputConfig>,
 }
 
 impl Config {
@@ -132,16 +163,16 @@ impl Config {
     ///
     /// The first setting that is wrong or contradicts another.
     pub fn check(raw: &RawConfig) -> Result<Config, TrainError> {
-        let preset = Preset::from_name(raw.model.as_deref().unwrap_or("tiny")).map_err(mistake)?;
+        let name = raw.model.clone().unwrap_or_else(|| "tiny".to_owned());
+        let preset = Preset::from_name(&name).map_err(mistake)?;
         let seq_len = raw.seq_len.unwrap_or(preset.seq);
         within("--seq-len", seq_len)?;
-        let max_steps = raw.max_steps.unwrap_or(100);
-        if max_steps == 0 {
-            return Err(mistake("--max-steps must be at least 1"));
-        }
         let data = match (&raw.data, raw.synthetic) {
-            (Some(_), true) => return Err(mistake("give either --data or --synthetic, not both")),
-            (Some(path), false) => DataConfig::Text(path.clone()),
+            (Some(_), Some(true)) => return Err(mistake("give either --data or --synthetic, not both")),
+            (None, Some(false)) => {
+                return Err(mistake("without --data only made-up data is left: leave out --synthetic false"));
+            }
+            (Some(path), _) => DataConfig::Text(path.clone()),
             (None, _) => DataConfig::Synthetic,
         };
         // Rows cut from text hold parts of several documents; made-up rows are one document each.
@@ -152,8 +183,23 @@ impl Config {
             seq_len,
             generate: false,
         };
-        let target = Target::from_name(raw.device.as_deref())?;
-        Ok(Config { model, target, options: options(raw)?, data, max_steps, lr: lr(raw, max_steps)? })
+        let evaluation = evaluation(raw, &data)?;
+        let decay =
+            raw.lr_scheduler_type.as_deref().map_or(Ok(Decay::Cosine), str::parse).map_err(mistake)?;
+        Ok(Config {
+            name,
+            model,
+            target: Target::from_name(raw.device.as_deref())?,
+            options: Options { evaluate: evaluation.is_some(), ..options(raw)? },
+            data,
+            length: length(raw)?,
+            learning_rate: learning_rate(raw)?,
+            warmup: warmup(raw, decay)?,
+            decay,
+            logging_steps: at_least_one("--logging-steps", raw.logging_steps.unwrap_or(1))?,
+            evaluation,
+            output: output(raw)?,
+        })
     }
 
     /// Opens the data.
@@ -166,13 +212,110 @@ impl Config {
             // Shown the next word, a model that reads both ways learns to copy.
             return Err(mistake("BERT learns from masked words, which no data here has; it can be planned"));
         }
+        self.open(&self.data, Order::Shuffled { seed: self.options.seed })
+    }
+
+    /// Opens the validation data for micro-batches of `rows` rows, where there is any.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, empty or too short.
+    pub fn validation(&self, rows: usize) -> Result<Option<Validation>, TrainError> {
+        let Some(evaluation) = &self.evaluation else { return Ok(None) };
+        let source = self.open(&evaluation.data, Order::AsWritten)?;
+        Ok(Some(Validation::new(source, rows, evaluation.most)))
+    }
+
+    fn open(&self, data: &DataConfig, order: Order) -> Result<Source, TrainError> {
         let (seed, vocab, seq_len) = (self.options.seed, self.model.architecture.vocab(), self.model.seq_len);
-        Ok(match &self.data {
-            DataConfig::Text(path) => {
-                Source::Text(Text::open(path, seq_len, vocab, Order::Shuffled { seed })?)
-            }
+        Ok(match data {
+            DataConfig::Text(path) => Source::Text(Text::open(path, seq_len, vocab, order)?),
             DataConfig::Synthetic => Source::Synthetic(Synthetic::new(seed, vocab, seq_len)?),
         })
+    }
+
+    /// The learning rate of each step of a run over data whose epoch has `steps_per_epoch` steps; the run's
+    /// length is its `max_steps`.
+    ///
+    /// # Errors
+    ///
+    /// When the run is to last epochs and the data has no end.
+    pub fn lr(&self, steps_per_epoch: Option<u64>) -> Result<Lr, TrainError> {
+        let max_steps = match (self.length, steps_per_epoch) {
+            (Length::Steps(steps), _) => steps,
+            (Length::Epochs(epochs), Some(steps)) => ((epochs * steps as f64).ceil() as u64).max(1),
+            (Length::Epochs(_), None) => {
+                return Err(mistake(
+                    "made-up data has no epochs; give --max-steps in place of --num-train-epochs",
+                ));
+            }
+        };
+        let warmup_steps = match self.warmup {
+            Warmup::Usual => (max_steps / 10).min(100),
+            Warmup::Steps(steps) => steps,
+            Warmup::Ratio(ratio) => (ratio * max_steps as f64).ceil() as u64,
+        };
+        Ok(Lr { peak: self.learning_rate, warmup_steps, max_steps, decay: self.decay })
+    }
+
+    /// What the loop is to do in `steps` steps.
+    pub fn course(&self, steps: u64) -> Course {
+        let evaluation = self.evaluation.as_ref();
+        Course {
+            steps,
+            logging_steps: self.logging_steps,
+            eval_steps: evaluation.map(|evaluation| evaluation.every),
+            stopping: evaluation.and_then(|evaluation| evaluation.stopping),
+        }
+    }
+
+    /// The settings with every default written out, except what the planner chooses: they check to the same
+    /// configuration.
+    pub fn effective(&self) -> RawConfig {
+        let Options { memory, global_batch, micro_batch, recompute, optimizer, seed, threads, .. } =
+            &self.options;
+        let evaluation = self.evaluation.as_ref();
+        let stopping = evaluation.and_then(|evaluation| evaluation.stopping);
+        let path = |data: &DataConfig| match data {
+            DataConfig::Text(path) => Some(path.clone()),
+            DataConfig::Synthetic => None,
+        };
+        RawConfig {
+            model: Some(self.name.clone()),
+            seq_len: Some(self.model.seq_len),
+            global_batch: Some(*global_batch),
+            micro_batch: *micro_batch,
+            device: Some(self.target.name()),
+            memory: Some(memory.map_or_else(|| "auto".to_owned(), |bytes| format!("{bytes}B"))),
+            recompute: recompute.map(|strategy| strategy.to_string()),
+            threads: (*threads > 0).then_some(*threads),
+            seed: Some(*seed),
+            data: path(&self.data),
+            synthetic: Some(self.data == DataConfig::Synthetic),
+            learning_rate: Some(self.learning_rate),
+            lr_scheduler_type: Some(self.decay.to_string()),
+            warmup_steps: if let Warmup::Steps(steps) = self.warmup { Some(steps) } else { None },
+            warmup_ratio: if let Warmup::Ratio(ratio) = self.warmup { Some(ratio) } else { None },
+            optim: Some(ADAMW[0].to_owned()),
+            adam_beta1: Some(shortest(optimizer.beta1)),
+            adam_beta2: Some(shortest(optimizer.beta2)),
+            adam_epsilon: Some(shortest(optimizer.epsilon)),
+            weight_decay: Some(shortest(optimizer.weight_decay)),
+            max_grad_norm: Some(optimizer.max_grad_norm.map_or(0.0, shortest)),
+            max_steps: if let Length::Steps(steps) = self.length { Some(steps) } else { None },
+            num_train_epochs: if let Length::Epochs(epochs) = self.length { Some(epochs) } else { None },
+            logging_steps: Some(self.logging_steps),
+            eval_steps: evaluation.map(|evaluation| evaluation.every),
+            eval_data: evaluation.and_then(|evaluation| path(&evaluation.data)),
+            max_eval_samples: evaluation.and_then(|evaluation| evaluation.most),
+            early_stopping_patience: stopping.map(|stopping| stopping.patience),
+            early_stopping_threshold: stopping.map(|stopping| stopping.threshold),
+            output_dir: self.output.as_ref().map(|output| output.folder.clone()),
+            report_to: self.output.as_ref().map(OutputConfig::names),
+            per_device_train_batch_size: None,
+            gradient_accumulation_steps: None,
+            gradient_checkpointing: None,
+        }
     }
 }
 
@@ -194,120 +337,33 @@ impl Model for LanguageModel {
         self.architecture.training(rows, self.seq_len)
     }
 
+    fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
+        let certain = match self.architecture.clone() {
+            Architecture::Gpt2(gpt2) => Architecture::Gpt2(Gpt2 { dropout: 0.0, ..gpt2 }),
+            Architecture::Bert(bert) => Architecture::Bert(Bert { dropout: 0.0, ..bert }),
+            llama @ Architecture::Llama(_) => llama,
+        };
+        certain.training(rows, self.seq_len)
+    }
+
     fn generation(&self) -> Option<Result<Graph, GraphError>> {
         self.generate.then(|| self.architecture.generation(self.seq_len))
     }
 }
 
-fn options(raw: &RawConfig) -> Result<Options, TrainError> {
-    let (global_batch, micro_batch) = batch(raw)?;
-    let threads = raw.threads.unwrap_or(0);
-    if threads > MOST_THREADS {
-        return Err(mistake(format!("--threads must be at most {MOST_THREADS}, got {threads}")));
+impl OutputConfig {
+    /// As it is written.
+    fn names(&self) -> Vec<String> {
+        let names = [("tensorboard", self.tensorboard), ("html", self.html)];
+        names.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| (*name).to_owned()).collect()
     }
-    let memory = raw.memory.as_deref().map(str::parse::<Size>).transpose().map_err(mistake)?;
-    let recompute = raw.recompute.as_deref().map(str::parse::<Strategy>);
-    let default = Optimizer::default();
-    let max_grad_norm = match raw.max_grad_norm {
-        Some(norm) if norm < 0.0 || norm.is_nan() => {
-            return Err(mistake(format!(
-                "--max-grad-norm must not be negative, got {norm}; 0 means no limit"
-            )));
-        }
-        Some(0.0) => None,
-        Some(norm) => Some(norm),
-        None => default.max_grad_norm,
-    };
-    let weight_decay = raw.weight_decay.unwrap_or(default.weight_decay);
-    if !(0.0..=1.0).contains(&weight_decay) {
-        return Err(mistake(format!("--weight-decay must lie in 0..1, got {weight_decay}")));
-    }
-    Ok(Options {
-        memory: memory.map(|size| size.bytes),
-        global_batch,
-        micro_batch,
-        recompute: recompute.transpose().map_err(mistake)?,
-        optimizer: Optimizer { weight_decay, max_grad_norm, ..default },
-        seed: raw.seed.unwrap_or(0),
-        threads,
-        evaluate: false,
-    })
-}
-
-/// Global batch and micro-batch from the three settings that state them.
-fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainError> {
-    let settings = [
-        ("--global-batch", raw.global_batch),
-        ("--micro-batch", raw.micro_batch),
-        ("--gradient-accumulation-steps", raw.gradient_accumulation_steps),
-    ];
-    for (flag, value) in settings {
-        within(flag, value.unwrap_or(1))?;
-    }
-    match (raw.global_batch, raw.micro_batch, raw.gradient_accumulation_steps) {
-        (global, Some(micro), Some(steps)) => match micro.checked_mul(steps) {
-            Some(product) if global.is_none_or(|global| global == product) => Ok((product, Some(micro))),
-            _ => Err(mistake(format!(
-                "--micro-batch {micro} × --gradient-accumulation-steps {steps} is not --global-batch {}; leave one of them out",
-                global.unwrap_or(0)
-            ))),
-        },
-        (global, None, Some(steps)) => {
-            let global = global.unwrap_or(8);
-            if !global.is_multiple_of(steps) {
-                return Err(mistake(format!(
-                    "--gradient-accumulation-steps {steps} does not divide a global batch of {global} sequences"
-                )));
-            }
-            Ok((global, Some(global / steps)))
-        }
-        (global, Some(micro), None) => {
-            let global = global.unwrap_or(micro.max(8).next_multiple_of(micro));
-            if !global.is_multiple_of(micro) {
-                return Err(mistake(format!(
-                    "--micro-batch {micro} does not divide --global-batch {global}; the next global batch that works is {}",
-                    global.next_multiple_of(micro)
-                )));
-            }
-            Ok((global, Some(micro)))
-        }
-        (global, None, None) => Ok((global.unwrap_or(8), None)),
-    }
-}
-
-/// The most of anything that is counted: beyond it, sizes in bytes could overflow.
-const MOST: usize = 1 << 24;
-/// The most threads: no machine has more cores, and each takes a stack.
-const MOST_THREADS: usize = 1024;
-
-fn within(flag: &str, value: usize) -> Result<(), TrainError> {
-    match value {
-        0 => Err(mistake(format!("{flag} must be at least 1"))),
-        1..=MOST => Ok(()),
-        _ => Err(mistake(format!("{flag} must be at most {MOST}, got {value}"))),
-    }
-}
-
-fn lr(raw: &RawConfig, max_steps: u64) -> Result<Lr, TrainError> {
-    let peak = raw.learning_rate.unwrap_or(1e-3);
-    // Kernels compute in f32, where larger numbers are infinite.
-    if !(peak as f32).is_finite() || peak < 0.0 {
-        return Err(mistake(format!("--learning-rate must be a number that is not negative, got {peak}")));
-    }
-    let decay = raw.lr_scheduler_type.as_deref().map(str::parse).transpose().map_err(mistake)?;
-    let decay = decay.unwrap_or(Decay::Cosine);
-    let warmup_steps = raw.warmup_steps.unwrap_or_else(|| (max_steps / 10).min(100));
-    Ok(Lr { peak, warmup_steps, max_steps, decay })
-}
-
-#[allow(clippy::needless_pass_by_value, reason = "it serves as `map_err(mistake)`")]
-fn mistake(why: impl ToString) -> TrainError {
-    TrainError::Config(why.to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::rules::batch;
     use super::*;
+    use plimsoll_plan::Strategy;
 
     fn batch_of(
         global: Option<usize>,
@@ -337,7 +393,7 @@ mod tests {
         let error = batch_of(Some(32), Some(4), Some(4)).unwrap_err();
         assert_eq!(
             error,
-            "--micro-batch 4 × --gradient-accumulation-steps 4 is not --global-batch 32; leave one of them out"
+            "--micro-batch 4 × --gradient-accumulation-steps 4 × 1 rank is 16, not --global-batch 32; leave one of the three out"
         );
         let error = batch_of(Some(10), Some(4), None).unwrap_err();
         assert_eq!(
@@ -360,8 +416,91 @@ mod tests {
 
     #[test]
     fn the_defaults_are_those_of_the_preset() {
-        let config = Config::check(&RawConfig::default()).unwrap();
-        assert_eq!((config.model.seq_len, config.options.global_batch, config.max_steps), (128, 8, 100));
-        assert_eq!(config.options.recompute, None);
+        let config = checked("").unwrap();
+        assert_eq!((config.model.seq_len, config.options.global_batch), (128, 8));
+        assert_eq!((config.length, config.options.recompute), (Length::Steps(100), None));
+    }
+
+    #[test]
+    fn the_other_name_of_the_micro_batch_has_its_own_default() {
+        let batch = |text: &str| {
+            checked(text).map(|config| (config.options.global_batch, config.options.micro_batch))
+        };
+        assert_eq!(batch("per_device_train_batch_size = 4"), Ok((4, Some(4))));
+        assert_eq!(batch("micro_batch = 4"), Ok((8, Some(4))));
+        assert_eq!(
+            batch("per_device_train_batch_size = 4\nglobal_batch = 12\ngradient_accumulation_steps = 2"),
+            Err("--per-device-train-batch-size 4 × --gradient-accumulation-steps 2 × 1 rank is 8, not --global-batch 12; leave one of the three out".into())
+        );
+        assert_eq!(
+            batch("per_device_train_batch_size = 4\nmicro_batch = 2"),
+            Err("--micro-batch 2 and --per-device-train-batch-size 4 are two names of one setting; leave one of them out".into())
+        );
+    }
+
+    #[test]
+    fn gradient_checkpointing_is_a_strategy_by_another_name() {
+        let strategy = |text: &str| checked(text).unwrap().options.recompute;
+        assert_eq!(strategy("gradient_checkpointing = true"), Some(Strategy::Full));
+        assert_eq!(strategy("gradient_checkpointing = false"), Some(Strategy::None));
+        assert_eq!(strategy("gradient_checkpointing = false\nrecompute = \"sqrt\""), Some(Strategy::Sqrt));
+    }
+
+    #[test]
+    fn epochs_become_steps_and_a_ratio_becomes_a_warmup_as_in_transformers() {
+        let lr = |text: &str, epoch| {
+            let lr = checked(text).unwrap().lr(epoch).map_err(|error| error.to_string())?;
+            Ok::<_, String>((lr.max_steps, lr.warmup_steps))
+        };
+        assert_eq!(lr("num_train_epochs = 2.5\nwarmup_ratio = 0.1", Some(7)), Ok((18, 2)));
+        assert_eq!(lr("num_train_epochs = 2.5\nmax_steps = 9", Some(7)), Ok((9, 0)));
+        assert_eq!(lr("max_steps = 50\nwarmup_steps = 0\nwarmup_ratio = 0.03", None), Ok((50, 2)));
+        assert_eq!(lr("max_steps = 50\nwarmup_steps = 4\nwarmup_ratio = 0.5", None), Ok((50, 4)));
+        assert_eq!(
+            lr("num_train_epochs = 1", None),
+            Err("made-up data has no epochs; give --max-steps in place of --num-train-epochs".into())
+        );
+    }
+
+    #[test]
+    fn settings_that_need_or_exclude_another_name_it() {
+        let fault = |text: &str| checked(text).unwrap_err();
+        assert_eq!(
+            fault("early_stopping_patience = 2"),
+            "--early-stopping-patience needs --eval-steps, which says how often to evaluate"
+        );
+        assert_eq!(
+            fault("lr_scheduler_type = \"constant\"\nwarmup_ratio = 0.1"),
+            "the lr_scheduler_type constant has no warmup; choose constant_with_warmup or leave the warmup out"
+        );
+        assert_eq!(
+            fault("optim = \"adafactor\""),
+            "`adafactor` is no optim here; known are adamw_torch, adamw_torch_fused, adamw"
+        );
+        assert_eq!(fault("adam_beta2 = 1.0"), "--adam-beta2 must be at least 0 and below 1, got 1");
+        assert_eq!(
+            fault("data = \"x\"\neval_steps = 5"),
+            "--eval-steps needs --eval-data, text that is not trained on"
+        );
+    }
+
+    #[test]
+    fn what_is_effective_checks_to_the_same_again() {
+        for text in [
+            "",
+            "memory = \"64MiB\"\nper_device_train_batch_size = 2\nrecompute = \"every:2\"\nmax_grad_norm = 0\nthreads = 2",
+            "data = \"a\"\neval_data = \"b\"\neval_steps = 3\nearly_stopping_patience = 2\nnum_train_epochs = 1.5\nwarmup_ratio = 0.1",
+            "output_dir = \"out\"\nreport_to = [\"html\"]\nadam_beta2 = 0.999\nlr_scheduler_type = \"linear\"",
+        ] {
+            let once = checked(text).unwrap();
+            let again = Config::check(&once.effective()).unwrap();
+            assert_eq!(format!("{once:?}"), format!("{again:?}"), "{text}");
+            assert_eq!(once.effective(), again.effective());
+        }
+    }
+
+    fn checked(text: &str) -> Result<Config, String> {
+        let raw: RawConfig = toml::from_str(text).unwrap();
+        Config::check(&raw).map_err(|error| error.to_string())
     }
 }
