@@ -102,6 +102,9 @@ impl<D: Device> Trainer<D> {
                 tell(Event::Evaluation(&evaluated))?;
                 over |= progress.exhausted(course.stopping);
             }
+            if over && window.steps > 0 {
+                tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
+            }
         }
         let stopped_early = self.run().steps() < course.steps;
         let end = EndRecord { best: progress.best, stopped_early, ..self.end()? };
