@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
-use plimsoll::training::RawConfig;
+use crate::settings::{FitSettings, TrainSettings};
 
 /// Trains language models inside a memory budget you state. The peak is known before the first step.
 #[derive(Debug, Parser)]
@@ -22,6 +22,10 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Train a model
     Train(TrainArgs),
+    /// Write the page of a run from its metrics.jsonl
+    Report(ReportArgs),
+    /// Say what this machine has to train with
+    Doctor(DoctorArgs),
     /// Judge this machine's kernels against the reference kernels
     Check(CheckArgs),
     /// Give offsets to buffers with lifetimes from a CSV file
@@ -46,85 +50,19 @@ pub(crate) struct DemoArgs {
     pub(crate) threads: Option<usize>,
 }
 
-/// What is trained and how it must fit.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct FitArgs {
-    /// tiny, s, m, or the shape of a known model such as llama-3.2-1b, qwen2.5-0.5b or gpt2
-    #[arg(long, value_name = "NAME", default_value = "tiny")]
-    pub(crate) model: String,
-    /// Tokens per sequence [default: the preset's]
-    #[arg(long, value_name = "N")]
-    pub(crate) seq_len: Option<usize>,
-    /// Sequences per optimizer step [default: 8]
-    #[arg(long, value_name = "N")]
-    pub(crate) global_batch: Option<usize>,
-    /// Sequences per micro-batch [default: the fastest that fits]
-    #[arg(long, value_name = "N")]
-    pub(crate) micro_batch: Option<usize>,
-    /// Micro-batches per optimizer step [default: global batch ÷ micro-batch]
-    #[arg(long, value_name = "N")]
-    pub(crate) gradient_accumulation_steps: Option<usize>,
-    /// cpu, or what to plan for without having it: cuda, cuda:h200, cuda:a100-80, cuda:4090, … [default: cpu]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) device: Option<String>,
-    /// Memory of the whole process or device, such as 64MiB or 16GB [default: what is free less a margin, or
-    /// all a described device has]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) memory: Option<String>,
-    /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
-    #[arg(long, value_name = "STRATEGY")]
-    pub(crate) recompute: Option<String>,
-    /// Threads [default: one for each core]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<usize>,
-    /// Seed of weights, data order and dropout [default: 0]
-    #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
-    /// Text file, or folder of .txt, .md and .rs files
-    #[arg(long, value_name = "PATH")]
-    pub(crate) data: Option<PathBuf>,
-    /// Made-up data with something to learn in it [default when there is no --data]
-    #[arg(long)]
-    pub(crate) synthetic: bool,
-    /// What ops cost: `modelled`, or a file of `bench ops` [default: what was measured here, else modelled]
-    #[arg(long, value_name = "COSTS")]
-    pub(crate) costs: Option<String>,
-    /// Write JSON to standard output
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-impl FitArgs {
-    /// The settings as they were typed.
-    pub(crate) fn raw(&self) -> RawConfig {
-        RawConfig {
-            model: Some(self.model.clone()),
-            seq_len: self.seq_len,
-            global_batch: self.global_batch,
-            micro_batch: self.micro_batch,
-            gradient_accumulation_steps: self.gradient_accumulation_steps,
-            device: self.device.clone(),
-            memory: self.memory.clone(),
-            recompute: self.recompute.clone(),
-            seed: self.seed,
-            data: self.data.clone(),
-            synthetic: self.synthetic,
-            threads: self.threads,
-            ..RawConfig::default()
-        }
-    }
-}
-
 #[derive(Debug, ClapArgs)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
-    pub(crate) fit: FitArgs,
+    pub(crate) settings: FitSettings,
+    /// Write JSON to standard output
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Print one stage of the pipeline instead of the table
     #[arg(long, value_name = "STAGE", conflicts_with_all = ["compare", "html", "max", "json"])]
     pub(crate) show: Option<Stage>,
     /// Plan a training graph from node-link JSON, the format of Checkmate's graphs, instead of a model
     #[arg(long, value_name = "FILE.json", requires = "memory")]
-    #[arg(conflicts_with_all = ["model", "seq_len", "global_batch", "micro_batch", "recompute", "data", "show", "compare", "max", "html"])]
+    #[arg(conflicts_with_all = ["settings", "model", "seq_len", "global_batch", "micro_batch", "recompute", "data", "show", "compare", "max", "html"])]
     pub(crate) dag: Option<PathBuf>,
     /// Put the classic strategies beside the chosen plan: memory and slowdown
     #[arg(long)]
@@ -177,43 +115,33 @@ pub(crate) enum Stage {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
-    pub(crate) fit: FitArgs,
-    /// Optimizer steps [default: 100]
-    #[arg(long, value_name = "N")]
-    pub(crate) max_steps: Option<u64>,
+    pub(crate) settings: TrainSettings,
+    /// Write one line of JSON for each record to standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print the settings with all defaults as a file for --settings, and do nothing else
+    #[arg(long)]
+    pub(crate) print_config: bool,
     /// Stop after this many steps of a run that is planned for --max-steps
     #[arg(long, value_name = "N")]
     pub(crate) stop_after: Option<u64>,
-    /// Peak learning rate [default: 0.001]
-    #[arg(long, value_name = "RATE")]
-    pub(crate) learning_rate: Option<f64>,
-    /// Steps of linear rise [default: a tenth of the steps, at most 100]
-    #[arg(long, value_name = "N")]
-    pub(crate) warmup_steps: Option<u64>,
-    /// constant, linear or cosine [default: cosine]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) lr_scheduler_type: Option<String>,
-    /// Decoupled weight decay of matrices [default: 0.1]
-    #[arg(long, value_name = "RATE")]
-    pub(crate) weight_decay: Option<f32>,
-    /// Largest gradient norm, 0 for no limit [default: 1]
-    #[arg(long, value_name = "NORM")]
-    pub(crate) max_grad_norm: Option<f32>,
 }
 
-impl TrainArgs {
-    /// The settings as they were typed.
-    pub(crate) fn raw(&self) -> RawConfig {
-        RawConfig {
-            max_steps: self.max_steps,
-            learning_rate: self.learning_rate,
-            warmup_steps: self.warmup_steps,
-            lr_scheduler_type: self.lr_scheduler_type.clone(),
-            weight_decay: self.weight_decay,
-            max_grad_norm: self.max_grad_norm,
-            ..self.fit.raw()
-        }
-    }
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ReportArgs {
+    /// Folder of a run, or its metrics.jsonl
+    #[arg(value_name = "PATH")]
+    pub(crate) run: PathBuf,
+    /// Where the page goes [default: report.html beside the metrics]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DoctorArgs {
+    /// Write JSON to standard output
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -246,5 +174,11 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchWhat {
     /// Time every op of a model in training, for each micro-batch that divides the global batch
-    Ops(FitArgs),
+    Ops(OpsArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct OpsArgs {
+    #[command(flatten)]
+    pub(crate) settings: FitSettings,
 }

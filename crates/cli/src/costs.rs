@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use plimsoll::training::{Measured, OPS_FILE_VERSION, machine};
+use plimsoll::training::{Measured, OPS_FILE_VERSION, measured_machine};
 use plimsoll::{CpuDevice, Device, TrainError};
 
 use crate::exit::Failure;
@@ -41,7 +41,7 @@ pub(crate) fn read(file: &Path, threads: usize) -> Result<Measured, Failure> {
         let version = measured.version;
         return Err(mistake(format!("has version {version}, not {OPS_FILE_VERSION}; measure again")).into());
     }
-    let here = machine(threads);
+    let here = measured_machine(threads);
     if measured.machine != here {
         let there = &measured.machine;
         return Err(mistake(format!("was measured on {there}; this is {here}; measure again here")).into());

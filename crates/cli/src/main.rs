@@ -7,6 +7,10 @@ mod costs;
 mod curve;
 mod exit;
 mod json;
+mod outputs;
+mod page;
+mod progress;
+mod settings;
 mod summary;
 mod table;
 mod write_file;
@@ -23,6 +27,8 @@ fn main() -> ExitCode {
         Command::Demo(demo) => commands::demo::run(demo),
         Command::Plan(plan) => commands::plan::run(plan),
         Command::Train(train) => commands::train::run(train),
+        Command::Report(report) => commands::report::run(report),
+        Command::Doctor(doctor) => commands::doctor::run(doctor),
         Command::Check(check) => commands::check::run(check),
         Command::Layout(layout) => commands::layout::run(layout),
         Command::Bench(bench) => commands::bench::run(bench),

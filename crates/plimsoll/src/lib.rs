@@ -65,7 +65,12 @@ pub mod planning {
 
 /// Data, learning rate, metrics, sizes and the machine's memory.
 pub mod training {
-    pub use plimsoll_train::{Config, DataConfig, LanguageModel, RawConfig, Target};
-    pub use plimsoll_train::{Measured, OPS_FILE_VERSION, machine, measure_ops};
-    pub use plimsoll_train::{budget, costed_program, data, lr, memory, metrics, program, size};
+    pub use plimsoll_train::{
+        Config, DataConfig, LanguageModel, OutputConfig, RawConfig, Target, Validation,
+    };
+    pub use plimsoll_train::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
+    pub use plimsoll_train::{
+        budget, ceiling, costed_program, course, data, lr, machine, memory, metrics, program, settings, size,
+        tensorboard,
+    };
 }

@@ -1,6 +1,8 @@
 //! What can go wrong between a request and a trained model.
 
 use std::fmt;
+use std::io;
+use std::path::Path;
 
 use plimsoll_exec::ExecError;
 use plimsoll_graph::GraphError;
@@ -38,6 +40,8 @@ pub enum TrainError {
     File(FileError),
     /// The machine does not say how much memory it has.
     Memory(MemoryError),
+    /// A file could not be written.
+    Output(String),
     /// A loss or a gradient norm that is not a number, found before the update.
     NotFinite {
         /// The step that was not taken.
@@ -57,6 +61,11 @@ impl TrainError {
             SearchError::Graph(error) => TrainError::Graph(error),
             other => TrainError::Plan(other),
         }
+    }
+
+    /// A failure to write the file at `path`.
+    pub fn output(path: &Path, error: &io::Error) -> TrainError {
+        TrainError::Output(format!("cannot write `{}`: {error}", path.display()))
     }
 
     /// Whether the user can mend it by asking differently.
@@ -116,7 +125,7 @@ fn larger_device(bytes: u64) -> String {
 impl fmt::Display for TrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TrainError::Config(why) => f.write_str(why),
+            TrainError::Config(why) | TrainError::Output(why) => f.write_str(why),
             TrainError::Graph(error) => error.fmt(f),
             TrainError::Budget { budget, smallest, .. } => {
                 let needed = Size { bytes: smallest.arena_bytes + budget.outside };

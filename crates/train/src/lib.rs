@@ -7,8 +7,10 @@
 
 mod adapted;
 pub mod budget;
+pub mod ceiling;
 pub mod checkpoint;
 mod config;
+pub mod course;
 pub mod data;
 mod error;
 pub mod export;
@@ -16,25 +18,31 @@ pub mod files;
 pub mod generate;
 pub mod hub;
 pub mod lr;
+pub mod machine;
 mod measure;
 pub mod memory;
 pub mod metrics;
 mod optimizer;
 pub mod pretrained;
 mod run;
+pub mod settings;
 pub mod size;
+pub mod tensorboard;
 mod trainer;
+mod validation;
 
 pub use adapted::{Adapted, largest_rank};
-pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
+pub use config::{Config, DataConfig, EvaluationConfig, LanguageModel, Length, OutputConfig, Target, Warmup};
 pub use error::TrainError;
-pub use measure::{Measured, OPS_FILE_VERSION, machine, measure_ops};
+pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
 pub use optimizer::{
     FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage,
     append as append_optimizer,
 };
 pub use run::{Model, Options, Planned, Run, costed_program, plan_described, plan_for, program};
+pub use settings::RawConfig;
 pub use trainer::Trainer;
+pub use validation::Validation;
 
 #[cfg(test)]
 mod scratch;

@@ -1,13 +1,9 @@
 //! The learning rate of a step: linear warmup, then constant, linear to zero or cosine to zero.
 //!
-//! A pure function of the step, so that a resumed run needs no state. The curves are those of
-//! transformers' `get_{constant,linear,cosine}_schedule_with_warmup`, with three differences:
-//!
-//! - Steps count from 1. Step `s` of the warmup has `s / warmup_steps` of the peak, where transformers has
-//!   `(s − 1) / warmup_steps` and so spends its first step at rate 0; after the warmup the rates are the
-//!   same. No step that is taken has rate 0: a decay reaches it one step after the last.
-//! - Past `max_steps` the cosine stays at 0 instead of rising again.
-//! - With `warmup_steps ≥ max_steps` every step is a warmup step.
+//! A pure function of the step, so that a resumed run needs no state. The curves are those of transformers'
+//! `get_scheduler` under the same names, so its first step of a warmup has rate 0 here too: step `s`, counted
+//! from 1, has `(s − 1) / warmup_steps` of the peak. Two differences lie past the end: there the cosine stays
+//! at 0 instead of rising again, and so does a line.
 //!
 //! Absent: cosine cycles, restarts, inverse square root. Whether the numbers make sense (a finite peak)
 //! is for the configuration to check.
@@ -15,21 +11,23 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What the rate does after the warmup.
+/// What the rate does, warmup included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
-    /// Stays at the peak.
-    Constant,
-    /// Falls on a straight line that would reach 0 one step after `max_steps`.
+    /// Rises, then falls on a straight line that would reach 0 one step after `max_steps`.
     Linear,
-    /// Falls on half a cosine that would reach 0 one step after `max_steps`.
+    /// Rises, then falls on half a cosine that would reach 0 one step after `max_steps`.
     Cosine,
+    /// Is at the peak from the first step on.
+    Constant,
+    /// Rises, then stays at the peak.
+    ConstantWithWarmup,
 }
 
 /// The rule that gives every step its learning rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lr {
-    /// The highest rate, reached at step `warmup_steps`.
+    /// The highest rate, reached at step `warmup_steps + 1`.
     pub peak: f64,
     /// Steps of linear rise; 0 for none.
     pub warmup_steps: u64,
@@ -42,12 +40,12 @@ pub struct Lr {
 impl Lr {
     /// The rate of `step`, which counts from 1.
     pub fn at(&self, step: u64) -> f64 {
-        if step <= self.warmup_steps {
-            return self.peak * step as f64 / self.warmup_steps.max(1) as f64;
+        if step <= self.warmup_steps && self.decay != Decay::Constant {
+            return self.peak * (step.saturating_sub(1) as f64 / self.warmup_steps as f64);
         }
         let progress = self.progress(step);
         match self.decay {
-            Decay::Constant => self.peak,
+            Decay::Constant | Decay::ConstantWithWarmup => self.peak,
             Decay::Linear => self.peak * (1.0 - progress),
             Decay::Cosine if progress >= 1.0 => 0.0,
             Decay::Cosine => self.peak * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
@@ -57,7 +55,20 @@ impl Lr {
     /// How much of the decay lies behind `step`: 0 at the first step after the warmup, 1 after `max_steps`.
     fn progress(&self, step: u64) -> f64 {
         let length = self.max_steps.saturating_sub(self.warmup_steps).max(1);
-        ((step - 1 - self.warmup_steps) as f64 / length as f64).min(1.0)
+        (step.saturating_sub(1 + self.warmup_steps) as f64 / length as f64).min(1.0)
+    }
+}
+
+impl Decay {
+    const ALL: [Decay; 4] = [Decay::Linear, Decay::Cosine, Decay::Constant, Decay::ConstantWithWarmup];
+
+    fn name(self) -> &'static str {
+        match self {
+            Decay::Linear => "linear",
+            Decay::Cosine => "cosine",
+            Decay::Constant => "constant",
+            Decay::ConstantWithWarmup => "constant_with_warmup",
+        }
     }
 }
 
@@ -67,7 +78,8 @@ pub struct UnknownDecay(String);
 
 impl fmt::Display for UnknownDecay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is no learning-rate decay; choose constant, linear or cosine", self.0)
+        let known = Decay::ALL.map(Decay::name).join(", ");
+        write!(f, "`{}` is no lr_scheduler_type here; known are {known}", self.0)
     }
 }
 
@@ -77,90 +89,103 @@ impl FromStr for Decay {
     type Err = UnknownDecay;
 
     fn from_str(name: &str) -> Result<Decay, UnknownDecay> {
-        match name {
-            "constant" => Ok(Decay::Constant),
-            "linear" => Ok(Decay::Linear),
-            "cosine" => Ok(Decay::Cosine),
-            _ => Err(UnknownDecay(name.to_owned())),
-        }
+        let known = Decay::ALL.into_iter().find(|decay| decay.name() == name);
+        known.ok_or_else(|| UnknownDecay(name.to_owned()))
     }
 }
 
 impl fmt::Display for Decay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Decay::Constant => "constant",
-            Decay::Linear => "linear",
-            Decay::Cosine => "cosine",
-        })
+        f.pad(self.name())
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::float_cmp, reason = "values that binary fractions hold exactly")]
 mod tests {
     use super::*;
 
-    const ALL: [Decay; 3] = [Decay::Constant, Decay::Linear, Decay::Cosine];
+    /// What `transformers.get_scheduler(name, …, num_warmup_steps, num_training_steps)` of version 5.22 gave each
+    /// step of a run with peak 0.1, as printed by Python.
+    const TRANSFORMERS: [(&str, u64, u64, &[f64]); 7] = [
+        (
+            "linear",
+            3,
+            10,
+            &[
+                0.0,
+                0.033_333_333_333_333_33,
+                0.066_666_666_666_666_67,
+                0.1,
+                0.085_714_285_714_285_72,
+                0.071_428_571_428_571_44,
+                0.057_142_857_142_857_14,
+                0.042_857_142_857_142_86,
+                0.028_571_428_571_428_57,
+                0.014_285_714_285_714_285,
+            ],
+        ),
+        (
+            "cosine",
+            3,
+            10,
+            &[
+                0.0,
+                0.033_333_333_333_333_33,
+                0.066_666_666_666_666_67,
+                0.1,
+                0.095_048_443_395_120_96,
+                0.081_174_490_092_936_69,
+                0.061_126_046_697_815_72,
+                0.038_873_953_302_184_29,
+                0.018_825_509_907_063_328,
+                0.004_951_556_604_879_049,
+            ],
+        ),
+        ("constant", 0, 3, &[0.1, 0.1, 0.1]),
+        ("constant_with_warmup", 3, 5, &[0.0, 0.033_333_333_333_333_33, 0.066_666_666_666_666_67, 0.1, 0.1]),
+        ("linear", 0, 4, &[0.1, 0.075, 0.05, 0.025]),
+        ("cosine", 0, 4, &[0.1, 0.085_355_339_059_327_38, 0.05, 0.014_644_660_940_672_627]),
+        ("cosine", 8, 5, &[0.0, 0.0125, 0.025, 0.0375, 0.05]),
+    ];
 
     #[test]
-    fn warmup_rises_linearly_to_the_peak_for_every_decay() {
-        for decay in ALL {
-            let lr = Lr { peak: 2.0, warmup_steps: 4, max_steps: 12, decay };
-            assert_eq!([1, 2, 3, 4].map(|step| lr.at(step)), [0.5, 1.0, 1.5, 2.0], "{decay}");
+    fn every_step_has_the_rate_that_transformers_gives_it() {
+        for (name, warmup_steps, max_steps, expected) in TRANSFORMERS {
+            let lr = Lr { peak: 0.1, warmup_steps, max_steps, decay: name.parse().unwrap() };
+            for (step, want) in (1..).zip(expected) {
+                let got = lr.at(step);
+                assert!((got - want).abs() < 1e-15, "{name} {warmup_steps} {step}: {got}, expected {want}");
+            }
         }
     }
 
     #[test]
-    fn without_warmup_the_decay_begins_at_the_first_step() {
-        assert_values(Decay::Constant, 0, 4, &[3.0, 3.0, 3.0, 3.0]);
-        assert_values(Decay::Linear, 0, 4, &[3.0, 2.25, 1.5, 0.75, 0.0]);
-    }
-
-    #[test]
-    fn linear_and_cosine_match_values_computed_by_hand() {
-        // Two steps of warmup, then progress 0, 1/4, 1/2, 3/4, 1; cos(π/4) = √½.
-        let root = std::f64::consts::FRAC_1_SQRT_2;
-        assert_values(Decay::Linear, 2, 6, &[1.5, 3.0, 3.0, 2.25, 1.5, 0.75, 0.0]);
-        assert_values(
-            Decay::Cosine,
-            2,
-            6,
-            &[1.5, 3.0, 3.0, 1.5 * (1.0 + root), 1.5, 1.5 * (1.0 - root), 0.0],
-        );
+    fn a_constant_rate_knows_no_warmup() {
+        let lr = Lr { peak: 0.1, warmup_steps: 5, max_steps: 10, decay: Decay::Constant };
+        assert_eq!(lr.at(1).to_bits(), 0.1f64.to_bits());
     }
 
     #[test]
     fn past_the_end_a_decayed_rate_stays_zero_and_a_constant_one_stays_at_the_peak() {
-        let last_and_later = |decay| {
+        for (decay, rate) in [(Decay::Linear, 0.0), (Decay::Cosine, 0.0), (Decay::ConstantWithWarmup, 3.0)] {
             let lr = Lr { peak: 3.0, warmup_steps: 2, max_steps: 6, decay };
-            [7, 8, 10, 1000].map(|step| lr.at(step))
-        };
-        assert_eq!(last_and_later(Decay::Linear), [0.0; 4]);
-        assert_eq!(last_and_later(Decay::Cosine), [0.0; 4]);
-        assert_eq!(last_and_later(Decay::Constant), [3.0; 4]);
-    }
-
-    #[test]
-    fn a_warmup_longer_than_the_run_never_reaches_the_peak() {
-        let lr = Lr { peak: 1.0, warmup_steps: 10, max_steps: 5, decay: Decay::Cosine };
-        assert_eq!(lr.at(5), 0.5);
+            assert_eq!(
+                [7, 8, 10, 1000].map(|step| lr.at(step).to_bits()),
+                [f64::to_bits(rate); 4],
+                "{decay}"
+            );
+        }
     }
 
     #[test]
     fn names_are_read_back_and_an_unknown_one_lists_the_choices() {
-        for decay in ALL {
+        for decay in Decay::ALL {
             assert_eq!(decay.to_string().parse(), Ok(decay));
         }
-        let fault = "cosin".parse::<Decay>().unwrap_err().to_string();
-        assert_eq!(fault, "`cosin` is no learning-rate decay; choose constant, linear or cosine");
-    }
-
-    fn assert_values(decay: Decay, warmup_steps: u64, max_steps: u64, expected: &[f64]) {
-        let lr = Lr { peak: 3.0, warmup_steps, max_steps, decay };
-        for (step, want) in (1..).zip(expected) {
-            let got = lr.at(step);
-            assert!((got - want).abs() < 1e-12, "{decay} at {step}: {got}, expected {want}");
-        }
+        let fault = "polynomial".parse::<Decay>().unwrap_err().to_string();
+        assert_eq!(
+            fault,
+            "`polynomial` is no lr_scheduler_type here; known are linear, cosine, constant, constant_with_warmup"
+        );
     }
 }

@@ -5,6 +5,7 @@
 //! plans.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use plimsoll_exec::{CpuDevice, Device, Timing, Timings};
 use plimsoll_plan::{Action, Choice, Plan, Program, Role, Scratch, SearchError, Strategy, plan};
@@ -14,6 +15,7 @@ use crate::budget::Budget;
 use crate::config::Config;
 use crate::data::Batches;
 use crate::error::TrainError;
+use crate::machine::Machine;
 use crate::run::{Planned, Run, program};
 use crate::trainer::Trainer;
 
@@ -29,7 +31,7 @@ const STEPS: u64 = 5;
 pub struct Measured {
     /// [`OPS_FILE_VERSION`] when it was written.
     pub version: u32,
-    /// The [`machine`] it was measured on: on another one the times do not hold.
+    /// The [machine](measured_machine) it was measured on: on another one the times do not hold.
     pub machine: String,
     /// By signature: seconds with the best scratch, with the least, flops and bytes.
     ops: BTreeMap<String, (Option<f64>, Option<f64>, f64, f64)>,
@@ -71,10 +73,9 @@ impl Measured {
 }
 
 /// What times hold for: this processor, with this many threads.
-pub fn machine(threads: usize) -> String {
-    let known = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = known.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    let model = model.map_or("unknown processor", |(_, name)| name.trim());
+pub fn measured_machine(threads: usize) -> String {
+    let model = Machine::look(Path::new(".")).cpu.model;
+    let model = model.as_deref().unwrap_or("unknown processor");
     format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }
 
@@ -99,7 +100,7 @@ pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> 
         };
         let run = Run::start(device, Planned { choice, budget }, config.options.seed)?;
         let batches = Batches::new(config.source()?, ACCUMULATION * rows as u64, rows);
-        let mut trainer = Trainer::new(run, batches, config.lr);
+        let mut trainer = Trainer::new(run, batches, config.lr(None)?);
         trainer.step()?;
         trainer.run_mut().engine_mut().time_actions();
         for _ in 0..STEPS {
@@ -166,7 +167,7 @@ fn collect<D: Device>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RawConfig;
+    use crate::settings::RawConfig;
 
     #[test]
     fn every_op_of_a_model_is_measured_and_the_form_is_kept_exactly() {
@@ -179,7 +180,7 @@ mod tests {
             let timing = timings.get(&graph.signature(node)).unwrap_or_else(|| panic!("{:?}", node.op));
             assert!(timing.seconds.unwrap() > 0.0 && timing.lean_seconds.unwrap() > 0.0);
         }
-        let measured = Measured::new(machine(1), &timings);
+        let measured = Measured::new(measured_machine(1), &timings);
         let text = serde_json::to_string(&measured).unwrap();
         let again: Measured = serde_json::from_str(&text).unwrap();
         assert_eq!(again.timings(), timings);

@@ -51,6 +51,11 @@ pub fn available() -> Result<u64, MemoryError> {
     available_under(Path::new("/"))
 }
 
+/// Bytes that the machine has, or its container where that may hold less.
+pub fn total() -> Result<u64, MemoryError> {
+    total_under(Path::new("/"))
+}
+
 /// Finds `VmHWM` and `VmRSS` in the text of `/proc/<pid>/status`.
 pub fn parse_status(status: &str) -> Option<ProcessMemory> {
     Some(ProcessMemory { peak: kib_field(status, "VmHWM")?, resident: kib_field(status, "VmRSS")? })
@@ -112,18 +117,32 @@ fn control_groups(proc_self_cgroup: &str) -> Vec<ControlGroup> {
 fn available_under(root: &Path) -> Result<u64, MemoryError> {
     let path = root.join("proc/meminfo");
     let machine = parse_meminfo(&read(&path)?).ok_or_else(|| lacks(&path, "MemAvailable"))?;
+    let room = smallest(root, |group, text| {
+        let stat = text("memory.stat").unwrap_or_default();
+        control_group_room(&text(group.limit)?, &text(group.usage)?, &stat)
+    });
+    Ok(room.map_or(machine, |room| room.min(machine)))
+}
+
+fn total_under(root: &Path) -> Result<u64, MemoryError> {
+    let path = root.join("proc/meminfo");
+    let machine = kib_field(&read(&path)?, "MemTotal").ok_or_else(|| lacks(&path, "MemTotal"))?;
+    let limit = smallest(root, |group, text| text(group.limit)?.trim().parse().ok());
+    Ok(limit.map_or(machine, |limit| limit.min(machine)))
+}
+
+/// The smallest figure that `find` reads from the files of a control group of this process.
+fn smallest(
+    root: &Path,
+    find: impl Fn(&ControlGroup, &dyn Fn(&str) -> Option<String>) -> Option<u64>,
+) -> Option<u64> {
     // A kernel without control groups has no such file, and then no such limit.
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let smallest_room = control_groups(&groups)
-        .iter()
-        .filter_map(|group| {
-            let folder = root.join(&group.folder);
-            let text = |name| fs::read_to_string(folder.join(name)).ok();
-            let stat = text("memory.stat").unwrap_or_default();
-            control_group_room(&text(group.limit)?, &text(group.usage)?, &stat)
-        })
-        .min();
-    Ok(smallest_room.map_or(machine, |room| room.min(machine)))
+    let found = control_groups(&groups).into_iter().filter_map(|group| {
+        let folder = root.join(&group.folder);
+        find(&group, &|name| fs::read_to_string(folder.join(name)).ok())
+    });
+    found.min()
 }
 
 fn read(path: &Path) -> Result<String, MemoryError> {
@@ -207,6 +226,17 @@ mod tests {
         machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "7000\n");
         machine.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "6000\n");
         assert_eq!(available_under(machine.path()), Ok(1000));
+    }
+
+    #[test]
+    fn a_container_has_no_more_than_its_limit() {
+        let machine = Scratch::new();
+        machine.write("proc/meminfo", MEMINFO);
+        assert_eq!(total_under(machine.path()), Ok(2000 * 1024));
+        machine.write("proc/self/cgroup", "0::/user/run\n");
+        machine.write("sys/fs/cgroup/user/run/memory.max", "max\n");
+        machine.write("sys/fs/cgroup/user/memory.max", "700000\n");
+        assert_eq!(total_under(machine.path()), Ok(700_000));
     }
 
     #[test]

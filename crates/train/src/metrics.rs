@@ -1,23 +1,32 @@
-//! What a run reports, as JSON lines: one object per step, and one at the end.
+//! What a run reports, as JSON lines: one object per step or evaluation, and one at the end.
 //!
 //! ```text
 //! {"step":1,"loss":5.545,"grad_norm":1.25,"lr":0.0003,"tokens":4096,"valid_tokens":4090,"tokens_per_second":812.5}
+//! {"event":"evaluation","step":1,"eval_loss":5.5,"eval_perplexity":244.7,"valid_tokens":8190,"seconds":2.5,"best":true}
 //! {"event":"end","planned_peak_bytes":1048576,"measured_peak_bytes":1048576,"process_peak_bytes":9437184,"tokens_per_second":810.1}
 //! ```
 //!
 //! JSON has no NaN and no infinity. Such a number is written as `null` and read back as NaN: a run
 //! that diverges must still report the step at which it did, so an error would be the wrong answer.
-//! Absent: where the lines go, and the clock; both are the caller's.
+//! Absent: the clock, which is the caller's.
 
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::course::{Event, Listener};
+use crate::error::TrainError;
 
 /// One optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// The step, counted from 1.
     pub step: u64,
+    /// Passes over the data up to here; absent where it never ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<f64>,
     /// Mean loss over the valid tokens of the global batch.
     #[serde(with = "finite_or_null")]
     pub loss: f64,
@@ -36,6 +45,26 @@ pub struct StepRecord {
     pub tokens_per_second: f64,
 }
 
+/// One look at validation data.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename = "evaluation")]
+pub struct EvaluationRecord {
+    /// Steps taken before it.
+    pub step: u64,
+    /// Mean loss over the valid tokens.
+    #[serde(with = "finite_or_null")]
+    pub eval_loss: f64,
+    /// Its exponential.
+    #[serde(with = "finite_or_null")]
+    pub eval_perplexity: f64,
+    /// Targets that were looked at.
+    pub valid_tokens: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Whether no evaluation before was as good.
+    pub best: bool,
+}
+
 /// The last line of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename = "end")]
@@ -49,12 +78,65 @@ pub struct EndRecord {
     /// Tokens over seconds, for the whole run.
     #[serde(with = "finite_or_null")]
     pub tokens_per_second: f64,
+    /// The best evaluation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<EvaluationRecord>,
+    /// Whether the run ended before its last step because it no longer got better.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopped_early: bool,
 }
 
 /// Writes one record as one line, with its line end.
 pub fn write_line(out: &mut impl io::Write, record: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *out, record)?;
     out.write_all(b"\n")
+}
+
+/// The file `metrics.jsonl` of a run: every record a line, each written at once, so that a run which dies
+/// leaves all that was told.
+#[derive(Debug)]
+pub struct MetricsFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsFile {
+    /// Opens the file for more lines; what a run before it wrote stays.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn open(path: &Path) -> Result<MetricsFile, TrainError> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        Ok(MetricsFile {
+            file: file.map_err(|error| TrainError::output(path, &error))?,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn add(&mut self, record: &impl Serialize) -> Result<(), TrainError> {
+        let mut line = Vec::new();
+        write_line(&mut line, record)
+            .and_then(|()| self.file.write_all(&line))
+            .map_err(|error| TrainError::output(&self.path, &error))
+    }
+}
+
+impl<E: From<TrainError>> Listener<E> for MetricsFile {
+    fn hear(&mut self, event: &Event<'_>) -> Result<(), E> {
+        match event {
+            Event::Step(_) => {}
+            Event::Log(record) => self.add(record)?,
+            Event::Evaluation(record) => self.add(record)?,
+            Event::End(record) => self.add(record)?,
+        }
+        Ok(())
+    }
 }
 
 /// Said here rather than left to `serde_json`, whose `null` for NaN another serializer may not share.
@@ -77,6 +159,7 @@ mod tests {
 
     const STEP: StepRecord = StepRecord {
         step: 7,
+        epoch: None,
         loss: 2.5,
         grad_norm: 0.75,
         lr: 0.001,
@@ -100,6 +183,8 @@ mod tests {
             measured_peak_bytes: 1000,
             process_peak_bytes: 5000,
             tokens_per_second: 10.5,
+            best: None,
+            stopped_early: false,
         };
         let expected = "{\"event\":\"end\",\"planned_peak_bytes\":1024,\"measured_peak_bytes\":1000,\
                         \"process_peak_bytes\":5000,\"tokens_per_second\":10.5}\n";

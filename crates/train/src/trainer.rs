@@ -1,6 +1,6 @@
-//! The step loop: data in, one optimizer step at a time, records out.
+//! A run that is fed: data in, one optimizer step or evaluation at a time, records out.
 //!
-//! The caller owns the clock's presentation (a progress bar, a file); the trainer only measures.
+//! The trainer only measures; the loop over its steps, and who is told of them, is in [`course`](crate::course).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,8 +16,9 @@ use crate::data::{Batches, Feed};
 use crate::error::TrainError;
 use crate::lr::Lr;
 use crate::memory;
-use crate::metrics::{EndRecord, StepRecord};
+use crate::metrics::{EndRecord, EvaluationRecord, StepRecord};
 use crate::run::Run;
+use crate::validation::Validation;
 
 /// A run that feeds itself.
 #[derive(Debug)]
@@ -102,14 +103,41 @@ impl<D: Device> Trainer<D> {
         self.seconds += seconds;
         self.positions += tokens;
         let tokens_per_second = tokens as f64 / seconds;
+        let passed = group.first + group.sequences;
+        let epoch_length = self.batches.source().sequences_per_epoch();
         Ok(StepRecord {
             step,
+            epoch: epoch_length.map(|length| group.epoch as f64 + passed as f64 / length as f64),
             loss,
             grad_norm,
             lr,
             tokens,
             valid_tokens: group.valid_tokens,
             tokens_per_second,
+        })
+    }
+
+    /// The loss on validation data, whose micro-batch must be the run's. Nothing is trained.
+    ///
+    /// # Errors
+    ///
+    /// When the run was not planned to evaluate, or the data cannot be read.
+    pub fn evaluate(&mut self, validation: &mut Validation) -> Result<EvaluationRecord, TrainError> {
+        let begin = Instant::now();
+        let group = validation.group()?;
+        let scale = [1.0 / group.valid_tokens.max(1) as f32];
+        let mut eval_loss = 0.0;
+        for which in 0..group.micro_batches {
+            self.feed.fill(|rows| validation.read(&group, which, rows))?;
+            eval_loss += f64::from(self.run.evaluate(self.feed.inputs(&scale).as_slice())?);
+        }
+        Ok(EvaluationRecord {
+            step: self.run.steps(),
+            eval_loss,
+            eval_perplexity: eval_loss.exp(),
+            valid_tokens: group.valid_tokens,
+            seconds: begin.elapsed().as_secs_f64(),
+            best: false,
         })
     }
 
@@ -124,6 +152,8 @@ impl<D: Device> Trainer<D> {
             measured_peak_bytes: self.run.engine().measured_peak(),
             process_peak_bytes: memory::process()?.peak,
             tokens_per_second: self.positions as f64 / self.seconds.max(f64::MIN_POSITIVE),
+            best: None,
+            stopped_early: false,
         })
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, Write};
 
-use plimsoll::training::{Config, Measured, machine, measure_ops};
+use plimsoll::training::{Config, Measured, measure_ops, measured_machine};
 use plimsoll::{CpuDevice, Timings, TrainError};
 
 use crate::args::{BenchArgs, BenchWhat};
@@ -12,18 +12,18 @@ use crate::exit::Failure;
 use crate::{costs, write_file};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let BenchWhat::Ops(fit) = &args.what;
-    let config = Config::check(&fit.raw())?;
+    let BenchWhat::Ops(ops) = &args.what;
+    let config = Config::check(&ops.settings.raw()?)?;
     config.target.trains()?;
     let threads = CpuDevice::new(config.options.threads)?.threads();
     let file = costs::cache_file(threads).ok_or_else(|| {
         TrainError::Config("there is no folder to keep the times in; set HOME or XDG_CACHE_HOME".into())
     })?;
-    let mut all = Measured::new(machine(threads), &Timings::default());
+    let mut all = Measured::new(measured_machine(threads), &Timings::default());
     for rows in micro_batches(&config) {
         say(&format!("measuring micro-batches of {rows}\n"))?;
         match measure_ops(&config, rows) {
-            Ok(timings) => all = all.updated(Measured::new(machine(threads), &timings)),
+            Ok(timings) => all = all.updated(Measured::new(measured_machine(threads), &timings)),
             // What does not fit cannot be planned either.
             Err(error) if !all.is_empty() => say(&format!("skipped: {error}\n"))?,
             Err(error) => return Err(error.into()),
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     write_file::whole(&file, &serde_json::to_vec(&all).unwrap_or_default())?;
     let mut out = io::stdout().lock();
     out.write_all(table(&new).as_bytes()).map_err(|error| Failure::output(&error))?;
-    say(&format!("{} ops of {} are kept in `{}`\n", all.len(), machine(threads), file.display()))
+    say(&format!("{} ops of {} are kept in `{}`\n", all.len(), measured_machine(threads), file.display()))
 }
 
 /// The divisors of the global batch: each may be what a plan takes.

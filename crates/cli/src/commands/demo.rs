@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use plimsoll::conformance::Stream;
+use plimsoll::training::course::Event;
 use plimsoll::training::data::BEGIN;
 use plimsoll::training::{Config, RawConfig};
 use plimsoll::{CpuDevice, Run};
@@ -30,7 +31,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let raw = raw(args);
     let mut config = Config::check(&raw)?;
     config.model.generate = true;
-    let mut session = Session::open(&config, None)?;
+    let mut session = Session::open(&config)?;
     say(&format!("preset tiny on {}, trained on {}\n\n", session.device_name, data_name(&raw)))?;
     let mut plan = Vec::new();
     table::plan(&mut plan, &session.summary).map_err(|error| Failure::output(&error))?;
@@ -41,11 +42,15 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;
     let mut losses = Vec::new();
     let mut rates = Vec::new();
-    let end = session.train(&config, |record| {
-        losses.push(record.loss);
-        rates.push(record.tokens_per_second);
+    let mut note = |event: &Event<'_>| {
+        if let Event::Step(record) = event {
+            losses.push(record.loss);
+            rates.push(record.tokens_per_second);
+        }
         Ok(())
-    })?;
+    };
+    let steps = session.lr.max_steps;
+    let end = session.train(&config.course(steps), &mut [&mut note])?;
     say(&format!("\nloss\n{}\n", curve::draw(&losses)))?;
     let text = sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;
     say(&format!("sample\n  {}\n\n", text.trim_end().replace('\n', "\n  ")))?;
@@ -65,7 +70,7 @@ fn raw(args: &DemoArgs) -> RawConfig {
         max_steps: Some(args.max_steps),
         learning_rate: Some(3e-3),
         threads: args.threads,
-        synthetic: data.is_none(),
+        synthetic: Some(data.is_none()),
         data,
         ..RawConfig::default()
     }

@@ -1,7 +1,4 @@
-//! `plimsoll plan --html`: a plan as one page with pictures, readable without a network.
-//!
-//! The page is a fixed template; the plan goes in as one JSON object, and a small script of the page draws
-//! it. So what is shown can be read back from the file, and the drawing can be changed without this code.
+//! `plimsoll plan --html`: a plan as one page with pictures.
 
 use std::path::Path;
 
@@ -12,13 +9,9 @@ use plimsoll::training::budget::Origin;
 use plimsoll::{GraphError, Program, Role};
 
 use crate::exit::Failure;
-use crate::json;
 use crate::summary::{Questions, Summary};
-use crate::write_file;
+use crate::{json, page};
 
-const PAGE: &str = include_str!("../page.html");
-/// Where the template takes the data.
-const SLOT: &str = "PLIMSOLL_DATA";
 /// Budgets on the curve.
 const BUDGETS: u32 = 24;
 
@@ -49,12 +42,7 @@ pub(crate) fn write<B: FnMut(usize) -> Result<Program, GraphError>>(
         "curve": curve.iter().map(on_curve).collect::<Vec<_>>(),
         "compare": rows.iter().map(|row| json::compared(summary, row)).collect::<Vec<_>>(),
     });
-    write_file::whole(path, fill(&data).as_bytes())
-}
-
-/// The template with the data in it. In a script element nothing but `<` can end the data early.
-fn fill(data: &Value) -> String {
-    PAGE.replacen(SLOT, &data.to_string().replace('<', "\\u003c"), 1)
+    page::PLAN.write(path, &data)
 }
 
 /// `auto` from the smallest budget that works to the one at which everything is kept.
@@ -99,23 +87,4 @@ fn schedule(summary: &Summary, role: Role) -> Value {
         "actions": schedule.actions.iter().map(&mut action).collect::<Vec<_>>(),
         "buffers": spans(&part.graph, schedule).into_iter().map(buffer).collect::<Vec<_>>(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_template_has_one_place_for_data_and_asks_nobody_for_anything() {
-        assert_eq!(PAGE.matches(SLOT).count(), 1);
-        for outside in ["http", "src=", "@import", "url(", "fetch(", "<link"] {
-            assert!(!PAGE.contains(outside), "{outside}");
-        }
-    }
-
-    #[test]
-    fn names_cannot_end_the_data() {
-        let page = fill(&json!({ "title": "</script><b>" }));
-        assert_eq!(page.matches("</script>").count(), PAGE.matches("</script>").count());
-    }
 }

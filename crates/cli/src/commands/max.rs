@@ -68,12 +68,12 @@ pub(crate) fn find(
 
 /// The settings without what is asked for, which must not be fixed.
 fn open(args: &PlanArgs, what: What) -> Result<RawConfig, Failure> {
-    let raw = args.fit.raw();
+    let raw = args.settings.raw()?;
     let fixed = match what {
         What::SeqLen => raw.seq_len.map(|_| "--seq-len"),
-        What::MicroBatch => {
-            raw.micro_batch.map(|_| "--micro-batch").or(raw.global_batch.map(|_| "--global-batch"))
-        }
+        What::MicroBatch => (raw.micro_batch.map(|_| "--micro-batch"))
+            .or(raw.per_device_train_batch_size.map(|_| "--per-device-train-batch-size"))
+            .or(raw.global_batch.map(|_| "--global-batch")),
         What::Layers => None,
     };
     match fixed {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use plimsoll::planning::{Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, Target};
+use plimsoll::training::{Config, DataConfig, Target};
 use plimsoll::{Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, differentiate};
 
 use crate::args::{PlanArgs, Stage};
@@ -18,14 +18,14 @@ use crate::{costs, json, table};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
-        return dag::run(file, args.fit.memory.as_deref().unwrap_or_default(), args.fit.json);
+        return dag::run(file, args.settings.raw()?.memory.as_deref().unwrap_or_default(), args.json);
     }
-    let config = Config::check(&args.fit.raw())?;
+    let config = Config::check(&args.settings.raw()?)?;
     let text = match &config.target {
         Target::Cpu => {
-            let (device, name) = costs::device(config.options.threads, args.fit.costs.as_deref())?;
+            let (device, name) = costs::device(config.options.threads, config.costs.as_deref())?;
             let budget = Budget::resolve(config.options.memory)?;
-            if args.fit.data.is_some() {
+            if config.data != DataConfig::Synthetic {
                 config.source()?;
             }
             answer(args, config.clone(), &name, &|graph| device.facts(graph), budget)?
@@ -57,12 +57,8 @@ fn answer(
             questions.searcher.search(questions.request).map_err(|error| questions.failure(error))?;
         return shown(stage, &config, &Planned { choice, budget });
     }
-    let title = format!("{} on {device}", args.fit.model);
-    let target = match &config.target {
-        Target::Cpu => "cpu".to_owned(),
-        Target::Described { spec, .. } => spec.name(),
-    };
-    answered(args, &title, &target, &mut questions, answer.as_ref())
+    let title = format!("{} on {device}", config.name);
+    answered(args, &title, &config.target.name(), &mut questions, answer.as_ref())
 }
 
 /// What is assumed of a device that is not here.
@@ -92,7 +88,7 @@ fn answered<B: FnMut(usize) -> Result<Program, GraphError>>(
         html::write(path, title, &summary, &rows, questions)?;
     }
     let rows = if args.compare { &rows[..] } else { &[] };
-    if args.fit.json {
+    if args.json {
         return Ok(as_json(target, &summary, rows, answer));
     }
     let mut out = format!("{title}\n").into_bytes();

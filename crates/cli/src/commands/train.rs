@@ -2,38 +2,70 @@
 
 use std::io::{self, Write};
 
-use indicatif::{ProgressBar, ProgressStyle};
-
+use plimsoll::training::ceiling::{matmul_flops, matmul_rate};
+use plimsoll::training::course::{Course, Event, Listener};
 use plimsoll::training::data::Batches;
-use plimsoll::training::metrics::{EndRecord, StepRecord, write_line};
-use plimsoll::training::{Config, memory};
-use plimsoll::{CpuDevice, Device, Run, Trainer, plan_for};
+use plimsoll::training::lr::Lr;
+use plimsoll::training::metrics::{EndRecord, write_line};
+use plimsoll::training::{Config, Validation};
+use plimsoll::{CpuDevice, Device, Run, TrainError, Trainer, plan_for};
 
 use crate::args::TrainArgs;
 use crate::exit::Failure;
+use crate::outputs::{self, Outputs};
+use crate::progress::Progress;
 use crate::summary::{Summary, questions};
 use crate::{costs, table};
 
+/// Rows of the products whose speed is the ceiling: small enough to fit beside any budget.
+const CEILING_SIZE: usize = 384;
+const CEILING_SECONDS: f64 = 0.15;
+
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
-    let mut config = Config::check(&args.raw())?;
-    if args.stop_after == Some(0) {
-        return Err(plimsoll::TrainError::Config("--stop-after must be at least 1".into()).into());
+    let config = Config::check(&args.settings.raw()?)?;
+    if args.print_config {
+        let text = config.effective().to_toml()?;
+        return io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error));
     }
-    config.max_steps = args.stop_after.map_or(config.max_steps, |steps| config.max_steps.min(steps));
-    let mut session = Session::open(&config, args.fit.costs.as_deref())?;
-    if !args.fit.json {
-        say(&format!("{} on {}\n", args.fit.model, session.device_name))?;
+    if args.stop_after == Some(0) {
+        return Err(TrainError::Config("--stop-after must be at least 1".into()).into());
+    }
+    config.target.trains()?;
+    if let Some(output) = &config.output {
+        outputs::prepare(output)?;
+    }
+    let mut session = Session::open(&config)?;
+    let steps = args.stop_after.map_or(session.lr.max_steps, |most| session.lr.max_steps.min(most));
+    announce(&config, &session, steps, args.json)?;
+    let mut outputs = Outputs::open(&config, &session)?;
+    let json = args.json;
+    let mut lines = |event: &Event<'_>| if json { line(event) } else { Ok(()) };
+    let mut listeners: Vec<&mut dyn Listener<Failure>> = vec![&mut lines];
+    if let Some(outputs) = &mut outputs {
+        listeners.extend(outputs.listeners());
+    }
+    let result = session.train(&config.course(steps), &mut listeners);
+    // Also of a run that failed: what it had told is worth seeing.
+    let page = outputs.as_ref().map(Outputs::finish).transpose().map(Option::flatten);
+    let end = result?;
+    if !json {
+        say(&summary(&end, session.summary.planned.budget.total))?;
+    }
+    match page? {
+        Some(page) if !json => say(&format!("the report is in {page}\n")),
+        _ => Ok(()),
+    }
+}
+
+/// What is about to happen: the peak by purpose, and how long it will take.
+fn announce(config: &Config, session: &Session, steps: u64, json: bool) -> Result<(), Failure> {
+    if !json {
+        say(&format!("{} on {}\n", config.name, session.device_name))?;
     }
     let mut table = Vec::new();
     table::plan(&mut table, &session.summary).map_err(|error| Failure::output(&error))?;
     say(&String::from_utf8_lossy(&table))?;
-    say(&table::run_time(&session.summary, config.max_steps))?;
-    let json = args.fit.json;
-    let end = session.train(&config, |record| if json { line(record) } else { Ok(()) })?;
-    if json {
-        return line(&end);
-    }
-    say(&summary(&end, session.summary.planned.budget.total))
+    say(&table::run_time(&session.summary, steps))
 }
 
 /// A planned run with its data, ready to step.
@@ -41,54 +73,56 @@ pub(crate) struct Session {
     pub(crate) summary: Summary,
     pub(crate) trainer: Trainer<CpuDevice>,
     pub(crate) device_name: String,
+    /// The learning rate, and in it the length of the whole run.
+    pub(crate) lr: Lr,
+    /// Tokens per second if all time went into the model's matrix products.
+    pub(crate) ceiling: f64,
+    validation: Option<Validation>,
 }
 
 impl Session {
     /// Opens the data, plans and takes the memory.
-    pub(crate) fn open(config: &Config, costs: Option<&str>) -> Result<Session, Failure> {
+    pub(crate) fn open(config: &Config) -> Result<Session, Failure> {
         config.target.trains()?;
         let source = config.source()?;
-        let (device, device_name) = costs::device(config.options.threads, costs)?;
+        let (device, device_name) = costs::device(config.options.threads, config.costs.as_deref())?;
         let planned = plan_for(&config.model, &device, &config.options)?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
+        let ceiling = ceiling(&summary, device.threads())?;
         let run = Run::start(device, summary.planned.clone(), config.options.seed)?;
-        let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());
-        let trainer = Trainer::new(run, batches, config.lr);
-        Ok(Session { summary, trainer, device_name })
+        let rows = run.micro_batch();
+        let batches = Batches::new(source, config.options.global_batch as u64, rows);
+        let lr = config.lr(batches.steps_per_epoch())?;
+        let validation = config.validation(rows)?;
+        let trainer = Trainer::new(run, batches, lr);
+        Ok(Session { summary, trainer, device_name, lr, ceiling, validation })
     }
 
     /// Takes all steps behind a progress bar and checks the promise at the end.
     pub(crate) fn train(
         &mut self,
-        config: &Config,
-        mut report: impl FnMut(&StepRecord) -> Result<(), Failure>,
+        course: &Course,
+        listeners: &mut [&mut dyn Listener<Failure>],
     ) -> Result<EndRecord, Failure> {
         let budget = self.summary.planned.budget.total;
-        let bar = progress(config.max_steps);
-        for _ in 0..config.max_steps {
-            let record = self.trainer.step().inspect_err(|_| bar.abandon())?;
-            let used = memory::process().map_err(Failure::memory)?.peak;
-            let state = format!(
-                "loss {:.3}  {:.0} tokens/s  memory {} of {}",
-                record.loss,
-                record.tokens_per_second,
-                table::size(used),
-                table::size(budget)
-            );
-            // Where no bar can be drawn, some twenty plain lines tell the same.
-            let every = (config.max_steps / 20).max(1);
-            if bar.is_hidden() && (record.step % every == 0 || record.step == 1) {
-                say(&format!("step {:>5} of {}  {state}\n", record.step, config.max_steps))?;
-            }
-            bar.set_message(state);
-            bar.inc(1);
-            report(&record)?;
-        }
-        bar.finish();
-        let end = self.trainer.end()?;
+        let mut progress = Progress::new(course.steps, budget, self.ceiling);
+        let mut all = |event: &Event<'_>| {
+            progress.hear(event)?;
+            listeners.iter_mut().try_for_each(|listener| listener.hear(event))
+        };
+        let result = self.trainer.train(course, self.validation.as_mut(), &mut [&mut all]);
+        let end = result.inspect_err(|_| progress.abandon())?;
         kept(&end, budget)?;
         Ok(end)
     }
+}
+
+/// Measured before the arena is taken, so that it needs no memory of its own.
+fn ceiling(summary: &Summary, threads: usize) -> Result<f64, Failure> {
+    let choice = &summary.planned.choice;
+    let tokens = (choice.micro_batch * summary.seq_len) as f64;
+    let flops_per_token = matmul_flops(&choice.program.train.graph) / tokens;
+    Ok(matmul_rate(threads, CEILING_SIZE, CEILING_SECONDS)? / flops_per_token)
 }
 
 /// The promise: the arena was used to the planned byte and the process stayed inside the budget.
@@ -109,10 +143,14 @@ fn kept(end: &EndRecord, budget: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a run came to, in one line.
+/// What a run came to.
 pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
+    let best = end.best.map_or_else(String::new, |best| {
+        let early = if end.stopped_early { "; stopped early, as it no longer got better" } else { "" };
+        format!("best validation loss {:.4} after step {}{early}\n", best.eval_loss, best.step)
+    });
     format!(
-        "arena planned {} used {}   process {} of {}   {:.0} tokens/s\n",
+        "{best}arena planned {} used {}   process {} of {}   {:.0} tokens/s\n",
         table::size(end.planned_peak_bytes),
         table::size(end.measured_peak_bytes),
         table::size(end.process_peak_bytes),
@@ -121,14 +159,16 @@ pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
     )
 }
 
-fn progress(steps: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{pos:>5}/{len} {bar:24} {msg}  eta {eta}");
-    ProgressBar::new(steps).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-/// Writes a record to standard output.
-fn line(record: &impl serde::Serialize) -> Result<(), Failure> {
-    write_line(&mut io::stdout().lock(), record).map_err(|error| Failure::output(&error))
+/// Writes the record of an event to standard output.
+fn line(event: &Event<'_>) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let written = match event {
+        Event::Step(_) => Ok(()),
+        Event::Log(record) => write_line(&mut out, record),
+        Event::Evaluation(record) => write_line(&mut out, record),
+        Event::End(record) => write_line(&mut out, record),
+    };
+    written.map_err(|error| Failure::output(&error))
 }
 
 /// Writes text to standard error, where everything goes that is not data.

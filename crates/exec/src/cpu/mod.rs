@@ -26,6 +26,7 @@ mod pack;
 mod pieces;
 mod pool;
 mod reduce;
+mod room;
 mod rope;
 mod simd;
 mod softmax;
@@ -46,6 +47,7 @@ pub use call::{Call, Operand, Scratch};
 pub use device::CpuDevice;
 pub use disk::{BLOCK, DiskTier, OUTSIDE_BYTES};
 pub use pool::Pool;
+pub use room::free_disk_bytes;
 
 /// Runs one op.
 ///

@@ -44,6 +44,13 @@ const NAMES: [(&str, OptimizerKind); 5] = [
     ("sgd", OptimizerKind::Sgd),
 ];
 
+impl OptimizerKind {
+    /// The first of its names.
+    pub fn name(self) -> &'static str {
+        NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+    }
+}
+
 impl FromStr for OptimizerKind {
     type Err = String;
 

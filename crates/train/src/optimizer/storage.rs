@@ -18,6 +18,17 @@ pub enum WeightStorage {
     Bf16Master,
 }
 
+impl WeightStorage {
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightStorage::F32 => "f32",
+            WeightStorage::Bf16 => "bf16",
+            WeightStorage::Bf16Master => "bf16-master",
+        }
+    }
+}
+
 impl FromStr for WeightStorage {
     type Err = String;
 
@@ -39,6 +50,16 @@ pub enum FloatStorage {
     F32,
     /// bf16, rounded to nearest even.
     Bf16,
+}
+
+impl FloatStorage {
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            FloatStorage::F32 => "f32",
+            FloatStorage::Bf16 => "bf16",
+        }
+    }
 }
 
 impl FromStr for FloatStorage {

@@ -1,0 +1,94 @@
+//! `plimsoll doctor`: what this machine has to train with, and what is missing.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use plimsoll::training::ceiling::matmul_rate;
+use plimsoll::training::machine::{Gpu, Machine};
+
+use crate::args::DoctorArgs;
+use crate::exit::Failure;
+use crate::table;
+
+/// Rows of the products that are timed, and how long.
+const SIZE: usize = 1024;
+const SECONDS: f64 = 1.0;
+
+pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    let folder = std::env::current_dir().unwrap_or_else(|_| Path::new(".").to_owned());
+    let machine = Machine::look(&folder);
+    let rate = matmul_rate(0, SIZE, SECONDS)?;
+    let text = if args.json { format!("{}\n", as_json(&machine, rate)) } else { in_words(&machine, rate) };
+    io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
+}
+
+fn as_json(machine: &Machine, rate: f64) -> Value {
+    let mut value = json!(machine);
+    if let Value::Object(fields) = &mut value {
+        fields.insert("matmul_flops_per_second".into(), rate.into());
+        fields.insert("trains_on".into(), json!(["cpu"]));
+    }
+    value
+}
+
+fn in_words(machine: &Machine, rate: f64) -> String {
+    let mut text = String::new();
+    let Machine { cpu, disk, gpu, .. } = machine;
+    let unknown = || "not known".to_owned();
+    let bytes = |bytes: Option<u64>| bytes.map_or_else(unknown, table::size);
+    let cores = cpu.cores.map_or_else(String::new, |cores| format!("{cores} cores, "));
+    let features = if cpu.features.is_empty() {
+        "no wide vectors: matrix products will be slow".to_owned()
+    } else {
+        cpu.features.join(", ")
+    };
+    let direct = match disk.direct {
+        Some(true) => "past the page cache",
+        Some(false) => "through the page cache only, so offload would be slow",
+        None => "no file can be made here; change to a folder that you may write to",
+    };
+    let mut line = |name: &str, words: &str| {
+        let _ = writeln!(text, "{name:<9}{words}");
+    };
+    line("cpu", &cpu.model.clone().unwrap_or_else(unknown));
+    line("", &format!("{cores}{} threads; {features}", cpu.threads));
+    line("matmul", &format!("{:.0} GFLOP/s in fp32, measured", rate / 1e9));
+    line(
+        "memory",
+        &format!("{} free of {}", bytes(machine.memory_free_bytes), bytes(machine.memory_total_bytes)),
+    );
+    line("disk", &format!("{} free in {}; {direct}", bytes(disk.free_bytes), disk.folder.display()));
+    line("gpu", &cards(gpu));
+    line("", "this build trains on the CPU; for GPUs it plans: plimsoll plan --device cuda");
+    text
+}
+
+fn cards(gpu: &Gpu) -> String {
+    let Gpu { cards, driver, library } = gpu;
+    let driver = driver.as_ref().map_or_else(String::new, |version| format!(", driver {version}"));
+    match (cards.is_empty(), library) {
+        (true, None) => "none found".to_owned(),
+        (true, Some(path)) => format!("none found, though {} is there", path.display()),
+        (false, None) => format!("{}{driver}; libcuda is missing: install NVIDIA's driver", cards.join(", ")),
+        (false, Some(_)) => format!("{}{driver}", cards.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_are_told_with_what_they_lack() {
+        let card = Gpu { cards: vec!["NVIDIA L4".into()], driver: Some("570.1".into()), library: None };
+        assert_eq!(cards(&card), "NVIDIA L4, driver 570.1; libcuda is missing: install NVIDIA's driver");
+        assert_eq!(
+            cards(&Gpu { library: Some("/x/libcuda.so.1".into()), ..card }),
+            "NVIDIA L4, driver 570.1"
+        );
+        assert_eq!(cards(&Gpu::default()), "none found");
+    }
+}

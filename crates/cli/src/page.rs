@@ -1,0 +1,66 @@
+//! Pages that are readable without a network: a fixed template, and the data as one JSON object that a small
+//! script of the page draws. So what is shown can be read back from the file, and the drawing can be changed
+//! without this code.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::exit::Failure;
+use crate::write_file;
+
+/// What all pages look like, and the parts of drawing they share.
+const STYLE: &str = include_str!("page/style.css");
+const SCRIPT: &str = include_str!("page/drawing.js");
+
+/// A template with places for style, script and data.
+pub(crate) struct Page(&'static str);
+
+/// Of a plan.
+pub(crate) const PLAN: Page = Page(include_str!("page/plan.html"));
+/// Of a run.
+pub(crate) const REPORT: Page = Page(include_str!("page/report.html"));
+
+impl Page {
+    /// Writes the page with its data.
+    pub(crate) fn write(&self, path: &Path, data: &Value) -> Result<(), Failure> {
+        write_file::whole(path, self.fill(data).as_bytes())
+    }
+
+    /// The data goes in last, so that nothing in it is taken for a place. In a script element nothing but `<`
+    /// can end it early.
+    fn fill(&self, data: &Value) -> String {
+        self.0
+            .replacen("PLIMSOLL_STYLE", STYLE.trim_end(), 1)
+            .replacen("PLIMSOLL_SCRIPT", SCRIPT.trim_end(), 1)
+            .replacen("PLIMSOLL_DATA", &data.to_string().replace('<', "\\u003c"), 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_page_has_one_place_for_each_part_and_asks_nobody_for_anything() {
+        for page in [PLAN, REPORT] {
+            for slot in ["PLIMSOLL_STYLE", "PLIMSOLL_SCRIPT", "PLIMSOLL_DATA"] {
+                assert_eq!(page.0.matches(slot).count(), 1, "{slot}");
+            }
+            let filled = page.fill(&json!({}));
+            assert!(filled.contains("prefers-color-scheme: dark") && filled.contains("function ticks"));
+            for outside in ["http", "src=", "@import", "url(", "fetch(", "<link", "PLIMSOLL_"] {
+                assert!(!filled.contains(outside), "{outside}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_cannot_end_the_data_or_stand_for_a_part() {
+        let page = PLAN.fill(&json!({ "title": "</script><b>PLIMSOLL_STYLE" }));
+        assert_eq!(page.matches("</script>").count(), PLAN.0.matches("</script>").count());
+        assert_eq!(page.matches("PLIMSOLL_STYLE").count(), 1);
+    }
+}

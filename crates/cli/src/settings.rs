@@ -1,0 +1,93 @@
+//! The library's table of settings as flags: one flag for each line, none of them written here.
+//!
+//! `--learning-rate` and `--learning_rate` are the same flag. `--settings` names a file of the same settings,
+//! over which flags are laid. Values are read by the library, so that a file and a flag are judged alike.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
+
+use plimsoll::training::RawConfig;
+use plimsoll::training::settings::{Flag, Kind, SETTINGS, Section, Setting};
+
+use crate::exit::Failure;
+
+/// What a command was given: the settings up to a section as flags, and all of them in a file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings<const TRAINS: bool> {
+    file: Option<PathBuf>,
+    flags: Vec<Flag>,
+}
+
+/// Settings of a command that only plans.
+pub(crate) type FitSettings = Settings<false>;
+/// Settings of a command that trains.
+pub(crate) type TrainSettings = Settings<true>;
+
+impl<const TRAINS: bool> Settings<TRAINS> {
+    /// The settings as they were written.
+    pub(crate) fn raw(&self) -> Result<RawConfig, Failure> {
+        Ok(RawConfig::gather(self.file.as_deref(), &self.flags)?)
+    }
+
+    /// The flags a command has.
+    fn offered() -> impl Iterator<Item = &'static Setting> {
+        SETTINGS.iter().filter(|setting| TRAINS || setting.section == Section::Fit)
+    }
+}
+
+fn flag(setting: &'static Setting) -> Arg {
+    // Flags are named once for the life of the process, and clap wants their names to last as long.
+    let dashed: &'static str = setting.name.replace('_', "-").leak();
+    let arg = Arg::new(setting.name)
+        .long(dashed)
+        .value_name(setting.value_name)
+        .help(setting.help.trim())
+        .help_heading(heading(setting.section));
+    let arg = if setting.name.contains('_') { arg.alias(setting.name) } else { arg };
+    match setting.kind {
+        Kind::Text | Kind::Whole => arg,
+        Kind::Number => arg.allow_negative_numbers(true),
+        Kind::Switch => arg.num_args(0..=1).default_missing_value("true"),
+        Kind::List => arg.action(ArgAction::Append),
+    }
+}
+
+fn heading(section: Section) -> &'static str {
+    match section {
+        Section::Fit => "What is trained, and how it fits",
+        Section::Learning => "How it learns",
+        Section::Course => "How long, how often, and where results go",
+    }
+}
+
+impl<const TRAINS: bool> Args for Settings<TRAINS> {
+    fn augment_args(command: Command) -> Command {
+        let file = Arg::new("settings")
+            .long("settings")
+            .value_name("FILE.toml")
+            .value_parser(clap::value_parser!(PathBuf))
+            .help("TOML file with settings by the names of the flags below; a flag counts more");
+        Self::offered().map(flag).fold(command.arg(file), Command::arg)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<const TRAINS: bool> FromArgMatches for Settings<TRAINS> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let values = |setting: &'static Setting| {
+            let values = matches.get_many::<String>(setting.name)?.cloned().collect();
+            Some(Flag { name: setting.name, values })
+        };
+        let flags = Self::offered().filter_map(values).collect();
+        Ok(Settings { file: matches.get_one("settings").cloned(), flags })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

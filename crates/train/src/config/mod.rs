@@ -1,0 +1,517 @@
+//! What the user wrote, and what it means: a raw configuration, then a checked one.
+//!
+//! [`RawConfig`] holds options and strings as they were typed. [`Config`] holds neither: every default is
+//! filled in here and nowhere else, every name is resolved, and every contradiction has been refused with
+//! a sentence that says what to change. [`Config::effective`] writes it down again, so that a run can be
+//! repeated without its defaults.
+
+mod rules;
+
+use std::path::PathBuf;
+
+use plimsoll_graph::{Graph, GraphError};
+use plimsoll_model::{Architecture, Bert, Gpt2, Preset};
+use plimsoll_plan::DeviceSpec;
+
+use crate::course::{Course, EarlyStopping};
+use crate::data::{Order, Source, Synthetic, Text};
+use crate::error::TrainError;
+use crate::lr::{Decay, Lr};
+use crate::optimizer::OptimizerKind;
+use crate::run::{Model, Options};
+use crate::settings::RawConfig;
+use crate::validation::Validation;
+use rules::{
+    at_least_one, evaluation, learning_rate, length, mistake, options, output, shortest, warmup, within,
+};
+
+/// Where sequences come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DataConfig {
+    /// Text files, one token per byte.
+    Text(PathBuf),
+    /// A seeded Markov source.
+    Synthetic,
+}
+
+/// What a run is planned for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// This machine's processor.
+    Cpu,
+    /// A device known by its data sheet only.
+    Described {
+        /// Its figures.
+        spec: DeviceSpec,
+        /// Whether the user named a kind of device and it is ours to say which.
+        assumed: bool,
+    },
+}
+
+impl Target {
+    fn from_name(name: Option<&str>) -> Result<Target, TrainError> {
+        match name {
+            None | Some("cpu") => Ok(Target::Cpu),
+            Some(name) => {
+                let spec = DeviceSpec::from_name(name).map_err(mistake)?;
+                Ok(Target::Described { spec, assumed: spec.name() != name })
+            }
+        }
+    }
+
+    /// As it is typed.
+    pub fn name(&self) -> String {
+        match self {
+            Target::Cpu => "cpu".to_owned(),
+            Target::Described { spec, .. } => spec.name(),
+        }
+    }
+
+    /// Refuses what can be planned for but not trained on.
+    ///
+    /// # Errors
+    ///
+    /// When the target is only described.
+    pub fn trains(&self) -> Result<(), TrainError> {
+        match self {
+            Target::Cpu => Ok(()),
+            Target::Described { spec, .. } => Err(mistake(format!(
+                "this build plans for {} but trains on the CPU only; leave out --device to train here",
+                spec.name()
+            ))),
+        }
+    }
+}
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Length {
+    /// Optimizer steps.
+    Steps(u64),
+    /// Passes over the data, or parts of one.
+    Epochs(f64),
+}
+
+/// How long the learning rate rises.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Warmup {
+    /// A tenth of the steps, at most 100.
+    Usual,
+    /// So many steps.
+    Steps(u64),
+    /// A part of all steps, rounded up.
+    Ratio(f64),
+}
+
+/// Losses on data that is not trained on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvaluationConfig {
+    /// Steps between two evaluations.
+    pub every: u64,
+    /// Where validation sequences come from.
+    pub data: DataConfig,
+    /// The most of them that are looked at.
+    pub most: Option<u64>,
+    /// When to give up.
+    pub stopping: Option<EarlyStopping>,
+}
+
+/// Where results go, and which beside `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputConfig {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Whether TensorBoard's event files are written.
+    pub tensorboard: bool,
+    /// Whether a page is written at the end.
+    pub html: bool,
+}
+
+/// Settings that go together.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The model's name, as people know it.
+    pub name: String,
+    /// What is trained.
+    pub model: LanguageModel,
+    /// What it is planned for.
+    pub target: Target,
+    /// What is asked of the plan and the run.
+    pub options: Options,
+    /// Where sequences come from.
+    pub data: DataConfig,
+    /// How long the run is.
+    pub length: Length,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// How it rises.
+    pub warmup: Warmup,
+    /// How it falls.
+    pub decay: Decay,
+    /// Steps between two records.
+    pub logging_steps: u64,
+    /// Evaluation, if there is any.
+    pub evaluation: Option<EvaluationConfig>,
+    /// Files, if any are to be written.
+    pub output: Option<OutputConfig>,
+    /// Where the times of ops come from; what was measured on this machine when not stated.
+    pub costs: Option<String>,
+}
+
+impl Config {
+    /// Fills in defaults and resolves names.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that is wrong or contradicts another.
+    pub fn check(raw: &RawConfig) -> Result<Config, TrainError> {
+        let name = raw.model.clone().unwrap_or_else(|| "tiny".to_owned());
+        let preset = Preset::from_name(&name).map_err(mistake)?;
+        let seq_len = raw.seq_len.unwrap_or(preset.seq);
+        within("--seq-len", seq_len)?;
+        let data = match (&raw.data, raw.synthetic) {
+            (Some(_), Some(true)) => return Err(mistake("give either --data or --synthetic, not both")),
+            (None, Some(false)) => {
+                return Err(mistake("without --data only made-up data is left: leave out --synthetic false"));
+            }
+            (Some(path), _) => DataConfig::Text(path.clone()),
+            (None, _) => DataConfig::Synthetic,
+        };
+        // Rows cut from text hold parts of several documents; made-up rows are one document each.
+        let architecture = preset.model.with_documents(matches!(data, DataConfig::Text(_)));
+        let model = LanguageModel {
+            documents: architecture.reads_documents(),
+            architecture,
+            seq_len,
+            generate: false,
+        };
+        let evaluation = evaluation(raw, &data)?;
+        let decay =
+            raw.lr_scheduler_type.as_deref().map_or(Ok(Decay::Cosine), str::parse).map_err(mistake)?;
+        Ok(Config {
+            name,
+            model,
+            target: Target::from_name(raw.device.as_deref())?,
+            options: Options { evaluate: evaluation.is_some(), ..options(raw)? },
+            data,
+            length: length(raw)?,
+            learning_rate: learning_rate(raw)?,
+            warmup: warmup(raw, decay)?,
+            decay,
+            logging_steps: at_least_one("--logging-steps", raw.logging_steps.unwrap_or(1))?,
+            evaluation,
+            output: output(raw)?,
+            costs: raw.costs.clone(),
+        })
+    }
+
+    /// Opens the data.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, empty or too short, or the model wants data that nobody prepares yet.
+    pub fn source(&self) -> Result<Source, TrainError> {
+        if matches!(self.model.architecture, Architecture::Bert(_)) {
+            // Shown the next word, a model that reads both ways learns to copy.
+            return Err(mistake("BERT learns from masked words, which no data here has; it can be planned"));
+        }
+        self.open(&self.data, Order::Shuffled { seed: self.options.seed })
+    }
+
+    /// Opens the validation data for micro-batches of `rows` rows, where there is any.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, empty or too short.
+    pub fn validation(&self, rows: usize) -> Result<Option<Validation>, TrainError> {
+        let Some(evaluation) = &self.evaluation else { return Ok(None) };
+        let source = self.open(&evaluation.data, Order::AsWritten)?;
+        Ok(Some(Validation::new(source, rows, evaluation.most)))
+    }
+
+    fn open(&self, data: &DataConfig, order: Order) -> Result<Source, TrainError> {
+        let (seed, vocab, seq_len) = (self.options.seed, self.model.architecture.vocab(), self.model.seq_len);
+        Ok(match data {
+            DataConfig::Text(path) => Source::Text(Text::open(path, seq_len, vocab, order)?),
+            DataConfig::Synthetic => Source::Synthetic(Synthetic::new(seed, vocab, seq_len)?),
+        })
+    }
+
+    /// The learning rate of each step of a run over data whose epoch has `steps_per_epoch` steps; the run's
+    /// length is its `max_steps`.
+    ///
+    /// # Errors
+    ///
+    /// When the run is to last epochs and the data has no end.
+    pub fn lr(&self, steps_per_epoch: Option<u64>) -> Result<Lr, TrainError> {
+        let max_steps = match (self.length, steps_per_epoch) {
+            (Length::Steps(steps), _) => steps,
+            (Length::Epochs(epochs), Some(steps)) => ((epochs * steps as f64).ceil() as u64).max(1),
+            (Length::Epochs(_), None) => {
+                return Err(mistake(
+                    "made-up data has no epochs; give --max-steps in place of --num-train-epochs",
+                ));
+            }
+        };
+        let warmup_steps = match self.warmup {
+            Warmup::Usual => (max_steps / 10).min(100),
+            Warmup::Steps(steps) => steps,
+            Warmup::Ratio(ratio) => (ratio * max_steps as f64).ceil() as u64,
+        };
+        Ok(Lr { peak: self.learning_rate, warmup_steps, max_steps, decay: self.decay })
+    }
+
+    /// What the loop is to do in `steps` steps.
+    pub fn course(&self, steps: u64) -> Course {
+        let evaluation = self.evaluation.as_ref();
+        Course {
+            steps,
+            logging_steps: self.logging_steps,
+            eval_steps: evaluation.map(|evaluation| evaluation.every),
+            stopping: evaluation.and_then(|evaluation| evaluation.stopping),
+        }
+    }
+
+    /// The settings with every default written out, except what the planner chooses: they check to the same
+    /// configuration.
+    pub fn effective(&self) -> RawConfig {
+        let Options {
+            memory, global_batch, micro_batch, recompute, optimizer, storage, seed, threads, ..
+        } = &self.options;
+        let evaluation = self.evaluation.as_ref();
+        let stopping = evaluation.and_then(|evaluation| evaluation.stopping);
+        let path = |data: &DataConfig| match data {
+            DataConfig::Text(path) => Some(path.clone()),
+            DataConfig::Synthetic => None,
+        };
+        RawConfig {
+            model: Some(self.name.clone()),
+            seq_len: Some(self.model.seq_len),
+            global_batch: Some(*global_batch),
+            micro_batch: *micro_batch,
+            device: Some(self.target.name()),
+            memory: Some(memory.map_or_else(|| "auto".to_owned(), |bytes| format!("{bytes}B"))),
+            recompute: recompute.map(|strategy| strategy.to_string()),
+            costs: self.costs.clone(),
+            threads: (*threads > 0).then_some(*threads),
+            seed: Some(*seed),
+            data: path(&self.data),
+            synthetic: Some(self.data == DataConfig::Synthetic),
+            learning_rate: Some(self.learning_rate),
+            lr_scheduler_type: Some(self.decay.to_string()),
+            warmup_steps: if let Warmup::Steps(steps) = self.warmup { Some(steps) } else { None },
+            warmup_ratio: if let Warmup::Ratio(ratio) = self.warmup { Some(ratio) } else { None },
+            optim: Some(optimizer.kind.name().to_owned()),
+            momentum: (optimizer.kind == OptimizerKind::Sgd).then(|| shortest(optimizer.momentum)),
+            nesterov: (optimizer.kind == OptimizerKind::Sgd).then_some(optimizer.nesterov),
+            weights_dtype: Some(storage.weights.name().to_owned()),
+            gradients_dtype: Some(storage.gradients.name().to_owned()),
+            moments_dtype: Some(storage.moments.name().to_owned()),
+            bf16: None,
+            adam_beta1: Some(shortest(optimizer.beta1)),
+            adam_beta2: Some(shortest(optimizer.beta2)),
+            adam_epsilon: Some(shortest(optimizer.epsilon)),
+            weight_decay: Some(shortest(optimizer.weight_decay)),
+            max_grad_norm: Some(optimizer.max_grad_norm.map_or(0.0, shortest)),
+            max_steps: if let Length::Steps(steps) = self.length { Some(steps) } else { None },
+            num_train_epochs: if let Length::Epochs(epochs) = self.length { Some(epochs) } else { None },
+            logging_steps: Some(self.logging_steps),
+            eval_steps: evaluation.map(|evaluation| evaluation.every),
+            eval_data: evaluation.and_then(|evaluation| path(&evaluation.data)),
+            max_eval_samples: evaluation.and_then(|evaluation| evaluation.most),
+            early_stopping_patience: stopping.map(|stopping| stopping.patience),
+            early_stopping_threshold: stopping.map(|stopping| stopping.threshold),
+            output_dir: self.output.as_ref().map(|output| output.folder.clone()),
+            report_to: self.output.as_ref().map(OutputConfig::names),
+            per_device_train_batch_size: None,
+            gradient_accumulation_steps: None,
+            gradient_checkpointing: None,
+        }
+    }
+}
+
+/// A language model at a sequence length.
+#[derive(Clone, Debug)]
+pub struct LanguageModel {
+    /// The model.
+    pub architecture: Architecture,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// Whether documents of one row are kept apart.
+    pub documents: bool,
+    /// Whether the run is to generate text.
+    pub generate: bool,
+}
+
+impl Model for LanguageModel {
+    fn training(&self, rows: usize) -> Result<Graph, GraphError> {
+        self.architecture.training(rows, self.seq_len)
+    }
+
+    fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
+        let certain = match self.architecture.clone() {
+            Architecture::Gpt2(gpt2) => Architecture::Gpt2(Gpt2 { dropout: 0.0, ..gpt2 }),
+            Architecture::Bert(bert) => Architecture::Bert(Bert { dropout: 0.0, ..bert }),
+            llama @ Architecture::Llama(_) => llama,
+        };
+        certain.training(rows, self.seq_len)
+    }
+
+    fn generation(&self) -> Option<Result<Graph, GraphError>> {
+        self.generate.then(|| self.architecture.generation(self.seq_len))
+    }
+}
+
+impl OutputConfig {
+    /// As it is written.
+    fn names(&self) -> Vec<String> {
+        let names = [("tensorboard", self.tensorboard), ("html", self.html)];
+        names.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| (*name).to_owned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rules::batch;
+    use super::*;
+    use plimsoll_plan::Strategy;
+
+    fn batch_of(
+        global: Option<usize>,
+        micro: Option<usize>,
+        steps: Option<usize>,
+    ) -> Result<(usize, Option<usize>), String> {
+        let raw = RawConfig {
+            global_batch: global,
+            micro_batch: micro,
+            gradient_accumulation_steps: steps,
+            ..RawConfig::default()
+        };
+        batch(&raw).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn any_two_of_the_three_batch_settings_give_the_third() {
+        assert_eq!(batch_of(Some(32), Some(4), None), Ok((32, Some(4))));
+        assert_eq!(batch_of(Some(32), None, Some(8)), Ok((32, Some(4))));
+        assert_eq!(batch_of(None, Some(4), Some(8)), Ok((32, Some(4))));
+        assert_eq!(batch_of(Some(32), Some(4), Some(8)), Ok((32, Some(4))));
+        assert_eq!(batch_of(Some(32), None, None), Ok((32, None)));
+    }
+
+    #[test]
+    fn contradictions_name_the_settings() {
+        let error = batch_of(Some(32), Some(4), Some(4)).unwrap_err();
+        assert_eq!(
+            error,
+            "--micro-batch 4 × --gradient-accumulation-steps 4 × 1 rank is 16, not --global-batch 32; leave one of the three out"
+        );
+        let error = batch_of(Some(10), Some(4), None).unwrap_err();
+        assert_eq!(
+            error,
+            "--micro-batch 4 does not divide --global-batch 10; the next global batch that works is 12"
+        );
+    }
+
+    #[test]
+    fn a_described_device_is_planned_for_and_not_trained_on() {
+        let target = |name: &str| Target::from_name(Some(name));
+        assert_eq!(target("cpu").unwrap(), Target::Cpu);
+        let Target::Described { spec, assumed } = target("cuda").unwrap() else { panic!("described") };
+        assert_eq!((spec.name().as_str(), assumed), ("cuda:h100", true));
+        let h200 = target("cuda:h200").unwrap();
+        assert!(matches!(h200, Target::Described { assumed: false, .. }));
+        let error = h200.trains().unwrap_err().to_string();
+        assert!(error.starts_with("this build plans for cuda:h200 but trains on the CPU only"), "{error}");
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_preset() {
+        let config = checked("").unwrap();
+        assert_eq!((config.model.seq_len, config.options.global_batch), (128, 8));
+        assert_eq!((config.length, config.options.recompute), (Length::Steps(100), None));
+    }
+
+    #[test]
+    fn the_other_name_of_the_micro_batch_has_its_own_default() {
+        let batch = |text: &str| {
+            checked(text).map(|config| (config.options.global_batch, config.options.micro_batch))
+        };
+        assert_eq!(batch("per_device_train_batch_size = 4"), Ok((4, Some(4))));
+        assert_eq!(batch("micro_batch = 4"), Ok((8, Some(4))));
+        assert_eq!(
+            batch("per_device_train_batch_size = 4\nglobal_batch = 12\ngradient_accumulation_steps = 2"),
+            Err("--per-device-train-batch-size 4 × --gradient-accumulation-steps 2 × 1 rank is 8, not --global-batch 12; leave one of the three out".into())
+        );
+        assert_eq!(
+            batch("per_device_train_batch_size = 4\nmicro_batch = 2"),
+            Err("--micro-batch 2 and --per-device-train-batch-size 4 are two names of one setting; leave one of them out".into())
+        );
+    }
+
+    #[test]
+    fn gradient_checkpointing_is_a_strategy_by_another_name() {
+        let strategy = |text: &str| checked(text).unwrap().options.recompute;
+        assert_eq!(strategy("gradient_checkpointing = true"), Some(Strategy::Full));
+        assert_eq!(strategy("gradient_checkpointing = false"), Some(Strategy::None));
+        assert_eq!(strategy("gradient_checkpointing = false\nrecompute = \"sqrt\""), Some(Strategy::Sqrt));
+    }
+
+    #[test]
+    fn epochs_become_steps_and_a_ratio_becomes_a_warmup_as_in_transformers() {
+        let lr = |text: &str, epoch| {
+            let lr = checked(text).unwrap().lr(epoch).map_err(|error| error.to_string())?;
+            Ok::<_, String>((lr.max_steps, lr.warmup_steps))
+        };
+        assert_eq!(lr("num_train_epochs = 2.5\nwarmup_ratio = 0.1", Some(7)), Ok((18, 2)));
+        assert_eq!(lr("num_train_epochs = 2.5\nmax_steps = 9", Some(7)), Ok((9, 0)));
+        assert_eq!(lr("max_steps = 50\nwarmup_steps = 0\nwarmup_ratio = 0.03", None), Ok((50, 2)));
+        assert_eq!(lr("max_steps = 50\nwarmup_steps = 4\nwarmup_ratio = 0.5", None), Ok((50, 4)));
+        assert_eq!(
+            lr("num_train_epochs = 1", None),
+            Err("made-up data has no epochs; give --max-steps in place of --num-train-epochs".into())
+        );
+    }
+
+    #[test]
+    fn settings_that_need_or_exclude_another_name_it() {
+        let fault = |text: &str| checked(text).unwrap_err();
+        assert_eq!(
+            fault("early_stopping_patience = 2"),
+            "--early-stopping-patience needs --eval-steps, which says how often to evaluate"
+        );
+        assert_eq!(
+            fault("lr_scheduler_type = \"constant\"\nwarmup_ratio = 0.1"),
+            "the lr_scheduler_type constant has no warmup; choose constant_with_warmup or leave the warmup out"
+        );
+        assert_eq!(
+            fault("optim = \"adafactor\""),
+            "`adafactor` is no optim here; known are adamw_torch, adamw_torch_fused, adamw"
+        );
+        assert_eq!(fault("adam_beta2 = 1.0"), "--adam-beta2 must be at least 0 and below 1, got 1");
+        assert_eq!(
+            fault("data = \"x\"\neval_steps = 5"),
+            "--eval-steps needs --eval-data, text that is not trained on"
+        );
+    }
+
+    #[test]
+    fn what_is_effective_checks_to_the_same_again() {
+        for text in [
+            "",
+            "memory = \"64MiB\"\nper_device_train_batch_size = 2\nrecompute = \"every:2\"\nmax_grad_norm = 0\nthreads = 2",
+            "data = \"a\"\neval_data = \"b\"\neval_steps = 3\nearly_stopping_patience = 2\nnum_train_epochs = 1.5\nwarmup_ratio = 0.1",
+            "output_dir = \"out\"\nreport_to = [\"html\"]\nadam_beta2 = 0.999\nlr_scheduler_type = \"linear\"",
+        ] {
+            let once = checked(text).unwrap();
+            let again = Config::check(&once.effective()).unwrap();
+            assert_eq!(format!("{once:?}"), format!("{again:?}"), "{text}");
+            assert_eq!(once.effective(), again.effective());
+        }
+    }
+
+    fn checked(text: &str) -> Result<Config, String> {
+        let raw: RawConfig = toml::from_str(text).unwrap();
+        Config::check(&raw).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,291 @@
+//! The rules behind [`Config::check`](super::Config::check): what each group of settings means, which of them
+//! go together, and the sentence for those that do not.
+
+use plimsoll_plan::Strategy;
+
+use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Warmup};
+use crate::course::EarlyStopping;
+use crate::error::TrainError;
+use crate::lr::Decay;
+use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage};
+use crate::run::Options;
+use crate::settings::RawConfig;
+use crate::size::Size;
+
+pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
+    let (global_batch, micro_batch) = batch(raw)?;
+    let threads = raw.threads.unwrap_or(0);
+    if threads > MOST_THREADS {
+        return Err(mistake(format!("--threads must be at most {MOST_THREADS}, got {threads}")));
+    }
+    let memory = raw.memory.as_deref().filter(|&text| text != "auto");
+    let memory = memory.map(str::parse::<Size>).transpose().map_err(mistake)?;
+    let recompute = match (raw.recompute.as_deref(), raw.gradient_checkpointing) {
+        (Some(name), _) => Some(name.parse::<Strategy>().map_err(mistake)?),
+        (None, Some(true)) => Some(Strategy::Full),
+        (None, Some(false)) => Some(Strategy::None),
+        (None, None) => None,
+    };
+    Ok(Options {
+        memory: memory.map(|size| size.bytes),
+        global_batch,
+        micro_batch,
+        recompute,
+        optimizer: optimizer(raw)?,
+        storage: storage(raw)?,
+        seed: raw.seed.unwrap_or(0),
+        threads,
+        evaluate: false,
+    })
+}
+
+/// In which element types weights, gradients and moments are kept.
+fn storage(raw: &RawConfig) -> Result<Storage, TrainError> {
+    let weights = match (raw.weights_dtype.as_deref(), raw.bf16) {
+        (Some(name), _) => name.parse().map_err(mistake)?,
+        (None, Some(true)) => WeightStorage::Bf16Master,
+        (None, _) => WeightStorage::F32,
+    };
+    let float = |name: &Option<String>| name.as_deref().map(str::parse::<FloatStorage>).transpose();
+    Ok(Storage {
+        weights,
+        gradients: float(&raw.gradients_dtype).map_err(mistake)?.unwrap_or_default(),
+        moments: float(&raw.moments_dtype).map_err(mistake)?.unwrap_or_default(),
+    })
+}
+
+fn optimizer(raw: &RawConfig) -> Result<Optimizer, TrainError> {
+    let default = Optimizer::default();
+    let kind = raw.optim.as_deref().map_or(Ok(default.kind), str::parse).map_err(mistake)?;
+    let sgd_only = [("--momentum", raw.momentum.is_some()), ("--nesterov", raw.nesterov.is_some())];
+    if let Some((flag, _)) = sgd_only.iter().find(|(_, given)| *given && kind != OptimizerKind::Sgd) {
+        return Err(mistake(format!("{flag} is for --optim sgd; leave it out")));
+    }
+    let beta = |flag: &str, given: Option<f64>, default: f32| match given {
+        Some(beta) if !(0.0..1.0).contains(&beta) => {
+            Err(mistake(format!("{flag} must be at least 0 and below 1, got {beta}")))
+        }
+        given => Ok(given.map_or(default, |beta| beta as f32)),
+    };
+    let epsilon = raw.adam_epsilon.unwrap_or_else(|| shortest(default.epsilon));
+    // Zero over zero would be the update of a weight that never had a gradient.
+    if epsilon as f32 <= 0.0 || !(epsilon as f32).is_finite() {
+        return Err(mistake(format!("--adam-epsilon must be a number above 0, got {epsilon}")));
+    }
+    let weight_decay = raw.weight_decay.unwrap_or_else(|| shortest(default.weight_decay));
+    if !(0.0..=1.0).contains(&weight_decay) {
+        return Err(mistake(format!("--weight-decay must lie in 0..1, got {weight_decay}")));
+    }
+    let max_grad_norm = match raw.max_grad_norm {
+        Some(norm) if norm < 0.0 || norm.is_nan() => {
+            return Err(mistake(format!(
+                "--max-grad-norm must not be negative, got {norm}; 0 means no limit"
+            )));
+        }
+        Some(0.0) => None,
+        Some(norm) => Some(norm as f32),
+        None => default.max_grad_norm,
+    };
+    let optimizer = Optimizer {
+        kind,
+        momentum: raw.momentum.map_or(default.momentum, |momentum| momentum as f32),
+        nesterov: raw.nesterov.unwrap_or(default.nesterov),
+        beta1: beta("--adam-beta1", raw.adam_beta1, default.beta1)?,
+        beta2: beta("--adam-beta2", raw.adam_beta2, default.beta2)?,
+        epsilon: epsilon as f32,
+        weight_decay: weight_decay as f32,
+        max_grad_norm,
+    };
+    optimizer.check().map_err(mistake)?;
+    Ok(optimizer)
+}
+
+/// The shortest decimal number that is this one in single precision, as people would write it.
+pub(super) fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
+/// Processes that train together.
+const RANKS: usize = 1;
+
+/// Global batch and micro-batch from the settings that state them.
+pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainError> {
+    let settings = [
+        ("--global-batch", raw.global_batch),
+        ("--micro-batch", raw.micro_batch),
+        ("--per-device-train-batch-size", raw.per_device_train_batch_size),
+        ("--gradient-accumulation-steps", raw.gradient_accumulation_steps),
+    ];
+    for (flag, value) in settings {
+        within(flag, value.unwrap_or(1))?;
+    }
+    let (flag, micro) = match (raw.micro_batch, raw.per_device_train_batch_size) {
+        (Some(ours), Some(theirs)) if ours != theirs => {
+            return Err(mistake(format!(
+                "--micro-batch {ours} and --per-device-train-batch-size {theirs} are two names of one setting; leave one of them out"
+            )));
+        }
+        (None, Some(theirs)) => ("--per-device-train-batch-size", Some(theirs)),
+        (ours, _) => ("--micro-batch", ours),
+    };
+    match (raw.global_batch, micro, raw.gradient_accumulation_steps) {
+        (global, Some(micro), Some(steps)) => {
+            let product = micro.saturating_mul(steps).saturating_mul(RANKS);
+            if let Some(global) = global.filter(|&global| global != product) {
+                return Err(mistake(format!(
+                    "{flag} {micro} × --gradient-accumulation-steps {steps} × {RANKS} rank is {product}, not --global-batch {global}; leave one of the three out"
+                )));
+            }
+            within("--global-batch", product)?;
+            Ok((product, Some(micro)))
+        }
+        (global, None, Some(steps)) => {
+            let global = global.unwrap_or(8);
+            if !global.is_multiple_of(steps) {
+                return Err(mistake(format!(
+                    "--gradient-accumulation-steps {steps} does not divide a global batch of {global} sequences"
+                )));
+            }
+            Ok((global, Some(global / steps)))
+        }
+        // Who uses the other name expects its default, one micro-batch a step.
+        (None, Some(micro), None) if raw.per_device_train_batch_size.is_some() => {
+            Ok((micro * RANKS, Some(micro)))
+        }
+        (global, Some(micro), None) => {
+            let global = global.unwrap_or(micro.max(8).next_multiple_of(micro));
+            if !global.is_multiple_of(micro) {
+                return Err(mistake(format!(
+                    "{flag} {micro} does not divide --global-batch {global}; the next global batch that works is {}",
+                    global.next_multiple_of(micro)
+                )));
+            }
+            Ok((global, Some(micro)))
+        }
+        (global, None, None) => Ok((global.unwrap_or(8), None)),
+    }
+}
+
+/// The most of anything that is counted: beyond it, sizes in bytes could overflow.
+const MOST: usize = 1 << 24;
+/// The most threads: no machine has more cores, and each takes a stack.
+const MOST_THREADS: usize = 1024;
+
+pub(super) fn within(flag: &str, value: usize) -> Result<(), TrainError> {
+    match value {
+        0 => Err(mistake(format!("{flag} must be at least 1"))),
+        1..=MOST => Ok(()),
+        _ => Err(mistake(format!("{flag} must be at most {MOST}, got {value}"))),
+    }
+}
+
+pub(super) fn at_least_one(flag: &str, value: u64) -> Result<u64, TrainError> {
+    if value == 0 { Err(mistake(format!("{flag} must be at least 1"))) } else { Ok(value) }
+}
+
+/// As in transformers, steps count more than epochs.
+pub(super) fn length(raw: &RawConfig) -> Result<Length, TrainError> {
+    match (raw.max_steps, raw.num_train_epochs) {
+        (_, Some(epochs)) if epochs <= 0.0 || !epochs.is_finite() => {
+            Err(mistake(format!("--num-train-epochs must be a number above 0, got {epochs}")))
+        }
+        (Some(steps), _) => Ok(Length::Steps(at_least_one("--max-steps", steps)?)),
+        (None, Some(epochs)) => Ok(Length::Epochs(epochs)),
+        (None, None) => Ok(Length::Steps(100)),
+    }
+}
+
+pub(super) fn learning_rate(raw: &RawConfig) -> Result<f64, TrainError> {
+    let peak = raw.learning_rate.unwrap_or(1e-3);
+    // Kernels compute in f32, where larger numbers are infinite.
+    if !(peak as f32).is_finite() || peak < 0.0 {
+        return Err(mistake(format!("--learning-rate must be a number that is not negative, got {peak}")));
+    }
+    Ok(peak)
+}
+
+pub(super) fn warmup(raw: &RawConfig, decay: Decay) -> Result<Warmup, TrainError> {
+    let warmup = match (raw.warmup_steps, raw.warmup_ratio) {
+        (_, Some(ratio)) if !(0.0..=1.0).contains(&ratio) => {
+            return Err(mistake(format!("--warmup-ratio must lie in 0..1, got {ratio}")));
+        }
+        // As in transformers: so many steps, unless that is 0.
+        (Some(0) | None, Some(ratio)) => Warmup::Ratio(ratio),
+        (Some(steps), _) => Warmup::Steps(steps),
+        (None, None) => Warmup::Usual,
+    };
+    let rises = matches!(warmup, Warmup::Steps(1..)) || matches!(warmup, Warmup::Ratio(ratio) if ratio > 0.0);
+    if decay == Decay::Constant && rises {
+        return Err(mistake(
+            "the lr_scheduler_type constant has no warmup; choose constant_with_warmup or leave the warmup out",
+        ));
+    }
+    Ok(warmup)
+}
+
+pub(super) fn evaluation(raw: &RawConfig, data: &DataConfig) -> Result<Option<EvaluationConfig>, TrainError> {
+    let Some(every) = raw.eval_steps else {
+        let given = [
+            ("--eval-data", raw.eval_data.is_some()),
+            ("--max-eval-samples", raw.max_eval_samples.is_some()),
+            ("--early-stopping-patience", raw.early_stopping_patience.is_some()),
+            ("--early-stopping-threshold", raw.early_stopping_threshold.is_some()),
+        ];
+        return match given.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => {
+                Err(mistake(format!("{flag} needs --eval-steps, which says how often to evaluate")))
+            }
+            None => Ok(None),
+        };
+    };
+    let data = match (&raw.eval_data, data) {
+        (Some(path), DataConfig::Text(_)) => DataConfig::Text(path.clone()),
+        (Some(_), DataConfig::Synthetic) => {
+            return Err(mistake("--eval-data needs --data: made-up data is validated on more of itself"));
+        }
+        (None, DataConfig::Synthetic) => DataConfig::Synthetic,
+        (None, DataConfig::Text(_)) => {
+            return Err(mistake("--eval-steps needs --eval-data, text that is not trained on"));
+        }
+    };
+    let stopping = match (raw.early_stopping_patience, raw.early_stopping_threshold) {
+        (None, Some(_)) => return Err(mistake("--early-stopping-threshold needs --early-stopping-patience")),
+        (_, Some(threshold)) if threshold < 0.0 || !threshold.is_finite() => {
+            return Err(mistake(format!("--early-stopping-threshold must not be negative, got {threshold}")));
+        }
+        (Some(patience), threshold) => Some(EarlyStopping {
+            patience: at_least_one("--early-stopping-patience", patience)?,
+            threshold: threshold.unwrap_or(0.0),
+        }),
+        (None, None) => None,
+    };
+    let most = raw.max_eval_samples.map(|most| at_least_one("--max-eval-samples", most)).transpose()?;
+    Ok(Some(EvaluationConfig { every: at_least_one("--eval-steps", every)?, data, most, stopping }))
+}
+
+pub(super) fn output(raw: &RawConfig) -> Result<Option<OutputConfig>, TrainError> {
+    let names: Vec<&str> = match &raw.report_to {
+        Some(names) => names.iter().map(String::as_str).collect(),
+        None => vec!["tensorboard", "html"],
+    };
+    if let Some(name) = names.iter().find(|name| !["tensorboard", "html", "none"].contains(name)) {
+        return Err(mistake(format!(
+            "`{name}` is nothing to report to; known are tensorboard, html and none"
+        )));
+    }
+    let Some(folder) = raw.output_dir.clone() else {
+        return match &raw.report_to {
+            Some(names) if names.iter().any(|name| name != "none") => {
+                Err(mistake("--report-to needs --output-dir, the folder to write to"))
+            }
+            _ => Ok(None),
+        };
+    };
+    let wants = |name: &str| names.contains(&name);
+    Ok(Some(OutputConfig { folder, tensorboard: wants("tensorboard"), html: wants("html") }))
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it serves as `map_err(mistake)`")]
+pub(super) fn mistake(why: impl ToString) -> TrainError {
+    TrainError::Config(why.to_string())
+}

@@ -1,0 +1,244 @@
+//! The course of a run: steps, records, evaluations, and when it ends. Whoever wants to know listens.
+//!
+//! ```text
+//! step 1  step 2  step 3  step 4  …  last step
+//! Step    Step    Step    Step       Step         every step, for a progress bar
+//!         Log             Log        Log          the mean since the last, for files (logging_steps 2)
+//!                         Evaluation Evaluation   the validation loss (eval_steps 4), and at the end
+//!                                    End
+//! ```
+//!
+//! A bar, a file of metrics, TensorBoard and a page are listeners alike: the loop knows none of them. The first
+//! that fails ends the run with its error.
+
+use plimsoll_exec::Device;
+
+use crate::error::TrainError;
+use crate::metrics::{EndRecord, EvaluationRecord, StepRecord};
+use crate::trainer::Trainer;
+use crate::validation::Validation;
+
+/// When to give up on a run that no longer gets better.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EarlyStopping {
+    /// Evaluations in a row without a better loss.
+    pub patience: u64,
+    /// By how much a loss must be better to count.
+    pub threshold: f64,
+}
+
+/// What a run does besides its steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Course {
+    /// The last step, counted from the beginning of the run.
+    pub steps: u64,
+    /// Steps between two records.
+    pub logging_steps: u64,
+    /// Steps between two evaluations.
+    pub eval_steps: Option<u64>,
+    /// When to end before the last step.
+    pub stopping: Option<EarlyStopping>,
+}
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event<'a> {
+    /// A step was taken.
+    Step(&'a StepRecord),
+    /// The mean over the steps since the last record; the learning rate and the gradient norm of the last.
+    Log(&'a StepRecord),
+    /// The model was evaluated.
+    Evaluation(&'a EvaluationRecord),
+    /// The run is over.
+    End(&'a EndRecord),
+}
+
+/// Someone who is told.
+pub trait Listener<E> {
+    /// Takes note of an event.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the listener cannot do; it ends the run.
+    fn hear(&mut self, event: &Event<'_>) -> Result<(), E>;
+}
+
+impl<E, F: FnMut(&Event<'_>) -> Result<(), E>> Listener<E> for F {
+    fn hear(&mut self, event: &Event<'_>) -> Result<(), E> {
+        self(event)
+    }
+}
+
+impl<D: Device> Trainer<D> {
+    /// Takes the steps of a course and tells the listeners, in their order.
+    ///
+    /// # Errors
+    ///
+    /// The first fault of a step, an evaluation or a listener.
+    pub fn train<E: From<TrainError>>(
+        &mut self,
+        course: &Course,
+        mut validation: Option<&mut Validation>,
+        listeners: &mut [&mut dyn Listener<E>],
+    ) -> Result<EndRecord, E> {
+        let mut tell = |event: Event<'_>| listeners.iter_mut().try_for_each(|listener| listener.hear(&event));
+        let (mut window, mut progress) = (Window::default(), Progress::default());
+        let mut over = self.run().steps() >= course.steps;
+        while !over {
+            let record = self.step()?;
+            let step = record.step;
+            over = step >= course.steps;
+            window.add(&record);
+            tell(Event::Step(&record))?;
+            let due = |every: u64| over || step.is_multiple_of(every.max(1));
+            if due(course.logging_steps) {
+                tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
+            }
+            if let (Some(every), Some(validation)) = (course.eval_steps, validation.as_deref_mut())
+                && due(every)
+            {
+                let evaluated = self.evaluate(validation)?;
+                let evaluated = progress.judge(evaluated, course.stopping);
+                tell(Event::Evaluation(&evaluated))?;
+                over |= progress.exhausted(course.stopping);
+            }
+            if over && window.steps > 0 {
+                tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
+            }
+        }
+        let stopped_early = self.run().steps() < course.steps;
+        let end = EndRecord { best: progress.best, stopped_early, ..self.end()? };
+        tell(Event::End(&end))?;
+        Ok(end)
+    }
+}
+
+/// Steps since the last record.
+#[derive(Default)]
+struct Window {
+    steps: u64,
+    loss: f64,
+    tokens: u64,
+    valid_tokens: u64,
+    seconds: f64,
+}
+
+impl Window {
+    fn add(&mut self, record: &StepRecord) {
+        self.steps += 1;
+        self.loss += record.loss;
+        self.tokens += record.tokens;
+        self.valid_tokens += record.valid_tokens;
+        self.seconds += record.tokens as f64 / record.tokens_per_second;
+    }
+
+    /// One record for all its steps. A single step is its own record, to the bit.
+    fn record(self, last: &StepRecord) -> StepRecord {
+        if self.steps == 1 {
+            return *last;
+        }
+        StepRecord {
+            loss: self.loss / self.steps as f64,
+            tokens: self.tokens,
+            valid_tokens: self.valid_tokens,
+            tokens_per_second: self.tokens as f64 / self.seconds,
+            ..*last
+        }
+    }
+}
+
+/// The best evaluation so far, and how many came after it.
+#[derive(Default)]
+struct Progress {
+    best: Option<EvaluationRecord>,
+    /// What a loss must undercut to end the wait: that of the last one that did.
+    mark: Option<f64>,
+    waited: u64,
+}
+
+impl Progress {
+    /// Says whether the record is the best so far, and counts it.
+    fn judge(&mut self, record: EvaluationRecord, stopping: Option<EarlyStopping>) -> EvaluationRecord {
+        let threshold = stopping.map_or(0.0, |stopping| stopping.threshold);
+        // A loss that is not a number is better than none.
+        if self.mark.is_none_or(|mark| record.eval_loss < mark - threshold) && record.eval_loss.is_finite() {
+            self.mark = Some(record.eval_loss);
+            self.waited = 0;
+        } else {
+            self.waited += 1;
+        }
+        let best = self.best.is_none_or(|best| record.eval_loss < best.eval_loss);
+        let record = EvaluationRecord { best, ..record };
+        if best {
+            self.best = Some(record);
+        }
+        record
+    }
+
+    fn exhausted(&self, stopping: Option<EarlyStopping>) -> bool {
+        stopping.is_some_and(|stopping| self.waited >= stopping.patience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn evaluated(step: u64, eval_loss: f64) -> EvaluationRecord {
+        EvaluationRecord {
+            step,
+            eval_loss,
+            eval_perplexity: eval_loss.exp(),
+            valid_tokens: 1,
+            seconds: 1.0,
+            best: false,
+        }
+    }
+
+    #[test]
+    fn patience_counts_evaluations_that_are_not_better_by_the_threshold() {
+        let stopping = Some(EarlyStopping { patience: 2, threshold: 0.1 });
+        let mut progress = Progress::default();
+        // 1.95 is the best so far, but not by enough to wait anew.
+        let said: Vec<(bool, bool)> = [2.0, 1.95, 1.7, 1.75, 1.65]
+            .iter()
+            .zip(1..)
+            .map(|(&loss, step)| {
+                (progress.judge(evaluated(step, loss), stopping).best, progress.exhausted(stopping))
+            })
+            .collect();
+        assert_eq!(said, [(true, false), (true, false), (true, false), (false, false), (true, true)]);
+        assert_eq!(progress.best.map(|best| best.step), Some(5));
+    }
+
+    #[test]
+    fn without_patience_nothing_is_exhausted_and_the_first_of_equals_is_best() {
+        let mut progress = Progress::default();
+        let best: Vec<bool> =
+            [2.0, 1.0, 1.0, 3.0].iter().map(|&loss| progress.judge(evaluated(1, loss), None).best).collect();
+        assert_eq!(best, [true, true, false, false]);
+        assert!(!progress.exhausted(None));
+    }
+
+    #[test]
+    fn a_record_of_several_steps_is_their_mean() {
+        let step = |step, loss, tokens_per_second| StepRecord {
+            step,
+            epoch: None,
+            loss,
+            grad_norm: loss,
+            lr: 0.1,
+            tokens: 100,
+            valid_tokens: 90,
+            tokens_per_second,
+        };
+        let mut window = Window::default();
+        let (first, last) = (step(1, 2.0, 100.0), step(2, 1.0, 50.0));
+        window.add(&first);
+        window.add(&last);
+        let record = window.record(&last);
+        let expected =
+            StepRecord { loss: 1.5, tokens: 200, valid_tokens: 180, tokens_per_second: 200.0 / 3.0, ..last };
+        assert_eq!(record, expected);
+    }
+}

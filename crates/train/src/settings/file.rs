@@ -1,0 +1,249 @@
+//! Settings from a TOML file and from flags, into one [`RawConfig`].
+//!
+//! Both become a table of values whose kinds have been checked, so that every mistake is told with the place
+//! it was made at: a file's line, or the flag.
+
+use std::fs;
+use std::path::Path;
+
+use toml::de::DeTable;
+use toml::{Table, Value};
+
+use super::{ELSEWHERE, Kind, RawConfig, SETTINGS, Setting, nearest};
+use crate::error::TrainError;
+
+/// A setting given on the command line, as it was typed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flag {
+    /// The setting's name.
+    pub name: &'static str,
+    /// Its values: one, or as many as a list has.
+    pub values: Vec<String>,
+}
+
+impl RawConfig {
+    /// Reads a file of settings, if there is one, and lays flags over it.
+    ///
+    /// # Errors
+    ///
+    /// The first line or flag that is no setting or has the wrong kind of value.
+    pub fn gather(file: Option<&Path>, flags: &[Flag]) -> Result<RawConfig, TrainError> {
+        let mut table = match file {
+            Some(path) => {
+                let shown = path.display();
+                let text = fs::read_to_string(path).map_err(|error| {
+                    TrainError::Config(format!("cannot read the settings in `{shown}`: {error}"))
+                })?;
+                checked_table(&text).map_err(|(line, why)| {
+                    TrainError::Config(match line {
+                        Some(line) => format!("{shown}, line {line}: {why}"),
+                        None => format!("{shown}: {why}"),
+                    })
+                })?
+            }
+            None => Table::new(),
+        };
+        for flag in flags {
+            let value = typed(flag).map_err(TrainError::Config)?;
+            table.insert(flag.name.to_owned(), value);
+        }
+        // Kinds are right, so what is left are numbers too large for their type.
+        table.try_into().map_err(|error: toml::de::Error| TrainError::Config(error.message().to_owned()))
+    }
+
+    /// The settings as a file that [`RawConfig::gather`] reads.
+    ///
+    /// # Errors
+    ///
+    /// When a number is larger than TOML can hold.
+    pub fn to_toml(&self) -> Result<String, TrainError> {
+        toml::to_string(self).map_err(|error| TrainError::Config(error.to_string()))
+    }
+}
+
+/// The file's values, each of the kind its setting wants; or the line of the first fault, and the fault.
+fn checked_table(text: &str) -> Result<Table, (Option<usize>, String)> {
+    let line_at = |position: usize| text[..position.min(text.len())].matches('\n').count() + 1;
+    let broken = |error: &toml::de::Error| {
+        (error.span().map(|span| line_at(span.start)), error.message().replace('\n', "; "))
+    };
+    let places = DeTable::parse(text).map_err(|error| broken(&error))?;
+    let mut table: Table = toml::from_str(text).map_err(|error| broken(&error))?;
+    let mut places: Vec<(usize, String)> =
+        places.get_ref().iter().map(|(key, _)| (key.span().start, key.get_ref().to_string())).collect();
+    places.sort_unstable();
+    for (position, name) in places {
+        let fault = |why: String| (Some(line_at(position)), why);
+        let setting = Setting::named(&name).ok_or_else(|| fault(unknown(&name)))?;
+        if let Some(value) = table.remove(&name) {
+            let found = described(&value);
+            let value = of_kind(setting.kind, value)
+                .ok_or_else(|| fault(format!("{name} must be {}, got {found}", wanted(setting.kind))))?;
+            table.insert(name, value);
+        }
+    }
+    Ok(table)
+}
+
+/// What is said of a name that is no setting.
+fn unknown(name: &str) -> String {
+    if let Some((_, instead)) = ELSEWHERE.iter().find(|(known, _)| *known == name) {
+        return format!("there is no setting `{name}` here: {instead}");
+    }
+    match nearest(name, SETTINGS.iter().map(|setting| setting.name)) {
+        Some(near) => format!("there is no setting `{name}`; did you mean `{near}`?"),
+        None => format!("there is no setting `{name}`; `plimsoll train --help` lists them all"),
+    }
+}
+
+/// The value if it is of the kind, or can be read as if it were.
+fn of_kind(kind: Kind, value: Value) -> Option<Value> {
+    match (kind, value) {
+        (Kind::Text, Value::String(text)) => Some(Value::String(text)),
+        (Kind::Whole, Value::Integer(number)) if number >= 0 => Some(Value::Integer(number)),
+        (Kind::Number, Value::Float(number)) => Some(Value::Float(number)),
+        (Kind::Number, Value::Integer(number)) => Some(Value::Float(number as f64)),
+        (Kind::Switch, Value::Boolean(yes)) => Some(Value::Boolean(yes)),
+        (Kind::List, Value::String(text)) => Some(list([text.as_str()])),
+        (Kind::List, Value::Array(items)) => {
+            let words: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
+            words.map(list)
+        }
+        _ => None,
+    }
+}
+
+/// The value of a flag.
+fn typed(flag: &Flag) -> Result<Value, String> {
+    let setting = Setting::named(flag.name).ok_or_else(|| unknown(flag.name))?;
+    let text = flag.values.last().map_or("", String::as_str);
+    let value = match setting.kind {
+        Kind::Text => Some(Value::String(text.to_owned())),
+        Kind::Whole => text.parse().ok().filter(|&number: &i64| number >= 0).map(Value::Integer),
+        Kind::Number => text.parse().ok().map(Value::Float),
+        Kind::Switch => text.parse().ok().map(Value::Boolean),
+        Kind::List => Some(list(flag.values.iter().map(String::as_str))),
+    };
+    value.ok_or_else(|| format!("{} must be {}, got `{text}`", setting.flag(), wanted(setting.kind)))
+}
+
+/// Words, commas within them separating others.
+fn list<'a>(words: impl IntoIterator<Item = &'a str>) -> Value {
+    let words = words.into_iter().flat_map(|word| word.split(',')).map(str::trim);
+    Value::Array(words.filter(|word| !word.is_empty()).map(|word| Value::String(word.to_owned())).collect())
+}
+
+fn wanted(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Text => "text in quotes",
+        Kind::Whole => "a whole number that is not negative",
+        Kind::Number => "a number",
+        Kind::Switch => "true or false",
+        Kind::List => "a list of words",
+    }
+}
+
+fn described(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("the text \"{text}\""),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Table(_) => "a table".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn read(text: &str) -> Result<RawConfig, String> {
+        let folder = Scratch::new();
+        let path = folder.write("run.toml", text);
+        RawConfig::gather(Some(&path), &[])
+            .map_err(|error| error.to_string().split("run.toml").last().unwrap_or_default().to_owned())
+    }
+
+    fn flag(name: &'static str, value: &str) -> Flag {
+        Flag { name, values: vec![value.to_owned()] }
+    }
+
+    #[test]
+    fn a_file_is_read_and_flags_count_more() {
+        let folder = Scratch::new();
+        let path = folder.write(
+            "run.toml",
+            "# a run\nmodel = \"s\"\nlearning_rate = 1\nmax_steps = 1_000\ngradient_checkpointing = true\n\
+             report_to = [\"html\"]\n",
+        );
+        let flags = [flag("max_steps", "7"), flag("report_to", "tensorboard, html"), flag("memory", "auto")];
+        let expected = RawConfig {
+            model: Some("s".into()),
+            learning_rate: Some(1.0),
+            max_steps: Some(7),
+            gradient_checkpointing: Some(true),
+            memory: Some("auto".into()),
+            report_to: Some(vec!["tensorboard".into(), "html".into()]),
+            ..RawConfig::default()
+        };
+        assert_eq!(RawConfig::gather(Some(&path), &flags).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_wrong_name_is_told_with_its_line_and_the_one_that_was_meant() {
+        let fault = |text: &str| read(text).unwrap_err();
+        assert_eq!(
+            fault("seed = 1\n\nlearning_rat = 0.1\n"),
+            ", line 3: there is no setting `learning_rat`; did you mean `learning_rate`?"
+        );
+        assert_eq!(
+            fault("fp16 = true"),
+            ", line 1: there is no setting `fp16` here: numbers are stored and computed in fp32; leave it out"
+        );
+        assert_eq!(
+            fault("[training]\nseed = 1"),
+            ", line 1: there is no setting `training`; `plimsoll train --help` lists them all"
+        );
+    }
+
+    #[test]
+    fn a_wrong_kind_is_told_with_its_line_and_what_was_found() {
+        let fault = |text: &str| read(text).unwrap_err();
+        assert_eq!(
+            fault("seed = 1\nmax_steps = \"many\""),
+            ", line 2: max_steps must be a whole number that is not negative, got the text \"many\""
+        );
+        assert_eq!(
+            fault("max_steps = -1"),
+            ", line 1: max_steps must be a whole number that is not negative, got -1"
+        );
+        assert_eq!(fault("memory = 64"), ", line 1: memory must be text in quotes, got 64");
+        assert_eq!(fault("synthetic = 1"), ", line 1: synthetic must be true or false, got 1");
+        let fault = fault("seed = 1\nmodel = ");
+        assert!(fault.starts_with(", line 2: "), "{fault}");
+    }
+
+    #[test]
+    fn a_flag_of_the_wrong_kind_is_named() {
+        let fault = |name, value| RawConfig::gather(None, &[flag(name, value)]).unwrap_err().to_string();
+        assert_eq!(
+            fault("max_steps", "2.5"),
+            "--max-steps must be a whole number that is not negative, got `2.5`"
+        );
+        assert_eq!(fault("learning_rate", "fast"), "--learning-rate must be a number, got `fast`");
+    }
+
+    #[test]
+    fn settings_that_are_printed_are_read_back_the_same() {
+        let raw = RawConfig {
+            model: Some("a \"quoted\" name".into()),
+            weight_decay: Some(0.1),
+            adam_epsilon: Some(1e-8),
+            warmup_ratio: Some(1.0),
+            report_to: Some(Vec::new()),
+            synthetic: Some(false),
+            ..RawConfig::default()
+        };
+        assert_eq!(read(&raw.to_toml().unwrap()).unwrap(), raw);
+    }
+}

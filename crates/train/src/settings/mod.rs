@@ -1,0 +1,239 @@
+//! Every setting in one table: its name, its type and what it means.
+//!
+//! A line of the table is all a setting needs to be read from a file, taken from a flag, shown in `--help`,
+//! spelled right in an error and printed back. Names are those of Hugging Face's `TrainingArguments` where it
+//! has one. What a setting means beside the others is for [`Config::check`](crate::Config::check) to say.
+//!
+//! Where a value stands twice, the command line's counts. Absent on purpose: environment variables, files that
+//! include others, and more than one level of nesting.
+
+mod file;
+mod nearest;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use file::Flag;
+pub use nearest::nearest;
+
+/// What can be written as the value of a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Words, a name, a size or a path.
+    Text,
+    /// A whole number that is not negative.
+    Whole,
+    /// A number.
+    Number,
+    /// Yes or no.
+    Switch,
+    /// Words, several times or with commas between them.
+    List,
+}
+
+/// Which part of a run a setting is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Section {
+    /// What is trained and how it must fit; planning asks no more than this.
+    Fit,
+    /// How parameters are updated.
+    Learning,
+    /// How long, how often, and where results go.
+    Course,
+}
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// As it stands in a file; as a flag, dashes may take the place of its underscores.
+    pub name: &'static str,
+    /// What its value is.
+    pub kind: Kind,
+    /// What stands for its value in a list of flags.
+    pub value_name: &'static str,
+    /// What it means, with its default.
+    pub help: &'static str,
+    /// Where it belongs.
+    pub section: Section,
+}
+
+/// The kind of value that a Rust type holds.
+trait Held {
+    const KIND: Kind;
+}
+
+macro_rules! held {
+    ($($ty:ty: $kind:ident),*) => { $(impl Held for $ty { const KIND: Kind = Kind::$kind; })* };
+}
+held!(String: Text, PathBuf: Text, usize: Whole, u64: Whole, f64: Number, bool: Switch, Vec<String>: List);
+
+macro_rules! settings {
+    ($($section:ident { $($(#[doc = $help:literal])+ $name:ident: $ty:ty, $value_name:literal;)* })*) => {
+        /// Settings as they were written; what is absent takes its default in
+        /// [`Config::check`](crate::Config::check).
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[allow(clippy::doc_markdown, reason = "the words are shown in a terminal too")]
+        pub struct RawConfig {
+            $($(
+                $(#[doc = $help])+
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub $name: Option<$ty>,
+            )*)*
+        }
+
+        /// The table, in the order in which settings are shown.
+        pub const SETTINGS: &[Setting] = &[$($(Setting {
+            name: stringify!($name),
+            kind: <$ty as Held>::KIND,
+            value_name: $value_name,
+            help: concat!($($help),+),
+            section: Section::$section,
+        },)*)*];
+    };
+}
+
+settings! {
+    Fit {
+        /// tiny, s, m, or the shape of a known model such as llama-3.2-1b, qwen2.5-0.5b or gpt2 [default: tiny]
+        model: String, "NAME";
+        /// Tokens per sequence [default: the preset's]
+        seq_len: usize, "N";
+        /// Sequences per optimizer step [default: 8]
+        global_batch: usize, "N";
+        /// Sequences per micro-batch [default: the fastest that fits]
+        micro_batch: usize, "N";
+        /// The same by its other name; without the number of accumulation steps and a global batch, a step is one
+        /// micro-batch
+        per_device_train_batch_size: usize, "N";
+        /// Micro-batches per optimizer step [default: global batch ÷ micro-batch]
+        gradient_accumulation_steps: usize, "N";
+        /// cpu, or what to plan for without having it: cuda, cuda:h200, cuda:a100-80, cuda:4090, … [default: cpu]
+        device: String, "NAME";
+        /// Memory of the whole process or device, such as 64MiB or 16GB; auto is what is free less a margin, or all
+        /// a described device has [default: auto]
+        memory: String, "SIZE";
+        /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
+        recompute: String, "STRATEGY";
+        /// true is --recompute full and false is --recompute none; where both are given, --recompute decides
+        gradient_checkpointing: bool, "BOOL";
+        /// What ops cost: `modelled`, or a file of `bench ops` [default: what was measured here, else modelled]
+        costs: String, "COSTS";
+        /// Threads [default: one for each core]
+        threads: usize, "N";
+        /// Seed of weights, data order and dropout [default: 0]
+        seed: u64, "N";
+        /// Text file, or folder of .txt, .md and .rs files
+        data: PathBuf, "PATH";
+        /// Made-up data with something to learn in it [default when there is no --data]
+        synthetic: bool, "BOOL";
+    }
+    Learning {
+        /// Peak learning rate [default: 0.001]
+        learning_rate: f64, "RATE";
+        /// linear, cosine, constant or constant_with_warmup [default: cosine]
+        lr_scheduler_type: String, "NAME";
+        /// Steps of linear rise [default: a tenth of the steps, at most 100]
+        warmup_steps: u64, "N";
+        /// Linear rise as a part of all steps; --warmup-steps decides where both are given
+        warmup_ratio: f64, "PART";
+        /// adamw_torch, adamw_8bit (moments of eight bits) or sgd [default: adamw_torch]
+        optim: String, "NAME";
+        /// Decay rate of the running sum of gradients of --optim sgd [default: 0]
+        momentum: f64, "RATE";
+        /// Whether --optim sgd looks ahead along that sum [default: false]
+        nesterov: bool, "BOOL";
+        /// How weights are kept: f32, bf16 (rounded at random), or bf16-master (bf16 beside an f32 master copy)
+        /// [default: f32]
+        weights_dtype: String, "TYPE";
+        /// true is --weights-dtype bf16-master, which decides where both are given
+        bf16: bool, "BOOL";
+        /// How gradients are kept: f32 or bf16 [default: f32]
+        gradients_dtype: String, "TYPE";
+        /// How moments are kept: f32 or bf16 [default: f32]
+        moments_dtype: String, "TYPE";
+        /// Decay rate of AdamW's first moment [default: 0.9]
+        adam_beta1: f64, "RATE";
+        /// Decay rate of AdamW's second moment [default: 0.95]
+        adam_beta2: f64, "RATE";
+        /// Added to the root of AdamW's second moment [default: 1e-8]
+        adam_epsilon: f64, "NUMBER";
+        /// Decoupled weight decay of matrices [default: 0.1]
+        weight_decay: f64, "RATE";
+        /// Largest gradient norm, 0 for no limit [default: 1]
+        max_grad_norm: f64, "NORM";
+    }
+    Course {
+        /// Optimizer steps; decides where --num-train-epochs is given too [default: 100]
+        max_steps: u64, "N";
+        /// Passes over the data, also parts of one such as 0.5
+        num_train_epochs: f64, "N";
+        /// Steps between two records, each the mean of the steps since the last [default: 1]
+        logging_steps: u64, "N";
+        /// Steps between two evaluations on validation data [default: no evaluation]
+        eval_steps: u64, "N";
+        /// Validation data: text file, or folder of .txt, .md and .rs files [default for made-up data: more of it]
+        eval_data: PathBuf, "PATH";
+        /// The most validation sequences that are looked at [default: all, or 64 of made-up data]
+        max_eval_samples: u64, "N";
+        /// Stop after this many evaluations without a better loss than the best before
+        early_stopping_patience: u64, "N";
+        /// By how much a loss must be better to count as better [default: 0]
+        early_stopping_threshold: f64, "LOSS";
+        /// Folder for metrics.jsonl, report.html and TensorBoard's files [default: none is written]
+        output_dir: PathBuf, "PATH";
+        /// What is written beside metrics.jsonl: tensorboard, html, or none [default: tensorboard,html]
+        report_to: Vec<String>, "NAMES";
+    }
+}
+
+/// Settings that people know from elsewhere, and what to do instead. Better than the name that is spelled alike.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("batch_size", "write per_device_train_batch_size or global_batch"),
+    ("do_eval", "write eval_steps"),
+    ("do_train", "leave it out"),
+    ("eval_strategy", "write eval_steps"),
+    ("evaluation_strategy", "write eval_steps"),
+    ("fp16", "write bf16: half precision overflows"),
+    ("load_best_model_at_end", "no checkpoints are written yet; leave it out"),
+    ("logging_dir", "write output_dir"),
+    ("lr", "write learning_rate"),
+    ("model_name_or_path", "write model"),
+    ("per_device_eval_batch_size", "evaluation takes the micro-batch of training; leave it out"),
+    ("save_steps", "no checkpoints are written yet; leave it out"),
+    ("save_strategy", "no checkpoints are written yet; leave it out"),
+    ("save_total_limit", "no checkpoints are written yet; leave it out"),
+];
+
+impl Setting {
+    /// The line of the table for a name as it is written in a file.
+    pub fn named(name: &str) -> Option<&'static Setting> {
+        SETTINGS.iter().find(|setting| setting.name == name)
+    }
+
+    /// As a flag: `--max-steps`.
+    pub fn flag(&self) -> String {
+        format!("--{}", self.name.replace('_', "-"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_from_elsewhere_is_no_setting_of_ours() {
+        for (name, _) in ELSEWHERE {
+            assert!(Setting::named(name).is_none(), "{name} is in both tables");
+        }
+    }
+
+    #[test]
+    fn a_line_of_the_table_carries_its_words_and_its_kind() {
+        let setting = Setting::named("warmup_ratio").unwrap();
+        assert_eq!((setting.kind, setting.section), (Kind::Number, Section::Learning));
+        assert_eq!(setting.flag(), "--warmup-ratio");
+        assert!(setting.help.trim_start().starts_with("Linear rise as a part"));
+    }
+}
