@@ -1,9 +1,10 @@
 //! Where the token sequences come from: data sets, plain text byte by byte, or a synthetic source that needs no file.
 //!
 //! ```text
-//! files ──▶ records ──▶ samples ──▶ cache of ids ──▶ pieces ──▶ rows ──▶ batches
-//!           records     sample,      cache, tokenise    pack       corpus    batches
-//!                       tokenizer, template
+//! files ──▶ records ──▶ ids of samples ──▶ cache on disk ──▶ pieces ──▶ rows ──▶ batches ──▶ inputs
+//!           records     sample,            tokenise,         pack       corpus   batches     feed
+//!                       tokenizer,         cache
+//!                       template
 //! ```
 //!
 //! Bytes of text files are cut without regard to documents:
@@ -26,6 +27,7 @@
 mod batches;
 mod cache;
 mod corpus;
+mod dataset;
 mod error;
 mod feed;
 mod order;
@@ -39,7 +41,8 @@ mod tokenise;
 mod tokenizer;
 
 pub use batches::{Batches, Group};
-pub use corpus::{Corpus, DataSpec, Dataset, Layout, Part, Task, Validation};
+pub use corpus::Corpus;
+pub use dataset::{DataSpec, Dataset, Layout, Part, Task, Validation};
 pub use error::DataError;
 pub use feed::{Feed, Inputs};
 pub use order::{Order, Permutation};

@@ -11,7 +11,7 @@ use parquet::schema::parser::parse_message_type;
 use serde_json::json;
 
 use super::super::tokenizer::tests::{expected, ids, open as tokenizer};
-use super::super::{BEGIN, Batches, END, Group, PAD, Sequence, Source};
+use super::super::{BEGIN, Batches, END, Group, IGNORED, PAD, Sequence, Source};
 use super::*;
 use crate::scratch::Scratch;
 

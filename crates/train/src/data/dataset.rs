@@ -1,0 +1,213 @@
+//! The data of a run, as it is asked for and as it is found: files with weights, a task, a share for validation.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::cache::{Cache, Notes};
+use super::corpus::{Corpus, Mixed, Shape};
+use super::pack::Piece;
+use super::sample::Encoder;
+use super::tokenise::{Progress, Tokenise};
+use super::tokenizer::Tokenizer;
+use super::{DataError, Order, Permutation, check_seq_len};
+
+/// What is learned from the data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// The next token: of texts, of answers in conversations, of completions.
+    Causal,
+    /// Hidden words.
+    Masked,
+    /// The class of a text.
+    Classify {
+        /// Names of the classes; empty when the data is to say.
+        labels: Vec<String>,
+    },
+}
+
+/// How documents lie in rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Several to a row. Only the causal task can; others are padded whatever is asked for.
+    Packed,
+    /// One to a row.
+    Padded,
+}
+
+/// A file or folder of the data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// `.txt`, `.jsonl`, `.parquet`, or a folder of them.
+    pub path: PathBuf,
+    /// How often an epoch sees it.
+    pub weight: f64,
+}
+
+impl From<&Path> for Part {
+    fn from(path: &Path) -> Part {
+        Part { path: path.to_owned(), weight: 1.0 }
+    }
+}
+
+/// What the data is judged by.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Validation {
+    /// Nothing.
+    None,
+    /// This share of every part, which is then not trained on: whole documents, the same ones whatever the seed. Where
+    /// there are too few of them, the end of the text.
+    Share(f64),
+    /// Files of their own.
+    Files(Vec<Part>),
+}
+
+/// Everything that says which rows there are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataSpec {
+    /// Files to train on.
+    pub parts: Vec<Part>,
+    /// What to judge by.
+    pub validation: Validation,
+    /// What is learned.
+    pub task: Task,
+    /// How documents lie in rows.
+    pub layout: Layout,
+    /// Positions of a row.
+    pub seq_len: usize,
+    /// Ids the model knows.
+    pub vocabulary: usize,
+    /// Of the order of rows, and of what is hidden.
+    pub seed: u64,
+    /// Whether samples that cannot be used are counted instead of refused.
+    pub skip_bad_lines: bool,
+    /// The folder for tokenised data.
+    pub cache: PathBuf,
+    /// Threads that tokenise.
+    pub threads: usize,
+}
+
+/// The data of a run.
+#[derive(Debug)]
+pub struct Dataset {
+    /// Rows to train on, shuffled anew in every epoch.
+    pub train: Corpus,
+    /// Rows to judge by, always in the same order.
+    pub validation: Option<Corpus>,
+    /// Names of the classes in the order of their numbers; empty when the data has numbers only.
+    pub labels: Vec<String>,
+    /// One more than the largest class; 0 without labels.
+    pub classes: usize,
+    /// Samples that were passed over.
+    pub skipped: u64,
+    /// What was wrong with the first of them.
+    pub first_skipped: Option<String>,
+}
+
+impl Dataset {
+    /// Tokenises what is not in the cache and lays out the rows.
+    ///
+    /// # Errors
+    ///
+    /// When the files are missing or broken, do not go with the task or the tokenizer, or the cache cannot be written.
+    pub fn open(
+        spec: &DataSpec,
+        tokenizer: &Tokenizer,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Dataset, DataError> {
+        check_seq_len(spec.seq_len)?;
+        tokenizer.fits(spec.vocabulary)?;
+        let shape = Shape::new(spec, tokenizer)?;
+        let tokenise = Tokenise {
+            encoder: Encoder { tokenizer, task: &spec.task },
+            folder: &spec.cache,
+            threads: spec.threads,
+            skip_bad_lines: spec.skip_bad_lines,
+        };
+        let mut opened = |parts: &[Part]| -> Result<Vec<Arc<Cache>>, DataError> {
+            parts.iter().map(|part| Ok(Arc::new(tokenise.open(&part.path, progress)?))).collect()
+        };
+        let caches = opened(&spec.parts)?;
+        let apart = match &spec.validation {
+            Validation::Files(parts) => (opened(parts)?, &parts[..]),
+            _ => (Vec::new(), &[][..]),
+        };
+        let all = || caches.iter().chain(&apart.0);
+        let labels = all_labels(spec, all().zip(spec.parts.iter().chain(apart.1)))?;
+
+        let (mut train, mut judge) = (Vec::new(), Vec::new());
+        for (part, cache) in spec.parts.iter().zip(&caches) {
+            let pieces = shape.pieces(cache);
+            let (kept, split_off) = match spec.validation {
+                Validation::Share(share) => divide(&pieces, cache.documents(), share, &part.path)?,
+                _ => (pieces, Vec::new()),
+            };
+            train.push(Mixed::new(cache, kept, part, &shape, &labels)?);
+            if !split_off.is_empty() {
+                judge.push(Mixed::new(cache, split_off, &Part::from(&*part.path), &shape, &labels)?);
+            }
+        }
+        for (part, cache) in apart.1.iter().zip(&apart.0) {
+            judge.push(Mixed::new(cache, shape.pieces(cache), part, &shape, &labels)?);
+        }
+        let notes = || all().map(|cache| cache.notes());
+        Ok(Dataset {
+            train: Corpus::new(train, Order::Shuffled { seed: spec.seed }, shape.clone()),
+            validation: (!judge.is_empty()).then(|| Corpus::new(judge, Order::AsWritten, shape)),
+            classes: all()
+                .flat_map(|cache| cache.labels())
+                .max()
+                .map_or(0, |&most| most as usize + 1)
+                .max(labels.len()),
+            labels,
+            skipped: notes().map(|notes| notes.skipped).sum(),
+            first_skipped: notes().find_map(|notes| notes.first_skipped.clone()),
+        })
+    }
+}
+
+/// Names of all classes: the given ones, or those of the data in alphabetical order.
+fn all_labels<'a>(
+    spec: &DataSpec,
+    caches: impl Iterator<Item = (&'a Arc<Cache>, &'a Part)>,
+) -> Result<Vec<String>, DataError> {
+    if let Task::Classify { labels } = &spec.task
+        && !labels.is_empty()
+    {
+        return Ok(labels.clone());
+    }
+    let mut labels: Vec<String> = Vec::new();
+    for (at, (cache, part)) in caches.enumerate() {
+        let Notes { names, .. } = cache.notes();
+        if at > 0 && names.is_empty() != labels.is_empty() {
+            return Err(DataError::MixedLabels { path: part.path.clone() });
+        }
+        labels.extend_from_slice(names);
+    }
+    labels.sort_unstable();
+    labels.dedup();
+    Ok(labels)
+}
+
+/// Keeps a share of the pieces apart.
+fn divide(
+    pieces: &[Piece],
+    documents: usize,
+    share: f64,
+    path: &Path,
+) -> Result<(Vec<Piece>, Vec<Piece>), DataError> {
+    let too_few = || DataError::Split { path: path.to_owned(), pieces: pieces.len() as u64 };
+    let wanted = documents as f64 * share;
+    let (kept, split_off): (Vec<Piece>, Vec<Piece>) = if wanted >= 1.0 {
+        // Not the run's seed: runs of several seeds are judged by the same documents.
+        let lots = Permutation::new(0, u64::MAX, documents as u64);
+        pieces.iter().partition(|piece| lots.at(u64::from(piece.document)) >= wanted.round() as u64)
+    } else {
+        let last = (pieces.len() as f64 * share).round().max(1.0) as usize;
+        let (front, back) = pieces.split_at(pieces.len().saturating_sub(last));
+        (front.to_vec(), back.to_vec())
+    };
+    if kept.is_empty() || split_off.is_empty() { Err(too_few()) } else { Ok((kept, split_off)) }
+}
+
+#[cfg(test)]
+mod tests;
