@@ -22,6 +22,10 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Train a model
     Train(TrainArgs),
+    /// Write on from a prompt with a trained model
+    Generate(GenerateArgs),
+    /// Write a model with its adapter merged in
+    Export(ExportArgs),
     /// Write the page of a run from its metrics.jsonl
     Report(ReportArgs),
     /// Say what this machine has to train with
@@ -67,7 +71,7 @@ pub(crate) struct PlanArgs {
     /// Put the classic strategies beside the chosen plan: memory and slowdown
     #[arg(long)]
     pub(crate) compare: bool,
-    /// Say what is the most that fits: seq-len, micro-batch or layers
+    /// Say what is the most that fits: seq-len, micro-batch, layers or lora-rank
     #[arg(long, value_name = "WHAT")]
     pub(crate) max: Option<What>,
     /// Write a page with pictures of the plan to FILE
@@ -84,6 +88,8 @@ pub(crate) enum What {
     MicroBatch,
     /// Layers of the model
     Layers,
+    /// Rank of adapters
+    LoraRank,
 }
 
 impl What {
@@ -93,6 +99,7 @@ impl What {
             What::SeqLen => "seq-len",
             What::MicroBatch => "micro-batch",
             What::Layers => "layers",
+            What::LoraRank => "lora-rank",
         }
     }
 }
@@ -181,4 +188,57 @@ pub(crate) enum BenchWhat {
 pub(crate) struct OpsArgs {
     #[command(flatten)]
     pub(crate) settings: FitSettings,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct GenerateArgs {
+    /// Folder with config.json and weights, or a hub id such as Qwen/Qwen3-0.6B
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: String,
+    /// Folder of an adapter for the model
+    #[arg(long, value_name = "PATH")]
+    pub(crate) adapter: Option<PathBuf>,
+    /// The beginning of the text
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prompt: String,
+    /// Take the prompt as what a user says in a chat, in the form of the model's own template
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Most tokens that are written
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) max_new_tokens: usize,
+    /// 0 always takes the likeliest token; larger is more daring
+    #[arg(long, value_name = "NUMBER", default_value_t = 0.7)]
+    pub(crate) temperature: f32,
+    /// Draw only from so many of the likeliest tokens
+    #[arg(long, value_name = "N")]
+    pub(crate) top_k: Option<usize>,
+    /// Draw only from the likeliest tokens that together have this probability
+    #[arg(long, value_name = "PART", default_value_t = 1.0)]
+    pub(crate) top_p: f32,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Memory of the whole process, such as 4GiB [default: what is free less a margin]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// Threads, one for each core by default
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) threads: usize,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ExportArgs {
+    /// Add the adapter to the weights; the only export there is
+    #[arg(long, required = true)]
+    pub(crate) merge: bool,
+    /// Folder of the model, or its hub id
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: String,
+    /// Folder of the adapter
+    #[arg(long, value_name = "PATH")]
+    pub(crate) adapter: PathBuf,
+    /// Folder to write, which must not hold anything yet
+    #[arg(long, value_name = "PATH")]
+    pub(crate) out: PathBuf,
 }

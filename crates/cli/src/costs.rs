@@ -7,6 +7,7 @@ use plimsoll::training::{Measured, OPS_FILE_VERSION, measured_machine};
 use plimsoll::{CpuDevice, Device, TrainError};
 
 use crate::exit::Failure;
+use crate::home;
 
 /// The CPU with the costs that `--costs` names (a file, `modelled`, or by default what was measured here), and
 /// what to call it.
@@ -51,7 +52,6 @@ pub(crate) fn read(file: &Path, threads: usize) -> Result<Measured, Failure> {
 
 /// Where times for this many threads are kept, if there is a home for them.
 pub(crate) fn cache_file(threads: usize) -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let caches = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
+    let caches = home::caches()?;
     Some(caches.join("plimsoll").join(format!("ops-{threads}-threads.json")))
 }

@@ -6,6 +6,7 @@ mod commands;
 mod costs;
 mod curve;
 mod exit;
+mod home;
 mod json;
 mod outputs;
 mod page;
@@ -32,6 +33,8 @@ fn main() -> ExitCode {
         Command::Check(check) => commands::check::run(check),
         Command::Layout(layout) => commands::layout::run(layout),
         Command::Bench(bench) => commands::bench::run(bench),
+        Command::Generate(generate) => commands::generate::run(generate),
+        Command::Export(export) => commands::export::run(export),
     };
     exit::code(result)
 }

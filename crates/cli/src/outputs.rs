@@ -28,13 +28,13 @@ pub(crate) struct Outputs<'a> {
 }
 
 /// Refuses a folder that cannot be written to, or holds something already; before anything takes long.
-pub(crate) fn prepare(config: &OutputConfig) -> Result<(), Failure> {
+pub(crate) fn prepare(config: &OutputConfig, resumes: bool) -> Result<(), Failure> {
     let folder = &config.folder;
     fs::create_dir_all(folder).map_err(|error| TrainError::output(folder, &error))?;
     let mut entries = fs::read_dir(folder).map_err(|error| TrainError::output(folder, &error))?;
-    if entries.next().is_some() {
+    if entries.next().is_some() && !resumes {
         return Err(TrainError::Config(format!(
-            "--output-dir `{}` is not empty; name another folder, so that no earlier run is lost",
+            "--output-dir `{}` is not empty; name another folder, or go on with --resume latest",
             folder.display()
         ))
         .into());

@@ -82,6 +82,7 @@ impl Listener<Failure> for Progress {
             Event::Step(record) => self.step(record),
             Event::Log(_) => Ok(()),
             Event::Evaluation(record) => self.evaluation(record),
+            Event::Saved(folder) => self.bar.suspend(|| say(&format!("saved {}\n", folder.display()))),
             Event::End(_) => {
                 self.bar.finish();
                 Ok(())

@@ -11,6 +11,7 @@ use plimsoll::training::RawConfig;
 use plimsoll::training::settings::{Flag, Kind, SETTINGS, Section, Setting};
 
 use crate::exit::Failure;
+use crate::home;
 
 /// What a command was given: the settings up to a section as flags, and all of them in a file.
 #[derive(Clone, Debug, Default)]
@@ -27,12 +28,12 @@ pub(crate) type TrainSettings = Settings<true>;
 impl<const TRAINS: bool> Settings<TRAINS> {
     /// The settings as they were written.
     pub(crate) fn raw(&self) -> Result<RawConfig, Failure> {
-        Ok(RawConfig::gather(self.file.as_deref(), &self.flags)?)
+        home::complete(RawConfig::gather(self.file.as_deref(), &self.flags)?)
     }
 
     /// The flags a command has.
     fn offered() -> impl Iterator<Item = &'static Setting> {
-        SETTINGS.iter().filter(|setting| TRAINS || setting.section == Section::Fit)
+        SETTINGS.iter().filter(|setting| TRAINS || setting.section != Section::Course)
     }
 }
 
@@ -56,6 +57,7 @@ fn flag(setting: &'static Setting) -> Arg {
 fn heading(section: Section) -> &'static str {
     match section {
         Section::Fit => "What is trained, and how it fits",
+        Section::Adapter => "Adapters in place of the model's own weights",
         Section::Learning => "How it learns",
         Section::Course => "How long, how often, and where results go",
     }

@@ -78,6 +78,15 @@ impl Architecture {
         }
     }
 
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        match self {
+            Architecture::Llama(model) => model.layers,
+            Architecture::Gpt2(model) => model.layers,
+            Architecture::Bert(model) => model.layers,
+        }
+    }
+
     /// The same model with another number of layers.
     #[must_use]
     pub fn with_layers(mut self, count: usize) -> Architecture {

@@ -36,7 +36,9 @@ pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Rates, Timin
 pub use plimsoll_graph::{
     DType, Graph, GraphError, Init, Shape, Type, Value, Visible, checkpoint, differentiate, op,
 };
-pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset, Rope, Stretch};
+pub use plimsoll_model::{
+    Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,
+};
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::{
     FloatStorage, Model, Optimizer, OptimizerKind, Options, Planned, Run, Storage, TrainError, Trainer,
@@ -66,11 +68,12 @@ pub mod planning {
 /// Data, learning rate, metrics, sizes and the machine's memory.
 pub mod training {
     pub use plimsoll_train::{
-        Config, DataConfig, LanguageModel, OutputConfig, RawConfig, Target, Validation,
+        Config, DataConfig, LanguageModel, OpenedData, Origin, OutputConfig, RawConfig, Resume, Target,
+        Validation,
     };
     pub use plimsoll_train::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
     pub use plimsoll_train::{
-        budget, ceiling, costed_program, course, data, lr, machine, memory, metrics, program, settings, size,
-        tensorboard,
+        budget, ceiling, checkpoint, costed_program, course, data, export, files, generate, hub, lr, machine,
+        memory, metrics, pretrained, program, settings, size, tensorboard,
     };
 }

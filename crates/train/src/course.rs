@@ -5,14 +5,18 @@
 //! Step    Step    Step    Step       Step         every step, for a progress bar
 //!         Log             Log        Log          the mean since the last, for files (logging_steps 2)
 //!                         Evaluation Evaluation   the validation loss (eval_steps 4), and at the end
+//!                 Saved              Saved        a checkpoint (save_steps 3), and at the end
 //!                                    End
 //! ```
 //!
 //! A bar, a file of metrics, TensorBoard and a page are listeners alike: the loop knows none of them. The first
 //! that fails ends the run with its error.
 
+use std::path::Path;
+
 use plimsoll_exec::Device;
 
+use crate::checkpoint::{Best, Checkpoints, Progress as Kept};
 use crate::error::TrainError;
 use crate::metrics::{EndRecord, EvaluationRecord, StepRecord};
 use crate::trainer::Trainer;
@@ -38,6 +42,8 @@ pub struct Course {
     pub eval_steps: Option<u64>,
     /// When to end before the last step.
     pub stopping: Option<EarlyStopping>,
+    /// Steps between two checkpoints.
+    pub save_steps: Option<u64>,
 }
 
 /// Something that happened.
@@ -49,6 +55,8 @@ pub enum Event<'a> {
     Log(&'a StepRecord),
     /// The model was evaluated.
     Evaluation(&'a EvaluationRecord),
+    /// A checkpoint was written to this folder.
+    Saved(&'a Path),
     /// The run is over.
     End(&'a EndRecord),
 }
@@ -79,15 +87,16 @@ impl<D: Device> Trainer<D> {
         &mut self,
         course: &Course,
         mut validation: Option<&mut Validation>,
+        checkpoints: Option<&Checkpoints>,
         listeners: &mut [&mut dyn Listener<E>],
     ) -> Result<EndRecord, E> {
         let mut tell = |event: Event<'_>| listeners.iter_mut().try_for_each(|listener| listener.hear(&event));
-        let (mut window, mut progress) = (Window::default(), Progress::default());
+        let (mut window, mut progress) = (Window::default(), Progress::of(self.reached()));
         let mut over = self.run().steps() >= course.steps;
         while !over {
             let record = self.step()?;
             let step = record.step;
-            over = step >= course.steps;
+            over = step >= course.steps || self.stop_requested();
             window.add(&record);
             tell(Event::Step(&record))?;
             let due = |every: u64| over || step.is_multiple_of(every.max(1));
@@ -102,11 +111,18 @@ impl<D: Device> Trainer<D> {
                 tell(Event::Evaluation(&evaluated))?;
                 over |= progress.exhausted(course.stopping);
             }
+            self.reach(progress.kept(record.loss));
+            if let (Some(every), Some(checkpoints)) = (course.save_steps, checkpoints)
+                && (over || step.is_multiple_of(every.max(1)))
+            {
+                let saved = self.save(checkpoints, &self.reached().clone())?;
+                tell(Event::Saved(&saved))?;
+            }
             if over && window.steps > 0 {
                 tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
             }
         }
-        let stopped_early = self.run().steps() < course.steps;
+        let stopped_early = self.run().steps() < course.steps && !self.stop_requested();
         let end = EndRecord { best: progress.best, stopped_early, ..self.end()? };
         tell(Event::End(&end))?;
         Ok(end)
@@ -154,12 +170,39 @@ struct Progress {
     /// What a loss must undercut to end the wait: that of the last one that did.
     mark: Option<f64>,
     waited: u64,
+    /// The last evaluation.
+    last: Option<f64>,
 }
 
 impl Progress {
+    /// Goes on from what a checkpoint knew.
+    fn of(kept: &Kept) -> Progress {
+        let best = kept.best.map(|Best { step, metric }| EvaluationRecord {
+            step,
+            eval_loss: metric,
+            eval_perplexity: metric.exp(),
+            valid_tokens: 0,
+            seconds: 0.0,
+            best: true,
+        });
+        Progress { best, mark: kept.mark, waited: kept.without_gain, last: kept.metric }
+    }
+
+    /// What a checkpoint is to know.
+    fn kept(&self, loss: f64) -> Kept {
+        Kept {
+            loss: Some(loss),
+            metric: self.last,
+            best: self.best.map(|best| Best { step: best.step, metric: best.eval_loss }),
+            mark: self.mark,
+            without_gain: self.waited,
+        }
+    }
+
     /// Says whether the record is the best so far, and counts it.
     fn judge(&mut self, record: EvaluationRecord, stopping: Option<EarlyStopping>) -> EvaluationRecord {
         let threshold = stopping.map_or(0.0, |stopping| stopping.threshold);
+        self.last = Some(record.eval_loss);
         // A loss that is not a number is better than none.
         if self.mark.is_none_or(|mark| record.eval_loss < mark - threshold) && record.eval_loss.is_finite() {
             self.mark = Some(record.eval_loss);

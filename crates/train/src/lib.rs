@@ -32,7 +32,10 @@ mod trainer;
 mod validation;
 
 pub use adapted::{Adapted, largest_rank};
-pub use config::{Config, DataConfig, EvaluationConfig, LanguageModel, Length, OutputConfig, Target, Warmup};
+pub use config::{
+    Config, DataConfig, EvaluationConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig, Resume,
+    SampleConfig, SavingConfig, Target, Warmup,
+};
 pub use error::TrainError;
 pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
 pub use optimizer::{

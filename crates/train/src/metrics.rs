@@ -130,7 +130,7 @@ impl MetricsFile {
 impl<E: From<TrainError>> Listener<E> for MetricsFile {
     fn hear(&mut self, event: &Event<'_>) -> Result<(), E> {
         match event {
-            Event::Step(_) => {}
+            Event::Step(_) | Event::Saved(_) => {}
             Event::Log(record) => self.add(record)?,
             Event::Evaluation(record) => self.add(record)?,
             Event::End(record) => self.add(record)?,

@@ -79,7 +79,7 @@ impl<E: From<TrainError>> Listener<E> for EventFile {
                 let values = [("eval/loss", record.eval_loss), ("eval/perplexity", record.eval_perplexity)];
                 self.scalars(record.step, &values)?;
             }
-            Event::Step(_) | Event::End(_) => {}
+            Event::Step(_) | Event::Saved(_) | Event::End(_) => {}
         }
         Ok(())
     }

@@ -31,6 +31,8 @@ pub struct Trainer<D: Device> {
     positions: u64,
     stop: Arc<AtomicBool>,
     facts: BTreeMap<String, String>,
+    /// What has been measured so far, for the next checkpoint.
+    reached: Progress,
 }
 
 impl<D: Device> Trainer<D> {
@@ -39,7 +41,17 @@ impl<D: Device> Trainer<D> {
         let type_of = |name: &str| run.engine().input(Role::First, name);
         let feed = Feed::new(run.micro_batch(), batches.source().seq_len(), type_of);
         let facts = facts(&run, &batches);
-        Trainer { run, batches, lr, feed, seconds: 0.0, positions: 0, stop: Arc::default(), facts }
+        Trainer {
+            run,
+            batches,
+            lr,
+            feed,
+            seconds: 0.0,
+            positions: 0,
+            stop: Arc::default(),
+            facts,
+            reached: Progress::default(),
+        }
     }
 
     /// Adds what else must be the same in a run that goes on from a checkpoint of this one, by the name its
@@ -77,6 +89,7 @@ impl<D: Device> Trainer<D> {
     pub fn resume(&mut self, checkpoints: &Checkpoints, from: &Checkpoint) -> Result<(), TrainError> {
         checkpoints.restore(&mut self.run, from, &self.facts)?;
         self.batches.go_to(from.state.position);
+        self.reached = from.state.progress.clone();
         Ok(())
     }
 
@@ -155,6 +168,15 @@ impl<D: Device> Trainer<D> {
             best: None,
             stopped_early: false,
         })
+    }
+
+    /// What has been measured so far, as far as a checkpoint keeps it.
+    pub(crate) fn reached(&self) -> &Progress {
+        &self.reached
+    }
+
+    pub(crate) fn reach(&mut self, reached: Progress) {
+        self.reached = reached;
     }
 
     /// The run inside.

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let raw = raw(args);
     let mut config = Config::check(&raw)?;
     config.model.generate = true;
-    let mut session = Session::open(&config)?;
+    let mut session = Session::open(&mut config)?;
     say(&format!("preset tiny on {}, trained on {}\n\n", session.device_name, data_name(&raw)))?;
     let mut plan = Vec::new();
     table::plan(&mut plan, &session.summary).map_err(|error| Failure::output(&error))?;
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         Ok(())
     };
     let steps = session.lr.max_steps;
-    let end = session.train(&config.course(steps), &mut [&mut note])?;
+    let end = session.train(&config.course(steps), None, &mut [&mut note])?;
     say(&format!("\nloss\n{}\n", curve::draw(&losses)))?;
     let text = sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;
     say(&format!("sample\n  {}\n\n", text.trim_end().replace('\n', "\n  ")))?;
@@ -71,13 +71,13 @@ fn raw(args: &DemoArgs) -> RawConfig {
         learning_rate: Some(3e-3),
         threads: args.threads,
         synthetic: Some(data.is_none()),
-        data,
+        data: data.map(|path| vec![path.display().to_string()]),
         ..RawConfig::default()
     }
 }
 
 fn data_name(raw: &RawConfig) -> String {
-    raw.data.as_ref().map_or_else(|| "made-up data".to_owned(), |path| format!("`{}`", path.display()))
+    raw.data.as_ref().map_or_else(|| "made-up data".to_owned(), |path| format!("`{}`", path.join(", ")))
 }
 
 /// Trains the first steps without a budget in another process and says what the budget cost.
@@ -123,7 +123,7 @@ fn unbudgeted(args: &DemoArgs, raw: &RawConfig) -> Result<Vec<Value>, Failure> {
     command.args(["--max-steps", &args.max_steps.to_string()]);
     command.args(["--stop-after", &COMPARED_STEPS.to_string()]);
     if let Some(path) = &raw.data {
-        command.arg("--data").arg(path);
+        command.arg("--data").args(path);
     }
     if let Some(threads) = args.threads {
         command.args(["--threads", &threads.to_string()]);

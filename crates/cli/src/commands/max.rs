@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use plimsoll::planning::{Facts, largest};
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, RawConfig};
+use plimsoll::training::{Config, LanguageModel, RawConfig};
 use plimsoll::{Graph, TrainError};
 
 use crate::args::{PlanArgs, What};
@@ -53,7 +53,7 @@ pub(crate) fn find(
     budget: Budget,
 ) -> Result<Answer, Failure> {
     let raw = open(args, what)?;
-    let found = largest(MOST, |value| {
+    let found = largest(most(&raw, what)?, |value| {
         let config = with(&raw, what, value)?;
         let mut questions = questions(&config, facts, budget);
         let fits = questions.searcher.fits(questions.request).map_err(|error| questions.failure(error))?;
@@ -66,6 +66,16 @@ pub(crate) fn find(
     }
 }
 
+/// The largest value that means anything: an adapter of more rows than its layer has is a layer of its own.
+fn most(raw: &RawConfig, what: What) -> Result<usize, Failure> {
+    if what != What::LoraRank {
+        return Ok(MOST);
+    }
+    let LanguageModel { architecture, lora, .. } = with(raw, what, 1)?.model;
+    let adapters = lora.unwrap_or_default().adapters(&architecture.training(1, 1)?)?;
+    Ok(adapters.iter().map(|adapter| adapter.input.min(adapter.output)).max().unwrap_or(1))
+}
+
 /// The settings without what is asked for, which must not be fixed.
 fn open(args: &PlanArgs, what: What) -> Result<RawConfig, Failure> {
     let raw = args.settings.raw()?;
@@ -74,7 +84,8 @@ fn open(args: &PlanArgs, what: What) -> Result<RawConfig, Failure> {
         What::MicroBatch => (raw.micro_batch.map(|_| "--micro-batch"))
             .or(raw.per_device_train_batch_size.map(|_| "--per-device-train-batch-size"))
             .or(raw.global_batch.map(|_| "--global-batch")),
-        What::Layers => None,
+        What::Layers => raw.layers.map(|_| "--layers"),
+        What::LoraRank => raw.lora_r.map(|_| "--lora-r").or(raw.adapter.as_ref().map(|_| "--adapter")),
     };
     match fixed {
         Some(flag) => Err(TrainError::Config(format!(
@@ -95,11 +106,8 @@ fn with(raw: &RawConfig, what: What, value: usize) -> Result<Config, Failure> {
             raw.micro_batch = Some(value);
             raw.gradient_accumulation_steps = Some(raw.gradient_accumulation_steps.unwrap_or(1));
         }
-        What::Layers => {}
+        What::Layers => raw.layers = Some(value),
+        What::LoraRank => raw.lora_r = Some(value),
     }
-    let mut config = Config::check(&raw)?;
-    if what == What::Layers {
-        config.model.architecture = config.model.architecture.with_layers(value);
-    }
-    Ok(config)
+    Ok(Config::check(&raw)?)
 }

@@ -6,6 +6,8 @@ pub(crate) mod compare;
 pub(crate) mod dag;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod export;
+pub(crate) mod generate;
 pub(crate) mod html;
 pub(crate) mod layout;
 pub(crate) mod max;

@@ -20,13 +20,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
         return dag::run(file, args.settings.raw()?.memory.as_deref().unwrap_or_default(), args.json);
     }
-    let config = Config::check(&args.settings.raw()?)?;
+    let mut config = Config::check(&args.settings.raw()?)?;
     let text = match &config.target {
         Target::Cpu => {
             let (device, name) = costs::device(config.options.threads, config.costs.as_deref())?;
             let budget = Budget::resolve(config.options.memory)?;
             if config.data != DataConfig::Synthetic {
-                config.source()?;
+                config.open_data(&mut |_| {})?;
             }
             answer(args, config.clone(), &name, &|graph| device.facts(graph), budget)?
         }

@@ -3,11 +3,13 @@
 use std::io::{self, Write};
 
 use plimsoll::training::ceiling::{matmul_flops, matmul_rate};
+use plimsoll::training::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll::training::course::{Course, Event, Listener};
 use plimsoll::training::data::Batches;
+use plimsoll::training::files::Form;
 use plimsoll::training::lr::Lr;
 use plimsoll::training::metrics::{EndRecord, write_line};
-use plimsoll::training::{Config, Validation};
+use plimsoll::training::{Config, Resume, Validation};
 use plimsoll::{CpuDevice, Device, Run, TrainError, Trainer, plan_for};
 
 use crate::args::TrainArgs;
@@ -22,7 +24,7 @@ const CEILING_SIZE: usize = 384;
 const CEILING_SECONDS: f64 = 0.15;
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
-    let config = Config::check(&args.settings.raw()?)?;
+    let mut config = Config::check(&args.settings.raw()?)?;
     if args.print_config {
         let text = config.effective().to_toml()?;
         return io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error));
@@ -32,9 +34,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     config.target.trains()?;
     if let Some(output) = &config.output {
-        outputs::prepare(output)?;
+        // Before anything takes long: whether what will be trained can be written at all.
+        config.form()?;
+        outputs::prepare(output, config.resume.is_some())?;
     }
-    let mut session = Session::open(&config)?;
+    let mut session = Session::open(&mut config)?;
+    let saved = Saved::open(&config, &mut session)?;
     let steps = args.stop_after.map_or(session.lr.max_steps, |most| session.lr.max_steps.min(most));
     announce(&config, &session, steps, args.json)?;
     let mut outputs = Outputs::open(&config, &session)?;
@@ -44,7 +49,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(outputs) = &mut outputs {
         listeners.extend(outputs.listeners());
     }
-    let result = session.train(&config.course(steps), &mut listeners);
+    end_on_signals(&session)?;
+    let result =
+        session.train(&config.course(steps), saved.as_ref().map(|saved| &saved.checkpoints), &mut listeners);
     // Also of a run that failed: what it had told is worth seeing.
     let page = outputs.as_ref().map(Outputs::finish).transpose().map(Option::flatten);
     let end = result?;
@@ -52,9 +59,74 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         say(&summary(&end, session.summary.planned.budget.total))?;
     }
     match page? {
-        Some(page) if !json => say(&format!("the report is in {page}\n")),
-        _ => Ok(()),
+        Some(page) if !json => say(&format!("the report is in {page}\n"))?,
+        _ => {}
     }
+    match &saved {
+        Some(saved) => saved.finish(&session),
+        None => Ok(()),
+    }
+}
+
+/// Where a run keeps what it has learned.
+struct Saved {
+    checkpoints: Checkpoints,
+    form: Form,
+}
+
+impl Saved {
+    /// Opens the folder of a run and puts the run back to its checkpoint, where it goes on from one.
+    fn open(config: &Config, session: &mut Session) -> Result<Option<Saved>, Failure> {
+        let Some(output) = &config.output else { return Ok(None) };
+        let form = config.form()?;
+        let checkpoints =
+            Checkpoints::open(&output.folder, form.clone(), config.saving.limit).map_err(TrainError::from)?;
+        let from = match &config.resume {
+            None => None,
+            Some(Resume::From(path)) => Some(Checkpoint::open(path).map_err(TrainError::from)?),
+            Some(Resume::Latest) => {
+                let found = checkpoints.latest().map_err(TrainError::from)?;
+                for broken in &found.broken {
+                    say(&format!("passed over: {broken}\n"))?;
+                }
+                let none = || {
+                    let folder = output.folder.display();
+                    TrainError::Config(format!(
+                        "`{folder}` holds no whole checkpoint; leave out --resume to begin anew"
+                    ))
+                };
+                Some(found.checkpoint.ok_or_else(none)?)
+            }
+        };
+        if let Some(from) = &from {
+            session.trainer.resume(&checkpoints, from)?;
+            say(&format!("going on after step {} of {}\n", from.state.step, from.path.display()))?;
+        }
+        Ok(Some(Saved { checkpoints, form }))
+    }
+
+    /// Writes what was trained, unless the run was asked to end before it was done.
+    fn finish(&self, session: &Session) -> Result<(), Failure> {
+        let folder = self.checkpoints.folder();
+        if session.trainer.stop_requested() {
+            return say(&format!("stopped; go on with --resume latest --output-dir {}\n", folder.display()));
+        }
+        session.trainer.run().save_weights(folder, &self.form)?;
+        say(&format!("what was trained is in {}\n", folder.display()))
+    }
+}
+
+/// The first Ctrl-C or termination ends the run after its step, with a checkpoint; the second ends it at once.
+fn end_on_signals(session: &Session) -> Result<(), Failure> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    use signal_hook::flag::{register, register_conditional_shutdown};
+    let stop = session.trainer.stop_flag();
+    for signal in [SIGINT, SIGTERM] {
+        register_conditional_shutdown(signal, 128 + signal, stop.clone())
+            .and_then(|_| register(signal, stop.clone()))
+            .map_err(|error| Failure::Other(format!("signals cannot be heard: {error}")))?;
+    }
+    Ok(())
 }
 
 /// What is about to happen: the peak by purpose, and how long it will take.
@@ -81,20 +153,33 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens the data, plans and takes the memory.
-    pub(crate) fn open(config: &Config) -> Result<Session, Failure> {
+    /// Opens the data, plans, takes the memory and reads what was trained before.
+    pub(crate) fn open(config: &mut Config) -> Result<Session, Failure> {
         config.target.trains()?;
-        let source = config.source()?;
+        for note in &config.configuration.notes {
+            say(&format!("note: {note}\n"))?;
+        }
+        let data = config.open_data(&mut |_| {})?;
+        if let Some((count, first)) = &data.skipped {
+            say(&format!("{count} samples were passed over; the first: {first}\n"))?;
+        }
         let (device, device_name) = costs::device(config.options.threads, config.costs.as_deref())?;
         let planned = plan_for(&config.model, &device, &config.options)?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         let ceiling = ceiling(&summary, device.threads())?;
-        let run = Run::start(device, summary.planned.clone(), config.options.seed)?;
+        let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
+        let loaded = config.load(&mut run)?;
+        for (what, names) in [("not in the folder, so new", &loaded.absent), ("passed over", &loaded.unused)]
+        {
+            if !names.is_empty() {
+                say(&format!("{what}: {}\n", names.join(", ")))?;
+            }
+        }
         let rows = run.micro_batch();
-        let batches = Batches::new(source, config.options.global_batch as u64, rows);
+        let batches = Batches::new(data.train, config.options.global_batch as u64, rows);
         let lr = config.lr(batches.steps_per_epoch())?;
-        let validation = config.validation(rows)?;
-        let trainer = Trainer::new(run, batches, lr);
+        let validation = data.validation.map(|source| config.validation(source, rows));
+        let trainer = Trainer::new(run, batches, lr).with_facts(config.facts());
         Ok(Session { summary, trainer, device_name, lr, ceiling, validation })
     }
 
@@ -102,6 +187,7 @@ impl Session {
     pub(crate) fn train(
         &mut self,
         course: &Course,
+        checkpoints: Option<&Checkpoints>,
         listeners: &mut [&mut dyn Listener<Failure>],
     ) -> Result<EndRecord, Failure> {
         let budget = self.summary.planned.budget.total;
@@ -110,7 +196,7 @@ impl Session {
             progress.hear(event)?;
             listeners.iter_mut().try_for_each(|listener| listener.hear(event))
         };
-        let result = self.trainer.train(course, self.validation.as_mut(), &mut [&mut all]);
+        let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut [&mut all]);
         let end = result.inspect_err(|_| progress.abandon())?;
         kept(&end, budget)?;
         Ok(end)
@@ -163,7 +249,7 @@ pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
 fn line(event: &Event<'_>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let written = match event {
-        Event::Step(_) => Ok(()),
+        Event::Step(_) | Event::Saved(_) => Ok(()),
         Event::Log(record) => write_line(&mut out, record),
         Event::Evaluation(record) => write_line(&mut out, record),
         Event::End(record) => write_line(&mut out, record),

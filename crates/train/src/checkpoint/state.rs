@@ -44,6 +44,8 @@ pub struct Progress {
     pub metric: Option<f64>,
     /// The best evaluation. Rotation spares its checkpoint.
     pub best: Option<Best>,
+    /// What an evaluation must undercut to count as better, for stopping early.
+    pub mark: Option<f64>,
     /// Evaluations since then, for stopping early.
     pub without_gain: u64,
 }

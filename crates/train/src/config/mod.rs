@@ -5,34 +5,31 @@
 //! a sentence that says what to change. [`Config::effective`] writes it down again, so that a run can be
 //! repeated without its defaults.
 
+mod data;
+mod model;
 mod rules;
 
 use std::path::PathBuf;
 
-use plimsoll_graph::{Graph, GraphError};
-use plimsoll_model::{Architecture, Bert, Gpt2, Preset};
+use plimsoll_model::Targets;
+use plimsoll_model::hf::Configuration;
 use plimsoll_plan::DeviceSpec;
 
 use crate::course::{Course, EarlyStopping};
-use crate::data::{Order, Source, Synthetic, Text};
+use crate::data::{Layout, Part, Source, Task};
 use crate::error::TrainError;
 use crate::lr::{Decay, Lr};
 use crate::optimizer::OptimizerKind;
-use crate::run::{Model, Options};
+use crate::pretrained::AdapterFolder;
+use crate::run::Options;
 use crate::settings::RawConfig;
 use crate::validation::Validation;
+pub use data::{DataConfig, OpenedData, SampleConfig};
+pub use model::{LanguageModel, Origin};
 use rules::{
-    at_least_one, evaluation, learning_rate, length, mistake, options, output, shortest, warmup, within,
+    at_least_one, evaluation, learning_rate, length, mistake, options, output, resume, saving, shortest,
+    warmup,
 };
-
-/// Where sequences come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DataConfig {
-    /// Text files, one token per byte.
-    Text(PathBuf),
-    /// A seeded Markov source.
-    Synthetic,
-}
 
 /// What a run is planned for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -108,8 +105,10 @@ pub enum Warmup {
 pub struct EvaluationConfig {
     /// Steps between two evaluations.
     pub every: u64,
-    /// Where validation sequences come from.
-    pub data: DataConfig,
+    /// Where validation sequences come from, if not from the training data.
+    pub data: Option<DataConfig>,
+    /// The part of the training data that is kept back for it.
+    pub share: Option<f64>,
     /// The most of them that are looked at.
     pub most: Option<u64>,
     /// When to give up.
@@ -127,6 +126,24 @@ pub struct OutputConfig {
     pub html: bool,
 }
 
+/// What is kept of a run while it goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavingConfig {
+    /// Steps between two checkpoints.
+    pub every: u64,
+    /// How many are kept; all when absent.
+    pub limit: Option<usize>,
+}
+
+/// Where a run goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// At the newest whole checkpoint of its folder.
+    Latest,
+    /// At this one.
+    From(PathBuf),
+}
+
 /// Settings that go together.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -134,6 +151,20 @@ pub struct Config {
     pub name: String,
     /// What is trained.
     pub model: LanguageModel,
+    /// What is known of the model beside its shape.
+    pub configuration: Configuration,
+    /// Where its weights come from.
+    pub origin: Origin,
+    /// The adapter to go on with.
+    pub adapter: Option<AdapterFolder>,
+    /// The folder of a tokenizer that is not the model's.
+    pub tokenizer: Option<PathBuf>,
+    /// How samples become rows.
+    pub samples: SampleConfig,
+    /// Checkpoints.
+    pub saving: SavingConfig,
+    /// Where to go on, if not at the beginning.
+    pub resume: Option<Resume>,
     /// What it is planned for.
     pub target: Target,
     /// What is asked of the plan and the run.
@@ -165,32 +196,32 @@ impl Config {
     ///
     /// The first setting that is wrong or contradicts another.
     pub fn check(raw: &RawConfig) -> Result<Config, TrainError> {
-        let name = raw.model.clone().unwrap_or_else(|| "tiny".to_owned());
-        let preset = Preset::from_name(&name).map_err(mistake)?;
-        let seq_len = raw.seq_len.unwrap_or(preset.seq);
-        within("--seq-len", seq_len)?;
-        let data = match (&raw.data, raw.synthetic) {
-            (Some(_), Some(true)) => return Err(mistake("give either --data or --synthetic, not both")),
-            (None, Some(false)) => {
-                return Err(mistake("without --data only made-up data is left: leave out --synthetic false"));
-            }
-            (Some(path), _) => DataConfig::Text(path.clone()),
-            (None, _) => DataConfig::Synthetic,
-        };
+        let model::Resolved { name, configuration, origin, seq_len, lora, adapter } = model::resolve(raw)?;
+        let has_tokenizer = raw.tokenizer.is_some() || matches!(origin, Origin::Pretrained(_));
+        let data = data::data(raw, has_tokenizer)?;
+        let samples = data::samples(raw, &configuration.architecture)?;
         // Rows cut from text hold parts of several documents; made-up rows are one document each.
-        let architecture = preset.model.with_documents(matches!(data, DataConfig::Text(_)));
-        let model = LanguageModel {
-            documents: architecture.reads_documents(),
-            architecture,
-            seq_len,
-            generate: false,
+        let packed = match &data {
+            DataConfig::Text(_) => true,
+            DataConfig::Files(_) => samples.layout == Layout::Packed,
+            DataConfig::Synthetic => false,
         };
-        let evaluation = evaluation(raw, &data)?;
+        let architecture = configuration.architecture.clone().with_documents(packed);
+        let documents = architecture.reads_documents();
+        let model = LanguageModel { documents, architecture, seq_len, generate: false, lora };
+        let evaluation = evaluation(raw, &data, has_tokenizer)?;
         let decay =
             raw.lr_scheduler_type.as_deref().map_or(Ok(Decay::Cosine), str::parse).map_err(mistake)?;
         Ok(Config {
             name,
             model,
+            configuration,
+            origin,
+            adapter,
+            tokenizer: raw.tokenizer.clone(),
+            samples,
+            saving: saving(raw)?,
+            resume: resume(raw)?,
             target: Target::from_name(raw.device.as_deref())?,
             options: Options { evaluate: evaluation.is_some(), ..options(raw)? },
             data,
@@ -205,36 +236,9 @@ impl Config {
         })
     }
 
-    /// Opens the data.
-    ///
-    /// # Errors
-    ///
-    /// When it is missing, empty or too short, or the model wants data that nobody prepares yet.
-    pub fn source(&self) -> Result<Source, TrainError> {
-        if matches!(self.model.architecture, Architecture::Bert(_)) {
-            // Shown the next word, a model that reads both ways learns to copy.
-            return Err(mistake("BERT learns from masked words, which no data here has; it can be planned"));
-        }
-        self.open(&self.data, Order::Shuffled { seed: self.options.seed })
-    }
-
-    /// Opens the validation data for micro-batches of `rows` rows, where there is any.
-    ///
-    /// # Errors
-    ///
-    /// When it is missing, empty or too short.
-    pub fn validation(&self, rows: usize) -> Result<Option<Validation>, TrainError> {
-        let Some(evaluation) = &self.evaluation else { return Ok(None) };
-        let source = self.open(&evaluation.data, Order::AsWritten)?;
-        Ok(Some(Validation::new(source, rows, evaluation.most)))
-    }
-
-    fn open(&self, data: &DataConfig, order: Order) -> Result<Source, TrainError> {
-        let (seed, vocab, seq_len) = (self.options.seed, self.model.architecture.vocab(), self.model.seq_len);
-        Ok(match data {
-            DataConfig::Text(path) => Source::Text(Text::open(path, seq_len, vocab, order)?),
-            DataConfig::Synthetic => Source::Synthetic(Synthetic::new(seed, vocab, seq_len)?),
-        })
+    /// Validation on `source` in micro-batches of `rows` rows.
+    pub fn validation(&self, source: Source, rows: usize) -> Validation {
+        Validation::new(source, rows, self.evaluation.as_ref().and_then(|evaluation| evaluation.most))
     }
 
     /// The learning rate of each step of a run over data whose epoch has `steps_per_epoch` steps; the run's
@@ -261,6 +265,21 @@ impl Config {
         Ok(Lr { peak: self.learning_rate, warmup_steps, max_steps, decay: self.decay })
     }
 
+    /// What must be the same in a run that goes on from a checkpoint, by the names people know.
+    pub fn facts(&self) -> Vec<(String, String)> {
+        let effective = self.effective();
+        let list = |list: Option<Vec<String>>| list.unwrap_or_default().join(",");
+        let facts = [
+            ("model", format!("{:?}", self.model.architecture)),
+            ("adapters", format!("{:?}", self.model.lora)),
+            ("data", list(effective.data)),
+            ("optim", effective.optim.unwrap_or_default()),
+            ("weights_dtype", effective.weights_dtype.unwrap_or_default()),
+            ("lr_scheduler_type", effective.lr_scheduler_type.unwrap_or_default()),
+        ];
+        facts.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
     /// What the loop is to do in `steps` steps.
     pub fn course(&self, steps: u64) -> Course {
         let evaluation = self.evaluation.as_ref();
@@ -269,6 +288,7 @@ impl Config {
             logging_steps: self.logging_steps,
             eval_steps: evaluation.map(|evaluation| evaluation.every),
             stopping: evaluation.and_then(|evaluation| evaluation.stopping),
+            save_steps: self.output.as_ref().map(|_| self.saving.every),
         }
     }
 
@@ -280,12 +300,47 @@ impl Config {
         } = &self.options;
         let evaluation = self.evaluation.as_ref();
         let stopping = evaluation.and_then(|evaluation| evaluation.stopping);
-        let path = |data: &DataConfig| match data {
-            DataConfig::Text(path) => Some(path.clone()),
+        let part = |part: &Part| match part.weight {
+            1.0 => part.path.display().to_string(),
+            weight => format!("{}@{weight}", part.path.display()),
+        };
+        let paths = |data: &DataConfig| match data {
+            DataConfig::Text(path) => Some(vec![path.display().to_string()]),
+            DataConfig::Files(parts) => Some(parts.iter().map(part).collect()),
             DataConfig::Synthetic => None,
         };
+        let scratch_file =
+            matches!(self.origin, Origin::Scratch) && std::path::Path::new(&self.name).is_file();
+        let named = |file: bool| (scratch_file == file).then(|| self.name.clone());
+        // An adapter says all this itself.
+        let lora = self.model.lora.as_ref().filter(|_| self.adapter.is_none());
+        let unless_empty = |names: &Vec<String>| (!names.is_empty()).then(|| names.clone());
         RawConfig {
-            model: Some(self.name.clone()),
+            model: named(false),
+            config: named(true).map(PathBuf::from),
+            layers: matches!(self.origin, Origin::Scratch).then(|| self.model.architecture.layers()),
+            tokenizer: self.tokenizer.clone(),
+            task: Some(
+                match self.samples.task {
+                    Task::Causal => "causal",
+                    Task::Masked => "masked",
+                    Task::Classify { .. } => "classify",
+                }
+                .to_owned(),
+            ),
+            packing: Some(self.samples.layout == Layout::Packed),
+            skip_bad_lines: Some(self.samples.skip_bad_lines),
+            data_cache: self.samples.cache.clone(),
+            lora_r: lora.map(|lora| lora.rank),
+            lora_alpha: lora.map(|lora| shortest(lora.alpha)),
+            lora_dropout: lora.map(|lora| shortest(lora.dropout)),
+            use_rslora: lora.map(|lora| lora.rslora),
+            lora_target_modules: lora.map(|lora| match &lora.targets {
+                Targets::AllLinear => vec!["all-linear".to_owned()],
+                Targets::Names(names) => names.clone(),
+            }),
+            modules_to_save: lora.and_then(|lora| unless_empty(&lora.modules_to_save)),
+            adapter: self.adapter.as_ref().map(|adapter| adapter.folder.clone()),
             seq_len: Some(self.model.seq_len),
             global_batch: Some(*global_batch),
             micro_batch: *micro_batch,
@@ -295,7 +350,7 @@ impl Config {
             costs: self.costs.clone(),
             threads: (*threads > 0).then_some(*threads),
             seed: Some(*seed),
-            data: path(&self.data),
+            data: paths(&self.data),
             synthetic: Some(self.data == DataConfig::Synthetic),
             learning_rate: Some(self.learning_rate),
             lr_scheduler_type: Some(self.decay.to_string()),
@@ -317,7 +372,14 @@ impl Config {
             num_train_epochs: if let Length::Epochs(epochs) = self.length { Some(epochs) } else { None },
             logging_steps: Some(self.logging_steps),
             eval_steps: evaluation.map(|evaluation| evaluation.every),
-            eval_data: evaluation.and_then(|evaluation| path(&evaluation.data)),
+            eval_data: evaluation.and_then(|evaluation| evaluation.data.as_ref().and_then(paths)),
+            eval_split: evaluation.and_then(|evaluation| evaluation.share),
+            save_steps: self.output.as_ref().map(|_| self.saving.every),
+            save_total_limit: self.saving.limit.filter(|_| self.output.is_some()).map(|limit| limit as u64),
+            resume: self.resume.as_ref().map(|resume| match resume {
+                Resume::Latest => "latest".to_owned(),
+                Resume::From(path) => path.display().to_string(),
+            }),
             max_eval_samples: evaluation.and_then(|evaluation| evaluation.most),
             early_stopping_patience: stopping.map(|stopping| stopping.patience),
             early_stopping_threshold: stopping.map(|stopping| stopping.threshold),
@@ -327,38 +389,6 @@ impl Config {
             gradient_accumulation_steps: None,
             gradient_checkpointing: None,
         }
-    }
-}
-
-/// A language model at a sequence length.
-#[derive(Clone, Debug)]
-pub struct LanguageModel {
-    /// The model.
-    pub architecture: Architecture,
-    /// Tokens per sequence.
-    pub seq_len: usize,
-    /// Whether documents of one row are kept apart.
-    pub documents: bool,
-    /// Whether the run is to generate text.
-    pub generate: bool,
-}
-
-impl Model for LanguageModel {
-    fn training(&self, rows: usize) -> Result<Graph, GraphError> {
-        self.architecture.training(rows, self.seq_len)
-    }
-
-    fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
-        let certain = match self.architecture.clone() {
-            Architecture::Gpt2(gpt2) => Architecture::Gpt2(Gpt2 { dropout: 0.0, ..gpt2 }),
-            Architecture::Bert(bert) => Architecture::Bert(Bert { dropout: 0.0, ..bert }),
-            llama @ Architecture::Llama(_) => llama,
-        };
-        certain.training(rows, self.seq_len)
-    }
-
-    fn generation(&self) -> Option<Result<Graph, GraphError>> {
-        self.generate.then(|| self.architecture.generation(self.seq_len))
     }
 }
 

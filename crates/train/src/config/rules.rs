@@ -3,7 +3,8 @@
 
 use plimsoll_plan::Strategy;
 
-use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Warmup};
+use super::data::files;
+use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Resume, SavingConfig, Warmup};
 use crate::course::EarlyStopping;
 use crate::error::TrainError;
 use crate::lr::Decay;
@@ -223,10 +224,15 @@ pub(super) fn warmup(raw: &RawConfig, decay: Decay) -> Result<Warmup, TrainError
     Ok(warmup)
 }
 
-pub(super) fn evaluation(raw: &RawConfig, data: &DataConfig) -> Result<Option<EvaluationConfig>, TrainError> {
+pub(super) fn evaluation(
+    raw: &RawConfig,
+    data: &DataConfig,
+    tokenizer: bool,
+) -> Result<Option<EvaluationConfig>, TrainError> {
     let Some(every) = raw.eval_steps else {
         let given = [
             ("--eval-data", raw.eval_data.is_some()),
+            ("--eval-split", raw.eval_split.is_some()),
             ("--max-eval-samples", raw.max_eval_samples.is_some()),
             ("--early-stopping-patience", raw.early_stopping_patience.is_some()),
             ("--early-stopping-threshold", raw.early_stopping_threshold.is_some()),
@@ -238,14 +244,28 @@ pub(super) fn evaluation(raw: &RawConfig, data: &DataConfig) -> Result<Option<Ev
             None => Ok(None),
         };
     };
-    let data = match (&raw.eval_data, data) {
-        (Some(path), DataConfig::Text(_)) => DataConfig::Text(path.clone()),
-        (Some(_), DataConfig::Synthetic) => {
+    let share = raw.eval_split;
+    if let Some(share) = share.filter(|share| *share <= 0.0 || *share >= 1.0 || share.is_nan()) {
+        return Err(mistake(format!("--eval-split must lie between 0 and 1, got {share}")));
+    }
+    let data = match (&raw.eval_data, share, data) {
+        (Some(_), Some(_), _) => return Err(mistake("give either --eval-data or --eval-split, not both")),
+        (Some(_), _, DataConfig::Synthetic) => {
             return Err(mistake("--eval-data needs --data: made-up data is validated on more of itself"));
         }
-        (None, DataConfig::Synthetic) => DataConfig::Synthetic,
-        (None, DataConfig::Text(_)) => {
-            return Err(mistake("--eval-steps needs --eval-data, text that is not trained on"));
+        (Some(paths), None, DataConfig::Files(_)) => Some(files("--eval-data", paths, true)?),
+        (Some(paths), None, DataConfig::Text(_)) => Some(files("--eval-data", paths, tokenizer)?),
+        (None, Some(_), DataConfig::Files(_)) => None,
+        (None, Some(_), _) => {
+            return Err(mistake(
+                "--eval-split keeps back samples of .jsonl, .parquet or tokenised text; give --eval-data here",
+            ));
+        }
+        (None, None, DataConfig::Synthetic) => Some(DataConfig::Synthetic),
+        (None, None, _) => {
+            return Err(mistake(
+                "--eval-steps needs --eval-data, which is not trained on, or --eval-split, a part to keep back",
+            ));
         }
     };
     let stopping = match (raw.early_stopping_patience, raw.early_stopping_threshold) {
@@ -260,7 +280,38 @@ pub(super) fn evaluation(raw: &RawConfig, data: &DataConfig) -> Result<Option<Ev
         (None, None) => None,
     };
     let most = raw.max_eval_samples.map(|most| at_least_one("--max-eval-samples", most)).transpose()?;
-    Ok(Some(EvaluationConfig { every: at_least_one("--eval-steps", every)?, data, most, stopping }))
+    Ok(Some(EvaluationConfig { every: at_least_one("--eval-steps", every)?, data, share, most, stopping }))
+}
+
+/// Steps between two checkpoints, as in transformers.
+const SAVE_STEPS: u64 = 500;
+
+pub(super) fn saving(raw: &RawConfig) -> Result<SavingConfig, TrainError> {
+    let given = [("--save-steps", raw.save_steps), ("--save-total-limit", raw.save_total_limit)];
+    for (flag, value) in given {
+        match value {
+            Some(_) if raw.output_dir.is_none() => {
+                return Err(mistake(format!("{flag} needs --output-dir, the folder to save to")));
+            }
+            Some(value) => drop(at_least_one(flag, value)?),
+            None => {}
+        }
+    }
+    Ok(SavingConfig {
+        every: raw.save_steps.unwrap_or(SAVE_STEPS),
+        limit: raw.save_total_limit.map(|limit| limit as usize),
+    })
+}
+
+pub(super) fn resume(raw: &RawConfig) -> Result<Option<Resume>, TrainError> {
+    match raw.resume.as_deref() {
+        Some(_) if raw.output_dir.is_none() => {
+            Err(mistake("--resume needs --output-dir, the folder of the run that is to go on"))
+        }
+        Some("latest" | "true") => Ok(Some(Resume::Latest)),
+        Some(path) => Ok(Some(Resume::From(path.into()))),
+        None => Ok(None),
+    }
 }
 
 pub(super) fn output(raw: &RawConfig) -> Result<Option<OutputConfig>, TrainError> {

@@ -37,6 +37,8 @@ pub enum Kind {
 pub enum Section {
     /// What is trained and how it must fit; planning asks no more than this.
     Fit,
+    /// What is trained in place of the model's own weights.
+    Adapter,
     /// How parameters are updated.
     Learning,
     /// How long, how often, and where results go.
@@ -96,8 +98,17 @@ macro_rules! settings {
 
 settings! {
     Fit {
-        /// tiny, s, m, or the shape of a known model such as llama-3.2-1b, qwen2.5-0.5b or gpt2 [default: tiny]
+        /// A folder with config.json and weights, a hub id such as Qwen/Qwen3-0.6B, or a shape to begin from scratch:
+        /// tiny, s, m, llama-3.2-1b, qwen2.5-0.5b, gpt2, bert-base, … [default: tiny]
         model: String, "NAME";
+        /// config.json of a model to begin from scratch, in place of --model
+        config: PathBuf, "FILE";
+        /// Layers, in place of those of a model that begins from scratch
+        layers: usize, "N";
+        /// Folder with tokenizer.json [default: the model's; without one, a token is a byte]
+        tokenizer: PathBuf, "PATH";
+        /// What is learned: causal, masked or classify [default: what the model is made for]
+        task: String, "NAME";
         /// Tokens per sequence [default: the preset's]
         seq_len: usize, "N";
         /// Sequences per optimizer step [default: 8]
@@ -124,10 +135,32 @@ settings! {
         threads: usize, "N";
         /// Seed of weights, data order and dropout [default: 0]
         seed: u64, "N";
-        /// Text file, or folder of .txt, .md and .rs files
-        data: PathBuf, "PATH";
+        /// Files or folders of text, .jsonl or .parquet; may be given several times, and PATH@2 is seen twice as often
+        data: Vec<String>, "PATHS";
+        /// Whether several documents share a row, kept apart in attention; one to a row otherwise [default: true]
+        packing: bool, "BOOL";
+        /// Whether samples that cannot be used are counted instead of refused [default: false]
+        skip_bad_lines: bool, "BOOL";
+        /// Folder for tokenised data [default: plimsoll/data in the user's cache]
+        data_cache: PathBuf, "PATH";
         /// Made-up data with something to learn in it [default when there is no --data]
         synthetic: bool, "BOOL";
+    }
+    Adapter {
+        /// Rank of adapters (LoRA), which are trained in place of the model's own weights
+        lora_r: usize, "N";
+        /// How strongly adapters count [default: twice the rank]
+        lora_alpha: f64, "NUMBER";
+        /// Probability of a zero in what adapters read [default: 0]
+        lora_dropout: f64, "PART";
+        /// Whether alpha is divided by the root of the rank [default: false]
+        use_rslora: bool, "BOOL";
+        /// Linear layers that get an adapter, such as q_proj,v_proj, or all-linear [default: all-linear]
+        lora_target_modules: Vec<String>, "NAMES";
+        /// Modules that are trained as a whole beside the adapters
+        modules_to_save: Vec<String>, "NAMES";
+        /// Folder of an adapter to go on with, which says its own rank and layers
+        adapter: PathBuf, "PATH";
     }
     Learning {
         /// Peak learning rate [default: 0.001]
@@ -173,16 +206,25 @@ settings! {
         logging_steps: u64, "N";
         /// Steps between two evaluations on validation data [default: no evaluation]
         eval_steps: u64, "N";
-        /// Validation data: text file, or folder of .txt, .md and .rs files [default for made-up data: more of it]
-        eval_data: PathBuf, "PATH";
+        /// Validation data, given as --data is [default for made-up data: more of it]
+        eval_data: Vec<String>, "PATHS";
+        /// Part of the data that is validated on and not trained on, in place of --eval-data
+        eval_split: f64, "PART";
         /// The most validation sequences that are looked at [default: all, or 64 of made-up data]
         max_eval_samples: u64, "N";
         /// Stop after this many evaluations without a better loss than the best before
         early_stopping_patience: u64, "N";
         /// By how much a loss must be better to count as better [default: 0]
         early_stopping_threshold: f64, "LOSS";
-        /// Folder for metrics.jsonl, report.html and TensorBoard's files [default: none is written]
+        /// Folder for the trained model, checkpoints, metrics.jsonl, report.html and TensorBoard's files [default: none
+        /// is written]
         output_dir: PathBuf, "PATH";
+        /// Steps between two checkpoints in --output-dir [default: 500]
+        save_steps: u64, "N";
+        /// How many checkpoints are kept; the best is kept besides [default: all]
+        save_total_limit: u64, "N";
+        /// Go on from a checkpoint: latest, for the newest whole one in --output-dir, or its folder
+        resume: String, "CHECKPOINT";
         /// What is written beside metrics.jsonl: tensorboard, html, or none [default: tensorboard,html]
         report_to: Vec<String>, "NAMES";
     }
@@ -196,14 +238,15 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("eval_strategy", "write eval_steps"),
     ("evaluation_strategy", "write eval_steps"),
     ("fp16", "write bf16: half precision overflows"),
-    ("load_best_model_at_end", "no checkpoints are written yet; leave it out"),
+    ("load_best_model_at_end", "the best checkpoint is kept in output_dir; leave it out"),
     ("logging_dir", "write output_dir"),
     ("lr", "write learning_rate"),
+    ("lora_rank", "write lora_r"),
+    ("max_seq_length", "write seq_len"),
     ("model_name_or_path", "write model"),
     ("per_device_eval_batch_size", "evaluation takes the micro-batch of training; leave it out"),
-    ("save_steps", "no checkpoints are written yet; leave it out"),
-    ("save_strategy", "no checkpoints are written yet; leave it out"),
-    ("save_total_limit", "no checkpoints are written yet; leave it out"),
+    ("resume_from_checkpoint", "write resume"),
+    ("save_strategy", "write save_steps"),
 ];
 
 impl Setting {

@@ -1,0 +1,62 @@
+//! What the environment says: where caches are, and how to reach the hub.
+//!
+//! The variables are those of Python's library, so that models it has downloaded are found.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use plimsoll::TrainError;
+use plimsoll::training::RawConfig;
+use plimsoll::training::hub::{Hub, is_id};
+
+use crate::commands::train::say;
+use crate::exit::Failure;
+use crate::table;
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The user's folder for what can be made again.
+pub(crate) fn caches() -> Option<PathBuf> {
+    let home = || variable("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)
+}
+
+/// Fills in what the environment decides: the folder of a model that was named by its hub id, and the folder for
+/// tokenised data.
+pub(crate) fn complete(mut raw: RawConfig) -> Result<RawConfig, Failure> {
+    if let Some(name) = &raw.model {
+        raw.model = Some(model(name)?);
+    }
+    if raw.data_cache.is_none() {
+        raw.data_cache = caches().map(|caches| caches.join("plimsoll").join("data"));
+    }
+    Ok(raw)
+}
+
+/// The folder of a model named by its hub id; any other name as it is.
+pub(crate) fn model(name: &str) -> Result<String, Failure> {
+    if Path::new(name).exists() || !is_id(name) {
+        return Ok(name.to_owned());
+    }
+    let mut told = Ok(());
+    let folder = hub()?.model(name, "main", |file, bytes| {
+        if told.is_ok() {
+            told = say(&format!("downloading {file}, {}\n", table::size(bytes)));
+        }
+    })?;
+    told?;
+    Ok(folder.display().to_string())
+}
+
+fn hub() -> Result<Hub, Failure> {
+    let home = variable("HF_HOME").map(PathBuf::from).or_else(|| caches().map(|dir| dir.join("huggingface")));
+    let cache = variable("HF_HUB_CACHE").map(PathBuf::from).or_else(|| home.map(|home| home.join("hub")));
+    let offline = variable("HF_HUB_OFFLINE")
+        .is_some_and(|value| ["1", "true", "yes", "on"].contains(&value.to_lowercase().as_str()));
+    let cache = cache.ok_or_else(|| {
+        TrainError::Config("there is no folder to keep models in; set HOME or HF_HOME".into())
+    })?;
+    Ok(Hub { cache, endpoint: variable("HF_ENDPOINT"), token: variable("HF_TOKEN"), offline })
+}

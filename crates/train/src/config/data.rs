@@ -1,0 +1,216 @@
+//! Which data a run sees, and opening it.
+
+use std::path::PathBuf;
+
+use plimsoll_model::Architecture;
+
+use super::rules::mistake;
+use super::{Config, Origin};
+use crate::data::Validation as Apart;
+use crate::data::{DataSpec, Dataset, Layout, Order, Part, Progress, Source, Synthetic, Task, Text};
+use crate::error::TrainError;
+use crate::settings::RawConfig;
+
+/// Where sequences come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DataConfig {
+    /// Text files, one token per byte, cut into rows where they lie.
+    Text(PathBuf),
+    /// Samples in files, through a tokenizer.
+    Files(Vec<Part>),
+    /// A seeded Markov source.
+    Synthetic,
+}
+
+/// How samples become rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampleConfig {
+    /// What is learned.
+    pub task: Task,
+    /// How documents lie in rows.
+    pub layout: Layout,
+    /// Whether samples that cannot be used are counted instead of refused.
+    pub skip_bad_lines: bool,
+    /// The folder for tokenised data; one of the system's for temporary files when not stated.
+    pub cache: Option<PathBuf>,
+}
+
+/// Data that is open.
+#[derive(Debug)]
+pub struct OpenedData {
+    /// To train on.
+    pub train: Source,
+    /// To judge by.
+    pub validation: Option<Source>,
+    /// Samples that were passed over, and what was wrong with the first of them.
+    pub skipped: Option<(u64, String)>,
+}
+
+/// The data that `--data` and `--synthetic` name, for a model that has a tokenizer or not.
+pub(super) fn data(raw: &RawConfig, tokenizer: bool) -> Result<DataConfig, TrainError> {
+    match (&raw.data, raw.synthetic) {
+        (Some(_), Some(true)) => Err(mistake("give either --data or --synthetic, not both")),
+        (None, Some(false)) => {
+            Err(mistake("without --data only made-up data is left: leave out --synthetic false"))
+        }
+        (Some(paths), _) => files("--data", paths, tokenizer),
+        (None, _) => Ok(DataConfig::Synthetic),
+    }
+}
+
+/// A single text without a tokenizer is read byte by byte from where it lies; everything else is tokenised.
+pub(super) fn files(flag: &str, paths: &[String], tokenizer: bool) -> Result<DataConfig, TrainError> {
+    let parts = paths.iter().map(|path| part(flag, path)).collect::<Result<Vec<Part>, TrainError>>()?;
+    match &parts[..] {
+        [] => Err(mistake(format!("{flag} names no file"))),
+        [one] if !tokenizer && one.weight == 1.0 && !has_samples(one) => {
+            Ok(DataConfig::Text(one.path.clone()))
+        }
+        _ => Ok(DataConfig::Files(parts)),
+    }
+}
+
+/// `PATH` or `PATH@WEIGHT`; a file whose name has an `@` is taken at its word.
+fn part(flag: &str, text: &str) -> Result<Part, TrainError> {
+    let whole = PathBuf::from(text);
+    match text.rsplit_once('@') {
+        Some((path, weight)) if !whole.exists() => match weight.parse::<f64>() {
+            Ok(weight) if weight > 0.0 && weight.is_finite() => Ok(Part { path: path.into(), weight }),
+            _ => Err(mistake(format!("{flag} {text}: how often a file is seen must be a number above 0"))),
+        },
+        _ => Ok(Part { path: whole, weight: 1.0 }),
+    }
+}
+
+fn has_samples(part: &Part) -> bool {
+    let sampled = |path: &std::path::Path| {
+        path.extension().is_some_and(|end| ["jsonl", "json", "parquet"].iter().any(|known| end == *known))
+    };
+    let inside = || std::fs::read_dir(&part.path).into_iter().flatten().flatten();
+    sampled(&part.path) || inside().any(|entry| sampled(&entry.path()))
+}
+
+/// What is learned, by the user's word or the model's nature.
+pub(super) fn samples(raw: &RawConfig, architecture: &Architecture) -> Result<SampleConfig, TrainError> {
+    let bert = matches!(architecture, Architecture::Bert(_));
+    let classify = || Task::Classify { labels: Vec::new() };
+    let task = match raw.task.as_deref() {
+        None if architecture.labels().is_some() => classify(),
+        None if bert => Task::Masked,
+        None => Task::Causal,
+        Some("causal") if !bert => Task::Causal,
+        Some("masked") if bert => Task::Masked,
+        Some("classify") if bert => classify(),
+        Some(known @ ("causal" | "masked" | "classify")) => {
+            let can = if bert { "masked and classify" } else { "causal" };
+            return Err(mistake(format!("this model cannot learn the task {known}; it can {can}")));
+        }
+        Some(other) => {
+            return Err(mistake(format!(
+                "there is no task `{other}`; known are causal, masked and classify"
+            )));
+        }
+    };
+    let packed = raw.packing.unwrap_or(true) && task == Task::Causal;
+    Ok(SampleConfig {
+        task,
+        layout: if packed { Layout::Packed } else { Layout::Padded },
+        skip_bad_lines: raw.skip_bad_lines.unwrap_or(false),
+        cache: raw.data_cache.clone(),
+    })
+}
+
+impl Config {
+    /// Opens the data, and settles what the model learns from it: the number of classes and their names.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, broken or too short, or does not go with the model.
+    pub fn open_data(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<OpenedData, TrainError> {
+        let DataConfig::Files(parts) = &self.data else { return self.open_plain() };
+        let tokenizer = self.open_tokenizer()?;
+        let validation = match &self.evaluation {
+            None => Apart::None,
+            Some(evaluation) => match (&evaluation.data, evaluation.share) {
+                (_, Some(share)) => Apart::Share(share),
+                (Some(DataConfig::Files(parts)), None) => Apart::Files(parts.clone()),
+                _ => Apart::None,
+            },
+        };
+        let task = match &self.samples.task {
+            Task::Classify { .. } => Task::Classify { labels: self.configuration.labels.clone() },
+            other => other.clone(),
+        };
+        let spec = DataSpec {
+            parts: parts.clone(),
+            validation,
+            task,
+            layout: self.samples.layout,
+            seq_len: self.model.seq_len,
+            vocabulary: self.model.architecture.vocab(),
+            seed: self.options.seed,
+            skip_bad_lines: self.samples.skip_bad_lines,
+            cache: self.samples.cache.clone().unwrap_or_else(|| std::env::temp_dir().join("plimsoll-data")),
+            threads: self.options.threads.max(1),
+        };
+        let dataset = Dataset::open(&spec, &tokenizer, progress)?;
+        self.settle(&dataset)?;
+        let skipped = dataset.first_skipped.map(|first| (dataset.skipped, first));
+        Ok(OpenedData {
+            train: Source::Corpus(dataset.train),
+            validation: dataset.validation.map(Source::Corpus),
+            skipped,
+        })
+    }
+
+    /// The head of a classifier has as many labels as the data.
+    fn settle(&mut self, dataset: &Dataset) -> Result<(), TrainError> {
+        if !matches!(self.samples.task, Task::Classify { .. }) {
+            return Ok(());
+        }
+        let classes = dataset.classes.max(dataset.labels.len());
+        match self.model.architecture.labels() {
+            Some(known) if known >= classes => {}
+            Some(known)
+                if matches!(self.origin, Origin::Pretrained(_)) && !self.configuration.labels.is_empty() =>
+            {
+                return Err(mistake(format!(
+                    "the data has {classes} classes and the model was made for {known}; name --task classify with a model without labels, or mend the data"
+                )));
+            }
+            _ => {
+                let architecture = self.model.architecture.clone().with_labels(classes.max(2))?;
+                self.configuration.architecture = architecture.clone();
+                self.model.architecture = architecture;
+            }
+        }
+        if self.configuration.labels.is_empty() {
+            self.configuration.labels.clone_from(&dataset.labels);
+        }
+        Ok(())
+    }
+
+    fn open_plain(&self) -> Result<OpenedData, TrainError> {
+        if matches!(self.model.architecture, Architecture::Bert(_)) {
+            // Shown the next word, a model that reads both ways learns to copy.
+            return Err(mistake(
+                "BERT learns from masked words or labels: give --data with a text or .jsonl, and --tokenizer where the model has none",
+            ));
+        }
+        let train = self.open_one(&self.data, Order::Shuffled { seed: self.options.seed })?;
+        let validation = self.evaluation.as_ref().and_then(|evaluation| evaluation.data.as_ref());
+        let validation = validation.map(|data| self.open_one(data, Order::AsWritten)).transpose()?;
+        Ok(OpenedData { train, validation, skipped: None })
+    }
+
+    fn open_one(&self, data: &DataConfig, order: Order) -> Result<Source, TrainError> {
+        let (seed, vocab, seq_len) = (self.options.seed, self.model.architecture.vocab(), self.model.seq_len);
+        match data {
+            DataConfig::Text(path) => Ok(Source::Text(Text::open(path, seq_len, vocab, order)?)),
+            DataConfig::Synthetic => Ok(Source::Synthetic(Synthetic::new(seed, vocab, seq_len)?)),
+            DataConfig::Files(_) => {
+                Err(mistake("validation samples go with training samples; give both as .jsonl or .parquet"))
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Which model is trained: a folder of somebody's weights, a `config.json` or a named shape; and its adapters.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use plimsoll_exec::Device;
+use plimsoll_graph::{Graph, GraphError, Type};
+use plimsoll_model::hf::Configuration;
+use plimsoll_model::{Architecture, Lora, Preset, Targets};
+
+use super::Config;
+use super::rules::{mistake, within};
+use crate::data::Tokenizer;
+use crate::error::TrainError;
+use crate::files::{FileError, Form, Loaded, read_text};
+use crate::optimizer::WeightStorage;
+use crate::pretrained::{AdapterFolder, Pretrained, adapter_form, tokenizer};
+use crate::run::{Model, Run};
+use crate::settings::RawConfig;
+
+/// Where a model's weights come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// They are drawn at random.
+    Scratch,
+    /// Somebody has trained them before.
+    Pretrained(Box<Pretrained>),
+}
+
+/// A language model at a sequence length.
+#[derive(Clone, Debug)]
+pub struct LanguageModel {
+    /// The model.
+    pub architecture: Architecture,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// Whether documents of one row are kept apart.
+    pub documents: bool,
+    /// Whether the run is to generate text.
+    pub generate: bool,
+    /// What is trained in place of the model's own weights.
+    pub lora: Option<Lora>,
+}
+
+impl Model for LanguageModel {
+    fn training(&self, rows: usize) -> Result<Graph, GraphError> {
+        adapted(self.architecture.training(rows, self.seq_len)?, self.lora.as_ref())
+    }
+
+    fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
+        let certain = self.lora.as_ref().map(Lora::without_dropout);
+        adapted(self.architecture.evaluation(rows, self.seq_len)?, certain.as_ref())
+    }
+
+    fn generation(&self) -> Option<Result<Graph, GraphError>> {
+        let certain = self.lora.as_ref().map(Lora::without_dropout);
+        let graph = self.generate.then(|| self.architecture.generation(self.seq_len))?;
+        Some(graph.and_then(|graph| adapted(graph, certain.as_ref())))
+    }
+}
+
+fn adapted(graph: Graph, lora: Option<&Lora>) -> Result<Graph, GraphError> {
+    lora.map_or(Ok(graph.clone()), |lora| lora.adapt(&graph))
+}
+
+/// What the settings about the model come to.
+pub(super) struct Resolved {
+    pub(super) name: String,
+    pub(super) configuration: Configuration,
+    pub(super) origin: Origin,
+    pub(super) seq_len: usize,
+    pub(super) lora: Option<Lora>,
+    pub(super) adapter: Option<AdapterFolder>,
+}
+
+pub(super) fn resolve(raw: &RawConfig) -> Result<Resolved, TrainError> {
+    let (name, mut configuration, origin, usual) = named(raw)?;
+    if let Some(layers) = raw.layers {
+        within("--layers", layers)?;
+        if matches!(origin, Origin::Pretrained(_)) {
+            return Err(mistake("--layers is for models that begin from scratch; leave it out"));
+        }
+        configuration.architecture = configuration.architecture.with_layers(layers);
+    }
+    let longest = configuration.architecture.positions();
+    let seq_len = raw.seq_len.unwrap_or_else(|| longest.map_or(usual, |longest| longest.min(usual)));
+    within("--seq-len", seq_len)?;
+    if let Some(longest) = longest.filter(|&longest| seq_len > longest) {
+        return Err(mistake(format!(
+            "--seq-len {seq_len} is longer than the {longest} positions that `{name}` can read; give {longest} or less"
+        )));
+    }
+    let adapter = match &raw.adapter {
+        Some(folder) => {
+            Some(AdapterFolder::open(folder, &configuration.architecture.training(1, seq_len.min(8))?)?)
+        }
+        None => None,
+    };
+    let lora = match &adapter {
+        Some(adapter) => {
+            refuse_beside_adapter(raw)?;
+            Some(adapter.config.lora.clone())
+        }
+        None => lora(raw)?,
+    };
+    Ok(Resolved { name, configuration, origin, seq_len, lora, adapter })
+}
+
+/// Tokens of a sequence where neither the user nor the model says.
+const USUAL_SEQ_LEN: usize = 512;
+
+fn named(raw: &RawConfig) -> Result<(String, Configuration, Origin, usize), TrainError> {
+    match (&raw.model, &raw.config) {
+        (Some(_), Some(_)) => Err(mistake("give either --model or --config, not both")),
+        (None, Some(path)) => {
+            let configuration = Architecture::from_config(&read_text(path)?)
+                .map_err(|error| FileError::wrong(path, error.to_string()))?;
+            Ok((path.display().to_string(), configuration, Origin::Scratch, USUAL_SEQ_LEN))
+        }
+        (Some(name), None) if Path::new(name).is_dir() => {
+            let model = Pretrained::open(Path::new(name))?;
+            let configuration = model.configuration.clone();
+            Ok((name.clone(), configuration, Origin::Pretrained(Box::new(model)), USUAL_SEQ_LEN))
+        }
+        (name, None) => {
+            let name = name.as_deref().unwrap_or("tiny");
+            let preset = Preset::from_name(name).map_err(|error| {
+                mistake(format!("{error}; nor is there a folder `{name}` with a model in it"))
+            })?;
+            Ok((name.to_owned(), preset.model.into(), Origin::Scratch, preset.seq))
+        }
+    }
+}
+
+fn lora(raw: &RawConfig) -> Result<Option<Lora>, TrainError> {
+    let Some(rank) = raw.lora_r else {
+        return match beside_rank(raw) {
+            Some(flag) => Err(mistake(format!("{flag} needs --lora-r, the rank of adapters"))),
+            None => Ok(None),
+        };
+    };
+    within("--lora-r", rank)?;
+    let dropout = raw.lora_dropout.unwrap_or(0.0);
+    if !(0.0..1.0).contains(&dropout) {
+        return Err(mistake(format!("--lora-dropout must be at least 0 and below 1, got {dropout}")));
+    }
+    let targets = match raw.lora_target_modules.as_deref() {
+        None => Targets::AllLinear,
+        Some([one]) if one == "all-linear" => Targets::AllLinear,
+        Some(names) => Targets::Names(names.to_vec()),
+    };
+    Ok(Some(Lora {
+        rank,
+        alpha: raw.lora_alpha.map_or(2.0 * rank as f32, |alpha| alpha as f32),
+        dropout: dropout as f32,
+        rslora: raw.use_rslora.unwrap_or(false),
+        targets,
+        modules_to_save: raw.modules_to_save.clone().unwrap_or_default(),
+    }))
+}
+
+/// A setting that says what adapters are like, beside their rank.
+fn beside_rank(raw: &RawConfig) -> Option<&'static str> {
+    let given = [
+        ("--lora-alpha", raw.lora_alpha.is_some()),
+        ("--lora-dropout", raw.lora_dropout.is_some()),
+        ("--use-rslora", raw.use_rslora.is_some()),
+        ("--lora-target-modules", raw.lora_target_modules.is_some()),
+        ("--modules-to-save", raw.modules_to_save.is_some()),
+    ];
+    given.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
+}
+
+fn refuse_beside_adapter(raw: &RawConfig) -> Result<(), TrainError> {
+    match raw.lora_r.map(|_| "--lora-r").or(beside_rank(raw)) {
+        Some(flag) => Err(mistake(format!("--adapter has its own settings; leave out {flag}"))),
+        None => Ok(()),
+    }
+}
+
+impl Config {
+    /// The folder whose tokenizer is used, if any is.
+    pub fn tokenizer_folder(&self) -> Option<PathBuf> {
+        match (&self.tokenizer, &self.origin) {
+            (Some(folder), _) => Some(folder.clone()),
+            (None, Origin::Pretrained(model)) => Some(model.folder.clone()),
+            (None, Origin::Scratch) => None,
+        }
+    }
+
+    /// The tokenizer; one id per byte where there is no folder.
+    ///
+    /// # Errors
+    ///
+    /// When its files are missing or broken, or know more tokens than the model.
+    pub fn open_tokenizer(&self) -> Result<Tokenizer, TrainError> {
+        let vocab = self.model.architecture.vocab();
+        match self.tokenizer_folder() {
+            Some(folder) => tokenizer(&folder, vocab),
+            None => {
+                let tokenizer = Tokenizer::bytes();
+                tokenizer.fits(vocab)?;
+                Ok(tokenizer)
+            }
+        }
+    }
+
+    /// Reads what was trained before into a run: the model's weights, then the adapter's.
+    ///
+    /// # Errors
+    ///
+    /// When a tensor is missing, has another shape, or cannot be read.
+    pub fn load<D: Device>(&self, run: &mut Run<D>) -> Result<Loaded, TrainError> {
+        let parameters: Vec<(String, Type)> =
+            run.parameters(true).map(|(name, ty)| (name.to_owned(), ty)).collect();
+        let parameters = || parameters.iter().map(|(name, ty)| (name.as_str(), *ty));
+        let mut loaded = Loaded::default();
+        if let Origin::Pretrained(model) = &self.origin {
+            let model = Pretrained { configuration: self.configuration.clone(), ..(**model).clone() };
+            loaded = model.load(run.engine_mut(), parameters())?;
+        }
+        if let Some(adapter) = &self.adapter {
+            adapter.load(run.engine_mut(), parameters())?;
+        }
+        Ok(loaded)
+    }
+
+    /// How what is trained is written: a model's folder, or an adapter's.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written so that others can read it.
+    pub fn form(&self) -> Result<Form, TrainError> {
+        if let Some(lora) = &self.model.lora {
+            let Origin::Pretrained(base) = &self.origin else {
+                return Err(mistake(
+                    "an adapter is written for a model in a folder; give one as --model, or leave out --output-dir",
+                ));
+            };
+            return Ok(adapter_form(lora, base));
+        }
+        let architecture = self.model.architecture.clone();
+        Ok(Form {
+            stored: Arc::new(move |name| architecture.stored(name)),
+            texts: vec![("config.json".into(), self.config_text()?)],
+            beside: self.tokenizer_folder(),
+            ..Form::default()
+        })
+    }
+
+    /// The `config.json` of what is trained: as it came, but for the element type of the weights and the labels.
+    fn config_text(&self) -> Result<String, TrainError> {
+        let dtype = match self.options.storage.weights {
+            WeightStorage::F32 => "float32",
+            WeightStorage::Bf16 | WeightStorage::Bf16Master => "bfloat16",
+        };
+        let config = match &self.origin {
+            Origin::Pretrained(model) if model.configuration.labels == self.configuration.labels => {
+                let mut config: serde_json::Map<String, serde_json::Value> =
+                    serde_json::from_str(&model.config).map_err(|error| {
+                        FileError::wrong(&model.folder.join("config.json"), error.to_string())
+                    })?;
+                config.remove("torch_dtype");
+                config.insert("dtype".into(), dtype.into());
+                config.into()
+            }
+            _ => {
+                let configuration = Configuration {
+                    architecture: self.model.architecture.clone().with_documents(false),
+                    dtype: Some(dtype.into()),
+                    ..self.configuration.clone()
+                };
+                configuration.to_config().map_err(mistake)?
+            }
+        };
+        Ok(format!("{config:#}\n"))
+    }
+}
