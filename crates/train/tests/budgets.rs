@@ -31,7 +31,7 @@ impl Case {
     fn new(architecture: Architecture, seq_len: usize) -> Case {
         let documents = matches!(architecture, Architecture::Bert(_));
         let vocab = architecture.vocab();
-        Case { model: LanguageModel { architecture, seq_len, documents, generate: false }, vocab }
+        Case { model: LanguageModel { architecture, seq_len, documents, generate: false, lora: None }, vocab }
     }
 
     /// The plan for an arena of `budget` bytes with the micro-batch pinned.

@@ -30,7 +30,7 @@ const STEPS: usize = 10;
 
 fn language_model(architecture: Architecture, seq_len: usize) -> LanguageModel {
     let documents = matches!(architecture, Architecture::Bert(_));
-    LanguageModel { architecture, seq_len, documents, generate: false }
+    LanguageModel { architecture, seq_len, documents, generate: false, lora: None }
 }
 
 /// A case of `reference/lora.py` and the files that hold its numbers.

@@ -26,7 +26,7 @@ fn budget() -> Budget {
 fn train_adapter(base: &Pretrained, lora: &Lora, out: &Path) {
     let architecture = base.configuration.architecture.clone();
     let (vocab, documents) = (architecture.vocab() as i32, architecture.reads_documents());
-    let model = LanguageModel { architecture, seq_len: SEQ, documents, generate: false };
+    let model = LanguageModel { architecture, seq_len: SEQ, documents, generate: false, lora: None };
     let options = Options { memory: Some(256 << 20), global_batch: 2, threads: 1, ..Options::default() };
     let mut run = Run::new(Adapted { model, lora: lora.clone() }, &options).unwrap();
     let parameters: Vec<_> = run.states().map(|(name, ty)| (name.to_owned(), ty)).collect();

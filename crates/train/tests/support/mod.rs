@@ -110,6 +110,7 @@ pub(crate) fn start(architecture: &Architecture, seq_len: usize, options: &Optio
         seq_len,
         documents: matches!(architecture, Architecture::Bert(_)),
         generate: false,
+        lora: None,
     };
     Run::new(model, options).unwrap()
 }
