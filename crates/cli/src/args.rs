@@ -72,6 +72,13 @@ pub(crate) struct FitArgs {
     /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) recompute: Option<String>,
+    /// Largest gradient norm, 0 for no limit [default: 1]
+    #[arg(long, value_name = "NORM")]
+    pub(crate) max_grad_norm: Option<f32>,
+    /// When parameters are updated: separate (after the backward pass), in-backward, or auto [default: auto, inside
+    /// the backward pass where one micro-batch a step and no limit on the norm allow it]
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) update: Option<String>,
     /// Threads [default: one for each core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -105,6 +112,8 @@ impl FitArgs {
             data: self.data.clone(),
             synthetic: self.synthetic,
             threads: self.threads,
+            max_grad_norm: self.max_grad_norm,
+            update: self.update.clone(),
             ..RawConfig::default()
         }
     }
@@ -130,6 +139,9 @@ pub(crate) struct PlanArgs {
     /// Write a page with pictures of the plan to FILE
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+    /// Write the plan to FILE, for `train --plan`
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["show", "dag"])]
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// What can be asked for the most of.
@@ -173,6 +185,9 @@ pub(crate) enum Stage {
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) fit: FitArgs,
+    /// Run the plan in FILE, which `plan --out` wrote for the same settings
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["micro_batch", "recompute"])]
+    pub(crate) plan: Option<PathBuf>,
     /// Optimizer steps [default: 100]
     #[arg(long, value_name = "N")]
     pub(crate) max_steps: Option<u64>,
@@ -191,9 +206,6 @@ pub(crate) struct TrainArgs {
     /// Decoupled weight decay of matrices [default: 0.1]
     #[arg(long, value_name = "RATE")]
     pub(crate) weight_decay: Option<f32>,
-    /// Largest gradient norm, 0 for no limit [default: 1]
-    #[arg(long, value_name = "NORM")]
-    pub(crate) max_grad_norm: Option<f32>,
 }
 
 impl TrainArgs {
@@ -205,7 +217,6 @@ impl TrainArgs {
             warmup_steps: self.warmup_steps,
             lr_scheduler_type: self.lr_scheduler_type.clone(),
             weight_decay: self.weight_decay,
-            max_grad_norm: self.max_grad_norm,
             ..self.fit.raw()
         }
     }

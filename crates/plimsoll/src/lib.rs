@@ -39,7 +39,7 @@ pub use plimsoll_graph::{
 pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset, Rope, Stretch};
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::{
-    Model, Optimizer, Options, Planned, Run, TrainError, Trainer, plan_described, plan_for,
+    Model, Optimizer, Options, Planned, Run, TrainError, Trainer, Update, plan_described, plan_for,
 };
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
@@ -55,10 +55,10 @@ pub mod planning {
     pub use plimsoll_plan::dag;
     pub use plimsoll_plan::{
         Action, Buffer, BufferId, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError, CsvFault,
-        Direction, Effort, Facts, Fault, LayerReport, Layout, NodeFacts, PlanError, Point, Purpose,
-        ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space, Span,
-        StateRange, Table, Tier, Tried, Workspace, largest, layout, plan, replay, report, search, solve,
-        spans, spread, timeline, try_all,
+        Direction, Effort, Facts, Fault, GradientReport, LayerReport, Layout, NodeFacts, PlanError, Point,
+        Purpose, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space, Span,
+        StateRange, Table, Tier, Tried, Workspace, gradients, largest, layout, plan, replay, report, search,
+        solve, spans, spread, timeline, try_all,
     };
 }
 
@@ -66,4 +66,5 @@ pub mod planning {
 pub mod training {
     pub use plimsoll_train::{Config, DataConfig, LanguageModel, RawConfig, Target};
     pub use plimsoll_train::{budget, costed_program, data, lr, memory, metrics, program, size};
+    pub use plimsoll_train::{hint_at_no_limit, plan_from_file};
 }

@@ -12,6 +12,7 @@ use plimsoll_plan::{DeviceSpec, Strategy};
 
 use crate::data::{Order, Source, Synthetic, Text};
 use crate::error::TrainError;
+use crate::in_backward::Update;
 use crate::lr::{Decay, Lr};
 use crate::optimizer::Optimizer;
 use crate::run::{Model, Options};
@@ -56,6 +57,8 @@ pub struct RawConfig {
     pub weight_decay: Option<f32>,
     /// Largest gradient norm; 0 for no limit.
     pub max_grad_norm: Option<f32>,
+    /// `auto`, `separate` or `in-backward`.
+    pub update: Option<String>,
 }
 
 /// Where sequences come from.
@@ -231,6 +234,7 @@ fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         seed: raw.seed.unwrap_or(0),
         threads,
         evaluate: false,
+        update: raw.update.as_deref().map_or(Ok(Update::Auto), str::parse).map_err(mistake)?,
     })
 }
 

@@ -26,6 +26,8 @@ pub enum TrainError {
         smallest: Tried,
         /// Plans that would fit if less were fixed.
         hints: Vec<Tried>,
+        /// What would fit without a limit on the gradient norm, if that is what it takes.
+        unlimited: Option<Unlimited>,
     },
     /// Planning failed for another reason.
     Plan(SearchError),
@@ -42,6 +44,22 @@ pub enum TrainError {
         /// `loss` or `gradient norm`.
         what: &'static str,
     },
+    /// A gradient that is not a number, found when parameters nearer to the loss had been updated.
+    PartlyUpdated {
+        /// The step that was taken in part.
+        step: u64,
+    },
+}
+
+/// A plan that fits because gradients come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unlimited {
+    /// Size of its arena.
+    pub arena_bytes: u64,
+    /// Bytes of gradients that are not there at one time.
+    pub saved_bytes: u64,
+    /// Rows of its only micro-batch.
+    pub micro_batch: usize,
 }
 
 impl TrainError {
@@ -49,7 +67,7 @@ impl TrainError {
     pub fn search(error: SearchError, budget: &Budget) -> TrainError {
         match error {
             SearchError::Budget { smallest, hints, .. } => {
-                TrainError::Budget { budget: Box::new(*budget), smallest, hints }
+                TrainError::Budget { budget: Box::new(*budget), smallest, hints, unlimited: None }
             }
             SearchError::Graph(error) => TrainError::Graph(error),
             other => TrainError::Plan(other),
@@ -70,7 +88,7 @@ impl TrainError {
 
     /// Ways out that were tried and work, as flags.
     pub fn hints(&self) -> Vec<String> {
-        let TrainError::Budget { budget, smallest, hints } = self else {
+        let TrainError::Budget { budget, smallest, hints, unlimited } = self else {
             return Vec::new();
         };
         let outside = budget.outside;
@@ -84,6 +102,12 @@ impl TrainError {
                 format!("`--micro-batch {micro_batch} --recompute {strategy}` fits in {bytes}")
             })
             .collect();
+        if let Some(Unlimited { arena_bytes, saved_bytes, micro_batch }) = unlimited {
+            let (bytes, saved) = (Size { bytes: arena_bytes + outside }, Size { bytes: *saved_bytes });
+            lines.push(format!(
+                "`--max-grad-norm 0 --micro-batch {micro_batch}` fits in {bytes}: {saved} of gradients need not persist"
+            ));
+        }
         if whole << 20 <= budget.total {
             return lines;
         }
@@ -125,6 +149,11 @@ impl fmt::Display for TrainError {
                 f,
                 "the {what} of step {step} is not a finite number; the weights are as step {} left them",
                 step - 1
+            ),
+            TrainError::PartlyUpdated { step } => write!(
+                f,
+                "a gradient of step {step} is not a finite number, and some parameters were updated before it was \
+                 found; go back to a checkpoint, or train with `--update separate`, which finds it first"
             ),
         }
     }

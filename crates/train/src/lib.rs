@@ -9,18 +9,24 @@ pub mod budget;
 mod config;
 pub mod data;
 mod error;
+mod in_backward;
 pub mod lr;
 pub mod memory;
 pub mod metrics;
 mod optimizer;
 mod run;
+mod saved;
 pub mod size;
 mod trainer;
 
 pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
-pub use error::TrainError;
+pub use error::{TrainError, Unlimited};
+pub use in_backward::{Update, append_in_backward};
 pub use optimizer::{Optimizer, append as append_optimizer};
-pub use run::{Model, Options, Planned, Run, costed_program, plan_described, plan_for, program};
+pub use run::{
+    Model, Options, Planned, Run, costed_program, hint_at_no_limit, plan_described, plan_for, program,
+};
+pub use saved::plan_from_file;
 pub use trainer::Trainer;
 
 #[cfg(test)]

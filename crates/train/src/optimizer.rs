@@ -1,7 +1,8 @@
 //! The optimizer as graph nodes, so that the planner counts and places its state like any other.
 //!
 //! ```text
-//! sum_squares(all gradients) → clip_scale → (norm, scale)
+//! sum_squares(gradient)                   one per trainable parameter
+//! clip_scale(all sums) → (norm, scale)
 //! adamw(gradient, lr, step, scale)        one per trainable parameter, in place
 //! ```
 //!
@@ -42,33 +43,46 @@ impl Default for Optimizer {
 pub fn append(mut graph: Graph, optimizer: &Optimizer) -> Result<Graph, GraphError> {
     graph.set_phase(Phase::Update);
     let parameters: Vec<(StateId, StateId)> = trained(&graph);
-    let gradients: Vec<Value> = parameters.iter().map(|&(_, gradient)| graph.newest(gradient)).collect();
-    let lr = graph.input("lr", [], DType::F32);
-    let step = graph.input("step", [], DType::F32);
-    let squares = graph.apply(Op::SumSquares, &gradients);
-    let clip = graph.apply_all(Op::ClipScale { max_norm: optimizer.max_grad_norm }, &[squares]);
+    let [lr, step] = rates(&mut graph);
+    // One sum per parameter, so that updates inside the backward pass, which meet one gradient at a time, come to
+    // the same norm to the bit.
+    let squares: Vec<Value> = (parameters.iter())
+        .map(|&(_, gradient)| graph.apply(Op::SumSquares, &[graph.newest(gradient)]))
+        .collect();
+    let clip = graph.apply_all(Op::ClipScale { max_norm: optimizer.max_grad_norm }, &squares);
     let (norm, scale) = (graph.node(clip).outputs[0], graph.node(clip).outputs[1]);
     graph.output("grad_norm", norm);
-    for ((parameter, _), gradient) in parameters.into_iter().zip(gradients) {
-        let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
-        let weight_decay = if ty.shape.len() >= 2 { optimizer.weight_decay } else { 0.0 };
-        let Optimizer { beta1, beta2, epsilon, .. } = *optimizer;
-        let op = Op::AdamW(AdamW { beta1, beta2, epsilon, weight_decay });
-        let update = graph.apply_all(op, &[gradient, lr, step, scale]);
-        graph.write_state(update, 0, parameter);
-        for (output, moment) in [(1, "m"), (2, "v")] {
-            let name = format!("{moment}.{name}");
-            graph.state_range(&name, ty, StateKind::Moment);
-            if let Some(state) = graph.state_named(&name) {
-                graph.write_state(update, output, state);
-            }
-        }
+    for (parameter, gradient) in parameters {
+        let gradient = graph.newest(gradient);
+        update(&mut graph, optimizer, parameter, &[gradient, lr, step, scale]);
     }
     graph.finish()
 }
 
+/// The inputs `lr` and `step`.
+pub(crate) fn rates(graph: &mut Graph) -> [Value; 2] {
+    ["lr", "step"].map(|name| graph.input(name, [], DType::F32))
+}
+
+/// The update of one parameter from its gradient, `lr`, `step` and the clipping factor.
+pub(crate) fn update(graph: &mut Graph, optimizer: &Optimizer, parameter: StateId, operands: &[Value]) {
+    let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
+    let weight_decay = if ty.shape.len() >= 2 { optimizer.weight_decay } else { 0.0 };
+    let Optimizer { beta1, beta2, epsilon, .. } = *optimizer;
+    let op = Op::AdamW(AdamW { beta1, beta2, epsilon, weight_decay });
+    let update = graph.apply_all(op, operands);
+    graph.write_state(update, 0, parameter);
+    for (output, moment) in [(1, "m"), (2, "v")] {
+        let name = format!("{moment}.{name}");
+        graph.state_range(&name, ty, StateKind::Moment);
+        if let Some(state) = graph.state_named(&name) {
+            graph.write_state(update, output, state);
+        }
+    }
+}
+
 /// Every parameter that has a gradient, with it.
-fn trained(graph: &Graph) -> Vec<(StateId, StateId)> {
+pub(crate) fn trained(graph: &Graph) -> Vec<(StateId, StateId)> {
     (0..graph.states().len() as u32)
         .map(StateId)
         .filter_map(|parameter| {

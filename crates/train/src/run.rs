@@ -10,13 +10,19 @@
 //! micro-batch is multiplied by the graph input `scale`, one over the valid targets of *all* its
 //! micro-batches, so the losses of a step add up to the mean over the global batch, and so do the
 //! gradients.
+//!
+//! Where parameters are updated inside the backward pass ([`Options::update`]), the learning rate must be known
+//! before it: such a loop calls [`Run::begin`] first. Loops that do not know which it is may always call it.
 
 use plimsoll_exec::{CpuDevice, Data, Device, Engine};
-use plimsoll_graph::{Graph, GraphError, differentiate, fuse};
-use plimsoll_plan::{Choice, Costed, DeviceSpec, Facts, Plan, Program, Request, Role, Strategy, search};
+use plimsoll_graph::{Graph, GraphError, StateKind, differentiate, fuse};
+use plimsoll_plan::{
+    Choice, Costed, DeviceSpec, Facts, Plan, Program, Request, Role, Strategy, gradients, search,
+};
 
 use crate::budget::{Budget, Origin};
-use crate::error::TrainError;
+use crate::error::{TrainError, Unlimited};
+use crate::in_backward::{Update, append_in_backward};
 use crate::memory;
 use crate::optimizer::{self, Optimizer};
 use crate::size::Size;
@@ -40,6 +46,9 @@ pub struct Options {
     pub threads: usize,
     /// Whether the run is also to compute losses without training ([`Run::evaluate`]).
     pub evaluate: bool,
+    /// When parameters are updated. [`Update::Separate`] unless stated: the other ways need [`Run::begin`], and have
+    /// no gradients to look at.
+    pub update: Update,
 }
 
 impl Default for Options {
@@ -53,6 +62,7 @@ impl Default for Options {
             seed: 0,
             threads: 0,
             evaluate: false,
+            update: Update::default(),
         }
     }
 }
@@ -62,11 +72,41 @@ impl Options {
     pub fn request(&self, budget: &Budget) -> Request {
         Request {
             global_batch: self.global_batch,
-            micro_batch: self.micro_batch,
+            micro_batch: match self.update {
+                Update::InBackward => self.micro_batch.or(Some(self.global_batch)),
+                Update::Auto | Update::Separate => self.micro_batch,
+            },
             strategy: self.recompute,
             budget: budget.arena(),
             // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
             slack: if budget.origin == Origin::Stated { 0.0 } else { 0.01 },
+        }
+    }
+
+    /// Whether micro-batches of `rows` rows are updated inside their backward pass.
+    fn updates_in_backward(&self, rows: usize) -> bool {
+        let possible = rows == self.global_batch && self.optimizer.max_grad_norm.is_none();
+        possible && self.update != Update::Separate
+    }
+
+    /// Refuses an update inside the backward pass where all gradients must be there first.
+    fn check_update(&self) -> Result<(), TrainError> {
+        if self.update != Update::InBackward {
+            return Ok(());
+        }
+        if let Some(norm) = self.optimizer.max_grad_norm {
+            return Err(TrainError::Config(format!(
+                "updates inside the backward pass cannot limit the norm of all gradients to {norm}; \
+                 add `--max-grad-norm 0`, or leave out `--update in-backward`"
+            )));
+        }
+        match self.micro_batch {
+            Some(micro_batch) if micro_batch != self.global_batch => Err(TrainError::Config(format!(
+                "updates inside the backward pass take one micro-batch a step, and a global batch of {} in \
+                 micro-batches of {micro_batch} has more; leave out `--update in-backward`",
+                self.global_batch
+            ))),
+            _ => Ok(()),
         }
     }
 }
@@ -120,7 +160,9 @@ pub struct Planned {
 ///
 /// When nothing fits (with hints), or the model or the request is at fault.
 pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Planned, TrainError> {
-    plan_within(Budget::resolve(options.memory)?, options, |rows| program(model, device, options, rows))
+    plan_within(Budget::resolve(options.memory)?, options, |options, rows| {
+        program(model, device, options, rows)
+    })
 }
 
 /// Finds the fastest plan for a device that is described and need not be here.
@@ -134,17 +176,48 @@ pub fn plan_described(
     options: &Options,
 ) -> Result<Planned, TrainError> {
     let budget = Budget::of_device(spec, options.memory)?;
-    plan_within(budget, options, |rows| costed_program(model, |graph| spec.facts(graph), options, rows))
+    plan_within(budget, options, |options, rows| {
+        costed_program(model, |graph| spec.facts(graph), options, rows)
+    })
 }
 
 fn plan_within(
     budget: Budget,
     options: &Options,
-    build: impl FnMut(usize) -> Result<Program, GraphError>,
+    build: impl Fn(&Options, usize) -> Result<Program, GraphError>,
 ) -> Result<Planned, TrainError> {
-    let choice =
-        search(options.request(&budget), build).map_err(|error| TrainError::search(error, &budget))?;
-    Ok(Planned { choice, budget })
+    options.check_update()?;
+    match search(options.request(&budget), |rows| build(options, rows)) {
+        Ok(choice) => Ok(Planned { choice, budget }),
+        Err(error) => Err(hint_at_no_limit(TrainError::search(error, &budget), options, build)),
+    }
+}
+
+/// Adds to the error of a budget what would fit if the norm of the gradients were not limited, and gradients could
+/// be used up inside the backward pass. Other errors stay as they are.
+pub fn hint_at_no_limit(
+    error: TrainError,
+    options: &Options,
+    build: impl Fn(&Options, usize) -> Result<Program, GraphError>,
+) -> TrainError {
+    let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
+    let optimizer = Optimizer { max_grad_norm: None, ..options.optimizer };
+    let relaxed = Options { optimizer, update: Update::InBackward, ..options.clone() };
+    let limited = options.optimizer.max_grad_norm.is_some() && options.update != Update::Separate;
+    let found = (limited && relaxed.check_update().is_ok())
+        .then(|| search(relaxed.request(&budget), |rows| build(&relaxed, rows)).ok())
+        .flatten();
+    let unlimited = found.map(|choice| {
+        let states = choice.program.train.graph.states().iter();
+        let all = states.filter(|state| state.kind == StateKind::Transient);
+        let all: u64 = all.map(|state| state.ty.bytes() as u64).sum();
+        Unlimited {
+            arena_bytes: choice.plan.arena_bytes,
+            saved_bytes: all.saturating_sub(gradients(&choice).bytes),
+            micro_batch: choice.micro_batch,
+        }
+    });
+    TrainError::Budget { budget, smallest, hints, unlimited }
 }
 
 /// All graphs of a run with micro-batches of `rows` rows.
@@ -180,7 +253,12 @@ pub fn costed_program(
         why: "has no output `loss`; name the scalar to be minimised with `g.output(\"loss\", value)`".into(),
         at: None,
     })?;
-    let train = optimizer::append(fuse(differentiate(&forward, loss)?)?, &options.optimizer)?;
+    let backward = fuse(differentiate(&forward, loss)?)?;
+    let train = if options.updates_in_backward(rows) {
+        append_in_backward(backward, &options.optimizer)?
+    } else {
+        optimizer::append(backward, &options.optimizer)?
+    };
     let generate = model.generation().transpose()?.map(&costed);
     let evaluate = options.evaluate.then(|| model.evaluation(rows)).transpose()?.map(&costed);
     Ok(Program { train: costed(train), evaluate, generate })
@@ -202,6 +280,10 @@ pub struct Run<D: Device = CpuDevice> {
     steps: u64,
     /// Whether a loss of this step was not finite.
     spoiled: bool,
+    /// Whether the backward pass updates parameters.
+    in_backward: bool,
+    /// The learning rate of this step, once it is known.
+    lr: Option<f32>,
 }
 
 impl Run<CpuDevice> {
@@ -227,6 +309,7 @@ impl<D: Device> Run<D> {
     pub fn start(device: D, planned: Planned, seed: u64) -> Result<Run<D>, TrainError> {
         let Planned { choice, budget } = planned;
         let Choice { plan, program, micro_batch, accumulation, .. } = choice;
+        let in_backward = program.updates_in_backward();
         let has_rng = program.train.graph.input_named("rng").is_some();
         // The system lends more than it has and takes it back by force; better to say so now.
         let free = memory::available()?;
@@ -248,7 +331,15 @@ impl<D: Device> Run<D> {
             gathered: 0,
             steps: 0,
             spoiled: false,
+            in_backward,
+            lr: None,
         })
+    }
+
+    /// Begins a step whose learning rate is `lr`. Needed only where the backward pass updates parameters; elsewhere
+    /// [`step`](Self::step) tells it.
+    pub fn begin(&mut self, lr: f32) {
+        self.lr = Some(lr);
     }
 
     /// Runs forward and backward of one micro-batch; returns its share of the loss.
@@ -260,17 +351,18 @@ impl<D: Device> Run<D> {
     /// When an input is missing or of the wrong size, or holds bad data.
     pub fn backward(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
         let role = if self.gathered == 0 { Role::First } else { Role::Further };
-        if self.has_rng {
-            let rng = self.rng();
-            let mut with_rng = [("rng", Data::I32(&rng)); MAX_INPUTS];
-            let all = with_rng.get_mut(..=inputs.len()).ok_or_else(|| {
-                TrainError::Config(format!("a batch has at most {} inputs", MAX_INPUTS - 1))
-            })?;
-            all[1..].copy_from_slice(inputs);
-            self.engine.run(role, all)?;
-        } else {
-            self.engine.run(role, inputs)?;
-        }
+        let (lr, step) = ([self.update_rate()?], [(self.steps + 1) as f32]);
+        let rng = self.rng();
+        let own = [("lr", Data::F32(&lr)), ("step", Data::F32(&step)), ("rng", Data::I32(&rng))];
+        let own = &own[if self.in_backward { 0 } else { 2 }..if self.has_rng { 3 } else { 2 }];
+        let mut all = [("", Data::F32(&[])); MAX_INPUTS];
+        let count = own.len() + inputs.len();
+        let used = all.get_mut(..count).ok_or_else(|| {
+            TrainError::Config(format!("a batch has at most {} inputs", MAX_INPUTS - own.len()))
+        })?;
+        used[..own.len()].copy_from_slice(own);
+        used[own.len()..].copy_from_slice(inputs);
+        self.engine.run(role, used)?;
         self.gathered += 1;
         let loss = self.engine.scalar(role, "loss")?;
         self.spoiled |= !loss.is_finite();
@@ -282,7 +374,8 @@ impl<D: Device> Run<D> {
     /// # Errors
     ///
     /// When a loss or the norm is not finite: then nothing has changed, and the gathered gradients are
-    /// forgotten.
+    /// forgotten. Only where the backward pass updates parameters, a gradient that is not finite is found when
+    /// others have been applied, and the error says so.
     pub fn step(&mut self, lr: f32) -> Result<f32, TrainError> {
         if self.gathered == 0 {
             return Err(TrainError::Config("`step` needs at least one `backward` before it".into()));
@@ -292,6 +385,9 @@ impl<D: Device> Run<D> {
         if std::mem::take(&mut self.spoiled) {
             return Err(TrainError::NotFinite { step, what: "loss" });
         }
+        if self.in_backward {
+            return self.finish_step(step, lr);
+        }
         let inputs = [("lr", Data::F32(&[lr])), ("step", Data::F32(&[step as f32]))];
         self.engine.run(Role::Update, &inputs)?;
         let norm = self.engine.scalar(Role::Update, "grad_norm")?;
@@ -300,6 +396,37 @@ impl<D: Device> Run<D> {
         }
         self.steps = step;
         Ok(norm)
+    }
+
+    /// The learning rate that the backward pass is about to use, 0 where it uses none.
+    fn update_rate(&self) -> Result<f32, TrainError> {
+        if !self.in_backward {
+            return Ok(0.0);
+        }
+        if self.gathered > 0 {
+            return Err(TrainError::Config(
+                "this plan updates parameters inside the backward pass, so each `backward` needs its `step`"
+                    .into(),
+            ));
+        }
+        self.lr.ok_or_else(|| {
+            TrainError::Config(
+                "this plan updates parameters inside the backward pass; call `begin` with the learning rate first"
+                    .into(),
+            )
+        })
+    }
+
+    /// Closes a step whose updates have been made.
+    fn finish_step(&mut self, step: u64, lr: f32) -> Result<f32, TrainError> {
+        if let Some(used) = self.lr.take().filter(|used| used.to_bits() != lr.to_bits()) {
+            return Err(TrainError::Config(format!(
+                "`step` is told a learning rate of {lr}, but `begin` was told {used} and updates were made with it"
+            )));
+        }
+        self.steps = step;
+        let norm = self.engine.scalar(Role::First, "grad_norm")?;
+        if norm.is_finite() { Ok(norm) } else { Err(TrainError::PartlyUpdated { step }) }
     }
 
     /// The loss of a micro-batch, forward only: nothing changes, and no gradient is touched.
@@ -333,8 +460,14 @@ impl<D: Device> Run<D> {
     ///
     /// # Errors
     ///
-    /// When it has none.
+    /// When it has none, or none that outlives the backward pass.
     pub fn gradient(&self, parameter: &str) -> Result<Vec<f32>, TrainError> {
+        if self.in_backward {
+            return Err(TrainError::Config(format!(
+                "the gradient of `{parameter}` was used up inside the backward pass; plan with `--update separate` \
+                 to look at gradients"
+            )));
+        }
         self.state(&plimsoll_graph::gradient_name(parameter))
     }
 

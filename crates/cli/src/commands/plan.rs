@@ -6,14 +6,14 @@ use serde_json::Value;
 
 use plimsoll::planning::{Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, Target};
+use plimsoll::training::{Config, Target, costed_program, hint_at_no_limit};
 use plimsoll::{
     CpuDevice, Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, differentiate,
 };
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer};
-use crate::commands::{compare, dag, html};
+use crate::commands::{compare, dag, html, planfile};
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary, questions};
 use crate::{json, table};
@@ -64,7 +64,14 @@ fn answer(
         Target::Cpu => "cpu".to_owned(),
         Target::Described { spec, .. } => spec.name(),
     };
-    answered(args, &title, &target, &mut questions, answer.as_ref())
+    let answered = answered(args, &title, &target, &mut questions, answer.as_ref());
+    answered.map_err(|failure| match failure {
+        Failure::Train(error) => hint_at_no_limit(error, &config.options, |options, rows| {
+            costed_program(&config.model, facts, options, rows)
+        })
+        .into(),
+        other => other,
+    })
 }
 
 /// What is assumed of a device that is not here.
@@ -90,6 +97,9 @@ fn answered<B: FnMut(usize) -> Result<Program, GraphError>>(
     let summary = questions.plan()?;
     let rows =
         if args.compare || args.html.is_some() { compare::rows(questions, &summary)? } else { Vec::new() };
+    if let Some(path) = &args.out {
+        planfile::save(path, &summary.planned)?;
+    }
     if let Some(path) = &args.html {
         html::write(path, title, &summary, &rows, questions)?;
     }

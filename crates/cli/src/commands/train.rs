@@ -1,15 +1,17 @@
 //! `plimsoll train`: the plan, a progress bar, records.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use plimsoll::training::data::Batches;
 use plimsoll::training::metrics::{EndRecord, StepRecord, write_line};
 use plimsoll::training::{Config, memory};
-use plimsoll::{CpuDevice, Device, Run, Trainer, plan_for};
+use plimsoll::{CpuDevice, Device, Run, Trainer};
 
 use crate::args::TrainArgs;
+use crate::commands::planfile;
 use crate::exit::Failure;
 use crate::summary::{Summary, questions};
 use crate::table;
@@ -20,7 +22,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         return Err(plimsoll::TrainError::Config("--stop-after must be at least 1".into()).into());
     }
     config.max_steps = args.stop_after.map_or(config.max_steps, |steps| config.max_steps.min(steps));
-    let mut session = Session::open(&config)?;
+    let mut session = Session::open(&config, args.plan.as_deref())?;
     if !args.fit.json {
         say(&format!("{} on {}\n", args.fit.model, session.device_name))?;
     }
@@ -44,13 +46,13 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens the data, plans and takes the memory.
-    pub(crate) fn open(config: &Config) -> Result<Session, Failure> {
+    /// Opens the data, plans or reads the plan, and takes the memory.
+    pub(crate) fn open(config: &Config, plan: Option<&Path>) -> Result<Session, Failure> {
         config.target.trains()?;
         let source = config.source()?;
         let device = CpuDevice::new(config.options.threads)?;
         let device_name = device.name();
-        let planned = plan_for(&config.model, &device, &config.options)?;
+        let planned = planfile::load(plan, config, &device)?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         let run = Run::start(device, summary.planned.clone(), config.options.seed)?;
         let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());

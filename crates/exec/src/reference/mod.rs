@@ -175,7 +175,9 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         // The sum itself is the storing of a result that accumulates.
         Op::Accumulate => one(arrays[0].clone()),
         Op::SumSquares => one(updates::sum_squares(&arrays)),
-        Op::ClipScale { max_norm } => Ok(updates::clip_scale(scalar(0), *max_norm).into()),
+        Op::ClipScale { max_norm } => {
+            Ok(updates::clip_scale(arrays.iter().map(Array::only), *max_norm).into())
+        }
         Op::AdamW(rates) => {
             let state = [0, 1, 2].map(|output| Array::of(&outputs[output]));
             let scalars = [scalar(1), scalar(2), scalar(3)];
