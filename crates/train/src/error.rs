@@ -27,7 +27,7 @@ pub enum TrainError {
         /// Plans that would fit if less were fixed.
         hints: Vec<Tried>,
         /// What would fit without a limit on the gradient norm, if that is what it takes.
-        unlimited: Option<Unlimited>,
+        unlimited: Option<Box<Unlimited>>,
     },
     /// Planning failed for another reason.
     Plan(SearchError),
@@ -102,7 +102,7 @@ impl TrainError {
                 format!("`--micro-batch {micro_batch} --recompute {strategy}` fits in {bytes}")
             })
             .collect();
-        if let Some(Unlimited { arena_bytes, saved_bytes, micro_batch }) = unlimited {
+        if let Some(Unlimited { arena_bytes, saved_bytes, micro_batch }) = unlimited.as_deref() {
             let (bytes, saved) = (Size { bytes: arena_bytes + outside }, Size { bytes: *saved_bytes });
             lines.push(format!(
                 "`--max-grad-norm 0 --micro-batch {micro_batch}` fits in {bytes}: {saved} of gradients need not persist"

@@ -211,11 +211,11 @@ pub fn hint_at_no_limit(
         let states = choice.program.train.graph.states().iter();
         let all = states.filter(|state| state.kind == StateKind::Transient);
         let all: u64 = all.map(|state| state.ty.bytes() as u64).sum();
-        Unlimited {
+        Box::new(Unlimited {
             arena_bytes: choice.plan.arena_bytes,
             saved_bytes: all.saturating_sub(gradients(&choice).bytes),
             micro_batch: choice.micro_batch,
-        }
+        })
     });
     TrainError::Budget { budget, smallest, hints, unlimited }
 }

@@ -73,7 +73,7 @@ fn what_differs_is_named() {
     let larger = refused(&model(2), &Options { global_batch: 4, ..asked.clone() }, &text);
     assert!(larger.contains("state `--global-batch 2`"), "{larger}");
     let tight = refused(&model(2), &Options { memory: Some(1 << 20), ..asked.clone() }, &text);
-    assert!(tight.contains("the budget is 1.0 MiB; plan again"), "{tight}");
+    assert!(tight.contains("the budget is 1.00 MiB; plan again"), "{tight}");
     let newer = refused(&model(2), &asked, &text.replace("\"plimsoll_plan\":1", "\"plimsoll_plan\":2"));
     assert!(newer.contains("a plan of version 2, and this build reads version 1"), "{newer}");
     let mut other = planned.choice.program.clone();

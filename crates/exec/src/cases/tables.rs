@@ -468,6 +468,8 @@ fn updates() -> Vec<Case> {
             named(clip(0.0), "of 0"),
             named(clip(f32::INFINITY), "overflow"),
         ]);
+        let several = vec![scalar(9.0), scalar(0.5), scalar(39.5)];
+        cases.push(named(case(Op::ClipScale { max_norm }, several, ROUNDED), "of three sums"));
     }
     let rates = AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1 };
     for (shape, step) in [([1].into(), 1.0), (Shape::from([7, 13]), 1.0), (Shape::from([129, 257]), 1000.0)] {
