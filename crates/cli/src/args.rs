@@ -75,8 +75,8 @@ pub(crate) struct FitArgs {
     /// Largest gradient norm, 0 for no limit [default: 1]
     #[arg(long, value_name = "NORM")]
     pub(crate) max_grad_norm: Option<f32>,
-    /// When parameters are updated: separate (after the backward pass), in-backward, or auto [default: auto, inside
-    /// the backward pass where one micro-batch a step and no limit on the norm allow it]
+    /// When parameters are updated: separate (after the backward pass), in-backward, two-pass or auto [default:
+    /// auto, inside the backward pass where one micro-batch a step and no limit on the norm allow it]
     #[arg(long, value_name = "WHEN")]
     pub(crate) update: Option<String>,
     /// Threads [default: one for each core]

@@ -41,16 +41,19 @@ fn a_plan_that_was_written_is_run_and_no_other() {
 #[test]
 fn a_budget_that_gradients_overfill_is_told_what_no_limit_would_save_and_that_works() {
     let asked = "plan --global-batch 1";
-    let smallest = text(&plimsoll(&format!("{asked} --memory 1MiB")).stderr);
-    let smallest = smallest.split("--memory ").nth(1).and_then(|rest| rest.split("MiB").next());
+    let smallest = text(&plimsoll(&format!("{asked} --update separate --memory 1MiB")).stderr);
+    let smallest = smallest.split("`--memory ").nth(1).and_then(|rest| rest.split("MiB").next());
     let memory = smallest.unwrap().parse::<u64>().unwrap() - 1;
-    let refused = plimsoll(&format!("{asked} --memory {memory}MiB"));
+    let refused = plimsoll(&format!("{asked} --update separate --memory {memory}MiB"));
     assert_eq!(refused.status.code(), Some(2));
     let error = text(&refused.stderr);
-    assert!(error.contains("hint: `--max-grad-norm 0 --micro-batch 1` fits in"), "{error}");
+    assert!(error.contains("hint: `--update auto --max-grad-norm 0 --micro-batch 1` fits in"), "{error}");
     let fits = plimsoll(&format!("{asked} --memory {memory}MiB --max-grad-norm 0 --micro-batch 1"));
     assert!(fits.status.success(), "{}", text(&fits.stderr));
     assert!(text(&fits.stdout).contains("gradients come and go: each is applied inside the backward pass"));
+    let twice = plimsoll(&format!("{asked} --memory {memory}MiB"));
+    assert!(twice.status.success(), "{}", text(&twice.stderr));
+    assert!(text(&twice.stdout).contains("gradients come and go in two passes"), "{}", text(&twice.stdout));
     let summed = text(&plimsoll("plan --memory 64MiB --global-batch 4 --micro-batch 1").stdout);
     assert!(summed.contains("gradients persist: 4 micro-batches are summed"), "{summed}");
 }

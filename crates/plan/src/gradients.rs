@@ -26,6 +26,8 @@ pub struct GradientReport {
     pub bytes: u64,
     /// Why they persist; none where each is used up inside the backward pass.
     pub persist: Option<Persist>,
+    /// How often the backward pass makes them.
+    pub passes: usize,
 }
 
 impl fmt::Display for GradientReport {
@@ -36,6 +38,10 @@ impl fmt::Display for GradientReport {
             }
             Some(Persist::Clipped) => f.write_str("gradients persist: the norm of all of them is limited"),
             Some(Persist::Separate) => f.write_str("gradients persist: the update follows the backward pass"),
+            None if self.passes > 1 => f.write_str(
+                "gradients come and go in two passes, because the norm of all of them is limited; \
+                 `--max-grad-norm 0` takes one",
+            ),
             None => f.write_str("gradients come and go: each is applied inside the backward pass"),
         }
     }
@@ -45,7 +51,8 @@ impl fmt::Display for GradientReport {
 pub fn gradients(choice: &Choice) -> GradientReport {
     let graph = &choice.program.train.graph;
     if choice.program.updates_in_backward() {
-        return GradientReport { bytes: most_transient(choice), persist: None };
+        let passes = choice.program.passes();
+        return GradientReport { bytes: most_transient(choice), persist: None, passes };
     }
     let states = choice.plan.states.iter().filter(|range| range.purpose == Purpose::Gradients);
     let clips = |op: &Op| matches!(op, Op::ClipScale { max_norm: Some(_) });
@@ -54,7 +61,7 @@ pub fn gradients(choice: &Choice) -> GradientReport {
         1 => Persist::Separate,
         micro_batches => Persist::Summed(micro_batches),
     };
-    GradientReport { bytes: states.map(|range| range.bytes).sum(), persist: Some(persist) }
+    GradientReport { bytes: states.map(|range| range.bytes).sum(), persist: Some(persist), passes: 1 }
 }
 
 /// The most bytes of transient gradients alive at one time.

@@ -83,6 +83,10 @@ pub struct Program {
 }
 
 impl Program {
+    /// Name of the output that holds the clipping factor of all gradients, and of the input that takes it, where a
+    /// micro-batch runs once to find the one and once more with the other.
+    pub const CLIP: &str = "clip_scale";
+
     /// The graph that schedules of `role` run, if the program has it.
     pub fn part(&self, role: Role) -> Option<&Costed> {
         match role {
@@ -102,6 +106,13 @@ impl Program {
                 Role::Further => !self.updates_in_backward(),
                 _ => true,
             })
+    }
+
+    /// How often the schedule of a micro-batch runs: twice where the clipping factor it takes in is what it gives out.
+    pub fn passes(&self) -> usize {
+        let graph = &self.train.graph;
+        let takes = self.updates_in_backward() && graph.input_named(Program::CLIP).is_some();
+        if takes && graph.output_named(Program::CLIP).is_some() { 2 } else { 1 }
     }
 
     /// Whether parameters are updated inside the backward pass, with gradients that do not outlive it.
@@ -278,7 +289,7 @@ pub(crate) fn assemble(
         liveness_bound: bound,
         states,
         by_purpose,
-        micro_batch_seconds: seconds(Role::First),
+        micro_batch_seconds: seconds(Role::First) * program.passes() as f64,
         update_seconds: seconds(Role::Update),
         schedules,
     })

@@ -60,6 +60,8 @@ pub struct Unlimited {
     pub saved_bytes: u64,
     /// Rows of its only micro-batch.
     pub micro_batch: usize,
+    /// Whether separate updates were asked for, which it does without.
+    pub separate: bool,
 }
 
 impl TrainError {
@@ -71,6 +73,19 @@ impl TrainError {
             }
             SearchError::Graph(error) => TrainError::Graph(error),
             other => TrainError::Plan(other),
+        }
+    }
+
+    /// Of two attempts to keep a budget, the one that came closer.
+    #[must_use]
+    pub fn closer(self, other: TrainError) -> TrainError {
+        match (&self, &other) {
+            (TrainError::Budget { smallest: a, .. }, TrainError::Budget { smallest: b, .. })
+                if b.arena_bytes < a.arena_bytes =>
+            {
+                other
+            }
+            _ => self,
         }
     }
 
@@ -102,10 +117,11 @@ impl TrainError {
                 format!("`--micro-batch {micro_batch} --recompute {strategy}` fits in {bytes}")
             })
             .collect();
-        if let Some(Unlimited { arena_bytes, saved_bytes, micro_batch }) = unlimited.as_deref() {
+        if let Some(Unlimited { arena_bytes, saved_bytes, micro_batch, separate }) = unlimited.as_deref() {
             let (bytes, saved) = (Size { bytes: arena_bytes + outside }, Size { bytes: *saved_bytes });
+            let update = if *separate { "--update auto " } else { "" };
             lines.push(format!(
-                "`--max-grad-norm 0 --micro-batch {micro_batch}` fits in {bytes}: {saved} of gradients need not persist"
+                "`{update}--max-grad-norm 0 --micro-batch {micro_batch}` fits in {bytes}: {saved} of gradients need not persist"
             ));
         }
         if whole << 20 <= budget.total {

@@ -13,22 +13,29 @@
 //! update, and nothing changes. A gradient that is not finite leaves its own parameter alone, but parameters
 //! nearer to the loss have been updated by then; the error of that step says so.
 //!
-//! Only where nothing has to be known of all gradients first: one micro-batch a step and no limit on the norm.
+//! Only where nothing has to be known of all gradients first: one micro-batch a step and no limit on the norm. With a
+//! limit there is the form of two passes: the same schedule runs twice, first with a clipping factor of NaN, so that
+//! it changes nothing and leaves the norm, then with the factor that follows from the norm. It costs a forward and a
+//! backward pass more and is the last resort of a budget; a gradient that is not finite is found before any update.
 
-use plimsoll_graph::{Graph, GraphError, Op, Phase, StateKind, Type, Value, interleave};
+use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, StateKind, Type, Value, interleave};
+use plimsoll_plan::Program;
 
 use crate::optimizer::{Optimizer, rates, trained, update};
 
 /// When parameters are updated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Update {
-    /// Inside the backward pass wherever that is possible: it takes no longer and gradients need not persist.
+    /// Inside the backward pass wherever that is possible: it takes no longer and gradients need not persist. In two
+    /// passes where the norm is limited and nothing else fits.
     Auto,
     /// After the last micro-batch of a step.
     #[default]
     Separate,
     /// Inside the backward pass, which takes one micro-batch a step and no limit on the gradient norm.
     InBackward,
+    /// Inside a second backward pass that repeats the first, which only found the norm: one micro-batch a step.
+    TwoPass,
 }
 
 impl std::str::FromStr for Update {
@@ -39,7 +46,8 @@ impl std::str::FromStr for Update {
             "auto" => Ok(Update::Auto),
             "separate" => Ok(Update::Separate),
             "in-backward" => Ok(Update::InBackward),
-            _ => Err(format!("--update is auto, separate or in-backward, got `{name}`")),
+            "two-pass" => Ok(Update::TwoPass),
+            _ => Err(format!("--update is auto, separate, in-backward or two-pass, got `{name}`")),
         }
     }
 }
@@ -76,6 +84,32 @@ pub fn append_in_backward(mut graph: Graph, optimizer: &Optimizer) -> Result<Gra
     }
     let norm = graph.apply(limit, &squares);
     graph.output("grad_norm", norm);
+    interleave(graph)
+}
+
+/// As [`append_in_backward`], for two passes: updates take the clipping factor from the input `clip_scale`, and the
+/// output of that name holds the factor that the norm asks for.
+///
+/// # Errors
+///
+/// When the graph has no gradients or does not verify afterwards.
+pub fn append_two_pass(mut graph: Graph, optimizer: &Optimizer) -> Result<Graph, GraphError> {
+    graph.set_phase(Phase::Update);
+    let parameters = trained(&graph);
+    let [lr, step] = rates(&mut graph);
+    let scale = graph.input(Program::CLIP, [], DType::F32);
+    let mut squares = Vec::new();
+    for (parameter, gradient) in parameters {
+        let newest = graph.newest(gradient);
+        let name = format!("grad_squares.{}", graph.state(parameter).name);
+        squares.push(scalar_state(&mut graph, &name, Op::SumSquares, newest));
+        update(&mut graph, optimizer, parameter, &[newest, lr, step, scale]);
+        graph.make_transient(gradient);
+    }
+    let clip = graph.apply_all(Op::ClipScale { max_norm: optimizer.max_grad_norm }, &squares);
+    let [norm, scale] = [graph.node(clip).outputs[0], graph.node(clip).outputs[1]];
+    graph.output("grad_norm", norm);
+    graph.output(Program::CLIP, scale);
     interleave(graph)
 }
 

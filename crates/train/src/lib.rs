@@ -21,7 +21,7 @@ mod trainer;
 
 pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
 pub use error::{TrainError, Unlimited};
-pub use in_backward::{Update, append_in_backward};
+pub use in_backward::{Update, append_in_backward, append_two_pass};
 pub use optimizer::{Optimizer, append as append_optimizer};
 pub use run::{
     Model, Options, Planned, Run, costed_program, hint_at_no_limit, plan_described, plan_for, program,

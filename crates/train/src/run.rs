@@ -22,7 +22,7 @@ use plimsoll_plan::{
 
 use crate::budget::{Budget, Origin};
 use crate::error::{TrainError, Unlimited};
-use crate::in_backward::{Update, append_in_backward};
+use crate::in_backward::{Update, append_in_backward, append_two_pass};
 use crate::memory;
 use crate::optimizer::{self, Optimizer};
 use crate::size::Size;
@@ -73,37 +73,46 @@ impl Options {
         Request {
             global_batch: self.global_batch,
             micro_batch: match self.update {
-                Update::InBackward => self.micro_batch.or(Some(self.global_batch)),
+                Update::InBackward | Update::TwoPass => self.micro_batch.or(Some(self.global_batch)),
                 Update::Auto | Update::Separate => self.micro_batch,
             },
             strategy: self.recompute,
             budget: budget.arena(),
             // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
-            slack: if budget.origin == Origin::Stated { 0.0 } else { 0.01 },
+            // Nor is anything spared in two passes, which are there because nothing else fits.
+            slack: if budget.origin == Origin::Stated || self.update == Update::TwoPass { 0.0 } else { 0.01 },
         }
     }
 
     /// Whether micro-batches of `rows` rows are updated inside their backward pass.
     fn updates_in_backward(&self, rows: usize) -> bool {
         let possible = rows == self.global_batch && self.optimizer.max_grad_norm.is_none();
-        possible && self.update != Update::Separate
+        possible && matches!(self.update, Update::Auto | Update::InBackward)
+    }
+
+    /// The same with two passes, if they were not asked for and could help.
+    pub fn in_two_passes(&self) -> Option<Options> {
+        let two = Options { update: Update::TwoPass, ..self.clone() };
+        let helps = self.update == Update::Auto && self.optimizer.max_grad_norm.is_some();
+        (helps && two.check_update().is_ok()).then_some(two)
     }
 
     /// Refuses an update inside the backward pass where all gradients must be there first.
     fn check_update(&self) -> Result<(), TrainError> {
-        if self.update != Update::InBackward {
+        if matches!(self.update, Update::Auto | Update::Separate) {
             return Ok(());
         }
-        if let Some(norm) = self.optimizer.max_grad_norm {
+        let limit = self.optimizer.max_grad_norm.filter(|_| self.update == Update::InBackward);
+        if let Some(norm) = limit {
             return Err(TrainError::Config(format!(
                 "updates inside the backward pass cannot limit the norm of all gradients to {norm}; \
-                 add `--max-grad-norm 0`, or leave out `--update in-backward`"
+                 add `--max-grad-norm 0`, or take `--update two-pass`"
             )));
         }
         match self.micro_batch {
             Some(micro_batch) if micro_batch != self.global_batch => Err(TrainError::Config(format!(
                 "updates inside the backward pass take one micro-batch a step, and a global batch of {} in \
-                 micro-batches of {micro_batch} has more; leave out `--update in-backward`",
+                 micro-batches of {micro_batch} has more; leave out `--update`",
                 self.global_batch
             ))),
             _ => Ok(()),
@@ -187,10 +196,25 @@ fn plan_within(
     build: impl Fn(&Options, usize) -> Result<Program, GraphError>,
 ) -> Result<Planned, TrainError> {
     options.check_update()?;
-    match search(options.request(&budget), |rows| build(options, rows)) {
-        Ok(choice) => Ok(Planned { choice, budget }),
-        Err(error) => Err(hint_at_no_limit(TrainError::search(error, &budget), options, build)),
+    let found = |options: &Options| {
+        let choice = search(options.request(&budget), |rows| build(options, rows));
+        choice.map_err(|error| TrainError::search(error, &budget))
+    };
+    let mut error = match found(options) {
+        Ok(choice) => return Ok(Planned { choice, budget }),
+        Err(error) => error,
+    };
+    if let (TrainError::Budget { .. }, Some(two)) = (&error, options.in_two_passes()) {
+        match found(&two) {
+            // The bound is of one pass.
+            Ok(choice) => {
+                let choice = Choice { lower_bound_seconds: None, ..choice };
+                return Ok(Planned { choice, budget });
+            }
+            Err(other) => error = error.closer(other),
+        }
     }
+    Err(hint_at_no_limit(error, options, build))
 }
 
 /// Adds to the error of a budget what would fit if the norm of the gradients were not limited, and gradients could
@@ -203,7 +227,8 @@ pub fn hint_at_no_limit(
     let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
     let optimizer = Optimizer { max_grad_norm: None, ..options.optimizer };
     let relaxed = Options { optimizer, update: Update::InBackward, ..options.clone() };
-    let limited = options.optimizer.max_grad_norm.is_some() && options.update != Update::Separate;
+    let separate = options.update == Update::Separate;
+    let limited = options.optimizer.max_grad_norm.is_some() || separate;
     let found = (limited && relaxed.check_update().is_ok())
         .then(|| search(relaxed.request(&budget), |rows| build(&relaxed, rows)).ok())
         .flatten();
@@ -215,6 +240,7 @@ pub fn hint_at_no_limit(
             arena_bytes: choice.plan.arena_bytes,
             saved_bytes: all.saturating_sub(gradients(&choice).bytes),
             micro_batch: choice.micro_batch,
+            separate,
         })
     });
     TrainError::Budget { budget, smallest, hints, unlimited }
@@ -254,7 +280,9 @@ pub fn costed_program(
         at: None,
     })?;
     let backward = fuse(differentiate(&forward, loss)?)?;
-    let train = if options.updates_in_backward(rows) {
+    let train = if options.update == Update::TwoPass && rows == options.global_batch {
+        append_two_pass(backward, &options.optimizer)?
+    } else if options.updates_in_backward(rows) {
         append_in_backward(backward, &options.optimizer)?
     } else {
         optimizer::append(backward, &options.optimizer)?
@@ -280,8 +308,9 @@ pub struct Run<D: Device = CpuDevice> {
     steps: u64,
     /// Whether a loss of this step was not finite.
     spoiled: bool,
-    /// Whether the backward pass updates parameters.
-    in_backward: bool,
+    /// Passes over a micro-batch that updates parameters itself, two where the first is for the norm alone; 0 where the
+    /// update is a schedule of its own.
+    updating_passes: usize,
     /// The learning rate of this step, once it is known.
     lr: Option<f32>,
 }
@@ -309,7 +338,7 @@ impl<D: Device> Run<D> {
     pub fn start(device: D, planned: Planned, seed: u64) -> Result<Run<D>, TrainError> {
         let Planned { choice, budget } = planned;
         let Choice { plan, program, micro_batch, accumulation, .. } = choice;
-        let in_backward = program.updates_in_backward();
+        let updating_passes = if program.updates_in_backward() { program.passes() } else { 0 };
         let has_rng = program.train.graph.input_named("rng").is_some();
         // The system lends more than it has and takes it back by force; better to say so now.
         let free = memory::available()?;
@@ -331,7 +360,7 @@ impl<D: Device> Run<D> {
             gathered: 0,
             steps: 0,
             spoiled: false,
-            in_backward,
+            updating_passes,
             lr: None,
         })
     }
@@ -353,8 +382,39 @@ impl<D: Device> Run<D> {
         let role = if self.gathered == 0 { Role::First } else { Role::Further };
         let (lr, step) = ([self.update_rate()?], [(self.steps + 1) as f32]);
         let rng = self.rng();
-        let own = [("lr", Data::F32(&lr)), ("step", Data::F32(&step)), ("rng", Data::I32(&rng))];
-        let own = &own[if self.in_backward { 0 } else { 2 }..if self.has_rng { 3 } else { 2 }];
+        let mut clip = [f32::NAN];
+        if self.updating_passes == 2 {
+            clip = self.clip_factor(inputs, &lr, &step, &rng)?;
+        }
+        self.run_pass(role, inputs, &OwnInputs { clip: &clip, lr: &lr, step: &step, rng: &rng })?;
+        self.gathered += 1;
+        let loss = self.engine.scalar(role, "loss")?;
+        self.spoiled |= !loss.is_finite();
+        Ok(loss)
+    }
+
+    /// Runs the pass that changes nothing; returns the clipping factor, NaN where the next pass must change nothing
+    /// either.
+    fn clip_factor(
+        &mut self,
+        inputs: &[(&str, Data)],
+        lr: &[f32],
+        step: &[f32],
+        rng: &[i32],
+    ) -> Result<[f32; 1], TrainError> {
+        self.run_pass(Role::First, inputs, &OwnInputs { clip: &[f32::NAN], lr, step, rng })?;
+        let loss = self.engine.scalar(Role::First, "loss")?;
+        let factor = self.engine.scalar(Role::First, Program::CLIP)?;
+        Ok([if loss.is_finite() { factor } else { f32::NAN }])
+    }
+
+    /// Runs a schedule with the caller's inputs and those of the run's own that it has.
+    fn run_pass(&mut self, role: Role, inputs: &[(&str, Data)], own: &OwnInputs) -> Result<(), TrainError> {
+        let OwnInputs { clip, lr, step, rng } = *own;
+        let rates = [("lr", Data::F32(lr)), ("step", Data::F32(step))];
+        let own = [(Program::CLIP, Data::F32(clip)), rates[0], rates[1], ("rng", Data::I32(rng))];
+        let first = [3, 1, 0][self.updating_passes.min(2)];
+        let own = &own[first..if self.has_rng { 4 } else { 3 }];
         let mut all = [("", Data::F32(&[])); MAX_INPUTS];
         let count = own.len() + inputs.len();
         let used = all.get_mut(..count).ok_or_else(|| {
@@ -362,11 +422,7 @@ impl<D: Device> Run<D> {
         })?;
         used[..own.len()].copy_from_slice(own);
         used[own.len()..].copy_from_slice(inputs);
-        self.engine.run(role, used)?;
-        self.gathered += 1;
-        let loss = self.engine.scalar(role, "loss")?;
-        self.spoiled |= !loss.is_finite();
-        Ok(loss)
+        Ok(self.engine.run(role, used)?)
     }
 
     /// Clips the gathered gradients and updates the parameters; returns the gradient norm.
@@ -385,7 +441,7 @@ impl<D: Device> Run<D> {
         if std::mem::take(&mut self.spoiled) {
             return Err(TrainError::NotFinite { step, what: "loss" });
         }
-        if self.in_backward {
+        if self.updating_passes > 0 {
             return self.finish_step(step, lr);
         }
         let inputs = [("lr", Data::F32(&[lr])), ("step", Data::F32(&[step as f32]))];
@@ -400,7 +456,7 @@ impl<D: Device> Run<D> {
 
     /// The learning rate that the backward pass is about to use, 0 where it uses none.
     fn update_rate(&self) -> Result<f32, TrainError> {
-        if !self.in_backward {
+        if self.updating_passes == 0 {
             return Ok(0.0);
         }
         if self.gathered > 0 {
@@ -424,8 +480,11 @@ impl<D: Device> Run<D> {
                 "`step` is told a learning rate of {lr}, but `begin` was told {used} and updates were made with it"
             )));
         }
-        self.steps = step;
         let norm = self.engine.scalar(Role::First, "grad_norm")?;
+        if self.updating_passes == 2 && !norm.is_finite() {
+            return Err(TrainError::NotFinite { step, what: "gradient norm" });
+        }
+        self.steps = step;
         if norm.is_finite() { Ok(norm) } else { Err(TrainError::PartlyUpdated { step }) }
     }
 
@@ -462,7 +521,7 @@ impl<D: Device> Run<D> {
     ///
     /// When it has none, or none that outlives the backward pass.
     pub fn gradient(&self, parameter: &str) -> Result<Vec<f32>, TrainError> {
-        if self.in_backward {
+        if self.updating_passes > 0 {
             return Err(TrainError::Config(format!(
                 "the gradient of `{parameter}` was used up inside the backward pass; plan with `--update separate` \
                  to look at gradients"
@@ -538,6 +597,15 @@ impl<D: Device> Run<D> {
         let row = self.gathered * self.micro_batch;
         [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, row as i32]
     }
+}
+
+/// What a run knows itself of the inputs of its graphs.
+#[derive(Clone, Copy)]
+struct OwnInputs<'a> {
+    clip: &'a [f32],
+    lr: &'a [f32],
+    step: &'a [f32],
+    rng: &'a [i32],
 }
 
 /// Inputs of a graph, `rng` included, that [`Run::backward`] takes without allocating.

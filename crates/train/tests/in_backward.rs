@@ -152,6 +152,36 @@ fn every_budget_is_kept_and_more_is_never_slower_when_gradients_come_and_go() {
 }
 
 #[test]
+fn with_a_limit_on_the_norm_two_passes_train_to_the_same_bits_and_are_the_last_resort() {
+    // Small enough to bind at every step.
+    let limited = |update, recompute| {
+        let optimizer = Optimizer { max_grad_norm: Some(0.1), ..Optimizer::default() };
+        Options { optimizer, ..asked(update, recompute) }
+    };
+    for model in [llama(SIZE), tied(), gpt2(SIZE)] {
+        let (one, expected) = trace(&model, &limited(Update::Separate, Strategy::None));
+        for recompute in [Strategy::None, Strategy::Minimal] {
+            let (two, got) = trace(&model, &limited(Update::TwoPass, recompute));
+            assert!(expected == got, "{recompute}");
+            assert!(two.plan().micro_batch_seconds > 1.9 * one.plan().micro_batch_seconds);
+        }
+    }
+    let device = CpuDevice::new(1).unwrap();
+    let planned = |memory, update| {
+        let options = Options { memory: Some(memory), ..limited(update, Strategy::Minimal) };
+        plimsoll_train::plan_for(&language(&llama(SIZE)), &device, &options)
+    };
+    let needed = |update| {
+        let planned = planned(1 << 30, update).unwrap();
+        planned.choice.plan.arena_bytes + planned.budget.outside
+    };
+    let (separate, two) = (needed(Update::Separate), needed(Update::TwoPass));
+    assert!(two < separate);
+    let passes = |memory| planned(memory, Update::Auto).unwrap().choice.program.passes();
+    assert_eq!((passes(separate + (2 << 20)), passes(two + (separate - two) / 2)), (1, 2));
+}
+
+#[test]
 fn a_loss_that_is_not_finite_changes_nothing() {
     let mut run = start(&llama(SIZE), SIZE.seq, &asked(Update::InBackward, Strategy::None));
     step(&mut run, 0).unwrap();
@@ -168,7 +198,7 @@ fn a_loss_that_is_not_finite_changes_nothing() {
 fn a_gradient_that_is_not_finite_is_owned_up_to() {
     let layer = "model.layers.0.mlp";
     let [gate, down] = ["gate", "down"].map(|name| format!("{layer}.{name}_proj.weight"));
-    for update in [Update::Separate, Update::InBackward] {
+    for update in [Update::Separate, Update::TwoPass, Update::InBackward] {
         let mut run = start(&llama(SIZE), SIZE.seq, &asked(update, Strategy::None));
         // What the gate shuts off reaches no loss, but its gradient is too large to be squared.
         for (name, value) in [(&gate, 0.0), (&down, 1e25)] {
@@ -179,11 +209,11 @@ fn a_gradient_that_is_not_finite_is_owned_up_to() {
         let error = step(&mut run, 0).unwrap_err();
         let after = weights(&run);
         assert_eq!(after[&gate], before[&gate], "{update:?}");
-        if update == Update::Separate {
-            assert!(matches!(error, TrainError::NotFinite { .. }) && after == before, "{error}");
-        } else {
+        if update == Update::InBackward {
             assert!(matches!(error, TrainError::PartlyUpdated { step: 1 }), "{error}");
             assert!(after["lm_head.weight"] != before["lm_head.weight"], "the head came first");
+        } else {
+            assert!(matches!(error, TrainError::NotFinite { .. }) && after == before, "{error}");
         }
     }
 }

@@ -8,7 +8,8 @@ use plimsoll::planning::{Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
 use plimsoll::training::{Config, Target, costed_program, hint_at_no_limit};
 use plimsoll::{
-    CpuDevice, Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, differentiate,
+    CpuDevice, Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, TrainError,
+    differentiate,
 };
 
 use crate::args::{PlanArgs, Stage};
@@ -64,7 +65,17 @@ fn answer(
         Target::Cpu => "cpu".to_owned(),
         Target::Described { spec, .. } => spec.name(),
     };
-    let answered = answered(args, &title, &target, &mut questions, answer.as_ref());
+    let mut answered = answered(args, &title, &target, &mut questions, answer.as_ref());
+    let two_passes = config.options.in_two_passes();
+    if let (Err(Failure::Train(TrainError::Budget { .. })), Some(options)) = (&answered, two_passes) {
+        let config = Config { options, ..config.clone() };
+        let mut questions = self::questions(&config, facts, budget);
+        let again = self::answered(args, &title, &target, &mut questions, answer.as_ref());
+        answered = match (answered, again) {
+            (Err(Failure::Train(first)), Err(Failure::Train(second))) => Err(first.closer(second).into()),
+            (_, again) => again,
+        };
+    }
     answered.map_err(|failure| match failure {
         Failure::Train(error) => hint_at_no_limit(error, &config.options, |options, rows| {
             costed_program(&config.model, facts, options, rows)
