@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use plimsoll::planning::{LayerReport, Point};
+use plimsoll::planning::{LayerReport, Point, gradients};
 use plimsoll::training::budget::Origin;
 use plimsoll::training::size::Size;
 
@@ -22,6 +22,9 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         out,
         "effective batch {global} = {micro} × {accumulation} × 1 rank, sequences of {seq_len} tokens"
     )?;
+    let gradients = gradients(choice);
+    let how_many = if gradients.persist.is_some() { "" } else { "at most " };
+    writeln!(out, "{gradients} ({how_many}{})", size(gradients.bytes))?;
     let share = 100.0 * summary.report.recompute_fraction;
     writeln!(out, "recompute {}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;
     for layer in &summary.report.layers {

@@ -175,7 +175,8 @@ fn training_on_a_described_device_is_refused() {
 
 #[test]
 fn a_model_too_large_for_a_card_is_answered_with_one_that_works_when_typed() {
-    let model = "plan --model qwen2.5-1.5b --seq-len 1024 --global-batch 1";
+    // With gradients that come and go it would fit.
+    let model = "plan --model qwen2.5-1.5b --seq-len 1024 --global-batch 1 --update separate";
     let output = plimsoll(&format!("{model} --device cuda:4090"));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");

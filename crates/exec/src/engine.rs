@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use half::{bf16, f16};
-use plimsoll_graph::{DType, Graph, Type, Value};
+use plimsoll_graph::{DType, Graph, StateKind, Type, Value};
 use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
 
 use crate::device::Device;
@@ -298,7 +298,8 @@ impl<D: Device> Engine<D> {
 
     fn initialise(&mut self, graph: &Graph, seed: u64) -> Result<(), ExecError> {
         let mut piece = vec![0.0; PIECE];
-        for state in graph.states() {
+        // A transient gradient is there only while a schedule runs.
+        for state in graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
             let place = self.state(&state.name)?;
             let elements = state.ty.shape.elements();
             for first in (0..elements).step_by(PIECE) {

@@ -104,12 +104,13 @@ impl<D: Device> Trainer<D> {
         let step = self.run.steps() + 1;
         let group = self.batches.next_group()?;
         let scale = [1.0 / group.valid_tokens.max(1) as f32];
+        let lr = self.lr.at(step);
+        self.run.begin(lr as f32);
         let mut loss = 0.0;
         for which in 0..group.micro_batches {
             self.feed.fill(|rows| self.batches.read(&group, which, rows))?;
             loss += f64::from(self.run.backward(self.feed.inputs(&scale).as_slice())?);
         }
-        let lr = self.lr.at(step);
         let grad_norm = f64::from(self.run.step(lr as f32)?);
         let tokens = group.sequences * self.batches.source().seq_len() as u64;
         let seconds = begin.elapsed().as_secs_f64();

@@ -24,11 +24,11 @@ mod table;
 
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{Graph, NodeId, Phase, Value};
+use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
 
 use crate::chain::bound::LowerBound;
 use crate::chain::extract::Chain;
-use crate::chain::options::{Options, kept_values, options, peaks};
+use crate::chain::options::{Options, kept_values, made_within, options, peaks};
 use crate::chain::table::{Decision, Family, Table};
 use crate::liveness::aligned;
 use crate::problem::{Facts, Scratch};
@@ -46,8 +46,8 @@ pub(crate) struct ChainPlanner {
     options: Options,
     table: Table,
     bound: LowerBound,
-    /// Bytes that are there whatever is decided: graph inputs, named outputs, and what is made before the first
-    /// layer and read behind it.
+    /// Bytes that are there whatever is decided: graph inputs, named outputs, what is made before the first
+    /// layer and read behind it, and gradients that several parts contribute to.
     fixed_bytes: u64,
     /// Bytes without which what lies before the first layer does not run.
     before_peak: u64,
@@ -218,5 +218,16 @@ fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
         };
         fixed.extend(read.filter(made_before));
     }
-    fixed.into_iter().filter(|&value| graph.value(value).state.is_none()).map(bytes).sum()
+    let values: u64 = fixed.into_iter().filter(|&value| graph.value(value).state.is_none()).map(bytes).sum();
+    values + shared_gradient_bytes(graph, facts, chain)
+}
+
+/// Transient gradients to which several parts of the chain contribute, such as that of a tied embedding: they are
+/// there while all layers go backward.
+fn shared_gradient_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let parts = || [&chain.before, &chain.turn].into_iter().chain(&chain.layers);
+    let ids = (0..graph.states().len() as u32).map(StateId);
+    let transient = ids.filter(|&id| graph.state(id).kind == StateKind::Transient);
+    let shared = transient.filter(|&id| !parts().any(|part| made_within(graph, id, part)));
+    shared.map(|id| aligned(graph.state(id).ty.bytes() as u64, facts.alignment)).sum()
 }

@@ -296,7 +296,16 @@ impl Config {
     /// configuration.
     pub fn effective(&self) -> RawConfig {
         let Options {
-            memory, global_batch, micro_batch, recompute, optimizer, storage, seed, threads, ..
+            memory,
+            global_batch,
+            micro_batch,
+            recompute,
+            optimizer,
+            storage,
+            seed,
+            threads,
+            update,
+            ..
         } = &self.options;
         let evaluation = self.evaluation.as_ref();
         let stopping = evaluation.and_then(|evaluation| evaluation.stopping);
@@ -368,6 +377,7 @@ impl Config {
             adam_epsilon: Some(shortest(optimizer.epsilon)),
             weight_decay: Some(shortest(optimizer.weight_decay)),
             max_grad_norm: Some(optimizer.max_grad_norm.map_or(0.0, shortest)),
+            update: Some(update.name().to_owned()),
             max_steps: if let Length::Steps(steps) = self.length { Some(steps) } else { None },
             num_train_epochs: if let Length::Epochs(epochs) = self.length { Some(epochs) } else { None },
             logging_steps: Some(self.logging_steps),

@@ -7,6 +7,7 @@ use super::data::files;
 use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Resume, SavingConfig, Warmup};
 use crate::course::EarlyStopping;
 use crate::error::TrainError;
+use crate::in_backward::Update;
 use crate::lr::Decay;
 use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage};
 use crate::run::Options;
@@ -37,6 +38,7 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         seed: raw.seed.unwrap_or(0),
         threads,
         evaluate: false,
+        update: raw.update.as_deref().map_or(Ok(Update::Auto), str::parse).map_err(mistake)?,
     })
 }
 

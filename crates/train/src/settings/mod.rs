@@ -196,6 +196,9 @@ settings! {
         weight_decay: f64, "RATE";
         /// Largest gradient norm, 0 for no limit [default: 1]
         max_grad_norm: f64, "NORM";
+        /// When parameters are updated: separate (after the backward pass), in-backward, two-pass or auto [default:
+        /// auto, inside the backward pass where one micro-batch a step and no limit on the norm allow it]
+        update: String, "WHEN";
     }
     Course {
         /// Optimizer steps; decides where --num-train-epochs is given too [default: 100]
