@@ -72,6 +72,15 @@ pub(crate) struct FitArgs {
     /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) recompute: Option<String>,
+    /// disk, or host for a described device: where values may wait that do not fit [default: nowhere]
+    #[arg(long, value_name = "TIER")]
+    pub(crate) offload: Option<String>,
+    /// Folder for the nameless file that --offload disk reserves [default: the current folder]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) offload_folder: Option<PathBuf>,
+    /// The most that offload may take, such as 100GiB [default: nine tenths of what is free on the disk]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) offload_budget: Option<String>,
     /// Threads [default: one for each core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -101,6 +110,9 @@ impl FitArgs {
             device: self.device.clone(),
             memory: self.memory.clone(),
             recompute: self.recompute.clone(),
+            offload: self.offload.clone(),
+            offload_folder: self.offload_folder.clone(),
+            offload_budget: self.offload_budget.clone(),
             seed: self.seed,
             data: self.data.clone(),
             synthetic: self.synthetic,

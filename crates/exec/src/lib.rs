@@ -18,7 +18,7 @@ pub mod random;
 pub mod reference;
 
 pub use arena::Arena;
-pub use cpu::CpuDevice;
+pub use cpu::{CpuDevice, DiskSpeed, measure_disk};
 pub use device::Device;
 pub use engine::{Data, Engine};
 pub use error::ExecError;

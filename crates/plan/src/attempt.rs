@@ -37,6 +37,15 @@ impl Attempt<'_> {
         Ok(())
     }
 
+    /// Plans the one strategy that the request fixes, and what offload makes of it where the device offers it.
+    pub(crate) fn fixed(&self, strategy: Strategy, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        self.named(&[strategy], tried)?;
+        for &scratch in self.amounts() {
+            self.offloaded(scratch, tried)?;
+        }
+        Ok(())
+    }
+
     /// The amounts of scratch that differ.
     fn amounts(&self) -> &'static [Scratch] {
         let nodes = &self.prepared.program.train.facts.nodes;
@@ -116,14 +125,18 @@ impl Attempt<'_> {
     }
 
     /// Whether a plan of so many seconds could be chosen over what was tried.
-    pub(crate) fn could_matter(&self, seconds: f64, tried: &[Tried]) -> bool {
+    fn could_matter(&self, seconds: f64, tried: &[Tried]) -> bool {
+        seconds < self.fastest(tried) * (1.0 + self.request.slack)
+    }
+
+    /// Time of the fastest that was tried and fits.
+    pub(crate) fn fastest(&self, tried: &[Tried]) -> f64 {
         let fits = tried.iter().filter(|t| t.arena_bytes <= self.request.budget);
-        let fastest = fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min);
-        seconds < fastest * (1.0 + self.request.slack)
+        fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min)
     }
 
     /// Time of a step that rebuilds nothing.
-    fn once_seconds(&self, scratch: Scratch) -> f64 {
+    pub(crate) fn once_seconds(&self, scratch: Scratch) -> f64 {
         let part = &self.prepared.program.train;
         let of = |update: bool| -> f64 {
             let nodes = part.graph.node_ids().filter(|&id| !part.graph.node(id).op.is_view());

@@ -44,22 +44,23 @@ impl Attempt<'_> {
     /// Plans that also send values away; nothing where the device has nowhere to send them.
     pub(crate) fn offloaded(&self, scratch: Scratch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
         let program = &self.prepared.program;
-        if program.train.facts.link.is_none() {
+        // Nothing is sent away to spare memory that is there.
+        let faster = |seconds: f64, tried: &[Tried]| seconds < self.fastest(tried);
+        if program.train.facts.link.is_none() || !faster(self.once_seconds(scratch), tried) {
             return Ok(());
         }
         let room = self.request.budget.saturating_sub(persistent_bytes(program)?);
         let mut sources = self.sources(scratch);
         let least = sources.iter().map(|source| source.spiller.least_bytes()).min().unwrap_or(0);
         for limit in limits(room, least) {
-            sources.retain(|source| {
-                self.could_matter(self.step_seconds(source.spiller.lower_bound(limit), scratch), tried)
-            });
+            let bound = |source: &Source| self.step_seconds(source.spiller.lower_bound(limit), scratch);
+            sources.retain(|source| faster(bound(source), tried));
             let beyond = sources.iter().filter(|source| source.spiller.most_bytes() > limit);
             let mut timed: Vec<(f64, &Source)> =
                 beyond.filter_map(|source| Some((source.spiller.within(limit)?.seconds, source))).collect();
             timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
             for (seconds, source) in timed.into_iter().take(LAID_OUT) {
-                if self.could_matter(self.step_seconds(seconds, scratch), tried) {
+                if faster(self.step_seconds(seconds, scratch), tried) {
                     let Source { strategy, rung, regions, .. } = source;
                     let plan = assemble_within(program, regions, *strategy, scratch, Some(limit))?;
                     tried.push(Tried { limit: Some(limit), ..self.entry(&plan, *rung) });
@@ -69,7 +70,7 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Ways of rebuilding, from nothing to as much as ever fits.
+    /// Ways of rebuilding, from nothing to as much as ever fits, or the one that is fixed.
     fn sources(&self, scratch: Scratch) -> Vec<Source> {
         let part = &self.prepared.program.train;
         let source = |strategy, rung, regions: Regions| {
@@ -78,6 +79,9 @@ impl Attempt<'_> {
             Some(Source { strategy, rung, regions, spiller })
         };
         let named = |strategy| source(strategy, None, Regions::new(&part.graph, strategy));
+        if let Some(fixed) = self.request.strategy {
+            return named(fixed).into_iter().collect();
+        }
         let Some(planner) = self.prepared.planner(scratch) else {
             return Strategy::LADDER.into_iter().filter_map(named).collect();
         };

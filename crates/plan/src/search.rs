@@ -180,7 +180,7 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
             let prepared = self.prepare(micro_batch, request.budget)?;
             let attempt = Attempt { request: &request, micro_batch, prepared };
             let bound = match fixed {
-                Some(strategy) => attempt.named(&[strategy], &mut tried).map(|()| None)?,
+                Some(strategy) => attempt.fixed(strategy, &mut tried).map(|()| None)?,
                 None => attempt.optimal(&mut tried)?,
             };
             lower_bound = match (lower_bound, bound) {
@@ -231,7 +231,7 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         let attempt = Attempt { request: &request, micro_batch, prepared };
         let mut tried = Vec::new();
         match fixed {
-            Some(strategy) => attempt.named(&[strategy], &mut tried)?,
+            Some(strategy) => attempt.fixed(strategy, &mut tried)?,
             None if !attempt.can_fit()? => {}
             None => {
                 attempt.optimal(&mut tried)?;
@@ -329,13 +329,14 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
             return Ok(Vec::new());
         }
         let all = micro_batches(request.global_batch, None)?;
+        let open = Request { strategy: None, ..request };
         let micro_batches = all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed));
         let mut fitting = Vec::new();
         for micro_batch in micro_batches {
             // Each for itself: a hint that is slower than another is still a hint.
             let mut own = Vec::new();
             let prepared = self.prepare(micro_batch, request.budget)?;
-            Attempt { request: &request, micro_batch, prepared }.optimal(&mut own)?;
+            Attempt { request: &open, micro_batch, prepared }.optimal(&mut own)?;
             self.forget(micro_batch);
             fitting.extend(own);
         }

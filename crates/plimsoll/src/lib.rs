@@ -39,7 +39,7 @@ pub use plimsoll_graph::{
 pub use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset, Rope, Stretch};
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::{
-    Model, Optimizer, Options, Planned, Run, TrainError, Trainer, plan_described, plan_for,
+    Model, Offload, Optimizer, Options, Planned, Run, TrainError, Trainer, plan_described, plan_for,
 };
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
@@ -55,7 +55,7 @@ pub mod planning {
     pub use plimsoll_plan::dag;
     pub use plimsoll_plan::{
         Action, Buffer, BufferId, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError, CsvFault,
-        Direction, Effort, Facts, Fault, LayerReport, Layout, NodeFacts, PlanError, Point, Purpose,
+        Direction, Effort, Facts, Fault, LayerReport, Layout, Link, NodeFacts, PlanError, Point, Purpose,
         ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space, Span,
         StateRange, Table, Tier, Tried, Workspace, largest, layout, plan, replay, report, search, solve,
         spans, spread, timeline, try_all,

@@ -8,13 +8,13 @@ use std::path::PathBuf;
 
 use plimsoll_graph::{Graph, GraphError};
 use plimsoll_model::{Architecture, Preset};
-use plimsoll_plan::{DeviceSpec, Strategy};
+use plimsoll_plan::{DeviceSpec, Strategy, Tier};
 
 use crate::data::{Order, Source, Synthetic, Text};
 use crate::error::TrainError;
 use crate::lr::{Decay, Lr};
 use crate::optimizer::Optimizer;
-use crate::run::{Model, Options};
+use crate::run::{Model, Offload, Options};
 use crate::size::Size;
 
 /// Settings as they were typed; what is absent takes its default in [`Config::check`].
@@ -36,6 +36,12 @@ pub struct RawConfig {
     pub memory: Option<String>,
     /// Name of a strategy.
     pub recompute: Option<String>,
+    /// `disk` or `host`: where values may wait that do not fit.
+    pub offload: Option<String>,
+    /// Folder for the offload file.
+    pub offload_folder: Option<PathBuf>,
+    /// A size: what offload may take.
+    pub offload_budget: Option<String>,
     /// Optimizer steps.
     pub max_steps: Option<u64>,
     /// Makes everything random repeatable.
@@ -153,7 +159,8 @@ impl Config {
             generate: false,
         };
         let target = Target::from_name(raw.device.as_deref())?;
-        Ok(Config { model, target, options: options(raw)?, data, max_steps, lr: lr(raw, max_steps)? })
+        let options = Options { offload: offload(raw, &target)?, ..options(raw)? };
+        Ok(Config { model, target, options, data, max_steps, lr: lr(raw, max_steps)? })
     }
 
     /// Opens the data.
@@ -227,11 +234,39 @@ fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         global_batch,
         micro_batch,
         recompute: recompute.transpose().map_err(mistake)?,
+        offload: None,
         optimizer: Optimizer { weight_decay, max_grad_norm, ..default },
         seed: raw.seed.unwrap_or(0),
         threads,
         evaluate: false,
     })
+}
+
+/// Where values may wait, if the target has such a place.
+fn offload(raw: &RawConfig, target: &Target) -> Result<Option<Offload>, TrainError> {
+    let tier = match (raw.offload.as_deref(), target) {
+        (None, _) if raw.offload_folder.is_some() || raw.offload_budget.is_some() => {
+            return Err(mistake("--offload-folder and --offload-budget need --offload disk or host"));
+        }
+        (None, _) => return Ok(None),
+        (Some("disk"), Target::Cpu) => Tier::Disk,
+        (Some("host"), Target::Described { .. }) => Tier::Host,
+        (Some("host"), Target::Cpu) => {
+            return Err(mistake(
+                "on the CPU the host's memory is what the budget limits; use --offload disk",
+            ));
+        }
+        (Some("disk"), Target::Described { spec, .. }) => {
+            let name = spec.name();
+            return Err(mistake(format!("{name} offloads to memory of the host; use --offload host")));
+        }
+        (Some(other), _) => {
+            return Err(mistake(format!("unknown tier `{other}` for --offload; choose disk or host")));
+        }
+    };
+    let budget = raw.offload_budget.as_deref().map(str::parse::<Size>).transpose().map_err(mistake)?;
+    let folder = raw.offload_folder.clone().unwrap_or_else(|| PathBuf::from("."));
+    Ok(Some(Offload { tier, folder, budget: budget.map(|size| size.bytes), link: None }))
 }
 
 /// Global batch and micro-batch from the three settings that state them.
@@ -356,6 +391,35 @@ mod tests {
         assert!(matches!(h200, Target::Described { assumed: false, .. }));
         let error = h200.trains().unwrap_err().to_string();
         assert!(error.starts_with("this build plans for cuda:h200 but trains on the CPU only"), "{error}");
+    }
+
+    #[test]
+    fn offload_goes_where_the_target_has_room_for_it() {
+        let offload = |tier: Option<&str>, device: Option<&str>| {
+            let raw = RawConfig {
+                offload: tier.map(Into::into),
+                offload_budget: Some("2GiB".into()),
+                device: device.map(Into::into),
+                ..RawConfig::default()
+            };
+            Config::check(&raw).map(|config| config.options.offload).map_err(|error| error.to_string())
+        };
+        let disk = offload(Some("disk"), None).unwrap().unwrap();
+        assert_eq!((disk.tier, disk.budget, disk.folder), (Tier::Disk, Some(2 << 30), PathBuf::from(".")));
+        assert_eq!(offload(Some("host"), Some("cuda:h200")).unwrap().unwrap().tier, Tier::Host);
+        let refused = [
+            (None, None, "--offload-folder and --offload-budget need --offload disk or host"),
+            (
+                Some("host"),
+                None,
+                "on the CPU the host's memory is what the budget limits; use --offload disk",
+            ),
+            (Some("disk"), Some("cuda:l4"), "cuda:l4 offloads to memory of the host; use --offload host"),
+            (Some("tape"), None, "unknown tier `tape` for --offload; choose disk or host"),
+        ];
+        for (tier, device, expected) in refused {
+            assert_eq!(offload(tier, device).unwrap_err(), expected);
+        }
     }
 
     #[test]

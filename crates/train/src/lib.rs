@@ -20,7 +20,7 @@ mod trainer;
 pub use config::{Config, DataConfig, LanguageModel, RawConfig, Target};
 pub use error::TrainError;
 pub use optimizer::{Optimizer, append as append_optimizer};
-pub use run::{Model, Options, Planned, Run, costed_program, plan_described, plan_for, program};
+pub use run::{Model, Offload, Options, Planned, Run, costed_program, plan_described, plan_for, program};
 pub use trainer::Trainer;
 
 #[cfg(test)]

@@ -7,9 +7,7 @@ use serde_json::Value;
 use plimsoll::planning::{Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
 use plimsoll::training::{Config, Target};
-use plimsoll::{
-    CpuDevice, Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, differentiate,
-};
+use plimsoll::{Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, differentiate};
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer};
@@ -25,8 +23,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let config = Config::check(&args.fit.raw())?;
     let text = match &config.target {
         Target::Cpu => {
-            let device = CpuDevice::new(config.options.threads)?;
-            let budget = Budget::resolve(config.options.memory)?;
+            let device = config.options.device()?;
+            let budget = config.options.budget()?;
             if args.fit.data.is_some() {
                 config.source()?;
             }
@@ -35,7 +33,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Target::Described { spec, assumed } => {
             let budget = Budget::of_device(spec, config.options.memory)?;
             let name = description(spec, *assumed);
-            answer(args, config.clone(), &name, &|graph| spec.facts(graph), budget)?
+            let link = config.options.offload.as_ref().map(|offload| spec.host_link(offload.budget));
+            let facts = |graph: &Graph| Facts { link, ..spec.facts(graph) };
+            answer(args, config.clone(), &name, &facts, budget)?
         }
     };
     io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))

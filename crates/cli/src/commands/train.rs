@@ -48,11 +48,16 @@ impl Session {
     pub(crate) fn open(config: &Config) -> Result<Session, Failure> {
         config.target.trains()?;
         let source = config.source()?;
-        let device = CpuDevice::new(config.options.threads)?;
+        let device = config.options.device()?;
         let device_name = device.name();
         let planned = plan_for(&config.model, &device, &config.options)?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         let run = Run::start(device, summary.planned.clone(), config.options.seed)?;
+        if run.engine().device().disk().is_some_and(|disk| !disk.bypasses_page_cache()) {
+            say(
+                "note: this file system does not let --offload bypass the page cache; the kernel may keep copies in memory\n",
+            )?;
+        }
         let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());
         let trainer = Trainer::new(run, batches, config.lr, config.model.documents);
         Ok(Session { summary, trainer, device_name })

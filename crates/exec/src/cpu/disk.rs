@@ -61,7 +61,9 @@ impl DiskTier {
         let (file, direct) = open(folder)?;
         reserve(&file, bytes).map_err(|error| {
             let folder = folder.display();
-            ExecError::Device(format!("cannot reserve {bytes} bytes for offload in {folder}: {error}"))
+            ExecError::Device(format!(
+                "cannot reserve {bytes} bytes for offload in {folder}: {error}; name another folder with --offload-folder"
+            ))
         })?;
         let file = Arc::new(file);
         Ok(DiskTier {
@@ -105,6 +107,13 @@ impl DiskTier {
     /// When the disk failed.
     pub fn wait(&self, direction: Direction, number: u64) -> Result<(), ExecError> {
         self.lane(direction).wait(number)
+    }
+
+    /// Waits until nothing is under way, be it because a disk failed: then the bytes of all transfers are free.
+    pub fn drain(&self) {
+        for lane in [&self.out, &self.inward] {
+            lane.drain();
+        }
     }
 
     fn lane(&self, direction: Direction) -> &Lane {
@@ -184,6 +193,13 @@ impl Lane {
         match &state.fault {
             Some(fault) => Err(ExecError::Device(fault.clone())),
             None => Ok(()),
+        }
+    }
+
+    fn drain(&self) {
+        let mut state = self.shared.lock();
+        while state.done < state.started && state.fault.is_none() {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -399,5 +415,21 @@ mod tests {
         }
         tier.wait(Direction::Out, last.unwrap()).unwrap();
         assert!(refused, "four transfers at once went through a tier made for one");
+    }
+
+    #[test]
+    fn a_disk_that_fails_is_one_error_for_all_who_wait_and_holds_nobody_up() {
+        let tier = DiskTier::create(&folder(), BLOCK, 4).unwrap();
+        let mut place = vec![0; 100];
+        let beyond_the_file = 1 << 20;
+        // SAFETY: the vector lives and is left alone until the waits below.
+        let start = || unsafe { tier.start(Direction::In, place.as_ptr().cast_mut(), 100, beyond_the_file) };
+        let (first, second) = (start().unwrap(), start().unwrap());
+        for number in [first, second] {
+            let error = tier.wait(Direction::In, number).unwrap_err().to_string();
+            assert!(error.starts_with("cannot read from the offload file"), "{error}");
+        }
+        tier.drain();
+        place.fill(1);
     }
 }
