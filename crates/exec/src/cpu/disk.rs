@@ -420,9 +420,9 @@ mod tests {
     #[test]
     fn a_disk_that_fails_is_one_error_for_all_who_wait_and_holds_nobody_up() {
         let tier = DiskTier::create(&folder(), BLOCK, 4).unwrap();
-        let mut place = vec![0; 100];
+        let mut place = [0_u8; 100];
         let beyond_the_file = 1 << 20;
-        // SAFETY: the vector lives and is left alone until the waits below.
+        // SAFETY: the array lives and is left alone until the waits below.
         let start = || unsafe { tier.start(Direction::In, place.as_ptr().cast_mut(), 100, beyond_the_file) };
         let (first, second) = (start().unwrap(), start().unwrap());
         for number in [first, second] {

@@ -42,13 +42,8 @@ pub struct DiskSpeed {
 /// When the folder cannot hold a file, or the disk fails.
 pub fn measure_disk(folder: &Path, room: Option<u64>) -> Result<DiskSpeed, ExecError> {
     let tier = DiskTier::create(folder, PIECES * PIECE, PIECES as usize)?;
-    let room = match room {
-        Some(bytes) => bytes,
-        None => {
-            let free = free_bytes(folder)?;
-            free - free / LEFT_TO_OTHERS
-        }
-    };
+    let all_but_a_part = |free: u64| free - free / LEFT_TO_OTHERS;
+    let room = room.map_or_else(|| free_bytes(folder).map(all_but_a_part), Ok)?;
     let mut piece = vec![0x5a_u8; PIECE as usize];
     let written = trial(&tier, Direction::Out, &mut piece, PIECES, PIECE)?;
     let read = trial(&tier, Direction::In, &mut piece, written.transfers, PIECE)?;
