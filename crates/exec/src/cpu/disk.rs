@@ -17,7 +17,7 @@
     reason = "a transfer is an address and a length; `replay` proved the bytes busy until waited for"
 )]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::Layout;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -34,7 +34,7 @@ use crate::ExecError;
 /// Offsets in the file and lengths of transfers are multiples of this: what direct I/O asks for.
 pub const BLOCK: u64 = 4096;
 /// Bytes of a bounce buffer: large enough that a transfer runs at the disk's own speed.
-const BOUNCE: usize = 1 << 20;
+pub(crate) const BOUNCE: usize = 1 << 20;
 /// Stack of an I/O thread, which only moves bytes.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -280,36 +280,32 @@ impl Transfer {
     }
 }
 
-/// Memory aligned for direct I/O.
-struct Bounce(NonNull<u8>);
+/// Whole pages, which is what direct I/O asks for. They come from the system and go back to it, past the
+/// allocator: what it keeps for later would count against the budget.
+pub(crate) struct Bounce(NonNull<u8>);
 
 impl Bounce {
-    fn new() -> Bounce {
-        // SAFETY: the layout has a size above 0.
-        let pointer = unsafe { alloc_zeroed(Bounce::layout()) };
-        match NonNull::new(pointer) {
-            Some(pointer) => Bounce(pointer),
-            None => std::alloc::handle_alloc_error(Bounce::layout()),
+    pub(crate) fn new() -> Bounce {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a fresh mapping of no file at an address of the system's choice touches nothing of ours.
+        let pages = unsafe { libc::mmap(std::ptr::null_mut(), BOUNCE, access, kind, -1, 0) };
+        match NonNull::new(pages.cast::<u8>()).filter(|_| pages != libc::MAP_FAILED) {
+            Some(pages) => Bounce(pages),
+            None => std::alloc::handle_alloc_error(Layout::new::<[u8; BOUNCE]>()),
         }
     }
 
-    const fn layout() -> Layout {
-        match Layout::from_size_align(BOUNCE, BLOCK as usize) {
-            Ok(layout) => layout,
-            Err(_) => panic!("a bounce buffer is a whole number of blocks"),
-        }
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the allocation has this many zeroed bytes and is borrowed mutably through `self`.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has this many zeroed bytes and is borrowed mutably through `self`.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BOUNCE) }
     }
 }
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this very layout.
-        unsafe { dealloc(self.0.as_ptr(), Bounce::layout()) };
+        // SAFETY: mapped in `new` with this very length, and nobody else has the address.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), BOUNCE) };
     }
 }
 

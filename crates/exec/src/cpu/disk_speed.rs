@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use plimsoll_plan::{Direction, Link, Tier};
 
 use crate::ExecError;
-use crate::cpu::disk::{BLOCK, DiskTier};
+use crate::cpu::disk::{BLOCK, BOUNCE, Bounce, DiskTier};
 
 /// Bytes of one transfer of the trial, and the most transfers each way.
-const PIECE: u64 = 1 << 20;
+const PIECE: u64 = BOUNCE as u64;
 const PIECES: u64 = 64;
 /// The fewest transfers that say anything.
 const LEAST: u64 = 4;
@@ -44,10 +44,12 @@ pub fn measure_disk(folder: &Path, room: Option<u64>) -> Result<DiskSpeed, ExecE
     let tier = DiskTier::create(folder, PIECES * PIECE, PIECES as usize)?;
     let all_but_a_part = |free: u64| free - free / LEFT_TO_OTHERS;
     let room = room.map_or_else(|| free_bytes(folder).map(all_but_a_part), Ok)?;
-    let mut piece = vec![0x5a_u8; PIECE as usize];
-    let written = trial(&tier, Direction::Out, &mut piece, PIECES, PIECE)?;
-    let read = trial(&tier, Direction::In, &mut piece, written.transfers, PIECE)?;
-    let small = trial(&tier, Direction::Out, &mut piece, SMALL, BLOCK)?;
+    let mut memory = Bounce::new();
+    let piece = memory.bytes();
+    piece.fill(0x5a);
+    let written = trial(&tier, Direction::Out, piece, PIECES, PIECE)?;
+    let read = trial(&tier, Direction::In, piece, written.transfers, PIECE)?;
+    let small = trial(&tier, Direction::Out, piece, SMALL, BLOCK)?;
     let link = Link {
         tier: Tier::Disk,
         room,
