@@ -123,3 +123,32 @@ fn a_tier_without_room_is_not_written_to() {
         assert!(ends.max().unwrap_or(0) <= full.room);
     }
 }
+
+#[test]
+fn a_link_that_carries_everything_in_time_costs_no_time() {
+    let program = offered(2, Some(Link { latency: 0.0, ..link(1e12) }));
+    let spiller = spiller(&program, Strategy::None);
+    for share in 0..=4 {
+        let limit = spiller.least_bytes() + (spiller.most_bytes() - spiller.least_bytes()) * share / 4;
+        let stall = spiller.within(limit).unwrap().seconds / spiller.busy_seconds() - 1.0;
+        assert!(stall < 1e-3, "{limit} bytes: {stall} of the time stands still");
+    }
+}
+
+#[test]
+fn a_strategy_that_is_fixed_stays_and_what_it_keeps_may_be_sent_away() {
+    let request = |budget| Request {
+        global_batch: 4,
+        micro_batch: Some(2),
+        strategy: Some(Strategy::Full),
+        budget,
+        slack: 0.0,
+    };
+    let alone = search(request(u64::MAX), |rows| Ok(offered(rows, None))).unwrap().plan.arena_bytes;
+    let less = alone - alone / 20;
+    assert!(search(request(less), |rows| Ok(offered(rows, None))).is_err());
+    let choice = search(request(less), |rows| Ok(program(rows, 1e9))).unwrap();
+    assert_eq!(choice.plan.strategy, Strategy::Full);
+    assert!(choice.plan.arena_bytes <= less);
+    assert!(!choice.plan.schedules[&crate::plan::Role::Further].copies.is_empty());
+}
