@@ -210,3 +210,11 @@ fn a_page_that_cannot_be_written_is_a_failure_that_names_the_file() {
     assert!(said.starts_with("error: cannot write `/no-such-folder/plan.html`: "), "{said}");
     assert!(output.stdout.is_empty());
 }
+
+#[test]
+fn a_folder_that_cannot_hold_the_offload_file_is_named() {
+    let output = plimsoll("plan --offload disk --offload-folder /no/such/folder");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("error: cannot make a file for offload in /no/such/folder: "), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -14,8 +14,8 @@
 use plimsoll_graph::{Graph, Op, StateKind, Value};
 
 use crate::problem::{Facts, Scratch};
-use crate::schedule::{Action, Buffer, BufferId, Contents, Purpose, Schedule};
-use crate::sequence::{Execution, Place, Sequence};
+use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule};
+use crate::sequence::{Execution, Move, Place, Sequence, Transfer};
 
 /// A lifetime that needs a place in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(crate) fn draft(
     gradients: Gradients,
 ) -> Draft {
     let states = graph.states().len();
-    let last = sequence.executions.len();
+    let last = sequence.executions.len() + sequence.transfers.len();
     let mut buffers: Vec<Buffer> = graph
         .states()
         .iter()
@@ -83,7 +83,18 @@ pub(crate) fn draft(
         Place::Instance(instance) => BufferId((states + instance) as u32),
     };
     let mut actions = Vec::with_capacity(last);
-    for (index, Execution { node, inputs, outputs }) in sequence.executions.iter().enumerate() {
+    let mut transfers = sequence.transfers.iter().peekable();
+    for (position, Execution { node, inputs, outputs }) in sequence.executions.iter().enumerate() {
+        while let Some(&Transfer { of, begins, .. }) = transfers.next_if(|next| next.before == position) {
+            let Move { instance, direction, .. } = sequence.moves[of];
+            let buffer = &mut buffers[states + instance];
+            if begins && direction == Direction::In {
+                (buffer.start, buffer.purpose) = (actions.len(), Purpose::Staging);
+            }
+            buffer.end = buffer.end.max(actions.len() + 1);
+            actions.push(if begins { Action::Start { copy: of } } else { Action::Wait { copy: of } });
+        }
+        let index = actions.len();
         let inputs: Vec<BufferId> = inputs.iter().map(buffer_id).collect();
         let outputs: Vec<BufferId> = outputs.iter().map(buffer_id).collect();
         for (id, &value) in outputs.iter().zip(&graph.node(*node).outputs) {
@@ -106,7 +117,14 @@ pub(crate) fn draft(
         actions.push(Action::Run { node: *node, inputs, outputs, workspace, accumulate });
     }
     keep_outputs(graph, &mut buffers, last);
-    let schedule = Schedule { name: name.to_owned(), actions, buffers, copies: Vec::new() };
+    let copy = |&Move { instance, tier, tier_offset, direction }: &Move| Copy {
+        buffer: BufferId((states + instance) as u32),
+        tier,
+        tier_offset,
+        direction,
+    };
+    let copies = sequence.moves.iter().map(copy).collect();
+    let schedule = Schedule { name: name.to_owned(), actions, buffers, copies };
     let (slots, slot_of) = slots(graph, &schedule);
     Draft { schedule, slots, slot_of }
 }

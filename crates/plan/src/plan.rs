@@ -16,13 +16,14 @@ use std::fmt;
 
 use plimsoll_graph::{Graph, Phase, StateKind, Type};
 
-use crate::layout::layout;
-use crate::liveness::{Draft, Gradients, aligned, draft, live_bytes, state_purpose};
+use crate::layout::{Layout, layout};
+use crate::liveness::{Draft, Gradients, Slot, aligned, draft, live_bytes, state_purpose};
 use crate::problem::{Facts, Scratch};
 use crate::regions::Regions;
 use crate::replay::{ReplayError, replay};
-use crate::schedule::{Action, Contents, Purpose, Schedule};
+use crate::schedule::{Contents, Purpose, Schedule};
 use crate::sequence;
+use crate::spill::{self, Spiller};
 use crate::strategy::Strategy;
 
 /// What a schedule of a plan does.
@@ -252,6 +253,18 @@ pub(crate) fn assemble(
     strategy: Strategy,
     scratch: Scratch,
 ) -> Result<Plan, PlanError> {
+    assemble_within(program, regions, strategy, scratch, None)
+}
+
+/// As [`assemble`], but where the transient bytes of a micro-batch would be more than `limit`, values wait on the
+/// tier that the device offers.
+pub(crate) fn assemble_within(
+    program: &Program,
+    regions: &Regions,
+    strategy: Strategy,
+    scratch: Scratch,
+    limit: Option<u64>,
+) -> Result<Plan, PlanError> {
     let alignment = program.train.facts.alignment;
     let states = place_states(program, alignment)?;
     let persistent = states.last().map_or(0, |range| range.offset + range.bytes);
@@ -260,9 +273,13 @@ pub(crate) fn assemble(
     let (mut arena_bytes, mut bound) = (persistent, persistent);
     let mut schedules = BTreeMap::new();
     let mut fullest: Option<(u64, ByPurpose)> = None;
+    let mut laid_out: Option<(Vec<Slot>, Layout)> = None;
     for (role, part) in program.roles() {
-        let mut draft = draft_of(role, part, regions, scratch);
-        let places = layout(&draft.slots);
+        let mut draft = draft_of(role, part, regions, scratch, limit);
+        // First and further micro-batches differ in what they add to, not in lifetimes.
+        let known = laid_out.as_ref().filter(|(slots, _)| *slots == draft.slots);
+        let places = known.map_or_else(|| layout(&draft.slots), |(_, places)| places.clone());
+        laid_out = Some((draft.slots.clone(), places.clone()));
         assign(&mut draft, &part.graph, &offset_of, persistent, &places.offsets);
         arena_bytes = arena_bytes.max(persistent + places.peak);
         bound = bound.max(persistent + places.bound);
@@ -281,7 +298,7 @@ pub(crate) fn assemble(
     }
     by_purpose.free = arena_bytes - by_purpose.bytes.iter().sum::<u64>();
     let seconds =
-        |role: Role| schedules.get(&role).map_or(0.0, |s| schedule_seconds(s, &program.train.facts, scratch));
+        |role: Role| schedules.get(&role).map_or(0.0, |s| spill::seconds(s, &program.train.facts, scratch));
     Ok(Plan {
         strategy,
         scratch,
@@ -295,10 +312,16 @@ pub(crate) fn assemble(
     })
 }
 
-fn draft_of(role: Role, part: &Costed, regions: &Regions, scratch: Scratch) -> Draft {
+fn draft_of(role: Role, part: &Costed, regions: &Regions, scratch: Scratch, limit: Option<u64>) -> Draft {
+    let micro_batch = || {
+        let whole = sequence::micro_batch(&part.graph, regions);
+        let spilled = limit
+            .and_then(|limit| Spiller::new(&part.graph, &part.facts, scratch, whole.clone())?.within(limit));
+        spilled.map_or(whole, |spilled| spilled.sequence)
+    };
     let (sequence, gradients) = match role {
-        Role::First => (sequence::micro_batch(&part.graph, regions), Gradients::Replace),
-        Role::Further => (sequence::micro_batch(&part.graph, regions), Gradients::Add),
+        Role::First => (micro_batch(), Gradients::Replace),
+        Role::Further => (micro_batch(), Gradients::Add),
         Role::Update => (sequence::update(&part.graph), Gradients::Add),
         Role::Evaluate | Role::Generate => (sequence::forward(&part.graph), Gradients::Add),
     };
@@ -370,12 +393,4 @@ fn purposes_at_peak(draft: &Draft) -> ByPurpose {
         }
     }
     by_purpose
-}
-
-fn schedule_seconds(schedule: &Schedule, facts: &Facts, scratch: Scratch) -> f64 {
-    let seconds = |action: &Action| match action {
-        Action::Run { node, .. } => facts.nodes[node.index()].seconds_with(scratch),
-        Action::Start { .. } | Action::Wait { .. } => 0.0,
-    };
-    schedule.actions.iter().map(seconds).sum()
 }

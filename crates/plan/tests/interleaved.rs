@@ -18,7 +18,8 @@ fn updated() -> Program {
         .filter_map(|id| Some((id, graph.state_named(&gradient_name(&graph.state(id).name))?)))
         .collect();
     for (parameter, gradient) in parameters {
-        let update = graph.apply_all(Op::Accumulate, &[graph.newest(gradient)]);
+        let update =
+            graph.apply_all(Op::Accumulate { to: plimsoll_graph::DType::F32 }, &[graph.newest(gradient)]);
         graph.write_state(update, 0, parameter);
         graph.make_transient(gradient);
     }

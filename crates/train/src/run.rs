@@ -15,12 +15,13 @@
 //! before it: such a loop calls [`Run::begin`] first. Loops that do not know which it is may always call it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use plimsoll_exec::{CpuDevice, Data, Device, Engine};
+use plimsoll_exec::cpu::OUTSIDE_BYTES;
+use plimsoll_exec::{CpuDevice, Data, Device, Engine, measure_disk};
 use plimsoll_graph::{Graph, GraphError, StateKind, Type, differentiate, fuse, store};
 use plimsoll_plan::{
-    Choice, Costed, DeviceSpec, Facts, Plan, Program, Request, Role, Strategy, gradients, search,
+    Choice, Costed, DeviceSpec, Facts, Link, Plan, Program, Request, Role, Strategy, Tier, gradients, search,
 };
 
 use crate::budget::{Budget, Origin};
@@ -42,6 +43,8 @@ pub struct Options {
     pub micro_batch: Option<usize>,
     /// What is dropped and rebuilt.
     pub recompute: Option<Strategy>,
+    /// Where values may wait that do not fit; nowhere when absent.
+    pub offload: Option<Offload>,
     /// How parameters are updated.
     pub optimizer: Optimizer,
     /// In which element types weights, gradients and moments are kept.
@@ -64,6 +67,7 @@ impl Default for Options {
             global_batch: 1,
             micro_batch: None,
             recompute: None,
+            offload: None,
             optimizer: Optimizer::default(),
             storage: Storage::default(),
             seed: 0,
@@ -74,7 +78,50 @@ impl Default for Options {
     }
 }
 
+/// Where values may wait that do not fit into memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offload {
+    /// A disk, for the CPU; memory of the host, for a device that is not the host.
+    pub tier: Tier,
+    /// Where a file on disk may lie. It has no name and leaves nothing behind.
+    pub folder: PathBuf,
+    /// Bytes that may be taken; all that is free less a tenth when not stated.
+    pub budget: Option<u64>,
+    /// Rates of the way there and back; measured when not stated.
+    pub link: Option<Link>,
+}
+
 impl Options {
+    /// This machine's CPU, with the disk that the options offer tried.
+    ///
+    /// # Errors
+    ///
+    /// When the threads cannot be had, or the folder cannot hold a file.
+    pub fn device(&self) -> Result<CpuDevice, TrainError> {
+        let device = CpuDevice::new(self.threads)?;
+        let Some(Offload { folder, budget, link, .. }) = &self.offload else { return Ok(device) };
+        let link = match link {
+            Some(link) => *link,
+            None => {
+                measure_disk(folder, *budget).map_err(|error| TrainError::Config(error.to_string()))?.link
+            }
+        };
+        Ok(device.with_offload(folder.clone(), link))
+    }
+
+    /// How the memory of this machine divides.
+    ///
+    /// # Errors
+    ///
+    /// When the memory of the machine cannot be read.
+    pub fn budget(&self) -> Result<Budget, TrainError> {
+        let mut budget = Budget::resolve(self.memory)?;
+        if self.offload.is_some() {
+            budget.outside += OUTSIDE_BYTES;
+        }
+        Ok(budget)
+    }
+
     /// What is asked of the planner when `budget` is there.
     pub fn request(&self, budget: &Budget) -> Request {
         Request {
@@ -176,9 +223,7 @@ pub struct Planned {
 ///
 /// When nothing fits (with hints), or the model or the request is at fault.
 pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Planned, TrainError> {
-    plan_within(Budget::resolve(options.memory)?, options, |options, rows| {
-        program(model, device, options, rows)
-    })
+    plan_within(options.budget()?, options, |options, rows| program(model, device, options, rows))
 }
 
 /// Finds the fastest plan for a device that is described and need not be here.
@@ -192,9 +237,9 @@ pub fn plan_described(
     options: &Options,
 ) -> Result<Planned, TrainError> {
     let budget = Budget::of_device(spec, options.memory)?;
-    plan_within(budget, options, |options, rows| {
-        costed_program(model, |graph| spec.facts(graph), options, rows)
-    })
+    let link = options.offload.as_ref().map(|offload| spec.host_link(offload.budget));
+    let facts = |graph: &Graph| Facts { link, ..spec.facts(graph) };
+    plan_within(budget, options, |options, rows| costed_program(model, facts, options, rows))
 }
 
 fn plan_within(
@@ -335,7 +380,7 @@ impl Run<CpuDevice> {
     /// When nothing fits, the memory cannot be had, or the model is wrong.
     #[allow(clippy::needless_pass_by_value, reason = "a closure is handed over and forgotten")]
     pub fn new(model: impl Model, options: &Options) -> Result<Run, TrainError> {
-        let device = CpuDevice::new(options.threads)?;
+        let device = options.device()?;
         let planned = plan_for(&model, &device, options)?;
         Run::start(device, planned, options.seed)
     }

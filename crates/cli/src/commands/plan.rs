@@ -25,8 +25,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let mut config = Config::check(&args.settings.raw()?)?;
     let text = match &config.target {
         Target::Cpu => {
-            let (device, name) = costs::device(config.options.threads, config.costs.as_deref())?;
-            let budget = Budget::resolve(config.options.memory)?;
+            let (device, name) = costs::device(&config)?;
+            let budget = config.options.budget()?;
             if config.data != DataConfig::Synthetic {
                 config.open_data(&mut |_| {})?;
             }
@@ -35,7 +35,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Target::Described { spec, assumed } => {
             let budget = Budget::of_device(spec, config.options.memory)?;
             let name = description(spec, *assumed);
-            answer(args, config.clone(), &name, &|graph| spec.facts(graph), budget)?
+            let link = config.options.offload.as_ref().map(|offload| spec.host_link(offload.budget));
+            let facts = |graph: &Graph| Facts { link, ..spec.facts(graph) };
+            answer(args, config.clone(), &name, &facts, budget)?
         }
     };
     io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))

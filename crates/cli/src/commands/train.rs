@@ -165,11 +165,16 @@ impl Session {
         if let Some((count, first)) = &data.skipped {
             say(&format!("{count} samples were passed over; the first: {first}\n"))?;
         }
-        let (device, device_name) = costs::device(config.options.threads, config.costs.as_deref())?;
+        let (device, device_name) = costs::device(config)?;
         let planned = planfile::load(plan, config, &device)?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         let ceiling = ceiling(&summary, device.threads())?;
         let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
+        if run.engine().device().disk().is_some_and(|disk| !disk.bypasses_page_cache()) {
+            say(
+                "note: this file system does not let --offload bypass the page cache; the kernel may keep copies in memory\n",
+            )?;
+        }
         let loaded = config.load(&mut run)?;
         for (what, names) in [("not in the folder, so new", &loaded.absent), ("passed over", &loaded.unused)]
         {

@@ -27,8 +27,8 @@ use crate::validation::Validation;
 pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
 use rules::{
-    at_least_one, evaluation, learning_rate, length, mistake, options, output, resume, saving, shortest,
-    warmup,
+    at_least_one, evaluation, learning_rate, length, mistake, offload, options, output, resume, saving,
+    shortest, warmup,
 };
 
 /// What a run is planned for.
@@ -210,6 +210,7 @@ impl Config {
         let documents = architecture.reads_documents();
         let model = LanguageModel { documents, architecture, seq_len, generate: false, lora };
         let evaluation = evaluation(raw, &data, has_tokenizer)?;
+        let target = Target::from_name(raw.device.as_deref())?;
         let decay =
             raw.lr_scheduler_type.as_deref().map_or(Ok(Decay::Cosine), str::parse).map_err(mistake)?;
         Ok(Config {
@@ -222,8 +223,12 @@ impl Config {
             samples,
             saving: saving(raw)?,
             resume: resume(raw)?,
-            target: Target::from_name(raw.device.as_deref())?,
-            options: Options { evaluate: evaluation.is_some(), ..options(raw)? },
+            options: Options {
+                evaluate: evaluation.is_some(),
+                offload: offload(raw, &target)?,
+                ..options(raw)?
+            },
+            target,
             data,
             length: length(raw)?,
             learning_rate: learning_rate(raw)?,
@@ -305,6 +310,7 @@ impl Config {
             seed,
             threads,
             update,
+            offload,
             ..
         } = &self.options;
         let evaluation = self.evaluation.as_ref();
@@ -356,6 +362,9 @@ impl Config {
             device: Some(self.target.name()),
             memory: Some(memory.map_or_else(|| "auto".to_owned(), |bytes| format!("{bytes}B"))),
             recompute: recompute.map(|strategy| strategy.to_string()),
+            offload: offload.as_ref().map(|offload| offload.tier.name().to_owned()),
+            offload_folder: offload.as_ref().map(|offload| offload.folder.clone()),
+            offload_budget: offload.as_ref().and_then(|o| o.budget).map(|bytes| format!("{bytes}B")),
             costs: self.costs.clone(),
             threads: (*threads > 0).then_some(*threads),
             seed: Some(*seed),
@@ -414,7 +423,7 @@ impl OutputConfig {
 mod tests {
     use super::rules::batch;
     use super::*;
-    use plimsoll_plan::Strategy;
+    use plimsoll_plan::{Strategy, Tier};
 
     fn batch_of(
         global: Option<usize>,
@@ -553,5 +562,34 @@ mod tests {
     fn checked(text: &str) -> Result<Config, String> {
         let raw: RawConfig = toml::from_str(text).unwrap();
         Config::check(&raw).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn offload_goes_where_the_target_has_room_for_it() {
+        let offload = |tier: Option<&str>, device: Option<&str>| {
+            let raw = RawConfig {
+                offload: tier.map(Into::into),
+                offload_budget: Some("2GiB".into()),
+                device: device.map(Into::into),
+                ..RawConfig::default()
+            };
+            Config::check(&raw).map(|config| config.options.offload).map_err(|error| error.to_string())
+        };
+        let disk = offload(Some("disk"), None).unwrap().unwrap();
+        assert_eq!((disk.tier, disk.budget, disk.folder), (Tier::Disk, Some(2 << 30), PathBuf::from(".")));
+        assert_eq!(offload(Some("host"), Some("cuda:h200")).unwrap().unwrap().tier, Tier::Host);
+        let refused = [
+            (None, None, "--offload-folder and --offload-budget need --offload disk or host"),
+            (
+                Some("host"),
+                None,
+                "on the CPU the host's memory is what the budget limits; use --offload disk",
+            ),
+            (Some("disk"), Some("cuda:l4"), "cuda:l4 offloads to memory of the host; use --offload host"),
+            (Some("tape"), None, "unknown tier `tape` for --offload; choose disk or host"),
+        ];
+        for (tier, device, expected) in refused {
+            assert_eq!(offload(tier, device).unwrap_err(), expected);
+        }
     }
 }

@@ -129,6 +129,12 @@ settings! {
         recompute: String, "STRATEGY";
         /// true is --recompute full and false is --recompute none; where both are given, --recompute decides
         gradient_checkpointing: bool, "BOOL";
+        /// disk, or host for a described device: where values may wait that do not fit [default: nowhere]
+        offload: String, "TIER";
+        /// Folder for the nameless file that --offload disk reserves [default: the current folder]
+        offload_folder: PathBuf, "PATH";
+        /// The most that offload may take, such as 100GiB [default: nine tenths of what is free on the disk]
+        offload_budget: String, "SIZE";
         /// What ops cost: `modelled`, or a file of `bench ops` [default: what was measured here, else modelled]
         costs: String, "COSTS";
         /// Threads [default: one for each core]
