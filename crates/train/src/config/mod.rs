@@ -6,20 +6,19 @@
 //! repeated without its defaults.
 
 mod data;
+mod effective;
 mod model;
 mod rules;
 
 use std::path::PathBuf;
 
-use plimsoll_model::Targets;
 use plimsoll_model::hf::Configuration;
 use plimsoll_plan::DeviceSpec;
 
 use crate::course::{Course, EarlyStopping};
-use crate::data::{Layout, Part, Source, Task};
+use crate::data::{Layout, Source};
 use crate::error::TrainError;
 use crate::lr::{Decay, Lr};
-use crate::optimizer::OptimizerKind;
 use crate::pretrained::AdapterFolder;
 use crate::run::Options;
 use crate::settings::RawConfig;
@@ -28,7 +27,7 @@ pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
 use rules::{
     at_least_one, evaluation, learning_rate, length, mistake, offload, options, output, resume, saving,
-    shortest, warmup,
+    warmup,
 };
 
 /// What a run is planned for.
@@ -294,119 +293,6 @@ impl Config {
             eval_steps: evaluation.map(|evaluation| evaluation.every),
             stopping: evaluation.and_then(|evaluation| evaluation.stopping),
             save_steps: self.output.as_ref().map(|_| self.saving.every),
-        }
-    }
-
-    /// The settings with every default written out, except what the planner chooses: they check to the same
-    /// configuration.
-    pub fn effective(&self) -> RawConfig {
-        let Options {
-            memory,
-            global_batch,
-            micro_batch,
-            recompute,
-            optimizer,
-            storage,
-            seed,
-            threads,
-            update,
-            offload,
-            ..
-        } = &self.options;
-        let evaluation = self.evaluation.as_ref();
-        let stopping = evaluation.and_then(|evaluation| evaluation.stopping);
-        let part = |part: &Part| match part.weight {
-            1.0 => part.path.display().to_string(),
-            weight => format!("{}@{weight}", part.path.display()),
-        };
-        let paths = |data: &DataConfig| match data {
-            DataConfig::Text(path) => Some(vec![path.display().to_string()]),
-            DataConfig::Files(parts) => Some(parts.iter().map(part).collect()),
-            DataConfig::Synthetic => None,
-        };
-        let scratch_file =
-            matches!(self.origin, Origin::Scratch) && std::path::Path::new(&self.name).is_file();
-        let named = |file: bool| (scratch_file == file).then(|| self.name.clone());
-        // An adapter says all this itself.
-        let lora = self.model.lora.as_ref().filter(|_| self.adapter.is_none());
-        let unless_empty = |names: &Vec<String>| (!names.is_empty()).then(|| names.clone());
-        RawConfig {
-            model: named(false),
-            config: named(true).map(PathBuf::from),
-            layers: matches!(self.origin, Origin::Scratch).then(|| self.model.architecture.layers()),
-            tokenizer: self.tokenizer.clone(),
-            task: Some(
-                match self.samples.task {
-                    Task::Causal => "causal",
-                    Task::Masked => "masked",
-                    Task::Classify { .. } => "classify",
-                }
-                .to_owned(),
-            ),
-            packing: Some(self.samples.layout == Layout::Packed),
-            skip_bad_lines: Some(self.samples.skip_bad_lines),
-            data_cache: self.samples.cache.clone(),
-            lora_r: lora.map(|lora| lora.rank),
-            lora_alpha: lora.map(|lora| shortest(lora.alpha)),
-            lora_dropout: lora.map(|lora| shortest(lora.dropout)),
-            use_rslora: lora.map(|lora| lora.rslora),
-            lora_target_modules: lora.map(|lora| match &lora.targets {
-                Targets::AllLinear => vec!["all-linear".to_owned()],
-                Targets::Names(names) => names.clone(),
-            }),
-            modules_to_save: lora.and_then(|lora| unless_empty(&lora.modules_to_save)),
-            adapter: self.adapter.as_ref().map(|adapter| adapter.folder.clone()),
-            seq_len: Some(self.model.seq_len),
-            global_batch: Some(*global_batch),
-            micro_batch: *micro_batch,
-            device: Some(self.target.name()),
-            memory: Some(memory.map_or_else(|| "auto".to_owned(), |bytes| format!("{bytes}B"))),
-            recompute: recompute.map(|strategy| strategy.to_string()),
-            offload: offload.as_ref().map(|offload| offload.tier.name().to_owned()),
-            offload_folder: offload.as_ref().map(|offload| offload.folder.clone()),
-            offload_budget: offload.as_ref().and_then(|o| o.budget).map(|bytes| format!("{bytes}B")),
-            costs: self.costs.clone(),
-            threads: (*threads > 0).then_some(*threads),
-            seed: Some(*seed),
-            data: paths(&self.data),
-            synthetic: Some(self.data == DataConfig::Synthetic),
-            learning_rate: Some(self.learning_rate),
-            lr_scheduler_type: Some(self.decay.to_string()),
-            warmup_steps: if let Warmup::Steps(steps) = self.warmup { Some(steps) } else { None },
-            warmup_ratio: if let Warmup::Ratio(ratio) = self.warmup { Some(ratio) } else { None },
-            optim: Some(optimizer.kind.name().to_owned()),
-            momentum: (optimizer.kind == OptimizerKind::Sgd).then(|| shortest(optimizer.momentum)),
-            nesterov: (optimizer.kind == OptimizerKind::Sgd).then_some(optimizer.nesterov),
-            weights_dtype: Some(storage.weights.name().to_owned()),
-            gradients_dtype: Some(storage.gradients.name().to_owned()),
-            moments_dtype: Some(storage.moments.name().to_owned()),
-            bf16: None,
-            adam_beta1: Some(shortest(optimizer.beta1)),
-            adam_beta2: Some(shortest(optimizer.beta2)),
-            adam_epsilon: Some(shortest(optimizer.epsilon)),
-            weight_decay: Some(shortest(optimizer.weight_decay)),
-            max_grad_norm: Some(optimizer.max_grad_norm.map_or(0.0, shortest)),
-            update: Some(update.name().to_owned()),
-            max_steps: if let Length::Steps(steps) = self.length { Some(steps) } else { None },
-            num_train_epochs: if let Length::Epochs(epochs) = self.length { Some(epochs) } else { None },
-            logging_steps: Some(self.logging_steps),
-            eval_steps: evaluation.map(|evaluation| evaluation.every),
-            eval_data: evaluation.and_then(|evaluation| evaluation.data.as_ref().and_then(paths)),
-            eval_split: evaluation.and_then(|evaluation| evaluation.share),
-            save_steps: self.output.as_ref().map(|_| self.saving.every),
-            save_total_limit: self.saving.limit.filter(|_| self.output.is_some()).map(|limit| limit as u64),
-            resume: self.resume.as_ref().map(|resume| match resume {
-                Resume::Latest => "latest".to_owned(),
-                Resume::From(path) => path.display().to_string(),
-            }),
-            max_eval_samples: evaluation.and_then(|evaluation| evaluation.most),
-            early_stopping_patience: stopping.map(|stopping| stopping.patience),
-            early_stopping_threshold: stopping.map(|stopping| stopping.threshold),
-            output_dir: self.output.as_ref().map(|output| output.folder.clone()),
-            report_to: self.output.as_ref().map(OutputConfig::names),
-            per_device_train_batch_size: None,
-            gradient_accumulation_steps: None,
-            gradient_checkpointing: None,
         }
     }
 }

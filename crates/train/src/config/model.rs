@@ -44,23 +44,26 @@ pub struct LanguageModel {
 
 impl Model for LanguageModel {
     fn training(&self, rows: usize) -> Result<Graph, GraphError> {
-        adapted(self.architecture.training(rows, self.seq_len)?, self.lora.as_ref())
+        adapted(self.architecture.training(rows, self.seq_len), self.lora.as_ref())
     }
 
     fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
         let certain = self.lora.as_ref().map(Lora::without_dropout);
-        adapted(self.architecture.evaluation(rows, self.seq_len)?, certain.as_ref())
+        adapted(self.architecture.evaluation(rows, self.seq_len), certain.as_ref())
     }
 
     fn generation(&self) -> Option<Result<Graph, GraphError>> {
         let certain = self.lora.as_ref().map(Lora::without_dropout);
         let graph = self.generate.then(|| self.architecture.generation(self.seq_len))?;
-        Some(graph.and_then(|graph| adapted(graph, certain.as_ref())))
+        Some(adapted(graph, certain.as_ref()))
     }
 }
 
-fn adapted(graph: Graph, lora: Option<&Lora>) -> Result<Graph, GraphError> {
-    lora.map_or(Ok(graph.clone()), |lora| lora.adapt(&graph))
+fn adapted(graph: Result<Graph, GraphError>, lora: Option<&Lora>) -> Result<Graph, GraphError> {
+    match lora {
+        Some(lora) => lora.adapt(&graph?),
+        None => graph,
+    }
 }
 
 /// What the settings about the model come to.
@@ -195,14 +198,12 @@ impl Config {
     /// When its files are missing or broken, or know more tokens than the model.
     pub fn open_tokenizer(&self) -> Result<Tokenizer, TrainError> {
         let vocab = self.model.architecture.vocab();
-        match self.tokenizer_folder() {
-            Some(folder) => tokenizer(&folder, vocab),
-            None => {
-                let tokenizer = Tokenizer::bytes();
-                tokenizer.fits(vocab)?;
-                Ok(tokenizer)
-            }
+        if let Some(folder) = self.tokenizer_folder() {
+            return tokenizer(&folder, vocab);
         }
+        let tokenizer = Tokenizer::bytes();
+        tokenizer.fits(vocab)?;
+        Ok(tokenizer)
     }
 
     /// Reads what was trained before into a run: the model's weights, then the adapter's.
