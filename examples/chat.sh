@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tunes the model of pretrain.sh with conversations, so that it answers in its chat template.
 #
-#   examples/chat.sh [FOLDER]      writes FOLDER/chat; starts from FOLDER/base, which pretrain.sh makes where it is missing
+#   examples/chat.sh [FOLDER]      writes FOLDER/chat; starts from FOLDER/base, which pretrain.sh makes if need be
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 [ -e "$out/base/model.safetensors" ] || "$here/pretrain.sh" "$out"

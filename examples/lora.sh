@@ -2,7 +2,7 @@
 # Trains an adapter for the model of pretrain.sh in a small budget, uses it, and merges it.
 #
 #   examples/lora.sh [FOLDER]      writes FOLDER/adapter and FOLDER/merged; starts from FOLDER/base, which pretrain.sh
-#                                  makes where it is missing
+#                                  makes if need be
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 [ -e "$out/base/model.safetensors" ] || "$here/pretrain.sh" "$out"
