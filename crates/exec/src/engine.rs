@@ -110,6 +110,12 @@ impl<D: Device> Engine<D> {
         inputs.iter().find(|(known, ..)| known == name).map(|(_, place, _)| place.ty)
     }
 
+    /// The type of a schedule's output, if it has one of that name.
+    pub fn output_type(&self, role: Role, name: &str) -> Option<Type> {
+        let outputs = &self.schedules.get(&role)?.outputs;
+        outputs.iter().find(|(known, _)| known == name).map(|(_, place)| place.ty)
+    }
+
     /// The device.
     pub fn device(&self) -> &D {
         &self.device

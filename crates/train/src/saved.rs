@@ -31,6 +31,8 @@ pub fn plan_from_file(
     options: &Options,
     text: &str,
 ) -> Result<Planned, TrainError> {
+    // Before the file is taken apart: what that takes is given back before the arena is taken.
+    let mut budget = Budget::resolve(options.memory)?;
     let saved = Saved::parse(text).map_err(refused)?;
     let (micro_batch, planned_for) = (saved.micro_batch(), saved.micro_batch() * saved.accumulation());
     if planned_for != options.global_batch {
@@ -41,7 +43,6 @@ pub fn plan_from_file(
     }
     let choice = saved.for_program(program(model, device, options, micro_batch)?).map_err(refused)?;
     let needed = choice.plan.arena_bytes;
-    let mut budget = Budget::resolve(options.memory)?;
     let free = memory::available()?;
     if options.memory.is_none() && needed <= free {
         // What is outside the arena may have grown a little since.

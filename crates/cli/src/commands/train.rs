@@ -139,7 +139,12 @@ fn announce(config: &Config, session: &Session, steps: u64, json: bool) -> Resul
     let mut table = Vec::new();
     table::plan(&mut table, &session.summary).map_err(|error| Failure::output(&error))?;
     say(&String::from_utf8_lossy(&table))?;
-    say(&table::run_time(&session.summary, steps))
+    let left = steps.saturating_sub(session.trainer.run().steps());
+    say(&table::run_time(&session.summary, left))?;
+    if config.output.is_none() {
+        say("what is trained is not kept; give --output-dir to keep it\n")?;
+    }
+    Ok(())
 }
 
 /// A planned run with its data, ready to step.
@@ -198,6 +203,7 @@ impl Session {
         listeners: &mut [&mut dyn Listener<Failure>],
     ) -> Result<EndRecord, Failure> {
         let budget = self.summary.planned.budget.total;
+        let before = self.trainer.run().steps();
         let mut progress = Progress::new(course.steps, budget, self.ceiling);
         let mut all = |event: &Event<'_>| {
             progress.hear(event)?;
@@ -205,7 +211,8 @@ impl Session {
         };
         let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut [&mut all]);
         let end = result.inspect_err(|_| progress.abandon())?;
-        kept(&end, budget)?;
+        // A run that goes on after its last step takes none, and uses the arena for its state alone.
+        kept(&end, budget, self.trainer.run().steps() > before)?;
         Ok(end)
     }
 }
@@ -219,8 +226,8 @@ fn ceiling(summary: &Summary, threads: usize) -> Result<f64, Failure> {
 }
 
 /// The promise: the arena was used to the planned byte and the process stayed inside the budget.
-fn kept(end: &EndRecord, budget: u64) -> Result<(), Failure> {
-    if end.measured_peak_bytes != end.planned_peak_bytes {
+fn kept(end: &EndRecord, budget: u64, stepped: bool) -> Result<(), Failure> {
+    if stepped && end.measured_peak_bytes != end.planned_peak_bytes {
         return Err(Failure::Other(format!(
             "the arena was used up to byte {} and planned up to byte {}, which is a fault of plimsoll",
             end.measured_peak_bytes, end.planned_peak_bytes

@@ -187,6 +187,16 @@ impl Config {
                 self.model.architecture = architecture;
             }
         }
+        // A new head that is neither trained nor written would stay as it was drawn; PEFT saves it too.
+        if let (Some(lora), Origin::Pretrained(base)) = (&mut self.model.lora, &self.origin)
+            && base.configuration.architecture.labels().is_none()
+        {
+            for head in ["classifier", "pooler"].map(str::to_owned) {
+                if !lora.modules_to_save.contains(&head) {
+                    lora.modules_to_save.push(head);
+                }
+            }
+        }
         if self.configuration.labels.is_empty() {
             self.configuration.labels.clone_from(&dataset.labels);
         }

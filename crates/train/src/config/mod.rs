@@ -421,7 +421,7 @@ mod tests {
         );
         assert_eq!(
             fault("optim = \"adafactor\""),
-            "`adafactor` is no optim here; known are adamw_torch, adamw_torch_fused, adamw"
+            "there is no optimizer `adafactor`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd"
         );
         assert_eq!(fault("adam_beta2 = 1.0"), "--adam-beta2 must be at least 0 and below 1, got 1");
         assert_eq!(
@@ -435,7 +435,7 @@ mod tests {
         for text in [
             "",
             "memory = \"64MiB\"\nper_device_train_batch_size = 2\nrecompute = \"every:2\"\nmax_grad_norm = 0\nthreads = 2",
-            "data = \"a\"\neval_data = \"b\"\neval_steps = 3\nearly_stopping_patience = 2\nnum_train_epochs = 1.5\nwarmup_ratio = 0.1",
+            "data = [\"a\"]\neval_data = [\"b\"]\neval_steps = 3\nearly_stopping_patience = 2\nnum_train_epochs = 1.5\nwarmup_ratio = 0.1",
             "output_dir = \"out\"\nreport_to = [\"html\"]\nadam_beta2 = 0.999\nlr_scheduler_type = \"linear\"",
         ] {
             let once = checked(text).unwrap();
