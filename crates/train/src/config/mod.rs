@@ -425,8 +425,8 @@ mod tests {
         );
         assert_eq!(fault("adam_beta2 = 1.0"), "--adam-beta2 must be at least 0 and below 1, got 1");
         assert_eq!(
-            fault("data = \"x\"\neval_steps = 5"),
-            "--eval-steps needs --eval-data, text that is not trained on"
+            fault("data = [\"x\"]\neval_steps = 5"),
+            "--eval-steps needs --eval-data, which is not trained on, or --eval-split, a part to keep back"
         );
     }
 
@@ -436,7 +436,8 @@ mod tests {
             "",
             "memory = \"64MiB\"\nper_device_train_batch_size = 2\nrecompute = \"every:2\"\nmax_grad_norm = 0\nthreads = 2",
             "data = [\"a\"]\neval_data = [\"b\"]\neval_steps = 3\nearly_stopping_patience = 2\nnum_train_epochs = 1.5\nwarmup_ratio = 0.1",
-            "output_dir = \"out\"\nreport_to = [\"html\"]\nadam_beta2 = 0.999\nlr_scheduler_type = \"linear\"",
+            "lora_r = 4\nlora_target_modules = [\"q_proj\"]\nweights_dtype = \"bf16\"\noptim = \"sgd\"\nmomentum = 0.9\noffload = \"disk\"\nupdate = \"separate\"\nlayers = 2",
+            "output_dir = \"out\"\nsave_steps = 7\nsave_total_limit = 2\nresume = \"latest\"\nreport_to = [\"html\"]\nadam_beta2 = 0.999\nlr_scheduler_type = \"linear\"",
         ] {
             let once = checked(text).unwrap();
             let again = Config::check(&once.effective()).unwrap();
