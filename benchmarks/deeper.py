@@ -21,7 +21,7 @@ def run(*arguments):
     done = subprocess.run([BINARY, *arguments], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: {done.stderr}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def plan(layers, *more):

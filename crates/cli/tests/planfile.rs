@@ -43,7 +43,8 @@ fn a_budget_that_gradients_overfill_is_told_what_no_limit_would_save_and_that_wo
     let asked = "plan --global-batch 1";
     let smallest = text(&plimsoll(&format!("{asked} --update separate --memory 1MiB")).stderr);
     let smallest = smallest.split("`--memory ").nth(1).and_then(|rest| rest.split("MiB").next());
-    let memory = smallest.unwrap().parse::<u64>().unwrap() - 1;
+    // Two, because what the process takes varies by a few pages, which may be the last of a MiB.
+    let memory = smallest.unwrap().parse::<u64>().unwrap() - 2;
     let refused = plimsoll(&format!("{asked} --update separate --memory {memory}MiB"));
     assert_eq!(refused.status.code(), Some(2));
     let error = text(&refused.stderr);

@@ -76,5 +76,5 @@ pub mod training {
         budget, ceiling, checkpoint, costed_program, course, data, export, files, generate, hub, lr, machine,
         memory, metrics, pretrained, program, settings, size, tensorboard,
     };
-    pub use plimsoll_train::{hint_at_no_limit, plan_from_file};
+    pub use plimsoll_train::{budget_for, hint_at_no_limit, plan_from_file};
 }

@@ -46,8 +46,8 @@ pub use optimizer::{
     append as append_optimizer,
 };
 pub use run::{
-    Model, Offload, Options, Planned, Run, costed_program, hint_at_no_limit, plan_described, plan_for,
-    program,
+    Model, Offload, Options, Planned, Run, budget_for, costed_program, hint_at_no_limit, plan_described,
+    plan_for, program,
 };
 pub use saved::plan_from_file;
 pub use settings::RawConfig;

@@ -89,7 +89,7 @@ pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> 
     for scratch in [Scratch::Best, Scratch::Least] {
         let device = CpuDevice::new(config.options.threads)?;
         let program = program(&config.model, &device, &config.options, rows)?;
-        let budget = Budget::resolve(config.options.memory)?;
+        let budget = Budget::resolve(config.options.memory)?.beside(&program);
         let plan = small_enough(&program, scratch, &budget)?;
         let choice = Choice {
             plan: plan.clone(),

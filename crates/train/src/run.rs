@@ -223,7 +223,19 @@ pub struct Planned {
 ///
 /// When nothing fits (with hints), or the model or the request is at fault.
 pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Planned, TrainError> {
-    plan_within(options.budget()?, options, |options, rows| program(model, device, options, rows))
+    let budget = budget_for(model, device, options)?;
+    plan_within(budget, options, |options, rows| program(model, device, options, rows))
+}
+
+/// How the memory divides for a model on this machine, its plan taken into account.
+///
+/// # Errors
+///
+/// When the memory of the machine cannot be read, or the model is wrong.
+pub fn budget_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Budget, TrainError> {
+    // How many nodes there are does not depend on the rows.
+    let program = program(model, device, options, options.micro_batch.unwrap_or(1))?;
+    Ok(options.budget()?.beside(&program))
 }
 
 /// Finds the fastest plan for a device that is described and need not be here.

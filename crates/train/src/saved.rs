@@ -9,7 +9,7 @@ use plimsoll_plan::file::{self, FileError, Saved};
 use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
 use crate::memory;
-use crate::run::{Model, Options, Planned, program};
+use crate::run::{Model, Options, Planned, budget_for, program};
 use crate::size::Size;
 
 impl Planned {
@@ -32,7 +32,7 @@ pub fn plan_from_file(
     text: &str,
 ) -> Result<Planned, TrainError> {
     // Before the file is taken apart: what that takes is given back before the arena is taken.
-    let mut budget = Budget::resolve(options.memory)?;
+    let mut budget = budget_for(model, device, options)?;
     let saved = Saved::parse(text).map_err(refused)?;
     let (micro_batch, planned_for) = (saved.micro_batch(), saved.micro_batch() * saved.accumulation());
     if planned_for != options.global_batch {

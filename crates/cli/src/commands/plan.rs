@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use plimsoll::planning::{Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, DataConfig, Target, costed_program, hint_at_no_limit};
+use plimsoll::training::{Config, DataConfig, Target, budget_for, costed_program, hint_at_no_limit};
 use plimsoll::{
     Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, TrainError, differentiate,
 };
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let text = match &config.target {
         Target::Cpu => {
             let (device, name) = costs::device(&config)?;
-            let budget = config.options.budget()?;
+            let budget = budget_for(&config.model, &device, &config.options)?;
             if config.data != DataConfig::Synthetic {
                 config.open_data(&mut |_| {})?;
             }
