@@ -191,6 +191,7 @@ impl Session {
         listeners: &mut [&mut dyn Listener<Failure>],
     ) -> Result<EndRecord, Failure> {
         let budget = self.summary.planned.budget.total;
+        let before = self.trainer.run().steps();
         let mut progress = Progress::new(course.steps, budget, self.ceiling);
         let mut all = |event: &Event<'_>| {
             progress.hear(event)?;
@@ -198,7 +199,8 @@ impl Session {
         };
         let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut [&mut all]);
         let end = result.inspect_err(|_| progress.abandon())?;
-        kept(&end, budget)?;
+        // A run that went on from its very end used none of its arena.
+        kept(&end, budget, self.trainer.run().steps() > before)?;
         Ok(end)
     }
 }
@@ -212,8 +214,8 @@ fn ceiling(summary: &Summary, threads: usize) -> Result<f64, Failure> {
 }
 
 /// The promise: the arena was used to the planned byte and the process stayed inside the budget.
-fn kept(end: &EndRecord, budget: u64) -> Result<(), Failure> {
-    if end.measured_peak_bytes != end.planned_peak_bytes {
+fn kept(end: &EndRecord, budget: u64, stepped: bool) -> Result<(), Failure> {
+    if stepped && end.measured_peak_bytes != end.planned_peak_bytes {
         return Err(Failure::Other(format!(
             "the arena was used up to byte {} and planned up to byte {}, which is a fault of plimsoll",
             end.measured_peak_bytes, end.planned_peak_bytes
