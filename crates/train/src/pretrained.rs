@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_exec::{Device, Engine};
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
-use plimsoll_model::hf::{Configuration, Stored};
+use plimsoll_model::hf::{ConfigError, Configuration, Stored};
 use plimsoll_model::lora::{AdapterConfig, file_name};
 use plimsoll_model::{Architecture, Lora};
 
@@ -40,8 +40,7 @@ impl Pretrained {
     /// When there is no model, or one that is not supported.
     pub fn open(folder: &Path) -> Result<Pretrained, TrainError> {
         let config = ModelFolder::open(folder)?.config()?;
-        let configuration = Architecture::from_config(&config)
-            .map_err(|error| FileError::wrong(&folder.join("config.json"), error.to_string()))?;
+        let configuration = configuration(&config, &folder.join("config.json"))?;
         Ok(Pretrained { folder: folder.to_owned(), configuration, config })
     }
 
@@ -85,6 +84,17 @@ impl Pretrained {
     }
 }
 
+/// What the text of a `config.json` says; what is wrong with it is said of the file at `path`.
+pub(crate) fn configuration(text: &str, path: &Path) -> Result<Configuration, TrainError> {
+    let wrong = |error: ConfigError| said_of(path, "config.json", &error.to_string());
+    Architecture::from_config(text).map_err(wrong)
+}
+
+/// A sentence about a file that goes by its usual name, about the file at `path`.
+fn said_of(path: &Path, usual: &str, why: &str) -> TrainError {
+    TrainError::Config(why.replacen(usual, &path.display().to_string(), 1))
+}
+
 /// The tokenizer in a folder; one id per byte where there is none and a model of `vocab` ids knows few enough.
 pub(crate) fn tokenizer(folder: &Path, vocab: usize) -> Result<Tokenizer, TrainError> {
     let tokenizer = if folder.join("tokenizer.json").is_file() || Tokenizer::bytes().fits(vocab).is_err() {
@@ -114,7 +124,7 @@ impl AdapterFolder {
     pub fn open(folder: &Path, base: &Graph) -> Result<AdapterFolder, TrainError> {
         let path = folder.join(ADAPTER_CONFIG);
         let config = AdapterConfig::from_json(&read_text(&path)?)
-            .map_err(|error| FileError::wrong(folder, error.to_string()))?;
+            .map_err(|error| said_of(&path, ADAPTER_CONFIG, &error.to_string()))?;
         let adapter = AdapterFolder { folder: folder.to_owned(), config };
         adapter.check(base)?;
         Ok(adapter)
@@ -123,8 +133,12 @@ impl AdapterFolder {
     /// Every tensor must belong to this model, with its shape.
     fn check(&self, base: &Graph) -> Result<(), TrainError> {
         let other_base = |why: String| {
-            let base = self.config.base_model.as_deref().unwrap_or("another model");
-            FileError::wrong(&self.folder, format!("{why}; it was trained on `{base}`: give that as --model"))
+            let base = self.config.base_model.as_deref();
+            let base = base.map_or("the one it was trained on".to_owned(), |base| format!("`{base}`"));
+            FileError::wrong(
+                &self.folder,
+                format!("does not go with this model ({why}); give {base} as --model"),
+            )
         };
         let adapted =
             self.config.lora.adapt(base).map_err(|error: GraphError| other_base(error.to_string()))?;
@@ -132,13 +146,13 @@ impl AdapterFolder {
         for (name, ty) in trained(&adapted) {
             let stored = file_name(&name);
             let Some((file, _)) = files.find([stored.as_str()]) else {
-                return Err(other_base(format!("holds no tensor `{stored}`")).into());
+                return Err(other_base(format!("it holds no tensor `{stored}`")).into());
             };
             let shape = &file.tensor(&stored)?.shape;
             if *shape != ty.shape[..] {
                 let wanted = &ty.shape[..];
                 return Err(other_base(format!(
-                    "holds `{stored}` as {shape:?} where the model has {wanted:?}"
+                    "it holds `{stored}` as {shape:?} where {wanted:?} is wanted"
                 ))
                 .into());
             }

@@ -14,7 +14,7 @@ use crate::data::Tokenizer;
 use crate::error::TrainError;
 use crate::files::{FileError, Form, Loaded, read_text};
 use crate::optimizer::WeightStorage;
-use crate::pretrained::{AdapterFolder, Pretrained, adapter_form, tokenizer};
+use crate::pretrained::{AdapterFolder, Pretrained, adapter_form, configuration, tokenizer};
 use crate::run::{Model, Run};
 use crate::settings::RawConfig;
 
@@ -113,8 +113,7 @@ fn named(raw: &RawConfig) -> Result<(String, Configuration, Origin, usize), Trai
     match (&raw.model, &raw.config) {
         (Some(_), Some(_)) => Err(mistake("give either --model or --config, not both")),
         (None, Some(path)) => {
-            let configuration = Architecture::from_config(&read_text(path)?)
-                .map_err(|error| FileError::wrong(path, error.to_string()))?;
+            let configuration = configuration(&read_text(path)?, path)?;
             Ok((path.display().to_string(), configuration, Origin::Scratch, USUAL_SEQ_LEN))
         }
         (Some(name), None) if Path::new(name).is_dir() => {
