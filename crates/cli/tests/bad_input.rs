@@ -31,7 +31,7 @@ fn an_unknown_preset_lists_the_known_ones() {
     refused(
         "plan --model xl",
         2,
-        "error: no model is called `xl`; known are tiny, s, m, llama-3.2-1b, llama-3.1-8b, llama-3.1-70b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, gpt2, gpt2-xl, bert-base",
+        "error: no model is called `xl`; known are tiny, s, m, llama-3.2-1b, llama-3.1-8b, llama-3.1-70b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, gpt2, gpt2-xl, bert-base; nor is there a folder `xl` with a model in it",
     );
 }
 
@@ -169,7 +169,7 @@ fn training_on_a_described_device_is_refused() {
     refused(
         "train --model bert-base",
         2,
-        "error: BERT learns from masked words, which no data here has; it can be planned",
+        "error: BERT learns from masked words or labels: give --data with a text or .jsonl, and --tokenizer where the model has none",
     );
 }
 
