@@ -11,10 +11,11 @@ use plimsoll_graph::{Graph, GraphError, StateKind, Type};
 use plimsoll_model::hf::{ConfigError, Configuration, Stored};
 use plimsoll_model::lora::{AdapterConfig, file_name};
 use plimsoll_model::{Architecture, Lora};
+use sha2::{Digest, Sha256};
 
 use crate::data::Tokenizer;
 use crate::error::TrainError;
-use crate::files::{FileError, Form, Loaded, ModelFolder, load_weights, read_text};
+use crate::files::{FileError, Form, Loaded, ModelFolder, hex, load_weights, read_text};
 
 /// Name of an adapter's weights without its ending.
 const ADAPTER_STEM: &str = "adapter_model";
@@ -70,6 +71,25 @@ impl Pretrained {
         let mut loaded = load_weights(engine, own, &folder, |name| architecture.stored(name))?;
         loaded.unused.retain(|name| !architecture.ignores(name));
         Ok(loaded)
+    }
+
+    /// A mark of the weights, by which a model is known again after it was moved, and told from one that was
+    /// trained further: taken from the names and first numbers of all tensors.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read.
+    pub fn mark(&self) -> Result<String, TrainError> {
+        let folder = ModelFolder::open(&self.folder)?;
+        let (mut hash, mut begin) = (Sha256::new(), [0; 4096]);
+        for name in folder.names() {
+            let Some((file, _)) = folder.find([name]) else { continue };
+            let count = file.tensor(name)?.bytes.min(begin.len() as u64) as usize;
+            file.read_bytes(name, 0, &mut begin[..count])?;
+            hash.update(name);
+            hash.update(&begin[..count]);
+        }
+        Ok(hex(&hash.finalize()[..8]))
     }
 
     /// How the model is written after training: as it came, with the new weights.

@@ -179,7 +179,7 @@ impl Session {
         let batches = Batches::new(data.train, config.options.global_batch as u64, rows);
         let lr = config.lr(batches.steps_per_epoch())?;
         let validation = data.validation.map(|source| config.validation(source, rows));
-        let trainer = Trainer::new(run, batches, lr).with_facts(config.facts());
+        let trainer = Trainer::new(run, batches, lr).with_facts(config.facts()?);
         Ok(Session { summary, trainer, device_name, lr, ceiling, validation })
     }
 

@@ -59,6 +59,35 @@ impl Model for LanguageModel {
     }
 }
 
+impl LanguageModel {
+    /// The shape of the model and of its adapters, key by key as their files have them.
+    pub(super) fn facts(&self) -> Vec<(String, String)> {
+        // Keeping documents apart is no part of what a file describes.
+        let mut facts = match self.architecture.clone().with_documents(false).to_config() {
+            Ok(serde_json::Value::Object(config)) => {
+                config.into_iter().map(|(key, value)| (key, value.to_string())).collect()
+            }
+            _ => vec![("model".to_owned(), format!("{:?}", self.architecture))],
+        };
+        if let Some(Lora { rank, alpha, dropout, rslora, targets, modules_to_save }) = &self.lora {
+            let targets = match targets {
+                Targets::AllLinear => "all-linear".to_owned(),
+                Targets::Names(names) => names.join(","),
+            };
+            let adapters = [
+                ("lora_r", rank.to_string()),
+                ("lora_alpha", alpha.to_string()),
+                ("lora_dropout", dropout.to_string()),
+                ("use_rslora", rslora.to_string()),
+                ("lora_target_modules", targets),
+                ("modules_to_save", modules_to_save.join(",")),
+            ];
+            facts.extend(adapters.map(|(name, value)| (name.to_owned(), value)));
+        }
+        facts
+    }
+}
+
 fn adapted(graph: Graph, lora: Option<&Lora>) -> Result<Graph, GraphError> {
     lora.map_or(Ok(graph.clone()), |lora| lora.adapt(&graph))
 }
@@ -201,6 +230,16 @@ impl Config {
                 tokenizer.fits(vocab)?;
                 Ok(tokenizer)
             }
+        }
+    }
+
+    /// Checkpoints of adapters do not hold the model they belong to, so they remember which it was.
+    pub(super) fn base_facts(&self) -> Result<Option<(String, String)>, TrainError> {
+        match &self.origin {
+            Origin::Pretrained(base) if self.model.lora.is_some() => {
+                Ok(Some(("weights of the model".to_owned(), base.mark()?)))
+            }
+            _ => Ok(None),
         }
     }
 
