@@ -92,7 +92,7 @@ impl Saved {
                 let none = || {
                     let folder = output.folder.display();
                     TrainError::Config(format!(
-                        "`{folder}` holds no whole checkpoint; leave out --resume to begin anew"
+                        "`{folder}` holds no whole checkpoint; to begin anew, leave out --resume and name an empty folder"
                     ))
                 };
                 Some(found.checkpoint.ok_or_else(none)?)
