@@ -77,6 +77,9 @@ pub(crate) struct PlanArgs {
     /// Write a page with pictures of the plan to FILE
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+    /// Write the plan to FILE, for `train --plan`
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["show", "dag"])]
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// What can be asked for the most of.
@@ -129,6 +132,9 @@ pub(crate) struct TrainArgs {
     /// Print the settings with all defaults as a file for --settings, and do nothing else
     #[arg(long)]
     pub(crate) print_config: bool,
+    /// Run the plan in FILE, which `plan --out` wrote for the same settings
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["micro_batch", "recompute"])]
+    pub(crate) plan: Option<PathBuf>,
     /// Stop after this many steps of a run that is planned for --max-steps
     #[arg(long, value_name = "N")]
     pub(crate) stop_after: Option<u64>,

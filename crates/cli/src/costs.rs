@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use plimsoll::training::{Measured, OPS_FILE_VERSION, measured_machine};
+use plimsoll::training::{Config, Measured, OPS_FILE_VERSION, measured_machine};
 use plimsoll::{CpuDevice, Device, TrainError};
 
 use crate::exit::Failure;
@@ -11,9 +11,9 @@ use crate::home;
 
 /// The CPU with the costs that `--costs` names (a file, `modelled`, or by default what was measured here), and
 /// what to call it.
-pub(crate) fn device(threads: usize, costs: Option<&str>) -> Result<(CpuDevice, String), Failure> {
-    let device = CpuDevice::new(threads)?;
-    let measured = match costs {
+pub(crate) fn device(config: &Config) -> Result<(CpuDevice, String), Failure> {
+    let device = config.options.device()?;
+    let measured = match config.costs.as_deref() {
         Some("modelled") => None,
         Some(file) => Some(read(Path::new(file), device.threads())?),
         None => match cache_file(device.threads()) {

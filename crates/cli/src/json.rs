@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use plimsoll::planning::{Compared, LayerReport, Point};
+use plimsoll::planning::{Compared, LayerReport, Point, gradients};
 
 use crate::summary::Summary;
 
@@ -12,6 +12,7 @@ pub(crate) fn plan(summary: &Summary) -> Map<String, Value> {
     let plan = &choice.plan;
     let by_purpose: Map<String, Value> =
         plan.by_purpose.iter().map(|(purpose, bytes)| (purpose.to_owned(), bytes.into())).collect();
+    let gradients = gradients(choice);
     let fields = json!({
         "budget_bytes": budget.total,
         "planned_peak_bytes": plan.arena_bytes,
@@ -27,6 +28,11 @@ pub(crate) fn plan(summary: &Summary) -> Map<String, Value> {
         "lower_bound_step_seconds": summary.lower_bound_seconds.min(summary.step_seconds()),
         "gap": summary.gap(),
         "recompute_fraction": summary.report.recompute_fraction,
+        "gradients": {
+            "bytes": gradients.bytes,
+            "persist": gradients.persist.is_some(),
+            "why": gradients.to_string(),
+        },
         "offload_bytes": summary.report.offload_bytes,
         "planning_seconds": summary.planning_seconds,
         "layers": summary.report.layers.iter().map(layer).collect::<Vec<_>>(),

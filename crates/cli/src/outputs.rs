@@ -54,7 +54,8 @@ impl<'a> Outputs<'a> {
     /// Opens the files and writes the first line.
     pub(crate) fn open(config: &'a Config, session: &Session) -> Result<Option<Outputs<'a>>, Failure> {
         let Some(output) = &config.output else { return Ok(None) };
-        let mut metrics = MetricsFile::open(&output.folder.join("metrics.jsonl"))?;
+        let mut metrics =
+            MetricsFile::open(&output.folder.join("metrics.jsonl"), session.trainer.run().steps())?;
         metrics.add(&start(config, session))?;
         let events = output.tensorboard.then(|| EventFile::create(&output.folder.join("tensorboard")));
         Ok(Some(Outputs { config: output, metrics, events: events.transpose()? }))

@@ -54,9 +54,13 @@ impl Progress {
     fn evaluation(&mut self, record: &EvaluationRecord) -> Result<(), Failure> {
         self.evaluated = format!("  eval {:.3}", record.eval_loss);
         let best = if record.best { ", the best so far" } else { "" };
+        let measure = match record.eval_accuracy {
+            Some(accuracy) => format!("accuracy {:.1} %", 100.0 * accuracy),
+            None => format!("perplexity {:.2}", record.eval_perplexity),
+        };
         let line = format!(
-            "step {:>5} of {}  validation loss {:.4}, perplexity {:.2}{best}\n",
-            record.step, self.steps, record.eval_loss, record.eval_perplexity
+            "step {:>5} of {}  validation loss {:.4}, {measure}{best}\n",
+            record.step, self.steps, record.eval_loss
         );
         // Above the bar, where it stays.
         self.bar.suspend(|| say(&line))

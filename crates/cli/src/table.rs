@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use plimsoll::planning::{LayerReport, Point};
+use plimsoll::planning::{LayerReport, Point, gradients};
 use plimsoll::training::budget::Origin;
 use plimsoll::training::size::Size;
 
@@ -22,14 +22,28 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         out,
         "effective batch {global} = {micro} × {accumulation} × 1 rank, sequences of {seq_len} tokens"
     )?;
+    let gradients = gradients(choice);
+    let how_many = if gradients.persist.is_some() { "" } else { "at most " };
+    writeln!(out, "{gradients} ({how_many}{})", size(gradients.bytes))?;
     let share = 100.0 * summary.report.recompute_fraction;
     writeln!(out, "recompute {}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;
+    offload(out, summary)?;
     for layer in &summary.report.layers {
         write!(out, "{}", layer_lines(layer))?;
     }
     let slack = choice.plan.arena_bytes as f64 / choice.plan.liveness_bound.max(1) as f64 - 1.0;
     writeln!(out, "layout {:.1} % above the liveness bound", 100.0 * slack)?;
     time(out, summary)
+}
+
+/// What leaves and comes back in every micro-batch, and how fast.
+fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
+    let bytes = summary.report.offload_bytes;
+    let Some(link) = summary.planned.choice.program.train.facts.link else { return Ok(()) };
+    let (tier, megabytes) = (link.tier.name(), |rate: f64| rate / 1e6);
+    let (out_rate, in_rate) = (megabytes(link.out_rate), megabytes(link.in_rate));
+    let amount = if bytes == 0 { "nothing has to leave".to_owned() } else { size(bytes) };
+    writeln!(out, "offload to {tier}: {amount}, at {out_rate:.0} MB/s out and {in_rate:.0} MB/s in")
 }
 
 fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {

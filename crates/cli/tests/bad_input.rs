@@ -175,7 +175,8 @@ fn training_on_a_described_device_is_refused() {
 
 #[test]
 fn a_model_too_large_for_a_card_is_answered_with_one_that_works_when_typed() {
-    let model = "plan --model qwen2.5-1.5b --seq-len 1024 --global-batch 1";
+    // With gradients that come and go it would fit.
+    let model = "plan --model qwen2.5-1.5b --seq-len 1024 --global-batch 1 --update separate";
     let output = plimsoll(&format!("{model} --device cuda:4090"));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
@@ -208,4 +209,12 @@ fn a_page_that_cannot_be_written_is_a_failure_that_names_the_file() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.starts_with("error: cannot write `/no-such-folder/plan.html`: "), "{said}");
     assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_folder_that_cannot_hold_the_offload_file_is_named() {
+    let output = plimsoll("plan --offload disk --offload-folder /no/such/folder");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("error: cannot make a file for offload in /no/such/folder: "), "{said}");
+    assert_eq!(output.status.code(), Some(2));
 }

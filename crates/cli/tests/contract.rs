@@ -194,3 +194,30 @@ fn a_published_model_fits_one_large_card_in_fp32() {
     assert!(number(plan, "arena_bytes") > 16 * 1_235_814_400, "{plan}");
     assert!(number(plan, "arena_bytes") + number(plan, "outside_bytes") <= 80 << 30, "{plan}");
 }
+
+/// The smallest `--memory` that works, in MiB, as the refusal of one that does not names it.
+fn smallest_memory(arguments: &str) -> u64 {
+    let command = format!("plan --memory 1MiB {arguments}");
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(command.split_whitespace()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let figure = said.split("`--memory ").nth(1).and_then(|rest| rest.split("MiB`").next());
+    figure.and_then(|figure| figure.parse().ok()).unwrap_or_else(|| panic!("{command}: {said}"))
+}
+
+#[test]
+fn with_a_disk_a_budget_that_is_too_small_without_one_trains_to_the_same_bits() {
+    let fixed = "--micro-batch 16 --global-batch 16 --threads 2 --seed 3";
+    let disk = format!("{fixed} --offload disk --offload-folder {}", env!("CARGO_TARGET_TMPDIR"));
+    // The process is a MiB larger now and then.
+    let (with, without) = (smallest_memory(&disk) + 1, smallest_memory(fixed));
+    assert!(with < without, "{with} MiB with a disk, {without} MiB without");
+    let plan = &lines(&format!("plan --json --memory {with}MiB {disk}"))[0];
+    assert!(number(plan, "offload_bytes") > 0, "{plan}");
+    assert!(plan["layers"].as_array().unwrap().iter().any(|layer| layer["offload"] != serde_json::json!([])));
+    let losses = |arguments: &str| -> Vec<Value> {
+        let records = lines(&format!("train --json --synthetic --max-steps 2 {arguments}"));
+        records[..2].iter().map(|record| record["loss"].clone()).collect()
+    };
+    assert_eq!(losses(&format!("--memory {with}MiB {disk}")), losses(&format!("--memory 1GiB {fixed}")));
+}

@@ -53,7 +53,7 @@ fn a_file_of_settings_with_a_mistake_is_refused_with_the_line() {
     file("known.toml", "fp16 = true\n");
     refused(
         "train --settings known.toml",
-        "error: known.toml, line 1: there is no setting `fp16` here: numbers are stored and computed in fp32; leave it out",
+        "error: known.toml, line 1: there is no setting `fp16` here: write bf16: half precision overflows",
     );
     refused(
         "train --settings none.toml",
@@ -152,7 +152,7 @@ fn a_run_evaluates_in_its_budget_and_leaves_metrics_events_and_a_page() {
     assert_eq!(again, page, "the page is a function of the metrics");
     refused(
         "train --max-steps 1 --output-dir run",
-        "error: --output-dir `run` is not empty; name another folder, so that no earlier run is lost",
+        "error: --output-dir `run` is not empty; name another folder, or go on with --resume latest",
     );
 }
 

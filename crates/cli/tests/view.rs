@@ -56,6 +56,7 @@ budget # GiB   planned peak # MiB   fits
   workspace            769 KiB
   outside the arena # MiB
 effective batch 8 = 4 × 2 × 1 rank, sequences of 128 tokens
+gradients persist: 2 micro-batches are summed (3.27 MiB)
 recompute auto: 0.0 % of the forward pass runs again
   model.layers.0-3: keep everything that is read again
 layout 0.0 % above the liveness bound

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use half::{bf16, f16};
-use plimsoll_graph::{DType, Graph, Type, Value};
+use plimsoll_graph::{DType, Graph, StateKind, Type, Value};
 use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
 
 use crate::device::Device;
@@ -108,6 +108,12 @@ impl<D: Device> Engine<D> {
     pub fn input(&self, role: Role, name: &str) -> Option<Type> {
         let inputs = &self.schedules.get(&role)?.inputs;
         inputs.iter().find(|(known, ..)| known == name).map(|(_, place, _)| place.ty)
+    }
+
+    /// The type of a schedule's output, if it has one of that name.
+    pub fn output_type(&self, role: Role, name: &str) -> Option<Type> {
+        let outputs = &self.schedules.get(&role)?.outputs;
+        outputs.iter().find(|(known, _)| known == name).map(|(_, place)| place.ty)
     }
 
     /// The device.
@@ -298,7 +304,8 @@ impl<D: Device> Engine<D> {
 
     fn initialise(&mut self, graph: &Graph, seed: u64) -> Result<(), ExecError> {
         let mut piece = vec![0.0; PIECE];
-        for state in graph.states() {
+        // A transient gradient is there only while a schedule runs.
+        for state in graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
             let place = self.state(&state.name)?;
             let elements = state.ty.shape.elements();
             for first in (0..elements).step_by(PIECE) {

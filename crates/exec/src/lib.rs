@@ -21,7 +21,7 @@ pub mod rounding;
 mod timings;
 
 pub use arena::Arena;
-pub use cpu::CpuDevice;
+pub use cpu::{CpuDevice, DiskSpeed, measure_disk};
 pub use device::Device;
 pub use engine::{Data, Engine};
 pub use error::ExecError;

@@ -412,6 +412,11 @@ impl Graph {
         value
     }
 
+    /// Declares that a gradient is used up in the schedule that makes it; see [`StateKind::Transient`].
+    pub fn make_transient(&mut self, state: StateId) {
+        self.states[state.index()].kind = StateKind::Transient;
+    }
+
     /// The newest version of a range of state.
     pub fn newest(&self, state: StateId) -> Value {
         let versions = &self.states[state.index()].versions;

@@ -131,6 +131,9 @@ pub enum StateKind {
     /// Sum of a parameter's gradients over the micro-batches of a step. Its first writer in a step
     /// overwrites what the last step left.
     Gradient,
+    /// A gradient that is used up inside the micro-batch that makes it. It has bytes from its first writer, which
+    /// replaces what is there, to its last reader, and nobody outside that schedule sees it.
+    Transient,
     /// A running average of the optimizer.
     Moment,
 }

@@ -176,7 +176,9 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Op::Accumulate { to } => float(x).map(|()| vec![Type { dtype: *to, ..x }]),
         Op::SumSquares => Ok(vec![Type::f32([])]),
         Op::ClipScale { .. } => {
-            equal(x, Type::f32([]), "sum of squares")?;
+            for sum in inputs {
+                equal(*sum, Type::f32([]), "sum of squares")?;
+            }
             Ok(vec![Type::f32([]), Type::f32([])])
         }
         Op::Sgd(sgd) => update(inputs, 2, sgd.stored, sgd.moments()),
@@ -188,7 +190,7 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
 fn arity(op: &Op) -> (usize, usize) {
     let exactly = |n| (n, n);
     match op {
-        Op::Concat { .. } | Op::SumSquares => (1, usize::MAX),
+        Op::Concat { .. } | Op::SumSquares | Op::ClipScale { .. } => (1, usize::MAX),
         Op::Reshape { .. }
         | Op::Transpose { .. }
         | Op::Slice { .. }
@@ -201,8 +203,7 @@ fn arity(op: &Op) -> (usize, usize) {
         | Op::Tanh
         | Op::Sum { .. }
         | Op::Softmax
-        | Op::Accumulate { .. }
-        | Op::ClipScale { .. } => exactly(1),
+        | Op::Accumulate { .. } => exactly(1),
         Op::Add
         | Op::Mul
         | Op::SiluGrad

@@ -27,6 +27,7 @@ mod error;
 mod fuse;
 mod graph;
 mod infer;
+mod interleave;
 pub mod op;
 mod rewrite;
 mod shape;
@@ -45,6 +46,7 @@ pub use graph::{
     name_hash,
 };
 pub use infer::infer;
+pub use interleave::interleave;
 pub use op::Op;
 pub use shape::{Axes, MAX_RANK, Shape, Type};
 pub use store::{Storage, store};

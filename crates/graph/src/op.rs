@@ -384,8 +384,8 @@ pub enum Op {
     },
     /// `(x₁ … xₙ) → Σ Σ xᵢ²`.
     SumSquares,
-    /// `(sum of squares) → (norm, scale)`: `scale = min(1, max_norm / (norm + 10⁻⁶))`, 1 without a
-    /// limit, and NaN when the norm is not finite, so that the update changes nothing.
+    /// `(s₁ … sₙ) → (norm, scale)` with `norm = √Σsᵢ` of sums of squares, added in their order and in f64:
+    /// `scale = min(1, max_norm / (norm + 10⁻⁶))`, 1 without a limit, and NaN when the norm is not finite, so that the update changes nothing.
     ClipScale {
         /// The largest norm allowed, if any.
         max_norm: Option<f32>,

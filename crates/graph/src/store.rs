@@ -64,7 +64,7 @@ impl Pass {
     fn stored_as(&self, kind: StateKind) -> DType {
         match kind {
             StateKind::Parameter { .. } => self.storage.weights,
-            StateKind::Gradient => self.storage.gradients,
+            StateKind::Gradient | StateKind::Transient => self.storage.gradients,
             StateKind::Constant | StateKind::Moment => DType::F32,
         }
     }

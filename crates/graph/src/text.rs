@@ -74,6 +74,7 @@ fn kind_name(kind: StateKind) -> &'static str {
         StateKind::Parameter { trainable: false } => "frozen",
         StateKind::Constant => "constant",
         StateKind::Gradient => "gradient",
+        StateKind::Transient => "transient",
         StateKind::Moment => "moment",
     }
 }

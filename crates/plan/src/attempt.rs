@@ -8,9 +8,10 @@ use std::collections::BTreeSet;
 use plimsoll_graph::{Phase, Value};
 
 use crate::chain::ChainPlanner;
-use crate::plan::{Costed, Plan, assemble, persistent_bytes, plan};
+use crate::plan::{Costed, Plan, assemble, assemble_within, persistent_bytes, plan};
 use crate::prepared::Prepared;
 use crate::problem::Scratch;
+use crate::regions::Regions;
 use crate::search::{Request, SearchError, Tried};
 use crate::strategy::Strategy;
 
@@ -32,6 +33,15 @@ impl Attempt<'_> {
                 let plan = plan(&self.prepared.program, strategy, scratch)?;
                 tried.push(self.entry(&plan, None));
             }
+        }
+        Ok(())
+    }
+
+    /// Plans the one strategy that the request fixes, and what offload makes of it where the device offers it.
+    pub(crate) fn fixed(&self, strategy: Strategy, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        self.named(&[strategy], tried)?;
+        for &scratch in self.amounts() {
+            self.offloaded(scratch, tried)?;
         }
         Ok(())
     }
@@ -60,15 +70,25 @@ impl Attempt<'_> {
         Ok(persistent_bytes(&self.prepared.program)? + needs.max().unwrap_or(0) <= self.request.budget)
     }
 
+    /// The plan with the fewest bytes that sending everything away makes of keeping everything.
+    pub(crate) fn smallest_offloaded(&self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        let program = &self.prepared.program;
+        for &scratch in self.amounts().iter().filter(|_| program.train.facts.link.is_some()) {
+            let regions = Regions::new(&program.train.graph, Strategy::None);
+            let plan = assemble_within(program, &regions, Strategy::None, scratch, Some(0))?;
+            tried.push(Tried { limit: Some(0), ..self.entry(&plan, None) });
+        }
+        Ok(())
+    }
+
     /// Plans the optimum of the chain with either amount of scratch, or the named strategies where there is
-    /// no chain. Returns the lower bound of a step, if there is one.
+    /// no chain, and what offload makes of them where the device offers it. Returns the lower bound of a step, if there is one.
     pub(crate) fn optimal(&self, tried: &mut Vec<Tried>) -> Result<Option<f64>, SearchError> {
         if !self.can_fit()? {
             return Ok(None);
         }
         let program = &self.prepared.program;
         let budget = self.request.budget.saturating_sub(persistent_bytes(program)?);
-        let accumulation = (self.request.global_batch / self.micro_batch) as f64;
         let mut bound = self.once_seconds(Scratch::Best);
         for &scratch in self.amounts() {
             // Nothing is faster than everything once: often that settles it.
@@ -77,12 +97,15 @@ impl Attempt<'_> {
             }
             let Some(planner) = self.prepared.planner(scratch) else {
                 self.named(&Strategy::LADDER, tried)?;
+                for &scratch in self.amounts() {
+                    self.offloaded(scratch, tried)?;
+                }
                 return Ok(None);
             };
             if scratch == Scratch::Best {
                 // The bound counts what a budget forces; everything once is needed in any case.
-                let forced = planner.lower_bound(budget) * accumulation + self.update_seconds();
-                bound = bound.max(forced);
+                let forced = planner.lower_bound(budget, program.train.facts.link.as_ref());
+                bound = bound.max(self.step_seconds(forced, Scratch::Best));
                 if !self.could_matter(bound, tried) {
                     break;
                 }
@@ -96,19 +119,24 @@ impl Attempt<'_> {
                 // The table rounds sizes up, so keeping everything can fit where the table rebuilds a trifle.
                 tried.push(self.entry(&plan(program, Strategy::None, scratch)?, None));
             }
+            self.offloaded(scratch, tried)?;
         }
         Ok(Some(bound))
     }
 
     /// Whether a plan of so many seconds could be chosen over what was tried.
     fn could_matter(&self, seconds: f64, tried: &[Tried]) -> bool {
+        seconds < self.fastest(tried) * (1.0 + self.request.slack)
+    }
+
+    /// Time of the fastest that was tried and fits.
+    pub(crate) fn fastest(&self, tried: &[Tried]) -> f64 {
         let fits = tried.iter().filter(|t| t.arena_bytes <= self.request.budget);
-        let fastest = fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min);
-        seconds < fastest * (1.0 + self.request.slack)
+        fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min)
     }
 
     /// Time of a step that rebuilds nothing.
-    fn once_seconds(&self, scratch: Scratch) -> f64 {
+    pub(crate) fn once_seconds(&self, scratch: Scratch) -> f64 {
         let part = &self.prepared.program.train;
         let of = |update: bool| -> f64 {
             let nodes = part.graph.node_ids().filter(|&id| !part.graph.node(id).op.is_view());
@@ -118,10 +146,12 @@ impl Attempt<'_> {
         of(false) * (self.request.global_batch / self.micro_batch) as f64 + of(true)
     }
 
-    fn update_seconds(&self) -> f64 {
+    /// Time of a step whose micro-batches take `seconds` each.
+    pub(crate) fn step_seconds(&self, seconds: f64, scratch: Scratch) -> f64 {
         let part = &self.prepared.program.train;
         let nodes = part.graph.node_ids().filter(|&id| part.graph.node(id).phase == Phase::Update);
-        nodes.map(|id| part.facts.nodes[id.index()].seconds).sum()
+        let update: f64 = nodes.map(|id| part.facts.nodes[id.index()].seconds_with(scratch)).sum();
+        seconds * (self.request.global_batch / self.micro_batch) as f64 + update
     }
 
     /// The highest rung whose real arena fits.
@@ -154,9 +184,8 @@ impl Attempt<'_> {
         scratch: Scratch,
         fastest: Tried,
     ) -> Result<Option<Tried>, SearchError> {
-        let accumulation = (self.request.global_batch / self.micro_batch) as f64;
         let limit = fastest.step_seconds * (1.0 + self.request.slack);
-        let fast_enough = |&rung: &u64| planner.seconds(rung) * accumulation + self.update_seconds() <= limit;
+        let fast_enough = |&rung: &u64| self.step_seconds(planner.seconds(rung), scratch) <= limit;
         let from = fastest.rung.unwrap_or(0);
         let Some(rung) = rungs(from, from).take_while(fast_enough).last() else { return Ok(None) };
         let program = &self.prepared.program;
@@ -165,7 +194,7 @@ impl Attempt<'_> {
         Ok((plan.arena_bytes <= self.request.budget).then(|| self.entry(&plan, Some(rung))))
     }
 
-    fn entry(&self, plan: &Plan, rung: Option<u64>) -> Tried {
+    pub(crate) fn entry(&self, plan: &Plan, rung: Option<u64>) -> Tried {
         Tried {
             micro_batch: self.micro_batch,
             strategy: plan.strategy,
@@ -173,6 +202,7 @@ impl Attempt<'_> {
             arena_bytes: plan.arena_bytes,
             step_seconds: plan.step_seconds(self.request.global_batch / self.micro_batch),
             rung,
+            limit: None,
         }
     }
 }

@@ -12,7 +12,8 @@ use std::fmt;
 
 use plimsoll_graph::{Graph, Node, Op, work};
 
-use crate::problem::{Facts, NodeFacts, Workspace};
+use crate::problem::{Facts, Link, NodeFacts, Workspace};
+use crate::schedule::Tier;
 
 /// Share of the published peak that large products reach.
 const COMPUTE_SHARE: f64 = 0.75;
@@ -114,6 +115,19 @@ impl DeviceSpec {
         Facts {
             alignment: ALIGNMENT,
             nodes: graph.nodes().iter().map(|node| self.node(graph, node)).collect(),
+            link: None,
+        }
+    }
+
+    /// The way to pinned memory of the host, of which `room` bytes may be taken.
+    pub fn host_link(&self, room: Option<u64>) -> Link {
+        Link {
+            tier: Tier::Host,
+            room: room.unwrap_or(u64::MAX),
+            block: ALIGNMENT,
+            out_rate: self.host_bandwidth,
+            in_rate: self.host_bandwidth,
+            latency: LAUNCH_SECONDS,
         }
     }
 

@@ -11,11 +11,11 @@
 //! Two buffers share a **slot** when the later one takes over the bytes of the earlier one in the very
 //! action that ends it. The layout places slots; everything else sees buffers.
 
-use plimsoll_graph::{Graph, Op, StateKind};
+use plimsoll_graph::{Graph, Op, StateKind, Value};
 
 use crate::problem::{Facts, Scratch};
-use crate::schedule::{Action, Buffer, BufferId, Contents, Purpose, Schedule};
-use crate::sequence::{Execution, Place, Sequence};
+use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule};
+use crate::sequence::{Execution, Move, Place, Sequence, Transfer};
 
 /// A lifetime that needs a place in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) struct Draft {
     pub(crate) schedule: Schedule,
     /// What must be placed.
     pub(crate) slots: Vec<Slot>,
-    /// Slot of each buffer; none for state.
+    /// Slot of each buffer; none for state that outlives the schedule.
     pub(crate) slot_of: Vec<Option<usize>>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn draft(
     gradients: Gradients,
 ) -> Draft {
     let states = graph.states().len();
-    let last = sequence.executions.len();
+    let last = sequence.executions.len() + sequence.transfers.len();
     let mut buffers: Vec<Buffer> = graph
         .states()
         .iter()
@@ -67,7 +67,7 @@ pub(crate) fn draft(
             bytes: aligned(state.ty.bytes() as u64, facts.alignment),
             offset: 0,
             start: 0,
-            end: last,
+            end: if state.kind == StateKind::Transient { 0 } else { last },
         })
         .collect();
     buffers.extend(sequence.instances.iter().map(|&value| Buffer {
@@ -83,13 +83,26 @@ pub(crate) fn draft(
         Place::Instance(instance) => BufferId((states + instance) as u32),
     };
     let mut actions = Vec::with_capacity(last);
-    for (index, Execution { node, inputs, outputs }) in sequence.executions.iter().enumerate() {
+    let mut transfers = sequence.transfers.iter().peekable();
+    for (position, Execution { node, inputs, outputs }) in sequence.executions.iter().enumerate() {
+        while let Some(&Transfer { of, begins, .. }) = transfers.next_if(|next| next.before == position) {
+            let Move { instance, direction, .. } = sequence.moves[of];
+            let buffer = &mut buffers[states + instance];
+            if begins && direction == Direction::In {
+                (buffer.start, buffer.purpose) = (actions.len(), Purpose::Staging);
+            }
+            buffer.end = buffer.end.max(actions.len() + 1);
+            actions.push(if begins { Action::Start { copy: of } } else { Action::Wait { copy: of } });
+        }
+        let index = actions.len();
         let inputs: Vec<BufferId> = inputs.iter().map(buffer_id).collect();
         let outputs: Vec<BufferId> = outputs.iter().map(buffer_id).collect();
-        for id in outputs.iter().filter(|id| id.index() >= states) {
-            buffers[id.index()].start = index;
+        for (id, &value) in outputs.iter().zip(&graph.node(*node).outputs) {
+            if begins(graph, value) {
+                buffers[id.index()].start = index;
+            }
         }
-        for id in inputs.iter().chain(&outputs).filter(|id| id.index() >= states) {
+        for id in inputs.iter().chain(&outputs).filter(|id| !outlives(graph, **id)) {
             buffers[id.index()].end = index + 1;
         }
         let need = facts.nodes[node.index()].workspace;
@@ -104,9 +117,30 @@ pub(crate) fn draft(
         actions.push(Action::Run { node: *node, inputs, outputs, workspace, accumulate });
     }
     keep_outputs(graph, &mut buffers, last);
-    let schedule = Schedule { name: name.to_owned(), actions, buffers, copies: Vec::new() };
-    let (slots, slot_of) = slots(graph, &schedule, states);
+    let copy = |&Move { instance, tier, tier_offset, direction }: &Move| Copy {
+        buffer: BufferId((states + instance) as u32),
+        tier,
+        tier_offset,
+        direction,
+    };
+    let copies = sequence.moves.iter().map(copy).collect();
+    let schedule = Schedule { name: name.to_owned(), actions, buffers, copies };
+    let (slots, slot_of) = slots(graph, &schedule);
     Draft { schedule, slots, slot_of }
+}
+
+/// Whether a buffer is state that is there before the schedule and after it.
+fn outlives(graph: &Graph, id: BufferId) -> bool {
+    graph.states().get(id.index()).is_some_and(|state| state.kind != StateKind::Transient)
+}
+
+/// Whether a lifetime begins where `value` is written: any value's, and that of a transient gradient with its
+/// first writer.
+fn begins(graph: &Graph, value: Value) -> bool {
+    graph
+        .value(value)
+        .state
+        .is_none_or(|(state, version)| version == 1 && graph.state(state).kind == StateKind::Transient)
 }
 
 /// Rounds up to a multiple of `alignment`.
@@ -118,7 +152,7 @@ pub(crate) fn aligned(bytes: u64, alignment: u64) -> u64 {
 pub(crate) fn state_purpose(kind: StateKind) -> Purpose {
     match kind {
         StateKind::Parameter { .. } | StateKind::Constant => Purpose::Weights,
-        StateKind::Gradient => Purpose::Gradients,
+        StateKind::Gradient | StateKind::Transient => Purpose::Gradients,
         StateKind::Moment => Purpose::Optimizer,
     }
 }
@@ -147,9 +181,9 @@ pub(crate) fn live_bytes(slots: &[Slot]) -> Vec<u64> {
 /// step.
 fn accumulate_bits(graph: &Graph, node: plimsoll_graph::NodeId, gradients: Gradients) -> u32 {
     let node = graph.node(node);
-    let adds = |output: usize, value: plimsoll_graph::Value| {
-        node.op.can_accumulate(output)
-            && graph.value(value).state.is_some_and(|(_, version)| gradients == Gradients::Add || version > 1)
+    let adds = |output: usize, value: Value| {
+        let first = |version: u32| version == 1 && (gradients == Gradients::Replace || begins(graph, value));
+        node.op.can_accumulate(output) && graph.value(value).state.is_some_and(|(_, version)| !first(version))
     };
     let bits = node.outputs.iter().enumerate().filter(|&(output, &value)| adds(output, value));
     bits.fold(0, |bits, (output, _)| bits | 1 << output)
@@ -170,7 +204,7 @@ fn keep_outputs(graph: &Graph, buffers: &mut [Buffer], last: usize) {
 }
 
 /// Joins buffers that take over dying inputs, and lists what is left to place.
-fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<Option<usize>>) {
+fn slots(graph: &Graph, schedule: &Schedule) -> (Vec<Slot>, Vec<Option<usize>>) {
     let mut slots: Vec<Slot> = Vec::new();
     let mut slot_of: Vec<Option<usize>> = vec![None; schedule.buffers.len()];
     let open = |slots: &mut Vec<Slot>, buffer: &Buffer| {
@@ -188,7 +222,8 @@ fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<O
         }
         written
     };
-    for (index, buffer) in schedule.buffers.iter().enumerate().skip(states) {
+    // A transient gradient that nobody writes here needs no place either.
+    for (index, buffer) in schedule.buffers.iter().enumerate().skip(graph.states().len()) {
         if !written[index] {
             slot_of[index] = open(&mut slots, buffer);
         }
@@ -196,11 +231,13 @@ fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<O
     for (index, action) in schedule.actions.iter().enumerate() {
         let Action::Run { node, inputs, outputs, .. } = action else { continue };
         let mut taken: Vec<BufferId> = Vec::new();
-        for (output, id) in outputs.iter().enumerate().filter(|(_, id)| id.index() >= states) {
+        let values = &graph.node(*node).outputs;
+        let new = outputs.iter().enumerate().filter(|&(output, _)| begins(graph, values[output]));
+        for (output, id) in new {
             let buffer = schedule.buffer(*id);
             let heir = dying_input(&graph.node(*node).op, output, inputs, |input| {
                 let earlier = schedule.buffer(input);
-                input.index() >= states
+                !outlives(graph, input)
                     && earlier.end == index + 1
                     && size(graph, earlier) == size(graph, buffer)
                     && !taken.contains(&input)

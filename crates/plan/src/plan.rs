@@ -5,21 +5,25 @@
 //! | weights | gradients | optimizer |  one layout per schedule, all from here  |
 //! ```
 //!
+//! Gradients that are used up in the backward pass that makes them (see `interleave` of the graph) are not
+//! among the persistent ones: they lie in the schedule's own part, where activations have died.
+//!
 //! Every schedule is replayed before a plan leaves this module.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use plimsoll_graph::{Graph, Phase, Type};
+use plimsoll_graph::{Graph, Phase, StateKind, Type};
 
-use crate::layout::layout;
-use crate::liveness::{Draft, Gradients, aligned, draft, live_bytes, state_purpose};
+use crate::layout::{Layout, layout};
+use crate::liveness::{Draft, Gradients, Slot, aligned, draft, live_bytes, state_purpose};
 use crate::problem::{Facts, Scratch};
 use crate::regions::Regions;
 use crate::replay::{ReplayError, replay};
-use crate::schedule::{Action, Contents, Purpose, Schedule};
+use crate::schedule::{Contents, Purpose, Schedule};
 use crate::sequence;
+use crate::spill::{self, Spiller};
 use crate::strategy::Strategy;
 
 /// What a schedule of a plan does.
@@ -80,6 +84,10 @@ pub struct Program {
 }
 
 impl Program {
+    /// Name of the output that holds the clipping factor of all gradients, and of the input that takes it, where a
+    /// micro-batch runs once to find the one and once more with the other.
+    pub const CLIP: &str = "clip_scale";
+
     /// The graph that schedules of `role` run, if the program has it.
     pub fn part(&self, role: Role) -> Option<&Costed> {
         match role {
@@ -89,13 +97,28 @@ impl Program {
         }
     }
 
-    fn roles(&self) -> impl Iterator<Item = (Role, &Costed)> {
+    pub(crate) fn roles(&self) -> impl Iterator<Item = (Role, &Costed)> {
         [Role::First, Role::Further, Role::Update, Role::Evaluate, Role::Generate]
             .into_iter()
             .filter_map(|role| self.part(role).map(|part| (role, part)))
-            .filter(|(role, part)| {
-                *role != Role::Update || part.graph.nodes().iter().any(|node| node.phase == Phase::Update)
+            .filter(|(role, part)| match role {
+                Role::Update => part.graph.nodes().iter().any(|node| node.phase == Phase::Update),
+                // What is used up in one micro-batch cannot be added to in another.
+                Role::Further => !self.updates_in_backward(),
+                _ => true,
             })
+    }
+
+    /// How often the schedule of a micro-batch runs: twice where the clipping factor it takes in is what it gives out.
+    pub fn passes(&self) -> usize {
+        let graph = &self.train.graph;
+        let takes = self.updates_in_backward() && graph.input_named(Program::CLIP).is_some();
+        if takes && graph.output_named(Program::CLIP).is_some() { 2 } else { 1 }
+    }
+
+    /// Whether parameters are updated inside the backward pass, with gradients that do not outlive it.
+    pub fn updates_in_backward(&self) -> bool {
+        self.train.graph.states().iter().any(|state| state.kind == StateKind::Transient)
     }
 }
 
@@ -127,6 +150,12 @@ impl ByPurpose {
     /// Bytes of one purpose.
     pub fn of(&self, purpose: Purpose) -> u64 {
         self.bytes[purpose as usize]
+    }
+
+    /// From the bytes of each purpose, then `free`; none when there are not as many.
+    pub(crate) fn from_sizes(sizes: &[u64]) -> Option<ByPurpose> {
+        let (&free, bytes) = sizes.split_last()?;
+        Some(ByPurpose { bytes: bytes.try_into().ok()?, free })
     }
 
     /// Each purpose with its bytes, then `free`.
@@ -224,6 +253,18 @@ pub(crate) fn assemble(
     strategy: Strategy,
     scratch: Scratch,
 ) -> Result<Plan, PlanError> {
+    assemble_within(program, regions, strategy, scratch, None)
+}
+
+/// As [`assemble`], but where the transient bytes of a micro-batch would be more than `limit`, values wait on the
+/// tier that the device offers.
+pub(crate) fn assemble_within(
+    program: &Program,
+    regions: &Regions,
+    strategy: Strategy,
+    scratch: Scratch,
+    limit: Option<u64>,
+) -> Result<Plan, PlanError> {
     let alignment = program.train.facts.alignment;
     let states = place_states(program, alignment)?;
     let persistent = states.last().map_or(0, |range| range.offset + range.bytes);
@@ -232,9 +273,13 @@ pub(crate) fn assemble(
     let (mut arena_bytes, mut bound) = (persistent, persistent);
     let mut schedules = BTreeMap::new();
     let mut fullest: Option<(u64, ByPurpose)> = None;
+    let mut laid_out: Option<(Vec<Slot>, Layout)> = None;
     for (role, part) in program.roles() {
-        let mut draft = draft_of(role, part, regions, scratch);
-        let places = layout(&draft.slots);
+        let mut draft = draft_of(role, part, regions, scratch, limit);
+        // First and further micro-batches differ in what they add to, not in lifetimes.
+        let known = laid_out.as_ref().filter(|(slots, _)| *slots == draft.slots);
+        let places = known.map_or_else(|| layout(&draft.slots), |(_, places)| places.clone());
+        laid_out = Some((draft.slots.clone(), places.clone()));
         assign(&mut draft, &part.graph, &offset_of, persistent, &places.offsets);
         arena_bytes = arena_bytes.max(persistent + places.peak);
         bound = bound.max(persistent + places.bound);
@@ -253,7 +298,7 @@ pub(crate) fn assemble(
     }
     by_purpose.free = arena_bytes - by_purpose.bytes.iter().sum::<u64>();
     let seconds =
-        |role: Role| schedules.get(&role).map_or(0.0, |s| schedule_seconds(s, &program.train.facts, scratch));
+        |role: Role| schedules.get(&role).map_or(0.0, |s| spill::seconds(s, &program.train.facts, scratch));
     Ok(Plan {
         strategy,
         scratch,
@@ -261,16 +306,22 @@ pub(crate) fn assemble(
         liveness_bound: bound,
         states,
         by_purpose,
-        micro_batch_seconds: seconds(Role::First),
+        micro_batch_seconds: seconds(Role::First) * program.passes() as f64,
         update_seconds: seconds(Role::Update),
         schedules,
     })
 }
 
-fn draft_of(role: Role, part: &Costed, regions: &Regions, scratch: Scratch) -> Draft {
+fn draft_of(role: Role, part: &Costed, regions: &Regions, scratch: Scratch, limit: Option<u64>) -> Draft {
+    let micro_batch = || {
+        let whole = sequence::micro_batch(&part.graph, regions);
+        let spilled = limit
+            .and_then(|limit| Spiller::new(&part.graph, &part.facts, scratch, whole.clone())?.within(limit));
+        spilled.map_or(whole, |spilled| spilled.sequence)
+    };
     let (sequence, gradients) = match role {
-        Role::First => (sequence::micro_batch(&part.graph, regions), Gradients::Replace),
-        Role::Further => (sequence::micro_batch(&part.graph, regions), Gradients::Add),
+        Role::First => (micro_batch(), Gradients::Replace),
+        Role::Further => (micro_batch(), Gradients::Add),
         Role::Update => (sequence::update(&part.graph), Gradients::Add),
         Role::Evaluate | Role::Generate => (sequence::forward(&part.graph), Gradients::Add),
     };
@@ -279,11 +330,11 @@ fn draft_of(role: Role, part: &Costed, regions: &Regions, scratch: Scratch) -> D
 
 /// Weights first, then gradients, then moments, each in the order of declaration: one range per purpose,
 /// so that a pass over all of them is a pass over consecutive bytes.
-fn place_states(program: &Program, alignment: u64) -> Result<Vec<StateRange>, PlanError> {
+pub(crate) fn place_states(program: &Program, alignment: u64) -> Result<Vec<StateRange>, PlanError> {
     let mut states: Vec<StateRange> = Vec::new();
     let mut known: BTreeMap<&str, Type> = BTreeMap::new();
     for (_, part) in program.roles() {
-        for state in part.graph.states() {
+        for state in part.graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
             match known.insert(&state.name, state.ty) {
                 Some(ty) if ty != state.ty => {
                     return Err(PlanError::StateDiffers { name: state.name.clone() });
@@ -312,9 +363,11 @@ fn place_states(program: &Program, alignment: u64) -> Result<Vec<StateRange>, Pl
 fn assign(draft: &mut Draft, graph: &Graph, states: &BTreeMap<&str, u64>, base: u64, offsets: &[u64]) {
     for (buffer, slot) in draft.schedule.buffers.iter_mut().zip(&draft.slot_of) {
         buffer.offset = match (buffer.contents, slot) {
-            (Contents::State(state), _) => states[graph.state(state).name.as_str()],
             (_, Some(slot)) => base + offsets[*slot],
-            // Scratch has a slot of its own, like every buffer that is not state.
+            (Contents::State(state), None) => {
+                states.get(graph.state(state).name.as_str()).copied().unwrap_or(base)
+            }
+            // Every buffer that is not state has a slot.
             (_, None) => base,
         };
     }
@@ -340,12 +393,4 @@ fn purposes_at_peak(draft: &Draft) -> ByPurpose {
         }
     }
     by_purpose
-}
-
-fn schedule_seconds(schedule: &Schedule, facts: &Facts, scratch: Scratch) -> f64 {
-    let seconds = |action: &Action| match action {
-        Action::Run { node, .. } => facts.nodes[node.index()].seconds_with(scratch),
-        Action::Start { .. } | Action::Wait { .. } => 0.0,
-    };
-    schedule.actions.iter().map(seconds).sum()
 }

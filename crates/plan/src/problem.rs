@@ -1,5 +1,7 @@
 //! What the planner must know of a device, as plain data that the device fills in.
 
+use crate::schedule::{Direction, Tier};
+
 /// Scratch memory an action needs. The kernel works with any amount in between and gives the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Workspace {
@@ -53,4 +55,34 @@ pub struct Facts {
     pub alignment: u64,
     /// One entry per node.
     pub nodes: Vec<NodeFacts>,
+    /// Where values may wait until they are read again, if anywhere.
+    pub link: Option<Link>,
+}
+
+/// A way to another tier and back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// The other end.
+    pub tier: Tier,
+    /// Bytes that may lie there.
+    pub room: u64,
+    /// Places in the tier are multiples of this, and what is smaller is not worth sending.
+    pub block: u64,
+    /// Rate on the way out, in bytes per second.
+    pub out_rate: f64,
+    /// Rate on the way in.
+    pub in_rate: f64,
+    /// Time of a transfer beside that of its bytes, in seconds.
+    pub latency: f64,
+}
+
+impl Link {
+    /// Time of a transfer of `bytes` bytes.
+    pub fn seconds(&self, direction: Direction, bytes: u64) -> f64 {
+        let rate = match direction {
+            Direction::Out => self.out_rate,
+            Direction::In => self.in_rate,
+        };
+        self.latency + bytes as f64 / rate
+    }
 }

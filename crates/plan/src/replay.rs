@@ -8,6 +8,7 @@
 //! * each value is the one the graph asks for, each version of state the one in its place;
 //! * forward nodes run at least once, backward and update nodes exactly once;
 //! * gradients are summed: the first writers all replace or all add, later ones add;
+//! * a transient gradient is not there before its first writer, which replaces, and need not be after the last reader;
 //! * a copy's bytes are busy from start to wait: nobody writes them, and on the way in nobody reads
 //!   them; copies of one direction are waited for in the order they were started; what comes back
 //!   must have gone out before, whole, and not been written over in the tier since;
@@ -18,7 +19,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-use plimsoll_graph::{Graph, NodeId, Phase, Value};
+use plimsoll_graph::{Graph, NodeId, Phase, StateKind, Value};
 
 use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Schedule, Tier};
 
@@ -141,7 +142,7 @@ impl<'a> Machine<'a> {
         };
         // The caller writes inputs, and state is there from earlier. Anything else must be computed.
         let supplied = |buffer: &Buffer| match buffer.contents {
-            Contents::State(_) => true,
+            Contents::State(state) => graph.state(state).kind != StateKind::Transient,
             Contents::Value(value) => graph.inputs().contains(&value),
             Contents::Scratch => false,
         };
@@ -212,9 +213,11 @@ impl<'a> Machine<'a> {
             let bit = accumulate >> output & 1 == 1;
             let state = node.outputs.get(output).and_then(|&value| self.graph.value(value).state);
             let fits = match state {
-                Some((_, version)) if node.op.can_accumulate(output) => {
+                Some((state, version)) if node.op.can_accumulate(output) => {
                     if version > 1 {
                         bit
+                    } else if self.graph.state(state).kind == StateKind::Transient {
+                        !bit
                     } else {
                         *self.adds.get_or_insert(bit) == bit
                     }
@@ -312,11 +315,12 @@ impl<'a> Machine<'a> {
         let Some((state, next)) = self.graph.value(value).state else {
             return Ok(());
         };
+        let begins = self.graph.state(state).kind == StateKind::Transient && next == 1;
         if self.version[state.index()].is_some_and(|there| there + 1 != next) {
             let name = self.graph.value_name(value);
             return Err(Fault::WrongVersion(format!("{name} is written out of turn")));
         }
-        if self.intact[id.index()] != self.schedule.buffer(id).bytes {
+        if !begins && self.intact[id.index()] != self.schedule.buffer(id).bytes {
             let name = &self.graph.state(state).name;
             return Err(Fault::NotIntact(format!("`{name}` is updated but was written over")));
         }
@@ -429,7 +433,7 @@ impl<'a> Machine<'a> {
 
     fn states_lie_apart(&self) -> Result<(), Fault> {
         let mut ranges: Vec<(u64, u64, u32)> = (self.schedule.buffers.iter().enumerate())
-            .filter(|(_, buffer)| matches!(buffer.contents, Contents::State(_)))
+            .filter(|(_, buffer)| self.outlives(buffer.contents))
             .map(|(index, buffer)| (buffer.offset, buffer.offset + buffer.bytes, index as u32))
             .collect();
         ranges.sort_unstable();
@@ -465,11 +469,16 @@ impl<'a> Machine<'a> {
         }
         // State is the next schedule's business: nothing may have been written over it.
         for (index, buffer) in self.schedule.buffers.iter().enumerate() {
-            if matches!(buffer.contents, Contents::State(_)) && self.intact[index] != buffer.bytes {
+            if self.outlives(buffer.contents) && self.intact[index] != buffer.bytes {
                 return Err(Fault::NotIntact(format!("state buffer {index} is written over")));
             }
         }
         Ok(())
+    }
+
+    /// Whether it is state that other schedules see.
+    fn outlives(&self, contents: Contents) -> bool {
+        matches!(contents, Contents::State(state) if self.graph.state(state).kind != StateKind::Transient)
     }
 
     fn output_intact(&self, value: Value) -> bool {

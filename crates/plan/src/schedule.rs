@@ -107,6 +107,16 @@ pub enum Tier {
     Disk,
 }
 
+impl Tier {
+    /// The name people use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Host => "host",
+            Tier::Disk => "disk",
+        }
+    }
+}
+
 /// Which way a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {

@@ -15,9 +15,10 @@ use std::fmt;
 use plimsoll_graph::GraphError;
 
 use crate::attempt::{Attempt, one_rung_above};
-use crate::plan::{Plan, PlanError, Program, assemble, persistent_bytes, plan};
+use crate::plan::{Plan, PlanError, Program, assemble_within, persistent_bytes};
 use crate::prepared::Prepared;
 use crate::problem::Scratch;
+use crate::regions::Regions;
 use crate::strategy::Strategy;
 
 /// What is asked for. What is left open is chosen.
@@ -73,6 +74,8 @@ pub struct Tried {
     pub step_seconds: f64,
     /// For [`Strategy::Auto`], the transient bytes the table was asked for.
     pub rung: Option<u64>,
+    /// Transient bytes above which values wait on another tier, if they do.
+    pub limit: Option<u64>,
 }
 
 /// Why there is no plan.
@@ -177,7 +180,7 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
             let prepared = self.prepare(micro_batch, request.budget)?;
             let attempt = Attempt { request: &request, micro_batch, prepared };
             let bound = match fixed {
-                Some(strategy) => attempt.named(&[strategy], &mut tried).map(|()| None)?,
+                Some(strategy) => attempt.fixed(strategy, &mut tried).map(|()| None)?,
                 None => attempt.optimal(&mut tried)?,
             };
             lower_bound = match (lower_bound, bound) {
@@ -205,7 +208,9 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         for &micro_batch in micro_batches {
             let before = tried.len();
             let prepared = self.prepare(micro_batch, request.budget)?;
-            Attempt { request, micro_batch, prepared }.named(&Strategy::LADDER, tried)?;
+            let attempt = Attempt { request, micro_batch, prepared };
+            attempt.named(&Strategy::LADDER, tried)?;
+            attempt.smallest_offloaded(tried)?;
             self.forget(micro_batch);
             if tried[before..].iter().all(|t| t.arena_bytes > request.budget) {
                 break;
@@ -226,7 +231,7 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         let attempt = Attempt { request: &request, micro_batch, prepared };
         let mut tried = Vec::new();
         match fixed {
-            Some(strategy) => attempt.named(&[strategy], &mut tried)?,
+            Some(strategy) => attempt.fixed(strategy, &mut tried)?,
             None if !attempt.can_fit()? => {}
             None => {
                 attempt.optimal(&mut tried)?;
@@ -267,15 +272,15 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         Ok(&self.prepare(micro_batch, u64::MAX)?.program)
     }
 
-    /// The program of a micro-batch. Tables that stay for other requests answer for every budget; those made
-    /// for this one reach just above its budget.
+    /// The program of a micro-batch. Tables that stay for other requests answer for every budget, and so do those
+    /// of a device that can send away what does not fit; those made for this one reach just above its budget.
     fn prepare(&mut self, micro_batch: usize, budget: u64) -> Result<&Prepared, SearchError> {
         use std::collections::btree_map::Entry;
         Ok(match self.prepared.entry(micro_batch) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 let program = (self.build)(micro_batch)?;
-                let cap = if self.keep {
+                let cap = if self.keep || program.train.facts.link.is_some() {
                     u64::MAX
                 } else {
                     one_rung_above(budget.saturating_sub(persistent_bytes(&program)?))
@@ -301,10 +306,9 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         let prepared = self.prepare(tried.micro_batch, request.budget)?;
         let program = &prepared.program;
         let planned = |rung| prepared.planner(tried.scratch)?.regions(&program.train.graph, rung);
-        let plan = match tried.rung.and_then(planned) {
-            Some(regions) => assemble(program, &regions, tried.strategy, tried.scratch)?,
-            None => plan(program, tried.strategy, tried.scratch)?,
-        };
+        let regions = tried.rung.and_then(planned);
+        let regions = regions.unwrap_or_else(|| Regions::new(&program.train.graph, tried.strategy));
+        let plan = assemble_within(program, &regions, tried.strategy, tried.scratch, tried.limit)?;
         let (program, accumulation) = (program.clone(), request.global_batch / tried.micro_batch);
         self.forget(tried.micro_batch);
         Ok(Choice { plan, program, micro_batch: tried.micro_batch, accumulation, lower_bound_seconds })
@@ -325,13 +329,14 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
             return Ok(Vec::new());
         }
         let all = micro_batches(request.global_batch, None)?;
+        let open = Request { strategy: None, ..request };
         let micro_batches = all.into_iter().filter(|&b| request.micro_batch.is_none_or(|fixed| b <= fixed));
         let mut fitting = Vec::new();
         for micro_batch in micro_batches {
             // Each for itself: a hint that is slower than another is still a hint.
             let mut own = Vec::new();
             let prepared = self.prepare(micro_batch, request.budget)?;
-            Attempt { request: &request, micro_batch, prepared }.optimal(&mut own)?;
+            Attempt { request: &open, micro_batch, prepared }.optimal(&mut own)?;
             self.forget(micro_batch);
             fitting.extend(own);
         }
@@ -395,7 +400,7 @@ mod tests {
 
     fn tried(micro_batch: usize, arena_bytes: u64, step_seconds: f64) -> Tried {
         let (strategy, scratch) = (Strategy::None, Scratch::Best);
-        Tried { micro_batch, strategy, scratch, arena_bytes, step_seconds, rung: None }
+        Tried { micro_batch, strategy, scratch, arena_bytes, step_seconds, rung: None, limit: None }
     }
 
     #[test]

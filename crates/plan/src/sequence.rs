@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use plimsoll_graph::{Graph, Node, NodeId, Phase, Source, StateId, Value};
 
 use crate::regions::{ROOT, Regions};
+use crate::schedule::{Direction, Tier};
 
 /// Where a node finds an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +30,35 @@ pub(crate) struct Execution {
     pub(crate) outputs: Vec<Place>,
 }
 
+/// A copy of an instance to another tier, or back from it into an instance of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Move {
+    pub(crate) instance: usize,
+    pub(crate) tier: Tier,
+    pub(crate) tier_offset: u64,
+    pub(crate) direction: Direction,
+}
+
+/// The beginning or the end of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    /// The execution it comes before.
+    pub(crate) before: usize,
+    /// Index of the move.
+    pub(crate) of: usize,
+    /// Whether the move begins or is waited for.
+    pub(crate) begins: bool,
+}
+
 /// All runs of a schedule, and the value each instance is a lifetime of. Instances of graph inputs come
 /// first: the caller writes them before the first run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sequence {
     pub(crate) executions: Vec<Execution>,
     pub(crate) instances: Vec<Value>,
+    pub(crate) moves: Vec<Move>,
+    /// In order; those before one execution as they come.
+    pub(crate) transfers: Vec<Transfer>,
 }
 
 /// Forward and backward passes of one micro-batch.

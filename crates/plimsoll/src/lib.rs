@@ -41,8 +41,8 @@ pub use plimsoll_model::{
 };
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::{
-    FloatStorage, Model, Optimizer, OptimizerKind, Options, Planned, Run, Storage, TrainError, Trainer,
-    WeightStorage, plan_described, plan_for,
+    FloatStorage, Model, Offload, Optimizer, OptimizerKind, Options, Planned, Run, Storage, TrainError,
+    Trainer, Update, WeightStorage, plan_described, plan_for,
 };
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
@@ -58,10 +58,10 @@ pub mod planning {
     pub use plimsoll_plan::dag;
     pub use plimsoll_plan::{
         Action, Buffer, BufferId, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError, CsvFault,
-        Direction, Effort, Facts, Fault, LayerReport, Layout, NodeFacts, PlanError, Point, Purpose,
-        ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space, Span,
-        StateRange, Table, Tier, Tried, Workspace, largest, layout, plan, replay, report, search, solve,
-        spans, spread, timeline, try_all,
+        Direction, Effort, Facts, Fault, GradientReport, LayerReport, Layout, Link, NodeFacts, PlanError,
+        Point, Purpose, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space,
+        Span, StateRange, Table, Tier, Tried, Workspace, gradients, largest, layout, plan, replay, report,
+        search, solve, spans, spread, timeline, try_all,
     };
 }
 
@@ -76,4 +76,5 @@ pub mod training {
         budget, ceiling, checkpoint, costed_program, course, data, export, files, generate, hub, lr, machine,
         memory, metrics, pretrained, program, settings, size, tensorboard,
     };
+    pub use plimsoll_train::{hint_at_no_limit, plan_from_file};
 }

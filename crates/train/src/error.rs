@@ -29,6 +29,8 @@ pub enum TrainError {
         smallest: Tried,
         /// Plans that would fit if less were fixed.
         hints: Vec<Tried>,
+        /// What would fit without a limit on the gradient norm, if that is what it takes.
+        unlimited: Option<Box<Unlimited>>,
     },
     /// Planning failed for another reason.
     Plan(SearchError),
@@ -49,6 +51,24 @@ pub enum TrainError {
         /// `loss` or `gradient norm`.
         what: &'static str,
     },
+    /// A gradient that is not a number, found when parameters nearer to the loss had been updated.
+    PartlyUpdated {
+        /// The step that was taken in part.
+        step: u64,
+    },
+}
+
+/// A plan that fits because gradients come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unlimited {
+    /// Size of its arena.
+    pub arena_bytes: u64,
+    /// Bytes of gradients that are not there at one time.
+    pub saved_bytes: u64,
+    /// Rows of its only micro-batch.
+    pub micro_batch: usize,
+    /// Whether separate updates were asked for, which it does without.
+    pub separate: bool,
 }
 
 impl TrainError {
@@ -56,7 +76,7 @@ impl TrainError {
     pub fn search(error: SearchError, budget: &Budget) -> TrainError {
         match error {
             SearchError::Budget { smallest, hints, .. } => {
-                TrainError::Budget { budget: Box::new(*budget), smallest, hints }
+                TrainError::Budget { budget: Box::new(*budget), smallest, hints, unlimited: None }
             }
             SearchError::Graph(error) => TrainError::Graph(error),
             other => TrainError::Plan(other),
@@ -66,6 +86,19 @@ impl TrainError {
     /// A failure to write the file at `path`.
     pub fn output(path: &Path, error: &io::Error) -> TrainError {
         TrainError::Output(format!("cannot write `{}`: {error}", path.display()))
+    }
+
+    /// Of two attempts to keep a budget, the one that came closer.
+    #[must_use]
+    pub fn closer(self, other: TrainError) -> TrainError {
+        match (&self, &other) {
+            (TrainError::Budget { smallest: a, .. }, TrainError::Budget { smallest: b, .. })
+                if b.arena_bytes < a.arena_bytes =>
+            {
+                other
+            }
+            _ => self,
+        }
     }
 
     /// Whether the user can mend it by asking differently.
@@ -85,7 +118,7 @@ impl TrainError {
 
     /// Ways out that were tried and work, as flags.
     pub fn hints(&self) -> Vec<String> {
-        let TrainError::Budget { budget, smallest, hints } = self else {
+        let TrainError::Budget { budget, smallest, hints, unlimited } = self else {
             return Vec::new();
         };
         let outside = budget.outside;
@@ -99,6 +132,13 @@ impl TrainError {
                 format!("`--micro-batch {micro_batch} --recompute {strategy}` fits in {bytes}")
             })
             .collect();
+        if let Some(Unlimited { arena_bytes, saved_bytes, micro_batch, separate }) = unlimited.as_deref() {
+            let (bytes, saved) = (Size { bytes: arena_bytes + outside }, Size { bytes: *saved_bytes });
+            let update = if *separate { "--update auto " } else { "" };
+            lines.push(format!(
+                "`{update}--max-grad-norm 0 --micro-batch {micro_batch}` fits in {bytes}: {saved} of gradients need not persist"
+            ));
+        }
         if whole << 20 <= budget.total {
             return lines;
         }
@@ -141,6 +181,11 @@ impl fmt::Display for TrainError {
                 f,
                 "the {what} of step {step} is not a finite number; the weights are as step {} left them",
                 step - 1
+            ),
+            TrainError::PartlyUpdated { step } => write!(
+                f,
+                "a gradient of step {step} is not a finite number, and some parameters were updated before it was \
+                 found; go back to a checkpoint, or train with `--update separate`, which finds it first"
             ),
         }
     }

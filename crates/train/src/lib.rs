@@ -17,6 +17,7 @@ pub mod export;
 pub mod files;
 pub mod generate;
 pub mod hub;
+mod in_backward;
 pub mod lr;
 pub mod machine;
 mod measure;
@@ -25,6 +26,7 @@ pub mod metrics;
 mod optimizer;
 pub mod pretrained;
 mod run;
+mod saved;
 pub mod settings;
 pub mod size;
 pub mod tensorboard;
@@ -36,13 +38,18 @@ pub use config::{
     Config, DataConfig, EvaluationConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig, Resume,
     SampleConfig, SavingConfig, Target, Warmup,
 };
-pub use error::TrainError;
+pub use error::{TrainError, Unlimited};
+pub use in_backward::{Update, append_in_backward, append_two_pass};
 pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
 pub use optimizer::{
     FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage,
     append as append_optimizer,
 };
-pub use run::{Model, Options, Planned, Run, costed_program, plan_described, plan_for, program};
+pub use run::{
+    Model, Offload, Options, Planned, Run, costed_program, hint_at_no_limit, plan_described, plan_for,
+    program,
+};
+pub use saved::plan_from_file;
 pub use settings::RawConfig;
 pub use trainer::Trainer;
 pub use validation::Validation;

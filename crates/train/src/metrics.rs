@@ -57,6 +57,9 @@ pub struct EvaluationRecord {
     /// Its exponential.
     #[serde(with = "finite_or_null")]
     pub eval_perplexity: f64,
+    /// Part of the texts whose likeliest label is theirs, where texts are sorted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_accuracy: Option<f64>,
     /// Targets that were looked at.
     pub valid_tokens: u64,
     /// How long it took.
@@ -101,12 +104,26 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens the file for more lines; what a run before it wrote stays.
+    /// Opens the file for more lines, after step `after`; what a run before it wrote up to there stays, and what it
+    /// wrote beyond its last checkpoint goes, since those steps are taken again.
     ///
     /// # Errors
     ///
     /// When it cannot be written.
-    pub fn open(path: &Path) -> Result<MetricsFile, TrainError> {
+    pub fn open(path: &Path, after: u64) -> Result<MetricsFile, TrainError> {
+        if path.exists() {
+            let unwritable = |error: io::Error| TrainError::output(path, &error);
+            let text = std::fs::read_to_string(path).map_err(unwritable)?;
+            let stays = |line: &&str| {
+                let record: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+                record["event"] != "end" && record["step"].as_u64().is_none_or(|step| step <= after)
+            };
+            let kept: String = text.lines().filter(stays).flat_map(|line| [line, "\n"]).collect();
+            let sibling = path.with_extension("jsonl.part");
+            std::fs::write(&sibling, kept)
+                .and_then(|()| std::fs::rename(&sibling, path))
+                .map_err(unwritable)?;
+        }
         let file = OpenOptions::new().create(true).append(true).open(path);
         Ok(MetricsFile {
             file: file.map_err(|error| TrainError::output(path, &error))?,

@@ -205,16 +205,18 @@ impl AdapterFolder {
     }
 }
 
-/// How an adapter is written: PEFT's files and names, and nothing of the model but its tokenizer.
-pub fn adapter_form(lora: &Lora, base: &Pretrained) -> Form {
+/// How an adapter is written: PEFT's files and names, and nothing of the model but its tokenizer. `sorts` says whether
+/// texts are sorted into labels.
+pub fn adapter_form(lora: &Lora, base: &Pretrained, sorts: bool) -> Form {
     let gpt2 = matches!(base.configuration.architecture, Architecture::Gpt2(_));
     let config = AdapterConfig {
         lora: lora.clone(),
         base_model: Some(base.folder.display().to_string()),
-        task: Some(match base.configuration.architecture.labels() {
-            Some(_) => "SEQ_CLS".into(),
-            None => "CAUSAL_LM".into(),
-        }),
+        task: match base.configuration.architecture {
+            _ if sorts => Some("SEQ_CLS".into()),
+            Architecture::Bert(_) => None,
+            Architecture::Llama(_) | Architecture::Gpt2(_) => Some("CAUSAL_LM".into()),
+        },
         fan_in_fan_out: gpt2,
     };
     Form {

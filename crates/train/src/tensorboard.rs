@@ -76,7 +76,9 @@ impl<E: From<TrainError>> Listener<E> for EventFile {
                 self.scalars(record.step, &values)?;
             }
             Event::Evaluation(record) => {
-                let values = [("eval/loss", record.eval_loss), ("eval/perplexity", record.eval_perplexity)];
+                let mut values =
+                    vec![("eval/loss", record.eval_loss), ("eval/perplexity", record.eval_perplexity)];
+                values.extend(record.eval_accuracy.map(|accuracy| ("eval/accuracy", accuracy)));
                 self.scalars(record.step, &values)?;
             }
             Event::Step(_) | Event::Saved(_) | Event::End(_) => {}

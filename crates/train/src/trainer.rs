@@ -104,12 +104,13 @@ impl<D: Device> Trainer<D> {
         let step = self.run.steps() + 1;
         let group = self.batches.next_group()?;
         let scale = [1.0 / group.valid_tokens.max(1) as f32];
+        let lr = self.lr.at(step);
+        self.run.begin(lr as f32);
         let mut loss = 0.0;
         for which in 0..group.micro_batches {
             self.feed.fill(|rows| self.batches.read(&group, which, rows))?;
             loss += f64::from(self.run.backward(self.feed.inputs(&scale).as_slice())?);
         }
-        let lr = self.lr.at(step);
         let grad_norm = f64::from(self.run.step(lr as f32)?);
         let tokens = group.sequences * self.batches.source().seq_len() as u64;
         let seconds = begin.elapsed().as_secs_f64();
@@ -140,14 +141,25 @@ impl<D: Device> Trainer<D> {
         let group = validation.group()?;
         let scale = [1.0 / group.valid_tokens.max(1) as f32];
         let mut eval_loss = 0.0;
+        let (mut right, mut sorted) = (0, 0);
+        let logits = self.run.engine().output_type(Role::Evaluate, "logits");
+        let mut logits = logits.map(|ty| (vec![0.0; ty.shape.elements()], ty.shape.columns()));
         for which in 0..group.micro_batches {
             self.feed.fill(|rows| validation.read(&group, which, rows))?;
             eval_loss += f64::from(self.run.evaluate(self.feed.inputs(&scale).as_slice())?);
+            if let (Some((logits, classes)), Some(labels)) = (&mut logits, self.feed.labels()) {
+                self.run.engine().output(Role::Evaluate, "logits", logits)?;
+                for (row, &label) in logits.chunks(*classes).zip(labels).filter(|(_, label)| **label >= 0) {
+                    right += u64::from(likeliest(row) == label as usize);
+                    sorted += 1;
+                }
+            }
         }
         Ok(EvaluationRecord {
             step: self.run.steps(),
             eval_loss,
             eval_perplexity: eval_loss.exp(),
+            eval_accuracy: (sorted > 0).then(|| right as f64 / sorted as f64),
             valid_tokens: group.valid_tokens,
             seconds: begin.elapsed().as_secs_f64(),
             best: false,
@@ -188,6 +200,12 @@ impl<D: Device> Trainer<D> {
     pub fn run_mut(&mut self) -> &mut Run<D> {
         &mut self.run
     }
+}
+
+/// The place of the largest number, the first of equals.
+fn likeliest(numbers: &[f32]) -> usize {
+    let better = |best: usize, at: usize| if numbers[at] > numbers[best] { at } else { best };
+    (0..numbers.len()).reduce(better).unwrap_or(0)
 }
 
 /// What decides which numbers a step sees, whatever the plan.

@@ -71,8 +71,8 @@ fn request(stream: &TcpStream) -> (String, String, String) {
     for line in lines.take_while(|line| !line.is_empty()) {
         let (name, value) = line.split_once(": ").unwrap();
         match name.to_lowercase().as_str() {
-            "range" => range = value.to_owned(),
-            "authorization" => token = value.to_owned(),
+            "range" => value.clone_into(&mut range),
+            "authorization" => value.clone_into(&mut token),
             _ => {}
         }
     }

@@ -29,11 +29,8 @@ fn train_adapter(base: &Pretrained, lora: &Lora, out: &Path) {
     let model = LanguageModel { architecture, seq_len: SEQ, documents, generate: false, lora: None };
     let options = Options { memory: Some(256 << 20), global_batch: 2, threads: 1, ..Options::default() };
     let mut run = Run::new(Adapted { model, lora: lora.clone() }, &options).unwrap();
-    let parameters: Vec<_> = run.states().map(|(name, ty)| (name.to_owned(), ty)).collect();
-    let parameters =
-        parameters.iter().filter(|(name, _)| !name.starts_with("grad.") && !name.contains("adam"));
-    let own: Vec<_> = parameters.filter(|(name, _)| run_parameter(name)).collect();
-    base.load(run.engine_mut(), own.iter().map(|(name, ty)| (name.as_str(), *ty))).unwrap();
+    let parameters: Vec<_> = run.parameters(true).map(|(name, ty)| (name.to_owned(), ty)).collect();
+    base.load(run.engine_mut(), parameters.iter().map(|(name, ty)| (name.as_str(), *ty))).unwrap();
     let tokens: Vec<i32> = (0..2 * SEQ as i32).map(|i| (i * 7 + 3) % vocab).collect();
     let targets: Vec<i32> = (0..2 * SEQ as i32).map(|i| (i * 7 + 10) % vocab).collect();
     let mut losses = Vec::new();
@@ -46,12 +43,7 @@ fn train_adapter(base: &Pretrained, lora: &Lora, out: &Path) {
     }
     assert!(losses[5] < losses[0], "{losses:?}");
     fs::create_dir_all(out).unwrap();
-    run.save_weights(out, &adapter_form(lora, base)).unwrap();
-}
-
-/// Parameters are what a folder holds; the state of the optimizer is not.
-fn run_parameter(name: &str) -> bool {
-    name.ends_with(".weight") || name.ends_with(".bias")
+    run.save_weights(out, &adapter_form(lora, base, false)).unwrap();
 }
 
 fn written(model: &Pretrained, adapter: Option<&AdapterFolder>) -> Vec<i32> {

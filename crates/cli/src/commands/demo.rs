@@ -31,7 +31,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let raw = raw(args);
     let mut config = Config::check(&raw)?;
     config.model.generate = true;
-    let mut session = Session::open(&mut config)?;
+    let mut session = Session::open(&mut config, None)?;
     say(&format!("preset tiny on {}, trained on {}\n\n", session.device_name, data_name(&raw)))?;
     let mut plan = Vec::new();
     table::plan(&mut plan, &session.summary).map_err(|error| Failure::output(&error))?;

@@ -55,9 +55,15 @@ pub(crate) fn find(
     let raw = open(args, what)?;
     let found = largest(most(&raw, what)?, |value| {
         let config = with(&raw, what, value)?;
-        let mut questions = questions(&config, facts, budget);
-        let fits = questions.searcher.fits(questions.request).map_err(|error| questions.failure(error))?;
-        Ok::<_, Failure>(fits.then(|| config.clone()))
+        let two_passes = config.options.in_two_passes().map(|options| Config { options, ..config.clone() });
+        for config in [Some(config), two_passes].into_iter().flatten() {
+            let mut questions = questions(&config, facts, budget);
+            if questions.searcher.fits(questions.request).map_err(|error| questions.failure(error))? {
+                drop(questions);
+                return Ok(Some(config));
+            }
+        }
+        Ok::<_, Failure>(None)
     })?;
     match found {
         Some((value, config)) => Ok(Answer { what, value, config }),

@@ -12,5 +12,6 @@ pub(crate) mod html;
 pub(crate) mod layout;
 pub(crate) mod max;
 pub(crate) mod plan;
+pub(crate) mod planfile;
 pub(crate) mod report;
 pub(crate) mod train;

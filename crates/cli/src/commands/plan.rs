@@ -6,12 +6,14 @@ use serde_json::Value;
 
 use plimsoll::planning::{Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, DataConfig, Target};
-use plimsoll::{Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, differentiate};
+use plimsoll::training::{Config, DataConfig, Target, costed_program, hint_at_no_limit};
+use plimsoll::{
+    Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, TrainError, differentiate,
+};
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer};
-use crate::commands::{compare, dag, html};
+use crate::commands::{compare, dag, html, planfile};
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary, questions};
 use crate::{costs, json, table};
@@ -23,8 +25,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let mut config = Config::check(&args.settings.raw()?)?;
     let text = match &config.target {
         Target::Cpu => {
-            let (device, name) = costs::device(config.options.threads, config.costs.as_deref())?;
-            let budget = Budget::resolve(config.options.memory)?;
+            let (device, name) = costs::device(&config)?;
+            let budget = config.options.budget()?;
             if config.data != DataConfig::Synthetic {
                 config.open_data(&mut |_| {})?;
             }
@@ -33,7 +35,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Target::Described { spec, assumed } => {
             let budget = Budget::of_device(spec, config.options.memory)?;
             let name = description(spec, *assumed);
-            answer(args, config.clone(), &name, &|graph| spec.facts(graph), budget)?
+            let link = config.options.offload.as_ref().map(|offload| spec.host_link(offload.budget));
+            let facts = |graph: &Graph| Facts { link, ..spec.facts(graph) };
+            answer(args, config.clone(), &name, &facts, budget)?
         }
     };
     io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
@@ -58,7 +62,25 @@ fn answer(
         return shown(stage, &config, &Planned { choice, budget });
     }
     let title = format!("{} on {device}", config.name);
-    answered(args, &title, &config.target.name(), &mut questions, answer.as_ref())
+    let target = config.target.name();
+    let mut answered = answered(args, &title, &target, &mut questions, answer.as_ref());
+    let two_passes = config.options.in_two_passes();
+    if let (Err(Failure::Train(TrainError::Budget { .. })), Some(options)) = (&answered, two_passes) {
+        let config = Config { options, ..config.clone() };
+        let mut questions = self::questions(&config, facts, budget);
+        let again = self::answered(args, &title, &target, &mut questions, answer.as_ref());
+        answered = match (answered, again) {
+            (Err(Failure::Train(first)), Err(Failure::Train(second))) => Err(first.closer(second).into()),
+            (_, again) => again,
+        };
+    }
+    answered.map_err(|failure| match failure {
+        Failure::Train(error) => hint_at_no_limit(error, &config.options, |options, rows| {
+            costed_program(&config.model, facts, options, rows)
+        })
+        .into(),
+        other => other,
+    })
 }
 
 /// What is assumed of a device that is not here.
@@ -84,6 +106,9 @@ fn answered<B: FnMut(usize) -> Result<Program, GraphError>>(
     let summary = questions.plan()?;
     let rows =
         if args.compare || args.html.is_some() { compare::rows(questions, &summary)? } else { Vec::new() };
+    if let Some(path) = &args.out {
+        planfile::save(path, &summary.planned)?;
+    }
     if let Some(path) = &args.html {
         html::write(path, title, &summary, &rows, questions)?;
     }

@@ -1,6 +1,7 @@
 //! `plimsoll train`: the plan, a progress bar, records.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use plimsoll::training::ceiling::{matmul_flops, matmul_rate};
 use plimsoll::training::checkpoint::{Checkpoint, Checkpoints};
@@ -10,9 +11,10 @@ use plimsoll::training::files::Form;
 use plimsoll::training::lr::Lr;
 use plimsoll::training::metrics::{EndRecord, write_line};
 use plimsoll::training::{Config, Resume, Validation};
-use plimsoll::{CpuDevice, Device, Run, TrainError, Trainer, plan_for};
+use plimsoll::{CpuDevice, Device, Run, TrainError, Trainer};
 
 use crate::args::TrainArgs;
+use crate::commands::planfile;
 use crate::exit::Failure;
 use crate::outputs::{self, Outputs};
 use crate::progress::Progress;
@@ -38,7 +40,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         config.form()?;
         outputs::prepare(output, config.resume.is_some())?;
     }
-    let mut session = Session::open(&mut config)?;
+    let mut session = Session::open(&mut config, args.plan.as_deref())?;
     let saved = Saved::open(&config, &mut session)?;
     let steps = args.stop_after.map_or(session.lr.max_steps, |most| session.lr.max_steps.min(most));
     announce(&config, &session, steps, args.json)?;
@@ -137,7 +139,12 @@ fn announce(config: &Config, session: &Session, steps: u64, json: bool) -> Resul
     let mut table = Vec::new();
     table::plan(&mut table, &session.summary).map_err(|error| Failure::output(&error))?;
     say(&String::from_utf8_lossy(&table))?;
-    say(&table::run_time(&session.summary, steps))
+    let left = steps.saturating_sub(session.trainer.run().steps());
+    say(&table::run_time(&session.summary, left))?;
+    if config.output.is_none() {
+        say("what is trained is not kept; give --output-dir to keep it\n")?;
+    }
+    Ok(())
 }
 
 /// A planned run with its data, ready to step.
@@ -153,8 +160,8 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens the data, plans, takes the memory and reads what was trained before.
-    pub(crate) fn open(config: &mut Config) -> Result<Session, Failure> {
+    /// Opens the data, plans or reads the plan, takes the memory and reads what was trained before.
+    pub(crate) fn open(config: &mut Config, plan: Option<&Path>) -> Result<Session, Failure> {
         config.target.trains()?;
         for note in &config.configuration.notes {
             say(&format!("note: {note}\n"))?;
@@ -163,11 +170,16 @@ impl Session {
         if let Some((count, first)) = &data.skipped {
             say(&format!("{count} samples were passed over; the first: {first}\n"))?;
         }
-        let (device, device_name) = costs::device(config.options.threads, config.costs.as_deref())?;
-        let planned = plan_for(&config.model, &device, &config.options)?;
+        let (device, device_name) = costs::device(config)?;
+        let planned = planfile::load(plan, config, &device)?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         let ceiling = ceiling(&summary, device.threads())?;
         let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
+        if run.engine().device().disk().is_some_and(|disk| !disk.bypasses_page_cache()) {
+            say(
+                "note: this file system does not let --offload bypass the page cache; the kernel may keep copies in memory\n",
+            )?;
+        }
         let loaded = config.load(&mut run)?;
         for (what, names) in [("not in the folder, so new", &loaded.absent), ("passed over", &loaded.unused)]
         {
@@ -199,7 +211,7 @@ impl Session {
         };
         let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut [&mut all]);
         let end = result.inspect_err(|_| progress.abandon())?;
-        // A run that went on from its very end used none of its arena.
+        // A run that goes on after its last step takes none, and uses the arena for its state alone.
         kept(&end, budget, self.trainer.run().steps() > before)?;
         Ok(end)
     }

@@ -45,6 +45,8 @@ fn clipping() -> Vec<Case> {
             named(clip(0.0), "of 0"),
             named(clip(f32::INFINITY), "overflow"),
         ]);
+        let several = vec![scalar(9.0), scalar(0.5), scalar(39.5)];
+        cases.push(named(case(Op::ClipScale { max_norm }, several, ROUNDED), "of three sums"));
     }
     cases
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use plimsoll_graph::{Graph, Node, Op, Type, work};
-use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, NodeFacts, Schedule, Space};
+use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, Schedule, Space};
 
 use crate::arena::Arena;
 use crate::cpu::{Call, DiskTier, Operand, Pool, Scratch, run, workspace};
@@ -32,13 +32,16 @@ pub struct CpuDevice {
     /// Shared with the body of [`Device::enter`], which borrows the device while its threads are in use.
     pool: Arc<Pool>,
     threads: usize,
+    /// Before the arena, so that its threads are gone before the bytes they copy are.
+    disk: Option<DiskTier>,
     /// Shared with the schedules that were prepared on it, which hold addresses inside.
     arena: Option<Arc<Arena>>,
     /// What ops were measured to take.
     timings: Timings,
     /// Where buffers may be sent, if anywhere.
     offload_folder: Option<PathBuf>,
-    disk: Option<DiskTier>,
+    /// What planners are told of it, if it is theirs to use.
+    link: Option<Link>,
     /// Number that the disk tier gave to each copy of the schedule that is running.
     tickets: Vec<u64>,
 }
@@ -58,10 +61,11 @@ impl CpuDevice {
         Ok(CpuDevice {
             pool,
             threads,
+            disk: None,
             arena: None,
             timings: Timings::default(),
             offload_folder: None,
-            disk: None,
+            link: None,
             tickets: Vec::new(),
         })
     }
@@ -76,6 +80,15 @@ impl CpuDevice {
     #[must_use]
     pub fn with_offload_folder(self, folder: PathBuf) -> CpuDevice {
         CpuDevice { offload_folder: Some(folder), ..self }
+    }
+
+    /// The device with a folder that planners may offload to, over a link that [`measure_disk`] or the caller
+    /// describes.
+    ///
+    /// [`measure_disk`]: crate::measure_disk
+    #[must_use]
+    pub fn with_offload(self, folder: PathBuf, link: Link) -> CpuDevice {
+        CpuDevice { link: Some(link), ..self.with_offload_folder(folder) }
     }
 
     /// The disk tier, once room in it is taken.
@@ -153,7 +166,7 @@ impl Device for CpuDevice {
     fn facts(&self, graph: &Graph) -> Facts {
         let rates = self.timings.rates();
         let facts = |node| self.node_facts(graph, node, rates);
-        Facts { alignment: ALIGNMENT, nodes: graph.nodes().iter().map(facts).collect() }
+        Facts { alignment: ALIGNMENT, nodes: graph.nodes().iter().map(facts).collect(), link: self.link }
     }
 
     fn allocate(&mut self, space: Space) -> Result<(), ExecError> {
@@ -190,6 +203,21 @@ impl Device for CpuDevice {
     }
 
     fn run(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
+        let result = self.act(prepared, action);
+        if let (Err(_), Some(disk)) = (&result, &self.disk) {
+            // The schedule ends here, and nobody will wait for what it has started.
+            disk.drain();
+        }
+        result
+    }
+
+    fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
+        Arc::clone(&self.pool).enter(|| body(self))
+    }
+}
+
+impl CpuDevice {
+    fn act(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
         let no_disk =
             || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
         debug_assert!(prepared.arena.bytes() > 0, "addresses are those of a live arena");
@@ -211,10 +239,6 @@ impl Device for CpuDevice {
                 self.disk.as_ref().ok_or_else(no_disk)?.wait(*direction, self.tickets[*copy])
             }
         }
-    }
-
-    fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
-        Arc::clone(&self.pool).enter(|| body(self))
     }
 }
 

@@ -17,7 +17,7 @@
     reason = "a transfer is an address and a length; `replay` proved the bytes busy until waited for"
 )]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::Layout;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -34,7 +34,7 @@ use crate::ExecError;
 /// Offsets in the file and lengths of transfers are multiples of this: what direct I/O asks for.
 pub const BLOCK: u64 = 4096;
 /// Bytes of a bounce buffer: large enough that a transfer runs at the disk's own speed.
-const BOUNCE: usize = 1 << 20;
+pub(crate) const BOUNCE: usize = 1 << 20;
 /// Stack of an I/O thread, which only moves bytes.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -61,7 +61,9 @@ impl DiskTier {
         let (file, direct) = open(folder)?;
         reserve(&file, bytes).map_err(|error| {
             let folder = folder.display();
-            ExecError::Device(format!("cannot reserve {bytes} bytes for offload in {folder}: {error}"))
+            ExecError::Device(format!(
+                "cannot reserve {bytes} bytes for offload in {folder}: {error}; name another folder with --offload-folder"
+            ))
         })?;
         let file = Arc::new(file);
         Ok(DiskTier {
@@ -105,6 +107,13 @@ impl DiskTier {
     /// When the disk failed.
     pub fn wait(&self, direction: Direction, number: u64) -> Result<(), ExecError> {
         self.lane(direction).wait(number)
+    }
+
+    /// Waits until nothing is under way, be it because a disk failed: then the bytes of all transfers are free.
+    pub fn drain(&self) {
+        for lane in [&self.out, &self.inward] {
+            lane.drain();
+        }
     }
 
     fn lane(&self, direction: Direction) -> &Lane {
@@ -186,6 +195,13 @@ impl Lane {
             None => Ok(()),
         }
     }
+
+    fn drain(&self) {
+        let mut state = self.shared.lock();
+        while state.done < state.started && state.fault.is_none() {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 impl Drop for Lane {
@@ -264,36 +280,32 @@ impl Transfer {
     }
 }
 
-/// Memory aligned for direct I/O.
-struct Bounce(NonNull<u8>);
+/// Whole pages, which is what direct I/O asks for. They come from the system and go back to it, past the
+/// allocator: what it keeps for later would count against the budget.
+pub(crate) struct Bounce(NonNull<u8>);
 
 impl Bounce {
-    fn new() -> Bounce {
-        // SAFETY: the layout has a size above 0.
-        let pointer = unsafe { alloc_zeroed(Bounce::layout()) };
-        match NonNull::new(pointer) {
-            Some(pointer) => Bounce(pointer),
-            None => std::alloc::handle_alloc_error(Bounce::layout()),
+    pub(crate) fn new() -> Bounce {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a fresh mapping of no file at an address of the system's choice touches nothing of ours.
+        let pages = unsafe { libc::mmap(std::ptr::null_mut(), BOUNCE, access, kind, -1, 0) };
+        match NonNull::new(pages.cast::<u8>()).filter(|_| pages != libc::MAP_FAILED) {
+            Some(pages) => Bounce(pages),
+            None => std::alloc::handle_alloc_error(Layout::new::<[u8; BOUNCE]>()),
         }
     }
 
-    const fn layout() -> Layout {
-        match Layout::from_size_align(BOUNCE, BLOCK as usize) {
-            Ok(layout) => layout,
-            Err(_) => panic!("a bounce buffer is a whole number of blocks"),
-        }
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the allocation has this many zeroed bytes and is borrowed mutably through `self`.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has this many zeroed bytes and is borrowed mutably through `self`.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BOUNCE) }
     }
 }
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this very layout.
-        unsafe { dealloc(self.0.as_ptr(), Bounce::layout()) };
+        // SAFETY: mapped in `new` with this very length, and nobody else has the address.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), BOUNCE) };
     }
 }
 
@@ -399,5 +411,21 @@ mod tests {
         }
         tier.wait(Direction::Out, last.unwrap()).unwrap();
         assert!(refused, "four transfers at once went through a tier made for one");
+    }
+
+    #[test]
+    fn a_disk_that_fails_is_one_error_for_all_who_wait_and_holds_nobody_up() {
+        let tier = DiskTier::create(&folder(), BLOCK, 4).unwrap();
+        let mut place = [0_u8; 100];
+        let beyond_the_file = 1 << 20;
+        // SAFETY: the array lives and is left alone until the waits below.
+        let start = || unsafe { tier.start(Direction::In, place.as_ptr().cast_mut(), 100, beyond_the_file) };
+        let (first, second) = (start().unwrap(), start().unwrap());
+        for number in [first, second] {
+            let error = tier.wait(Direction::In, number).unwrap_err().to_string();
+            assert!(error.starts_with("cannot read from the offload file"), "{error}");
+        }
+        tier.drain();
+        place.fill(1);
     }
 }

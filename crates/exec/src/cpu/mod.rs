@@ -11,6 +11,7 @@ mod cast;
 mod conv;
 mod device;
 mod disk;
+mod disk_speed;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -46,6 +47,7 @@ use crate::ExecError;
 pub use call::{Call, Operand, Scratch};
 pub use device::CpuDevice;
 pub use disk::{BLOCK, DiskTier, OUTSIDE_BYTES};
+pub use disk_speed::{DiskSpeed, measure_disk};
 pub use pool::Pool;
 pub use room::free_disk_bytes;
 

@@ -62,7 +62,7 @@ widest! {
 
 pub(super) fn clip_scale(call: &Call, max_norm: Option<f32>) -> Result<(), ExecError> {
     want_f32(call)?;
-    let norm = f64::from(call.input(0)[0]).sqrt();
+    let norm = (0..call.inputs.len()).map(|index| f64::from(call.input(index)[0])).sum::<f64>().sqrt();
     let limit = max_norm.map_or(1.0, |max| (f64::from(max) / (norm + 1e-6)).min(1.0));
     call.output(0)[0] = norm as f32;
     call.output(1)[0] = if (norm as f32).is_finite() { limit as f32 } else { f32::NAN };

@@ -84,8 +84,11 @@ impl Run<'_> {
         let Some((state, version)) = self.graph.value(value).state else {
             return false;
         };
-        let gradient = self.graph.state(state).kind == StateKind::Gradient;
-        let replaces = gradient && version == 1 && self.first_micro_batch;
+        let replaces = match self.graph.state(state).kind {
+            StateKind::Gradient => version == 1 && self.first_micro_batch,
+            StateKind::Transient => version == 1,
+            _ => false,
+        };
         node.op.can_accumulate(output) && !replaces
     }
 

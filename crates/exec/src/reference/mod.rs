@@ -179,7 +179,9 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         // The sum itself is the storing of a result that accumulates.
         Op::Accumulate { .. } => one(arrays[0].clone()),
         Op::SumSquares => one(updates::sum_squares(&arrays)),
-        Op::ClipScale { max_norm } => Ok(updates::clip_scale(scalar(0), *max_norm).into()),
+        Op::ClipScale { max_norm } => {
+            Ok(updates::clip_scale(arrays.iter().map(Array::only), *max_norm).into())
+        }
         Op::Sgd(rates) => Ok(updates::sgd(*rates, x[0], [1, 2].map(scalar), random(3), outputs)),
         Op::AdamW(rates) => Ok(updates::adamw(*rates, x[0], [1, 2, 3].map(scalar), random(4), outputs)),
     }

@@ -10,8 +10,8 @@ pub(super) fn sum_squares(inputs: &[Array]) -> Array {
 }
 
 /// `(norm, scale)`.
-pub(super) fn clip_scale(sum_of_squares: f64, max_norm: Option<f32>) -> [Array; 2] {
-    let norm = sum_of_squares.sqrt();
+pub(super) fn clip_scale(sums_of_squares: impl Iterator<Item = f64>, max_norm: Option<f32>) -> [Array; 2] {
+    let norm = sums_of_squares.sum::<f64>().sqrt();
     let limit = max_norm.map_or(1.0, |max| (f64::from(max) / (norm + 1e-6)).min(1.0));
     // Judged as it will be stored: what overflows f32 is as useless as what overflowed before.
     let scale = if (norm as f32).is_finite() { limit } else { f64::NAN };

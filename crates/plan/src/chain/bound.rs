@@ -15,8 +15,21 @@
 //!
 //! The hull allows a fraction of a layer to be kept, so the bound also covers layers treated differently.
 //! Where several rebuildings of the same layer are needed (a few percent of the memory) it is loose.
+//!
+//! With another tier, `q` bytes more are there to be had behind the turn. They went out before it and come in
+//! behind it, so neither part takes less time than its transfers, and the bound is the least over all `q`.
 
 use crate::chain::options::Options;
+use crate::problem::Link;
+
+/// Time of forward nodes, each once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passes {
+    /// Of the layers: all of it comes before the turn.
+    pub(crate) layers: f64,
+    /// Of the whole graph: nothing else can.
+    pub(crate) all: f64,
+}
 
 /// The bound as a function of bytes.
 #[derive(Clone, Debug)]
@@ -24,23 +37,46 @@ pub(crate) struct LowerBound {
     layers: usize,
     /// Everything once: forward, backward and turn.
     base_seconds: f64,
+    forward: Passes,
     /// Corners of the hull: bytes rising, seconds falling.
     hull: Vec<(f64, f64)>,
 }
 
+/// Enough to tell single bytes of any memory apart.
+const HALVINGS: usize = 100;
+
 impl LowerBound {
     /// The bound for `layers` layers with these options.
-    pub(crate) fn new(options: &Options, layers: usize, base_seconds: f64) -> LowerBound {
+    pub(crate) fn new(options: &Options, layers: usize, base_seconds: f64, forward: Passes) -> LowerBound {
         let mut points: Vec<(f64, f64)> =
             options.frontiers.iter().flatten().map(|&(bytes, seconds)| (bytes as f64, seconds)).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        LowerBound { layers, base_seconds, hull: lower_hull(&points) }
+        LowerBound { layers, base_seconds, forward, hull: lower_hull(&points) }
     }
 
     /// Least time of any schedule whose forward values at the turn take at most `bytes`.
     pub(crate) fn seconds(&self, bytes: u64) -> f64 {
         let share = bytes as f64 / self.layers as f64;
         self.base_seconds + self.layers as f64 * self.at(share)
+    }
+
+    /// Least time of any schedule that has at most `bytes` of forward values at the turn, and others in a tier.
+    pub(crate) fn seconds_with(&self, bytes: u64, link: &Link) -> f64 {
+        let seconds = |sent: f64| {
+            let rebuilt = self.layers as f64 * self.at((bytes as f64 + sent) / self.layers as f64);
+            let before = self.forward.layers.max(sent / link.out_rate);
+            let behind = (self.base_seconds - self.forward.all + rebuilt).max(sent / link.in_rate);
+            (self.base_seconds + rebuilt).max(before + behind)
+        };
+        let whole = self.hull.last().map_or(0.0, |corner| corner.0) * self.layers as f64;
+        let (mut low, mut high) = (0.0, whole.min(link.room as f64));
+        // What is rebuilt is convex in what is there, so the time is convex in what is sent.
+        for _ in 0..HALVINGS {
+            let third = (high - low) / 3.0;
+            if seconds(low + third) <= seconds(high - third) { high -= third } else { low += third }
+        }
+        // The search ends next to the least.
+        seconds(f64::midpoint(low, high)) * (1.0 - 1e-9)
     }
 
     fn at(&self, bytes: f64) -> f64 {
@@ -89,7 +125,12 @@ mod tests {
     fn the_hull_lies_under_every_point() {
         let points = [(0.0, 10.0), (1.0, 9.0), (2.0, 4.0), (3.0, 3.9), (4.0, 0.0)];
         let hull = lower_hull(&points);
-        let bound = LowerBound { layers: 1, base_seconds: 0.0, hull: hull.clone() };
+        let bound = LowerBound {
+            layers: 1,
+            base_seconds: 0.0,
+            forward: Passes { layers: 0.0, all: 0.0 },
+            hull: hull.clone(),
+        };
         for (bytes, seconds) in points {
             assert!(bound.at(bytes) <= seconds + 1e-12, "{hull:?} at {bytes}");
         }

@@ -36,7 +36,7 @@ fn facts(graph: &Graph) -> Facts {
         let seconds = work.matmul_flops / FLOPS + work.bytes / BYTES + FIXED_SECONDS;
         NodeFacts { seconds, lean_seconds: seconds, workspace: Workspace::exactly(SCRATCH) }
     };
-    Facts { alignment: 256, nodes: graph.nodes().iter().map(facts).collect() }
+    Facts { alignment: 256, nodes: graph.nodes().iter().map(facts).collect(), link: None }
 }
 
 /// Tokens a sequence of the two below has.
@@ -97,7 +97,7 @@ fn check(name: &str, program: &Program, count: usize) {
     for bytes in grid(&planner, count) {
         let regions = planner.regions(&part.graph, bytes).unwrap();
         let plan = assemble(program, &regions, Strategy::Auto, Scratch::Best).unwrap();
-        let (predicted, bound) = (planner.seconds(bytes), planner.lower_bound(bytes));
+        let (predicted, bound) = (planner.seconds(bytes), planner.lower_bound(bytes, None));
         let live = plan.liveness_bound - persistent;
         let of = |bytes: u64, whole: u64| bytes as f64 / whole as f64;
         println!(
@@ -116,7 +116,7 @@ fn check(name: &str, program: &Program, count: usize) {
     }
     let keep_all = plan(program, Strategy::None, Scratch::Best).unwrap();
     assert!((before / keep_all.micro_batch_seconds - 1.0).abs() < 1e-9, "{name}: nothing is rebuilt");
-    assert!((before / planner.lower_bound(most) - 1.0).abs() < 1e-9, "{name}: and that is the bound");
+    assert!((before / planner.lower_bound(most, None) - 1.0).abs() < 1e-9, "{name}: and that is the bound");
 }
 
 #[test]

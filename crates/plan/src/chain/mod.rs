@@ -6,8 +6,8 @@
 //! judge) is the same code for all.
 //!
 //! Absent: graphs that are no chain (the named strategies serve them), rebuilding in layers outside the longest
-//! run of equal ones, offload, and persistent values across nested segments beyond what rotor's recurrence
-//! allows.
+//! run of equal ones, and persistent values across nested segments beyond what rotor's recurrence allows. What
+//! waits on another tier is decided after the table, not in it: see [`offload`](crate::offload).
 
 mod bound;
 #[cfg(test)]
@@ -24,14 +24,14 @@ mod table;
 
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{Graph, NodeId, Phase, Value};
+use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
 
-use crate::chain::bound::LowerBound;
+use crate::chain::bound::{LowerBound, Passes};
 use crate::chain::extract::Chain;
-use crate::chain::options::{Options, kept_values, options, peaks};
+use crate::chain::options::{Options, kept_values, made_within, options, peaks};
 use crate::chain::table::{Decision, Family, Table};
 use crate::liveness::aligned;
-use crate::problem::{Facts, Scratch};
+use crate::problem::{Facts, Link, Scratch};
 use crate::regions::{Item, Regions};
 
 /// Slots of the table: sizes are exact up to here and rounded up beyond.
@@ -46,8 +46,8 @@ pub(crate) struct ChainPlanner {
     options: Options,
     table: Table,
     bound: LowerBound,
-    /// Bytes that are there whatever is decided: graph inputs, named outputs, and what is made before the first
-    /// layer and read behind it.
+    /// Bytes that are there whatever is decided: graph inputs, named outputs, what is made before the first
+    /// layer and read behind it, and gradients that several parts contribute to.
     fixed_bytes: u64,
     /// Bytes without which what lies before the first layer does not run.
     before_peak: u64,
@@ -77,12 +77,17 @@ impl ChainPlanner {
             .filter(|&id| graph.node(id).phase != Phase::Update && !graph.node(id).op.is_view())
             .map(|id| facts.nodes[id.index()].seconds_with(scratch))
             .sum();
+        let forward_nodes: Vec<NodeId> = (graph.node_ids())
+            .filter(|&id| graph.node(id).phase == Phase::Forward && !graph.node(id).op.is_view())
+            .collect();
         let one = options.forward_seconds + seconds(&chain.layers[0].backward);
         let outside_seconds = all - turn_seconds - layers as f64 * one;
         let keep_all_bytes = options.keep_all_bytes(layers, turn_peak);
         let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
         let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots, budget);
-        let bound = LowerBound::new(&options, layers, all);
+        let forward =
+            Passes { layers: layers as f64 * options.forward_seconds, all: seconds(&forward_nodes) };
+        let bound = LowerBound::new(&options, layers, all, forward);
         let fixed_bytes = fixed_bytes(graph, facts, &chain);
         let turn_operands = turn_operands(graph, facts, &chain);
         let keep_before: Vec<usize> = (0..chain.before.forward.len()).collect();
@@ -119,9 +124,13 @@ impl ChainPlanner {
         bytes.checked_sub(self.fixed_bytes.max(self.before_peak + boundary)).map(|_| bytes - self.fixed_bytes)
     }
 
-    /// No schedule of a micro-batch is faster in `bytes` of transient memory.
-    pub(crate) fn lower_bound(&self, bytes: u64) -> f64 {
-        self.bound.seconds(bytes.saturating_sub(self.turn_operands))
+    /// No schedule of a micro-batch is faster in `bytes` of transient memory and what `link` carries.
+    pub(crate) fn lower_bound(&self, bytes: u64, link: Option<&Link>) -> f64 {
+        let bytes = bytes.saturating_sub(self.turn_operands);
+        match link {
+            Some(link) => self.bound.seconds_with(bytes, link),
+            None => self.bound.seconds(bytes),
+        }
     }
 
     /// The regions of the optimal plan in `bytes` of transient memory.
@@ -218,5 +227,16 @@ fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
         };
         fixed.extend(read.filter(made_before));
     }
-    fixed.into_iter().filter(|&value| graph.value(value).state.is_none()).map(bytes).sum()
+    let values: u64 = fixed.into_iter().filter(|&value| graph.value(value).state.is_none()).map(bytes).sum();
+    values + shared_gradient_bytes(graph, facts, chain)
+}
+
+/// Transient gradients to which several parts of the chain contribute, such as that of a tied embedding: they are
+/// there while all layers go backward.
+fn shared_gradient_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let parts = || [&chain.before, &chain.turn].into_iter().chain(&chain.layers);
+    let ids = (0..graph.states().len() as u32).map(StateId);
+    let transient = ids.filter(|&id| graph.state(id).kind == StateKind::Transient);
+    let shared = transient.filter(|&id| !parts().any(|part| made_within(graph, id, part)));
+    shared.map(|id| aligned(graph.state(id).ty.bytes() as u64, facts.alignment)).sum()
 }

@@ -9,11 +9,12 @@
 //!                       └ forward peak                    └ backward peak
 //! ```
 //!
-//! The layer's input is not counted (it belongs to whoever keeps it), nor are state and graph inputs.
+//! The layer's input is not counted (it belongs to whoever keeps it), nor are state and graph inputs. A gradient
+//! that the layer makes and uses up is counted like any value.
 
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{Graph, NodeId, Source, Value};
+use plimsoll_graph::{Graph, NodeId, Source, StateId, Value};
 
 use crate::chain::extract::Layer;
 use crate::dag::{Label, LabelOp, Limits, frontier};
@@ -221,6 +222,12 @@ pub(crate) fn kept_values(graph: &Graph, layer: &Layer, keep: &[usize]) -> Vec<V
     keep.iter().flat_map(|&position| graph.node(layer.forward[position]).outputs.iter().copied()).collect()
 }
 
+/// Whether all contributions to a transient gradient, and so its whole life, belong to `layer`.
+pub(crate) fn made_within(graph: &Graph, state: StateId, layer: &Layer) -> bool {
+    let mut writers = graph.state(state).versions.iter().filter_map(|&version| graph.producer(version));
+    writers.all(|writer| layer.backward.contains(&writer))
+}
+
 /// Most bytes alive in the forward and in the backward pass of a layer that keeps `keep`.
 pub(crate) fn peaks(
     graph: &Graph,
@@ -238,6 +245,9 @@ pub(crate) fn peaks(
     for (buffer, slot) in draft.schedule.buffers.iter().zip(&draft.slot_of) {
         let Some(slot) = *slot else { continue };
         let (mut start, mut end) = (buffer.start, buffer.end);
+        if matches!(buffer.contents, Contents::State(state) if !made_within(graph, state, layer)) {
+            continue;
+        }
         if let Contents::Value(value) = buffer.contents {
             let own = graph
                 .producer(value)

@@ -28,7 +28,7 @@ pub(crate) fn trained(forward: &Graph) -> Graph {
 /// A program of one graph whose every node takes a second and `scratch` bytes.
 pub(crate) fn program(graph: Graph, scratch: u64) -> Program {
     let node = NodeFacts { seconds: 1.0, lean_seconds: 1.0, workspace: Workspace::exactly(scratch) };
-    let facts = Facts { alignment: 64, nodes: vec![node; graph.nodes().len()] };
+    let facts = Facts { alignment: 64, nodes: vec![node; graph.nodes().len()], link: None };
     Program { train: Costed { graph, facts }, evaluate: None, generate: None }
 }
 

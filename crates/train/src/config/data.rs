@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use plimsoll_model::Architecture;
 
+use super::effective::is_one;
 use super::rules::mistake;
 use super::{Config, Origin};
 use crate::data::Validation as Apart;
@@ -63,7 +64,7 @@ pub(super) fn files(flag: &str, paths: &[String], tokenizer: bool) -> Result<Dat
     let parts = paths.iter().map(|path| part(flag, path)).collect::<Result<Vec<Part>, TrainError>>()?;
     match &parts[..] {
         [] => Err(mistake(format!("{flag} names no file"))),
-        [one] if !tokenizer && one.weight == 1.0 && !has_samples(one) => {
+        [one] if !tokenizer && is_one(one.weight) && !has_samples(one) => {
             Ok(DataConfig::Text(one.path.clone()))
         }
         _ => Ok(DataConfig::Files(parts)),
@@ -94,18 +95,20 @@ fn has_samples(part: &Part) -> bool {
 pub(super) fn samples(raw: &RawConfig, architecture: &Architecture) -> Result<SampleConfig, TrainError> {
     let bert = matches!(architecture, Architecture::Bert(_));
     let classify = || Task::Classify { labels: Vec::new() };
-    let task = match raw.task.as_deref() {
-        None if architecture.labels().is_some() => classify(),
-        None if bert => Task::Masked,
-        None => Task::Causal,
-        Some("causal") if !bert => Task::Causal,
-        Some("masked") if bert => Task::Masked,
-        Some("classify") if bert => classify(),
-        Some(known @ ("causal" | "masked" | "classify")) => {
+    let natural = match architecture.labels() {
+        Some(_) => "classify",
+        None if bert => "masked",
+        None => "causal",
+    };
+    let task = match raw.task.as_deref().unwrap_or(natural) {
+        "causal" if !bert => Task::Causal,
+        "masked" if bert => Task::Masked,
+        "classify" if bert => classify(),
+        known @ ("causal" | "masked" | "classify") => {
             let can = if bert { "masked and classify" } else { "causal" };
             return Err(mistake(format!("this model cannot learn the task {known}; it can {can}")));
         }
-        Some(other) => {
+        other => {
             return Err(mistake(format!(
                 "there is no task `{other}`; known are causal, masked and classify"
             )));
@@ -182,6 +185,16 @@ impl Config {
                 let architecture = self.model.architecture.clone().with_labels(classes.max(2))?;
                 self.configuration.architecture = architecture.clone();
                 self.model.architecture = architecture;
+            }
+        }
+        // A new head that is neither trained nor written would stay as it was drawn; PEFT saves it too.
+        if let (Some(lora), Origin::Pretrained(base)) = (&mut self.model.lora, &self.origin)
+            && base.configuration.architecture.labels().is_none()
+        {
+            for head in ["classifier", "pooler"].map(str::to_owned) {
+                if !lora.modules_to_save.contains(&head) {
+                    lora.modules_to_save.push(head);
+                }
             }
         }
         if self.configuration.labels.is_empty() {

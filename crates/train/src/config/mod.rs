@@ -6,20 +6,19 @@
 //! repeated without its defaults.
 
 mod data;
+mod effective;
 mod model;
 mod rules;
 
 use std::path::PathBuf;
 
-use plimsoll_model::Targets;
 use plimsoll_model::hf::Configuration;
 use plimsoll_plan::DeviceSpec;
 
 use crate::course::{Course, EarlyStopping};
-use crate::data::{Layout, Part, Source, Task};
+use crate::data::{Layout, Source};
 use crate::error::TrainError;
 use crate::lr::{Decay, Lr};
-use crate::optimizer::OptimizerKind;
 use crate::pretrained::AdapterFolder;
 use crate::run::Options;
 use crate::settings::RawConfig;
@@ -27,7 +26,7 @@ use crate::validation::Validation;
 pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
 use rules::{
-    at_least_one, evaluation, learning_rate, length, mistake, options, output, resume, saving, shortest,
+    at_least_one, evaluation, learning_rate, length, mistake, offload, options, output, resume, saving,
     warmup,
 };
 
@@ -210,6 +209,7 @@ impl Config {
         let documents = architecture.reads_documents();
         let model = LanguageModel { documents, architecture, seq_len, generate: false, lora };
         let evaluation = evaluation(raw, &data, has_tokenizer)?;
+        let target = Target::from_name(raw.device.as_deref())?;
         let decay =
             raw.lr_scheduler_type.as_deref().map_or(Ok(Decay::Cosine), str::parse).map_err(mistake)?;
         Ok(Config {
@@ -222,8 +222,12 @@ impl Config {
             samples,
             saving: saving(raw)?,
             resume: resume(raw)?,
-            target: Target::from_name(raw.device.as_deref())?,
-            options: Options { evaluate: evaluation.is_some(), ..options(raw)? },
+            options: Options {
+                evaluate: evaluation.is_some(),
+                offload: offload(raw, &target)?,
+                ..options(raw)?
+            },
+            target,
             data,
             length: length(raw)?,
             learning_rate: learning_rate(raw)?,
@@ -295,105 +299,6 @@ impl Config {
             save_steps: self.output.as_ref().map(|_| self.saving.every),
         }
     }
-
-    /// The settings with every default written out, except what the planner chooses: they check to the same
-    /// configuration.
-    pub fn effective(&self) -> RawConfig {
-        let Options {
-            memory, global_batch, micro_batch, recompute, optimizer, storage, seed, threads, ..
-        } = &self.options;
-        let evaluation = self.evaluation.as_ref();
-        let stopping = evaluation.and_then(|evaluation| evaluation.stopping);
-        let part = |part: &Part| match part.weight {
-            1.0 => part.path.display().to_string(),
-            weight => format!("{}@{weight}", part.path.display()),
-        };
-        let paths = |data: &DataConfig| match data {
-            DataConfig::Text(path) => Some(vec![path.display().to_string()]),
-            DataConfig::Files(parts) => Some(parts.iter().map(part).collect()),
-            DataConfig::Synthetic => None,
-        };
-        let scratch_file =
-            matches!(self.origin, Origin::Scratch) && std::path::Path::new(&self.name).is_file();
-        let named = |file: bool| (scratch_file == file).then(|| self.name.clone());
-        // An adapter says all this itself.
-        let lora = self.model.lora.as_ref().filter(|_| self.adapter.is_none());
-        let unless_empty = |names: &Vec<String>| (!names.is_empty()).then(|| names.clone());
-        RawConfig {
-            model: named(false),
-            config: named(true).map(PathBuf::from),
-            layers: matches!(self.origin, Origin::Scratch).then(|| self.model.architecture.layers()),
-            tokenizer: self.tokenizer.clone(),
-            task: Some(
-                match self.samples.task {
-                    Task::Causal => "causal",
-                    Task::Masked => "masked",
-                    Task::Classify { .. } => "classify",
-                }
-                .to_owned(),
-            ),
-            packing: Some(self.samples.layout == Layout::Packed),
-            skip_bad_lines: Some(self.samples.skip_bad_lines),
-            data_cache: self.samples.cache.clone(),
-            lora_r: lora.map(|lora| lora.rank),
-            lora_alpha: lora.map(|lora| shortest(lora.alpha)),
-            lora_dropout: lora.map(|lora| shortest(lora.dropout)),
-            use_rslora: lora.map(|lora| lora.rslora),
-            lora_target_modules: lora.map(|lora| match &lora.targets {
-                Targets::AllLinear => vec!["all-linear".to_owned()],
-                Targets::Names(names) => names.clone(),
-            }),
-            modules_to_save: lora.and_then(|lora| unless_empty(&lora.modules_to_save)),
-            adapter: self.adapter.as_ref().map(|adapter| adapter.folder.clone()),
-            seq_len: Some(self.model.seq_len),
-            global_batch: Some(*global_batch),
-            micro_batch: *micro_batch,
-            device: Some(self.target.name()),
-            memory: Some(memory.map_or_else(|| "auto".to_owned(), |bytes| format!("{bytes}B"))),
-            recompute: recompute.map(|strategy| strategy.to_string()),
-            costs: self.costs.clone(),
-            threads: (*threads > 0).then_some(*threads),
-            seed: Some(*seed),
-            data: paths(&self.data),
-            synthetic: Some(self.data == DataConfig::Synthetic),
-            learning_rate: Some(self.learning_rate),
-            lr_scheduler_type: Some(self.decay.to_string()),
-            warmup_steps: if let Warmup::Steps(steps) = self.warmup { Some(steps) } else { None },
-            warmup_ratio: if let Warmup::Ratio(ratio) = self.warmup { Some(ratio) } else { None },
-            optim: Some(optimizer.kind.name().to_owned()),
-            momentum: (optimizer.kind == OptimizerKind::Sgd).then(|| shortest(optimizer.momentum)),
-            nesterov: (optimizer.kind == OptimizerKind::Sgd).then_some(optimizer.nesterov),
-            weights_dtype: Some(storage.weights.name().to_owned()),
-            gradients_dtype: Some(storage.gradients.name().to_owned()),
-            moments_dtype: Some(storage.moments.name().to_owned()),
-            bf16: None,
-            adam_beta1: Some(shortest(optimizer.beta1)),
-            adam_beta2: Some(shortest(optimizer.beta2)),
-            adam_epsilon: Some(shortest(optimizer.epsilon)),
-            weight_decay: Some(shortest(optimizer.weight_decay)),
-            max_grad_norm: Some(optimizer.max_grad_norm.map_or(0.0, shortest)),
-            max_steps: if let Length::Steps(steps) = self.length { Some(steps) } else { None },
-            num_train_epochs: if let Length::Epochs(epochs) = self.length { Some(epochs) } else { None },
-            logging_steps: Some(self.logging_steps),
-            eval_steps: evaluation.map(|evaluation| evaluation.every),
-            eval_data: evaluation.and_then(|evaluation| evaluation.data.as_ref().and_then(paths)),
-            eval_split: evaluation.and_then(|evaluation| evaluation.share),
-            save_steps: self.output.as_ref().map(|_| self.saving.every),
-            save_total_limit: self.saving.limit.filter(|_| self.output.is_some()).map(|limit| limit as u64),
-            resume: self.resume.as_ref().map(|resume| match resume {
-                Resume::Latest => "latest".to_owned(),
-                Resume::From(path) => path.display().to_string(),
-            }),
-            max_eval_samples: evaluation.and_then(|evaluation| evaluation.most),
-            early_stopping_patience: stopping.map(|stopping| stopping.patience),
-            early_stopping_threshold: stopping.map(|stopping| stopping.threshold),
-            output_dir: self.output.as_ref().map(|output| output.folder.clone()),
-            report_to: self.output.as_ref().map(OutputConfig::names),
-            per_device_train_batch_size: None,
-            gradient_accumulation_steps: None,
-            gradient_checkpointing: None,
-        }
-    }
 }
 
 impl OutputConfig {
@@ -408,7 +313,7 @@ impl OutputConfig {
 mod tests {
     use super::rules::batch;
     use super::*;
-    use plimsoll_plan::Strategy;
+    use plimsoll_plan::{Strategy, Tier};
 
     fn batch_of(
         global: Option<usize>,
@@ -520,12 +425,12 @@ mod tests {
         );
         assert_eq!(
             fault("optim = \"adafactor\""),
-            "`adafactor` is no optim here; known are adamw_torch, adamw_torch_fused, adamw"
+            "there is no optimizer `adafactor`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd"
         );
         assert_eq!(fault("adam_beta2 = 1.0"), "--adam-beta2 must be at least 0 and below 1, got 1");
         assert_eq!(
-            fault("data = \"x\"\neval_steps = 5"),
-            "--eval-steps needs --eval-data, text that is not trained on"
+            fault("data = [\"x\"]\neval_steps = 5"),
+            "--eval-steps needs --eval-data, which is not trained on, or --eval-split, a part to keep back"
         );
     }
 
@@ -534,8 +439,9 @@ mod tests {
         for text in [
             "",
             "memory = \"64MiB\"\nper_device_train_batch_size = 2\nrecompute = \"every:2\"\nmax_grad_norm = 0\nthreads = 2",
-            "data = \"a\"\neval_data = \"b\"\neval_steps = 3\nearly_stopping_patience = 2\nnum_train_epochs = 1.5\nwarmup_ratio = 0.1",
-            "output_dir = \"out\"\nreport_to = [\"html\"]\nadam_beta2 = 0.999\nlr_scheduler_type = \"linear\"",
+            "data = [\"a\"]\neval_data = [\"b\"]\neval_steps = 3\nearly_stopping_patience = 2\nnum_train_epochs = 1.5\nwarmup_ratio = 0.1",
+            "lora_r = 4\nlora_target_modules = [\"q_proj\"]\nweights_dtype = \"bf16\"\noptim = \"sgd\"\nmomentum = 0.9\noffload = \"disk\"\nupdate = \"separate\"\nlayers = 2",
+            "output_dir = \"out\"\nsave_steps = 7\nsave_total_limit = 2\nresume = \"latest\"\nreport_to = [\"html\"]\nadam_beta2 = 0.999\nlr_scheduler_type = \"linear\"",
         ] {
             let once = checked(text).unwrap();
             let again = Config::check(&once.effective()).unwrap();
@@ -547,5 +453,34 @@ mod tests {
     fn checked(text: &str) -> Result<Config, String> {
         let raw: RawConfig = toml::from_str(text).unwrap();
         Config::check(&raw).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn offload_goes_where_the_target_has_room_for_it() {
+        let offload = |tier: Option<&str>, device: Option<&str>| {
+            let raw = RawConfig {
+                offload: tier.map(Into::into),
+                offload_budget: Some("2GiB".into()),
+                device: device.map(Into::into),
+                ..RawConfig::default()
+            };
+            Config::check(&raw).map(|config| config.options.offload).map_err(|error| error.to_string())
+        };
+        let disk = offload(Some("disk"), None).unwrap().unwrap();
+        assert_eq!((disk.tier, disk.budget, disk.folder), (Tier::Disk, Some(2 << 30), PathBuf::from(".")));
+        assert_eq!(offload(Some("host"), Some("cuda:h200")).unwrap().unwrap().tier, Tier::Host);
+        let refused = [
+            (None, None, "--offload-folder and --offload-budget need --offload disk or host"),
+            (
+                Some("host"),
+                None,
+                "on the CPU the host's memory is what the budget limits; use --offload disk",
+            ),
+            (Some("disk"), Some("cuda:l4"), "cuda:l4 offloads to memory of the host; use --offload host"),
+            (Some("tape"), None, "unknown tier `tape` for --offload; choose disk or host"),
+        ];
+        for (tier, device, expected) in refused {
+            assert_eq!(offload(tier, device).unwrap_err(), expected);
+        }
     }
 }

@@ -44,18 +44,18 @@ pub struct LanguageModel {
 
 impl Model for LanguageModel {
     fn training(&self, rows: usize) -> Result<Graph, GraphError> {
-        adapted(self.architecture.training(rows, self.seq_len)?, self.lora.as_ref())
+        adapted(self.architecture.training(rows, self.seq_len), self.lora.as_ref())
     }
 
     fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
         let certain = self.lora.as_ref().map(Lora::without_dropout);
-        adapted(self.architecture.evaluation(rows, self.seq_len)?, certain.as_ref())
+        adapted(self.architecture.evaluation(rows, self.seq_len), certain.as_ref())
     }
 
     fn generation(&self) -> Option<Result<Graph, GraphError>> {
         let certain = self.lora.as_ref().map(Lora::without_dropout);
         let graph = self.generate.then(|| self.architecture.generation(self.seq_len))?;
-        Some(graph.and_then(|graph| adapted(graph, certain.as_ref())))
+        Some(adapted(graph, certain.as_ref()))
     }
 }
 
@@ -88,8 +88,11 @@ impl LanguageModel {
     }
 }
 
-fn adapted(graph: Graph, lora: Option<&Lora>) -> Result<Graph, GraphError> {
-    lora.map_or(Ok(graph.clone()), |lora| lora.adapt(&graph))
+fn adapted(graph: Result<Graph, GraphError>, lora: Option<&Lora>) -> Result<Graph, GraphError> {
+    match lora {
+        Some(lora) => lora.adapt(&graph?),
+        None => graph,
+    }
 }
 
 /// What the settings about the model come to.
@@ -223,14 +226,12 @@ impl Config {
     /// When its files are missing or broken, or know more tokens than the model.
     pub fn open_tokenizer(&self) -> Result<Tokenizer, TrainError> {
         let vocab = self.model.architecture.vocab();
-        match self.tokenizer_folder() {
-            Some(folder) => tokenizer(&folder, vocab),
-            None => {
-                let tokenizer = Tokenizer::bytes();
-                tokenizer.fits(vocab)?;
-                Ok(tokenizer)
-            }
+        if let Some(folder) = self.tokenizer_folder() {
+            return tokenizer(&folder, vocab);
         }
+        let tokenizer = Tokenizer::bytes();
+        tokenizer.fits(vocab)?;
+        Ok(tokenizer)
     }
 
     /// Checkpoints of adapters do not hold the model they belong to, so they remember which it was.
@@ -275,7 +276,7 @@ impl Config {
                     "an adapter is written for a model in a folder; give one as --model, or leave out --output-dir",
                 ));
             };
-            return Ok(adapter_form(lora, base));
+            return Ok(adapter_form(lora, base, self.model.architecture.labels().is_some()));
         }
         let architecture = self.model.architecture.clone();
         Ok(Form {

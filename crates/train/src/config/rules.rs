@@ -1,15 +1,18 @@
 //! The rules behind [`Config::check`](super::Config::check): what each group of settings means, which of them
 //! go together, and the sentence for those that do not.
 
-use plimsoll_plan::Strategy;
+use std::path::PathBuf;
+
+use plimsoll_plan::{Strategy, Tier};
 
 use super::data::files;
-use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Resume, SavingConfig, Warmup};
+use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Resume, SavingConfig, Target, Warmup};
 use crate::course::EarlyStopping;
 use crate::error::TrainError;
+use crate::in_backward::Update;
 use crate::lr::Decay;
 use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage};
-use crate::run::Options;
+use crate::run::{Offload, Options};
 use crate::settings::RawConfig;
 use crate::size::Size;
 
@@ -32,12 +35,41 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         global_batch,
         micro_batch,
         recompute,
+        offload: None,
         optimizer: optimizer(raw)?,
         storage: storage(raw)?,
         seed: raw.seed.unwrap_or(0),
         threads,
         evaluate: false,
+        update: raw.update.as_deref().map_or(Ok(Update::Auto), str::parse).map_err(mistake)?,
     })
+}
+
+/// Where values may wait, if the target has such a place.
+pub(super) fn offload(raw: &RawConfig, target: &Target) -> Result<Option<Offload>, TrainError> {
+    let tier = match (raw.offload.as_deref(), target) {
+        (None, _) if raw.offload_folder.is_some() || raw.offload_budget.is_some() => {
+            return Err(mistake("--offload-folder and --offload-budget need --offload disk or host"));
+        }
+        (None, _) => return Ok(None),
+        (Some("disk"), Target::Cpu) => Tier::Disk,
+        (Some("host"), Target::Described { .. }) => Tier::Host,
+        (Some("host"), Target::Cpu) => {
+            return Err(mistake(
+                "on the CPU the host's memory is what the budget limits; use --offload disk",
+            ));
+        }
+        (Some("disk"), Target::Described { spec, .. }) => {
+            let name = spec.name();
+            return Err(mistake(format!("{name} offloads to memory of the host; use --offload host")));
+        }
+        (Some(other), _) => {
+            return Err(mistake(format!("unknown tier `{other}` for --offload; choose disk or host")));
+        }
+    };
+    let budget = raw.offload_budget.as_deref().map(str::parse::<Size>).transpose().map_err(mistake)?;
+    let folder = raw.offload_folder.clone().unwrap_or_else(|| PathBuf::from("."));
+    Ok(Some(Offload { tier, folder, budget: budget.map(|size| size.bytes), link: None }))
 }
 
 /// In which element types weights, gradients and moments are kept.

@@ -72,6 +72,11 @@ impl Feed {
         Ok(())
     }
 
+    /// The label of each row, where texts are sorted.
+    pub fn labels(&self) -> Option<&[i32]> {
+        self.labels.as_deref()
+    }
+
     /// The inputs, with one over the targets of the whole step.
     pub fn inputs<'a>(&'a self, scale: &'a [f32]) -> Inputs<'a> {
         let targets = self.labels.as_ref().unwrap_or(&self.rows.targets);

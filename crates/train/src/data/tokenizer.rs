@@ -291,7 +291,7 @@ impl Settings {
     }
 
     fn id(&self, inner: &tokenizers::Tokenizer, name: &str) -> Result<Option<i32>, DataError> {
-        let Some(token) = self.token(name) else { return Ok(None) };
+        let Some(token) = self.token(name) else { return Ok(usual(inner, name)) };
         match inner.token_to_id(token) {
             Some(id) => Ok(Some(id as i32)),
             None => Err(DataError::Tokenizer {
@@ -312,6 +312,19 @@ impl Settings {
         let template = ChatTemplate::new(&source, special.collect());
         template.map(Some).map_err(|why| DataError::Template { why })
     }
+}
+
+/// The id of a token that no file names, where the vocabulary has what such tokens are usually called: transformers knows
+/// it from the tokenizer's class.
+fn usual(inner: &tokenizers::Tokenizer, name: &str) -> Option<i32> {
+    let names: &[&str] = match name {
+        "bos_token" => &["<s>", "<|begin_of_text|>"],
+        "eos_token" => &["</s>", "<|end_of_text|>", "<|endoftext|>"],
+        "pad_token" => &["[PAD]", "<pad>"],
+        "mask_token" => &["[MASK]", "<mask>"],
+        _ => &[],
+    };
+    names.iter().find_map(|name| inner.token_to_id(name)).map(|id| id as i32)
 }
 
 /// The template itself, or the one called `default` of several.

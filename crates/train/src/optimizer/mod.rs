@@ -1,7 +1,7 @@
 //! The optimizer as graph nodes, so that the planner counts and places its state like any other.
 //!
 //! ```text
-//! sum_squares(all gradients) → clip_scale → (norm, scale)
+//! sum_squares(gradient) → clip_scale → (norm, scale)
 //! adamw(gradient, lr, step, scale)        one per trainable parameter, in place; or sgd
 //! ```
 //!
@@ -148,31 +148,46 @@ pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: Storage) -> Resu
     optimizer.check().map_err(refused)?;
     graph.set_phase(Phase::Update);
     let parameters: Vec<(StateId, StateId)> = trained(&graph);
-    let gradients: Vec<Value> = parameters.iter().map(|&(_, gradient)| graph.newest(gradient)).collect();
     let lr = graph.input("lr", [], DType::F32);
-    let squares = graph.apply(Op::SumSquares, &gradients);
-    let clip = graph.apply_all(Op::ClipScale { max_norm: optimizer.max_grad_norm }, &[squares]);
+    // One sum per parameter, so that updates inside the backward pass, which meet one gradient at a time, come to
+    // the same norm to the bit.
+    let squares: Vec<Value> = (parameters.iter())
+        .map(|&(_, gradient)| graph.apply(Op::SumSquares, &[graph.newest(gradient)]))
+        .collect();
+    let clip = graph.apply_all(Op::ClipScale { max_norm: optimizer.max_grad_norm }, &squares);
     let (norm, scale) = (graph.node(clip).outputs[0], graph.node(clip).outputs[1]);
     graph.output("grad_norm", norm);
-    for ((parameter, _), gradient) in parameters.into_iter().zip(gradients) {
-        let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
-        let op = optimizer.op(&name, ty.shape, storage);
-        let mut inputs = match op {
-            Op::AdamW(_) => vec![gradient, lr, graph.input("step", [], DType::F32), scale],
-            _ => vec![gradient, lr, scale],
-        };
-        if storage.weights == WeightStorage::Bf16 {
-            inputs.push(graph.input("rounding", [4], DType::I32));
-        }
-        let ranges = ranges(&op);
-        let update = graph.apply_all(op, &inputs);
-        graph.write_state(update, 0, parameter);
-        for (output, range) in (1..).zip(ranges) {
-            let state = moment(&mut graph, update, output, &format!("{range}.{name}"));
-            graph.write_state(update, output, state);
-        }
+    for (parameter, gradient) in parameters {
+        let gradient = graph.newest(gradient);
+        update(&mut graph, optimizer, storage, parameter, [gradient, lr, scale]);
     }
     graph.finish()
+}
+
+/// The update of one parameter from its gradient, `lr` and the clipping factor.
+pub(crate) fn update(
+    graph: &mut Graph,
+    optimizer: &Optimizer,
+    storage: Storage,
+    parameter: StateId,
+    [gradient, lr, scale]: [Value; 3],
+) {
+    let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
+    let op = optimizer.op(&name, ty.shape, storage);
+    let mut inputs = match op {
+        Op::AdamW(_) => vec![gradient, lr, graph.input("step", [], DType::F32), scale],
+        _ => vec![gradient, lr, scale],
+    };
+    if storage.weights == WeightStorage::Bf16 {
+        inputs.push(graph.input("rounding", [4], DType::I32));
+    }
+    let ranges = ranges(&op);
+    let update = graph.apply_all(op, &inputs);
+    graph.write_state(update, 0, parameter);
+    for (output, range) in (1..).zip(ranges) {
+        let state = moment(graph, update, output, &format!("{range}.{name}"));
+        graph.write_state(update, output, state);
+    }
 }
 
 /// What precedes the parameter's name in those of its further ranges, in the order of [`Stored::types`].
@@ -198,7 +213,7 @@ fn moment(graph: &mut Graph, update: NodeId, output: usize, name: &str) -> State
 }
 
 /// Every parameter that has a gradient, with it.
-fn trained(graph: &Graph) -> Vec<(StateId, StateId)> {
+pub(crate) fn trained(graph: &Graph) -> Vec<(StateId, StateId)> {
     (0..graph.states().len() as u32)
         .map(StateId)
         .filter_map(|parameter| {

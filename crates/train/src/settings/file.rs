@@ -198,7 +198,7 @@ mod tests {
         );
         assert_eq!(
             fault("fp16 = true"),
-            ", line 1: there is no setting `fp16` here: numbers are stored and computed in fp32; leave it out"
+            ", line 1: there is no setting `fp16` here: write bf16: half precision overflows"
         );
         assert_eq!(
             fault("[training]\nseed = 1"),

@@ -129,6 +129,12 @@ settings! {
         recompute: String, "STRATEGY";
         /// true is --recompute full and false is --recompute none; where both are given, --recompute decides
         gradient_checkpointing: bool, "BOOL";
+        /// disk, or host for a described device: where values may wait that do not fit [default: nowhere]
+        offload: String, "TIER";
+        /// Folder for the nameless file that --offload disk reserves [default: the current folder]
+        offload_folder: PathBuf, "PATH";
+        /// The most that offload may take, such as 100GiB [default: nine tenths of what is free on the disk]
+        offload_budget: String, "SIZE";
         /// What ops cost: `modelled`, or a file of `bench ops` [default: what was measured here, else modelled]
         costs: String, "COSTS";
         /// Threads [default: one for each core]
@@ -196,6 +202,9 @@ settings! {
         weight_decay: f64, "RATE";
         /// Largest gradient norm, 0 for no limit [default: 1]
         max_grad_norm: f64, "NORM";
+        /// When parameters are updated: separate (after the backward pass), in-backward, two-pass or auto [default:
+        /// auto, inside the backward pass where one micro-batch a step and no limit on the norm allow it]
+        update: String, "WHEN";
     }
     Course {
         /// Optimizer steps; decides where --num-train-epochs is given too [default: 100]

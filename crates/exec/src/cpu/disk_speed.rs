@@ -1,0 +1,137 @@
+//! How fast the disk is, asked of the disk: a short trial through the tier that runs will use.
+//!
+//! The answer goes to the planner as data. It is rounded to a quarter of an octave, so that the same disk gives
+//! the same plan from one day to the next.
+
+#![allow(unsafe_code, reason = "it hands a buffer of its own to the disk tier")]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use plimsoll_plan::{Direction, Link, Tier};
+
+use crate::ExecError;
+use crate::cpu::disk::{BLOCK, BOUNCE, Bounce, DiskTier};
+
+/// Bytes of one transfer of the trial, and the most transfers each way.
+const PIECE: u64 = BOUNCE as u64;
+const PIECES: u64 = 64;
+/// The fewest transfers that say anything.
+const LEAST: u64 = 4;
+/// Time after which a way has been tried enough.
+const ENOUGH: Duration = Duration::from_millis(250);
+/// Small transfers that tell what a transfer takes beside its bytes.
+const SMALL: u64 = 16;
+/// Of the free space, what is left to others when the user does not say how much may be taken.
+const LEFT_TO_OTHERS: u64 = 10;
+
+/// A disk as the planner sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DiskSpeed {
+    /// Rates and room.
+    pub link: Link,
+    /// Whether the page cache was bypassed. If not, the rates are partly those of memory, and the kernel may keep
+    /// copies that no budget counts.
+    pub direct: bool,
+}
+
+/// Tries the disk that holds `folder`. Without `room`, a tenth of its free space is left to others.
+///
+/// # Errors
+///
+/// When the folder cannot hold a file, or the disk fails.
+pub fn measure_disk(folder: &Path, room: Option<u64>) -> Result<DiskSpeed, ExecError> {
+    let tier = DiskTier::create(folder, PIECES * PIECE, PIECES as usize)?;
+    let all_but_a_part = |free: u64| free - free / LEFT_TO_OTHERS;
+    let room = room.map_or_else(|| free_bytes(folder).map(all_but_a_part), Ok)?;
+    let mut memory = Bounce::new();
+    let piece = memory.bytes();
+    piece.fill(0x5a);
+    let written = trial(&tier, Direction::Out, piece, PIECES, PIECE)?;
+    let read = trial(&tier, Direction::In, piece, written.transfers, PIECE)?;
+    let small = trial(&tier, Direction::Out, piece, SMALL, BLOCK)?;
+    let link = Link {
+        tier: Tier::Disk,
+        room,
+        block: BLOCK,
+        out_rate: rounded(written.rate(PIECE)),
+        in_rate: rounded(read.rate(PIECE)),
+        latency: rounded(small.seconds / small.transfers as f64),
+    };
+    Ok(DiskSpeed { link, direct: tier.bypasses_page_cache() })
+}
+
+/// What a trial came to.
+struct Trial {
+    transfers: u64,
+    seconds: f64,
+}
+
+impl Trial {
+    fn rate(&self, bytes: u64) -> f64 {
+        (self.transfers * bytes) as f64 / self.seconds.max(1e-9)
+    }
+}
+
+/// Moves up to `most` pieces of `bytes` bytes, one after another.
+fn trial(
+    tier: &DiskTier,
+    direction: Direction,
+    piece: &mut [u8],
+    most: u64,
+    bytes: u64,
+) -> Result<Trial, ExecError> {
+    let clock = Instant::now();
+    let mut transfers = 0;
+    while transfers < most && (transfers < LEAST || clock.elapsed() < ENOUGH) {
+        // SAFETY: the piece has this many bytes and is borrowed until the wait on the next line.
+        let number = unsafe { tier.start(direction, piece.as_mut_ptr(), bytes, transfers * bytes) }?;
+        tier.wait(direction, number)?;
+        transfers += 1;
+    }
+    Ok(Trial { transfers, seconds: clock.elapsed().as_secs_f64() })
+}
+
+/// The nearest quarter of an octave.
+fn rounded(number: f64) -> f64 {
+    ((number.max(1e-9).log2() * 4.0).round() / 4.0).exp2()
+}
+
+/// Bytes of the file system that holds `folder` which this process may take.
+fn free_bytes(folder: &Path) -> Result<u64, ExecError> {
+    use std::os::unix::ffi::OsStrExt;
+    let unknown = |why: String| {
+        ExecError::Device(format!("cannot ask for the free space of {}: {why}", folder.display()))
+    };
+    let path =
+        std::ffi::CString::new(folder.as_os_str().as_bytes()).map_err(|error| unknown(error.to_string()))?;
+    // SAFETY: all zeros is a value of this plain struct.
+    let mut space: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends in a zero and the struct is ours.
+    if unsafe { libc::statvfs(path.as_ptr(), &raw mut space) } != 0 {
+        return Err(unknown(std::io::Error::last_os_error().to_string()));
+    }
+    Ok(space.f_bavail.saturating_mul(space.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_gives_rates_of_a_disk_and_all_the_room_that_was_stated() {
+        let DiskSpeed { link, .. } = measure_disk(&std::env::temp_dir(), Some(123 << 20)).unwrap();
+        assert_eq!((link.tier, link.room, link.block), (Tier::Disk, 123 << 20, BLOCK));
+        for rate in [link.out_rate, link.in_rate] {
+            assert!((1e5..1e12).contains(&rate), "{rate} bytes a second");
+            assert_eq!(rounded(rate).to_bits(), rate.to_bits(), "rounded once and for all");
+        }
+        assert!(link.latency > 0.0 && link.latency < 1.0);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let error = measure_disk(Path::new("/no/such/folder"), None).unwrap_err();
+        assert!(error.to_string().contains("/no/such/folder"), "{error}");
+    }
+}

@@ -1,0 +1,71 @@
+//! A disk that fails in the middle of a step: one error that says so, at once, every time, and no thread that
+//! hangs. The limit on file sizes is the failure, and it holds for the process, so this test has a file of its own.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(unsafe_code, reason = "limits of the process are set by system calls")]
+
+use plimsoll_exec::{CpuDevice, Data, Device, Engine};
+use plimsoll_graph::{DType, Graph, Init, differentiate};
+use plimsoll_plan::{Choice, Costed, Link, Program, Request, Role, Tier, search};
+
+const ROWS: usize = 64;
+const WIDTH: usize = 96;
+const DISK: Link =
+    Link { tier: Tier::Disk, room: 1 << 30, block: 4096, out_rate: 1e9, in_rate: 1e9, latency: 0.0 };
+
+fn device() -> CpuDevice {
+    CpuDevice::new(2).unwrap().with_offload(std::env::temp_dir(), DISK)
+}
+
+fn program() -> Program {
+    let mut g = Graph::new();
+    let mut x = g.input("x", [ROWS, WIDTH], DType::F32); // (N, C)
+    for layer in 0..6 {
+        x = g.block(&format!("layer.{layer}"), |g| {
+            let w = g.param("w", [WIDTH, WIDTH], Init::Normal(0.1)); // (C, C)
+            let h = g.linear(x, w, None); // (N, C)
+            g.silu(h)
+        });
+    }
+    let loss = g.sum(x, &[0, 1]); // ()
+    g.output("loss", loss);
+    let graph = differentiate(&g.finish().unwrap(), loss).unwrap();
+    Program { train: Costed { facts: device().facts(&graph), graph }, evaluate: None, generate: None }
+}
+
+/// The smallest plan, which sends everything away that can be sent.
+fn smallest() -> Choice {
+    let request = |budget| Request { global_batch: 1, micro_batch: None, strategy: None, budget, slack: 0.0 };
+    let Err(plimsoll_plan::SearchError::Budget { smallest, .. }) = search(request(1), |_| Ok(program()))
+    else {
+        panic!("a plan in one byte")
+    };
+    search(request(smallest.arena_bytes), |_| Ok(program())).unwrap()
+}
+
+/// Lets files of this process grow to `bytes`, and has writes beyond fail instead of ending the process.
+fn limit_files(bytes: libc::rlim_t) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: ignoring a signal needs no handler, and the struct is ours.
+    let set = unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
+        limit.rlim_cur = bytes.min(limit.rlim_max);
+        libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit)
+    };
+    assert_eq!(set, 0);
+}
+
+#[test]
+fn a_disk_that_fails_half_way_is_an_error_that_says_so() {
+    let choice = smallest();
+    assert!(!choice.plan.schedules[&Role::First].copies.is_empty());
+    let mut engine = Engine::new(device(), &choice.program, &choice.plan, 1).unwrap();
+    let x: Vec<f32> = (0..ROWS * WIDTH).map(|i| (i as f32 * 0.37).sin()).collect();
+    let mut run = || engine.run(Role::First, &[("x", Data::F32(&x))]);
+    run().unwrap();
+    limit_files(4096);
+    let error = run().unwrap_err().to_string();
+    limit_files(libc::RLIM_INFINITY);
+    assert!(error.starts_with("cannot write to the offload file: "), "{error}");
+    assert_eq!(run().unwrap_err().to_string(), error, "it stays what it is");
+}

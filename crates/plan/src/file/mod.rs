@@ -1,0 +1,307 @@
+//! Plans as files: made once, looked at, run later.
+//!
+//! ```json
+//! {"plimsoll_plan": 1, "hash": "…", "plan": {"graphs": {"train": "…"}, "device": "…", "schedules": {…}, …}}
+//! ```
+//!
+//! A plan is good for the graphs and the device it was made for, so the file holds a hash of each graph's text form
+//! and of the device's facts that a schedule rests on (alignment and scratch, not timings). Who runs it builds the
+//! program anew; what differs is named. Then every schedule passes the judge like one just made: a file is believed
+//! no more than the planner is. The hash of the whole finds damage, not malice; malice meets the judge.
+//!
+//! [`write`] and [`Saved::parse`] are here, the form of a schedule in `form`.
+
+mod form;
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+use plimsoll_graph::{StateKind, name_hash};
+use serde_json::{Map, Value, json};
+
+use crate::plan::{ByPurpose, Costed, Plan, Program, StateRange, place_states};
+use crate::problem::Scratch;
+use crate::replay::{ReplayError, replay};
+use crate::schedule::{Contents, Purpose};
+use crate::search::Choice;
+use crate::strategy::Strategy;
+
+/// The form this version writes and reads.
+const VERSION: u64 = 1;
+
+/// Why a file is not a plan that may run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileError {
+    /// It is not JSON, or holds something else.
+    NotAPlan(String),
+    /// It was written by another version.
+    Version {
+        /// As the file says.
+        found: u64,
+    },
+    /// Its contents are not what was written.
+    Damaged,
+    /// A field is missing or makes no sense.
+    Field {
+        /// Where, such as `schedules.first.buffers`.
+        place: String,
+        /// What belongs there.
+        expected: &'static str,
+    },
+    /// It was made for something else.
+    Differs {
+        /// What differs.
+        what: &'static str,
+        /// What to look at.
+        hint: &'static str,
+    },
+    /// The judge refused a schedule.
+    Refused {
+        /// Which.
+        schedule: &'static str,
+        /// Why.
+        error: ReplayError,
+    },
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FileError::NotAPlan(why) => write!(f, "not a plan file: {why}"),
+            FileError::Version { found } => {
+                write!(f, "a plan of version {found}, and this build reads version {VERSION}; plan again")
+            }
+            FileError::Damaged => f.write_str("the file was changed after it was written; plan again"),
+            FileError::Field { place, expected } => write!(f, "`{place}` must be {expected}"),
+            FileError::Differs { what, hint } => {
+                write!(f, "the plan was made for another {what}: {hint}, or plan again")
+            }
+            FileError::Refused { schedule, error } => {
+                write!(f, "schedule `{schedule}` must not run: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for FileError {}
+
+/// The text of a plan file; `budget` is what the arena was allowed.
+pub fn write(choice: &Choice, budget: u64) -> String {
+    let Choice { plan, program, micro_batch, accumulation, lower_bound_seconds } = choice;
+    let schedules: Map<String, Value> = plan
+        .schedules
+        .iter()
+        .map(|(role, schedule)| (role.name().to_owned(), form::schedule(schedule)))
+        .collect();
+    let states: Vec<Value> =
+        plan.states.iter().map(|range| json!([range.name, range.offset, range.bytes])).collect();
+    let body = json!({
+        "graphs": graph_hashes(program),
+        "device": device_hash(program),
+        "budget_bytes": budget,
+        "micro_batch": micro_batch,
+        "accumulation": accumulation,
+        "recompute": plan.strategy.to_string(),
+        "scratch": if plan.scratch == Scratch::Best { "best" } else { "least" },
+        "arena_bytes": plan.arena_bytes,
+        "liveness_bound_bytes": plan.liveness_bound,
+        "lower_bound_seconds": lower_bound_seconds,
+        "micro_batch_seconds": plan.micro_batch_seconds,
+        "update_seconds": plan.update_seconds,
+        "by_purpose": plan.by_purpose.iter().map(|(_, bytes)| bytes).collect::<Vec<_>>(),
+        "states": states,
+        "schedules": schedules,
+    });
+    format!("{}\n", json!({ "plimsoll_plan": VERSION, "hash": hash(&body.to_string()), "plan": body }))
+}
+
+/// A plan file that was read, before it is held against a program.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    body: Value,
+    micro_batch: usize,
+    accumulation: usize,
+    budget: u64,
+}
+
+impl Saved {
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    ///
+    /// When it is not a plan of this version, or was damaged.
+    pub fn parse(text: &str) -> Result<Saved, FileError> {
+        let file: Value =
+            serde_json::from_str(text).map_err(|error| FileError::NotAPlan(error.to_string()))?;
+        match file.get("plimsoll_plan").map(Value::as_u64) {
+            Some(Some(VERSION)) => {}
+            Some(Some(found)) => return Err(FileError::Version { found }),
+            _ => return Err(FileError::NotAPlan("it has no version `plimsoll_plan`".into())),
+        }
+        let body = file.get("plan").ok_or_else(|| FileError::NotAPlan("it has no `plan`".into()))?;
+        if file.get("hash").and_then(Value::as_str) != Some(&hash(&body.to_string())) {
+            return Err(FileError::Damaged);
+        }
+        let count = |name: &str| form::count(body, name, name).and_then(|n| positive(n, name));
+        let (micro_batch, accumulation) = (count("micro_batch")?, count("accumulation")?);
+        Ok(Saved {
+            micro_batch,
+            accumulation,
+            budget: form::whole(body, "budget_bytes")?,
+            body: body.clone(),
+        })
+    }
+
+    /// Rows of one micro-batch.
+    pub fn micro_batch(&self) -> usize {
+        self.micro_batch
+    }
+
+    /// Micro-batches of one step.
+    pub fn accumulation(&self) -> usize {
+        self.accumulation
+    }
+
+    /// Bytes the arena was allowed when the plan was made.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// The plan for `program`, which was built for the file's micro-batch on the machine that is to run it.
+    ///
+    /// # Errors
+    ///
+    /// When graphs or device are not those the plan was made for, or a schedule fails the judge.
+    pub fn for_program(&self, program: Program) -> Result<Choice, FileError> {
+        self.same_graphs(&program)?;
+        if form::text(&self.body, "device")? != device_hash(&program) {
+            let hint = "alignment or scratch of its kernels differ; run it where it was made";
+            return Err(FileError::Differs { what: "device", hint });
+        }
+        let plan = self.plan(&program)?;
+        for (role, part) in program.roles() {
+            let Some(schedule) = plan.schedules.get(&role) else {
+                return Err(form::field(&format!("schedules.{}", role.name()), "there"));
+            };
+            form::sound(part, schedule, &plan)?;
+            replay(&part.graph, schedule, role.phases(), plan.arena_bytes)
+                .map_err(|error| FileError::Refused { schedule: role.name(), error })?;
+        }
+        let lower_bound_seconds = self.body.get("lower_bound_seconds").and_then(Value::as_f64);
+        let (micro_batch, accumulation) = (self.micro_batch, self.accumulation);
+        Ok(Choice { plan, program, micro_batch, accumulation, lower_bound_seconds })
+    }
+
+    fn same_graphs(&self, program: &Program) -> Result<(), FileError> {
+        let hashes = graph_hashes(program);
+        let saved = form::object(&self.body, "graphs")?;
+        if saved.get("train") != hashes.get("train") {
+            let hint = "model, sequence length, optimizer and --update must be those it was made with";
+            return Err(FileError::Differs { what: "training graph", hint });
+        }
+        if *saved != hashes {
+            let hint = "the run must evaluate and generate as it was planned to";
+            return Err(FileError::Differs { what: "set of graphs", hint });
+        }
+        Ok(())
+    }
+
+    fn plan(&self, program: &Program) -> Result<Plan, FileError> {
+        let body = &self.body;
+        let arena_bytes = form::whole(body, "arena_bytes")?;
+        // Beyond it, sums of sizes could overflow; no machine has as much.
+        if arena_bytes > 1 << 50 {
+            return Err(form::field("arena_bytes", "a size that a machine can have"));
+        }
+        let mut schedules = BTreeMap::new();
+        for (name, schedule) in form::object(body, "schedules")? {
+            let role = program.roles().map(|(role, _)| role).find(|role| role.name() == name);
+            let role =
+                role.ok_or_else(|| form::field(&format!("schedules.{name}"), "one the program has"))?;
+            schedules.insert(role, form::parse_schedule(name, schedule)?);
+        }
+        let strategy = form::text(body, "recompute")?.parse::<Strategy>();
+        Ok(Plan {
+            strategy: strategy.map_err(|_| form::field("recompute", "the name of a strategy"))?,
+            scratch: match form::text(body, "scratch")? {
+                "best" => Scratch::Best,
+                "least" => Scratch::Least,
+                _ => return Err(form::field("scratch", "`best` or `least`")),
+            },
+            arena_bytes,
+            liveness_bound: form::whole(body, "liveness_bound_bytes")?,
+            states: self.states(program)?,
+            schedules,
+            by_purpose: self.by_purpose()?,
+            micro_batch_seconds: form::number(body, "micro_batch_seconds")?,
+            update_seconds: form::number(body, "update_seconds")?,
+        })
+    }
+
+    /// The ranges of the program, where the file puts them.
+    fn states(&self, program: &Program) -> Result<Vec<StateRange>, FileError> {
+        let wrong = || form::field("states", "the program's state, in its order");
+        let mut ranges = place_states(program, program.train.facts.alignment).map_err(|_| wrong())?;
+        let saved = form::list(&self.body, "states")?;
+        if saved.len() != ranges.len() {
+            return Err(wrong());
+        }
+        for (range, saved) in ranges.iter_mut().zip(saved) {
+            let offset = saved.get(1).and_then(Value::as_u64).ok_or_else(wrong)?;
+            if saved.get(0).and_then(Value::as_str) != Some(&range.name)
+                || saved[2].as_u64() != Some(range.bytes)
+            {
+                return Err(wrong());
+            }
+            range.offset = offset;
+        }
+        Ok(ranges)
+    }
+
+    fn by_purpose(&self) -> Result<ByPurpose, FileError> {
+        let wrong = || form::field("by_purpose", "a size for each purpose, then what is free");
+        let sizes = form::list(&self.body, "by_purpose")?.iter().map(Value::as_u64);
+        let sizes: Option<Vec<u64>> = sizes.collect();
+        ByPurpose::from_sizes(&sizes.ok_or_else(wrong)?).ok_or_else(wrong)
+    }
+}
+
+fn positive(number: usize, place: &str) -> Result<usize, FileError> {
+    if number > 0 { Ok(number) } else { Err(form::field(place, "at least 1")) }
+}
+
+/// Hash of the text form of each graph.
+fn graph_hashes(program: &Program) -> Map<String, Value> {
+    let parts = [("train", Some(&program.train)), ("evaluate", program.evaluate.as_ref())];
+    let parts = parts.into_iter().chain([("generate", program.generate.as_ref())]);
+    parts.filter_map(|(name, part)| Some((name.to_owned(), hash(&part?.graph.to_string()).into()))).collect()
+}
+
+/// Hash of what schedules rest on: alignment, and scratch of every node of every graph.
+fn device_hash(program: &Program) -> String {
+    let parts = [Some(&program.train), program.evaluate.as_ref(), program.generate.as_ref()];
+    let mut text = String::new();
+    for Costed { facts, .. } in parts.into_iter().flatten() {
+        let _ = writeln!(text, "alignment {}", facts.alignment);
+        for node in &facts.nodes {
+            let _ = writeln!(text, "{} {}", node.workspace.least, node.workspace.best);
+        }
+    }
+    hash(&text)
+}
+
+fn hash(text: &str) -> String {
+    format!("{:016x}", name_hash(text))
+}
+
+/// Whether `contents` is state that all schedules see at the same place.
+fn persistent(part: &Costed, contents: Contents) -> Option<&str> {
+    let Contents::State(state) = contents else { return None };
+    let state = part.graph.states().get(state.index())?;
+    (state.kind != StateKind::Transient).then_some(&state.name)
+}
+
+/// Names of purposes by their position.
+fn purpose(index: u64) -> Option<Purpose> {
+    Purpose::ALL.get(usize::try_from(index).ok()?).copied()
+}

@@ -1,0 +1,109 @@
+//! How much waits on another tier, where the device offers one: the trade of rebuilding against sending away.
+//!
+//! Two numbers decide. What would be kept if there were `virtual` bytes says what is rebuilt; sending away what
+//! then does not fit into `limit` bytes ([`spill`](crate::spill)) says what is offloaded:
+//!
+//! ```text
+//! limit = virtual           everything rebuilt, nothing sent       time: what runs again
+//! limit < virtual           less rebuilt, the difference sent      time: what runs again, and standing still
+//! virtual = whole model     nothing rebuilt                        time: standing still alone
+//! ```
+//!
+//! Both come from fixed ladders, and which pairs are considered at a limit does not depend on the budget. The plan
+//! for a budget is the fastest of them whose arena fits, so more memory is never slower. Times are known
+//! without a layout, and most pairs are ruled out by theirs.
+
+use crate::attempt::Attempt;
+use crate::chain::ChainPlanner;
+use crate::plan::{assemble_within, persistent_bytes};
+use crate::problem::Scratch;
+use crate::regions::Regions;
+use crate::search::{SearchError, Tried};
+use crate::sequence::micro_batch;
+use crate::spill::Spiller;
+use crate::strategy::Strategy;
+
+/// Ratio of neighbouring limits.
+const LIMIT_RUNG: f64 = 1.03;
+/// Ratio of neighbouring virtual budgets.
+const VIRTUAL_RUNG: f64 = 1.1;
+
+/// Of the pairs with one limit, so many of the fastest are given offsets, which takes most of the time.
+const LAID_OUT: usize = 2;
+
+/// What is rebuilt, before anything is sent away.
+struct Source {
+    strategy: Strategy,
+    /// The virtual budget, where the table was asked.
+    rung: Option<u64>,
+    regions: Regions,
+    spiller: Spiller,
+}
+
+impl Attempt<'_> {
+    /// Plans that also send values away; nothing where the device has nowhere to send them.
+    pub(crate) fn offloaded(&self, scratch: Scratch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        let program = &self.prepared.program;
+        // Nothing is sent away to spare memory that is there.
+        let faster = |seconds: f64, tried: &[Tried]| seconds < self.fastest(tried);
+        if program.train.facts.link.is_none() || !faster(self.once_seconds(scratch), tried) {
+            return Ok(());
+        }
+        let room = self.request.budget.saturating_sub(persistent_bytes(program)?);
+        let mut sources = self.sources(scratch);
+        let least = sources.iter().map(|source| source.spiller.least_bytes()).min().unwrap_or(0);
+        for limit in limits(room, least) {
+            let bound = |source: &Source| self.step_seconds(source.spiller.lower_bound(limit), scratch);
+            sources.retain(|source| faster(bound(source), tried));
+            let beyond = sources.iter().filter(|source| source.spiller.most_bytes() > limit);
+            let mut timed: Vec<(f64, &Source)> =
+                beyond.filter_map(|source| Some((source.spiller.within(limit)?.seconds, source))).collect();
+            timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+            for (seconds, source) in timed.into_iter().take(LAID_OUT) {
+                if faster(self.step_seconds(seconds, scratch), tried) {
+                    let Source { strategy, rung, regions, .. } = source;
+                    let plan = assemble_within(program, regions, *strategy, scratch, Some(limit))?;
+                    tried.push(Tried { limit: Some(limit), ..self.entry(&plan, *rung) });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ways of rebuilding, from nothing to as much as ever fits, or the one that is fixed.
+    fn sources(&self, scratch: Scratch) -> Vec<Source> {
+        let part = &self.prepared.program.train;
+        let source = |strategy, rung, regions: Regions| {
+            let sequence = micro_batch(&part.graph, &regions);
+            let spiller = Spiller::new(&part.graph, &part.facts, scratch, sequence)?;
+            Some(Source { strategy, rung, regions, spiller })
+        };
+        let named = |strategy| source(strategy, None, Regions::new(&part.graph, strategy));
+        if let Some(fixed) = self.request.strategy {
+            return named(fixed).into_iter().collect();
+        }
+        let Some(planner) = self.prepared.planner(scratch) else {
+            return Strategy::LADDER.into_iter().filter_map(named).collect();
+        };
+        let rungs = virtual_rungs(planner).into_iter();
+        let optimal = |rung| source(Strategy::Auto, Some(rung), planner.regions(&part.graph, rung)?);
+        named(Strategy::None).into_iter().chain(rungs.filter_map(optimal)).collect()
+    }
+}
+
+/// Virtual budgets, falling, each slower than the one before.
+fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
+    let most = planner.most_bytes().unwrap_or(u64::MAX);
+    let top = ((most as f64).ln() / VIRTUAL_RUNG.ln()).floor() as i32;
+    let mut rungs: Vec<u64> = (0..=top).rev().map(|rung| VIRTUAL_RUNG.powi(rung) as u64).collect();
+    rungs.retain(|&rung| planner.seconds(rung).is_finite());
+    rungs.dedup_by_key(|&mut rung| planner.seconds(rung).to_bits());
+    rungs
+}
+
+/// Limits, falling, from just below `room` to the last above `least`, and one that sends away what can be sent.
+fn limits(room: u64, least: u64) -> impl Iterator<Item = u64> {
+    let top = ((room.max(1) as f64).ln() / LIMIT_RUNG.ln()).floor() as i32;
+    let rungs = (0..=top).rev().map(|rung| LIMIT_RUNG.powi(rung) as u64);
+    rungs.take_while(move |&limit| limit > least).chain([0])
+}

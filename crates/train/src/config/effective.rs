@@ -1,0 +1,155 @@
+//! A configuration written down again: every default spelled out, so that a run can be repeated without them.
+
+use std::path::{Path, PathBuf};
+
+use plimsoll_model::Targets;
+
+use super::rules::shortest;
+use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup};
+use crate::data::{Layout, Part, Task};
+use crate::optimizer::OptimizerKind;
+use crate::settings::RawConfig;
+
+impl Config {
+    /// The settings with every default written out, except what the planner chooses: they check to the same
+    /// configuration.
+    pub fn effective(&self) -> RawConfig {
+        let lora = self.with_adapters(self.what_is_trained());
+        self.with_course(self.with_learning(self.with_fit(lora)))
+    }
+
+    fn what_is_trained(&self) -> RawConfig {
+        let scratch = matches!(self.origin, Origin::Scratch);
+        let from_file = scratch && Path::new(&self.name).is_file();
+        let named = |file: bool| (from_file == file).then(|| self.name.clone());
+        let task = match self.samples.task {
+            Task::Causal => "causal",
+            Task::Masked => "masked",
+            Task::Classify { .. } => "classify",
+        };
+        RawConfig {
+            model: named(false),
+            config: named(true).map(PathBuf::from),
+            layers: scratch.then(|| self.model.architecture.layers()),
+            tokenizer: self.tokenizer.clone(),
+            task: Some(task.to_owned()),
+            seq_len: Some(self.model.seq_len),
+            data: paths(&self.data),
+            synthetic: Some(self.data == DataConfig::Synthetic),
+            packing: Some(self.samples.layout == Layout::Packed),
+            skip_bad_lines: Some(self.samples.skip_bad_lines),
+            data_cache: self.samples.cache.clone(),
+            ..RawConfig::default()
+        }
+    }
+
+    /// Only the folder of an adapter that is there: it says the rest itself.
+    fn with_adapters(&self, raw: RawConfig) -> RawConfig {
+        let adapter = self.adapter.as_ref().map(|adapter| adapter.folder.clone());
+        let Some(lora) = self.model.lora.as_ref().filter(|_| adapter.is_none()) else {
+            return RawConfig { adapter, ..raw };
+        };
+        let targets = match &lora.targets {
+            Targets::AllLinear => vec!["all-linear".to_owned()],
+            Targets::Names(names) => names.clone(),
+        };
+        RawConfig {
+            lora_r: Some(lora.rank),
+            lora_alpha: Some(shortest(lora.alpha)),
+            lora_dropout: Some(shortest(lora.dropout)),
+            use_rslora: Some(lora.rslora),
+            lora_target_modules: Some(targets),
+            modules_to_save: Some(lora.modules_to_save.clone()).filter(|names| !names.is_empty()),
+            ..raw
+        }
+    }
+
+    fn with_fit(&self, raw: RawConfig) -> RawConfig {
+        let options = &self.options;
+        let offload = options.offload.as_ref();
+        let bytes = |bytes: u64| format!("{bytes}B");
+        RawConfig {
+            global_batch: Some(options.global_batch),
+            micro_batch: options.micro_batch,
+            device: Some(self.target.name()),
+            memory: Some(options.memory.map_or_else(|| "auto".to_owned(), bytes)),
+            recompute: options.recompute.map(|strategy| strategy.to_string()),
+            offload: offload.map(|offload| offload.tier.name().to_owned()),
+            offload_folder: offload.map(|offload| offload.folder.clone()),
+            offload_budget: offload.and_then(|offload| offload.budget).map(bytes),
+            costs: self.costs.clone(),
+            threads: Some(options.threads).filter(|&threads| threads > 0),
+            seed: Some(options.seed),
+            ..raw
+        }
+    }
+
+    fn with_learning(&self, raw: RawConfig) -> RawConfig {
+        let (optimizer, storage) = (&self.options.optimizer, &self.options.storage);
+        let sgd = optimizer.kind == OptimizerKind::Sgd;
+        RawConfig {
+            learning_rate: Some(self.learning_rate),
+            lr_scheduler_type: Some(self.decay.to_string()),
+            warmup_steps: if let Warmup::Steps(steps) = self.warmup { Some(steps) } else { None },
+            warmup_ratio: if let Warmup::Ratio(ratio) = self.warmup { Some(ratio) } else { None },
+            optim: Some(optimizer.kind.name().to_owned()),
+            momentum: sgd.then(|| shortest(optimizer.momentum)),
+            nesterov: sgd.then_some(optimizer.nesterov),
+            weights_dtype: Some(storage.weights.name().to_owned()),
+            gradients_dtype: Some(storage.gradients.name().to_owned()),
+            moments_dtype: Some(storage.moments.name().to_owned()),
+            adam_beta1: Some(shortest(optimizer.beta1)),
+            adam_beta2: Some(shortest(optimizer.beta2)),
+            adam_epsilon: Some(shortest(optimizer.epsilon)),
+            weight_decay: Some(shortest(optimizer.weight_decay)),
+            max_grad_norm: Some(optimizer.max_grad_norm.map_or(0.0, shortest)),
+            update: Some(self.options.update.name().to_owned()),
+            ..raw
+        }
+    }
+
+    fn with_course(&self, raw: RawConfig) -> RawConfig {
+        let evaluation = self.evaluation.as_ref();
+        let stopping = evaluation.and_then(|evaluation| evaluation.stopping);
+        let output = self.output.as_ref();
+        RawConfig {
+            max_steps: if let Length::Steps(steps) = self.length { Some(steps) } else { None },
+            num_train_epochs: if let Length::Epochs(epochs) = self.length { Some(epochs) } else { None },
+            logging_steps: Some(self.logging_steps),
+            eval_steps: evaluation.map(|evaluation| evaluation.every),
+            eval_data: evaluation.and_then(|evaluation| paths(evaluation.data.as_ref()?)),
+            eval_split: evaluation.and_then(|evaluation| evaluation.share),
+            max_eval_samples: evaluation.and_then(|evaluation| evaluation.most),
+            early_stopping_patience: stopping.map(|stopping| stopping.patience),
+            early_stopping_threshold: stopping.map(|stopping| stopping.threshold),
+            output_dir: output.map(|output| output.folder.clone()),
+            report_to: output.map(OutputConfig::names),
+            save_steps: output.map(|_| self.saving.every),
+            save_total_limit: output.and(self.saving.limit).map(|limit| limit as u64),
+            resume: self.resume.as_ref().map(|resume| match resume {
+                Resume::Latest => "latest".to_owned(),
+                Resume::From(path) => path.display().to_string(),
+            }),
+            ..raw
+        }
+    }
+}
+
+fn paths(data: &DataConfig) -> Option<Vec<String>> {
+    match data {
+        DataConfig::Text(path) => Some(vec![path.display().to_string()]),
+        DataConfig::Files(parts) => Some(parts.iter().map(part).collect()),
+        DataConfig::Synthetic => None,
+    }
+}
+
+/// As it is typed.
+fn part(Part { path, weight }: &Part) -> String {
+    if is_one(*weight) { path.display().to_string() } else { format!("{}@{weight}", path.display()) }
+}
+
+/// Whether a file is seen as often as any other. Weights are typed, not computed.
+#[allow(clippy::float_cmp, reason = "what is typed as 1 is 1")]
+pub(super) fn is_one(weight: f64) -> bool {
+    weight == 1.0
+}

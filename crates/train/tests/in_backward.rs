@@ -1,0 +1,245 @@
+//! Updates inside the backward pass: the numbers of a separate update to the bit, without gradients that persist.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+
+use plimsoll_exec::CpuDevice;
+use plimsoll_graph::Graph;
+use plimsoll_model::{Architecture, Llama};
+use plimsoll_plan::{Plan, Purpose, Request, Role, SearchError, Strategy, search, spans, timeline};
+use plimsoll_train::{LanguageModel, Optimizer, Options, Run, TrainError, Update, program};
+
+mod support;
+use support::{Batch, Size, bert, gpt2, llama, options, start};
+
+const ROWS: usize = 2;
+const SIZE: Size = Size { vocab: 300, seq: 40, width: 64, layers: 4, ffn: 136, dropout: 0.1 };
+
+fn tied() -> Architecture {
+    let Architecture::Llama(model) = llama(SIZE) else { panic!("a Llama") };
+    Architecture::from(Llama { tie_embeddings: true, ..model })
+}
+
+fn language(model: &Architecture) -> LanguageModel {
+    LanguageModel {
+        architecture: model.clone(),
+        seq_len: SIZE.seq,
+        documents: false,
+        generate: false,
+        lora: None,
+    }
+}
+
+/// One micro-batch a step, no limit on the norm.
+fn asked(update: Update, recompute: Strategy) -> Options {
+    let optimizer = Optimizer { max_grad_norm: None, ..Optimizer::default() };
+    Options { update, optimizer, ..options(ROWS, ROWS, recompute, 2) }
+}
+
+fn step(run: &mut Run, salt: usize) -> Result<f32, TrainError> {
+    run.begin(1e-2);
+    let documents = run.plan().state("bert.embeddings.word_embeddings.weight").is_some();
+    let losses = Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, salt).backward(run);
+    assert_eq!(losses.len(), 1);
+    Ok(losses[0] + run.step(1e-2)?)
+}
+
+/// Loss and norm of every step, and all weights and moments at the end, as bits.
+fn trace(model: &Architecture, options: &Options) -> (Run, BTreeMap<String, Vec<u32>>) {
+    let mut run = start(model, SIZE.seq, options);
+    let steps: Vec<u32> = (0..3).map(|salt| step(&mut run, salt).unwrap().to_bits()).collect();
+    let mut trace = BTreeMap::from([("steps".to_owned(), steps)]);
+    trace.extend(weights(&run));
+    assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes, "measured and planned peak");
+    assert!(run.engine().device().arena().unwrap().guard_is_intact());
+    (run, trace)
+}
+
+fn weights(run: &Run) -> BTreeMap<String, Vec<u32>> {
+    let names = run.states().map(|(name, _)| name.to_owned()).filter(|name| !name.starts_with("grad"));
+    let bits = |name: &String| run.state(name).unwrap().into_iter().map(f32::to_bits).collect();
+    names.map(|name| (name.clone(), bits(&name))).collect()
+}
+
+fn check(model: &Architecture) {
+    let (separate, expected) = trace(model, &asked(Update::Separate, Strategy::None));
+    assert!(separate.plan().schedules.contains_key(&Role::Update));
+    assert!(expected.len() > 20 && expected.values().flatten().filter(|&&bits| bits != 0).count() > 100_000);
+    for recompute in [Strategy::None, Strategy::Selective, Strategy::Full, Strategy::Minimal, Strategy::Auto]
+    {
+        let (run, got) = trace(model, &asked(Update::InBackward, recompute));
+        assert_eq!(run.plan().schedules.keys().collect::<Vec<_>>(), [&Role::First]);
+        for (name, bits) in &expected {
+            assert!(got[name] == *bits, "{recompute}: {name} differs");
+        }
+    }
+}
+
+#[test]
+fn a_llama_trains_to_the_same_bits_with_tied_embeddings_and_without() {
+    check(&llama(SIZE));
+    check(&tied());
+}
+
+#[test]
+fn a_gpt2_and_a_bert_with_dropout_train_to_the_same_bits() {
+    check(&gpt2(SIZE));
+    check(&bert(SIZE));
+}
+
+/// Aligned bytes of every trained parameter's gradient, from the moments, which have the same shape.
+fn gradient_bytes(plan: &Plan) -> BTreeMap<String, u64> {
+    let moments = plan.states.iter().filter_map(|range| Some((range.name.strip_prefix("m.")?, range.bytes)));
+    moments.map(|(name, bytes)| (name.to_owned(), bytes)).collect()
+}
+
+/// The most bytes of transient gradients alive at one time.
+fn transient_gradients(run: &Run, graph: &Graph) -> u64 {
+    let plan = run.plan();
+    let schedule = &plan.schedules[&Role::First];
+    let moments = timeline(&spans(graph, schedule), schedule.actions.len());
+    let most = moments.iter().map(|moment| moment[Purpose::Gradients as usize]).max().unwrap();
+    let persistent = plan.states.iter().filter(|range| range.purpose == Purpose::Gradients);
+    most - persistent.map(|range| range.bytes).sum::<u64>()
+}
+
+#[test]
+fn gradients_take_the_bytes_of_the_largest_and_not_of_all() {
+    for (model, shared) in [(llama(SIZE), None), (tied(), Some("model.embed_tokens.weight"))] {
+        let run = |update| start(&model, SIZE.seq, &asked(update, Strategy::Minimal));
+        let (separate, within) = (run(Update::Separate), run(Update::InBackward));
+        let gradients = gradient_bytes(within.plan());
+        let all: u64 = gradients.values().sum();
+        let persistent = |run: &Run| run.plan().states.iter().map(|range| range.bytes).sum::<u64>();
+        // A scalar for each gradient's squares and one for the guard stay.
+        let scalars = 64 * (gradients.len() as u64 + 1);
+        assert_eq!(persistent(&separate) - persistent(&within), all - scalars);
+        // A tied weight's gradient waits for the embedding, and the others come and go beside it.
+        let waiting = shared.map_or(0, |name| gradients[name]);
+        let others = gradients.iter().filter(|(name, _)| Some(name.as_str()) != shared);
+        let largest = others.map(|(_, bytes)| bytes).max().unwrap();
+        let device = CpuDevice::new(2).unwrap();
+        let options = asked(Update::InBackward, Strategy::Minimal);
+        let program = program(&language(&model), &device, &options, ROWS).unwrap();
+        assert_eq!(transient_gradients(&within, &program.train.graph), waiting + largest);
+        // And the inputs `lr` and `step`, which are there during the whole micro-batch.
+        let rates = 2 * 64;
+        let saved = separate.plan().liveness_bound - within.plan().liveness_bound;
+        assert!(saved >= all - scalars - waiting - largest - rates, "{saved} of {all}");
+    }
+}
+
+#[test]
+fn every_budget_is_kept_and_more_is_never_slower_when_gradients_come_and_go() {
+    let device = CpuDevice::new(1).unwrap();
+    for model in [llama(SIZE), tied()] {
+        let asked = Options { global_batch: 4, ..asked(Update::Auto, Strategy::Auto) };
+        let build = |rows: usize| program(&language(&model), &device, &asked, rows);
+        let at = |budget: u64| {
+            let request = Request { global_batch: 4, micro_batch: None, strategy: None, budget, slack: 0.0 };
+            search(request, build)
+        };
+        let most = at(u64::MAX).unwrap().plan.arena_bytes;
+        let SearchError::Budget { smallest, .. } = at(1).unwrap_err() else { panic!("a model in one byte") };
+        let mut before = f64::INFINITY;
+        let mut forms = std::collections::BTreeSet::new();
+        for index in 0..12 {
+            let budget = smallest.arena_bytes + (most - smallest.arena_bytes) * index / 11;
+            let choice = at(budget).unwrap();
+            let seconds = choice.plan.step_seconds(choice.accumulation);
+            assert!(choice.plan.arena_bytes <= budget && seconds <= before * (1.0 + 1e-12), "{budget}");
+            assert_eq!(choice.program.updates_in_backward(), choice.accumulation == 1);
+            forms.insert(choice.accumulation == 1);
+            before = seconds;
+        }
+        assert!(forms.contains(&true), "one micro-batch with gradients that come and go is taken somewhere");
+    }
+}
+
+#[test]
+fn with_a_limit_on_the_norm_two_passes_train_to_the_same_bits_and_are_the_last_resort() {
+    // Small enough to bind at every step.
+    let limited = |update, recompute| {
+        let optimizer = Optimizer { max_grad_norm: Some(0.1), ..Optimizer::default() };
+        Options { optimizer, ..asked(update, recompute) }
+    };
+    for model in [llama(SIZE), tied(), gpt2(SIZE)] {
+        let (one, expected) = trace(&model, &limited(Update::Separate, Strategy::None));
+        for recompute in [Strategy::None, Strategy::Minimal] {
+            let (two, got) = trace(&model, &limited(Update::TwoPass, recompute));
+            assert!(expected == got, "{recompute}");
+            assert!(two.plan().micro_batch_seconds > 1.9 * one.plan().micro_batch_seconds);
+        }
+    }
+    let device = CpuDevice::new(1).unwrap();
+    let planned = |memory, update| {
+        let options = Options { memory: Some(memory), ..limited(update, Strategy::Minimal) };
+        plimsoll_train::plan_for(&language(&llama(SIZE)), &device, &options)
+    };
+    let needed = |update| {
+        let planned = planned(1 << 30, update).unwrap();
+        planned.choice.plan.arena_bytes + planned.budget.outside
+    };
+    let (separate, two) = (needed(Update::Separate), needed(Update::TwoPass));
+    assert!(two < separate);
+    let passes = |memory| planned(memory, Update::Auto).unwrap().choice.program.passes();
+    assert_eq!((passes(separate + (2 << 20)), passes(two + (separate - two) / 2)), (1, 2));
+}
+
+#[test]
+fn a_loss_that_is_not_finite_changes_nothing() {
+    let mut run = start(&llama(SIZE), SIZE.seq, &asked(Update::InBackward, Strategy::None));
+    step(&mut run, 0).unwrap();
+    let mut head = run.state("lm_head.weight").unwrap();
+    head[5] = f32::NAN;
+    run.set_state("lm_head.weight", &head).unwrap();
+    let before = weights(&run);
+    let error = step(&mut run, 1).unwrap_err();
+    assert!(matches!(error, TrainError::NotFinite { step: 2, what: "loss" }), "{error}");
+    assert!(weights(&run) == before, "nothing was updated");
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_is_owned_up_to() {
+    let layer = "model.layers.0.mlp";
+    let [gate, down] = ["gate", "down"].map(|name| format!("{layer}.{name}_proj.weight"));
+    for update in [Update::Separate, Update::TwoPass, Update::InBackward] {
+        let mut run = start(&llama(SIZE), SIZE.seq, &asked(update, Strategy::None));
+        // What the gate shuts off reaches no loss, but its gradient is too large to be squared.
+        for (name, value) in [(&gate, 0.0), (&down, 1e25)] {
+            let elements = run.state(name).unwrap().len();
+            run.set_state(name, &vec![value; elements]).unwrap();
+        }
+        let before = weights(&run);
+        let error = step(&mut run, 0).unwrap_err();
+        let after = weights(&run);
+        assert_eq!(after[&gate], before[&gate], "{update:?}");
+        if update == Update::InBackward {
+            assert!(matches!(error, TrainError::PartlyUpdated { step: 1 }), "{error}");
+            assert!(after["lm_head.weight"] != before["lm_head.weight"], "the head came first");
+        } else {
+            assert!(matches!(error, TrainError::NotFinite { .. }) && after == before, "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_loop_that_forgets_the_learning_rate_or_asks_for_the_impossible_is_told() {
+    let mut run = start(&llama(SIZE), SIZE.seq, &asked(Update::InBackward, Strategy::None));
+    let batch = Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, false, 0);
+    let scale = batch.scale();
+    let inputs = batch.micro_batches(ROWS, &scale).next().unwrap();
+    assert!(run.backward(&inputs).unwrap_err().to_string().contains("call `begin` with the learning rate"));
+    run.begin(1e-3);
+    run.backward(&inputs).unwrap();
+    assert!(run.backward(&inputs).unwrap_err().to_string().contains("each `backward` needs its `step`"));
+    assert!(run.gradient("lm_head.weight").unwrap_err().to_string().contains("used up inside the backward"));
+    assert!(run.step(1e-2).unwrap_err().to_string().contains("but `begin` was told 0.001"));
+
+    let refused = |options: &Options| Run::new(language(&llama(SIZE)), options).unwrap_err().to_string();
+    let clipped = Options { optimizer: Optimizer::default(), ..asked(Update::InBackward, Strategy::None) };
+    assert!(refused(&clipped).contains("add `--max-grad-norm 0`"), "{}", refused(&clipped));
+    let divided = Options { global_batch: 2 * ROWS, ..asked(Update::InBackward, Strategy::None) };
+    assert!(refused(&divided).contains("one micro-batch a step"), "{}", refused(&divided));
+}
