@@ -3,7 +3,8 @@
 //! The first line of `metrics.jsonl` says what is run and how it was planned, so that the page can be made
 //! from that file alone, also of a run that died or still goes on.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -30,8 +31,14 @@ pub(crate) struct Outputs<'a> {
 /// Refuses a folder that cannot be written to, or holds something already; before anything takes long.
 pub(crate) fn prepare(config: &OutputConfig, resumes: bool) -> Result<(), Failure> {
     let folder = &config.folder;
-    fs::create_dir_all(folder).map_err(|error| TrainError::output(folder, &error))?;
-    let mut entries = fs::read_dir(folder).map_err(|error| TrainError::output(folder, &error))?;
+    let unwritable = |error: io::Error| {
+        let folder = folder.display();
+        TrainError::Config(format!(
+            "--output-dir `{folder}` cannot be written to ({error}); name another folder"
+        ))
+    };
+    fs::create_dir_all(folder).map_err(unwritable)?;
+    let mut entries = fs::read_dir(folder).map_err(unwritable)?;
     if entries.next().is_some() && !resumes {
         return Err(TrainError::Config(format!(
             "--output-dir `{}` is not empty; name another folder, or go on with --resume latest",
@@ -39,7 +46,8 @@ pub(crate) fn prepare(config: &OutputConfig, resumes: bool) -> Result<(), Failur
         ))
         .into());
     }
-    Ok(())
+    let probe = folder.join(".tmp-probe");
+    Ok(File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(unwritable)?)
 }
 
 impl<'a> Outputs<'a> {

@@ -34,6 +34,9 @@ enum Change<'a> {
 /// When `out` is not empty or cannot be written, or a file is broken.
 pub fn merge(base: &Pretrained, adapter: &AdapterFolder, out: &Path) -> Result<(), TrainError> {
     let unwritable = |fault: std::io::Error| FileError::writing(out, &fault);
+    if out.exists() && !out.is_dir() {
+        return Err(FileError::wrong(out, "is not a folder; give one that does not exist yet").into());
+    }
     if out.exists() && fs::read_dir(out).map_err(unwritable)?.next().is_some() {
         return Err(FileError::wrong(out, "is not empty; give a folder that does not exist yet").into());
     }

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use plimsoll_exec::{Device, Engine};
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
-use plimsoll_model::hf::{Configuration, Stored};
+use plimsoll_model::hf::{ConfigError, Configuration, Stored};
 use plimsoll_model::lora::{AdapterConfig, file_name};
 use plimsoll_model::{Architecture, Lora};
+use sha2::{Digest, Sha256};
 
 use crate::data::Tokenizer;
 use crate::error::TrainError;
-use crate::files::{FileError, Form, Loaded, ModelFolder, load_weights, read_text};
+use crate::files::{FileError, Form, Loaded, ModelFolder, hex, load_weights, read_text};
 
 /// Name of an adapter's weights without its ending.
 const ADAPTER_STEM: &str = "adapter_model";
@@ -40,8 +41,7 @@ impl Pretrained {
     /// When there is no model, or one that is not supported.
     pub fn open(folder: &Path) -> Result<Pretrained, TrainError> {
         let config = ModelFolder::open(folder)?.config()?;
-        let configuration = Architecture::from_config(&config)
-            .map_err(|error| FileError::wrong(&folder.join("config.json"), error.to_string()))?;
+        let configuration = configuration(&config, &folder.join("config.json"))?;
         Ok(Pretrained { folder: folder.to_owned(), configuration, config })
     }
 
@@ -73,6 +73,25 @@ impl Pretrained {
         Ok(loaded)
     }
 
+    /// A mark of the weights, by which a model is known again after it was moved, and told from one that was
+    /// trained further: taken from the names and first numbers of all tensors.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read.
+    pub fn mark(&self) -> Result<String, TrainError> {
+        let folder = ModelFolder::open(&self.folder)?;
+        let (mut hash, mut begin) = (Sha256::new(), [0; 4096]);
+        for name in folder.names() {
+            let Some((file, _)) = folder.find([name]) else { continue };
+            let count = file.tensor(name)?.bytes.min(begin.len() as u64) as usize;
+            file.read_bytes(name, 0, &mut begin[..count])?;
+            hash.update(name);
+            hash.update(&begin[..count]);
+        }
+        Ok(hex(&hash.finalize()[..8]))
+    }
+
     /// How the model is written after training: as it came, with the new weights.
     pub fn form(&self) -> Form {
         let architecture = self.configuration.architecture.clone();
@@ -83,6 +102,17 @@ impl Pretrained {
             ..Form::default()
         }
     }
+}
+
+/// What the text of a `config.json` says; what is wrong with it is said of the file at `path`.
+pub(crate) fn configuration(text: &str, path: &Path) -> Result<Configuration, TrainError> {
+    let wrong = |error: ConfigError| said_of(path, "config.json", &error.to_string());
+    Architecture::from_config(text).map_err(wrong)
+}
+
+/// A sentence about a file that goes by its usual name, about the file at `path`.
+fn said_of(path: &Path, usual: &str, why: &str) -> TrainError {
+    TrainError::Config(why.replacen(usual, &path.display().to_string(), 1))
 }
 
 /// The tokenizer in a folder; one id per byte where there is none and a model of `vocab` ids knows few enough.
@@ -114,7 +144,7 @@ impl AdapterFolder {
     pub fn open(folder: &Path, base: &Graph) -> Result<AdapterFolder, TrainError> {
         let path = folder.join(ADAPTER_CONFIG);
         let config = AdapterConfig::from_json(&read_text(&path)?)
-            .map_err(|error| FileError::wrong(folder, error.to_string()))?;
+            .map_err(|error| said_of(&path, ADAPTER_CONFIG, &error.to_string()))?;
         let adapter = AdapterFolder { folder: folder.to_owned(), config };
         adapter.check(base)?;
         Ok(adapter)
@@ -123,8 +153,12 @@ impl AdapterFolder {
     /// Every tensor must belong to this model, with its shape.
     fn check(&self, base: &Graph) -> Result<(), TrainError> {
         let other_base = |why: String| {
-            let base = self.config.base_model.as_deref().unwrap_or("another model");
-            FileError::wrong(&self.folder, format!("{why}; it was trained on `{base}`: give that as --model"))
+            let base = self.config.base_model.as_deref();
+            let base = base.map_or("the one it was trained on".to_owned(), |base| format!("`{base}`"));
+            FileError::wrong(
+                &self.folder,
+                format!("does not go with this model ({why}); give {base} as --model"),
+            )
         };
         let adapted =
             self.config.lora.adapt(base).map_err(|error: GraphError| other_base(error.to_string()))?;
@@ -132,13 +166,13 @@ impl AdapterFolder {
         for (name, ty) in trained(&adapted) {
             let stored = file_name(&name);
             let Some((file, _)) = files.find([stored.as_str()]) else {
-                return Err(other_base(format!("holds no tensor `{stored}`")).into());
+                return Err(other_base(format!("it holds no tensor `{stored}`")).into());
             };
             let shape = &file.tensor(&stored)?.shape;
             if *shape != ty.shape[..] {
                 let wanted = &ty.shape[..];
                 return Err(other_base(format!(
-                    "holds `{stored}` as {shape:?} where the model has {wanted:?}"
+                    "it holds `{stored}` as {shape:?} where {wanted:?} is wanted"
                 ))
                 .into());
             }

@@ -87,7 +87,7 @@ fn what_does_not_belong_together_is_refused() {
     let other = Pretrained::open(&folder("gpt2")).unwrap();
     let graph = other.configuration.architecture.training(1, SEQ).unwrap();
     let why = AdapterFolder::open(&home.path().join("adapter"), &graph).unwrap_err().to_string();
-    assert!(why.contains("it was trained on") && why.contains("qwen3"), "{why}");
+    assert!(why.contains("does not go with this model") && why.contains("qwen3"), "{why}");
 
     let graph = base.configuration.architecture.training(1, SEQ).unwrap();
     let adapter = AdapterFolder::open(&home.path().join("adapter"), &graph).unwrap();

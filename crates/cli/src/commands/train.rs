@@ -94,7 +94,7 @@ impl Saved {
                 let none = || {
                     let folder = output.folder.display();
                     TrainError::Config(format!(
-                        "`{folder}` holds no whole checkpoint; leave out --resume to begin anew"
+                        "`{folder}` holds no whole checkpoint; to begin anew, leave out --resume and name an empty folder"
                     ))
                 };
                 Some(found.checkpoint.ok_or_else(none)?)
@@ -191,7 +191,7 @@ impl Session {
         let batches = Batches::new(data.train, config.options.global_batch as u64, rows);
         let lr = config.lr(batches.steps_per_epoch())?;
         let validation = data.validation.map(|source| config.validation(source, rows));
-        let trainer = Trainer::new(run, batches, lr).with_facts(config.facts());
+        let trainer = Trainer::new(run, batches, lr).with_facts(config.facts()?);
         Ok(Session { summary, trainer, device_name, lr, ceiling, validation })
     }
 

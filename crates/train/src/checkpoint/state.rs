@@ -110,7 +110,9 @@ impl TrainerState {
             format: u32,
         }
         let text = read_text(path)?;
-        let broken = |fault: serde_json::Error| FileError::wrong(path, format!("is broken ({fault})"));
+        let broken = |fault: serde_json::Error| {
+            FileError::wrong(path, format!("is broken ({fault}); take another checkpoint"))
+        };
         let Version { format } = serde_json::from_str(&text).map_err(broken)?;
         if format != FORMAT {
             let why =
@@ -119,7 +121,10 @@ impl TrainerState {
         }
         let state: TrainerState = serde_json::from_str(&text).map_err(broken)?;
         if state.sum() != state.checksum {
-            return Err(FileError::wrong(path, "is not as it was written: its checksum differs"));
+            return Err(FileError::wrong(
+                path,
+                "is not as it was written: its checksum differs; take another checkpoint",
+            ));
         }
         Ok(state)
     }
@@ -150,7 +155,10 @@ impl Checkpoint {
     /// When it is none, or a file of it is missing, cut off or changed.
     pub fn open(path: &Path) -> Result<Checkpoint, FileError> {
         if !path.join(STATE).is_file() {
-            return Err(FileError::wrong(path, format!("is no checkpoint: it has no {STATE}")));
+            return Err(FileError::wrong(
+                path,
+                format!("is no checkpoint: it has no {STATE}; give the folder checkpoint-N of a run"),
+            ));
         }
         let state = TrainerState::read(&path.join(STATE))?;
         for (name, written) in &state.files {

@@ -270,18 +270,22 @@ impl Config {
     }
 
     /// What must be the same in a run that goes on from a checkpoint, by the names people know.
-    pub fn facts(&self) -> Vec<(String, String)> {
+    ///
+    /// # Errors
+    ///
+    /// When the weights that adapters belong to cannot be read.
+    pub fn facts(&self) -> Result<Vec<(String, String)>, TrainError> {
         let effective = self.effective();
         let list = |list: Option<Vec<String>>| list.unwrap_or_default().join(",");
         let facts = [
-            ("model", format!("{:?}", self.model.architecture)),
-            ("adapters", format!("{:?}", self.model.lora)),
             ("data", list(effective.data)),
+            ("packing", self.model.documents.to_string()),
             ("optim", effective.optim.unwrap_or_default()),
             ("weights_dtype", effective.weights_dtype.unwrap_or_default()),
             ("lr_scheduler_type", effective.lr_scheduler_type.unwrap_or_default()),
         ];
-        facts.map(|(name, value)| (name.to_owned(), value)).into()
+        let facts = facts.map(|(name, value)| (name.to_owned(), value));
+        Ok(facts.into_iter().chain(self.model.facts()).chain(self.base_facts()?).collect())
     }
 
     /// What the loop is to do in `steps` steps.

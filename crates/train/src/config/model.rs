@@ -14,7 +14,7 @@ use crate::data::Tokenizer;
 use crate::error::TrainError;
 use crate::files::{FileError, Form, Loaded, read_text};
 use crate::optimizer::WeightStorage;
-use crate::pretrained::{AdapterFolder, Pretrained, adapter_form, tokenizer};
+use crate::pretrained::{AdapterFolder, Pretrained, adapter_form, configuration, tokenizer};
 use crate::run::{Model, Run};
 use crate::settings::RawConfig;
 
@@ -56,6 +56,35 @@ impl Model for LanguageModel {
         let certain = self.lora.as_ref().map(Lora::without_dropout);
         let graph = self.generate.then(|| self.architecture.generation(self.seq_len))?;
         Some(adapted(graph, certain.as_ref()))
+    }
+}
+
+impl LanguageModel {
+    /// The shape of the model and of its adapters, key by key as their files have them.
+    pub(super) fn facts(&self) -> Vec<(String, String)> {
+        // Keeping documents apart is no part of what a file describes.
+        let mut facts = match self.architecture.clone().with_documents(false).to_config() {
+            Ok(serde_json::Value::Object(config)) => {
+                config.into_iter().map(|(key, value)| (key, value.to_string())).collect()
+            }
+            _ => vec![("model".to_owned(), format!("{:?}", self.architecture))],
+        };
+        if let Some(Lora { rank, alpha, dropout, rslora, targets, modules_to_save }) = &self.lora {
+            let targets = match targets {
+                Targets::AllLinear => "all-linear".to_owned(),
+                Targets::Names(names) => names.join(","),
+            };
+            let adapters = [
+                ("lora_r", rank.to_string()),
+                ("lora_alpha", alpha.to_string()),
+                ("lora_dropout", dropout.to_string()),
+                ("use_rslora", rslora.to_string()),
+                ("lora_target_modules", targets),
+                ("modules_to_save", modules_to_save.join(",")),
+            ];
+            facts.extend(adapters.map(|(name, value)| (name.to_owned(), value)));
+        }
+        facts
     }
 }
 
@@ -116,8 +145,7 @@ fn named(raw: &RawConfig) -> Result<(String, Configuration, Origin, usize), Trai
     match (&raw.model, &raw.config) {
         (Some(_), Some(_)) => Err(mistake("give either --model or --config, not both")),
         (None, Some(path)) => {
-            let configuration = Architecture::from_config(&read_text(path)?)
-                .map_err(|error| FileError::wrong(path, error.to_string()))?;
+            let configuration = configuration(&read_text(path)?, path)?;
             Ok((path.display().to_string(), configuration, Origin::Scratch, USUAL_SEQ_LEN))
         }
         (Some(name), None) if Path::new(name).is_dir() => {
@@ -204,6 +232,16 @@ impl Config {
         let tokenizer = Tokenizer::bytes();
         tokenizer.fits(vocab)?;
         Ok(tokenizer)
+    }
+
+    /// Checkpoints of adapters do not hold the model they belong to, so they remember which it was.
+    pub(super) fn base_facts(&self) -> Result<Option<(String, String)>, TrainError> {
+        match &self.origin {
+            Origin::Pretrained(base) if self.model.lora.is_some() => {
+                Ok(Some(("weights of the model".to_owned(), base.mark()?)))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Reads what was trained before into a run: the model's weights, then the adapter's.

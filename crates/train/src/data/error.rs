@@ -226,7 +226,7 @@ impl fmt::Display for DataError {
             ),
             DataError::NothingLeft { path, skipped, first } => write!(
                 f,
-                "{}: none of {skipped} samples can be used, the first because {first}; give --data other files",
+                "{}: none of {skipped} samples can be used; the first is {first}; give --data other files",
                 path.display()
             ),
             DataError::Cache { path, why } => write!(
@@ -303,7 +303,7 @@ mod tests {
             (DataError::BadLine { path: path(), line: 3, why: why() }, "d/x, line 3: why; mend the line"),
             (
                 DataError::NothingLeft { path: path(), skipped: 2, first: why() },
-                "d/x: none of 2 samples can be used, the first because why; give --data",
+                "d/x: none of 2 samples can be used; the first is why; give --data",
             ),
             (DataError::Cache { path: path(), why: why() }, "d/x cannot be written (why); make room"),
             (DataError::Split { path: path(), pieces: 1 }, "d/x has 1 pieces, too few to keep"),

@@ -152,16 +152,16 @@ impl Tokenise<'_> {
                 Ok(())
             }
             Err(Fault::All(fault)) => Err(fault),
-            Err(Fault::Sample(why)) if self.skip_bad_lines => {
-                writer.skip(why);
-                Ok(())
-            }
             Err(Fault::Sample(why)) => {
                 let line = match record {
                     Record::Piece { .. } => 1,
                     Record::Fields { line, .. } | Record::Bad { line, .. } => *line,
                 };
-                Err(DataError::BadLine { path: file.to_owned(), line, why })
+                if !self.skip_bad_lines {
+                    return Err(DataError::BadLine { path: file.to_owned(), line, why });
+                }
+                writer.skip(format!("{}, line {line}: {why}", file.display()));
+                Ok(())
             }
         }
     }

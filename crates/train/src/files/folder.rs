@@ -70,8 +70,9 @@ impl ModelFolder {
     }
 
     fn open_index(path: &Path, index: &Path) -> Result<ModelFolder, FileError> {
-        let Index { weight_map } = serde_json::from_str(&read_text(index)?)
-            .map_err(|fault| FileError::wrong(index, format!("is no index of weights ({fault})")))?;
+        let Index { weight_map } = serde_json::from_str(&read_text(index)?).map_err(|fault| {
+            FileError::wrong(index, format!("is no index of weights ({fault}); fetch it again"))
+        })?;
         let names: BTreeSet<&String> = weight_map.values().collect();
         if let Some(name) = names.iter().find(|name| !stays_inside(name)) {
             let why = format!("names `{name}`, which lies outside its folder; only files beside it are read");

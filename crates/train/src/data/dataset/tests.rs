@@ -499,7 +499,8 @@ fn every_bad_line_is_named_with_its_file_and_number_and_what_is_wrong() {
         );
         assert_eq!(fault(&strict), sentence);
         let lenient = open(&DataSpec { skip_bad_lines: true, ..strict }, &tokenizer("chatml")).unwrap();
-        assert_eq!((lenient.skipped, lenient.first_skipped.as_deref()), (1, Some(why)));
+        let first = format!("{}, line 3: {why}", path.display());
+        assert_eq!((lenient.skipped, lenient.first_skipped), (1, Some(first)));
     }
 }
 
@@ -527,8 +528,8 @@ fn what_holds_for_all_samples_is_said_once_and_cannot_be_skipped() {
     assert_eq!(
         sentence,
         format!(
-            "{}: none of 2 samples can be used, the first because the columns are `id`, and `text`, `messages`, or \
-             `prompt` and `completion` is needed; give --data other files",
+            "{0}: none of 2 samples can be used; the first is {0}, line 1: the columns are `id`, and `text`, \
+             `messages`, or `prompt` and `completion` is needed; give --data other files",
             bad.display()
         )
     );

@@ -1,0 +1,184 @@
+//! The folder of a run: where it must not go, a disk that fills up, and checkpoints that are broken or another's.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+
+mod support;
+use support::{Home, SMALL, texts};
+
+/// A run of four steps with two checkpoints, of which `rest` may leave a part for later.
+fn training(rest: &str) -> String {
+    format!("train --model model --data text.txt --max-steps 4 --save-steps 2 {SMALL} {rest}")
+}
+
+/// A home with a run in `out` that stands after its second step.
+fn begun() -> Home {
+    let home = Home::with_model();
+    home.done(&training("--output-dir out --stop-after 2"));
+    home
+}
+
+/// Runs a command that must fail with this sentence as its last, whatever was said before.
+fn ends_with(mut command: Command, code: i32, expected: &str) {
+    let output = command.output().unwrap();
+    let (_, err) = texts(&output);
+    assert_eq!(err.lines().last(), Some(&*format!("error: {expected}")));
+    assert_eq!(output.status.code(), Some(code));
+}
+
+#[test]
+fn a_folder_that_cannot_hold_a_run_is_refused_before_anything_is_read() {
+    let home = Home::with_model();
+    let with =
+        |folder: &str| format!("train --model model --data no-such-file.jsonl --output-dir {folder} {SMALL}");
+    home.refused(
+        &with("model"),
+        "--output-dir `model` is not empty; name another folder, or go on with --resume latest",
+    );
+    home.refused(
+        &with("text.txt"),
+        "--output-dir `text.txt` cannot be written to (File exists (os error 17)); name another folder",
+    );
+    home.refused(
+        &with("text.txt/run"),
+        "--output-dir `text.txt/run` cannot be written to (Not a directory (os error 20)); name another folder",
+    );
+}
+
+#[test]
+fn what_cannot_be_gone_on_from_is_refused() {
+    let home = begun();
+    let resume = |rest: &str| training(&format!("--resume {rest}"));
+    home.refused(
+        "train --resume latest",
+        "--resume needs --output-dir, the folder of the run that is to go on",
+    );
+    home.refused(
+        &resume("latest --output-dir new"),
+        "`new` holds no whole checkpoint; to begin anew, leave out --resume and name an empty folder",
+    );
+    home.refused(
+        &resume("model --output-dir out"),
+        "model is no checkpoint: it has no trainer_state.json; give the folder checkpoint-N of a run",
+    );
+}
+
+#[test]
+fn a_checkpoint_of_another_model_or_run_is_told_by_what_differs() {
+    let home = begun();
+    let differs = |settings: &str, what: &str| {
+        home.refused(
+            &training(&format!("--output-dir out --resume latest {settings}")),
+            &format!(
+                "out/checkpoint-2 is a checkpoint of another run: its {what}; resume with the same settings, or give another --output-dir"
+            ),
+        );
+    };
+    differs("--seed 1", "seed is 0, here it is 1");
+    differs("--optim sgd", "optim is adamw_torch, here it is sgd");
+    differs("--lora-r 2", "lora_alpha is none, here it is 4");
+    home.copy("hf/mistral", "model");
+    differs("", "architectures is [\"LlamaForCausalLM\"], here it is [\"MistralForCausalLM\"]");
+    home.copy("hf/llama", "model");
+    home.set("model/config.json", "rms_norm_eps", json!(0.01));
+    differs("", "rms_norm_eps is 0.00001, here it is 0.01");
+}
+
+#[test]
+fn adapters_do_not_go_on_over_other_weights() {
+    let home = Home::with_model();
+    let train = training("--output-dir out --lora-r 2");
+    home.done(&format!("{train} --stop-after 2"));
+    let mut weights = home.read("model/model.safetensors");
+    // One bit of the last tensor, a norm of 32 numbers.
+    let changed = weights.len() - 128;
+    weights[changed] ^= 1;
+    home.write("model/model.safetensors", weights);
+    let output = home.command(&format!("{train} --resume latest")).output().unwrap();
+    let (_, err) = texts(&output);
+    assert!(err.contains("a checkpoint of another run: its weights of the model is "), "{err}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_broken_checkpoint_is_passed_over_for_the_one_before() {
+    let home = Home::with_model();
+    home.done(&training("--output-dir whole"));
+    home.done(&training("--output-dir out"));
+    let weights = home.read("out/checkpoint-4/model.safetensors");
+    home.write("out/checkpoint-4/model.safetensors", &weights[..1000]);
+    let broken = format!(
+        "out/checkpoint-4/model.safetensors has 1000 bytes and had {} when it was saved; take another checkpoint",
+        weights.len()
+    );
+    home.refused(&training("--output-dir out --resume out/checkpoint-4"), &broken);
+    let (_, said) = home.done(&training("--output-dir out --resume latest"));
+    assert!(
+        said.starts_with(&format!("passed over: {broken}\ngoing on after step 2 of out/checkpoint-2\n")),
+        "{said}"
+    );
+    assert_eq!(home.read("out/model.safetensors"), home.read("whole/model.safetensors"));
+}
+
+#[test]
+fn a_checkpoint_is_believed_only_inside_its_folder() {
+    let home = begun();
+    let state = "out/checkpoint-2/trainer_state.json";
+    let text = String::from_utf8(home.read(state)).unwrap();
+    let outside = text.replace("\"config.json\"", "\"../config.json\"");
+    home.write(state, &outside);
+    let resume = training("--output-dir out --resume out/checkpoint-2");
+    home.refused(
+        &resume,
+        "out/checkpoint-2/trainer_state.json is not as it was written: its checksum differs; take another checkpoint",
+    );
+    // Somebody who can sign it does not get further.
+    let sum = home.json(state)["checksum"].as_str().unwrap().to_owned();
+    let unsigned = outside.trim_end().replace(&sum, "");
+    home.write(state, outside.replace(&sum, &sha256(&unsigned)));
+    home.refused(
+        &resume,
+        "out/checkpoint-2/trainer_state.json names `../config.json`, which lies outside its folder; only files beside it are read",
+    );
+}
+
+fn sha256(text: &str) -> String {
+    let mut child = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().to_owned()
+}
+
+#[test]
+fn a_disk_that_fills_up_leaves_the_checkpoint_before_and_it_can_be_gone_on_from() {
+    let home = begun();
+    home.done(&training("--output-dir whole"));
+    let size = |name: &str| fs::metadata(home.path(&format!("out/checkpoint-2/{name}"))).unwrap().len();
+    // No file may grow beyond so many blocks of 1024 bytes: first not even weights fit, then only they do.
+    for (file, blocks) in
+        [("model", size("model.safetensors") / 2048), ("optimizer", size("optimizer.safetensors") / 1024)]
+    {
+        let mut limited = Command::new("bash");
+        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+        limited.args(["-c", &script, env!("CARGO_BIN_EXE_plimsoll")]);
+        limited.args(training("--output-dir out --resume latest").split_whitespace());
+        limited.current_dir(home.path("")).env("XDG_CACHE_HOME", home.path("cache"));
+        let expected = format!(
+            "out/.tmp-checkpoint-4/{file}.safetensors cannot be written (File too large (os error 27)); make room or give another folder; what was saved before is untouched"
+        );
+        ends_with(limited, 1, &expected);
+        let mut names: Vec<String> = fs::read_dir(home.path("out"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.contains("checkpoint"))
+            .collect();
+        names.sort();
+        assert_eq!(names, ["checkpoint-2"]);
+    }
+    home.done(&training("--output-dir out --resume latest"));
+    assert_eq!(home.read("out/model.safetensors"), home.read("whole/model.safetensors"));
+}

@@ -1,0 +1,112 @@
+//! A folder of a test's own, small models from `testdata` in it, and the program run there.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// What every run here has: small, and inside a stated budget.
+pub(crate) const SMALL: &str = "--seq-len 16 --global-batch 4 --memory 64MiB --threads 1 --report-to none";
+
+/// The folder in which a test runs the program, so that paths in messages are short and known.
+pub(crate) struct Home {
+    folder: TempDir,
+}
+
+impl Home {
+    pub(crate) fn new() -> Home {
+        let home = Home { folder: TempDir::new().unwrap() };
+        let lines: Vec<String> = (0..150).map(|n| format!("line {n} counts {} bytes.\n", n * n)).collect();
+        home.write("text.txt", lines.concat());
+        home
+    }
+
+    /// With a Llama of `testdata` in `model`, and a tokenizer that suits it.
+    pub(crate) fn with_model() -> Home {
+        let home = Home::new();
+        home.copy("hf/llama", "model");
+        home.copy("tokenizer/bert", "model");
+        home
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
+        fs::write(self.path(name), contents).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap()
+    }
+
+    pub(crate) fn json(&self, name: &str) -> Value {
+        serde_json::from_slice(&self.read(name)).unwrap()
+    }
+
+    /// Sets one key of a JSON file.
+    pub(crate) fn set(&self, name: &str, key: &str, value: Value) {
+        let mut json = self.json(name);
+        json[key] = value;
+        self.write(name, json.to_string());
+    }
+
+    /// Copies the files of a folder of `testdata`, but for the numbers that tests compare with.
+    pub(crate) fn copy(&self, testdata: &str, to: &str) {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata").join(testdata);
+        self.copy_from(&from, to);
+    }
+
+    /// Copies the files of a folder.
+    pub(crate) fn copy_from(&self, from: &Path, to: &str) {
+        fs::create_dir_all(self.path(to)).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let (path, name) = entry.map(|entry| (entry.path(), entry.file_name())).unwrap();
+            if path.is_file() && name != "golden.safetensors" {
+                fs::copy(&path, self.path(to).join(name)).unwrap();
+            }
+        }
+    }
+
+    pub(crate) fn command(&self, arguments: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        command.current_dir(self.folder.path()).env("XDG_CACHE_HOME", self.path("cache"));
+        command.args(arguments.split_whitespace());
+        command
+    }
+
+    /// Runs a command that must succeed; returns what it wrote to standard output and standard error.
+    pub(crate) fn done(&self, arguments: &str) -> (String, String) {
+        let output = self.command(arguments).output().unwrap();
+        let (out, err) = texts(&output);
+        assert!(output.status.success(), "{arguments}: {err}");
+        (out, err)
+    }
+
+    /// Runs a command that must fail as the user's mistake, with exactly this sentence.
+    pub(crate) fn refused(&self, arguments: &str, expected: &str) {
+        let output = self.command(arguments).output().unwrap();
+        let (out, err) = texts(&output);
+        assert_eq!(err.trim_end(), format!("error: {expected}"), "{arguments}");
+        assert_eq!(output.status.code(), Some(2), "{arguments}");
+        assert!(out.is_empty(), "{arguments}");
+    }
+
+    /// Losses of the steps of a run, as its `metrics.jsonl` has them.
+    pub(crate) fn losses(&self, run: &str) -> Vec<f64> {
+        let text = String::from_utf8(self.read(&format!("{run}/metrics.jsonl"))).unwrap();
+        let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        records.filter_map(|record| record["loss"].as_f64()).collect()
+    }
+}
+
+/// Standard output and standard error.
+pub(crate) fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (text(&output.stdout), text(&output.stderr))
+}
