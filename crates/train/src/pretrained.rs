@@ -177,10 +177,7 @@ pub fn adapter_form(lora: &Lora, base: &Pretrained) -> Form {
     let config = AdapterConfig {
         lora: lora.clone(),
         base_model: Some(base.folder.display().to_string()),
-        task: Some(match base.configuration.architecture.labels() {
-            Some(_) => "SEQ_CLS".into(),
-            None => "CAUSAL_LM".into(),
-        }),
+        task: task(&base.configuration.architecture).map(str::to_owned),
         fan_in_fan_out: gpt2,
     };
     Form {
@@ -190,6 +187,15 @@ pub fn adapter_form(lora: &Lora, base: &Pretrained) -> Form {
         texts: vec![(ADAPTER_CONFIG.into(), config.to_json())],
         beside: Some(base.folder.clone()),
         ..Form::default()
+    }
+}
+
+/// PEFT's name for what a model does. It has none for hidden words, and asks models of `CAUSAL_LM` to write.
+fn task(architecture: &Architecture) -> Option<&'static str> {
+    match (architecture, architecture.labels()) {
+        (_, Some(_)) => Some("SEQ_CLS"),
+        (Architecture::Bert(_), None) => None,
+        _ => Some("CAUSAL_LM"),
     }
 }
 
