@@ -92,7 +92,7 @@ impl<D: Device> Trainer<D> {
     ) -> Result<EndRecord, E> {
         let mut tell = |event: Event<'_>| listeners.iter_mut().try_for_each(|listener| listener.hear(&event));
         let (mut window, mut progress) = (Window::default(), Progress::of(self.reached()));
-        let mut over = self.run().steps() >= course.steps;
+        let mut over = self.run().steps() >= course.steps || progress.exhausted(course.stopping);
         while !over {
             let record = self.step()?;
             let step = record.step;

@@ -205,18 +205,14 @@ impl AdapterFolder {
     }
 }
 
-/// How an adapter is written: PEFT's files and names, and nothing of the model but its tokenizer. `sorts` says whether
-/// texts are sorted into labels.
-pub fn adapter_form(lora: &Lora, base: &Pretrained, sorts: bool) -> Form {
+/// How an adapter is written: PEFT's files and names, and nothing of the model but its tokenizer. What is trained may have
+/// another head than `base`.
+pub fn adapter_form(lora: &Lora, base: &Pretrained, architecture: &Architecture) -> Form {
     let gpt2 = matches!(base.configuration.architecture, Architecture::Gpt2(_));
     let config = AdapterConfig {
         lora: lora.clone(),
         base_model: Some(base.folder.display().to_string()),
-        task: match base.configuration.architecture {
-            _ if sorts => Some("SEQ_CLS".into()),
-            Architecture::Bert(_) => None,
-            Architecture::Llama(_) | Architecture::Gpt2(_) => Some("CAUSAL_LM".into()),
-        },
+        task: task(architecture).map(str::to_owned),
         fan_in_fan_out: gpt2,
     };
     Form {
@@ -226,6 +222,15 @@ pub fn adapter_form(lora: &Lora, base: &Pretrained, sorts: bool) -> Form {
         texts: vec![(ADAPTER_CONFIG.into(), config.to_json())],
         beside: Some(base.folder.clone()),
         ..Form::default()
+    }
+}
+
+/// PEFT's name for what a model does. It has none for hidden words, and asks models of `CAUSAL_LM` to write.
+fn task(architecture: &Architecture) -> Option<&'static str> {
+    match (architecture, architecture.labels()) {
+        (_, Some(_)) => Some("SEQ_CLS"),
+        (Architecture::Bert(_), None) => None,
+        _ => Some("CAUSAL_LM"),
     }
 }
 

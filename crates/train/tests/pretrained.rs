@@ -43,7 +43,7 @@ fn train_adapter(base: &Pretrained, lora: &Lora, out: &Path) {
     }
     assert!(losses[5] < losses[0], "{losses:?}");
     fs::create_dir_all(out).unwrap();
-    run.save_weights(out, &adapter_form(lora, base, false)).unwrap();
+    run.save_weights(out, &adapter_form(lora, base, &base.configuration.architecture)).unwrap();
 }
 
 fn written(model: &Pretrained, adapter: Option<&AdapterFolder>) -> Vec<i32> {

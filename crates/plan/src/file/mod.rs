@@ -9,7 +9,7 @@
 //! program anew; what differs is named. Then every schedule passes the judge like one just made: a file is believed
 //! no more than the planner is. The hash of the whole finds damage, not malice; malice meets the judge.
 //!
-//! [`write`] and [`Saved::parse`] are here, the form of a schedule in `form`.
+//! [`write()`] and [`Saved::parse`] are here, the form of a schedule in `form`.
 
 mod form;
 

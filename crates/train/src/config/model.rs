@@ -276,7 +276,7 @@ impl Config {
                     "an adapter is written for a model in a folder; give one as --model, or leave out --output-dir",
                 ));
             };
-            return Ok(adapter_form(lora, base, self.model.architecture.labels().is_some()));
+            return Ok(adapter_form(lora, base, &self.model.architecture));
         }
         let architecture = self.model.architecture.clone();
         Ok(Form {

@@ -1,0 +1,226 @@
+"""Trains small models with plimsoll and loads what it wrote in transformers and PEFT. Writes nothing that stays.
+
+    python reference/roundtrip.py target/release/plimsoll
+
+Per architecture: a folder as transformers saves it, with a tokenizer; plimsoll trains all its weights, then an adapter for
+it, and merges that. Compared are, each time from the folders on disk,
+
+    loss        plimsoll's last validation loss and the one transformers or PEFT computes from the same texts
+    merged      logits of base and adapter in PEFT and of the merged folder in transformers, largest difference
+    text        what `plimsoll generate --temperature 0` writes and what greedy generation in Python writes
+
+A classifier has its labels in place of text. The loss of hidden words depends on which are hidden, so of that model it is
+asked that it guesses words better than before. Ends with an error when anything is missing, unknown or different.
+"""
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import peft
+import tokenizers
+import torch
+import transformers
+from hf_models import configs
+from models import scatter_weights
+
+TOKENIZERS = Path(__file__).resolve().parent.parent / "testdata" / "tokenizer"
+VOCAB, POSITIONS = 336, 64
+LOSS_APART, LOGITS_APART = 1e-5, 1e-5
+PROMPT = "The harbour"
+
+PLACES = ["harbour", "lighthouse", "forest", "valley", "river", "market"]
+THINGS = ["ships wait for the tide", "fog comes in at night", "trees stand close", "snow lies until May",
+          "stones are round", "nobody hurries"]
+TEXTS = [f"The {place} is where {thing}." for place in PLACES for thing in THINGS]
+# What a classifier is to tell apart: places by the sea and others.
+CLASSES = ["sea" if number < 12 else "land" for number in range(len(TEXTS))]
+
+
+def run(*arguments) -> str:
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True)
+    if done.returncode != 0:
+        raise SystemExit(f"plimsoll {' '.join(map(str, arguments))}\n{done.stderr.decode()}")
+    return done.stdout.decode()
+
+
+def train(work: Path, steps: int, model: Path, out: Path, *flags) -> float:
+    """The validation loss after the last step."""
+    data = work / "texts.jsonl"
+    lines = run("train", "--model", model, "--data", data, "--eval-data", data, "--eval-steps", steps, "--max-steps", steps,
+                "--global-batch", 8, "--seq-len", POSITIONS, "--learning-rate", 5e-3, "--output-dir", out,
+                "--data-cache", work / "cache", "--report-to", "none", "--json", *flags)
+    records = map(json.loads, lines.splitlines())
+    evaluations = [record for record in records if record.get("event") == "evaluation"]
+    return evaluations[-1]["eval_loss"]
+
+
+def load(folder: Path, class_name: str) -> torch.nn.Module:
+    model, told = getattr(transformers, class_name).from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, attn_implementation="eager")
+    wrong = {what: names for what, names in told.items() if names}
+    if wrong:
+        raise SystemExit(f"{folder}: {wrong}")
+    return model.eval()
+
+
+def adapted(base: Path, adapter: Path, class_name: str) -> torch.nn.Module:
+    model = peft.PeftModel.from_pretrained(load(base, class_name), adapter).eval()
+    stored = peft.utils.load_peft_weights(str(adapter))
+    known = peft.get_peft_model_state_dict(model)
+    if set(stored) != set(known):
+        raise SystemExit(f"{adapter}: names differ: {sorted(set(stored) ^ set(known))}")
+    if not any(weight.abs().max() > 0 for name, weight in stored.items() if "lora_B" in name):
+        raise SystemExit(f"{adapter}: learned nothing")
+    return model
+
+
+class Causal:
+    """Models that write: the next token of every text, its end included."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.texts = [torch.tensor([tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]]) for text in TEXTS]
+
+    @torch.no_grad()
+    def logits(self, model) -> list[torch.Tensor]:
+        return [model(input_ids=text).logits[0] for text in self.texts]
+
+    def loss(self, model) -> float:
+        pairs = list(zip(self.logits(model), self.texts))
+        logits = torch.cat([logits[:-1] for logits, _ in pairs])
+        return torch.nn.functional.cross_entropy(logits, torch.cat([text[0, 1:] for _, text in pairs])).item()
+
+    def same_answers(self, model, folder: Path, *flags) -> str:
+        prompt = self.tokenizer(PROMPT, return_tensors="pt")
+        written = model.generate(**prompt, max_new_tokens=30, do_sample=False, pad_token_id=0)
+        new = written[0, prompt["input_ids"].shape[1]:]
+        # The last character may lack bytes; plimsoll shows it when it is whole.
+        theirs = PROMPT + self.tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd")
+        ours = run("generate", "--model", folder, "--prompt", PROMPT, "--max-new-tokens", 30, "--temperature", 0,
+                   *flags).removesuffix("\n")
+        if ours != theirs:
+            raise SystemExit(f"{folder}: plimsoll wrote {ours!r}, Python {theirs!r}")
+        return f"{len(new)} tokens"
+
+
+class Classifier:
+    """The class of each text."""
+
+    def __init__(self, tokenizer):
+        self.texts = [tokenizer(text, return_tensors="pt") for text in TEXTS]
+
+    @torch.no_grad()
+    def logits(self, model) -> list[torch.Tensor]:
+        return [model(input_ids=text["input_ids"], attention_mask=text["attention_mask"]).logits for text in self.texts]
+
+    def targets(self, model) -> torch.Tensor:
+        return torch.tensor([model.config.label2id[name] for name in CLASSES])
+
+    def loss(self, model) -> float:
+        return torch.nn.functional.cross_entropy(torch.cat(self.logits(model)), self.targets(model)).item()
+
+    def same_answers(self, model, folder: Path, *flags) -> str:
+        right = int((torch.cat(self.logits(model)).argmax(1) == self.targets(model)).sum())
+        if right != len(TEXTS):
+            raise SystemExit(f"{folder}: {right} of {len(TEXTS)} labels are right")
+        return f"{right} labels"
+
+
+class Masked:
+    """Hidden words: each in turn, given all others."""
+
+    def __init__(self, tokenizer):
+        self.mask = tokenizer.mask_token_id
+        self.texts = [torch.tensor(tokenizer(text)["input_ids"]) for text in TEXTS[::6]]
+
+    @torch.no_grad()
+    def logits(self, model) -> list[torch.Tensor]:
+        hidden = []
+        for text in self.texts:
+            rows = text.repeat(len(text) - 2, 1)  # (W, T), first and last are not words
+            rows[torch.arange(len(rows)), torch.arange(len(rows)) + 1] = self.mask
+            logits = model(input_ids=rows).logits
+            hidden.append(logits[torch.arange(len(rows)), torch.arange(len(rows)) + 1])
+        return hidden
+
+    def loss(self, model) -> float:
+        return torch.nn.functional.cross_entropy(
+            torch.cat(self.logits(model)), torch.cat([text[1:-1] for text in self.texts])).item()
+
+
+def base_folder(folder: Path, class_name: str, config, tokenizer: str):
+    """A model as transformers saves it, its ids those of the tokenizer."""
+    known = transformers.AutoTokenizer.from_pretrained(TOKENIZERS / tokenizer)
+    config.vocab_size, config.pad_token_id = VOCAB, 0
+    config.bos_token_id, config.eos_token_id = known.bos_token_id, known.eos_token_id
+    setattr(config, "n_positions" if config.model_type == "gpt2" else "max_position_embeddings", POSITIONS)
+    if class_name == "BertForSequenceClassification":
+        config.id2label = {0: "land", 1: "sea"}
+        config.label2id = {"land": 0, "sea": 1}
+    model = getattr(transformers, class_name)(config)
+    scatter_weights(model, torch.Generator().manual_seed(7))
+    model.save_pretrained(folder)
+    for file in (TOKENIZERS / tokenizer).iterdir():
+        shutil.copy(file, folder)
+    return known
+
+
+def hold(name: str, what: str, apart: float, allowed: float) -> str:
+    if not apart <= allowed:
+        raise SystemExit(f"{name}: {what} is {apart:.2e} apart, allowed is {allowed:.0e}")
+    return f"{apart:.1e}"
+
+
+def judge(work: Path, name: str, class_name: str, config) -> list[str]:
+    work.mkdir()
+    classify = class_name == "BertForSequenceClassification"
+    records = [{"text": text} | ({"label": label} if classify else {}) for text, label in zip(TEXTS, CLASSES)]
+    (work / "texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    base, full, adapter, merged = (work / part for part in ("base", "full", "adapter", "merged"))
+    kinds = {"BertForMaskedLM": (Masked, "bert"), "BertForSequenceClassification": (Classifier, "bert")}
+    kind, tokenizer = kinds.get(class_name, (Causal, "llama3" if "llama" in name else "chatml"))
+    task = kind(base_folder(base, class_name, config, tokenizer))
+
+    saved = ["--modules-to-save", "classifier"] if classify else []
+    steps = 200 if classify else 40
+    losses = [train(work, steps, base, full), train(work, steps, base, adapter, "--lora-r", 4, *saved)]
+    run("export", "--merge", "--model", base, "--adapter", adapter, "--out", merged)
+    models = [load(full, class_name), adapted(base, adapter, class_name), load(merged, class_name)]
+
+    apart = max((one - other).abs().max().item() for one, other in zip(task.logits(models[1]), task.logits(models[2])))
+    largest = max(logits.abs().max().item() for logits in task.logits(models[1]))
+    cells = [hold(name, "merged", apart / largest, LOGITS_APART)]
+    if kind is Masked:
+        before, *after = [task.loss(model) for model in (load(base, class_name), *models)]
+        if not all(loss < 0.95 * before for loss in after):
+            raise SystemExit(f"{name}: words are guessed no better: {before:.3f}, then {after}")
+        return [name, "–", "–", *cells, f"loss {before:.2f} → {after[0]:.2f}", f"→ {after[1]:.2f}"]
+    pairs = list(zip(losses, [task.loss(model) for model in models[:2]]))
+    cells = [hold(name, "loss", abs(ours - theirs) / theirs, LOSS_APART) for ours, theirs in pairs] + cells
+    answers = [task.same_answers(models[0], full), task.same_answers(models[1], base, "--adapter", adapter)]
+    task.same_answers(models[2], merged)
+    return [name, *cells, *answers]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    print(run("--version").strip(), end=" · ")
+    print(f"Python {platform.python_version()}", *(
+        f"{module.__name__} {module.__version__}" for module in (torch, transformers, peft, tokenizers)), sep=" · ")
+    print("\n| | loss, all weights | loss, adapter | merged | answers, all weights | answers, adapter |")
+    print("|---|--:|--:|--:|--:|--:|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (class_name, config) in configs().items():
+            print("| " + " | ".join(judge(Path(folder) / name, name, class_name, config)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    BINARY = str(Path(sys.argv[1]).resolve())
+    main()
