@@ -76,7 +76,7 @@ def table(model, fit, rows):
     for strategy, mib, planned, seconds, end, same in rows:
         assert end["planned_peak_bytes"] == end["measured_peak_bytes"], (strategy, mib)
         assert mib is None or end["process_peak_bytes"] <= mib * MIB, (strategy, mib)
-        extra = lambda value, of: f"+{100 * (value / of - 1):.1f} %"
+        extra = lambda value, of: f"{100 * (value / of - 1):+.1f} %"
         predicted = extra(planned["predicted_step_seconds"], base[2]["predicted_step_seconds"])
         bound = extra(planned["lower_bound_step_seconds"], base[2]["predicted_step_seconds"])
         print(

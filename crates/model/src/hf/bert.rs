@@ -61,10 +61,7 @@ pub(super) fn label_names(keys: &Keys) -> Vec<String> {
         Some(name) => name.to_owned(),
         None => format!("LABEL_{number}"),
     };
-    let names: Vec<String> = (0..names.len()).map(name).collect();
-    // What transformers writes where nobody named the labels is no name.
-    let unnamed = names.iter().enumerate().all(|(number, name)| *name == format!("LABEL_{number}"));
-    if unnamed { Vec::new() } else { names }
+    (0..names.len()).map(name).collect()
 }
 
 /// `names` are those of the labels; what lacks one is called as transformers calls it.

@@ -123,6 +123,12 @@ pub(super) fn samples(raw: &RawConfig, architecture: &Architecture) -> Result<Sa
     })
 }
 
+/// Names of labels that somebody gave; what transformers writes where nobody did is no name.
+fn given_names(labels: &[String]) -> Vec<String> {
+    let unnamed = labels.iter().enumerate().all(|(number, name)| *name == format!("LABEL_{number}"));
+    if unnamed { Vec::new() } else { labels.to_vec() }
+}
+
 impl Config {
     /// Opens the data, and settles what the model learns from it: the number of classes and their names.
     ///
@@ -141,7 +147,7 @@ impl Config {
             },
         };
         let task = match &self.samples.task {
-            Task::Classify { .. } => Task::Classify { labels: self.configuration.labels.clone() },
+            Task::Classify { .. } => Task::Classify { labels: given_names(&self.configuration.labels) },
             other => other.clone(),
         };
         let spec = DataSpec {
@@ -175,7 +181,8 @@ impl Config {
         match self.model.architecture.labels() {
             Some(known) if known >= classes => {}
             Some(known)
-                if matches!(self.origin, Origin::Pretrained(_)) && !self.configuration.labels.is_empty() =>
+                if matches!(self.origin, Origin::Pretrained(_))
+                    && !given_names(&self.configuration.labels).is_empty() =>
             {
                 return Err(mistake(format!(
                     "the data has {classes} classes and the model was made for {known}; name --task classify with a model without labels, or mend the data"
@@ -197,7 +204,7 @@ impl Config {
                 }
             }
         }
-        if self.configuration.labels.is_empty() {
+        if given_names(&self.configuration.labels).is_empty() && !dataset.labels.is_empty() {
             self.configuration.labels.clone_from(&dataset.labels);
         }
         Ok(())
