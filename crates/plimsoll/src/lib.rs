@@ -34,7 +34,7 @@
 
 pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Rates, Timing, Timings};
 pub use plimsoll_graph::{
-    DType, Graph, GraphError, Init, Shape, Type, Value, Visible, checkpoint, differentiate, op,
+    DType, Graph, GraphError, Init, Shape, StateKind, Type, Value, Visible, checkpoint, differentiate, op,
 };
 pub use plimsoll_model::{
     Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,
@@ -67,6 +67,7 @@ pub mod planning {
 
 /// Data, learning rate, metrics, sizes and the machine's memory.
 pub mod training {
+    pub use plimsoll_exec::cpu::free_disk_bytes;
     pub use plimsoll_train::{
         Config, DataConfig, LanguageModel, OpenedData, Origin, OutputConfig, RawConfig, Resume, Target,
         Validation,

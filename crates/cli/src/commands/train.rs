@@ -10,8 +10,8 @@ use plimsoll::training::data::Batches;
 use plimsoll::training::files::Form;
 use plimsoll::training::lr::Lr;
 use plimsoll::training::metrics::{EndRecord, write_line};
-use plimsoll::training::{Config, Resume, Validation};
-use plimsoll::{CpuDevice, Device, Run, TrainError, Trainer};
+use plimsoll::training::{Config, Resume, Validation, free_disk_bytes};
+use plimsoll::{CpuDevice, Device, Run, StateKind, TrainError, Trainer};
 
 use crate::args::TrainArgs;
 use crate::commands::planfile;
@@ -141,10 +141,24 @@ fn announce(config: &Config, session: &Session, steps: u64, json: bool) -> Resul
     say(&String::from_utf8_lossy(&table))?;
     let left = steps.saturating_sub(session.trainer.run().steps());
     say(&table::run_time(&session.summary, left))?;
+    if let Some(output) = &config.output {
+        let (each, free) = (checkpoint_bytes(config, session)?, free_disk_bytes(&output.folder).ok());
+        let free =
+            free.map_or_else(String::new, |bytes| format!(", of {} that are free", table::size(bytes)));
+        say(&format!("each checkpoint takes {} on the disk{free}\n", table::size(each)))?;
+    }
     if config.output.is_none() {
         say("what is trained is not kept; give --output-dir to keep it\n")?;
     }
     Ok(())
+}
+
+/// Bytes of what is trained and of the optimizer's state.
+fn checkpoint_bytes(config: &Config, session: &Session) -> Result<u64, Failure> {
+    let run = session.trainer.run();
+    let model = run.parameters(config.form()?.frozen).map(|(_, ty)| ty.bytes() as u64);
+    let moments = run.states_of(|kind| kind == StateKind::Moment).map(|(_, ty)| ty.bytes() as u64);
+    Ok(model.sum::<u64>() + moments.sum::<u64>())
 }
 
 /// A planned run with its data, ready to step.
