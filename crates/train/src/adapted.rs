@@ -6,7 +6,8 @@ use plimsoll_plan::{Facts, Searcher, largest};
 
 use crate::budget::Budget;
 use crate::error::TrainError;
-use crate::run::{Model, Options, costed_program};
+use crate::options::Options;
+use crate::planning::{Model, costed_program};
 
 /// A model with adapters: the same graphs, frozen but for them. Evaluation and generation use the adapters
 /// without their dropout.

@@ -13,25 +13,14 @@ use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use crate::error::TrainError;
+use crate::files::{BESIDE, Index};
 
 /// Tries after a broken connection; each goes on where the last one stopped.
 const RETRIES: usize = 5;
 
-/// Files beside the weights that a model may have.
-const SMALL_FILES: [&str; 10] = [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "generation_config.json",
-    "chat_template.jinja",
-];
-const INDEX: &str = "model.safetensors.index.json";
+/// The weights in one file, and what lists them where they are in several.
 const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
 
 /// A hub and the cache of what came from it.
 #[derive(Clone, Debug)]
@@ -122,7 +111,7 @@ fn download(repo: &ApiRepo, mut progress: impl FnMut(&str, u64)) -> Result<PathB
     let there: BTreeSet<String> = repo.info()?.siblings.into_iter().map(|file| file.rfilename).collect();
     let mut get = |name: &str| repo.download_with_progress(name, Told(&mut progress));
     let config = get("config.json")?;
-    for name in SMALL_FILES.into_iter().filter(|name| *name != "config.json" && there.contains(*name)) {
+    for name in BESIDE.into_iter().filter(|name| there.contains(*name)) {
         get(name)?;
     }
     let weights =
@@ -135,10 +124,6 @@ fn download(repo: &ApiRepo, mut progress: impl FnMut(&str, u64)) -> Result<PathB
 
 /// The files an index names. A name that leads to another folder is none of ours.
 fn shards(index: &Path) -> std::io::Result<BTreeSet<String>> {
-    #[derive(serde::Deserialize)]
-    struct Index {
-        weight_map: std::collections::BTreeMap<String, String>,
-    }
     let index: Index = serde_json::from_slice(&fs::read(index)?)?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     match names.iter().find(|name| name.contains(['/', '\\'])) {

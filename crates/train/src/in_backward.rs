@@ -18,7 +18,7 @@
 //! it changes nothing and leaves the norm, then with the factor that follows from the norm. It costs a forward and a
 //! backward pass more and is the last resort of a budget; a gradient that is not finite is found before any update.
 
-use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, StateKind, Type, Value, interleave};
+use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, StateId, StateKind, Type, Value, interleave};
 use plimsoll_plan::Program;
 
 use crate::optimizer::{Optimizer, Storage, trained, update};
@@ -89,9 +89,7 @@ pub fn append_in_backward(
     let limit = Op::ClipScale { max_norm: None };
     let mut squares = Vec::new();
     for (parameter, gradient) in parameters {
-        let newest = graph.newest(gradient);
-        let name = format!("grad_squares.{}", graph.state(parameter).name);
-        let own = scalar_state(&mut graph, &name, Op::SumSquares, newest);
+        let [newest, own] = with_squares(&mut graph, parameter, gradient);
         let clip = graph.apply_all(limit.clone(), &[guard, own]);
         let scale = graph.node(clip).outputs[1];
         update(&mut graph, optimizer, storage, parameter, [newest, lr, scale]);
@@ -120,9 +118,8 @@ pub fn append_two_pass(
     let scale = graph.input(Program::CLIP, [], DType::F32);
     let mut squares = Vec::new();
     for (parameter, gradient) in parameters {
-        let newest = graph.newest(gradient);
-        let name = format!("grad_squares.{}", graph.state(parameter).name);
-        squares.push(scalar_state(&mut graph, &name, Op::SumSquares, newest));
+        let [newest, own] = with_squares(&mut graph, parameter, gradient);
+        squares.push(own);
         update(&mut graph, optimizer, storage, parameter, [newest, lr, scale]);
         graph.make_transient(gradient);
     }
@@ -131,6 +128,13 @@ pub fn append_two_pass(
     graph.output("grad_norm", norm);
     graph.output(Program::CLIP, scale);
     interleave(graph)
+}
+
+/// The newest version of a gradient, and the sum of its squares as state.
+fn with_squares(graph: &mut Graph, parameter: StateId, gradient: StateId) -> [Value; 2] {
+    let newest = graph.newest(gradient);
+    let name = format!("grad_squares.{}", graph.state(parameter).name);
+    [newest, scalar_state(graph, &name, Op::SumSquares, newest)]
 }
 
 /// Applies `op` and keeps its scalar result as state.

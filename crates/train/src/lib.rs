@@ -24,6 +24,8 @@ mod measure;
 pub mod memory;
 pub mod metrics;
 mod optimizer;
+mod options;
+mod planning;
 pub mod pretrained;
 mod run;
 mod saved;
@@ -45,10 +47,11 @@ pub use optimizer::{
     FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage,
     append as append_optimizer,
 };
-pub use run::{
-    Model, Offload, Options, Planned, Run, budget_for, costed_program, hint_at_no_limit, plan_described,
-    plan_for, program,
+pub use options::{Offload, Options};
+pub use planning::{
+    Model, Planned, budget_for, costed_program, hint_at_no_limit, plan_described, plan_for, program,
 };
+pub use run::Run;
 pub use saved::plan_from_file;
 pub use settings::RawConfig;
 pub use trainer::Trainer;

@@ -72,7 +72,7 @@ impl Machine {
     /// Looks at this machine and at the disk of `folder`.
     pub fn look(folder: &Path) -> Machine {
         Machine {
-            cpu: cpu_under(Path::new("/")),
+            cpu: Cpu::look(),
             memory_free_bytes: memory::available().ok(),
             memory_total_bytes: memory::total().ok(),
             disk: Disk {
@@ -82,6 +82,13 @@ impl Machine {
             },
             gpu: gpu_under(Path::new("/")),
         }
+    }
+}
+
+impl Cpu {
+    /// Looks at this machine's processor.
+    pub fn look() -> Cpu {
+        cpu_under(Path::new("/"))
     }
 }
 

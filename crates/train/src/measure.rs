@@ -5,7 +5,6 @@
 //! plans.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use plimsoll_exec::{CpuDevice, Device, Timing, Timings};
 use plimsoll_plan::{Action, Choice, Plan, Program, Role, Scratch, SearchError, Strategy, plan};
@@ -15,8 +14,9 @@ use crate::budget::Budget;
 use crate::config::Config;
 use crate::data::{Batches, Source, Synthetic};
 use crate::error::TrainError;
-use crate::machine::Machine;
-use crate::run::{Planned, Run, program};
+use crate::machine::Cpu;
+use crate::planning::{Planned, program};
+use crate::run::Run;
 use crate::trainer::Trainer;
 
 /// Version of the form of [`Measured`].
@@ -74,7 +74,7 @@ impl Measured {
 
 /// What times hold for: this processor, with this many threads.
 pub fn measured_machine(threads: usize) -> String {
-    let model = Machine::look(Path::new(".")).cpu.model;
+    let model = Cpu::look().model;
     let model = model.as_deref().unwrap_or("unknown processor");
     format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }

@@ -9,7 +9,8 @@ use plimsoll_plan::file::{self, FileError, Saved};
 use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
 use crate::memory;
-use crate::run::{Model, Options, Planned, budget_for, program};
+use crate::options::Options;
+use crate::planning::{Model, Planned, budget_for, program};
 use crate::size::Size;
 
 impl Planned {

@@ -7,11 +7,11 @@ use plimsoll::training::{Config, plan_from_file};
 use plimsoll::{CpuDevice, Planned, TrainError, plan_for};
 
 use crate::exit::Failure;
+use crate::write_file;
 
 /// Writes the plan.
 pub(crate) fn save(path: &Path, planned: &Planned) -> Result<(), Failure> {
-    fs::write(path, planned.to_file())
-        .map_err(|error| Failure::Other(format!("cannot write {}: {error}", path.display())))
+    write_file::whole(path, planned.to_file().as_bytes())
 }
 
 /// The plan in `path`, or one made now where no file is given.

@@ -14,8 +14,9 @@ use crate::data::Tokenizer;
 use crate::error::TrainError;
 use crate::files::{FileError, Form, Loaded, read_text};
 use crate::optimizer::WeightStorage;
+use crate::planning::Model;
 use crate::pretrained::{AdapterFolder, Pretrained, adapter_form, configuration, tokenizer};
-use crate::run::{Model, Run};
+use crate::run::Run;
 use crate::settings::RawConfig;
 
 /// Where a model's weights come from.

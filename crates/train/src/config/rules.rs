@@ -12,7 +12,7 @@ use crate::error::TrainError;
 use crate::in_backward::Update;
 use crate::lr::Decay;
 use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage};
-use crate::run::{Offload, Options};
+use crate::options::{Offload, Options};
 use crate::settings::RawConfig;
 use crate::size::Size;
 

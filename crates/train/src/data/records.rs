@@ -23,7 +23,7 @@ const PIECE: usize = 1 << 18;
 
 /// Endings of files that are lists of samples, and of files that are one text.
 const LISTS: [&str; 2] = ["jsonl", "parquet"];
-const TEXTS: [&str; 3] = ["txt", "md", "rs"];
+pub(super) const TEXTS: [&str; 3] = ["txt", "md", "rs"];
 /// Endings of data that would be mistaken for text.
 const FOREIGN: [&str; 12] =
     ["json", "csv", "tsv", "xml", "arrow", "gz", "zst", "xz", "bz2", "zip", "safetensors", "bin"];
@@ -53,41 +53,52 @@ impl Record {
 /// The files a path stands for: itself, or what is below a folder, in the order of their paths. A folder with lists of
 /// samples is a data set, and the texts beside them describe it.
 pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    if ends_in(path, &FOREIGN) && path.is_file() {
+        return Err(DataError::UnknownKind { path: path.to_owned() });
+    }
+    let mut all = files_below(path, |path| ends_in(path, &LISTS) || ends_in(path, &TEXTS))?;
+    let is_list = |path: &PathBuf| ends_in(path, &LISTS);
+    if all.iter().any(is_list) {
+        all.retain(is_list);
+    }
+    Ok(all)
+}
+
+/// The file at `path`, or the files below the folder there whose names are `wanted`, in the order of their paths. Links to
+/// files are followed, links to folders are not: they may form circles.
+pub(super) fn files_below(path: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>, DataError> {
     let found = fs::metadata(path).map_err(|fault| match fault.kind() {
         io::ErrorKind::NotFound => DataError::Missing { path: path.to_owned() },
         _ => DataError::reading(path, &fault),
     })?;
     if found.is_file() {
-        if ends_in(path, &FOREIGN) {
-            return Err(DataError::UnknownKind { path: path.to_owned() });
-        }
         return Ok(vec![path.to_owned()]);
     }
     if !found.is_dir() {
         return Err(DataError::NotAFile { path: path.to_owned() });
     }
-    let mut all = Vec::new();
-    collect(path, &mut all)?;
-    let is_list = |path: &PathBuf| ends_in(path, &LISTS);
-    if all.iter().any(is_list) {
-        all.retain(is_list);
-    }
-    if all.is_empty() {
+    let mut files = Vec::new();
+    collect(path, &wanted, &mut files)?;
+    if files.is_empty() {
         return Err(DataError::NoTextFiles { path: path.to_owned() });
     }
     // The order in which a folder lists its files differs between machines.
-    all.sort_unstable();
-    Ok(all)
+    files.sort_unstable();
+    Ok(files)
 }
 
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+fn collect(
+    folder: &Path,
+    wanted: &impl Fn(&Path) -> bool,
+    files: &mut Vec<PathBuf>,
+) -> Result<(), DataError> {
     let unreadable = |fault: io::Error| DataError::reading(folder, &fault);
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
         let path = entry.path();
         if entry.file_type().map_err(unreadable)?.is_dir() {
-            collect(&path, files)?;
-        } else if ends_in(&path, &LISTS) || ends_in(&path, &TEXTS) {
+            collect(&path, wanted, files)?;
+        } else if wanted(&path) {
             let found = fs::metadata(&path).map_err(|fault| DataError::reading(&path, &fault))?;
             // Anything but a file, such as a pipe, is no data whatever its name.
             if found.is_file() {
@@ -98,7 +109,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
     Ok(())
 }
 
-fn ends_in(path: &Path, endings: &[&str]) -> bool {
+pub(super) fn ends_in(path: &Path, endings: &[&str]) -> bool {
     path.extension().is_some_and(|end| endings.iter().any(|known| end == *known))
 }
 

@@ -10,18 +10,16 @@
 //! because the index would point into other text. Empty files of a folder are passed over. Absent:
 //! checksums, compressed files, links to folders (they may form circles).
 
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::records::{TEXTS, ends_in, files_below};
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, IGNORED, Order, PAD, Rows, check_seq_len};
 
 /// The most bytes that are read at once.
 const PIECE: usize = 64 * 1024;
-
-/// Names of files in a folder that count as text end in one of these.
-const EXTENSIONS: [&str; 3] = ["txt", "md", "rs"];
 
 /// A file or a folder of text, seen as sequences of `seq_len` tokens.
 #[derive(Debug)]
@@ -179,7 +177,7 @@ impl Text {
 /// One entry per file with text in it, at their places in the stream.
 fn index(path: &Path) -> Result<Vec<Document>, DataError> {
     let mut documents: Vec<Document> = Vec::new();
-    for path in text_files(path)? {
+    for path in files_below(path, |path| ends_in(path, &TEXTS))? {
         let found = File::open(&path).and_then(|file| file.metadata());
         let found = found.map_err(|fault| DataError::reading(&path, &fault))?;
         if found.len() > 0 {
@@ -189,50 +187,6 @@ fn index(path: &Path) -> Result<Vec<Document>, DataError> {
         }
     }
     Ok(documents)
-}
-
-fn text_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let found = fs::metadata(path).map_err(|fault| match fault.kind() {
-        io::ErrorKind::NotFound => DataError::Missing { path: path.to_owned() },
-        _ => DataError::reading(path, &fault),
-    })?;
-    if found.is_file() {
-        return Ok(vec![path.to_owned()]);
-    }
-    if !found.is_dir() {
-        return Err(DataError::NotAFile { path: path.to_owned() });
-    }
-    let mut files = Vec::new();
-    collect(path, &mut files)?;
-    if files.is_empty() {
-        return Err(DataError::NoTextFiles { path: path.to_owned() });
-    }
-    // The order in which a folder lists its files differs between machines.
-    files.sort_unstable();
-    Ok(files)
-}
-
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    let unreadable = |fault: io::Error| DataError::reading(folder, &fault);
-    for entry in fs::read_dir(folder).map_err(unreadable)? {
-        let entry = entry.map_err(unreadable)?;
-        let path = entry.path();
-        if entry.file_type().map_err(unreadable)?.is_dir() {
-            collect(&path, files)?;
-        } else if is_text(&path)? {
-            files.push(path);
-        }
-    }
-    Ok(())
-}
-
-/// Follows links to files; anything but a file, such as a pipe, is no text whatever its name.
-fn is_text(path: &Path) -> Result<bool, DataError> {
-    let named_so = path.extension().is_some_and(|end| EXTENSIONS.iter().any(|text| end == *text));
-    if !named_so {
-        return Ok(false);
-    }
-    fs::metadata(path).map(|found| found.is_file()).map_err(|fault| DataError::reading(path, &fault))
 }
 
 #[cfg(test)]

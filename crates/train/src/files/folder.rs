@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::{FileError, TensorFile, read_text, stays_inside};
 
 /// Files that go with a model and pass through training unchanged.
-const BESIDE: [&str; 11] = [
+pub(crate) const BESIDE: [&str; 11] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -34,9 +34,11 @@ pub struct ModelFolder {
     places: BTreeMap<String, usize>,
 }
 
+/// What lists the weights of a model that lies in several files.
 #[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
+pub(crate) struct Index {
+    /// The file of each tensor.
+    pub(crate) weight_map: BTreeMap<String, String>,
 }
 
 impl ModelFolder {

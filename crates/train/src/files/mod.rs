@@ -15,7 +15,7 @@ mod writer;
 
 pub use error::FileError;
 pub use folder::ModelFolder;
-pub(crate) use folder::beside;
+pub(crate) use folder::{BESIDE, Index, beside};
 pub use plimsoll_model::hf::Stored;
 pub use safetensors::Dtype;
 pub use tensors::{Tensor, TensorFile};

@@ -1,0 +1,154 @@
+//! What is asked of a run, and what follows from it: the device, the budget, the request to the planner.
+
+use std::path::PathBuf;
+
+use plimsoll_exec::cpu::OUTSIDE_BYTES;
+use plimsoll_exec::{CpuDevice, measure_disk};
+use plimsoll_plan::{Link, Request, Strategy, Tier};
+
+use crate::budget::{Budget, Origin};
+use crate::error::TrainError;
+use crate::in_backward::Update;
+use crate::optimizer::{Optimizer, Storage};
+
+/// What is asked of a run. What is left open is chosen to be fastest inside the budget.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of the whole process; the free memory less a margin when not stated.
+    pub memory: Option<u64>,
+    /// Sequences (rows of the batch axis) of one optimizer step.
+    pub global_batch: usize,
+    /// Rows of one micro-batch.
+    pub micro_batch: Option<usize>,
+    /// What is dropped and rebuilt.
+    pub recompute: Option<Strategy>,
+    /// Where values may wait that do not fit; nowhere when absent.
+    pub offload: Option<Offload>,
+    /// How parameters are updated.
+    pub optimizer: Optimizer,
+    /// In which element types weights, gradients and moments are kept.
+    pub storage: Storage,
+    /// Makes weights and dropout masks repeatable.
+    pub seed: u64,
+    /// Threads, or one for each core when 0.
+    pub threads: usize,
+    /// Whether the run is also to compute losses without training ([`Run::evaluate`](crate::Run::evaluate)).
+    pub evaluate: bool,
+    /// When parameters are updated. [`Update::Separate`] unless stated: the other ways need [`Run::begin`](crate::Run::begin),
+    /// and have no gradients to look at.
+    pub update: Update,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            memory: None,
+            global_batch: 1,
+            micro_batch: None,
+            recompute: None,
+            offload: None,
+            optimizer: Optimizer::default(),
+            storage: Storage::default(),
+            seed: 0,
+            threads: 0,
+            evaluate: false,
+            update: Update::default(),
+        }
+    }
+}
+
+/// Where values may wait that do not fit into memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offload {
+    /// A disk, for the CPU; memory of the host, for a device that is not the host.
+    pub tier: Tier,
+    /// Where a file on disk may lie. It has no name and leaves nothing behind.
+    pub folder: PathBuf,
+    /// Bytes that may be taken; all that is free less a tenth when not stated.
+    pub budget: Option<u64>,
+    /// Rates of the way there and back; measured when not stated.
+    pub link: Option<Link>,
+}
+
+impl Options {
+    /// This machine's CPU, with the disk that the options offer tried.
+    ///
+    /// # Errors
+    ///
+    /// When the threads cannot be had, or the folder cannot hold a file.
+    pub fn device(&self) -> Result<CpuDevice, TrainError> {
+        let device = CpuDevice::new(self.threads)?;
+        let Some(Offload { folder, budget, link, .. }) = &self.offload else { return Ok(device) };
+        let link = match link {
+            Some(link) => *link,
+            None => {
+                measure_disk(folder, *budget).map_err(|error| TrainError::Config(error.to_string()))?.link
+            }
+        };
+        Ok(device.with_offload(folder.clone(), link))
+    }
+
+    /// How the memory of this machine divides.
+    ///
+    /// # Errors
+    ///
+    /// When the memory of the machine cannot be read.
+    pub fn budget(&self) -> Result<Budget, TrainError> {
+        let mut budget = Budget::resolve(self.memory)?;
+        if self.offload.is_some() {
+            budget.outside += OUTSIDE_BYTES;
+        }
+        Ok(budget)
+    }
+
+    /// What is asked of the planner when `budget` is there.
+    pub fn request(&self, budget: &Budget) -> Request {
+        Request {
+            global_batch: self.global_batch,
+            micro_batch: match self.update {
+                Update::InBackward | Update::TwoPass => self.micro_batch.or(Some(self.global_batch)),
+                Update::Auto | Update::Separate => self.micro_batch,
+            },
+            strategy: self.recompute,
+            budget: budget.arena(),
+            // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
+            // Nor is anything spared in two passes, which are there because nothing else fits.
+            slack: if budget.origin == Origin::Stated || self.update == Update::TwoPass { 0.0 } else { 0.01 },
+        }
+    }
+
+    /// Whether micro-batches of `rows` rows are updated inside their backward pass.
+    pub(crate) fn updates_in_backward(&self, rows: usize) -> bool {
+        let possible = rows == self.global_batch && self.optimizer.max_grad_norm.is_none();
+        possible && matches!(self.update, Update::Auto | Update::InBackward)
+    }
+
+    /// The same with two passes, if they were not asked for and could help.
+    pub fn in_two_passes(&self) -> Option<Options> {
+        let two = Options { update: Update::TwoPass, ..self.clone() };
+        let helps = self.update == Update::Auto && self.optimizer.max_grad_norm.is_some();
+        (helps && two.check_update().is_ok()).then_some(two)
+    }
+
+    /// Refuses an update inside the backward pass where all gradients must be there first.
+    pub(crate) fn check_update(&self) -> Result<(), TrainError> {
+        if matches!(self.update, Update::Auto | Update::Separate) {
+            return Ok(());
+        }
+        let limit = self.optimizer.max_grad_norm.filter(|_| self.update == Update::InBackward);
+        if let Some(norm) = limit {
+            return Err(TrainError::Config(format!(
+                "updates inside the backward pass cannot limit the norm of all gradients to {norm}; \
+                 add `--max-grad-norm 0`, or take `--update two-pass`"
+            )));
+        }
+        match self.micro_batch {
+            Some(micro_batch) if micro_batch != self.global_batch => Err(TrainError::Config(format!(
+                "updates inside the backward pass take one micro-batch a step, and a global batch of {} in \
+                 micro-batches of {micro_batch} has more; leave out `--update`",
+                self.global_batch
+            ))),
+            _ => Ok(()),
+        }
+    }
+}

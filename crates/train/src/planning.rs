@@ -1,0 +1,197 @@
+//! From a model and options to a plan: the graphs a run needs, and the fastest way to run them in the budget.
+
+use plimsoll_exec::Device;
+use plimsoll_graph::{Graph, GraphError, StateKind, differentiate, fuse, store};
+use plimsoll_plan::{Choice, Costed, DeviceSpec, Facts, Program, gradients, search};
+
+use crate::budget::Budget;
+use crate::error::{TrainError, Unlimited};
+use crate::in_backward::{Update, append_in_backward, append_two_pass};
+use crate::optimizer::{self, Optimizer};
+use crate::options::Options;
+
+/// The graphs of a model, each for a number of rows.
+pub trait Model {
+    /// The forward graph for `rows` rows, with a scalar output `loss`.
+    ///
+    /// # Errors
+    ///
+    /// When the model is wrong.
+    fn training(&self, rows: usize) -> Result<Graph, GraphError>;
+
+    /// The forward graph that computes the same loss for evaluation: without dropout, where there is any.
+    ///
+    /// # Errors
+    ///
+    /// When the model is wrong.
+    fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
+        self.training(rows)
+    }
+
+    /// The forward graph that yields the next token, if the run is to generate.
+    ///
+    /// # Errors
+    ///
+    /// When the model is wrong.
+    fn generation(&self) -> Option<Result<Graph, GraphError>> {
+        None
+    }
+}
+
+impl<F: Fn(usize) -> Result<Graph, GraphError>> Model for F {
+    fn training(&self, rows: usize) -> Result<Graph, GraphError> {
+        self(rows)
+    }
+}
+
+/// A plan for a model on this machine, before any memory is taken.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The plan, its graphs, and how the global batch divides.
+    pub choice: Choice,
+    /// The budget it was made for.
+    pub budget: Budget,
+}
+
+/// Finds the fastest plan inside the budget.
+///
+/// # Errors
+///
+/// When nothing fits (with hints), or the model or the request is at fault.
+pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Planned, TrainError> {
+    let budget = budget_for(model, device, options)?;
+    plan_within(budget, options, |options, rows| program(model, device, options, rows))
+}
+
+/// How the memory divides for a model on this machine, its plan taken into account.
+///
+/// # Errors
+///
+/// When the memory of the machine cannot be read, or the model is wrong.
+pub fn budget_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Budget, TrainError> {
+    // How many nodes there are does not depend on the rows.
+    let program = program(model, device, options, options.micro_batch.unwrap_or(1))?;
+    Ok(options.budget()?.beside(&program))
+}
+
+/// Finds the fastest plan for a device that is described and need not be here.
+///
+/// # Errors
+///
+/// When nothing fits (with hints), or the model or the request is at fault.
+pub fn plan_described(
+    model: &impl Model,
+    spec: &DeviceSpec,
+    options: &Options,
+) -> Result<Planned, TrainError> {
+    let budget = Budget::of_device(spec, options.memory)?;
+    let link = options.offload.as_ref().map(|offload| spec.host_link(offload.budget));
+    let facts = |graph: &Graph| Facts { link, ..spec.facts(graph) };
+    plan_within(budget, options, |options, rows| costed_program(model, facts, options, rows))
+}
+
+fn plan_within(
+    budget: Budget,
+    options: &Options,
+    build: impl Fn(&Options, usize) -> Result<Program, GraphError>,
+) -> Result<Planned, TrainError> {
+    options.check_update()?;
+    let found = |options: &Options| {
+        let choice = search(options.request(&budget), |rows| build(options, rows));
+        choice.map_err(|error| TrainError::search(error, &budget))
+    };
+    let mut error = match found(options) {
+        Ok(choice) => return Ok(Planned { choice, budget }),
+        Err(error) => error,
+    };
+    if let (TrainError::Budget { .. }, Some(two)) = (&error, options.in_two_passes()) {
+        match found(&two) {
+            // The bound is of one pass.
+            Ok(choice) => {
+                let choice = Choice { lower_bound_seconds: None, ..choice };
+                return Ok(Planned { choice, budget });
+            }
+            Err(other) => error = error.closer(other),
+        }
+    }
+    Err(hint_at_no_limit(error, options, build))
+}
+
+/// Adds to the error of a budget what would fit if the norm of the gradients were not limited, and gradients could
+/// be used up inside the backward pass. Other errors stay as they are.
+pub fn hint_at_no_limit(
+    error: TrainError,
+    options: &Options,
+    build: impl Fn(&Options, usize) -> Result<Program, GraphError>,
+) -> TrainError {
+    let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
+    let optimizer = Optimizer { max_grad_norm: None, ..options.optimizer };
+    let relaxed = Options { optimizer, update: Update::InBackward, ..options.clone() };
+    let separate = options.update == Update::Separate;
+    let limited = options.optimizer.max_grad_norm.is_some() || separate;
+    let found = (limited && relaxed.check_update().is_ok())
+        .then(|| search(relaxed.request(&budget), |rows| build(&relaxed, rows)).ok())
+        .flatten();
+    let unlimited = found.map(|choice| {
+        let states = choice.program.train.graph.states().iter();
+        let all = states.filter(|state| state.kind == StateKind::Transient);
+        let all: u64 = all.map(|state| state.ty.bytes() as u64).sum();
+        Box::new(Unlimited {
+            arena_bytes: choice.plan.arena_bytes,
+            saved_bytes: all.saturating_sub(gradients(&choice).bytes),
+            micro_batch: choice.micro_batch,
+            separate,
+        })
+    });
+    TrainError::Budget { budget, smallest, hints, unlimited }
+}
+
+/// All graphs of a run with micro-batches of `rows` rows.
+///
+/// # Errors
+///
+/// When the model is wrong.
+pub fn program(
+    model: &impl Model,
+    device: &impl Device,
+    options: &Options,
+    rows: usize,
+) -> Result<Program, GraphError> {
+    costed_program(model, |graph| device.facts(graph), options, rows)
+}
+
+/// All graphs of a run with micro-batches of `rows` rows, for a device that `facts` speaks for.
+///
+/// # Errors
+///
+/// When the model is wrong.
+pub fn costed_program(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    options: &Options,
+    rows: usize,
+) -> Result<Program, GraphError> {
+    let costed = |graph: Graph| Costed { facts: facts(&graph), graph };
+    let forward = model.training(rows)?;
+    let loss = forward.output_named("loss").ok_or_else(|| GraphError {
+        what: "model".into(),
+        block: String::new(),
+        why: "has no output `loss`; name the scalar to be minimised with `g.output(\"loss\", value)`".into(),
+        at: None,
+    })?;
+    let stored = |graph: Graph| store(graph, options.storage.of_graph());
+    let backward = stored(fuse(differentiate(&forward, loss)?)?)?;
+    let (optimizer, storage) = (&options.optimizer, options.storage);
+    let train = if options.update == Update::TwoPass && rows == options.global_batch {
+        append_two_pass(backward, optimizer, storage)?
+    } else if options.updates_in_backward(rows) {
+        append_in_backward(backward, optimizer, storage)?
+    } else {
+        optimizer::append(backward, optimizer, storage)?
+    };
+    let forward_only = |graph: Graph| stored(graph).map(&costed);
+    let generate = model.generation().transpose()?.map(forward_only).transpose()?;
+    let evaluate = options.evaluate.then(|| model.evaluation(rows)).transpose()?;
+    let evaluate = evaluate.map(forward_only).transpose()?;
+    Ok(Program { train: costed(train), evaluate, generate })
+}
