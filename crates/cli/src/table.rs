@@ -27,6 +27,13 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     writeln!(out, "{gradients} ({how_many}{})", size(gradients.bytes))?;
     let share = 100.0 * summary.report.recompute_fraction;
     writeln!(out, "recompute {}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;
+    match summary.report.ignored_marks {
+        0 => {}
+        marks => writeln!(
+            out,
+            "  {marks} checkpoint marks of the model are ignored; --recompute manual follows them"
+        )?,
+    }
     offload(out, summary)?;
     for layer in &summary.report.layers {
         write!(out, "{}", layer_lines(layer))?;

@@ -13,6 +13,7 @@ use crate::plan::{Plan, Program, Role};
 use crate::problem::Facts;
 use crate::regions::{layer_names, layers};
 use crate::schedule::{Action, Direction, Schedule};
+use crate::strategy::Strategy;
 
 /// Layers that are treated alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,19 +39,24 @@ pub struct Report {
     pub recompute_fraction: f64,
     /// Bytes that leave the device.
     pub offload_bytes: u64,
+    /// `checkpoint` marks of the model that the plan does not follow: only [`Strategy::Manual`] is bound by them.
+    pub ignored_marks: usize,
 }
 
 /// Reads the report of a plan from its schedule of one micro-batch.
 pub fn report(program: &Program, plan: &Plan) -> Report {
     let graph = &program.train.graph;
+    let marks = graph.blocks().iter().filter(|block| block.checkpoint).count();
+    let ignored_marks = if plan.strategy == Strategy::Manual { 0 } else { marks };
     let Some(schedule) = plan.schedules.get(&Role::First) else {
-        return Report { layers: Vec::new(), recompute_fraction: 0.0, offload_bytes: 0 };
+        return Report { layers: Vec::new(), recompute_fraction: 0.0, offload_bytes: 0, ignored_marks };
     };
     let out = schedule.copies.iter().filter(|copy| copy.direction == Direction::Out);
     Report {
         layers: layer_reports(graph, &Fates::of(graph, schedule)),
         recompute_fraction: recompute_fraction(graph, schedule, &program.train.facts, plan),
         offload_bytes: out.map(|copy| schedule.buffer(copy.buffer).bytes).sum(),
+        ignored_marks,
     }
 }
 

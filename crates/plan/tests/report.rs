@@ -87,6 +87,13 @@ fn nothing_is_both_kept_and_rebuilt_and_the_fraction_counts_every_extra_run() {
 }
 
 #[test]
+fn marks_that_a_plan_does_not_follow_are_counted() {
+    let program = program(residual_chain(3), 0);
+    let ignored = |strategy| report(&program, &planned(&program, strategy)).ignored_marks;
+    assert_eq!((ignored(Strategy::Manual), ignored(Strategy::Full)), (0, 3));
+}
+
+#[test]
 fn the_highest_moment_of_the_timeline_is_the_liveness_bound() {
     for strategy in STRATEGIES {
         for (_, model) in families() {

@@ -61,6 +61,17 @@ impl Measured {
         self
     }
 
+    /// The shorter of both times where both know an op: what else the machine does only ever slows an op down.
+    #[must_use]
+    pub fn fastest(mut self, other: Measured) -> Measured {
+        let shorter = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a.min(b)).or(a).or(b);
+        for (signature, (seconds, lean_seconds, flops, bytes)) in other.ops {
+            let known = self.ops.entry(signature).or_insert((seconds, lean_seconds, flops, bytes));
+            (known.0, known.1) = (shorter(known.0, seconds), shorter(known.1, lean_seconds));
+        }
+        self
+    }
+
     /// Number of ops.
     pub fn len(&self) -> usize {
         self.ops.len()
@@ -191,5 +202,18 @@ mod tests {
         let text = serde_json::to_string(&measured).unwrap();
         let again: Measured = serde_json::from_str(&text).unwrap();
         assert_eq!(again.timings(), timings);
+    }
+
+    #[test]
+    fn of_two_measurements_the_shorter_time_counts() {
+        let measured = |ops: &[(&str, Option<f64>, Option<f64>)]| Measured {
+            version: OPS_FILE_VERSION,
+            machine: "machine".into(),
+            ops: ops.iter().map(|&(name, best, lean)| (name.to_owned(), (best, lean, 1.0, 1.0))).collect(),
+        };
+        let disturbed = measured(&[("a", Some(3.0), Some(2.0)), ("b", None, Some(4.0))]);
+        let quiet = measured(&[("a", Some(1.0), Some(5.0)), ("b", Some(6.0), None), ("c", Some(7.0), None)]);
+        let both = [("a", Some(1.0), Some(2.0)), ("b", Some(6.0), Some(4.0)), ("c", Some(7.0), None)];
+        assert_eq!(disturbed.fastest(quiet), measured(&both));
     }
 }

@@ -7,7 +7,7 @@
 
 use half::bf16;
 use plimsoll_exec::{Data, rounding};
-use plimsoll_graph::{Axes, DType, Graph, GraphError, Init, Op};
+use plimsoll_graph::{Axes, DType, Graph, GraphError, Init, Op, StateKind};
 use plimsoll_plan::{Purpose, Strategy};
 use plimsoll_train::{
     FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Options, Run, Storage, TrainError,
@@ -272,6 +272,20 @@ fn state_takes_the_bytes_one_computes_by_hand() {
         assert_eq!(held(&|name| name.starts_with("grad.")), gradients);
         let prefixes = ["low.", "m.", "v.", "m_scale.", "v_scale."];
         assert_eq!(held(&|name| prefixes.iter().any(|prefix| name.starts_with(prefix))), moments);
+    }
+}
+
+/// ZeRO's count for AdamW is 16 bytes a parameter: in f32 4 + 4 + 8; in mixed precision 2 + 2 + 12, of which the
+/// 16-bit weight is the upper half of the master copy here and takes nothing.
+#[test]
+fn a_parameter_takes_sixteen_bytes_as_published_and_two_less_where_halves_are_shared() {
+    let mixed = Storage { gradients: FloatStorage::Bf16, ..MASTER };
+    for (storage, each) in [(F32, 16), (mixed, 14)] {
+        let run = start(&llama(SIZE), SIZE.seq, &Options { storage, ..options(4, 2, Strategy::Full, 1) });
+        let elements: usize = run.parameters(true).map(|(_, ty)| ty.shape.elements()).sum();
+        let lasting = run.states_of(|kind| kind != StateKind::Constant);
+        let bytes: usize = lasting.map(|(_, ty)| ty.bytes()).sum();
+        assert_eq!(bytes, each * elements, "{storage:?}");
     }
 }
 

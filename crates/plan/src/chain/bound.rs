@@ -13,6 +13,9 @@
 //!    └───────────── bytes of one layer
 //! ```
 //!
+//! The same holds whenever a node of the last layer's backward pass runs: all other layers wait, and what the node
+//! works on stands beside them. That is more than at the turn itself, so the larger of both bounds counts.
+//!
 //! The hull allows a fraction of a layer to be kept, so the bound also covers layers treated differently.
 //! Where several rebuildings of the same layer are needed (a few percent of the memory) it is loose.
 //!

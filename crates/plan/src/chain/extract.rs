@@ -8,8 +8,10 @@
 //! A chain passes exactly one value forward between neighbours, and everything else a layer reads is its
 //! own, state, or an input of the graph. Layers are equal when their nodes, forward and backward, are the
 //! same ops on the same shapes wired the same way; then one of them is planned for all. Layers of two or more
-//! kinds in turn (dense and expert ones) are taken together as one layer of the chain. Layers before the run
-//! (an embedding that is a block of its own) and behind it (a head that is one) keep what they need.
+//! kinds in turn (dense and expert ones) are taken together as one layer of the chain. Layers before the run (the
+//! first of a model with adapters, which sends nothing back) are taken together as the *lead*, which has options of
+//! its own. What cannot be one (an embedding that is a block of its own) and layers behind the run (a head that
+//! is one) keep what they need.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -41,7 +43,9 @@ pub(crate) struct Chain {
     pub(crate) first: usize,
     /// Layers of the graph that one of them is made of.
     pub(crate) period: usize,
-    /// What makes the first one's input, and its backward pass.
+    /// Other layers in front of them, as one.
+    pub(crate) lead: Option<Layer>,
+    /// What makes the first one's input, or that of the lead, and its backward pass.
     pub(crate) before: Layer,
     /// Nodes between the last layer's forward and its backward: the turn.
     pub(crate) turn: Layer,
@@ -59,9 +63,13 @@ impl Chain {
         let (input, output) = (layers.first()?.input, layers.last()?.output);
         let join = |parts: &[Vec<NodeId>]| parts.concat();
         let reversed = |parts: &[Vec<NodeId>]| parts.iter().rev().flatten().copied().collect::<Vec<_>>();
+        let (ahead, behind) = (join(&order.forward[..run.start]), reversed(&order.backward[..run.start]));
+        let lead = chain_layer(graph, &ahead, &behind).filter(|lead| lead.output == input);
+        let (ahead, behind) = if lead.is_some() { Default::default() } else { (ahead, behind) };
+        let input = lead.as_ref().map_or(input, |lead| lead.input);
         let before = Layer {
-            forward: [order.start, join(&order.forward[..run.start])].concat(),
-            backward: [reversed(&order.backward[..run.start]), order.finish].concat(),
+            forward: [order.start, ahead].concat(),
+            backward: [behind, order.finish].concat(),
             input,
             output: input,
         };
@@ -71,7 +79,7 @@ impl Chain {
             input: output,
             output,
         };
-        Some(Chain { layers, first: run.start, period, before, turn })
+        Some(Chain { layers, first: run.start, period, lead, before, turn })
     }
 }
 
@@ -312,11 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn layers_of_another_shape_are_left_to_what_is_before_and_behind() {
+    fn layers_of_another_shape_are_a_lead_or_left_to_what_is_behind() {
         let chain = Chain::find(&graph(&[16, 32, 32, 32, 16], false)).unwrap();
         assert_eq!((chain.first, chain.layers.len()), (1, 3));
         let alone = Chain::find(&graph(&[32; 3], false)).unwrap();
-        assert_eq!(chain.before.forward.len(), alone.before.forward.len() + 4);
+        assert_eq!(chain.before.forward.len(), alone.before.forward.len());
+        let lead = chain.lead.unwrap();
+        assert_eq!((lead.forward.len(), lead.output), (4, chain.layers[0].input));
+        assert!(alone.lead.is_none());
         assert_eq!(chain.turn.backward.len(), alone.turn.backward.len() + chain.layers[0].backward.len());
     }
 

@@ -5,7 +5,7 @@
 //! could be. The answer is a tree of regions like any strategy's, so what follows (order, lifetimes, layout,
 //! judge) is the same code for all.
 //!
-//! Absent: graphs that are no chain (the named strategies serve them), rebuilding in layers outside the longest
+//! Absent: graphs that are no chain (the named strategies serve them), rebuilding in layers behind the longest
 //! run of equal ones, and persistent values across nested segments beyond what rotor's recurrence allows. What
 //! waits on another tier is decided after the table, not in it: see [`offload`](crate::offload).
 
@@ -27,8 +27,8 @@ use std::collections::BTreeSet;
 use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
 
 use crate::chain::bound::{LowerBound, Passes};
-use crate::chain::extract::Chain;
-use crate::chain::options::{Options, kept_values, made_within, options, peaks};
+use crate::chain::extract::{Chain, Layer};
+use crate::chain::options::{LayerOption, Options, kept_values, made_within, options, peaks};
 use crate::chain::table::{Decision, Family, Table};
 use crate::liveness::aligned;
 use crate::problem::{Facts, Link, Scratch};
@@ -45,18 +45,37 @@ pub(crate) struct ChainPlanner {
     chain: Chain,
     options: Options,
     table: Table,
-    bound: LowerBound,
-    /// Bytes that are there whatever is decided: graph inputs, named outputs, what is made before the first
-    /// layer and read behind it, and gradients that several parts contribute to.
-    fixed_bytes: u64,
-    /// Bytes without which what lies before the first layer does not run.
-    before_peak: u64,
-    /// Bytes some node of the turn works on: they stand beside the layers' values.
-    turn_operands: u64,
+    /// Of the moment at which all layers wait, and of those at which all but the last do.
+    bounds: [Moment; 2],
+    /// What can be done ahead of the layers of the table.
+    ways: Vec<Way>,
     /// Time of what lies before the first layer, forward and backward.
     outside_seconds: f64,
     /// Time of everything once.
     once_seconds: f64,
+}
+
+/// A moment that comes in every schedule, while layers wait for their backward pass.
+#[derive(Debug)]
+struct Moment {
+    /// What those layers cost in the bytes they have.
+    bound: LowerBound,
+    /// Bytes that are there beside what those layers hold.
+    beside: u64,
+}
+
+/// A way of treating what lies ahead of the layers of the table.
+#[derive(Debug)]
+struct Way {
+    /// What the lead keeps, if there is one.
+    keep: Option<Vec<Value>>,
+    /// Bytes that are there while the layers of the table run: graph inputs, named outputs, what is made ahead of
+    /// them and read behind, and gradients that several parts contribute to.
+    fixed_bytes: u64,
+    /// Bytes without which what lies ahead does not run.
+    least_bytes: u64,
+    /// Time of what the lead rebuilds.
+    seconds: f64,
 }
 
 impl ChainPlanner {
@@ -87,56 +106,57 @@ impl ChainPlanner {
         let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots, budget);
         let forward =
             Passes { layers: layers as f64 * options.forward_seconds, all: seconds(&forward_nodes) };
-        let bound = LowerBound::new(&options, layers, all, forward);
-        let fixed_bytes = fixed_bytes(graph, facts, &chain);
-        let turn_operands = turn_operands(graph, facts, &chain);
-        let keep_before: Vec<usize> = (0..chain.before.forward.len()).collect();
-        let (forward, backward) = peaks(graph, facts, scratch, &chain.before, &keep_before);
-        let before_peak = forward.max(backward);
-        Some(ChainPlanner {
-            chain,
-            options,
-            table,
-            bound,
-            fixed_bytes,
-            before_peak,
-            turn_operands,
-            outside_seconds,
-            once_seconds: all,
-        })
+        let bounds = [
+            Moment {
+                bound: LowerBound::new(&options, layers, all, forward),
+                beside: turn_operands(graph, facts, &chain),
+            },
+            Moment {
+                bound: LowerBound::new(&options, layers - 1, all, forward),
+                beside: last_operands(graph, facts, &chain),
+            },
+        ];
+        let ways = ways(graph, facts, scratch, &chain);
+        Some(ChainPlanner { chain, options, table, bounds, ways, outside_seconds, once_seconds: all })
     }
 
     /// The least transient budget at which nothing is rebuilt; none when it is larger than the planner's.
     pub(crate) fn most_bytes(&self) -> Option<u64> {
         let fastest = self.outside_seconds + self.table.seconds(u64::MAX);
+        let everything_kept = self.ways.iter().filter(|way| way.seconds == 0.0);
+        let least = everything_kept.map(|way| way.fixed_bytes + self.table.enough_bytes()).min();
         // Rebuilding a single node would be far more than what rounding makes of a sum.
-        (fastest <= self.once_seconds * (1.0 + 1e-9)).then(|| self.fixed_bytes + self.table.enough_bytes())
+        least.filter(|_| fastest <= self.once_seconds * (1.0 + 1e-9))
     }
 
     /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.
     pub(crate) fn seconds(&self, bytes: u64) -> f64 {
-        self.left(bytes).map_or(f64::INFINITY, |left| self.outside_seconds + self.table.seconds(left))
+        self.best_way(bytes).map_or(f64::INFINITY, |(_, seconds)| self.outside_seconds + seconds)
     }
 
-    /// What the table may divide among the layers.
-    fn left(&self, bytes: u64) -> Option<u64> {
-        let boundary = self.options.boundary_bytes;
-        bytes.checked_sub(self.fixed_bytes.max(self.before_peak + boundary)).map(|_| bytes - self.fixed_bytes)
+    /// The fastest way in `bytes` of transient memory, with its time and that of the layers of the table.
+    fn best_way(&self, bytes: u64) -> Option<(&Way, f64)> {
+        let fits = self.ways.iter().filter(|way| way.least_bytes.max(way.fixed_bytes) <= bytes);
+        let timed = fits.map(|way| (way, way.seconds + self.table.seconds(bytes - way.fixed_bytes)));
+        timed.filter(|(_, seconds)| seconds.is_finite()).min_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
     /// No schedule of a micro-batch is faster in `bytes` of transient memory and what `link` carries.
     pub(crate) fn lower_bound(&self, bytes: u64, link: Option<&Link>) -> f64 {
-        let bytes = bytes.saturating_sub(self.turn_operands);
+        let [turn, last] = &self.bounds;
+        let left = |moment: &Moment| bytes.saturating_sub(moment.beside);
         match link {
-            Some(link) => self.bound.seconds_with(bytes, link),
-            None => self.bound.seconds(bytes),
+            Some(link) => turn.bound.seconds_with(left(turn), link),
+            None => turn.bound.seconds(left(turn)).max(last.bound.seconds(left(last))),
         }
     }
 
     /// The regions of the optimal plan in `bytes` of transient memory.
     pub(crate) fn regions(&self, graph: &Graph, bytes: u64) -> Option<Regions> {
-        let slot = self.table.slot(self.left(bytes)?);
-        let mut items = Vec::new();
+        let (way, _) = self.best_way(bytes)?;
+        let slot = self.table.slot(bytes - way.fixed_bytes);
+        let lead = way.keep.clone().map(|keep| Item::Layer { layers: 0..self.chain.first, keep });
+        let mut items = Vec::from_iter(lead);
         self.descend(graph, Family::Turn, 0, self.chain.layers.len(), slot, &mut items)?;
         Some(Regions::from_items(graph, &items))
     }
@@ -181,6 +201,26 @@ impl ChainPlanner {
     }
 }
 
+/// The ways of treating what lies ahead of the chain: the options of the lead, or to keep everything.
+fn ways(graph: &Graph, facts: &Facts, scratch: Scratch, chain: &Chain) -> Vec<Way> {
+    let keep_before: Vec<usize> = (0..chain.before.forward.len()).collect();
+    let (forward, backward) = peaks(graph, facts, scratch, &chain.before, &keep_before);
+    let boundary = aligned(graph.ty(chain.before.output).bytes() as u64, facts.alignment);
+    let (before, fixed) = (forward.max(backward) + boundary, fixed_bytes(graph, facts, chain));
+    let Some(lead) = &chain.lead else {
+        return vec![Way { keep: None, fixed_bytes: fixed, least_bytes: before, seconds: 0.0 }];
+    };
+    let options = options(graph, facts, scratch, lead);
+    let fastest = options.list.iter().map(|option| option.backward_seconds).fold(f64::INFINITY, f64::min);
+    let way = |option: &LayerOption| Way {
+        keep: Some(kept_values(graph, lead, &option.keep)),
+        fixed_bytes: fixed + option.kept_bytes,
+        least_bytes: before.max(fixed + option.forward_peak.max(option.backward_peak)),
+        seconds: option.backward_seconds - fastest,
+    };
+    options.list.iter().map(way).collect()
+}
+
 /// The most bytes that one node of the turn works on and that are neither state nor a layer's. Only nodes
 /// that come after the last layer in every order count.
 fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
@@ -190,25 +230,66 @@ fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
         let node = graph.node(id);
         if node.inputs.iter().any(|&value| reached.contains(&graph.storage(value))) {
             reached.extend(&node.outputs);
-            most = most.max(operand_bytes(graph, facts, chain, id));
+            let operands = operands(graph, id);
+            most = most.max(bytes_beside(graph, facts, &chain.layers, id, operands));
         }
     }
     most
 }
 
-/// What a node reads and writes, and the least scratch, without state and what a layer made. An output that
-/// may take over an input's bytes is not counted.
-fn operand_bytes(graph: &Graph, facts: &Facts, chain: &Chain, id: NodeId) -> u64 {
+/// The most bytes that are there, beside what the other layers hold, while one node of the last layer's backward pass
+/// runs: what it works on, and gradients that were made for it and are read behind it. All others wait at that time.
+fn last_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let Some((last, others)) = chain.layers.split_last() else { return 0 };
+    let backward: Vec<NodeId> = [&chain.turn.backward[..], &last.backward].concat();
+    let beside = |&id: &NodeId| {
+        let mut values = operands(graph, id);
+        values.extend(passing(graph, &backward, id));
+        bytes_beside(graph, facts, others, id, values)
+    };
+    last.backward.iter().map(beside).max().unwrap_or(0)
+}
+
+/// Results of `nodes` that `id` depends on, directly or not, and that a node depending on `id` reads.
+fn passing(graph: &Graph, nodes: &[NodeId], id: NodeId) -> BTreeSet<Value> {
+    let made_by = |value: Value| graph.producer(graph.storage(value));
+    let mut before = BTreeSet::from([id]);
+    for &node in nodes.iter().rev() {
+        if before.contains(&node) {
+            before.extend(graph.node(node).inputs.iter().filter_map(|&value| made_by(value)));
+        }
+    }
+    before.remove(&id);
+    let mut behind = BTreeSet::from([id]);
+    let mut passing = BTreeSet::new();
+    for &node in nodes {
+        let inputs = &graph.node(node).inputs;
+        if inputs.iter().filter_map(|&value| made_by(value)).any(|maker| behind.contains(&maker)) {
+            behind.insert(node);
+            let from_before = |&value: &Value| {
+                made_by(value).is_some_and(|maker| before.contains(&maker) && nodes.contains(&maker))
+            };
+            passing.extend(inputs.iter().copied().filter(from_before).map(|value| graph.storage(value)));
+        }
+    }
+    passing
+}
+
+/// What a node reads and writes. An output that may take over an input's bytes is not counted.
+fn operands(graph: &Graph, id: NodeId) -> BTreeSet<Value> {
     let node = graph.node(id);
     let outputs = node.outputs.iter().enumerate();
     let passes = |&input: &usize| graph.value(graph.storage(node.inputs[input])).state.is_none();
     let apart = outputs.filter(|(output, _)| !node.op.may_overwrite(*output).iter().any(passes));
-    let operands = node.inputs.iter().chain(apart.map(|(_, value)| value));
+    node.inputs.iter().chain(apart.map(|(_, value)| value)).map(|&value| graph.storage(value)).collect()
+}
+
+/// Bytes of `values` that are neither state nor made by a forward node of `layers`, and the least scratch of `id`.
+fn bytes_beside(graph: &Graph, facts: &Facts, layers: &[Layer], id: NodeId, values: BTreeSet<Value>) -> u64 {
     let of_layer = |value: Value| {
         let producer = graph.producer(value);
-        producer.is_some_and(|producer| chain.layers.iter().any(|layer| layer.forward.contains(&producer)))
+        producer.is_some_and(|producer| layers.iter().any(|layer| layer.forward.contains(&producer)))
     };
-    let values: BTreeSet<Value> = operands.map(|&value| graph.storage(value)).collect();
     let counted = values.into_iter().filter(|&value| graph.value(value).state.is_none() && !of_layer(value));
     let bytes: u64 = counted.map(|value| aligned(graph.ty(value).bytes() as u64, facts.alignment)).sum();
     bytes + aligned(facts.nodes[id.index()].workspace.least, facts.alignment)
@@ -234,7 +315,7 @@ fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
 /// Transient gradients to which several parts of the chain contribute, such as that of a tied embedding: they are
 /// there while all layers go backward.
 fn shared_gradient_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
-    let parts = || [&chain.before, &chain.turn].into_iter().chain(&chain.layers);
+    let parts = || [&chain.before, &chain.turn].into_iter().chain(&chain.lead).chain(&chain.layers);
     let ids = (0..graph.states().len() as u32).map(StateId);
     let transient = ids.filter(|&id| graph.state(id).kind == StateKind::Transient);
     let shared = transient.filter(|&id| !parts().any(|part| made_within(graph, id, part)));
