@@ -27,6 +27,9 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     writeln!(out, "{gradients} ({how_many}{})", size(gradients.bytes))?;
     let share = 100.0 * summary.report.recompute_fraction;
     writeln!(out, "recompute {}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;
+    if let Some(rows) = summary.report.tile_rows {
+        writeln!(out, "feed-forward networks in tiles of {rows} rows: what they hide is built tile by tile")?;
+    }
     offload(out, summary)?;
     for layer in &summary.report.layers {
         write!(out, "{}", layer_lines(layer))?;

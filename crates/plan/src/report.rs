@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{Graph, NodeId, Phase};
+use plimsoll_graph::{Graph, NodeId, Op, Phase};
 
 use crate::names::{forward_names, ranges};
 use crate::plan::{Plan, Program, Role};
@@ -38,19 +38,22 @@ pub struct Report {
     pub recompute_fraction: f64,
     /// Bytes that leave the device.
     pub offload_bytes: u64,
+    /// Rows of the tiles in which feed-forward networks are worked on, if they are.
+    pub tile_rows: Option<usize>,
 }
 
 /// Reads the report of a plan from its schedule of one micro-batch.
 pub fn report(program: &Program, plan: &Plan) -> Report {
     let graph = &program.train.graph;
     let Some(schedule) = plan.schedules.get(&Role::First) else {
-        return Report { layers: Vec::new(), recompute_fraction: 0.0, offload_bytes: 0 };
+        return Report { layers: Vec::new(), recompute_fraction: 0.0, offload_bytes: 0, tile_rows: None };
     };
     let out = schedule.copies.iter().filter(|copy| copy.direction == Direction::Out);
     Report {
         layers: layer_reports(graph, &Fates::of(graph, schedule)),
         recompute_fraction: recompute_fraction(graph, schedule, &program.train.facts, plan),
         offload_bytes: out.map(|copy| schedule.buffer(copy.buffer).bytes).sum(),
+        tile_rows: graph.tile_rows(),
     }
 }
 
@@ -130,6 +133,10 @@ fn recompute_fraction(graph: &Graph, schedule: &Schedule, facts: &Facts, plan: &
         let times = executions[id.index()];
         once += if times > 0 { seconds } else { 0.0 };
         again += f64::from(times.saturating_sub(1)) * seconds;
+        if let Op::Mlp(mlp) = graph.node(id).op {
+            // Its derivative does all but the last product once more.
+            again += seconds * (mlp.products() - 1) as f64 / mlp.products() as f64;
+        }
     }
     if once > 0.0 { again / once } else { 0.0 }
 }

@@ -4,12 +4,10 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
-use plimsoll::planning::{Compared, Contents, Facts, Schedule};
+use plimsoll::planning::{Build, Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, DataConfig, Target, budget_for, costed_program, hint_at_no_limit};
-use plimsoll::{
-    Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, TrainError, differentiate,
-};
+use plimsoll::training::{Config, DataConfig, Target, budget_for, hint_at_no_limit};
+use plimsoll::{Device, DeviceSpec, Graph, Model, Planned, Role, TrainError, differentiate};
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer};
@@ -75,10 +73,7 @@ fn answer(
         };
     }
     answered.map_err(|failure| match failure {
-        Failure::Train(error) => hint_at_no_limit(error, &config.options, |options, rows| {
-            costed_program(&config.model, facts, options, rows)
-        })
-        .into(),
+        Failure::Train(error) => hint_at_no_limit(error, &config.model, facts, &config.options).into(),
         other => other,
     })
 }
@@ -96,7 +91,7 @@ fn description(spec: &DeviceSpec, assumed: bool) -> String {
 }
 
 /// The table or the JSON, and the page where one is asked for.
-fn answered<B: FnMut(usize) -> Result<Program, GraphError>>(
+fn answered<B: Build>(
     args: &PlanArgs,
     title: &str,
     target: &str,
