@@ -351,23 +351,20 @@ impl<B: Build> Searcher<B> {
         tried: Tried,
         lower_bound_seconds: Option<f64>,
     ) -> Result<Choice, SearchError> {
-        let prepared = if tried.tiled {
-            self.prepare_tiled(tried.micro_batch, request.budget)?
-        } else {
-            Some(self.prepare(tried.micro_batch, request.budget)?)
-        };
-        let Some(prepared) = prepared else {
-            // What was tried can be built again; so this is a builder that does not keep to its word.
-            return Err(SearchError::Batch { micro_batch: tried.micro_batch, global_batch: 0 });
+        let (micro_batch, budget) = (tried.micro_batch, request.budget);
+        let tiled = if tried.tiled { self.prepare_tiled(micro_batch, budget)? } else { None };
+        let prepared = match tiled {
+            Some(tiled) => tiled,
+            None => self.prepare(micro_batch, budget)?,
         };
         let program = &prepared.program;
         let planned = |rung| prepared.planner(tried.scratch)?.regions(&program.train.graph, rung);
         let regions = tried.rung.and_then(planned);
         let regions = regions.unwrap_or_else(|| Regions::new(&program.train.graph, tried.strategy));
         let plan = assemble_within(program, &regions, tried.strategy, tried.scratch, tried.limit)?;
-        let (program, accumulation) = (program.clone(), request.global_batch / tried.micro_batch);
-        self.forget(tried.micro_batch);
-        Ok(Choice { plan, program, micro_batch: tried.micro_batch, accumulation, lower_bound_seconds })
+        let (program, accumulation) = (program.clone(), request.global_batch / micro_batch);
+        self.forget(micro_batch);
+        Ok(Choice { plan, program, micro_batch, accumulation, lower_bound_seconds })
     }
 
     /// The error that says what would fit.

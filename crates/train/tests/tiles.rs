@@ -6,7 +6,7 @@
 
 use plimsoll_exec::{CpuDevice, Device};
 use plimsoll_graph::Graph;
-use plimsoll_model::Architecture;
+use plimsoll_model::{Architecture, Lora, Targets};
 use plimsoll_plan::{Build, Choice, Request, SearchError, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{LanguageModel, Options, Planned, Programs, Run, plan_from_file, program};
@@ -86,10 +86,18 @@ fn least(plan: impl Fn(u64) -> Result<Choice, SearchError>) -> u64 {
     works
 }
 
+/// The families, and one with adapters on attention, whose feed-forward networks are frozen.
+fn cases() -> Vec<(&'static str, Case)> {
+    let of_family = |(name, architecture)| (name, Case::new(architecture));
+    let mut adapted = Case::new(llama(SIZE));
+    let targets = Targets::Names(vec!["q_proj".into(), "v_proj".into()]);
+    adapted.model.lora = Some(Lora { targets, ..Lora::default() });
+    families(SIZE).into_iter().map(of_family).chain([("adapted", adapted)]).collect()
+}
+
 #[test]
 fn every_family_trains_to_the_same_bits_in_less_than_the_least_of_whole_networks() {
-    for (name, architecture) in families(SIZE) {
-        let case = Case::new(architecture);
+    for (name, case) in cases() {
         let (tiled, whole) = (least(|budget| case.plan(budget)), least(|budget| case.plan_whole(budget)));
         println!("{name}: {tiled} bytes in tiles, {whole} whole");
         let expected = case.train(case.plan(u64::MAX).unwrap());
