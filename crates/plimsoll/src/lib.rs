@@ -35,6 +35,7 @@
 pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Rates, Timing, Timings};
 pub use plimsoll_graph::{
     DType, Graph, GraphError, Init, Shape, StateKind, Type, Value, Visible, checkpoint, differentiate, op,
+    tile,
 };
 pub use plimsoll_model::{
     Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,

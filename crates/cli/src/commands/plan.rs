@@ -7,7 +7,9 @@ use serde_json::Value;
 use plimsoll::planning::{Build, Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
 use plimsoll::training::{Config, DataConfig, Target, budget_for, hint_at_no_limit};
-use plimsoll::{Device, DeviceSpec, Graph, Model, Planned, Role, TrainError, differentiate};
+use plimsoll::{
+    Device, DeviceSpec, Graph, GraphError, Model, Planned, Role, TrainError, differentiate, tile,
+};
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer};
@@ -140,7 +142,12 @@ fn as_json(target: &str, summary: &Summary, rows: &[Compared], answer: Option<&A
 /// The text form of one stage.
 fn shown(stage: Stage, config: &Config, planned: &Planned) -> Result<String, Failure> {
     let choice = &planned.choice;
-    let forward = || config.model.training(choice.micro_batch);
+    let tiled = choice.program.train.graph.tile_rows().is_some();
+    let forward = || {
+        let graph = config.model.training(choice.micro_batch)?;
+        let tiles = if tiled { tile(&graph)? } else { None };
+        Ok::<_, GraphError>(tiles.unwrap_or(graph))
+    };
     Ok(match stage {
         Stage::Graph => forward()?.to_string(),
         Stage::Backward => {
