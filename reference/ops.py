@@ -274,7 +274,7 @@ def descent(name, rates):
 
 
 def hyperbolic():
-    """Last, so that the numbers drawn for the other groups stay as they were."""
+    """Behind the others, so that the numbers drawn for the other groups stay as they were."""
     y, dy, (dx,) = with_gradients(torch.tanh, x := normal(4, 6))
     record("tanh.plain", [x], [y])
     # The kernel is given the forward result as f32 holds it.
@@ -283,10 +283,39 @@ def hyperbolic():
     torch.testing.assert_close(dy * (1 - y**2), dx, rtol=1e-6, atol=1e-6)
 
 
+def networks():
+    """Feed-forward networks as one op. Behind the groups that were there, so that their numbers stay as they were."""
+
+    def swiglu(x, gate, up, down):
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+    def tanh(x, up, down, up_bias, down_bias):
+        return F.gelu(x @ up + up_bias, approximate="tanh") @ down + down_bias
+
+    def erf(x, up, down, up_bias, down_bias):
+        return F.linear(F.gelu(F.linear(x, up, up_bias)), down, down_bias)
+
+    for variant, forward, parameters in (
+        ("swiglu", swiglu, [(7, 4), (7, 4), (4, 7)]),
+        ("tanh", tanh, [(4, 7), (7, 4), (7,), (4,)]),
+        ("erf", erf, [(7, 4), (3, 7), (7,), (3,)]),
+    ):
+        x, parameters = normal(2, 3, 4), [normal(*shape) for shape in parameters]
+        y, dy, gradients = with_gradients(forward, x, *parameters)
+        record(f"mlp.{variant}", [x, *parameters], [y])
+        record(f"mlp_grad.{variant}", [x, dy, *parameters], gradients)
+        if variant == "swiglu":
+            held = [normal(*gradient.shape) for gradient in gradients[1:]]
+            sums = [before + gradient for before, gradient in zip(held, gradients[1:])]
+            before = [torch.zeros_like(x), *held]
+            record("mlp_grad.adding", [x, dy, *parameters], [gradients[0], *sums], before)
+
+
 def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
-    for group in (movement, elementwise, products, norms, embedding, rope, attention, losses, updates, hyperbolic):
+    groups = (movement, elementwise, products, norms, embedding, rope, attention, losses, updates)
+    for group in (*groups, hyperbolic, networks):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

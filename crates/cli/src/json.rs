@@ -22,6 +22,7 @@ pub(crate) fn plan(summary: &Summary) -> Map<String, Value> {
         "micro_batch": choice.micro_batch,
         "accumulation": choice.accumulation,
         "recompute": plan.strategy.to_string(),
+        "tile_rows": summary.report.tile_rows,
         "liveness_bound_bytes": plan.liveness_bound,
         "predicted_step_seconds": summary.step_seconds(),
         "unbudgeted_step_seconds": summary.unbudgeted.step_seconds,

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use plimsoll::planning::{Facts, Point, Report, Request, SearchError, Searcher, report};
+use plimsoll::planning::{Build, Facts, Point, Report, Request, SearchError, Searcher, report};
 use plimsoll::training::budget::{Budget, Origin};
-use plimsoll::training::{Config, costed_program};
-use plimsoll::{Graph, GraphError, Planned, Program, TrainError};
+use plimsoll::training::{Config, Programs};
+use plimsoll::{Graph, Planned, TrainError};
 
 use crate::exit::Failure;
 
@@ -60,16 +60,16 @@ pub(crate) fn questions<'a>(
     config: &'a Config,
     facts: &'a dyn Fn(&Graph) -> Facts,
     budget: Budget,
-) -> Questions<impl FnMut(usize) -> Result<Program, GraphError> + 'a> {
+) -> Questions<impl Build + 'a> {
     Questions {
-        searcher: Searcher::new(move |rows| costed_program(&config.model, facts, &config.options, rows)),
+        searcher: Searcher::new(Programs { model: &config.model, facts, options: &config.options }),
         request: config.options.request(&budget),
         budget,
         seq_len: config.model.seq_len,
     }
 }
 
-impl<B: FnMut(usize) -> Result<Program, GraphError>> Questions<B> {
+impl<B: Build> Questions<B> {
     /// Searches for the plan and says how it stands.
     pub(crate) fn plan(&mut self) -> Result<Summary, Failure> {
         let clock = Instant::now();

@@ -34,6 +34,9 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
             "  {marks} checkpoint marks of the model are ignored; --recompute manual follows them"
         )?,
     }
+    if let Some(rows) = summary.report.tile_rows {
+        writeln!(out, "feed-forward networks in tiles of {rows} rows: what they hide is built tile by tile")?;
+    }
     offload(out, summary)?;
     for layer in &summary.report.layers {
         write!(out, "{}", layer_lines(layer))?;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_exec::cases::compare;
 use plimsoll_exec::reference::{Tensor, apply, eval};
-use plimsoll_graph::op::{AdamW, Conv, Gelu, Head, Mask, Sgd, Stored};
+use plimsoll_graph::op::{Activation, AdamW, Conv, Gelu, Head, Mask, Mlp, Sgd, Stored};
 use plimsoll_graph::{Axes, DType, Op, Shape, Type, infer};
 use safetensors::{Dtype, SafeTensors};
 
@@ -94,7 +94,7 @@ fn dropout(p: f32, stream: u64, shape: Shape, rng: [i32; 4]) -> Vec<f64> {
 
 /// Parameters of each case of `reference/ops.py`.
 fn ops() -> Vec<(&'static str, Op)> {
-    [movement(), elementwise(), products(), norms(), transformers(), losses(), updates()].concat()
+    [movement(), elementwise(), products(), norms(), transformers(), networks(), losses(), updates()].concat()
 }
 
 fn movement() -> Vec<(&'static str, Op)> {
@@ -208,6 +208,24 @@ fn transformers() -> Vec<(&'static str, Op)> {
         ops.push((backward, Op::AttentionGrad { mask, scale }));
     }
     ops
+}
+
+fn networks() -> Vec<(&'static str, Op)> {
+    let swiglu = Mlp { activation: Activation::Swiglu, transposed: false, bias: false, rows: 2 };
+    let gelu = |form, transposed| {
+        let activation = Activation::Gelu(form);
+        Mlp { activation, transposed, bias: true, rows: 2 }
+    };
+    let gradient = |mlp: Mlp| Op::MlpGrad { mlp, weights: true, biases: mlp.bias };
+    vec![
+        ("mlp.swiglu", Op::Mlp(swiglu)),
+        ("mlp.tanh", Op::Mlp(gelu(Gelu::Tanh, true))),
+        ("mlp.erf", Op::Mlp(gelu(Gelu::Erf, false))),
+        ("mlp_grad.swiglu", gradient(swiglu)),
+        ("mlp_grad.tanh", gradient(gelu(Gelu::Tanh, true))),
+        ("mlp_grad.erf", gradient(gelu(Gelu::Erf, false))),
+        ("mlp_grad.adding", gradient(swiglu)),
+    ]
 }
 
 fn losses() -> Vec<(&'static str, Op)> {

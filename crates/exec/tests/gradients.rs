@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_exec::random::{Stream, name_hash};
 use plimsoll_exec::reference::{Tensor, init, interpret};
-use plimsoll_graph::op::{Conv, Gelu};
+use plimsoll_graph::op::{Activation, Conv, Gelu, Mlp};
 use plimsoll_graph::{
     Axes, DType, Graph, Init, Op, Phase, Shape, State, StateKind, Type, Value, Visible, differentiate,
     gradient_name,
@@ -84,6 +84,11 @@ const TABLE: &[Row] = &[
         let doc_start = Some(g.input("doc_start", [2, 5], DType::I32));
         g.attention(x[0], x[1], x[2], Visible { doc_start, ..Visible::CAUSAL })
     }),
+    ("mlp", &[&[5, 3], &[4, 3], &[4, 3], &[3, 4]], |g, x| mlp(g, x, Activation::Swiglu, false)),
+    ("mlp", &[&[2, 3, 3], &[3, 4], &[4, 2], &[4], &[2]], |g, x| {
+        mlp(g, x, Activation::Gelu(Gelu::Tanh), true)
+    }),
+    ("mlp", &[&[5, 3], &[4, 3], &[2, 4]], |g, x| mlp(g, x, Activation::Gelu(Gelu::Erf), false)),
     ("cross_entropy", &[&[6, 5]], |g, x| {
         let (targets, scale) = targets(g);
         g.cross_entropy(x[0], targets, scale, -100)
@@ -245,6 +250,13 @@ fn parameters(g: &mut Graph, shapes: &[&[usize]]) -> Vec<Value> {
 
 fn matmul(g: &mut Graph, x: &[Value], transpose_a: bool, transpose_b: bool) -> Value {
     g.apply(Op::Matmul { transpose_a, transpose_b }, x)
+}
+
+/// With biases where there are as many as weights.
+fn mlp(g: &mut Graph, x: &[Value], activation: Activation, transposed: bool) -> Value {
+    let mlp = Mlp { activation, transposed, bias: false, rows: 2 };
+    let bias = x.len() > 1 + mlp.products();
+    g.apply(Op::Mlp(Mlp { bias, ..mlp }), x)
 }
 
 fn rope(g: &mut Graph, x: Value, with_positions: bool) -> Value {

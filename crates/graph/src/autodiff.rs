@@ -325,6 +325,19 @@ impl Tape {
                     self.give(input, gradient, output);
                 }
             }
+            Op::Mlp(mlp) => {
+                let (weights, biases) = inputs[1..].split_at(mlp.products());
+                let [any_weight, any_bias] =
+                    [weights, biases].map(|of| of.iter().any(|&value| self.needs(value)));
+                let op = Op::MlpGrad { mlp: *mlp, weights: any_weight, biases: any_bias };
+                let operands: Vec<Value> = [x, dy].into_iter().chain(inputs[1..].iter().copied()).collect();
+                let gradient = self.graph.apply_all(op, &operands);
+                let wanted = [(weights, any_weight), (biases, any_bias)];
+                let given = wanted.iter().filter(|(_, wanted)| *wanted).flat_map(|(of, _)| of.iter());
+                for (output, &to) in [x].iter().chain(given).enumerate() {
+                    self.give(to, gradient, output);
+                }
+            }
             Op::CrossEntropy { ignore_index } => {
                 let scale = self.graph.mul(inputs[2], dy);
                 self.emit(x, Op::CrossEntropyGrad { ignore_index: *ignore_index }, &[x, inputs[1], scale]);

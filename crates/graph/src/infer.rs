@@ -3,7 +3,7 @@
 //! One function serves the builder, which reports a mistake where the user made it, and the verifier,
 //! which repeats the check on every graph a pass has produced.
 
-use crate::op::{Conv, Head, Mask, Stored};
+use crate::op::{Conv, Head, Mask, Mlp, Stored};
 use crate::{Axes, DType, Op, Shape, Type};
 
 /// Types of the outputs of `op` on inputs of these types. State updates (`accumulate`, `adamw`) yield
@@ -153,6 +153,15 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             equal(x, inputs[5], "queries and gradient")?;
             Ok(inputs[..3].to_vec())
         }
+        Op::Mlp(form) => Ok(vec![mlp(x, &inputs[1..], *form)?]),
+        Op::MlpGrad { mlp: form, weights, biases } => {
+            equal(mlp(x, &inputs[2..], *form)?, inputs[1], "output and gradient")?;
+            let parameters = inputs[2..].split_at(form.products());
+            let wanted = [(parameters.0, *weights), (parameters.1, *biases)];
+            let gradients = wanted.iter().filter(|(_, wanted)| *wanted).flat_map(|(of, _)| of.iter());
+            let gradients = gradients.map(|ty| Type { dtype: x.dtype, ..*ty });
+            Ok([x].into_iter().chain(gradients).collect())
+        }
         Op::CrossEntropy { .. } => {
             cross_entropy(inputs)?;
             Ok(vec![Type::f32([])])
@@ -233,6 +242,8 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::LayerNormGradInput => exactly(5),
         Op::Attention { mask, .. } => exactly(3 + usize::from(mask.documents)),
         Op::AttentionGrad { mask, .. } => exactly(6 + usize::from(mask.documents)),
+        Op::Mlp(mlp) => exactly(1 + mlp.parameters()),
+        Op::MlpGrad { mlp, .. } => exactly(2 + mlp.parameters()),
         Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => exactly(4 + usize::from(head.bias)),
     }
 }
@@ -359,6 +370,26 @@ fn attention(qkv: &[Type], doc_start: Option<&Type>, mask: Mask) -> Result<(), S
         Some(starts) => equal(*starts, Type::i32([batch, length]), "doc_start"),
         None => Ok(()),
     }
+}
+
+/// The result of a feed-forward network with these weights, then biases.
+fn mlp(x: Type, parameters: &[Type], mlp: Mlp) -> Result<Type, String> {
+    if mlp.rows == 0 {
+        return Err("a tile of no rows".into());
+    }
+    let (weights, biases) = parameters.split_at(mlp.products());
+    let layer = |x: Type, index: usize| {
+        let operands: Vec<Type> = [x, weights[index]].into_iter().chain(biases.get(index).copied()).collect();
+        let y = linear(&operands, mlp.transposed, mlp.bias)?[0];
+        biases.get(index).map_or(Ok(()), |bias| vector(*bias, y.shape.columns(), "bias"))?;
+        Ok::<Type, String>(y)
+    };
+    let last = weights.len() - 1;
+    let hidden = layer(x, 0)?;
+    for index in 1..last {
+        equal(hidden, layer(x, index)?, "gate and up")?;
+    }
+    layer(hidden, last)
 }
 
 fn cross_entropy(inputs: &[Type]) -> Result<(), String> {

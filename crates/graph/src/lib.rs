@@ -15,7 +15,7 @@
 //! # Ok::<(), plimsoll_graph::GraphError>(())
 //! ```
 //!
-//! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`differentiate`],
+//! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`tile`], [`differentiate`],
 //! [`fuse`], [`store`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
 //! device and does no I/O.
 
@@ -33,6 +33,7 @@ mod rewrite;
 mod shape;
 mod store;
 mod text;
+mod tile;
 mod verify;
 
 pub use autodiff::{differentiate, gradient_name};
@@ -50,3 +51,4 @@ pub use interleave::interleave;
 pub use op::Op;
 pub use shape::{Axes, MAX_RANK, Shape, Type};
 pub use store::{Storage, store};
+pub use tile::tile;

@@ -6,7 +6,8 @@
 //! by a flag of the variant. An op is data: what it computes is defined by the reference kernel of
 //! the same name in `exec`, its gradient by one rule in `autodiff`.
 //!
-//! Absent on purpose: devices, tensor data, and anything a plan decides (recompute, chunking, place).
+//! Absent on purpose: devices, tensor data, and anything a plan decides (recompute, place). Where a plan works on
+//! rows in tiles, a pass has put ops there that do.
 
 use crate::{Axes, DType, Shape, Type};
 
@@ -142,6 +143,43 @@ pub struct Head {
     pub ignore_index: i32,
     /// Whether a bias `[V]` is the last input.
     pub bias: bool,
+}
+
+/// What stands between the products of a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `silu(gate) · up`, of two products.
+    Swiglu,
+    /// `gelu(up)`, of one.
+    Gelu(Gelu),
+}
+
+/// Form of a feed-forward network that is worked on in tiles of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mlp {
+    /// What stands between the products.
+    pub activation: Activation,
+    /// Whether weights are stored `(in, out)`.
+    pub transposed: bool,
+    /// Whether every product has a bias.
+    pub bias: bool,
+    /// Rows of a tile; the last one may have fewer.
+    pub rows: usize,
+}
+
+impl Mlp {
+    /// Number of products: gate, up and down, or up and down.
+    pub fn products(self) -> usize {
+        match self.activation {
+            Activation::Swiglu => 3,
+            Activation::Gelu(_) => 2,
+        }
+    }
+
+    /// Weights and biases together.
+    pub(crate) fn parameters(self) -> usize {
+        self.products() * (1 + usize::from(self.bias))
+    }
 }
 
 /// Stride and zero padding of a two-dimensional convolution, the same on both axes.
@@ -350,6 +388,20 @@ pub enum Op {
         scale: f32,
     },
 
+    /// `(x[…,C], w₁ … wₙ[, b₁ … bₙ]) → y[…,C']`: the linear layers of `x` but for the last, the activation of what
+    /// they yield, and the last linear layer of that. Hidden values exist a tile of rows at a time.
+    Mlp(Mlp),
+    /// `(x, dy, w₁ … wₙ[, b₁ … bₙ]) → (dx[, dw₁ … dwₙ][, db₁ … dbₙ])` of [`Op::Mlp`], which builds hidden values
+    /// again, tile by tile.
+    MlpGrad {
+        /// As in the forward op.
+        mlp: Mlp,
+        /// Whether `dw` are wanted.
+        weights: bool,
+        /// Whether `db` are wanted.
+        biases: bool,
+    },
+
     // ---- losses --------------------------------------------------------------------------------
     /// `(logits[N,V], targets[N], scale[]) → scale · Σ −log softmax(logits)[target]` over the targets
     /// that are not `ignore_index`.
@@ -445,6 +497,8 @@ impl Op {
             Op::Rope { .. } => "rope",
             Op::Attention { .. } => "attention",
             Op::AttentionGrad { .. } => "attention_grad",
+            Op::Mlp(_) => "mlp",
+            Op::MlpGrad { .. } => "mlp_grad",
             Op::CrossEntropy { .. } => "cross_entropy",
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad",
             Op::HeadLoss(_) => "head_loss",
@@ -461,7 +515,7 @@ impl Op {
     /// have the same size. A kernel reads each element of such an input before it writes that place.
     pub fn may_overwrite(&self, output: usize) -> &'static [usize] {
         match (self, output) {
-            (Op::Add | Op::Mul | Op::Swiglu, 0) => &[0, 1],
+            (Op::Add | Op::Mul | Op::Swiglu | Op::MlpGrad { .. }, 0) => &[0, 1],
             (
                 Op::Scale { .. }
                 | Op::Silu
@@ -470,6 +524,7 @@ impl Op {
                 | Op::Dropout { .. }
                 | Op::Softmax
                 | Op::Rope { .. }
+                | Op::Mlp(_)
                 | Op::CrossEntropyGrad { .. },
                 0,
             ) => &[0],
@@ -492,6 +547,7 @@ impl Op {
             | Op::RmsNormGradWeight
             | Op::EmbeddingGrad { .. }
             | Op::Accumulate { .. } => output == 0,
+            Op::MlpGrad { .. } => output >= 1,
             Op::HeadLossGrad { .. } => output >= 2,
             _ => false,
         }
@@ -521,6 +577,8 @@ impl Op {
         match self {
             Op::Linear { .. } | Op::HeadLoss(_) | Op::HeadLossGrad { .. } => input == 1,
             Op::LinearGradInput { .. } | Op::Embedding => input == 0,
+            Op::Mlp(mlp) => (1..=mlp.products()).contains(&input),
+            Op::MlpGrad { mlp, .. } => (2..2 + mlp.products()).contains(&input),
             _ => false,
         }
     }
@@ -533,6 +591,7 @@ impl Op {
                 | Op::Matmul { .. }
                 | Op::Conv2d { .. }
                 | Op::Attention { .. }
+                | Op::Mlp(_)
                 | Op::HeadLoss(_)
         )
     }

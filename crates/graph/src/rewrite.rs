@@ -3,7 +3,7 @@
 //! Blocks, inputs, outputs and state keep their order and names, so that layers which were the same stay the
 //! same. A pass says what becomes of each range of state, and what takes the place of each node's result.
 
-use crate::graph::{Graph, NodeId, Phase, State, StateKind};
+use crate::graph::{Graph, Node, NodeId, Phase, State, StateKind};
 use crate::{GraphError, Value};
 
 impl Graph {
@@ -18,6 +18,28 @@ impl Graph {
         &self,
         kind: impl Fn(&State) -> StateKind,
         mut instead: impl FnMut(&mut Graph, NodeId) -> Value,
+    ) -> Result<Graph, GraphError> {
+        self.rebuild(kind, |graph, node, moved| {
+            let copy = graph.copy(self.node(node), moved);
+            let mut outputs = graph.node(copy).outputs.clone();
+            outputs[0] = instead(graph, copy);
+            outputs
+        })
+    }
+
+    /// The node again, on what its inputs are now.
+    pub(crate) fn copy(&mut self, node: &Node, moved: &[Value]) -> NodeId {
+        let inputs: Vec<Value> = node.inputs.iter().map(|input| moved[input.index()]).collect();
+        self.apply_all(node.op.clone(), &inputs)
+    }
+
+    /// The graph again, node by node: `make` adds what takes the place of a node of this graph, and returns what
+    /// its readers read instead of each of its outputs, or nothing where it has no readers any more. It is told
+    /// where each value made so far is found.
+    pub(crate) fn rebuild(
+        &self,
+        kind: impl Fn(&State) -> StateKind,
+        mut make: impl FnMut(&mut Graph, NodeId, &[Value]) -> Vec<Value>,
     ) -> Result<Graph, GraphError> {
         if let Some(node) = self.nodes.iter().find(|node| node.phase != Phase::Forward) {
             let why = format!(
@@ -38,14 +60,11 @@ impl Graph {
             let id = graph.find_or_push_state(name, state.ty, kind(state), init);
             moved[state.versions[0].index()] = graph.newest(id);
         }
-        for node in &self.nodes {
+        for (node, id) in self.nodes.iter().zip(self.node_ids()) {
             graph.current = node.block;
-            let inputs: Vec<Value> = node.inputs.iter().map(|input| moved[input.index()]).collect();
-            let copy = graph.apply_all(node.op.clone(), &inputs);
-            for (&old, &new) in node.outputs.iter().zip(&graph.nodes[copy.index()].outputs) {
+            for (&old, new) in node.outputs.iter().zip(make(&mut graph, id, &moved)) {
                 moved[old.index()] = new;
             }
-            moved[node.outputs[0].index()] = instead(&mut graph, copy);
         }
         graph.current = Graph::ROOT;
         for (name, value) in &self.outputs {

@@ -22,6 +22,8 @@ const RUNG: f64 = 1.005;
 pub(crate) struct Attempt<'a> {
     pub(crate) request: &'a Request,
     pub(crate) micro_batch: usize,
+    /// Whether feed-forward networks are worked on in tiles.
+    pub(crate) tiled: bool,
     pub(crate) prepared: &'a Prepared,
 }
 
@@ -197,6 +199,7 @@ impl Attempt<'_> {
     pub(crate) fn entry(&self, plan: &Plan, rung: Option<u64>) -> Tried {
         Tried {
             micro_batch: self.micro_batch,
+            tiled: self.tiled,
             strategy: plan.strategy,
             scratch: plan.scratch,
             arena_bytes: plan.arena_bytes,

@@ -3,9 +3,7 @@
 //! The strategies are compared at one micro-batch, the one that was fixed or the whole global batch, with
 //! all the scratch they can use, as a trainer without a planner would run them.
 
-use plimsoll_graph::GraphError;
-
-use crate::plan::Program;
+use crate::build::Build;
 use crate::search::{Choice, Request, SearchError, Searcher, Tried};
 use crate::strategy::Strategy;
 
@@ -32,7 +30,7 @@ pub struct Compared {
 const CLASSIC: [Strategy; 5] =
     [Strategy::None, Strategy::Full, Strategy::Sqrt, Strategy::Selective, Strategy::Minimal];
 
-impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
+impl<B: Build> Searcher<B> {
     /// The classic strategies, accumulation alone, and `auto`, which is the given choice.
     ///
     /// # Errors

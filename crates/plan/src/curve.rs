@@ -4,8 +4,9 @@
 //! plan it gave: a plan can be a little smaller than the rung of the ladder it came from, and that rung is out
 //! of reach of a budget of just its size.
 
-use plimsoll_graph::{GraphError, Phase};
+use plimsoll_graph::Phase;
 
+use crate::build::Build;
 use crate::plan::Program;
 use crate::search::{Choice, Request, SearchError, Searcher};
 use crate::strategy::Strategy;
@@ -40,7 +41,7 @@ impl Point {
     }
 }
 
-impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
+impl<B: Build> Searcher<B> {
     /// The fastest plan without a budget, whatever strategy the request fixes: everything is kept.
     ///
     /// # Errors

@@ -146,6 +146,14 @@ impl DeviceSpec {
                 let (rows, words) = (inputs[0].shape.rows() as u64, inputs[1].shape[0] as u64);
                 PRODUCT_SCRATCH + 4 * rows.min(HEAD_ROWS) * words
             }
+            Op::Mlp(mlp) | Op::MlpGrad { mlp, .. } => {
+                // As much as the CPU's kernel holds backward: what the products yield, and rows of `x` and `dy`.
+                let first = if matches!(node.op, Op::Mlp(_)) { 1 } else { 2 };
+                let (columns, hidden) =
+                    (inputs[0].shape.columns() as u64, inputs[first].shape.elements() as u64);
+                let floats = mlp.products() as u64 * (hidden / columns.max(1)) + 2 * columns;
+                PRODUCT_SCRATCH + 4 * floats * mlp.rows.min(inputs[0].shape.rows()) as u64
+            }
             _ if work.matmul_flops > 0.0 => PRODUCT_SCRATCH,
             _ => 0,
         };

@@ -9,6 +9,7 @@
 //! as [`Facts`].
 
 mod attempt;
+mod build;
 mod chain;
 mod compare;
 mod curve;
@@ -34,6 +35,7 @@ mod spill;
 mod strategy;
 mod timeline;
 
+pub use build::Build;
 pub use compare::Compared;
 pub use curve::{Point, spread};
 pub use devices::{DeviceSpec, UnknownDevice};

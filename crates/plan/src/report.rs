@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{Graph, NodeId, Phase};
+use plimsoll_graph::{Graph, NodeId, Op, Phase};
 
 use crate::names::{forward_names, ranges};
 use crate::plan::{Plan, Program, Role};
@@ -41,6 +41,8 @@ pub struct Report {
     pub offload_bytes: u64,
     /// `checkpoint` marks of the model that the plan does not follow: only [`Strategy::Manual`] is bound by them.
     pub ignored_marks: usize,
+    /// Rows of the tiles in which feed-forward networks are worked on, if they are.
+    pub tile_rows: Option<usize>,
 }
 
 /// Reads the report of a plan from its schedule of one micro-batch.
@@ -48,8 +50,15 @@ pub fn report(program: &Program, plan: &Plan) -> Report {
     let graph = &program.train.graph;
     let marks = graph.blocks().iter().filter(|block| block.checkpoint).count();
     let ignored_marks = if plan.strategy == Strategy::Manual { 0 } else { marks };
+    let tile_rows = graph.tile_rows();
     let Some(schedule) = plan.schedules.get(&Role::First) else {
-        return Report { layers: Vec::new(), recompute_fraction: 0.0, offload_bytes: 0, ignored_marks };
+        return Report {
+            layers: Vec::new(),
+            recompute_fraction: 0.0,
+            offload_bytes: 0,
+            ignored_marks,
+            tile_rows,
+        };
     };
     let out = schedule.copies.iter().filter(|copy| copy.direction == Direction::Out);
     Report {
@@ -57,6 +66,7 @@ pub fn report(program: &Program, plan: &Plan) -> Report {
         recompute_fraction: recompute_fraction(graph, schedule, &program.train.facts, plan),
         offload_bytes: out.map(|copy| schedule.buffer(copy.buffer).bytes).sum(),
         ignored_marks,
+        tile_rows,
     }
 }
 
@@ -136,6 +146,10 @@ fn recompute_fraction(graph: &Graph, schedule: &Schedule, facts: &Facts, plan: &
         let times = executions[id.index()];
         once += if times > 0 { seconds } else { 0.0 };
         again += f64::from(times.saturating_sub(1)) * seconds;
+        if let Op::Mlp(mlp) = graph.node(id).op {
+            // Its derivative does all but the last product once more.
+            again += seconds * (mlp.products() - 1) as f64 / mlp.products() as f64;
+        }
     }
     if once > 0.0 { again / once } else { 0.0 }
 }

@@ -7,6 +7,10 @@
 //! memory never makes the plan slower. Micro-batches that cannot fit, or that would lose even if they
 //! recomputed nothing, are passed over. Graphs that are no chain choose among the named strategies.
 //!
+//! Below the smallest micro-batch there is one step more: feed-forward networks worked on in tiles of rows, which
+//! hold less and rebuild more. That is another program, tried like a micro-batch after all others, so that it is
+//! taken where nothing else fits or everything else is slower.
+//!
 //! What changes the result beyond the order of sums (precision, the optimizer) is never chosen here.
 
 use std::collections::BTreeMap;
@@ -15,6 +19,7 @@ use std::fmt;
 use plimsoll_graph::GraphError;
 
 use crate::attempt::{Attempt, one_rung_above};
+use crate::build::Build;
 use crate::plan::{Plan, PlanError, Program, assemble_within, persistent_bytes};
 use crate::prepared::Prepared;
 use crate::problem::Scratch;
@@ -64,6 +69,8 @@ pub struct Choice {
 pub struct Tried {
     /// Sequences of one micro-batch.
     pub micro_batch: usize,
+    /// Whether feed-forward networks are worked on in tiles.
+    pub tiled: bool,
     /// The recompute strategy.
     pub strategy: Strategy,
     /// How much scratch actions get.
@@ -137,15 +144,12 @@ impl From<PlanError> for SearchError {
     }
 }
 
-/// The fastest plan that fits; `build` makes the program for a micro-batch.
+/// The fastest plan that fits; `build` makes the programs, and may be a function of the micro-batch.
 ///
 /// # Errors
 ///
 /// When nothing fits (with the smallest plan and hints), or the request or the model is at fault.
-pub fn search(
-    request: Request,
-    build: impl FnMut(usize) -> Result<Program, GraphError>,
-) -> Result<Choice, SearchError> {
+pub fn search(request: Request, build: impl Build) -> Result<Choice, SearchError> {
     Searcher { keep: false, ..Searcher::new(build) }.search(request)
 }
 
@@ -155,11 +159,12 @@ pub struct Searcher<B> {
     build: B,
     /// Whether tables stay for the next request. They are large, and who is about to train wants the memory.
     keep: bool,
-    prepared: BTreeMap<usize, Prepared>,
+    /// By micro-batch, and whether in tiles.
+    prepared: BTreeMap<(usize, bool), Prepared>,
 }
 
-impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
-    /// A searcher that has made nothing yet; `build` makes the program for a micro-batch.
+impl<B: Build> Searcher<B> {
+    /// A searcher that has made nothing yet; `build` makes the programs, and may be a function of the micro-batch.
     pub fn new(build: B) -> Searcher<B> {
         Searcher { build, keep: true, prepared: BTreeMap::new() }
     }
@@ -178,16 +183,17 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         // The largest first: one that needs no recompute rules out all smaller ones, which are slower even then.
         for &micro_batch in micro_batches.iter().rev() {
             let prepared = self.prepare(micro_batch, request.budget)?;
-            let attempt = Attempt { request: &request, micro_batch, prepared };
+            let attempt = Attempt { request: &request, micro_batch, tiled: false, prepared };
             let bound = match fixed {
                 Some(strategy) => attempt.fixed(strategy, &mut tried).map(|()| None)?,
                 None => attempt.optimal(&mut tried)?,
             };
-            lower_bound = match (lower_bound, bound) {
-                (Some(a), Some(b)) => Some(f64::min(a, b)),
-                (a, b) => a.or(b),
-            };
+            lower_bound = lower(lower_bound, bound);
             self.forget(micro_batch);
+        }
+        if fixed.is_none() {
+            let bound = self.in_tiles(&request, |attempt| attempt.optimal(&mut tried))?;
+            lower_bound = lower(lower_bound, bound.flatten());
         }
         if fixed.is_none() && !tried.iter().any(|t| t.arena_bytes <= request.budget) {
             self.named_from_the_smallest(&request, &micro_batches, &mut tried)?;
@@ -208,7 +214,7 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         for &micro_batch in micro_batches {
             let before = tried.len();
             let prepared = self.prepare(micro_batch, request.budget)?;
-            let attempt = Attempt { request, micro_batch, prepared };
+            let attempt = Attempt { request, micro_batch, tiled: false, prepared };
             attempt.named(&Strategy::LADDER, tried)?;
             attempt.smallest_offloaded(tried)?;
             self.forget(micro_batch);
@@ -216,7 +222,24 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
                 break;
             }
         }
+        self.in_tiles(request, |attempt| {
+            attempt.named(&Strategy::LADDER, tried)?;
+            attempt.smallest_offloaded(tried)
+        })?;
         Ok(())
+    }
+
+    /// Looks at the smallest micro-batch with its feed-forward networks in tiles; none where it has no tiles.
+    fn in_tiles<T>(
+        &mut self,
+        request: &Request,
+        look: impl FnOnce(Attempt) -> Result<T, SearchError>,
+    ) -> Result<Option<T>, SearchError> {
+        let Some(&micro_batch) = request.micro_batches()?.first() else { return Ok(None) };
+        let Some(prepared) = self.prepare_tiled(micro_batch, request.budget)? else { return Ok(None) };
+        let seen = look(Attempt { request, micro_batch, tiled: true, prepared })?;
+        self.forget(micro_batch);
+        Ok(Some(seen))
     }
 
     /// Whether anything fits, without looking for the fastest: the smallest micro-batch takes the least.
@@ -228,20 +251,27 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
         let Some(&micro_batch) = request.micro_batches()?.first() else { return Ok(false) };
         let prepared = self.prepare(micro_batch, request.budget)?;
-        let attempt = Attempt { request: &request, micro_batch, prepared };
+        let attempt = Attempt { request: &request, micro_batch, tiled: false, prepared };
         let mut tried = Vec::new();
-        match fixed {
-            Some(strategy) => attempt.fixed(strategy, &mut tried)?,
-            None if !attempt.can_fit()? => {}
-            None => {
-                attempt.optimal(&mut tried)?;
-                if tried.iter().all(|t| t.arena_bytes > request.budget) {
-                    attempt.named(&Strategy::LADDER, &mut tried)?;
+        let fits = |tried: &[Tried]| tried.iter().any(|t| t.arena_bytes <= request.budget);
+        let look = |attempt: &Attempt, tried: &mut Vec<Tried>| {
+            if attempt.can_fit()? {
+                attempt.optimal(tried)?;
+                if !fits(tried) {
+                    attempt.named(&Strategy::LADDER, tried)?;
                 }
             }
+            Ok(())
+        };
+        match fixed {
+            Some(strategy) => attempt.fixed(strategy, &mut tried)?,
+            None => look(&attempt, &mut tried)?,
         }
         self.forget(micro_batch);
-        Ok(tried.iter().any(|tried| tried.arena_bytes <= request.budget))
+        if fixed.is_none() && !fits(&tried) {
+            self.in_tiles(&request, |attempt| look(&attempt, &mut tried))?;
+        }
+        Ok(fits(&tried))
     }
 
     /// Plans `strategies` for one micro-batch without regard to a budget.
@@ -259,7 +289,7 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
             Request { global_batch, micro_batch: None, strategy: None, budget: u64::MAX, slack: 0.0 };
         let mut tried = Vec::new();
         let prepared = self.prepare(micro_batch, u64::MAX)?;
-        Attempt { request: &request, micro_batch, prepared }.named(strategies, &mut tried)?;
+        Attempt { request: &request, micro_batch, tiled: false, prepared }.named(strategies, &mut tried)?;
         Ok(tried)
     }
 
@@ -272,27 +302,45 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         Ok(&self.prepare(micro_batch, u64::MAX)?.program)
     }
 
-    /// The program of a micro-batch. Tables that stay for other requests answer for every budget, and so do those
-    /// of a device that can send away what does not fit; those made for this one reach just above its budget.
+    /// The program of a micro-batch.
     fn prepare(&mut self, micro_batch: usize, budget: u64) -> Result<&Prepared, SearchError> {
-        use std::collections::btree_map::Entry;
-        Ok(match self.prepared.entry(micro_batch) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                let program = (self.build)(micro_batch)?;
-                let cap = if self.keep || program.train.facts.link.is_some() {
-                    u64::MAX
-                } else {
-                    one_rung_above(budget.saturating_sub(persistent_bytes(&program)?))
-                };
-                entry.insert(Prepared::new(program, cap))
-            }
-        })
+        if !self.prepared.contains_key(&(micro_batch, false)) {
+            let program = self.build.whole(micro_batch)?;
+            self.keep_prepared((micro_batch, false), program, budget)?;
+        }
+        Ok(&self.prepared[&(micro_batch, false)])
+    }
+
+    /// The program of a micro-batch with feed-forward networks in tiles, if it has any.
+    fn prepare_tiled(&mut self, micro_batch: usize, budget: u64) -> Result<Option<&Prepared>, SearchError> {
+        if !self.prepared.contains_key(&(micro_batch, true))
+            && let Some(program) = self.build.tiled(micro_batch)?
+        {
+            self.keep_prepared((micro_batch, true), program, budget)?;
+        }
+        Ok(self.prepared.get(&(micro_batch, true)))
+    }
+
+    /// Tables that stay for other requests answer for every budget, and so do those of a device that can send away
+    /// what does not fit; those made for this one reach just above its budget.
+    fn keep_prepared(
+        &mut self,
+        key: (usize, bool),
+        program: Program,
+        budget: u64,
+    ) -> Result<(), SearchError> {
+        let cap = if self.keep || program.train.facts.link.is_some() {
+            u64::MAX
+        } else {
+            one_rung_above(budget.saturating_sub(persistent_bytes(&program)?))
+        };
+        self.prepared.insert(key, Prepared::new(program, cap));
+        Ok(())
     }
 
     fn forget(&mut self, micro_batch: usize) {
         if !self.keep {
-            self.prepared.remove(&micro_batch);
+            self.prepared.retain(|&(known, _), _| known != micro_batch);
         }
     }
 
@@ -303,15 +351,20 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
         tried: Tried,
         lower_bound_seconds: Option<f64>,
     ) -> Result<Choice, SearchError> {
-        let prepared = self.prepare(tried.micro_batch, request.budget)?;
+        let (micro_batch, budget) = (tried.micro_batch, request.budget);
+        let tiled = if tried.tiled { self.prepare_tiled(micro_batch, budget)? } else { None };
+        let prepared = match tiled {
+            Some(tiled) => tiled,
+            None => self.prepare(micro_batch, budget)?,
+        };
         let program = &prepared.program;
         let planned = |rung| prepared.planner(tried.scratch)?.regions(&program.train.graph, rung);
         let regions = tried.rung.and_then(planned);
         let regions = regions.unwrap_or_else(|| Regions::new(&program.train.graph, tried.strategy));
         let plan = assemble_within(program, &regions, tried.strategy, tried.scratch, tried.limit)?;
-        let (program, accumulation) = (program.clone(), request.global_batch / tried.micro_batch);
-        self.forget(tried.micro_batch);
-        Ok(Choice { plan, program, micro_batch: tried.micro_batch, accumulation, lower_bound_seconds })
+        let (program, accumulation) = (program.clone(), request.global_batch / micro_batch);
+        self.forget(micro_batch);
+        Ok(Choice { plan, program, micro_batch, accumulation, lower_bound_seconds })
     }
 
     /// The error that says what would fit.
@@ -336,10 +389,11 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
             // Each for itself: a hint that is slower than another is still a hint.
             let mut own = Vec::new();
             let prepared = self.prepare(micro_batch, request.budget)?;
-            Attempt { request: &open, micro_batch, prepared }.optimal(&mut own)?;
+            Attempt { request: &open, micro_batch, tiled: false, prepared }.optimal(&mut own)?;
             self.forget(micro_batch);
             fitting.extend(own);
         }
+        self.in_tiles(&Request { micro_batch: Some(1), ..open }, |attempt| attempt.optimal(&mut fitting))?;
         fitting.retain(|t| t.arena_bytes <= request.budget);
         fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
         fitting.dedup_by_key(|t| (t.micro_batch, t.strategy));
@@ -357,7 +411,7 @@ pub fn try_all(
     global_batch: usize,
     micro_batches: &[usize],
     strategies: &[Strategy],
-    build: impl FnMut(usize) -> Result<Program, GraphError>,
+    build: impl Build,
 ) -> Result<Vec<Tried>, SearchError> {
     let mut searcher = Searcher { keep: false, ..Searcher::new(build) };
     let mut tried = Vec::new();
@@ -366,6 +420,14 @@ pub fn try_all(
         searcher.forget(micro_batch);
     }
     Ok(tried)
+}
+
+/// The lower of two bounds, as far as they are known.
+fn lower(a: Option<f64>, b: Option<f64>) -> Option<f64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(f64::min(a, b)),
+        (a, b) => a.or(b),
+    }
 }
 
 /// The smallest of those that fit and are at most `slack` slower than the fastest that fits.
@@ -400,7 +462,16 @@ mod tests {
 
     fn tried(micro_batch: usize, arena_bytes: u64, step_seconds: f64) -> Tried {
         let (strategy, scratch) = (Strategy::None, Scratch::Best);
-        Tried { micro_batch, strategy, scratch, arena_bytes, step_seconds, rung: None, limit: None }
+        Tried {
+            micro_batch,
+            tiled: false,
+            strategy,
+            scratch,
+            arena_bytes,
+            step_seconds,
+            rung: None,
+            limit: None,
+        }
     }
 
     #[test]

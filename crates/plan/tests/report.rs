@@ -128,8 +128,8 @@ fn request(budget: u64) -> Request {
 }
 
 /// A searcher over a chain of equal layers; a smaller micro-batch only takes more of them.
-fn searcher() -> Searcher<impl FnMut(usize) -> Result<Program, plimsoll_graph::GraphError>> {
-    Searcher::new(|_rows| Ok(llama()))
+fn searcher() -> Searcher<impl plimsoll_plan::Build> {
+    Searcher::new(|_rows: usize| Ok(llama()))
 }
 
 #[test]

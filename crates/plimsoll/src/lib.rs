@@ -35,6 +35,7 @@
 pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Rates, Timing, Timings};
 pub use plimsoll_graph::{
     DType, Graph, GraphError, Init, Shape, StateKind, Type, Value, Visible, checkpoint, differentiate, op,
+    tile,
 };
 pub use plimsoll_model::{
     Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,
@@ -57,11 +58,11 @@ pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};
     pub use plimsoll_plan::dag;
     pub use plimsoll_plan::{
-        Action, Buffer, BufferId, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError, CsvFault,
-        Direction, Effort, Facts, Fault, GradientReport, LayerReport, Layout, Link, NodeFacts, PlanError,
-        Point, Purpose, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space,
-        Span, StateRange, Table, Tier, Tried, Workspace, gradients, largest, layout, plan, replay, report,
-        search, solve, spans, spread, timeline, try_all,
+        Action, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
+        CsvFault, Direction, Effort, Facts, Fault, GradientReport, LayerReport, Layout, Link, NodeFacts,
+        PlanError, Point, Purpose, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher,
+        Slot, Space, Span, StateRange, Table, Tier, Tried, Workspace, gradients, largest, layout, plan,
+        replay, report, search, solve, spans, spread, timeline, try_all,
     };
 }
 
@@ -73,9 +74,9 @@ pub mod training {
         Validation,
     };
     pub use plimsoll_train::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
+    pub use plimsoll_train::{Programs, budget_for, hint_at_no_limit, plan_from_file};
     pub use plimsoll_train::{
         budget, ceiling, checkpoint, costed_program, course, data, export, files, generate, hub, lr, machine,
         memory, metrics, pretrained, program, settings, size, tensorboard,
     };
-    pub use plimsoll_train::{budget_for, hint_at_no_limit, plan_from_file};
 }

@@ -7,7 +7,7 @@ use plimsoll_plan::{Facts, Searcher, largest};
 use crate::budget::Budget;
 use crate::error::TrainError;
 use crate::options::Options;
-use crate::planning::{Model, costed_program};
+use crate::planning::{Model, Programs};
 
 /// A model with adapters: the same graphs, frozen but for them. Evaluation and generation use the adapters
 /// without their dropout.
@@ -52,7 +52,7 @@ pub fn largest_rank<M: Model + Clone>(
     let found = largest(most, |rank| {
         let lora = Lora { rank, ..adapted.lora.clone() };
         let candidate = Adapted { lora, model: adapted.model.clone() };
-        let mut searcher = Searcher::new(|rows| costed_program(&candidate, &facts, options, rows));
+        let mut searcher = Searcher::new(Programs { model: &candidate, facts: &facts, options });
         let fits = searcher.fits(request).map_err(|error| TrainError::search(error, budget))?;
         Ok::<_, TrainError>(fits.then_some(()))
     })?;

@@ -49,7 +49,7 @@ pub use optimizer::{
 };
 pub use options::{Offload, Options};
 pub use planning::{
-    Model, Planned, budget_for, costed_program, hint_at_no_limit, plan_described, plan_for, program,
+    Model, Planned, Programs, budget_for, costed_program, hint_at_no_limit, plan_described, plan_for, program,
 };
 pub use run::Run;
 pub use saved::plan_from_file;

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use plimsoll_exec::{CpuDevice, Device, Timing, Timings};
-use plimsoll_plan::{Action, Choice, Plan, Program, Role, Scratch, SearchError, Strategy, plan};
+use plimsoll_graph::Graph;
+use plimsoll_plan::{Action, Build, Choice, Plan, Program, Role, Scratch, SearchError, Strategy, plan};
 use serde::{Deserialize, Serialize};
 
 use crate::budget::Budget;
@@ -15,7 +16,7 @@ use crate::config::Config;
 use crate::data::{Batches, Source, Synthetic};
 use crate::error::TrainError;
 use crate::machine::Cpu;
-use crate::planning::{Planned, program};
+use crate::planning::{Planned, Programs};
 use crate::run::Run;
 use crate::trainer::Trainer;
 
@@ -90,7 +91,8 @@ pub fn measured_machine(threads: usize) -> String {
     format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }
 
-/// Times the ops of a model for micro-batches of `rows` rows, with either amount of scratch.
+/// Times the ops of a model for micro-batches of `rows` rows, with either amount of scratch, and those that take
+/// their place where it is worked on in tiles.
 ///
 /// # Errors
 ///
@@ -98,28 +100,46 @@ pub fn measured_machine(threads: usize) -> String {
 pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> {
     let mut timings = Timings::default();
     for scratch in [Scratch::Best, Scratch::Least] {
-        let device = CpuDevice::new(config.options.threads)?;
-        let program = program(&config.model, &device, &config.options, rows)?;
-        let budget = Budget::resolve(config.options.memory)?.beside(&program);
-        let plan = small_enough(&program, scratch, &budget)?;
-        let choice = Choice {
-            plan: plan.clone(),
-            program: program.clone(),
-            micro_batch: rows,
-            accumulation: ACCUMULATION as usize,
-            lower_bound_seconds: None,
-        };
-        let run = Run::start(device, Planned { choice, budget }, config.options.seed)?;
-        let batches = Batches::new(made_up(config)?, ACCUMULATION * rows as u64, rows);
-        let mut trainer = Trainer::new(run, batches, config.lr(None)?);
-        trainer.step()?;
-        trainer.run_mut().engine_mut().time_actions();
-        for _ in 0..STEPS {
-            trainer.step()?;
+        let device = || CpuDevice::new(config.options.threads);
+        let facts = device()?;
+        let facts = |graph: &Graph| facts.facts(graph);
+        let mut programs = Programs { model: &config.model, facts, options: &config.options };
+        // The whole comes last, because what both have counts as it is there.
+        if let Some(tiled) = programs.tiled(rows)? {
+            measure_program(&mut timings, config, device()?, &tiled, scratch, rows)?;
         }
-        collect(&mut timings, &program, &plan, scratch, &trainer)?;
+        let whole = programs.whole(rows)?;
+        measure_program(&mut timings, config, device()?, &whole, scratch, rows)?;
     }
     Ok(timings)
+}
+
+fn measure_program(
+    timings: &mut Timings,
+    config: &Config,
+    device: CpuDevice,
+    program: &Program,
+    scratch: Scratch,
+    rows: usize,
+) -> Result<(), TrainError> {
+    let budget = Budget::resolve(config.options.memory)?.beside(program);
+    let plan = small_enough(program, scratch, &budget)?;
+    let choice = Choice {
+        plan: plan.clone(),
+        program: program.clone(),
+        micro_batch: rows,
+        accumulation: ACCUMULATION as usize,
+        lower_bound_seconds: None,
+    };
+    let run = Run::start(device, Planned { choice, budget }, config.options.seed)?;
+    let batches = Batches::new(made_up(config)?, ACCUMULATION * rows as u64, rows);
+    let mut trainer = Trainer::new(run, batches, config.lr(None)?);
+    trainer.step()?;
+    trainer.run_mut().engine_mut().time_actions();
+    for _ in 0..STEPS {
+        trainer.step()?;
+    }
+    collect(timings, program, &plan, scratch, &trainer)
 }
 
 /// What is read does not change how long it takes; only labels must be labels.
@@ -189,14 +209,18 @@ mod tests {
 
     #[test]
     fn every_op_of_a_model_is_measured_and_the_form_is_kept_exactly() {
-        let raw = RawConfig { seq_len: Some(32), threads: Some(1), ..RawConfig::default() };
+        let raw = RawConfig { seq_len: Some(48), threads: Some(1), ..RawConfig::default() };
         let config = Config::check(&raw).unwrap();
         let timings = measure_ops(&config, 2).unwrap();
         let device = CpuDevice::new(1).unwrap();
-        let graph = program(&config.model, &device, &config.options, 2).unwrap().train.graph;
-        for node in graph.nodes().iter().filter(|node| !node.op.is_view()) {
-            let timing = timings.get(&graph.signature(node)).unwrap_or_else(|| panic!("{:?}", node.op));
-            assert!(timing.seconds.unwrap() > 0.0 && timing.lean_seconds.unwrap() > 0.0);
+        let facts = |graph: &Graph| device.facts(graph);
+        let mut programs = Programs { model: &config.model, facts, options: &config.options };
+        for program in [programs.whole(2).unwrap(), programs.tiled(2).unwrap().unwrap()] {
+            let graph = program.train.graph;
+            for node in graph.nodes().iter().filter(|node| !node.op.is_view()) {
+                let timing = timings.get(&graph.signature(node)).unwrap_or_else(|| panic!("{:?}", node.op));
+                assert!(timing.seconds.unwrap() > 0.0 && timing.lean_seconds.unwrap() > 0.0);
+            }
         }
         let measured = Measured::new(measured_machine(1), &timings);
         let text = serde_json::to_string(&measured).unwrap();

@@ -1,8 +1,8 @@
 //! From a model and options to a plan: the graphs a run needs, and the fastest way to run them in the budget.
 
 use plimsoll_exec::Device;
-use plimsoll_graph::{Graph, GraphError, StateKind, differentiate, fuse, store};
-use plimsoll_plan::{Choice, Costed, DeviceSpec, Facts, Program, gradients, search};
+use plimsoll_graph::{Graph, GraphError, StateKind, differentiate, fuse, store, tile};
+use plimsoll_plan::{Build, Choice, Costed, DeviceSpec, Facts, Program, gradients, search};
 
 use crate::budget::Budget;
 use crate::error::{TrainError, Unlimited};
@@ -60,7 +60,7 @@ pub struct Planned {
 /// When nothing fits (with hints), or the model or the request is at fault.
 pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Planned, TrainError> {
     let budget = budget_for(model, device, options)?;
-    plan_within(budget, options, |options, rows| program(model, device, options, rows))
+    plan_within(budget, options, model, |graph: &Graph| device.facts(graph))
 }
 
 /// How the memory divides for a model on this machine, its plan taken into account.
@@ -87,17 +87,18 @@ pub fn plan_described(
     let budget = Budget::of_device(spec, options.memory)?;
     let link = options.offload.as_ref().map(|offload| spec.host_link(offload.budget));
     let facts = |graph: &Graph| Facts { link, ..spec.facts(graph) };
-    plan_within(budget, options, |options, rows| costed_program(model, facts, options, rows))
+    plan_within(budget, options, model, facts)
 }
 
 fn plan_within(
     budget: Budget,
     options: &Options,
-    build: impl Fn(&Options, usize) -> Result<Program, GraphError>,
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
 ) -> Result<Planned, TrainError> {
     options.check_update()?;
     let found = |options: &Options| {
-        let choice = search(options.request(&budget), |rows| build(options, rows));
+        let choice = search(options.request(&budget), Programs { model, facts: &facts, options });
         choice.map_err(|error| TrainError::search(error, &budget))
     };
     let mut error = match found(options) {
@@ -114,23 +115,25 @@ fn plan_within(
             Err(other) => error = error.closer(other),
         }
     }
-    Err(hint_at_no_limit(error, options, build))
+    Err(hint_at_no_limit(error, model, &facts, options))
 }
 
 /// Adds to the error of a budget what would fit if the norm of the gradients were not limited, and gradients could
 /// be used up inside the backward pass. Other errors stay as they are.
 pub fn hint_at_no_limit(
     error: TrainError,
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
     options: &Options,
-    build: impl Fn(&Options, usize) -> Result<Program, GraphError>,
 ) -> TrainError {
     let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
     let optimizer = Optimizer { max_grad_norm: None, ..options.optimizer };
     let relaxed = Options { optimizer, update: Update::InBackward, ..options.clone() };
     let separate = options.update == Update::Separate;
     let limited = options.optimizer.max_grad_norm.is_some() || separate;
+    let programs = Programs { model, facts, options: &relaxed };
     let found = (limited && relaxed.check_update().is_ok())
-        .then(|| search(relaxed.request(&budget), |rows| build(&relaxed, rows)).ok())
+        .then(|| search(relaxed.request(&budget), programs).ok())
         .flatten();
     let unlimited = found.map(|choice| {
         let states = choice.program.train.graph.states().iter();
@@ -144,6 +147,28 @@ pub fn hint_at_no_limit(
         })
     });
     TrainError::Budget { budget, smallest, hints, unlimited }
+}
+
+/// The programs of a model, for a device that `facts` speaks for: what a search builds.
+#[derive(Clone, Copy, Debug)]
+pub struct Programs<'a, M, F> {
+    /// The model.
+    pub model: &'a M,
+    /// What the device says of a graph.
+    pub facts: F,
+    /// What is asked of the run.
+    pub options: &'a Options,
+}
+
+impl<M: Model, F: Fn(&Graph) -> Facts> Build for Programs<'_, M, F> {
+    fn whole(&mut self, rows: usize) -> Result<Program, GraphError> {
+        costed_program(self.model, &self.facts, self.options, rows)
+    }
+
+    fn tiled(&mut self, rows: usize) -> Result<Option<Program>, GraphError> {
+        let Some(forward) = tile(&self.model.training(rows)?)? else { return Ok(None) };
+        assembled(self.model, &self.facts, self.options, rows, &forward).map(Some)
+    }
 }
 
 /// All graphs of a run with micro-batches of `rows` rows.
@@ -171,8 +196,18 @@ pub fn costed_program(
     options: &Options,
     rows: usize,
 ) -> Result<Program, GraphError> {
+    assembled(model, facts, options, rows, &model.training(rows)?)
+}
+
+/// All graphs of a run whose forward pass is `forward`. Where that works on tiles, so do the others.
+fn assembled(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    options: &Options,
+    rows: usize,
+    forward: &Graph,
+) -> Result<Program, GraphError> {
     let costed = |graph: Graph| Costed { facts: facts(&graph), graph };
-    let forward = model.training(rows)?;
     let loss = forward.output_named("loss").ok_or_else(|| GraphError {
         what: "model".into(),
         block: String::new(),
@@ -180,7 +215,7 @@ pub fn costed_program(
         at: None,
     })?;
     let stored = |graph: Graph| store(graph, options.storage.of_graph());
-    let backward = stored(fuse(differentiate(&forward, loss)?)?)?;
+    let backward = stored(fuse(differentiate(forward, loss)?)?)?;
     let (optimizer, storage) = (&options.optimizer, options.storage);
     let train = if options.update == Update::TwoPass && rows == options.global_batch {
         append_two_pass(backward, optimizer, storage)?
@@ -189,7 +224,11 @@ pub fn costed_program(
     } else {
         optimizer::append(backward, optimizer, storage)?
     };
-    let forward_only = |graph: Graph| stored(graph).map(&costed);
+    let tiled = forward.tile_rows().is_some();
+    let forward_only = |graph: Graph| {
+        let tiles = if tiled { tile(&graph)? } else { None };
+        stored(tiles.unwrap_or(graph)).map(&costed)
+    };
     let generate = model.generation().transpose()?.map(forward_only).transpose()?;
     let evaluate = options.evaluate.then(|| model.evaluation(rows)).transpose()?;
     let evaluate = evaluate.map(forward_only).transpose()?;

@@ -1,16 +1,18 @@
 //! Plans that were made before: `plan --out FILE`, `train --plan FILE`.
 //!
-//! The program is built anew for the file's micro-batch, and [`Saved::for_program`] refuses what does not belong to
+//! The program is built anew for the file's micro-batch, in tiles or not, and [`Saved::for_program`] refuses what does not belong to
 //! it. What the file says of micro-batch and recompute holds, whatever is left open or stated beside it.
 
 use plimsoll_exec::Device;
+use plimsoll_graph::Graph;
+use plimsoll_plan::Build;
 use plimsoll_plan::file::{self, FileError, Saved};
 
 use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
 use crate::memory;
 use crate::options::Options;
-use crate::planning::{Model, Planned, budget_for, program};
+use crate::planning::{Model, Planned, Programs, budget_for};
 use crate::size::Size;
 
 impl Planned {
@@ -42,7 +44,11 @@ pub fn plan_from_file(
             options.global_batch
         )));
     }
-    let choice = saved.for_program(program(model, device, options, micro_batch)?).map_err(refused)?;
+    let mut programs = Programs { model, facts: |graph: &Graph| device.facts(graph), options };
+    // A model that has no tiles any more is another model, as the whole program will show.
+    let tiled = if saved.tiled() { programs.tiled(micro_batch)? } else { None };
+    let program = tiled.map_or_else(|| programs.whole(micro_batch), Ok)?;
+    let choice = saved.for_program(program).map_err(refused)?;
     let needed = choice.plan.arena_bytes;
     let free = memory::available()?;
     if options.memory.is_none() && needed <= free {

@@ -10,6 +10,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use plimsoll_exec::CpuDevice;
+use plimsoll_graph::{Graph, tile};
 use plimsoll_plan::Strategy;
 use plimsoll_train::{Run, plan_for};
 
@@ -76,8 +77,14 @@ fn no_thread_allocates_from_the_second_step_on() {
         for threads in [1, 2, 3] {
             let device = CpuDevice::new(threads).unwrap();
             let options = options(4, 2, Strategy::Sqrt, threads);
-            let model = |rows: usize| model.training(rows, size.seq);
+            // Networks in tiles on two threads, whole ones on the others.
+            let tiled = |graph: &Graph| if threads == 2 { tile(graph) } else { Ok(None) };
+            let model = |rows: usize| {
+                let graph = model.training(rows, size.seq)?;
+                Ok(tiled(&graph)?.unwrap_or(graph))
+            };
             let planned = plan_for(&model, &device, &options).unwrap();
+            assert_eq!(planned.choice.program.train.graph.tile_rows().is_some(), threads == 2);
             let mut run = Run::start(device, planned, 0).unwrap();
             let batch = Batch::synthetic(4, size.seq, size.vocab, name == "bert", 0);
             let scale = batch.scale();

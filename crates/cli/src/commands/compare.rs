@@ -2,15 +2,15 @@
 
 use std::fmt::Write as _;
 
-use plimsoll::planning::{Compared, Request};
-use plimsoll::{GraphError, Program, Strategy};
+use plimsoll::Strategy;
+use plimsoll::planning::{Build, Compared, Request};
 
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary};
 use crate::table::size;
 
 /// The rows, with `auto` chosen anew when the plan at hand has a fixed strategy.
-pub(crate) fn rows<B: FnMut(usize) -> Result<Program, GraphError>>(
+pub(crate) fn rows<B: Build>(
     questions: &mut Questions<B>,
     summary: &Summary,
 ) -> Result<Vec<Compared>, Failure> {

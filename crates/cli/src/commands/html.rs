@@ -4,9 +4,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use plimsoll::planning::{Action, Compared, Point, Purpose, Request, SearchError, Span, spans, spread};
+use plimsoll::Role;
+use plimsoll::planning::{
+    Action, Build, Compared, Point, Purpose, Request, SearchError, Span, spans, spread,
+};
 use plimsoll::training::budget::Origin;
-use plimsoll::{GraphError, Program, Role};
 
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary};
@@ -16,7 +18,7 @@ use crate::{json, page};
 const BUDGETS: u32 = 24;
 
 /// Writes the page of a plan.
-pub(crate) fn write<B: FnMut(usize) -> Result<Program, GraphError>>(
+pub(crate) fn write<B: Build>(
     path: &Path,
     title: &str,
     summary: &Summary,
@@ -46,10 +48,7 @@ pub(crate) fn write<B: FnMut(usize) -> Result<Program, GraphError>>(
 }
 
 /// `auto` from the smallest budget that works to the one at which everything is kept.
-fn curve<B: FnMut(usize) -> Result<Program, GraphError>>(
-    questions: &mut Questions<B>,
-    summary: &Summary,
-) -> Result<Vec<Point>, Failure> {
+fn curve<B: Build>(questions: &mut Questions<B>, summary: &Summary) -> Result<Vec<Point>, Failure> {
     let request = Request { strategy: None, ..questions.request };
     let smallest = match questions.searcher.search(Request { budget: 0, ..request }) {
         Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,

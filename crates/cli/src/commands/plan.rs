@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
-use plimsoll::planning::{Compared, Contents, Facts, Schedule};
+use plimsoll::planning::{Build, Compared, Contents, Facts, Schedule};
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, DataConfig, Target, budget_for, costed_program, hint_at_no_limit};
+use plimsoll::training::{Config, DataConfig, Target, budget_for, hint_at_no_limit};
 use plimsoll::{
-    Device, DeviceSpec, Graph, GraphError, Model, Planned, Program, Role, TrainError, differentiate,
+    Device, DeviceSpec, Graph, GraphError, Model, Planned, Role, TrainError, differentiate, tile,
 };
 
 use crate::args::{PlanArgs, Stage};
@@ -75,10 +75,7 @@ fn answer(
         };
     }
     answered.map_err(|failure| match failure {
-        Failure::Train(error) => hint_at_no_limit(error, &config.options, |options, rows| {
-            costed_program(&config.model, facts, options, rows)
-        })
-        .into(),
+        Failure::Train(error) => hint_at_no_limit(error, &config.model, facts, &config.options).into(),
         other => other,
     })
 }
@@ -96,7 +93,7 @@ fn description(spec: &DeviceSpec, assumed: bool) -> String {
 }
 
 /// The table or the JSON, and the page where one is asked for.
-fn answered<B: FnMut(usize) -> Result<Program, GraphError>>(
+fn answered<B: Build>(
     args: &PlanArgs,
     title: &str,
     target: &str,
@@ -145,7 +142,12 @@ fn as_json(target: &str, summary: &Summary, rows: &[Compared], answer: Option<&A
 /// The text form of one stage.
 fn shown(stage: Stage, config: &Config, planned: &Planned) -> Result<String, Failure> {
     let choice = &planned.choice;
-    let forward = || config.model.training(choice.micro_batch);
+    let tiled = choice.program.train.graph.tile_rows().is_some();
+    let forward = || {
+        let graph = config.model.training(choice.micro_batch)?;
+        let tiles = if tiled { tile(&graph)? } else { None };
+        Ok::<_, GraphError>(tiles.unwrap_or(graph))
+    };
     Ok(match stage {
         Stage::Graph => forward()?.to_string(),
         Stage::Backward => {

@@ -3,7 +3,7 @@
 //! Shapes are chosen to be awkward for kernels: one row, one column, sizes that no tile or vector
 //! divides, and a few large enough to be split over threads or into chunks.
 
-use plimsoll_graph::op::{Conv, Gelu, Head, Mask};
+use plimsoll_graph::op::{Activation, Conv, Gelu, Head, Mask, Mlp};
 use plimsoll_graph::{Axes, DType, Op, Shape, Type};
 
 use super::{Case, Fill, Input, Tolerance, updates};
@@ -46,6 +46,7 @@ pub fn all() -> Vec<Case> {
         embedding(),
         rope(),
         attention(),
+        mlp(),
         cross_entropy(),
         head_loss(),
         updates::all(),
@@ -55,12 +56,12 @@ pub fn all() -> Vec<Case> {
     [cases, halves].concat()
 }
 
-/// The case with its weight stored as bf16, if its op reads one so.
+/// The case with its weights stored as bf16, if its op reads any so.
 fn with_half_weight(case: &Case) -> Option<Case> {
-    let weight = (0..case.inputs.len()).find(|&input| case.op.reads_half(input))?;
     let mut half = named(case.clone(), "half weight");
-    half.inputs[weight].ty.dtype = DType::Bf16;
-    Some(half)
+    let weights = half.inputs.iter_mut().enumerate().filter(|(input, _)| case.op.reads_half(*input));
+    let stored = weights.map(|(_, weight)| weight.ty.dtype = DType::Bf16).count();
+    (stored > 0).then_some(half)
 }
 
 /// A case named after its op, its parameters and the types it reads.
@@ -425,6 +426,43 @@ fn attention_pair(queries: [usize; 4], key_heads: usize, mask: Mask) -> [Case; 2
     let least = if length == 1 || mask.window == Some(1) { 1.0 } else { 0.0 };
     let backward = cancelling(case(Op::AttentionGrad { mask, scale }, backward, DEEP), least);
     [case(forward, inputs, DEEP), backward]
+}
+
+fn mlp() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let gelu = |form| Activation::Gelu(form);
+    // (rows, width, hidden width, rows of a tile, form)
+    let sizes = [
+        (1, 1, 1, 1, (Activation::Swiglu, false, false)),
+        (7, 5, 11, 3, (Activation::Swiglu, false, false)),
+        (130, 33, 57, 64, (Activation::Swiglu, false, false)),
+        (40, 19, 48, 32, (Activation::Swiglu, true, true)),
+        (9, 13, 21, 100, (gelu(Gelu::Tanh), true, true)),
+        (130, 33, 57, 32, (gelu(Gelu::Tanh), true, true)),
+        (67, 24, 40, 64, (gelu(Gelu::Erf), false, true)),
+        (12, 65, 7, 5, (gelu(Gelu::Erf), false, false)),
+    ];
+    for (rows, width, hidden, tile, (activation, transposed, bias)) in sizes {
+        let mlp = Mlp { activation, transposed, bias, rows: tile };
+        let products = mlp.products();
+        let extents = |index: usize| if index + 1 == products { (width, hidden) } else { (hidden, width) };
+        let weight = |index| {
+            let (out, input) = extents(index);
+            floats(if transposed { [input, out] } else { [out, input] }, Fill::Normal(0.3))
+        };
+        let weights = (0..products).map(weight);
+        let biases = (0..products).filter(|_| bias).map(|index| normal([extents(index).0]));
+        let parameters: Vec<Input> = weights.chain(biases).collect();
+        let operands = |rows_read| [&vec![normal([rows, width]); rows_read], &parameters[..]].concat();
+        cases.push(case(Op::Mlp(mlp), operands(1), DEEP));
+        let gradient = |weights, biases| case(Op::MlpGrad { mlp, weights, biases }, operands(2), DEEP);
+        cases.push(gradient(false, false));
+        cases.extend(both_ways(gradient(true, bias)));
+        if bias {
+            cases.extend(both_ways(gradient(false, true)));
+        }
+    }
+    cases
 }
 
 fn cross_entropy() -> Vec<Case> {

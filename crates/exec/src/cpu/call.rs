@@ -79,18 +79,18 @@ impl Call<'_> {
         }
     }
 
-    /// Output `index` as floats. Each output may be borrowed once per call.
+    /// Output `index` as floats. Each output may be borrowed once at a time.
     #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
     pub(super) fn output(&self, index: usize) -> &mut [f32] {
         let operand = &self.outputs[index];
         assert_eq!(operand.ty.dtype, DType::F32, "output {index} of {}", self.op.name());
         // SAFETY: the range lies inside the arena and is aligned (the layout rounds offsets up to the
         // device's alignment); `replay` proved that it overlaps no other operand but inputs that the op
-        // may overwrite, which kernels do not borrow; each kernel borrows an output once.
+        // may overwrite, which kernels do not borrow; a kernel ends one borrow of an output before the next.
         unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.ty.shape.elements()) }
     }
 
-    /// Output `index` as bf16. Each output may be borrowed once per call.
+    /// Output `index` as bf16. Each output may be borrowed once at a time.
     #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
     pub(super) fn half_output(&self, index: usize) -> &mut [bf16] {
         let operand = &self.outputs[index];

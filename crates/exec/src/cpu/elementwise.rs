@@ -109,6 +109,13 @@ pub(super) fn swiglu_grad(call: &Call) -> Result<(), ExecError> {
     map(call, &SwigluGrad)
 }
 
+/// `sum += x`.
+pub(super) fn add_to(sum: &mut [f32], x: &[f32]) {
+    assert_eq!(sum.len(), x.len(), "what is added has another length");
+    let sum = sum.as_mut_ptr();
+    lanes::map_streams(Streams { inputs: [sum.cast_const(), x.as_ptr()], outputs: [sum] }, &Sum, x.len());
+}
+
 /// Adds to the sum, or begins it where nothing has been added yet.
 pub(super) fn accumulate(call: &Call) -> Result<(), ExecError> {
     if call.inputs[0].ty.dtype != call.outputs[0].ty.dtype {

@@ -7,18 +7,90 @@ use plimsoll_graph::{DType, Shape, Type};
 use plimsoll_plan::Workspace;
 
 use super::matmul::{self, Extents, Start, product};
-use super::pack::View;
+use super::pack::{Numbers, View};
 use super::{Call, pieces, split};
 use crate::ExecError;
+
+/// A weight and the products with it.
+#[derive(Clone, Copy)]
+pub(super) struct Weight<'a> {
+    numbers: Numbers<'a>,
+    /// `(out, in)`, or `(in, out)` when `transposed`.
+    shape: Shape,
+    transposed: bool,
+}
+
+impl<'a> Weight<'a> {
+    /// Input `index` of a call.
+    pub(super) fn input(call: &'a Call, index: usize, transposed: bool) -> Weight<'a> {
+        Weight { numbers: call.weight(index), shape: call.inputs[index].ty.shape, transposed }
+    }
+
+    fn extents(&self) -> (usize, usize) {
+        extents_of(self.shape, self.transposed)
+    }
+
+    /// `y = start + x·wᵀ`, `rows` rows.
+    pub(super) fn forward(&self, rows: usize, x: &[f32], start: Start, y: &mut [f32], scratch: &mut [f32]) {
+        let (out, input) = self.extents();
+        let extents = Extents { m: rows, n: out, k: input };
+        let x = View::new(x, rows, input, input, 1);
+        let (line, depth) = if self.transposed { (1, out) } else { (input, 1) };
+        let w = View::of(self.numbers, out, input, line, depth);
+        product(extents, x, w, start, y, scratch);
+    }
+
+    /// `dx = dy·w`, `rows` rows.
+    pub(super) fn backward(&self, rows: usize, dy: &[f32], dx: &mut [f32], scratch: &mut [f32]) {
+        let (out, input) = self.extents();
+        let extents = Extents { m: rows, n: input, k: out };
+        let dy = View::new(dy, rows, out, out, 1);
+        let (line, depth) = if self.transposed { (out, 1) } else { (1, input) };
+        let w = View::of(self.numbers, input, out, line, depth);
+        product(extents, dy, w, Start::Zero, dx, scratch);
+    }
+
+    /// `dw = start + dyᵀ·x`, or its transpose, over `rows` rows. The sum takes them in order, so that rows that
+    /// arrive in several calls, each going on from the last, give the bits of one call.
+    pub(super) fn gradient(
+        &self,
+        rows: usize,
+        [x, dy]: [&[f32]; 2],
+        start: Start,
+        dw: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        weight_gradient(self.shape, self.transposed, rows, [x, dy], start, dw, scratch);
+    }
+}
+
+/// `(out, in)` of a weight's shape.
+pub(super) fn extents_of(shape: Shape, transposed: bool) -> (usize, usize) {
+    if transposed { (shape[1], shape[0]) } else { (shape[0], shape[1]) }
+}
+
+/// The gradient of a weight of shape `shape`.
+fn weight_gradient(
+    shape: Shape,
+    transposed: bool,
+    rows: usize,
+    [x, dy]: [&[f32]; 2],
+    start: Start,
+    dw: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let extents = Extents { m: shape[0], n: shape[1], k: rows };
+    let (left, right) = if transposed { (x, dy) } else { (dy, x) };
+    let a = View::new(left, extents.m, rows, 1, extents.m);
+    let b = View::new(right, extents.n, rows, 1, extents.n);
+    product(extents, a, b, start, dw, scratch);
+}
 
 /// `(x[N,in], w[, b]) → y[N,out]`, `w` being `(out, in)`, or `(in, out)` when `transposed`.
 pub(super) fn linear(call: &Call, transposed: bool) -> Result<(), ExecError> {
     single_precision(call)?;
-    let extents = linear_extents(call.inputs[0].ty.shape, call.outputs[0].ty.shape);
-    let x = View::new(call.input(0), extents.m, extents.k, extents.k, 1);
-    let (line, depth) = if transposed { (1, extents.n) } else { (extents.k, 1) };
-    let w = View::of(call.weight(1), extents.n, extents.k, line, depth);
-    product(extents, x, w, linear_start(call), call.output(0), call.scratch());
+    let (rows, weight) = (call.inputs[0].ty.shape.rows(), Weight::input(call, 1, transposed));
+    weight.forward(rows, call.input(0), linear_start(call), call.output(0), call.scratch());
     Ok(())
 }
 
@@ -42,11 +114,8 @@ pub(super) fn linear_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
 /// `(w, dy[N,out]) → dx[N,in]`.
 pub(super) fn linear_grad_input(call: &Call, transposed: bool) -> Result<(), ExecError> {
     single_precision(call)?;
-    let extents = linear_extents(call.inputs[1].ty.shape, call.outputs[0].ty.shape);
-    let dy = View::new(call.input(1), extents.m, extents.k, extents.k, 1);
-    let (line, depth) = if transposed { (extents.k, 1) } else { (1, extents.n) };
-    let w = View::of(call.weight(0), extents.n, extents.k, line, depth);
-    product(extents, dy, w, Start::Zero, call.output(0), call.scratch());
+    let (rows, weight) = (call.inputs[1].ty.shape.rows(), Weight::input(call, 0, transposed));
+    weight.backward(rows, call.input(1), call.output(0), call.scratch());
     Ok(())
 }
 
@@ -55,15 +124,12 @@ pub(super) fn linear_grad_input_workspace(inputs: &[Type], outputs: &[Type]) -> 
     matmul::workspace(linear_extents(inputs[1].shape, outputs[0].shape))
 }
 
-/// `(x[N,in], dy[N,out]) → dw`, of the weight's shape. The sum runs over the rows in order, so that rows that
-/// arrive in several calls, each adding to the last, give the bits of one call.
+/// `(x[N,in], dy[N,out]) → dw`, of the weight's shape.
 pub(super) fn linear_grad_weight(call: &Call, transposed: bool) -> Result<(), ExecError> {
     single_precision(call)?;
-    let (left, right) = if transposed { (0, 1) } else { (1, 0) };
-    let extents = weight_extents(call.inputs[0].ty.shape, call.outputs[0].ty.shape);
-    let a = View::new(call.input(left), extents.m, extents.k, 1, extents.m);
-    let b = View::new(call.input(right), extents.n, extents.k, 1, extents.n);
-    product(extents, a, b, kept_if(call.outputs[0].accumulate), call.output(0), call.scratch());
+    let (rows, shape) = (call.inputs[0].ty.shape.rows(), call.outputs[0].ty.shape);
+    let (start, operands) = (kept_if(call.outputs[0].accumulate), [call.input(0), call.input(1)]);
+    weight_gradient(shape, transposed, rows, operands, start, call.output(0), call.scratch());
     Ok(())
 }
 

@@ -21,6 +21,7 @@ mod lanes;
 mod linear;
 mod matmul;
 mod microkernel;
+mod mlp;
 mod movement;
 mod norms;
 mod pack;
@@ -105,6 +106,8 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
         Op::Rope { inverse, positions } => rope::rope(call, *inverse, *positions),
         Op::Attention { mask, scale } => attention::attention(call, *mask, *scale),
         Op::AttentionGrad { mask, scale } => attention_grad::attention_grad(call, *mask, *scale),
+        Op::Mlp(form) => mlp::mlp(call, *form),
+        Op::MlpGrad { mlp: form, weights, biases } => mlp::mlp_grad(call, *form, *weights, *biases),
         Op::CrossEntropy { ignore_index } => softmax::cross_entropy(call, *ignore_index),
         Op::CrossEntropyGrad { ignore_index } => softmax::cross_entropy_grad(call, *ignore_index),
         Op::HeadLoss(head) => head::head_loss(call, *head),
@@ -139,6 +142,8 @@ pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> 
         Op::Sum { .. } => sums::sum_workspace(op, inputs),
         Op::Attention { .. } => attention::attention_workspace(inputs, threads),
         Op::AttentionGrad { .. } => attention_grad::attention_grad_workspace(inputs, threads),
+        Op::Mlp(form) => mlp::mlp_workspace(*form, inputs),
+        Op::MlpGrad { mlp: form, .. } => mlp::mlp_grad_workspace(*form, inputs),
         Op::CrossEntropy { .. } => softmax::cross_entropy_workspace(inputs),
         Op::HeadLoss(_) | Op::HeadLossGrad { .. } => head::head_workspace(inputs),
         Op::SumSquares => updates::sum_squares_workspace(inputs),

@@ -28,10 +28,32 @@ pub(super) trait ColumnTerms: Sync {
     fn add(&self, row: usize, start: usize, sums: &mut [f32]);
 }
 
+/// What becomes of the numbers that the sums of columns find in their place.
+#[derive(Clone, Copy)]
+enum Before {
+    /// They are replaced.
+    Nothing,
+    /// The sums are added to them in the end.
+    Addend,
+    /// They are the sums of rows that came before.
+    Sums,
+}
+
 /// Sums `terms` over `rows` into `output`, one element per column.
 pub(super) fn columns(rows: usize, terms: &impl ColumnTerms, output: &mut [f32], accumulate: bool) {
+    columns_after(if accumulate { Before::Addend } else { Before::Nothing }, rows, terms, output);
+}
+
+/// Goes on with the sums of the columns of a matrix, of which these rows follow those summed so far. The bits are
+/// those of one call of [`columns`] where every call but the last has a multiple of [`ROWS`] rows.
+pub(super) fn further_columns(x: &[f32], sums: &mut [f32]) {
+    let width = sums.len();
+    columns_after(Before::Sums, x.len() / width.max(1), &Elements { x, width }, sums);
+}
+
+fn columns_after(before: Before, rows: usize, terms: &impl ColumnTerms, output: &mut [f32]) {
     split::rows(output.len(), STRIP, [output], |range, [output]| {
-        at_full_width(Strip { rows, terms, start: range.start, output, accumulate });
+        at_full_width(Strip { rows, terms, start: range.start, output, before });
     });
 }
 
@@ -40,7 +62,7 @@ struct Strip<'a, T> {
     terms: &'a T,
     start: usize,
     output: &'a mut [f32],
-    accumulate: bool,
+    before: Before,
 }
 
 impl<T: ColumnTerms> Work for Strip<'_, T> {
@@ -49,6 +71,9 @@ impl<T: ColumnTerms> Work for Strip<'_, T> {
     #[inline(always)]
     fn run(self) {
         let (mut totals, mut sums) = ([0.0f32; STRIP], [0.0f32; STRIP]);
+        if matches!(self.before, Before::Sums) {
+            totals[..self.output.len()].copy_from_slice(self.output);
+        }
         for row in 0..self.rows {
             self.terms.add(row, self.start, &mut sums[..self.output.len()]);
             if row % ROWS == ROWS - 1 || row == self.rows - 1 {
@@ -58,7 +83,7 @@ impl<T: ColumnTerms> Work for Strip<'_, T> {
             }
         }
         for (output, total) in self.output.iter_mut().zip(totals) {
-            *output = if self.accumulate { *output + total } else { total };
+            *output = if matches!(self.before, Before::Addend) { *output + total } else { total };
         }
     }
 }

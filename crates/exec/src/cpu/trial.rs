@@ -20,7 +20,7 @@ pub(super) struct Trial {
 
 impl Trial {
     pub(super) fn new(op: Op) -> Trial {
-        Trial { op, inputs: Vec::new(), begin: vec![None; 4], over: Vec::new(), threads: 1, best: false }
+        Trial { op, inputs: Vec::new(), begin: vec![None; 7], over: Vec::new(), threads: 1, best: false }
     }
 
     /// A call whose inputs are floats between −½ and ½.

@@ -11,6 +11,7 @@ mod array;
 mod elementwise;
 mod interpret;
 mod losses;
+mod mlp;
 mod movement;
 mod norms;
 mod products;
@@ -25,6 +26,7 @@ use crate::{ExecError, init as drawing};
 use array::Array;
 pub use interpret::interpret;
 use losses::Targets;
+use mlp::Network;
 pub use tensor::{Data, Tensor};
 use transformer::Attention;
 
@@ -159,6 +161,14 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
             let (doc_start, scale) = (x.get(6).copied(), f64::from(*scale));
             let attention = Attention { q: x[0], k: x[1], v: x[2], doc_start, mask: *mask, scale };
             Ok(attention.backward(x[3], x[4], x[5]).into())
+        }
+        Op::Mlp(form) => {
+            let (weights, biases) = x[1..].split_at(form.products());
+            one(Network { form: *form, weights, biases }.forward(x[0]))
+        }
+        Op::MlpGrad { mlp: form, weights: any_weight, biases: any_bias } => {
+            let (weights, biases) = x[2..].split_at(form.products());
+            Ok(Network { form: *form, weights, biases }.backward(x[0], x[1], [*any_weight, *any_bias]))
         }
         Op::CrossEntropy { ignore_index } => {
             let targets = Targets { ids: integers(1), ignore_index: *ignore_index, scale: scalar(2) };

@@ -101,6 +101,7 @@ pub fn write(choice: &Choice, budget: u64) -> String {
         "budget_bytes": budget,
         "micro_batch": micro_batch,
         "accumulation": accumulation,
+        "tiled": program.train.graph.tile_rows().is_some(),
         "recompute": plan.strategy.to_string(),
         "scratch": if plan.scratch == Scratch::Best { "best" } else { "least" },
         "arena_bytes": plan.arena_bytes,
@@ -162,12 +163,17 @@ impl Saved {
         self.accumulation
     }
 
+    /// Whether the plan is for a program with feed-forward networks in tiles.
+    pub fn tiled(&self) -> bool {
+        self.body.get("tiled").and_then(Value::as_bool).unwrap_or(false)
+    }
+
     /// Bytes the arena was allowed when the plan was made.
     pub fn budget(&self) -> u64 {
         self.budget
     }
 
-    /// The plan for `program`, which was built for the file's micro-batch on the machine that is to run it.
+    /// The plan for `program`, which was built for the file's micro-batch, in tiles or not, on the machine that is to run it.
     ///
     /// # Errors
     ///

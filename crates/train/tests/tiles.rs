@@ -1,0 +1,152 @@
+//! Below micro-batch 1: with feed-forward networks in tiles, a long sequence trains in bytes that no other plan can
+//! do with, to the same bits.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "the figures are what a reader wants to see")]
+
+use plimsoll_exec::{CpuDevice, Device};
+use plimsoll_graph::Graph;
+use plimsoll_model::{Architecture, Lora, Targets};
+use plimsoll_plan::{Build, Choice, Request, SearchError, search};
+use plimsoll_train::budget::{Budget, Origin};
+use plimsoll_train::{LanguageModel, Options, Planned, Programs, Run, plan_from_file, program};
+
+mod support;
+use support::{Batch, Size, families, llama, parameters};
+
+/// A sequence that is much longer than the model is wide, and a network that is much wider.
+const SIZE: Size = Size { vocab: 96, seq: 512, width: 32, layers: 4, ffn: 256, dropout: 0.1 };
+const ROWS: usize = 2;
+const THREADS: usize = 2;
+
+struct Case {
+    model: LanguageModel,
+    options: Options,
+}
+
+impl Case {
+    fn new(architecture: Architecture) -> Case {
+        let documents = matches!(architecture, Architecture::Bert(_));
+        let model = LanguageModel { architecture, seq_len: SIZE.seq, documents, generate: false, lora: None };
+        let options = Options { global_batch: ROWS, evaluate: true, threads: THREADS, ..Options::default() };
+        Case { model, options }
+    }
+
+    fn request(budget: u64) -> Request {
+        Request { global_batch: ROWS, micro_batch: Some(1), strategy: None, budget, slack: 0.0 }
+    }
+
+    /// The plan for an arena of `budget` bytes at micro-batch 1.
+    fn plan(&self, budget: u64) -> Result<Choice, SearchError> {
+        let device = CpuDevice::new(THREADS).unwrap();
+        let facts = |graph: &Graph| device.facts(graph);
+        search(Case::request(budget), Programs { model: &self.model, facts, options: &self.options })
+    }
+
+    /// The same for a planner that knows nothing of tiles.
+    fn plan_whole(&self, budget: u64) -> Result<Choice, SearchError> {
+        let device = CpuDevice::new(THREADS).unwrap();
+        search(Case::request(budget), |rows| program(&self.model, &device, &self.options, rows))
+    }
+
+    /// Trains and evaluates by a plan; every loss, every norm and the final weights, as bits.
+    fn train(&self, choice: Choice) -> Vec<u32> {
+        let arena = choice.plan.arena_bytes;
+        let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
+        let device = CpuDevice::new(THREADS).unwrap();
+        let mut run = Run::start(device, Planned { choice, budget }, 7).unwrap();
+        let mut numbers = Vec::new();
+        for step in 0..2 {
+            let (seq, vocab) = (SIZE.seq, SIZE.vocab);
+            let batch = Batch::synthetic(ROWS, seq, vocab, self.model.documents, step);
+            let scale = batch.scale();
+            let held_out = batch.micro_batches(1, &scale).next().unwrap();
+            numbers.push(run.evaluate(&held_out).unwrap());
+            numbers.extend(batch.backward(&mut run));
+            numbers.push(run.step(1e-2).unwrap());
+        }
+        for name in parameters(&run) {
+            numbers.extend(run.state(&name).unwrap());
+        }
+        assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
+        assert!(run.engine().device().arena().unwrap().guard_is_intact(), "bytes behind the arena");
+        numbers.into_iter().map(f32::to_bits).collect()
+    }
+}
+
+/// The least budget that `plan` can do with, to a kibibyte.
+fn least(plan: impl Fn(u64) -> Result<Choice, SearchError>) -> u64 {
+    let SearchError::Budget { smallest, .. } = plan(1).unwrap_err() else { panic!("a plan in a byte") };
+    // What an error calls the smallest works; the optimum of a chain may do with less.
+    let (mut fails, mut works) = (1, smallest.arena_bytes);
+    while works - fails > 1024 {
+        let between = works.midpoint(fails);
+        if plan(between).is_ok() { works = between } else { fails = between }
+    }
+    works
+}
+
+/// The families, and one with adapters on attention, whose feed-forward networks are frozen.
+fn cases() -> Vec<(&'static str, Case)> {
+    let of_family = |(name, architecture)| (name, Case::new(architecture));
+    let mut adapted = Case::new(llama(SIZE));
+    let targets = Targets::Names(vec!["q_proj".into(), "v_proj".into()]);
+    adapted.model.lora = Some(Lora { targets, ..Lora::default() });
+    families(SIZE).into_iter().map(of_family).chain([("adapted", adapted)]).collect()
+}
+
+#[test]
+fn every_family_trains_to_the_same_bits_in_less_than_the_least_of_whole_networks() {
+    for (name, case) in cases() {
+        let (tiled, whole) = (least(|budget| case.plan(budget)), least(|budget| case.plan_whole(budget)));
+        println!("{name}: {tiled} bytes in tiles, {whole} whole");
+        let expected = case.train(case.plan(u64::MAX).unwrap());
+        for budget in [tiled, tiled.midpoint(whole - 1024)] {
+            assert!(case.plan_whole(budget).is_err(), "{name}: tiles bring nothing");
+            let choice = case.plan(budget).unwrap();
+            assert_eq!(choice.program.train.graph.tile_rows(), Some(128), "{name} in {budget} bytes");
+            assert!(choice.plan.arena_bytes <= budget, "{name}");
+            assert!(case.train(choice) == expected, "{name}: other bits in {budget} bytes");
+        }
+    }
+}
+
+#[test]
+fn more_memory_is_never_slower_and_tiles_are_given_up_when_they_cost_time() {
+    let case = Case::new(llama(SIZE));
+    let unlimited = case.plan(u64::MAX).unwrap();
+    assert_eq!(unlimited.program.train.graph.tile_rows(), None, "without need nothing is built again");
+    let (least, most) = (least(|budget| case.plan(budget)), unlimited.plan.arena_bytes);
+    let mut slowest = f64::INFINITY;
+    let mut with_tiles = 0;
+    for index in 0..=24 {
+        let budget = least + (most - least) * index / 24;
+        let choice = case.plan(budget).unwrap();
+        let seconds = choice.plan.step_seconds(choice.accumulation);
+        assert!(choice.plan.arena_bytes <= budget && seconds <= slowest, "{budget} bytes take {seconds} s");
+        assert!(choice.lower_bound_seconds.is_none_or(|bound| bound <= seconds), "{budget}");
+        if let Ok(whole) = case.plan_whole(budget) {
+            assert!(seconds <= whole.plan.step_seconds(whole.accumulation), "{budget}: whole is faster");
+        }
+        with_tiles += usize::from(choice.program.train.graph.tile_rows().is_some());
+        slowest = seconds;
+    }
+    println!("{with_tiles} of 25 budgets are met in tiles");
+    assert!((1..25).contains(&with_tiles));
+}
+
+#[test]
+fn a_plan_in_tiles_is_read_back_from_its_file() {
+    let case = Case::new(llama(SIZE));
+    let choice = case.plan(least(|budget| case.plan(budget))).unwrap();
+    let budget = Budget { total: choice.plan.arena_bytes, outside: 0, origin: Origin::Stated, ceiling: None };
+    let planned = Planned { choice, budget };
+    let device = CpuDevice::new(THREADS).unwrap();
+    let read = plan_from_file(&case.model, &device, &case.options, &planned.to_file()).unwrap();
+    assert_eq!(read.choice.plan.schedules, planned.choice.plan.schedules);
+    assert_eq!(read.choice.program.train.graph.tile_rows(), Some(128));
+    let facts = |graph: &Graph| device.facts(graph);
+    let mut programs = Programs { model: &case.model, facts, options: &case.options };
+    let text = |program: plimsoll_plan::Program| program.train.graph.to_string();
+    assert_eq!(text(programs.tiled(1).unwrap().unwrap()), text(read.choice.program));
+}
