@@ -393,7 +393,10 @@ impl<B: Build> Searcher<B> {
             self.forget(micro_batch);
             fitting.extend(own);
         }
-        self.in_tiles(&Request { micro_batch: Some(1), ..open }, |attempt| attempt.optimal(&mut fitting))?;
+        let mut tiled = Vec::new();
+        self.in_tiles(&Request { micro_batch: Some(1), ..open }, |attempt| attempt.optimal(&mut tiled))?;
+        // A strategy that is fixed is not tiled, so what to type is that none is.
+        fitting.extend(tiled.into_iter().map(|tried| Tried { strategy: Strategy::Auto, ..tried }));
         fitting.retain(|t| t.arena_bytes <= request.budget);
         fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
         fitting.dedup_by_key(|t| (t.micro_batch, t.strategy));
