@@ -7,12 +7,12 @@
 //!
 //! What goes away is a prefix of one order, as long as it must be: first what the optimizer alone uses, because it is
 //! moved once a step however many micro-batches that has; then weights that can be fetched while what comes before
-//! them is computed; then the others, which the first layers read at once. Within each in the order of declaration: of
-//! equal layers the first ones, whose weights nobody needs when the most is alive, around the turn. The order and the
-//! lengths that are tried depend on the program alone, so that more memory is never slower.
+//! them is computed; then the others, which the first layers read at once; then gradient sums, which every
+//! micro-batch both reads and writes. Within each in the order of declaration: of equal layers the first ones, whose
+//! weights nobody needs when the most is alive, around the turn. The order and the lengths that are tried depend on
+//! the program alone, so that more memory is never slower.
 //!
-//! Gradient sums stay, because the first writer of a step replaces them and would fetch them for nothing; so does
-//! what is smaller than a block of the tier.
+//! What is smaller than a block of the tier stays, and so do constants and outputs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,9 +24,8 @@ use crate::problem::{Link, Scratch};
 use crate::schedule::{Away, Direction, Purpose};
 use crate::sequence::Sequence;
 
-/// How many lengths are tried of what the optimizer uses, and of weights.
-const OPTIMIZER_RUNGS: u64 = 4;
-const WEIGHT_RUNGS: u64 = 8;
+/// How many lengths are tried of each purpose, in the order in which they leave.
+const RUNGS: [(Purpose, u64); 3] = [(Purpose::Optimizer, 4), (Purpose::Weights, 8), (Purpose::Gradients, 2)];
 
 /// All state of a program, each in its place.
 #[derive(Clone, Debug)]
@@ -94,14 +93,14 @@ pub(crate) fn persistent_bytes(program: &Program, away: u64) -> Result<u64, Plan
 pub(crate) fn rungs(program: &Program) -> Result<Vec<u64>, PlanError> {
     let Some(link) = program.train.facts.link else { return Ok(Vec::new()) };
     let states = declared(program)?;
-    let (mut optimizer, mut weights) = (0, 0);
-    for index in preferred(program, &states, &link) {
-        let sum = if states[index].purpose == Purpose::Optimizer { &mut optimizer } else { &mut weights };
-        *sum += states[index].bytes;
+    let order = preferred(program, &states, &link);
+    let (mut rungs, mut before) = (Vec::new(), 0);
+    for (purpose, count) in RUNGS {
+        let of_purpose = order.iter().filter(|&&index| states[index].purpose == purpose);
+        let bytes: u64 = of_purpose.map(|&index| states[index].bytes).sum();
+        rungs.extend((1..=count).map(|rung| before + bytes * rung / count).filter(|_| bytes > 0));
+        before += bytes;
     }
-    let of_optimizer = (1..=OPTIMIZER_RUNGS).map(|rung| optimizer * rung / OPTIMIZER_RUNGS);
-    let of_weights = (1..=WEIGHT_RUNGS).map(|rung| optimizer + weights * rung / WEIGHT_RUNGS);
-    let mut rungs: Vec<u64> = of_optimizer.chain(of_weights).filter(|&bytes| bytes > 0).collect();
     rungs.dedup();
     Ok(rungs)
 }
@@ -146,7 +145,8 @@ fn preferred(program: &Program, states: &[StateRange], link: &Link) -> Vec<usize
             StateKind::Moment => Some(0),
             StateKind::Parameter { .. } if *lead >= link.seconds(Direction::In, range.bytes) => Some(1),
             StateKind::Parameter { .. } => Some(2),
-            StateKind::Constant | StateKind::Gradient | StateKind::Transient => None,
+            StateKind::Gradient => Some(3),
+            StateKind::Constant | StateKind::Transient => None,
         }
     };
     let mut order: Vec<(u8, usize)> =

@@ -17,7 +17,7 @@ use std::fmt;
 
 use plimsoll_graph::{Graph, Phase, StateKind, Type};
 
-use crate::layout::{Layout, layout};
+use crate::layout::{Effort, Layout, layout, solve};
 use crate::liveness::{Draft, Gradients, Slot, draft, live_bytes};
 use crate::placement::Placement;
 use crate::problem::{Facts, Scratch};
@@ -279,12 +279,20 @@ pub(crate) fn assemble_within(
     let mut laid_out: Option<(Vec<Slot>, Layout)> = None;
     for (role, part) in program.roles() {
         let mut placed = None;
+        let enough = transient.max(tiered.limit.unwrap_or(0));
         for limit in limits(role, &placement, tiered.limit, transient) {
             let draft = draft_of(role, part, regions, scratch, limit, &placement);
             // First and further micro-batches differ in what they add to, not in lifetimes.
             let known = laid_out.as_ref().filter(|(slots, _)| *slots == draft.slots);
-            let places = known.map_or_else(|| layout(&draft.slots), |(_, places)| places.clone());
-            let fits = places.peak <= transient.max(tiered.limit.unwrap_or(0));
+            let places = match known {
+                Some((_, places)) => places.clone(),
+                // The micro-batch decides how large the arena is; what streams state beside it only has to fit.
+                None if transient > 0 && placement.taken > 0 => {
+                    solve(&draft.slots, Some(enough), Effort::PLAN)
+                }
+                None => layout(&draft.slots),
+            };
+            let fits = places.peak <= enough;
             placed = Some((draft, places));
             if fits {
                 break;

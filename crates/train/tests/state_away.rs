@@ -1,4 +1,5 @@
-//! Training in less memory than the state alone has: moments and weights live on a disk and come in for their stays.
+//! Training in less memory than the state alone has: moments, weights and gradient sums live on a disk and come in for
+//! their stays.
 //! The bits are those of a run without limits, the measured peak is the planned one, and what is saved, resumed,
 //! evaluated and generated is right.
 
@@ -140,12 +141,15 @@ fn of(away: &[(Purpose, u64)], purpose: Purpose) -> u64 {
 }
 
 #[test]
-fn moments_leave_first_and_then_weights_and_no_bit_changes() {
+fn moments_leave_first_then_weights_then_gradients_and_no_bit_changes() {
     let mut case = Case::new(Options { evaluate: true, ..Options::default() });
     case.model.generate = true;
     let [smallest, largest] = case.check("separate");
     assert!(of(&largest, Purpose::Optimizer) > 0);
-    assert!(of(&smallest, Purpose::Weights) > 0 && of(&smallest, Purpose::Optimizer) > 0);
+    assert_eq!(of(&largest, Purpose::Gradients), 0);
+    for purpose in [Purpose::Optimizer, Purpose::Weights, Purpose::Gradients] {
+        assert!(of(&smallest, purpose) > 0, "{}", purpose.name());
+    }
 }
 
 #[test]

@@ -52,6 +52,8 @@ pub(super) struct Placing<'a> {
     gone: Vec<bool>,
     /// Gaps that are under way and whose instance has not been sent for, by the run that ends them.
     wanted: BTreeSet<(usize, usize)>,
+    /// Time of runs before which nobody need be sent for: until then the wanted are not all looked at again.
+    idle_until: f64,
     /// Gaps whose instance is on its way in, with the time it arrives.
     coming: VecDeque<(usize, f64)>,
     pub(super) clock: f64,
@@ -88,6 +90,7 @@ impl<'a> Placing<'a> {
             leaving: VecDeque::new(),
             gone: Vec::new(),
             wanted: BTreeSet::new(),
+            idle_until: f64::NEG_INFINITY,
             coming: VecDeque::new(),
             clock: 0.0,
             out_free: 0.0,
@@ -189,7 +192,12 @@ impl<'a> Placing<'a> {
     fn leave(&mut self, run: usize) {
         for index in std::mem::take(&mut self.begin[run]) {
             if self.back[index].is_some() {
-                self.wanted.insert((self.chosen[index].before, index));
+                let Gap { before, bytes, .. } = self.chosen[index];
+                self.wanted.insert((before, index));
+                // Who comes in behind it must be sent for earlier by as much, and so must it, were it the first.
+                let patient = PATIENCE * self.link.seconds(Direction::In, bytes);
+                let own = self.until[before] - PATIENCE * self.backlog();
+                self.idle_until = self.idle_until.min(own) - patient;
             }
             self.lingering += if self.is_gone(index) { 0 } else { self.chosen[index].bytes };
         }
@@ -203,19 +211,36 @@ impl<'a> Placing<'a> {
         self.out[index].is_none_or(|out| self.gone[out])
     }
 
-    /// Whether the instance of the gap that ends first may be on its way back, and should be: for its own
-    /// user's sake or for the sake of those that come in behind it.
-    fn is_time(&self, run: usize, index: usize) -> bool {
+    /// Whether the instance of the gap that ends first may be on its way back, and should be.
+    fn is_time(&mut self, run: usize, index: usize) -> bool {
         let Gap { bytes, before, .. } = self.chosen[index];
-        let room = |&live: &u64| live + self.lingering + bytes <= self.limit;
-        if !self.is_gone(index) || !self.live[run..before].iter().all(room) {
-            return false;
-        }
-        let mut backlog = (self.in_free - self.clock).max(0.0);
-        self.wanted.iter().any(|&(before, index)| {
+        let (limit, lingering) = (self.limit, self.lingering);
+        let room = |&live: &u64| live + lingering + bytes <= limit;
+        self.is_gone(index)
+            && self.until[run] >= self.idle_until
+            && self.live[run..before].iter().all(room)
+            && self.is_due(run)
+    }
+
+    /// Whether the first of the wanted should be on its way: for its own user's sake or for the sake of those that
+    /// come in behind it.
+    fn is_due(&mut self, run: usize) -> bool {
+        let mut backlog = self.backlog();
+        let mut latest = f64::INFINITY;
+        for &(before, index) in &self.wanted {
             backlog += self.link.seconds(Direction::In, self.chosen[index].bytes);
-            self.until[before] - self.until[run] <= PATIENCE * backlog
-        })
+            latest = latest.min(self.until[before] - PATIENCE * backlog);
+            if latest <= self.until[run] {
+                return true;
+            }
+        }
+        self.idle_until = latest;
+        false
+    }
+
+    /// Time for which the way in is taken.
+    fn backlog(&self) -> f64 {
+        (self.in_free - self.clock).max(0.0)
     }
 
     fn start_out(&mut self, run: usize, index: usize) {
