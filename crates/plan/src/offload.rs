@@ -15,7 +15,8 @@
 
 use crate::attempt::Attempt;
 use crate::chain::ChainPlanner;
-use crate::plan::{assemble_within, persistent_bytes};
+use crate::placement::persistent_bytes;
+use crate::plan::{Tiered, assemble_within};
 use crate::problem::Scratch;
 use crate::regions::Regions;
 use crate::search::{SearchError, Tried};
@@ -49,10 +50,11 @@ impl Attempt<'_> {
         if program.train.facts.link.is_none() || !faster(self.once_seconds(scratch), tried) {
             return Ok(());
         }
-        let room = self.request.budget.saturating_sub(persistent_bytes(program)?);
-        let mut sources = self.sources(scratch);
+        let room = self.request.budget.saturating_sub(persistent_bytes(program, 0)?);
+        // Where state alone is too large, nothing fits unless some of it is away.
+        let mut sources = if room > 0 { self.sources(scratch) } else { Vec::new() };
         let least = sources.iter().map(|source| source.spiller.least_bytes()).min().unwrap_or(0);
-        for limit in limits(room, least) {
+        for limit in limits(room, least, LIMIT_RUNG).take_while(|_| room > 0) {
             let bound = |source: &Source| self.step_seconds(source.spiller.lower_bound(limit), scratch);
             sources.retain(|source| faster(bound(source), tried));
             let beyond = sources.iter().filter(|source| source.spiller.most_bytes() > limit);
@@ -62,12 +64,13 @@ impl Attempt<'_> {
             for (seconds, source) in timed.into_iter().take(LAID_OUT) {
                 if faster(self.step_seconds(seconds, scratch), tried) {
                     let Source { strategy, rung, regions, .. } = source;
-                    let plan = assemble_within(program, regions, *strategy, scratch, Some(limit))?;
-                    tried.push(Tried { limit: Some(limit), ..self.entry(&plan, *rung) });
+                    let tiered = Tiered { limit: Some(limit), away: 0 };
+                    let plan = assemble_within(program, regions, *strategy, scratch, tiered)?;
+                    tried.push(Tried { tiered, ..self.entry(&plan, *rung) });
                 }
             }
         }
-        Ok(())
+        self.streamed(scratch, tried)
     }
 
     /// Ways of rebuilding, from nothing to as much as ever fits, or the one that is fixed.
@@ -92,7 +95,7 @@ impl Attempt<'_> {
 }
 
 /// Virtual budgets, falling, each slower than the one before.
-fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
+pub(crate) fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
     let most = planner.most_bytes().unwrap_or(u64::MAX);
     let top = ((most as f64).ln() / VIRTUAL_RUNG.ln()).floor() as i32;
     let mut rungs: Vec<u64> = (0..=top).rev().map(|rung| VIRTUAL_RUNG.powi(rung) as u64).collect();
@@ -102,8 +105,8 @@ fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
 }
 
 /// Limits, falling, from just below `room` to the last above `least`, and one that sends away what can be sent.
-fn limits(room: u64, least: u64) -> impl Iterator<Item = u64> {
-    let top = ((room.max(1) as f64).ln() / LIMIT_RUNG.ln()).floor() as i32;
-    let rungs = (0..=top).rev().map(|rung| LIMIT_RUNG.powi(rung) as u64);
+pub(crate) fn limits(room: u64, least: u64, ratio: f64) -> impl Iterator<Item = u64> {
+    let top = ((room.max(1) as f64).ln() / ratio.ln()).floor() as i32;
+    let rungs = (0..=top).rev().map(move |rung| ratio.powi(rung) as u64);
     rungs.take_while(move |&limit| limit > least).chain([0])
 }
