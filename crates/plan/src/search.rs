@@ -238,6 +238,7 @@ impl<B: FnMut(usize) -> Result<Program, GraphError>> Searcher<B> {
                 attempt.optimal(&mut tried)?;
                 if tried.iter().all(|t| t.arena_bytes > request.budget) {
                     attempt.named(&Strategy::LADDER, &mut tried)?;
+                    attempt.smallest_offloaded(Strategy::None, &mut tried)?;
                 }
             }
         }
