@@ -57,11 +57,14 @@ fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         away.map(|&(purpose, bytes)| format!("{} {}", purpose.name(), size(bytes))).collect();
     let amount = match (bytes, away.is_empty()) {
         (0, true) => "nothing has to leave".to_owned(),
-        (0, false) => format!("{} live there", away.join(" and ")),
-        (_, true) => size(bytes),
-        (_, false) => format!("{}, and {} live there", size(bytes), away.join(" and ")),
+        (0, false) => "no values".to_owned(),
+        _ => size(bytes),
     };
-    writeln!(out, "offload to {tier}: {amount}, at {out_rate:.0} MB/s out and {in_rate:.0} MB/s in")
+    writeln!(out, "offload to {tier}: {amount}, at {out_rate:.0} MB/s out and {in_rate:.0} MB/s in")?;
+    if away.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "  {} live there", away.join(", "))
 }
 
 fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {

@@ -260,6 +260,7 @@ impl<B: Build> Searcher<B> {
                 attempt.optimal(tried)?;
                 if !fits(tried) {
                     attempt.named(&Strategy::LADDER, tried)?;
+                    attempt.smallest_offloaded(Strategy::None, tried)?;
                 }
             }
             Ok(())
