@@ -207,7 +207,7 @@ fn smallest_memory(arguments: &str) -> u64 {
 
 #[test]
 fn with_a_disk_a_budget_that_is_too_small_without_one_trains_to_the_same_bits() {
-    let fixed = "--micro-batch 16 --global-batch 16 --threads 2 --seed 3";
+    let fixed = "--micro-batch 32 --global-batch 32 --threads 2 --seed 3";
     let disk = format!("{fixed} --offload disk --offload-folder {}", env!("CARGO_TARGET_TMPDIR"));
     // The process is a MiB larger now and then.
     let (with, without) = (smallest_memory(&disk) + 1, smallest_memory(fixed));
