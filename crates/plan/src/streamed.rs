@@ -78,60 +78,68 @@ impl Attempt<'_> {
     pub(crate) fn streamed(&self, scratch: Scratch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
         let program = &self.prepared.program;
         let (places, sources) = (self.places(scratch)?, self.coarse_sources(scratch));
-        let passes = program.passes() * (self.request.global_batch / self.micro_batch);
-        let step = |micro_batch: f64, update: f64| micro_batch * passes as f64 + update;
-        let mut open = Vec::new();
-        for (away, place) in places.iter().enumerate() {
-            let update = place.update.lower_bound(u64::MAX);
-            open.extend(sources.iter().enumerate().map(|(source, Source { busy_seconds, .. })| Candidate {
-                seconds: step(*busy_seconds, update),
-                away,
-                source,
-                known: Known::Busy,
-            }));
-        }
+        let pairs = (0..places.len()).flat_map(|away| (0..sources.len()).map(move |source| (away, source)));
+        let busy = |(away, source): (usize, usize)| {
+            let update = places[away].update.lower_bound(u64::MAX);
+            let seconds = self.step_of(sources[source].busy_seconds, update);
+            Candidate { seconds, away, source, known: Known::Busy }
+        };
+        let mut open: Vec<Candidate> = pairs.map(busy).collect();
         // The spiller that was asked last: neighbours are asked one after another.
         let mut asked: Option<(usize, usize, Spiller)> = None;
         while let Some(candidate) = pop(&mut open) {
-            let Candidate { seconds, away, source: index, known } = candidate;
-            if seconds >= self.fastest(tried) {
+            let fastest = self.fastest(tried);
+            if candidate.seconds >= fastest {
                 break;
             }
-            let (place, source) = (&places[away], &sources[index]);
-            if let Known::Time(limit) = known {
-                let tiered = Tiered { limit: Some(limit), away: place.bytes };
-                let plan = assemble_within(
-                    program,
-                    &self.regions(source, scratch),
-                    source.strategy,
-                    scratch,
-                    tiered,
-                )?;
+            let (place, source) = (&places[candidate.away], &sources[candidate.source]);
+            if let Known::Time(limit) = candidate.known {
+                let (tiered, strategy) = (Tiered { limit: Some(limit), away: place.bytes }, source.strategy);
+                let regions = self.regions(source, scratch);
+                let plan = assemble_within(program, &regions, strategy, scratch, tiered)?;
                 tried.push(Tried { tiered, ..self.entry(&plan, source.rung) });
                 continue;
             }
-            if asked.as_ref().is_none_or(|(a, s, _)| (*a, *s) != (away, index)) {
-                asked =
-                    self.spiller(scratch, &place.placement, &source.sequence).map(|new| (away, index, new));
+            let pair = (candidate.away, candidate.source);
+            if asked.as_ref().is_none_or(|(away, source, _)| (*away, *source) != pair) {
+                let new = self.spiller(scratch, &place.placement, &source.sequence);
+                asked = new.map(|new| (pair.0, pair.1, new));
             }
-            let Some((_, _, spiller)) = &asked else { return Ok(()) };
-            match known {
-                Known::Bound(limit) => {
-                    if let (Some(pass), Some(update)) = (spiller.within(limit), place.update.within(limit)) {
-                        let (seconds, known) = (step(pass.seconds, update.seconds), Known::Time(limit));
-                        if seconds < self.fastest(tried) && self.may_fit(scratch, &pass.sequence, place.room)
-                        {
-                            open.push(Candidate { seconds, known, ..candidate });
-                        }
-                    }
-                }
-                _ => open.extend(limits_of(spiller, place).map(|limit| {
-                    let seconds = step(spiller.lower_bound(limit), place.update.lower_bound(limit));
-                    Candidate { seconds, known: Known::Bound(limit), ..candidate }
-                })),
+            if let Some((_, _, spiller)) = &asked {
+                let closer = self.closer(scratch, place, spiller, candidate);
+                open.extend(closer.into_iter().filter(|candidate| candidate.seconds < fastest));
             }
         }
         Ok(())
+    }
+
+    /// What a closer look makes of a candidate: one for each limit, or the one with its time, unless it cannot fit.
+    fn closer(
+        &self,
+        scratch: Scratch,
+        place: &Away,
+        spiller: &Spiller,
+        candidate: Candidate,
+    ) -> Vec<Candidate> {
+        let Known::Bound(limit) = candidate.known else {
+            let bound = |limit| {
+                let seconds = self.step_of(spiller.lower_bound(limit), place.update.lower_bound(limit));
+                Candidate { seconds, known: Known::Bound(limit), ..candidate }
+            };
+            return limits_of(spiller, place).map(bound).collect();
+        };
+        let timed = spiller.within(limit).zip(place.update.within(limit)).and_then(|(pass, update)| {
+            let seconds = self.step_of(pass.seconds, update.seconds);
+            let fits = self.may_fit(scratch, &pass.sequence, place.room);
+            fits.then_some(Candidate { seconds, known: Known::Time(limit), ..candidate })
+        });
+        timed.into_iter().collect()
+    }
+
+    /// Time of a step whose micro-batches take `micro_batch` seconds in one pass, and whose update takes `update`.
+    fn step_of(&self, micro_batch: f64, update: f64) -> f64 {
+        let micro_batches = self.request.global_batch / self.micro_batch;
+        micro_batch * (self.prepared.program.passes() * micro_batches) as f64 + update
     }
 
     /// The placements in which state alone fits.

@@ -22,7 +22,7 @@ pub struct Options {
     pub micro_batch: Option<usize>,
     /// What is dropped and rebuilt.
     pub recompute: Option<Strategy>,
-    /// Where values may wait that do not fit; nowhere when absent.
+    /// Where values and state may wait that do not fit; nowhere when absent.
     pub offload: Option<Offload>,
     /// How parameters are updated.
     pub optimizer: Optimizer,
@@ -57,7 +57,7 @@ impl Default for Options {
     }
 }
 
-/// Where values may wait that do not fit into memory.
+/// Where values and state may wait that do not fit into memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offload {
     /// A disk, for the CPU; memory of the host, for a device that is not the host.
