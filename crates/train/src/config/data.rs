@@ -1,6 +1,7 @@
 //! Which data a run sees, and opening it.
 
 use std::path::PathBuf;
+use std::thread;
 
 use plimsoll_model::Architecture;
 
@@ -160,7 +161,10 @@ impl Config {
             seed: self.options.seed,
             skip_bad_lines: self.samples.skip_bad_lines,
             cache: self.samples.cache.clone().unwrap_or_else(|| std::env::temp_dir().join("plimsoll-data")),
-            threads: self.options.threads.max(1),
+            threads: match self.options.threads {
+                0 => thread::available_parallelism().map_or(1, usize::from),
+                stated => stated,
+            },
         };
         let dataset = Dataset::open(&spec, &tokenizer, progress)?;
         self.settle(&dataset)?;
