@@ -9,6 +9,7 @@ use super::effective::is_one;
 use super::rules::mistake;
 use super::{Config, Origin};
 use crate::data::Validation as Apart;
+use crate::data::holds_samples;
 use crate::data::{DataSpec, Dataset, Layout, Order, Part, Progress, Source, Synthetic, Task, Text};
 use crate::error::TrainError;
 use crate::settings::RawConfig;
@@ -65,7 +66,7 @@ pub(super) fn files(flag: &str, paths: &[String], tokenizer: bool) -> Result<Dat
     let parts = paths.iter().map(|path| part(flag, path)).collect::<Result<Vec<Part>, TrainError>>()?;
     match &parts[..] {
         [] => Err(mistake(format!("{flag} names no file"))),
-        [one] if !tokenizer && is_one(one.weight) && !has_samples(one) => {
+        [one] if !tokenizer && is_one(one.weight) && !holds_samples(&one.path) => {
             Ok(DataConfig::Text(one.path.clone()))
         }
         _ => Ok(DataConfig::Files(parts)),
@@ -82,14 +83,6 @@ fn part(flag: &str, text: &str) -> Result<Part, TrainError> {
         },
         _ => Ok(Part { path: whole, weight: 1.0 }),
     }
-}
-
-fn has_samples(part: &Part) -> bool {
-    let sampled = |path: &std::path::Path| {
-        path.extension().is_some_and(|end| ["jsonl", "json", "parquet"].iter().any(|known| end == *known))
-    };
-    let inside = || std::fs::read_dir(&part.path).into_iter().flatten().flatten();
-    sampled(&part.path) || inside().any(|entry| sampled(&entry.path()))
 }
 
 /// What is learned, by the user's word or the model's nature.
