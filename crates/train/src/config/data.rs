@@ -178,8 +178,9 @@ impl Config {
         match self.model.architecture.labels() {
             Some(known) if known >= classes => {}
             Some(known)
-                if matches!(self.origin, Origin::Pretrained(_))
-                    && !given_names(&self.configuration.labels).is_empty() =>
+                if self.adapter.is_some()
+                    || matches!(self.origin, Origin::Pretrained(_))
+                        && !given_names(&self.configuration.labels).is_empty() =>
             {
                 return Err(mistake(format!(
                     "the data has {classes} classes and the model was made for {known}; name --task classify with a model without labels, or mend the data"
@@ -193,6 +194,7 @@ impl Config {
         }
         // A new head that is neither trained nor written would stay as it was drawn; PEFT saves it too.
         if let (Some(lora), Origin::Pretrained(base)) = (&mut self.model.lora, &self.origin)
+            && self.adapter.is_none()
             && base.configuration.architecture.labels().is_none()
         {
             for head in ["classifier", "pooler"].map(str::to_owned) {
