@@ -14,7 +14,7 @@ Each folder is what `save_pretrained` leaves (`config.json`, `generation_config.
     grad.<name>       its gradient, before clipping
     losses            (10) the loss before each of ten AdamW steps on this same batch
     grad_norms        (10) the gradient's norm before clipping
-    final.<name>      weights after the tenth step, of all parameters but the tables of words
+    final.<name>      weights after the tenth step
 
 What is computed is computed from the files: the folder is loaded again before anything is recorded. Batches,
 the spread of weights and the optimizer are those of models.py, whose remarks on key biases hold here too.
@@ -128,8 +128,7 @@ def record(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, 
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).detach())
         optimizer.step()
     tensors |= {"losses": torch.stack(losses), "grad_norms": torch.stack(norms)}
-    final = {name: weight for name, weight in model.named_parameters() if weight.numel() < VOCAB * 32}
-    return tensors | {f"final.{name}": weight.detach().clone() for name, weight in final.items()}
+    return tensors | {f"final.{name}": weight.detach().clone() for name, weight in model.named_parameters()}
 
 
 def check_own_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> None:

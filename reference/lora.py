@@ -7,7 +7,7 @@ Writes `testdata/lora/<case>/`, for each case below:
     golden.safetensors                                the numbers to compare with
 
 The model's own weights are those of `testdata/<family>.safetensors`, which `models.py` writes from the same seed;
-a Qwen2 has its own, under their names. In `golden.safetensors` parameters of the adapter have the names of
+other models have their own, under their names. In `golden.safetensors` parameters of the adapter have the names of
 `adapter_model.safetensors`, and so have modules that are trained as a whole:
 
     <weight>          the model's weights, where no other file has them
@@ -41,28 +41,58 @@ from models import (
 )
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    BertForSequenceClassification,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 SEED = 20
 
 
-def qwen2() -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCAB,
-            hidden_size=WIDTH,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=2,
-            intermediate_size=48,
-            max_position_embeddings=LENGTH,
-            rms_norm_eps=1e-6,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-            tie_word_embeddings=True,
-            attn_implementation="eager",
-        )
-    )
+# What every decoder here has beside its family's own.
+DECODER = dict(
+    vocab_size=VOCAB,
+    hidden_size=WIDTH,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=HEADS,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    max_position_embeddings=LENGTH,
+    rms_norm_eps=1e-6,
+    rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    attn_implementation="eager",
+)
 
+
+def qwen2() -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM(Qwen2Config(**DECODER, tie_word_embeddings=True))
+
+
+def mistral() -> MistralForCausalLM:
+    return MistralForCausalLM(MistralConfig(**DECODER, sliding_window=5))
+
+
+def qwen3() -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(Qwen3Config(**DECODER, head_dim=12))
+
+
+def bert_labels() -> BertForSequenceClassification:
+    config = bert().config
+    config.num_labels = 3
+    return BertForSequenceClassification(config)
+
+
+def label_batch(random: torch.Generator) -> dict[str, torch.Tensor]:
+    return masked_word_batch(random) | {"targets": torch.tensor([2, 0, 1, 2])}
+
+
+# Models that no other golden file holds.
+OWN = [qwen2, mistral, qwen3, bert_labels]
 
 CASES = {
     "llama": (llama, next_word_batch, dict(target_modules="all-linear", r=4, lora_alpha=8)),
@@ -83,6 +113,14 @@ CASES = {
     ),
     "bert": (bert, masked_word_batch, dict(target_modules="all-linear", r=4, lora_alpha=8)),
     "qwen2": (qwen2, next_word_batch, dict(target_modules="all-linear", r=4, lora_alpha=8)),
+    "mistral": (mistral, next_word_batch, dict(target_modules="all-linear", r=4, lora_alpha=8)),
+    "qwen3": (qwen3, next_word_batch, dict(target_modules="all-linear", r=4, lora_alpha=8)),
+    # PEFT adds the head to what is saved, under each name that any family has for one.
+    "bert_labels": (
+        bert_labels,
+        label_batch,
+        dict(target_modules=["query", "value"], r=4, lora_alpha=8, task_type="SEQ_CLS"),
+    ),
 }
 
 MERGED = {
@@ -92,6 +130,9 @@ MERGED = {
     "llama_rslora": ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight"],
     "llama_saved": ["model.layers.0.self_attn.q_proj.weight", "lm_head.weight"],
     "qwen2": ["model.layers.0.self_attn.v_proj.weight", "model.layers.1.mlp.up_proj.weight"],
+    "mistral": ["model.layers.0.self_attn.v_proj.weight", "model.layers.1.mlp.up_proj.weight"],
+    "qwen3": ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.o_proj.weight"],
+    "bert_labels": ["bert.encoder.layer.0.attention.self.query.weight", "bert.encoder.layer.1.attention.self.value.weight"],
 }
 
 
@@ -125,7 +166,7 @@ def record(case: str, folder: Path) -> None:
     build, make_batch, settings = CASES[case]
     model, batch = base(build, make_batch)
     tensors = {}
-    if build is qwen2:
+    if build in OWN:
         tensors |= {name: weight.detach().clone() for name, weight in model.named_parameters()}
         tensors |= {f"batch.{name}": tensor.to(torch.int32) for name, tensor in batch.items()}
     model = adapted(model, settings)

@@ -68,8 +68,15 @@ def load(folder: Path, class_name: str) -> torch.nn.Module:
     return model.eval()
 
 
-def adapted(base: Path, adapter: Path, class_name: str) -> torch.nn.Module:
-    model = peft.PeftModel.from_pretrained(load(base, class_name), adapter).eval()
+def load_headless(folder: Path, adapter: Path, class_name: str) -> torch.nn.Module:
+    """A model for words, with a new head whose labels are those that stand beside the adapter."""
+    config = transformers.AutoConfig.from_pretrained(adapter)
+    return getattr(transformers, class_name).from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager")
+
+
+def adapted(model: torch.nn.Module, adapter: Path) -> torch.nn.Module:
+    model = peft.PeftModel.from_pretrained(model, adapter).eval()
     stored = peft.utils.load_peft_weights(str(adapter))
     known = peft.get_peft_model_state_dict(model)
     if set(stored) != set(known):
@@ -176,21 +183,25 @@ def hold(name: str, what: str, apart: float, allowed: float) -> str:
     return f"{apart:.1e}"
 
 
-def judge(work: Path, name: str, class_name: str, config) -> list[str]:
+def judge(work: Path, name: str, base_class: str, config, class_name: str | None = None) -> list[str]:
+    """`class_name` is what is trained, where that has another head than the model."""
     work.mkdir()
+    new_head, class_name = class_name is not None, class_name or base_class
     classify = class_name == "BertForSequenceClassification"
     records = [{"text": text} | ({"label": label} if classify else {}) for text, label in zip(TEXTS, CLASSES)]
     (work / "texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     base, full, adapter, merged = (work / part for part in ("base", "full", "adapter", "merged"))
     kinds = {"BertForMaskedLM": (Masked, "bert"), "BertForSequenceClassification": (Classifier, "bert")}
     kind, tokenizer = kinds.get(class_name, (Causal, "llama3" if "llama" in name else "chatml"))
-    task = kind(base_folder(base, class_name, config, tokenizer))
+    task = kind(base_folder(base, base_class, config, tokenizer))
 
-    saved = ["--modules-to-save", "classifier"] if classify else []
+    saved = ["--modules-to-save", "classifier"] if classify and not new_head else []
+    flags = ["--task", "classify"] if new_head else []
     steps = 200 if classify else 40
-    losses = [train(work, steps, base, full), train(work, steps, base, adapter, "--lora-r", 4, *saved)]
+    losses = [train(work, steps, base, full, *flags), train(work, steps, base, adapter, "--lora-r", 4, *saved, *flags)]
     run("export", "--merge", "--model", base, "--adapter", adapter, "--out", merged)
-    models = [load(full, class_name), adapted(base, adapter, class_name), load(merged, class_name)]
+    start = load_headless(base, adapter, class_name) if new_head else load(base, class_name)
+    models = [load(full, class_name), adapted(start, adapter), load(merged, class_name)]
 
     apart = max((one - other).abs().max().item() for one, other in zip(task.logits(models[1]), task.logits(models[2])))
     largest = max(logits.abs().max().item() for logits in task.logits(models[1]))
@@ -219,6 +230,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, (class_name, config) in configs().items():
             print("| " + " | ".join(judge(Path(folder) / name, name, class_name, config)) + " |", flush=True)
+        name, (class_name, config) = "bert-new-labels", configs()["bert"]
+        row = judge(Path(folder) / name, name, class_name, config, "BertForSequenceClassification")
+        print("| " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,11 @@ pub(crate) fn model(name: &str) -> Result<String, Failure> {
         if told.is_ok() {
             told = say(&format!("downloading {file}, {}\n", table::size(bytes)));
         }
+    });
+    // A folder with a typing error in its path looks like an id.
+    let folder = folder.map_err(|error| match error {
+        TrainError::Config(why) => TrainError::Config(format!("there is no folder `{name}`, and {why}")),
+        other => other,
     })?;
     told?;
     Ok(folder.display().to_string())

@@ -14,6 +14,7 @@ mod progress;
 mod settings;
 mod summary;
 mod table;
+mod tokenising;
 mod write_file;
 
 use std::process::ExitCode;

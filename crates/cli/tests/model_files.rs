@@ -128,6 +128,21 @@ fn a_configuration_that_cannot_be_used_is_named_once() {
     home.copy("hf/llama", "model");
     home.set("model/config.json", "hidden_act", json!("tanh"));
     refused(&home, "model/config.json: `hidden_act` is \"tanh\", which is not supported; it may be silu");
+    for (key, value, wanted) in [
+        ("num_attention_heads", 5, "a divisor of `hidden_size`, which is 32"),
+        ("num_attention_heads", 32, "a number that leaves heads of an even width"),
+        ("num_key_value_heads", 3, "a divisor of `num_attention_heads`, which is 4"),
+    ] {
+        home.copy("hf/llama", "model");
+        home.set("model/config.json", "head_dim", Value::Null);
+        home.set("model/config.json", key, json!(value));
+        refused(
+            &home,
+            &format!("model/config.json: `{key}` is {value}, which is not supported; it may be {wanted}"),
+        );
+    }
+    home.copy("hf/llama", "model");
+    home.set("model/config.json", "hidden_act", json!("tanh"));
     fs::rename(home.path("model/config.json"), home.path("other.json")).unwrap();
     refused(
         &home,
@@ -187,6 +202,36 @@ fn a_tokenizer_that_does_not_suit_the_model_is_refused() {
 }
 
 #[test]
+fn bytes_are_read_by_models_of_ours_that_say_so_and_by_no_other() {
+    let home = Home::new();
+    home.done(&format!(
+        "train --model tiny --layers 1 --data text.txt --max-steps 1 --output-dir own {SMALL}"
+    ));
+    assert!(home.json("own/config.json")["vocab_size"].as_u64().unwrap() >= 259);
+    home.done(&format!("train --model own --data text.txt --max-steps 1 --output-dir further {SMALL}"));
+    home.done("generate --model further --prompt ship --max-new-tokens 1 --memory 64MiB");
+    home.set("further/config.json", "plimsoll_tokenizer", Value::Null);
+    let expected = "further has no tokenizer.json; save the model's fast tokenizer there with transformers' save_pretrained";
+    home.refused(&format!("train --model further --data text.txt --max-steps 1 {SMALL}"), expected);
+    home.refused(&format!("train --model own --tokenizer further --data text.txt {SMALL}"), expected);
+    home.refused("generate --model further --prompt ship", expected);
+}
+
+#[test]
+fn samples_are_found_below_a_folder_and_foreign_kinds_refused() {
+    let home = Home::new();
+    fs::create_dir_all(home.path("nest/sub")).unwrap();
+    home.write("nest/sub/a.jsonl", "{\"text\": \"the ship keeps its load\"}\n".repeat(20));
+    let train = |data: &str| format!("train --model tiny --layers 1 --data {data} --max-steps 1 {SMALL}");
+    home.done(&train("nest"));
+    home.write("one.json", "{}");
+    home.refused(
+        &train("one.json"),
+        "one.json is of a kind that is not read; give --data .txt, .jsonl or .parquet files",
+    );
+}
+
+#[test]
 fn a_broken_line_is_named_or_counted() {
     let home = Home::with_model();
     let good = "{\"text\": \"the ship keeps its load\"}\n".repeat(20);
@@ -233,10 +278,13 @@ fn texts_longer_than_the_model_reads_are_refused() {
 fn an_adapter_for_another_model_is_refused() {
     let home = Home::with_model();
     home.copy("lora/gpt2", "adapter");
+    home.set("adapter/adapter_config.json", "auto_mapping", Value::Null);
     let expected = "adapter does not go with this model (lora: no linear layer is called `c_attn`; the model has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj); give the one it was trained on as --model";
     home.refused(&training("--adapter adapter"), expected);
     home.refused("generate --model model --adapter adapter --prompt a", expected);
     home.refused("export --merge --model model --adapter adapter --out merged", expected);
+    home.copy("lora/gpt2", "adapter");
+    home.refused(&training("--adapter adapter"), "adapter does not go with this model (it was trained on a `gpt2`, and this is a `llama`); give the one it was trained on as --model");
     home.copy("lora/llama", "adapter");
     home.set("adapter/adapter_config.json", "base_model_name_or_path", json!("owner/larger"));
     home.set("adapter/adapter_config.json", "r", json!(8));
@@ -249,6 +297,78 @@ fn an_adapter_for_another_model_is_refused() {
     home.refused(
         &training("--adapter model"),
         "model/adapter_config.json cannot be read (it does not exist); check the path and its permissions",
+    );
+}
+
+#[test]
+fn an_adapter_of_another_family_or_with_tensors_of_no_layer_is_refused() {
+    let home = Home::with_model();
+    home.copy("lora/llama", "adapter");
+    let export = "export --merge --model model --adapter adapter --out merged";
+    // Of the layers it was trained for, its configuration names one less.
+    let config = home.json("adapter/adapter_config.json");
+    let targets = config["target_modules"].as_array().unwrap();
+    let fewer: Vec<&Value> =
+        targets.iter().filter(|name| *name != "model.layers.0.self_attn.q_proj").collect();
+    assert_eq!(fewer.len() + 1, targets.len());
+    home.set("adapter/adapter_config.json", "target_modules", json!(fewer));
+    home.refused(export, "adapter does not go with this model (it holds `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, and adapter_config.json makes no use of that here); give the one it was trained on as --model");
+
+    // A Mistral of equal shape, by its own word and by that of the folder that the adapter was trained on.
+    home.copy("lora/llama", "adapter");
+    home.copy("hf/llama", "mistral");
+    home.set("mistral/config.json", "architectures", json!(["MistralForCausalLM"]));
+    home.set("mistral/config.json", "model_type", json!("mistral"));
+    home.set("mistral/config.json", "sliding_window", Value::Null);
+    let mapping = json!({"base_model_class": "LlamaForCausalLM", "parent_library": "transformers.models.llama.modeling_llama"});
+    for (mapping, base) in [(mapping, Value::Null), (Value::Null, json!("model"))] {
+        home.set("adapter/adapter_config.json", "auto_mapping", mapping);
+        home.set("adapter/adapter_config.json", "base_model_name_or_path", base.clone());
+        let way_out =
+            base.as_str().map_or("the one it was trained on".to_owned(), |base| format!("`{base}`"));
+        home.refused("export --merge --model mistral --adapter adapter --out merged", &format!("adapter does not go with this model (it was trained on a `llama`, and this is a `mistral`); give {way_out} as --model"));
+    }
+    home.done(export);
+}
+
+#[test]
+fn a_model_can_be_written_into_the_folder_one_stands_in() {
+    let home = Home::with_model();
+    home.copy("lora/llama", "adapter");
+    fs::create_dir(home.path("here")).unwrap();
+    let mut command = home.command("export --merge --model ../model --adapter ../adapter --out .");
+    let output = command.current_dir(home.path("here")).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    home.done("export --merge --model model --adapter adapter --out there");
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        assert!(home.read(&format!("here/{name}")) == home.read(&format!("there/{name}")), "{name}");
+    }
+    assert_eq!(home.read("here/config.json"), home.read("model/config.json"));
+    assert!(!home.path("here/.tmp-model").exists());
+}
+
+#[test]
+fn a_pipe_is_no_file_of_weights_and_nobody_waits_for_it() {
+    let home = Home::with_model();
+    fs::remove_file(home.path(WEIGHTS)).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(home.path(WEIGHTS)).status().unwrap();
+    assert!(made.success());
+    let expected = "model/model.safetensors is not a file; give a folder that holds .safetensors files";
+    refused(&home, expected);
+    fs::remove_file(home.path(WEIGHTS)).unwrap();
+    fs::create_dir(home.path(WEIGHTS)).unwrap();
+    refused(&home, expected);
+}
+
+#[test]
+fn a_path_that_looks_like_an_id_is_looked_for_in_both_places() {
+    let home = Home::new();
+    let mut command = home.command("generate --model models/mine --prompt a");
+    command.env("HF_HUB_OFFLINE", "1").env("HF_HUB_CACHE", "hub");
+    let (_, said) = support::texts(&command.output().unwrap());
+    assert_eq!(
+        said,
+        "error: there is no folder `models/mine`, and `models/mine` is not complete in the cache `hub` and HF_HUB_OFFLINE forbids asking for it\n"
     );
 }
 

@@ -1,29 +1,47 @@
 //! A model with its adapter merged in, written as a folder of its own.
 //!
 //! Tensors pass through one by one, a block of rows at a time; in memory are that block and the two small matrices
-//! of one adapter. So a model of any size is merged in the same few MiB.
+//! of one adapter. So a model of any size is merged in the same few MiB. A head that the adapter brings takes the place
+//! of the model's own.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
+use plimsoll_graph::StateKind;
 use plimsoll_model::Lora;
 use plimsoll_model::lora::{Adapter, Delta, file_name};
+use serde_json::{Value, json};
 
 use crate::error::TrainError;
-use crate::files::{FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter};
+use crate::files::{Dtype, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter, UNFINISHED};
 use crate::files::{beside, copy_file, sync_folder, write_text};
 use crate::pretrained::{AdapterFolder, Pretrained};
 
 /// Numbers of a block, but for rows that are longer.
 const BLOCK: usize = 256 << 10;
+/// What lists the weights where they are in several files.
+const INDEX: &str = "model.safetensors.index.json";
 
 /// What happens to a tensor on its way.
-enum Change<'a> {
+enum Change {
     /// An adapter is added.
-    Merged(&'a Adapter),
+    Merged(Adapter),
     /// The adapter's folder has it, trained as a whole, under this name.
     Replaced(String),
+}
+
+/// A model on its way.
+struct Merge<'a> {
+    base: &'a Pretrained,
+    adapter: &'a AdapterFolder,
+    folder: ModelFolder,
+    weights: ModelFolder,
+    /// What is done to which stored tensor.
+    changes: BTreeMap<String, Change>,
+    /// Tensors of a head that the model has not.
+    added: Vec<TensorSpec>,
 }
 
 /// Writes `base` with `adapter` merged in to `out`, which must not hold anything yet. Element types, files and names
@@ -34,93 +52,143 @@ enum Change<'a> {
 /// When `out` is not empty or cannot be written, or a file is broken.
 pub fn merge(base: &Pretrained, adapter: &AdapterFolder, out: &Path) -> Result<(), TrainError> {
     let unwritable = |fault: std::io::Error| FileError::writing(out, &fault);
-    if out.exists() && !out.is_dir() {
+    let there = out.exists();
+    if there && !out.is_dir() {
         return Err(FileError::wrong(out, "is not a folder; give one that does not exist yet").into());
     }
-    if out.exists() && fs::read_dir(out).map_err(unwritable)?.next().is_some() {
+    if there && !is_empty(out).map_err(unwritable)? {
         return Err(FileError::wrong(out, "is not empty; give a folder that does not exist yet").into());
     }
-    let folder = ModelFolder::open(&base.folder)?;
-    let (lora, weights) = (&adapter.config.lora, adapter.weights()?);
-    let graph = base.configuration.architecture.training(1, 1)?;
-    let adapters = lora.adapters(&graph)?;
-    let changes =
-        changes(base, lora, &adapters, &folder, graph.states().iter().map(|state| state.name.as_str()));
+    let merge = Merge::new(base, adapter)?;
 
-    let name = out.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = out.with_file_name(format!(".tmp-{name}"));
+    // Inside `out`, which may be the folder somebody stands in and must not be replaced.
+    let temporary = out.join(UNFINISHED);
     if temporary.exists() {
         fs::remove_dir_all(&temporary).map_err(unwritable)?;
     }
     fs::create_dir_all(&temporary).map_err(unwritable)?;
-    let written = write(base, lora, &folder, &weights, &changes, &temporary).and_then(|()| {
-        if out.exists() {
-            fs::remove_dir(out).map_err(unwritable)?;
+    let written = merge.write(&temporary).and_then(|names| {
+        // The configuration comes last: without it nobody takes the folder for a model.
+        for name in names {
+            fs::rename(temporary.join(&name), out.join(&name)).map_err(unwritable)?;
         }
-        fs::rename(&temporary, out).map_err(unwritable)?;
-        Ok(())
+        Ok(sync_folder(out)?)
     });
     // What went wrong before matters more than a folder that stays behind.
     let _ = fs::remove_dir_all(&temporary);
+    if written.is_err() && !there {
+        let _ = fs::remove_dir(out);
+    }
     written
 }
 
-/// What is done to which stored tensor.
-fn changes<'a>(
-    base: &Pretrained,
-    lora: &Lora,
-    adapters: &'a [Adapter],
-    folder: &ModelFolder,
-    parameters: impl Iterator<Item = &'a str>,
-) -> BTreeMap<String, Change<'a>> {
-    let architecture = &base.configuration.architecture;
-    let stored = |parameter: &str| {
-        let stored = architecture.stored(parameter);
-        folder.find(stored.names()).map(|(_, name)| name.to_owned())
-    };
-    let merged = adapters.iter().filter_map(|adapter| {
-        Some((stored(&format!("{}.weight", adapter.module))?, Change::Merged(adapter)))
-    });
-    let replaced = parameters
-        .filter(|parameter| lora.saves(parameter))
-        .filter_map(|parameter| Some((stored(parameter)?, Change::Replaced(file_name(parameter)))));
-    merged.chain(replaced).collect()
+/// Whether a folder holds nothing but what an interrupted merge has left.
+fn is_empty(folder: &Path) -> std::io::Result<bool> {
+    for entry in fs::read_dir(folder)? {
+        if entry?.file_name() != UNFINISHED {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
-fn write(
-    base: &Pretrained,
-    lora: &Lora,
-    folder: &ModelFolder,
-    weights: &ModelFolder,
-    changes: &BTreeMap<String, Change>,
-    out: &Path,
-) -> Result<(), TrainError> {
-    for file in folder.files() {
-        let specs = file.tensors().iter().map(|(name, tensor)| TensorSpec {
-            name: name.clone(),
-            dtype: tensor.dtype,
-            shape: tensor.shape.clone(),
-        });
-        let name = file.path().file_name().unwrap_or_default();
-        let mut writer = TensorWriter::create(&out.join(name), specs.collect())?;
+impl Merge<'_> {
+    fn new<'a>(base: &'a Pretrained, adapter: &'a AdapterFolder) -> Result<Merge<'a>, TrainError> {
+        let (folder, weights) = (ModelFolder::open(&base.folder)?, adapter.weights()?);
+        let (architecture, lora) = (&adapter.configuration.architecture, &adapter.config.lora);
+        let graph = architecture.training(1, 1)?;
+        let mut adapters: BTreeMap<String, Adapter> = lora
+            .adapters(&graph)?
+            .into_iter()
+            .map(|adapter| (format!("{}.weight", adapter.module), adapter))
+            .collect();
+        let new_dtype = folder.files().iter().flat_map(|file| file.tensors().values()).next();
+        let new_dtype = new_dtype.map_or(Dtype::F32, |tensor| tensor.dtype);
+        let (mut changes, mut added) = (BTreeMap::new(), Vec::new());
+        let parameters = graph.states().iter();
+        for state in parameters.filter(|state| matches!(state.kind, StateKind::Parameter { .. })) {
+            let (stored, saved) = (architecture.stored(&state.name), lora.saves(&state.name));
+            let name = match folder.find(stored.names()) {
+                Some((_, name)) => name.to_owned(),
+                None if saved => {
+                    let (name, shape) = (stored.name.clone(), state.ty.shape.to_vec());
+                    added.push(TensorSpec { name, dtype: new_dtype, shape });
+                    stored.name
+                }
+                None => {
+                    let why = format!(
+                        "holds no tensor `{}`, and the adapter brings none; give the model it was trained on",
+                        stored.name
+                    );
+                    return Err(FileError::wrong(&base.folder, why).into());
+                }
+            };
+            if saved {
+                changes.insert(name, Change::Replaced(file_name(&state.name)));
+            } else if let Some(adapter) = adapters.remove(&state.name) {
+                changes.insert(name, Change::Merged(adapter));
+            }
+        }
+        Ok(Merge { base, adapter, folder, weights, changes, added })
+    }
+
+    /// Writes all files and returns their names.
+    fn write(&self, out: &Path) -> Result<Vec<OsString>, TrainError> {
+        let new_head = !self.base.has_head_of(&self.adapter.configuration);
+        let (mut names, mut total, mut index) = (Vec::new(), 0, serde_json::Map::new());
+        let last = self.folder.files().len() - 1;
+        for (which, file) in self.folder.files().iter().enumerate() {
+            let kept = file.tensors().iter().filter(|(name, _)| {
+                // The head for another task, once the adapter brings its own.
+                !(new_head && self.adapter.configuration.architecture.ignores(name))
+            });
+            let mut specs: Vec<TensorSpec> = kept
+                .map(|(name, tensor)| {
+                    let (name, dtype, shape) = (name.clone(), tensor.dtype, tensor.shape.clone());
+                    TensorSpec { name, dtype, shape }
+                })
+                .collect();
+            if which == last {
+                specs.extend(self.added.iter().cloned());
+            }
+            let name = file.path().file_name().unwrap_or_default();
+            total += specs.iter().map(TensorSpec::bytes).sum::<u64>();
+            index.extend(specs.iter().map(|spec| (spec.name.clone(), name.to_string_lossy().into())));
+            self.write_file(file, &out.join(name), specs)?;
+            names.push(name.to_owned());
+        }
+        if last > 0 {
+            let index = json!({ "metadata": { "total_size": total }, "weight_map": index });
+            write_text(&out.join(INDEX), &format!("{index:#}\n"))?;
+            names.push(INDEX.into());
+        }
+        for name in beside(&self.base.folder) {
+            copy_file(&self.base.folder.join(name), &out.join(name))?;
+            names.push(name.into());
+        }
+        let config = if new_head {
+            format!("{:#}\n", Value::from(self.base.config_with(&self.adapter.configuration)?))
+        } else {
+            self.base.config.clone()
+        };
+        write_text(&out.join("config.json"), &config)?;
+        names.push("config.json".into());
+        Ok(names)
+    }
+
+    fn write_file(&self, file: &TensorFile, path: &Path, specs: Vec<TensorSpec>) -> Result<(), TrainError> {
+        let mut writer = TensorWriter::create(path, specs)?;
+        let (lora, weights) = (&self.adapter.config.lora, &self.weights);
         for spec in writer.tensors().to_vec() {
-            match changes.get(&spec.name) {
+            match self.changes.get(&spec.name) {
                 None => copy(file, &spec, &mut writer)?,
                 Some(Change::Merged(adapter)) => merged(file, &spec, lora, adapter, weights, &mut writer)?,
                 Some(Change::Replaced(name)) => replaced(weights, name, &spec, &mut writer)?,
             }
         }
         writer.finish()?;
+        Ok(())
     }
-    write_text(&out.join("config.json"), &base.config)?;
-    let index = base.folder.join("model.safetensors.index.json");
-    if folder.files().len() > 1 {
-        copy_file(&index, &out.join("model.safetensors.index.json"))?;
-    }
-    for name in beside(&base.folder) {
-        copy_file(&base.folder.join(name), &out.join(name))?;
-    }
-    Ok(sync_folder(out)?)
 }
 
 /// First row and number of rows of each block of a tensor, and the length of a row.

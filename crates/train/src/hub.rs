@@ -14,6 +14,7 @@ use hf_hub::{Cache, Repo, RepoType};
 
 use crate::error::TrainError;
 use crate::files::{BESIDE, Index};
+use crate::pretrained::reads_bytes;
 
 /// Tries after a broken connection; each goes on where the last one stopped.
 const RETRIES: usize = 5;
@@ -42,6 +43,13 @@ pub fn is_id(name: &str) -> bool {
         !part.is_empty() && part.chars().all(allowed) && !part.contains("..") && !part.starts_with('.')
     };
     name.split_once('/').is_some_and(|(owner, model)| word(owner) && word(model))
+}
+
+/// The id of a model whose folder is in a cache, which names it `models--owner--name/snapshots/<commit>`.
+pub fn id_of(folder: &Path) -> Option<String> {
+    let snapshots = folder.parent().filter(|snapshots| snapshots.ends_with("snapshots"))?;
+    let id = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?.replacen("--", "/", 1);
+    is_id(&id).then_some(id)
 }
 
 impl Hub {
@@ -89,7 +97,8 @@ impl Hub {
         } else {
             BTreeSet::from([SINGLE.to_owned()])
         };
-        weights.iter().all(|name| folder.join(name).exists()).then(|| folder.to_owned())
+        let tokens = folder.join("tokenizer.json").exists() || reads_bytes(folder);
+        (tokens && weights.iter().all(|name| folder.join(name).exists())).then(|| folder.to_owned())
     }
 
     fn failure(&self, id: &str, error: &ApiError) -> TrainError {

@@ -3,24 +3,36 @@
 //! What is read here is small: configurations, and the headers of weight files. The weights themselves go straight
 //! from the files into the arena of whoever runs the model.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plimsoll_exec::{Device, Engine};
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
 use plimsoll_model::hf::{ConfigError, Configuration, Stored};
-use plimsoll_model::lora::{AdapterConfig, file_name};
+use plimsoll_model::lora::{AdapterConfig, BaseClass, file_name};
 use plimsoll_model::{Architecture, Lora};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::data::Tokenizer;
 use crate::error::TrainError;
 use crate::files::{FileError, Form, Loaded, ModelFolder, hex, load_weights, read_text};
+use crate::hub;
 
 /// Name of an adapter's weights without its ending.
 const ADAPTER_STEM: &str = "adapter_model";
 /// Name of an adapter's configuration.
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
+
+/// What a `config.json` says of a model that reads bytes. Written by us alone: other models without a `tokenizer.json`
+/// have lost it, and bytes would be noise to them.
+pub(crate) const TOKENS: (&str, &str) = ("plimsoll_tokenizer", "bytes");
+/// Keys of a `config.json` that are about the head.
+const HEAD: [&str; 6] =
+    ["architectures", "classifier_dropout", "id2label", "label2id", "num_labels", "problem_type"];
+/// The weight of the head that sorts texts, in an adapter's file.
+const CLASSIFIER: &str = "base_model.model.classifier.weight";
 
 /// A model in a folder.
 #[derive(Clone, Debug)]
@@ -45,11 +57,11 @@ impl Pretrained {
         Ok(Pretrained { folder: folder.to_owned(), configuration, config })
     }
 
-    /// The model's tokenizer; one id per byte where the folder has none and the model knows few enough.
+    /// The model's tokenizer; one id per byte where `config.json` says so.
     ///
     /// # Errors
     ///
-    /// When its files are broken, or know more tokens than the model.
+    /// When its files are missing or broken, or know more tokens than the model.
     pub fn tokenizer(&self) -> Result<Tokenizer, TrainError> {
         tokenizer(&self.folder, self.configuration.architecture.vocab())
     }
@@ -102,6 +114,38 @@ impl Pretrained {
             ..Form::default()
         }
     }
+
+    /// The `config.json` of this model with the head that `configuration` has.
+    pub(crate) fn config_with(
+        &self,
+        configuration: &Configuration,
+    ) -> Result<Map<String, Value>, TrainError> {
+        let path = self.folder.join("config.json");
+        let mut config: Map<String, Value> =
+            serde_json::from_str(&self.config).map_err(|error| FileError::wrong(&path, error.to_string()))?;
+        if self.has_head_of(configuration) {
+            return Ok(config);
+        }
+        let written = configuration.to_config().map_err(|error| TrainError::Config(error.to_string()))?;
+        for key in HEAD {
+            match written.get(key) {
+                Some(value) => config.insert(key.into(), value.clone()),
+                None => config.remove(key),
+            };
+        }
+        Ok(config)
+    }
+
+    /// Whether `configuration` has the head of this model, names of labels included.
+    pub(crate) fn has_head_of(&self, configuration: &Configuration) -> bool {
+        let own = &self.configuration;
+        own.labels == configuration.labels && own.architecture.labels() == configuration.architecture.labels()
+    }
+
+    /// What others know the model by: its id on the hub, or its folder.
+    fn name(&self) -> String {
+        hub::id_of(&self.folder).unwrap_or_else(|| self.folder.display().to_string())
+    }
 }
 
 /// What the text of a `config.json` says; what is wrong with it is said of the file at `path`.
@@ -115,15 +159,17 @@ fn said_of(path: &Path, usual: &str, why: &str) -> TrainError {
     TrainError::Config(why.replacen(usual, &path.display().to_string(), 1))
 }
 
-/// The tokenizer in a folder; one id per byte where there is none and a model of `vocab` ids knows few enough.
+/// The tokenizer in a folder, for a model of `vocab` ids; one id per byte where the folder is of a model that reads bytes.
 pub(crate) fn tokenizer(folder: &Path, vocab: usize) -> Result<Tokenizer, TrainError> {
-    let tokenizer = if folder.join("tokenizer.json").is_file() || Tokenizer::bytes().fits(vocab).is_err() {
-        Tokenizer::open(folder)?
-    } else {
-        Tokenizer::bytes()
-    };
+    let tokenizer = if reads_bytes(folder) { Tokenizer::bytes() } else { Tokenizer::open(folder)? };
     tokenizer.fits(vocab)?;
     Ok(tokenizer)
+}
+
+/// Whether a folder is of a model that reads bytes. Anything that is wrong with its files is said elsewhere.
+pub(crate) fn reads_bytes(folder: &Path) -> bool {
+    let config = || serde_json::from_str::<Value>(&read_text(&folder.join("config.json")).ok()?).ok();
+    !folder.join("tokenizer.json").exists() && config().is_some_and(|config| config[TOKENS.0] == TOKENS.1)
 }
 
 /// An adapter in a folder, as the library PEFT writes them.
@@ -133,51 +179,98 @@ pub struct AdapterFolder {
     pub folder: PathBuf,
     /// What its `adapter_config.json` says.
     pub config: AdapterConfig,
+    /// The model with the head that the adapter brings, or with its own where it brings none.
+    pub configuration: Configuration,
 }
 
 impl AdapterFolder {
-    /// Reads the configuration of an adapter and looks whether it belongs to the model with this forward graph.
+    /// Reads the configuration of an adapter and looks whether it belongs to this model.
     ///
     /// # Errors
     ///
     /// When there is no adapter, one that is not supported, or one for another model.
-    pub fn open(folder: &Path, base: &Graph) -> Result<AdapterFolder, TrainError> {
+    pub fn open(folder: &Path, base: &Configuration) -> Result<AdapterFolder, TrainError> {
         let path = folder.join(ADAPTER_CONFIG);
         let config = AdapterConfig::from_json(&read_text(&path)?)
             .map_err(|error| said_of(&path, ADAPTER_CONFIG, &error.to_string()))?;
-        let adapter = AdapterFolder { folder: folder.to_owned(), config };
-        adapter.check(base)?;
+        let mut adapter = AdapterFolder { folder: folder.to_owned(), config, configuration: base.clone() };
+        let weights = adapter.weights()?;
+        adapter.check_family()?;
+        adapter.take_head(&weights)?;
+        let graph = adapter.configuration.architecture.training(1, 1)?;
+        adapter.config.lora = adapter.config.lora.without_absent_heads(&graph);
+        adapter.check(&graph, &weights)?;
         Ok(adapter)
     }
 
-    /// Every tensor must belong to this model, with its shape.
-    fn check(&self, base: &Graph) -> Result<(), TrainError> {
-        let other_base = |why: String| {
-            let base = self.config.base_model.as_deref();
-            let base = base.map_or("the one it was trained on".to_owned(), |base| format!("`{base}`"));
-            FileError::wrong(
-                &self.folder,
-                format!("does not go with this model ({why}); give {base} as --model"),
-            )
+    /// Models of different families may have tensors of equal names and shapes.
+    fn check_family(&self) -> Result<(), TrainError> {
+        let recorded = self.config.base_class.as_ref().map(|base| base.family.clone());
+        let in_folder = || {
+            let config = Path::new(self.config.base_model.as_ref()?).join("config.json");
+            let config: Value = serde_json::from_str(&read_text(&config).ok()?).ok()?;
+            config["model_type"].as_str().map(str::to_owned)
         };
-        let adapted =
-            self.config.lora.adapt(base).map_err(|error: GraphError| other_base(error.to_string()))?;
-        let files = self.weights()?;
-        for (name, ty) in trained(&adapted) {
-            let stored = file_name(&name);
-            let Some((file, _)) = files.find([stored.as_str()]) else {
-                return Err(other_base(format!("it holds no tensor `{stored}`")).into());
-            };
-            let shape = &file.tensor(&stored)?.shape;
-            if *shape != ty.shape[..] {
-                let wanted = &ty.shape[..];
-                return Err(other_base(format!(
-                    "it holds `{stored}` as {shape:?} where {wanted:?} is wanted"
-                ))
-                .into());
+        match (recorded.or_else(in_folder), self.configuration.family) {
+            (Some(trained_on), Some(given)) if trained_on != given => Err(self
+                .other_base(&format!("it was trained on a `{trained_on}`, and this is a `{given}`"))
+                .into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// An adapter that was trained to sort texts has the head for it, which a model of words has not. Names of labels are
+    /// in a `config.json` beside it, if we wrote it.
+    fn take_head(&mut self, weights: &ModelFolder) -> Result<(), TrainError> {
+        let own = self.configuration.architecture.clone();
+        let is_bert = matches!(own, Architecture::Bert(_));
+        if let (true, None, Some((file, _))) = (is_bert, own.labels(), weights.find([CLASSIFIER])) {
+            let count = file.tensor(CLASSIFIER)?.shape.first().copied().unwrap_or_default();
+            if count < 2 {
+                return Err(self.other_base(&format!("it sorts texts into {count} labels")).into());
+            }
+            self.configuration.architecture = own.with_labels(count)?;
+        }
+        let path = self.folder.join("config.json");
+        if let (Some(count), true) = (self.configuration.architecture.labels(), path.is_file()) {
+            let names = configuration(&read_text(&path)?, &path)?.labels;
+            if names.len() == count {
+                self.configuration.labels = names;
             }
         }
         Ok(())
+    }
+
+    /// Every tensor must belong to this model, with its shape.
+    fn check(&self, graph: &Graph, weights: &ModelFolder) -> Result<(), TrainError> {
+        let lora = &self.config.lora;
+        let adapted = lora.adapt(graph).map_err(|error: GraphError| self.other_base(&error.to_string()))?;
+        let mut strange: BTreeSet<&str> = weights.names().collect();
+        for (name, ty) in trained(&adapted) {
+            let stored = file_name(&name);
+            let Some((file, _)) = weights.find([stored.as_str()]) else {
+                return Err(self.other_base(&format!("it holds no tensor `{stored}`")).into());
+            };
+            strange.remove(stored.as_str());
+            let (shape, wanted) = (&file.tensor(&stored)?.shape, &ty.shape[..]);
+            if *shape != *wanted {
+                let why = format!("it holds `{stored}` as {shape:?} where {wanted:?} is wanted");
+                return Err(self.other_base(&why).into());
+            }
+        }
+        match strange.first() {
+            Some(name) => {
+                let why = format!("it holds `{name}`, and {ADAPTER_CONFIG} makes no use of that here");
+                Err(self.other_base(&why).into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn other_base(&self, why: &str) -> FileError {
+        let base = self.config.base_model.as_deref();
+        let base = base.map_or("the one it was trained on".to_owned(), |base| format!("`{base}`"));
+        FileError::wrong(&self.folder, format!("does not go with this model ({why}); give {base} as --model"))
     }
 
     /// The files of its weights.
@@ -205,24 +298,40 @@ impl AdapterFolder {
     }
 }
 
-/// How an adapter is written: PEFT's files and names, and nothing of the model but its tokenizer. What is trained may have
-/// another head than `base`.
-pub fn adapter_form(lora: &Lora, base: &Pretrained, architecture: &Architecture) -> Form {
+/// How an adapter is written: PEFT's files and names, and nothing of the model but its tokenizer. What is trained,
+/// `configuration`, may have another head than `base`; then a `config.json` says what its labels are called.
+///
+/// # Errors
+///
+/// When the head cannot be described.
+pub fn adapter_form(
+    lora: &Lora,
+    base: &Pretrained,
+    configuration: &Configuration,
+) -> Result<Form, TrainError> {
     let gpt2 = matches!(base.configuration.architecture, Architecture::Gpt2(_));
+    let base_class = configuration.class().zip(configuration.family);
     let config = AdapterConfig {
         lora: lora.clone(),
-        base_model: Some(base.folder.display().to_string()),
-        task: task(architecture).map(str::to_owned),
+        base_model: Some(base.name()),
+        task: task(&configuration.architecture).map(str::to_owned),
         fan_in_fan_out: gpt2,
+        base_class: base_class
+            .map(|(class, family)| BaseClass { class: class.to_owned(), family: family.to_owned() }),
     };
-    Form {
+    let mut texts = vec![(ADAPTER_CONFIG.to_owned(), config.to_json())];
+    if !base.has_head_of(configuration) {
+        let config = Value::from(base.config_with(configuration)?);
+        texts.push(("config.json".into(), format!("{config:#}\n")));
+    }
+    Ok(Form {
         stored: Arc::new(|name| Stored::plain(&file_name(name))),
         stem: ADAPTER_STEM.into(),
         frozen: false,
-        texts: vec![(ADAPTER_CONFIG.into(), config.to_json())],
+        texts,
         beside: Some(base.folder.clone()),
         ..Form::default()
-    }
+    })
 }
 
 /// PEFT's name for what a model does. It has none for hidden words, and asks models of `CAUSAL_LM` to write.

@@ -191,6 +191,8 @@ fn ten_steps_of_adamw_are_those_of_transformers_and_pytorch() {
         let loss = distance(&losses, &folder.golden.floats("losses"));
         let norm = distance(&norms, &folder.golden.floats("grad_norms"));
         let (weight, at) = folder.worst("final.", KEY_BIAS_WEIGHT, |name| run.state(name).unwrap());
+        let compared = folder.golden.names().iter().filter(|name| name.starts_with("final.")).count();
+        assert_eq!(compared, parameters(&run).len(), "{name}: every weight, the tables of words too");
         println!("{name}: losses {loss:.1e}, norms {norm:.1e}, final weights {weight:.1e} ({at})");
         assert!(losses[STEPS - 1] < losses[0], "{name} learns");
         assert!(loss <= LOSS, "{name}: losses {loss}");

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use plimsoll_train::hub::{Hub, is_id};
+use plimsoll_train::hub::{Hub, id_of, is_id};
 
 /// A server of one model that remembers what it was asked, and breaks off the first answers of one file.
 struct Server {
@@ -102,7 +103,7 @@ fn files() -> BTreeMap<&'static str, Vec<u8>> {
     ])
 }
 
-fn hub(cache: &std::path::Path, server: &Server) -> Hub {
+fn hub(cache: &Path, server: &Server) -> Hub {
     Hub {
         cache: cache.join("hub"),
         endpoint: Some(server.address.clone()),
@@ -130,9 +131,17 @@ fn an_interrupted_download_goes_on_where_it_stopped_and_the_cache_asks_nobody() 
 
     let again = hub.model("owner/model", "main", |_, _| panic!("nothing is to be downloaded")).unwrap();
     assert_eq!(again, folder);
-    let offline = Hub { offline: true, ..hub };
+    let offline = Hub { offline: true, ..hub.clone() };
     assert_eq!(offline.model("owner/model", "main", |_, _| {}).unwrap(), folder);
     assert_eq!(server.asked(), Vec::<String>::new());
+
+    // A model without its tokenizer is no whole one.
+    fs::remove_file(folder.join("tokenizer.json")).unwrap();
+    let why = offline.model("owner/model", "main", |_, _| {}).unwrap_err().to_string();
+    assert!(why.contains("is not complete in the cache"), "{why}");
+    hub.model("owner/model", "main", |_, _| {}).unwrap();
+    assert_eq!(fs::read(folder.join("tokenizer.json")).unwrap(), files()["tokenizer.json"]);
+    assert_eq!(id_of(&folder).as_deref(), Some("owner/model"));
 }
 
 #[test]
@@ -166,4 +175,10 @@ fn an_index_cannot_name_files_of_other_folders() {
 fn ids_have_an_owner_and_a_name() {
     assert!(is_id("Qwen/Qwen3-0.6B") && is_id("HuggingFaceTB/SmolLM2-135M"));
     assert!(!is_id("tiny") && !is_id("./model") && !is_id("a/b/c") && !is_id("../b") && !is_id("a/.."));
+    let id = |path: &str| id_of(Path::new(path));
+    assert_eq!(id("hub/models--Qwen--Qwen3-0.6B/snapshots/c0ffee").as_deref(), Some("Qwen/Qwen3-0.6B"));
+    assert_eq!(
+        (id("hub/models--Qwen--Qwen3-0.6B"), id("runs/snapshots/c0ffee"), id("model")),
+        (None, None, None)
+    );
 }

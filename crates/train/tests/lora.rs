@@ -20,7 +20,8 @@ use plimsoll_train::{
 mod support;
 use support::{Batch, Golden, Size, bert, distance, gpt2, llama, options, parameters};
 
-const CASES: [&str; 6] = ["llama", "llama_rslora", "llama_saved", "gpt2", "bert", "qwen2"];
+const CASES: [&str; 9] =
+    ["llama", "llama_rslora", "llama_saved", "gpt2", "bert", "qwen2", "mistral", "qwen3", "bert_labels"];
 /// As in `pytorch.rs`, whose golden numbers are as exact as these.
 const LOSS: f32 = 2e-6;
 const GRADIENT: f32 = 3e-6;
@@ -46,12 +47,24 @@ impl Case {
         let path = format!("../../testdata/lora/{case}/adapter_config.json");
         let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
         let lora = AdapterConfig::from_json(&text).unwrap().lora;
+        let decoder = || match llama(Size::GOLDEN) {
+            Architecture::Llama(llama) => llama,
+            other => panic!("{other:?} is no llama"),
+        };
         let (family, architecture) = match case {
             "gpt2" => ("gpt2", gpt2(Size::GOLDEN)),
             "bert" => ("bert", bert(Size::GOLDEN)),
-            "qwen2" => ("lora/qwen2/golden", qwen2()),
+            "qwen2" => {
+                ("lora/qwen2/golden", Llama { tie_embeddings: true, qkv_bias: true, ..decoder() }.into())
+            }
+            "mistral" => ("lora/mistral/golden", Llama { window: Some(5), ..decoder() }.into()),
+            "qwen3" => {
+                ("lora/qwen3/golden", Llama { head_width: Some(12), qk_norm: true, ..decoder() }.into())
+            }
+            "bert_labels" => ("lora/bert_labels/golden", bert(Size::GOLDEN).with_labels(3).unwrap()),
             _ => ("llama", llama(Size::GOLDEN)),
         };
+        let lora = lora.without_absent_heads(&architecture.training(1, 1).unwrap());
         Case {
             adapted: Adapted { model: language_model(architecture, Size::GOLDEN.seq), lora },
             base: Golden::read(family),
@@ -92,11 +105,6 @@ impl Case {
 /// State that is no gradient: the golden file of a model has those of full training under the same names.
 fn weights(run: &Run) -> Vec<String> {
     run.states().map(|(name, _)| name.to_owned()).filter(|name| !name.starts_with("grad.")).collect()
-}
-
-fn qwen2() -> Architecture {
-    let Architecture::Llama(llama) = llama(Size::GOLDEN) else { unreachable!("a llama") };
-    Llama { tie_embeddings: true, qkv_bias: true, ..llama }.into()
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_exec::Data;
 use plimsoll_model::Lora;
+use plimsoll_model::lora::AdapterConfig;
 use plimsoll_train::budget::Budget;
 use plimsoll_train::export::merge;
 use plimsoll_train::generate::{Generator, Sampling};
@@ -43,7 +44,7 @@ fn train_adapter(base: &Pretrained, lora: &Lora, out: &Path) {
     }
     assert!(losses[5] < losses[0], "{losses:?}");
     fs::create_dir_all(out).unwrap();
-    run.save_weights(out, &adapter_form(lora, base, &base.configuration.architecture)).unwrap();
+    run.save_weights(out, &adapter_form(lora, base, &base.configuration).unwrap()).unwrap();
 }
 
 fn written(model: &Pretrained, adapter: Option<&AdapterFolder>) -> Vec<i32> {
@@ -67,8 +68,7 @@ fn a_model_with_its_adapter_writes_what_the_merged_model_writes() {
         let base = Pretrained::open(&folder(name)).unwrap();
         let lora = Lora { rank: 4, alpha: 16.0, ..Lora::default() };
         train_adapter(&base, &lora, &adapter);
-        let graph = base.configuration.architecture.training(1, SEQ).unwrap();
-        let adapter = AdapterFolder::open(&adapter, &graph).unwrap();
+        let adapter = AdapterFolder::open(&adapter, &base.configuration).unwrap();
         assert_eq!(adapter.config.lora, lora);
         merge(&base, &adapter, &merged).unwrap();
         let merged = Pretrained::open(&merged).unwrap();
@@ -79,18 +79,28 @@ fn a_model_with_its_adapter_writes_what_the_merged_model_writes() {
 }
 
 #[test]
+fn an_adapter_names_the_model_as_the_hub_does() {
+    let mut base = Pretrained::open(&folder("mistral")).unwrap();
+    base.folder = "hub/models--owner--model/snapshots/c0ffee".into();
+    let form = adapter_form(&Lora::default(), &base, &base.configuration).unwrap();
+    let [(name, text)] = &form.texts[..] else { panic!("nothing but its configuration") };
+    let config = AdapterConfig::from_json(text).unwrap();
+    assert_eq!((name.as_str(), config.base_model.as_deref()), ("adapter_config.json", Some("owner/model")));
+    assert_eq!(config.base_class.unwrap().class, "MistralForCausalLM");
+}
+
+#[test]
 fn what_does_not_belong_together_is_refused() {
     let home = tempfile::tempdir().unwrap();
     let base = Pretrained::open(&folder("qwen3")).unwrap();
     let lora = Lora { rank: 2, ..Lora::default() };
     train_adapter(&base, &lora, &home.path().join("adapter"));
     let other = Pretrained::open(&folder("gpt2")).unwrap();
-    let graph = other.configuration.architecture.training(1, SEQ).unwrap();
-    let why = AdapterFolder::open(&home.path().join("adapter"), &graph).unwrap_err().to_string();
+    let open = |base: &Pretrained| AdapterFolder::open(&home.path().join("adapter"), &base.configuration);
+    let why = open(&other).unwrap_err().to_string();
     assert!(why.contains("does not go with this model") && why.contains("qwen3"), "{why}");
 
-    let graph = base.configuration.architecture.training(1, SEQ).unwrap();
-    let adapter = AdapterFolder::open(&home.path().join("adapter"), &graph).unwrap();
+    let adapter = open(&base).unwrap();
     let why = merge(&base, &adapter, home.path()).unwrap_err().to_string();
     assert!(why.contains("is not empty"), "{why}");
     let tight = Budget { total: 1 << 20, ..budget() };

@@ -12,8 +12,7 @@ use crate::home;
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let base = Pretrained::open(Path::new(&home::model(&args.model)?))?;
-    let graph = base.configuration.architecture.training(1, 1)?;
-    let adapter = AdapterFolder::open(&args.adapter, &graph)?;
+    let adapter = AdapterFolder::open(&args.adapter, &base.configuration)?;
     merge(&base, &adapter, &args.out)?;
     say(&format!("the merged model is in {}\n", args.out.display()))
 }

@@ -1,7 +1,7 @@
 //! `plimsoll generate`: a trained model writes on from a prompt.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
@@ -28,13 +28,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         return Err(TrainError::Config(why).into());
     }
     let length = longest.min(prompt.len() + args.max_new_tokens);
-    let adapter = match &args.adapter {
-        Some(folder) => {
-            let graph = model.configuration.architecture.training(1, 1)?;
-            Some(AdapterFolder::open(folder, &graph)?)
-        }
-        None => None,
-    };
+    let open = |folder: &PathBuf| AdapterFolder::open(folder, &model.configuration);
+    let adapter = args.adapter.as_ref().map(open).transpose()?;
     let memory = args.memory.as_deref().filter(|&text| text != "auto").map(str::parse::<Size>);
     let memory = memory.transpose().map_err(|why| TrainError::Config(why.to_string()))?;
     let budget = Budget::resolve(memory.map(|size| size.bytes))?;

@@ -16,7 +16,7 @@ use crate::commands::max::{self, Answer};
 use crate::commands::{compare, dag, html, planfile};
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary, questions};
-use crate::{costs, json, table};
+use crate::{costs, json, table, tokenising};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             let (device, name) = costs::device(&config)?;
             let budget = budget_for(&config.model, &device, &config.options)?;
             if config.data != DataConfig::Synthetic {
-                config.open_data(&mut |_| {})?;
+                tokenising::open_data(&mut config)?;
             }
             answer(args, config.clone(), &name, &|graph| device.facts(graph), budget)?
         }

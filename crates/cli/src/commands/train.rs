@@ -19,7 +19,7 @@ use crate::exit::Failure;
 use crate::outputs::{self, Outputs};
 use crate::progress::Progress;
 use crate::summary::{Summary, questions};
-use crate::{costs, table};
+use crate::{costs, table, tokenising};
 
 /// Rows of the products whose speed is the ceiling: small enough to fit beside any budget.
 const CEILING_SIZE: usize = 384;
@@ -180,7 +180,7 @@ impl Session {
         for note in &config.configuration.notes {
             say(&format!("note: {note}\n"))?;
         }
-        let data = config.open_data(&mut |_| {})?;
+        let data = tokenising::open_data(config)?;
         if let Some((count, first)) = &data.skipped {
             say(&format!("{count} samples were passed over; the first: {first}\n"))?;
         }

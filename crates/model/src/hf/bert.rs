@@ -40,13 +40,14 @@ fn encoder(keys: &Keys, notes: &mut Vec<String>) -> Result<Bert, ConfigError> {
             "`attention_probs_dropout_prob` is not applied: attention weights never exist as a matrix".into(),
         );
     }
+    let width = keys.count("hidden_size")?;
     Ok(Bert {
         vocab: keys.count("vocab_size")?,
         positions: keys.count("max_position_embeddings")?,
         token_types: keys.optional_count("type_vocab_size")?.unwrap_or(2),
-        width: keys.count("hidden_size")?,
+        width,
         layers: keys.layers("num_hidden_layers")?,
-        heads: keys.count("num_attention_heads")?,
+        heads: keys.divisor("num_attention_heads", "hidden_size", width)?,
         ffn: keys.count("intermediate_size")?,
         norm_epsilon: keys.positive("layer_norm_eps", 1e-12)? as f32,
         dropout: keys.probability("hidden_dropout_prob", 0.1)?,

@@ -66,6 +66,15 @@ impl<'a> Keys<'a> {
         self.optional_count(key)?.ok_or_else(|| self.missing(key))
     }
 
+    /// A count that divides `whole`, the value of the key `of`.
+    pub(super) fn divisor(&self, key: &str, of: &str, whole: usize) -> Result<usize, ConfigError> {
+        let count = self.count(key)?;
+        if whole.is_multiple_of(count) {
+            return Ok(count);
+        }
+        Err(self.wrong(key, &format!("a divisor of `{of}`, which is {whole}")))
+    }
+
     pub(super) fn number(&self, key: &str) -> Result<f64, ConfigError> {
         self.optional_number(key)?.ok_or_else(|| self.missing(key))
     }

@@ -18,34 +18,54 @@ pub(super) fn llama(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture
     // The first Llama has as many key heads as heads, and its files do not mention them.
     let key_heads =
         keys.optional_count("num_key_value_heads")?.map_or_else(|| keys.count("num_attention_heads"), Ok)?;
-    Ok(family(keys, notes, key_heads)?.into())
+    Ok(family(keys, notes, key_heads, None)?.into())
 }
 
 pub(super) fn mistral(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
     let window =
         if keys.mentions("sliding_window") { keys.optional_count("sliding_window")? } else { Some(4096) };
-    Ok(Llama { window, ..family(keys, notes, keys.count("num_key_value_heads")?)? }.into())
+    Ok(Llama { window, ..family(keys, notes, keys.count("num_key_value_heads")?, None)? }.into())
 }
 
 pub(super) fn qwen2(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
-    let model = family(keys, notes, keys.count("num_key_value_heads")?)?;
+    let model = family(keys, notes, keys.count("num_key_value_heads")?, None)?;
     Ok(Llama { window: window_of_all_layers(keys, model.layers)?, qkv_bias: true, ..model }.into())
 }
 
 pub(super) fn qwen3(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
     keys.must_be("attention_bias", false)?;
-    let model = family(keys, notes, keys.count("num_key_value_heads")?)?;
-    let head_width = if keys.get("head_dim").is_some() { model.head_width } else { Some(128) };
-    Ok(Llama { head_width, window: window_of_all_layers(keys, model.layers)?, qk_norm: true, ..model }.into())
+    let model = family(keys, notes, keys.count("num_key_value_heads")?, Some(128))?;
+    Ok(Llama { window: window_of_all_layers(keys, model.layers)?, qk_norm: true, ..model }.into())
 }
 
-/// What all of them say in the same words.
-fn family(keys: &Keys, notes: &mut Vec<String>, key_heads: usize) -> Result<Llama, ConfigError> {
+/// What all of them say in the same words. Heads whose width is not stated are `usual` wide, or share the model's
+/// width.
+fn family(
+    keys: &Keys,
+    notes: &mut Vec<String>,
+    key_heads: usize,
+    usual: Option<usize>,
+) -> Result<Llama, ConfigError> {
     keys.one_of("hidden_act", "silu", &["silu"])?;
     if keys.probability("attention_dropout", 0.0)? > 0.0 {
         notes.push("`attention_dropout` is not applied: attention weights never exist as a matrix".into());
     }
     let (width, heads) = (keys.count("hidden_size")?, keys.count("num_attention_heads")?);
+    let stated = keys.optional_count("head_dim")?.or(usual);
+    if stated.is_none() {
+        keys.divisor("num_attention_heads", "hidden_size", width)?;
+    }
+    if !stated.unwrap_or(width / heads).is_multiple_of(2) {
+        // Rotary positions turn pairs of numbers.
+        return Err(match stated {
+            Some(_) => keys.wrong("head_dim", "an even number"),
+            None => keys.wrong("num_attention_heads", "a number that leaves heads of an even width"),
+        });
+    }
+    if !heads.is_multiple_of(key_heads) {
+        let wanted = format!("a divisor of `num_attention_heads`, which is {heads}");
+        return Err(keys.wrong("num_key_value_heads", &wanted));
+    }
     let derived = |head_width: &usize| head_width * heads == width;
     Ok(Llama {
         vocab: keys.count("vocab_size")?,
@@ -53,7 +73,7 @@ fn family(keys: &Keys, notes: &mut Vec<String>, key_heads: usize) -> Result<Llam
         layers: keys.layers("num_hidden_layers")?,
         heads,
         key_heads,
-        head_width: keys.optional_count("head_dim")?.filter(|stated| !derived(stated)),
+        head_width: stated.filter(|stated| !derived(stated)),
         ffn: keys.count("intermediate_size")?,
         norm_epsilon: keys.positive("rms_norm_eps", 1e-6)? as f32,
         rope: rope::read(keys)?,

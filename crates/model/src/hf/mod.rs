@@ -38,6 +38,8 @@ use keys::Keys;
 pub struct Configuration {
     /// The model.
     pub architecture: Architecture,
+    /// Its `model_type`, where a file was read: equal shapes may be of different families.
+    pub family: Option<&'static str>,
     /// Element type the weights are said to be stored in, such as `bfloat16`.
     pub dtype: Option<String>,
     /// The token that begins a text.
@@ -55,8 +57,11 @@ pub struct Configuration {
 /// One class of transformers, and which file here reads it.
 type Read = fn(&Keys, &mut Vec<String>) -> Result<Architecture, ConfigError>;
 
-/// Class, `model_type`, reader. Where a file names no class, the first of its type is meant.
-const CLASSES: [(&str, &str, Read); 9] = [
+/// Class, `model_type`, reader.
+type Class = (&'static str, &'static str, Read);
+
+/// Where a file names no class, the first of its type is meant.
+const CLASSES: [Class; 9] = [
     ("LlamaForCausalLM", "llama", llama::llama),
     ("MistralForCausalLM", "mistral", llama::mistral),
     ("Qwen2ForCausalLM", "qwen2", llama::qwen2),
@@ -83,7 +88,7 @@ impl Architecture {
             return Err(ConfigError::NotJson("it holds no object in braces".into()));
         };
         let keys = Keys::new(&object);
-        let read = class_of(&keys)?;
+        let (_, family, read) = class_of(&keys)?;
         keys.must_be_absent("quantization_config", "absent: weights must not be quantized")?;
         let mut notes = Vec::new();
         let architecture = read(&keys, &mut notes)?;
@@ -91,6 +96,7 @@ impl Architecture {
         Ok(Configuration {
             labels: if architecture.labels().is_some() { bert::label_names(&keys) } else { Vec::new() },
             architecture,
+            family: Some(family),
             dtype: dtype.map(str::to_owned),
             bos: keys.token("bos_token_id")?,
             eos: keys.tokens("eos_token_id")?,
@@ -139,26 +145,35 @@ impl Configuration {
         }
         Ok(config)
     }
+
+    /// The class of transformers that computes this model, where its family is known.
+    pub fn class(&self) -> Option<&'static str> {
+        let sorts = |class: &str| class.ends_with("ForSequenceClassification");
+        let fits = |(class, family, _): &&Class| {
+            Some(*family) == self.family && sorts(class) == self.architecture.labels().is_some()
+        };
+        CLASSES.iter().find(fits).map(|(class, ..)| *class)
+    }
 }
 
 impl From<Architecture> for Configuration {
     /// A model of which nothing is known but its shape.
     fn from(architecture: Architecture) -> Configuration {
         let (eos, labels, notes) = (Vec::new(), Vec::new(), Vec::new());
-        Configuration { architecture, dtype: None, bos: None, eos, pad: None, labels, notes }
+        Configuration { architecture, family: None, dtype: None, bos: None, eos, pad: None, labels, notes }
     }
 }
 
-fn class_of(keys: &Keys) -> Result<Read, ConfigError> {
+fn class_of(keys: &Keys) -> Result<Class, ConfigError> {
     let classes = keys.texts("architectures")?;
     let named = |name: &str| CLASSES.iter().find(|(class, ..)| *class == name);
-    if let Some((_, _, read)) = classes.iter().find_map(|name| named(name)) {
-        return Ok(*read);
+    if let Some(class) = classes.iter().find_map(|name| named(name)) {
+        return Ok(*class);
     }
     let kind = keys.text("model_type")?;
     let of_kind = || CLASSES.iter().find(|(_, known, _)| Some(*known) == kind);
     match (classes.first(), of_kind()) {
-        (None, Some((_, _, read))) => Ok(*read),
+        (None, Some(class)) => Ok(*class),
         (Some(name), _) => Err(ConfigError::Unsupported((*name).to_owned())),
         (None, None) => match kind {
             Some(kind) => Err(ConfigError::Unsupported(kind.to_owned())),

@@ -21,7 +21,7 @@ use plimsoll_graph::{DType, Graph, GraphError, Init, NodeId, Op, State, StateKin
 use crate::language::refuse;
 
 pub use merge::Delta;
-pub use peft::{AdapterConfig, AdapterConfigError, file_name, parameter_name};
+pub use peft::{AdapterConfig, AdapterConfigError, BaseClass, file_name, parameter_name};
 
 /// Which linear layers get an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +100,15 @@ impl Lora {
         Lora { dropout: 0.0, ..self.clone() }
     }
 
+    /// Without the names of heads that the model has not: PEFT saves the head of a classifier under each name that any
+    /// family has for it.
+    #[must_use]
+    pub fn without_absent_heads(mut self, forward: &Graph) -> Lora {
+        let has = |head: &str| forward.states().iter().any(|state| saves(head, &state.name));
+        self.modules_to_save.retain(|name| !CLASSIFIERS.contains(&name.as_str()) || has(name));
+        self
+    }
+
     /// The forward graph with adapters, and everything else frozen but the modules to save.
     ///
     /// # Errors
@@ -167,10 +176,7 @@ impl Lora {
 
     /// Whether the parameter belongs to a module that is trained as a whole.
     pub fn saves(&self, parameter: &str) -> bool {
-        let modules = parameter.match_indices('.').map(|(dot, _)| &parameter[..dot]);
-        modules
-            .into_iter()
-            .any(|module| self.modules_to_save.iter().any(|name| module.ends_with(name.as_str())))
+        self.modules_to_save.iter().any(|name| saves(name, parameter))
     }
 
     fn check_numbers(&self) -> Result<(), GraphError> {
@@ -191,8 +197,7 @@ impl Lora {
     fn check_saved(&self, forward: &Graph, heads: &BTreeSet<String>) -> Result<(), GraphError> {
         let parameters = || forward.states().iter().filter(|s| matches!(s.kind, StateKind::Parameter { .. }));
         for name in &self.modules_to_save {
-            let one = Lora { modules_to_save: vec![name.clone()], ..Lora::default() };
-            if name.is_empty() || !parameters().any(|state| one.saves(&state.name)) {
+            if name.is_empty() || !parameters().any(|state| saves(name, &state.name)) {
                 let hint = if name == "lm_head" { "; its head is the embedding table" } else { "" };
                 return Err(refuse("lora", format!("the model has no module `{name}` to save{hint}")));
             }
@@ -246,6 +251,11 @@ fn is_embedding(g: &Graph, parameter: &str) -> bool {
     let reads =
         |value: Value| g.value(value).state.is_some_and(|(state, _)| g.state(state).name == parameter);
     g.nodes().iter().any(|node| node.op == Op::Embedding && reads(node.inputs[0]))
+}
+
+/// Whether the parameter is of a module whose name ends in `name`, which is PEFT's rule for modules to save.
+fn saves(name: &str, parameter: &str) -> bool {
+    parameter.match_indices('.').any(|(dot, _)| parameter[..dot].ends_with(name))
 }
 
 /// PEFT's rule.

@@ -13,6 +13,9 @@ use super::{Lora, Targets};
 /// What stands before the name of a parameter in an adapter file.
 const PREFIX: &str = "base_model.model.";
 
+/// What stands before the family in the name of the module that a class is from.
+const LIBRARY: &str = "transformers.models.";
+
 /// The name of a parameter in an adapter file.
 pub fn file_name(parameter: &str) -> String {
     format!("{PREFIX}{parameter}")
@@ -34,6 +37,17 @@ pub struct AdapterConfig {
     pub task: Option<String>,
     /// Whether the model stores its weights `(in, out)`, as GPT-2 does.
     pub fan_in_fan_out: bool,
+    /// Which kind of model they belong to.
+    pub base_class: Option<BaseClass>,
+}
+
+/// A class of transformers; PEFT's `auto_mapping`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BaseClass {
+    /// Its name, such as `BertForMaskedLM`.
+    pub class: String,
+    /// The `model_type` of its models, such as `bert`.
+    pub family: String,
 }
 
 /// Why an `adapter_config.json` cannot be used.
@@ -49,7 +63,8 @@ impl fmt::Display for AdapterConfigError {
 impl std::error::Error for AdapterConfigError {}
 
 /// Settings that are read below.
-const READ: [&str; 12] = [
+const READ: [&str; 13] = [
+    "auto_mapping",
     "peft_type",
     "r",
     "lora_alpha",
@@ -65,8 +80,7 @@ const READ: [&str; 12] = [
 ];
 
 /// Settings that say nothing about what an adapter that is there computes.
-const WITHOUT_EFFECT: [&str; 12] = [
-    "auto_mapping",
+const WITHOUT_EFFECT: [&str; 11] = [
     "revision",
     "inference_mode",
     "peft_version",
@@ -113,6 +127,7 @@ impl AdapterConfig {
             base_model: fields.text("base_model_name_or_path")?,
             task: fields.text("task_type")?,
             fan_in_fan_out: fields.flag("fan_in_fan_out")?,
+            base_class: fields.base_class(),
         })
     }
 
@@ -127,7 +142,14 @@ impl AdapterConfig {
         // PEFT's own files have whole numbers here, and some readers expect them.
         let whole = lora.alpha.fract() == 0.0 && lora.alpha.abs() < 1e9;
         let alpha = if whole { json!(lora.alpha as i64) } else { json!(shortest(lora.alpha)) };
+        let base_class = self.base_class.as_ref().map(|BaseClass { class, family }| {
+            json!({
+                "base_model_class": class,
+                "parent_library": format!("{LIBRARY}{family}.modeling_{family}"),
+            })
+        });
         let config = json!({
+            "auto_mapping": base_class,
             "base_model_name_or_path": self.base_model,
             "bias": "none",
             "fan_in_fan_out": self.fan_in_fan_out,
@@ -227,6 +249,14 @@ impl Fields {
         names.map(Some).ok_or_else(|| self.must(key, "a list of names"))
     }
 
+    /// Classes of other libraries say nothing here.
+    fn base_class(&self) -> Option<BaseClass> {
+        let mapping = self.get("auto_mapping")?;
+        let class = mapping.get("base_model_class")?.as_str()?.to_owned();
+        let module = mapping.get("parent_library")?.as_str()?.strip_prefix(LIBRARY)?;
+        Some(BaseClass { class, family: module.split('.').next()?.to_owned() })
+    }
+
     fn targets(&self) -> Result<Targets, AdapterConfigError> {
         match self.get("target_modules") {
             Some(Value::String(text)) if text.eq_ignore_ascii_case("all-linear") => Ok(Targets::AllLinear),
@@ -274,10 +304,12 @@ mod tests {
             base_model: Some("models/base".into()),
             task: Some("CAUSAL_LM".into()),
             fan_in_fan_out: false,
+            base_class: Some(BaseClass { class: "LlamaForCausalLM".into(), family: "llama".into() }),
         };
         assert_eq!(AdapterConfig::from_json(&config.to_json()).unwrap(), config);
         assert!(config.to_json().contains("\"lora_dropout\": 0.1,"), "{}", config.to_json());
-        let plain = AdapterConfig { lora: Lora::default(), base_model: None, task: None, ..config };
+        let plain =
+            AdapterConfig { lora: Lora::default(), base_model: None, task: None, base_class: None, ..config };
         assert_eq!(AdapterConfig::from_json(&plain.to_json()).unwrap(), plain);
         assert!(plain.to_json().contains("\"lora_alpha\": 8,"));
     }

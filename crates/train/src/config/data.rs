@@ -1,6 +1,7 @@
 //! Which data a run sees, and opening it.
 
 use std::path::PathBuf;
+use std::thread;
 
 use plimsoll_model::Architecture;
 
@@ -8,6 +9,7 @@ use super::effective::is_one;
 use super::rules::mistake;
 use super::{Config, Origin};
 use crate::data::Validation as Apart;
+use crate::data::holds_samples;
 use crate::data::{DataSpec, Dataset, Layout, Order, Part, Progress, Source, Synthetic, Task, Text};
 use crate::error::TrainError;
 use crate::settings::RawConfig;
@@ -64,7 +66,7 @@ pub(super) fn files(flag: &str, paths: &[String], tokenizer: bool) -> Result<Dat
     let parts = paths.iter().map(|path| part(flag, path)).collect::<Result<Vec<Part>, TrainError>>()?;
     match &parts[..] {
         [] => Err(mistake(format!("{flag} names no file"))),
-        [one] if !tokenizer && is_one(one.weight) && !has_samples(one) => {
+        [one] if !tokenizer && is_one(one.weight) && !holds_samples(&one.path) => {
             Ok(DataConfig::Text(one.path.clone()))
         }
         _ => Ok(DataConfig::Files(parts)),
@@ -81,14 +83,6 @@ fn part(flag: &str, text: &str) -> Result<Part, TrainError> {
         },
         _ => Ok(Part { path: whole, weight: 1.0 }),
     }
-}
-
-fn has_samples(part: &Part) -> bool {
-    let sampled = |path: &std::path::Path| {
-        path.extension().is_some_and(|end| ["jsonl", "json", "parquet"].iter().any(|known| end == *known))
-    };
-    let inside = || std::fs::read_dir(&part.path).into_iter().flatten().flatten();
-    sampled(&part.path) || inside().any(|entry| sampled(&entry.path()))
 }
 
 /// What is learned, by the user's word or the model's nature.
@@ -160,7 +154,10 @@ impl Config {
             seed: self.options.seed,
             skip_bad_lines: self.samples.skip_bad_lines,
             cache: self.samples.cache.clone().unwrap_or_else(|| std::env::temp_dir().join("plimsoll-data")),
-            threads: self.options.threads.max(1),
+            threads: match self.options.threads {
+                0 => thread::available_parallelism().map_or(1, usize::from),
+                stated => stated,
+            },
         };
         let dataset = Dataset::open(&spec, &tokenizer, progress)?;
         self.settle(&dataset)?;
@@ -181,8 +178,9 @@ impl Config {
         match self.model.architecture.labels() {
             Some(known) if known >= classes => {}
             Some(known)
-                if matches!(self.origin, Origin::Pretrained(_))
-                    && !given_names(&self.configuration.labels).is_empty() =>
+                if self.adapter.is_some()
+                    || matches!(self.origin, Origin::Pretrained(_))
+                        && !given_names(&self.configuration.labels).is_empty() =>
             {
                 return Err(mistake(format!(
                     "the data has {classes} classes and the model was made for {known}; name --task classify with a model without labels, or mend the data"
@@ -196,6 +194,7 @@ impl Config {
         }
         // A new head that is neither trained nor written would stay as it was drawn; PEFT saves it too.
         if let (Some(lora), Origin::Pretrained(base)) = (&mut self.model.lora, &self.origin)
+            && self.adapter.is_none()
             && base.configuration.architecture.labels().is_none()
         {
             for head in ["classifier", "pooler"].map(str::to_owned) {

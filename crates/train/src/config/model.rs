@@ -7,15 +7,18 @@ use plimsoll_exec::Device;
 use plimsoll_graph::{Graph, GraphError, Type};
 use plimsoll_model::hf::Configuration;
 use plimsoll_model::{Architecture, Lora, Preset, Targets};
+use serde_json::Value;
 
 use super::Config;
 use super::rules::{mistake, within};
 use crate::data::Tokenizer;
 use crate::error::TrainError;
-use crate::files::{FileError, Form, Loaded, read_text};
+use crate::files::{Form, Loaded, read_text};
 use crate::optimizer::WeightStorage;
 use crate::planning::Model;
-use crate::pretrained::{AdapterFolder, Pretrained, adapter_form, configuration, tokenizer};
+use crate::pretrained::{
+    AdapterFolder, Pretrained, TOKENS, adapter_form, configuration, reads_bytes, tokenizer,
+};
 use crate::run::Run;
 use crate::settings::RawConfig;
 
@@ -65,7 +68,7 @@ impl LanguageModel {
     pub(super) fn facts(&self) -> Vec<(String, String)> {
         // Keeping documents apart is no part of what a file describes.
         let mut facts = match self.architecture.clone().with_documents(false).to_config() {
-            Ok(serde_json::Value::Object(config)) => {
+            Ok(Value::Object(config)) => {
                 config.into_iter().map(|(key, value)| (key, value.to_string())).collect()
             }
             _ => vec![("model".to_owned(), format!("{:?}", self.architecture))],
@@ -123,15 +126,12 @@ pub(super) fn resolve(raw: &RawConfig) -> Result<Resolved, TrainError> {
             "--seq-len {seq_len} is longer than the {longest} positions that `{name}` can read; give {longest} or less"
         )));
     }
-    let adapter = match &raw.adapter {
-        Some(folder) => {
-            Some(AdapterFolder::open(folder, &configuration.architecture.training(1, seq_len.min(8))?)?)
-        }
-        None => None,
-    };
+    let open = |folder| AdapterFolder::open(folder, &configuration);
+    let adapter = raw.adapter.as_deref().map(open).transpose()?;
     let lora = match &adapter {
         Some(adapter) => {
             refuse_beside_adapter(raw)?;
+            configuration.clone_from(&adapter.configuration);
             Some(adapter.config.lora.clone())
         }
         None => lora(raw)?,
@@ -261,6 +261,7 @@ impl Config {
         }
         if let Some(adapter) = &self.adapter {
             adapter.load(run.engine_mut(), parameters())?;
+            loaded.absent.retain(|name| !adapter.config.lora.saves(name));
         }
         Ok(loaded)
     }
@@ -277,7 +278,7 @@ impl Config {
                     "an adapter is written for a model in a folder; give one as --model, or leave out --output-dir",
                 ));
             };
-            return Ok(adapter_form(lora, base, &self.model.architecture));
+            return adapter_form(lora, base, &self.configuration);
         }
         let architecture = self.model.architecture.clone();
         Ok(Form {
@@ -288,31 +289,30 @@ impl Config {
         })
     }
 
-    /// The `config.json` of what is trained: as it came, but for the element type of the weights and the labels.
+    /// The `config.json` of what is trained: as it came, but for the element type of the weights, the head, and a mark of
+    /// models that read bytes.
     fn config_text(&self) -> Result<String, TrainError> {
         let dtype = match self.options.storage.weights {
             WeightStorage::F32 => "float32",
             WeightStorage::Bf16 | WeightStorage::Bf16Master => "bfloat16",
         };
-        let config = match &self.origin {
-            Origin::Pretrained(model) if model.configuration.labels == self.configuration.labels => {
-                let mut config: serde_json::Map<String, serde_json::Value> =
-                    serde_json::from_str(&model.config).map_err(|error| {
-                        FileError::wrong(&model.folder.join("config.json"), error.to_string())
-                    })?;
-                config.remove("torch_dtype");
-                config.insert("dtype".into(), dtype.into());
-                config.into()
-            }
-            _ => {
-                let configuration = Configuration {
-                    architecture: self.model.architecture.clone().with_documents(false),
-                    dtype: Some(dtype.into()),
-                    ..self.configuration.clone()
-                };
+        let mut config = match &self.origin {
+            Origin::Pretrained(model) => Value::from(model.config_with(&self.configuration)?),
+            Origin::Scratch => {
+                let architecture = self.model.architecture.clone().with_documents(false);
+                let dtype = Some(dtype.to_owned());
+                let configuration = Configuration { architecture, dtype, ..self.configuration.clone() };
                 configuration.to_config().map_err(mistake)?
             }
         };
+        if let Value::Object(config) = &mut config {
+            config.remove("torch_dtype");
+            config.insert("dtype".into(), dtype.into());
+            config.remove(TOKENS.0);
+            if self.tokenizer_folder().is_none_or(|folder| reads_bytes(&folder)) {
+                config.insert(TOKENS.0.into(), TOKENS.1.into());
+            }
+        }
         Ok(format!("{config:#}\n"))
     }
 }

@@ -46,6 +46,7 @@ pub use dataset::{DataSpec, Dataset, Layout, Part, Task, Validation};
 pub use error::DataError;
 pub use feed::{Feed, Inputs};
 pub use order::{Order, Permutation};
+pub(crate) use records::holds_samples;
 pub use synthetic::Synthetic;
 pub use template::{ChatTemplate, Rendered};
 pub use text::Text;

@@ -64,6 +64,14 @@ pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(all)
 }
 
+/// Whether [`files`] finds lists of samples at a path, or data that it refuses to take for text.
+pub(crate) fn holds_samples(path: &Path) -> bool {
+    match files(path) {
+        Ok(files) => files.iter().any(|file| ends_in(file, &LISTS)),
+        Err(fault) => matches!(fault, DataError::UnknownKind { .. }),
+    }
+}
+
 /// The file at `path`, or the files below the folder there whose names are `wanted`, in the order of their paths. Links to
 /// files are followed, links to folders are not: they may form circles.
 pub(super) fn files_below(path: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>, DataError> {

@@ -16,9 +16,10 @@ use super::records::{Record, Records, files};
 use super::sample::{Encoded, Encoder, Fault};
 use super::{DataError, Task};
 
-/// Records and bytes of a batch, per thread.
+/// Records and bytes of a batch for each thread, up to so many threads: more share what fits in memory.
 const RECORDS: usize = 1024;
 const BYTES: usize = 1 << 20;
+const SHARES: usize = 8;
 
 /// How far the tokenising of one path has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +99,8 @@ impl Tokenise<'_> {
     fn batch(&self, file: &Path, records: &mut Records, writer: &mut Writer) -> Result<bool, DataError> {
         let threads = self.threads.max(1);
         let (mut batch, mut bytes) = (Vec::new(), 0);
-        while batch.len() < RECORDS * threads && bytes < BYTES * threads {
+        let shares = threads.min(SHARES);
+        while batch.len() < RECORDS * shares && bytes < BYTES * shares {
             let Some(record) = records.next()? else { break };
             bytes += record.bytes();
             batch.push(record);

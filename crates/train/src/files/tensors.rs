@@ -10,7 +10,7 @@
 //! size. Absent: mapping into memory, whose pages would count beside the arena's.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -55,11 +55,12 @@ impl TensorFile {
     /// When it cannot be read, is cut off, or its header contradicts itself.
     pub fn open(path: &Path) -> Result<TensorFile, FileError> {
         let unreadable = |fault: std::io::Error| FileError::reading(path, &fault);
-        let file = File::open(path).map_err(unreadable)?;
-        let found = file.metadata().map_err(unreadable)?;
+        // Looked at before it is opened: opening a pipe waits for somebody to write.
+        let found = fs::metadata(path).map_err(unreadable)?;
         if !found.is_file() {
             return Err(FileError::wrong(path, "is not a file; give a folder that holds .safetensors files"));
         }
+        let file = File::open(path).map_err(unreadable)?;
         let mut length = [0; 8];
         if found.len() < 8 {
             return Err(FileError::wrong(path, "is too short for a safetensors file; fetch it again"));

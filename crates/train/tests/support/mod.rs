@@ -184,12 +184,13 @@ impl Batch {
         rows: usize,
         scale: &'a [f32],
     ) -> impl Iterator<Item = Vec<(&'static str, Data<'a>)>> {
-        let positions = rows * self.seq;
+        let (positions, targets) = (rows * self.seq, rows * self.targets.len() / self.rows());
         (0..self.tokens.len()).step_by(positions).map(move |start| {
-            let part = start..start + positions;
+            let (part, first_target) = (start..start + positions, start / positions * targets);
             let mut inputs = vec![
                 ("tokens", Data::I32(&self.tokens[part.clone()])),
-                ("targets", Data::I32(&self.targets[part.clone()])),
+                // One for each position, or one for each row.
+                ("targets", Data::I32(&self.targets[first_target..first_target + targets])),
                 ("scale", Data::F32(scale)),
             ];
             if let Some(doc_start) = &self.doc_start {
