@@ -12,6 +12,9 @@ pub(crate) fn plan(summary: &Summary) -> Map<String, Value> {
     let plan = &choice.plan;
     let by_purpose: Map<String, Value> =
         plan.by_purpose.iter().map(|(purpose, bytes)| (purpose.to_owned(), bytes.into())).collect();
+    let away = summary.report.state_bytes_away.iter();
+    let away: Map<String, Value> =
+        away.map(|&(purpose, bytes)| (purpose.name().to_owned(), bytes.into())).collect();
     let gradients = gradients(choice);
     let fields = json!({
         "budget_bytes": budget.total,
@@ -35,6 +38,7 @@ pub(crate) fn plan(summary: &Summary) -> Map<String, Value> {
             "why": gradients.to_string(),
         },
         "offload_bytes": summary.report.offload_bytes,
+        "offload_state_bytes": away,
         "planning_seconds": summary.planning_seconds,
         "layers": summary.report.layers.iter().map(layer).collect::<Vec<_>>(),
         "faster": summary.faster.iter().map(|point| faster(summary, point)).collect::<Vec<_>>(),

@@ -46,14 +46,25 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     time(out, summary)
 }
 
-/// What leaves and comes back in every micro-batch, and how fast.
+/// What leaves and comes back in every micro-batch, what lives elsewhere, and how fast the way is.
 fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let bytes = summary.report.offload_bytes;
     let Some(link) = summary.planned.choice.program.train.facts.link else { return Ok(()) };
     let (tier, megabytes) = (link.tier.name(), |rate: f64| rate / 1e6);
     let (out_rate, in_rate) = (megabytes(link.out_rate), megabytes(link.in_rate));
-    let amount = if bytes == 0 { "nothing has to leave".to_owned() } else { size(bytes) };
-    writeln!(out, "offload to {tier}: {amount}, at {out_rate:.0} MB/s out and {in_rate:.0} MB/s in")
+    let away = summary.report.state_bytes_away.iter();
+    let away: Vec<String> =
+        away.map(|&(purpose, bytes)| format!("{} {}", purpose.name(), size(bytes))).collect();
+    let amount = match (bytes, away.is_empty()) {
+        (0, true) => "nothing has to leave".to_owned(),
+        (0, false) => "no values".to_owned(),
+        _ => size(bytes),
+    };
+    writeln!(out, "offload to {tier}: {amount}, at {out_rate:.0} MB/s out and {in_rate:.0} MB/s in")?;
+    if away.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "  {} live there", away.join(", "))
 }
 
 fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {

@@ -207,7 +207,7 @@ fn smallest_memory(arguments: &str) -> u64 {
 
 #[test]
 fn with_a_disk_a_budget_that_is_too_small_without_one_trains_to_the_same_bits() {
-    let fixed = "--micro-batch 16 --global-batch 16 --threads 2 --seed 3";
+    let fixed = "--micro-batch 32 --global-batch 32 --threads 2 --seed 3";
     let disk = format!("{fixed} --offload disk --offload-folder {}", env!("CARGO_TARGET_TMPDIR"));
     // The process is a MiB larger now and then.
     let (with, without) = (smallest_memory(&disk) + 1, smallest_memory(fixed));
@@ -215,9 +215,21 @@ fn with_a_disk_a_budget_that_is_too_small_without_one_trains_to_the_same_bits() 
     let plan = &lines(&format!("plan --json --memory {with}MiB {disk}"))[0];
     assert!(number(plan, "offload_bytes") > 0, "{plan}");
     assert!(plan["layers"].as_array().unwrap().iter().any(|layer| layer["offload"] != serde_json::json!([])));
-    let losses = |arguments: &str| -> Vec<Value> {
-        let records = lines(&format!("train --json --synthetic --max-steps 2 {arguments}"));
+    // So little that not even the state fits.
+    let on_disk = plan["offload_state_bytes"].as_object().unwrap();
+    let on_disk: u64 = on_disk.values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    let state: u64 = ["weights", "gradients", "optimizer"]
+        .iter()
+        .map(|purpose| number(&plan["by_purpose"], purpose))
+        .sum();
+    assert!(on_disk > 0 && on_disk + state > number(plan, "arena_bytes"), "{plan}");
+    let train = |arguments: &str| lines(&format!("train --json --synthetic --max-steps 2 {arguments}"));
+    let losses = |records: &[Value]| -> Vec<Value> {
         records[..2].iter().map(|record| record["loss"].clone()).collect()
     };
-    assert_eq!(losses(&format!("--memory {with}MiB {disk}")), losses(&format!("--memory 1GiB {fixed}")));
+    let records = train(&format!("--memory {with}MiB {disk}"));
+    assert_eq!(losses(&records), losses(&train(&format!("--memory 1GiB {fixed}"))));
+    let end = records.last().unwrap();
+    assert_eq!(number(end, "planned_peak_bytes"), number(end, "measured_peak_bytes"));
+    assert!(number(end, "process_peak_bytes") <= with << 20, "{end}");
 }

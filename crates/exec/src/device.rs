@@ -6,7 +6,7 @@
 //! waits for everything before it.
 
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Facts, Schedule, Space};
+use plimsoll_plan::{Facts, Schedule, Space, Tier};
 
 use crate::ExecError;
 
@@ -50,6 +50,24 @@ pub trait Device: Send {
     /// When the range lies outside.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError>;
 
+    /// Writes bytes into another tier, where state lives that is not in the arena. Between schedules.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such tier, or it fails.
+    fn write_tier(&mut self, tier: Tier, _offset: u64, _bytes: &[u8]) -> Result<(), ExecError> {
+        Err(no_tier(&self.name(), tier))
+    }
+
+    /// Reads bytes from another tier. Between schedules.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such tier, or it fails.
+    fn read_tier(&self, tier: Tier, _offset: u64, _bytes: &mut [u8]) -> Result<(), ExecError> {
+        Err(no_tier(&self.name(), tier))
+    }
+
     /// Runs one action.
     ///
     /// # Errors
@@ -59,4 +77,9 @@ pub trait Device: Send {
 
     /// Runs `body` with whatever the device wants to enter once per schedule, such as a thread pool.
     fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T;
+}
+
+/// The error of a device that has no such tier, or has taken no room in it.
+pub(crate) fn no_tier(device: &str, tier: Tier) -> ExecError {
+    ExecError::Unsupported(format!("{device} keeps nothing in the tier `{}`", tier.name()))
 }

@@ -8,16 +8,12 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use half::{bf16, f16};
-use plimsoll_graph::{DType, Graph, StateKind, Type, Value};
+use plimsoll_graph::{DType, Graph, Type, Value};
 use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
 
 use crate::device::Device;
+use crate::elements::{Place, read_numbers, write};
 use crate::error::ExecError;
-use crate::init;
-
-/// Elements initialised or copied at a time: bounded, because the bytes are outside the arena.
-const PIECE: usize = 16 << 10;
 
 /// Values for a graph input.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +25,7 @@ pub enum Data<'a> {
 }
 
 impl Data<'_> {
-    fn ty(&self) -> (DType, usize) {
+    pub(crate) fn ty(&self) -> (DType, usize) {
         match self {
             Data::F32(values) => (DType::F32, values.len()),
             Data::I32(values) => (DType::I32, values.len()),
@@ -40,19 +36,12 @@ impl Data<'_> {
 /// A plan on a device, ready to run.
 #[derive(Debug)]
 pub struct Engine<D: Device> {
-    device: D,
+    pub(crate) device: D,
     schedules: BTreeMap<Role, Ready<D::Prepared>>,
-    states: BTreeMap<String, Place>,
+    pub(crate) states: BTreeMap<String, Place>,
     arena_bytes: u64,
     measured_peak: u64,
     timed: bool,
-}
-
-/// A range of the arena that the caller writes or reads.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    ty: Type,
-    offset: u64,
 }
 
 /// A schedule made ready.
@@ -90,14 +79,16 @@ impl<D: Device> Engine<D> {
             schedules.insert(role, Ready::new(&part.graph, schedule, prepared));
         }
         let states: BTreeMap<String, Place> = (plan.states.iter())
-            .map(|range| (range.name.clone(), Place { ty: range.ty, offset: range.offset }))
+            .map(|range| (range.name.clone(), Place { ty: range.ty, tier: range.tier, offset: range.offset }))
             .collect();
         // State is in place from the start and stays; its end counts as reached.
-        let measured_peak = plan.states.iter().map(|range| range.offset + range.bytes).max().unwrap_or(0);
+        let resident = plan.states.iter().filter(|range| range.tier.is_none());
+        let measured_peak = resident.map(|range| range.offset + range.bytes).max().unwrap_or(0);
         let arena_bytes = plan.arena_bytes;
         let mut engine = Engine { device, schedules, states, arena_bytes, measured_peak, timed: false };
-        for &role in plan.schedules.keys() {
-            if let Some(part) = program.part(role) {
+        // The other schedules of training have the graph of the first.
+        for role in [Role::First, Role::Evaluate, Role::Generate] {
+            if let Some(part) = program.part(role).filter(|_| plan.schedules.contains_key(&role)) {
                 engine.initialise(&part.graph, seed)?;
             }
         }
@@ -212,7 +203,7 @@ impl<D: Device> Engine<D> {
         let Some((_, place)) = place else {
             return Err(ExecError::Mismatch(format!("schedule `{}` has no output `{name}`", role.name())));
         };
-        self.read(name, *place, 0, values)
+        read_numbers(&self.device, name, *place, 0, values)
     }
 
     /// A named output that is a scalar.
@@ -225,104 +216,14 @@ impl<D: Device> Engine<D> {
         self.output(role, name, &mut value)?;
         Ok(value[0])
     }
-
-    /// Names and types of all state.
-    pub fn states(&self) -> impl Iterator<Item = (&str, Type)> {
-        self.states.iter().map(|(name, place)| (name.as_str(), place.ty))
-    }
-
-    /// Reads state from element `first` on, as f32, which holds every element type of state exactly.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such state or it is shorter.
-    pub fn read_state(&self, name: &str, first: usize, values: &mut [f32]) -> Result<(), ExecError> {
-        self.read(name, self.state(name)?, first, values)
-    }
-
-    /// Writes state from element `first` on, rounded to nearest even where it is stored in fewer bits.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such state or it is shorter.
-    pub fn write_state(&mut self, name: &str, first: usize, values: &[f32]) -> Result<(), ExecError> {
-        let place = self.state(name)?;
-        fits(name, place, first, values.len())?;
-        write_numbers(&mut self.device, place, first, values)
-    }
-
-    /// Reads state as it lies in the arena, whatever its element type, from byte `first` on.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such state or it is shorter.
-    pub fn read_state_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        let offset = self.state_bytes(name, first, bytes.len())?;
-        self.device.read(offset, bytes)
-    }
-
-    /// Writes state as it is to lie in the arena, from byte `first` on.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such state or it is shorter.
-    pub fn write_state_bytes(&mut self, name: &str, first: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        let offset = self.state_bytes(name, first, bytes.len())?;
-        self.device.write(offset, bytes)
-    }
-
-    /// Where in the arena `count` bytes of a state lie, from its byte `first` on.
-    fn state_bytes(&self, name: &str, first: u64, count: usize) -> Result<u64, ExecError> {
-        let place = self.state(name)?;
-        if first + count as u64 > place.ty.bytes() as u64 {
-            let ty = place.ty;
-            return Err(ExecError::Mismatch(format!(
-                "`{name}` is {ty}, asked for {count} bytes from {first}"
-            )));
-        }
-        Ok(place.offset + first)
-    }
-
-    fn state(&self, name: &str) -> Result<Place, ExecError> {
-        let place = self.states.get(name).copied();
-        place.ok_or_else(|| ExecError::Mismatch(format!("there is no state `{name}`")))
-    }
-
-    fn read(&self, name: &str, place: Place, first: usize, values: &mut [f32]) -> Result<(), ExecError> {
-        fits(name, place, first, values.len())?;
-        let (dtype, width) = (place.ty.dtype, place.ty.dtype.bytes());
-        let mut bytes = [0; 4 * 256];
-        for (piece, values) in values.chunks_mut(256).enumerate() {
-            let bytes = &mut bytes[..width * values.len()];
-            self.device.read(place.offset + (width * (first + 256 * piece)) as u64, bytes)?;
-            for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(width)) {
-                *value = decode(dtype, bytes);
-            }
-        }
-        Ok(())
-    }
-
-    fn initialise(&mut self, graph: &Graph, seed: u64) -> Result<(), ExecError> {
-        let mut piece = vec![0.0; PIECE];
-        // A transient gradient is there only while a schedule runs.
-        for state in graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
-            let place = self.state(&state.name)?;
-            let elements = state.ty.shape.elements();
-            for first in (0..elements).step_by(PIECE) {
-                let values = &mut piece[..PIECE.min(elements - first)];
-                init::fill(&state.init, &state.name, seed, first, values);
-                write_numbers(&mut self.device, place, first, values)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl<P> Ready<P> {
     fn new(graph: &Graph, schedule: &Schedule, prepared: P) -> Ready<P> {
         let place = |value: Value| {
             let buffer = schedule.buffer_of(graph, value)?;
-            Some((Place { ty: graph.ty(value), offset: buffer.offset }, buffer.offset + buffer.bytes))
+            let place = Place { ty: graph.ty(value), tier: None, offset: buffer.offset };
+            Some((place, buffer.offset + buffer.bytes))
         };
         let inputs = graph.inputs().iter().filter_map(|&value| {
             let (place, end) = place(value)?;
@@ -356,83 +257,4 @@ fn reach(schedule: &Schedule, action: &Action) -> u64 {
 
 fn no_schedule(role: Role) -> ExecError {
     ExecError::Mismatch(format!("the plan has no schedule `{}`", role.name()))
-}
-
-fn fits(name: &str, place: Place, first: usize, count: usize) -> Result<(), ExecError> {
-    if first + count > place.ty.shape.elements() {
-        return Err(ExecError::Mismatch(format!(
-            "`{name}` is {}, asked for {count} numbers from {first}",
-            place.ty
-        )));
-    }
-    Ok(())
-}
-
-/// Writes an input of a graph, which is of the type of `data`.
-fn write<D: Device>(device: &mut D, place: Place, data: Data) -> Result<(), ExecError> {
-    match data {
-        Data::F32(values) => {
-            write_each(device, place, 0, values, |value, bytes| encode(DType::F32, value, bytes))
-        }
-        Data::I32(values) => {
-            write_each(device, place, 0, values, |value, bytes| bytes.copy_from_slice(&value.to_ne_bytes()))
-        }
-    }
-}
-
-/// Writes elements `first …` of a range of any float type or code.
-fn write_numbers<D: Device>(
-    device: &mut D,
-    place: Place,
-    first: usize,
-    values: &[f32],
-) -> Result<(), ExecError> {
-    let dtype = place.ty.dtype;
-    write_each(device, place, first, values, |value, bytes| encode(dtype, value, bytes))
-}
-
-/// Writes elements into the arena in pieces, without a copy of the whole.
-fn write_each<T: Copy, D: Device>(
-    device: &mut D,
-    place: Place,
-    first: usize,
-    values: &[T],
-    encode: impl Fn(T, &mut [u8]),
-) -> Result<(), ExecError> {
-    let width = place.ty.dtype.bytes();
-    let mut bytes = [0; 4 * 256];
-    for (piece, values) in values.chunks(256).enumerate() {
-        let bytes = &mut bytes[..width * values.len()];
-        for (bytes, &value) in bytes.chunks_exact_mut(width).zip(values) {
-            encode(value, bytes);
-        }
-        device.write(place.offset + (width * (first + 256 * piece)) as u64, bytes)?;
-    }
-    Ok(())
-}
-
-/// The bytes of an element, as many as its type has.
-fn encode(dtype: DType, value: f32, bytes: &mut [u8]) {
-    match dtype {
-        DType::F32 => bytes.copy_from_slice(&value.to_ne_bytes()),
-        DType::Bf16 => bytes.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
-        DType::F16 => bytes.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
-        DType::I32 => bytes.copy_from_slice(&(value.round_ties_even() as i32).to_ne_bytes()),
-        DType::I16 => bytes.copy_from_slice(&(value.round_ties_even() as i16).to_ne_bytes()),
-        DType::U8 => bytes.copy_from_slice(&[value.round_ties_even() as u8]),
-    }
-}
-
-/// The element that `bytes`, as many as its type has, hold.
-fn decode(dtype: DType, bytes: &[u8]) -> f32 {
-    let pair = || [bytes[0], bytes[1]];
-    let quad = || [bytes[0], bytes[1], bytes[2], bytes[3]];
-    match dtype {
-        DType::F32 => f32::from_ne_bytes(quad()),
-        DType::Bf16 => bf16::from_ne_bytes(pair()).to_f32(),
-        DType::F16 => f16::from_ne_bytes(pair()).to_f32(),
-        DType::I32 => i32::from_ne_bytes(quad()) as f32,
-        DType::I16 => f32::from(i16::from_ne_bytes(pair())),
-        DType::U8 => f32::from(bytes[0]),
-    }
 }

@@ -12,12 +12,14 @@ pub mod codes;
 pub mod conformance;
 pub mod cpu;
 mod device;
+mod elements;
 mod engine;
 mod error;
 pub mod init;
 pub mod random;
 pub mod reference;
 pub mod rounding;
+mod state;
 mod timings;
 
 pub use arena::Arena;

@@ -61,11 +61,20 @@ fn a_disk_that_fails_half_way_is_an_error_that_says_so() {
     assert!(!choice.plan.schedules[&Role::First].copies.is_empty());
     let mut engine = Engine::new(device(), &choice.program, &choice.plan, 1).unwrap();
     let x: Vec<f32> = (0..ROWS * WIDTH).map(|i| (i as f32 * 0.37).sin()).collect();
-    let mut run = || engine.run(Role::First, &[("x", Data::F32(&x))]);
-    run().unwrap();
+    let run = |engine: &mut Engine<CpuDevice>| engine.run(Role::First, &[("x", Data::F32(&x))]);
+    run(&mut engine).unwrap();
+    assert!(choice.plan.state("layer.0.w").unwrap().tier.is_some(), "weights are away, too");
+    let weights = |engine: &Engine<CpuDevice>| {
+        let mut weights = vec![0.0; WIDTH * WIDTH];
+        engine.read_state("layer.0.w", 0, &mut weights).unwrap();
+        weights
+    };
+    let before = weights(&engine);
     limit_files(4096);
-    let error = run().unwrap_err().to_string();
+    let error = run(&mut engine).unwrap_err().to_string();
     limit_files(libc::RLIM_INFINITY);
     assert!(error.starts_with("cannot write to the offload file: "), "{error}");
-    assert_eq!(run().unwrap_err().to_string(), error, "it stays what it is");
+    assert_eq!(run(&mut engine).unwrap_err().to_string(), error, "it stays what it is");
+    assert_eq!(engine.write_state("layer.0.w", 0, &before).unwrap_err().to_string(), error);
+    assert_eq!(weights(&engine), before, "what was not being written is there");
 }

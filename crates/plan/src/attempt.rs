@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 use plimsoll_graph::{Phase, Value};
 
 use crate::chain::ChainPlanner;
-use crate::plan::{Costed, Plan, assemble, assemble_within, persistent_bytes, plan};
+use crate::placement::persistent_bytes;
+use crate::plan::{Costed, Plan, Tiered, assemble, assemble_within, plan};
 use crate::prepared::Prepared;
 use crate::problem::Scratch;
 use crate::regions::Regions;
@@ -45,6 +46,9 @@ impl Attempt<'_> {
         for &scratch in self.amounts() {
             self.offloaded(scratch, tried)?;
         }
+        if self.fastest(tried).is_infinite() {
+            self.smallest_offloaded(strategy, tried)?;
+        }
         Ok(())
     }
 
@@ -69,16 +73,24 @@ impl Attempt<'_> {
         let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
         // Outputs may take over the bytes of inputs, so the two do not add up.
         let needs = nodes.map(|(node, f)| bytes(&node.inputs).max(bytes(&node.outputs)) + f.workspace.least);
-        Ok(persistent_bytes(&self.prepared.program)? + needs.max().unwrap_or(0) <= self.request.budget)
+        Ok(persistent_bytes(&self.prepared.program, u64::MAX)? + needs.max().unwrap_or(0)
+            <= self.request.budget)
     }
 
-    /// The plan with the fewest bytes that sending everything away makes of keeping everything.
-    pub(crate) fn smallest_offloaded(&self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+    /// The plans with the fewest bytes that sending everything away makes of a strategy, with state and without.
+    pub(crate) fn smallest_offloaded(
+        &self,
+        strategy: Strategy,
+        tried: &mut Vec<Tried>,
+    ) -> Result<(), SearchError> {
         let program = &self.prepared.program;
         for &scratch in self.amounts().iter().filter(|_| program.train.facts.link.is_some()) {
-            let regions = Regions::new(&program.train.graph, Strategy::None);
-            let plan = assemble_within(program, &regions, Strategy::None, scratch, Some(0))?;
-            tried.push(Tried { limit: Some(0), ..self.entry(&plan, None) });
+            let regions = Regions::new(&program.train.graph, strategy);
+            for away in [0, u64::MAX] {
+                let tiered = Tiered { limit: Some(0), away };
+                let plan = assemble_within(program, &regions, strategy, scratch, tiered)?;
+                tried.push(Tried { tiered, ..self.entry(&plan, None) });
+            }
         }
         Ok(())
     }
@@ -90,7 +102,7 @@ impl Attempt<'_> {
             return Ok(None);
         }
         let program = &self.prepared.program;
-        let budget = self.request.budget.saturating_sub(persistent_bytes(program)?);
+        let budget = self.request.budget.saturating_sub(persistent_bytes(program, 0)?);
         let mut bound = self.once_seconds(Scratch::Best);
         for &scratch in self.amounts() {
             // Nothing is faster than everything once: often that settles it.
@@ -106,8 +118,7 @@ impl Attempt<'_> {
             };
             if scratch == Scratch::Best {
                 // The bound counts what a budget forces; everything once is needed in any case.
-                let forced = planner.lower_bound(budget, program.train.facts.link.as_ref());
-                bound = bound.max(self.step_seconds(forced, Scratch::Best));
+                bound = bound.max(self.forced_seconds(planner)?);
                 if !self.could_matter(bound, tried) {
                     break;
                 }
@@ -205,7 +216,7 @@ impl Attempt<'_> {
             arena_bytes: plan.arena_bytes,
             step_seconds: plan.step_seconds(self.request.global_batch / self.micro_batch),
             rung,
-            limit: None,
+            tiered: Tiered::default(),
         }
     }
 }

@@ -22,6 +22,7 @@ mod layout;
 mod liveness;
 mod names;
 mod offload;
+mod placement;
 mod plan;
 mod prepared;
 mod problem;
@@ -33,6 +34,7 @@ mod search;
 mod sequence;
 mod spill;
 mod strategy;
+mod streamed;
 mod timeline;
 
 pub use build::Build;
@@ -43,11 +45,13 @@ pub use gradients::{GradientReport, Persist, gradients};
 pub use largest::largest;
 pub use layout::{CsvError, CsvFault, Effort, Layout, Table, layout, solve};
 pub use liveness::Slot;
-pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, plan};
+pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, Tiered, plan};
 pub use problem::{Facts, Link, NodeFacts, Scratch, Workspace};
 pub use replay::{Fault, ReplayError, replay};
 pub use report::{LayerReport, Report, report};
-pub use schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule, Space, Tier};
+pub use schedule::{
+    Action, Away, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule, Space, Tier,
+};
 pub use search::{Choice, Request, SearchError, Searcher, Tried, search, try_all};
 pub use strategy::Strategy;
 pub use timeline::{Span, spans, timeline};

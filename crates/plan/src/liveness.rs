@@ -11,7 +11,7 @@
 //! Two buffers share a **slot** when the later one takes over the bytes of the earlier one in the very
 //! action that ends it. The layout places slots; everything else sees buffers.
 
-use plimsoll_graph::{Graph, Op, StateKind, Value};
+use plimsoll_graph::{Graph, Op, StateId, StateKind, Value};
 
 use crate::problem::{Facts, Scratch};
 use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule};
@@ -62,7 +62,7 @@ pub(crate) fn draft(
         .iter()
         .enumerate()
         .map(|(index, state)| Buffer {
-            contents: Contents::State(plimsoll_graph::StateId(index as u32)),
+            contents: Contents::State(StateId(index as u32)),
             purpose: state_purpose(state.kind),
             bytes: aligned(state.ty.bytes() as u64, facts.alignment),
             offset: 0,
@@ -70,13 +70,17 @@ pub(crate) fn draft(
             end: if state.kind == StateKind::Transient { 0 } else { last },
         })
         .collect();
-    buffers.extend(sequence.instances.iter().map(|&value| Buffer {
-        contents: Contents::Value(value),
-        purpose: Purpose::Activations,
-        bytes: aligned(graph.ty(value).bytes() as u64, facts.alignment),
-        offset: 0,
-        start: 0,
-        end: 0,
+    for away in &sequence.away {
+        let buffer = &mut buffers[away.state.index()];
+        (buffer.bytes, buffer.end) = (0, 0);
+    }
+    buffers.extend(sequence.instances.iter().map(|&value| {
+        let (contents, purpose) = match graph.value(value).state {
+            Some((state, _)) => (Contents::State(state), state_purpose(graph.state(state).kind)),
+            None => (Contents::Value(value), Purpose::Activations),
+        };
+        let bytes = aligned(graph.ty(value).bytes() as u64, facts.alignment);
+        Buffer { contents, purpose, bytes, offset: 0, start: 0, end: 0 }
     }));
     let buffer_id = |place: &Place| match *place {
         Place::State(state) => BufferId(state.0),
@@ -84,15 +88,18 @@ pub(crate) fn draft(
     };
     let mut actions = Vec::with_capacity(last);
     let mut transfers = sequence.transfers.iter().peekable();
+    let transfer = |&Transfer { of, begins, .. }: &Transfer, index: usize, buffers: &mut [Buffer]| {
+        let Move { instance, direction, .. } = sequence.moves[of];
+        let buffer = &mut buffers[states + instance];
+        if begins && direction == Direction::In {
+            (buffer.start, buffer.purpose) = (index, Purpose::Staging);
+        }
+        buffer.end = buffer.end.max(index + 1);
+        if begins { Action::Start { copy: of } } else { Action::Wait { copy: of } }
+    };
     for (position, Execution { node, inputs, outputs }) in sequence.executions.iter().enumerate() {
-        while let Some(&Transfer { of, begins, .. }) = transfers.next_if(|next| next.before == position) {
-            let Move { instance, direction, .. } = sequence.moves[of];
-            let buffer = &mut buffers[states + instance];
-            if begins && direction == Direction::In {
-                (buffer.start, buffer.purpose) = (actions.len(), Purpose::Staging);
-            }
-            buffer.end = buffer.end.max(actions.len() + 1);
-            actions.push(if begins { Action::Start { copy: of } } else { Action::Wait { copy: of } });
+        while let Some(next) = transfers.next_if(|next| next.before == position) {
+            actions.push(transfer(next, actions.len(), &mut buffers));
         }
         let index = actions.len();
         let inputs: Vec<BufferId> = inputs.iter().map(buffer_id).collect();
@@ -116,6 +123,9 @@ pub(crate) fn draft(
         let accumulate = accumulate_bits(graph, *node, gradients);
         actions.push(Action::Run { node: *node, inputs, outputs, workspace, accumulate });
     }
+    for next in transfers {
+        actions.push(transfer(next, actions.len(), &mut buffers));
+    }
     keep_outputs(graph, &mut buffers, last);
     let copy = |&Move { instance, tier, tier_offset, direction }: &Move| Copy {
         buffer: BufferId((states + instance) as u32),
@@ -124,7 +134,8 @@ pub(crate) fn draft(
         direction,
     };
     let copies = sequence.moves.iter().map(copy).collect();
-    let schedule = Schedule { name: name.to_owned(), actions, buffers, copies };
+    let away = sequence.away.clone();
+    let schedule = Schedule { name: name.to_owned(), actions, buffers, copies, away };
     let (slots, slot_of) = slots(graph, &schedule);
     Draft { schedule, slots, slot_of }
 }
@@ -132,6 +143,11 @@ pub(crate) fn draft(
 /// Whether a buffer is state that is there before the schedule and after it.
 fn outlives(graph: &Graph, id: BufferId) -> bool {
     graph.states().get(id.index()).is_some_and(|state| state.kind != StateKind::Transient)
+}
+
+/// Whether it is state that other schedules see too, here for good or for a stay.
+fn lasting(graph: &Graph, contents: Contents) -> bool {
+    matches!(contents, Contents::State(state) if graph.state(state).kind != StateKind::Transient)
 }
 
 /// Whether a lifetime begins where `value` is written: any value's, and that of a transient gradient with its
@@ -211,20 +227,17 @@ fn slots(graph: &Graph, schedule: &Schedule) -> (Vec<Slot>, Vec<Option<usize>>) 
         slots.push(Slot { start: buffer.start, end: buffer.end, bytes: buffer.bytes });
         Some(slots.len() - 1)
     };
-    let written: Vec<bool> = {
-        let mut written = vec![false; schedule.buffers.len()];
-        for action in &schedule.actions {
-            if let Action::Run { outputs, .. } = action {
-                for id in outputs {
-                    written[id.index()] = true;
-                }
-            }
+    // What a run begins gets its slot there; inputs and stays of state have theirs from elsewhere.
+    let mut begun = vec![false; schedule.buffers.len()];
+    for action in &schedule.actions {
+        let Action::Run { node, outputs, .. } = action else { continue };
+        for (id, &value) in outputs.iter().zip(&graph.node(*node).outputs) {
+            begun[id.index()] |= begins(graph, value);
         }
-        written
-    };
+    }
     // A transient gradient that nobody writes here needs no place either.
     for (index, buffer) in schedule.buffers.iter().enumerate().skip(graph.states().len()) {
-        if !written[index] {
+        if !begun[index] {
             slot_of[index] = open(&mut slots, buffer);
         }
     }
@@ -237,7 +250,7 @@ fn slots(graph: &Graph, schedule: &Schedule) -> (Vec<Slot>, Vec<Option<usize>>) 
             let buffer = schedule.buffer(*id);
             let heir = dying_input(&graph.node(*node).op, output, inputs, |input| {
                 let earlier = schedule.buffer(input);
-                !outlives(graph, input)
+                !lasting(graph, earlier.contents)
                     && earlier.end == index + 1
                     && size(graph, earlier) == size(graph, buffer)
                     && !taken.contains(&input)

@@ -13,9 +13,13 @@
 //! for a budget is the fastest of them whose arena fits, so more memory is never slower. Times are known
 //! without a layout, and most pairs are ruled out by theirs.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use crate::attempt::Attempt;
 use crate::chain::ChainPlanner;
-use crate::plan::{assemble_within, persistent_bytes};
+use crate::placement::persistent_bytes;
+use crate::plan::{Costed, Tiered, assemble_within};
 use crate::problem::Scratch;
 use crate::regions::Regions;
 use crate::search::{SearchError, Tried};
@@ -32,12 +36,55 @@ const VIRTUAL_RUNG: f64 = 1.1;
 const LAID_OUT: usize = 2;
 
 /// What is rebuilt, before anything is sent away.
-struct Source {
+#[derive(Debug)]
+pub(crate) struct Source {
     strategy: Strategy,
     /// The virtual budget, where the table was asked.
     rung: Option<u64>,
     regions: Regions,
     spiller: Spiller,
+    /// Times by limit, as far as they were asked for.
+    seconds: RefCell<BTreeMap<u64, Option<f64>>>,
+}
+
+impl Source {
+    fn new(
+        part: &Costed,
+        scratch: Scratch,
+        strategy: Strategy,
+        rung: Option<u64>,
+        regions: Regions,
+    ) -> Option<Source> {
+        let sequence = micro_batch(&part.graph, &regions);
+        let spiller = Spiller::new(&part.graph, &part.facts, scratch, sequence)?;
+        Some(Source { strategy, rung, regions, spiller, seconds: RefCell::default() })
+    }
+
+    fn named(part: &Costed, scratch: Scratch, strategy: Strategy) -> Option<Source> {
+        Source::new(part, scratch, strategy, None, Regions::new(&part.graph, strategy))
+    }
+
+    /// Ways of rebuilding, from nothing to as much as ever fits.
+    pub(crate) fn all(part: &Costed, scratch: Scratch, planner: Option<&ChainPlanner>) -> Vec<Source> {
+        let named = |strategy| Source::named(part, scratch, strategy);
+        let Some(planner) = planner else {
+            return Strategy::LADDER.into_iter().filter_map(named).collect();
+        };
+        let optimal = |rung| {
+            let regions = planner.regions(&part.graph, rung)?;
+            Source::new(part, scratch, Strategy::Auto, Some(rung), regions)
+        };
+        named(Strategy::None)
+            .into_iter()
+            .chain(virtual_rungs(planner).into_iter().filter_map(optimal))
+            .collect()
+    }
+
+    /// Time of a micro-batch that keeps at most `limit` bytes alive; none when the tier has no room for the rest.
+    fn seconds(&self, limit: u64) -> Option<f64> {
+        let known = || self.spiller.within(limit).map(|spilled| spilled.seconds);
+        *self.seconds.borrow_mut().entry(limit).or_insert_with(known)
+    }
 }
 
 impl Attempt<'_> {
@@ -49,50 +96,37 @@ impl Attempt<'_> {
         if program.train.facts.link.is_none() || !faster(self.once_seconds(scratch), tried) {
             return Ok(());
         }
-        let room = self.request.budget.saturating_sub(persistent_bytes(program)?);
-        let mut sources = self.sources(scratch);
+        let room = self.request.budget.saturating_sub(persistent_bytes(program, 0)?);
+        let fixed = self.request.strategy.map(|fixed| Source::named(&program.train, scratch, fixed));
+        let all = || match &fixed {
+            Some(source) => source.as_slice(),
+            None => self.prepared.sources(scratch),
+        };
+        // Where state alone is too large, nothing fits unless some of it is away.
+        let mut sources: Vec<&Source> = if room > 0 { all().iter().collect() } else { Vec::new() };
         let least = sources.iter().map(|source| source.spiller.least_bytes()).min().unwrap_or(0);
-        for limit in limits(room, least) {
+        for limit in limits(room, least, LIMIT_RUNG).take_while(|_| room > 0) {
             let bound = |source: &Source| self.step_seconds(source.spiller.lower_bound(limit), scratch);
             sources.retain(|source| faster(bound(source), tried));
             let beyond = sources.iter().filter(|source| source.spiller.most_bytes() > limit);
             let mut timed: Vec<(f64, &Source)> =
-                beyond.filter_map(|source| Some((source.spiller.within(limit)?.seconds, source))).collect();
+                beyond.filter_map(|source| Some((source.seconds(limit)?, *source))).collect();
             timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
             for (seconds, source) in timed.into_iter().take(LAID_OUT) {
                 if faster(self.step_seconds(seconds, scratch), tried) {
                     let Source { strategy, rung, regions, .. } = source;
-                    let plan = assemble_within(program, regions, *strategy, scratch, Some(limit))?;
-                    tried.push(Tried { limit: Some(limit), ..self.entry(&plan, *rung) });
+                    let tiered = Tiered { limit: Some(limit), away: 0 };
+                    let plan = assemble_within(program, regions, *strategy, scratch, tiered)?;
+                    tried.push(Tried { tiered, ..self.entry(&plan, *rung) });
                 }
             }
         }
-        Ok(())
-    }
-
-    /// Ways of rebuilding, from nothing to as much as ever fits, or the one that is fixed.
-    fn sources(&self, scratch: Scratch) -> Vec<Source> {
-        let part = &self.prepared.program.train;
-        let source = |strategy, rung, regions: Regions| {
-            let sequence = micro_batch(&part.graph, &regions);
-            let spiller = Spiller::new(&part.graph, &part.facts, scratch, sequence)?;
-            Some(Source { strategy, rung, regions, spiller })
-        };
-        let named = |strategy| source(strategy, None, Regions::new(&part.graph, strategy));
-        if let Some(fixed) = self.request.strategy {
-            return named(fixed).into_iter().collect();
-        }
-        let Some(planner) = self.prepared.planner(scratch) else {
-            return Strategy::LADDER.into_iter().filter_map(named).collect();
-        };
-        let rungs = virtual_rungs(planner).into_iter();
-        let optimal = |rung| source(Strategy::Auto, Some(rung), planner.regions(&part.graph, rung)?);
-        named(Strategy::None).into_iter().chain(rungs.filter_map(optimal)).collect()
+        self.streamed(scratch, tried)
     }
 }
 
 /// Virtual budgets, falling, each slower than the one before.
-fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
+pub(crate) fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
     let most = planner.most_bytes().unwrap_or(u64::MAX);
     let top = ((most as f64).ln() / VIRTUAL_RUNG.ln()).floor() as i32;
     let mut rungs: Vec<u64> = (0..=top).rev().map(|rung| VIRTUAL_RUNG.powi(rung) as u64).collect();
@@ -102,8 +136,8 @@ fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
 }
 
 /// Limits, falling, from just below `room` to the last above `least`, and one that sends away what can be sent.
-fn limits(room: u64, least: u64) -> impl Iterator<Item = u64> {
-    let top = ((room.max(1) as f64).ln() / LIMIT_RUNG.ln()).floor() as i32;
-    let rungs = (0..=top).rev().map(|rung| LIMIT_RUNG.powi(rung) as u64);
+pub(crate) fn limits(room: u64, least: u64, ratio: f64) -> impl Iterator<Item = u64> {
+    let top = ((room.max(1) as f64).ln() / ratio.ln()).floor() as i32;
+    let rungs = (0..=top).rev().map(move |rung| ratio.powi(rung) as u64);
     rungs.take_while(move |&limit| limit > least).chain([0])
 }

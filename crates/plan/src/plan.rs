@@ -5,7 +5,8 @@
 //! | weights | gradients | optimizer |  one layout per schedule, all from here  |
 //! ```
 //!
-//! Gradients that are used up in the backward pass that makes them (see `interleave` of the graph) are not
+//! State that is away (see `placement`) is not there: it passes through the transient part of every schedule that
+//! uses it. Gradients that are used up in the backward pass that makes them (see `interleave` of the graph) are not
 //! among the persistent ones: they lie in the schedule's own part, where activations have died.
 //!
 //! Every schedule is replayed before a plan leaves this module.
@@ -16,12 +17,13 @@ use std::fmt;
 
 use plimsoll_graph::{Graph, Phase, StateKind, Type};
 
-use crate::layout::{Layout, layout};
-use crate::liveness::{Draft, Gradients, Slot, aligned, draft, live_bytes, state_purpose};
+use crate::layout::{Effort, Layout, layout, solve};
+use crate::liveness::{Draft, Gradients, Slot, draft, live_bytes};
+use crate::placement::Placement;
 use crate::problem::{Facts, Scratch};
 use crate::regions::Regions;
 use crate::replay::{ReplayError, replay};
-use crate::schedule::{Contents, Purpose, Schedule};
+use crate::schedule::{Contents, Purpose, Schedule, Tier};
 use crate::sequence;
 use crate::spill::{self, Spiller};
 use crate::strategy::Strategy;
@@ -131,7 +133,9 @@ pub struct StateRange {
     pub ty: Type,
     /// What it is for.
     pub purpose: Purpose,
-    /// First byte in the arena.
+    /// The tier it lives in, if not in the arena.
+    pub tier: Option<Tier>,
+    /// First byte in the arena, or in the tier.
     pub offset: u64,
     /// Size, rounded up to the device's alignment.
     pub bytes: u64,
@@ -231,6 +235,15 @@ impl fmt::Display for PlanError {
 
 impl std::error::Error for PlanError {}
 
+/// How much of what does not fit waits on the tier that the device offers; nothing by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Tiered {
+    /// Transient bytes of a micro-batch above which values wait there.
+    pub limit: Option<u64>,
+    /// Bytes of state that live there.
+    pub away: u64,
+}
+
 /// Plans `program` under one strategy, without regard to a budget.
 ///
 /// # Errors
@@ -240,12 +253,6 @@ pub fn plan(program: &Program, strategy: Strategy, scratch: Scratch) -> Result<P
     assemble(program, &Regions::new(&program.train.graph, strategy), strategy, scratch)
 }
 
-/// Bytes of all state: the part of the arena that no decision changes.
-pub(crate) fn persistent_bytes(program: &Program) -> Result<u64, PlanError> {
-    let states = place_states(program, program.train.facts.alignment)?;
-    Ok(states.last().map_or(0, |range| range.offset + range.bytes))
-}
-
 /// Turns regions into a plan: order, lifetimes, offsets, and the judge.
 pub(crate) fn assemble(
     program: &Program,
@@ -253,47 +260,62 @@ pub(crate) fn assemble(
     strategy: Strategy,
     scratch: Scratch,
 ) -> Result<Plan, PlanError> {
-    assemble_within(program, regions, strategy, scratch, None)
+    assemble_within(program, regions, strategy, scratch, Tiered::default())
 }
 
-/// As [`assemble`], but where the transient bytes of a micro-batch would be more than `limit`, values wait on the
-/// tier that the device offers.
+/// As [`assemble`], with values and state on the tier that the device offers.
 pub(crate) fn assemble_within(
     program: &Program,
     regions: &Regions,
     strategy: Strategy,
     scratch: Scratch,
-    limit: Option<u64>,
+    tiered: Tiered,
 ) -> Result<Plan, PlanError> {
-    let alignment = program.train.facts.alignment;
-    let states = place_states(program, alignment)?;
-    let persistent = states.last().map_or(0, |range| range.offset + range.bytes);
-    let offset_of: BTreeMap<&str, u64> =
-        states.iter().map(|range| (range.name.as_str(), range.offset)).collect();
-    let (mut arena_bytes, mut bound) = (persistent, persistent);
+    let placement = Placement::new(program, tiered.away)?;
+    let persistent = placement.resident_bytes();
+    let (mut transient, mut bound) = (0, 0);
     let mut schedules = BTreeMap::new();
     let mut fullest: Option<(u64, ByPurpose)> = None;
     let mut laid_out: Option<(Vec<Slot>, Layout)> = None;
     for (role, part) in program.roles() {
-        let mut draft = draft_of(role, part, regions, scratch, limit);
-        // First and further micro-batches differ in what they add to, not in lifetimes.
-        let known = laid_out.as_ref().filter(|(slots, _)| *slots == draft.slots);
-        let places = known.map_or_else(|| layout(&draft.slots), |(_, places)| places.clone());
+        let mut placed = None;
+        let enough = transient.max(tiered.limit.unwrap_or(0));
+        for limit in limits(role, &placement, tiered.limit, transient) {
+            let draft = draft_of(role, part, regions, scratch, limit, &placement);
+            // First and further micro-batches differ in what they add to, not in lifetimes.
+            let known = laid_out.as_ref().filter(|(slots, _)| *slots == draft.slots);
+            let places = match known {
+                Some((_, places)) => places.clone(),
+                // The micro-batch decides how large the arena is; what streams state beside it only has to fit.
+                None if transient > 0 && placement.taken > 0 => {
+                    solve(&draft.slots, Some(enough), Effort::PLAN)
+                }
+                None => layout(&draft.slots),
+            };
+            let fits = places.peak <= enough;
+            placed = Some((draft, places));
+            if fits {
+                break;
+            }
+        }
+        let Some((mut draft, places)) = placed else { continue };
         laid_out = Some((draft.slots.clone(), places.clone()));
-        assign(&mut draft, &part.graph, &offset_of, persistent, &places.offsets);
-        arena_bytes = arena_bytes.max(persistent + places.peak);
-        bound = bound.max(persistent + places.bound);
+        assign(&mut draft, &part.graph, &placement, &places.offsets);
+        transient = transient.max(places.peak);
+        bound = bound.max(places.bound);
         if fullest.is_none_or(|(most, _)| places.bound > most) {
             fullest = Some((places.bound, purposes_at_peak(&draft)));
         }
         schedules.insert(role, draft.schedule);
     }
+    let arena_bytes = persistent + transient;
     for (role, part) in program.roles() {
         replay(&part.graph, &schedules[&role], role.phases(), arena_bytes)
             .map_err(|error| PlanError::Refused { schedule: role.name(), error })?;
     }
     let mut by_purpose = fullest.map_or(ByPurpose::default(), |(_, by_purpose)| by_purpose);
-    for range in &states {
+    let states = placement.states;
+    for range in states.iter().filter(|range| range.tier.is_none()) {
         by_purpose.bytes[range.purpose as usize] += range.bytes;
     }
     by_purpose.free = arena_bytes - by_purpose.bytes.iter().sum::<u64>();
@@ -303,7 +325,7 @@ pub(crate) fn assemble_within(
         strategy,
         scratch,
         arena_bytes,
-        liveness_bound: bound,
+        liveness_bound: persistent + bound,
         states,
         by_purpose,
         micro_batch_seconds: seconds(Role::First) * program.passes() as f64,
@@ -312,55 +334,45 @@ pub(crate) fn assemble_within(
     })
 }
 
-fn draft_of(role: Role, part: &Costed, regions: &Regions, scratch: Scratch, limit: Option<u64>) -> Draft {
-    let micro_batch = || {
-        let whole = sequence::micro_batch(&part.graph, regions);
-        let spilled = limit
-            .and_then(|limit| Spiller::new(&part.graph, &part.facts, scratch, whole.clone())?.within(limit));
-        spilled.map_or(whole, |spilled| spilled.sequence)
-    };
-    let (sequence, gradients) = match role {
-        Role::First => (micro_batch(), Gradients::Replace),
-        Role::Further => (micro_batch(), Gradients::Add),
+/// The limits to try for a schedule, until its layout is as small as it should be. A micro-batch gets what it is given.
+/// What else streams state gets as much, or what a micro-batch takes anyway, and less where the layout of that
+/// is too large.
+fn limits(role: Role, placement: &Placement, limit: Option<u64>, transient: u64) -> Vec<Option<u64>> {
+    match role {
+        Role::First | Role::Further => vec![limit],
+        _ if placement.taken == 0 => vec![None],
+        _ => [10, 8, 6, 0].map(|tenths| Some(limit.unwrap_or(transient) / 10 * tenths)).to_vec(),
+    }
+}
+
+fn draft_of(
+    role: Role,
+    part: &Costed,
+    regions: &Regions,
+    scratch: Scratch,
+    limit: Option<u64>,
+    placement: &Placement,
+) -> Draft {
+    let (whole, gradients) = match role {
+        Role::First => (sequence::micro_batch(&part.graph, regions), Gradients::Replace),
+        Role::Further => (sequence::micro_batch(&part.graph, regions), Gradients::Add),
         Role::Update => (sequence::update(&part.graph), Gradients::Add),
         Role::Evaluate | Role::Generate => (sequence::forward(&part.graph), Gradients::Add),
     };
+    let whole = placement.stream(&part.graph, whole);
+    let spiller = (limit.is_some() || !whole.away.is_empty())
+        .then(|| Spiller::new(&part.graph, &part.facts, scratch, whole.clone()));
+    let limit = limit.unwrap_or(u64::MAX);
+    // A tier that cannot take values as well takes state alone.
+    let spilled =
+        spiller.flatten().and_then(|spiller| spiller.within(limit).or_else(|| spiller.within(u64::MAX)));
+    let sequence = spilled.map_or(whole, |spilled| spilled.sequence);
     draft(role.name(), &part.graph, &sequence, &part.facts, scratch, gradients)
 }
 
-/// Weights first, then gradients, then moments, each in the order of declaration: one range per purpose,
-/// so that a pass over all of them is a pass over consecutive bytes.
-pub(crate) fn place_states(program: &Program, alignment: u64) -> Result<Vec<StateRange>, PlanError> {
-    let mut states: Vec<StateRange> = Vec::new();
-    let mut known: BTreeMap<&str, Type> = BTreeMap::new();
-    for (_, part) in program.roles() {
-        for state in part.graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
-            match known.insert(&state.name, state.ty) {
-                Some(ty) if ty != state.ty => {
-                    return Err(PlanError::StateDiffers { name: state.name.clone() });
-                }
-                Some(_) => {}
-                None => states.push(StateRange {
-                    name: state.name.clone(),
-                    ty: state.ty,
-                    purpose: state_purpose(state.kind),
-                    offset: 0,
-                    bytes: aligned(state.ty.bytes() as u64, alignment),
-                }),
-            }
-        }
-    }
-    states.sort_by_key(|range| range.purpose);
-    let mut next = 0;
-    for range in &mut states {
-        range.offset = next;
-        next += range.bytes;
-    }
-    Ok(states)
-}
-
 /// Writes offsets into the buffers of a draft.
-fn assign(draft: &mut Draft, graph: &Graph, states: &BTreeMap<&str, u64>, base: u64, offsets: &[u64]) {
+fn assign(draft: &mut Draft, graph: &Graph, placement: &Placement, offsets: &[u64]) {
+    let (states, base) = (placement.resident_offsets(), placement.resident_bytes());
     for (buffer, slot) in draft.schedule.buffers.iter_mut().zip(&draft.slot_of) {
         buffer.offset = match (buffer.contents, slot) {
             (_, Some(slot)) => base + offsets[*slot],

@@ -6,6 +6,7 @@
 use std::cell::OnceCell;
 
 use crate::chain::ChainPlanner;
+use crate::offload::Source;
 use crate::plan::Program;
 use crate::problem::Scratch;
 
@@ -15,22 +16,39 @@ pub(crate) struct Prepared {
     pub(crate) program: Program,
     /// Transient bytes up to which the tables answer.
     cap: u64,
-    best: OnceCell<Option<ChainPlanner>>,
-    least: OnceCell<Option<ChainPlanner>>,
+    best: Tables,
+    least: Tables,
+}
+
+/// What was made for one amount of scratch.
+#[derive(Debug, Default)]
+struct Tables {
+    planner: OnceCell<Option<ChainPlanner>>,
+    sources: OnceCell<Vec<Source>>,
 }
 
 impl Prepared {
     pub(crate) fn new(program: Program, cap: u64) -> Prepared {
-        Prepared { program, cap, best: OnceCell::new(), least: OnceCell::new() }
+        Prepared { program, cap, best: Tables::default(), least: Tables::default() }
     }
 
     /// The planner of the chain, if the program is one.
     pub(crate) fn planner(&self, scratch: Scratch) -> Option<&ChainPlanner> {
-        let cell = match scratch {
+        let part = &self.program.train;
+        let new = || ChainPlanner::new(&part.graph, &part.facts, scratch, self.cap);
+        self.tables(scratch).planner.get_or_init(new).as_ref()
+    }
+
+    /// Ways of rebuilding from which values may be sent away.
+    pub(crate) fn sources(&self, scratch: Scratch) -> &[Source] {
+        let new = || Source::all(&self.program.train, scratch, self.planner(scratch));
+        self.tables(scratch).sources.get_or_init(new)
+    }
+
+    fn tables(&self, scratch: Scratch) -> &Tables {
+        match scratch {
             Scratch::Best => &self.best,
             Scratch::Least => &self.least,
-        };
-        let part = &self.program.train;
-        cell.get_or_init(|| ChainPlanner::new(&part.graph, &part.facts, scratch, self.cap)).as_ref()
+        }
     }
 }

@@ -12,16 +12,22 @@
 //! * a copy's bytes are busy from start to wait: nobody writes them, and on the way in nobody reads
 //!   them; copies of one direction are waited for in the order they were started; what comes back
 //!   must have gone out before, whole, and not been written over in the tier since;
+//! * state that is away is held by its tier at first, comes in before it is used, and in the end the tier holds
+//!   the newest bits: who drops what was written without sending it out has lost it;
 //! * named outputs are intact at the end, and no byte lies beyond the arena.
 //!
-//! This module shares no code with the planners: it imports the schedule and the graph only.
+//! This module shares no code with the planners: it imports the schedule and the graph only. The rules of copies
+//! are in `copies`.
 
-use std::collections::{BTreeMap, VecDeque};
+mod copies;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use plimsoll_graph::{Graph, NodeId, Phase, StateKind, Value};
+use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
 
-use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Schedule, Tier};
+use crate::schedule::{Action, Buffer, BufferId, Contents, Direction, Schedule};
+use copies::Copies;
 
 /// Why a schedule must not run. `action` is an index into the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +97,7 @@ pub fn replay(graph: &Graph, schedule: &Schedule, phases: &[Phase], arena: u64) 
         }
     }
     machine.states_lie_apart().map_err(|fault| ReplayError { action: None, fault })?;
+    machine.begin_away().map_err(|fault| ReplayError { action: None, fault })?;
     for (index, action) in schedule.actions.iter().enumerate() {
         machine.step(action).map_err(|fault| ReplayError { action: Some(index), fault })?;
     }
@@ -106,26 +113,14 @@ struct Machine<'a> {
     intact: Vec<u64>,
     /// Version of each state written last in this schedule, if any was.
     version: Vec<Option<u32>>,
+    /// Version that each buffer of state holds: one of several stays can be out of date.
+    held: Vec<Option<u32>>,
+    /// State that has no bytes of its own in the arena.
+    away: BTreeSet<StateId>,
     executions: Vec<u32>,
     /// Whether first writers of gradients add to what is there, once one of them has run.
     adds: Option<bool>,
     copies: Copies,
-}
-
-/// Transfers under way, oldest first, and what tiers hold.
-#[derive(Default)]
-struct Copies {
-    under_way: BTreeMap<Direction, VecDeque<usize>>,
-    /// What arrived in each tier, by its first byte there.
-    arrived: BTreeMap<(Tier, u64), Arrived>,
-}
-
-/// What a range of a tier holds.
-struct Arrived {
-    bytes: u64,
-    contents: Contents,
-    /// Version of state, where it was written in this schedule before it went out.
-    version: Option<u32>,
 }
 
 impl<'a> Machine<'a> {
@@ -136,18 +131,16 @@ impl<'a> Machine<'a> {
             memory: BTreeMap::new(),
             intact: vec![0; schedule.buffers.len()],
             version: vec![None; graph.states().len()],
+            held: vec![None; schedule.buffers.len()],
+            away: schedule.away.iter().map(|away| away.state).collect(),
             executions: vec![0; graph.nodes().len()],
             adds: None,
             copies: Copies::default(),
         };
-        // The caller writes inputs, and state is there from earlier. Anything else must be computed.
-        let supplied = |buffer: &Buffer| match buffer.contents {
-            Contents::State(state) => graph.state(state).kind != StateKind::Transient,
-            Contents::Value(value) => graph.inputs().contains(&value),
-            Contents::Scratch => false,
-        };
+        // The caller writes inputs, and state is there from earlier. Anything else must be computed or come in.
         for (index, buffer) in schedule.buffers.iter().enumerate() {
-            if supplied(buffer) {
+            let given = matches!(buffer.contents, Contents::Value(value) if graph.inputs().contains(&value));
+            if given || machine.resident(buffer.contents) {
                 machine.claim(BufferId(index as u32));
             }
         }
@@ -263,9 +256,13 @@ impl<'a> Machine<'a> {
         }
         if let Some((state, wanted)) = self.graph.value(self.graph.storage(value)).state
             && let Some(there) = self.version[state.index()]
-            && there != wanted
         {
-            return Err(Fault::WrongVersion(format!("{name} is read but version {there} is in its place")));
+            if there != wanted {
+                return Err(Fault::WrongVersion(format!(
+                    "{name} is read but version {there} is in its place"
+                )));
+            }
+            self.up_to_date(id)?;
         }
         match self.busy(id, true) {
             Some(copy) => Err(Fault::Copy(format!("{name} is read before copy {copy} has brought it"))),
@@ -322,9 +319,21 @@ impl<'a> Machine<'a> {
         }
         if !begins && self.intact[id.index()] != self.schedule.buffer(id).bytes {
             let name = &self.graph.state(state).name;
-            return Err(Fault::NotIntact(format!("`{name}` is updated but was written over")));
+            return Err(Fault::NotIntact(format!("`{name}` is updated but is not, or no longer, there")));
         }
-        self.version[state.index()] = Some(next);
+        self.up_to_date(id)?;
+        (self.version[state.index()], self.held[id.index()]) = (Some(next), Some(next));
+        Ok(())
+    }
+
+    /// Refuses a stay of state that another stay has left behind.
+    fn up_to_date(&self, id: BufferId) -> Result<(), Fault> {
+        if let Contents::State(state) = self.schedule.buffer(id).contents
+            && self.held[id.index()] != self.version[state.index()]
+        {
+            let name = &self.graph.state(state).name;
+            return Err(Fault::WrongVersion(format!("buffer {} holds an old version of `{name}`", id.0)));
+        }
         Ok(())
     }
 
@@ -355,85 +364,9 @@ impl<'a> Machine<'a> {
         self.intact[id.index()] = bytes;
     }
 
-    fn copy(&self, index: usize) -> Result<Copy, Fault> {
-        let copy = self.schedule.copies.get(index).copied();
-        copy.filter(|copy| copy.buffer.index() < self.schedule.buffers.len())
-            .ok_or_else(|| Fault::Copy(format!("there is no copy {index}, or no buffer for it")))
-    }
-
-    fn start(&mut self, index: usize) -> Result<(), Fault> {
-        let copy = self.copy(index)?;
-        match copy.direction {
-            Direction::Out => self.start_out(index, copy)?,
-            Direction::In => self.start_in(index, copy)?,
-        }
-        self.copies.under_way.entry(copy.direction).or_default().push_back(index);
-        Ok(())
-    }
-
-    fn start_out(&mut self, index: usize, copy: Copy) -> Result<(), Fault> {
-        if self.intact[copy.buffer.index()] != self.schedule.buffer(copy.buffer).bytes {
-            return Err(Fault::NotIntact(format!("copy {index} sends bytes that are not there")));
-        }
-        if let Some(other) = self.busy(copy.buffer, true) {
-            return Err(Fault::Copy(format!("copy {index} sends what copy {other} has not brought yet")));
-        }
-        let mut others = self.copies.under_way.values().flatten();
-        if let Some(other) = others.find(|&&other| self.share_tier(copy, self.schedule.copies[other])) {
-            return Err(Fault::Copy(format!("copy {index} writes where copy {other} is under way")));
-        }
-        let (first, end) = (copy.tier_offset, copy.tier_offset + self.schedule.buffer(copy.buffer).bytes);
-        self.copies.arrived.retain(|&(tier, offset), there| {
-            tier != copy.tier || offset >= end || offset + there.bytes <= first
-        });
-        Ok(())
-    }
-
-    fn start_in(&mut self, index: usize, copy: Copy) -> Result<(), Fault> {
-        let buffer = self.schedule.buffer(copy.buffer);
-        let there = self.copies.arrived.get(&(copy.tier, copy.tier_offset));
-        let there = there.filter(|there| there.contents == buffer.contents && there.bytes >= buffer.bytes);
-        let Some(there) = there else {
-            return Err(Fault::Copy(format!("copy {index} fetches what has not gone out")));
-        };
-        if there.version != self.version_of(buffer.contents) {
-            return Err(Fault::WrongVersion(format!("copy {index} brings back an old version")));
-        }
-        self.writable(copy.buffer)?;
-        self.claim(copy.buffer);
-        Ok(())
-    }
-
-    fn share_tier(&self, a: Copy, b: Copy) -> bool {
-        let end = |copy: Copy| copy.tier_offset + self.schedule.buffer(copy.buffer).bytes;
-        a.tier == b.tier && a.tier_offset < end(b) && b.tier_offset < end(a)
-    }
-
-    fn version_of(&self, contents: Contents) -> Option<u32> {
-        match contents {
-            Contents::State(state) => self.version[state.index()],
-            Contents::Value(_) | Contents::Scratch => None,
-        }
-    }
-
-    fn wait(&mut self, index: usize) -> Result<(), Fault> {
-        let copy = self.copy(index)?;
-        let queue = self.copies.under_way.entry(copy.direction).or_default();
-        if queue.front() != Some(&index) {
-            return Err(Fault::Copy(format!("copy {index} is waited for out of turn")));
-        }
-        queue.pop_front();
-        if copy.direction == Direction::Out {
-            let Buffer { bytes, contents, .. } = *self.schedule.buffer(copy.buffer);
-            let arrived = Arrived { bytes, contents, version: self.version_of(contents) };
-            self.copies.arrived.insert((copy.tier, copy.tier_offset), arrived);
-        }
-        Ok(())
-    }
-
     fn states_lie_apart(&self) -> Result<(), Fault> {
         let mut ranges: Vec<(u64, u64, u32)> = (self.schedule.buffers.iter().enumerate())
-            .filter(|(_, buffer)| self.outlives(buffer.contents))
+            .filter(|(_, buffer)| self.resident(buffer.contents))
             .map(|(index, buffer)| (buffer.offset, buffer.offset + buffer.bytes, index as u32))
             .collect();
         ranges.sort_unstable();
@@ -469,16 +402,18 @@ impl<'a> Machine<'a> {
         }
         // State is the next schedule's business: nothing may have been written over it.
         for (index, buffer) in self.schedule.buffers.iter().enumerate() {
-            if self.outlives(buffer.contents) && self.intact[index] != buffer.bytes {
+            if self.resident(buffer.contents) && self.intact[index] != buffer.bytes {
                 return Err(Fault::NotIntact(format!("state buffer {index} is written over")));
             }
         }
-        Ok(())
+        self.finish_away()
     }
 
-    /// Whether it is state that other schedules see.
-    fn outlives(&self, contents: Contents) -> bool {
-        matches!(contents, Contents::State(state) if self.graph.state(state).kind != StateKind::Transient)
+    /// Whether it is state that other schedules see, in the arena for good.
+    fn resident(&self, contents: Contents) -> bool {
+        let Contents::State(state) = contents else { return false };
+        let transient = self.graph.state(state).kind == StateKind::Transient;
+        !transient && !self.away.contains(&state)
     }
 
     fn output_intact(&self, value: Value) -> bool {
@@ -486,6 +421,10 @@ impl<'a> Machine<'a> {
             Some((state, _)) => Contents::State(state),
             None => Contents::Value(self.graph.storage(value)),
         };
+        // The caller looks for an output in the arena, where state that is away is not.
+        if matches!(contents, Contents::State(_)) && !self.resident(contents) {
+            return false;
+        }
         let last = self.schedule.buffers.iter().rposition(|buffer| buffer.contents == contents);
         last.is_some_and(|index| self.intact[index] == self.schedule.buffers[index].bytes)
     }

@@ -12,7 +12,7 @@ use crate::names::{forward_names, ranges};
 use crate::plan::{Plan, Program, Role};
 use crate::problem::Facts;
 use crate::regions::{layer_names, layers};
-use crate::schedule::{Action, Direction, Schedule};
+use crate::schedule::{Action, Contents, Direction, Purpose, Schedule};
 use crate::strategy::Strategy;
 
 /// Layers that are treated alike.
@@ -37,8 +37,10 @@ pub struct Report {
     pub layers: Vec<LayerReport>,
     /// Time of what runs again over the time of one forward pass.
     pub recompute_fraction: f64,
-    /// Bytes that leave the device.
+    /// Bytes of values that leave the device.
     pub offload_bytes: u64,
+    /// Bytes of state that live on another tier, for each purpose that has any there.
+    pub state_bytes_away: Vec<(Purpose, u64)>,
     /// `checkpoint` marks of the model that the plan does not follow: only [`Strategy::Manual`] is bound by them.
     pub ignored_marks: usize,
     /// Rows of the tiles in which feed-forward networks are worked on, if they are.
@@ -56,18 +58,30 @@ pub fn report(program: &Program, plan: &Plan) -> Report {
             layers: Vec::new(),
             recompute_fraction: 0.0,
             offload_bytes: 0,
+            state_bytes_away: Vec::new(),
             ignored_marks,
             tile_rows,
         };
     };
     let out = schedule.copies.iter().filter(|copy| copy.direction == Direction::Out);
+    let sent = out.map(|copy| schedule.buffer(copy.buffer));
+    let values = sent.filter(|buffer| matches!(buffer.contents, Contents::Value(_)));
     Report {
         layers: layer_reports(graph, &Fates::of(graph, schedule)),
         recompute_fraction: recompute_fraction(graph, schedule, &program.train.facts, plan),
-        offload_bytes: out.map(|copy| schedule.buffer(copy.buffer).bytes).sum(),
+        offload_bytes: values.map(|buffer| buffer.bytes).sum(),
+        state_bytes_away: state_bytes_away(plan),
         ignored_marks,
         tile_rows,
     }
+}
+
+fn state_bytes_away(plan: &Plan) -> Vec<(Purpose, u64)> {
+    let of = |purpose: Purpose| {
+        let away = plan.states.iter().filter(|range| range.tier.is_some() && range.purpose == purpose);
+        (purpose, away.map(|range| range.bytes).sum())
+    };
+    Purpose::ALL.map(of).into_iter().filter(|&(_, bytes)| bytes > 0).collect()
 }
 
 /// What becomes of the results of forward nodes.

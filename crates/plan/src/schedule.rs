@@ -2,7 +2,7 @@
 //!
 //! A **buffer** is one lifetime of one value, in bytes. A value that is dropped and rebuilt has several;
 //! a view has none of its own; state has one that lasts for the whole schedule and lies at the same
-//! offset in every schedule of a plan.
+//! offset in every schedule of a plan, unless it is [`Away`]: then each of its stays is a buffer.
 //!
 //! Copies between the device and another tier are two actions, so that they can overlap with compute:
 //!
@@ -139,6 +139,20 @@ pub struct Copy {
     pub direction: Direction,
 }
 
+/// State that has no bytes of its own in the arena. A tier holds it before the schedule and after it; where it is used,
+/// it comes in for a stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Away {
+    /// Which.
+    pub state: StateId,
+    /// Where it is.
+    pub tier: Tier,
+    /// First byte in the tier.
+    pub tier_offset: u64,
+    /// Size, rounded up to the device's alignment.
+    pub bytes: u64,
+}
+
 /// One entry of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -186,9 +200,13 @@ impl Space {
         let mut space = Space { arena, ..Space::default() };
         for schedule in schedules {
             space.transfers = space.transfers.max(schedule.copies.len());
-            for copy in &schedule.copies {
-                let end = copy.tier_offset + schedule.buffer(copy.buffer).bytes;
-                let bytes = match copy.tier {
+            let copied = schedule.copies.iter().map(|copy| {
+                let bytes = schedule.buffer(copy.buffer).bytes;
+                (copy.tier, copy.tier_offset + bytes)
+            });
+            let waiting = schedule.away.iter().map(|away| (away.tier, away.tier_offset + away.bytes));
+            for (tier, end) in copied.chain(waiting) {
+                let bytes = match tier {
                     Tier::Host => &mut space.host,
                     Tier::Disk => &mut space.disk,
                 };
@@ -206,10 +224,12 @@ pub struct Schedule {
     pub name: String,
     /// In execution order.
     pub actions: Vec<Action>,
-    /// All buffers; the first ones are state.
+    /// All buffers; the first ones are state, without bytes where it is away.
     pub buffers: Vec<Buffer>,
     /// All transfers.
     pub copies: Vec<Copy>,
+    /// State that is elsewhere before the schedule and after it.
+    pub away: Vec<Away>,
 }
 
 impl Schedule {

@@ -20,7 +20,8 @@ use plimsoll_graph::GraphError;
 
 use crate::attempt::{Attempt, one_rung_above};
 use crate::build::Build;
-use crate::plan::{Plan, PlanError, Program, assemble_within, persistent_bytes};
+use crate::placement::persistent_bytes;
+use crate::plan::{Plan, PlanError, Program, Tiered, assemble_within};
 use crate::prepared::Prepared;
 use crate::problem::Scratch;
 use crate::regions::Regions;
@@ -81,8 +82,8 @@ pub struct Tried {
     pub step_seconds: f64,
     /// For [`Strategy::Auto`], the transient bytes the table was asked for.
     pub rung: Option<u64>,
-    /// Transient bytes above which values wait on another tier, if they do.
-    pub limit: Option<u64>,
+    /// What waits on another tier.
+    pub tiered: Tiered,
 }
 
 /// Why there is no plan.
@@ -216,7 +217,7 @@ impl<B: Build> Searcher<B> {
             let prepared = self.prepare(micro_batch, request.budget)?;
             let attempt = Attempt { request, micro_batch, tiled: false, prepared };
             attempt.named(&Strategy::LADDER, tried)?;
-            attempt.smallest_offloaded(tried)?;
+            attempt.smallest_offloaded(Strategy::None, tried)?;
             self.forget(micro_batch);
             if tried[before..].iter().all(|t| t.arena_bytes > request.budget) {
                 break;
@@ -224,7 +225,7 @@ impl<B: Build> Searcher<B> {
         }
         self.in_tiles(request, |attempt| {
             attempt.named(&Strategy::LADDER, tried)?;
-            attempt.smallest_offloaded(tried)
+            attempt.smallest_offloaded(Strategy::None, tried)
         })?;
         Ok(())
     }
@@ -259,6 +260,7 @@ impl<B: Build> Searcher<B> {
                 attempt.optimal(tried)?;
                 if !fits(tried) {
                     attempt.named(&Strategy::LADDER, tried)?;
+                    attempt.smallest_offloaded(Strategy::None, tried)?;
                 }
             }
             Ok(())
@@ -332,7 +334,7 @@ impl<B: Build> Searcher<B> {
         let cap = if self.keep || program.train.facts.link.is_some() {
             u64::MAX
         } else {
-            one_rung_above(budget.saturating_sub(persistent_bytes(&program)?))
+            one_rung_above(budget.saturating_sub(persistent_bytes(&program, 0)?))
         };
         self.prepared.insert(key, Prepared::new(program, cap));
         Ok(())
@@ -361,7 +363,7 @@ impl<B: Build> Searcher<B> {
         let planned = |rung| prepared.planner(tried.scratch)?.regions(&program.train.graph, rung);
         let regions = tried.rung.and_then(planned);
         let regions = regions.unwrap_or_else(|| Regions::new(&program.train.graph, tried.strategy));
-        let plan = assemble_within(program, &regions, tried.strategy, tried.scratch, tried.limit)?;
+        let plan = assemble_within(program, &regions, tried.strategy, tried.scratch, tried.tiered)?;
         let (program, accumulation) = (program.clone(), request.global_batch / micro_batch);
         self.forget(micro_batch);
         Ok(Choice { plan, program, micro_batch, accumulation, lower_bound_seconds })
@@ -393,7 +395,10 @@ impl<B: Build> Searcher<B> {
             self.forget(micro_batch);
             fitting.extend(own);
         }
-        self.in_tiles(&Request { micro_batch: Some(1), ..open }, |attempt| attempt.optimal(&mut fitting))?;
+        let mut tiled = Vec::new();
+        self.in_tiles(&Request { micro_batch: Some(1), ..open }, |attempt| attempt.optimal(&mut tiled))?;
+        // A strategy that is fixed is not tiled, so what to type is that none is.
+        fitting.extend(tiled.into_iter().map(|tried| Tried { strategy: Strategy::Auto, ..tried }));
         fitting.retain(|t| t.arena_bytes <= request.budget);
         fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
         fitting.dedup_by_key(|t| (t.micro_batch, t.strategy));
@@ -461,17 +466,8 @@ mod tests {
     use super::*;
 
     fn tried(micro_batch: usize, arena_bytes: u64, step_seconds: f64) -> Tried {
-        let (strategy, scratch) = (Strategy::None, Scratch::Best);
-        Tried {
-            micro_batch,
-            tiled: false,
-            strategy,
-            scratch,
-            arena_bytes,
-            step_seconds,
-            rung: None,
-            limit: None,
-        }
+        let (strategy, scratch, tiered) = (Strategy::None, Scratch::Best, Tiered::default());
+        Tried { micro_batch, tiled: false, strategy, scratch, arena_bytes, step_seconds, rung: None, tiered }
     }
 
     #[test]

@@ -6,12 +6,12 @@
 //! Rebuilt values are held if their region is open and else forgotten when the pass leaves the region it
 //! is in. Forgetting only ends a lifetime: the bytes were free from the last read on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_graph::{Graph, Node, NodeId, Phase, Source, StateId, Value};
 
 use crate::regions::{ROOT, Regions};
-use crate::schedule::{Direction, Tier};
+use crate::schedule::{Away, Direction, Tier};
 
 /// Where a node finds an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(crate) struct Transfer {
 }
 
 /// All runs of a schedule, and the value each instance is a lifetime of. Instances of graph inputs come
-/// first: the caller writes them before the first run.
+/// first: the caller writes them before the first run. State that is away has instances too, each a stay.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sequence {
     pub(crate) executions: Vec<Execution>,
@@ -59,6 +59,31 @@ pub(crate) struct Sequence {
     pub(crate) moves: Vec<Move>,
     /// In order; those before one execution as they come.
     pub(crate) transfers: Vec<Transfer>,
+    /// State that a tier holds before the first run and after the last.
+    pub(crate) away: Vec<Away>,
+    /// Bytes of that tier that are state, of this graph or another: what is sent there lies behind them.
+    pub(crate) taken: u64,
+}
+
+impl Sequence {
+    /// The same runs without a lasting place for the state in `away`: each that is used becomes one instance, which
+    /// nothing has brought in yet. State takes the first `taken` bytes of the tier.
+    pub(crate) fn with_away(mut self, graph: &Graph, away: Vec<Away>, taken: u64) -> Sequence {
+        let mut stays: BTreeMap<StateId, Option<usize>> =
+            away.iter().map(|away| (away.state, None)).collect();
+        for execution in &mut self.executions {
+            for place in execution.inputs.iter_mut().chain(&mut execution.outputs) {
+                let Place::State(state) = *place else { continue };
+                let Some(stay) = stays.get_mut(&state) else { continue };
+                let instance = *stay.get_or_insert_with(|| {
+                    self.instances.push(graph.state(state).versions[0]);
+                    self.instances.len() - 1
+                });
+                *place = Place::Instance(instance);
+            }
+        }
+        Sequence { away, taken, ..self }
+    }
 }
 
 /// Forward and backward passes of one micro-batch.

@@ -1,64 +1,70 @@
-//! Values that wait on another tier while nobody reads them, so that the rest fits into fewer bytes.
+//! Values and state that wait on another tier while nobody reads them, so that the rest fits into fewer bytes.
 //!
-//! A value has *gaps*: stretches between two of its readers. In a gap its bytes can be somebody else's:
+//! What is there has *gaps*: stretches between two of its users. In a gap its bytes can be somebody else's:
 //!
 //! ```text
 //!            written        last forward reader          first backward reader
 //! value        w───r────────r · · · · · · · · · · · · · · · · r────r
 //! out            start───────────wait                                      bytes busy until the wait
 //! in                                             start────────wait         bytes busy from the start
+//!
+//! state · · · · · · r────r · · · · · · · · · · · · · · · · r────w · · · ·  away before its first user and behind its
+//! in        start───wait                         start─────wait            last; out only what was written since it
+//! out                                                           start──wait  came in
 //! ```
 //!
-//! *Which gaps* is Belady's rule: go through the runs in order, and wherever more bytes are alive than allowed,
+//! *Which gaps*: those before the first and behind the last user of state that is away, and for the rest Belady's
+//! rule: go through the runs in order, and wherever more bytes are alive than allowed,
 //! send away what is read again last. In training that is what the first layers made, so it is also what was
 //! made first: the way out is in use from the beginning of the forward pass, and the way in from the turn
 //! on, each for as long as compute takes. So the traffic that costs no time is as large as with a quota in every
 //! layer, without room set aside for two layers' transfers; and because whole values of the whole
 //! model are counted, not of one layer, nothing is gained by splitting one.
 //!
-//! *When*: a value goes out as soon as it is made. It is waited for when it should have arrived, or when its bytes
-//! are needed, if that is earlier. It comes back when there is room until its reader, but no earlier than is
-//! useful, and else just before the reader, which then stands still. A value never changes, so it goes out
-//! once, however often it comes back.
-//!
-//! Not here: what is rebuilt instead, which the order of runs has decided.
+//! *When* is decided in `placing`. Not here: what is rebuilt instead, which the order of runs has decided, and which
+//! state is away, which is the placement's.
 
-use std::collections::{BTreeSet, VecDeque};
+mod placing;
+
+use std::collections::BTreeSet;
 
 use plimsoll_graph::{Graph, Value};
 
 use crate::liveness::{Gradients, aligned, draft, live_bytes};
 use crate::problem::{Facts, Link, Scratch};
 use crate::schedule::{Action, Direction, Schedule};
-use crate::sequence::{Move, Place, Sequence, Transfer};
-
-/// Transfers are expected after this many times the time they should take: disks are not punctual.
-const PATIENCE: f64 = 2.0;
+use crate::sequence::{Place, Sequence};
+use placing::Placing;
 
 /// An order of runs whose values may be sent away.
 #[derive(Clone, Debug)]
 pub(crate) struct Spiller {
     link: Link,
     sequence: Sequence,
-    /// Bytes alive during each run when nothing is sent away.
+    /// Bytes alive during each run when only the fixed gaps are used.
     live: Vec<u64>,
     /// Time of each run.
     seconds: Vec<f64>,
-    /// The gaps of all values, the one that ends last first.
+    /// Gaps that may be used, the one that ends last first.
     gaps: Vec<Gap>,
+    /// Gaps that are used in any case: of state before its first user and behind its last.
+    fixed: Vec<Gap>,
+    /// Place in the tier of each instance that is state.
+    homes: Vec<Option<u64>>,
     /// The most bytes alive during one run when every gap is used.
     least: u64,
 }
 
-/// A stretch of runs in which nobody reads an instance.
+/// A stretch of runs in which nobody uses an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gap {
     instance: usize,
     bytes: u64,
-    /// The run that writes the instance.
-    written: usize,
-    /// The last run that uses it before the gap, and the first behind it.
-    after: usize,
+    /// The last run before the gap that writes the instance, if one does.
+    written: Option<usize>,
+    /// The first run of the gap, 0 before the first user of state.
+    from: usize,
+    /// The user that ends it, one past the last run behind the last user of state.
     before: usize,
 }
 
@@ -80,14 +86,26 @@ impl Spiller {
         let named: BTreeSet<Value> = graph.outputs().iter().map(|(_, value)| graph.storage(*value)).collect();
         let size = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
         let worth = |value: Value| size(value) >= link.block && !named.contains(&value);
-        let mut gaps = gaps(&sequence);
-        gaps.retain(|gap| worth(sequence.instances[gap.instance]));
+        let home = |value: &Value| {
+            let (state, _) = graph.value(*value).state?;
+            sequence.away.iter().find(|away| away.state == state).map(|away| away.tier_offset)
+        };
+        let homes: Vec<Option<u64>> = sequence.instances.iter().map(home).collect();
+        let runs = sequence.executions.len();
+        let mut gaps = gaps(&sequence, &homes);
         for gap in &mut gaps {
             gap.bytes = size(sequence.instances[gap.instance]);
         }
+        let (fixed, mut gaps): (Vec<Gap>, Vec<Gap>) =
+            gaps.into_iter().partition(|gap| gap.from == 0 || gap.before == runs);
+        gaps.retain(|gap| worth(sequence.instances[gap.instance]));
         gaps.sort_by(|a, b| (b.before, b.bytes, a.instance).cmp(&(a.before, a.bytes, b.instance)));
-        let (live, seconds) = (live_bytes(&slots), seconds.collect());
-        let mut spiller = Spiller { link, live, seconds, gaps, sequence, least: 0 };
+        let (mut live, seconds) = (live_bytes(&slots), seconds.collect());
+        live.resize(runs, 0);
+        for gap in fixed.iter().filter(|gap| gap.from == 0) {
+            live[..gap.before].iter_mut().for_each(|bytes| *bytes -= gap.bytes);
+        }
+        let mut spiller = Spiller { link, live, seconds, gaps, fixed, homes, sequence, least: 0 };
         spiller.least = spiller.choose(0).1.into_iter().max().unwrap_or(0);
         Some(spiller)
     }
@@ -102,16 +120,25 @@ impl Spiller {
         self.seconds.iter().sum()
     }
 
-    /// The most bytes alive during one run when nothing is sent away.
+    /// The most bytes alive during one run when no more is sent away than must be.
     pub(crate) fn most_bytes(&self) -> u64 {
         self.live.iter().copied().max().unwrap_or(0)
     }
 
     /// No way of keeping at most `limit` bytes alive is faster: what does not fit at the fullest moment has gone
-    /// out before it and comes in behind it.
+    /// out before it and comes in behind it, and state that is away comes in once and goes out if it was written.
     pub(crate) fn lower_bound(&self, limit: u64) -> f64 {
-        let bytes = self.most_bytes().saturating_sub(limit.max(self.least)) as f64;
-        self.busy_seconds().max(bytes / self.link.out_rate + bytes / self.link.in_rate)
+        let bytes = |wanted: fn(&&Gap) -> bool| -> u64 {
+            self.fixed.iter().filter(wanted).map(|gap| gap.bytes).sum()
+        };
+        let (inward, outward) =
+            (bytes(|gap| gap.from == 0), bytes(|gap| gap.from > 0 && gap.written.is_some()));
+        let excess = self.most_bytes().saturating_sub(limit.max(self.least));
+        // State may be dropped where it was not written.
+        let (out, back) = (excess.saturating_sub(inward) as f64, excess as f64);
+        let around = out / self.link.out_rate + back / self.link.in_rate;
+        let moved = (inward as f64 / self.link.in_rate).max(outward as f64 / self.link.out_rate);
+        self.busy_seconds().max(around).max(moved)
     }
 
     /// The order with transfers that keep at most `limit` bytes alive, or as few as can be; none when the tier
@@ -119,24 +146,25 @@ impl Spiller {
     pub(crate) fn within(&self, limit: u64) -> Option<Spilled> {
         let (chosen, live) = self.choose(limit);
         let mut placing = Placing::new(self, &chosen, live, limit)?;
-        for run in 0..self.sequence.executions.len() {
+        for (run, seconds) in self.seconds.iter().enumerate() {
             placing.before(run);
-            placing.clock += self.seconds[run];
+            placing.clock += seconds;
         }
+        placing.close();
         Some(Spilled { seconds: placing.clock, sequence: placing.sequence })
     }
 
     /// Belady's rule: the gaps to use, and the bytes alive during each run outside them.
     fn choose(&self, limit: u64) -> (Vec<Gap>, Vec<u64>) {
         let mut live = self.live.clone();
-        let mut chosen = Vec::new();
+        let mut chosen = self.fixed.clone();
         let mut left: Vec<&Gap> = self.gaps.iter().collect();
         for run in 0..live.len() {
             while live[run] > limit {
-                let around = |gap: &&Gap| gap.after < run && run < gap.before;
+                let around = |gap: &&Gap| gap.from <= run && run < gap.before;
                 let Some(index) = left.iter().position(around) else { break };
                 let gap = left.remove(index);
-                live[gap.after + 1..gap.before].iter_mut().for_each(|bytes| *bytes -= gap.bytes);
+                live[gap.from..gap.before].iter_mut().for_each(|bytes| *bytes -= gap.bytes);
                 chosen.push(*gap);
             }
         }
@@ -144,223 +172,36 @@ impl Spiller {
     }
 }
 
-/// The gaps of all instances that a run writes. Sizes are filled in by the caller.
-fn gaps(sequence: &Sequence) -> Vec<Gap> {
-    let mut used: Vec<Option<(usize, usize)>> = vec![None; sequence.instances.len()];
+/// The gaps of all instances that a run writes or that have a home in the tier. Sizes are filled in by the caller.
+fn gaps(sequence: &Sequence, homes: &[Option<u64>]) -> Vec<Gap> {
     let mut gaps = Vec::new();
+    // The last write of each instance, and the run behind its last use: 0 for state that nobody has used yet.
+    let mut known: Vec<Option<(Option<usize>, usize)>> =
+        homes.iter().map(|home| home.map(|_| (None, 0))).collect();
     for (run, execution) in sequence.executions.iter().enumerate() {
-        for place in &execution.inputs {
+        let inputs = execution.inputs.iter().map(|place| (place, false));
+        for (place, writes) in inputs.chain(execution.outputs.iter().map(|place| (place, true))) {
             let Place::Instance(instance) = *place else { continue };
-            if let Some((written, last)) = used[instance] {
-                if last + 1 < run {
-                    gaps.push(Gap { instance, bytes: 0, written, after: last, before: run });
+            let mut written = None;
+            if let Some((before, from)) = known[instance] {
+                if from < run || from == 0 {
+                    gaps.push(Gap { instance, bytes: 0, written: before, from, before: run });
                 }
-                used[instance] = Some((written, run));
+                written = before;
+            } else if !writes {
+                // An input of the graph: the caller wants it where it wrote it.
+                continue;
             }
+            known[instance] = Some((if writes { Some(run) } else { written }, run + 1));
         }
-        for place in &execution.outputs {
-            if let Place::Instance(instance) = *place {
-                used[instance] = Some((run, run));
-            }
+    }
+    for (instance, known) in known.into_iter().enumerate().filter(|(instance, _)| homes[*instance].is_some())
+    {
+        if let Some((written, from)) = known.filter(|&(_, from)| from > 0) {
+            gaps.push(Gap { instance, bytes: 0, written, from, before: sequence.executions.len() });
         }
     }
     gaps
-}
-
-/// An instance on its way out.
-#[derive(Clone, Copy, Debug)]
-struct Leaving {
-    of: usize,
-    bytes: u64,
-    /// The last run that uses it before it is gone.
-    after: usize,
-    begun: f64,
-    done: f64,
-}
-
-/// The walk that gives transfers their places.
-struct Placing<'a> {
-    link: Link,
-    limit: u64,
-    /// Time of all runs before each one when none stands still.
-    until: Vec<f64>,
-    chosen: &'a [Gap],
-    /// Gaps by the run they follow, and by the run that ends them.
-    begin: Vec<Vec<usize>>,
-    finish: Vec<Vec<usize>>,
-    /// First gaps by the run that writes the instance.
-    made: Vec<Vec<usize>>,
-    /// Move that takes the instance of each gap out, and the one that brings it back.
-    out: Vec<usize>,
-    back: Vec<usize>,
-    /// Bytes alive during each run, what came back early included and what lingers on its way out not.
-    live: Vec<u64>,
-    lingering: u64,
-    leaving: VecDeque<Leaving>,
-    /// Moves whose instance has arrived in the tier.
-    gone: Vec<bool>,
-    /// Gaps that are under way and whose instance has not been sent for, by the run that ends them.
-    wanted: BTreeSet<(usize, usize)>,
-    /// Gaps whose instance is on its way in, with the time it arrives.
-    coming: VecDeque<(usize, f64)>,
-    clock: f64,
-    out_free: f64,
-    in_free: f64,
-    sequence: Sequence,
-}
-
-impl<'a> Placing<'a> {
-    fn new(spiller: &Spiller, chosen: &'a [Gap], live: Vec<u64>, limit: u64) -> Option<Placing<'a>> {
-        let runs = spiller.sequence.executions.len();
-        let until = spiller.seconds.iter().scan(0.0, |sum, seconds| {
-            *sum += seconds;
-            Some(*sum - seconds)
-        });
-        let mut placing = Placing {
-            link: spiller.link,
-            limit,
-            until: until.collect(),
-            chosen,
-            begin: vec![Vec::new(); runs + 1],
-            finish: vec![Vec::new(); runs + 1],
-            made: vec![Vec::new(); runs + 1],
-            out: vec![0; chosen.len()],
-            back: vec![0; chosen.len()],
-            live,
-            lingering: 0,
-            leaving: VecDeque::new(),
-            gone: Vec::new(),
-            wanted: BTreeSet::new(),
-            coming: VecDeque::new(),
-            clock: 0.0,
-            out_free: 0.0,
-            in_free: 0.0,
-            sequence: spiller.sequence.clone(),
-        };
-        placing.split().then_some(placing)
-    }
-
-    /// Gives every gap its moves and its readers an instance of their own; says whether the tier has room.
-    fn split(&mut self) -> bool {
-        let mut order: Vec<usize> = (0..self.chosen.len()).collect();
-        order.sort_by_key(|&gap| (self.chosen[gap].instance, self.chosen[gap].after));
-        // The instances that each split instance consists of from some run on.
-        let mut parts: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.sequence.instances.len()];
-        let (mut sent, mut tier_offset, mut next_offset) = (None, 0, 0);
-        for index in order {
-            let Gap { instance, bytes, written, after, before } = self.chosen[index];
-            let tier = self.link.tier;
-            if sent.is_none_or(|(known, _)| known != instance) {
-                (tier_offset, next_offset) = (next_offset, next_offset + aligned(bytes, self.link.block));
-                self.sequence.moves.push(Move { instance, tier, tier_offset, direction: Direction::Out });
-                sent = Some((instance, self.sequence.moves.len() - 1));
-                self.made[written + 1].push(index);
-            }
-            self.out[index] = sent.map_or(0, |(_, out)| out);
-            let value = self.sequence.instances[instance];
-            self.sequence.instances.push(value);
-            let returned = self.sequence.instances.len() - 1;
-            parts[instance].push((before, returned));
-            let back = Move { instance: returned, tier, tier_offset, direction: Direction::In };
-            self.sequence.moves.push(back);
-            self.back[index] = self.sequence.moves.len() - 1;
-            self.begin[after + 1].push(index);
-            self.finish[before].push(index);
-        }
-        for (run, execution) in self.sequence.executions.iter_mut().enumerate() {
-            for place in &mut execution.inputs {
-                if let Place::Instance(instance) = place
-                    && let Some(&(_, part)) = parts[*instance].iter().rev().find(|(from, _)| *from <= run)
-                {
-                    *instance = part;
-                }
-            }
-        }
-        self.gone = vec![false; self.sequence.moves.len()];
-        next_offset <= self.link.room
-    }
-
-    /// All transfers that come before `run`.
-    fn before(&mut self, run: usize) {
-        for index in std::mem::take(&mut self.begin[run]) {
-            self.wanted.insert((self.chosen[index].before, index));
-            self.lingering += if self.gone[self.out[index]] { 0 } else { self.chosen[index].bytes };
-        }
-        for index in std::mem::take(&mut self.made[run]) {
-            self.start_out(run, index);
-        }
-        while let Some(&first) = self.leaving.front() {
-            let expected = first.begun + PATIENCE * (first.done - first.begun) <= self.clock;
-            let needed = self.lingering > 0 && self.live[run] + self.lingering > self.limit;
-            if !expected && !needed {
-                break;
-            }
-            self.wait_out(run);
-        }
-        while let Some(&(before, index)) = self.wanted.first() {
-            if before != run && !self.is_time(run, index) {
-                break;
-            }
-            self.start_in(run, index);
-        }
-        for index in std::mem::take(&mut self.finish[run]) {
-            while self.coming.iter().any(|&(coming, _)| coming == index) {
-                self.wait_in(run);
-            }
-        }
-    }
-
-    /// Whether the instance of the gap that ends first may be on its way back, and should be: for its own
-    /// reader's sake or for the sake of those that come in behind it.
-    fn is_time(&self, run: usize, index: usize) -> bool {
-        let Gap { bytes, before, .. } = self.chosen[index];
-        let room = |&live: &u64| live + self.lingering + bytes <= self.limit;
-        if !self.gone[self.out[index]] || !self.live[run..before].iter().all(room) {
-            return false;
-        }
-        let mut backlog = (self.in_free - self.clock).max(0.0);
-        self.wanted.iter().any(|&(before, index)| {
-            backlog += self.link.seconds(Direction::In, self.chosen[index].bytes);
-            self.until[before] - self.until[run] <= PATIENCE * backlog
-        })
-    }
-
-    fn start_out(&mut self, run: usize, index: usize) {
-        let Gap { bytes, after, .. } = self.chosen[index];
-        let begun = self.out_free.max(self.clock);
-        self.out_free = begun + self.link.seconds(Direction::Out, bytes);
-        let of = self.out[index];
-        self.leaving.push_back(Leaving { of, bytes, after, begun: self.clock, done: self.out_free });
-        self.sequence.transfers.push(Transfer { before: run, of, begins: true });
-    }
-
-    /// Waits for the oldest instance on its way out.
-    fn wait_out(&mut self, run: usize) {
-        let Some(Leaving { of, bytes, after, done, .. }) = self.leaving.pop_front() else { return };
-        self.clock = self.clock.max(done);
-        self.lingering -= if after < run { bytes } else { 0 };
-        self.gone[of] = true;
-        self.sequence.transfers.push(Transfer { before: run, of, begins: false });
-    }
-
-    fn start_in(&mut self, run: usize, index: usize) {
-        let Gap { bytes, before, .. } = self.chosen[index];
-        while !self.gone[self.out[index]] {
-            self.wait_out(run);
-        }
-        self.wanted.remove(&(before, index));
-        self.live[run..before].iter_mut().for_each(|live| *live += bytes);
-        self.in_free = self.in_free.max(self.clock) + self.link.seconds(Direction::In, bytes);
-        self.coming.push_back((index, self.in_free));
-        self.sequence.transfers.push(Transfer { before: run, of: self.back[index], begins: true });
-    }
-
-    /// Waits for the oldest instance on its way in.
-    fn wait_in(&mut self, run: usize) {
-        let Some((index, done)) = self.coming.pop_front() else { return };
-        self.clock = self.clock.max(done);
-        self.sequence.transfers.push(Transfer { before: run, of: self.back[index], begins: false });
-    }
 }
 
 /// Predicted time of a schedule: runs one after another, transfers beside them, one at a time each way.

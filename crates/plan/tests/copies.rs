@@ -94,6 +94,7 @@ fn schedule(graph: &Graph, order: &[Step]) -> Schedule {
             buffer(value(3), 0),
         ],
         copies: vec![copy(A, Direction::Out, 0), copy(A_AGAIN, Direction::In, 0), copy(B, Direction::Out, 1)],
+        away: Vec::new(),
     }
 }
 
@@ -311,6 +312,7 @@ fn state_that_changed_since_it_went_out_is_not_brought_back() {
             actions,
             buffers: vec![buffer(Contents::State(state), 0), buffer(Contents::Value(x), 1)],
             copies: vec![copy(Direction::Out), copy(Direction::In)],
+            away: Vec::new(),
         };
         replay(&graph, &schedule, &[Phase::Forward], ARENA).map_err(|error| error.fault)
     };

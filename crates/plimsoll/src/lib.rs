@@ -58,11 +58,11 @@ pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};
     pub use plimsoll_plan::dag;
     pub use plimsoll_plan::{
-        Action, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
+        Action, Away, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
         CsvFault, Direction, Effort, Facts, Fault, GradientReport, LayerReport, Layout, Link, NodeFacts,
         PlanError, Point, Purpose, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher,
-        Slot, Space, Span, StateRange, Table, Tier, Tried, Workspace, gradients, largest, layout, plan,
-        replay, report, search, solve, spans, spread, timeline, try_all,
+        Slot, Space, Span, StateRange, Table, Tier, Tiered, Tried, Workspace, gradients, largest, layout,
+        plan, replay, report, search, solve, spans, spread, timeline, try_all,
     };
 }
 

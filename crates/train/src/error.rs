@@ -26,7 +26,7 @@ pub enum TrainError {
         /// The whole budget and how it divides.
         budget: Box<Budget>,
         /// The smallest plan of what was asked for.
-        smallest: Tried,
+        smallest: Box<Tried>,
         /// Plans that would fit if less were fixed.
         hints: Vec<Tried>,
         /// What would fit without a limit on the gradient norm, if that is what it takes.
@@ -75,9 +75,12 @@ impl TrainError {
     /// What a search under `budget` that found nothing means to the user.
     pub fn search(error: SearchError, budget: &Budget) -> TrainError {
         match error {
-            SearchError::Budget { smallest, hints, .. } => {
-                TrainError::Budget { budget: Box::new(*budget), smallest, hints, unlimited: None }
-            }
+            SearchError::Budget { smallest, hints, .. } => TrainError::Budget {
+                budget: Box::new(*budget),
+                smallest: Box::new(smallest),
+                hints,
+                unlimited: None,
+            },
             SearchError::Graph(error) => TrainError::Graph(error),
             other => TrainError::Plan(other),
         }

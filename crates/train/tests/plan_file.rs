@@ -74,8 +74,8 @@ fn what_differs_is_named() {
     assert!(larger.contains("state `--global-batch 2`"), "{larger}");
     let tight = refused(&model(2), &Options { memory: Some(1 << 20), ..asked.clone() }, &text);
     assert!(tight.contains("the budget is 1.00 MiB; plan again"), "{tight}");
-    let newer = refused(&model(2), &asked, &text.replace("\"plimsoll_plan\":1", "\"plimsoll_plan\":2"));
-    assert!(newer.contains("a plan of version 2, and this build reads version 1"), "{newer}");
+    let newer = refused(&model(2), &asked, &text.replace("\"plimsoll_plan\":2", "\"plimsoll_plan\":3"));
+    assert!(newer.contains("a plan of version 3, and this build reads version 2"), "{newer}");
     let mut other = planned.choice.program.clone();
     other.train.facts.alignment *= 2;
     let error = Saved::parse(&text).unwrap().for_program(other).unwrap_err();

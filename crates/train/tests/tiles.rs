@@ -7,7 +7,7 @@
 use plimsoll_exec::{CpuDevice, Device};
 use plimsoll_graph::Graph;
 use plimsoll_model::{Architecture, Lora, Targets};
-use plimsoll_plan::{Build, Choice, Request, SearchError, search};
+use plimsoll_plan::{Build, Choice, Request, SearchError, Strategy, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{LanguageModel, Options, Planned, Programs, Run, plan_from_file, program};
 
@@ -133,6 +133,21 @@ fn more_memory_is_never_slower_and_tiles_are_given_up_when_they_cost_time() {
     }
     println!("{with_tiles} of 25 budgets are met in tiles");
     assert!((1..25).contains(&with_tiles));
+}
+
+#[test]
+fn a_fixed_strategy_is_not_tiled_and_the_hint_that_lets_go_of_it_works() {
+    let case = Case::new(llama(SIZE));
+    let budget = least(|budget| case.plan(budget));
+    let device = CpuDevice::new(THREADS).unwrap();
+    let facts = |graph: &Graph| device.facts(graph);
+    let programs = || Programs { model: &case.model, facts, options: &case.options };
+    let fixed = Request { strategy: Some(Strategy::Full), ..Case::request(budget) };
+    let SearchError::Budget { hints, .. } = search(fixed, programs()).unwrap_err() else { panic!() };
+    let [hint] = hints[..] else { panic!("{hints:?}") };
+    assert_eq!((hint.micro_batch, hint.strategy, hint.tiled), (1, Strategy::Auto, true));
+    let typed = Request { strategy: Some(hint.strategy), micro_batch: Some(hint.micro_batch), ..fixed };
+    assert!(search(typed, programs()).unwrap().plan.arena_bytes <= budget);
 }
 
 #[test]

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use plimsoll_graph::{Graph, Node, Op, Type, work};
-use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, Schedule, Space};
+use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
 
 use crate::arena::Arena;
 use crate::cpu::{Call, DiskTier, Operand, Pool, Scratch, run, workspace};
-use crate::device::Device;
+use crate::device::{Device, no_tier};
 use crate::error::ExecError;
 use crate::timings::{Rates, Timings};
 
@@ -202,6 +202,14 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn write_tier(&mut self, tier: Tier, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        self.tier(tier)?.write(offset, bytes)
+    }
+
+    fn read_tier(&self, tier: Tier, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.tier(tier)?.read(offset, bytes)
+    }
+
     fn run(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
         let result = self.act(prepared, action);
         if let (Err(_), Some(disk)) = (&result, &self.disk) {
@@ -217,6 +225,11 @@ impl Device for CpuDevice {
 }
 
 impl CpuDevice {
+    fn tier(&self, tier: Tier) -> Result<&DiskTier, ExecError> {
+        let disk = self.disk.as_ref().filter(|_| tier == Tier::Disk);
+        disk.ok_or_else(|| no_tier(&self.name(), tier))
+    }
+
     fn act(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
         let no_disk =
             || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());

@@ -84,7 +84,7 @@ impl DiskTier {
     ///
     /// # Errors
     ///
-    /// When more transfers are under way than the tier was made for.
+    /// When more transfers are under way than the tier was made for, or the disk has failed.
     ///
     /// # Safety
     ///
@@ -175,6 +175,9 @@ impl Lane {
 
     fn push(&self, transfer: Transfer) -> Result<u64, ExecError> {
         let mut state = self.shared.lock();
+        if let Some(fault) = &state.fault {
+            return Err(ExecError::Device(fault.clone()));
+        }
         let place = (state.started % state.ring.len() as u64) as usize;
         if state.started - state.done >= state.ring.len() as u64 {
             return Err(ExecError::Device("more transfers under way than were planned".into()));

@@ -11,6 +11,7 @@ mod cast;
 mod conv;
 mod device;
 mod disk;
+mod disk_ranges;
 mod disk_speed;
 mod dropout;
 mod elementwise;

@@ -10,7 +10,8 @@ use plimsoll_model::{Architecture, Bert, Gpt2, Lora, Preset};
 
 use crate::chain::ChainPlanner;
 use crate::chain::extract::Chain;
-use crate::plan::{Costed, Program, assemble, persistent_bytes, plan};
+use crate::placement::persistent_bytes;
+use crate::plan::{Costed, Program, assemble, plan};
 use crate::problem::{Facts, NodeFacts, Scratch, Workspace};
 use crate::search::{Request, SearchError, search};
 use crate::strategy::Strategy;
@@ -91,7 +92,7 @@ fn check(name: &str, program: &Program, count: usize) {
     let (most, options) = (planner.most_bytes().unwrap(), planner.options.list.len());
     println!("{name}: {options} options, table in {:.3} s", start.elapsed().as_secs_f64());
     println!("memory   bytes used   arena   overhead %   gap %");
-    let persistent = persistent_bytes(program).unwrap();
+    let persistent = persistent_bytes(program, 0).unwrap();
     let everything_once = planner.seconds(most);
     let mut before = f64::INFINITY;
     for bytes in grid(&planner, count) {
@@ -247,7 +248,7 @@ fn the_search_over_all_micro_batches_takes_under_two_seconds() {
     let planner = ChainPlanner::new(&one.train.graph, &one.train.facts, Scratch::Best, u64::MAX).unwrap();
     let whole = planner.most_bytes().unwrap();
     for share in [0.2, 4.0] {
-        let budget = persistent_bytes(&one).unwrap() + (whole as f64 * share) as u64;
+        let budget = persistent_bytes(&one, 0).unwrap() + (whole as f64 * share) as u64;
         let request = Request { global_batch: 32, micro_batch: None, strategy: None, budget, slack: 0.0 };
         let start = Instant::now();
         let choice = search(request, |rows| Ok(program(&model, rows, 4096))).unwrap();

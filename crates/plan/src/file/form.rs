@@ -3,20 +3,23 @@
 //! ```text
 //! buffer   [contents, id, purpose, bytes, offset, start, end]     contents: 0 value, 1 state, 2 scratch
 //! copy     [buffer, tier, tier offset, direction]                 tier: 0 host, 1 disk; direction: 0 out, 1 in
+//! away     [state, tier, tier offset, bytes]
 //! run      [0, node, [inputs], [outputs], scratch or null, added outputs as bits]
 //! start    [1, copy]        wait   [2, copy]
 //! ```
 //!
 //! Reading checks that every number means something; [`sound`] checks what the judge takes for granted, because a
 //! planner cannot get it wrong: that ids exist, that bytes are aligned, that kernels get their scratch, that state
-//! is where the plan says. The rest is the judge's.
+//! is where the plan says and nothing else is sent there. The rest is the judge's.
+
+use std::collections::BTreeMap;
 
 use plimsoll_graph::{NodeId, StateId, Value as GraphValue};
 use serde_json::{Map, Value, json};
 
 use super::{FileError, persistent, purpose};
-use crate::plan::{Costed, Plan};
-use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Direction, Schedule, Tier};
+use crate::plan::{Costed, Plan, StateRange};
+use crate::schedule::{Action, Away, Buffer, BufferId, Contents, Copy, Direction, Schedule, Tier};
 
 pub(super) fn field(place: &str, expected: &'static str) -> FileError {
     FileError::Field { place: place.to_owned(), expected }
@@ -53,6 +56,7 @@ pub(super) fn schedule(schedule: &Schedule) -> Value {
     json!({
         "buffers": schedule.buffers.iter().map(buffer).collect::<Vec<_>>(),
         "copies": schedule.copies.iter().map(copy).collect::<Vec<_>>(),
+        "away": schedule.away.iter().map(away).collect::<Vec<_>>(),
         "actions": schedule.actions.iter().map(action).collect::<Vec<_>>(),
     })
 }
@@ -66,8 +70,22 @@ fn buffer(buffer: &Buffer) -> Value {
     json!([contents, id, buffer.purpose as usize, buffer.bytes, buffer.offset, buffer.start, buffer.end])
 }
 
+fn away(away: &Away) -> Value {
+    json!([away.state.0, tier_number(away.tier), away.tier_offset, away.bytes])
+}
+
+/// The number of a tier in rows.
+pub(super) fn tier_number(tier: Tier) -> u64 {
+    u64::from(tier == Tier::Disk)
+}
+
+/// The tier of a number.
+pub(super) fn tier(number: u64) -> Option<Tier> {
+    [Tier::Host, Tier::Disk].get(usize::try_from(number).ok()?).copied()
+}
+
 fn copy(copy: &Copy) -> Value {
-    let tier = usize::from(copy.tier == Tier::Disk);
+    let tier = tier_number(copy.tier);
     json!([copy.buffer.0, tier, copy.tier_offset, usize::from(copy.direction == Direction::In)])
 }
 
@@ -91,14 +109,22 @@ pub(super) fn parse_schedule(name: &str, json: &Value) -> Result<Schedule, FileE
             .ok_or_else(|| field(&format!("schedules.{name}.{what}"), "a list"))
     };
     let at = |what: &str, row: usize| format!("schedules.{name}.{what}[{row}]");
-    let mut schedule =
-        Schedule { name: name.to_owned(), actions: Vec::new(), buffers: Vec::new(), copies: Vec::new() };
+    let mut schedule = Schedule {
+        name: name.to_owned(),
+        actions: Vec::new(),
+        buffers: Vec::new(),
+        copies: Vec::new(),
+        away: Vec::new(),
+    };
     for (row, json) in rows("buffers")?.iter().enumerate() {
         let buffer = parse_buffer(json).ok_or_else(|| field(&at("buffers", row), "a buffer"))?;
         schedule.buffers.push(buffer);
     }
     for (row, json) in rows("copies")?.iter().enumerate() {
         schedule.copies.push(parse_copy(json).ok_or_else(|| field(&at("copies", row), "a copy"))?);
+    }
+    for (row, json) in rows("away")?.iter().enumerate() {
+        schedule.away.push(parse_away(json).ok_or_else(|| field(&at("away", row), "state of a tier"))?);
     }
     for (row, json) in rows("actions")?.iter().enumerate() {
         schedule.actions.push(parse_action(json).ok_or_else(|| field(&at("actions", row), "an action"))?);
@@ -125,10 +151,16 @@ fn parse_copy(json: &Value) -> Option<Copy> {
     let [buffer, tier, tier_offset, direction] = numbers?[..] else { return None };
     Some(Copy {
         buffer: BufferId(u32::try_from(buffer).ok()?),
-        tier: *[Tier::Host, Tier::Disk].get(usize::try_from(tier).ok()?)?,
+        tier: self::tier(tier)?,
         tier_offset,
         direction: *[Direction::Out, Direction::In].get(usize::try_from(direction).ok()?)?,
     })
+}
+
+fn parse_away(json: &Value) -> Option<Away> {
+    let numbers: Option<Vec<u64>> = json.as_array()?.iter().map(Value::as_u64).collect();
+    let [state, tier, tier_offset, bytes] = numbers?[..] else { return None };
+    Some(Away { state: StateId(u32::try_from(state).ok()?), tier: self::tier(tier)?, tier_offset, bytes })
 }
 
 fn parse_action(json: &Value) -> Option<Action> {
@@ -150,17 +182,40 @@ fn parse_action(json: &Value) -> Option<Action> {
     }
 }
 
+/// Checks that state is away in a schedule where it is away in the plan, and nowhere else.
+fn waits_where_it_lives(part: &Costed, schedule: &Schedule, plan: &Plan) -> Result<(), FileError> {
+    let place = format!("schedules.{}.away", schedule.name);
+    let found: BTreeMap<Option<&str>, (Tier, u64, u64)> = (schedule.away.iter())
+        .map(|away| {
+            let name = persistent(part, Contents::State(away.state));
+            (name, (away.tier, away.tier_offset, away.bytes))
+        })
+        .collect();
+    let here = |range: &&StateRange| part.graph.state_named(&range.name).is_some();
+    let expected: BTreeMap<Option<&str>, (Tier, u64, u64)> = (plan.states.iter().filter(here))
+        .filter_map(|range| Some((Some(range.name.as_str()), (range.tier?, range.offset, range.bytes))))
+        .collect();
+    if found != expected || found.len() != schedule.away.len() {
+        return Err(field(&place, "the state that `states` has in a tier"));
+    }
+    Ok(())
+}
+
 /// Checks what the judge takes for granted of a schedule for `part`.
 pub(super) fn sound(part: &Costed, schedule: &Schedule, plan: &Plan) -> Result<(), FileError> {
     let place = |what: &str, row: usize| format!("schedules.{}.{what}[{row}]", schedule.name);
     for (row, buffer) in schedule.buffers.iter().enumerate() {
         let wrong = |expected| Err(field(&place("buffers", row), expected));
+        let range = persistent(part, buffer.contents).and_then(|name| plan.state(name));
+        let away = range.is_some_and(|range| range.tier.is_some());
+        let own = row < part.graph.states().len();
         let known = match buffer.contents {
-            Contents::Value(value) => value.index() < part.graph.value_count(),
-            Contents::State(state) => state.index() == row && row < part.graph.states().len(),
-            Contents::Scratch => true,
+            Contents::Value(value) => !own && value.index() < part.graph.value_count(),
+            Contents::State(state) if own => state.index() == row,
+            Contents::State(_) => away,
+            Contents::Scratch => !own,
         };
-        if !known || (row < part.graph.states().len() && !matches!(buffer.contents, Contents::State(_))) {
+        if !known {
             return wrong("a buffer of this program, states first");
         }
         let end = buffer.offset.checked_add(buffer.bytes);
@@ -173,9 +228,9 @@ pub(super) fn sound(part: &Costed, schedule: &Schedule, plan: &Plan) -> Result<(
         if !(buffer.offset | buffer.bytes).is_multiple_of(part.facts.alignment) {
             return wrong("aligned as the device wants it");
         }
-        if let Some(name) = persistent(part, buffer.contents) {
-            let range = plan.state(name);
-            if range.is_none_or(|range| (range.offset, range.bytes) != (buffer.offset, buffer.bytes)) {
+        if persistent(part, buffer.contents).is_some() && !away {
+            let here = |range: &StateRange| (range.offset, range.bytes) == (buffer.offset, buffer.bytes);
+            if !range.is_some_and(here) {
                 return wrong("where `states` has it");
             }
         }
@@ -183,10 +238,17 @@ pub(super) fn sound(part: &Costed, schedule: &Schedule, plan: &Plan) -> Result<(
     for (row, copy) in schedule.copies.iter().enumerate() {
         let buffer = schedule.buffers.get(copy.buffer.index());
         let end = buffer.and_then(|buffer| copy.tier_offset.checked_add(buffer.bytes));
-        if end.is_none_or(|end| end > 1 << 50) {
+        let (Some(buffer), Some(end)) = (buffer, end.filter(|&end| end <= 1 << 50)) else {
             return Err(field(&place("copies", row), "a copy of a buffer of the schedule"));
+        };
+        let name = persistent(part, buffer.contents);
+        let others = plan.states.iter().filter(|range| name != Some(&range.name));
+        let mut others = others.filter(|range| range.tier == Some(copy.tier));
+        if others.any(|range| range.offset < end && copy.tier_offset < range.offset + range.bytes) {
+            return Err(field(&place("copies", row), "a copy to where no other state is"));
         }
     }
+    waits_where_it_lives(part, schedule, plan)?;
     for (row, action) in schedule.actions.iter().enumerate() {
         let Action::Run { node, workspace, .. } = action else { continue };
         let Some(facts) = part.facts.nodes.get(node.index()) else {

@@ -1,7 +1,7 @@
 //! Plans as files: made once, looked at, run later.
 //!
 //! ```json
-//! {"plimsoll_plan": 1, "hash": "…", "plan": {"graphs": {"train": "…"}, "device": "…", "schedules": {…}, …}}
+//! {"plimsoll_plan": 2, "hash": "…", "plan": {"graphs": {"train": "…"}, "device": "…", "schedules": {…}, …}}
 //! ```
 //!
 //! A plan is good for the graphs and the device it was made for, so the file holds a hash of each graph's text form
@@ -19,7 +19,8 @@ use std::fmt::{self, Write as _};
 use plimsoll_graph::{StateKind, name_hash};
 use serde_json::{Map, Value, json};
 
-use crate::plan::{ByPurpose, Costed, Plan, Program, StateRange, place_states};
+use crate::placement::Placement;
+use crate::plan::{ByPurpose, Costed, Plan, Program, StateRange};
 use crate::problem::Scratch;
 use crate::replay::{ReplayError, replay};
 use crate::schedule::{Contents, Purpose};
@@ -27,7 +28,7 @@ use crate::search::Choice;
 use crate::strategy::Strategy;
 
 /// The form this version writes and reads.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Why a file is not a plan that may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,8 +94,10 @@ pub fn write(choice: &Choice, budget: u64) -> String {
         .iter()
         .map(|(role, schedule)| (role.name().to_owned(), form::schedule(schedule)))
         .collect();
-    let states: Vec<Value> =
-        plan.states.iter().map(|range| json!([range.name, range.offset, range.bytes])).collect();
+    let state = |range: &StateRange| {
+        json!([range.name, range.offset, range.bytes, range.tier.map(form::tier_number)])
+    };
+    let states: Vec<Value> = plan.states.iter().map(state).collect();
     let body = json!({
         "graphs": graph_hashes(program),
         "device": device_hash(program),
@@ -247,7 +250,7 @@ impl Saved {
     /// The ranges of the program, where the file puts them.
     fn states(&self, program: &Program) -> Result<Vec<StateRange>, FileError> {
         let wrong = || form::field("states", "the program's state, in its order");
-        let mut ranges = place_states(program, program.train.facts.alignment).map_err(|_| wrong())?;
+        let mut ranges = Placement::new(program, 0).map_err(|_| wrong())?.states;
         let saved = form::list(&self.body, "states")?;
         if saved.len() != ranges.len() {
             return Err(wrong());
@@ -257,6 +260,13 @@ impl Saved {
             if saved.get(0).and_then(Value::as_str) != Some(&range.name)
                 || saved[2].as_u64() != Some(range.bytes)
             {
+                return Err(wrong());
+            }
+            range.tier = match &saved[3] {
+                Value::Null => None,
+                number => Some(number.as_u64().and_then(form::tier).ok_or_else(wrong)?),
+            };
+            if offset > 1 << 50 {
                 return Err(wrong());
             }
             range.offset = offset;

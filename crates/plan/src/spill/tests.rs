@@ -5,7 +5,8 @@ use plimsoll_graph::{differentiate, fuse, work};
 use plimsoll_model::Preset;
 
 use super::*;
-use crate::plan::{Costed, Program, assemble_within, persistent_bytes};
+use crate::placement::persistent_bytes;
+use crate::plan::{Costed, Program, Tiered, assemble_within};
 use crate::problem::{NodeFacts, Workspace};
 use crate::regions::Regions;
 use crate::search::{Choice, Request, SearchError, search};
@@ -48,7 +49,7 @@ fn spiller(program: &Program, strategy: Strategy) -> Spiller {
 fn every_limit_is_kept_and_the_judge_and_the_clock_agree() {
     for rate in [1e8, 2e9] {
         let program = program(2, rate);
-        let persistent = persistent_bytes(&program).unwrap();
+        let persistent = persistent_bytes(&program, 0).unwrap();
         for strategy in [Strategy::None, Strategy::Selective, Strategy::Full, Strategy::Minimal] {
             let spiller = spiller(&program, strategy);
             let (least, most) = (spiller.least_bytes(), spiller.most_bytes());
@@ -58,7 +59,8 @@ fn every_limit_is_kept_and_the_judge_and_the_clock_agree() {
                 let spilled = spiller.within(limit).unwrap();
                 assert!(spilled.seconds >= spiller.lower_bound(limit) * (1.0 - 1e-12));
                 // The judge has the last word in there.
-                let plan = assemble_within(&program, &regions, strategy, Scratch::Best, Some(limit)).unwrap();
+                let tiered = Tiered { limit: Some(limit), away: 0 };
+                let plan = assemble_within(&program, &regions, strategy, Scratch::Best, tiered).unwrap();
                 assert!(plan.liveness_bound - persistent <= limit, "{strategy} in {limit}");
                 assert!((plan.micro_batch_seconds / spilled.seconds - 1.0).abs() < 1e-9, "{strategy}");
             }

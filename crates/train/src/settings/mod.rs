@@ -129,7 +129,7 @@ settings! {
         recompute: String, "STRATEGY";
         /// true is --recompute full and false is --recompute none; where both are given, --recompute decides
         gradient_checkpointing: bool, "BOOL";
-        /// disk, or host for a described device: where values may wait that do not fit [default: nowhere]
+        /// disk, or host for a described device: where values and state may wait that do not fit [default: nowhere]
         offload: String, "TIER";
         /// Folder for the nameless file that --offload disk reserves [default: the current folder]
         offload_folder: PathBuf, "PATH";

@@ -1,0 +1,157 @@
+//! Numbers as bytes of a device: encoded and decoded a piece at a time, without a copy of the whole.
+
+use half::{bf16, f16};
+use plimsoll_graph::{DType, Type};
+use plimsoll_plan::Tier;
+
+use crate::device::Device;
+use crate::engine::Data;
+use crate::error::ExecError;
+
+/// Elements initialised, or moved to or from a tier, at a time: bounded, because the bytes are outside the arena.
+pub(crate) const PIECE: usize = 16 << 10;
+/// Elements moved to or from the arena at a time: few, because inputs pass here in every step, and on the stack.
+const SMALL_PIECE: usize = 256;
+/// Bytes of the widest element.
+const WIDEST: usize = 4;
+
+/// A range that the caller writes or reads, of the arena or of a tier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) ty: Type,
+    pub(crate) tier: Option<Tier>,
+    pub(crate) offset: u64,
+}
+
+impl Place {
+    /// The same from its byte `first` on.
+    pub(crate) fn from(self, first: u64) -> Place {
+        Place { offset: self.offset + first, ..self }
+    }
+
+    pub(crate) fn read<D: Device>(self, device: &D, bytes: &mut [u8]) -> Result<(), ExecError> {
+        match self.tier {
+            None => device.read(self.offset, bytes),
+            Some(tier) => device.read_tier(tier, self.offset, bytes),
+        }
+    }
+
+    pub(crate) fn write<D: Device>(self, device: &mut D, bytes: &[u8]) -> Result<(), ExecError> {
+        match self.tier {
+            None => device.write(self.offset, bytes),
+            Some(tier) => device.write_tier(tier, self.offset, bytes),
+        }
+    }
+
+    /// Calls `body` with a buffer for so many elements at a time.
+    fn with_piece<T>(self, body: impl FnOnce(&mut [u8], usize) -> T) -> T {
+        match self.tier {
+            None => body(&mut [0; WIDEST * SMALL_PIECE], SMALL_PIECE),
+            // A transfer takes time beside that of its bytes, so there are fewer of them.
+            Some(_) => body(&mut vec![0; WIDEST * PIECE], PIECE),
+        }
+    }
+}
+
+/// Refuses a range that is not all there.
+pub(crate) fn fits(name: &str, place: Place, first: usize, count: usize) -> Result<(), ExecError> {
+    if first + count > place.ty.shape.elements() {
+        return Err(ExecError::Mismatch(format!(
+            "`{name}` is {}, asked for {count} numbers from {first}",
+            place.ty
+        )));
+    }
+    Ok(())
+}
+
+/// Reads elements `first …` of a range of any type.
+pub(crate) fn read_numbers<D: Device>(
+    device: &D,
+    name: &str,
+    place: Place,
+    first: usize,
+    values: &mut [f32],
+) -> Result<(), ExecError> {
+    fits(name, place, first, values.len())?;
+    let (dtype, width) = (place.ty.dtype, place.ty.dtype.bytes());
+    place.with_piece(|bytes, elements| {
+        for (piece, values) in values.chunks_mut(elements).enumerate() {
+            let bytes = &mut bytes[..width * values.len()];
+            place.from((width * (first + elements * piece)) as u64).read(device, bytes)?;
+            for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(width)) {
+                *value = decode(dtype, bytes);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Writes an input of a graph, which is of the type of `data`.
+pub(crate) fn write<D: Device>(device: &mut D, place: Place, data: Data) -> Result<(), ExecError> {
+    match data {
+        Data::F32(values) => {
+            write_each(device, place, 0, values, |value, bytes| encode(DType::F32, value, bytes))
+        }
+        Data::I32(values) => {
+            write_each(device, place, 0, values, |value, bytes| bytes.copy_from_slice(&value.to_ne_bytes()))
+        }
+    }
+}
+
+/// Writes elements `first …` of a range of any float type or code.
+pub(crate) fn write_numbers<D: Device>(
+    device: &mut D,
+    place: Place,
+    first: usize,
+    values: &[f32],
+) -> Result<(), ExecError> {
+    let dtype = place.ty.dtype;
+    write_each(device, place, first, values, |value, bytes| encode(dtype, value, bytes))
+}
+
+/// Writes elements in pieces.
+fn write_each<T: Copy, D: Device>(
+    device: &mut D,
+    place: Place,
+    first: usize,
+    values: &[T],
+    encode: impl Fn(T, &mut [u8]),
+) -> Result<(), ExecError> {
+    let width = place.ty.dtype.bytes();
+    place.with_piece(|bytes, elements| {
+        for (piece, values) in values.chunks(elements).enumerate() {
+            let bytes = &mut bytes[..width * values.len()];
+            for (bytes, &value) in bytes.chunks_exact_mut(width).zip(values) {
+                encode(value, bytes);
+            }
+            place.from((width * (first + elements * piece)) as u64).write(device, bytes)?;
+        }
+        Ok(())
+    })
+}
+
+/// The bytes of an element, as many as its type has.
+fn encode(dtype: DType, value: f32, bytes: &mut [u8]) {
+    match dtype {
+        DType::F32 => bytes.copy_from_slice(&value.to_ne_bytes()),
+        DType::Bf16 => bytes.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
+        DType::F16 => bytes.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
+        DType::I32 => bytes.copy_from_slice(&(value.round_ties_even() as i32).to_ne_bytes()),
+        DType::I16 => bytes.copy_from_slice(&(value.round_ties_even() as i16).to_ne_bytes()),
+        DType::U8 => bytes.copy_from_slice(&[value.round_ties_even() as u8]),
+    }
+}
+
+/// The element that `bytes`, as many as its type has, hold.
+fn decode(dtype: DType, bytes: &[u8]) -> f32 {
+    let pair = || [bytes[0], bytes[1]];
+    let quad = || [bytes[0], bytes[1], bytes[2], bytes[3]];
+    match dtype {
+        DType::F32 => f32::from_ne_bytes(quad()),
+        DType::Bf16 => bf16::from_ne_bytes(pair()).to_f32(),
+        DType::F16 => f16::from_ne_bytes(pair()).to_f32(),
+        DType::I32 => i32::from_ne_bytes(quad()) as f32,
+        DType::I16 => f32::from(i16::from_ne_bytes(pair())),
+        DType::U8 => f32::from(bytes[0]),
+    }
+}

@@ -1,0 +1,90 @@
+//! State by name, wherever it lives: what loads, saves and looks at weights and moments goes through here.
+//!
+//! State in the arena is a range of it. State that is away is a range of a tier, read and written there between
+//! schedules, a bounded piece at a time: no second copy of it is ever in memory.
+
+use plimsoll_graph::{Graph, StateKind, Type};
+
+use crate::device::Device;
+use crate::elements::{PIECE, Place, fits, read_numbers, write_numbers};
+use crate::engine::Engine;
+use crate::error::ExecError;
+use crate::init;
+
+impl<D: Device> Engine<D> {
+    /// Names and types of all state.
+    pub fn states(&self) -> impl Iterator<Item = (&str, Type)> {
+        self.states.iter().map(|(name, place)| (name.as_str(), place.ty))
+    }
+
+    /// Reads state from element `first` on, as f32, which holds every element type of state exactly.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state or it is shorter.
+    pub fn read_state(&self, name: &str, first: usize, values: &mut [f32]) -> Result<(), ExecError> {
+        read_numbers(&self.device, name, self.state(name)?, first, values)
+    }
+
+    /// Writes state from element `first` on, rounded to nearest even where it is stored in fewer bits.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state or it is shorter.
+    pub fn write_state(&mut self, name: &str, first: usize, values: &[f32]) -> Result<(), ExecError> {
+        let place = self.state(name)?;
+        fits(name, place, first, values.len())?;
+        write_numbers(&mut self.device, place, first, values)
+    }
+
+    /// Reads state as it is stored, whatever its element type, from byte `first` on.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state or it is shorter.
+    pub fn read_state_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.state_bytes(name, first, bytes.len())?.read(&self.device, bytes)
+    }
+
+    /// Writes state as it is to be stored, from byte `first` on.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state or it is shorter.
+    pub fn write_state_bytes(&mut self, name: &str, first: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        self.state_bytes(name, first, bytes.len())?.write(&mut self.device, bytes)
+    }
+
+    /// The place of `count` bytes of a state, from its byte `first` on.
+    fn state_bytes(&self, name: &str, first: u64, count: usize) -> Result<Place, ExecError> {
+        let place = self.state(name)?;
+        if first + count as u64 > place.ty.bytes() as u64 {
+            let ty = place.ty;
+            return Err(ExecError::Mismatch(format!(
+                "`{name}` is {ty}, asked for {count} bytes from {first}"
+            )));
+        }
+        Ok(place.from(first))
+    }
+
+    fn state(&self, name: &str) -> Result<Place, ExecError> {
+        let place = self.states.get(name).copied();
+        place.ok_or_else(|| ExecError::Mismatch(format!("there is no state `{name}`")))
+    }
+
+    /// Fills in what the state of a graph holds before the first step.
+    pub(crate) fn initialise(&mut self, graph: &Graph, seed: u64) -> Result<(), ExecError> {
+        let mut piece = vec![0.0; PIECE];
+        // A transient gradient is there only while a schedule runs.
+        for state in graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
+            let place = self.state(&state.name)?;
+            let elements = state.ty.shape.elements();
+            for first in (0..elements).step_by(PIECE) {
+                let values = &mut piece[..PIECE.min(elements - first)];
+                init::fill(&state.init, &state.name, seed, first, values);
+                write_numbers(&mut self.device, place, first, values)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+//! What the search promises where state may live elsewhere: the judge passes every placement, limits are kept, times
+//! are those of an account of its own, and more memory is never slower.
+
+use plimsoll_graph::op::{AdamW, Moments, Stored, Weights};
+use plimsoll_graph::{
+    DType, Graph, Op, Phase, StateId, StateKind, differentiate, fuse, gradient_name, interleave, work,
+};
+use plimsoll_model::Preset;
+
+use super::*;
+use crate::liveness::bound;
+use crate::plan::{Plan, Program};
+use crate::problem::{Facts, Link, NodeFacts, Workspace};
+use crate::schedule::{Purpose, Tier};
+use crate::search::{Choice, Request, search};
+
+fn link(rate: f64) -> Link {
+    let (tier, room, block) = (Tier::Host, 1 << 40, 4096);
+    Link { tier, room, block, out_rate: rate, in_rate: rate, latency: 1e-6 }
+}
+
+/// Appends an update with two moments for every parameter.
+fn with_update(mut graph: Graph, in_backward: bool) -> Graph {
+    graph.set_phase(Phase::Update);
+    let [lr, step, scale] = ["lr", "step", "scale_of_update"].map(|name| graph.input(name, [], DType::F32));
+    for parameter in (0..graph.states().len() as u32).map(StateId) {
+        let name = graph.state(parameter).name.clone();
+        let Some(gradient) = graph.state_named(&gradient_name(&name)) else { continue };
+        let stored = Stored { weights: Weights::F32, moments: Moments::F32 };
+        let op = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.0, stored };
+        let update = graph.apply_all(Op::AdamW(op), &[graph.newest(gradient), lr, step, scale]);
+        graph.write_state(update, 0, parameter);
+        for (output, moment) in [(1, "m"), (2, "v")] {
+            let name = format!("{moment}.{name}");
+            graph.state_range(&name, graph.ty(graph.node(update).outputs[output]), StateKind::Moment);
+            let state = graph.state_named(&name).unwrap();
+            graph.write_state(update, output, state);
+        }
+        if in_backward {
+            graph.make_transient(gradient);
+        }
+    }
+    if in_backward { interleave(graph).unwrap() } else { graph.finish().unwrap() }
+}
+
+fn costed(graph: Graph, link: Option<Link>) -> Costed {
+    let facts = |node: &plimsoll_graph::Node| {
+        let work = work(&node.op, &graph.input_types(node), &graph.output_types(node));
+        let seconds = work.matmul_flops / 100e9 + work.bytes / 12e9 + 3e-6;
+        NodeFacts { seconds, lean_seconds: seconds, workspace: Workspace::exactly(4096) }
+    };
+    let nodes = graph.nodes().iter().map(facts).collect();
+    Costed { facts: Facts { alignment: 64, nodes, link }, graph }
+}
+
+fn program(rows: usize, link: Option<Link>, in_backward: bool) -> Program {
+    let preset = Preset::from_name("tiny").unwrap();
+    let forward = preset.model.training(rows, preset.seq).unwrap();
+    let loss = forward.output_named("loss").unwrap();
+    let graph = fuse(differentiate(&forward, loss).unwrap()).unwrap();
+    let evaluate = Some(costed(forward, link));
+    Program { train: costed(with_update(graph, in_backward), link), evaluate, generate: None }
+}
+
+/// Bytes of state that are away.
+fn gone(plan: &Plan) -> u64 {
+    plan.states.iter().filter(|range| range.tier.is_some()).map(|range| range.bytes).sum()
+}
+
+#[test]
+fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_said_to_take() {
+    for in_backward in [false, true] {
+        let program = program(2, Some(link(1e9)), in_backward);
+        let part = &program.train;
+        for strategy in [Strategy::None, Strategy::Full] {
+            let regions = Regions::new(&part.graph, strategy);
+            for bytes in rungs(&program).unwrap().into_iter().rev().step_by(3) {
+                let placement = Placement::new(&program, bytes).unwrap();
+                let sequence = placement.stream(&part.graph, micro_batch(&part.graph, &regions));
+                let spiller = Spiller::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap();
+                let (least, most) = (spiller.least_bytes(), spiller.most_bytes());
+                for share in [0, 4, 10] {
+                    let limit = least + (most - least) * share / 10;
+                    let spilled = spiller.within(limit).unwrap();
+                    assert!(spilled.seconds >= spiller.lower_bound(limit) * (1.0 - 1e-12));
+                    let tiered = Tiered { limit: Some(limit), away: bytes };
+                    // The judge has the last word in there.
+                    let plan = assemble_within(&program, &regions, strategy, Scratch::Best, tiered).unwrap();
+                    let (graph, facts) = (&part.graph, &part.facts);
+                    let draft = draft("", graph, &spilled.sequence, facts, Scratch::Best, Gradients::Add);
+                    let alive = bound(&draft.slots);
+                    assert!(alive <= limit, "{strategy}, {bytes} away: {alive} bytes in {limit}");
+                    assert!((plan.micro_batch_seconds / spilled.seconds - 1.0).abs() < 1e-9);
+                    assert!(gone(&plan) >= bytes, "{} of {bytes} bytes are away", gone(&plan));
+                }
+            }
+        }
+    }
+}
+
+/// Searches with the micro-batch pinned.
+fn find(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
+    let request = Request { global_batch: 4, micro_batch: Some(2), strategy: None, budget, slack: 0.0 };
+    search(request, |rows| Ok(program(rows, link, false)))
+}
+
+fn smallest(link: Option<Link>) -> u64 {
+    match find(link, 1) {
+        Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
+        other => panic!("a plan in one byte: {other:?}"),
+    }
+}
+
+#[test]
+fn state_leaves_when_it_must_and_more_memory_is_never_slower() {
+    let most = find(None, u64::MAX).unwrap().plan.arena_bytes;
+    let state: u64 = find(None, u64::MAX).unwrap().plan.states.iter().map(|range| range.bytes).sum();
+    for rate in [1e8, 4e9] {
+        let link = Some(link(rate));
+        let least = smallest(link);
+        assert!(least < state, "{least} bytes where state alone has {state}");
+        let mut before = f64::INFINITY;
+        let mut left = Vec::new();
+        for index in 0..10 {
+            let budget = least + (most - least) * index / 9;
+            let choice = find(link, budget).unwrap();
+            let seconds = choice.plan.step_seconds(choice.accumulation);
+            assert!(choice.plan.arena_bytes <= budget, "{} of {budget}", choice.plan.arena_bytes);
+            assert!(seconds <= before * (1.0 + 1e-12), "{budget} bytes: {seconds} s, before {before} s");
+            let bound = choice.lower_bound_seconds.unwrap();
+            assert!(seconds >= bound * (1.0 - 1e-12), "{budget} bytes: {seconds} s, bound {bound} s");
+            assert!(budget >= state || gone(&choice.plan) > 0);
+            left.push(gone(&choice.plan));
+            before = seconds;
+        }
+        assert_eq!(left.last(), Some(&0), "nothing leaves where all of it fits");
+    }
+}
+
+#[test]
+fn the_optimizer_leaves_first_and_gradients_last_and_a_full_tier_keeps_what_it_has_room_for() {
+    let order = |link: Link, bytes| {
+        let program = program(2, Some(link), false);
+        let plan = Placement::new(&program, bytes).unwrap();
+        let away = |purpose| {
+            let away = plan.states.iter().filter(|range| range.tier.is_some() && range.purpose == purpose);
+            away.map(|range| range.bytes).sum::<u64>()
+        };
+        ([Purpose::Optimizer, Purpose::Weights, Purpose::Gradients].map(away), plan.taken)
+    };
+    let ([optimizer, weights, gradients], taken) = order(link(1e9), u64::MAX);
+    assert!(optimizer > 0 && weights > 0 && gradients > 0 && taken >= optimizer + weights + gradients);
+    assert_eq!(order(link(1e9), optimizer).0, [optimizer, 0, 0]);
+    assert_eq!(order(link(1e9), optimizer + weights).0, [optimizer, weights, 0]);
+    let full = Link { room: optimizer / 2, ..link(1e9) };
+    let ([less, ..], taken) = order(full, u64::MAX);
+    assert!(taken <= full.room && less < optimizer && less > 0);
+}

@@ -1,0 +1,244 @@
+//! Training in less memory than the state alone has: moments, weights and gradient sums live on a disk and come in for
+//! their stays.
+//! The bits are those of a run without limits, the measured peak is the planned one, and what is saved, resumed,
+//! evaluated and generated is right.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "the table is what a reader wants to see")]
+
+use plimsoll_exec::CpuDevice;
+use plimsoll_graph::StateKind;
+use plimsoll_model::{Lora, Preset};
+use plimsoll_plan::{Choice, Link, Purpose, Request, Role, SearchError, Tier, file, report, search};
+use plimsoll_train::budget::{Budget, Origin};
+use plimsoll_train::data::{Batches, Order, Source, Text};
+use plimsoll_train::files::{Form, ModelFolder};
+use plimsoll_train::lr::{Decay, Lr};
+use plimsoll_train::{LanguageModel, Optimizer, Options, Planned, Run, Trainer, Update, program};
+use tempfile::TempDir;
+
+#[path = "support/resume.rs"]
+mod running;
+mod support;
+use running::{bits, latest, open, save, take, write_text};
+use support::{Batch, Size, gpt2};
+
+const ROWS: usize = 4;
+const STEPS: usize = 2;
+const LR: f32 = 1e-2;
+
+/// A disk of a stated speed, so that the same plans are made on every machine.
+const DISK: Link =
+    Link { tier: Tier::Disk, room: 1 << 30, block: 4096, out_rate: 1e9, in_rate: 1e9, latency: 1e-4 };
+
+/// A model and how it is trained.
+struct Case {
+    model: LanguageModel,
+    options: Options,
+}
+
+impl Case {
+    fn new(options: Options) -> Case {
+        let Preset { model, seq, .. } = Preset::from_name("tiny").unwrap();
+        let model = LanguageModel {
+            architecture: model,
+            seq_len: seq,
+            documents: false,
+            generate: false,
+            lora: None,
+        };
+        Case { model, options: Options { global_batch: ROWS, threads: 2, ..options } }
+    }
+
+    fn device(&self, link: Option<Link>) -> CpuDevice {
+        let device = CpuDevice::new(self.options.threads).unwrap();
+        match link {
+            Some(link) => device.with_offload(std::env::temp_dir(), link),
+            None => device,
+        }
+    }
+
+    /// The plan for an arena of `budget` bytes with the micro-batch pinned.
+    fn plan(&self, link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
+        let device = self.device(link);
+        let in_backward = self.options.update != Update::Separate;
+        let micro_batch = Some(if in_backward { ROWS } else { ROWS / 2 });
+        let request = Request { global_batch: ROWS, micro_batch, strategy: None, budget, slack: 0.0 };
+        search(request, |rows| program(&self.model, &device, &self.options, rows))
+    }
+
+    fn smallest(&self, link: Option<Link>) -> u64 {
+        match self.plan(link, 1) {
+            Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
+            other => panic!("a plan in one byte: {other:?}"),
+        }
+    }
+
+    fn start(&self, choice: Choice) -> Run {
+        let link = choice.program.train.facts.link;
+        let total = choice.plan.arena_bytes;
+        let budget = Budget { total, outside: 0, origin: Origin::Stated, ceiling: None };
+        Run::start(self.device(link), Planned { choice, budget }, 7).unwrap()
+    }
+
+    /// Trains by a plan; every loss, every norm, what evaluation and generation say, and all that outlives a step.
+    fn train(&self, choice: Choice) -> Vec<u32> {
+        let (arena, vocab) = (choice.plan.arena_bytes, self.model.architecture.vocab());
+        let mut run = self.start(choice);
+        let mut numbers = Vec::new();
+        for step in 0..STEPS {
+            let batch = Batch::synthetic(ROWS, self.model.seq_len, vocab, false, step);
+            run.begin(LR);
+            numbers.extend(batch.backward(&mut run));
+            numbers.push(run.step(LR).unwrap());
+            if self.options.evaluate {
+                let (scale, rows) = (batch.scale(), run.micro_batch());
+                numbers
+                    .extend(batch.micro_batches(rows, &scale).map(|inputs| run.evaluate(&inputs).unwrap()));
+            }
+            if self.model.generate {
+                let mut logits = vec![0.0; vocab];
+                run.generate(&batch.tokens[..self.model.seq_len], 5, &mut logits).unwrap();
+                numbers.extend(logits);
+            }
+        }
+        assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
+        assert!(run.engine().device().arena().unwrap().guard_is_intact(), "bytes behind the arena");
+        let lasting = run.states_of(|kind| !matches!(kind, StateKind::Gradient));
+        let lasting: Vec<String> = lasting.map(|(name, _)| name.to_owned()).collect();
+        numbers.extend(lasting.iter().flat_map(|name| run.state(name).unwrap()));
+        numbers.into_iter().map(f32::to_bits).collect()
+    }
+
+    /// Trains in budgets below what the state alone has, and returns what was away in the smallest and the largest.
+    fn check(&self, name: &str) -> [Vec<(Purpose, u64)>; 2] {
+        let unlimited = self.plan(None, u64::MAX).unwrap();
+        let state: u64 = unlimited.plan.states.iter().map(|range| range.bytes).sum();
+        let expected = self.train(unlimited);
+        let least = self.smallest(Some(DISK));
+        assert!(least < state, "{name}: {least} bytes with a disk, {state} of state");
+        let away = [least, u64::midpoint(least, state), state].map(|budget| {
+            assert!(self.plan(None, budget).is_err(), "{name}: {budget} bytes need no disk");
+            let choice = self.plan(Some(DISK), budget).unwrap();
+            let report = report(&choice.program, &choice.plan);
+            println!(
+                "{name}: budget {budget} of {state}, away {:?}, {} bytes of values sent, {:.4} s a step",
+                report.state_bytes_away,
+                report.offload_bytes,
+                choice.plan.step_seconds(choice.accumulation)
+            );
+            assert!(choice.plan.arena_bytes <= budget && !report.state_bytes_away.is_empty());
+            assert!(self.train(choice) == expected, "{name}: other bits in {budget} bytes");
+            report.state_bytes_away
+        });
+        let [smallest, _, largest] = away;
+        [smallest, largest]
+    }
+}
+
+fn of(away: &[(Purpose, u64)], purpose: Purpose) -> u64 {
+    away.iter().filter(|(known, _)| *known == purpose).map(|(_, bytes)| bytes).sum()
+}
+
+#[test]
+fn moments_leave_first_then_weights_then_gradients_and_no_bit_changes() {
+    let mut case = Case::new(Options { evaluate: true, ..Options::default() });
+    case.model.generate = true;
+    let [smallest, largest] = case.check("separate");
+    assert!(of(&largest, Purpose::Optimizer) > 0);
+    assert_eq!(of(&largest, Purpose::Gradients), 0);
+    for purpose in [Purpose::Optimizer, Purpose::Weights, Purpose::Gradients] {
+        assert!(of(&smallest, purpose) > 0, "{}", purpose.name());
+    }
+}
+
+#[test]
+fn updates_inside_the_backward_pass_find_their_state_in_one_pass_and_in_two() {
+    let optimizer = Optimizer { max_grad_norm: None, ..Optimizer::default() };
+    let one = Options { optimizer, update: Update::InBackward, ..Options::default() };
+    let [_, largest] = Case::new(one).check("in the backward pass");
+    assert!(of(&largest, Purpose::Optimizer) > 0);
+    let two = Options { update: Update::TwoPass, ..Options::default() };
+    let [_, largest] = Case::new(two).check("in two passes");
+    assert!(of(&largest, Purpose::Optimizer) > 0);
+}
+
+#[test]
+fn frozen_weights_under_adapters_leave_and_are_never_written() {
+    let mut case = Case::new(Options::default());
+    case.model.lora = Some(Lora { rank: 4, ..Lora::default() });
+    let [smallest, largest] = case.check("adapters");
+    assert!(of(&largest, Purpose::Weights) > 0);
+    let choice = case.plan(Some(DISK), case.smallest(Some(DISK))).unwrap();
+    let update = &choice.plan.schedules[&Role::Update];
+    let moved: u64 = update.copies.iter().map(|copy| update.buffer(copy.buffer).bytes).sum();
+    assert!(moved < of(&smallest, Purpose::Weights) / 2, "an update moves {moved} bytes");
+}
+
+#[test]
+fn a_plan_file_says_where_state_lives_and_is_not_believed_when_it_lies() {
+    let case = Case::new(Options::default());
+    let choice = case.plan(Some(DISK), case.smallest(Some(DISK))).unwrap();
+    let text = file::write(&choice, choice.plan.arena_bytes);
+    let read = file::Saved::parse(&text).unwrap().for_program(choice.program.clone()).unwrap();
+    assert_eq!(read.plan.states, choice.plan.states);
+    assert_eq!(read.plan.schedules, choice.plan.schedules);
+    // One state moved onto its neighbour, and one that a schedule thinks is at home.
+    let first = choice.plan.states.iter().position(|range| range.tier.is_some()).unwrap();
+    let refused = |choice: &Choice| {
+        let saved = file::Saved::parse(&file::write(choice, choice.plan.arena_bytes)).unwrap();
+        saved.for_program(choice.program.clone()).unwrap_err().to_string()
+    };
+    let mut moved = choice.clone();
+    moved.plan.states[first].offset += 4096;
+    assert!(refused(&moved).contains("must be a copy to where no other state is"), "{}", refused(&moved));
+    let mut forgotten = choice.clone();
+    forgotten.plan.schedules.get_mut(&Role::Update).unwrap().away.pop();
+    let expected = "`schedules.update.away` must be the state that `states` has in a tier";
+    assert_eq!(refused(&forgotten), expected);
+    assert_eq!(case.train(read), case.train(choice));
+}
+
+/// A trainer on a text, in a plan of `budget` bytes.
+fn trainer(link: Option<Link>, budget: u64, text: &std::path::Path) -> Trainer<CpuDevice> {
+    let size = Size { vocab: 259, seq: 16, width: 32, layers: 2, ffn: 64, dropout: 0.1 };
+    let mut case = Case::new(Options::default());
+    case.model.architecture = gpt2(size);
+    case.model.seq_len = size.seq;
+    let budget = if budget == 0 { case.smallest(link) } else { budget };
+    let run = case.start(case.plan(link, budget).unwrap());
+    let text = Text::open(text, size.seq, size.vocab, Order::Shuffled { seed: 7 }).unwrap();
+    let batches = Batches::new(Source::Text(text), ROWS as u64, run.micro_batch());
+    Trainer::new(run, batches, Lr { peak: 1e-2, warmup_steps: 2, max_steps: 100, decay: Decay::Cosine })
+}
+
+#[test]
+fn checkpoints_and_models_are_the_same_wherever_the_state_lives() {
+    let folder = TempDir::new().unwrap();
+    let text = write_text(folder.path());
+    let mut whole = trainer(None, u64::MAX, &text);
+    take(&mut whole, 6);
+    for (first_link, second_link) in [(Some(DISK), None), (None, Some(DISK)), (Some(DISK), Some(DISK))] {
+        let output = folder.path().join(format!("{}-{}", first_link.is_some(), second_link.is_some()));
+        let budget = |link: Option<Link>| if link.is_some() { 0 } else { u64::MAX };
+        let mut first = trainer(first_link, budget(first_link), &text);
+        let away = first.run().plan().states.iter().filter(|range| range.tier.is_some()).count();
+        assert_eq!(away > 10, first_link.is_some(), "{away} states are away");
+        take(&mut first, 3);
+        let checkpoints = open(&output, None).unwrap();
+        save(&first, &checkpoints);
+        let mut second = trainer(second_link, budget(second_link), &text);
+        second.resume(&checkpoints, &latest(&checkpoints).unwrap()).unwrap();
+        take(&mut second, 3);
+        assert_eq!(bits(&second), bits(&whole));
+        // The saved model, read by a run whose weights are elsewhere again.
+        let model = output.join("model");
+        std::fs::create_dir_all(&model).unwrap();
+        second.run().save_weights(&model, &Form::default()).unwrap();
+        let mut reader = trainer(first_link, budget(first_link), &text);
+        reader.run_mut().load_weights(&ModelFolder::open(&model).unwrap(), &Form::default()).unwrap();
+        for (name, _) in whole.run().parameters(true) {
+            assert_eq!(reader.run().state(name).unwrap(), whole.run().state(name).unwrap(), "{name}");
+        }
+    }
+}
