@@ -66,13 +66,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if !json {
         say(&summary(&end, session.summary.planned.budget.total))?;
     }
-    match page? {
-        Some(page) if !json => say(&format!("the report is in {page}\n"))?,
-        _ => {}
+    if let (Ok(Some(page)), false) = (&page, json) {
+        say(&format!("the report is in {page}\n"))?;
     }
     if let Some(kept) = &kept {
         kept.finish(&config, &mut session, &end)?;
     }
+    // What was trained is written whatever else went wrong.
+    page?;
     session.judge(&end)
 }
 
@@ -180,7 +181,7 @@ impl Session {
         result.inspect_err(|_| progress.abandon())
     }
 
-    /// Whether the promise was kept. Asked last: what was trained is worth keeping whatever the answer.
+    /// Whether the promise was kept.
     pub(crate) fn judge(&self, end: &EndRecord) -> Result<(), Failure> {
         // A run that goes on after its last step takes none, and uses the arena for its state alone.
         let stepped = self.trainer.run().steps() != self.before;

@@ -16,13 +16,14 @@ pub(super) const STATE: &str = "trainer_state.json";
 const FORMAT: u32 = 1;
 
 /// Facts that a run which goes on may change: they are said, not refused.
-pub const CHANGEABLE: [&str; 11] = [
+pub const CHANGEABLE: [&str; 12] = [
     "learning_rate",
     "warmup_steps",
     "warmup_ratio",
     "max_steps",
     "num_train_epochs",
     "momentum",
+    "nesterov",
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",

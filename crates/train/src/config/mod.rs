@@ -290,6 +290,7 @@ impl Config {
             ("max_steps", whole(effective.max_steps)),
             ("num_train_epochs", number(effective.num_train_epochs)),
             ("momentum", number(effective.momentum)),
+            ("nesterov", effective.nesterov.map(|nesterov| nesterov.to_string())),
             ("adam_beta1", number(effective.adam_beta1)),
             ("adam_beta2", number(effective.adam_beta2)),
             ("adam_epsilon", number(effective.adam_epsilon)),
