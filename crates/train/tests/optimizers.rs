@@ -275,7 +275,7 @@ fn state_takes_the_bytes_one_computes_by_hand() {
     }
 }
 
-/// ZeRO's count for AdamW is 16 bytes a parameter: in f32 4 + 4 + 8; in mixed precision 2 + 2 + 12, of which the
+/// `ZeRO`'s count for `AdamW` is 16 bytes a parameter: in f32 4 + 4 + 8; in mixed precision 2 + 2 + 12, of which the
 /// 16-bit weight is the upper half of the master copy here and takes nothing.
 #[test]
 fn a_parameter_takes_sixteen_bytes_as_published_and_two_less_where_halves_are_shared() {
