@@ -129,7 +129,8 @@ pub(crate) struct TrainArgs {
     /// Write one line of JSON for each record to standard output
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print the settings with all defaults as a file for --settings, and do nothing else
+    /// Print the settings with their defaults, but for what the plan and the length of the run decide, as a file for
+    /// --settings, and do nothing else
     #[arg(long)]
     pub(crate) print_config: bool,
     /// Run the plan in FILE, which `plan --out` wrote for the same settings

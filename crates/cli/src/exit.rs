@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll::TrainError;
 use plimsoll::training::memory::MemoryError;
@@ -31,6 +32,22 @@ impl fmt::Display for Failure {
 impl<E: Into<TrainError>> From<E> for Failure {
     fn from(error: E) -> Failure {
         Failure::Train(error.into())
+    }
+}
+
+/// Whether the command goes on when nobody reads what it says.
+static UNHEARD: AtomicBool = AtomicBool::new(false);
+
+/// From now on there is something to keep, which is worth more than being heard: what nobody reads is not said.
+pub(crate) fn go_on_unheard() {
+    UNHEARD.store(true, Ordering::Relaxed);
+}
+
+/// What has come of saying something.
+pub(crate) fn said(written: io::Result<()>) -> Result<(), Failure> {
+    match written.map_err(|error| Failure::output(&error)) {
+        Err(Failure::Unread) if UNHEARD.load(Ordering::Relaxed) => Ok(()),
+        result => result,
     }
 }
 

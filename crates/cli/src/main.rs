@@ -8,6 +8,7 @@ mod curve;
 mod exit;
 mod home;
 mod json;
+mod keeping;
 mod outputs;
 mod page;
 mod progress;
@@ -20,11 +21,21 @@ mod write_file;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
 
 use args::{Args, Command};
+use plimsoll::TrainError;
+use plimsoll::training::settings::known_elsewhere;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { error.exit() };
+            let Some(instead) = known_elsewhere(flag) else { error.exit() };
+            return exit::code(Err(TrainError::Config(instead).into()));
+        }
+    };
     let result = match &args.command {
         Command::Demo(demo) => commands::demo::run(demo),
         Command::Plan(plan) => commands::plan::run(plan),

@@ -21,6 +21,9 @@ use crate::commands::train::Session;
 use crate::exit::Failure;
 use crate::json;
 
+/// What there may be in the folder beside checkpoints, before the trained model.
+pub(crate) const NAMES: [&str; 4] = ["metrics.jsonl", "metrics.jsonl.part", "report.html", "tensorboard"];
+
 /// What a run writes besides what it shows.
 pub(crate) struct Outputs<'a> {
     config: &'a OutputConfig,

@@ -47,8 +47,9 @@ fn flag(setting: &'static Setting) -> Arg {
         .help_heading(heading(setting.section));
     let arg = if setting.name.contains('_') { arg.alias(setting.name) } else { arg };
     match setting.kind {
-        Kind::Text | Kind::Whole => arg,
-        Kind::Number => arg.allow_negative_numbers(true),
+        Kind::Text => arg,
+        // Those that must not be negative are told so by the library.
+        Kind::Whole | Kind::Number => arg.allow_negative_numbers(true),
         Kind::Switch => arg.num_args(0..=1).default_missing_value("true"),
         Kind::List => arg.action(ArgAction::Append),
     }

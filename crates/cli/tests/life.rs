@@ -166,6 +166,135 @@ fn a_terminated_run_ends_its_step_saves_and_goes_on_later() {
 }
 
 #[test]
+fn a_run_that_is_terminated_in_a_long_evaluation_saves_at_once() {
+    let home = Home::new();
+    // Hours of validation after the second step.
+    let child = spawned(
+        &home,
+        "train --memory 64MiB --max-steps 4 --eval-steps 2 --max-eval-samples 10000000 --output-dir out",
+    );
+    wait_for_steps(&home, "out", 2);
+    sleep(Duration::from_millis(300));
+    let clock = Instant::now();
+    signal(&child, "TERM");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", texts(&output).1);
+    assert!(clock.elapsed() < Duration::from_secs(10), "{:?}", clock.elapsed());
+    let state = home.json("out/checkpoint-2/trainer_state.json");
+    assert_eq!(state["progress"]["owes_evaluation"], true);
+}
+
+#[test]
+fn a_run_that_nobody_listens_to_goes_on_where_it_keeps_its_result() {
+    let home = Home::with_model();
+    let deaf = |arguments: &str| {
+        let mut child =
+            home.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop((child.stdout.take(), child.stderr.take()));
+        child.wait().unwrap()
+    };
+    for (out, json) in [("a", ""), ("b", "--json")] {
+        assert!(deaf(&training(6, &format!("--output-dir {out} {json}"))).success());
+        assert_eq!(home.losses(out).len(), 6);
+        assert!(home.path(&format!("{out}/checkpoint-6")).exists());
+    }
+    assert_eq!(weights(&home, "a"), weights(&home, "b"));
+    // With nothing to keep there is no reason to go on: hours, here.
+    assert!(deaf("train --max-steps 10000000 --json").success());
+}
+
+#[test]
+fn a_run_goes_on_with_the_micro_batches_it_had_where_they_fit() {
+    let home = Home::with_model();
+    let train = |memory: &str, rest: &str| {
+        home.done(&format!(
+            "train --model model --data text.txt --max-steps 8 --seq-len 32 --global-batch 64 --recompute none --threads 1 --report-to none \
+             --memory {memory} {rest}"
+        ))
+        .1
+    };
+    let micro_batch = |run: &str| {
+        home.json(&format!("{run}/checkpoint-8/trainer_state.json"))["plan"]["micro_batch"].as_u64().unwrap()
+    };
+    let (less, more) = ("26MiB", "64MiB");
+    train(less, "--output-dir whole");
+    train(more, "--output-dir other");
+    assert_ne!(micro_batch("whole"), micro_batch("other"), "the budgets are too much alike for this test");
+    train(less, "--output-dir parts --stop-after 4");
+    train(more, "--output-dir parts --resume latest");
+    assert_eq!(micro_batch("parts"), micro_batch("whole"));
+    assert_eq!(weights(&home, "parts"), weights(&home, "whole"));
+    // The other way round they do not fit.
+    train(more, "--output-dir back --stop-after 4");
+    let said = train(less, "--output-dir back --resume latest");
+    assert!(
+        said.contains("as they were, do not fit; with others the run goes on within rounding\n"),
+        "{said}"
+    );
+    assert!(micro_batch("back") < micro_batch("other"));
+}
+
+#[test]
+fn the_best_model_is_kept_and_written_at_the_end_on_request() {
+    let home = Home::with_model();
+    let lines = (0..40).map(|n| format!("{}\n", json!({ "text": format!("sample {n} of many") })));
+    home.write("samples.jsonl", lines.collect::<String>());
+    // So fast that it gets worse soon.
+    let train = |rest: &str| {
+        home.done(&format!(
+            "train --model model --data samples.jsonl --eval-split 0.2 --eval-steps 2 --early-stopping-patience 3 \
+             --max-steps 200 --learning-rate 0.02 --lr-scheduler-type constant {SMALL} {rest}"
+        ))
+        .1
+    };
+    let said = train("--output-dir last");
+    let metrics = String::from_utf8(home.read("last/metrics.jsonl")).unwrap();
+    let end: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    let best = end["best"]["step"].as_u64().unwrap();
+    assert_eq!(end["stopped_early"], true);
+    let last = best + 6;
+    let expected = format!(
+        "what was trained is in last, as it was after step {last}; the best is in last/checkpoint-{best}\n"
+    );
+    assert!(said.ends_with(&expected), "{said}");
+    let checkpoint = |run: &str, step: u64| home.read(&format!("{run}/checkpoint-{step}/model.safetensors"));
+    let mut names: Vec<String> = fs::read_dir(home.path("last"))
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+        .filter(|name| name.starts_with("checkpoint-"))
+        .collect();
+    names.sort();
+    let mut expected = [format!("checkpoint-{best}"), format!("checkpoint-{last}")];
+    expected.sort();
+    assert_eq!(names, expected, "nothing but the best and the last");
+    assert_eq!(weights(&home, "last"), checkpoint("last", last));
+
+    train("--output-dir best --load-best-model-at-end");
+    assert_eq!(weights(&home, "best"), checkpoint("best", best));
+    assert_eq!(weights(&home, "best"), checkpoint("last", best));
+    home.refused(
+        "train --load-best-model-at-end --output-dir out",
+        "--load-best-model-at-end needs --eval-steps, which says how often to evaluate, and --output-dir",
+    );
+}
+
+#[test]
+fn a_long_run_goes_on_inside_its_budget() {
+    let home = Home::new();
+    let train = "train --max-steps 4 --memory 64MiB --threads 1 --output-dir out";
+    home.done(&format!("{train} --stop-after 2"));
+    // As many records as a run of days leaves behind.
+    let metrics = String::from_utf8(home.read("out/metrics.jsonl")).unwrap();
+    let (start, steps) = metrics.split_once('\n').unwrap();
+    let first = format!("{}\n", steps.lines().next().unwrap());
+    home.write("out/metrics.jsonl", format!("{start}\n{}", first.repeat(300_000)));
+    home.done(&format!("{train} --resume latest"));
+    assert!(home.path("out/model.safetensors").exists());
+    let page = String::from_utf8(home.read("out/report.html")).unwrap();
+    assert!(page.contains("\"steps\":[[1,"), "the page is of the whole run");
+}
+
+#[test]
 fn kills_at_random_instants_of_training_and_saving_change_no_bit() {
     const KILLS: u64 = 12;
     let home = Home::with_model();

@@ -242,7 +242,7 @@ fn a_broken_line_is_named_or_counted() {
     let train = format!("train --model model --data d.jsonl --max-steps 1 {SMALL}");
     let broken = "d.jsonl, line 21: it is not JSON (EOF while parsing a string, at column 16); mend the line, or pass over such lines with --skip-bad-lines";
     home.refused(&train, broken);
-    let (_, said) = home.done(&format!("{train} --skip-bad-lines"));
+    let (_, said) = home.done(&format!("{train} --skip-bad-lines --output-dir out"));
     assert_eq!(
         said.lines().next(),
         Some(

@@ -58,8 +58,8 @@ fn what_cannot_be_gone_on_from_is_refused() {
         "--resume needs --output-dir, the folder of the run that is to go on",
     );
     home.refused(
-        &resume("latest --output-dir new"),
-        "`new` holds no whole checkpoint; to begin anew, leave out --resume and name an empty folder",
+        &resume("latest --output-dir model"),
+        "`model` holds no whole checkpoint, and has a `config.json`; to begin anew, name an empty folder",
     );
     home.refused(
         &resume("model --output-dir out"),
@@ -86,6 +86,99 @@ fn a_checkpoint_of_another_model_or_run_is_told_by_what_differs() {
     home.copy("hf/llama", "model");
     home.set("model/config.json", "rms_norm_eps", json!(0.01));
     differs("", "rms_norm_eps is 0.00001, here it is 0.01");
+}
+
+#[test]
+fn a_script_may_always_ask_for_the_latest() {
+    let home = Home::with_model();
+    home.done(&training("--output-dir whole"));
+    let always = training("--output-dir out --resume latest");
+    let (_, said) = home.done(&always);
+    assert!(said.starts_with("`out` holds no whole checkpoint yet; the run begins anew\n"), "{said}");
+    assert_eq!(home.read("out/model.safetensors"), home.read("whole/model.safetensors"));
+    // Killed before the first checkpoint, a run leaves this much.
+    let metrics = home.read("out/metrics.jsonl");
+    fs::remove_dir_all(home.path("out")).unwrap();
+    fs::create_dir(home.path("out")).unwrap();
+    home.write("out/metrics.jsonl", metrics);
+    let (_, said) = home.done(&always);
+    assert!(said.starts_with("`out` holds no whole checkpoint yet; the run begins anew\n"), "{said}");
+    assert_eq!(home.losses("out"), home.losses("whole"), "each step is told once");
+}
+
+#[test]
+fn data_is_known_by_what_is_in_it_and_a_changed_rate_is_said() {
+    let home = begun();
+    let text = home.read("text.txt");
+    home.write("same.txt", &text);
+    let resume = training("--output-dir out --resume latest");
+    let (_, said) = home.done(&format!("{resume} --stop-after 3").replace("text.txt", "./same.txt"));
+    assert!(!said.contains("from here on"), "{said}");
+    let other = String::from_utf8(text).unwrap().replacen("bytes.", "bytes", 1);
+    home.write("text.txt", other);
+    let output = home.command(&resume).output().unwrap();
+    let (_, err) = texts(&output);
+    assert!(err.contains("out/checkpoint-3 is a checkpoint of another run: its data is "), "{err}");
+    assert_eq!(output.status.code(), Some(2));
+    let changed = format!("{resume} --learning-rate 0.01").replace("text.txt", "same.txt");
+    let (_, said) = home.done(&changed);
+    assert!(said.contains("\nnote: learning_rate is 0.01 from here on, and was 0.00005\n"), "{said}");
+}
+
+#[test]
+fn a_disk_without_room_for_the_run_is_told_before_it_begins() {
+    let home = Home::with_model();
+    let train = "train --model model --data text.txt --save-steps 1 --output-dir out";
+    let output = home.command(&format!("{train} --max-steps 100000000 {SMALL}")).output().unwrap();
+    let (_, err) = texts(&output);
+    let last = err.lines().last().unwrap_or_default();
+    assert!(
+        last.starts_with("error: the run needs ") && last.contains("on the disk of `out` (100000000 × "),
+        "{err}"
+    );
+    assert!(last.ends_with("or keep fewer with --save-total-limit or --save-steps"), "{err}");
+    assert_eq!(output.status.code(), Some(2));
+    fs::remove_dir_all(home.path("out")).unwrap();
+    let (_, said) = home.done(&format!("{train} --max-steps 9 --save-total-limit 2 {SMALL}"));
+    assert!(said.contains(" on the disk, 3 × "), "{said}");
+}
+
+#[test]
+fn what_is_tuned_has_the_defaults_of_transformers_and_is_kept() {
+    let home = Home::with_model();
+    let printed = |rest: &str| home.done(&format!("train --model ./model --print-config {rest}")).0;
+    let has = |printed: &str, lines: &[&str]| {
+        for line in lines {
+            assert!(printed.lines().any(|known| known == *line), "{line} is not in\n{printed}");
+        }
+    };
+    let tuned = printed("--data text.txt");
+    has(
+        &tuned,
+        &[
+            "learning_rate = 0.00005",
+            "lr_scheduler_type = \"linear\"",
+            "warmup_steps = 0",
+            "adam_beta2 = 0.999",
+            "weight_decay = 0.0",
+            "num_train_epochs = 3.0",
+            "output_dir = \"plimsoll-out/model\"",
+        ],
+    );
+    assert!(!tuned.contains("max_steps"), "{tuned}");
+    has(&printed("--data text.txt --lora-r 2 --max-steps 5"), &["learning_rate = 0.0002", "max_steps = 5"]);
+    has(&printed("--data text.txt --max-steps -1 --num_train_epochs 2"), &["num_train_epochs = 2.0"]);
+    has(
+        &home.done("train --print-config").0,
+        &["learning_rate = 0.001", "max_steps = 100", "weight_decay = 0.1"],
+    );
+    let train = format!("train --model ./model --data text.txt {SMALL}");
+    let (_, said) = home.done(&train);
+    assert!(said.ends_with("what was trained is in plimsoll-out/model\n"), "{said}");
+    home.refused(
+        &train,
+        "--output-dir `plimsoll-out/model` is not empty; name another folder, or go on with --resume latest",
+    );
 }
 
 #[test]

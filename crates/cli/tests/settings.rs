@@ -67,6 +67,15 @@ fn flags_of_the_wrong_kind_or_range_are_refused() {
         "train --max-steps many",
         "error: --max-steps must be a whole number that is not negative, got `many`",
     );
+    refused(
+        "train --max-steps -2",
+        "error: --max-steps must be a whole number that is not negative, got `-2`",
+    );
+    refused("train --lr 1e-4", "error: there is no flag `--lr` here: write --learning-rate");
+    refused(
+        "train --overwrite_output_dir",
+        "error: there is no flag `--overwrite_output_dir` here: name an empty --output-dir",
+    );
     refused("train --warmup-ratio 1.5", "error: --warmup-ratio must lie in 0..1, got 1.5");
     refused(
         "train --lr_scheduler_type polynomial",

@@ -5,9 +5,12 @@
 //! Step    Step    Step    Step       Step         every step, for a progress bar
 //!         Log             Log        Log          the mean since the last, for files (logging_steps 2)
 //!                         Evaluation Evaluation   the validation loss (eval_steps 4), and at the end
-//!                 Saved              Saved        a checkpoint (save_steps 3), and at the end
+//!                 Saved   Saved      Saved        a checkpoint (save_steps 3), after the best evaluation, and at the end
 //!                                    End
 //! ```
+//!
+//! Whoever asks for the end has seconds, not an evaluation's time: the checkpoint comes at once, and the evaluation that
+//! was due is made up for when the run goes on.
 //!
 //! A bar, a file of metrics, TensorBoard and a page are listeners alike: the loop knows none of them. The first
 //! that fails ends the run with its error.
@@ -92,31 +95,52 @@ impl<D: Device> Trainer<D> {
     ) -> Result<EndRecord, E> {
         let mut tell = |event: Event<'_>| listeners.iter_mut().try_for_each(|listener| listener.hear(&event));
         let (mut window, mut progress) = (Window::default(), Progress::of(self.reached()));
-        let mut over = self.run().steps() >= course.steps || progress.exhausted(course.stopping);
+        if progress.owes_evaluation
+            && let Some(validation) = validation.as_deref_mut()
+            && let Some(evaluated) = self.evaluate_unless_stopped(validation)?
+        {
+            tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)))?;
+            self.reach(progress.kept(self.reached().loss));
+        }
+        let mut over = self.run().steps() >= course.steps
+            || progress.exhausted(course.stopping)
+            || self.stop_requested();
         while !over {
             let record = self.step()?;
             let step = record.step;
             over = step >= course.steps || self.stop_requested();
             window.add(&record);
             tell(Event::Step(&record))?;
-            let due = |every: u64| over || step.is_multiple_of(every.max(1));
-            if due(course.logging_steps) {
+            let regular = |every: u64| step.is_multiple_of(every.max(1));
+            if over || regular(course.logging_steps) {
                 tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
             }
+            let best_before = progress.best_step();
             if let (Some(every), Some(validation)) = (course.eval_steps, validation.as_deref_mut())
-                && due(every)
+                && (step >= course.steps || regular(every))
             {
-                let evaluated = self.evaluate(validation)?;
-                let evaluated = progress.judge(evaluated, course.stopping);
-                tell(Event::Evaluation(&evaluated))?;
-                over |= progress.exhausted(course.stopping);
+                match self.evaluate_unless_stopped(validation)? {
+                    Some(evaluated) => {
+                        tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)))?;
+                        over |= progress.exhausted(course.stopping);
+                    }
+                    None => progress.owes_evaluation = true,
+                }
+                over |= self.stop_requested();
             }
-            self.reach(progress.kept(record.loss));
+            self.reach(progress.kept(Some(record.loss)));
+            let best = progress.best_step() == Some(step);
             if let (Some(every), Some(checkpoints)) = (course.save_steps, checkpoints)
-                && (over || step.is_multiple_of(every.max(1)))
+                && (over || best || regular(every))
             {
                 let saved = self.save(checkpoints, &self.reached().clone())?;
                 tell(Event::Saved(&saved))?;
+                // One that was saved for being the best, and no longer is.
+                if let Some(before) =
+                    best_before.filter(|before| best && !before.is_multiple_of(every.max(1)))
+                {
+                    checkpoints.forget(before).map_err(TrainError::from)?;
+                }
             }
             if over && window.steps > 0 {
                 tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
@@ -172,6 +196,8 @@ struct Progress {
     waited: u64,
     /// The last evaluation.
     last: Option<f64>,
+    /// Whether one was due and put off.
+    owes_evaluation: bool,
 }
 
 impl Progress {
@@ -186,17 +212,28 @@ impl Progress {
             seconds: 0.0,
             best: true,
         });
-        Progress { best, mark: kept.mark, waited: kept.without_gain, last: kept.metric }
+        Progress {
+            best,
+            mark: kept.mark,
+            waited: kept.without_gain,
+            last: kept.metric,
+            owes_evaluation: kept.owes_evaluation,
+        }
+    }
+
+    fn best_step(&self) -> Option<u64> {
+        self.best.map(|best| best.step)
     }
 
     /// What a checkpoint is to know.
-    fn kept(&self, loss: f64) -> Kept {
+    fn kept(&self, loss: Option<f64>) -> Kept {
         Kept {
-            loss: Some(loss),
+            loss,
             metric: self.last,
             best: self.best.map(|best| Best { step: best.step, metric: best.eval_loss }),
             mark: self.mark,
             without_gain: self.waited,
+            owes_evaluation: self.owes_evaluation,
         }
     }
 
@@ -204,14 +241,18 @@ impl Progress {
     fn judge(&mut self, record: EvaluationRecord, stopping: Option<EarlyStopping>) -> EvaluationRecord {
         let threshold = stopping.map_or(0.0, |stopping| stopping.threshold);
         self.last = Some(record.eval_loss);
-        // A loss that is not a number is better than none.
-        if self.mark.is_none_or(|mark| record.eval_loss < mark - threshold) && record.eval_loss.is_finite() {
+        self.owes_evaluation = false;
+        // A loss that is not a number is never better, not even than none: nothing could undercut it.
+        let better = |than: Option<f64>| {
+            record.eval_loss.is_finite() && than.is_none_or(|than| record.eval_loss < than)
+        };
+        let best = better(self.best.map(|best| best.eval_loss));
+        if better(self.mark.map(|mark| mark - threshold)) {
             self.mark = Some(record.eval_loss);
             self.waited = 0;
         } else {
             self.waited += 1;
         }
-        let best = self.best.is_none_or(|best| record.eval_loss < best.eval_loss);
         let record = EvaluationRecord { best, ..record };
         if best {
             self.best = Some(record);
@@ -263,6 +304,20 @@ mod tests {
             [2.0, 1.0, 1.0, 3.0].iter().map(|&loss| progress.judge(evaluated(1, loss), None).best).collect();
         assert_eq!(best, [true, true, false, false]);
         assert!(!progress.exhausted(None));
+    }
+
+    #[test]
+    fn a_loss_that_is_not_a_number_is_never_the_best_and_the_first_number_after_it_is() {
+        let stopping = Some(EarlyStopping { patience: 2, threshold: 0.0 });
+        let mut progress = Progress::default();
+        let mut judged = |step, loss| {
+            let best = progress.judge(evaluated(step, loss), stopping).best;
+            (best, progress.best_step(), progress.exhausted(stopping))
+        };
+        assert_eq!(judged(1, f64::NAN), (false, None, false));
+        assert_eq!(judged(2, 3.0), (true, Some(2), false));
+        assert_eq!(judged(3, f64::NAN), (false, Some(2), false));
+        assert_eq!(judged(4, f64::INFINITY), (false, Some(2), true));
     }
 
     #[test]

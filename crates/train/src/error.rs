@@ -125,8 +125,10 @@ impl TrainError {
             return Vec::new();
         };
         let outside = budget.outside;
-        // Rounded up to a whole MiB, so that the figure works when it is typed.
-        let whole = (smallest.arena_bytes + outside).div_ceil(1 << 20);
+        // So that the figure works when it is typed: rounded up to a whole MiB, and where it is of a process, with the
+        // MiB by which one is larger now and then.
+        let spare = u64::from(budget.ceiling.is_none());
+        let whole = (smallest.arena_bytes + outside).div_ceil(1 << 20) + spare;
         let mut lines: Vec<String> = hints
             .iter()
             .map(|hint| {

@@ -11,7 +11,7 @@
 //! Absent: the clock, which is the caller's.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io::{self, BufRead as _, BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -105,7 +105,7 @@ pub struct MetricsFile {
 
 impl MetricsFile {
     /// Opens the file for more lines, after step `after`; what a run before it wrote up to there stays, and what it
-    /// wrote beyond its last checkpoint goes, since those steps are taken again.
+    /// wrote beyond its last checkpoint goes, since those steps are taken again. So does a line that was cut off.
     ///
     /// # Errors
     ///
@@ -113,14 +113,8 @@ impl MetricsFile {
     pub fn open(path: &Path, after: u64) -> Result<MetricsFile, TrainError> {
         if path.exists() {
             let unwritable = |error: io::Error| TrainError::output(path, &error);
-            let text = std::fs::read_to_string(path).map_err(unwritable)?;
-            let stays = |line: &&str| {
-                let record: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-                record["event"] != "end" && record["step"].as_u64().is_none_or(|step| step <= after)
-            };
-            let kept: String = text.lines().filter(stays).flat_map(|line| [line, "\n"]).collect();
             let sibling = path.with_extension("jsonl.part");
-            std::fs::write(&sibling, kept)
+            copy_until(path, after, &sibling)
                 .and_then(|()| std::fs::rename(&sibling, path))
                 .map_err(unwritable)?;
         }
@@ -142,6 +136,29 @@ impl MetricsFile {
             .and_then(|()| self.file.write_all(&line))
             .map_err(|error| TrainError::output(&self.path, &error))
     }
+}
+
+/// Copies the lines up to step `after`, one at a time: the file of a long run is larger than a small budget.
+fn copy_until(from: &Path, after: u64, to: &Path) -> io::Result<()> {
+    /// All that decides whether a line stays.
+    #[derive(Deserialize)]
+    struct Place {
+        event: Option<String>,
+        step: Option<u64>,
+    }
+    let mut out = BufWriter::new(File::create(to)?);
+    let (mut lines, mut line) = (BufReader::new(File::open(from)?), Vec::new());
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        let stays = serde_json::from_slice(&line).is_ok_and(|place: Place| {
+            place.event.as_deref() != Some("end") && place.step.is_none_or(|step| step <= after)
+        });
+        if stays {
+            out.write_all(line.trim_ascii_end())?;
+            out.write_all(b"\n")?;
+        }
+        line.clear();
+    }
+    out.flush()
 }
 
 impl<E: From<TrainError>> Listener<E> for MetricsFile {
@@ -218,6 +235,19 @@ mod tests {
             assert!(back.loss.is_nan() && back.grad_norm.is_nan());
             assert_eq!(back.tokens, STEP.tokens);
         }
+    }
+
+    #[test]
+    fn a_file_goes_on_after_a_step_without_what_came_later_and_without_half_a_line() {
+        let folder = crate::scratch::Scratch::new();
+        let step = |step| line(&StepRecord { step, ..STEP });
+        let start = "{\"event\":\"start\",\"model\":\"tiny\"}\n";
+        let text =
+            [start, &step(1), &step(2), &step(3), "{\"event\":\"end\"}\n", "{\"step\":4,\"lo"].concat();
+        let path = folder.write("metrics.jsonl", text);
+        MetricsFile::open(&path, 2).unwrap().add(&StepRecord { step: 3, loss: 1.0, ..STEP }).unwrap();
+        let third = line(&StepRecord { step: 3, loss: 1.0, ..STEP });
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), [start, &step(1), &step(2), &third].concat());
     }
 
     #[test]

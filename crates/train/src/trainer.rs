@@ -93,6 +93,12 @@ impl<D: Device> Trainer<D> {
         Ok(())
     }
 
+    /// Settings that are not what they were when a checkpoint was saved, though they may differ: name, value then and
+    /// value now.
+    pub fn changes_since(&self, from: &Checkpoint) -> Vec<(&'static str, String, String)> {
+        from.changes(&self.facts)
+    }
+
     /// One optimizer step on the next global batch. At the end of an epoch that batch is what is left,
     /// with a divisor of its own.
     ///
@@ -131,20 +137,27 @@ impl<D: Device> Trainer<D> {
         })
     }
 
-    /// The loss on validation data, whose micro-batch must be the run's. Nothing is trained.
+    /// The loss on validation data, whose micro-batch must be the run's; nothing when somebody asks for the end
+    /// meanwhile. Nothing is trained.
     ///
     /// # Errors
     ///
     /// When the run was not planned to evaluate, or the data cannot be read.
-    pub fn evaluate(&mut self, validation: &mut Validation) -> Result<EvaluationRecord, TrainError> {
+    pub fn evaluate_unless_stopped(
+        &mut self,
+        validation: &mut Validation,
+    ) -> Result<Option<EvaluationRecord>, TrainError> {
         let begin = Instant::now();
-        let group = validation.group()?;
+        let Some(group) = validation.group(|| self.stop_requested())? else { return Ok(None) };
         let scale = [1.0 / group.valid_tokens.max(1) as f32];
         let mut eval_loss = 0.0;
         let (mut right, mut sorted) = (0, 0);
         let logits = self.run.engine().output_type(Role::Evaluate, "logits");
         let mut logits = logits.map(|ty| (vec![0.0; ty.shape.elements()], ty.shape.columns()));
         for which in 0..group.micro_batches {
+            if self.stop_requested() {
+                return Ok(None);
+            }
             self.feed.fill(|rows| validation.read(&group, which, rows))?;
             eval_loss += f64::from(self.run.evaluate(self.feed.inputs(&scale).as_slice())?);
             if let (Some((logits, classes)), Some(labels)) = (&mut logits, self.feed.labels()) {
@@ -155,7 +168,7 @@ impl<D: Device> Trainer<D> {
                 }
             }
         }
-        Ok(EvaluationRecord {
+        Ok(Some(EvaluationRecord {
             step: self.run.steps(),
             eval_loss,
             eval_perplexity: eval_loss.exp(),
@@ -163,7 +176,7 @@ impl<D: Device> Trainer<D> {
             valid_tokens: group.valid_tokens,
             seconds: begin.elapsed().as_secs_f64(),
             best: false,
-        })
+        }))
     }
 
     /// What the run came to.

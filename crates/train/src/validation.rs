@@ -29,19 +29,17 @@ impl Validation {
         Validation { batches: Batches::new(source, count, rows), number, group: None }
     }
 
-    /// Its sequences, with their valid tokens counted.
+    /// Its sequences, with their valid tokens counted; nothing when `stopped` says so meanwhile.
     ///
     /// # Errors
     ///
     /// When the data cannot be read.
-    pub fn group(&mut self) -> Result<Group, DataError> {
-        if let Some(group) = self.group {
-            return Ok(group);
+    pub fn group(&mut self, stopped: impl Fn() -> bool) -> Result<Option<Group>, DataError> {
+        if self.group.is_none() {
+            self.batches.go_to(self.number);
+            self.group = self.batches.next_group_unless(stopped)?;
         }
-        self.batches.go_to(self.number);
-        let group = self.batches.next_group()?;
-        self.group = Some(group);
-        Ok(group)
+        Ok(self.group)
     }
 
     /// Reads micro-batch `which` of the group.
@@ -67,8 +65,9 @@ mod tests {
         let group = |rows, most| {
             let source = Source::Text(Text::open(&path, 4, 259, Order::AsWritten).unwrap());
             let mut validation = Validation::new(source, rows, most);
-            let group = validation.group().unwrap();
-            assert_eq!(validation.group().unwrap(), group, "the same every time");
+            assert_eq!(validation.group(|| true).unwrap(), None, "stopped");
+            let group = validation.group(|| false).unwrap().unwrap();
+            assert_eq!(validation.group(|| false).unwrap(), Some(group), "the same every time");
             (group.first, group.sequences, group.valid_tokens, group.micro_batches)
         };
         assert_eq!(group(3, None), (0, 10, 39, 4));
@@ -79,7 +78,7 @@ mod tests {
     #[test]
     fn made_up_validation_lies_beyond_all_training() {
         let source = Source::Synthetic(Synthetic::new(1, 10, 4).unwrap());
-        let group = Validation::new(source, 2, Some(6)).group().unwrap();
+        let group = Validation::new(source, 2, Some(6)).group(|| false).unwrap().unwrap();
         assert_eq!((group.sequences, group.valid_tokens), (6, 24));
         assert!(group.first > 1 << 47, "{}", group.first);
     }

@@ -9,11 +9,14 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use plimsoll_exec::CpuDevice;
 use plimsoll_graph::{DType, Graph, Init};
 use plimsoll_plan::Strategy;
 use plimsoll_train::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
+use plimsoll_train::course::{Course, Event, Listener};
+use plimsoll_train::data::{Order, Source, Text};
 use plimsoll_train::files::{Form, ModelFolder, TensorFile};
-use plimsoll_train::{Options, Run};
+use plimsoll_train::{Options, Run, TrainError, Trainer, Validation};
 use tempfile::TempDir;
 
 #[path = "support/resume.rs"]
@@ -86,6 +89,57 @@ fn a_checkpoint_is_a_models_folder() {
     assert_eq!(model.config().unwrap(), "{}\n");
     let moments = TensorFile::open(&saved.join("optimizer.safetensors")).unwrap();
     assert_eq!(moments.tensors().len(), 2 * model.names().count());
+}
+
+/// Trains to step 8 with an evaluation every 4 steps and a checkpoint every 5; at the step `stop_at`, somebody asks for
+/// the end. Returns what happened, but for steps and records.
+fn evaluated(trainer: &mut Trainer<CpuDevice>, data: &Path, out: &Checkpoints, stop_at: u64) -> Vec<String> {
+    let text = Text::open(data, 16, 259, Order::AsWritten).unwrap();
+    let mut validation = Validation::new(Source::Text(text), trainer.run().micro_batch(), Some(6));
+    let course =
+        Course { steps: 8, logging_steps: 1, eval_steps: Some(4), stopping: None, save_steps: Some(5) };
+    let (stop, mut told) = (trainer.stop_flag(), Vec::new());
+    let mut listener = |event: &Event<'_>| {
+        match event {
+            Event::Step(record) if record.step == stop_at => stop.store(true, Ordering::Relaxed),
+            Event::Evaluation(record) => told.push(format!("evaluation {} {}", record.step, record.best)),
+            Event::Saved(path) => told.push(path.file_name().unwrap().to_str().unwrap().to_owned()),
+            _ => {}
+        }
+        Ok(())
+    };
+    let listeners: &mut [&mut dyn Listener<TrainError>] = &mut [&mut listener];
+    trainer.train(&course, Some(&mut validation), Some(out), listeners).unwrap();
+    told
+}
+
+#[test]
+fn whoever_asks_for_the_end_gets_a_checkpoint_and_the_evaluation_comes_when_the_run_goes_on() {
+    let folder = TempDir::new().unwrap();
+    let data = write_text(folder.path());
+    let options = Options { evaluate: true, ..pinned() };
+    let mut whole = trainer(&data, &options);
+    let out = open(&folder.path().join("whole"), None).unwrap();
+    let told = evaluated(&mut whole, &data, &out, 0);
+    assert_eq!(
+        told,
+        ["evaluation 4 true", "checkpoint-4", "checkpoint-5", "evaluation 8 true", "checkpoint-8"]
+    );
+    // What was saved for being the best goes when it no longer is.
+    assert_eq!(names(out.folder()), ["checkpoint-5", "checkpoint-8"]);
+
+    let out = open(&folder.path().join("parts"), None).unwrap();
+    assert_eq!(evaluated(&mut trainer(&data, &options), &data, &out, 4), ["checkpoint-4"]);
+    let mut second = trainer(&data, &options);
+    second.resume(&out, &latest(&out).unwrap()).unwrap();
+    assert_eq!(
+        evaluated(&mut second, &data, &out, 0),
+        ["evaluation 4 true", "checkpoint-5", "evaluation 8 true", "checkpoint-8"]
+    );
+    assert_eq!(bits(&second), bits(&whole));
+    out.return_to(second.run_mut(), 5).unwrap();
+    assert_ne!(bits(&second), bits(&whole));
+    assert_eq!(second.run().steps(), 5);
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let raw = raw(args);
     let mut config = Config::check(&raw)?;
     config.model.generate = true;
-    let mut session = Session::open(&mut config, None)?;
+    let mut session = Session::open(&mut config, None, None)?;
     say(&format!("preset tiny on {}, trained on {}\n\n", session.device_name, data_name(&raw)))?;
     let mut plan = Vec::new();
     table::plan(&mut plan, &session.summary).map_err(|error| Failure::output(&error))?;
@@ -51,6 +51,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     };
     let steps = session.lr.max_steps;
     let end = session.train(&config.course(steps), None, &mut [&mut note])?;
+    session.judge(&end)?;
     say(&format!("\nloss\n{}\n", curve::draw(&losses)))?;
     let text = sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;
     say(&format!("sample\n  {}\n\n", text.trim_end().replace('\n', "\n  ")))?;

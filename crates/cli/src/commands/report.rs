@@ -4,6 +4,8 @@
 //! that a run did not finish writing before it died is passed over, but only at the end of the file.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -18,7 +20,8 @@ use crate::exit::Failure;
 use crate::outputs::metrics_path;
 use crate::page;
 
-/// The most points of a curve: twice as many as a screen has columns.
+/// The most points of a curve: twice as many as a screen has columns. More are never held: a page is written inside
+/// the budget of its run.
 const POINTS: usize = 2000;
 
 pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
@@ -32,9 +35,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
 pub(crate) fn write(run: &Path, page: &Path) -> Result<(), Failure> {
     let metrics = metrics_path(run);
     let shown = metrics.display();
-    let text = std::fs::read_to_string(&metrics)
+    let file = File::open(&metrics)
         .map_err(|error| TrainError::Config(format!("cannot read the metrics in `{shown}`: {error}")))?;
-    let story = Story::read(&text).map_err(|why| TrainError::Config(format!("`{shown}`{why}")))?;
+    let story =
+        Story::read(BufReader::new(file)).map_err(|why| TrainError::Config(format!("`{shown}`{why}")))?;
     page::REPORT.write(page, &story.data())
 }
 
@@ -42,19 +46,22 @@ pub(crate) fn write(run: &Path, page: &Path) -> Result<(), Failure> {
 #[derive(Default)]
 struct Story {
     start: Value,
-    steps: BTreeMap<u64, StepRecord>,
+    steps: Curve,
     evaluations: BTreeMap<u64, EvaluationRecord>,
     end: Option<EndRecord>,
 }
 
 impl Story {
-    fn read(text: &str) -> Result<Story, String> {
-        let mut story = Story::default();
-        let mut lines = text.lines().zip(1..).peekable();
-        while let Some((line, number)) = lines.next() {
-            let cut_off = lines.peek().is_none() && !text.ends_with('\n');
-            match story.hear(line) {
-                Err(_) if cut_off => {}
+    fn read(mut lines: impl BufRead) -> Result<Story, String> {
+        let (mut story, mut line) = (Story::default(), Vec::new());
+        for number in 1.. {
+            line.clear();
+            let read = lines.read_until(b'\n', &mut line);
+            if read.map_err(|error| format!(" cannot be read: {error}"))? == 0 {
+                break;
+            }
+            match story.hear(&line) {
+                Err(_) if !line.ends_with(b"\n") => {}
                 Err(why) => return Err(format!(", line {number}: {why}")),
                 Ok(()) => {}
             }
@@ -65,8 +72,8 @@ impl Story {
         Ok(story)
     }
 
-    fn hear(&mut self, line: &str) -> Result<(), serde_json::Error> {
-        let value: Value = serde_json::from_str(line)?;
+    fn hear(&mut self, line: &[u8]) -> Result<(), serde_json::Error> {
+        let value: Value = serde_json::from_slice(line)?;
         match value.get("event").and_then(Value::as_str) {
             Some("start") => (self.start, self.end) = (value, None),
             Some("evaluation") => {
@@ -77,8 +84,7 @@ impl Story {
             // What a later version may add.
             Some(_) => {}
             None => {
-                let record = StepRecord::deserialize(value)?;
-                self.steps.insert(record.step, record);
+                self.steps.add(StepRecord::deserialize(value)?);
             }
         }
         Ok(())
@@ -94,29 +100,63 @@ impl Story {
             |record: &EvaluationRecord| json!([record.step, record.eval_loss, record.eval_perplexity]);
         json!({
             "start": self.start,
-            "steps": thinned(&self.steps).iter().map(step).collect::<Vec<_>>(),
+            "steps": self.steps.points().iter().map(step).collect::<Vec<_>>(),
             "evaluations": self.evaluations.values().map(evaluation).collect::<Vec<_>>(),
             "end": self.end,
         })
     }
 }
 
-/// At most [`POINTS`] records: the means of neighbours, at the step of the last.
-fn thinned(steps: &BTreeMap<u64, StepRecord>) -> Vec<StepRecord> {
-    let all: Vec<StepRecord> = steps.values().copied().collect();
-    let group = all.len().div_ceil(POINTS).max(1);
-    let mean = |records: &[StepRecord], value: fn(&StepRecord) -> f64| {
-        records.iter().map(value).sum::<f64>() / records.len() as f64
-    };
-    let point = |records: &[StepRecord]| {
-        records.last().map(|last| StepRecord {
-            loss: mean(records, |record| record.loss),
-            grad_norm: mean(records, |record| record.grad_norm),
-            tokens_per_second: mean(records, |record| record.tokens_per_second),
-            ..*last
-        })
-    };
-    all.chunks(group).filter_map(point).collect()
+/// Steps as at most [`POINTS`] points, each the mean of neighbours at the step of the last.
+#[derive(Default)]
+struct Curve {
+    /// Sums of records, and how many they are of.
+    points: Vec<(StepRecord, u64)>,
+    /// Records of a full point; 1 until there are too many, and then doubled.
+    width: u64,
+}
+
+impl Curve {
+    fn add(&mut self, record: StepRecord) {
+        self.width = self.width.max(1);
+        // A run that was resumed takes steps again, and counts as it was last.
+        while self.points.last().is_some_and(|(last, _)| last.step >= record.step) {
+            self.points.pop();
+        }
+        match self.points.last_mut() {
+            Some((sum, count)) if *count < self.width => {
+                (*sum, *count) = (added(sum, &record), *count + 1);
+            }
+            _ => self.points.push((record, 1)),
+        }
+        if self.points.len() > POINTS {
+            self.width *= 2;
+            let pairs = self.points.chunks(2);
+            self.points = pairs
+                .filter_map(|pair| pair.iter().copied().reduce(|(a, n), (b, m)| (added(&a, &b), n + m)))
+                .collect();
+        }
+    }
+
+    fn points(&self) -> Vec<StepRecord> {
+        let mean = |(sum, count): &(StepRecord, u64)| StepRecord {
+            loss: sum.loss / *count as f64,
+            grad_norm: sum.grad_norm / *count as f64,
+            tokens_per_second: sum.tokens_per_second / *count as f64,
+            ..*sum
+        };
+        self.points.iter().map(mean).collect()
+    }
+}
+
+/// What is drawn as a mean, added up; the rest as it was last.
+fn added(sum: &StepRecord, last: &StepRecord) -> StepRecord {
+    StepRecord {
+        loss: sum.loss + last.loss,
+        grad_norm: sum.grad_norm + last.grad_norm,
+        tokens_per_second: sum.tokens_per_second + last.tokens_per_second,
+        ..*last
+    }
 }
 
 #[cfg(test)]
@@ -133,7 +173,7 @@ mod tests {
     fn a_resumed_run_is_told_once_and_a_line_cut_off_at_the_end_is_passed_over() {
         let start = "{\"event\":\"start\",\"model\":\"tiny\"}\n";
         let text = [start, &step(1, 3.0), &step(2, 2.5), start, &step(2, 2.25), "{\"step\":3,\"lo"].concat();
-        let data = Story::read(&text).map(|story| story.data()).unwrap();
+        let data = Story::read(text.as_bytes()).map(|story| story.data()).unwrap();
         assert_eq!(data["steps"], json!([[1, 3.0, 0.1, 1.0, 5.0], [2, 2.25, 0.1, 1.0, 5.0]]));
         assert_eq!(data["end"], Value::Null);
     }
@@ -141,18 +181,22 @@ mod tests {
     #[test]
     fn a_broken_line_is_named_and_so_is_a_file_of_something_else() {
         let broken = format!("{{\"event\":\"start\"}}\nnonsense\n{}", step(1, 1.0));
-        let fault = Story::read(&broken).err().unwrap();
+        let fault = Story::read(broken.as_bytes()).err().unwrap();
         assert!(fault.starts_with(", line 2: expected"), "{fault}");
-        let fault = Story::read(&step(1, 1.0)).err().unwrap();
+        let fault = Story::read(step(1, 1.0).as_bytes()).err().unwrap();
         assert!(fault.starts_with(" has no line with"), "{fault}");
     }
 
     #[test]
     fn long_runs_are_drawn_with_as_many_points_as_a_screen_can_show() {
         let record: StepRecord = serde_json::from_str(&step(1, 0.0)).unwrap();
-        let steps = (1..=5000).map(|step| (step, StepRecord { step, loss: step as f64, ..record })).collect();
-        let points = thinned(&steps);
-        assert_eq!(points.len(), 1667);
-        assert_eq!((points[0].step, points[0].loss), (3, 2.0));
+        let mut curve = Curve::default();
+        for step in 1..=5000 {
+            curve.add(StepRecord { step, loss: step as f64, ..record });
+        }
+        let points = curve.points();
+        assert_eq!(points.len(), 1250);
+        assert_eq!((points[0].step, points[0].loss), (4, 2.5));
+        assert_eq!(points.last().map(|last| (last.step, last.loss)), Some((5000, 4998.5)));
     }
 }

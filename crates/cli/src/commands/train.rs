@@ -4,18 +4,18 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use plimsoll::training::ceiling::{matmul_flops, matmul_rate};
-use plimsoll::training::checkpoint::{Checkpoint, Checkpoints};
+use plimsoll::training::checkpoint::Checkpoints;
 use plimsoll::training::course::{Course, Event, Listener};
 use plimsoll::training::data::Batches;
-use plimsoll::training::files::Form;
 use plimsoll::training::lr::Lr;
 use plimsoll::training::metrics::{EndRecord, write_line};
-use plimsoll::training::{Config, Resume, Validation, free_disk_bytes};
-use plimsoll::{CpuDevice, Device, Run, StateKind, TrainError, Trainer};
+use plimsoll::training::{Config, Validation};
+use plimsoll::{CpuDevice, Device, Options, Planned, Run, TrainError, Trainer, plan_for};
 
 use crate::args::TrainArgs;
 use crate::commands::planfile;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
+use crate::keeping::Kept;
 use crate::outputs::{self, Outputs};
 use crate::progress::Progress;
 use crate::summary::{Summary, questions};
@@ -39,11 +39,18 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         // Before anything takes long: whether what will be trained can be written at all.
         config.form()?;
         outputs::prepare(output, config.resume.is_some())?;
+        exit::go_on_unheard();
     }
-    let mut session = Session::open(&mut config, args.plan.as_deref())?;
-    let saved = Saved::open(&config, &mut session)?;
+    let kept = Kept::open(&config)?;
+    let before = kept.as_ref().and_then(Kept::micro_batch);
+    let mut session = Session::open(&mut config, args.plan.as_deref(), before)?;
+    let kept = kept.map(|kept| kept.resume(&config, &mut session)).transpose()?;
     let steps = args.stop_after.map_or(session.lr.max_steps, |most| session.lr.max_steps.min(most));
     announce(&config, &session, steps, args.json)?;
+    match &kept {
+        Some(kept) => kept.announce(&config, &session, steps)?,
+        None => say("what is trained is not kept; give --output-dir to keep it\n")?,
+    }
     let mut outputs = Outputs::open(&config, &session)?;
     let json = args.json;
     let mut lines = |event: &Event<'_>| if json { line(event) } else { Ok(()) };
@@ -52,70 +59,22 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         listeners.extend(outputs.listeners());
     }
     end_on_signals(&session)?;
-    let result =
-        session.train(&config.course(steps), saved.as_ref().map(|saved| &saved.checkpoints), &mut listeners);
+    let result = session.train(&config.course(steps), kept.as_ref().map(Kept::checkpoints), &mut listeners);
     // Also of a run that failed: what it had told is worth seeing.
     let page = outputs.as_ref().map(Outputs::finish).transpose().map(Option::flatten);
     let end = result?;
     if !json {
         say(&summary(&end, session.summary.planned.budget.total))?;
     }
-    match page? {
-        Some(page) if !json => say(&format!("the report is in {page}\n"))?,
-        _ => {}
+    if let (Ok(Some(page)), false) = (&page, json) {
+        say(&format!("the report is in {page}\n"))?;
     }
-    match &saved {
-        Some(saved) => saved.finish(&session),
-        None => Ok(()),
+    if let Some(kept) = &kept {
+        kept.finish(&config, &mut session, &end)?;
     }
-}
-
-/// Where a run keeps what it has learned.
-struct Saved {
-    checkpoints: Checkpoints,
-    form: Form,
-}
-
-impl Saved {
-    /// Opens the folder of a run and puts the run back to its checkpoint, where it goes on from one.
-    fn open(config: &Config, session: &mut Session) -> Result<Option<Saved>, Failure> {
-        let Some(output) = &config.output else { return Ok(None) };
-        let form = config.form()?;
-        let checkpoints =
-            Checkpoints::open(&output.folder, form.clone(), config.saving.limit).map_err(TrainError::from)?;
-        let from = match &config.resume {
-            None => None,
-            Some(Resume::From(path)) => Some(Checkpoint::open(path).map_err(TrainError::from)?),
-            Some(Resume::Latest) => {
-                let found = checkpoints.latest().map_err(TrainError::from)?;
-                for broken in &found.broken {
-                    say(&format!("passed over: {broken}\n"))?;
-                }
-                let none = || {
-                    let folder = output.folder.display();
-                    TrainError::Config(format!(
-                        "`{folder}` holds no whole checkpoint; to begin anew, leave out --resume and name an empty folder"
-                    ))
-                };
-                Some(found.checkpoint.ok_or_else(none)?)
-            }
-        };
-        if let Some(from) = &from {
-            session.trainer.resume(&checkpoints, from)?;
-            say(&format!("going on after step {} of {}\n", from.state.step, from.path.display()))?;
-        }
-        Ok(Some(Saved { checkpoints, form }))
-    }
-
-    /// Writes what was trained, unless the run was asked to end before it was done.
-    fn finish(&self, session: &Session) -> Result<(), Failure> {
-        let folder = self.checkpoints.folder();
-        if session.trainer.stop_requested() {
-            return say(&format!("stopped; go on with --resume latest --output-dir {}\n", folder.display()));
-        }
-        session.trainer.run().save_weights(folder, &self.form)?;
-        say(&format!("what was trained is in {}\n", folder.display()))
-    }
+    // What was trained is written whatever else went wrong.
+    page?;
+    session.judge(&end)
 }
 
 /// The first Ctrl-C or termination ends the run after its step, with a checkpoint; the second ends it at once.
@@ -140,25 +99,7 @@ fn announce(config: &Config, session: &Session, steps: u64, json: bool) -> Resul
     table::plan(&mut table, &session.summary).map_err(|error| Failure::output(&error))?;
     say(&String::from_utf8_lossy(&table))?;
     let left = steps.saturating_sub(session.trainer.run().steps());
-    say(&table::run_time(&session.summary, left))?;
-    if let Some(output) = &config.output {
-        let (each, free) = (checkpoint_bytes(config, session)?, free_disk_bytes(&output.folder).ok());
-        let free =
-            free.map_or_else(String::new, |bytes| format!(", of {} that are free", table::size(bytes)));
-        say(&format!("each checkpoint takes {} on the disk{free}\n", table::size(each)))?;
-    }
-    if config.output.is_none() {
-        say("what is trained is not kept; give --output-dir to keep it\n")?;
-    }
-    Ok(())
-}
-
-/// Bytes of what is trained and of the optimizer's state.
-fn checkpoint_bytes(config: &Config, session: &Session) -> Result<u64, Failure> {
-    let run = session.trainer.run();
-    let model = run.parameters(config.form()?.frozen).map(|(_, ty)| ty.bytes() as u64);
-    let moments = run.states_of(|kind| kind == StateKind::Moment).map(|(_, ty)| ty.bytes() as u64);
-    Ok(model.sum::<u64>() + moments.sum::<u64>())
+    say(&table::run_time(&session.summary, left))
 }
 
 /// A planned run with its data, ready to step.
@@ -171,11 +112,18 @@ pub(crate) struct Session {
     /// Tokens per second if all time went into the model's matrix products.
     pub(crate) ceiling: f64,
     validation: Option<Validation>,
+    /// Steps taken before this part of the run.
+    before: u64,
 }
 
 impl Session {
-    /// Opens the data, plans or reads the plan, takes the memory and reads what was trained before.
-    pub(crate) fn open(config: &mut Config, plan: Option<&Path>) -> Result<Session, Failure> {
+    /// Opens the data, plans or reads the plan, takes the memory and reads what was trained before. A run that goes on
+    /// had micro-batches of `before` sequences.
+    pub(crate) fn open(
+        config: &mut Config,
+        plan: Option<&Path>,
+        before: Option<usize>,
+    ) -> Result<Session, Failure> {
         config.target.trains()?;
         for note in &config.configuration.notes {
             say(&format!("note: {note}\n"))?;
@@ -185,7 +133,11 @@ impl Session {
             say(&format!("{count} samples were passed over; the first: {first}\n"))?;
         }
         let (device, device_name) = costs::device(config)?;
-        let planned = planfile::load(plan, config, &device)?;
+        let planned = match before.filter(|_| plan.is_none() && config.options.micro_batch.is_none()) {
+            Some(rows) => planned_as_before(config, &device, rows)?,
+            None => None,
+        };
+        let planned = planned.map_or_else(|| planfile::load(plan, config, &device), Ok)?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         let ceiling = ceiling(&summary, device.threads())?;
         let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
@@ -205,11 +157,13 @@ impl Session {
         let batches = Batches::new(data.train, config.options.global_batch as u64, rows);
         let lr = config.lr(batches.steps_per_epoch())?;
         let validation = data.validation.map(|source| config.validation(source, rows));
-        let trainer = Trainer::new(run, batches, lr).with_facts(config.facts()?);
-        Ok(Session { summary, trainer, device_name, lr, ceiling, validation })
+        // Facts are for checkpoints, and those of the data take a look at all of it.
+        let facts = if config.output.is_some() { config.facts(batches.source())? } else { Vec::new() };
+        let trainer = Trainer::new(run, batches, lr).with_facts(facts);
+        Ok(Session { summary, trainer, device_name, lr, ceiling, validation, before: 0 })
     }
 
-    /// Takes all steps behind a progress bar and checks the promise at the end.
+    /// Takes all steps behind a progress bar.
     pub(crate) fn train(
         &mut self,
         course: &Course,
@@ -217,17 +171,36 @@ impl Session {
         listeners: &mut [&mut dyn Listener<Failure>],
     ) -> Result<EndRecord, Failure> {
         let budget = self.summary.planned.budget.total;
-        let before = self.trainer.run().steps();
+        self.before = self.trainer.run().steps();
         let mut progress = Progress::new(course.steps, budget, self.ceiling);
         let mut all = |event: &Event<'_>| {
             progress.hear(event)?;
             listeners.iter_mut().try_for_each(|listener| listener.hear(event))
         };
         let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut [&mut all]);
-        let end = result.inspect_err(|_| progress.abandon())?;
+        result.inspect_err(|_| progress.abandon())
+    }
+
+    /// Whether the promise was kept.
+    pub(crate) fn judge(&self, end: &EndRecord) -> Result<(), Failure> {
         // A run that goes on after its last step takes none, and uses the arena for its state alone.
-        kept(&end, budget, self.trainer.run().steps() > before)?;
-        Ok(end)
+        let stepped = self.trainer.run().steps() != self.before;
+        kept(end, self.summary.planned.budget.total, stepped)
+    }
+}
+
+/// A plan with the micro-batches a run had before, so that it goes on to the bit; nothing where the budget has no room.
+fn planned_as_before(config: &Config, device: &CpuDevice, rows: usize) -> Result<Option<Planned>, Failure> {
+    let options = Options { micro_batch: Some(rows), ..config.options.clone() };
+    match plan_for(&config.model, device, &options) {
+        Ok(planned) => Ok(Some(planned)),
+        Err(TrainError::Budget { .. } | TrainError::Plan(_)) => {
+            say(&format!(
+                "note: micro-batches of {rows}, as they were, do not fit; with others the run goes on within rounding\n"
+            ))?;
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -282,10 +255,10 @@ fn line(event: &Event<'_>) -> Result<(), Failure> {
         Event::Evaluation(record) => write_line(&mut out, record),
         Event::End(record) => write_line(&mut out, record),
     };
-    written.map_err(|error| Failure::output(&error))
+    exit::said(written)
 }
 
 /// Writes text to standard error, where everything goes that is not data.
 pub(crate) fn say(text: &str) -> Result<(), Failure> {
-    io::stderr().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
+    exit::said(io::stderr().lock().write_all(text.as_bytes()))
 }

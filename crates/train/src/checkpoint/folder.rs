@@ -66,14 +66,28 @@ impl Checkpoints {
         let probe = folder.join(".tmp-probe");
         File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(unwritable)?;
         tidy(folder)?;
+        Ok(Checkpoints { folder: folder.to_owned(), form: Form::default(), limit, _lock: lock }.in_form(form))
+    }
+
+    /// The same folder, in which models are laid down in another form.
+    #[must_use]
+    pub fn in_form(self, form: Form) -> Checkpoints {
         // A run goes on from the very numbers it had, whatever the model is to be written as in the end.
-        let form = Form { dtype: None, ..form };
-        Ok(Checkpoints { folder: folder.to_owned(), form, limit, _lock: lock })
+        Checkpoints { form: Form { dtype: None, ..form }, ..self }
     }
 
     /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// How many checkpoints there are, whole or not.
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot be read.
+    pub fn count(&self) -> Result<usize, FileError> {
+        Ok(steps(&self.folder, PREFIX)?.len())
     }
 
     /// The newest checkpoint whose checksums hold.
@@ -154,6 +168,20 @@ impl Checkpoints {
         facts: &BTreeMap<String, String>,
     ) -> Result<(), TrainError> {
         checkpoint.check_facts(facts)?;
+        self.load(run, checkpoint)
+    }
+
+    /// Gives a run the weights of the checkpoint after `step`, and the optimizer state that belongs to them: of the
+    /// best evaluation, say.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such checkpoint, it is broken or of another model; then the run must not go on.
+    pub fn return_to<D: Device>(&self, run: &mut Run<D>, step: u64) -> Result<(), TrainError> {
+        self.load(run, &Checkpoint::open(&self.path(step))?)
+    }
+
+    fn load<D: Device>(&self, run: &mut Run<D>, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let model = ModelFolder::open_named(&checkpoint.path, &self.form.stem)?;
         let Loaded { unused, absent } = run.load_weights(&model, &self.form)?;
         let of_another_model = |why: String| FileError::wrong(&checkpoint.path, why);
@@ -181,6 +209,15 @@ impl Checkpoints {
             self.discard(step)?;
         }
         Ok(())
+    }
+
+    /// Removes the checkpoint after `step`, if it is there.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be removed.
+    pub fn forget(&self, step: u64) -> Result<(), FileError> {
+        if self.path(step).exists() { self.discard(step) } else { Ok(()) }
     }
 
     /// Takes a checkpoint its name away, then its files: nobody finds it half removed.

@@ -15,6 +15,22 @@ pub(super) const STATE: &str = "trainer_state.json";
 /// Checkpoints of this form are read.
 const FORMAT: u32 = 1;
 
+/// Facts that a run which goes on may change: they are said, not refused.
+pub const CHANGEABLE: [&str; 12] = [
+    "learning_rate",
+    "warmup_steps",
+    "warmup_ratio",
+    "max_steps",
+    "num_train_epochs",
+    "momentum",
+    "nesterov",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "weight_decay",
+    "max_grad_norm",
+];
+
 /// The content of `trainer_state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
@@ -48,6 +64,9 @@ pub struct Progress {
     pub mark: Option<f64>,
     /// Evaluations since then, for stopping early.
     pub without_gain: u64,
+    /// Whether an evaluation was due after this step and the run was stopped before it: the next part begins with it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub owes_evaluation: bool,
 }
 
 /// The best evaluation so far.
@@ -182,10 +201,19 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.to_owned(), state })
     }
 
+    /// What is otherwise in a run that goes on with these facts, though it may: name, value then and value now.
+    pub(crate) fn changes(&self, facts: &BTreeMap<String, String>) -> Vec<(&'static str, String, String)> {
+        let changed = |name| {
+            let (then, now) = (self.state.facts.get(name)?, facts.get(name)?);
+            (then != now).then(|| (name, then.clone(), now.clone()))
+        };
+        CHANGEABLE.into_iter().filter_map(changed).collect()
+    }
+
     /// Refuses to go on with a run that differs in a fact from the one that was saved.
     pub(super) fn check_facts(&self, facts: &BTreeMap<String, String>) -> Result<(), FileError> {
         let names = facts.keys().chain(self.state.facts.keys());
-        for name in names {
+        for name in names.filter(|name| !CHANGEABLE.contains(&name.as_str())) {
             let [now, then] =
                 [facts, &self.state.facts].map(|of| of.get(name).map_or("none", String::as_str));
             if now != then {

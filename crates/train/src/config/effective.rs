@@ -1,4 +1,4 @@
-//! A configuration written down again: every default spelled out, so that a run can be repeated without them.
+//! A configuration written down again, its defaults spelled out, so that a run can be repeated without them.
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use crate::optimizer::OptimizerKind;
 use crate::settings::RawConfig;
 
 impl Config {
-    /// The settings with every default written out, except what the planner chooses: they check to the same
-    /// configuration.
+    /// The settings with every default written out, except what the planner chooses or the length of the run decides
+    /// (the usual warmup): they check to the same configuration.
     pub fn effective(&self) -> RawConfig {
         let lora = self.with_adapters(self.what_is_trained());
         self.with_course(self.with_learning(self.with_fit(lora)))
@@ -125,6 +125,7 @@ impl Config {
             output_dir: output.map(|output| output.folder.clone()),
             report_to: output.map(OutputConfig::names),
             save_steps: output.map(|_| self.saving.every),
+            load_best_model_at_end: output.and(evaluation).map(|_| self.saving.load_best),
             save_total_limit: output.and(self.saving.limit).map(|limit| limit as u64),
             resume: self.resume.as_ref().map(|resume| match resume {
                 Resume::Latest => "latest".to_owned(),

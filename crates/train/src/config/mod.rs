@@ -6,6 +6,7 @@
 //! repeated without its defaults.
 
 mod data;
+mod defaults;
 mod effective;
 mod model;
 mod rules;
@@ -132,6 +133,8 @@ pub struct SavingConfig {
     pub every: u64,
     /// How many are kept; all when absent.
     pub limit: Option<usize>,
+    /// Whether the model of the best evaluation is written at the end, in place of the last.
+    pub load_best: bool,
 }
 
 /// Where a run goes on.
@@ -198,6 +201,7 @@ impl Config {
         let model::Resolved { name, configuration, origin, seq_len, lora, adapter } = model::resolve(raw)?;
         let has_tokenizer = raw.tokenizer.is_some() || matches!(origin, Origin::Pretrained(_));
         let data = data::data(raw, has_tokenizer)?;
+        let raw = &defaults::filled(raw, &origin, lora.is_some(), &data);
         let samples = data::samples(raw, &configuration.architecture)?;
         // Rows cut from text hold parts of several documents; made-up rows are one document each.
         let packed = match &data {
@@ -269,23 +273,40 @@ impl Config {
         Ok(Lr { peak: self.learning_rate, warmup_steps, max_steps, decay: self.decay })
     }
 
-    /// What must be the same in a run that goes on from a checkpoint, by the names people know.
+    /// What must be the same in a run that goes on from a checkpoint, by the names people know, and the settings of
+    /// [`CHANGEABLE`](crate::checkpoint::CHANGEABLE), which may change but not in silence. `data` is what is trained on.
     ///
     /// # Errors
     ///
-    /// When the weights that adapters belong to cannot be read.
-    pub fn facts(&self) -> Result<Vec<(String, String)>, TrainError> {
+    /// When the data, or the weights that adapters belong to, cannot be read.
+    pub fn facts(&self, data: &Source) -> Result<Vec<(String, String)>, TrainError> {
         let effective = self.effective();
-        let list = |list: Option<Vec<String>>| list.unwrap_or_default().join(",");
+        let number = |number: Option<f64>| number.map(|number| number.to_string());
+        let whole = |number: Option<u64>| number.map(|number| number.to_string());
+        let changeable = [
+            ("learning_rate", number(effective.learning_rate)),
+            ("warmup_steps", whole(effective.warmup_steps)),
+            ("warmup_ratio", number(effective.warmup_ratio)),
+            ("max_steps", whole(effective.max_steps)),
+            ("num_train_epochs", number(effective.num_train_epochs)),
+            ("momentum", number(effective.momentum)),
+            ("nesterov", effective.nesterov.map(|nesterov| nesterov.to_string())),
+            ("adam_beta1", number(effective.adam_beta1)),
+            ("adam_beta2", number(effective.adam_beta2)),
+            ("adam_epsilon", number(effective.adam_epsilon)),
+            ("weight_decay", number(effective.weight_decay)),
+            ("max_grad_norm", number(effective.max_grad_norm)),
+        ];
+        let changeable = changeable.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let facts = [
-            ("data", list(effective.data)),
+            ("data", data.mark()?),
             ("packing", self.model.documents.to_string()),
             ("optim", effective.optim.unwrap_or_default()),
             ("weights_dtype", effective.weights_dtype.unwrap_or_default()),
             ("lr_scheduler_type", effective.lr_scheduler_type.unwrap_or_default()),
         ];
-        let facts = facts.map(|(name, value)| (name.to_owned(), value));
-        Ok(facts.into_iter().chain(self.model.facts()).chain(self.base_facts()?).collect())
+        let facts = facts.into_iter().chain(changeable).map(|(name, value)| (name.to_owned(), value));
+        Ok(facts.chain(self.model.facts()).chain(self.base_facts()?).collect())
     }
 
     /// What the loop is to do in `steps` steps.

@@ -329,9 +329,16 @@ pub(super) fn saving(raw: &RawConfig) -> Result<SavingConfig, TrainError> {
             None => {}
         }
     }
+    let load_best = raw.load_best_model_at_end.unwrap_or(false);
+    if load_best && (raw.output_dir.is_none() || raw.eval_steps.is_none()) {
+        return Err(mistake(
+            "--load-best-model-at-end needs --eval-steps, which says how often to evaluate, and --output-dir",
+        ));
+    }
     Ok(SavingConfig {
         every: raw.save_steps.unwrap_or(SAVE_STEPS),
         limit: raw.save_total_limit.map(|limit| limit as usize),
+        load_best,
     })
 }
 

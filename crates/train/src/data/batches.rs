@@ -27,7 +27,7 @@ pub struct Batches {
 }
 
 /// The sequences of one optimizer step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     /// The pass over the data, counted from 0; always 0 for endless data.
     pub epoch: u64,
@@ -80,6 +80,14 @@ impl Batches {
     ///
     /// After an error the same group comes again.
     pub fn next_group(&mut self) -> Result<Group, DataError> {
+        Ok(self.next_group_unless(|| false)?.unwrap_or_default())
+    }
+
+    /// The next group, unless `stopped` says so while its tokens are counted; then the same group comes again.
+    pub(crate) fn next_group_unless(
+        &mut self,
+        stopped: impl Fn() -> bool,
+    ) -> Result<Option<Group>, DataError> {
         let (epoch, place) = match self.steps_per_epoch() {
             Some(steps) => (self.next / steps, self.next % steps),
             None => (0, self.next),
@@ -90,12 +98,15 @@ impl Batches {
 
         let mut valid_tokens = 0;
         for index in first..first + sequences {
+            if stopped() {
+                return Ok(None);
+            }
             self.source.fill(epoch, index, &mut self.counting)?;
             valid_tokens += self.counting.rows().valid_tokens();
         }
         self.next += 1;
         let micro_batches = sequences.div_ceil(self.micro_batch as u64);
-        Ok(Group { epoch, first, sequences, valid_tokens, micro_batches })
+        Ok(Some(Group { epoch, first, sequences, valid_tokens, micro_batches }))
     }
 
     /// Reads micro-batch `which` of a group into memory for `micro_batch` rows. Row `r` is row

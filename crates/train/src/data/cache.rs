@@ -39,6 +39,7 @@ pub(super) struct Cache {
     ends: Vec<u64>,
     labels: Vec<i32>,
     notes: Notes,
+    sum: u32,
 }
 
 /// What there is to say about the samples.
@@ -63,7 +64,8 @@ impl Cache {
         let parts = [tokens.checked_mul(4)?, documents.checked_mul(8)?, labels.checked_mul(4)?, notes];
         let body = parts.into_iter().try_fold(0u64, u64::checked_add)?;
         let whole = file.metadata().ok()?.len() == body.checked_add(HEADER as u64)?;
-        if !whole || checksum(&mut file).ok()? != number(&header, HEADER - 8) {
+        let sum = number(&header, HEADER - 8);
+        if !whole || checksum(&mut file).ok()? != sum {
             return None;
         }
         file.seek(SeekFrom::Start(HEADER as u64 + parts[0])).ok()?;
@@ -75,7 +77,12 @@ impl Cache {
         let ends = read(parts[1])?.as_chunks().0.iter().map(|&bytes| u64::from_le_bytes(bytes)).collect();
         let labels = read(parts[2])?.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes)).collect();
         let notes = Notes::from_json(&serde_json::from_slice(&read(parts[3])?).ok()?, counts[4])?;
-        Some(Cache { path: path.to_owned(), file, ends, labels, notes })
+        Some(Cache { path: path.to_owned(), file, ends, labels, notes, sum })
+    }
+
+    /// Checksum of ids, documents and labels.
+    pub(super) fn sum(&self) -> u32 {
+        self.sum
     }
 
     /// How many documents there are.
@@ -132,7 +139,7 @@ fn number(header: &[u8; HEADER], at: usize) -> u32 {
 }
 
 /// Of everything from where the file stands to its end.
-fn checksum(file: &mut File) -> io::Result<u32> {
+pub(super) fn checksum(file: &mut File) -> io::Result<u32> {
     let (mut piece, mut sum) = (vec![0; PIECE], 0);
     loop {
         match file.read(&mut piece)? {
@@ -234,7 +241,7 @@ impl Writer {
         file.sync_all().map_err(fault)?;
         fs::rename(&self.partial, &self.path).map_err(fault)?;
         let notes = std::mem::take(&mut self.notes);
-        Ok(Cache { path: self.path.clone(), file, ends, labels, notes })
+        Ok(Cache { path: self.path.clone(), file, ends, labels, notes, sum: self.sum })
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), DataError> {

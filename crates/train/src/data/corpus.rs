@@ -149,6 +149,12 @@ impl Corpus {
         Corpus { parts, order, shape, rows, bytes: vec![0; 4 * ids.len()], ids }
     }
 
+    /// Checksums of its parts, each with the rows that an epoch sees of it.
+    pub(super) fn mark(&self) -> String {
+        let part = |part: &Mixed| format!("{:08x} in {} rows", part.cache.sum(), part.visits);
+        self.parts.iter().map(part).collect::<Vec<_>>().join(", ")
+    }
+
     /// Positions in a sequence.
     pub fn seq_len(&self) -> usize {
         self.shape.seq_len

@@ -231,7 +231,7 @@ impl fmt::Display for DataError {
             ),
             DataError::Cache { path, why } => write!(
                 f,
-                "{} cannot be written ({why}); make room there or name another folder for the tokenised data",
+                "{} cannot be written ({why}); make room there or name another folder for tokenised data with --data-cache",
                 path.display()
             ),
             DataError::Split { path, pieces } => write!(

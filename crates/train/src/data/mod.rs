@@ -155,6 +155,20 @@ impl Source {
         }
     }
 
+    /// What tells this data from any other, whatever its files are called: checksums of what is learned from, and how
+    /// often each is seen.
+    ///
+    /// # Errors
+    ///
+    /// When text that is read byte by byte cannot be read once through.
+    pub fn mark(&self) -> Result<String, DataError> {
+        match self {
+            Source::Text(text) => text.mark(),
+            Source::Corpus(corpus) => Ok(corpus.mark()),
+            Source::Synthetic(_) => Ok("made-up".to_owned()),
+        }
+    }
+
     /// The id that stands where there is no data. A synthetic vocabulary may be too small for
     /// [`PAD`], and an ignored position can hold any id.
     pub fn pad(&self) -> i32 {

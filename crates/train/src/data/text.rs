@@ -15,6 +15,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::cache::checksum;
 use super::records::{TEXTS, ends_in, files_below};
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, IGNORED, Order, PAD, Rows, check_seq_len};
 
@@ -86,6 +87,17 @@ impl Text {
     /// Sequences in an epoch, an incomplete last one included.
     pub fn sequences(&self) -> u64 {
         (self.tokens - 1).div_ceil(self.seq_len as u64)
+    }
+
+    /// A checksum of all documents.
+    pub(super) fn mark(&self) -> Result<String, DataError> {
+        let of = |document: &Document| {
+            let sum = File::open(&document.path).and_then(|mut file| checksum(&mut file));
+            sum.map_err(|fault| DataError::reading(&document.path, &fault))
+        };
+        let sums = self.documents.iter().map(of).collect::<Result<Vec<u32>, DataError>>()?;
+        let all: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        Ok(format!("{:08x} in {} tokens", crc32c::crc32c(&all), self.tokens))
     }
 
     pub(super) fn fill_row(&mut self, epoch: u64, index: u64, mut row: Rows<'_>) -> Result<(), DataError> {

@@ -47,6 +47,7 @@ impl RawConfig {
             let value = typed(flag).map_err(TrainError::Config)?;
             table.insert(flag.name.to_owned(), value);
         }
+        table.retain(|name, value| !left_open(name, value));
         // Kinds are right, so what is left are numbers too large for their type.
         table.try_into().map_err(|error: toml::de::Error| TrainError::Config(error.message().to_owned()))
     }
@@ -75,7 +76,7 @@ fn checked_table(text: &str) -> Result<Table, (Option<usize>, String)> {
     for (position, name) in places {
         let fault = |why: String| (Some(line_at(position)), why);
         let setting = Setting::named(&name).ok_or_else(|| fault(unknown(&name)))?;
-        if let Some(value) = table.remove(&name) {
+        if let Some(value) = table.remove(&name).filter(|value| !left_open(&name, value)) {
             let found = described(&value);
             let value = of_kind(setting.kind, value)
                 .ok_or_else(|| fault(format!("{name} must be {}, got {found}", wanted(setting.kind))))?;
@@ -85,9 +86,30 @@ fn checked_table(text: &str) -> Result<Table, (Option<usize>, String)> {
     Ok(table)
 }
 
+/// Whether a value says that there is none: `max_steps = -1`, as transformers writes it.
+fn left_open(name: &str, value: &Value) -> bool {
+    name == "max_steps" && *value == Value::Integer(-1)
+}
+
+/// What to do instead of a setting that people know from elsewhere.
+fn instead_of(name: &str) -> Option<&'static str> {
+    ELSEWHERE.iter().find(|(known, _)| *known == name).map(|(_, instead)| *instead)
+}
+
+/// What is said of a flag, as it was typed, that people know from elsewhere and that is none here.
+pub fn known_elsewhere(flag: &str) -> Option<String> {
+    let name = flag.trim_start_matches('-').replace('-', "_");
+    let as_flag = |word: &str| {
+        let named = Setting::named(word.trim_end_matches([':', ';']));
+        named.map_or_else(|| word.to_owned(), |setting| word.replace(setting.name, &setting.flag()))
+    };
+    let instead = instead_of(&name)?.split(' ').map(as_flag).collect::<Vec<_>>().join(" ");
+    Some(format!("there is no flag `{flag}` here: {instead}"))
+}
+
 /// What is said of a name that is no setting.
 fn unknown(name: &str) -> String {
-    if let Some((_, instead)) = ELSEWHERE.iter().find(|(known, _)| *known == name) {
+    if let Some(instead) = instead_of(name) {
         return format!("there is no setting `{name}` here: {instead}");
     }
     match nearest(name, SETTINGS.iter().map(|setting| setting.name)) {
@@ -119,7 +141,10 @@ fn typed(flag: &Flag) -> Result<Value, String> {
     let text = flag.values.last().map_or("", String::as_str);
     let value = match setting.kind {
         Kind::Text => Some(Value::String(text.to_owned())),
-        Kind::Whole => text.parse().ok().filter(|&number: &i64| number >= 0).map(Value::Integer),
+        Kind::Whole => {
+            let number = text.parse().ok().map(Value::Integer);
+            number.filter(|value| value.as_integer() >= Some(0) || left_open(setting.name, value))
+        }
         Kind::Number => text.parse().ok().map(Value::Float),
         Kind::Switch => text.parse().ok().map(Value::Boolean),
         Kind::List => Some(list(flag.values.iter().map(String::as_str))),
@@ -214,8 +239,8 @@ mod tests {
             ", line 2: max_steps must be a whole number that is not negative, got the text \"many\""
         );
         assert_eq!(
-            fault("max_steps = -1"),
-            ", line 1: max_steps must be a whole number that is not negative, got -1"
+            fault("max_steps = -2"),
+            ", line 1: max_steps must be a whole number that is not negative, got -2"
         );
         assert_eq!(fault("memory = 64"), ", line 1: memory must be text in quotes, got 64");
         assert_eq!(fault("synthetic = 1"), ", line 1: synthetic must be true or false, got 1");
@@ -231,6 +256,29 @@ mod tests {
             "--max-steps must be a whole number that is not negative, got `2.5`"
         );
         assert_eq!(fault("learning_rate", "fast"), "--learning-rate must be a number, got `fast`");
+    }
+
+    #[test]
+    fn minus_one_step_is_none_stated_in_a_file_and_as_a_flag_over_it() {
+        assert_eq!(read("max_steps = -1").unwrap(), RawConfig::default());
+        let folder = Scratch::new();
+        let path = folder.write("run.toml", "max_steps = 7\n");
+        let raw = RawConfig::gather(Some(&path), &[flag("max_steps", "-1")]).unwrap();
+        assert_eq!(raw, RawConfig::default());
+        let fault = RawConfig::gather(None, &[flag("seed", "-1")]).unwrap_err().to_string();
+        assert_eq!(fault, "--seed must be a whole number that is not negative, got `-1`");
+    }
+
+    #[test]
+    fn a_flag_that_is_known_from_elsewhere_is_answered_with_ours() {
+        let said = |flag| known_elsewhere(flag).unwrap();
+        assert_eq!(said("--lr"), "there is no flag `--lr` here: write --learning-rate");
+        assert_eq!(
+            said("--batch-size"),
+            "there is no flag `--batch-size` here: write --per-device-train-batch-size or --global-batch"
+        );
+        assert_eq!(said("--fp16"), "there is no flag `--fp16` here: write --bf16: half precision overflows");
+        assert_eq!(known_elsewhere("--banana"), None);
     }
 
     #[test]

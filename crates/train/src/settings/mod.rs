@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use file::Flag;
+pub use file::{Flag, known_elsewhere};
 pub use nearest::nearest;
 
 /// What can be written as the value of a setting.
@@ -109,7 +109,7 @@ settings! {
         tokenizer: PathBuf, "PATH";
         /// What is learned: causal, masked or classify [default: what the model is made for]
         task: String, "NAME";
-        /// Tokens per sequence [default: the preset's]
+        /// Tokens per sequence [default: a preset's own; of other models 512, or their positions if fewer]
         seq_len: usize, "N";
         /// Sequences per optimizer step [default: 8]
         global_batch: usize, "N";
@@ -169,11 +169,11 @@ settings! {
         adapter: PathBuf, "PATH";
     }
     Learning {
-        /// Peak learning rate [default: 0.001]
+        /// Peak learning rate [default: 5e-5, for adapters 2e-4; from scratch 0.001]
         learning_rate: f64, "RATE";
-        /// linear, cosine, constant or constant_with_warmup [default: cosine]
+        /// linear, cosine, constant or constant_with_warmup [default: linear; from scratch cosine]
         lr_scheduler_type: String, "NAME";
-        /// Steps of linear rise [default: a tenth of the steps, at most 100]
+        /// Steps of linear rise [default: 0; from scratch a tenth of the steps, at most 100]
         warmup_steps: u64, "N";
         /// Linear rise as a part of all steps; --warmup-steps decides where both are given
         warmup_ratio: f64, "PART";
@@ -194,11 +194,11 @@ settings! {
         moments_dtype: String, "TYPE";
         /// Decay rate of AdamW's first moment [default: 0.9]
         adam_beta1: f64, "RATE";
-        /// Decay rate of AdamW's second moment [default: 0.95]
+        /// Decay rate of AdamW's second moment [default: 0.999; from scratch 0.95]
         adam_beta2: f64, "RATE";
         /// Added to the root of AdamW's second moment [default: 1e-8]
         adam_epsilon: f64, "NUMBER";
-        /// Decoupled weight decay of matrices [default: 0.1]
+        /// Decoupled weight decay of matrices [default: 0; from scratch 0.1]
         weight_decay: f64, "RATE";
         /// Largest gradient norm, 0 for no limit [default: 1]
         max_grad_norm: f64, "NORM";
@@ -207,9 +207,9 @@ settings! {
         update: String, "WHEN";
     }
     Course {
-        /// Optimizer steps; decides where --num-train-epochs is given too [default: 100]
+        /// Optimizer steps; decides where --num-train-epochs is given too, -1 leaves it open [default from scratch: 100]
         max_steps: u64, "N";
-        /// Passes over the data, also parts of one such as 0.5
+        /// Passes over the data, also parts of one such as 0.5 [default: 3; from scratch see --max-steps]
         num_train_epochs: f64, "N";
         /// Steps between two records, each the mean of the steps since the last [default: 1]
         logging_steps: u64, "N";
@@ -225,14 +225,19 @@ settings! {
         early_stopping_patience: u64, "N";
         /// By how much a loss must be better to count as better [default: 0]
         early_stopping_threshold: f64, "LOSS";
-        /// Folder for the trained model, checkpoints, metrics.jsonl, report.html and TensorBoard's files [default: none
-        /// is written]
+        /// Folder for the trained model, checkpoints, metrics.jsonl, report.html and TensorBoard's files [default:
+        /// plimsoll-out/NAME for a model in a folder NAME; from scratch none is written]
         output_dir: PathBuf, "PATH";
-        /// Steps between two checkpoints in --output-dir [default: 500]
+        /// Steps between two checkpoints in --output-dir; there is also one of the best evaluation and one at the end
+        /// [default: 500]
         save_steps: u64, "N";
         /// How many checkpoints are kept; the best is kept besides [default: all]
         save_total_limit: u64, "N";
-        /// Go on from a checkpoint: latest, for the newest whole one in --output-dir, or its folder
+        /// Whether the model that is written at the end is that of the best evaluation, not of the last step [default:
+        /// false]
+        load_best_model_at_end: bool, "BOOL";
+        /// Go on from a checkpoint: its folder, or latest, for the newest whole one in --output-dir; the run begins
+        /// where there is none yet
         resume: String, "CHECKPOINT";
         /// What is written beside metrics.jsonl: tensorboard, html, or none [default: tensorboard,html]
         report_to: Vec<String>, "NAMES";
@@ -242,20 +247,28 @@ settings! {
 /// Settings that people know from elsewhere, and what to do instead. Better than the name that is spelled alike.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("batch_size", "write per_device_train_batch_size or global_batch"),
+    ("block_size", "write seq_len"),
+    ("dataset", "write data"),
+    ("dataset_name", "write data"),
     ("do_eval", "write eval_steps"),
     ("do_train", "leave it out"),
+    ("epochs", "write num_train_epochs"),
     ("eval_strategy", "write eval_steps"),
     ("evaluation_strategy", "write eval_steps"),
     ("fp16", "write bf16: half precision overflows"),
-    ("load_best_model_at_end", "the best checkpoint is kept in output_dir; leave it out"),
     ("logging_dir", "write output_dir"),
     ("lr", "write learning_rate"),
     ("lora_rank", "write lora_r"),
+    ("max_length", "write seq_len"),
     ("max_seq_length", "write seq_len"),
+    ("metric_for_best_model", "the best has the smallest validation loss; leave it out"),
     ("model_name_or_path", "write model"),
+    ("num_epochs", "write num_train_epochs"),
+    ("overwrite_output_dir", "name an empty output_dir"),
     ("per_device_eval_batch_size", "evaluation takes the micro-batch of training; leave it out"),
     ("resume_from_checkpoint", "write resume"),
     ("save_strategy", "write save_steps"),
+    ("train_file", "write data"),
 ];
 
 impl Setting {

@@ -1,0 +1,55 @@
+//! Defaults of a model whose weights are there already: those that Hugging Face's trainer has for fine-tuning, and a
+//! folder for the result, which nobody wants to lose. A model that begins from scratch has those of its rules.
+
+use std::path::{Path, PathBuf};
+
+use super::{DataConfig, Origin};
+use crate::settings::RawConfig;
+
+/// As in transformers' `TrainingArguments`.
+const LEARNING_RATE: f64 = 5e-5;
+const EPOCHS: f64 = 3.0;
+const BETA2: f64 = 0.999;
+/// As in PEFT's guides: adapters begin at nothing and have further to go.
+const ADAPTER_LEARNING_RATE: f64 = 2e-4;
+
+/// The settings with what is left open filled in, where that depends on the model.
+pub(super) fn filled(raw: &RawConfig, origin: &Origin, adapted: bool, data: &DataConfig) -> RawConfig {
+    let (mut raw, Origin::Pretrained(model)) = (raw.clone(), origin) else { return raw.clone() };
+    raw.learning_rate.get_or_insert(if adapted { ADAPTER_LEARNING_RATE } else { LEARNING_RATE });
+    raw.lr_scheduler_type.get_or_insert_with(|| "linear".to_owned());
+    raw.adam_beta2.get_or_insert(BETA2);
+    raw.weight_decay.get_or_insert(0.0);
+    if raw.warmup_ratio.is_none() {
+        raw.warmup_steps.get_or_insert(0);
+    }
+    // Made-up data has no end, and what is learned from it is not worth keeping.
+    if *data != DataConfig::Synthetic {
+        if raw.max_steps.is_none() {
+            raw.num_train_epochs.get_or_insert(EPOCHS);
+        }
+        raw.output_dir.get_or_insert_with(|| Path::new("plimsoll-out").join(short_name(&model.folder)));
+    }
+    raw
+}
+
+/// The last part of a model's path, or of the hub id that a path in the hub's cache was made from.
+fn short_name(folder: &Path) -> PathBuf {
+    let id = folder.components().find_map(|part| part.as_os_str().to_str()?.strip_prefix("models--"));
+    let of_id = id.and_then(|id| id.rsplit("--").next()).map(PathBuf::from);
+    let whole = || folder.canonicalize().ok()?.file_name().map(PathBuf::from);
+    of_id.or_else(whole).unwrap_or_else(|| "model".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_named_by_its_folder_or_its_hub_id() {
+        let cached = Path::new("/hub/models--Qwen--Qwen3-0.6B/snapshots/0123abcd");
+        assert_eq!(short_name(cached), Path::new("Qwen3-0.6B"));
+        assert_eq!(short_name(Path::new("src/../src/config/")), Path::new("config"));
+        assert_eq!(short_name(Path::new("/no/such")), Path::new("model"));
+    }
+}
