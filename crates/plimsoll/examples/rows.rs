@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let source = data.validation.ok_or("the settings name no validation data")?;
     let mut validation = config.validation(source, 1);
-    let group = validation.group()?;
+    let group = validation.group(|| false)?.ok_or("the validation data was not read to its end")?;
     let mut out = BufWriter::new(File::create(folder.join("validation.i32"))?);
     write_rows(&mut out, &mut row, group.sequences, |which, row| validation.read(&group, which, row))?;
     out.flush()?;
