@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROUNDS, STEPS = 4, 3
+ROUNDS, STEPS = 3, 3
 MIB = 1 << 20
 SHALLOW, DEEP = 4, 40
 PINNED = ["--micro-batch", "16"]
@@ -93,7 +93,7 @@ def listed(seconds):
 def curves(deep, state, activations):
     """Predicted step seconds at budgets from less than the shallow model's activations to everything."""
     whole = deep["arena_bytes"] + deep["outside_bytes"] - state
-    budgets = [state + int(activations * 0.7 * (whole / activations / 0.7) ** (i / 9)) for i in range(10)]
+    budgets = [state + int(activations * 0.7 * (whole / activations / 0.7) ** (i / 7)) for i in range(8)]
     kinds = {"recompute alone": PINNED, "micro-batch free": [], "with disk offload": [*PINNED, *DISK]}
     drawn = {}
     for name, settings in kinds.items():
@@ -145,5 +145,5 @@ def picture(curves, points, base):
 
 if __name__ == "__main__":
     BINARY = sys.argv[1]
-    FIT = ["--model", "s", "--global-batch", "16", "--seq-len", "256", *sys.argv[2:]]
+    FIT = ["--model", "tiny", "--global-batch", "16", "--seq-len", "256", *sys.argv[2:]]
     main()
