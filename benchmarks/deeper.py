@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROUNDS, STEPS = 3, 3
+ROUNDS, STEPS = 2, 3
 MIB = 1 << 20
 SHALLOW, DEEP = 4, 40
 PINNED = ["--micro-batch", "16"]
@@ -145,5 +145,5 @@ def picture(curves, points, base):
 
 if __name__ == "__main__":
     BINARY = sys.argv[1]
-    FIT = ["--model", "tiny", "--global-batch", "16", "--seq-len", "256", *sys.argv[2:]]
+    FIT = ["--model", "tiny", "--global-batch", "16", "--seq-len", "512", *sys.argv[2:]]
     main()

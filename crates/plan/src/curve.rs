@@ -11,8 +11,10 @@ use crate::plan::Program;
 use crate::search::{Choice, Request, SearchError, Searcher};
 use crate::strategy::Strategy;
 
-/// Budgets looked at between the stated one and what keeping everything takes.
+/// Budgets looked at between the stated one and what keeping everything takes; fewer with a tier, where each look is a
+/// search over what lives there too.
 const LOOKS: u32 = 6;
+const LOOKS_WITH_A_TIER: u32 = 2;
 /// A gain below this fraction of a step is not worth a line.
 const WORTH: f64 = 0.005;
 
@@ -96,7 +98,9 @@ impl<B: Build> Searcher<B> {
         chosen: Point,
         unbudgeted: Point,
     ) -> Result<Vec<Point>, SearchError> {
-        let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, LOOKS);
+        let tier = self.program(chosen.micro_batch)?.train.facts.link.is_some();
+        let looks = if tier { LOOKS_WITH_A_TIER } else { LOOKS };
+        let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, looks);
         let mut points = Vec::new();
         for budget in budgets {
             let choice = self.search(Request { budget, slack: 0.0, ..request })?;
