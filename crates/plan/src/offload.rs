@@ -38,11 +38,11 @@ const LAID_OUT: usize = 2;
 /// What is rebuilt, before anything is sent away.
 #[derive(Debug)]
 pub(crate) struct Source {
-    strategy: Strategy,
+    pub(crate) strategy: Strategy,
     /// The virtual budget, where the table was asked.
-    rung: Option<u64>,
-    regions: Regions,
-    spiller: Spiller,
+    pub(crate) rung: Option<u64>,
+    pub(crate) regions: Regions,
+    pub(crate) spiller: Spiller,
     /// Times by limit, as far as they were asked for.
     seconds: RefCell<BTreeMap<u64, Option<f64>>>,
 }
@@ -98,12 +98,12 @@ impl Attempt<'_> {
         }
         let room = self.request.budget.saturating_sub(persistent_bytes(program, 0)?);
         let fixed = self.request.strategy.map(|fixed| Source::named(&program.train, scratch, fixed));
-        let all = || match &fixed {
+        let all = match &fixed {
             Some(source) => source.as_slice(),
             None => self.prepared.sources(scratch),
         };
         // Where state alone is too large, nothing fits unless some of it is away.
-        let mut sources: Vec<&Source> = if room > 0 { all().iter().collect() } else { Vec::new() };
+        let mut sources: Vec<&Source> = if room > 0 { all.iter().collect() } else { Vec::new() };
         let least = sources.iter().map(|source| source.spiller.least_bytes()).min().unwrap_or(0);
         for limit in limits(room, least, LIMIT_RUNG).take_while(|_| room > 0) {
             let bound = |source: &Source| self.step_seconds(source.spiller.lower_bound(limit), scratch);
@@ -121,12 +121,12 @@ impl Attempt<'_> {
                 }
             }
         }
-        self.streamed(scratch, tried)
+        self.streamed(scratch, all, tried)
     }
 }
 
 /// Virtual budgets, falling, each slower than the one before.
-pub(crate) fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
+fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
     let most = planner.most_bytes().unwrap_or(u64::MAX);
     let top = ((most as f64).ln() / VIRTUAL_RUNG.ln()).floor() as i32;
     let mut rungs: Vec<u64> = (0..=top).rev().map(|rung| VIRTUAL_RUNG.powi(rung) as u64).collect();

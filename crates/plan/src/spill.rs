@@ -110,6 +110,11 @@ impl Spiller {
         Some(spiller)
     }
 
+    /// The order itself, without transfers.
+    pub(crate) fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
     /// The most bytes alive during one run when everything that can be is sent away: no limit below is kept.
     pub(crate) fn least_bytes(&self) -> u64 {
         self.least

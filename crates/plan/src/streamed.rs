@@ -14,16 +14,14 @@ use crate::attempt::Attempt;
 use crate::chain::ChainPlanner;
 use crate::layout::{Effort, solve};
 use crate::liveness::{Gradients, draft};
-use crate::offload::{limits, virtual_rungs};
+use crate::offload::{Source, limits};
 use crate::placement::{Placement, persistent_bytes, rungs};
 use crate::plan::{Costed, StateRange, Tiered, assemble_within};
 use crate::problem::Scratch;
-use crate::regions::Regions;
 use crate::schedule::Purpose;
 use crate::search::{SearchError, Tried};
-use crate::sequence::{Sequence, micro_batch, update};
+use crate::sequence::{Sequence, update};
 use crate::spill::Spiller;
-use crate::strategy::Strategy;
 
 /// Ratio of neighbouring limits.
 const LIMIT_RUNG: f64 = 1.2;
@@ -33,15 +31,6 @@ const SKIP: usize = 5;
 const HOPE: f64 = 1.08;
 /// Parts into which the state is divided for the bound.
 const PARTS: u64 = 64;
-
-/// A way of rebuilding.
-struct Source {
-    strategy: Strategy,
-    rung: Option<u64>,
-    /// Time of all runs.
-    busy_seconds: f64,
-    sequence: Sequence,
-}
 
 /// Where some state is away.
 struct Away {
@@ -75,13 +64,18 @@ enum Known {
 
 impl Attempt<'_> {
     /// Plans with state on the tier; nothing where there is none.
-    pub(crate) fn streamed(&self, scratch: Scratch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+    pub(crate) fn streamed(
+        &self,
+        scratch: Scratch,
+        sources: &[Source],
+        tried: &mut Vec<Tried>,
+    ) -> Result<(), SearchError> {
         let program = &self.prepared.program;
-        let (places, sources) = (self.places(scratch)?, self.coarse_sources(scratch));
+        let (places, sources) = (self.places(scratch)?, coarse(sources));
         let pairs = (0..places.len()).flat_map(|away| (0..sources.len()).map(move |source| (away, source)));
         let busy = |(away, source): (usize, usize)| {
             let update = places[away].update.lower_bound(u64::MAX);
-            let seconds = self.step_of(sources[source].busy_seconds, update);
+            let seconds = self.step_of(sources[source].spiller.busy_seconds(), update);
             Candidate { seconds, away, source, known: Known::Busy }
         };
         let mut open: Vec<Candidate> = pairs.map(busy).collect();
@@ -92,17 +86,16 @@ impl Attempt<'_> {
             if candidate.seconds >= fastest {
                 break;
             }
-            let (place, source) = (&places[candidate.away], &sources[candidate.source]);
+            let (place, source) = (&places[candidate.away], sources[candidate.source]);
             if let Known::Time(limit) = candidate.known {
                 let (tiered, strategy) = (Tiered { limit: Some(limit), away: place.bytes }, source.strategy);
-                let regions = self.regions(source, scratch);
-                let plan = assemble_within(program, &regions, strategy, scratch, tiered)?;
+                let plan = assemble_within(program, &source.regions, strategy, scratch, tiered)?;
                 tried.push(Tried { tiered, ..self.entry(&plan, source.rung) });
                 continue;
             }
             let pair = (candidate.away, candidate.source);
             if asked.as_ref().is_none_or(|(away, source, _)| (*away, *source) != pair) {
-                let new = self.spiller(scratch, &place.placement, &source.sequence);
+                let new = self.spiller(scratch, &place.placement, source.spiller.sequence());
                 asked = new.map(|new| (pair.0, pair.1, new));
             }
             if let Some((_, _, spiller)) = &asked {
@@ -168,36 +161,6 @@ impl Attempt<'_> {
         solve(&slots, Some(room), Effort::NONE).peak as f64 <= room as f64 * HOPE
     }
 
-    fn regions(&self, source: &Source, scratch: Scratch) -> Regions {
-        let graph = &self.prepared.program.train.graph;
-        let optimal = |rung| self.prepared.planner(scratch)?.regions(graph, rung);
-        source.rung.and_then(optimal).unwrap_or_else(|| Regions::new(graph, source.strategy))
-    }
-
-    /// Ways of rebuilding, from nothing to as much as ever fits, or the one that is fixed.
-    fn coarse_sources(&self, scratch: Scratch) -> Vec<Source> {
-        let Costed { graph, facts } = &self.prepared.program.train;
-        let source = |strategy, rung, sequence: Sequence| {
-            let runs = sequence.executions.iter();
-            let busy_seconds = runs.map(|run| facts.nodes[run.node.index()].seconds_with(scratch)).sum();
-            Source { strategy, rung, busy_seconds, sequence }
-        };
-        let named = |strategy| source(strategy, None, micro_batch(graph, &Regions::new(graph, strategy)));
-        if let Some(fixed) = self.request.strategy {
-            return vec![named(fixed)];
-        }
-        let Some(planner) = self.prepared.planner(scratch) else {
-            return Strategy::LADDER.into_iter().map(named).collect();
-        };
-        let optimal = |rung| {
-            let sequence = micro_batch(graph, &planner.regions(graph, rung)?);
-            Some(source(Strategy::Auto, Some(rung), sequence))
-        };
-        // From the least that works upwards, so that it is among them.
-        let rungs = virtual_rungs(planner).into_iter().rev().step_by(SKIP);
-        [named(Strategy::None)].into_iter().chain(rungs.filter_map(optimal)).collect()
-    }
-
     /// No plan of this micro-batch is faster in the request's budget, wherever its state is: what of that is not there
     /// at some moment comes in at least once a step, but for gradients, which may begin afterwards.
     pub(crate) fn forced_seconds(&self, planner: &ChainPlanner) -> Result<f64, SearchError> {
@@ -218,6 +181,13 @@ impl Attempt<'_> {
         let bounds = (0..PARTS).map(|index| forced(begun + part(index + 1)).max(seconds(index)));
         Ok(if fetched == 0 { forced(begun) } else { bounds.fold(f64::INFINITY, f64::min) })
     }
+}
+
+/// Every named way of rebuilding, and some of the others, from the least that works upwards, so that it is among them.
+fn coarse(sources: &[Source]) -> Vec<&Source> {
+    let (named, optimal): (Vec<&Source>, Vec<&Source>) =
+        sources.iter().partition(|source| source.rung.is_none());
+    named.into_iter().chain(optimal.into_iter().rev().step_by(SKIP)).collect()
 }
 
 /// Takes out the candidate with the least figure, the first of equals.

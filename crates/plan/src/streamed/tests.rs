@@ -11,8 +11,11 @@ use super::*;
 use crate::liveness::bound;
 use crate::plan::{Plan, Program};
 use crate::problem::{Facts, Link, NodeFacts, Workspace};
+use crate::regions::Regions;
 use crate::schedule::{Purpose, Tier};
 use crate::search::{Choice, Request, search};
+use crate::sequence::micro_batch;
+use crate::strategy::Strategy;
 
 fn link(rate: f64) -> Link {
     let (tier, room, block) = (Tier::Host, 1 << 40, 4096);
