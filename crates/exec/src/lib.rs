@@ -27,4 +27,4 @@ pub use cpu::{CpuDevice, DiskSpeed, measure_disk};
 pub use device::Device;
 pub use engine::{Data, Engine};
 pub use error::ExecError;
-pub use timings::{Rates, Timing, Timings};
+pub use timings::{Pace, Paces, Timing, Timings};

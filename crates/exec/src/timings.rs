@@ -1,7 +1,7 @@
 //! What ops were measured to take on one machine, and how long others like them will take.
 //!
 //! An op is known by its [signature](Graph::signature): what it computes and the types of its operands. Where
-//! an op was not measured, its work is divided by the rates at which the measured ones did theirs.
+//! an op was not measured, its work is done at the pace of measured ones of its kind, or else of all.
 
 use std::collections::BTreeMap;
 
@@ -31,13 +31,42 @@ impl Timing {
     }
 }
 
-/// What a machine does in a second.
+/// Seconds that a unit of work takes: an operation of a product, or a byte where there is none.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
-    /// Multiplications and additions of matrix products.
-    pub matmul_flops: f64,
-    /// Bytes read and written by everything else.
-    pub bytes: f64,
+pub struct Pace {
+    /// With the best scratch.
+    pub seconds: f64,
+    /// With the least scratch, if that was measured.
+    pub lean_seconds: Option<f64>,
+}
+
+/// The paces of all that was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Paces<'a> {
+    /// By kind of op, and whether it has products.
+    kinds: BTreeMap<(&'a str, bool), Pace>,
+    products: Pace,
+    others: Pace,
+}
+
+impl Paces<'_> {
+    /// The pace of an op, and the units of work it has.
+    pub fn of(&self, signature: &str, work: &Work) -> (Pace, f64) {
+        let products = work.matmul_flops > 0.0;
+        let all = if products { self.products } else { self.others };
+        let pace = self.kinds.get(&(kind(signature), products)).copied().unwrap_or(all);
+        (pace, units(work.matmul_flops, work.bytes))
+    }
+}
+
+/// Name of an op without its attributes and types.
+fn kind(signature: &str) -> &str {
+    signature.split(['{', '(']).next().unwrap_or(signature)
+}
+
+/// Products are measured with all they read and write, so their pace includes the traffic.
+fn units(matmul_flops: f64, bytes: f64) -> f64 {
+    if matmul_flops > 0.0 { matmul_flops } else { bytes }
 }
 
 /// Measured seconds by signature.
@@ -74,21 +103,29 @@ impl Timings {
         self.ops.iter().map(|(signature, timing)| (signature.as_str(), timing))
     }
 
-    /// The rates of the measured ops together; none where nothing of a kind was measured.
-    pub fn rates(&self) -> Option<Rates> {
-        let rate = |products: bool, work: fn(&Timing) -> f64| {
-            let measured = self.ops.values().filter(|t| (t.matmul_flops > 0.0) == products && t.bytes > 0.0);
-            let (mut done, mut took) = (0.0, 0.0);
-            for timing in measured {
-                if let Some(seconds) = timing.seconds {
-                    done += work(timing);
-                    took += seconds;
-                }
-            }
-            (took > 0.0).then_some(done / took)
-        };
-        Some(Rates { matmul_flops: rate(true, |t| t.matmul_flops)?, bytes: rate(false, |t| t.bytes)? })
+    /// The paces of the measured ops; none where none with products was measured, or none without.
+    pub fn paces(&self) -> Option<Paces<'_>> {
+        let mut kinds: BTreeMap<(&str, bool), Vec<&Timing>> = BTreeMap::new();
+        for (signature, timing) in &self.ops {
+            kinds.entry((kind(signature), timing.matmul_flops > 0.0)).or_default().push(timing);
+        }
+        let all =
+            |products: bool| pace(self.ops.values().filter(|timing| (timing.matmul_flops > 0.0) == products));
+        let (products, others) = (all(true)?, all(false)?);
+        let kinds = kinds.into_iter().filter_map(|(kind, timings)| Some((kind, pace(timings.into_iter())?)));
+        Some(Paces { kinds: kinds.collect(), products, others })
     }
+}
+
+/// The pace of several ops together.
+fn pace<'a>(timings: impl Iterator<Item = &'a Timing> + Clone) -> Option<Pace> {
+    let of = |scratch: Scratch| {
+        let measured =
+            timings.clone().filter_map(|t| Some((t.with(scratch)?, units(t.matmul_flops, t.bytes))));
+        let (took, done) = measured.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        (done > 0.0 && took > 0.0).then_some(took / done)
+    };
+    Some(Pace { seconds: of(Scratch::Best)?, lean_seconds: of(Scratch::Least) })
 }
 
 #[cfg(test)]
@@ -108,19 +145,26 @@ mod tests {
     }
 
     #[test]
-    fn measured_ops_cost_what_was_measured_and_others_by_the_same_rates() {
+    fn measured_ops_cost_what_was_measured_and_others_at_the_pace_of_their_kind() {
         let known = graph(16);
         let mut timings = Timings::default();
-        // 1,024 flops in 1 µs, 512 bytes in 2 µs.
+        // 1,024 operations in 1 µs and with less scratch in 3 µs, 512 bytes in 2 µs.
         for (node, seconds) in known.nodes().iter().zip([1e-6, 2e-6]) {
             timings.record(&known, node, Scratch::Best, seconds);
         }
-        assert_eq!(timings.rates(), Some(Rates { matmul_flops: 1024.0 / 1e-6, bytes: 512.0 / 2e-6 }));
-        let device = CpuDevice::new(1).unwrap().with_timings(timings);
-        let seconds = |graph: &Graph| -> Vec<f64> {
-            device.facts(graph).nodes.iter().map(|facts| (facts.seconds * 1e9).round()).collect()
+        timings.record(&known, &known.nodes()[0], Scratch::Least, 3e-6);
+        let other = Timing { seconds: Some(1.0), lean_seconds: None, matmul_flops: 0.0, bytes: 1.0 };
+        timings.insert("another(f32[1]) -> f32[1]".into(), other);
+        let device = CpuDevice::new(1).unwrap().with_timings(timings.clone());
+        let nanoseconds = |graph: &Graph| -> Vec<(f64, f64)> {
+            let rounded = |seconds: f64| (seconds * 1e9).round();
+            let facts = device.facts(graph).nodes;
+            facts.iter().map(|facts| (rounded(facts.seconds), rounded(facts.lean_seconds))).collect()
         };
-        assert_eq!(seconds(&known), [1000.0, 2000.0]);
-        assert_eq!(seconds(&graph(32)), [2000.0, 4000.0]);
+        assert_eq!(nanoseconds(&known), [(1000.0, 3000.0), (2000.0, 2000.0)]);
+        assert_eq!(nanoseconds(&graph(32)), [(2000.0, 6000.0), (4000.0, 4000.0)]);
+        let (pace, units) =
+            timings.paces().unwrap().of("never_seen(f32[2])", &Work { matmul_flops: 0.0, bytes: 8.0 });
+        assert_eq!((pace, units), (Pace { seconds: (1.0 + 2e-6) / 513.0, lean_seconds: None }, 8.0));
     }
 }

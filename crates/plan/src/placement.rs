@@ -68,6 +68,12 @@ impl Placement {
         self.states.iter().filter(|range| range.tier.is_none()).map(|range| range.bytes).sum()
     }
 
+    /// Bytes of state of one purpose that are away.
+    pub(crate) fn bytes_away(&self, purpose: Purpose) -> u64 {
+        let away = self.states.iter().filter(|range| range.tier.is_some() && range.purpose == purpose);
+        away.map(|range| range.bytes).sum()
+    }
+
     /// Offsets of state in the arena, by name.
     pub(crate) fn resident_offsets(&self) -> BTreeMap<&str, u64> {
         let resident = self.states.iter().filter(|range| range.tier.is_none());

@@ -38,6 +38,8 @@ struct Away {
     placement: Placement,
     /// What is left of the budget.
     room: u64,
+    /// Least time in which the weights that are away come in, once each.
+    weights_seconds: f64,
     update: Spiller,
 }
 
@@ -54,8 +56,8 @@ struct Candidate {
 /// How much is known.
 #[derive(Clone, Copy)]
 enum Known {
-    /// The time when nothing stands still in a micro-batch, whatever its limit.
-    Busy,
+    /// A bound from values and weights each by themselves, whatever the limit.
+    Apart,
     /// A bound for this limit.
     Bound(u64),
     /// The time with this limit.
@@ -73,12 +75,13 @@ impl Attempt<'_> {
         let program = &self.prepared.program;
         let (places, sources) = (self.places(scratch)?, coarse(sources));
         let pairs = (0..places.len()).flat_map(|away| (0..sources.len()).map(move |source| (away, source)));
-        let busy = |(away, source): (usize, usize)| {
-            let update = places[away].update.lower_bound(u64::MAX);
-            let seconds = self.step_of(sources[source].spiller.busy_seconds(), update);
-            Candidate { seconds, away, source, known: Known::Busy }
+        let first = |(away, source): (usize, usize)| {
+            let (place, values) = (&places[away], &sources[source].spiller);
+            let micro_batch = values.lower_bound(place.room).max(place.weights_seconds);
+            let seconds = self.step_of(micro_batch, place.update.lower_bound(u64::MAX));
+            Candidate { seconds, away, source, known: Known::Apart }
         };
-        let mut open: Vec<Candidate> = pairs.map(busy).collect();
+        let mut open: Vec<Candidate> = pairs.map(first).collect();
         // The spiller that was asked last: neighbours are asked one after another.
         let mut asked: Option<(usize, usize, Spiller)> = None;
         while let Some(candidate) = pop(&mut open) {
@@ -138,13 +141,15 @@ impl Attempt<'_> {
     /// The placements in which state alone fits.
     fn places(&self, scratch: Scratch) -> Result<Vec<Away>, SearchError> {
         let program = &self.prepared.program;
+        let in_rate = program.train.facts.link.map_or(f64::INFINITY, |link| link.in_rate);
         let mut places = Vec::new();
         for bytes in rungs(program)? {
             let placement = Placement::new(program, bytes)?;
             let Some(room) = self.request.budget.checked_sub(placement.resident_bytes()) else { continue };
             let update = self.spiller(scratch, &placement, &update(&program.train.graph));
-            let fits = |update: &Spiller| update.least_bytes() <= room;
-            places.extend(update.filter(fits).map(|update| Away { bytes, placement, room, update }));
+            let Some(update) = update.filter(|update| update.least_bytes() <= room) else { continue };
+            let weights_seconds = placement.bytes_away(Purpose::Weights) as f64 / in_rate;
+            places.push(Away { bytes, placement, room, weights_seconds, update });
         }
         Ok(places)
     }

@@ -32,7 +32,7 @@
 //! # Ok::<(), plimsoll::TrainError>(())
 //! ```
 
-pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Rates, Timing, Timings};
+pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Timing, Timings};
 pub use plimsoll_graph::{
     DType, Graph, GraphError, Init, Shape, StateKind, Type, Value, Visible, checkpoint, differentiate, op,
     tile,

@@ -5,6 +5,7 @@
 //! plans.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use plimsoll_exec::{CpuDevice, Device, Timing, Timings};
 use plimsoll_graph::Graph;
@@ -23,8 +24,10 @@ use crate::trainer::Trainer;
 /// Version of the form of [`Measured`].
 pub const OPS_FILE_VERSION: u32 = 1;
 
-/// Steps that are timed, after one that is not.
+/// Steps that are timed at most, after one that is not.
 const STEPS: u64 = 5;
+/// No further step is timed after this.
+const LONG_ENOUGH: Duration = Duration::from_secs(3);
 
 /// Times of ops on one machine, in the form that is kept in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -136,8 +139,13 @@ fn measure_program(
     let mut trainer = Trainer::new(run, batches, config.lr(None)?);
     trainer.step()?;
     trainer.run_mut().engine_mut().time_actions();
+    let start = Instant::now();
     for _ in 0..STEPS {
         trainer.step()?;
+        // A large model has many layers alike, each a sample; it need not run for minutes.
+        if start.elapsed() > LONG_ENOUGH {
+            break;
+        }
     }
     collect(timings, program, &plan, scratch, &trainer)
 }

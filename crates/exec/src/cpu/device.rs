@@ -9,10 +9,11 @@ use plimsoll_graph::{Graph, Node, Op, Type, work};
 use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
 
 use crate::arena::Arena;
+use crate::cpu::disk::SECTOR;
 use crate::cpu::{Call, DiskTier, Operand, Pool, Scratch, run, workspace};
 use crate::device::{Device, no_tier};
 use crate::error::ExecError;
-use crate::timings::{Rates, Timings};
+use crate::timings::{Paces, Timings};
 
 /// Offsets are multiples of a cache line, which is also the widest vector.
 const ALIGNMENT: u64 = 64;
@@ -106,31 +107,30 @@ impl CpuDevice {
         self.arena.as_deref()
     }
 
-    /// Time and scratch of a node: as measured, or by the rates of what was measured, or by typical rates.
-    fn node_facts(&self, graph: &Graph, node: &Node, measured: Option<Rates>) -> NodeFacts {
+    /// Time and scratch of a node: as measured, or at the pace of what was measured, or by typical rates.
+    fn node_facts(&self, graph: &Graph, node: &Node, paces: Option<&Paces>) -> NodeFacts {
         let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
         let workspace = workspace(&node.op, &inputs, &outputs, self.threads);
         let lean_factor = if workspace.least < workspace.best { LEAN_FACTOR } else { 1.0 };
         let work = work(&node.op, &inputs, &outputs);
-        let threads = self.threads as f64;
-        let (modelled, modelled_lean) = match measured {
-            // Products were measured with all they read and write, so their rate includes the traffic.
-            Some(rates) if work.matmul_flops > 0.0 => {
-                let seconds = work.matmul_flops / rates.matmul_flops;
-                (seconds, lean_factor * seconds)
+        let (seconds, lean) = match paces {
+            Some(paces) => {
+                let signature = graph.signature(node);
+                let (pace, units) = paces.of(&signature, &work);
+                let known = self.timings.get(&signature).copied().unwrap_or_default();
+                let seconds = known.seconds.unwrap_or(units * pace.seconds);
+                let lean = pace.lean_seconds.map_or(lean_factor * seconds, |pace| units * pace);
+                (seconds, known.lean_seconds.unwrap_or(lean))
             }
-            Some(rates) => (work.bytes / rates.bytes, work.bytes / rates.bytes),
             None => {
+                let threads = self.threads as f64;
                 let compute = work.matmul_flops / (FLOPS_PER_THREAD * threads);
                 let fixed = work.bytes / (BYTES_PER_THREAD * threads) + SECONDS_PER_ACTION;
                 (compute + fixed, lean_factor * compute + fixed)
             }
         };
-        let known = measured.and_then(|_| self.timings.get(&graph.signature(node)));
-        let seconds = known.and_then(|timing| timing.seconds).unwrap_or(modelled);
         // Less scratch never makes an op faster; where it seems so, the clock was disturbed.
-        let lean = known.and_then(|timing| timing.lean_seconds).unwrap_or(modelled_lean).max(seconds);
-        NodeFacts { seconds, lean_seconds: lean, workspace }
+        NodeFacts { seconds, lean_seconds: lean.max(seconds), workspace }
     }
 
     fn taken(&self) -> Result<&Arc<Arena>, ExecError> {
@@ -164,9 +164,11 @@ impl Device for CpuDevice {
     }
 
     fn facts(&self, graph: &Graph) -> Facts {
-        let rates = self.timings.rates();
-        let facts = |node| self.node_facts(graph, node, rates);
-        Facts { alignment: ALIGNMENT, nodes: graph.nodes().iter().map(facts).collect(), link: self.link }
+        let paces = self.timings.paces();
+        let facts = |node| self.node_facts(graph, node, paces.as_ref());
+        // With a disk, what lies at a sector's bound need not be copied on its way.
+        let alignment = if self.link.is_some() { SECTOR } else { ALIGNMENT };
+        Facts { alignment, nodes: graph.nodes().iter().map(facts).collect(), link: self.link }
     }
 
     fn allocate(&mut self, space: Space) -> Result<(), ExecError> {

@@ -1,14 +1,16 @@
 //! The disk as a tier: buffers leave the arena for a file and come back, while kernels run.
 //!
 //! ```text
-//! arena ──copy──▶ bounce buffer ──write──▶ file      one thread for what goes out
-//! arena ◀──copy── bounce buffer ◀──read─── file      one thread for what comes in
+//! arena ──────────────write──────────────▶ file      one thread for what goes out
+//! arena ◀─────────────read──────────────── file      one thread for what comes in
+//!       ──copy──  bounce buffer  ──────────          the part of a block at the end, and what is not aligned
 //! ```
 //!
 //! The file is reserved in full before the first step, so that a full disk is an error at the start, and
 //! has no name, so that nothing is left behind whatever happens. It is opened past the page cache where
 //! the file system allows it: cached pages would be memory that no budget counts. That asks for aligned
-//! memory, which the bounce buffers are and values in the arena need not be.
+//! memory. A device with a disk gives its buffers the alignment that most file systems are content with
+//! ([`SECTOR`]), so that no processor copies them; the bounce buffers are aligned for all.
 //!
 //! Each direction is a queue: transfers run in the order they were started. Nothing allocates after
 //! construction. Not here: deciding what leaves and when, which is the planner's business.
@@ -33,6 +35,8 @@ use crate::ExecError;
 
 /// Offsets in the file and lengths of transfers are multiples of this: what direct I/O asks for.
 pub const BLOCK: u64 = 4096;
+/// What most direct I/O asks of addresses in memory.
+pub(crate) const SECTOR: u64 = 512;
 /// Bytes of a bounce buffer: large enough that a transfer runs at the disk's own speed.
 pub(crate) const BOUNCE: usize = 1 << 20;
 /// Stack of an I/O thread, which only moves bytes.
@@ -65,10 +69,11 @@ impl DiskTier {
                 "cannot reserve {bytes} bytes for offload in {folder}: {error}; name another folder with --offload-folder"
             ))
         })?;
-        let file = Arc::new(file);
+        let memory = memory_alignment(&file, direct);
+        let ends = Arc::new(Ends { file, memory });
         Ok(DiskTier {
-            out: Lane::start(Direction::Out, Arc::clone(&file), transfers)?,
-            inward: Lane::start(Direction::In, file, transfers)?,
+            out: Lane::start(Direction::Out, Arc::clone(&ends), transfers)?,
+            inward: Lane::start(Direction::In, ends, transfers)?,
             direct,
         })
     }
@@ -136,6 +141,14 @@ struct Transfer {
 // transfer promised to leave the bytes alone for that long.
 unsafe impl Send for Transfer {}
 
+/// The file, and what it asks of the other end.
+#[derive(Debug)]
+struct Ends {
+    file: File,
+    /// Addresses in memory that are multiples of this need no bounce buffer.
+    memory: usize,
+}
+
 /// One direction: a ring of transfers and the thread that works through it.
 #[derive(Debug)]
 struct Lane {
@@ -160,7 +173,7 @@ struct State {
 }
 
 impl Lane {
-    fn start(direction: Direction, file: Arc<File>, transfers: usize) -> Result<Lane, ExecError> {
+    fn start(direction: Direction, ends: Arc<Ends>, transfers: usize) -> Result<Lane, ExecError> {
         let state =
             State { ring: vec![None; transfers.max(1)], started: 0, done: 0, fault: None, closing: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
@@ -168,7 +181,7 @@ impl Lane {
         let thread = std::thread::Builder::new()
             .name(format!("plimsoll-disk-{}", if direction == Direction::Out { "out" } else { "in" }))
             .stack_size(STACK_BYTES)
-            .spawn(move || worker.work(direction, &file, &mut Bounce::new()))
+            .spawn(move || worker.work(direction, &ends, &mut Bounce::new()))
             .map_err(|error| ExecError::Device(format!("cannot start a thread for offload: {error}")))?;
         Ok(Lane { shared, thread: Some(thread) })
     }
@@ -223,9 +236,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self, direction: Direction, file: &File, bounce: &mut Bounce) {
+    fn work(&self, direction: Direction, ends: &Ends, bounce: &mut Bounce) {
         while let Some(transfer) = self.next() {
-            let result = transfer.run(direction, file, bounce);
+            let result = transfer.run(direction, ends, bounce);
             let mut state = self.lock();
             match result {
                 Ok(()) => state.done += 1,
@@ -258,9 +271,24 @@ impl Shared {
 }
 
 impl Transfer {
-    /// Moves the bytes, a bounce buffer at a time. The last piece is rounded up to whole blocks.
-    fn run(&self, direction: Direction, file: &File, bounce: &mut Bounce) -> io::Result<()> {
-        for first in (0..self.bytes).step_by(BOUNCE) {
+    /// Moves whole blocks straight between arena and file where the address allows it, and the rest a bounce buffer
+    /// at a time. The last piece is rounded up to whole blocks.
+    fn run(&self, direction: Direction, ends: &Ends, bounce: &mut Bounce) -> io::Result<()> {
+        let aligned = self.address.addr().is_multiple_of(ends.memory);
+        let straight = if aligned { self.bytes / BLOCK as usize * BLOCK as usize } else { 0 };
+        match direction {
+            Direction::Out => {
+                // SAFETY: within the transfer, whose bytes nobody writes until it was waited for.
+                let blocks = unsafe { std::slice::from_raw_parts(self.address, straight) };
+                ends.file.write_all_at(blocks, self.offset)?;
+            }
+            Direction::In => {
+                // SAFETY: within the transfer, whose bytes are ours alone until it was waited for.
+                let blocks = unsafe { std::slice::from_raw_parts_mut(self.address, straight) };
+                ends.file.read_exact_at(blocks, self.offset)?;
+            }
+        }
+        for first in (straight..self.bytes).step_by(BOUNCE) {
             let bytes = BOUNCE.min(self.bytes - first);
             let blocks = &mut bounce.bytes()[..bytes.next_multiple_of(BLOCK as usize)];
             let offset = self.offset + first as u64;
@@ -270,16 +298,29 @@ impl Transfer {
                 Direction::Out => {
                     // SAFETY: as above; the bounce buffer is another allocation.
                     unsafe { place.copy_to_nonoverlapping(blocks.as_mut_ptr(), bytes) };
-                    file.write_all_at(blocks, offset)?;
+                    ends.file.write_all_at(blocks, offset)?;
                 }
                 Direction::In => {
-                    file.read_exact_at(blocks, offset)?;
+                    ends.file.read_exact_at(blocks, offset)?;
                     // SAFETY: as above.
                     unsafe { place.copy_from_nonoverlapping(blocks.as_ptr(), bytes) };
                 }
             }
         }
         Ok(())
+    }
+}
+
+/// What addresses in memory must be multiples of, found out by writing a block: the reserved file holds nothing yet.
+fn memory_alignment(file: &File, direct: bool) -> usize {
+    if !direct {
+        return 1;
+    }
+    let mut memory = Bounce::new();
+    let block = &memory.bytes()[SECTOR as usize..][..BLOCK as usize];
+    match file.write_all_at(block, 0) {
+        Ok(()) => SECTOR as usize,
+        Err(_) => BLOCK as usize,
     }
 }
 
@@ -362,6 +403,19 @@ mod tests {
         for length in [1, 64, 4096, 4100, BOUNCE - 1, BOUNCE, BOUNCE + 1, 3 * BOUNCE + 77] {
             let mut data: Vec<u8> = (0..length).map(|i| (i * 31 % 251) as u8).collect();
             assert_eq!(round_trip(&tier, &mut data, BLOCK), data, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn wherever_bytes_lie_in_memory_they_come_back() {
+        let tier = DiskTier::create(&folder(), 8 << 20, 4).unwrap();
+        let length = BOUNCE + 5 * BLOCK as usize + 123;
+        let mut memory = vec![0; length + 2 * BLOCK as usize];
+        let page = memory.as_ptr().align_offset(BLOCK as usize);
+        for place in [0, 64, 512, 520, 1024] {
+            let data = &mut memory[page + place..][..length];
+            data.iter_mut().zip(place..).for_each(|(byte, i)| *byte = (i * 37 % 253) as u8);
+            assert_eq!(round_trip(&tier, data, 3 * BLOCK), data, "{place} bytes behind a page");
         }
     }
 

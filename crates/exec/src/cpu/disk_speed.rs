@@ -12,6 +12,7 @@ use plimsoll_plan::{Direction, Link, Tier};
 
 use crate::ExecError;
 use crate::cpu::disk::{BLOCK, BOUNCE, Bounce, DiskTier};
+use crate::cpu::free_disk_bytes;
 
 /// Bytes of one transfer of the trial, and the most transfers each way.
 const PIECE: u64 = BOUNCE as u64;
@@ -42,8 +43,10 @@ pub struct DiskSpeed {
 /// When the folder cannot hold a file, or the disk fails.
 pub fn measure_disk(folder: &Path, room: Option<u64>) -> Result<DiskSpeed, ExecError> {
     let tier = DiskTier::create(folder, PIECES * PIECE, PIECES as usize)?;
-    let all_but_a_part = |free: u64| free - free / LEFT_TO_OTHERS;
-    let room = room.map_or_else(|| free_bytes(folder).map(all_but_a_part), Ok)?;
+    let room = match room {
+        Some(stated) => stated,
+        None => all_but_a_part(folder)?,
+    };
     let mut memory = Bounce::new();
     let piece = memory.bytes();
     piece.fill(0x5a);
@@ -97,21 +100,12 @@ fn rounded(number: f64) -> f64 {
     ((number.max(1e-9).log2() * 4.0).round() / 4.0).exp2()
 }
 
-/// Bytes of the file system that holds `folder` which this process may take.
-fn free_bytes(folder: &Path) -> Result<u64, ExecError> {
-    use std::os::unix::ffi::OsStrExt;
-    let unknown = |why: String| {
-        ExecError::Device(format!("cannot ask for the free space of {}: {why}", folder.display()))
-    };
-    let path =
-        std::ffi::CString::new(folder.as_os_str().as_bytes()).map_err(|error| unknown(error.to_string()))?;
-    // SAFETY: all zeros is a value of this plain struct.
-    let mut space: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends in a zero and the struct is ours.
-    if unsafe { libc::statvfs(path.as_ptr(), &raw mut space) } != 0 {
-        return Err(unknown(std::io::Error::last_os_error().to_string()));
-    }
-    Ok(space.f_bavail.saturating_mul(space.f_frsize))
+/// What may be taken of the file system that holds `folder`.
+fn all_but_a_part(folder: &Path) -> Result<u64, ExecError> {
+    let free = free_disk_bytes(folder).map_err(|error| {
+        ExecError::Device(format!("cannot ask for the free space of {}: {error}", folder.display()))
+    })?;
+    Ok(free - free / LEFT_TO_OTHERS)
 }
 
 #[cfg(test)]
