@@ -109,19 +109,21 @@ impl Timings {
         for (signature, timing) in &self.ops {
             kinds.entry((kind(signature), timing.matmul_flops > 0.0)).or_default().push(timing);
         }
-        let all =
-            |products: bool| pace(self.ops.values().filter(|timing| (timing.matmul_flops > 0.0) == products));
+        let all = |wanted: bool| {
+            let of_all = kinds.iter().filter(|((_, products), _)| *products == wanted);
+            pace(&of_all.flat_map(|(_, timings)| timings.iter().copied()).collect::<Vec<_>>())
+        };
         let (products, others) = (all(true)?, all(false)?);
-        let kinds = kinds.into_iter().filter_map(|(kind, timings)| Some((kind, pace(timings.into_iter())?)));
-        Some(Paces { kinds: kinds.collect(), products, others })
+        let kinds = kinds.iter().filter_map(|(kind, timings)| Some((*kind, pace(timings)?))).collect();
+        Some(Paces { kinds, products, others })
     }
 }
 
 /// The pace of several ops together.
-fn pace<'a>(timings: impl Iterator<Item = &'a Timing> + Clone) -> Option<Pace> {
+fn pace(timings: &[&Timing]) -> Option<Pace> {
     let of = |scratch: Scratch| {
         let measured =
-            timings.clone().filter_map(|t| Some((t.with(scratch)?, units(t.matmul_flops, t.bytes))));
+            timings.iter().filter_map(|t| Some((t.with(scratch)?, units(t.matmul_flops, t.bytes))));
         let (took, done) = measured.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         (done > 0.0 && took > 0.0).then_some(took / done)
     };

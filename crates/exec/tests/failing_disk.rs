@@ -9,8 +9,15 @@ use plimsoll_plan::{Choice, Costed, Link, Program, Request, Role, Tier, search};
 
 const ROWS: usize = 64;
 const WIDTH: usize = 96;
-const DISK: Link =
-    Link { tier: Tier::Disk, room: 1 << 30, block: 4096, out_rate: 1e9, in_rate: 1e9, latency: 0.0 };
+const DISK: Link = Link {
+    tier: Tier::Disk,
+    room: 1 << 30,
+    block: 4096,
+    out_rate: 1e9,
+    in_rate: 1e9,
+    latency: 0.0,
+    toll: 0.0,
+};
 
 fn device() -> CpuDevice {
     CpuDevice::new(2).unwrap().with_offload(std::env::temp_dir(), DISK)

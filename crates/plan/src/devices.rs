@@ -128,6 +128,8 @@ impl DeviceSpec {
             out_rate: self.host_bandwidth,
             in_rate: self.host_bandwidth,
             latency: LAUNCH_SECONDS,
+            // Copy engines of their own.
+            toll: 0.0,
         }
     }
 

@@ -82,8 +82,7 @@ impl Source {
 
     /// Time of a micro-batch that keeps at most `limit` bytes alive; none when the tier has no room for the rest.
     fn seconds(&self, limit: u64) -> Option<f64> {
-        let known = || self.spiller.within(limit).map(|spilled| spilled.seconds);
-        *self.seconds.borrow_mut().entry(limit).or_insert_with(known)
+        *self.seconds.borrow_mut().entry(limit).or_insert_with(|| self.spiller.seconds_within(limit))
     }
 }
 

@@ -366,7 +366,7 @@ fn draft_of(
     // A tier that cannot take values as well takes state alone.
     let spilled =
         spiller.flatten().and_then(|spiller| spiller.within(limit).or_else(|| spiller.within(u64::MAX)));
-    let sequence = spilled.map_or(whole, |spilled| spilled.sequence);
+    let sequence = spilled.unwrap_or(whole);
     draft(role.name(), &part.graph, &sequence, &part.facts, scratch, gradients)
 }
 

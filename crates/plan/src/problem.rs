@@ -74,6 +74,8 @@ pub struct Link {
     pub in_rate: f64,
     /// Time of a transfer beside that of its bytes, in seconds.
     pub latency: f64,
+    /// Time that runs lose for every byte that moves beside them, in seconds: where those who compute also move it.
+    pub toll: f64,
 }
 
 impl Link {
@@ -84,5 +86,10 @@ impl Link {
             Direction::In => self.in_rate,
         };
         self.latency + bytes as f64 / rate
+    }
+
+    /// Time that runs lose while so many bytes move.
+    pub fn lost_seconds(&self, bytes: u64) -> f64 {
+        self.toll * bytes as f64
     }
 }

@@ -26,9 +26,10 @@
 
 mod placing;
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use plimsoll_graph::{Graph, Value};
+use plimsoll_graph::{Graph, StateId, Value};
 
 use crate::liveness::{Gradients, aligned, draft, live_bytes};
 use crate::problem::{Facts, Link, Scratch};
@@ -47,6 +48,8 @@ pub(crate) struct Spiller {
     seconds: Vec<f64>,
     /// Gaps that may be used, the one that ends last first.
     gaps: Vec<Gap>,
+    /// The first run of each of them with its index, in the order of runs.
+    begin: Vec<(usize, usize)>,
     /// Gaps that are used in any case: of state before its first user and behind its last.
     fixed: Vec<Gap>,
     /// Place in the tier of each instance that is state.
@@ -68,14 +71,6 @@ struct Gap {
     before: usize,
 }
 
-/// An order with its transfers.
-#[derive(Clone, Debug)]
-pub(crate) struct Spilled {
-    pub(crate) sequence: Sequence,
-    /// Predicted time, with the time that runs stand still.
-    pub(crate) seconds: f64,
-}
-
 impl Spiller {
     /// Finds the gaps of `sequence`; none when the device has no other tier.
     pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: Sequence) -> Option<Spiller> {
@@ -86,10 +81,9 @@ impl Spiller {
         let named: BTreeSet<Value> = graph.outputs().iter().map(|(_, value)| graph.storage(*value)).collect();
         let size = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
         let worth = |value: Value| size(value) >= link.block && !named.contains(&value);
-        let home = |value: &Value| {
-            let (state, _) = graph.value(*value).state?;
-            sequence.away.iter().find(|away| away.state == state).map(|away| away.tier_offset)
-        };
+        let away: BTreeMap<StateId, u64> =
+            sequence.away.iter().map(|away| (away.state, away.tier_offset)).collect();
+        let home = |value: &Value| away.get(&graph.value(*value).state?.0).copied();
         let homes: Vec<Option<u64>> = sequence.instances.iter().map(home).collect();
         let runs = sequence.executions.len();
         let mut gaps = gaps(&sequence, &homes);
@@ -105,7 +99,9 @@ impl Spiller {
         for gap in fixed.iter().filter(|gap| gap.from == 0) {
             live[..gap.before].iter_mut().for_each(|bytes| *bytes -= gap.bytes);
         }
-        let mut spiller = Spiller { link, live, seconds, gaps, fixed, homes, sequence, least: 0 };
+        let mut begin: Vec<(usize, usize)> = gaps.iter().map(|gap| gap.from).zip(0..).collect();
+        begin.sort_unstable();
+        let mut spiller = Spiller { link, live, seconds, gaps, begin, fixed, homes, sequence, least: 0 };
         spiller.least = spiller.choose(0).1.into_iter().max().unwrap_or(0);
         Some(spiller)
     }
@@ -143,12 +139,22 @@ impl Spiller {
         let (out, back) = (excess.saturating_sub(inward) as f64, excess as f64);
         let around = out / self.link.out_rate + back / self.link.in_rate;
         let moved = (inward as f64 / self.link.in_rate).max(outward as f64 / self.link.out_rate);
-        self.busy_seconds().max(around).max(moved)
+        let lost = self.link.toll * (out + back).max((inward + outward) as f64);
+        (self.busy_seconds() + lost).max(around).max(moved)
     }
 
-    /// The order with transfers that keep at most `limit` bytes alive, or as few as can be; none when the tier
+    /// Time of the order with transfers that keep at most `limit` bytes alive, or as few as can be; none when the tier
     /// has no room for what must go.
-    pub(crate) fn within(&self, limit: u64) -> Option<Spilled> {
+    pub(crate) fn seconds_within(&self, limit: u64) -> Option<f64> {
+        self.walk(limit, |placing| placing.clock)
+    }
+
+    /// The order with those transfers.
+    pub(crate) fn within(&self, limit: u64) -> Option<Sequence> {
+        self.walk(limit, |placing| placing.apply(&self.sequence))
+    }
+
+    fn walk<T>(&self, limit: u64, end: impl FnOnce(Placing) -> T) -> Option<T> {
         let (chosen, live) = self.choose(limit);
         let mut placing = Placing::new(self, &chosen, live, limit)?;
         for (run, seconds) in self.seconds.iter().enumerate() {
@@ -156,22 +162,42 @@ impl Spiller {
             placing.clock += seconds;
         }
         placing.close();
-        Some(Spilled { seconds: placing.clock, sequence: placing.sequence })
+        Some(end(placing))
     }
 
     /// Belady's rule: the gaps to use, and the bytes alive during each run outside them.
     fn choose(&self, limit: u64) -> (Vec<Gap>, Vec<u64>) {
-        let mut live = self.live.clone();
+        let runs = self.live.len();
         let mut chosen = self.fixed.clone();
-        let mut left: Vec<&Gap> = self.gaps.iter().collect();
-        for run in 0..live.len() {
-            while live[run] > limit {
-                let around = |gap: &&Gap| gap.from <= run && run < gap.before;
-                let Some(index) = left.iter().position(around) else { break };
-                let gap = left.remove(index);
-                live[gap.from..gap.before].iter_mut().for_each(|bytes| *bytes -= gap.bytes);
-                chosen.push(*gap);
+        // What is spared from a run on, and no longer from a run on, by chosen gaps.
+        let (mut spared, mut regained) = (vec![0; runs + 1], vec![0; runs + 1]);
+        let mut sparing = 0;
+        // Gaps that have begun, the one that ends last first.
+        let mut open = BinaryHeap::new();
+        let mut beginning = self.begin.iter().copied().peekable();
+        for run in 0..runs {
+            sparing -= regained[run];
+            while let Some((_, index)) = beginning.next_if(|&(from, _)| from <= run) {
+                open.push(Reverse(index));
             }
+            while self.live[run] - sparing > limit {
+                let Some(gap) = open.pop().map(|Reverse(index)| self.gaps[index]) else { break };
+                if gap.before <= run {
+                    // And so has every other that has begun.
+                    open.clear();
+                    break;
+                }
+                spared[gap.from] += gap.bytes;
+                regained[gap.before] += gap.bytes;
+                sparing += gap.bytes;
+                chosen.push(gap);
+            }
+        }
+        let mut live = self.live.clone();
+        sparing = 0;
+        for (run, bytes) in live.iter_mut().enumerate() {
+            sparing = sparing + spared[run] - regained[run];
+            *bytes -= sparing;
         }
         (chosen, live)
     }
@@ -222,6 +248,7 @@ pub(crate) fn seconds(schedule: &Schedule, facts: &Facts, scratch: Scratch) -> f
                 let lane: &mut f64 = &mut free[usize::from(direction == Direction::In)];
                 let bytes = schedule.buffer(buffer).bytes;
                 let takes = facts.link.map_or(0.0, |link| link.seconds(direction, bytes));
+                clock += facts.link.map_or(0.0, |link| link.lost_seconds(bytes));
                 *lane = lane.max(clock) + takes;
                 done[copy] = *lane;
             }

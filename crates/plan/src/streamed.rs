@@ -90,33 +90,29 @@ impl Attempt<'_> {
                 break;
             }
             let (place, source) = (&places[candidate.away], sources[candidate.source]);
-            if let Known::Time(limit) = candidate.known {
-                let (tiered, strategy) = (Tiered { limit: Some(limit), away: place.bytes }, source.strategy);
-                let plan = assemble_within(program, &source.regions, strategy, scratch, tiered)?;
-                tried.push(Tried { tiered, ..self.entry(&plan, source.rung) });
-                continue;
-            }
             let pair = (candidate.away, candidate.source);
             if asked.as_ref().is_none_or(|(away, source, _)| (*away, *source) != pair) {
                 let new = self.spiller(scratch, &place.placement, source.spiller.sequence());
                 asked = new.map(|new| (pair.0, pair.1, new));
             }
-            if let Some((_, _, spiller)) = &asked {
-                let closer = self.closer(scratch, place, spiller, candidate);
+            let Some((_, _, spiller)) = &asked else { continue };
+            let Known::Time(limit) = candidate.known else {
+                let closer = self.closer(place, spiller, candidate);
                 open.extend(closer.into_iter().filter(|candidate| candidate.seconds < fastest));
+                continue;
+            };
+            let sequence = spiller.within(limit);
+            if sequence.is_some_and(|sequence| self.may_fit(scratch, &sequence, place.room)) {
+                let (tiered, strategy) = (Tiered { limit: Some(limit), away: place.bytes }, source.strategy);
+                let plan = assemble_within(program, &source.regions, strategy, scratch, tiered)?;
+                tried.push(Tried { tiered, ..self.entry(&plan, source.rung) });
             }
         }
         Ok(())
     }
 
-    /// What a closer look makes of a candidate: one for each limit, or the one with its time, unless it cannot fit.
-    fn closer(
-        &self,
-        scratch: Scratch,
-        place: &Away,
-        spiller: &Spiller,
-        candidate: Candidate,
-    ) -> Vec<Candidate> {
+    /// What a closer look makes of a candidate: one for each limit, or the one with its time.
+    fn closer(&self, place: &Away, spiller: &Spiller, candidate: Candidate) -> Vec<Candidate> {
         let Known::Bound(limit) = candidate.known else {
             let bound = |limit| {
                 let seconds = self.step_of(spiller.lower_bound(limit), place.update.lower_bound(limit));
@@ -124,12 +120,11 @@ impl Attempt<'_> {
             };
             return limits_of(spiller, place).map(bound).collect();
         };
-        let timed = spiller.within(limit).zip(place.update.within(limit)).and_then(|(pass, update)| {
-            let seconds = self.step_of(pass.seconds, update.seconds);
-            let fits = self.may_fit(scratch, &pass.sequence, place.room);
-            fits.then_some(Candidate { seconds, known: Known::Time(limit), ..candidate })
-        });
-        timed.into_iter().collect()
+        let timed = spiller.seconds_within(limit).zip(place.update.seconds_within(limit));
+        let known = Known::Time(limit);
+        let candidate =
+            timed.map(|(pass, update)| Candidate { seconds: self.step_of(pass, update), known, ..candidate });
+        candidate.into_iter().collect()
     }
 
     /// Time of a step whose micro-batches take `micro_batch` seconds in one pass, and whose update takes `update`.

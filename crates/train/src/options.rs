@@ -82,7 +82,8 @@ impl Options {
         let link = match link {
             Some(link) => *link,
             None => {
-                measure_disk(folder, *budget).map_err(|error| TrainError::Config(error.to_string()))?.link
+                let tried = measure_disk(folder, *budget, device.threads());
+                tried.map_err(|error| TrainError::Config(error.to_string()))?.link
             }
         };
         Ok(device.with_offload(folder.clone(), link))

@@ -17,8 +17,15 @@ const ROWS: usize = 4;
 const THREADS: usize = 2;
 
 /// A disk of a stated speed, so that the same plans are made on every machine.
-const DISK: Link =
-    Link { tier: Tier::Disk, room: 1 << 30, block: 4096, out_rate: 1e9, in_rate: 1e9, latency: 1e-4 };
+const DISK: Link = Link {
+    tier: Tier::Disk,
+    room: 1 << 30,
+    block: 4096,
+    out_rate: 1e9,
+    in_rate: 1e9,
+    latency: 1e-4,
+    toll: 0.0,
+};
 
 fn device(link: Option<Link>) -> CpuDevice {
     let device = CpuDevice::new(THREADS).unwrap();

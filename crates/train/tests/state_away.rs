@@ -28,8 +28,15 @@ const STEPS: usize = 2;
 const LR: f32 = 1e-2;
 
 /// A disk of a stated speed, so that the same plans are made on every machine.
-const DISK: Link =
-    Link { tier: Tier::Disk, room: 1 << 30, block: 4096, out_rate: 1e9, in_rate: 1e9, latency: 1e-4 };
+const DISK: Link = Link {
+    tier: Tier::Disk,
+    room: 1 << 30,
+    block: 4096,
+    out_rate: 1e9,
+    in_rate: 1e9,
+    latency: 1e-4,
+    toll: 0.0,
+};
 
 /// A model and how it is trained.
 struct Case {

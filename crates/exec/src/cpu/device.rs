@@ -113,21 +113,18 @@ impl CpuDevice {
         let workspace = workspace(&node.op, &inputs, &outputs, self.threads);
         let lean_factor = if workspace.least < workspace.best { LEAN_FACTOR } else { 1.0 };
         let work = work(&node.op, &inputs, &outputs);
-        let (seconds, lean) = match paces {
-            Some(paces) => {
-                let signature = graph.signature(node);
-                let (pace, units) = paces.of(&signature, &work);
-                let known = self.timings.get(&signature).copied().unwrap_or_default();
-                let seconds = known.seconds.unwrap_or(units * pace.seconds);
-                let lean = pace.lean_seconds.map_or(lean_factor * seconds, |pace| units * pace);
-                (seconds, known.lean_seconds.unwrap_or(lean))
-            }
-            None => {
-                let threads = self.threads as f64;
-                let compute = work.matmul_flops / (FLOPS_PER_THREAD * threads);
-                let fixed = work.bytes / (BYTES_PER_THREAD * threads) + SECONDS_PER_ACTION;
-                (compute + fixed, lean_factor * compute + fixed)
-            }
+        let (seconds, lean) = if let Some(paces) = paces {
+            let signature = graph.signature(node);
+            let (pace, units) = paces.of(&signature, &work);
+            let known = self.timings.get(&signature).copied().unwrap_or_default();
+            let seconds = known.seconds.unwrap_or(units * pace.seconds);
+            let lean = pace.lean_seconds.map_or(lean_factor * seconds, |pace| units * pace);
+            (seconds, known.lean_seconds.unwrap_or(lean))
+        } else {
+            let threads = self.threads as f64;
+            let compute = work.matmul_flops / (FLOPS_PER_THREAD * threads);
+            let fixed = work.bytes / (BYTES_PER_THREAD * threads) + SECONDS_PER_ACTION;
+            (compute + fixed, lean_factor * compute + fixed)
         };
         // Less scratch never makes an op faster; where it seems so, the clock was disturbed.
         NodeFacts { seconds, lean_seconds: lean.max(seconds), workspace }

@@ -36,12 +36,13 @@ pub struct DiskSpeed {
     pub direct: bool,
 }
 
-/// Tries the disk that holds `folder`. Without `room`, a tenth of its free space is left to others.
+/// Tries the disk that holds `folder` for runs of `threads` threads. Without `room`, a tenth of its free space is left to
+/// others.
 ///
 /// # Errors
 ///
 /// When the folder cannot hold a file, or the disk fails.
-pub fn measure_disk(folder: &Path, room: Option<u64>) -> Result<DiskSpeed, ExecError> {
+pub fn measure_disk(folder: &Path, room: Option<u64>, threads: usize) -> Result<DiskSpeed, ExecError> {
     let tier = DiskTier::create(folder, PIECES * PIECE, PIECES as usize)?;
     let room = match room {
         Some(stated) => stated,
@@ -60,6 +61,7 @@ pub fn measure_disk(folder: &Path, room: Option<u64>) -> Result<DiskSpeed, ExecE
         out_rate: rounded(written.rate(PIECE)),
         in_rate: rounded(read.rate(PIECE)),
         latency: rounded(small.seconds / small.transfers as f64),
+        toll: toll([&written, &read], threads),
     };
     Ok(DiskSpeed { link, direct: tier.bypasses_page_cache() })
 }
@@ -68,6 +70,8 @@ pub fn measure_disk(folder: &Path, room: Option<u64>) -> Result<DiskSpeed, ExecE
 struct Trial {
     transfers: u64,
     seconds: f64,
+    /// Time of processors.
+    busy_seconds: f64,
 }
 
 impl Trial {
@@ -84,7 +88,7 @@ fn trial(
     most: u64,
     bytes: u64,
 ) -> Result<Trial, ExecError> {
-    let clock = Instant::now();
+    let (clock, busy) = (Instant::now(), processor_seconds());
     let mut transfers = 0;
     while transfers < most && (transfers < LEAST || clock.elapsed() < ENOUGH) {
         // SAFETY: the piece has this many bytes and is borrowed until the wait on the next line.
@@ -92,7 +96,27 @@ fn trial(
         tier.wait(direction, number)?;
         transfers += 1;
     }
-    Ok(Trial { transfers, seconds: clock.elapsed().as_secs_f64() })
+    let busy_seconds = processor_seconds() - busy;
+    Ok(Trial { transfers, seconds: clock.elapsed().as_secs_f64(), busy_seconds })
+}
+
+/// What a byte takes of the processors, divided among those that compute; nothing where one is left to move it.
+fn toll(ways: [&Trial; 2], threads: usize) -> f64 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if threads < cores {
+        return 0.0;
+    }
+    let busy: f64 = ways.iter().map(|way| way.busy_seconds).sum();
+    let bytes: u64 = ways.iter().map(|way| way.transfers * PIECE).sum();
+    rounded(1e9 * busy / bytes as f64 / threads as f64) / 1e9
+}
+
+/// Time of all processors that this process has had, in seconds.
+fn processor_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the struct is ours. Where there is no such clock it stays zero, and nothing is charged.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
 }
 
 /// The nearest quarter of an octave.
@@ -114,18 +138,32 @@ mod tests {
 
     #[test]
     fn a_trial_gives_rates_of_a_disk_and_all_the_room_that_was_stated() {
-        let DiskSpeed { link, .. } = measure_disk(&std::env::temp_dir(), Some(123 << 20)).unwrap();
+        let DiskSpeed { link, .. } =
+            measure_disk(&std::env::temp_dir(), Some(123 << 20), usize::MAX).unwrap();
         assert_eq!((link.tier, link.room, link.block), (Tier::Disk, 123 << 20, BLOCK));
         for rate in [link.out_rate, link.in_rate] {
             assert!((1e5..1e12).contains(&rate), "{rate} bytes a second");
             assert_eq!(rounded(rate).to_bits(), rate.to_bits(), "rounded once and for all");
         }
         assert!(link.latency > 0.0 && link.latency < 1.0);
+        assert!(
+            link.toll >= 0.0 && link.toll * link.out_rate < 2.0,
+            "two lanes: {} seconds a byte",
+            link.toll
+        );
+    }
+
+    #[test]
+    fn whoever_computes_on_all_cores_loses_what_transfers_take_and_others_lose_nothing() {
+        let way = Trial { transfers: 1, seconds: 1.0, busy_seconds: 0.5 };
+        let lost = toll([&way; 2], 1 << 20) * (1 << 20) as f64 * PIECE as f64;
+        assert!((0.45..0.55).contains(&lost), "half a second a piece, shared by all: {lost}");
+        assert!(toll([&way; 2], 0) <= 0.0);
     }
 
     #[test]
     fn a_folder_that_is_not_there_is_named() {
-        let error = measure_disk(Path::new("/no/such/folder"), None).unwrap_err();
+        let error = measure_disk(Path::new("/no/such/folder"), None, 1).unwrap_err();
         assert!(error.to_string().contains("/no/such/folder"), "{error}");
     }
 }

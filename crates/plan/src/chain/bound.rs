@@ -67,9 +67,11 @@ impl LowerBound {
     pub(crate) fn seconds_with(&self, bytes: u64, link: &Link) -> f64 {
         let seconds = |sent: f64| {
             let rebuilt = self.layers as f64 * self.at((bytes as f64 + sent) / self.layers as f64);
-            let before = self.forward.layers.max(sent / link.out_rate);
-            let behind = (self.base_seconds - self.forward.all + rebuilt).max(sent / link.in_rate);
-            (self.base_seconds + rebuilt).max(before + behind)
+            // Each way takes its toll of what runs beside it.
+            let lost = link.toll * sent;
+            let before = (self.forward.layers + lost).max(sent / link.out_rate);
+            let behind = (self.base_seconds - self.forward.all + rebuilt + lost).max(sent / link.in_rate);
+            (self.base_seconds + rebuilt + 2.0 * lost).max(before + behind)
         };
         let whole = self.hull.last().map_or(0.0, |corner| corner.0) * self.layers as f64;
         let (mut low, mut high) = (0.0, whole.min(link.room as f64));

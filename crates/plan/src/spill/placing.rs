@@ -6,7 +6,9 @@
 //! came in, is dropped and fetched again: a value goes out once, however often it comes back, and a frozen weight
 //! never.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use plimsoll_graph::Value;
 
 use super::{Gap, Spiller};
 use crate::liveness::aligned;
@@ -59,7 +61,12 @@ pub(super) struct Placing<'a> {
     pub(super) clock: f64,
     out_free: f64,
     in_free: f64,
-    pub(super) sequence: Sequence,
+    moves: Vec<Move>,
+    transfers: Vec<Transfer>,
+    /// For each instance that is split, those it consists of, each from some run on.
+    parts: BTreeMap<usize, Vec<(usize, usize)>>,
+    /// Instances so far, with the new ones.
+    instances: usize,
 }
 
 impl<'a> Placing<'a> {
@@ -95,22 +102,45 @@ impl<'a> Placing<'a> {
             clock: 0.0,
             out_free: 0.0,
             in_free: 0.0,
-            sequence: spiller.sequence.clone(),
+            moves: Vec::new(),
+            transfers: Vec::new(),
+            parts: BTreeMap::new(),
+            instances: spiller.sequence.instances.len(),
         };
-        placing.split(&spiller.homes).then_some(placing)
+        placing.split(spiller).then_some(placing)
+    }
+
+    /// The runs of `sequence` with the transfers of a walk that has come to its end.
+    pub(super) fn apply(self, sequence: &Sequence) -> Sequence {
+        let mut sequence = sequence.clone();
+        sequence.instances.resize(self.instances, Value(0));
+        for (&instance, parts) in &self.parts {
+            for &(_, part) in parts {
+                sequence.instances[part] = sequence.instances[instance];
+            }
+        }
+        for (run, execution) in sequence.executions.iter_mut().enumerate() {
+            for place in execution.inputs.iter_mut().chain(&mut execution.outputs) {
+                if let Place::Instance(instance) = place
+                    && let Some(parts) = self.parts.get(instance)
+                    && let Some(&(_, part)) = parts.iter().rev().find(|(from, _)| *from <= run)
+                {
+                    *instance = part;
+                }
+            }
+        }
+        Sequence { moves: self.moves, transfers: self.transfers, ..sequence }
     }
 
     /// Gives every gap its moves and its users an instance of their own; says whether the tier has room.
-    fn split(&mut self, homes: &[Option<u64>]) -> bool {
+    fn split(&mut self, spiller: &Spiller) -> bool {
         let mut order: Vec<usize> = (0..self.chosen.len()).collect();
         order.sort_by_key(|&gap| (self.chosen[gap].instance, self.chosen[gap].from));
-        // The instances that each split instance consists of from some run on.
-        let mut parts: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.sequence.instances.len()];
-        let mut next_offset = self.sequence.taken;
+        let mut next_offset = spiller.sequence.taken;
         let mut gaps = order.into_iter().peekable();
         while let Some(&first) = gaps.peek() {
             let Gap { instance, bytes, .. } = self.chosen[first];
-            let home = homes[instance].unwrap_or_else(|| {
+            let home = spiller.homes[instance].unwrap_or_else(|| {
                 next_offset += aligned(bytes, self.link.block);
                 next_offset - aligned(bytes, self.link.block)
             });
@@ -124,35 +154,25 @@ impl<'a> Placing<'a> {
                 }
                 self.out[index] = sent.map(|(_, out)| out);
                 self.begin[from].push(index);
-                if before < self.sequence.executions.len() {
+                if before < self.until.len() {
                     // State that nobody has used yet comes into its first instance.
                     if from > 0 {
-                        self.sequence.instances.push(self.sequence.instances[instance]);
-                        holder = self.sequence.instances.len() - 1;
+                        holder = self.instances;
+                        self.instances += 1;
                     }
-                    parts[instance].push((before, holder));
+                    self.parts.entry(instance).or_default().push((before, holder));
                     self.back[index] = Some(self.add_move(holder, home, Direction::In));
                     self.finish[before].push(index);
                 }
             }
         }
-        for (run, execution) in self.sequence.executions.iter_mut().enumerate() {
-            for place in execution.inputs.iter_mut().chain(&mut execution.outputs) {
-                if let Place::Instance(instance) = place
-                    && let Some(parts) = parts.get(*instance)
-                    && let Some(&(_, part)) = parts.iter().rev().find(|(from, _)| *from <= run)
-                {
-                    *instance = part;
-                }
-            }
-        }
-        self.gone = vec![false; self.sequence.moves.len()];
+        self.gone = vec![false; self.moves.len()];
         next_offset <= self.link.room
     }
 
     fn add_move(&mut self, instance: usize, tier_offset: u64, direction: Direction) -> usize {
-        self.sequence.moves.push(Move { instance, tier: self.link.tier, tier_offset, direction });
-        self.sequence.moves.len() - 1
+        self.moves.push(Move { instance, tier: self.link.tier, tier_offset, direction });
+        self.moves.len() - 1
     }
 
     /// All transfers that come before `run`.
@@ -245,10 +265,11 @@ impl<'a> Placing<'a> {
 
     fn start_out(&mut self, run: usize, index: usize) {
         let (Gap { bytes, from, .. }, Some(of)) = (self.chosen[index], self.out[index]) else { return };
+        self.clock += self.link.lost_seconds(bytes);
         let begun = self.out_free.max(self.clock);
         self.out_free = begun + self.link.seconds(Direction::Out, bytes);
         self.leaving.push_back(Leaving { of, bytes, from, begun: self.clock, done: self.out_free });
-        self.sequence.transfers.push(Transfer { before: run, of, begins: true });
+        self.transfers.push(Transfer { before: run, of, begins: true });
     }
 
     /// Waits for the oldest instance on its way out.
@@ -257,7 +278,7 @@ impl<'a> Placing<'a> {
         self.clock = self.clock.max(done);
         self.lingering -= if from <= run { bytes } else { 0 };
         self.gone[of] = true;
-        self.sequence.transfers.push(Transfer { before: run, of, begins: false });
+        self.transfers.push(Transfer { before: run, of, begins: false });
     }
 
     fn start_in(&mut self, run: usize, index: usize) {
@@ -268,9 +289,10 @@ impl<'a> Placing<'a> {
         self.wanted.remove(&(before, index));
         let Some(of) = self.back[index] else { return };
         self.live[run..before].iter_mut().for_each(|live| *live += bytes);
+        self.clock += self.link.lost_seconds(bytes);
         self.in_free = self.in_free.max(self.clock) + self.link.seconds(Direction::In, bytes);
         self.coming.push_back((index, self.in_free));
-        self.sequence.transfers.push(Transfer { before: run, of, begins: true });
+        self.transfers.push(Transfer { before: run, of, begins: true });
     }
 
     /// Waits for the oldest instance on its way in.
@@ -278,6 +300,6 @@ impl<'a> Placing<'a> {
         let Some((index, done)) = self.coming.pop_front() else { return };
         self.clock = self.clock.max(done);
         let Some(of) = self.back[index] else { return };
-        self.sequence.transfers.push(Transfer { before: run, of, begins: false });
+        self.transfers.push(Transfer { before: run, of, begins: false });
     }
 }

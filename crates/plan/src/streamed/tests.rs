@@ -19,7 +19,7 @@ use crate::strategy::Strategy;
 
 fn link(rate: f64) -> Link {
     let (tier, room, block) = (Tier::Host, 1 << 40, 4096);
-    Link { tier, room, block, out_rate: rate, in_rate: rate, latency: 1e-6 }
+    Link { tier, room, block, out_rate: rate, in_rate: rate, latency: 1e-6, toll: 1e-11 }
 }
 
 /// Appends an update with two moments for every parameter.
@@ -84,16 +84,17 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
                 let (least, most) = (spiller.least_bytes(), spiller.most_bytes());
                 for share in [0, 4, 10] {
                     let limit = least + (most - least) * share / 10;
-                    let spilled = spiller.within(limit).unwrap();
-                    assert!(spilled.seconds >= spiller.lower_bound(limit) * (1.0 - 1e-12));
+                    let (seconds, spilled) =
+                        spiller.seconds_within(limit).zip(spiller.within(limit)).unwrap();
+                    assert!(seconds >= spiller.lower_bound(limit) * (1.0 - 1e-12));
                     let tiered = Tiered { limit: Some(limit), away: bytes };
                     // The judge has the last word in there.
                     let plan = assemble_within(&program, &regions, strategy, Scratch::Best, tiered).unwrap();
                     let (graph, facts) = (&part.graph, &part.facts);
-                    let draft = draft("", graph, &spilled.sequence, facts, Scratch::Best, Gradients::Add);
+                    let draft = draft("", graph, &spilled, facts, Scratch::Best, Gradients::Add);
                     let alive = bound(&draft.slots);
                     assert!(alive <= limit, "{strategy}, {bytes} away: {alive} bytes in {limit}");
-                    assert!((plan.micro_batch_seconds / spilled.seconds - 1.0).abs() < 1e-9);
+                    assert!((plan.micro_batch_seconds / seconds - 1.0).abs() < 1e-9);
                     assert!(gone(&plan) >= bytes, "{} of {bytes} bytes are away", gone(&plan));
                 }
             }
