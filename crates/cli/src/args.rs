@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
-use crate::settings::{FitSettings, TrainSettings};
+use crate::settings::{FitSettings, PlanSettings, TrainSettings};
 
 /// Trains language models inside a memory budget you state. The peak is known before the first step.
 #[derive(Debug, Parser)]
@@ -57,7 +57,7 @@ pub(crate) struct DemoArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
-    pub(crate) settings: FitSettings,
+    pub(crate) settings: PlanSettings,
     /// Write JSON to standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -77,7 +77,8 @@ pub(crate) struct PlanArgs {
     /// Write a page with pictures of the plan to FILE
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Write the plan to FILE, for `train --plan`
+    /// Write the plan to FILE, for `train --plan` with the same settings; a plan for a run that evaluates takes
+    /// --eval-steps too
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["show", "dag"])]
     pub(crate) out: Option<PathBuf>,
 }

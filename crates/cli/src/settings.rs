@@ -13,19 +13,24 @@ use plimsoll::training::settings::{Flag, Kind, SETTINGS, Section, Setting};
 use crate::exit::Failure;
 use crate::home;
 
-/// What a command was given: the settings up to a section as flags, and all of them in a file.
+/// What a command was given: the settings it needs as flags, and all of them in a file.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Settings<const TRAINS: bool> {
+pub(crate) struct Settings<const EVALUATES: bool, const TRAINS: bool> {
     file: Option<PathBuf>,
     flags: Vec<Flag>,
 }
 
-/// Settings of a command that only plans.
-pub(crate) type FitSettings = Settings<false>;
+/// Settings of a command that looks at the training step alone.
+pub(crate) type FitSettings = Settings<false, false>;
+/// Settings of a command that plans a run.
+pub(crate) type PlanSettings = Settings<true, false>;
 /// Settings of a command that trains.
-pub(crate) type TrainSettings = Settings<true>;
+pub(crate) type TrainSettings = Settings<true, true>;
 
-impl<const TRAINS: bool> Settings<TRAINS> {
+/// What of the course of a run its plan depends on: whether there is a schedule for evaluation.
+const EVALUATION: [&str; 3] = ["eval_steps", "eval_data", "eval_split"];
+
+impl<const EVALUATES: bool, const TRAINS: bool> Settings<EVALUATES, TRAINS> {
     /// The settings as they were written.
     pub(crate) fn raw(&self) -> Result<RawConfig, Failure> {
         home::complete(RawConfig::gather(self.file.as_deref(), &self.flags)?)
@@ -33,7 +38,9 @@ impl<const TRAINS: bool> Settings<TRAINS> {
 
     /// The flags a command has.
     fn offered() -> impl Iterator<Item = &'static Setting> {
-        SETTINGS.iter().filter(|setting| TRAINS || setting.section != Section::Course)
+        let evaluation = |setting: &Setting| EVALUATES && EVALUATION.contains(&setting.name);
+        let offered = move |setting: &Setting| setting.section != Section::Course || evaluation(setting);
+        SETTINGS.iter().filter(move |setting| TRAINS || offered(setting))
     }
 }
 
@@ -64,7 +71,7 @@ fn heading(section: Section) -> &'static str {
     }
 }
 
-impl<const TRAINS: bool> Args for Settings<TRAINS> {
+impl<const EVALUATES: bool, const TRAINS: bool> Args for Settings<EVALUATES, TRAINS> {
     fn augment_args(command: Command) -> Command {
         let file = Arg::new("settings")
             .long("settings")
@@ -79,7 +86,7 @@ impl<const TRAINS: bool> Args for Settings<TRAINS> {
     }
 }
 
-impl<const TRAINS: bool> FromArgMatches for Settings<TRAINS> {
+impl<const EVALUATES: bool, const TRAINS: bool> FromArgMatches for Settings<EVALUATES, TRAINS> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let values = |setting: &'static Setting| {
             let values = matches.get_many::<String>(setting.name)?.cloned().collect();

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use plimsoll::planning::{Build, Facts, Point, Report, Request, SearchError, Searcher, report};
+use plimsoll::planning::{Facts, Point, Report, Request, SearchError, Searcher, report};
 use plimsoll::training::budget::{Budget, Origin};
-use plimsoll::training::{Config, Programs};
-use plimsoll::{Graph, Planned, TrainError};
+use plimsoll::training::{Config, LanguageModel, Programs, plan_with};
+use plimsoll::{Graph, Options, Planned, TrainError, plan_within};
 
 use crate::exit::Failure;
 
@@ -47,20 +47,19 @@ impl Summary {
     }
 }
 
+/// What a device says of a graph.
+pub(crate) type DeviceFacts<'a> = &'a dyn Fn(&Graph) -> Facts;
+
 /// Questions about one model under one budget.
-pub(crate) struct Questions<B> {
-    pub(crate) searcher: Searcher<B>,
+pub(crate) struct Questions<'a> {
+    pub(crate) searcher: Searcher<Programs<'a, LanguageModel, DeviceFacts<'a>>>,
     pub(crate) request: Request,
-    pub(crate) budget: Budget,
+    budget: Budget,
     seq_len: usize,
 }
 
 /// Prepares questions about the model of `config`.
-pub(crate) fn questions<'a>(
-    config: &'a Config,
-    facts: &'a dyn Fn(&Graph) -> Facts,
-    budget: Budget,
-) -> Questions<impl Build + 'a> {
+pub(crate) fn questions<'a>(config: &'a Config, facts: DeviceFacts<'a>, budget: Budget) -> Questions<'a> {
     Questions {
         searcher: Searcher::new(Programs { model: &config.model, facts, options: &config.options }),
         request: config.options.request(&budget),
@@ -69,17 +68,28 @@ pub(crate) fn questions<'a>(
     }
 }
 
-impl<B: Build> Questions<B> {
+impl Questions<'_> {
+    /// The plan.
+    pub(crate) fn search(&mut self) -> Result<Planned, Failure> {
+        Ok(plan_with(&mut self.searcher, self.budget)?)
+    }
+
+    /// The plan with no strategy fixed.
+    pub(crate) fn search_open(&self) -> Result<Planned, Failure> {
+        let &Programs { model, facts, options } = self.searcher.build();
+        let options = Options { recompute: None, ..options.clone() };
+        Ok(plan_within(model, facts, &options, self.budget)?)
+    }
+
     /// Searches for the plan and says how it stands.
     pub(crate) fn plan(&mut self) -> Result<Summary, Failure> {
         let clock = Instant::now();
-        let choice = self.searcher.search(self.request).map_err(|error| self.failure(error))?;
+        let planned = self.search()?;
         let planning_seconds = clock.elapsed().as_secs_f64();
-        let planned = Planned { choice, budget: self.budget };
         let mut summary = self.summarise(planned)?;
         summary.planning_seconds = planning_seconds;
-        if summary.planned.choice.lower_bound_seconds.is_none() {
-            // A strategy was fixed; what is optimal inside the budget is another question.
+        if self.request.strategy.is_some() && summary.planned.choice.lower_bound_seconds.is_none() {
+            // What is optimal inside the budget is another question than what the fixed strategy takes.
             if let Some(bound) = self.auto_bound()? {
                 summary.lower_bound_seconds = summary.lower_bound_seconds.max(bound);
             }

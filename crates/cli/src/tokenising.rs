@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use plimsoll::training::data::Progress;
-use plimsoll::training::{Config, OpenedData};
+use plimsoll::training::data::{Progress, Task};
+use plimsoll::training::{Config, DataConfig, OpenedData};
 
 use crate::commands::train::say;
 use crate::exit::Failure;
@@ -34,6 +34,15 @@ pub(crate) fn open_data(config: &mut Config) -> Result<OpenedData, Failure> {
     bar.finish_and_clear();
     told?;
     Ok(data?)
+}
+
+/// Opens the data where it decides what the model is: a classifier has as many labels as its data.
+pub(crate) fn settle(config: &mut Config) -> Result<(), Failure> {
+    let classifies = matches!(config.samples.task, Task::Classify { .. });
+    if classifies && config.data != DataConfig::Synthetic {
+        open_data(config)?;
+    }
+    Ok(())
 }
 
 /// A line for files that are not done although somebody has waited.

@@ -160,6 +160,24 @@ fn what_is_asked_for_the_most_of_must_not_be_fixed() {
 }
 
 #[test]
+fn what_cannot_be_updated_inside_the_backward_pass_is_not_planned_either() {
+    for command in
+        ["plan", "plan --device cuda", "plan --show graph", "plan --max layers", "train", "bench ops"]
+    {
+        refused(
+            &format!("{command} --update in-backward"),
+            2,
+            "error: updates inside the backward pass cannot limit the norm of all gradients to 1; add `--max-grad-norm 0`, or take `--update two-pass`",
+        );
+    }
+    refused(
+        "plan --update two-pass --micro-batch 2",
+        2,
+        "error: updates inside the backward pass take one micro-batch a step, and a global batch of 8 in micro-batches of 2 has more; leave out `--update`",
+    );
+}
+
+#[test]
 fn training_on_a_described_device_is_refused() {
     refused(
         "train --device cuda:h200",

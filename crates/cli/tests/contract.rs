@@ -103,20 +103,26 @@ fn the_comparison_has_every_classic_strategy_and_auto_is_the_fastest_that_fits()
 
 #[test]
 fn the_most_that_fits_is_a_plan_and_one_more_does_not_fit() {
-    for (what, flag) in
-        [("seq-len", "--seq-len"), ("micro-batch", "--gradient-accumulation-steps 1 --micro-batch")]
-    {
-        let plan = &lines(&format!("plan --json --memory 40MiB --max {what}"))[0];
+    for (what, flag, memory) in [
+        ("seq-len", "--seq-len", 40),
+        ("micro-batch", "--gradient-accumulation-steps 1 --micro-batch", 40),
+        ("lora-rank", "--lora-r", 28),
+        ("layers", "--layers", 96),
+    ] {
+        let plan = &lines(&format!("plan --json --memory {memory}MiB --max {what}"))[0];
         let most = &plan["max"];
         assert_eq!(most["what"], what);
         assert_eq!(number(most, "planned_peak_bytes"), number(plan, "arena_bytes"));
         let value = number(most, "value");
         // With a mebibyte to spare on either side: what the process takes outside the arena differs.
-        plimsoll(&format!("plan --memory 41MiB {flag} {value}"));
-        let arguments = format!("plan --memory 39MiB {flag} {}", value + 1);
+        plimsoll(&format!("plan --memory {}MiB {flag} {value}", memory + 1));
+        let arguments = format!("plan --memory {}MiB {flag} {}", memory - 1, value + 1);
         let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(arguments.split_whitespace()).output();
         assert_eq!(output.unwrap().status.code(), Some(2), "{arguments}");
     }
+    let (rank, what) =
+        (&lines("plan --json --memory 1GiB --max lora-rank")[0]["max"], "a square of the width");
+    assert_eq!((number(rank, "value"), number(rank, "most")), (128, 128), "{what} has no higher rank");
     let plan = &lines("plan --json --memory 40MiB --max layers")[0];
     let counted = plan["layers"].as_array().unwrap().iter().map(|layer| number(layer, "count")).sum::<u64>();
     assert_eq!(number(&plan["max"], "value"), counted);
@@ -209,10 +215,11 @@ fn smallest_memory(arguments: &str) -> u64 {
 fn with_a_disk_a_budget_that_is_too_small_without_one_trains_to_the_same_bits() {
     let fixed = "--micro-batch 32 --global-batch 32 --threads 2 --seed 3";
     let disk = format!("{fixed} --offload disk --offload-folder {}", env!("CARGO_TARGET_TMPDIR"));
+    let (smallest, without) = (smallest_memory(&disk), smallest_memory(fixed));
     // The process is a MiB larger now and then.
-    let (with, without) = (smallest_memory(&disk) + 1, smallest_memory(fixed));
+    let with = smallest + 1;
     assert!(with < without, "{with} MiB with a disk, {without} MiB without");
-    let plan = &lines(&format!("plan --json --memory {with}MiB {disk}"))[0];
+    let plan = &lines(&format!("plan --json --memory {smallest}MiB {disk}"))[0];
     assert!(number(plan, "offload_bytes") > 0, "{plan}");
     assert!(plan["layers"].as_array().unwrap().iter().any(|layer| layer["offload"] != serde_json::json!([])));
     // So little that not even the state fits.

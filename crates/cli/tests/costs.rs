@@ -27,6 +27,15 @@ fn what_was_measured_is_kept_and_planned_with() {
     assert_eq!(first_line(plan), "tiny on cpu, 1 thread, times from measured ops");
     assert_eq!(first_line(&format!("{plan} --costs modelled")), "tiny on cpu, 1 thread, times modelled");
 
+    // Epochs are not for made-up data, and where gradients are used up no second micro-batch adds to them.
+    let settings = caches.path().join("run.toml");
+    fs::write(&settings, "num_train_epochs = 2\nmax_grad_norm = 0\n").unwrap();
+    let bench =
+        format!("bench ops --threads 1 --seq-len 32 --global-batch 2 --settings {}", settings.display());
+    let bench = plimsoll(caches.path(), &bench);
+    let said = String::from_utf8(bench.stderr).unwrap();
+    assert!(bench.status.success() && !said.contains("skipped"), "{said}");
+
     let file = caches.path().join("plimsoll/ops-1-threads.json");
     let text = fs::read_to_string(&file).unwrap();
     let refused = |text: &str| {

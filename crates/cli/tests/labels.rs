@@ -45,6 +45,27 @@ fn labels_that_are_numbers_make_a_classifier_that_can_be_read_again() {
 }
 
 #[test]
+fn a_plan_has_the_head_that_the_data_asks_for_whatever_is_asked_of_it() {
+    let home = with_bert();
+    samples(&home, "d.jsonl", &[json!(0), json!(1), json!(2)]);
+    let plan = "plan --model bert --task classify --data d.jsonl --threads 1 --memory 1GiB";
+    let (shown, _) = home.done(&format!("{plan} --seq-len 32 --device cuda --show graph"));
+    assert!(shown.contains("classifier.weight") && !shown.contains("cls.predictions"), "{shown}");
+    let weights = |arguments: &str| {
+        let plan: Value = serde_json::from_str(&home.done(arguments).0).unwrap();
+        (plan["by_purpose"]["weights"].as_u64().unwrap(), plan["max"]["value"].clone())
+    };
+    let (expected, _) = weights(&format!("{plan} --seq-len 32 --json"));
+    assert_eq!(
+        weights(&format!("{plan} --max seq-len --json")),
+        (expected, json!(32)),
+        "positions end at 32"
+    );
+    let (words, _) = weights("plan --model bert --seq-len 32 --threads 1 --memory 1GiB --json");
+    assert_ne!(words, expected);
+}
+
+#[test]
 fn an_adapter_brings_its_head_and_the_names_of_its_labels() {
     let home = with_bert();
     samples(&home, "d.jsonl", &[json!("laden"), json!("light"), json!("lost")]);

@@ -55,6 +55,37 @@ fn a_budget_that_gradients_overfill_is_told_what_no_limit_would_save_and_that_wo
     let twice = plimsoll(&format!("{asked} --memory {memory}MiB"));
     assert!(twice.status.success(), "{}", text(&twice.stderr));
     assert!(text(&twice.stdout).contains("gradients come and go in two passes"), "{}", text(&twice.stdout));
+    let shown = plimsoll(&format!("{asked} --memory {memory}MiB --show fused"));
+    assert!(text(&shown.stdout).contains("clip_scale"), "two passes are shown too: {}", text(&shown.stderr));
+    two_passes_go_through_a_file(&format!("{asked} --memory {memory}MiB"));
     let summed = text(&plimsoll("plan --memory 64MiB --global-batch 4 --micro-batch 1").stdout);
     assert!(summed.contains("gradients persist: 4 micro-batches are summed"), "{summed}");
+}
+
+/// What had to be planned in two passes is run from its file, although nobody asks for them there.
+fn two_passes_go_through_a_file(plan: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let name = file.to_str().unwrap();
+    let planned = plimsoll(&format!("{plan} --out {name}"));
+    assert!(planned.status.success(), "{}", text(&planned.stderr));
+    let train = "train --model s --seq-len 128 --global-batch 1 --max-steps 1";
+    let run = plimsoll(&format!("{train} --plan {name}"));
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    assert!(text(&run.stderr).contains("gradients come and go in two passes"), "{}", text(&run.stderr));
+    let separate = plimsoll(&format!("{train} --plan {name} --update separate"));
+    assert_eq!(separate.status.code(), Some(2), "what is stated holds");
+}
+
+#[test]
+fn a_plan_is_for_a_run_that_evaluates_or_for_one_that_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = folder.path().join("plan.json").to_str().unwrap().to_owned();
+    let planned = plimsoll(&format!("plan --memory 64MiB --eval-steps 1 --out {name}"));
+    assert!(planned.status.success(), "{}", text(&planned.stderr));
+    assert_eq!(losses(&format!("--plan {name} --eval-steps 1")), losses(""));
+    let without = plimsoll(&format!("train --plan {name} --max-steps 1 --memory 64MiB"));
+    assert_eq!(without.status.code(), Some(2));
+    let error = text(&without.stderr);
+    assert!(error.contains("so --eval-steps goes to `plan` and `train` or to neither"), "{error}");
 }

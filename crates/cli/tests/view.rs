@@ -116,6 +116,19 @@ fn the_most_that_fits_is_said_before_the_table() {
     assert_eq!(masked(line, &["most"]), "most that fits in # MiB: seq-len # ( # does not fit)\n", "{text}");
 }
 
+#[test]
+fn what_ends_for_another_reason_than_memory_says_so() {
+    let line = |arguments: &str| {
+        let text = plimsoll(&format!("plan --memory 1GiB --threads 2 --max {arguments}"));
+        text.lines().nth(1).unwrap().to_owned()
+    };
+    let config = format!("{}/../../testdata/hf/gpt2/config.json", env!("CARGO_MANIFEST_DIR"));
+    let longest = line(&format!("seq-len --config {config}"));
+    assert_eq!(longest, "seq-len 32 fits in 1.00 GiB; the model reads no longer sequence");
+    let highest = line("lora-rank --model tiny");
+    assert_eq!(highest, "lora-rank 128 fits in 1.00 GiB; no layer that is adapted has a higher rank");
+}
+
 /// The page of a plan.
 fn page(name: &str, arguments: &str) -> String {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);

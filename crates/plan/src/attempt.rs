@@ -156,15 +156,20 @@ impl Attempt<'_> {
             let nodes = nodes.filter(|&id| (part.graph.node(id).phase == Phase::Update) == update);
             nodes.map(|id| part.facts.nodes[id.index()].seconds_with(scratch)).sum()
         };
-        of(false) * (self.request.global_batch / self.micro_batch) as f64 + of(true)
+        of(false) * self.passes() + of(true)
     }
 
-    /// Time of a step whose micro-batches take `seconds` each.
+    /// Passes over micro-batches in one step.
+    pub(crate) fn passes(&self) -> f64 {
+        (self.prepared.program.passes() * (self.request.global_batch / self.micro_batch)) as f64
+    }
+
+    /// Time of a step whose micro-batches take `seconds` in each pass.
     pub(crate) fn step_seconds(&self, seconds: f64, scratch: Scratch) -> f64 {
         let part = &self.prepared.program.train;
         let nodes = part.graph.node_ids().filter(|&id| part.graph.node(id).phase == Phase::Update);
         let update: f64 = nodes.map(|id| part.facts.nodes[id.index()].seconds_with(scratch)).sum();
-        seconds * (self.request.global_batch / self.micro_batch) as f64 + update
+        seconds * self.passes() + update
     }
 
     /// The highest rung whose real arena fits.

@@ -87,7 +87,8 @@ impl<B: Build> Searcher<B> {
         Ok(points)
     }
 
-    /// The next larger budgets that bring something, the one at which nothing more is to be had last.
+    /// The next larger budgets that bring something, the one at which nothing more is to be had last. Nothing need fit
+    /// the budgets between: the chosen plan may be of another kind than those of this searcher.
     ///
     /// # Errors
     ///
@@ -103,8 +104,11 @@ impl<B: Build> Searcher<B> {
         let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, looks);
         let mut points = Vec::new();
         for budget in budgets {
-            let choice = self.search(Request { budget, slack: 0.0, ..request })?;
-            points.push(Point { arena_bytes: budget, ..Point::of(&choice) });
+            match self.search(Request { budget, slack: 0.0, ..request }) {
+                Ok(choice) => points.push(Point { arena_bytes: budget, ..Point::of(&choice) }),
+                Err(SearchError::Budget { .. }) => {}
+                Err(other) => return Err(other),
+            }
         }
         points.push(unbudgeted);
         let mut best = chosen.step_seconds;

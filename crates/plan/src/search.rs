@@ -151,7 +151,7 @@ impl From<PlanError> for SearchError {
 ///
 /// When nothing fits (with the smallest plan and hints), or the request or the model is at fault.
 pub fn search(request: Request, build: impl Build) -> Result<Choice, SearchError> {
-    Searcher { keep: false, ..Searcher::new(build) }.search(request)
+    Searcher::once(build).search(request)
 }
 
 /// Answers many requests about one model and keeps what it made for the first for the others.
@@ -168,6 +168,16 @@ impl<B: Build> Searcher<B> {
     /// A searcher that has made nothing yet; `build` makes the programs, and may be a function of the micro-batch.
     pub fn new(build: B) -> Searcher<B> {
         Searcher { build, keep: true, prepared: BTreeMap::new() }
+    }
+
+    /// A searcher that keeps nothing from one request to the next, for who asks once.
+    pub fn once(build: B) -> Searcher<B> {
+        Searcher { keep: false, ..Searcher::new(build) }
+    }
+
+    /// What makes the programs.
+    pub fn build(&self) -> &B {
+        &self.build
     }
 
     /// The fastest plan that fits.
@@ -418,7 +428,7 @@ pub fn try_all(
     strategies: &[Strategy],
     build: impl Build,
 ) -> Result<Vec<Tried>, SearchError> {
-    let mut searcher = Searcher { keep: false, ..Searcher::new(build) };
+    let mut searcher = Searcher::once(build);
     let mut tried = Vec::new();
     for &micro_batch in micro_batches {
         tried.extend(searcher.try_named(global_batch, micro_batch, strategies)?);

@@ -129,8 +129,7 @@ impl Attempt<'_> {
 
     /// Time of a step whose micro-batches take `micro_batch` seconds in one pass, and whose update takes `update`.
     fn step_of(&self, micro_batch: f64, update: f64) -> f64 {
-        let micro_batches = self.request.global_batch / self.micro_batch;
-        micro_batch * (self.prepared.program.passes() * micro_batches) as f64 + update
+        micro_batch * self.passes() + update
     }
 
     /// The placements in which state alone fits.

@@ -43,7 +43,7 @@ pub use plimsoll_model::{
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::{
     FloatStorage, Model, Offload, Optimizer, OptimizerKind, Options, Planned, Run, Storage, TrainError,
-    Trainer, Update, WeightStorage, plan_described, plan_for,
+    Trainer, Update, WeightStorage, plan_for, plan_within,
 };
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
@@ -74,7 +74,7 @@ pub mod training {
         Validation,
     };
     pub use plimsoll_train::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
-    pub use plimsoll_train::{Programs, budget_for, hint_at_no_limit, plan_from_file};
+    pub use plimsoll_train::{Programs, budget_for, fits_within, plan_from_file, plan_with};
     pub use plimsoll_train::{
         budget, ceiling, checkpoint, costed_program, course, data, export, files, generate, hub, lr, machine,
         memory, metrics, pretrained, program, settings, size, tensorboard,

@@ -92,8 +92,7 @@ impl TrainError {
     }
 
     /// Of two attempts to keep a budget, the one that came closer.
-    #[must_use]
-    pub fn closer(self, other: TrainError) -> TrainError {
+    pub(crate) fn closer(self, other: TrainError) -> TrainError {
         match (&self, &other) {
             (TrainError::Budget { smallest: a, .. }, TrainError::Budget { smallest: b, .. })
                 if b.arena_bytes < a.arena_bytes =>

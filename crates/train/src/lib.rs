@@ -2,8 +2,8 @@
 //! what the machine has to give.
 //!
 //! Everything here is a library: it prints nothing and reads no environment variable. All but
-//! [`Run::new`], which takes this machine's CPU, serves any device. A user's fault comes back as an error
-//! whose sentence names a way out.
+//! [`Run::new`], [`Options::device`] and [`measure_ops`], which take this machine's CPU, serves any device. A user's
+//! fault comes back as an error whose sentence names a way out.
 
 mod adapted;
 pub mod budget;
@@ -35,7 +35,7 @@ pub mod tensorboard;
 mod trainer;
 mod validation;
 
-pub use adapted::{Adapted, largest_rank};
+pub use adapted::Adapted;
 pub use config::{
     Config, DataConfig, EvaluationConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig, Resume,
     SampleConfig, SavingConfig, Target, Warmup,
@@ -49,7 +49,8 @@ pub use optimizer::{
 };
 pub use options::{Offload, Options};
 pub use planning::{
-    Model, Planned, Programs, budget_for, costed_program, hint_at_no_limit, plan_described, plan_for, program,
+    Model, Planned, Programs, budget_for, costed_program, fits_within, plan_for, plan_with, plan_within,
+    program,
 };
 pub use run::Run;
 pub use saved::plan_from_file;

@@ -16,6 +16,7 @@ use crate::budget::Budget;
 use crate::config::Config;
 use crate::data::{Batches, Source, Synthetic};
 use crate::error::TrainError;
+use crate::lr::{Decay, Lr};
 use crate::machine::Cpu;
 use crate::planning::{Planned, Programs};
 use crate::run::Run;
@@ -127,16 +128,17 @@ fn measure_program(
 ) -> Result<(), TrainError> {
     let budget = Budget::resolve(config.options.memory)?.beside(program);
     let plan = small_enough(program, scratch, &budget)?;
+    let accumulation = micro_batches(program);
     let choice = Choice {
         plan: plan.clone(),
         program: program.clone(),
         micro_batch: rows,
-        accumulation: ACCUMULATION as usize,
+        accumulation,
         lower_bound_seconds: None,
     };
     let run = Run::start(device, Planned { choice, budget }, config.options.seed)?;
-    let batches = Batches::new(made_up(config)?, ACCUMULATION * rows as u64, rows);
-    let mut trainer = Trainer::new(run, batches, config.lr(None)?);
+    let batches = Batches::new(made_up(config)?, (accumulation * rows) as u64, rows);
+    let mut trainer = Trainer::new(run, batches, RATE);
     trainer.step()?;
     trainer.run_mut().engine_mut().time_actions();
     let start = Instant::now();
@@ -157,8 +159,14 @@ fn made_up(config: &Config) -> Result<Source, TrainError> {
     Ok(Source::Synthetic(Synthetic::new(config.options.seed, ids, config.model.seq_len)?))
 }
 
-/// Micro-batches of a measured step: one that writes gradients and one that adds to them.
-const ACCUMULATION: u64 = 2;
+/// The rate does not change how long it takes either; at this one losses stay finite.
+const RATE: Lr = Lr { peak: 1e-3, warmup_steps: 0, max_steps: STEPS + 1, decay: Decay::Constant };
+
+/// Micro-batches of a measured step: one that writes gradients and one that adds to them, unless gradients are used up
+/// inside the backward pass.
+fn micro_batches(program: &Program) -> usize {
+    if program.updates_in_backward() { 1 } else { 2 }
+}
 
 /// A plan inside the budget: which one is of no matter, only that it runs every op.
 fn small_enough(program: &Program, scratch: Scratch, budget: &Budget) -> Result<Plan, TrainError> {
@@ -216,9 +224,22 @@ mod tests {
     use crate::settings::RawConfig;
 
     #[test]
-    fn every_op_of_a_model_is_measured_and_the_form_is_kept_exactly() {
+    fn every_op_of_a_model_is_measured_wherever_it_is_updated_and_the_form_is_kept_exactly() {
         let raw = RawConfig { seq_len: Some(48), threads: Some(1), ..RawConfig::default() };
-        let config = Config::check(&raw).unwrap();
+        let timings = every_op_measured(&raw);
+        // Gradients that are used up leave nothing to add to, and epochs are of no matter here.
+        let whole = RawConfig { global_batch: Some(2), num_train_epochs: Some(2.0), ..raw };
+        every_op_measured(&RawConfig { max_grad_norm: Some(0.0), ..whole.clone() });
+        every_op_measured(&RawConfig { update: Some("two-pass".into()), ..whole });
+        let measured = Measured::new(measured_machine(1), &timings);
+        let text = serde_json::to_string(&measured).unwrap();
+        let again: Measured = serde_json::from_str(&text).unwrap();
+        assert_eq!(again.timings(), timings);
+    }
+
+    /// The times of all ops in micro-batches of two, each of which must have been taken.
+    fn every_op_measured(raw: &RawConfig) -> Timings {
+        let config = Config::check(raw).unwrap();
         let timings = measure_ops(&config, 2).unwrap();
         let device = CpuDevice::new(1).unwrap();
         let facts = |graph: &Graph| device.facts(graph);
@@ -230,10 +251,7 @@ mod tests {
                 assert!(timing.seconds.unwrap() > 0.0 && timing.lean_seconds.unwrap() > 0.0);
             }
         }
-        let measured = Measured::new(measured_machine(1), &timings);
-        let text = serde_json::to_string(&measured).unwrap();
-        let again: Measured = serde_json::from_str(&text).unwrap();
-        assert_eq!(again.timings(), timings);
+        timings
     }
 
     #[test]

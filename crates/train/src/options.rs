@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use plimsoll_exec::cpu::OUTSIDE_BYTES;
 use plimsoll_exec::{CpuDevice, measure_disk};
-use plimsoll_plan::{Link, Request, Strategy, Tier};
+use plimsoll_graph::Graph;
+use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
 
 use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
@@ -89,6 +90,12 @@ impl Options {
         Ok(device.with_offload(folder.clone(), link))
     }
 
+    /// What a described device says of a graph, with the host's memory beside it where the options offer that.
+    pub fn facts_of<'a>(&self, spec: &'a DeviceSpec) -> impl Fn(&Graph) -> Facts + Copy + use<'a> {
+        let link = self.offload.as_ref().map(|offload| spec.host_link(offload.budget));
+        move |graph| Facts { link, ..spec.facts(graph) }
+    }
+
     /// How the memory of this machine divides.
     ///
     /// # Errors
@@ -106,15 +113,20 @@ impl Options {
     pub fn request(&self, budget: &Budget) -> Request {
         Request {
             global_batch: self.global_batch,
-            micro_batch: match self.update {
-                Update::InBackward | Update::TwoPass => self.micro_batch.or(Some(self.global_batch)),
-                Update::Auto | Update::Separate => self.micro_batch,
-            },
+            micro_batch: self.fixed_micro_batch(),
             strategy: self.recompute,
             budget: budget.arena(),
             // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
             // Nor is anything spared in two passes, which are there because nothing else fits.
             slack: if budget.origin == Origin::Stated || self.update == Update::TwoPass { 0.0 } else { 0.01 },
+        }
+    }
+
+    /// Rows of one micro-batch, where it was stated or the update takes all of a step at once.
+    pub fn fixed_micro_batch(&self) -> Option<usize> {
+        match self.update {
+            Update::InBackward | Update::TwoPass => self.micro_batch.or(Some(self.global_batch)),
+            Update::Auto | Update::Separate => self.micro_batch,
         }
     }
 
@@ -125,14 +137,18 @@ impl Options {
     }
 
     /// The same with two passes, if they were not asked for and could help.
-    pub fn in_two_passes(&self) -> Option<Options> {
+    pub(crate) fn in_two_passes(&self) -> Option<Options> {
         let two = Options { update: Update::TwoPass, ..self.clone() };
         let helps = self.update == Update::Auto && self.optimizer.max_grad_norm.is_some();
         (helps && two.check_update().is_ok()).then_some(two)
     }
 
     /// Refuses an update inside the backward pass where all gradients must be there first.
-    pub(crate) fn check_update(&self) -> Result<(), TrainError> {
+    ///
+    /// # Errors
+    ///
+    /// When the norm of the gradients is limited, or a step has several micro-batches.
+    pub fn check_update(&self) -> Result<(), TrainError> {
         if matches!(self.update, Update::Auto | Update::Separate) {
             return Ok(());
         }

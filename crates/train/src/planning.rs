@@ -2,7 +2,7 @@
 
 use plimsoll_exec::Device;
 use plimsoll_graph::{Graph, GraphError, StateKind, differentiate, fuse, store, tile};
-use plimsoll_plan::{Build, Choice, Costed, DeviceSpec, Facts, Program, gradients, search};
+use plimsoll_plan::{Build, Choice, Costed, Facts, Program, Searcher, gradients, search};
 
 use crate::budget::Budget;
 use crate::error::{TrainError, Unlimited};
@@ -60,7 +60,7 @@ pub struct Planned {
 /// When nothing fits (with hints), or the model or the request is at fault.
 pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Planned, TrainError> {
     let budget = budget_for(model, device, options)?;
-    plan_within(budget, options, model, |graph: &Graph| device.facts(graph))
+    plan_within(model, |graph: &Graph| device.facts(graph), options, budget)
 }
 
 /// How the memory divides for a model on this machine, its plan taken into account.
@@ -74,53 +74,70 @@ pub fn budget_for(model: &impl Model, device: &impl Device, options: &Options) -
     Ok(options.budget()?.beside(&program))
 }
 
-/// Finds the fastest plan for a device that is described and need not be here.
+/// Finds the fastest plan inside `budget` for a device that `facts` speaks for and that need not be here.
 ///
 /// # Errors
 ///
 /// When nothing fits (with hints), or the model or the request is at fault.
-pub fn plan_described(
-    model: &impl Model,
-    spec: &DeviceSpec,
-    options: &Options,
-) -> Result<Planned, TrainError> {
-    let budget = Budget::of_device(spec, options.memory)?;
-    let link = options.offload.as_ref().map(|offload| spec.host_link(offload.budget));
-    let facts = |graph: &Graph| Facts { link, ..spec.facts(graph) };
-    plan_within(budget, options, model, facts)
-}
-
-fn plan_within(
-    budget: Budget,
-    options: &Options,
+pub fn plan_within(
     model: &impl Model,
     facts: impl Fn(&Graph) -> Facts,
+    options: &Options,
+    budget: Budget,
 ) -> Result<Planned, TrainError> {
+    plan_with(&mut Searcher::once(Programs { model, facts: &facts, options }), budget)
+}
+
+/// As [`plan_within`], with a searcher that its owner has more questions for.
+///
+/// # Errors
+///
+/// When nothing fits (with hints), or the model or the request is at fault.
+pub fn plan_with<M: Model, F: Fn(&Graph) -> Facts + Copy>(
+    searcher: &mut Searcher<Programs<'_, M, F>>,
+    budget: Budget,
+) -> Result<Planned, TrainError> {
+    let &Programs { model, facts, options } = searcher.build();
     options.check_update()?;
-    let found = |options: &Options| {
-        let choice = search(options.request(&budget), Programs { model, facts: &facts, options });
-        choice.map_err(|error| TrainError::search(error, &budget))
-    };
-    let mut error = match found(options) {
+    let mut error = match searcher.search(options.request(&budget)) {
         Ok(choice) => return Ok(Planned { choice, budget }),
-        Err(error) => error,
+        Err(error) => TrainError::search(error, &budget),
     };
     if let (TrainError::Budget { .. }, Some(two)) = (&error, options.in_two_passes()) {
-        match found(&two) {
-            // The bound is of one pass.
-            Ok(choice) => {
-                let choice = Choice { lower_bound_seconds: None, ..choice };
-                return Ok(Planned { choice, budget });
-            }
-            Err(other) => error = error.closer(other),
+        match search(two.request(&budget), Programs { model, facts, options: &two }) {
+            Ok(choice) => return Ok(Planned { choice, budget }),
+            Err(other) => error = error.closer(TrainError::search(other, &budget)),
         }
     }
-    Err(hint_at_no_limit(error, model, &facts, options))
+    Err(hint_at_no_limit(error, model, facts, options))
+}
+
+/// Whether [`plan_within`] would find a plan, without looking for the fastest.
+///
+/// # Errors
+///
+/// When the model or the request is at fault.
+pub fn fits_within(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    options: &Options,
+    budget: &Budget,
+) -> Result<bool, TrainError> {
+    options.check_update()?;
+    let two = options.in_two_passes();
+    for options in [Some(options), two.as_ref()].into_iter().flatten() {
+        let mut searcher = Searcher::once(Programs { model, facts: &facts, options });
+        let fits = searcher.fits(options.request(budget));
+        if fits.map_err(|error| TrainError::search(error, budget))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Adds to the error of a budget what would fit if the norm of the gradients were not limited, and gradients could
 /// be used up inside the backward pass. Other errors stay as they are.
-pub fn hint_at_no_limit(
+fn hint_at_no_limit(
     error: TrainError,
     model: &impl Model,
     facts: impl Fn(&Graph) -> Facts,
@@ -131,9 +148,8 @@ pub fn hint_at_no_limit(
     let relaxed = Options { optimizer, update: Update::InBackward, ..options.clone() };
     let separate = options.update == Update::Separate;
     let limited = options.optimizer.max_grad_norm.is_some() || separate;
-    let programs = Programs { model, facts, options: &relaxed };
     let found = (limited && relaxed.check_update().is_ok())
-        .then(|| search(relaxed.request(&budget), programs).ok())
+        .then(|| search(relaxed.request(&budget), Programs { model, facts, options: &relaxed }).ok())
         .flatten();
     let unlimited = found.map(|choice| {
         let states = choice.program.train.graph.states().iter();

@@ -378,12 +378,12 @@ impl<D: Device> Run<D> {
         files::save_weights(&self.engine, self.parameters(form.frozen), folder, form)
     }
 
-    /// The engine, for its peak and for tests.
+    /// The engine: its peak, its state and what it timed.
     pub fn engine(&self) -> &Engine<D> {
         &self.engine
     }
 
-    /// The engine, for tests that disturb it.
+    /// The engine, for who writes its state or has it time its actions.
     pub fn engine_mut(&mut self) -> &mut Engine<D> {
         &mut self.engine
     }

@@ -1,7 +1,8 @@
 //! Plans that were made before: `plan --out FILE`, `train --plan FILE`.
 //!
-//! The program is built anew for the file's micro-batch, in tiles or not, and [`Saved::for_program`] refuses what does not belong to
-//! it. What the file says of micro-batch and recompute holds, whatever is left open or stated beside it.
+//! The program is built anew for the file's micro-batch, in tiles or not, in one pass or two, and [`Saved::for_program`]
+//! refuses what does not belong to it. What the file says of micro-batch, recompute and passes holds where the options
+//! leave them open.
 
 use plimsoll_exec::Device;
 use plimsoll_graph::Graph;
@@ -44,7 +45,9 @@ pub fn plan_from_file(
             options.global_batch
         )));
     }
-    let mut programs = Programs { model, facts: |graph: &Graph| device.facts(graph), options };
+    let two_passes = if saved.two_passes() { options.in_two_passes() } else { None };
+    let built = two_passes.as_ref().unwrap_or(options);
+    let mut programs = Programs { model, facts: |graph: &Graph| device.facts(graph), options: built };
     // A model that has no tiles any more is another model, as the whole program will show.
     let tiled = if saved.tiled() { programs.tiled(micro_batch)? } else { None };
     let program = tiled.map_or_else(|| programs.whole(micro_batch), Ok)?;

@@ -121,7 +121,7 @@ impl fmt::Display for SizeError {
             SizeError::Unclear { text } => write!(
                 f,
                 "`{text}` is no size; write a number and a unit, such as 16GiB, 1.5GiB, 512MiB, 16GB or \
-                 1234B (units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+                 1234B (units: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB)"
             ),
             SizeError::TooLarge { text } => {
                 write!(f, "`{text}` is more than 64 bits can count; the largest size is 16777215TiB")
@@ -176,6 +176,8 @@ mod tests {
             let fault = fault(text);
             assert!(fault.starts_with(&format!("`{text}` is no size; write")), "{fault}");
             assert!(fault.contains("16GiB") && fault.contains("1234B"), "{fault}");
+            let units = fault.split("units: ").nth(1).unwrap().trim_end_matches(')').to_lowercase();
+            assert_eq!(units, UNITS.map(|(name, _)| name).join(", "), "all that are read are named");
         }
     }
 

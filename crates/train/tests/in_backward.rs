@@ -177,6 +177,13 @@ fn with_a_limit_on_the_norm_two_passes_train_to_the_same_bits_and_are_the_last_r
         let options = Options { memory: Some(memory), ..limited(update, Strategy::Minimal) };
         plimsoll_train::plan_for(&language(&llama(SIZE)), &device, &options)
     };
+    let open = Options { memory: Some(1 << 30), ..limited(Update::TwoPass, Strategy::Auto) };
+    let choice = plimsoll_train::plan_for(&language(&llama(SIZE)), &device, &open).unwrap().choice;
+    let (seconds, bound) = (choice.plan.step_seconds(1), choice.lower_bound_seconds.unwrap());
+    assert!(
+        bound <= seconds * (1.0 + 1e-9) && bound > 0.99 * seconds,
+        "the bound is of both passes: {bound}"
+    );
     let needed = |update| {
         let planned = planned(1 << 30, update).unwrap();
         planned.choice.plan.arena_bytes + planned.budget.outside

@@ -6,15 +6,14 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use plimsoll_exec::{CpuDevice, Device};
+use plimsoll_exec::CpuDevice;
 use plimsoll_graph::{Op, StateKind, differentiate};
 use plimsoll_model::lora::{AdapterConfig, Delta, file_name};
-use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
+use plimsoll_model::{Architecture, Llama, Lora, Preset};
 use plimsoll_plan::{Choice, Request, Role, Strategy, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{
-    Adapted, LanguageModel, Model, Optimizer, Options, Planned, Run, Storage, append_optimizer, largest_rank,
-    program,
+    Adapted, LanguageModel, Model, Optimizer, Options, Planned, Run, Storage, append_optimizer, program,
 };
 
 mod support;
@@ -281,28 +280,4 @@ fn evaluation_uses_the_adapters_without_their_dropout() {
     let evaluated = run.evaluate(&inputs).unwrap();
     assert_eq!(evaluated.to_bits(), without.backward(&inputs).unwrap().to_bits());
     assert_ne!(evaluated.to_bits(), run.backward(&inputs).unwrap().to_bits(), "training drops");
-}
-
-#[test]
-fn the_largest_rank_fits_and_the_next_does_not() {
-    let adapted = Adapted {
-        lora: Lora { targets: Targets::Names(vec!["q_proj".into(), "down_proj".into()]), ..Lora::default() },
-        ..with_dropout(llama(SIZE))
-    };
-    let device = CpuDevice::new(2).unwrap();
-    let options = options(ROWS, MICRO_BATCH, Strategy::Full, 2);
-    let plan = |rank: usize, budget: u64| {
-        let adapted = Adapted { lora: Lora { rank, ..adapted.lora.clone() }, ..adapted.clone() };
-        planned(&adapted, Some(Strategy::Full), budget)
-    };
-    let asked = |arena: u64| {
-        let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
-        largest_rank(&adapted, |graph| device.facts(graph), &options, &budget).unwrap()
-    };
-    let budget = plan(11, u64::MAX).unwrap().plan.arena_bytes;
-    let rank = asked(budget).unwrap();
-    assert!((11..64).contains(&rank), "with less scratch, a little more than 11: {rank}");
-    assert!(plan(rank, budget).is_some() && plan(rank + 1, budget).is_none());
-    assert_eq!(asked(4096), None);
-    assert_eq!(asked(u64::MAX / 2), Some(64), "a square matrix of the width has no higher rank");
 }

@@ -9,12 +9,14 @@ use plimsoll::{CpuDevice, Timings, TrainError};
 use crate::args::{BenchArgs, BenchWhat};
 use crate::commands::train::say;
 use crate::exit::Failure;
-use crate::{costs, write_file};
+use crate::{costs, tokenising, write_file};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let BenchWhat::Ops(ops) = &args.what;
-    let config = Config::check(&ops.settings.raw()?)?;
+    let mut config = Config::check(&ops.settings.raw()?)?;
     config.target.trains()?;
+    config.options.check_update()?;
+    tokenising::settle(&mut config)?;
     let threads = CpuDevice::new(config.options.threads)?.threads();
     let file = costs::cache_file(threads).ok_or_else(|| {
         TrainError::Config("there is no folder to keep the times in; set HOME or XDG_CACHE_HOME".into())
@@ -48,10 +50,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
 /// All is measured so many times, apart from each other, so that no op counts at the pace of a disturbed moment.
 const ROUNDS: usize = 2;
 
-/// The divisors of the global batch: each may be what a plan takes.
+/// The divisors of the global batch: each may be what a plan takes, unless it has no choice.
 fn micro_batches(config: &Config) -> Vec<usize> {
     let all = config.options.global_batch;
-    match config.options.micro_batch {
+    match config.options.fixed_micro_batch() {
         Some(rows) => vec![rows],
         None => (1..=all).filter(|rows| all.is_multiple_of(*rows)).collect(),
     }

@@ -3,23 +3,19 @@
 use std::fmt::Write as _;
 
 use plimsoll::Strategy;
-use plimsoll::planning::{Build, Compared, Request};
+use plimsoll::planning::{Compared, Request};
 
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary};
 use crate::table::size;
 
 /// The rows, with `auto` chosen anew when the plan at hand has a fixed strategy.
-pub(crate) fn rows<B: Build>(
-    questions: &mut Questions<B>,
-    summary: &Summary,
-) -> Result<Vec<Compared>, Failure> {
+pub(crate) fn rows(questions: &mut Questions, summary: &Summary) -> Result<Vec<Compared>, Failure> {
     let request = Request { strategy: None, ..questions.request };
     let fixed = questions.request.strategy.is_some_and(|strategy| strategy != Strategy::Auto);
-    let other = fixed.then(|| questions.searcher.search(request)).transpose();
-    let other = other.map_err(|error| questions.failure(error))?;
-    let auto = other.as_ref().unwrap_or(&summary.planned.choice);
-    questions.searcher.compare(request, auto).map_err(|error| questions.failure(error))
+    let open = fixed.then(|| questions.search_open()).transpose()?;
+    let auto = open.as_ref().unwrap_or(&summary.planned);
+    questions.searcher.compare(request, &auto.choice).map_err(|error| questions.failure(error))
 }
 
 /// The rows as a table.

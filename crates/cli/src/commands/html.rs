@@ -5,9 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use plimsoll::Role;
-use plimsoll::planning::{
-    Action, Build, Compared, Point, Purpose, Request, SearchError, Span, spans, spread,
-};
+use plimsoll::planning::{Action, Compared, Point, Purpose, Request, SearchError, Span, spans, spread};
 use plimsoll::training::budget::Origin;
 
 use crate::exit::Failure;
@@ -18,12 +16,12 @@ use crate::{json, page};
 const BUDGETS: u32 = 24;
 
 /// Writes the page of a plan.
-pub(crate) fn write<B: Build>(
+pub(crate) fn write(
     path: &Path,
     title: &str,
     summary: &Summary,
     rows: &[Compared],
-    questions: &mut Questions<B>,
+    questions: &mut Questions,
 ) -> Result<(), Failure> {
     let curve = curve(questions, summary)?;
     let on_curve = |point: &Point| {
@@ -48,7 +46,7 @@ pub(crate) fn write<B: Build>(
 }
 
 /// `auto` from the smallest budget that works to the one at which everything is kept.
-fn curve<B: Build>(questions: &mut Questions<B>, summary: &Summary) -> Result<Vec<Point>, Failure> {
+fn curve(questions: &mut Questions, summary: &Summary) -> Result<Vec<Point>, Failure> {
     let request = Request { strategy: None, ..questions.request };
     let smallest = match questions.searcher.search(Request { budget: 0, ..request }) {
         Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,

@@ -1,28 +1,30 @@
 //! `plimsoll plan --max`: the most that fits, by planning it.
 //!
 //! Sizes double until one does not fit, then the gap is halved. The answer is a plan that was made; the next
-//! larger size was tried and does not fit.
+//! larger size was tried and does not fit, or means nothing.
 
 use serde_json::{Value, json};
 
-use plimsoll::planning::{Facts, largest};
+use plimsoll::TrainError;
+use plimsoll::planning::largest;
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, LanguageModel, RawConfig};
-use plimsoll::{Graph, TrainError};
+use plimsoll::training::{Config, LanguageModel, RawConfig, fits_within};
 
 use crate::args::{PlanArgs, What};
 use crate::exit::Failure;
-use crate::summary::questions;
+use crate::summary::DeviceFacts;
 
-/// Nobody asks for more, and beyond it sizes in bytes could overflow.
-const MOST: usize = 1 << 24;
+/// How the memory divides: a larger model has a larger plan, which takes room too.
+pub(crate) type BudgetOf<'a> = &'a dyn Fn(&Config) -> Result<Budget, TrainError>;
 
 /// The most of something that fits.
 pub(crate) struct Answer {
     /// What was asked for.
-    pub(crate) what: What,
+    what: What,
     /// The most of it.
-    pub(crate) value: usize,
+    value: usize,
+    /// The most that was asked about.
+    most: usize,
     /// The settings of that plan.
     pub(crate) config: Config,
 }
@@ -31,55 +33,68 @@ impl Answer {
     /// In words.
     pub(crate) fn sentence(&self, budget: &str) -> String {
         let (what, value) = (self.what.name(), self.value);
-        if value == MOST {
-            return format!("{what} {value} fits in {budget}; more was not tried\n");
+        if value < self.most {
+            return format!("most that fits in {budget}: {what} {value} ({} does not fit)\n", value + 1);
         }
-        format!("most that fits in {budget}: {what} {value} ({} does not fit)\n", value + 1)
+        let why = match self.what {
+            What::SeqLen if self.most < Config::MOST => "the model reads no longer sequence",
+            What::LoraRank => "no layer that is adapted has a higher rank",
+            _ => "more was not tried",
+        };
+        format!("{what} {value} fits in {budget}; {why}\n")
     }
 
     /// As JSON, with the arena of its plan.
     pub(crate) fn json(&self, planned_peak_bytes: u64) -> Value {
         json!({
-            "what": self.what.name(), "value": self.value, "planned_peak_bytes": planned_peak_bytes,
+            "what": self.what.name(),
+            "value": self.value,
+            "most": self.most,
+            "planned_peak_bytes": planned_peak_bytes,
         })
     }
 }
 
-/// Finds the most of `what` that fits.
+/// Finds the most of `what` that fits; `opened` are the settings as they stand, after a look at the data.
 pub(crate) fn find(
     args: &PlanArgs,
     what: What,
-    facts: &dyn Fn(&Graph) -> Facts,
-    budget: Budget,
+    opened: &Config,
+    facts: DeviceFacts<'_>,
+    budget: BudgetOf<'_>,
 ) -> Result<Answer, Failure> {
     let raw = open(args, what)?;
-    let found = largest(most(&raw, what)?, |value| {
-        let config = with(&raw, what, value)?;
-        let two_passes = config.options.in_two_passes().map(|options| Config { options, ..config.clone() });
-        for config in [Some(config), two_passes].into_iter().flatten() {
-            let mut questions = questions(&config, facts, budget);
-            if questions.searcher.fits(questions.request).map_err(|error| questions.failure(error))? {
-                drop(questions);
-                return Ok(Some(config));
-            }
-        }
-        Ok::<_, Failure>(None)
+    let with = |value: usize| {
+        let mut config = with(&raw, what, value)?;
+        config.settle_like(opened)?;
+        Ok::<_, Failure>(config)
+    };
+    let most = most(&raw, what, with(1)?)?;
+    let found = largest(most, |value| {
+        let config = with(value)?;
+        let fits = fits_within(&config.model, facts, &config.options, &budget(&config)?)?;
+        Ok::<_, Failure>(fits.then_some(config))
     })?;
     match found {
-        Some((value, config)) => Ok(Answer { what, value, config }),
+        Some((value, config)) => Ok(Answer { what, value, most, config }),
         // Not even 1 fits; planning that says what would.
-        None => Ok(Answer { what, value: 1, config: with(&raw, what, 1)? }),
+        None => Ok(Answer { what, value: 1, most, config: with(1)? }),
     }
 }
 
-/// The largest value that means anything: an adapter of more rows than its layer has is a layer of its own.
-fn most(raw: &RawConfig, what: What) -> Result<usize, Failure> {
-    if what != What::LoraRank {
-        return Ok(MOST);
-    }
-    let LanguageModel { architecture, lora, .. } = with(raw, what, 1)?.model;
-    let adapters = lora.unwrap_or_default().adapters(&architecture.training(1, 1)?)?;
-    Ok(adapters.iter().map(|adapter| adapter.input.min(adapter.output)).max().unwrap_or(1))
+/// The largest value that means anything, for the settings with the smallest: a model has its positions, and an
+/// adapter of more rows than its layer has is a layer of its own.
+fn most(raw: &RawConfig, what: What, smallest: Config) -> Result<usize, Failure> {
+    let LanguageModel { architecture, lora, .. } = smallest.model;
+    Ok(match what {
+        What::SeqLen => architecture.positions().unwrap_or(Config::MOST).min(Config::MOST),
+        What::MicroBatch => Config::MOST / raw.gradient_accumulation_steps.unwrap_or(1),
+        What::Layers => Config::MOST,
+        What::LoraRank => {
+            let adapters = lora.unwrap_or_default().adapters(&architecture.training(1, 1)?)?;
+            adapters.iter().map(|adapter| adapter.input.min(adapter.output)).max().unwrap_or(1)
+        }
+    })
 }
 
 /// The settings without what is asked for, which must not be fixed.

@@ -4,18 +4,16 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
-use plimsoll::planning::{Build, Compared, Contents, Facts, Schedule};
+use plimsoll::planning::{Compared, Contents, Schedule};
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, DataConfig, Target, budget_for, hint_at_no_limit};
-use plimsoll::{
-    Device, DeviceSpec, Graph, GraphError, Model, Planned, Role, TrainError, differentiate, tile,
-};
+use plimsoll::training::{Config, DataConfig, OpenedData, Target, program};
+use plimsoll::{Device, DeviceSpec, Graph, GraphError, Model, Options, Planned, Role, differentiate, tile};
 
 use crate::args::{PlanArgs, Stage};
-use crate::commands::max::{self, Answer};
+use crate::commands::max::{self, Answer, BudgetOf};
 use crate::commands::{compare, dag, html, planfile};
 use crate::exit::Failure;
-use crate::summary::{Questions, Summary, questions};
+use crate::summary::{DeviceFacts, Questions, Summary, questions};
 use crate::{costs, json, table, tokenising};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
@@ -23,24 +21,38 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return dag::run(file, args.settings.raw()?.memory.as_deref().unwrap_or_default(), args.json);
     }
     let mut config = Config::check(&args.settings.raw()?)?;
+    // Kept open, as a run keeps it: what it takes is taken from the arena.
+    let _data = open_data(args, &mut config)?;
     let text = match &config.target {
         Target::Cpu => {
             let (device, name) = costs::device(&config)?;
-            let budget = budget_for(&config.model, &device, &config.options)?;
-            if config.data != DataConfig::Synthetic {
-                tokenising::open_data(&mut config)?;
-            }
-            answer(args, config.clone(), &name, &|graph| device.facts(graph), budget)?
+            let of = |config: &Config| {
+                let Options { micro_batch, .. } = config.options;
+                program(&config.model, &device, &config.options, micro_batch.unwrap_or(1))
+            };
+            // The memory is looked at as by a run: after a program was built, and before planning takes more.
+            of(&config)?;
+            let whole = config.options.budget()?;
+            let budget = |config: &Config| Ok(whole.beside(&of(config)?));
+            answer(args, config.clone(), &name, &|graph| device.facts(graph), &budget)?
         }
         Target::Described { spec, assumed } => {
             let budget = Budget::of_device(spec, config.options.memory)?;
             let name = description(spec, *assumed);
-            let link = config.options.offload.as_ref().map(|offload| spec.host_link(offload.budget));
-            let facts = |graph: &Graph| Facts { link, ..spec.facts(graph) };
-            answer(args, config.clone(), &name, &facts, budget)?
+            answer(args, config.clone(), &name, &config.options.facts_of(spec), &|_| Ok(budget))?
         }
     };
     io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
+}
+
+/// Opens the data that is given, as a run would. The most that fits may be asked for with data that does not suit the
+/// usual length of a sequence, so then it is opened only where it decides what the model is.
+fn open_data(args: &PlanArgs, config: &mut Config) -> Result<Option<OpenedData>, Failure> {
+    match config.data {
+        DataConfig::Synthetic => Ok(None),
+        _ if args.max.is_some() => tokenising::settle(config).map(|()| None),
+        _ => tokenising::open_data(config).map(Some),
+    }
 }
 
 /// All that is asked, for a device that `facts` speaks for.
@@ -48,36 +60,19 @@ fn answer(
     args: &PlanArgs,
     mut config: Config,
     device: &str,
-    facts: &dyn Fn(&Graph) -> Facts,
-    budget: Budget,
+    facts: DeviceFacts<'_>,
+    budget: BudgetOf<'_>,
 ) -> Result<String, Failure> {
-    let answer = args.max.map(|what| max::find(args, what, facts, budget)).transpose()?;
+    let answer = args.max.map(|what| max::find(args, what, &config, facts, budget)).transpose()?;
     if let Some(answer) = &answer {
         config = answer.config.clone();
     }
-    let mut questions = questions(&config, facts, budget);
+    let mut questions = questions(&config, facts, budget(&config)?);
     if let Some(stage) = args.show {
-        let choice =
-            questions.searcher.search(questions.request).map_err(|error| questions.failure(error))?;
-        return shown(stage, &config, &Planned { choice, budget });
+        return shown(stage, &config, &questions.search()?);
     }
     let title = format!("{} on {device}", config.name);
-    let target = config.target.name();
-    let mut answered = answered(args, &title, &target, &mut questions, answer.as_ref());
-    let two_passes = config.options.in_two_passes();
-    if let (Err(Failure::Train(TrainError::Budget { .. })), Some(options)) = (&answered, two_passes) {
-        let config = Config { options, ..config.clone() };
-        let mut questions = self::questions(&config, facts, budget);
-        let again = self::answered(args, &title, &target, &mut questions, answer.as_ref());
-        answered = match (answered, again) {
-            (Err(Failure::Train(first)), Err(Failure::Train(second))) => Err(first.closer(second).into()),
-            (_, again) => again,
-        };
-    }
-    answered.map_err(|failure| match failure {
-        Failure::Train(error) => hint_at_no_limit(error, &config.model, facts, &config.options).into(),
-        other => other,
-    })
+    answered(args, &title, &config.target.name(), &mut questions, answer.as_ref())
 }
 
 /// What is assumed of a device that is not here.
@@ -93,11 +88,11 @@ fn description(spec: &DeviceSpec, assumed: bool) -> String {
 }
 
 /// The table or the JSON, and the page where one is asked for.
-fn answered<B: Build>(
+fn answered(
     args: &PlanArgs,
     title: &str,
     target: &str,
-    questions: &mut Questions<B>,
+    questions: &mut Questions,
     answer: Option<&Answer>,
 ) -> Result<String, Failure> {
     let summary = questions.plan()?;

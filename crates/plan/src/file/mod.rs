@@ -105,6 +105,7 @@ pub fn write(choice: &Choice, budget: u64) -> String {
         "micro_batch": micro_batch,
         "accumulation": accumulation,
         "tiled": program.train.graph.tile_rows().is_some(),
+        "passes": program.passes(),
         "recompute": plan.strategy.to_string(),
         "scratch": if plan.scratch == Scratch::Best { "best" } else { "least" },
         "arena_bytes": plan.arena_bytes,
@@ -171,6 +172,12 @@ impl Saved {
         self.body.get("tiled").and_then(Value::as_bool).unwrap_or(false)
     }
 
+    /// Whether a micro-batch runs twice, first for the norm of the gradients alone. Files that do not say it are of
+    /// plans for which it had to be asked for.
+    pub fn two_passes(&self) -> bool {
+        self.body.get("passes").and_then(Value::as_u64) == Some(2)
+    }
+
     /// Bytes the arena was allowed when the plan was made.
     pub fn budget(&self) -> u64 {
         self.budget
@@ -209,7 +216,8 @@ impl Saved {
             return Err(FileError::Differs { what: "training graph", hint });
         }
         if *saved != hashes {
-            let hint = "the run must evaluate and generate as it was planned to";
+            let hint =
+                "a run evaluates if its plan does, so --eval-steps goes to `plan` and `train` or to neither";
             return Err(FileError::Differs { what: "set of graphs", hint });
         }
         Ok(())

@@ -160,7 +160,7 @@ impl Config {
             },
         };
         let dataset = Dataset::open(&spec, &tokenizer, progress)?;
-        self.settle(&dataset)?;
+        self.settle(dataset.classes.max(dataset.labels.len()), &dataset.labels)?;
         let skipped = dataset.first_skipped.map(|first| (dataset.skipped, first));
         Ok(OpenedData {
             train: Source::Corpus(dataset.train),
@@ -169,12 +169,23 @@ impl Config {
         })
     }
 
+    /// Settles what `opened`, which has read the same data, learns from it: the number of classes and their names.
+    ///
+    /// # Errors
+    ///
+    /// When the model was made for fewer classes.
+    pub fn settle_like(&mut self, opened: &Config) -> Result<(), TrainError> {
+        match opened.model.architecture.labels() {
+            Some(classes) => self.settle(classes, &opened.configuration.labels),
+            None => Ok(()),
+        }
+    }
+
     /// The head of a classifier has as many labels as the data.
-    fn settle(&mut self, dataset: &Dataset) -> Result<(), TrainError> {
+    fn settle(&mut self, classes: usize, labels: &[String]) -> Result<(), TrainError> {
         if !matches!(self.samples.task, Task::Classify { .. }) {
             return Ok(());
         }
-        let classes = dataset.classes.max(dataset.labels.len());
         match self.model.architecture.labels() {
             Some(known) if known >= classes => {}
             Some(known)
@@ -203,8 +214,8 @@ impl Config {
                 }
             }
         }
-        if given_names(&self.configuration.labels).is_empty() && !dataset.labels.is_empty() {
-            self.configuration.labels.clone_from(&dataset.labels);
+        if given_names(&self.configuration.labels).is_empty() && !labels.is_empty() {
+            self.configuration.labels = labels.to_vec();
         }
         Ok(())
     }

@@ -192,6 +192,9 @@ pub struct Config {
 }
 
 impl Config {
+    /// The most of anything that is counted.
+    pub const MOST: usize = rules::MOST;
+
     /// Fills in defaults and resolves names.
     ///
     /// # Errors

@@ -200,7 +200,7 @@ pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainErro
 }
 
 /// The most of anything that is counted: beyond it, sizes in bytes could overflow.
-const MOST: usize = 1 << 24;
+pub(super) const MOST: usize = 1 << 24;
 /// The most threads: no machine has more cores, and each takes a stack.
 const MOST_THREADS: usize = 1024;
 

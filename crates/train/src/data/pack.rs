@@ -104,7 +104,7 @@ fn gather(pieces: &[Piece], row_of: &[u32], rows: usize) -> Packing {
     Packing { pieces: order.iter().map(|&(_, at)| pieces[at as usize]).collect(), ends }
 }
 
-/// Cuts `positions` positions that stand from `first` on into pieces of at most `most`.
+/// Cuts `positions` of the cache, all of one document, into pieces of at most `most`.
 pub(super) fn cut(positions: Range<u64>, most: usize, document: u32) -> impl Iterator<Item = Piece> {
     let Range { start, end } = positions;
     (start..end).step_by(most).map(move |first| {
