@@ -19,6 +19,7 @@ use super::folder::beside;
 use super::{Checksum, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter};
 use super::{copy_file, sync_folder, write_text};
 use crate::error::TrainError;
+use crate::optimizer::low_name;
 
 /// Numbers in a piece: a MiB of them.
 const PIECE: usize = 256 << 10;
@@ -76,7 +77,7 @@ pub struct Loaded {
     pub absent: Vec<String>,
 }
 
-/// Reads every one of `parameters` from a folder into its place.
+/// Reads every one of `parameters` from a folder into its place; where it has a master copy, into both halves of that.
 ///
 /// # Errors
 ///
@@ -103,9 +104,14 @@ pub fn load_weights<'a, D: Device>(
         };
         unused.remove(name);
         check_shape(file, name, ty)?;
+        // A master copy begins with the file's own numbers, not with rounded ones.
+        let low = Some(low_name(parameter)).filter(|low| engine.has_state(low));
         for (first, count) in pieces(ty.shape.elements()) {
             file.read(name, first, &mut piece[..count])?;
-            engine.write_state(parameter, first, &piece[..count])?;
+            match &low {
+                Some(low) => engine.write_state_halves([parameter, low], first, &piece[..count])?,
+                None => engine.write_state(parameter, first, &piece[..count])?,
+            }
         }
     }
     Ok(Loaded { unused: unused.into_iter().map(str::to_owned).collect(), absent })

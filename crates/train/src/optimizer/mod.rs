@@ -23,6 +23,14 @@ pub use storage::{FloatStorage, Storage, WeightStorage};
 /// and sensitive.
 pub const FEWEST_FOR_CODES: usize = 4096;
 
+/// What precedes a parameter's name in that of the range which completes its bf16 to the master copy.
+const LOW: &str = "low";
+
+/// The range that completes the bf16 of a parameter to its master copy, where it has one.
+pub(crate) fn low_name(parameter: &str) -> String {
+    format!("{LOW}.{parameter}")
+}
+
 /// Which rule makes a step of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OptimizerKind {
@@ -197,7 +205,7 @@ fn ranges(op: &Op) -> Vec<&'static str> {
         Op::Sgd(sgd) => (sgd.stored, sgd.moments()),
         _ => return Vec::new(),
     };
-    let low = (stored.weights == Weights::Split).then_some("low");
+    let low = (stored.weights == Weights::Split).then_some(LOW);
     let of_moment: [&[&str]; 2] = match stored.moments {
         Moments::Blocks => [&["m", "m_scale"], &["v", "v_scale"]],
         Moments::F32 | Moments::Bf16 => [&["m"], &["v"]],
