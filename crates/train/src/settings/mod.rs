@@ -28,7 +28,7 @@ pub enum Kind {
     Number,
     /// Yes or no.
     Switch,
-    /// Words, several times or with commas between them.
+    /// Words: an array in a file; several times or with commas between them on the command line.
     List,
 }
 
@@ -244,7 +244,8 @@ settings! {
     }
 }
 
-/// Settings that people know from elsewhere, and what to do instead. Better than the name that is spelled alike.
+/// Settings that people know from elsewhere, and what to do instead. Better than the name that is spelled alike. What
+/// names a flag is for a command whose flags are no settings.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("batch_size", "write per_device_train_batch_size or global_batch"),
     ("block_size", "write seq_len"),
@@ -260,7 +261,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("lr", "write learning_rate"),
     ("lora_rank", "write lora_r"),
     ("max_length", "write seq_len"),
+    ("max_length", "write --max-new-tokens"),
     ("max_seq_length", "write seq_len"),
+    ("max_tokens", "write --max-new-tokens"),
     ("metric_for_best_model", "the best has the smallest validation loss; leave it out"),
     ("model_name_or_path", "write model"),
     ("num_epochs", "write num_train_epochs"),
