@@ -357,6 +357,19 @@ mod tests {
         assert_eq!(batch_of(None, Some(4), Some(8)), Ok((32, Some(4))));
         assert_eq!(batch_of(Some(32), Some(4), Some(8)), Ok((32, Some(4))));
         assert_eq!(batch_of(Some(32), None, None), Ok((32, None)));
+        assert_eq!(
+            batch_of(Some(10), None, Some(4)).unwrap_err(),
+            "--gradient-accumulation-steps 4 does not divide --global-batch 10; the next global batch that works is 12"
+        );
+    }
+
+    #[test]
+    fn the_number_of_accumulation_steps_alone_is_that_many_usual_batches() {
+        assert_eq!(batch_of(None, None, Some(4)), Ok((32, Some(8))));
+        assert_eq!(batch_of(None, None, Some(1)), Ok((8, Some(8))));
+        assert_eq!(batch_of(None, None, None), Ok((8, None)));
+        let error = batch_of(None, None, Some(1 << 24)).unwrap_err();
+        assert_eq!(error, "--global-batch must be at most 16777216, got 134217728");
     }
 
     #[test]

@@ -140,6 +140,8 @@ pub(super) fn shortest(value: f32) -> f64 {
 
 /// Processes that train together.
 const RANKS: usize = 1;
+/// Sequences of a step where nobody says, and of a micro-batch where only their number is said.
+const USUAL_BATCH: usize = 8;
 
 /// Global batch and micro-batch from the settings that state them.
 pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainError> {
@@ -172,31 +174,37 @@ pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainErro
             within("--global-batch", product)?;
             Ok((product, Some(micro)))
         }
-        (global, None, Some(steps)) => {
-            let global = global.unwrap_or(8);
-            if !global.is_multiple_of(steps) {
-                return Err(mistake(format!(
-                    "--gradient-accumulation-steps {steps} does not divide a global batch of {global} sequences"
-                )));
-            }
+        (Some(global), None, Some(steps)) => {
+            divides("--gradient-accumulation-steps", steps, global)?;
             Ok((global, Some(global / steps)))
+        }
+        // As in transformers: so many micro-batches, each of the usual size.
+        (None, None, Some(steps)) => {
+            let global = USUAL_BATCH.saturating_mul(steps).saturating_mul(RANKS);
+            within("--global-batch", global)?;
+            Ok((global, Some(USUAL_BATCH)))
         }
         // Who uses the other name expects its default, one micro-batch a step.
         (None, Some(micro), None) if raw.per_device_train_batch_size.is_some() => {
             Ok((micro * RANKS, Some(micro)))
         }
         (global, Some(micro), None) => {
-            let global = global.unwrap_or(micro.max(8).next_multiple_of(micro));
-            if !global.is_multiple_of(micro) {
-                return Err(mistake(format!(
-                    "{flag} {micro} does not divide --global-batch {global}; the next global batch that works is {}",
-                    global.next_multiple_of(micro)
-                )));
-            }
+            let global = global.unwrap_or(micro.max(USUAL_BATCH).next_multiple_of(micro));
+            divides(flag, micro, global)?;
             Ok((global, Some(micro)))
         }
-        (global, None, None) => Ok((global.unwrap_or(8), None)),
+        (global, None, None) => Ok((global.unwrap_or(USUAL_BATCH), None)),
     }
+}
+
+fn divides(flag: &str, part: usize, global: usize) -> Result<(), TrainError> {
+    if global.is_multiple_of(part) {
+        return Ok(());
+    }
+    Err(mistake(format!(
+        "{flag} {part} does not divide --global-batch {global}; the next global batch that works is {}",
+        global.next_multiple_of(part)
+    )))
 }
 
 /// The most of anything that is counted: beyond it, sizes in bytes could overflow.

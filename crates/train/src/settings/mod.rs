@@ -118,7 +118,8 @@ settings! {
         /// The same by its other name; without the number of accumulation steps and a global batch, a step is one
         /// micro-batch
         per_device_train_batch_size: usize, "N";
-        /// Micro-batches per optimizer step [default: global batch ÷ micro-batch]
+        /// Micro-batches per optimizer step, of 8 sequences where nothing else is said [default: global batch ÷
+        /// micro-batch]
         gradient_accumulation_steps: usize, "N";
         /// cpu, or what to plan for without having it: cuda, cuda:h200, cuda:a100-80, cuda:4090, … [default: cpu]
         device: String, "NAME";
