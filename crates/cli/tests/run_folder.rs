@@ -80,6 +80,7 @@ fn a_checkpoint_of_another_model_or_run_is_told_by_what_differs() {
     };
     differs("--seed 1", "seed is 0, here it is 1");
     differs("--optim sgd", "optim is adamw_torch, here it is sgd");
+    differs("--gradients-dtype bf16", "gradients_dtype is f32, here it is bf16");
     differs("--lora-r 2", "lora_alpha is none, here it is 4");
     home.copy("hf/mistral", "model");
     differs("", "architectures is [\"LlamaForCausalLM\"], here it is [\"MistralForCausalLM\"]");

@@ -7,6 +7,7 @@ use plimsoll_exec::Device;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::config::facts::{changeable, differ};
 use crate::files::{Checksum, FileError, hex, read_text, stays_inside, write_text};
 use crate::run::Run;
 
@@ -14,22 +15,6 @@ use crate::run::Run;
 pub(super) const STATE: &str = "trainer_state.json";
 /// Checkpoints of this form are read.
 const FORMAT: u32 = 1;
-
-/// Facts that a run which goes on may change: they are said, not refused.
-pub const CHANGEABLE: [&str; 12] = [
-    "learning_rate",
-    "warmup_steps",
-    "warmup_ratio",
-    "max_steps",
-    "num_train_epochs",
-    "momentum",
-    "nesterov",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "weight_decay",
-    "max_grad_norm",
-];
 
 /// The content of `trainer_state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -207,16 +192,15 @@ impl Checkpoint {
             let (then, now) = (self.state.facts.get(name)?, facts.get(name)?);
             (then != now).then(|| (name, then.clone(), now.clone()))
         };
-        CHANGEABLE.into_iter().filter_map(changed).collect()
+        changeable().filter_map(changed).collect()
     }
 
     /// Refuses to go on with a run that differs in a fact from the one that was saved.
     pub(super) fn check_facts(&self, facts: &BTreeMap<String, String>) -> Result<(), FileError> {
-        let names = facts.keys().chain(self.state.facts.keys());
-        for name in names.filter(|name| !CHANGEABLE.contains(&name.as_str())) {
-            let [now, then] =
-                [facts, &self.state.facts].map(|of| of.get(name).map_or("none", String::as_str));
-            if now != then {
+        for name in facts.keys().chain(self.state.facts.keys()) {
+            let [now, then] = [facts, &self.state.facts].map(|of| of.get(name));
+            if differ(name, then, now) {
+                let [now, then] = [now, then].map(|value| value.map_or("none", String::as_str));
                 let why = format!(
                     "is a checkpoint of another run: its {name} is {then}, here it is {now}; \
                      resume with the same settings, or give another --output-dir"

@@ -8,6 +8,7 @@
 mod data;
 mod defaults;
 mod effective;
+pub(crate) mod facts;
 mod model;
 mod rules;
 
@@ -271,42 +272,6 @@ impl Config {
             Warmup::Ratio(ratio) => (ratio * max_steps as f64).ceil() as u64,
         };
         Ok(Lr { peak: self.learning_rate, warmup_steps, max_steps, decay: self.decay })
-    }
-
-    /// What must be the same in a run that goes on from a checkpoint, by the names people know, and the settings of
-    /// [`CHANGEABLE`](crate::checkpoint::CHANGEABLE), which may change but not in silence. `data` is what is trained on.
-    ///
-    /// # Errors
-    ///
-    /// When the data, or the weights that adapters belong to, cannot be read.
-    pub fn facts(&self, data: &Source) -> Result<Vec<(String, String)>, TrainError> {
-        let effective = self.effective();
-        let number = |number: Option<f64>| number.map(|number| number.to_string());
-        let whole = |number: Option<u64>| number.map(|number| number.to_string());
-        let changeable = [
-            ("learning_rate", number(effective.learning_rate)),
-            ("warmup_steps", whole(effective.warmup_steps)),
-            ("warmup_ratio", number(effective.warmup_ratio)),
-            ("max_steps", whole(effective.max_steps)),
-            ("num_train_epochs", number(effective.num_train_epochs)),
-            ("momentum", number(effective.momentum)),
-            ("nesterov", effective.nesterov.map(|nesterov| nesterov.to_string())),
-            ("adam_beta1", number(effective.adam_beta1)),
-            ("adam_beta2", number(effective.adam_beta2)),
-            ("adam_epsilon", number(effective.adam_epsilon)),
-            ("weight_decay", number(effective.weight_decay)),
-            ("max_grad_norm", number(effective.max_grad_norm)),
-        ];
-        let changeable = changeable.into_iter().filter_map(|(name, value)| Some((name, value?)));
-        let facts = [
-            ("data", data.mark()?),
-            ("packing", self.model.documents.to_string()),
-            ("optim", effective.optim.unwrap_or_default()),
-            ("weights_dtype", effective.weights_dtype.unwrap_or_default()),
-            ("lr_scheduler_type", effective.lr_scheduler_type.unwrap_or_default()),
-        ];
-        let facts = facts.into_iter().chain(changeable).map(|(name, value)| (name.to_owned(), value));
-        Ok(facts.chain(self.model.facts()).chain(self.base_facts()?).collect())
     }
 
     /// What the loop is to do in `steps` steps.
