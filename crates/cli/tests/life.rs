@@ -272,6 +272,21 @@ fn the_best_model_is_kept_and_written_at_the_end_on_request() {
     train("--output-dir best --load-best-model-at-end");
     assert_eq!(weights(&home, "best"), checkpoint("best", best));
     assert_eq!(weights(&home, "best"), checkpoint("last", best));
+    // The best comes along into another folder; where it is gone, what was trained last is still kept.
+    let resume = |to: &str| {
+        train(&format!("--resume last/checkpoint-{last} --output-dir {to} --load-best-model-at-end"))
+    };
+    let said = resume("along");
+    assert!(
+        said.ends_with(&format!("what was trained is in along, as it was after step {best}\n")),
+        "{said}"
+    );
+    assert_eq!(weights(&home, "along"), checkpoint("last", best));
+    fs::rename(home.path(&format!("last/checkpoint-{best}")), home.path("gone")).unwrap();
+    let said = resume("without");
+    let note = format!(" after step {best}, has no checkpoint any more; it is looked for anew\n");
+    assert!(said.contains(&note) && said.ends_with("what was trained is in without\n"), "{said}");
+    assert_eq!(weights(&home, "without"), checkpoint("last", last));
     home.refused(
         "train --load-best-model-at-end --output-dir out",
         "--load-best-model-at-end needs --eval-steps, which says how often to evaluate, and --output-dir",

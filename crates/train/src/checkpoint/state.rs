@@ -13,6 +13,8 @@ use crate::run::Run;
 
 /// Name of the file that makes a folder a checkpoint.
 pub(super) const STATE: &str = "trainer_state.json";
+/// What precedes the step in the name of a checkpoint's folder.
+pub(super) const PREFIX: &str = "checkpoint-";
 /// Checkpoints of this form are read.
 const FORMAT: u32 = 1;
 
@@ -184,6 +186,14 @@ impl Checkpoint {
             }
         }
         Ok(Checkpoint { path: path.to_owned(), state })
+    }
+
+    /// The step of the best evaluation it knows, and where the checkpoint of that step was: beside it, or itself.
+    pub(super) fn best(&self) -> Option<(u64, PathBuf)> {
+        let Best { step, .. } = self.state.progress.best?;
+        let own = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
+        let path = if step == self.state.step { own } else { own.with_file_name(format!("{PREFIX}{step}")) };
+        Some((step, path))
     }
 
     /// What is otherwise in a run that goes on with these facts, though it may: name, value then and value now.

@@ -279,6 +279,7 @@ impl Config {
         let evaluation = self.evaluation.as_ref();
         Course {
             steps,
+            pause: None,
             logging_steps: self.logging_steps,
             eval_steps: evaluation.map(|evaluation| evaluation.every),
             stopping: evaluation.and_then(|evaluation| evaluation.stopping),
