@@ -428,6 +428,11 @@ mod tests {
             "there is no optimizer `adafactor`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd"
         );
         assert_eq!(fault("adam_beta2 = 1.0"), "--adam-beta2 must be at least 0 and below 1, got 1");
+        assert_eq!(fault("adam_epsilon = 0"), "--adam-epsilon must be a number above 0, got 0");
+        assert_eq!(
+            fault("optim = \"sgd\"\nnesterov = true"),
+            "--nesterov needs a momentum greater than 0"
+        );
         assert_eq!(
             fault("data = [\"x\"]\neval_steps = 5"),
             "--eval-steps needs --eval-data, which is not trained on, or --eval-split, a part to keep back"

@@ -114,14 +114,15 @@ impl Optimizer {
     ///
     /// # Errors
     ///
-    /// A sentence that names the rate.
+    /// A sentence that begins with the name of the rate.
     pub fn check(&self) -> Result<(), String> {
         let rates = [("adam_beta1", self.beta1), ("adam_beta2", self.beta2), ("momentum", self.momentum)];
         if let Some((name, rate)) = rates.iter().find(|(_, rate)| !(0.0..1.0).contains(rate)) {
-            return Err(format!("{name} must be at least 0 and less than 1, got {rate}"));
+            return Err(format!("{name} must be at least 0 and below 1, got {rate}"));
         }
+        // Zero over zero would be the update of a weight that never had a gradient.
         if !(self.epsilon > 0.0 && self.epsilon.is_finite()) {
-            return Err(format!("adam_epsilon must be greater than 0, got {}", self.epsilon));
+            return Err(format!("adam_epsilon must be a number above 0, got {}", self.epsilon));
         }
         if self.nesterov && self.momentum <= 0.0 {
             return Err("nesterov needs a momentum greater than 0".into());
@@ -310,7 +311,7 @@ mod tests {
         );
         let wrong = Optimizer { beta2: 1.0, ..Optimizer::default() };
         let error = classifier(&wrong, Storage::default()).unwrap_err();
-        assert_eq!(error.to_string(), "optimizer: adam_beta2 must be at least 0 and less than 1, got 1");
+        assert_eq!(error.to_string(), "optimizer: adam_beta2 must be at least 0 and below 1, got 1");
         assert!("fp8".parse::<WeightStorage>().unwrap_err().contains("bf16-master"));
         assert!("i8".parse::<FloatStorage>().unwrap_err().contains("f32 and bf16"));
     }
