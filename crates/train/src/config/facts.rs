@@ -55,7 +55,8 @@ impl Config {
     pub fn facts(&self, data: &Source) -> Result<Vec<(String, String)>, TrainError> {
         let effective = self.effective();
         let settings = FACTS.iter().filter_map(|fact| Some((fact.name, (fact.value)(&effective)?)));
-        let facts = [("data", data.mark()?), ("packing", self.model.documents.to_string())];
+        let facts =
+            [("data", data.mark()?), ("packing", self.model.architecture.reads_documents().to_string())];
         let facts = facts.into_iter().chain(settings).map(|(name, value)| (name.to_owned(), value));
         Ok(facts.chain(self.model.facts()).chain(self.base_facts()?).collect())
     }

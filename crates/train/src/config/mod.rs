@@ -211,8 +211,7 @@ impl Config {
             DataConfig::Synthetic => false,
         };
         let architecture = configuration.architecture.clone().with_documents(packed);
-        let documents = architecture.reads_documents();
-        let model = LanguageModel { documents, architecture, seq_len, generate: false, lora };
+        let model = LanguageModel { architecture, seq_len, generate: false, lora };
         let evaluation = evaluation(raw, &data, has_tokenizer)?;
         let target = Target::from_name(raw.device.as_deref())?;
         let decay =
@@ -429,10 +428,7 @@ mod tests {
         );
         assert_eq!(fault("adam_beta2 = 1.0"), "--adam-beta2 must be at least 0 and below 1, got 1");
         assert_eq!(fault("adam_epsilon = 0"), "--adam-epsilon must be a number above 0, got 0");
-        assert_eq!(
-            fault("optim = \"sgd\"\nnesterov = true"),
-            "--nesterov needs a momentum greater than 0"
-        );
+        assert_eq!(fault("optim = \"sgd\"\nnesterov = true"), "--nesterov needs a momentum greater than 0");
         assert_eq!(
             fault("data = [\"x\"]\neval_steps = 5"),
             "--eval-steps needs --eval-data, which is not trained on, or --eval-split, a part to keep back"
