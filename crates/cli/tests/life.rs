@@ -125,6 +125,25 @@ fn an_interrupted_run_ends_in_the_bits_of_a_whole_one_also_in_another_budget() {
     assert_eq!(weights(&home, "parts"), weights(&home, "whole"));
 }
 
+#[test]
+fn a_pause_adds_no_evaluation_to_those_of_a_whole_run() {
+    let home = Home::with_model();
+    let train = |rest: &str| home.done(&training(8, &format!("--eval-data text.txt --eval-steps 4 {rest}")));
+    let evaluations = |run: &str| -> Vec<(u64, f64)> {
+        let metrics = String::from_utf8(home.read(&format!("{run}/metrics.jsonl"))).unwrap();
+        let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let told =
+            |record: serde_json::Value| Some((record["step"].as_u64()?, record["eval_loss"].as_f64()?));
+        records.filter_map(told).collect()
+    };
+    train("--output-dir whole");
+    train("--output-dir parts --stop-after 6");
+    assert_eq!(evaluations("parts"), evaluations("whole")[..1]);
+    train("--output-dir parts --resume latest");
+    assert_eq!(evaluations("parts"), evaluations("whole"));
+    assert_eq!(evaluations("whole").iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 8]);
+}
+
 fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
