@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use plimsoll::training::checkpoint::{Checkpoint, Checkpoints};
+use plimsoll::training::checkpoint::{Best, Checkpoint, Checkpoints};
 use plimsoll::training::files::Form;
 use plimsoll::training::metrics::EndRecord;
 use plimsoll::training::{Config, Resume, free_disk_bytes};
@@ -30,7 +30,11 @@ impl Kept {
             Checkpoints::open(&output.folder, form.clone(), config.saving.limit).map_err(TrainError::from)?;
         let from = match &config.resume {
             None => None,
-            Some(Resume::From(path)) => Some(Checkpoint::open(path).map_err(TrainError::from)?),
+            Some(Resume::From(path)) => {
+                let from = Checkpoint::open(path).map_err(TrainError::from)?;
+                refuse_to_mix(&checkpoints, &from)?;
+                Some(from)
+            }
             Some(Resume::Latest) => latest(&checkpoints)?,
         };
         Ok(Some(Kept { checkpoints, form, from }))
@@ -51,8 +55,13 @@ impl Kept {
         let form = config.form()?;
         let kept = Kept { checkpoints: self.checkpoints.in_form(form.clone()), form, from: self.from };
         if let Some(from) = &kept.from {
-            session.trainer.resume(&kept.checkpoints, from)?;
+            let lost = session.trainer.resume(&kept.checkpoints, from)?;
             say(&format!("going on after step {} of {}\n", from.state.step, from.path.display()))?;
+            if let Some(Best { step, metric }) = lost {
+                say(&format!(
+                    "note: the best so far, {metric:.4} after step {step}, has no checkpoint any more; it is looked for anew\n"
+                ))?;
+            }
             for (name, then, now) in session.trainer.changes_since(from) {
                 say(&format!("note: {name} is {now} from here on, and was {then}\n"))?;
             }
@@ -110,17 +119,24 @@ impl Kept {
         }
         let last = session.trainer.run().steps();
         let better = end.best.map(|best| best.step).filter(|&step| step != last);
-        let mut of = String::new();
-        match better {
-            Some(step) if config.saving.load_best => {
-                self.checkpoints.return_to(session.trainer.run_mut(), step)?;
-                of = format!(", as it was after step {step}");
+        let better = better.map(|step| (step, self.checkpoints.path(step)));
+        let of = match better {
+            None => String::new(),
+            // It must not cost what was trained that somebody has tidied up meanwhile.
+            Some((step, path)) if config.saving.load_best => match Checkpoint::open(&path) {
+                Ok(best) => {
+                    self.checkpoints.return_to(session.trainer.run_mut(), &best)?;
+                    format!(", as it was after step {step}")
+                }
+                Err(fault) => {
+                    format!(", as it was after step {last}; the best, after step {step}, is lost: {fault}")
+                }
+            },
+            Some((_, path)) if path.is_dir() => {
+                format!(", as it was after step {last}; the best is in {}", path.display())
             }
-            Some(step) => {
-                of = format!(", as it was after step {last}; the best is in {shown}/checkpoint-{step}");
-            }
-            None => {}
-        }
+            Some(_) => format!(", as it was after step {last}"),
+        };
         session.trainer.run().save_weights(folder, &self.form)?;
         say(&format!("what was trained is in {shown}{of}\n"))
     }
@@ -145,6 +161,39 @@ fn latest(checkpoints: &Checkpoints) -> Result<Option<Checkpoint>, Failure> {
         say(&format!("`{}` holds no whole checkpoint yet; the run begins anew\n", folder.display()))?;
     }
     Ok(found.checkpoint)
+}
+
+/// Refuses to go on from a checkpoint in a folder that holds another model, another run, or another course of this one:
+/// they would be overwritten, rotated away or gone on from by mistake.
+fn refuse_to_mix(checkpoints: &Checkpoints, from: &Checkpoint) -> Result<(), Failure> {
+    let (folder, shown) = (checkpoints.folder(), checkpoints.folder().display());
+    let refused = |why: String| Err(TrainError::Config(why).into());
+    let own = checkpoints.holds(from);
+    let in_the_way = checkpoints.in_the_way(from).map_err(TrainError::from)?;
+    if let (Some(first), Some(last)) = (in_the_way.first(), in_the_way.last()) {
+        let them = match in_the_way.len() {
+            1 => format!("checkpoint-{first}"),
+            count => format!("{count} checkpoints from checkpoint-{first} to checkpoint-{last}"),
+        };
+        return refused(if own {
+            let from = from.path.display();
+            format!(
+                "`{shown}` holds {them}, later than {from}; move that away or name another --output-dir, or go on after \
+                 it with --resume latest"
+            )
+        } else {
+            format!(
+                "`{shown}` holds {them} already; name an empty folder as --output-dir, or go on with what is there with \
+                 --resume latest"
+            )
+        });
+    }
+    match foreign(folder)? {
+        Some(name) if !own => refused(format!(
+            "`{shown}` holds no checkpoint, and has a `{name}`; name an empty folder as --output-dir"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Something in the folder that no run leaves behind before its end.

@@ -18,10 +18,11 @@ mod table;
 mod tokenising;
 mod write_file;
 
+use std::env;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, Parser};
 
 use args::{Args, Command};
 use plimsoll::TrainError;
@@ -31,8 +32,7 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { error.exit() };
-            let Some(instead) = known_elsewhere(flag) else { error.exit() };
+            let Some(instead) = instead(&error) else { error.exit() };
             return exit::code(Err(TrainError::Config(instead).into()));
         }
     };
@@ -49,4 +49,17 @@ fn main() -> ExitCode {
         Command::Export(export) => commands::export::run(export),
     };
     exit::code(result)
+}
+
+/// What to write in place of a flag that people know from elsewhere, among those that the command has.
+fn instead(error: &clap::Error) -> Option<String> {
+    let ContextValue::String(flag) = error.get(ContextKind::InvalidArg)? else { return None };
+    let mut command = Args::command();
+    for word in env::args_os().skip(1) {
+        let Some(named) = command.find_subcommand(&word) else { break };
+        command = named.clone();
+    }
+    let longs: Vec<String> =
+        command.get_arguments().filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect();
+    known_elsewhere(flag, |offered| longs.iter().any(|long| long == offered))
 }

@@ -125,6 +125,25 @@ fn an_interrupted_run_ends_in_the_bits_of_a_whole_one_also_in_another_budget() {
     assert_eq!(weights(&home, "parts"), weights(&home, "whole"));
 }
 
+#[test]
+fn a_pause_adds_no_evaluation_to_those_of_a_whole_run() {
+    let home = Home::with_model();
+    let train = |rest: &str| home.done(&training(8, &format!("--eval-data text.txt --eval-steps 4 {rest}")));
+    let evaluations = |run: &str| -> Vec<(u64, f64)> {
+        let metrics = String::from_utf8(home.read(&format!("{run}/metrics.jsonl"))).unwrap();
+        let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let told =
+            |record: serde_json::Value| Some((record["step"].as_u64()?, record["eval_loss"].as_f64()?));
+        records.filter_map(told).collect()
+    };
+    train("--output-dir whole");
+    train("--output-dir parts --stop-after 6");
+    assert_eq!(evaluations("parts"), evaluations("whole")[..1]);
+    train("--output-dir parts --resume latest");
+    assert_eq!(evaluations("parts"), evaluations("whole"));
+    assert_eq!(evaluations("whole").iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 8]);
+}
+
 fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
@@ -272,6 +291,21 @@ fn the_best_model_is_kept_and_written_at_the_end_on_request() {
     train("--output-dir best --load-best-model-at-end");
     assert_eq!(weights(&home, "best"), checkpoint("best", best));
     assert_eq!(weights(&home, "best"), checkpoint("last", best));
+    // The best comes along into another folder; where it is gone, what was trained last is still kept.
+    let resume = |to: &str| {
+        train(&format!("--resume last/checkpoint-{last} --output-dir {to} --load-best-model-at-end"))
+    };
+    let said = resume("along");
+    assert!(
+        said.ends_with(&format!("what was trained is in along, as it was after step {best}\n")),
+        "{said}"
+    );
+    assert_eq!(weights(&home, "along"), checkpoint("last", best));
+    fs::rename(home.path(&format!("last/checkpoint-{best}")), home.path("gone")).unwrap();
+    let said = resume("without");
+    let note = format!(" after step {best}, has no checkpoint any more; it is looked for anew\n");
+    assert!(said.contains(&note) && said.ends_with("what was trained is in without\n"), "{said}");
+    assert_eq!(weights(&home, "without"), checkpoint("last", last));
     home.refused(
         "train --load-best-model-at-end --output-dir out",
         "--load-best-model-at-end needs --eval-steps, which says how often to evaluate, and --output-dir",

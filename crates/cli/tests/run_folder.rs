@@ -68,6 +68,33 @@ fn what_cannot_be_gone_on_from_is_refused() {
 }
 
 #[test]
+fn a_run_goes_on_only_in_its_own_folder_or_an_empty_one_and_not_before_what_is_there() {
+    let home = begun();
+    home.done(&training("--output-dir out --resume latest"));
+    let resume = |from: u64, to: &str| training(&format!("--resume out/checkpoint-{from} --output-dir {to}"));
+    let (model, trained) = (home.read("model/model.safetensors"), home.read("out/model.safetensors"));
+    home.refused(
+        &resume(2, "model"),
+        "`model` holds no checkpoint, and has a `config.json`; name an empty folder as --output-dir",
+    );
+    assert_eq!(home.read("model/model.safetensors"), model);
+    home.refused(
+        &resume(2, "out"),
+        "`out` holds checkpoint-4, later than out/checkpoint-2; move that away or name another --output-dir, or go on after it with --resume latest",
+    );
+    home.done(&resume(2, "new"));
+    assert_eq!(home.read("new/model.safetensors"), trained);
+    home.refused(
+        &resume(2, "new"),
+        "`new` holds checkpoint-4 already; name an empty folder as --output-dir, or go on with what is there with --resume latest",
+    );
+    // Out of the way, the later one is no matter any more.
+    fs::rename(home.path("out/checkpoint-4"), home.path("later")).unwrap();
+    home.done(&resume(2, "out"));
+    assert_eq!(home.read("out/model.safetensors"), trained);
+}
+
+#[test]
 fn a_checkpoint_of_another_model_or_run_is_told_by_what_differs() {
     let home = begun();
     let differs = |settings: &str, what: &str| {
@@ -80,6 +107,7 @@ fn a_checkpoint_of_another_model_or_run_is_told_by_what_differs() {
     };
     differs("--seed 1", "seed is 0, here it is 1");
     differs("--optim sgd", "optim is adamw_torch, here it is sgd");
+    differs("--gradients-dtype bf16", "gradients_dtype is f32, here it is bf16");
     differs("--lora-r 2", "lora_alpha is none, here it is 4");
     home.copy("hf/mistral", "model");
     differs("", "architectures is [\"LlamaForCausalLM\"], here it is [\"MistralForCausalLM\"]");

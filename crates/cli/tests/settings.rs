@@ -73,6 +73,10 @@ fn flags_of_the_wrong_kind_or_range_are_refused() {
     );
     refused("train --lr 1e-4", "error: there is no flag `--lr` here: write --learning-rate");
     refused(
+        "generate --model x --prompt y --max-length 8",
+        "error: there is no flag `--max-length` here: write --max-new-tokens",
+    );
+    refused(
         "train --overwrite_output_dir",
         "error: there is no flag `--overwrite_output_dir` here: name an empty --output-dir",
     );

@@ -7,6 +7,7 @@ use plimsoll_plan::Tier;
 use crate::device::Device;
 use crate::engine::Data;
 use crate::error::ExecError;
+use crate::rounding::split;
 
 /// Elements initialised, or moved to or from a tier, at a time: bounded, because the bytes are outside the arena.
 pub(crate) const PIECE: usize = 16 << 10;
@@ -107,6 +108,21 @@ pub(crate) fn write_numbers<D: Device>(
 ) -> Result<(), ExecError> {
     let dtype = place.ty.dtype;
     write_each(device, place, first, values, |value, bytes| encode(dtype, value, bytes))
+}
+
+/// Writes elements `first …` of two ranges that together are f32: the nearest bf16, and what completes it.
+pub(crate) fn write_halves<D: Device>(
+    device: &mut D,
+    [upper, lower]: [Place; 2],
+    first: usize,
+    values: &[f32],
+) -> Result<(), ExecError> {
+    write_each(device, upper, first, values, |value, bytes| {
+        bytes.copy_from_slice(&split(value).0.to_ne_bytes());
+    })?;
+    write_each(device, lower, first, values, |value, bytes| {
+        bytes.copy_from_slice(&split(value).1.to_ne_bytes());
+    })
 }
 
 /// Writes elements in pieces.

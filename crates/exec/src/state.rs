@@ -3,10 +3,10 @@
 //! State in the arena is a range of it. State that is away is a range of a tier, read and written there between
 //! schedules, a bounded piece at a time: no second copy of it is ever in memory.
 
-use plimsoll_graph::{Graph, StateKind, Type};
+use plimsoll_graph::{DType, Graph, StateKind, Type};
 
 use crate::device::Device;
-use crate::elements::{PIECE, Place, fits, read_numbers, write_numbers};
+use crate::elements::{PIECE, Place, fits, read_numbers, write_halves, write_numbers};
 use crate::engine::Engine;
 use crate::error::ExecError;
 use crate::init;
@@ -15,6 +15,11 @@ impl<D: Device> Engine<D> {
     /// Names and types of all state.
     pub fn states(&self) -> impl Iterator<Item = (&str, Type)> {
         self.states.iter().map(|(name, place)| (name.as_str(), place.ty))
+    }
+
+    /// Whether there is state of that name.
+    pub fn has_state(&self, name: &str) -> bool {
+        self.states.contains_key(name)
     }
 
     /// Reads state from element `first` on, as f32, which holds every element type of state exactly.
@@ -35,6 +40,31 @@ impl<D: Device> Engine<D> {
         let place = self.state(name)?;
         fits(name, place, first, values.len())?;
         write_numbers(&mut self.device, place, first, values)
+    }
+
+    /// Writes a weight that is kept in halves from element `first` on, without rounding: the nearest bf16 to `upper`,
+    /// and to `lower` what completes it to the f32 that was given; see [`rounding`](crate::rounding).
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state, it is shorter, or it is of other element types.
+    pub fn write_state_halves(
+        &mut self,
+        [upper, lower]: [&str; 2],
+        first: usize,
+        values: &[f32],
+    ) -> Result<(), ExecError> {
+        let half = |name: &str, dtype: DType| {
+            let place = self.state(name)?;
+            fits(name, place, first, values.len())?;
+            if place.ty.dtype != dtype {
+                let ty = place.ty;
+                return Err(ExecError::Mismatch(format!("`{name}` is {ty}, which is no half of a weight")));
+            }
+            Ok(place)
+        };
+        let places = [half(upper, DType::Bf16)?, half(lower, DType::I16)?];
+        write_halves(&mut self.device, places, first, values)
     }
 
     /// Reads state as it is stored, whatever its element type, from byte `first` on.

@@ -21,7 +21,7 @@ use plimsoll_exec::Device;
 
 use crate::checkpoint::{Best, Checkpoints, Progress as Kept};
 use crate::error::TrainError;
-use crate::metrics::{EndRecord, EvaluationRecord, StepRecord};
+use crate::metrics::{BestRecord, EndRecord, EvaluationRecord, StepRecord};
 use crate::trainer::Trainer;
 use crate::validation::Validation;
 
@@ -39,6 +39,9 @@ pub struct EarlyStopping {
 pub struct Course {
     /// The last step, counted from the beginning of the run.
     pub steps: u64,
+    /// The step after which to pause, if that is not the last. A pause leaves no trace in the rest of the run: an
+    /// evaluation that is not due is not made there either.
+    pub pause: Option<u64>,
     /// Steps between two records.
     pub logging_steps: u64,
     /// Steps between two evaluations.
@@ -47,6 +50,13 @@ pub struct Course {
     pub stopping: Option<EarlyStopping>,
     /// Steps between two checkpoints.
     pub save_steps: Option<u64>,
+}
+
+impl Course {
+    /// The last step before the run pauses or is over.
+    pub fn end(&self) -> u64 {
+        self.pause.map_or(self.steps, |pause| pause.min(self.steps))
+    }
 }
 
 /// Something that happened.
@@ -95,27 +105,33 @@ impl<D: Device> Trainer<D> {
     ) -> Result<EndRecord, E> {
         let mut tell = |event: Event<'_>| listeners.iter_mut().try_for_each(|listener| listener.hear(&event));
         let (mut window, mut progress) = (Window::default(), Progress::of(self.reached()));
+        let keeping = course.save_steps.map(|every| every.max(1)).zip(checkpoints);
         if progress.owes_evaluation
             && let Some(validation) = validation.as_deref_mut()
             && let Some(evaluated) = self.evaluate_unless_stopped(validation)?
         {
+            let before = progress.best_step();
             tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)))?;
             self.reach(progress.kept(self.reached().loss));
+            // As the step before the interruption would have done.
+            if let Some(keeping) = keeping.filter(|_| progress.best_step() != before) {
+                self.keep(keeping, before, &mut tell)?;
+            }
         }
-        let mut over = self.run().steps() >= course.steps
+        let mut over = self.run().steps() >= course.end()
             || progress.exhausted(course.stopping)
             || self.stop_requested();
         while !over {
             let record = self.step()?;
             let step = record.step;
-            over = step >= course.steps || self.stop_requested();
+            over = step >= course.end() || self.stop_requested();
             window.add(&record);
             tell(Event::Step(&record))?;
             let regular = |every: u64| step.is_multiple_of(every.max(1));
             if over || regular(course.logging_steps) {
                 tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
             }
-            let best_before = progress.best_step();
+            let before = progress.best_step();
             if let (Some(every), Some(validation)) = (course.eval_steps, validation.as_deref_mut())
                 && (step >= course.steps || regular(every))
             {
@@ -129,27 +145,33 @@ impl<D: Device> Trainer<D> {
                 over |= self.stop_requested();
             }
             self.reach(progress.kept(Some(record.loss)));
-            let best = progress.best_step() == Some(step);
-            if let (Some(every), Some(checkpoints)) = (course.save_steps, checkpoints)
-                && (over || best || regular(every))
-            {
-                let saved = self.save(checkpoints, &self.reached().clone())?;
-                tell(Event::Saved(&saved))?;
-                // One that was saved for being the best, and no longer is.
-                if let Some(before) =
-                    best_before.filter(|before| best && !before.is_multiple_of(every.max(1)))
-                {
-                    checkpoints.forget(before).map_err(TrainError::from)?;
-                }
+            let best = progress.best_step() != before;
+            if let Some(keeping) = keeping.filter(|(every, _)| over || best || regular(*every)) {
+                self.keep(keeping, before.filter(|_| best), &mut tell)?;
             }
             if over && window.steps > 0 {
                 tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
             }
         }
-        let stopped_early = self.run().steps() < course.steps && !self.stop_requested();
-        let end = EndRecord { best: progress.best, stopped_early, ..self.end()? };
+        let stopped_early = self.run().steps() < course.end() && !self.stop_requested();
+        let end = EndRecord { best: progress.best.map(BestRecord::from), stopped_early, ..self.end()? };
         tell(Event::End(&end))?;
         Ok(end)
+    }
+
+    /// Saves the run. The checkpoint of the step `surpassed` goes if it was there for being the best alone.
+    fn keep<E: From<TrainError>>(
+        &self,
+        (every, checkpoints): (u64, &Checkpoints),
+        surpassed: Option<u64>,
+        tell: &mut impl FnMut(Event<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let saved = self.save(checkpoints, self.reached())?;
+        tell(Event::Saved(&saved))?;
+        if let Some(surpassed) = surpassed.filter(|surpassed| !surpassed.is_multiple_of(every)) {
+            checkpoints.forget(surpassed).map_err(TrainError::from)?;
+        }
+        Ok(())
     }
 }
 
@@ -190,7 +212,7 @@ impl Window {
 /// The best evaluation so far, and how many came after it.
 #[derive(Default)]
 struct Progress {
-    best: Option<EvaluationRecord>,
+    best: Option<Best>,
     /// What a loss must undercut to end the wait: that of the last one that did.
     mark: Option<f64>,
     waited: u64,
@@ -203,17 +225,8 @@ struct Progress {
 impl Progress {
     /// Goes on from what a checkpoint knew.
     fn of(kept: &Kept) -> Progress {
-        let best = kept.best.map(|Best { step, metric }| EvaluationRecord {
-            step,
-            eval_loss: metric,
-            eval_perplexity: metric.exp(),
-            eval_accuracy: None,
-            valid_tokens: 0,
-            seconds: 0.0,
-            best: true,
-        });
         Progress {
-            best,
+            best: kept.best,
             mark: kept.mark,
             waited: kept.without_gain,
             last: kept.metric,
@@ -230,7 +243,7 @@ impl Progress {
         Kept {
             loss,
             metric: self.last,
-            best: self.best.map(|best| Best { step: best.step, metric: best.eval_loss }),
+            best: self.best,
             mark: self.mark,
             without_gain: self.waited,
             owes_evaluation: self.owes_evaluation,
@@ -246,18 +259,17 @@ impl Progress {
         let better = |than: Option<f64>| {
             record.eval_loss.is_finite() && than.is_none_or(|than| record.eval_loss < than)
         };
-        let best = better(self.best.map(|best| best.eval_loss));
+        let best = better(self.best.map(|best| best.metric));
         if better(self.mark.map(|mark| mark - threshold)) {
             self.mark = Some(record.eval_loss);
             self.waited = 0;
         } else {
             self.waited += 1;
         }
-        let record = EvaluationRecord { best, ..record };
         if best {
-            self.best = Some(record);
+            self.best = Some(Best { step: record.step, metric: record.eval_loss });
         }
-        record
+        EvaluationRecord { best, ..record }
     }
 
     fn exhausted(&self, stopping: Option<EarlyStopping>) -> bool {
@@ -294,7 +306,7 @@ mod tests {
             })
             .collect();
         assert_eq!(said, [(true, false), (true, false), (true, false), (false, false), (true, true)]);
-        assert_eq!(progress.best.map(|best| best.step), Some(5));
+        assert_eq!(progress.best_step(), Some(5));
     }
 
     #[test]

@@ -5,24 +5,21 @@
 //! of the model's own.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
 use plimsoll_graph::StateKind;
 use plimsoll_model::Lora;
 use plimsoll_model::lora::{Adapter, Delta, file_name};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::error::TrainError;
-use crate::files::{Dtype, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter, UNFINISHED};
-use crate::files::{beside, copy_file, sync_folder, write_text};
+use crate::files::{self, Dtype, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter, UNFINISHED};
+use crate::files::{beside, copy_file, replace_model, write_text};
 use crate::pretrained::{AdapterFolder, Pretrained};
 
 /// Numbers of a block, but for rows that are longer.
 const BLOCK: usize = 256 << 10;
-/// What lists the weights where they are in several files.
-const INDEX: &str = "model.safetensors.index.json";
 
 /// What happens to a tensor on its way.
 enum Change {
@@ -60,26 +57,11 @@ pub fn merge(base: &Pretrained, adapter: &AdapterFolder, out: &Path) -> Result<(
         return Err(FileError::wrong(out, "is not empty; give a folder that does not exist yet").into());
     }
     let merge = Merge::new(base, adapter)?;
-
-    // Inside `out`, which may be the folder somebody stands in and must not be replaced.
-    let temporary = out.join(UNFINISHED);
-    if temporary.exists() {
-        fs::remove_dir_all(&temporary).map_err(unwritable)?;
-    }
-    fs::create_dir_all(&temporary).map_err(unwritable)?;
-    let written = merge.write(&temporary).and_then(|names| {
-        // The configuration comes last: without it nobody takes the folder for a model.
-        for name in names {
-            fs::rename(temporary.join(&name), out.join(&name)).map_err(unwritable)?;
-        }
-        Ok(sync_folder(out)?)
-    });
-    // What went wrong before matters more than a folder that stays behind.
-    let _ = fs::remove_dir_all(&temporary);
+    let written = replace_model(out, "model", |temporary| merge.write(temporary));
     if written.is_err() && !there {
         let _ = fs::remove_dir(out);
     }
-    written
+    written.map(drop)
 }
 
 /// Whether a folder holds nothing but what an interrupted merge has left.
@@ -132,8 +114,8 @@ impl Merge<'_> {
         Ok(Merge { base, adapter, folder, weights, changes, added })
     }
 
-    /// Writes all files and returns their names.
-    fn write(&self, out: &Path) -> Result<Vec<OsString>, TrainError> {
+    /// Writes all files and returns their names, the configuration's last: without it nobody takes the folder for a model.
+    fn write(&self, out: &Path) -> Result<Vec<String>, TrainError> {
         let new_head = !self.base.has_head_of(&self.adapter.configuration);
         let (mut names, mut total, mut index) = (Vec::new(), 0, serde_json::Map::new());
         let last = self.folder.files().len() - 1;
@@ -151,16 +133,16 @@ impl Merge<'_> {
             if which == last {
                 specs.extend(self.added.iter().cloned());
             }
-            let name = file.path().file_name().unwrap_or_default();
+            let name = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
             total += specs.iter().map(TensorSpec::bytes).sum::<u64>();
-            index.extend(specs.iter().map(|spec| (spec.name.clone(), name.to_string_lossy().into())));
-            self.write_file(file, &out.join(name), specs)?;
-            names.push(name.to_owned());
+            index.extend(specs.iter().map(|spec| (spec.name.clone(), name.clone().into())));
+            self.write_file(file, &out.join(&name), specs)?;
+            names.push(name);
         }
         if last > 0 {
-            let index = json!({ "metadata": { "total_size": total }, "weight_map": index });
-            write_text(&out.join(INDEX), &format!("{index:#}\n"))?;
-            names.push(INDEX.into());
+            let (name, text) = files::index("model", total, index);
+            write_text(&out.join(&name), &text)?;
+            names.push(name);
         }
         for name in beside(&self.base.folder) {
             copy_file(&self.base.folder.join(name), &out.join(name))?;

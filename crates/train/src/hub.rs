@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use hf_hub::api::Progress;
@@ -83,8 +84,8 @@ impl Hub {
         if self.token.is_some() {
             builder = builder.with_token(self.token.clone());
         }
-        let failed = |error: ApiError| self.failure(id, &error);
-        let api: Api = builder.build().map_err(failed)?;
+        let failed = |fault: Fault| self.failure(id, &fault);
+        let api: Api = builder.build().map_err(|error| failed(error.into()))?;
         download(&api.repo(repo), progress).map_err(failed)
     }
 
@@ -101,23 +102,64 @@ impl Hub {
         (tokens && weights.iter().all(|name| folder.join(name).exists())).then(|| folder.to_owned())
     }
 
-    fn failure(&self, id: &str, error: &ApiError) -> TrainError {
+    fn failure(&self, id: &str, fault: &Fault) -> TrainError {
         let server = self.endpoint.as_deref().unwrap_or("the Hugging Face hub");
-        let text = error.to_string();
-        let why = if text.contains("401") || text.contains("403") || text.contains("404") {
-            format!(
-                "{server} shows no model `{id}`: check the name, or state HF_TOKEN where it is not public ({text})"
-            )
-        } else {
-            format!("`{id}` could not be had from {server}: {text}; what came so far is kept, so try again")
-        };
-        TrainError::Config(why)
+        TrainError::Config(match fault {
+            Fault::Lacks(what) => format!(
+                "`{id}` on {server} has no {what}; take a model that has, or save this one with transformers' \
+                 `save_pretrained` and give its folder"
+            ),
+            Fault::Api(error) if matches!(status(error), Some(401 | 403 | 404)) => format!(
+                "{server} shows no model `{id}`: check the name, or state HF_TOKEN where it is not public ({error})"
+            ),
+            Fault::Api(error) => {
+                format!(
+                    "`{id}` could not be had from {server}: {error}; what came so far is kept, so try again"
+                )
+            }
+        })
+    }
+}
+
+/// Why a model could not be downloaded.
+enum Fault {
+    /// The server did not give something.
+    Api(ApiError),
+    /// It is there, without this.
+    Lacks(&'static str),
+}
+
+impl From<ApiError> for Fault {
+    fn from(error: ApiError) -> Fault {
+        Fault::Api(error)
+    }
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Fault {
+        Fault::Api(error.into())
+    }
+}
+
+/// The status of an answer that was not what had been asked for.
+fn status(error: &ApiError) -> Option<u16> {
+    match error {
+        // Only the words of the library below tell it.
+        ApiError::RequestError(error) => error.to_string().strip_prefix("http status: ")?.parse().ok(),
+        ApiError::TooManyRetries(error) => status(error),
+        _ => None,
     }
 }
 
 /// Downloads what a model needs and returns its folder.
-fn download(repo: &ApiRepo, mut progress: impl FnMut(&str, u64)) -> Result<PathBuf, ApiError> {
+fn download(repo: &ApiRepo, mut progress: impl FnMut(&str, u64)) -> Result<PathBuf, Fault> {
     let there: BTreeSet<String> = repo.info()?.siblings.into_iter().map(|file| file.rfilename).collect();
+    if !there.contains("config.json") {
+        return Err(Fault::Lacks("config.json"));
+    }
+    if !there.contains(INDEX) && !there.contains(SINGLE) {
+        return Err(Fault::Lacks("weights as safetensors, the form that is read"));
+    }
     let mut get = |name: &str| repo.download_with_progress(name, Told(&mut progress));
     let config = get("config.json")?;
     for name in BESIDE.into_iter().filter(|name| there.contains(*name)) {
@@ -132,13 +174,11 @@ fn download(repo: &ApiRepo, mut progress: impl FnMut(&str, u64)) -> Result<PathB
 }
 
 /// The files an index names. A name that leads to another folder is none of ours.
-fn shards(index: &Path) -> std::io::Result<BTreeSet<String>> {
+fn shards(index: &Path) -> io::Result<BTreeSet<String>> {
     let index: Index = serde_json::from_slice(&fs::read(index)?)?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     match names.iter().find(|name| name.contains(['/', '\\'])) {
-        Some(name) => {
-            Err(std::io::Error::other(format!("the index names `{name}`, which is another folder")))
-        }
+        Some(name) => Err(io::Error::other(format!("the index names `{name}`, which is another folder"))),
         None => Ok(names),
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A pure function of the step, so that a resumed run needs no state. The curves are those of transformers'
 //! `get_scheduler` under the same names, so its first step of a warmup has rate 0 here too: step `s`, counted
-//! from 1, has `(s − 1) / warmup_steps` of the peak. Two differences lie past the end: there the cosine stays
-//! at 0 instead of rising again, and so does a line.
+//! from 1, has `(s − 1) / warmup_steps` of the peak. One difference lies past the end: there the cosine stays
+//! at 0, as a line does, instead of rising again.
 //!
 //! Absent: cosine cycles, restarts, inverse square root. Whether the numbers make sense (a finite peak)
 //! is for the configuration to check.

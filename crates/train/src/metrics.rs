@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::Best;
 use crate::course::{Event, Listener};
 use crate::error::TrainError;
 
@@ -68,6 +69,21 @@ pub struct EvaluationRecord {
     pub best: bool,
 }
 
+/// What is known of the best evaluation, also when an earlier part of the run made it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BestRecord {
+    /// Steps taken before it.
+    pub step: u64,
+    /// Mean loss over the valid tokens.
+    pub eval_loss: f64,
+}
+
+impl From<Best> for BestRecord {
+    fn from(best: Best) -> BestRecord {
+        BestRecord { step: best.step, eval_loss: best.metric }
+    }
+}
+
 /// The last line of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename = "end")]
@@ -81,9 +97,9 @@ pub struct EndRecord {
     /// Tokens over seconds, for the whole run.
     #[serde(with = "finite_or_null")]
     pub tokens_per_second: f64,
-    /// The best evaluation.
+    /// The best evaluation, of the parts of the run before this one too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub best: Option<EvaluationRecord>,
+    pub best: Option<BestRecord>,
     /// Whether the run ended before its last step because it no longer got better.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped_early: bool,

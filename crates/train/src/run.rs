@@ -294,7 +294,8 @@ impl<D: Device> Run<D> {
         Ok(values)
     }
 
-    /// Replaces the numbers of a parameter or any other state.
+    /// Replaces the numbers of a parameter or any other state. Of a weight that is kept in halves it is the upper one: what
+    /// completes it to its master copy is a state of its own.
     ///
     /// # Errors
     ///

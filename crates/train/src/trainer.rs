@@ -11,7 +11,7 @@ use std::time::Instant;
 use plimsoll_exec::Device;
 use plimsoll_plan::Role;
 
-use crate::checkpoint::{Checkpoint, Checkpoints, Progress};
+use crate::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
 use crate::data::{Batches, Feed};
 use crate::error::TrainError;
 use crate::lr::Lr;
@@ -81,16 +81,22 @@ impl<D: Device> Trainer<D> {
         checkpoints.save(&self.run, self.batches.position(), self.facts.clone(), progress)
     }
 
-    /// Goes on where a checkpoint was saved: on the same plan to the bit, on another within rounding.
+    /// Goes on where a checkpoint was saved: on the same plan to the bit, on another within rounding. The best checkpoint
+    /// so far comes along. Where it is nowhere to be found, the best is looked for anew, and what it was is returned.
     ///
     /// # Errors
     ///
-    /// When the checkpoint is of another model or another run; then this trainer is of no more use.
-    pub fn resume(&mut self, checkpoints: &Checkpoints, from: &Checkpoint) -> Result<(), TrainError> {
+    /// When the checkpoint is of another model or another run, or the best cannot be copied; then this trainer is of no
+    /// more use.
+    pub fn resume(
+        &mut self,
+        checkpoints: &Checkpoints,
+        from: &Checkpoint,
+    ) -> Result<Option<Best>, TrainError> {
         checkpoints.restore(&mut self.run, from, &self.facts)?;
         self.batches.go_to(from.state.position);
         self.reached = from.state.progress.clone();
-        Ok(())
+        Ok(if checkpoints.bring_best(from)? { None } else { self.reached.best.take() })
     }
 
     /// Settings that are not what they were when a checkpoint was saved, though they may differ: name, value then and

@@ -18,8 +18,7 @@ fn arenas_stay_within_a_twentieth_of_the_liveness_bound() {
     let mut worst: f64 = 1.0;
     for name in ["tiny", "s"] {
         let Preset { model, seq, .. } = Preset::from_name(name).unwrap();
-        let model =
-            LanguageModel { architecture: model, seq_len: seq, documents: false, generate: true, lora: None };
+        let model = LanguageModel { architecture: model, seq_len: seq, generate: true, lora: None };
         for rows in [1, 2, 8] {
             let program = program(&model, &device, &Options::default(), rows).unwrap();
             for strategy in strategies.clone() {

@@ -29,9 +29,8 @@ struct Case {
 
 impl Case {
     fn new(architecture: Architecture, seq_len: usize) -> Case {
-        let documents = matches!(architecture, Architecture::Bert(_));
         let vocab = architecture.vocab();
-        Case { model: LanguageModel { architecture, seq_len, documents, generate: false, lora: None }, vocab }
+        Case { model: LanguageModel { architecture, seq_len, generate: false, lora: None }, vocab }
     }
 
     /// The plan for an arena of `budget` bytes with the micro-batch pinned.
@@ -55,7 +54,7 @@ impl Case {
         let mut run = Run::start(device, Planned { choice, budget }, 7).unwrap();
         let mut numbers = Vec::new();
         for step in 0..STEPS {
-            let (seq, documents) = (self.model.seq_len, self.model.documents);
+            let (seq, documents) = (self.model.seq_len, self.model.architecture.reads_documents());
             numbers.extend(Batch::synthetic(ROWS, seq, self.vocab, documents, step).backward(&mut run));
             numbers.push(run.step(1e-2).unwrap());
         }

@@ -7,16 +7,18 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use half::bf16;
+use plimsoll_exec::rounding;
 use plimsoll_plan::Strategy;
-use plimsoll_train::Run;
 use plimsoll_train::files::{Dtype, Form, ModelFolder, Stored, TensorSpec, TensorWriter};
+use plimsoll_train::{Options, Run, Storage, WeightStorage};
 use tempfile::TempDir;
 
 mod support;
 use support::{GOLDEN_SEQ, Size, gpt2, llama, options, parameters, start};
 
 fn run(seed: u64) -> Run {
-    let options = plimsoll_train::Options { seed, ..options(2, 2, Strategy::None, 1) };
+    let options = Options { seed, ..options(2, 2, Strategy::None, 1) };
     start(&gpt2(Size::GOLDEN), GOLDEN_SEQ, &options)
 }
 
@@ -63,9 +65,33 @@ fn half_precision_files_load_as_their_rounded_numbers_and_other_names_are_found(
     loaded.load_weights(&ModelFolder::open(folder.path()).unwrap(), &form()).unwrap();
     for name in parameters(&saved) {
         let rounded: Vec<f32> =
-            saved.state(&name).unwrap().iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
+            saved.state(&name).unwrap().iter().map(|x| bf16::from_f32(*x).to_f32()).collect();
         assert_eq!(loaded.state(&name).unwrap(), rounded, "{name}");
     }
+}
+
+#[test]
+fn a_master_copy_begins_with_every_bit_of_the_file() {
+    let folder = TempDir::new().unwrap();
+    let saved = run(1);
+    saved.save_weights(folder.path(), &form()).unwrap();
+    let storage = Storage { weights: WeightStorage::Bf16Master, ..Storage::default() };
+    let options = Options { storage, ..options(2, 2, Strategy::None, 1) };
+    let mut loaded = start(&gpt2(Size::GOLDEN), GOLDEN_SEQ, &options);
+    loaded.load_weights(&ModelFolder::open(folder.path()).unwrap(), &form()).unwrap();
+    let mut rounded = 0;
+    for name in parameters(&saved) {
+        let expected = saved.state(&name).unwrap();
+        let (upper, lower) = (loaded.state(&name).unwrap(), loaded.state(&format!("low.{name}")).unwrap());
+        for ((upper, lower), expected) in upper.iter().zip(lower).zip(expected) {
+            let master = rounding::join(bf16::from_f32(*upper), lower as i16);
+            assert_eq!(master.to_bits(), expected.to_bits(), "{name}");
+            let nearest = bf16::from_f32(expected).to_f32();
+            assert!((upper - expected).abs() <= (nearest - expected).abs(), "{name}");
+            rounded += usize::from(upper.to_bits() != expected.to_bits());
+        }
+    }
+    assert!(rounded > 1000, "only {rounded} numbers need their lower half");
 }
 
 #[test]

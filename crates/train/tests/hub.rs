@@ -160,6 +160,27 @@ fn what_cannot_be_had_is_said_with_the_way_out() {
 }
 
 #[test]
+fn a_model_without_safetensors_is_told_from_one_that_is_not_there() {
+    let home = tempfile::tempdir().unwrap();
+    for (lacking, said) in [
+        ("model.safetensors", " has no weights as safetensors, the form that is read; take"),
+        ("config.json", " has no config.json; take"),
+    ] {
+        let mut files = files();
+        files.remove(lacking);
+        let server = Server::start(files, "", 0);
+        let why = hub(home.path(), &server).model("owner/model", "main", |_, _| {}).unwrap_err().to_string();
+        assert!(why.contains(said) && !why.contains("check the name"), "{why}");
+        assert_eq!(server.asked().len(), 1, "nothing is downloaded of a model that cannot be used");
+    }
+    // The digits of a status elsewhere in a sentence are no status.
+    let nobody = Server::start(files(), "", 0);
+    let unreachable = Hub { endpoint: Some("http://127.0.0.1:404".into()), ..hub(home.path(), &nobody) };
+    let why = unreachable.model("owner/model404", "main", |_, _| {}).unwrap_err().to_string();
+    assert!(why.contains("`owner/model404` could not be had from http://127.0.0.1:404"), "{why}");
+}
+
+#[test]
 fn an_index_cannot_name_files_of_other_folders() {
     let home = tempfile::tempdir().unwrap();
     let mut files = files();

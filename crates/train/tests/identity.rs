@@ -126,13 +126,7 @@ fn the_amount_of_scratch_changes_no_bit() {
     // Sequences long enough for the head to work in several chunks when it has little scratch.
     let size = Size { seq: 192, layers: 2, ..SIZE };
     let options = options(ROWS, MICRO_BATCH, Strategy::Full, 2);
-    let model = LanguageModel {
-        architecture: llama(size),
-        seq_len: size.seq,
-        documents: false,
-        generate: false,
-        lora: None,
-    };
+    let model = LanguageModel { architecture: llama(size), seq_len: size.seq, generate: false, lora: None };
     let traced = |scratch: Scratch| {
         let device = CpuDevice::new(2).unwrap();
         let mut planned = plan_for(&model, &device, &options).unwrap();

@@ -22,13 +22,7 @@ fn tied() -> Architecture {
 }
 
 fn language(model: &Architecture) -> LanguageModel {
-    LanguageModel {
-        architecture: model.clone(),
-        seq_len: SIZE.seq,
-        documents: false,
-        generate: false,
-        lora: None,
-    }
+    LanguageModel { architecture: model.clone(), seq_len: SIZE.seq, generate: false, lora: None }
 }
 
 /// One micro-batch a step, no limit on the norm.

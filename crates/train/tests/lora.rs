@@ -29,8 +29,7 @@ const LR: f32 = 1e-3;
 const STEPS: usize = 10;
 
 fn language_model(architecture: Architecture, seq_len: usize) -> LanguageModel {
-    let documents = matches!(architecture, Architecture::Bert(_));
-    LanguageModel { architecture, seq_len, documents, generate: false, lora: None }
+    LanguageModel { architecture, seq_len, generate: false, lora: None }
 }
 
 /// A case of `reference/lora.py` and the files that hold its numbers.
@@ -227,7 +226,7 @@ fn train(adapted: &Adapted<LanguageModel>, choice: Choice) -> Vec<u32> {
     let mut run = Run::start(CpuDevice::new(2).unwrap(), Planned { choice, budget }, 7).unwrap();
     let mut numbers = Vec::new();
     for step in 0..2 {
-        let documents = adapted.model.documents;
+        let documents = adapted.model.architecture.reads_documents();
         numbers.extend(Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step).backward(&mut run));
         numbers.push(run.step(1e-2).unwrap());
     }

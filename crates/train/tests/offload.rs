@@ -37,7 +37,7 @@ fn device(link: Option<Link>) -> CpuDevice {
 
 fn model() -> LanguageModel {
     let Preset { model, seq, .. } = Preset::from_name("tiny").unwrap();
-    LanguageModel { architecture: model, seq_len: seq, documents: false, generate: false, lora: None }
+    LanguageModel { architecture: model, seq_len: seq, generate: false, lora: None }
 }
 
 /// The plan for an arena of `budget` bytes with the micro-batch pinned.

@@ -17,7 +17,7 @@ const SIZE: Size = Size { vocab: 50, seq: 8, width: 16, layers: 2, ffn: 24, drop
 
 fn model(layers: usize) -> LanguageModel {
     let architecture = llama(Size { layers, ..SIZE });
-    LanguageModel { architecture, seq_len: SIZE.seq, documents: false, generate: false, lora: None }
+    LanguageModel { architecture, seq_len: SIZE.seq, generate: false, lora: None }
 }
 
 fn in_backward() -> Options {

@@ -26,8 +26,8 @@ fn budget() -> Budget {
 /// Trains an adapter for a few steps on one batch and writes it to `out`.
 fn train_adapter(base: &Pretrained, lora: &Lora, out: &Path) {
     let architecture = base.configuration.architecture.clone();
-    let (vocab, documents) = (architecture.vocab() as i32, architecture.reads_documents());
-    let model = LanguageModel { architecture, seq_len: SEQ, documents, generate: false, lora: None };
+    let vocab = architecture.vocab() as i32;
+    let model = LanguageModel { architecture, seq_len: SEQ, generate: false, lora: None };
     let options = Options { memory: Some(256 << 20), global_batch: 2, threads: 1, ..Options::default() };
     let mut run = Run::new(Adapted { model, lora: lora.clone() }, &options).unwrap();
     let parameters: Vec<_> = run.parameters(true).map(|(name, ty)| (name.to_owned(), ty)).collect();

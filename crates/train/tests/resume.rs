@@ -91,13 +91,35 @@ fn a_checkpoint_is_a_models_folder() {
     assert_eq!(moments.tensors().len(), 2 * model.names().count());
 }
 
-/// Trains to step 8 with an evaluation every 4 steps and a checkpoint every 5; at the step `stop_at`, somebody asks for
-/// the end. Returns what happened, but for steps and records.
-fn evaluated(trainer: &mut Trainer<CpuDevice>, data: &Path, out: &Checkpoints, stop_at: u64) -> Vec<String> {
+/// Where a run ends before its last step.
+#[derive(Clone, Copy)]
+enum Until {
+    /// Nowhere.
+    Last,
+    /// Somebody asks for the end during this step.
+    Stopped(u64),
+    /// It was to pause after this step.
+    Paused(u64),
+}
+
+/// Trains to step 8 with an evaluation every 4 steps and a checkpoint every 5, or to where it ends before. Returns what
+/// happened, but for steps and records.
+fn evaluated(trainer: &mut Trainer<CpuDevice>, data: &Path, out: &Checkpoints, until: Until) -> Vec<String> {
     let text = Text::open(data, 16, 259, Order::AsWritten).unwrap();
     let mut validation = Validation::new(Source::Text(text), trainer.run().micro_batch(), Some(6));
-    let course =
-        Course { steps: 8, logging_steps: 1, eval_steps: Some(4), stopping: None, save_steps: Some(5) };
+    let (pause, stop_at) = match until {
+        Until::Last => (None, 0),
+        Until::Stopped(step) => (None, step),
+        Until::Paused(step) => (Some(step), 0),
+    };
+    let course = Course {
+        steps: 8,
+        pause,
+        logging_steps: 1,
+        eval_steps: Some(4),
+        stopping: None,
+        save_steps: Some(5),
+    };
     let (stop, mut told) = (trainer.stop_flag(), Vec::new());
     let mut listener = |event: &Event<'_>| {
         match event {
@@ -109,37 +131,93 @@ fn evaluated(trainer: &mut Trainer<CpuDevice>, data: &Path, out: &Checkpoints, s
         Ok(())
     };
     let listeners: &mut [&mut dyn Listener<TrainError>] = &mut [&mut listener];
-    trainer.train(&course, Some(&mut validation), Some(out), listeners).unwrap();
+    let end = trainer.train(&course, Some(&mut validation), Some(out), listeners).unwrap();
+    assert!(!end.stopped_early);
     told
 }
+
+/// A run that is planned to evaluate too, at its beginning or after the latest checkpoint.
+fn evaluating(data: &Path, from: Option<&Checkpoints>) -> Trainer<CpuDevice> {
+    let mut trainer = trainer(data, &Options { evaluate: true, ..pinned() });
+    if let Some(from) = from {
+        assert_eq!(trainer.resume(from, &latest(from).unwrap()).unwrap(), None);
+    }
+    trainer
+}
+
+const WHOLE: [&str; 5] =
+    ["evaluation 4 true", "checkpoint-4", "checkpoint-5", "evaluation 8 true", "checkpoint-8"];
 
 #[test]
 fn whoever_asks_for_the_end_gets_a_checkpoint_and_the_evaluation_comes_when_the_run_goes_on() {
     let folder = TempDir::new().unwrap();
     let data = write_text(folder.path());
-    let options = Options { evaluate: true, ..pinned() };
-    let mut whole = trainer(&data, &options);
+    let mut whole = evaluating(&data, None);
     let out = open(&folder.path().join("whole"), None).unwrap();
-    let told = evaluated(&mut whole, &data, &out, 0);
-    assert_eq!(
-        told,
-        ["evaluation 4 true", "checkpoint-4", "checkpoint-5", "evaluation 8 true", "checkpoint-8"]
-    );
+    assert_eq!(evaluated(&mut whole, &data, &out, Until::Last), WHOLE);
     // What was saved for being the best goes when it no longer is.
     assert_eq!(names(out.folder()), ["checkpoint-5", "checkpoint-8"]);
 
-    let out = open(&folder.path().join("parts"), None).unwrap();
-    assert_eq!(evaluated(&mut trainer(&data, &options), &data, &out, 4), ["checkpoint-4"]);
-    let mut second = trainer(&data, &options);
-    second.resume(&out, &latest(&out).unwrap()).unwrap();
-    assert_eq!(
-        evaluated(&mut second, &data, &out, 0),
-        ["evaluation 4 true", "checkpoint-5", "evaluation 8 true", "checkpoint-8"]
-    );
-    assert_eq!(bits(&second), bits(&whole));
-    out.return_to(second.run_mut(), 5).unwrap();
-    assert_ne!(bits(&second), bits(&whole));
-    assert_eq!(second.run().steps(), 5);
+    // The evaluation that is made up for is the first best, or takes the place of one.
+    let stopped: [(u64, &[&str], &[&str]); 2] =
+        [(4, &["checkpoint-4"], &WHOLE), (8, &[&WHOLE[..3], &["checkpoint-8"]].concat(), &WHOLE[3..])];
+    for (step, before, after) in stopped {
+        let out = open(&folder.path().join(format!("at-{step}")), None).unwrap();
+        assert_eq!(evaluated(&mut evaluating(&data, None), &data, &out, Until::Stopped(step)), before);
+        let mut second = evaluating(&data, Some(&out));
+        assert_eq!(evaluated(&mut second, &data, &out, Until::Last), after);
+        assert_eq!(bits(&second), bits(&whole));
+        assert_eq!(names(out.folder()), ["checkpoint-5", "checkpoint-8"]);
+        out.return_to(second.run_mut(), &Checkpoint::open(&out.path(5)).unwrap()).unwrap();
+        assert_ne!(bits(&second), bits(&whole));
+        assert_eq!(second.run().steps(), 5);
+    }
+}
+
+#[test]
+fn a_pause_adds_a_checkpoint_and_no_evaluation() {
+    let folder = TempDir::new().unwrap();
+    let data = write_text(folder.path());
+    let out = open(&folder.path().join("out"), None).unwrap();
+    let first = evaluated(&mut evaluating(&data, None), &data, &out, Until::Paused(6));
+    assert_eq!(first, [&WHOLE[..3], &["checkpoint-6"]].concat());
+    let second = evaluated(&mut evaluating(&data, Some(&out)), &data, &out, Until::Last);
+    assert_eq!(second, WHOLE[3..]);
+    // At the last step a pause is no pause.
+    let out = open(&folder.path().join("other"), None).unwrap();
+    assert_eq!(evaluated(&mut evaluating(&data, None), &data, &out, Until::Paused(8)), WHOLE);
+}
+
+#[test]
+fn the_best_comes_along_into_another_folder_and_is_looked_for_anew_where_it_is_gone() {
+    let folder = TempDir::new().unwrap();
+    let data = write_text(folder.path());
+    let one = open(&folder.path().join("one"), None).unwrap();
+    evaluated(&mut evaluating(&data, None), &data, &one, Until::Paused(5));
+    let from = latest(&one).unwrap();
+    let best = from.state.progress.best;
+    assert_eq!((from.state.step, best.map(|best| best.step)), (5, Some(4)));
+
+    let two = open(&folder.path().join("two"), None).unwrap();
+    assert_eq!(evaluating(&data, None).resume(&two, &from).unwrap(), None);
+    assert_eq!(names(two.folder()), ["checkpoint-4"]);
+    assert_eq!(Checkpoint::open(&two.path(4)).unwrap().state, Checkpoint::open(&one.path(4)).unwrap().state);
+    // Killed here, the run may begin so once more; what else lies there is another's.
+    assert_eq!(two.in_the_way(&from).unwrap(), [0; 0]);
+    let mut again = evaluating(&data, None);
+    assert_eq!(again.resume(&two, &from).unwrap(), None);
+    assert_eq!(evaluated(&mut again, &data, &two, Until::Last), WHOLE[3..]);
+    assert_eq!(names(two.folder()), ["checkpoint-8"]);
+    assert_eq!(two.in_the_way(&from).unwrap(), [8]);
+    assert_eq!(one.in_the_way(&from).unwrap(), [0; 0]);
+    assert_eq!(one.in_the_way(&Checkpoint::open(&one.path(4)).unwrap()).unwrap(), [5]);
+
+    one.forget(4).unwrap();
+    let three = open(&folder.path().join("three"), None).unwrap();
+    for place in [&one, &three] {
+        assert_eq!(evaluating(&data, None).resume(place, &from).unwrap(), best);
+    }
+    assert_eq!((names(one.folder()), names(three.folder())), (vec!["checkpoint-5".to_owned()], Vec::new()));
 }
 
 #[test]

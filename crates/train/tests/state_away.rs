@@ -47,13 +47,7 @@ struct Case {
 impl Case {
     fn new(options: Options) -> Case {
         let Preset { model, seq, .. } = Preset::from_name("tiny").unwrap();
-        let model = LanguageModel {
-            architecture: model,
-            seq_len: seq,
-            documents: false,
-            generate: false,
-            lora: None,
-        };
+        let model = LanguageModel { architecture: model, seq_len: seq, generate: false, lora: None };
         Case { model, options: Options { global_batch: ROWS, threads: 2, ..options } }
     }
 

@@ -26,8 +26,7 @@ struct Case {
 
 impl Case {
     fn new(architecture: Architecture) -> Case {
-        let documents = matches!(architecture, Architecture::Bert(_));
-        let model = LanguageModel { architecture, seq_len: SIZE.seq, documents, generate: false, lora: None };
+        let model = LanguageModel { architecture, seq_len: SIZE.seq, generate: false, lora: None };
         let options = Options { global_batch: ROWS, evaluate: true, threads: THREADS, ..Options::default() };
         Case { model, options }
     }
@@ -58,7 +57,7 @@ impl Case {
         let mut numbers = Vec::new();
         for step in 0..2 {
             let (seq, vocab) = (SIZE.seq, SIZE.vocab);
-            let batch = Batch::synthetic(ROWS, seq, vocab, self.model.documents, step);
+            let batch = Batch::synthetic(ROWS, seq, vocab, self.model.architecture.reads_documents(), step);
             let scale = batch.scale();
             let held_out = batch.micro_batches(1, &scale).next().unwrap();
             numbers.push(run.evaluate(&held_out).unwrap());

@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use plimsoll::conformance::Stream;
 use plimsoll::training::course::Event;
 use plimsoll::training::data::BEGIN;
+use plimsoll::training::generate::Sampling;
 use plimsoll::training::{Config, RawConfig};
 use plimsoll::{CpuDevice, Run};
 
@@ -146,11 +146,10 @@ fn sample(run: &mut Run<CpuDevice>, seq_len: usize, vocab: usize) -> Result<Stri
     }
     let mut logits = vec![0.0; vocab];
     let mut text = PROMPT.as_bytes().to_vec();
-    let stream = Stream::new(1, 1, 0);
+    let sampling = Sampling { temperature: 0.7, ..Sampling::default() };
     for position in PROMPT.len()..(PROMPT.len() + SAMPLE_TOKENS).min(seq_len - 1) {
         run.generate(&tokens, position, &mut logits)?;
-        let next = draw(&logits, stream.uniform(0, position as u32));
-        let Ok(byte) = u8::try_from(next) else {
+        let Ok(byte) = u8::try_from(sampling.draw(&logits, position)) else {
             // A mark, not a byte: the text ends here.
             break;
         };
@@ -158,17 +157,4 @@ fn sample(run: &mut Run<CpuDevice>, seq_len: usize, vocab: usize) -> Result<Stri
         text.push(byte);
     }
     Ok(String::from_utf8_lossy(&text).into_owned())
-}
-
-/// An index drawn with probability proportional to `exp(logit / 0.7)`.
-fn draw(logits: &[f32], uniform: f32) -> usize {
-    let highest = logits.iter().copied().fold(f32::MIN, f32::max);
-    let weight = |logit: &f32| f64::from((logit - highest) / 0.7).exp();
-    let total: f64 = logits.iter().map(weight).sum();
-    let mut left = f64::from(uniform) * total;
-    let chosen = logits.iter().position(|logit| {
-        left -= weight(logit);
-        left < 0.0
-    });
-    chosen.unwrap_or(0)
 }

@@ -45,10 +45,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let before = kept.as_ref().and_then(Kept::micro_batch);
     let mut session = Session::open(&mut config, args.plan.as_deref(), before)?;
     let kept = kept.map(|kept| kept.resume(&config, &mut session)).transpose()?;
-    let steps = args.stop_after.map_or(session.lr.max_steps, |most| session.lr.max_steps.min(most));
-    announce(&config, &session, steps, args.json)?;
+    let course = Course { pause: args.stop_after, ..config.course(session.lr.max_steps) };
+    announce(&config, &session, course.end(), args.json)?;
     match &kept {
-        Some(kept) => kept.announce(&config, &session, steps)?,
+        Some(kept) => kept.announce(&config, &session, course.end())?,
         None => say("what is trained is not kept; give --output-dir to keep it\n")?,
     }
     let mut outputs = Outputs::open(&config, &session)?;
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         listeners.extend(outputs.listeners());
     }
     end_on_signals(&session)?;
-    let result = session.train(&config.course(steps), kept.as_ref().map(Kept::checkpoints), &mut listeners);
+    let result = session.train(&course, kept.as_ref().map(Kept::checkpoints), &mut listeners);
     // Also of a run that failed: what it had told is worth seeing.
     let page = outputs.as_ref().map(Outputs::finish).transpose().map(Option::flatten);
     let end = result?;
@@ -112,8 +112,8 @@ pub(crate) struct Session {
     /// Tokens per second if all time went into the model's matrix products.
     pub(crate) ceiling: f64,
     validation: Option<Validation>,
-    /// Steps taken before this part of the run.
-    before: u64,
+    /// Whether this part of the run took any step: one that goes on after the last takes none.
+    stepped: bool,
 }
 
 impl Session {
@@ -160,7 +160,7 @@ impl Session {
         // Facts are for checkpoints, and those of the data take a look at all of it.
         let facts = if config.output.is_some() { config.facts(batches.source())? } else { Vec::new() };
         let trainer = Trainer::new(run, batches, lr).with_facts(facts);
-        Ok(Session { summary, trainer, device_name, lr, ceiling, validation, before: 0 })
+        Ok(Session { summary, trainer, device_name, lr, ceiling, validation, stepped: false })
     }
 
     /// Takes all steps behind a progress bar.
@@ -171,21 +171,20 @@ impl Session {
         listeners: &mut [&mut dyn Listener<Failure>],
     ) -> Result<EndRecord, Failure> {
         let budget = self.summary.planned.budget.total;
-        self.before = self.trainer.run().steps();
-        let mut progress = Progress::new(course.steps, budget, self.ceiling);
+        let before = self.trainer.run().steps();
+        let mut progress = Progress::new(course.end(), budget, self.ceiling);
         let mut all = |event: &Event<'_>| {
             progress.hear(event)?;
             listeners.iter_mut().try_for_each(|listener| listener.hear(event))
         };
         let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut [&mut all]);
+        self.stepped = self.trainer.run().steps() != before;
         result.inspect_err(|_| progress.abandon())
     }
 
     /// Whether the promise was kept.
     pub(crate) fn judge(&self, end: &EndRecord) -> Result<(), Failure> {
-        // A run that goes on after its last step takes none, and uses the arena for its state alone.
-        let stepped = self.trainer.run().steps() != self.before;
-        kept(end, self.summary.planned.budget.total, stepped)
+        kept(end, self.summary.planned.budget.total, self.stepped)
     }
 }
 
@@ -214,6 +213,7 @@ fn ceiling(summary: &Summary, threads: usize) -> Result<f64, Failure> {
 
 /// The promise: the arena was used to the planned byte and the process stayed inside the budget.
 fn kept(end: &EndRecord, budget: u64, stepped: bool) -> Result<(), Failure> {
+    // Without a step the arena is used for its state alone.
     if stepped && end.measured_peak_bytes != end.planned_peak_bytes {
         return Err(Failure::Other(format!(
             "the arena was used up to byte {} and planned up to byte {}, which is a fault of plimsoll",

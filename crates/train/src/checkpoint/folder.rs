@@ -11,12 +11,11 @@ use std::path::{Path, PathBuf};
 use plimsoll_exec::Device;
 
 use super::optimizer;
-use super::state::{Checkpoint, PlanSummary, Progress, TrainerState};
+use super::state::{Checkpoint, PREFIX, PlanSummary, Progress, STATE, TrainerState};
 use crate::error::TrainError;
-use crate::files::{FileError, Form, Loaded, ModelFolder, UNFINISHED, sync_folder, write_model};
+use crate::files::{FileError, Form, Loaded, ModelFolder, UNFINISHED, copy_file, sync_folder, write_model};
 use crate::run::Run;
 
-const PREFIX: &str = "checkpoint-";
 /// What is being written, and what is being removed.
 const TEMPORARY: &str = ".tmp-checkpoint-";
 const DISCARDED: &str = ".tmp-old-checkpoint-";
@@ -127,14 +126,18 @@ impl Checkpoints {
             let _ = fs::remove_dir_all(&temporary);
             return Err(error);
         }
-        if self.path(step).exists() {
-            self.discard(step)?;
-        }
-        let saved = self.path(step);
-        fs::rename(&temporary, &saved).map_err(|fault| FileError::writing(&saved, &fault))?;
-        sync_folder(&self.folder)?;
+        let saved = self.name(&temporary, step)?;
         self.rotate(step, progress)?;
         Ok(saved)
+    }
+
+    /// Gives what was written whole its name, in the place of an older one of the same step.
+    fn name(&self, temporary: &Path, step: u64) -> Result<PathBuf, FileError> {
+        self.forget(step)?;
+        let named = self.path(step);
+        fs::rename(temporary, &named).map_err(|fault| FileError::writing(&named, &fault))?;
+        sync_folder(&self.folder)?;
+        Ok(named)
     }
 
     fn write<D: Device>(
@@ -168,20 +171,16 @@ impl Checkpoints {
         facts: &BTreeMap<String, String>,
     ) -> Result<(), TrainError> {
         checkpoint.check_facts(facts)?;
-        self.load(run, checkpoint)
+        self.return_to(run, checkpoint)
     }
 
-    /// Gives a run the weights of the checkpoint after `step`, and the optimizer state that belongs to them: of the
-    /// best evaluation, say.
+    /// Gives a run the weights of a checkpoint and the optimizer state that belongs to them: of the best evaluation,
+    /// say.
     ///
     /// # Errors
     ///
-    /// When there is no such checkpoint, it is broken or of another model; then the run must not go on.
-    pub fn return_to<D: Device>(&self, run: &mut Run<D>, step: u64) -> Result<(), TrainError> {
-        self.load(run, &Checkpoint::open(&self.path(step))?)
-    }
-
-    fn load<D: Device>(&self, run: &mut Run<D>, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    /// When the checkpoint is of another model; then the run must not go on.
+    pub fn return_to<D: Device>(&self, run: &mut Run<D>, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let model = ModelFolder::open_named(&checkpoint.path, &self.form.stem)?;
         let Loaded { unused, absent } = run.load_weights(&model, &self.form)?;
         let of_another_model = |why: String| FileError::wrong(&checkpoint.path, why);
@@ -196,6 +195,64 @@ impl Checkpoints {
         optimizer::read(run, &checkpoint.path)?;
         run.continue_after(checkpoint.state.step);
         Ok(())
+    }
+
+    /// Checkpoints here that a run which goes on from `from` would take for its own, by step: those after it, of a
+    /// course that is given up; and where `from` lies in another folder, all but a copy of its best.
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot be read.
+    pub fn in_the_way(&self, from: &Checkpoint) -> Result<Vec<u64>, FileError> {
+        let mut steps = steps(&self.folder, PREFIX)?;
+        if self.holds(from) {
+            steps.retain(|&step| step > from.state.step);
+        } else {
+            let best = from.best().filter(|(step, path)| same_state(&self.path(*step), path));
+            steps.retain(|&step| best.as_ref().is_none_or(|(best, _)| *best != step));
+        }
+        Ok(steps)
+    }
+
+    /// Whether a checkpoint is one of this folder's own.
+    pub fn holds(&self, checkpoint: &Checkpoint) -> bool {
+        let place = |path: &Path| path.canonicalize().ok();
+        place(&checkpoint.path).is_some_and(|path| path.parent() == place(&self.folder).as_deref())
+    }
+
+    /// Looks for the best checkpoint that `from` tells of, and copies it where it lies beside `from` in another folder.
+    /// Says whether it is here now, if there is any: then rotation spares it and the run can return to it.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be copied.
+    pub(crate) fn bring_best(&self, from: &Checkpoint) -> Result<bool, FileError> {
+        let Some((step, path)) = from.best() else { return Ok(true) };
+        let own = self.holds(from);
+        if own && step == from.state.step || !own && same_state(&self.path(step), &path) {
+            return Ok(true);
+        }
+        match Checkpoint::open(&path) {
+            Ok(best) if best.state.step == step => {
+                if !own {
+                    self.copy(&best)?;
+                }
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn copy(&self, checkpoint: &Checkpoint) -> Result<(), FileError> {
+        let step = checkpoint.state.step;
+        let temporary = self.folder.join(format!("{TEMPORARY}{step}"));
+        remove(&temporary)?;
+        fs::create_dir(&temporary).map_err(|fault| FileError::writing(&temporary, &fault))?;
+        for name in checkpoint.state.files.keys().map(String::as_str).chain([STATE]) {
+            copy_file(&checkpoint.path.join(name), &temporary.join(name))?;
+        }
+        sync_folder(&temporary)?;
+        self.name(&temporary, step).map(drop)
     }
 
     /// Removes the oldest beyond the limit, but never the one just saved nor the best.
@@ -229,7 +286,8 @@ impl Checkpoints {
         remove(&discarded)
     }
 
-    fn path(&self, step: u64) -> PathBuf {
+    /// Where the checkpoint after `step` lies, if there is one.
+    pub fn path(&self, step: u64) -> PathBuf {
         self.folder.join(format!("{PREFIX}{step}"))
     }
 }
@@ -250,6 +308,12 @@ fn tidy(folder: &Path) -> Result<(), FileError> {
         remove(&folder.join(format!("{DISCARDED}{step}")))?;
     }
     remove(&folder.join(UNFINISHED))
+}
+
+/// Whether two checkpoints say the same about themselves, checksums of their files included.
+fn same_state(one: &Path, other: &Path) -> bool {
+    let [one, other] = [one, other].map(|checkpoint| fs::read(checkpoint.join(STATE)));
+    matches!((one, other), (Ok(one), Ok(other)) if one == other)
 }
 
 /// The steps of all folders named so, in order.

@@ -18,4 +18,4 @@ mod optimizer;
 mod state;
 
 pub use folder::{Checkpoints, Found};
-pub use state::{Best, CHANGEABLE, Checkpoint, PlanSummary, Progress, TrainerState};
+pub use state::{Best, Checkpoint, PlanSummary, Progress, TrainerState};

@@ -7,29 +7,16 @@ use plimsoll_exec::Device;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::config::facts::{changeable, differ};
 use crate::files::{Checksum, FileError, hex, read_text, stays_inside, write_text};
 use crate::run::Run;
 
 /// Name of the file that makes a folder a checkpoint.
 pub(super) const STATE: &str = "trainer_state.json";
+/// What precedes the step in the name of a checkpoint's folder.
+pub(super) const PREFIX: &str = "checkpoint-";
 /// Checkpoints of this form are read.
 const FORMAT: u32 = 1;
-
-/// Facts that a run which goes on may change: they are said, not refused.
-pub const CHANGEABLE: [&str; 12] = [
-    "learning_rate",
-    "warmup_steps",
-    "warmup_ratio",
-    "max_steps",
-    "num_train_epochs",
-    "momentum",
-    "nesterov",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "weight_decay",
-    "max_grad_norm",
-];
 
 /// The content of `trainer_state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -201,22 +188,29 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.to_owned(), state })
     }
 
+    /// The step of the best evaluation it knows, and where the checkpoint of that step was: beside it, or itself.
+    pub(super) fn best(&self) -> Option<(u64, PathBuf)> {
+        let Best { step, .. } = self.state.progress.best?;
+        let own = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
+        let path = if step == self.state.step { own } else { own.with_file_name(format!("{PREFIX}{step}")) };
+        Some((step, path))
+    }
+
     /// What is otherwise in a run that goes on with these facts, though it may: name, value then and value now.
     pub(crate) fn changes(&self, facts: &BTreeMap<String, String>) -> Vec<(&'static str, String, String)> {
         let changed = |name| {
             let (then, now) = (self.state.facts.get(name)?, facts.get(name)?);
             (then != now).then(|| (name, then.clone(), now.clone()))
         };
-        CHANGEABLE.into_iter().filter_map(changed).collect()
+        changeable().filter_map(changed).collect()
     }
 
     /// Refuses to go on with a run that differs in a fact from the one that was saved.
     pub(super) fn check_facts(&self, facts: &BTreeMap<String, String>) -> Result<(), FileError> {
-        let names = facts.keys().chain(self.state.facts.keys());
-        for name in names.filter(|name| !CHANGEABLE.contains(&name.as_str())) {
-            let [now, then] =
-                [facts, &self.state.facts].map(|of| of.get(name).map_or("none", String::as_str));
-            if now != then {
+        for name in facts.keys().chain(self.state.facts.keys()) {
+            let [now, then] = [facts, &self.state.facts].map(|of| of.get(name));
+            if differ(name, then, now) {
+                let [now, then] = [now, then].map(|value| value.map_or("none", String::as_str));
                 let why = format!(
                     "is a checkpoint of another run: its {name} is {then}, here it is {now}; \
                      resume with the same settings, or give another --output-dir"

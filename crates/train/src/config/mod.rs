@@ -8,6 +8,7 @@
 mod data;
 mod defaults;
 mod effective;
+pub(crate) mod facts;
 mod model;
 mod rules;
 
@@ -213,8 +214,7 @@ impl Config {
             DataConfig::Synthetic => false,
         };
         let architecture = configuration.architecture.clone().with_documents(packed);
-        let documents = architecture.reads_documents();
-        let model = LanguageModel { documents, architecture, seq_len, generate: false, lora };
+        let model = LanguageModel { architecture, seq_len, generate: false, lora };
         let evaluation = evaluation(raw, &data, has_tokenizer)?;
         let target = Target::from_name(raw.device.as_deref())?;
         let decay =
@@ -276,47 +276,12 @@ impl Config {
         Ok(Lr { peak: self.learning_rate, warmup_steps, max_steps, decay: self.decay })
     }
 
-    /// What must be the same in a run that goes on from a checkpoint, by the names people know, and the settings of
-    /// [`CHANGEABLE`](crate::checkpoint::CHANGEABLE), which may change but not in silence. `data` is what is trained on.
-    ///
-    /// # Errors
-    ///
-    /// When the data, or the weights that adapters belong to, cannot be read.
-    pub fn facts(&self, data: &Source) -> Result<Vec<(String, String)>, TrainError> {
-        let effective = self.effective();
-        let number = |number: Option<f64>| number.map(|number| number.to_string());
-        let whole = |number: Option<u64>| number.map(|number| number.to_string());
-        let changeable = [
-            ("learning_rate", number(effective.learning_rate)),
-            ("warmup_steps", whole(effective.warmup_steps)),
-            ("warmup_ratio", number(effective.warmup_ratio)),
-            ("max_steps", whole(effective.max_steps)),
-            ("num_train_epochs", number(effective.num_train_epochs)),
-            ("momentum", number(effective.momentum)),
-            ("nesterov", effective.nesterov.map(|nesterov| nesterov.to_string())),
-            ("adam_beta1", number(effective.adam_beta1)),
-            ("adam_beta2", number(effective.adam_beta2)),
-            ("adam_epsilon", number(effective.adam_epsilon)),
-            ("weight_decay", number(effective.weight_decay)),
-            ("max_grad_norm", number(effective.max_grad_norm)),
-        ];
-        let changeable = changeable.into_iter().filter_map(|(name, value)| Some((name, value?)));
-        let facts = [
-            ("data", data.mark()?),
-            ("packing", self.model.documents.to_string()),
-            ("optim", effective.optim.unwrap_or_default()),
-            ("weights_dtype", effective.weights_dtype.unwrap_or_default()),
-            ("lr_scheduler_type", effective.lr_scheduler_type.unwrap_or_default()),
-        ];
-        let facts = facts.into_iter().chain(changeable).map(|(name, value)| (name.to_owned(), value));
-        Ok(facts.chain(self.model.facts()).chain(self.base_facts()?).collect())
-    }
-
     /// What the loop is to do in `steps` steps.
     pub fn course(&self, steps: u64) -> Course {
         let evaluation = self.evaluation.as_ref();
         Course {
             steps,
+            pause: None,
             logging_steps: self.logging_steps,
             eval_steps: evaluation.map(|evaluation| evaluation.every),
             stopping: evaluation.and_then(|evaluation| evaluation.stopping),
@@ -360,6 +325,19 @@ mod tests {
         assert_eq!(batch_of(None, Some(4), Some(8)), Ok((32, Some(4))));
         assert_eq!(batch_of(Some(32), Some(4), Some(8)), Ok((32, Some(4))));
         assert_eq!(batch_of(Some(32), None, None), Ok((32, None)));
+        assert_eq!(
+            batch_of(Some(10), None, Some(4)).unwrap_err(),
+            "--gradient-accumulation-steps 4 does not divide --global-batch 10; the next global batch that works is 12"
+        );
+    }
+
+    #[test]
+    fn the_number_of_accumulation_steps_alone_is_that_many_usual_batches() {
+        assert_eq!(batch_of(None, None, Some(4)), Ok((32, Some(8))));
+        assert_eq!(batch_of(None, None, Some(1)), Ok((8, Some(8))));
+        assert_eq!(batch_of(None, None, None), Ok((8, None)));
+        let error = batch_of(None, None, Some(1 << 24)).unwrap_err();
+        assert_eq!(error, "--global-batch must be at most 16777216, got 134217728");
     }
 
     #[test]
@@ -452,6 +430,8 @@ mod tests {
             "there is no optimizer `adafactor`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd"
         );
         assert_eq!(fault("adam_beta2 = 1.0"), "--adam-beta2 must be at least 0 and below 1, got 1");
+        assert_eq!(fault("adam_epsilon = 0"), "--adam-epsilon must be a number above 0, got 0");
+        assert_eq!(fault("optim = \"sgd\"\nnesterov = true"), "--nesterov needs a momentum greater than 0");
         assert_eq!(
             fault("data = [\"x\"]\neval_steps = 5"),
             "--eval-steps needs --eval-data, which is not trained on, or --eval-split, a part to keep back"

@@ -38,8 +38,6 @@ pub struct LanguageModel {
     pub architecture: Architecture,
     /// Tokens per sequence.
     pub seq_len: usize,
-    /// Whether documents of one row are kept apart.
-    pub documents: bool,
     /// Whether the run is to generate text.
     pub generate: bool,
     /// What is trained in place of the model's own weights.

@@ -13,7 +13,7 @@ use crate::in_backward::Update;
 use crate::lr::Decay;
 use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage};
 use crate::options::{Offload, Options};
-use crate::settings::RawConfig;
+use crate::settings::{RawConfig, Setting};
 use crate::size::Size;
 
 pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
@@ -94,17 +94,6 @@ fn optimizer(raw: &RawConfig) -> Result<Optimizer, TrainError> {
     if let Some((flag, _)) = sgd_only.iter().find(|(_, given)| *given && kind != OptimizerKind::Sgd) {
         return Err(mistake(format!("{flag} is for --optim sgd; leave it out")));
     }
-    let beta = |flag: &str, given: Option<f64>, default: f32| match given {
-        Some(beta) if !(0.0..1.0).contains(&beta) => {
-            Err(mistake(format!("{flag} must be at least 0 and below 1, got {beta}")))
-        }
-        given => Ok(given.map_or(default, |beta| beta as f32)),
-    };
-    let epsilon = raw.adam_epsilon.unwrap_or_else(|| shortest(default.epsilon));
-    // Zero over zero would be the update of a weight that never had a gradient.
-    if epsilon as f32 <= 0.0 || !(epsilon as f32).is_finite() {
-        return Err(mistake(format!("--adam-epsilon must be a number above 0, got {epsilon}")));
-    }
     let weight_decay = raw.weight_decay.unwrap_or_else(|| shortest(default.weight_decay));
     if !(0.0..=1.0).contains(&weight_decay) {
         return Err(mistake(format!("--weight-decay must lie in 0..1, got {weight_decay}")));
@@ -119,18 +108,25 @@ fn optimizer(raw: &RawConfig) -> Result<Optimizer, TrainError> {
         Some(norm) => Some(norm as f32),
         None => default.max_grad_norm,
     };
+    let rate = |given: Option<f64>, default: f32| given.map_or(default, |rate| rate as f32);
     let optimizer = Optimizer {
         kind,
-        momentum: raw.momentum.map_or(default.momentum, |momentum| momentum as f32),
+        momentum: rate(raw.momentum, default.momentum),
         nesterov: raw.nesterov.unwrap_or(default.nesterov),
-        beta1: beta("--adam-beta1", raw.adam_beta1, default.beta1)?,
-        beta2: beta("--adam-beta2", raw.adam_beta2, default.beta2)?,
-        epsilon: epsilon as f32,
+        beta1: rate(raw.adam_beta1, default.beta1),
+        beta2: rate(raw.adam_beta2, default.beta2),
+        epsilon: rate(raw.adam_epsilon, default.epsilon),
         weight_decay: weight_decay as f32,
         max_grad_norm,
     };
-    optimizer.check().map_err(mistake)?;
+    optimizer.check().map_err(|why| mistake(beginning_with_a_flag(&why)))?;
     Ok(optimizer)
+}
+
+/// A sentence whose first word is the name of a setting, as people typed it.
+fn beginning_with_a_flag(why: &str) -> String {
+    let (name, rest) = why.split_once(' ').unwrap_or((why, ""));
+    Setting::named(name).map_or_else(|| why.to_owned(), |setting| format!("{} {rest}", setting.flag()))
 }
 
 /// The shortest decimal number that is this one in single precision, as people would write it.
@@ -140,6 +136,8 @@ pub(super) fn shortest(value: f32) -> f64 {
 
 /// Processes that train together.
 const RANKS: usize = 1;
+/// Sequences of a step where nobody says, and of a micro-batch where only their number is said.
+const USUAL_BATCH: usize = 8;
 
 /// Global batch and micro-batch from the settings that state them.
 pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainError> {
@@ -172,31 +170,37 @@ pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainErro
             within("--global-batch", product)?;
             Ok((product, Some(micro)))
         }
-        (global, None, Some(steps)) => {
-            let global = global.unwrap_or(8);
-            if !global.is_multiple_of(steps) {
-                return Err(mistake(format!(
-                    "--gradient-accumulation-steps {steps} does not divide a global batch of {global} sequences"
-                )));
-            }
+        (Some(global), None, Some(steps)) => {
+            divides("--gradient-accumulation-steps", steps, global)?;
             Ok((global, Some(global / steps)))
+        }
+        // As in transformers: so many micro-batches, each of the usual size.
+        (None, None, Some(steps)) => {
+            let global = USUAL_BATCH.saturating_mul(steps).saturating_mul(RANKS);
+            within("--global-batch", global)?;
+            Ok((global, Some(USUAL_BATCH)))
         }
         // Who uses the other name expects its default, one micro-batch a step.
         (None, Some(micro), None) if raw.per_device_train_batch_size.is_some() => {
             Ok((micro * RANKS, Some(micro)))
         }
         (global, Some(micro), None) => {
-            let global = global.unwrap_or(micro.max(8).next_multiple_of(micro));
-            if !global.is_multiple_of(micro) {
-                return Err(mistake(format!(
-                    "{flag} {micro} does not divide --global-batch {global}; the next global batch that works is {}",
-                    global.next_multiple_of(micro)
-                )));
-            }
+            let global = global.unwrap_or(micro.max(USUAL_BATCH).next_multiple_of(micro));
+            divides(flag, micro, global)?;
             Ok((global, Some(micro)))
         }
-        (global, None, None) => Ok((global.unwrap_or(8), None)),
+        (global, None, None) => Ok((global.unwrap_or(USUAL_BATCH), None)),
     }
+}
+
+fn divides(flag: &str, part: usize, global: usize) -> Result<(), TrainError> {
+    if global.is_multiple_of(part) {
+        return Ok(());
+    }
+    Err(mistake(format!(
+        "{flag} {part} does not divide --global-batch {global}; the next global batch that works is {}",
+        global.next_multiple_of(part)
+    )))
 }
 
 /// The most of anything that is counted: beyond it, sizes in bytes could overflow.

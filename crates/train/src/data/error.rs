@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::records::{LISTS, TEXTS};
+
 /// A fault in the data, not in the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DataError {
@@ -24,8 +26,8 @@ pub enum DataError {
         /// What was named.
         path: PathBuf,
     },
-    /// A folder without a single text file.
-    NoTextFiles {
+    /// A folder without a single file that is read.
+    NoFiles {
         /// The folder.
         path: PathBuf,
     },
@@ -166,10 +168,11 @@ impl fmt::Display for DataError {
                 "{} is neither a file nor a folder; write its content to a file and give --data that",
                 path.display()
             ),
-            DataError::NoTextFiles { path } => write!(
+            DataError::NoFiles { path } => write!(
                 f,
-                "{} holds no .txt, .md or .rs file; give --data another folder or the file itself",
-                path.display()
+                "{} holds no file of a kind that is read ({}); give --data another folder or the file itself",
+                path.display(),
+                TEXTS.iter().chain(&LISTS).map(|kind| format!(".{kind}")).collect::<Vec<_>>().join(", ")
             ),
             DataError::Empty { path } => {
                 write!(f, "{} is empty; give --data a file or folder with text in it", path.display())
@@ -276,7 +279,10 @@ mod tests {
             (DataError::Missing { path: path() }, "d/x does not exist; give --data"),
             (DataError::reading(&path(), &io::Error::other("denied")), "d/x cannot be read (denied); check"),
             (DataError::NotAFile { path: path() }, "d/x is neither a file nor a folder; write"),
-            (DataError::NoTextFiles { path: path() }, "d/x holds no .txt, .md or .rs file; give --data"),
+            (
+                DataError::NoFiles { path: path() },
+                "d/x holds no file of a kind that is read (.txt, .md, .rs, .jsonl, .parquet); give --data",
+            ),
             (DataError::Empty { path: path() }, "d/x is empty; give --data"),
             (
                 DataError::TooShort { tokens: 7, seq_len: 9 },

@@ -22,7 +22,7 @@ use super::sample::kind;
 const PIECE: usize = 1 << 18;
 
 /// Endings of files that are lists of samples, and of files that are one text.
-const LISTS: [&str; 2] = ["jsonl", "parquet"];
+pub(super) const LISTS: [&str; 2] = ["jsonl", "parquet"];
 pub(super) const TEXTS: [&str; 3] = ["txt", "md", "rs"];
 /// Endings of data that would be mistaken for text.
 const FOREIGN: [&str; 12] =
@@ -88,7 +88,7 @@ pub(super) fn files_below(path: &Path, wanted: impl Fn(&Path) -> bool) -> Result
     let mut files = Vec::new();
     collect(path, &wanted, &mut files)?;
     if files.is_empty() {
-        return Err(DataError::NoTextFiles { path: path.to_owned() });
+        return Err(DataError::NoFiles { path: path.to_owned() });
     }
     // The order in which a folder lists its files differs between machines.
     files.sort_unstable();

@@ -11,6 +11,7 @@ mod error;
 mod folder;
 mod tensors;
 mod weights;
+mod whole;
 mod writer;
 
 pub use error::FileError;
@@ -20,7 +21,8 @@ pub use plimsoll_model::hf::Stored;
 pub use safetensors::Dtype;
 pub use tensors::{Tensor, TensorFile};
 pub use weights::{Form, Loaded, load_weights, save_weights};
-pub(crate) use weights::{UNFINISHED, in_file, write_model};
+pub(crate) use weights::{in_file, write_model};
+pub(crate) use whole::{UNFINISHED, index, replace_model};
 pub use writer::{TensorSpec, TensorWriter};
 
 use std::fs::{self, File};

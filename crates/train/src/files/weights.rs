@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,15 +16,14 @@ use safetensors::Dtype;
 
 use super::folder::beside;
 use super::{Checksum, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter};
-use super::{copy_file, sync_folder, write_text};
+use super::{copy_file, replace_model, write_text};
 use crate::error::TrainError;
+use crate::optimizer::low_name;
 
 /// Numbers in a piece: a MiB of them.
 const PIECE: usize = 256 << 10;
 /// Bytes of one file before another is begun, as other tools have it.
 const SHARD_BYTES: u64 = 5_000_000_000;
-/// Where a model's files lie until all of them are whole.
-pub(crate) const UNFINISHED: &str = ".tmp-model";
 
 /// How a model is laid down in a folder.
 #[derive(Clone)]
@@ -76,7 +74,7 @@ pub struct Loaded {
     pub absent: Vec<String>,
 }
 
-/// Reads every one of `parameters` from a folder into its place.
+/// Reads every one of `parameters` from a folder into its place; where it has a master copy, into both halves of that.
 ///
 /// # Errors
 ///
@@ -103,9 +101,14 @@ pub fn load_weights<'a, D: Device>(
         };
         unused.remove(name);
         check_shape(file, name, ty)?;
+        // A master copy begins with the file's own numbers, not with rounded ones.
+        let low = Some(low_name(parameter)).filter(|low| engine.has_state(low));
         for (first, count) in pieces(ty.shape.elements()) {
             file.read(name, first, &mut piece[..count])?;
-            engine.write_state(parameter, first, &piece[..count])?;
+            match &low {
+                Some(low) => engine.write_state_halves([parameter, low], first, &piece[..count])?,
+                None => engine.write_state(parameter, first, &piece[..count])?,
+            }
         }
     }
     Ok(Loaded { unused: unused.into_iter().map(str::to_owned).collect(), absent })
@@ -143,40 +146,10 @@ pub fn save_weights<'a, D: Device>(
     folder: &Path,
     form: &Form,
 ) -> Result<Vec<String>, TrainError> {
-    let unwritable = |path: &Path, fault: std::io::Error| FileError::writing(path, &fault);
-    let temporary = folder.join(UNFINISHED);
-    if temporary.exists() {
-        fs::remove_dir_all(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
-    }
-    fs::create_dir_all(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
-    let written = write_model(engine, parameters, &temporary, form).and_then(|written| {
-        let names: Vec<String> = written.into_iter().map(|(name, _)| name).collect();
-        remove_others(folder, &form.stem, &names)?;
-        for name in &names {
-            fs::rename(temporary.join(name), folder.join(name)).map_err(|fault| unwritable(folder, fault))?;
-        }
-        sync_folder(folder)?;
-        Ok(names)
-    });
-    // What went wrong before matters more than a folder that stays behind.
-    let _ = fs::remove_dir_all(&temporary);
-    written
-}
-
-/// Removes weights of another division into files: a reader would take the old ones for the model.
-fn remove_others(folder: &Path, stem: &str, names: &[String]) -> Result<(), FileError> {
-    let entries = fs::read_dir(folder).map_err(|fault| FileError::reading(folder, &fault))?;
-    for entry in entries {
-        let entry = entry.map_err(|fault| FileError::reading(folder, &fault))?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let ours = name.strip_prefix(stem).is_some_and(|rest| {
-            rest == ".safetensors.index.json" || rest.starts_with('-') && rest.ends_with(".safetensors")
-        });
-        if (ours || name == format!("{stem}.safetensors")) && !names.contains(&name) {
-            fs::remove_file(entry.path()).map_err(|fault| FileError::writing(&entry.path(), &fault))?;
-        }
-    }
-    Ok(())
+    replace_model(folder, &form.stem, |temporary| {
+        let written = write_model(engine, parameters, temporary, form)?;
+        Ok(written.into_iter().map(|(name, _)| name).collect())
+    })
 }
 
 /// Writes `parameters` and what lies beside them into an empty folder, each file down to the disk.
@@ -201,8 +174,7 @@ pub(crate) fn write_model<'a, D: Device>(
         let checksum = write_shard(engine, &folder.join(&name), &parts)?;
         written.push((name, checksum));
     }
-    let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": index });
-    let index = (count > 1).then(|| (format!("{stem}.safetensors.index.json"), format!("{index:#}\n")));
+    let index = (count > 1).then(|| super::index(stem, total, index));
     for (name, text) in form.texts.iter().chain(&index) {
         written.push((name.clone(), write_text(&folder.join(name), text)?));
     }

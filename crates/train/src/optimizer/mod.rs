@@ -23,6 +23,14 @@ pub use storage::{FloatStorage, Storage, WeightStorage};
 /// and sensitive.
 pub const FEWEST_FOR_CODES: usize = 4096;
 
+/// What precedes a parameter's name in that of the range which completes its bf16 to the master copy.
+const LOW: &str = "low";
+
+/// The range that completes the bf16 of a parameter to its master copy, where it has one.
+pub(crate) fn low_name(parameter: &str) -> String {
+    format!("{LOW}.{parameter}")
+}
+
 /// Which rule makes a step of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OptimizerKind {
@@ -106,14 +114,15 @@ impl Optimizer {
     ///
     /// # Errors
     ///
-    /// A sentence that names the rate.
+    /// A sentence that begins with the name of the rate.
     pub fn check(&self) -> Result<(), String> {
         let rates = [("adam_beta1", self.beta1), ("adam_beta2", self.beta2), ("momentum", self.momentum)];
         if let Some((name, rate)) = rates.iter().find(|(_, rate)| !(0.0..1.0).contains(rate)) {
-            return Err(format!("{name} must be at least 0 and less than 1, got {rate}"));
+            return Err(format!("{name} must be at least 0 and below 1, got {rate}"));
         }
+        // Zero over zero would be the update of a weight that never had a gradient.
         if !(self.epsilon > 0.0 && self.epsilon.is_finite()) {
-            return Err(format!("adam_epsilon must be greater than 0, got {}", self.epsilon));
+            return Err(format!("adam_epsilon must be a number above 0, got {}", self.epsilon));
         }
         if self.nesterov && self.momentum <= 0.0 {
             return Err("nesterov needs a momentum greater than 0".into());
@@ -197,7 +206,7 @@ fn ranges(op: &Op) -> Vec<&'static str> {
         Op::Sgd(sgd) => (sgd.stored, sgd.moments()),
         _ => return Vec::new(),
     };
-    let low = (stored.weights == Weights::Split).then_some("low");
+    let low = (stored.weights == Weights::Split).then_some(LOW);
     let of_moment: [&[&str]; 2] = match stored.moments {
         Moments::Blocks => [&["m", "m_scale"], &["v", "v_scale"]],
         Moments::F32 | Moments::Bf16 => [&["m"], &["v"]],
@@ -302,7 +311,7 @@ mod tests {
         );
         let wrong = Optimizer { beta2: 1.0, ..Optimizer::default() };
         let error = classifier(&wrong, Storage::default()).unwrap_err();
-        assert_eq!(error.to_string(), "optimizer: adam_beta2 must be at least 0 and less than 1, got 1");
+        assert_eq!(error.to_string(), "optimizer: adam_beta2 must be at least 0 and below 1, got 1");
         assert!("fp8".parse::<WeightStorage>().unwrap_err().contains("bf16-master"));
         assert!("i8".parse::<FloatStorage>().unwrap_err().contains("f32 and bf16"));
     }

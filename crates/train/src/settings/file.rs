@@ -93,17 +93,23 @@ fn left_open(name: &str, value: &Value) -> bool {
 
 /// What to do instead of a setting that people know from elsewhere.
 fn instead_of(name: &str) -> Option<&'static str> {
-    ELSEWHERE.iter().find(|(known, _)| *known == name).map(|(_, instead)| *instead)
+    let answers = ELSEWHERE.iter().filter(|(known, _)| *known == name).map(|(_, instead)| *instead);
+    answers.into_iter().find(|instead| !instead.contains("--"))
 }
 
-/// What is said of a flag, as it was typed, that people know from elsewhere and that is none here.
-pub fn known_elsewhere(flag: &str) -> Option<String> {
+/// What is said of a flag, as it was typed, that people know from elsewhere and that is none here: the first answer of
+/// which the command `offers` every flag.
+pub fn known_elsewhere(flag: &str, offers: impl Fn(&str) -> bool) -> Option<String> {
     let name = flag.trim_start_matches('-').replace('-', "_");
+    let bare = |word: &str| word.trim_end_matches([':', ';']).to_owned();
     let as_flag = |word: &str| {
-        let named = Setting::named(word.trim_end_matches([':', ';']));
+        let named = Setting::named(&bare(word));
         named.map_or_else(|| word.to_owned(), |setting| word.replace(setting.name, &setting.flag()))
     };
-    let instead = instead_of(&name)?.split(' ').map(as_flag).collect::<Vec<_>>().join(" ");
+    let answers = ELSEWHERE.iter().filter(|(known, _)| *known == name);
+    let mut answers = answers.map(|(_, instead)| instead.split(' ').map(as_flag).collect::<Vec<String>>());
+    let is_offered = |word: &String| !word.starts_with("--") || offers(&bare(word));
+    let instead = answers.find(|words| words.iter().all(is_offered))?.join(" ");
     Some(format!("there is no flag `{flag}` here: {instead}"))
 }
 
@@ -127,10 +133,7 @@ fn of_kind(kind: Kind, value: Value) -> Option<Value> {
         (Kind::Number, Value::Integer(number)) => Some(Value::Float(number as f64)),
         (Kind::Switch, Value::Boolean(yes)) => Some(Value::Boolean(yes)),
         (Kind::List, Value::String(text)) => Some(list([text.as_str()])),
-        (Kind::List, Value::Array(items)) => {
-            let words: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
-            words.map(list)
-        }
+        (Kind::List, Value::Array(items)) => items.iter().all(Value::is_str).then_some(Value::Array(items)),
         _ => None,
     }
 }
@@ -152,10 +155,19 @@ fn typed(flag: &Flag) -> Result<Value, String> {
     value.ok_or_else(|| format!("{} must be {}, got `{text}`", setting.flag(), wanted(setting.kind)))
 }
 
-/// Words, commas within them separating others.
+/// Words, commas within them separating others, except in the name of a file that is there.
 fn list<'a>(words: impl IntoIterator<Item = &'a str>) -> Value {
-    let words = words.into_iter().flat_map(|word| word.split(',')).map(str::trim);
-    Value::Array(words.filter(|word| !word.is_empty()).map(|word| Value::String(word.to_owned())).collect())
+    let words = words
+        .into_iter()
+        .flat_map(|word| if names_file(word) { vec![word] } else { word.split(',').collect() });
+    let words = words.map(str::trim).filter(|word| !word.is_empty());
+    Value::Array(words.map(|word| Value::String(word.to_owned())).collect())
+}
+
+/// Whether a word is the name of a file or folder, perhaps with how often it is seen: `PATH@WEIGHT`.
+fn names_file(word: &str) -> bool {
+    let unweighted = word.rsplit_once('@').map_or(word, |(path, _)| path);
+    word.contains(',') && [word, unweighted].iter().any(|path| Path::new(path).exists())
 }
 
 fn wanted(kind: Kind) -> &'static str {
@@ -215,6 +227,21 @@ mod tests {
     }
 
     #[test]
+    fn commas_separate_words_on_flags_and_belong_to_them_in_arrays_and_names_of_files() {
+        let folder = Scratch::new();
+        let path = folder.write("a,b.txt", "").display().to_string();
+        let data = |value: &str| RawConfig::gather(None, &[flag("data", value)]).unwrap().data.unwrap();
+        assert_eq!(data("a.txt, b.txt@2"), ["a.txt", "b.txt@2"]);
+        assert_eq!(data(&path), [path.as_str()]);
+        assert_eq!(data(&format!("{path}@2")), [format!("{path}@2")]);
+        let text = "data = [\"a,b.txt\", \"c.txt\"]\nreport_to = \"html,tensorboard\"\n";
+        let raw = read(text).unwrap();
+        assert_eq!(raw.data.as_deref(), Some(&["a,b.txt".to_owned(), "c.txt".to_owned()][..]));
+        assert_eq!(raw.report_to.as_deref().map(<[String]>::len), Some(2));
+        assert_eq!(read(&raw.to_toml().unwrap()).unwrap(), raw);
+    }
+
+    #[test]
     fn a_wrong_name_is_told_with_its_line_and_the_one_that_was_meant() {
         let fault = |text: &str| read(text).unwrap_err();
         assert_eq!(
@@ -270,15 +297,28 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_is_known_from_elsewhere_is_answered_with_ours() {
-        let said = |flag| known_elsewhere(flag).unwrap();
+    fn a_flag_that_is_known_from_elsewhere_is_answered_with_what_the_command_offers() {
+        let said = |flag| known_elsewhere(flag, |_| true).unwrap();
         assert_eq!(said("--lr"), "there is no flag `--lr` here: write --learning-rate");
         assert_eq!(
             said("--batch-size"),
             "there is no flag `--batch-size` here: write --per-device-train-batch-size or --global-batch"
         );
         assert_eq!(said("--fp16"), "there is no flag `--fp16` here: write --bf16: half precision overflows");
-        assert_eq!(known_elsewhere("--banana"), None);
+        assert_eq!(known_elsewhere("--banana", |_| true), None);
+        assert_eq!(known_elsewhere("--lr", |flag| flag == "--model"), None);
+        assert_eq!(
+            known_elsewhere("--max_length", |flag| flag == "--max-new-tokens").as_deref(),
+            Some("there is no flag `--max_length` here: write --max-new-tokens")
+        );
+        assert_eq!(
+            read("max_length = 8").unwrap_err(),
+            ", line 1: there is no setting `max_length` here: write seq_len"
+        );
+        assert_eq!(
+            read("max_tokens = 8").unwrap_err(),
+            ", line 1: there is no setting `max_tokens`; `plimsoll train --help` lists them all"
+        );
     }
 
     #[test]

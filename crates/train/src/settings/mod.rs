@@ -28,7 +28,7 @@ pub enum Kind {
     Number,
     /// Yes or no.
     Switch,
-    /// Words, several times or with commas between them.
+    /// Words: an array in a file; several times or with commas between them on the command line.
     List,
 }
 
@@ -118,7 +118,8 @@ settings! {
         /// The same by its other name; without the number of accumulation steps and a global batch, a step is one
         /// micro-batch
         per_device_train_batch_size: usize, "N";
-        /// Micro-batches per optimizer step [default: global batch ÷ micro-batch]
+        /// Micro-batches per optimizer step, of 8 sequences where nothing else is said [default: global batch ÷
+        /// micro-batch]
         gradient_accumulation_steps: usize, "N";
         /// cpu, or what to plan for without having it: cuda, cuda:h200, cuda:a100-80, cuda:4090, … [default: cpu]
         device: String, "NAME";
@@ -244,7 +245,8 @@ settings! {
     }
 }
 
-/// Settings that people know from elsewhere, and what to do instead. Better than the name that is spelled alike.
+/// Settings that people know from elsewhere, and what to do instead. Better than the name that is spelled alike. What
+/// names a flag is for a command whose flags are no settings.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("batch_size", "write per_device_train_batch_size or global_batch"),
     ("block_size", "write seq_len"),
@@ -260,7 +262,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("lr", "write learning_rate"),
     ("lora_rank", "write lora_r"),
     ("max_length", "write seq_len"),
+    ("max_length", "write --max-new-tokens"),
     ("max_seq_length", "write seq_len"),
+    ("max_tokens", "write --max-new-tokens"),
     ("metric_for_best_model", "the best has the smallest validation loss; leave it out"),
     ("model_name_or_path", "write model"),
     ("num_epochs", "write num_train_epochs"),

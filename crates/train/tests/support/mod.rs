@@ -105,13 +105,7 @@ pub(crate) fn options(
 
 /// A run of one of the families.
 pub(crate) fn start(architecture: &Architecture, seq_len: usize, options: &Options) -> Run {
-    let model = LanguageModel {
-        architecture: architecture.clone(),
-        seq_len,
-        documents: matches!(architecture, Architecture::Bert(_)),
-        generate: false,
-        lora: None,
-    };
+    let model = LanguageModel { architecture: architecture.clone(), seq_len, generate: false, lora: None };
     Run::new(model, options).unwrap()
 }
 

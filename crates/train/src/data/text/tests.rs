@@ -157,7 +157,7 @@ fn what_is_no_file_is_refused_before_it_is_opened() {
 fn nothing_to_read_is_told_apart_from_no_text_files() {
     let folder = Scratch::new();
     let path = folder.path().to_owned();
-    assert_eq!(fault(&path, 4), DataError::NoTextFiles { path: path.clone() });
+    assert_eq!(fault(&path, 4), DataError::NoFiles { path: path.clone() });
     let file = folder.write("empty.txt", []);
     assert_eq!(fault(&path, 4), DataError::Empty { path });
     assert_eq!(fault(&file, 4), DataError::Empty { path: file });

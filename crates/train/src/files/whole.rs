@@ -1,0 +1,67 @@
+//! The files of a model, all in their places or none: they are written beside, each whole on the disk, before the first
+//! of them takes the place of what was there.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::{FileError, sync_folder};
+use crate::error::TrainError;
+
+/// Where a model's files lie until all of them are whole: inside the folder itself, which may be the one somebody stands
+/// in and must not be replaced.
+pub(crate) const UNFINISHED: &str = ".tmp-model";
+
+/// Lets `write` fill an empty folder and moves its files to `folder`, in the order of the names it returns; weights
+/// called `stem` that are not among them go. A full disk leaves what was there.
+///
+/// # Errors
+///
+/// When the folder cannot be written, or `write` fails.
+pub(crate) fn replace_model(
+    folder: &Path,
+    stem: &str,
+    write: impl FnOnce(&Path) -> Result<Vec<String>, TrainError>,
+) -> Result<Vec<String>, TrainError> {
+    let unwritable = |path: &Path, fault: std::io::Error| FileError::writing(path, &fault);
+    let temporary = folder.join(UNFINISHED);
+    if temporary.exists() {
+        fs::remove_dir_all(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
+    }
+    fs::create_dir_all(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
+    let written = write(&temporary).and_then(|names| {
+        remove_others(folder, stem, &names)?;
+        for name in &names {
+            fs::rename(temporary.join(name), folder.join(name)).map_err(|fault| unwritable(folder, fault))?;
+        }
+        sync_folder(folder)?;
+        Ok(names)
+    });
+    // What went wrong before matters more than a folder that stays behind.
+    let _ = fs::remove_dir_all(&temporary);
+    written
+}
+
+/// Removes weights of another division into files: a reader would take the old ones for the model.
+fn remove_others(folder: &Path, stem: &str, names: &[String]) -> Result<(), FileError> {
+    let entries = fs::read_dir(folder).map_err(|fault| FileError::reading(folder, &fault))?;
+    for entry in entries {
+        let entry = entry.map_err(|fault| FileError::reading(folder, &fault))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let ours = name.strip_prefix(stem).is_some_and(|rest| {
+            rest == ".safetensors.index.json" || rest.starts_with('-') && rest.ends_with(".safetensors")
+        });
+        if (ours || name == format!("{stem}.safetensors")) && !names.contains(&name) {
+            fs::remove_file(entry.path()).map_err(|fault| FileError::writing(&entry.path(), &fault))?;
+        }
+    }
+    Ok(())
+}
+
+/// What lists the weights called `stem` where they are in several files, and its text: the file of each tensor, and the
+/// bytes of all.
+pub(crate) fn index(stem: &str, bytes: u64, files: Map<String, Value>) -> (String, String) {
+    let index = json!({ "metadata": { "total_size": bytes }, "weight_map": files });
+    (format!("{stem}.safetensors.index.json"), format!("{index:#}\n"))
+}
