@@ -326,3 +326,28 @@ fn a_classifier_keeps_the_dropout_of_its_own() {
     assert_eq!(*labels, Some(Labels { count: 3, dropout: 0.25 }));
     assert_eq!(config.architecture.to_config().unwrap()["classifier_dropout"], json!(0.25));
 }
+
+#[test]
+fn where_old_and_new_keys_of_rotary_positions_stand_together_the_old_ones_count_as_in_transformers() {
+    let rope = |scaling: Value, theta: Option<f64>| {
+        let mut config: Value = serde_json::from_str(&text("qwen3")).unwrap();
+        config["rope_parameters"] = json!({"rope_theta": 500_000.0, "rope_type": "default"});
+        config["rope_scaling"] = scaling;
+        if let Some(theta) = theta {
+            config["rope_theta"] = theta.into();
+        }
+        let read = Architecture::from_config(&config.to_string()).unwrap();
+        let Architecture::Llama(model) = read.architecture else { panic!("a Qwen3") };
+        (model.rope, read.notes.len())
+    };
+    // Printed by transformers 5.22 for the same files.
+    let linear = json!({"type": "linear", "factor": 4.0});
+    let stretch = Some(Stretch::Linear { factor: 4.0 });
+    assert_eq!(rope(linear.clone(), None), (Rope { base: 10_000.0, stretch }, 1));
+    assert_eq!(rope(linear, Some(7.0)), (Rope { base: 7.0, stretch }, 1));
+    assert_eq!(rope(json!({"rope_theta": 3.0}), None), (Rope::plain(3.0), 1));
+    assert_eq!(rope(json!({"rope_theta": 500_000.0}), None), (Rope::plain(500_000.0), 0));
+    for nothing in [json!({}), json!(null)] {
+        assert_eq!(rope(nothing, None), (Rope::plain(500_000.0), 0));
+    }
+}

@@ -35,6 +35,11 @@ impl<'a> Keys<'a> {
         self.object.contains_key(key)
     }
 
+    /// Whether there is no key at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.object.is_empty()
+    }
+
     /// The object under a key.
     pub(super) fn object(&self, key: &'a str) -> Result<Option<Keys<'a>>, ConfigError> {
         match self.get(key) {

@@ -76,7 +76,7 @@ fn family(
         head_width: stated.filter(|stated| !derived(stated)),
         ffn: keys.count("intermediate_size")?,
         norm_epsilon: keys.positive("rms_norm_eps", 1e-6)? as f32,
-        rope: rope::read(keys)?,
+        rope: rope::read(keys, notes)?,
         window: None,
         positions: keys.optional_count("max_position_embeddings")?,
         tie_embeddings: keys.flag("tie_word_embeddings", false)?,

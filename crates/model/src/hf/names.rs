@@ -4,7 +4,7 @@
 //! prefix of the model inside its head, or call the halves of a norm gamma and beta. Matrices lie in a file
 //! as they lie in the arena, GPT-2's `(in, out)` among them: nothing is transposed on the way.
 
-use crate::Architecture;
+use crate::{Architecture, Llama};
 
 /// Where a parameter is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +47,31 @@ impl Architecture {
         let optional = self.labels().is_some()
             && ["classifier.", "bert.pooler."].iter().any(|head| parameter.starts_with(head));
         Stored { name, alternatives: names, optional }
+    }
+
+    /// Second names that files have for a parameter that serves twice, each with that parameter. Where the two hold
+    /// different numbers, the file is of a model whose weights are not tied.
+    pub fn tied(&self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Architecture::Llama(model) if model.tie_embeddings => {
+                &[("lm_head.weight", "model.embed_tokens.weight")]
+            }
+            Architecture::Gpt2(_) => &[("lm_head.weight", "transformer.wte.weight")],
+            Architecture::Bert(model) if model.labels.is_none() => &[
+                ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+                ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+            ],
+            _ => &[],
+        }
+    }
+
+    /// The same model with a head of its own, where that can be built.
+    #[must_use]
+    pub fn untied(&self) -> Option<Architecture> {
+        match self {
+            Architecture::Llama(model) => Some(Llama { tie_embeddings: false, ..model.clone() }.into()),
+            Architecture::Gpt2(_) | Architecture::Bert(_) => None,
+        }
     }
 
     /// Whether a tensor of a file is passed over: tables that are computed, second names of tied weights, and
@@ -148,6 +173,10 @@ mod tests {
                     let tied_bias = name == "cls.predictions.decoder.bias";
                     assert!(tied_bias || !model.ignores(name), "{name}");
                 }
+            }
+            for (second, parameter) in model.tied() {
+                assert!(model.ignores(second), "{second}");
+                assert!(model.training(1, 8).unwrap().states().iter().any(|state| state.name == *parameter));
             }
         }
         assert!(!preset("llama-3.1-8b").ignores("lm_head.weight"));

@@ -1,5 +1,6 @@
 //! Rotary frequencies in a `config.json`: `rope_parameters` of transformers 5, or the `rope_theta` and
-//! `rope_scaling` of older versions.
+//! `rope_scaling` of older versions. Where a file has both, transformers takes `rope_scaling` and nothing of the other,
+//! its base included; so do we, and say so.
 //!
 //! Refused: stretchings that depend on the length at hand or scale attention besides (dynamic, yarn,
 //! longrope), and rotations of a part of a head.
@@ -13,13 +14,29 @@ use crate::{Rope, Stretch};
 /// Where no base is stated.
 const BASE: f64 = 10_000.0;
 
-pub(super) fn read(keys: &Keys) -> Result<Rope, ConfigError> {
+pub(super) fn read(keys: &Keys, notes: &mut Vec<String>) -> Result<Rope, ConfigError> {
     let base = keys.positive("rope_theta", BASE)?;
-    let nested = match keys.object("rope_parameters")? {
-        Some(nested) => Some(nested),
-        None => keys.object("rope_scaling")?,
+    let stated = |key| Ok(keys.object(key)?.filter(|nested| !nested.is_empty()));
+    let nested = match (stated("rope_scaling")?, stated("rope_parameters")?) {
+        (None, None) => return Ok(Rope::plain(base)),
+        (None, Some(nested)) | (Some(nested), None) => nested,
+        (Some(scaling), Some(parameters)) => {
+            let rope = of(&scaling, base)?;
+            if of(&parameters, base).ok() != Some(rope) {
+                let base = rope.base;
+                notes.push(format!(
+                    "`rope_scaling` and `rope_parameters` contradict each other; the first counts, with the base \
+                     {base}, as in transformers"
+                ));
+            }
+            return Ok(rope);
+        }
     };
-    let Some(nested) = nested else { return Ok(Rope::plain(base)) };
+    of(&nested, base)
+}
+
+/// What one of the two says; `base` where it states none.
+fn of(nested: &Keys, base: f64) -> Result<Rope, ConfigError> {
     let base = nested.positive("rope_theta", base)?;
     if nested.optional_number("partial_rotary_factor")?.is_some_and(|share| share < 1.0) {
         return Err(nested.wrong("partial_rotary_factor", "1.0"));
@@ -28,8 +45,8 @@ pub(super) fn read(keys: &Keys) -> Result<Rope, ConfigError> {
     let key = if nested.mentions("rope_type") { "rope_type" } else { "type" };
     let stretch = match nested.text(key)?.unwrap_or("default") {
         "default" => None,
-        "linear" => Some(Stretch::Linear { factor: factor(&nested)? }),
-        "llama3" => Some(llama3(&nested)?),
+        "linear" => Some(Stretch::Linear { factor: factor(nested)? }),
+        "llama3" => Some(llama3(nested)?),
         _ => return Err(nested.wrong(key, "default, linear or llama3")),
     };
     Ok(Rope { base, stretch })
