@@ -353,7 +353,8 @@ fn a_pipe_is_no_file_of_weights_and_nobody_waits_for_it() {
     fs::remove_file(home.path(WEIGHTS)).unwrap();
     let made = std::process::Command::new("mkfifo").arg(home.path(WEIGHTS)).status().unwrap();
     assert!(made.success());
-    let expected = "model/model.safetensors is not a file; give a folder that holds .safetensors files";
+    let expected =
+        "model/model.safetensors cannot be read (it is not a file); check the path and its permissions";
     refused(&home, expected);
     fs::remove_file(home.path(WEIGHTS)).unwrap();
     fs::create_dir(home.path(WEIGHTS)).unwrap();

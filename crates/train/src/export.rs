@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use half::f16;
 use plimsoll_graph::StateKind;
 use plimsoll_model::Lora;
 use plimsoll_model::lora::{Adapter, Delta, file_name};
@@ -122,7 +123,7 @@ impl Merge<'_> {
         for (which, file) in self.folder.files().iter().enumerate() {
             let kept = file.tensors().iter().filter(|(name, _)| {
                 // The head for another task, once the adapter brings its own.
-                !(new_head && self.adapter.configuration.architecture.ignores(name))
+                !(new_head && self.adapter.configuration.architecture.ignores(name)) && !self.is_stale(name)
             });
             let mut specs: Vec<TensorSpec> = kept
                 .map(|(name, tensor)| {
@@ -156,6 +157,15 @@ impl Merge<'_> {
         write_text(&out.join("config.json"), &config)?;
         names.push("config.json".into());
         Ok(names)
+    }
+
+    /// Whether a tensor is the second name of one that changes; the copy would be taken for a head of its own.
+    fn is_stale(&self, name: &str) -> bool {
+        let architecture = &self.adapter.configuration.architecture;
+        let tied = architecture.tied().iter().find(|(second, _)| *second == name);
+        tied.is_some_and(|(_, parameter)| {
+            architecture.stored(parameter).names().any(|stored| self.changes.contains_key(stored))
+        })
     }
 
     fn write_file(&self, file: &TensorFile, path: &Path, specs: Vec<TensorSpec>) -> Result<(), TrainError> {
@@ -219,6 +229,7 @@ fn merged(
         block.resize(rows * columns, 0.0);
         file.read(&spec.name, first * columns, &mut block)?;
         delta.merge_rows(first, &mut block)?;
+        finite(&block, spec, weights)?;
         writer.write(&block)?;
     }
     Ok(())
@@ -238,7 +249,20 @@ fn replaced(
     for (first, rows) in blocks {
         block.resize(rows * columns, 0.0);
         file.read(name, first * columns, &mut block)?;
+        finite(&block, spec, weights)?;
         writer.write(&block)?;
     }
     Ok(())
+}
+
+/// Refuses what an adapter makes of a tensor where the file cannot hold it.
+fn finite(block: &[f32], spec: &TensorSpec, adapter: &ModelFolder) -> Result<(), FileError> {
+    let most = if spec.dtype == Dtype::F16 { f16::MAX.to_f32() } else { f32::MAX };
+    if block.iter().all(|number| number.abs() <= most) {
+        return Ok(());
+    }
+    let name = &spec.name;
+    let why =
+        format!("makes numbers of `{name}` that are not finite; merge an adapter of an earlier checkpoint");
+    Err(FileError::wrong(adapter.path(), why))
 }

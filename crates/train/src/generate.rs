@@ -110,7 +110,7 @@ impl Generator {
     ///
     /// # Errors
     ///
-    /// When the prompt is empty or longer than what was planned for.
+    /// When the prompt is empty or longer than what was planned for, or the model computes no numbers.
     pub fn write(
         &mut self,
         prompt: &[i32],
@@ -132,6 +132,13 @@ impl Generator {
             let inputs = [("tokens", Data::I32(&self.tokens)), ("position", Data::I32(&last))];
             self.engine.run(Role::First, &inputs)?;
             self.engine.output(Role::First, "logits", &mut self.logits)?;
+            if !self.logits.iter().all(|logit| logit.is_finite()) {
+                return Err(TrainError::Config(
+                    "the model's logits are not finite, so its weights or the adapter's are broken; take an earlier \
+                     checkpoint"
+                        .into(),
+                ));
+            }
             let id = sampling.draw(&self.logits, position);
             if self.end.contains(&id) {
                 break;

@@ -5,7 +5,6 @@
 //! environment variable: the caller says where the cache is, which token to show and which server to ask.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +13,7 @@ use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use crate::error::TrainError;
-use crate::files::{BESIDE, Index};
+use crate::files::{BESIDE, Index, read_bytes};
 use crate::pretrained::reads_bytes;
 
 /// Tries after a broken connection; each goes on where the last one stopped.
@@ -175,7 +174,7 @@ fn download(repo: &ApiRepo, mut progress: impl FnMut(&str, u64)) -> Result<PathB
 
 /// The files an index names. A name that leads to another folder is none of ours.
 fn shards(index: &Path) -> io::Result<BTreeSet<String>> {
-    let index: Index = serde_json::from_slice(&fs::read(index)?)?;
+    let index: Index = serde_json::from_slice(&read_bytes(index)?)?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     match names.iter().find(|name| name.contains(['/', '\\'])) {
         Some(name) => Err(io::Error::other(format!("the index names `{name}`, which is another folder"))),

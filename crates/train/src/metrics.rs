@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::Best;
 use crate::course::{Event, Listener};
 use crate::error::TrainError;
+use crate::files::open_file;
 
 /// One optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -163,7 +164,7 @@ fn copy_until(from: &Path, after: u64, to: &Path) -> io::Result<()> {
         step: Option<u64>,
     }
     let mut out = BufWriter::new(File::create(to)?);
-    let (mut lines, mut line) = (BufReader::new(File::open(from)?), Vec::new());
+    let (mut lines, mut line) = (BufReader::new(open_file(from)?), Vec::new());
     while lines.read_until(b'\n', &mut line)? > 0 {
         let stays = serde_json::from_slice(&line).is_ok_and(|place: Place| {
             place.event.as_deref() != Some("end") && place.step.is_none_or(|step| step <= after)

@@ -52,9 +52,41 @@ impl Pretrained {
     ///
     /// When there is no model, or one that is not supported.
     pub fn open(folder: &Path) -> Result<Pretrained, TrainError> {
-        let config = ModelFolder::open(folder)?.config()?;
+        let weights = ModelFolder::open(folder)?;
+        let config = weights.config()?;
         let configuration = configuration(&config, &folder.join("config.json"))?;
-        Ok(Pretrained { folder: folder.to_owned(), configuration, config })
+        let mut model = Pretrained { folder: folder.to_owned(), configuration, config };
+        for (second, parameter) in model.configuration.architecture.tied() {
+            let stored = model.configuration.architecture.stored(parameter);
+            let Some((head, _)) = weights.find([*second]) else { continue };
+            let Some((embedding, name)) = weights.find(stored.names()) else { continue };
+            if !head.same_numbers(second, embedding, name)? {
+                model.untie(head.path(), second, name)?;
+            }
+        }
+        Ok(model)
+    }
+
+    /// Gives the model the head of its own that the file at `path` holds, as transformers does, whatever the
+    /// configuration says; where that cannot be built it is refused.
+    fn untie(&mut self, path: &Path, head: &str, embedding: &str) -> Result<(), TrainError> {
+        let differ = format!("holds `{head}` with other numbers than `{embedding}`");
+        let Some(untied) = self.configuration.architecture.untied() else {
+            let why = format!(
+                "{differ}, and models of this kind are trained with one weight for both; tie them in transformers \
+                 and save the model again"
+            );
+            return Err(FileError::wrong(path, why).into());
+        };
+        self.configuration.architecture = untied;
+        self.configuration.notes.push(format!(
+            "{} {differ}, so the model has a head of its own, though `tie_word_embeddings` is true",
+            path.display()
+        ));
+        let mut config = self.config_map()?;
+        config.insert("tie_word_embeddings".into(), false.into());
+        self.config = format!("{:#}\n", Value::from(config));
+        Ok(())
     }
 
     /// The model's tokenizer; one id per byte where `config.json` says so.
@@ -86,20 +118,19 @@ impl Pretrained {
     }
 
     /// A mark of the weights, by which a model is known again after it was moved, and told from one that was
-    /// trained further: taken from the names and first numbers of all tensors.
+    /// trained further: taken from the names of all tensors, their element types and all of their numbers.
     ///
     /// # Errors
     ///
     /// When a file cannot be read.
     pub fn mark(&self) -> Result<String, TrainError> {
         let folder = ModelFolder::open(&self.folder)?;
-        let (mut hash, mut begin) = (Sha256::new(), [0; 4096]);
+        let mut hash = Sha256::new();
         for name in folder.names() {
             let Some((file, _)) = folder.find([name]) else { continue };
-            let count = file.tensor(name)?.bytes.min(begin.len() as u64) as usize;
-            file.read_bytes(name, 0, &mut begin[..count])?;
-            hash.update(name);
-            hash.update(&begin[..count]);
+            let tensor = file.tensor(name)?;
+            // The quick checksum is for the numbers, which are many.
+            hash.update(format!("{name} {} {:?} {:08x}\n", tensor.dtype, tensor.shape, file.checksum(name)?));
         }
         Ok(hex(&hash.finalize()[..8]))
     }
@@ -120,9 +151,7 @@ impl Pretrained {
         &self,
         configuration: &Configuration,
     ) -> Result<Map<String, Value>, TrainError> {
-        let path = self.folder.join("config.json");
-        let mut config: Map<String, Value> =
-            serde_json::from_str(&self.config).map_err(|error| FileError::wrong(&path, error.to_string()))?;
+        let mut config = self.config_map()?;
         if self.has_head_of(configuration) {
             return Ok(config);
         }
@@ -134,6 +163,12 @@ impl Pretrained {
             };
         }
         Ok(config)
+    }
+
+    fn config_map(&self) -> Result<Map<String, Value>, FileError> {
+        let wrong =
+            |error: serde_json::Error| FileError::wrong(&self.folder.join("config.json"), error.to_string());
+        serde_json::from_str(&self.config).map_err(wrong)
     }
 
     /// Whether `configuration` has the head of this model, names of labels included.

@@ -13,7 +13,8 @@ use plimsoll_exec::Device;
 use super::optimizer;
 use super::state::{Checkpoint, PREFIX, PlanSummary, Progress, STATE, TrainerState};
 use crate::error::TrainError;
-use crate::files::{FileError, Form, Loaded, ModelFolder, UNFINISHED, copy_file, sync_folder, write_model};
+use crate::files::{FileError, Form, Loaded, ModelFolder, UNFINISHED};
+use crate::files::{copy_file, read_bytes, sync_folder, write_model};
 use crate::run::Run;
 
 /// What is being written, and what is being removed.
@@ -312,7 +313,7 @@ fn tidy(folder: &Path) -> Result<(), FileError> {
 
 /// Whether two checkpoints say the same about themselves, checksums of their files included.
 fn same_state(one: &Path, other: &Path) -> bool {
-    let [one, other] = [one, other].map(|checkpoint| fs::read(checkpoint.join(STATE)));
+    let [one, other] = [one, other].map(|checkpoint| read_bytes(&checkpoint.join(STATE)));
     matches!((one, other), (Ok(one), Ok(other)) if one == other)
 }
 

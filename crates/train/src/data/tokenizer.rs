@@ -5,7 +5,6 @@
 //! `chat_template.jinja`. What the tokenizer puts around every text (`[CLS]` and `[SEP]`, a first token) is
 //! found once by asking it, so that texts can be encoded in pieces and wrapped afterwards.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -14,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::template::ChatTemplate;
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, PAD};
+use crate::files::read_bytes;
 
 /// A model's vocabulary, with the chat template that belongs to it.
 #[derive(Debug)]
@@ -339,7 +339,7 @@ fn default_template(value: &Json) -> Option<String> {
 
 /// A file's bytes, or `None` when there is no such file.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
-    match fs::read(path) {
+    match read_bytes(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(fault) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(fault) => Err(DataError::reading(path, &fault)),

@@ -49,7 +49,7 @@ impl Checksum {
     /// When it cannot be read.
     pub fn of(path: &Path) -> Result<Checksum, FileError> {
         let unreadable = |fault: io::Error| FileError::reading(path, &fault);
-        let mut file = File::open(path).map_err(unreadable)?;
+        let mut file = open_file(path).map_err(unreadable)?;
         let (mut hash, mut bytes, mut piece) = (Sha256::new(), 0, vec![0; 256 << 10]);
         loop {
             match file.read(&mut piece) {
@@ -81,7 +81,7 @@ pub(crate) fn write_text(path: &Path, text: &str) -> Result<Checksum, FileError>
 /// Copies a file and brings the copy to the disk.
 pub(crate) fn copy_file(from: &Path, to: &Path) -> Result<Checksum, FileError> {
     let unwritable = |fault: io::Error| FileError::writing(to, &fault);
-    let mut source = File::open(from).map_err(|fault| FileError::reading(from, &fault))?;
+    let mut source = open_file(from).map_err(|fault| FileError::reading(from, &fault))?;
     let mut copy = File::create(to).map_err(unwritable)?;
     io::copy(&mut source, &mut copy).and_then(|_| copy.sync_all()).map_err(unwritable)?;
     Checksum::of(to)
@@ -93,9 +93,22 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), FileError> {
     synced.map_err(|fault| FileError::writing(path, &fault))
 }
 
+/// Opens a file to read it. Whatever else is at that path is not opened: a pipe would wait for somebody to write, and a
+/// device may have no end.
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
+    if fs::metadata(path)?.is_file() { File::open(path) } else { Err(io::Error::other("it is not a file")) }
+}
+
+/// All of a small file.
+pub(crate) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_file(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Reads a small file as text.
 pub(crate) fn read_text(path: &Path) -> Result<String, FileError> {
-    fs::read_to_string(path).map_err(|fault| FileError::reading(path, &fault))
+    open_file(path).and_then(io::read_to_string).map_err(|fault| FileError::reading(path, &fault))
 }
 
 /// Whether a name that stands in a file names something inside that file's folder.

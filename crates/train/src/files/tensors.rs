@@ -10,7 +10,7 @@
 //! size. Absent: mapping into memory, whose pages would count beside the arena's.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 
-use super::FileError;
+use super::{FileError, open_file};
 
 /// The longest header that is read: 100 MB, the limit the format's own library has.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -55,12 +55,8 @@ impl TensorFile {
     /// When it cannot be read, is cut off, or its header contradicts itself.
     pub fn open(path: &Path) -> Result<TensorFile, FileError> {
         let unreadable = |fault: std::io::Error| FileError::reading(path, &fault);
-        // Looked at before it is opened: opening a pipe waits for somebody to write.
-        let found = fs::metadata(path).map_err(unreadable)?;
-        if !found.is_file() {
-            return Err(FileError::wrong(path, "is not a file; give a folder that holds .safetensors files"));
-        }
-        let file = File::open(path).map_err(unreadable)?;
+        let file = open_file(path).map_err(unreadable)?;
+        let found = file.metadata().map_err(unreadable)?;
         let mut length = [0; 8];
         if found.len() < 8 {
             return Err(FileError::wrong(path, "is too short for a safetensors file; fetch it again"));
@@ -133,6 +129,49 @@ impl TensorFile {
         }
         let read = self.file.read_exact_at(bytes, tensor.begin + first);
         read.map_err(|fault| FileError::reading(&self.path, &fault))
+    }
+
+    /// Whether a tensor has the numbers of one called `theirs` in `other`, perhaps in another element type. They are
+    /// read together, a piece at a time, up to the first difference.
+    ///
+    /// # Errors
+    ///
+    /// When one of them is not there, does not hold floats, or cannot be read.
+    pub fn same_numbers(&self, own: &str, other: &TensorFile, theirs: &str) -> Result<bool, FileError> {
+        let shape = &self.tensor(own)?.shape;
+        if *shape != other.tensor(theirs)?.shape {
+            return Ok(false);
+        }
+        let elements: usize = shape.iter().product();
+        let mut pieces = [vec![0.0; PIECE], vec![0.0; PIECE]];
+        for first in (0..elements).step_by(PIECE) {
+            let [ours, others] = pieces.each_mut().map(|piece| &mut piece[..PIECE.min(elements - first)]);
+            self.read(own, first, ours)?;
+            other.read(theirs, first, others)?;
+            // By bits too, where a number is none.
+            let same = |(a, b): (&f32, &f32)| a == b || a.to_bits() == b.to_bits();
+            if !ours.iter().zip(others.iter()).all(same) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// CRC-32C of a tensor as it lies in the file.
+    ///
+    /// # Errors
+    ///
+    /// When it is not there or cannot be read.
+    pub fn checksum(&self, name: &str) -> Result<u32, FileError> {
+        let bytes = self.tensor(name)?.bytes;
+        let (mut sum, mut first, mut piece) = (0, 0, vec![0; 16 * PIECE]);
+        while first < bytes {
+            let count = (bytes - first).min(piece.len() as u64) as usize;
+            self.read_bytes(name, first, &mut piece[..count])?;
+            sum = crc32c::crc32c_append(sum, &piece[..count]);
+            first += count as u64;
+        }
+        Ok(sum)
     }
 
     /// A tensor by name.
