@@ -123,7 +123,7 @@ impl Merge<'_> {
         for (which, file) in self.folder.files().iter().enumerate() {
             let kept = file.tensors().iter().filter(|(name, _)| {
                 // The head for another task, once the adapter brings its own.
-                !(new_head && self.adapter.configuration.architecture.ignores(name)) && !self.is_stale(name)
+                !(self.is_stale(name) || new_head && self.adapter.configuration.architecture.ignores(name))
             });
             let mut specs: Vec<TensorSpec> = kept
                 .map(|(name, tensor)| {

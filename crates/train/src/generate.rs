@@ -11,6 +11,7 @@ use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan}
 
 use crate::budget::Budget;
 use crate::error::TrainError;
+use crate::generation::GenerationConfig;
 use crate::pretrained::{AdapterFolder, Pretrained};
 use crate::size::Size;
 
@@ -89,6 +90,8 @@ impl Generator {
             Some(adapter) => adapter.config.lora.without_dropout().adapt(&graph)?,
             None => graph,
         };
+        let stated = GenerationConfig::read(&model.folder)?.map(|stated| stated.eos).unwrap_or_default();
+        let end = if stated.is_empty() { model.configuration.eos.clone() } else { stated };
         let device = CpuDevice::new(threads)?;
         let mut engine = forward_engine(device, graph.clone(), budget)?;
         let parameters = parameters(&graph);
@@ -101,7 +104,7 @@ impl Generator {
             engine,
             tokens: vec![0; length],
             logits: vec![0.0; model.configuration.architecture.vocab()],
-            end: model.configuration.eos.iter().map(|&id| id as i32).collect(),
+            end: end.into_iter().map(|id| id as i32).collect(),
         })
     }
 

@@ -7,6 +7,7 @@
 
 mod adapted;
 pub mod budget;
+mod caught;
 pub mod ceiling;
 pub mod checkpoint;
 mod config;
@@ -16,6 +17,7 @@ mod error;
 pub mod export;
 pub mod files;
 pub mod generate;
+pub mod generation;
 pub mod hub;
 mod in_backward;
 pub mod lr;

@@ -28,6 +28,9 @@ use python::{Dictionary, now, strftime, to_json, value_of};
 const BEGINS: char = '\u{10fffe}';
 const ENDS: char = '\u{10ffff}';
 const NAME: &str = "chat";
+/// Instructions of one rendering. Templates take a few hundred for a turn; one that goes on for ever must not take the
+/// run with it.
+const MOST_WORK: u64 = 1 << 25;
 
 /// A model's chat template, ready to render.
 #[derive(Debug)]
@@ -58,6 +61,7 @@ impl ChatTemplate {
     pub fn new(source: &str, special: Vec<(String, String)>) -> Result<ChatTemplate, String> {
         let program = with_marks(source);
         let mut environment = Environment::new();
+        environment.set_fuel(Some(MOST_WORK));
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|fault| reason(&fault))?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -236,6 +240,9 @@ fn without_marks(marked: &str) -> Rendered {
 
 /// The fault in one line, with the words of whoever raised it.
 fn reason(fault: &Error) -> String {
+    if fault.kind() == ErrorKind::OutOfFuel {
+        return format!("it is not done after {MOST_WORK} instructions; look for a loop without an end");
+    }
     let words = fault.detail().map_or_else(|| fault.kind().to_string(), str::to_owned);
     match fault.line() {
         Some(line) => format!("{words} (line {line} of the template)"),
@@ -272,6 +279,9 @@ mod tests {
             template.render(&[], None, false).unwrap_err(),
             "roles must take turns (line 2 of the template)"
         );
+        let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+        let fault = ChatTemplate::new(endless, Vec::new()).unwrap().render(&[], None, false).unwrap_err();
+        assert!(fault.starts_with("it is not done after 33554432 instructions; look for a loop"), "{fault}");
         let fault = ChatTemplate::new("{% for %}", Vec::new()).unwrap_err();
         assert!(fault.ends_with("(line 1 of the template)"), "{fault}");
     }

@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::template::ChatTemplate;
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, PAD};
+use crate::caught::caught;
 use crate::files::read_bytes;
 
 /// A model's vocabulary, with the chat template that belongs to it.
@@ -72,12 +73,8 @@ impl Tokenizer {
         let path = folder.join("tokenizer.json");
         let bytes = read(&path)?.ok_or_else(|| DataError::NoTokenizer { folder: folder.to_owned() })?;
         let wrong = |why: String| DataError::Tokenizer { path: path.clone(), why };
-        let mut inner =
-            tokenizers::Tokenizer::from_bytes(&bytes).map_err(|fault| wrong(one_line(&*fault)))?;
-        // Cutting and filling up rows is done here, to the run's length and not the tokenizer's.
-        inner.with_truncation(None).map_err(|fault| wrong(one_line(&*fault)))?;
-        inner.with_padding(None);
-
+        // The library is sure of what it finds in a file and panics where it is mistaken.
+        let (inner, (opening, closing)) = caught(|| load(&bytes)).and_then(|loaded| loaded).map_err(wrong)?;
         let config = Settings::read(folder)?;
         let special = Special {
             begin: config.id(&inner, "bos_token")?,
@@ -86,7 +83,6 @@ impl Tokenizer {
             mask: config.id(&inner, "mask_token")?,
         };
         let template = config.template(folder)?;
-        let (opening, closing) = surroundings(&inner).map_err(wrong)?;
         let largest = inner.get_vocab(true).into_values().max();
         let mut hash = Sha256::new();
         hash.update(&bytes);
@@ -257,8 +253,21 @@ impl TextStream<'_> {
     }
 }
 
+/// The tokenizer of a `tokenizer.json`, and what it puts before and behind a text.
+fn load(bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Surroundings), String> {
+    let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|fault| one_line(&*fault))?;
+    // Cutting and filling up rows is done here, to the run's length and not the tokenizer's.
+    inner.with_truncation(None).map_err(|fault| one_line(&*fault))?;
+    inner.with_padding(None);
+    let surroundings = surroundings(&inner)?;
+    Ok((inner, surroundings))
+}
+
+/// What stands before and behind a text.
+type Surroundings = (Vec<i32>, Vec<i32>);
+
 /// What the tokenizer puts before and behind a text.
-fn surroundings(inner: &tokenizers::Tokenizer) -> Result<(Vec<i32>, Vec<i32>), String> {
+fn surroundings(inner: &tokenizers::Tokenizer) -> Result<Surroundings, String> {
     let encode = |special| inner.encode_fast("a", special).map_err(|fault| one_line(&*fault));
     let (plain, whole) = (encode(false)?, encode(true)?);
     let (plain, whole) = (plain.get_ids(), whole.get_ids());

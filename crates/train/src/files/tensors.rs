@@ -148,9 +148,8 @@ impl TensorFile {
             let [ours, others] = pieces.each_mut().map(|piece| &mut piece[..PIECE.min(elements - first)]);
             self.read(own, first, ours)?;
             other.read(theirs, first, others)?;
-            // By bits too, where a number is none.
-            let same = |(a, b): (&f32, &f32)| a == b || a.to_bits() == b.to_bits();
-            if !ours.iter().zip(others.iter()).all(same) {
+            // By bits, so that what is no number is equal to its copy.
+            if !ours.iter().zip(others.iter()).all(|(a, b)| a.to_bits() == b.to_bits()) {
                 return Ok(false);
             }
         }
