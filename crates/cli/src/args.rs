@@ -199,6 +199,7 @@ pub(crate) struct OpsArgs {
 }
 
 #[derive(Debug, ClapArgs)]
+#[allow(clippy::doc_markdown, reason = "the words are shown in a terminal")]
 pub(crate) struct GenerateArgs {
     /// Folder with config.json and weights, or a hub id such as Qwen/Qwen3-0.6B
     #[arg(long, value_name = "NAME")]
@@ -212,18 +213,21 @@ pub(crate) struct GenerateArgs {
     /// Take the prompt as what a user says in a chat, in the form of the model's own template
     #[arg(long)]
     pub(crate) chat: bool,
-    /// Most tokens that are written
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub(crate) max_new_tokens: usize,
-    /// 0 always takes the likeliest token; larger is more daring
-    #[arg(long, value_name = "NUMBER", default_value_t = 0.7)]
-    pub(crate) temperature: f32,
-    /// Draw only from so many of the likeliest tokens
+    /// Most tokens that are written [default: what generation_config.json says, else 64]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_new_tokens: Option<usize>,
+    /// 0 always takes the likeliest token; larger is more daring [default: as the model's generation_config.json has
+    /// it, which without do_sample is 0; 0.7 where there is no such file]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) temperature: Option<f32>,
+    /// Draw only from so many of the likeliest tokens [default: what generation_config.json says, or 50; all where
+    /// there is no such file]
     #[arg(long, value_name = "N")]
     pub(crate) top_k: Option<usize>,
-    /// Draw only from the likeliest tokens that together have this probability
-    #[arg(long, value_name = "PART", default_value_t = 1.0)]
-    pub(crate) top_p: f32,
+    /// Draw only from the likeliest tokens that together have this probability [default: what generation_config.json
+    /// says, else 1]
+    #[arg(long, value_name = "PART")]
+    pub(crate) top_p: Option<f32>,
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,

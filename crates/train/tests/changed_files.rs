@@ -160,3 +160,25 @@ fn numbers_that_are_none_are_neither_generated_from_nor_merged() {
     assert!(why.contains(&format!("makes numbers of `{TENSOR}` that are not finite")), "{why}");
     assert!(!out.exists());
 }
+
+#[test]
+fn a_text_ends_where_the_generation_config_says_or_else_the_configuration() {
+    let home = changed("hf/llama", "model", |_| {}, |_| {});
+    let settings = home.path().join("generation_config.json");
+    let generated = || generated(&Pretrained::open(home.path()).unwrap()).unwrap();
+    fs::write(&settings, "{\"eos_token_id\": 255}").unwrap();
+    let whole = generated();
+    assert_eq!(whole.len(), 13);
+    let last = whole[4];
+    let until = whole.iter().position(|id| *id == last).unwrap();
+    for stated in [format!("{last}"), format!("[254, {last}]")] {
+        fs::write(&settings, format!("{{\"eos_token_id\": {stated}}}")).unwrap();
+        assert_eq!(generated(), whole[..until]);
+    }
+    fs::write(&settings, "{}").unwrap();
+    let path = home.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["eos_token_id"] = last.into();
+    fs::write(&path, config.to_string()).unwrap();
+    assert_eq!(generated(), whole[..until]);
+}

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use plimsoll::TrainError;
+use plimsoll::training::Config;
 use plimsoll::training::budget::Budget;
 use plimsoll::training::data::Tokenizer;
 use plimsoll::training::generate::{Generator, Sampling};
+use plimsoll::training::generation::GenerationConfig;
 use plimsoll::training::pretrained::{AdapterFolder, Pretrained};
 use plimsoll::training::size::Size;
 
@@ -16,18 +18,32 @@ use crate::args::GenerateArgs;
 use crate::exit::Failure;
 use crate::home;
 
+/// What is drawn with where neither a flag nor the model says.
+const USUAL: Sampling = Sampling { temperature: 0.7, top_k: None, top_p: 1.0, seed: 0 };
+const USUAL_COUNT: usize = 64;
+
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    let sampling = sampling(args)?;
+    check(args)?;
     let model = Pretrained::open(Path::new(&home::model(&args.model)?))?;
+    let stated = GenerationConfig::read(&model.folder).map_err(TrainError::from)?;
+    let sampling = sampling(args, stated.as_ref());
     let tokenizer = model.tokenizer()?;
     let prompt = prompt(args, &tokenizer)?;
-    let longest = model.configuration.architecture.positions().unwrap_or(usize::MAX);
+    let longest = model.configuration.architecture.positions().unwrap_or(Config::MOST);
     if prompt.len() >= longest {
         let given = prompt.len();
         let why = format!("the prompt has {given} tokens and the model reads {longest}; shorten it");
         return Err(TrainError::Config(why).into());
     }
-    let length = longest.min(prompt.len() + args.max_new_tokens);
+    if let Some(count) = args.max_new_tokens.filter(|&count| count > Config::MOST) {
+        let (given, most) = (prompt.len(), longest - prompt.len());
+        let why =
+            format!("--max-new-tokens must be at most {most} after a prompt of {given} tokens, got {count}");
+        return Err(TrainError::Config(why).into());
+    }
+    let count =
+        args.max_new_tokens.or(stated.and_then(|stated| stated.max_new_tokens)).unwrap_or(USUAL_COUNT);
+    let length = longest.min(prompt.len().saturating_add(count));
     let open = |folder: &PathBuf| AdapterFolder::open(folder, &model.configuration);
     let adapter = args.adapter.as_ref().map(open).transpose()?;
     let memory = args.memory.as_deref().filter(|&text| text != "auto").map(str::parse::<Size>);
@@ -39,7 +55,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let mut text = tokenizer.stream();
     let mut written = if args.chat { Ok(()) } else { write!(out, "{}", args.prompt) };
     let end = tokenizer.special().end;
-    generator.write(&prompt, args.max_new_tokens, &sampling, |id| {
+    generator.write(&prompt, count, &sampling, |id| {
         if Some(id) == end {
             return false;
         }
@@ -49,19 +65,32 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     written.and_then(|()| writeln!(out)).map_err(|error| Failure::output(&error))
 }
 
-fn sampling(args: &GenerateArgs) -> Result<Sampling, TrainError> {
+/// Refuses flags that make no sense.
+fn check(args: &GenerateArgs) -> Result<(), TrainError> {
     let wrong =
         |flag: &str, rule: &str, given: f32| TrainError::Config(format!("{flag} must {rule}, got {given}"));
-    if args.temperature < 0.0 || !args.temperature.is_finite() {
-        return Err(wrong("--temperature", "not be negative", args.temperature));
+    if let Some(given) = args.temperature.filter(|given| *given < 0.0 || !given.is_finite()) {
+        return Err(wrong("--temperature", "not be negative", given));
     }
-    if args.top_p <= 0.0 || args.top_p > 1.0 || args.top_p.is_nan() {
-        return Err(wrong("--top-p", "be above 0 and at most 1", args.top_p));
+    if let Some(given) = args.top_p.filter(|given| *given <= 0.0 || *given > 1.0 || given.is_nan()) {
+        return Err(wrong("--top-p", "be above 0 and at most 1", given));
     }
-    if args.top_k == Some(0) || args.max_new_tokens == 0 {
+    if args.top_k == Some(0) || args.max_new_tokens == Some(0) {
         return Err(TrainError::Config("--top-k and --max-new-tokens must be at least 1".into()));
     }
-    Ok(Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed })
+    Ok(())
+}
+
+/// The flags, and for what they leave open the model's own settings.
+fn sampling(args: &GenerateArgs, stated: Option<&GenerationConfig>) -> Sampling {
+    let asked = args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some();
+    let usual = stated.map_or(USUAL, |stated| stated.sampling(asked));
+    Sampling {
+        temperature: args.temperature.unwrap_or(usual.temperature),
+        top_k: args.top_k.or(usual.top_k),
+        top_p: args.top_p.unwrap_or(usual.top_p),
+        seed: args.seed,
+    }
 }
 
 fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<i32>, TrainError> {

@@ -1,0 +1,42 @@
+//! `generate`: what the model's own settings decide, what flags do, and what cannot be written.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::{Value, json};
+
+mod support;
+use support::Home;
+
+const GENERATE: &str = "generate --model model --prompt ship --memory 64MiB --threads 1";
+const SETTINGS: &str = "model/generation_config.json";
+
+fn text(home: &Home, rest: &str) -> String {
+    home.done(&format!("{GENERATE} {rest}")).0
+}
+
+#[test]
+fn settings_of_the_model_count_where_flags_say_nothing() {
+    let home = Home::with_model();
+    let set = |settings: Value| home.write(SETTINGS, settings.to_string());
+    let greedy = text(&home, "--temperature 0 --max-new-tokens 8");
+    let drawn = text(&home, "--temperature 1.5 --top-k 40 --top-p 0.9 --max-new-tokens 8");
+    assert_ne!(greedy, drawn);
+    set(json!({"max_new_tokens": 8, "temperature": 1.5}));
+    assert_eq!(text(&home, ""), greedy, "nothing is drawn without do_sample");
+    set(json!({"do_sample": true, "temperature": 1.5, "top_k": 40, "top_p": 0.9, "max_new_tokens": 8}));
+    assert_eq!(text(&home, ""), drawn);
+    assert_eq!(text(&home, "--temperature 0"), greedy);
+    set(json!({"top_p": 2}));
+    home.refused(
+        GENERATE,
+        "model/generation_config.json has `top_p` = 2 where a number above 0 and at most 1 is wanted; mend the file or remove it",
+    );
+}
+
+#[test]
+fn more_than_can_be_counted_is_refused_with_what_can_be_written() {
+    let home = Home::with_model();
+    home.refused(
+        &format!("{GENERATE} --max-new-tokens 18446744073709551615"),
+        "--max-new-tokens must be at most 30 after a prompt of 2 tokens, got 18446744073709551615",
+    );
+}
