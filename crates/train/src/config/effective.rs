@@ -30,6 +30,7 @@ impl Config {
         RawConfig {
             model: named(false),
             config: named(true).map(PathBuf::from),
+            init: (scratch && Path::new(&self.name).is_dir()).then_some(true),
             layers: scratch.then(|| self.model.architecture.layers()),
             tokenizer: self.tokenizer.clone(),
             task: Some(task.to_owned()),

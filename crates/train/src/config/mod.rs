@@ -203,7 +203,8 @@ impl Config {
     /// The first setting that is wrong or contradicts another.
     pub fn check(raw: &RawConfig) -> Result<Config, TrainError> {
         let model::Resolved { name, configuration, origin, seq_len, lora, adapter } = model::resolve(raw)?;
-        let has_tokenizer = raw.tokenizer.is_some() || matches!(origin, Origin::Pretrained(_));
+        let tokenizer = raw.tokenizer.clone().or_else(|| model::begins_again(raw));
+        let has_tokenizer = tokenizer.is_some() || matches!(origin, Origin::Pretrained(_));
         let data = data::data(raw, has_tokenizer)?;
         let raw = &defaults::filled(raw, &origin, lora.is_some(), &data);
         let samples = data::samples(raw, &configuration.architecture)?;
@@ -225,7 +226,7 @@ impl Config {
             configuration,
             origin,
             adapter,
-            tokenizer: raw.tokenizer.clone(),
+            tokenizer,
             samples,
             saving: saving(raw)?,
             resume: resume(raw)?,

@@ -137,6 +137,12 @@ pub(super) fn resolve(raw: &RawConfig) -> Result<Resolved, TrainError> {
     Ok(Resolved { name, configuration, origin, seq_len, lora, adapter })
 }
 
+/// The folder of a model that is to begin from scratch.
+pub(super) fn begins_again(raw: &RawConfig) -> Option<PathBuf> {
+    let folder = raw.model.as_ref().map(PathBuf::from);
+    folder.filter(|folder| raw.init == Some(true) && folder.is_dir())
+}
+
 /// Tokens of a sequence where neither the user nor the model says.
 const USUAL_SEQ_LEN: usize = 512;
 
@@ -146,6 +152,14 @@ fn named(raw: &RawConfig) -> Result<(String, Configuration, Origin, usize), Trai
         (None, Some(path)) => {
             let configuration = configuration(&read_text(path)?, path)?;
             Ok((path.display().to_string(), configuration, Origin::Scratch, USUAL_SEQ_LEN))
+        }
+        (Some(_), None) if begins_again(raw).is_some() && raw.adapter.is_some() => {
+            Err(mistake("--adapter belongs to the weights that --init does away with; leave one of them out"))
+        }
+        (Some(name), None) if begins_again(raw).is_some() => {
+            let path = Path::new(name).join("config.json");
+            let configuration = configuration(&read_text(&path)?, &path)?;
+            Ok((name.clone(), configuration, Origin::Scratch, USUAL_SEQ_LEN))
         }
         (Some(name), None) if Path::new(name).is_dir() => {
             let model = Pretrained::open(Path::new(name))?;

@@ -149,10 +149,15 @@ fn typed(flag: &Flag) -> Result<Value, String> {
             number.filter(|value| value.as_integer() >= Some(0) || left_open(setting.name, value))
         }
         Kind::Number => text.parse().ok().map(Value::Float),
-        Kind::Switch => text.parse().ok().map(Value::Boolean),
+        // As Python writes it, too.
+        Kind::Switch => text.to_lowercase().parse().ok().map(Value::Boolean),
         Kind::List => Some(list(flag.values.iter().map(String::as_str))),
     };
-    value.ok_or_else(|| format!("{} must be {}, got `{text}`", setting.flag(), wanted(setting.kind)))
+    let digits = !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+    value.ok_or_else(|| match setting.kind {
+        Kind::Whole if digits => format!("{} must be at most {}, got {text}", setting.flag(), i64::MAX),
+        kind => format!("{} must be {}, got `{text}`", setting.flag(), wanted(kind)),
+    })
 }
 
 /// Words, commas within them separating others, except in the name of a file that is there.
@@ -283,6 +288,15 @@ mod tests {
             "--max-steps must be a whole number that is not negative, got `2.5`"
         );
         assert_eq!(fault("learning_rate", "fast"), "--learning-rate must be a number, got `fast`");
+        assert_eq!(
+            fault("seed", "18446744073709551615"),
+            "--seed must be at most 9223372036854775807, got 18446744073709551615"
+        );
+        assert_eq!(fault("bf16", "yes"), "--bf16 must be true or false, got `yes`");
+        for (text, expected) in [("True", true), ("true", true), ("False", false)] {
+            let raw = RawConfig::gather(None, &[flag("bf16", text)]).unwrap();
+            assert_eq!(raw.bf16, Some(expected));
+        }
     }
 
     #[test]

@@ -103,6 +103,9 @@ settings! {
         model: String, "NAME";
         /// config.json of a model to begin from scratch, in place of --model
         config: PathBuf, "FILE";
+        /// Begin from scratch, with random weights, though --model is a folder that has some; its tokenizer stays
+        /// [default: false]
+        init: bool, "BOOL";
         /// Layers, in place of those of a model that begins from scratch
         layers: usize, "N";
         /// Folder with tokenizer.json [default: the model's; without one, a token is a byte]
