@@ -362,6 +362,94 @@ fn a_pipe_is_no_file_of_weights_and_nobody_waits_for_it() {
 }
 
 #[test]
+fn pipes_in_place_of_small_files_are_not_waited_for() {
+    let home = Home::with_model();
+    home.copy("lora/llama", "adapter");
+    home.done(&training("--output-dir out --save-steps 1"));
+    let piped = |name: &str, command: &str| {
+        let before = fs::read(home.path(name)).ok();
+        let _ = fs::remove_file(home.path(name));
+        assert!(std::process::Command::new("mkfifo").arg(home.path(name)).status().unwrap().success());
+        let output = home.command(command).output().unwrap();
+        let (_, said) = support::texts(&output);
+        assert!(said.contains(&format!("{name} cannot be read (it is not a file)")), "{said}");
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        fs::remove_file(home.path(name)).unwrap();
+        if let Some(before) = before {
+            home.write(name, before);
+        }
+    };
+    let generate = "generate --model model --adapter adapter --prompt a --memory 64MiB";
+    for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        piped(&format!("model/{name}"), generate);
+    }
+    piped("model/special_tokens_map.json", generate);
+    piped("model/chat_template.jinja", generate);
+    piped("adapter/adapter_config.json", generate);
+    for name in ["config.json", "optimizer.safetensors"] {
+        let resume = training("--output-dir out --resume out/checkpoint-2");
+        piped(&format!("out/checkpoint-2/{name}"), &resume);
+    }
+}
+
+#[test]
+fn a_garbled_tokenizer_is_an_error_and_no_panic() {
+    let home = Home::with_model();
+    let text = String::from_utf8(home.read("model/tokenizer.json")).unwrap();
+    home.write("model/tokenizer.json", text.replace("\"decoder\": {", "\"decoder\": -"));
+    let output = home.command("generate --model model --prompt a").output().unwrap();
+    let (_, said) = support::texts(&output);
+    assert!(said.starts_with("error: model/tokenizer.json cannot be used ("), "{said}");
+    assert!(said.ends_with("; take the file that was published with the model\n"), "{said}");
+    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+}
+
+#[test]
+fn an_adapter_of_an_embedding_is_refused_for_what_it_is() {
+    let home = Home::with_model();
+    home.copy("lora/llama", "adapter");
+    for name in ["embed_tokens", "lm_head"] {
+        home.set("adapter/adapter_config.json", "target_modules", json!(["q_proj", name]));
+        home.refused(
+            "generate --model model --adapter adapter --prompt a",
+            &format!("adapter has an adapter for `{name}`, an embedding or output head, and only linear layers between them can have one here; merge it into its model with PEFT and give that"),
+        );
+    }
+}
+
+#[test]
+fn a_model_in_a_folder_can_begin_from_scratch() {
+    let home = Home::with_model();
+    let train = |rest: &str| {
+        home.done(&training(&format!("--learning-rate 1e-30 --weight-decay 0 {rest}")));
+    };
+    train("--init True --output-dir again");
+    train("--output-dir on");
+    // The last bytes, all of them behind the header.
+    let of = |name: &str| {
+        let bytes = home.read(&format!("{name}/model.safetensors"));
+        bytes[bytes.len() - 90_000..].to_vec()
+    };
+    let (model, on, again) = (of("model"), of("on"), of("again"));
+    assert!(on == model, "at a rate of almost nothing it is as it was");
+    let differ = again.iter().zip(&model).filter(|(a, b)| a != b).count();
+    assert!(differ > 60_000, "{differ} of 90000 bytes were drawn anew");
+    assert_eq!(home.read("again/tokenizer.json"), home.read("model/tokenizer.json"));
+    assert_eq!(home.json("again/config.json")["vocab_size"], 256);
+    // No weights are needed to begin without them, and what is printed begins so again.
+    fs::remove_file(home.path(WEIGHTS)).unwrap();
+    train("--init --output-dir third");
+    assert!(of("third") == again, "the same seed draws the same");
+    let (printed, _) = home.done(&training("--init --print-config"));
+    assert!(printed.contains("init = true\n") && printed.contains("tokenizer = \"model\"\n"), "{printed}");
+    home.copy("lora/llama", "adapter");
+    home.refused(
+        &training("--init --adapter adapter"),
+        "--adapter belongs to the weights that --init does away with; leave one of them out",
+    );
+}
+
+#[test]
 fn a_path_that_looks_like_an_id_is_looked_for_in_both_places() {
     let home = Home::new();
     let mut command = home.command("generate --model models/mine --prompt a");

@@ -159,6 +159,13 @@ fn download(repo: &ApiRepo, mut progress: impl FnMut(&str, u64)) -> Result<PathB
     if !there.contains(INDEX) && !there.contains(SINGLE) {
         return Err(Fault::Lacks("weights as safetensors, the form that is read"));
     }
+    let mut told = BTreeSet::new();
+    // The library tells of a file again for every request it makes.
+    let mut progress = |name: &str, bytes: u64| {
+        if told.insert(name.to_owned()) {
+            progress(name, bytes);
+        }
+    };
     let mut get = |name: &str| repo.download_with_progress(name, Told(&mut progress));
     let config = get("config.json")?;
     for name in BESIDE.into_iter().filter(|name| there.contains(*name)) {

@@ -59,6 +59,8 @@ pub struct Gpu {
     pub driver: Option<String>,
     /// Where the driver's library lies.
     pub library: Option<PathBuf>,
+    /// NVIDIA's cards on the bus, which are there without a driver too.
+    pub on_bus: usize,
 }
 
 /// Where Linux distributions put libraries.
@@ -140,7 +142,18 @@ fn gpu_under(root: &Path) -> Gpu {
         cards: paths.iter().filter_map(model).collect(),
         driver: driver.map(str::to_owned),
         library: libraries.into_iter().find(|path| path.exists()),
+        on_bus: nvidia_on_bus(root),
     }
+}
+
+/// Devices whose maker is NVIDIA and whose class is that of displays or their accelerators.
+fn nvidia_on_bus(root: &Path) -> usize {
+    let devices = fs::read_dir(root.join("sys/bus/pci/devices")).into_iter().flatten().flatten();
+    let is = |folder: &Path, file: &str, begin: &str| {
+        fs::read_to_string(folder.join(file)).is_ok_and(|text| text.starts_with(begin))
+    };
+    let cards = devices.map(|entry| entry.path());
+    cards.filter(|card| is(card, "vendor", "0x10de") && is(card, "class", "0x03")).count()
 }
 
 #[cfg(test)]
@@ -172,10 +185,21 @@ mod tests {
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Thu\n",
         );
         let library = root.write("usr/lib64/libcuda.so.1", "");
+        // A card, its sound, and the card of another maker.
+        let devices = [
+            ("01:00.0", "0x10de", "0x030200"),
+            ("01:00.1", "0x10de", "0x040300"),
+            ("02:00.0", "0x1002", "0x030000"),
+        ];
+        for (place, vendor, class) in devices {
+            root.write(&format!("sys/bus/pci/devices/0000:{place}/vendor"), format!("{vendor}\n"));
+            root.write(&format!("sys/bus/pci/devices/0000:{place}/class"), format!("{class}\n"));
+        }
         let expected = Gpu {
             cards: vec!["NVIDIA H200".into()],
             driver: Some("570.86.10".into()),
             library: Some(library),
+            on_bus: 1,
         };
         assert_eq!(gpu_under(root.path()), expected);
     }

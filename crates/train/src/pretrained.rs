@@ -11,7 +11,7 @@ use plimsoll_exec::{Device, Engine};
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
 use plimsoll_model::hf::{ConfigError, Configuration, Stored};
 use plimsoll_model::lora::{AdapterConfig, BaseClass, file_name};
-use plimsoll_model::{Architecture, Lora};
+use plimsoll_model::{Architecture, Lora, Targets};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -31,6 +31,17 @@ pub(crate) const TOKENS: (&str, &str) = ("plimsoll_tokenizer", "bytes");
 /// Keys of a `config.json` that are about the head.
 const HEAD: [&str; 6] =
     ["architectures", "classifier_dropout", "id2label", "label2id", "num_labels", "problem_type"];
+/// Modules that turn ids into vectors or back.
+const TABLES: [&str; 8] = [
+    "embed_tokens",
+    "lm_head",
+    "wte",
+    "wpe",
+    "word_embeddings",
+    "position_embeddings",
+    "token_type_embeddings",
+    "decoder",
+];
 /// The weight of the head that sorts texts, in an adapter's file.
 const CLASSIFIER: &str = "base_model.model.classifier.weight";
 
@@ -231,6 +242,7 @@ impl AdapterFolder {
         let mut adapter = AdapterFolder { folder: folder.to_owned(), config, configuration: base.clone() };
         let weights = adapter.weights()?;
         adapter.check_family()?;
+        adapter.check_targets()?;
         adapter.take_head(&weights)?;
         let graph = adapter.configuration.architecture.training(1, 1)?;
         adapter.config.lora = adapter.config.lora.without_absent_heads(&graph);
@@ -251,6 +263,22 @@ impl AdapterFolder {
                 .other_base(&format!("it was trained on a `{trained_on}`, and this is a `{given}`"))
                 .into()),
             _ => Ok(()),
+        }
+    }
+
+    /// PEFT can adapt embeddings and heads; no other model would help with those.
+    fn check_targets(&self) -> Result<(), FileError> {
+        let Targets::Names(names) = &self.config.lora.targets else { return Ok(()) };
+        let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
+        match names.iter().find(|name| TABLES.contains(&last(name).as_str())) {
+            Some(name) => {
+                let why = format!(
+                    "has an adapter for `{name}`, an embedding or output head, and only linear layers between them \
+                     can have one here; merge it into its model with PEFT and give that"
+                );
+                Err(FileError::wrong(&self.folder, why))
+            }
+            None => Ok(()),
         }
     }
 

@@ -67,12 +67,29 @@ fn in_words(machine: &Machine, rate: f64) -> String {
 }
 
 fn cards(gpu: &Gpu) -> String {
-    let Gpu { cards, driver, library } = gpu;
+    let Gpu { cards, driver, library, on_bus } = gpu;
+    // Packages of the driver are named by the first part of its version.
+    let major = driver.as_deref().and_then(|version| version.split('.').next());
     let driver = driver.as_ref().map_or_else(String::new, |version| format!(", driver {version}"));
     match (cards.is_empty(), library) {
+        (true, _) if *on_bus > 0 => {
+            format!(
+                "{on_bus} of NVIDIA without its driver; to install it: sudo ubuntu-drivers install (Ubuntu), \
+                 sudo apt install nvidia-driver (Debian)"
+            )
+        }
         (true, None) => "none found".to_owned(),
         (true, Some(path)) => format!("none found, though {} is there", path.display()),
-        (false, None) => format!("{}{driver}; libcuda is missing: install NVIDIA's driver", cards.join(", ")),
+        (false, None) => {
+            let ubuntu = major.map_or_else(
+                || "sudo ubuntu-drivers install".to_owned(),
+                |major| format!("sudo apt install libnvidia-compute-{major}"),
+            );
+            format!(
+                "{}{driver}; libcuda is missing; to install it: {ubuntu} (Ubuntu), sudo apt install libcuda1 (Debian)",
+                cards.join(", ")
+            )
+        }
         (false, Some(_)) => format!("{}{driver}", cards.join(", ")),
     }
 }
@@ -82,12 +99,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cards_are_told_with_what_they_lack() {
-        let card = Gpu { cards: vec!["NVIDIA L4".into()], driver: Some("570.1".into()), library: None };
-        assert_eq!(cards(&card), "NVIDIA L4, driver 570.1; libcuda is missing: install NVIDIA's driver");
+    fn cards_are_told_with_what_they_lack_and_the_line_that_installs_it() {
+        let card =
+            Gpu { cards: vec!["NVIDIA L4".into()], driver: Some("570.1".into()), library: None, on_bus: 1 };
+        assert_eq!(
+            cards(&card),
+            "NVIDIA L4, driver 570.1; libcuda is missing; to install it: sudo apt install libnvidia-compute-570 (Ubuntu), sudo apt install libcuda1 (Debian)"
+        );
         assert_eq!(
             cards(&Gpu { library: Some("/x/libcuda.so.1".into()), ..card }),
             "NVIDIA L4, driver 570.1"
+        );
+        assert_eq!(
+            cards(&Gpu { on_bus: 2, ..Gpu::default() }),
+            "2 of NVIDIA without its driver; to install it: sudo ubuntu-drivers install (Ubuntu), sudo apt install nvidia-driver (Debian)"
         );
         assert_eq!(cards(&Gpu::default()), "none found");
     }

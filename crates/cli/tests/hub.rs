@@ -1,0 +1,45 @@
+//! Models by their hub id: where the program asks, whom it says it is, and where it keeps what it gets.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+
+mod support;
+use support::{Home, texts};
+#[path = "../../train/tests/support/hub.rs"]
+mod server;
+use server::Server;
+
+#[test]
+fn a_model_is_downloaded_from_the_stated_server_into_the_stated_home_and_then_taken_from_there() {
+    let home = Home::with_model();
+    let names = ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"];
+    let files = names.map(|name| (name, home.read(&format!("model/{name}"))));
+    let server = Server::start(BTreeMap::from(files), "model.safetensors", 1);
+    let generate = |home_variable: &str, offline: &str| {
+        let rest = "--prompt ship --temperature 0 --max-new-tokens 4 --memory 64MiB --threads 1";
+        let mut command = home.command(&format!("generate --model owner/model {rest}"));
+        command.env("HF_ENDPOINT", &server.address).env("HF_TOKEN", "secret").env("HF_HUB_OFFLINE", offline);
+        command.env_remove("HF_HUB_CACHE").env("HF_HOME", home.path(home_variable));
+        let output = command.output().unwrap();
+        let (out, err) = texts(&output);
+        (output.status.success(), out, err)
+    };
+    let (done, text, said) = generate("hf", "0");
+    assert!(done, "{said}");
+    for name in names {
+        let lines = said.lines().filter(|line| line.starts_with(&format!("downloading {name}, ")));
+        assert_eq!(lines.count(), 1, "{said}");
+    }
+    let asked = server.asked();
+    assert!(
+        asked.len() > names.len() && asked.iter().all(|line| line.ends_with("Bearer secret")),
+        "{asked:#?}"
+    );
+    let kept = home.path("hf/hub/models--owner--model/snapshots/c0ffee/model.safetensors");
+    assert_eq!(std::fs::read(kept).unwrap(), home.read("model/model.safetensors"));
+
+    assert_eq!(generate("hf", "1"), (true, text, String::new()), "from the cache");
+    let (done, _, said) = generate("elsewhere", "1");
+    assert!(!done && said.contains("is not complete in the cache"), "{said}");
+    assert_eq!(server.asked(), Vec::<String>::new());
+}
