@@ -107,7 +107,7 @@ fn the_most_that_fits_is_a_plan_and_one_more_does_not_fit() {
         ("seq-len", "--seq-len", 40),
         ("micro-batch", "--gradient-accumulation-steps 1 --micro-batch", 40),
         ("lora-rank", "--lora-r", 28),
-        ("layers", "--layers", 96),
+        ("layers", "--layers", 60),
     ] {
         let plan = &lines(&format!("plan --json --memory {memory}MiB --max {what}"))[0];
         let most = &plan["max"];

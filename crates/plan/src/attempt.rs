@@ -150,13 +150,7 @@ impl Attempt<'_> {
 
     /// Time of a step that rebuilds nothing.
     pub(crate) fn once_seconds(&self, scratch: Scratch) -> f64 {
-        let part = &self.prepared.program.train;
-        let of = |update: bool| -> f64 {
-            let nodes = part.graph.node_ids().filter(|&id| !part.graph.node(id).op.is_view());
-            let nodes = nodes.filter(|&id| (part.graph.node(id).phase == Phase::Update) == update);
-            nodes.map(|id| part.facts.nodes[id.index()].seconds_with(scratch)).sum()
-        };
-        of(false) * self.passes() + of(true)
+        self.prepared.program.once_seconds(scratch, self.request.global_batch / self.micro_batch)
     }
 
     /// Passes over micro-batches in one step.

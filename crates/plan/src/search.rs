@@ -65,6 +65,13 @@ pub struct Choice {
     pub lower_bound_seconds: Option<f64>,
 }
 
+impl Choice {
+    /// Predicted time of a step.
+    pub fn step_seconds(&self) -> f64 {
+        self.plan.step_seconds(self.accumulation)
+    }
+}
+
 /// One combination that was planned.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tried {

@@ -141,7 +141,7 @@ impl Merge<'_> {
             names.push(name);
         }
         if last > 0 {
-            let (name, text) = files::index("model", total, index);
+            let (name, text) = files::index("model", total, &index);
             write_text(&out.join(&name), &text)?;
             names.push(name);
         }

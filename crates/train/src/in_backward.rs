@@ -27,7 +27,7 @@ use crate::optimizer::{Optimizer, Storage, trained, update};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Update {
     /// Inside the backward pass wherever that is possible: it takes no longer and gradients need not persist. In two
-    /// passes where the norm is limited and nothing else fits.
+    /// passes where the norm is limited and nothing else fits, or everything else takes longer.
     Auto,
     /// After the last micro-batch of a step.
     #[default]

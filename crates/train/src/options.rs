@@ -80,12 +80,11 @@ impl Options {
     pub fn device(&self) -> Result<CpuDevice, TrainError> {
         let device = CpuDevice::new(self.threads)?;
         let Some(Offload { folder, budget, link, .. }) = &self.offload else { return Ok(device) };
-        let link = match link {
-            Some(link) => *link,
-            None => {
-                let tried = measure_disk(folder, *budget, device.threads());
-                tried.map_err(|error| TrainError::Config(error.to_string()))?.link
-            }
+        let link = if let Some(link) = link {
+            *link
+        } else {
+            let tried = measure_disk(folder, *budget, device.threads());
+            tried.map_err(|error| TrainError::Config(error.to_string()))?.link
         };
         Ok(device.with_offload(folder.clone(), link))
     }
@@ -117,7 +116,7 @@ impl Options {
             strategy: self.recompute,
             budget: budget.arena(),
             // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
-            // Nor is anything spared in two passes, which are there because nothing else fits.
+            // Nor is anything spared in two passes, which are there because little fits.
             slack: if budget.origin == Origin::Stated || self.update == Update::TwoPass { 0.0 } else { 0.01 },
         }
     }

@@ -2,7 +2,7 @@
 
 use plimsoll_exec::Device;
 use plimsoll_graph::{Graph, GraphError, StateKind, differentiate, fuse, store, tile};
-use plimsoll_plan::{Build, Choice, Costed, Facts, Program, Searcher, gradients, search};
+use plimsoll_plan::{Build, Choice, Costed, Facts, Program, Scratch, Searcher, gradients, search};
 
 use crate::budget::Budget;
 use crate::error::{TrainError, Unlimited};
@@ -99,17 +99,53 @@ pub fn plan_with<M: Model, F: Fn(&Graph) -> Facts + Copy>(
 ) -> Result<Planned, TrainError> {
     let &Programs { model, facts, options } = searcher.build();
     options.check_update()?;
-    let mut error = match searcher.search(options.request(&budget)) {
-        Ok(choice) => return Ok(Planned { choice, budget }),
+    let found = searcher.search(options.request(&budget));
+    let two = options.in_two_passes();
+    let in_two = |two: &Options| search(two.request(&budget), Programs { model, facts, options: two });
+    let mut error = match found {
+        Ok(choice) => {
+            let worth = |two: &&Options| could_be_faster(model, facts, two, &choice);
+            let other = two.as_ref().filter(worth).and_then(|two| in_two(two).ok());
+            let choice = match other {
+                Some(other) => faster(choice, other),
+                None => choice,
+            };
+            return Ok(Planned { choice, budget });
+        }
         Err(error) => TrainError::search(error, &budget),
     };
-    if let (TrainError::Budget { .. }, Some(two)) = (&error, options.in_two_passes()) {
-        match search(two.request(&budget), Programs { model, facts, options: &two }) {
+    if let (TrainError::Budget { .. }, Some(two)) = (&error, &two) {
+        match in_two(two) {
             Ok(choice) => return Ok(Planned { choice, budget }),
             Err(other) => error = error.closer(TrainError::search(other, &budget)),
         }
     }
     Err(hint_at_no_limit(error, model, facts, options))
+}
+
+/// Whether two passes, which rebuild everything once but keep no gradients, could take less time than a plan that
+/// rebuilds much or has little scratch.
+fn could_be_faster(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    two: &Options,
+    choice: &Choice,
+) -> bool {
+    let batch = two.global_batch;
+    let seconds = choice.step_seconds();
+    // In two passes a step takes twice as long as in one: most often that settles it.
+    if choice.micro_batch == batch && seconds < 1.5 * choice.program.once_seconds(Scratch::Best, 1) {
+        return false;
+    }
+    let program = costed_program(model, &facts, two, batch);
+    program.is_ok_and(|program| program.once_seconds(Scratch::Best, 1) < seconds)
+}
+
+/// The faster of two choices, the first of equals, with a bound for both.
+fn faster(one: Choice, other: Choice) -> Choice {
+    let bound = one.lower_bound_seconds.zip(other.lower_bound_seconds).map(|(a, b)| a.min(b));
+    let fastest = if other.step_seconds() < one.step_seconds() { other } else { one };
+    Choice { lower_bound_seconds: bound, ..fastest }
 }
 
 /// Whether [`plan_within`] would find a plan, without looking for the fastest.

@@ -4,11 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_exec::CpuDevice;
+use plimsoll_exec::{CpuDevice, Device};
 use plimsoll_graph::Graph;
 use plimsoll_model::{Architecture, Llama};
 use plimsoll_plan::{Plan, Purpose, Request, Role, SearchError, Strategy, search, spans, timeline};
-use plimsoll_train::{LanguageModel, Optimizer, Options, Run, TrainError, Update, program};
+use plimsoll_train::budget::{Budget, Origin};
+use plimsoll_train::{LanguageModel, Optimizer, Options, Run, TrainError, Update, plan_within, program};
 
 mod support;
 use support::{Batch, Size, bert, gpt2, llama, options, start};
@@ -186,6 +187,38 @@ fn with_a_limit_on_the_norm_two_passes_train_to_the_same_bits_and_are_the_last_r
     assert!(two < separate);
     let passes = |memory| planned(memory, Update::Auto).unwrap().choice.program.passes();
     assert_eq!((passes(separate + (2 << 20)), passes(two + (separate - two) / 2)), (1, 2));
+}
+
+#[test]
+fn left_free_a_step_is_never_slower_than_in_two_passes() {
+    let optimizer = Optimizer { max_grad_norm: Some(1.0), ..Optimizer::default() };
+    let options = |update| Options { optimizer, update, global_batch: 4, ..Options::default() };
+    let model = language(&llama(SIZE));
+    let device = CpuDevice::new(1).unwrap();
+    // As a head with many words is.
+    let slow_in_little_scratch = |graph: &Graph| {
+        let mut facts = device.facts(graph);
+        for node in facts.nodes.iter_mut().filter(|node| node.workspace.least < node.workspace.best) {
+            node.lean_seconds *= 10.0;
+        }
+        facts
+    };
+    let seconds = |update, arena: u64| {
+        let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
+        let planned = plan_within(&model, slow_in_little_scratch, &options(update), budget);
+        planned.ok().map(|planned| planned.choice.step_seconds())
+    };
+    let (mut before, mut was_slower) = (f64::INFINITY, false);
+    for kib in (2400..4400).step_by(40) {
+        let [auto, separate, two] =
+            [Update::Auto, Update::Separate, Update::TwoPass].map(|update| seconds(update, kib << 10));
+        let least = separate.into_iter().chain(two).fold(f64::INFINITY, f64::min);
+        let auto = auto.unwrap_or(f64::INFINITY);
+        assert!(auto <= least * (1.0 + 1e-12) && auto <= before, "{kib} KiB: {auto}, {separate:?}, {two:?}");
+        was_slower |= separate.zip(two).is_some_and(|(separate, two)| separate > two);
+        before = auto;
+    }
+    assert!(was_slower, "somewhere both fit and two passes are faster");
 }
 
 #[test]

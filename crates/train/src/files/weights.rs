@@ -174,7 +174,7 @@ pub(crate) fn write_model<'a, D: Device>(
         let checksum = write_shard(engine, &folder.join(&name), &parts)?;
         written.push((name, checksum));
     }
-    let index = (count > 1).then(|| super::index(stem, total, index));
+    let index = (count > 1).then(|| super::index(stem, total, &index));
     for (name, text) in form.texts.iter().chain(&index) {
         written.push((name.clone(), write_text(&folder.join(name), text)?));
     }

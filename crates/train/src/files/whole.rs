@@ -61,7 +61,7 @@ fn remove_others(folder: &Path, stem: &str, names: &[String]) -> Result<(), File
 
 /// What lists the weights called `stem` where they are in several files, and its text: the file of each tensor, and the
 /// bytes of all.
-pub(crate) fn index(stem: &str, bytes: u64, files: Map<String, Value>) -> (String, String) {
+pub(crate) fn index(stem: &str, bytes: u64, files: &Map<String, Value>) -> (String, String) {
     let index = json!({ "metadata": { "total_size": bytes }, "weight_map": files });
     (format!("{stem}.safetensors.index.json"), format!("{index:#}\n"))
 }
