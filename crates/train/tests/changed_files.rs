@@ -144,7 +144,7 @@ fn numbers_that_are_none_are_neither_generated_from_nor_merged() {
     const TENSOR: &str = "model.layers.1.mlp.down_proj.weight";
     let nan = |name: &'static str| {
         move |tensors: &mut Tensors| {
-            tensors.get_mut(name).unwrap().2[..4].copy_from_slice(&f32::NAN.to_le_bytes())
+            tensors.get_mut(name).unwrap().2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
         }
     };
     let broken = changed("hf/llama", "model", nan(TENSOR), |_| {});
