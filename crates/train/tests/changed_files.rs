@@ -128,6 +128,47 @@ fn models_that_are_always_tied_are_refused_with_a_head_that_differs() {
 }
 
 #[test]
+fn a_second_name_does_not_outlive_the_numbers_it_was_a_copy_of() {
+    const BIAS: [&str; 2] = ["cls.predictions.bias", "cls.predictions.decoder.bias"];
+    let copied = |tensors: &mut Tensors| {
+        let bias = tensors[BIAS[0]].clone();
+        tensors.insert(BIAS[1].into(), bias);
+    };
+    let base = changed("hf/bert", "model", copied, |_| {});
+    // An adapter that trained the whole head: everything in it was doubled.
+    let head = |tensors: &mut Tensors| {
+        let zeros = |shape: [usize; 2]| (Dtype::F32, shape.to_vec(), vec![0; 4 * shape[0] * shape[1]]);
+        let mut own = Tensors::new();
+        for layer in 0..2 {
+            let module = format!("base_model.model.bert.encoder.layer.{layer}.attention.self.query");
+            own.insert(format!("{module}.lora_A.weight"), zeros([1, 32]));
+            own.insert(format!("{module}.lora_B.weight"), zeros([32, 1]));
+        }
+        for (name, (dtype, shape, bytes)) in tensors.iter().filter(|(name, _)| name.starts_with("cls.")) {
+            let numbers = bytes.as_chunks::<4>().0.iter().map(|bytes| 2.0 * f32::from_le_bytes(*bytes));
+            let doubled = numbers.flat_map(f32::to_le_bytes).collect();
+            own.insert(format!("base_model.model.{name}"), (*dtype, shape.clone(), doubled));
+        }
+        *tensors = own;
+    };
+    let adapter = changed("hf/bert", "model", head, |_| {});
+    fs::rename(adapter.path().join("model.safetensors"), adapter.path().join("adapter_model.safetensors"))
+        .unwrap();
+    fs::remove_file(adapter.path().join("config.json")).unwrap();
+    let config = r#"{"peft_type": "LORA", "r": 1, "target_modules": ["query"], "modules_to_save": ["cls"]}"#;
+    fs::write(adapter.path().join("adapter_config.json"), config).unwrap();
+
+    let model = Pretrained::open(base.path()).unwrap();
+    let adapter = AdapterFolder::open(adapter.path(), &model.configuration).unwrap();
+    let out = base.path().join("out");
+    merge(&model, &adapter, &out).unwrap();
+    Pretrained::open(&out).unwrap();
+    let bytes = fs::read(out.join("model.safetensors")).unwrap();
+    let names = SafeTensors::deserialize(&bytes).unwrap().names().join(" ");
+    assert_eq!(BIAS.map(|name| names.contains(name)), [true, false]);
+}
+
+#[test]
 fn the_mark_of_a_model_is_of_all_its_numbers() {
     let last = |tensors: &mut Tensors| {
         *tensors.get_mut("model.embed_tokens.weight").unwrap().2.last_mut().unwrap() ^= 1;

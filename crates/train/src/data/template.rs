@@ -241,7 +241,9 @@ fn without_marks(marked: &str) -> Rendered {
 /// The fault in one line, with the words of whoever raised it.
 fn reason(fault: &Error) -> String {
     if fault.kind() == ErrorKind::OutOfFuel {
-        return format!("it is not done after {MOST_WORK} instructions; look for a loop without an end");
+        return format!(
+            "the template is not done after {MOST_WORK} instructions; look for a loop without an end"
+        );
     }
     let words = fault.detail().map_or_else(|| fault.kind().to_string(), str::to_owned);
     match fault.line() {
@@ -281,7 +283,10 @@ mod tests {
         );
         let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
         let fault = ChatTemplate::new(endless, Vec::new()).unwrap().render(&[], None, false).unwrap_err();
-        assert!(fault.starts_with("it is not done after 33554432 instructions; look for a loop"), "{fault}");
+        assert!(
+            fault.starts_with("the template is not done after 33554432 instructions; look for a loop"),
+            "{fault}"
+        );
         let fault = ChatTemplate::new("{% for %}", Vec::new()).unwrap_err();
         assert!(fault.ends_with("(line 1 of the template)"), "{fault}");
     }
