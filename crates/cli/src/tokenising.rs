@@ -1,6 +1,13 @@
 //! What people see while data is tokenised: a bar, or a line now and then where none can be drawn.
+//!
+//! A process that has tokenised holds more than one that found the ids in the cache: pages of code, and memory that the
+//! allocator keeps. Its plan would be another, and with it the last bits of what is trained. So it begins anew.
 
+use std::env;
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,12 +22,34 @@ use crate::table;
 /// How long tokenising may take before a line says so; each further line waits twice as long.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Opens the data of a run, and shows how far it is where that takes long.
+/// Set in a process that was begun anew, so that it is not done again.
+const TOKENISED: &str = "PLIMSOLL_TOKENISED";
+
+/// Opens the data of a run, and shows how far it is where that takes long. Where something was tokenised, the process
+/// starts again with the same arguments, and finds it done: nothing may have been written before that a second start
+/// would stumble over.
 pub(crate) fn open_data(config: &mut Config) -> Result<OpenedData, Failure> {
+    let (data, tokenised) = open_showing(config)?;
+    config.keeps_budget()?;
+    if tokenised && env::var_os(TOKENISED).is_none() {
+        // The program that is running, also where its file was replaced since. Where it cannot be started again, the
+        // run goes on as it is: it keeps its budget, and may be planned differently the next time.
+        let mut arguments = env::args_os();
+        let name = arguments.next();
+        let mut again = Command::new("/proc/self/exe");
+        again.arg0(name.as_deref().unwrap_or(OsStr::new("plimsoll"))).args(arguments).env(TOKENISED, "1");
+        let _ = again.exec();
+    }
+    Ok(data)
+}
+
+/// The data, and whether any of it was tokenised.
+fn open_showing(config: &mut Config) -> Result<(OpenedData, bool), Failure> {
     let style = ProgressStyle::with_template("tokenising {msg} {bar:16} {bytes} of {total_bytes}  eta {eta}");
     let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let (begun, mut patience, mut told) = (Instant::now(), PATIENCE, Ok(()));
+    let (begun, mut patience, mut told, mut tokenised) = (Instant::now(), PATIENCE, Ok(()), false);
     let data = config.open_data(&mut |Progress { path, read, total }| {
+        tokenised = true;
         if !bar.is_hidden() {
             bar.set_message(path.display().to_string());
             bar.set_length(total);
@@ -33,7 +62,7 @@ pub(crate) fn open_data(config: &mut Config) -> Result<OpenedData, Failure> {
     });
     bar.finish_and_clear();
     told?;
-    Ok(data?)
+    Ok((data?, tokenised))
 }
 
 /// Opens the data where it decides what the model is: a classifier has as many labels as its data.

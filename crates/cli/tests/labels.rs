@@ -102,6 +102,6 @@ fn an_adapter_brings_its_head_and_the_names_of_its_labels() {
     samples(&home, "more.jsonl", &[json!(0), json!(1), json!(3)]);
     home.refused(
         &format!("train --data more.jsonl {SMALL} --model bert --adapter adapter --max-steps 1"),
-        "the data has 4 classes and the model was made for 3; name --task classify with a model without labels, or mend the data",
+        "more.jsonl, line 3: the label 3 is not allowed: the model's classes are numbered 0 to 2; mend the line, or pass over such lines with --skip-bad-lines",
     );
 }

@@ -227,7 +227,7 @@ fn a_run_goes_on_with_the_micro_batches_it_had_where_they_fit() {
     let home = Home::with_model();
     let train = |memory: &str, rest: &str| {
         home.done(&format!(
-            "train --model model --data text.txt --max-steps 8 --seq-len 32 --global-batch 64 --recompute none --threads 1 --report-to none \
+            "train --model model --data text.txt --max-steps 8 --seq-len 32 --global-batch 128 --recompute none --threads 1 --report-to none \
              --memory {memory} {rest}"
         ))
         .1
@@ -235,7 +235,8 @@ fn a_run_goes_on_with_the_micro_batches_it_had_where_they_fit() {
     let micro_batch = |run: &str| {
         home.json(&format!("{run}/checkpoint-8/trainer_state.json"))["plan"]["micro_batch"].as_u64().unwrap()
     };
-    let (less, more) = ("26MiB", "64MiB");
+    // Micro-batches of all 128 sequences take 33 to 35 MiB by the build, and single ones 20 to 22.
+    let (less, more) = ("28MiB", "64MiB");
     train(less, "--output-dir whole");
     train(more, "--output-dir other");
     assert_ne!(micro_batch("whole"), micro_batch("other"), "the budgets are too much alike for this test");

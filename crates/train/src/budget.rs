@@ -67,6 +67,23 @@ impl Budget {
         Ok(Budget { total, outside, origin: Origin::Free, ceiling: None })
     }
 
+    /// Refuses a stated budget that a process of `held` bytes has crossed already, as reading a large tokenizer may.
+    ///
+    /// # Errors
+    ///
+    /// With a budget that is large enough.
+    pub fn keeps(&self, held: u64) -> Result<(), TrainError> {
+        if self.origin != Origin::Stated || held <= self.total {
+            return Ok(());
+        }
+        // With room for what the next process may take more.
+        let (enough, budget) = ((held + ALLOWANCE).div_ceil(1 << 20), Size { bytes: self.total });
+        Err(TrainError::Config(format!(
+            "reading the model's files and the data took {}, and the budget is {budget}; state --memory {enough}MiB or more",
+            Size { bytes: held }
+        )))
+    }
+
     /// The same budget with room for the plan of `program` outside the arena, were every layer rebuilt once.
     #[must_use]
     pub fn beside(self, program: &Program) -> Budget {

@@ -69,6 +69,8 @@ fn rows(layout: Layout) -> Vec<Sequence> {
         seed: 0,
         skip_bad_lines: false,
         cache: folder.path().join("cache"),
+        classes: None,
+        memory: 1 << 40,
         threads: 1,
     };
     let data = Dataset::open(&spec, &Tokenizer::bytes(), &mut |_| {}).unwrap();

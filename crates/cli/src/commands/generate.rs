@@ -11,10 +11,12 @@ use plimsoll::training::budget::Budget;
 use plimsoll::training::data::Tokenizer;
 use plimsoll::training::generate::{Generator, Sampling};
 use plimsoll::training::generation::GenerationConfig;
+use plimsoll::training::memory;
 use plimsoll::training::pretrained::{AdapterFolder, Pretrained};
 use plimsoll::training::size::Size;
 
 use crate::args::GenerateArgs;
+use crate::commands::train::inside;
 use crate::exit::Failure;
 use crate::home;
 
@@ -49,6 +51,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let memory = args.memory.as_deref().filter(|&text| text != "auto").map(str::parse::<Size>);
     let memory = memory.transpose().map_err(|why| TrainError::Config(why.to_string()))?;
     let budget = Budget::resolve(memory.map(|size| size.bytes))?;
+    // The tokenizer is read by now, and has taken what it takes.
+    budget.keeps(memory::process().map_err(Failure::memory)?.peak)?;
     let mut generator = Generator::open(&model, adapter.as_ref(), length, &budget, args.threads)?;
 
     let mut out = io::stdout().lock();
@@ -62,7 +66,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         written = write!(out, "{}", text.push(id)).and_then(|()| out.flush());
         written.is_ok()
     })?;
-    written.and_then(|()| writeln!(out)).map_err(|error| Failure::output(&error))
+    written.and_then(|()| writeln!(out)).map_err(|error| Failure::output(&error))?;
+    inside(memory::process().map_err(Failure::memory)?.peak, budget.total)
 }
 
 /// Refuses flags that make no sense.

@@ -125,12 +125,18 @@ impl Session {
         before: Option<usize>,
     ) -> Result<Session, Failure> {
         config.target.trains()?;
+        let data = tokenising::open_data(config)?;
         for note in &config.configuration.notes {
             say(&format!("note: {note}\n"))?;
         }
-        let data = tokenising::open_data(config)?;
         if let Some((count, first)) = &data.skipped {
             say(&format!("{count} samples were passed over; the first: {first}\n"))?;
+        }
+        if data.untaught > 0 {
+            say(&format!(
+                "{} samples or parts of them have no target within --seq-len {} and are left out; a longer one has their prompts and answers in one row\n",
+                data.untaught, config.model.seq_len
+            ))?;
         }
         let (device, device_name) = costs::device(config)?;
         let planned = match before.filter(|_| plan.is_none() && config.options.micro_batch.is_none()) {
@@ -220,14 +226,19 @@ fn kept(end: &EndRecord, budget: u64, stepped: bool) -> Result<(), Failure> {
             end.measured_peak_bytes, end.planned_peak_bytes
         )));
     }
-    if end.process_peak_bytes > budget {
-        return Err(Failure::Other(format!(
-            "the process reached {}, above the budget of {}: more than was reserved outside the arena",
-            table::size(end.process_peak_bytes),
-            table::size(budget)
-        )));
+    inside(end.process_peak_bytes, budget)
+}
+
+/// Whether a process that reached `peak` bytes stayed inside its budget.
+pub(crate) fn inside(peak: u64, budget: u64) -> Result<(), Failure> {
+    if peak <= budget {
+        return Ok(());
     }
-    Ok(())
+    Err(Failure::Other(format!(
+        "the process reached {}, above the budget of {}: more than was reserved outside the arena",
+        table::size(peak),
+        table::size(budget)
+    )))
 }
 
 /// What a run came to.

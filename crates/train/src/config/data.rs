@@ -7,11 +7,13 @@ use plimsoll_model::Architecture;
 
 use super::effective::is_one;
 use super::rules::mistake;
-use super::{Config, Origin};
+use super::{Config, Origin, Target};
+use crate::budget::Budget;
 use crate::data::Validation as Apart;
 use crate::data::holds_samples;
 use crate::data::{DataSpec, Dataset, Layout, Order, Part, Progress, Source, Synthetic, Task, Text};
 use crate::error::TrainError;
+use crate::memory;
 use crate::settings::RawConfig;
 
 /// Where sequences come from.
@@ -47,6 +49,8 @@ pub struct OpenedData {
     pub validation: Option<Source>,
     /// Samples that were passed over, and what was wrong with the first of them.
     pub skipped: Option<(u64, String)>,
+    /// Samples, or parts of them as long as a row, that were left out because nothing in them is learned.
+    pub untaught: u64,
 }
 
 /// The data that `--data` and `--synthetic` name, for a model that has a tokenizer or not.
@@ -132,6 +136,8 @@ impl Config {
     pub fn open_data(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<OpenedData, TrainError> {
         let DataConfig::Files(parts) = &self.data else { return self.open_plain() };
         let tokenizer = self.open_tokenizer()?;
+        let budget = Budget::resolve(self.stated_here())?;
+        budget.keeps(memory::process()?.resident)?;
         let validation = match &self.evaluation {
             None => Apart::None,
             Some(evaluation) => match (&evaluation.data, evaluation.share) {
@@ -158,6 +164,8 @@ impl Config {
                 0 => thread::available_parallelism().map_or(1, usize::from),
                 stated => stated,
             },
+            classes: self.made_for(),
+            memory: budget.total,
         };
         let dataset = Dataset::open(&spec, &tokenizer, progress)?;
         self.settle(dataset.classes.max(dataset.labels.len()), &dataset.labels)?;
@@ -166,7 +174,22 @@ impl Config {
             train: Source::Corpus(dataset.train),
             validation: dataset.validation.map(Source::Corpus),
             skipped,
+            untaught: dataset.untaught,
         })
+    }
+
+    /// Refuses to go on where reading the model's files and the data has crossed the budget already.
+    ///
+    /// # Errors
+    ///
+    /// With a budget that is large enough.
+    pub fn keeps_budget(&self) -> Result<(), TrainError> {
+        Budget::resolve(self.stated_here())?.keeps(memory::process()?.peak)
+    }
+
+    /// The stated bytes of this process; those of another device say nothing of it.
+    fn stated_here(&self) -> Option<u64> {
+        self.options.memory.filter(|_| self.target == Target::Cpu)
     }
 
     /// Settles what `opened`, which has read the same data, learns from it: the number of classes and their names.
@@ -188,11 +211,7 @@ impl Config {
         }
         match self.model.architecture.labels() {
             Some(known) if known >= classes => {}
-            Some(known)
-                if self.adapter.is_some()
-                    || matches!(self.origin, Origin::Pretrained(_))
-                        && !given_names(&self.configuration.labels).is_empty() =>
-            {
+            Some(known) if self.made_for().is_some() => {
                 return Err(mistake(format!(
                     "the data has {classes} classes and the model was made for {known}; name --task classify with a model without labels, or mend the data"
                 )));
@@ -220,6 +239,15 @@ impl Config {
         Ok(())
     }
 
+    /// Classes that the weights to begin with were made for.
+    fn made_for(&self) -> Option<usize> {
+        let adapted = || self.adapter.as_ref().and(self.model.architecture.labels());
+        match &self.origin {
+            Origin::Pretrained(base) => base.configuration.architecture.labels().or_else(adapted),
+            Origin::Scratch => adapted(),
+        }
+    }
+
     fn open_plain(&self) -> Result<OpenedData, TrainError> {
         if matches!(self.model.architecture, Architecture::Bert(_)) {
             // Shown the next word, a model that reads both ways learns to copy.
@@ -230,7 +258,7 @@ impl Config {
         let train = self.open_one(&self.data, Order::Shuffled { seed: self.options.seed })?;
         let validation = self.evaluation.as_ref().and_then(|evaluation| evaluation.data.as_ref());
         let validation = validation.map(|data| self.open_one(data, Order::AsWritten)).transpose()?;
-        Ok(OpenedData { train, validation, skipped: None })
+        Ok(OpenedData { train, validation, skipped: None, untaught: 0 })
     }
 
     fn open_one(&self, data: &DataConfig, order: Order) -> Result<Source, TrainError> {

@@ -27,6 +27,8 @@ const MAGIC: &[u8; 16] = b"plimsoll ids 01\n";
 const HEADER: usize = 16 + 32 + 5 * 8 + 2 * 4;
 /// Bytes read at once to check a file.
 const PIECE: usize = 1 << 20;
+/// Ids written at once.
+const WRITTEN: usize = 1 << 14;
 
 /// What a cache was made from: files, tokenizer and settings, hashed.
 pub(super) type Key = [u8; 32];
@@ -181,8 +183,13 @@ impl Writer {
     /// Adds ids to the document at hand.
     pub(super) fn write(&mut self, ids: &[u32]) -> Result<(), DataError> {
         self.tokens += ids.len() as u64;
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        self.put(&bytes)
+        let mut bytes = Vec::with_capacity(4 * WRITTEN.min(ids.len()));
+        for ids in ids.chunks(WRITTEN) {
+            bytes.clear();
+            bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+            self.put(&bytes)?;
+        }
+        Ok(())
     }
 
     /// Ends the document at hand. `false` when its label is a number and others are names, or the other way round.

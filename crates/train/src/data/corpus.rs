@@ -84,6 +84,30 @@ impl Shape {
         }
     }
 
+    /// Takes out the pieces of which nothing is learned: a step of none but those would change the model by nothing that
+    /// was seen. Returns how many there were.
+    pub(super) fn leave_out_untaught(
+        &self,
+        pieces: &mut Vec<Piece>,
+        cache: &Cache,
+    ) -> Result<u64, DataError> {
+        if self.task != Task::Causal {
+            return Ok(0);
+        }
+        let (all, mut fault, mut bytes) = (pieces.len(), Ok(()), vec![0; 4 * self.seq_len]);
+        pieces.retain(|piece| {
+            let targets = &mut bytes[..4 * piece.len as usize];
+            match cache.read(piece.first + 1, targets) {
+                Ok(()) => targets.as_chunks().0.iter().any(|&id| u32::from_le_bytes(id) & UNLEARNED == 0),
+                Err(error) => {
+                    fault = Err(error);
+                    false
+                }
+            }
+        });
+        fault.map(|()| (all - pieces.len()) as u64)
+    }
+
     fn pack(&self, pieces: Vec<Piece>) -> Packing {
         match (&self.task, self.layout) {
             (Task::Causal, Layout::Packed) => Packing::together(&pieces, self.seq_len),

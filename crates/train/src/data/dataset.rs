@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cache::{Cache, Notes};
 use super::corpus::{Corpus, Mixed, Shape};
 use super::pack::Piece;
+use super::room::Room;
 use super::sample::Encoder;
 use super::tokenise::{Progress, Tokenise};
 use super::tokenizer::Tokenizer;
@@ -84,6 +85,10 @@ pub struct DataSpec {
     pub cache: PathBuf,
     /// Threads that tokenise.
     pub threads: usize,
+    /// Classes of the model, where it is made already.
+    pub classes: Option<usize>,
+    /// Bytes of the whole process that tokenising keeps to.
+    pub memory: u64,
 }
 
 /// The data of a run.
@@ -101,6 +106,8 @@ pub struct Dataset {
     pub skipped: u64,
     /// What was wrong with the first of them.
     pub first_skipped: Option<String>,
+    /// Samples, or parts of them as long as a row, that were left out because nothing in them is learned.
+    pub untaught: u64,
 }
 
 impl Dataset {
@@ -117,10 +124,11 @@ impl Dataset {
         check_seq_len(spec.seq_len)?;
         tokenizer.fits(spec.vocabulary)?;
         let shape = Shape::new(spec, tokenizer)?;
+        let room = Room::now(spec.memory, spec.threads);
         let tokenise = Tokenise {
-            encoder: Encoder { tokenizer, task: &spec.task },
+            encoder: Encoder { tokenizer, task: &spec.task, classes: spec.classes, unbroken: room.unbroken },
             folder: &spec.cache,
-            threads: spec.threads,
+            room,
             skip_bad_lines: spec.skip_bad_lines,
         };
         let mut opened = |parts: &[Part]| -> Result<Vec<Arc<Cache>>, DataError> {
@@ -134,9 +142,18 @@ impl Dataset {
         let all = || caches.iter().chain(&apart.0);
         let labels = all_labels(spec, all().zip(spec.parts.iter().chain(apart.1)))?;
 
-        let (mut train, mut judge) = (Vec::new(), Vec::new());
+        let (mut train, mut judge, mut untaught) = (Vec::new(), Vec::new(), 0);
+        let mut pieces_of = |cache: &Cache, part: &Part| {
+            let mut pieces = shape.pieces(cache);
+            let left_out = shape.leave_out_untaught(&mut pieces, cache)?;
+            untaught += left_out;
+            if pieces.is_empty() && left_out > 0 {
+                return Err(DataError::NoTargets { path: part.path.clone(), seq_len: spec.seq_len });
+            }
+            Ok(pieces)
+        };
         for (part, cache) in spec.parts.iter().zip(&caches) {
-            let pieces = shape.pieces(cache);
+            let pieces = pieces_of(cache, part)?;
             let (kept, split_off) = match spec.validation {
                 Validation::Share(share) => divide(&pieces, cache.documents(), share, &part.path)?,
                 _ => (pieces, Vec::new()),
@@ -147,7 +164,7 @@ impl Dataset {
             }
         }
         for (part, cache) in apart.1.iter().zip(&apart.0) {
-            judge.push(Mixed::new(cache, shape.pieces(cache), part, &shape, &labels)?);
+            judge.push(Mixed::new(cache, pieces_of(cache, part)?, part, &shape, &labels)?);
         }
         let notes = || all().map(|cache| cache.notes());
         Ok(Dataset {
@@ -160,6 +177,7 @@ impl Dataset {
                 .max(labels.len()),
             labels,
             skipped: notes().map(|notes| notes.skipped).sum(),
+            untaught,
             first_skipped: notes().find_map(|notes| notes.first_skipped.clone()),
         })
     }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::size::Size;
+
 use super::records::{LISTS, TEXTS};
 
 /// A fault in the data, not in the program.
@@ -100,6 +102,17 @@ pub enum DataError {
         /// What is wrong with it.
         why: String,
     },
+    /// A text that takes more memory to tokenise than there is.
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// Its line or row, counted from 1; none in a file that is one text.
+        line: Option<u64>,
+        /// Bytes that would have to be in memory at once.
+        bytes: u64,
+        /// Bytes that may be.
+        most: u64,
+    },
     /// All lines were bad, or all texts empty.
     NothingLeft {
         /// What was named.
@@ -134,6 +147,13 @@ pub enum DataError {
     MixedLabels {
         /// What was named.
         path: PathBuf,
+    },
+    /// Samples of which nothing is learned, however they are cut.
+    NoTargets {
+        /// What was named.
+        path: PathBuf,
+        /// Tokens of a sequence.
+        seq_len: usize,
     },
     /// Words are to be hidden, and the tokenizer has no id for that.
     NoMask,
@@ -227,6 +247,15 @@ impl fmt::Display for DataError {
                 "{}, line {line}: {why}; mend the line, or pass over such lines with --skip-bad-lines",
                 path.display()
             ),
+            DataError::TooLong { path, line, bytes, most } => write!(
+                f,
+                "{}{}: {} of text in one piece, and the budget has room to tokenise {}; \
+                 divide the text, or state a larger --memory",
+                path.display(),
+                line.map_or_else(String::new, |line| format!(", line {line}")),
+                Size { bytes: *bytes },
+                Size { bytes: *most }
+            ),
             DataError::NothingLeft { path, skipped, first } => write!(
                 f,
                 "{}: none of {skipped} samples can be used; the first is {first}; give --data other files",
@@ -251,6 +280,12 @@ impl fmt::Display for DataError {
             DataError::MixedLabels { path } => write!(
                 f,
                 "{} has labels that are numbers and labels that are names; write all of them one way",
+                path.display()
+            ),
+            DataError::NoTargets { path, seq_len } => write!(
+                f,
+                "{} has nothing to learn within --seq-len {seq_len}: all of it is prompts; \
+                 use a longer --seq-len or samples with answers",
                 path.display()
             ),
             DataError::NoMask => f.write_str(
@@ -308,6 +343,10 @@ mod tests {
             (DataError::UnknownKind { path: path() }, "d/x is of a kind that is not read; give --data"),
             (DataError::BadLine { path: path(), line: 3, why: why() }, "d/x, line 3: why; mend the line"),
             (
+                DataError::TooLong { path: path(), line: Some(3), bytes: 2 << 20, most: 1 << 20 },
+                "d/x, line 3: 2.00 MiB of text in one piece, and the budget has room to tokenise 1.00 MiB; divide",
+            ),
+            (
                 DataError::NothingLeft { path: path(), skipped: 2, first: why() },
                 "d/x: none of 2 samples can be used; the first is why; give --data",
             ),
@@ -318,6 +357,10 @@ mod tests {
                 "the weight -1 of d/x is not above 0; leave",
             ),
             (DataError::MixedLabels { path: path() }, "d/x has labels that are numbers and labels"),
+            (
+                DataError::NoTargets { path: path(), seq_len: 8 },
+                "d/x has nothing to learn within --seq-len 8: all of it is prompts; use",
+            ),
             (DataError::NoMask, "the tokenizer has no mask_token, so words cannot be hidden; use"),
             (
                 DataError::NoRoom { seq_len: 2, around: 2 },

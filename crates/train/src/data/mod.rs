@@ -33,12 +33,14 @@ mod feed;
 mod order;
 mod pack;
 mod records;
+mod room;
 mod sample;
 mod synthetic;
 mod template;
 mod text;
 mod tokenise;
 mod tokenizer;
+mod windows;
 
 pub use batches::{Batches, Group};
 pub use corpus::Corpus;

@@ -1,9 +1,10 @@
 //! Files as streams of samples: text in pieces, `.jsonl` line by line, `.parquet` row by row.
 //!
 //! A text file is one document. It is handed out in pieces that end behind a line break with something other than
-//! white space after it: tokenizers split there anyway, so the ids are those of the whole text (one that marks the
-//! first word of every text will mark the first of a piece too). Blank lines of a `.jsonl` file are passed over.
-//! Nothing is held in memory but the piece, the line or the row group at hand.
+//! white space after it, or between two words where there is none: tokenizers split there anyway, so the ids are those
+//! of the whole text (one that marks the first word of every text will mark the first of a piece too). Blank lines of a
+//! `.jsonl` file are passed over. Nothing is held in memory but the piece, the line or the row group at hand, and a line
+//! for which there is no room is refused before it is read.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _};
@@ -18,7 +19,7 @@ use serde_json::{Map, Value as Json};
 use super::DataError;
 use super::sample::kind;
 
-/// Bytes of text that are tokenised at once.
+/// Bytes of a piece of text, where there is room for that.
 const PIECE: usize = 1 << 18;
 
 /// Endings of files that are lists of samples, and of files that are one text.
@@ -34,7 +35,7 @@ pub(super) enum Record {
     /// Part of a document.
     Piece { text: String, opens: bool, closes: bool },
     /// A sample with named columns, and its line or row, counted from 1.
-    Fields { line: u64, fields: Map<String, Json> },
+    Fields { line: u64, fields: Map<String, Json>, bytes: usize },
     /// A line that is no sample.
     Bad { line: u64, why: String },
 }
@@ -44,8 +45,16 @@ impl Record {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Record::Piece { text, .. } => text.len(),
-            Record::Fields { fields, .. } => fields.values().map(|value| value.to_string().len()).sum(),
+            Record::Fields { bytes, .. } => *bytes,
             Record::Bad { why, .. } => why.len(),
+        }
+    }
+
+    /// Its line or row; a piece of text has no number.
+    pub(super) fn line(&self) -> u64 {
+        match self {
+            Record::Piece { .. } => 1,
+            Record::Fields { line, .. } | Record::Bad { line, .. } => *line,
         }
     }
 }
@@ -124,6 +133,8 @@ pub(super) fn ends_in(path: &Path, endings: &[&str]) -> bool {
 /// The samples of one file.
 pub(super) struct Records {
     path: PathBuf,
+    /// The most bytes of a record.
+    most: usize,
     reader: Reader,
 }
 
@@ -143,7 +154,8 @@ struct Text {
 }
 
 impl Records {
-    pub(super) fn open(path: &Path) -> Result<Records, DataError> {
+    /// A record of more than `most` bytes is refused.
+    pub(super) fn open(path: &Path, most: usize) -> Result<Records, DataError> {
         let unreadable = |fault: io::Error| DataError::reading(path, &fault);
         let input = File::open(path).map_err(unreadable)?;
         let reader = if ends_in(path, &["jsonl"]) {
@@ -158,7 +170,7 @@ impl Records {
         } else {
             Reader::Text(Text { input, rest: Vec::new(), read: 0, opens: true, done: false })
         };
-        Ok(Records { path: path.to_owned(), reader })
+        Ok(Records { path: path.to_owned(), most, reader })
     }
 
     /// Bytes of the file that have been read.
@@ -175,21 +187,27 @@ impl Records {
     pub(super) fn next(&mut self) -> Result<Option<Record>, DataError> {
         let path = &self.path;
         match &mut self.reader {
-            Reader::Text(text) => text.next(path),
+            Reader::Text(text) => text.next(path, self.most),
             Reader::Lines { input, line, read } => loop {
                 let mut bytes = Vec::new();
-                let count = input.read_until(b'\n', &mut bytes);
-                let count = count.map_err(|fault| DataError::reading(path, &fault))?;
+                let unreadable = |fault: io::Error| DataError::reading(path, &fault);
+                // One more for the line break.
+                let most = self.most as u64 + 1;
+                let count = input.by_ref().take(most).read_until(b'\n', &mut bytes).map_err(unreadable)?;
                 if count == 0 {
                     return Ok(None);
                 }
                 (*line, *read) = (*line + 1, *read + count as u64);
+                if count as u64 == most && bytes.last() != Some(&b'\n') {
+                    let whole = most + input.skip_until(b'\n').map_err(unreadable)? as u64;
+                    return Err(too_long(path, Some(*line), whole, self.most));
+                }
                 if *line == 1 && bytes.starts_with(b"\xef\xbb\xbf") {
                     bytes.drain(..3);
                 }
                 if !bytes.trim_ascii().is_empty() {
                     return Ok(Some(match parse(&bytes) {
-                        Ok(fields) => Record::Fields { line: *line, fields },
+                        Ok(fields) => Record::Fields { line: *line, fields, bytes: bytes.len() },
                         Err(why) => Record::Bad { line: *line, why },
                     }));
                 }
@@ -198,20 +216,28 @@ impl Records {
                 let Some(next) = rows.next() else { return Ok(None) };
                 *row += 1;
                 let fields = fields_of(next.map_err(|fault| broken(path, &fault))?);
-                Ok(Some(Record::Fields { line: *row, fields }))
+                let bytes = fields.values().map(size).sum();
+                if bytes > self.most {
+                    return Err(too_long(path, Some(*row), bytes as u64, self.most));
+                }
+                Ok(Some(Record::Fields { line: *row, fields, bytes }))
             }
         }
     }
 }
 
 impl Text {
-    fn next(&mut self, path: &Path) -> Result<Option<Record>, DataError> {
+    fn next(&mut self, path: &Path, most: usize) -> Result<Option<Record>, DataError> {
         if self.done {
             return Ok(None);
         }
+        let piece = PIECE.min(most / 2).max(1);
         loop {
             let had = self.rest.len();
-            let count = (&self.input).take(PIECE as u64).read_to_end(&mut self.rest);
+            if had > most {
+                return Err(too_long(path, None, had as u64, most));
+            }
+            let count = (&self.input).take(piece as u64).read_to_end(&mut self.rest);
             let count = count.map_err(|fault| DataError::reading(path, &fault))?;
             self.read += count as u64;
             if count == 0 {
@@ -242,10 +268,30 @@ impl Text {
     }
 }
 
-/// Where a text can be cut: behind its last line break that is followed by something other than white space.
+/// Where a text can be cut: behind its last line break that is followed by something other than white space, or else
+/// before its last single space.
 fn last_seam(text: &[u8], from: usize) -> Option<usize> {
-    let first = from.max(1);
-    (first..text.len()).rev().find(|&at| text[at - 1] == b'\n' && text[at] > b' ')
+    let places = || (from.max(1)..text.len()).rev();
+    let line = |&at: &usize| text[at - 1] == b'\n' && text[at] > b' ';
+    let word = |&at: &usize| {
+        let ahead = text.get(at + 1).is_some_and(|&ahead| ahead > b' ');
+        text[at] == b' ' && text[at - 1].is_ascii_alphanumeric() && ahead
+    };
+    places().find(line).or_else(|| places().find(word))
+}
+
+fn too_long(path: &Path, line: Option<u64>, bytes: u64, most: usize) -> DataError {
+    DataError::TooLong { path: path.to_owned(), line, bytes, most: most as u64 }
+}
+
+/// About how many bytes a value takes.
+fn size(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(values) => values.iter().map(size).sum(),
+        Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + size(value)).sum(),
+        Json::Null | Json::Bool(_) | Json::Number(_) => 8,
+    }
 }
 
 fn parse(line: &[u8]) -> Result<Map<String, Json>, String> {

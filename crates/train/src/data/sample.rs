@@ -21,6 +21,9 @@ use super::{DataError, Task};
 /// Set in ids that are not learned from.
 pub(super) const UNLEARNED: u32 = 1 << 31;
 
+/// The most classes of data that numbers them itself: more are no classes, and a head for them would not fit anywhere.
+const MOST_CLASSES: usize = 1 << 16;
+
 /// What a sample came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Encoded {
@@ -43,6 +46,8 @@ pub(super) enum Fault {
     Sample(String),
     /// No sample of its kind can be used.
     All(DataError),
+    /// So many bytes of it would have to be tokenised at once, and there is no room for that.
+    Unbroken(usize),
 }
 
 impl From<DataError> for Fault {
@@ -62,6 +67,10 @@ impl From<String> for Fault {
 pub(super) struct Encoder<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) task: &'a Task,
+    /// Classes of the model, where it is made already.
+    pub(super) classes: Option<usize>,
+    /// The most bytes of text that are tokenised at once, if that is more than a window.
+    pub(super) unbroken: usize,
 }
 
 impl Encoder<'_> {
@@ -72,7 +81,7 @@ impl Encoder<'_> {
         if opens && causal {
             ids.extend(self.tokenizer.opening().iter().map(|&id| id as u32));
         }
-        ids.extend(self.tokenizer.encode_plain(text)?.into_iter().map(|id| id as u32));
+        self.tokenizer.encode_each(text, self.unbroken, |(id, _)| ids.push(id as u32))?;
         if closes && causal {
             self.end(&mut ids);
         }
@@ -96,7 +105,7 @@ impl Encoder<'_> {
             }
             Task::Classify { labels } if has("text") && has("label") => {
                 let ids = self.piece(filled(fields, "text")?, true, true)?;
-                Ok(Encoded { ids, label: Some(label(&fields["label"], labels)?) })
+                Ok(Encoded { ids, label: Some(label(&fields["label"], labels, self.classes)?) })
             }
             task => Err(Fault::Sample(missing(task, fields))),
         }
@@ -111,7 +120,7 @@ impl Encoder<'_> {
         let opening = self.tokenizer.opening().iter().map(|&id| id as u32 | UNLEARNED);
         let mut ids: Vec<u32> = opening.collect();
         let whole = [prompt, completion].concat();
-        ids.extend(self.learned_within(&whole, std::slice::from_ref(&(prompt.len()..whole.len())))?);
+        self.learned_within(&whole, std::slice::from_ref(&(prompt.len()..whole.len())), &mut ids)?;
         self.end(&mut ids);
         Ok(Encoded { ids, label: None })
     }
@@ -129,19 +138,19 @@ impl Encoder<'_> {
                 "no message is by the `assistant`, so nothing is to be learned".into(),
             ));
         }
-        Ok(Encoded { ids: self.learned_within(&rendered.text, &rendered.answers)?, label: None })
+        let mut ids = Vec::new();
+        self.learned_within(&rendered.text, &rendered.answers, &mut ids)?;
+        Ok(Encoded { ids, label: None })
     }
 
-    /// Ids of a text, of which those that begin inside `ranges` (in order) are learned.
-    fn learned_within(&self, text: &str, ranges: &[Range<usize>]) -> Result<Vec<u32>, Fault> {
+    /// Adds the ids of a text, of which those that begin inside `ranges` (in order) are learned.
+    fn learned_within(&self, text: &str, ranges: &[Range<usize>], ids: &mut Vec<u32>) -> Result<(), Fault> {
         let mut ranges = ranges.iter().peekable();
-        let placed = self.tokenizer.encode_placed(text)?;
-        let mark = |(id, (from, _)): (i32, (usize, usize))| {
+        self.tokenizer.encode_each(text, self.unbroken, |(id, (from, _))| {
             while ranges.next_if(|range| range.end <= from).is_some() {}
             let learned = ranges.peek().is_some_and(|range| range.contains(&from));
-            if learned { id as u32 } else { id as u32 | UNLEARNED }
-        };
-        Ok(placed.into_iter().map(mark).collect())
+            ids.push(if learned { id as u32 } else { id as u32 | UNLEARNED });
+        })
     }
 
     /// Closes a document with what the tokenizer closes texts with, and the id that ends one.
@@ -181,7 +190,8 @@ fn list<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a [Json], Fau
     items.ok_or_else(|| Fault::Sample(format!("`{name}` is {}, not a list", kind(value))))
 }
 
-fn label(value: &Json, known: &[String]) -> Result<Label, Fault> {
+fn label(value: &Json, known: &[String], classes: Option<usize>) -> Result<Label, Fault> {
+    let most = if known.is_empty() { classes.unwrap_or(MOST_CLASSES) } else { known.len() };
     let number = value.as_i64().and_then(|number| i32::try_from(number).ok());
     match (value.as_str(), number) {
         (Some(name), _) if known.is_empty() => Ok(Label::Name(name.to_owned())),
@@ -189,18 +199,15 @@ fn label(value: &Json, known: &[String]) -> Result<Label, Fault> {
             Some(at) => Ok(Label::Number(at as i32)),
             None => Err(Fault::Sample(format!("the label `{name}` is none of {}", quoted(known)))),
         },
-        (None, Some(number)) if number >= 0 && (known.is_empty() || (number as usize) < known.len()) => {
-            Ok(Label::Number(number))
+        (None, Some(number)) if number >= 0 && (number as usize) < most => Ok(Label::Number(number)),
+        (None, _) if value.is_i64() || value.is_u64() => {
+            let whose = if most < MOST_CLASSES { "the model's classes" } else { "classes" };
+            Err(Fault::Sample(format!(
+                "the label {value} is not allowed: {whose} are numbered 0 to {}",
+                most - 1
+            )))
         }
-        (None, Some(number)) if known.is_empty() => {
-            Err(Fault::Sample(format!("the label {number} is below 0")))
-        }
-        (None, Some(number)) => {
-            Err(Fault::Sample(format!("the label {number} is not among the {} classes", known.len())))
-        }
-        (None, None) => {
-            Err(Fault::Sample(format!("`label` is {}, not a whole number or a name", kind(value))))
-        }
+        (None, _) => Err(Fault::Sample(format!("`label` is {}, not a whole number or a name", kind(value)))),
     }
 }
 

@@ -2,24 +2,23 @@
 //!
 //! One thread reads records until a batch is full, all of them encode it, and the results are written in the order
 //! of the records: the cache does not depend on the number of threads, and the first bad sample is the first in the
-//! file. What is held in memory is a batch.
+//! file. What is held in memory is a batch, as large as the budget has room for.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::UNIX_EPOCH;
+use std::time::SystemTime;
 
 use sha2::{Digest as _, Sha256};
 
-use super::cache::{Cache, Key, Writer};
+use super::cache::{Cache, Key, Writer, checksum};
 use super::records::{Record, Records, files};
+use super::room::Room;
 use super::sample::{Encoded, Encoder, Fault};
 use super::{DataError, Task};
 
-/// Records and bytes of a batch for each thread, up to so many threads: more share what fits in memory.
-const RECORDS: usize = 1024;
-const BYTES: usize = 1 << 20;
-const SHARES: usize = 8;
+/// Records of a batch.
+const RECORDS: usize = 8192;
 
 /// How far the tokenising of one path has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +36,7 @@ pub struct Progress<'a> {
 pub(super) struct Tokenise<'a> {
     pub(super) encoder: Encoder<'a>,
     pub(super) folder: &'a Path,
-    pub(super) threads: usize,
+    pub(super) room: Room,
     pub(super) skip_bad_lines: bool,
 }
 
@@ -45,7 +44,10 @@ impl Tokenise<'_> {
     /// The tokenised documents of a file or folder.
     pub(super) fn open(&self, path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Cache, DataError> {
         let files = files(path)?;
-        let (key, total) = self.key(&files)?;
+        // Looked at before and behind, so that a change during the reading is seen.
+        let stamped = stamps(&files)?;
+        let total = stamped.iter().map(|(bytes, _)| bytes).sum();
+        let key = self.key(&files)?;
         let (name, _) = key.as_chunks::<16>();
         let cache = self.folder.join(format!("{:032x}.ids", u128::from_be_bytes(name[0])));
         if let Some(cache) = Cache::open(&cache, &key) {
@@ -54,7 +56,7 @@ impl Tokenise<'_> {
         let mut writer = Writer::create(&cache)?;
         let mut before = 0;
         for file in &files {
-            let mut records = Records::open(file)?;
+            let mut records = Records::open(file, self.room.record)?;
             while self.batch(file, &mut records, &mut writer)? {
                 progress(Progress { path, read: before + records.read(), total });
             }
@@ -70,42 +72,38 @@ impl Tokenise<'_> {
                 None => DataError::Empty { path: path.to_owned() },
             });
         }
-        // Looked at again, so that a change during the reading is seen.
-        if self.key(&files)?.0 != key {
+        if stamps(&files)? != stamped {
             return Err(DataError::Changed { path: path.to_owned() });
         }
         progress(Progress { path, read: total, total });
         writer.finish(&key)
     }
 
-    /// What the ids are a function of, and the bytes of all files.
-    fn key(&self, files: &[PathBuf]) -> Result<(Key, u64), DataError> {
+    /// What the ids are a function of: the files by their content, as other content may have the same length and time.
+    fn key(&self, files: &[PathBuf]) -> Result<Key, DataError> {
+        let Encoder { tokenizer, task, classes, .. } = self.encoder;
         let mut hash = Sha256::new();
-        hash.update(self.encoder.tokenizer.fingerprint());
-        hash.update(format!("{:?} {}", self.encoder.task, self.skip_bad_lines));
-        let mut total = 0;
+        hash.update(tokenizer.fingerprint());
+        hash.update(format!("{task:?} {classes:?} {}", self.skip_bad_lines));
         for file in files {
             let unreadable = |fault| DataError::reading(file, &fault);
-            let found = fs::metadata(file).map_err(unreadable)?;
-            let modified = found.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let mut content = File::open(file).map_err(unreadable)?;
+            let (bytes, sum) = (content.metadata().map_err(unreadable)?.len(), checksum(&mut content));
             let path = fs::canonicalize(file).map_err(unreadable)?;
-            hash.update(format!("\n{} {modified:?} {}", found.len(), path.display()));
-            total += found.len();
+            hash.update(format!("\n{bytes} {:08x} {}", sum.map_err(unreadable)?, path.display()));
         }
-        Ok((hash.finalize().into(), total))
+        Ok(hash.finalize().into())
     }
 
     /// Encodes the next batch of a file; `false` at its end.
     fn batch(&self, file: &Path, records: &mut Records, writer: &mut Writer) -> Result<bool, DataError> {
-        let threads = self.threads.max(1);
         let (mut batch, mut bytes) = (Vec::new(), 0);
-        let shares = threads.min(SHARES);
-        while batch.len() < RECORDS * shares && bytes < BYTES * shares {
+        while batch.is_empty() || batch.len() < RECORDS && bytes < self.room.batch {
             let Some(record) = records.next()? else { break };
             bytes += record.bytes();
             batch.push(record);
         }
-        let share = batch.len().div_ceil(threads).max(1);
+        let share = batch.len().div_ceil(self.room.threads).max(1);
         let encoded = thread::scope(|scope| {
             let encode = |part: &'_ [Record]| part.iter().map(|record| self.encode(record)).collect();
             let helpers: Vec<_> =
@@ -154,11 +152,14 @@ impl Tokenise<'_> {
                 Ok(())
             }
             Err(Fault::All(fault)) => Err(fault),
+            Err(Fault::Unbroken(bytes)) => Err(DataError::TooLong {
+                path: file.to_owned(),
+                line: (!matches!(record, Record::Piece { .. })).then(|| record.line()),
+                bytes: bytes as u64,
+                most: self.room.unbroken as u64,
+            }),
             Err(Fault::Sample(why)) => {
-                let line = match record {
-                    Record::Piece { .. } => 1,
-                    Record::Fields { line, .. } | Record::Bad { line, .. } => *line,
-                };
+                let line = record.line();
                 if !self.skip_bad_lines {
                     return Err(DataError::BadLine { path: file.to_owned(), line, why });
                 }
@@ -167,4 +168,13 @@ impl Tokenise<'_> {
             }
         }
     }
+}
+
+/// The length of each file, and when it was written.
+fn stamps(files: &[PathBuf]) -> Result<Vec<(u64, Option<SystemTime>)>, DataError> {
+    let stamp = |file: &PathBuf| {
+        let found = fs::metadata(file).map_err(|fault| DataError::reading(file, &fault))?;
+        Ok((found.len(), found.modified().ok()))
+    };
+    files.iter().map(stamp).collect()
 }

@@ -11,7 +11,9 @@ use std::path::Path;
 use serde_json::Value as Json;
 use sha2::{Digest as _, Sha256};
 
+use super::sample::Fault;
 use super::template::ChatTemplate;
+use super::windows;
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, PAD};
 use crate::caught::caught;
 use crate::files::read_bytes;
@@ -180,6 +182,23 @@ impl Tokenizer {
                 let encoding = inner.encode_fast(text, false).map_err(|fault| unreadable(&*fault))?;
                 Ok(encoding.get_ids().iter().map(|&id| id as i32).collect())
             }
+        }
+    }
+
+    /// Tells `each` the ids of a text with the bytes they stand for, and holds no more than a window of them. Only a text
+    /// that has no seam takes more, up to `unbroken` bytes at once.
+    pub(super) fn encode_each(
+        &self,
+        text: &str,
+        unbroken: usize,
+        mut each: impl FnMut(Placed),
+    ) -> Result<(), Fault> {
+        match &self.kind {
+            Kind::Bytes => {
+                text.bytes().enumerate().for_each(|(at, byte)| each((i32::from(byte), (at, at + 1))));
+                Ok(())
+            }
+            Kind::Trained(_) => windows::encode(text, unbroken, |part| Ok(self.encode_placed(part)?), each),
         }
     }
 

@@ -31,6 +31,8 @@ fn spec(folder: &Scratch, path: &Path, seq_len: usize) -> DataSpec {
         skip_bad_lines: false,
         cache: folder.path().join("cache"),
         threads: 2,
+        classes: None,
+        memory: 1 << 40,
     }
 }
 
@@ -404,10 +406,13 @@ fn tokenised_data_is_found_again_and_made_again_when_anything_changed_or_broke()
     assert!(made(&spec, &template), "another template");
     assert!(!made(&spec, &bytes), "the first is still there");
 
+    let written = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, "{\"text\": \"one\"}\n{\"text\": \"tow\"}\n").unwrap();
-    let file = fs::File::options().write(true).open(&path).unwrap();
-    file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
-    assert!(made(&spec, &bytes), "another time");
+    let touch = |time| fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    touch(written);
+    assert!(made(&spec, &bytes), "other content of the same length and time");
+    touch(std::time::SystemTime::UNIX_EPOCH);
+    assert!(!made(&spec, &bytes), "the same content at another time");
 
     let fresh = DataSpec { cache: folder.path().join("other"), ..spec };
     assert!(made(&fresh, &bytes));
@@ -554,8 +559,12 @@ fn labels_that_make_no_sense_are_refused() {
         mixed.ends_with("has labels that are numbers and labels that are names; write all of them one way")
     );
     for (label, labels, why) in [
-        (json!(-1), vec![], "the label -1 is below 0"),
-        (json!(2), vec!["a".to_owned(), "b".to_owned()], "the label 2 is not among the 2 classes"),
+        (json!(-1), vec![], "the label -1 is not allowed: classes are numbered 0 to 65535"),
+        (
+            json!(2),
+            vec!["a".to_owned(), "b".to_owned()],
+            "the label 2 is not allowed: the model's classes are numbered 0 to 1",
+        ),
         (json!(0.5), vec![], "`label` is a number, not a whole number or a name"),
     ] {
         let sentence = classify(&folder, &[json!({"text": "line", "label": label})], labels);
@@ -582,4 +591,52 @@ fn a_folder_of_samples_is_a_data_set_and_its_read_me_is_not_part_of_it() {
     empty.write("a.txt", "");
     assert!(fault(&spec(&folder, empty.path(), 4)).contains("is empty; give --data"));
     assert!(fault(&spec(&folder, &empty.path().join("no"), 4)).contains("no does not exist; give --data"));
+}
+
+#[test]
+fn parts_of_samples_without_a_target_are_left_out_and_counted() {
+    let folder = Scratch::new();
+    let long = "p".repeat(40);
+    let line = |prompt: &str| format!("{{\"prompt\": \"{prompt}\", \"completion\": \"yes\"}}\n");
+    let path = folder.write("d.jsonl", [line(&long), line("q"), line(&long)].concat());
+    for layout in [Layout::Packed, Layout::Padded] {
+        let data = bytes(&DataSpec { layout, ..spec(&folder, &path, 8) });
+        // 44 positions are six pieces, of which the last alone has the answer.
+        assert_eq!(data.untaught, 2 * 5);
+        for row in rows(data.train, 0) {
+            assert!(row.targets.iter().any(|&target| target != X), "{row:?}");
+        }
+    }
+    assert_eq!(bytes(&spec(&folder, &path, 64)).untaught, 0);
+}
+
+#[test]
+fn a_label_that_the_model_has_no_class_for_is_named_with_its_line() {
+    let folder = Scratch::new();
+    let line = |label: &str| format!("{{\"text\": \"t\", \"label\": {label}}}\n");
+    let path = folder.write("d.jsonl", [line("0"), line("7")].concat());
+    let task = Task::Classify { labels: Vec::new() };
+    let made = DataSpec { task: task.clone(), classes: Some(3), ..spec(&folder, &path, 16) };
+    let expected = "line 2: the label 7 is not allowed: the model's classes are numbered 0 to 2; mend";
+    assert!(fault(&made).contains(expected), "{}", fault(&made));
+    let free = DataSpec { classes: None, ..made };
+    assert_eq!(open(&free, &tokenizer("chatml")).unwrap().classes, 8);
+    for label in ["2000000000", "18446744073709551615", "-1"] {
+        let path = folder.write("e.jsonl", [line("0"), line(label)].concat());
+        let fault = fault(&DataSpec { task: task.clone(), ..spec(&folder, &path, 16) });
+        let expected =
+            format!("line 2: the label {label} is not allowed: classes are numbered 0 to 65535; mend");
+        assert!(fault.contains(&expected), "{fault}");
+    }
+}
+
+#[test]
+fn a_sample_that_the_budget_has_no_room_for_is_refused_with_its_line_and_size() {
+    let folder = Scratch::new();
+    let text = |bytes: usize| format!("{{\"text\": \"{}\"}}\n", "word ".repeat(bytes / 5));
+    let path = folder.write("d.jsonl", [text(100), text(8 << 20)].concat());
+    let memory = crate::memory::process().unwrap().resident + (64 << 20);
+    let fault = fault(&DataSpec { memory, ..spec(&folder, &path, 8) });
+    let expected = "d.jsonl, line 2: 8.00 MiB of text in one piece, and the budget has room to tokenise ";
+    assert!(fault.contains(expected), "{fault}");
 }
