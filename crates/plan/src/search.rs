@@ -7,9 +7,9 @@
 //! memory never makes the plan slower. Micro-batches that cannot fit, or that would lose even if they
 //! recomputed nothing, are passed over. Graphs that are no chain choose among the named strategies.
 //!
-//! Below the smallest micro-batch there is one step more: feed-forward networks worked on in tiles of rows, which
-//! hold less and rebuild more. That is another program, tried like a micro-batch after all others, so that it is
-//! taken where nothing else fits or everything else is slower.
+//! Every micro-batch has a second program: feed-forward networks worked on in tiles of rows, which hold less and
+//! rebuild more. These are tried after all others, so that they are taken where nothing else fits or everything else
+//! is slower.
 //!
 //! What changes the result beyond the order of sums (precision, the optimizer) is never chosen here.
 
@@ -209,8 +209,8 @@ impl<B: Build> Searcher<B> {
             lower_bound = lower(lower_bound, bound);
             self.forget(micro_batch);
         }
-        if fixed.is_none() {
-            let bound = self.in_tiles(&request, |attempt| attempt.optimal(&mut tried))?;
+        for &micro_batch in micro_batches.iter().rev().filter(|_| fixed.is_none()) {
+            let bound = self.in_tiles(&request, micro_batch, |attempt| attempt.optimal(&mut tried))?;
             lower_bound = lower(lower_bound, bound.flatten());
         }
         if fixed.is_none() && !tried.iter().any(|t| t.arena_bytes <= request.budget) {
@@ -240,20 +240,22 @@ impl<B: Build> Searcher<B> {
                 break;
             }
         }
-        self.in_tiles(request, |attempt| {
-            attempt.named(&Strategy::LADDER, tried)?;
-            attempt.smallest_offloaded(Strategy::None, tried)
-        })?;
+        if let Some(&smallest) = micro_batches.first() {
+            self.in_tiles(request, smallest, |attempt| {
+                attempt.named(&Strategy::LADDER, tried)?;
+                attempt.smallest_offloaded(Strategy::None, tried)
+            })?;
+        }
         Ok(())
     }
 
-    /// Looks at the smallest micro-batch with its feed-forward networks in tiles; none where it has no tiles.
+    /// Looks at a micro-batch with its feed-forward networks in tiles; none where it has no tiles.
     fn in_tiles<T>(
         &mut self,
         request: &Request,
+        micro_batch: usize,
         look: impl FnOnce(Attempt) -> Result<T, SearchError>,
     ) -> Result<Option<T>, SearchError> {
-        let Some(&micro_batch) = request.micro_batches()?.first() else { return Ok(None) };
         let Some(prepared) = self.prepare_tiled(micro_batch, request.budget)? else { return Ok(None) };
         let seen = look(Attempt { request, micro_batch, tiled: true, prepared })?;
         self.forget(micro_batch);
@@ -288,7 +290,7 @@ impl<B: Build> Searcher<B> {
         }
         self.forget(micro_batch);
         if fixed.is_none() && !fits(&tried) {
-            self.in_tiles(&request, |attempt| look(&attempt, &mut tried))?;
+            self.in_tiles(&request, micro_batch, |attempt| look(&attempt, &mut tried))?;
         }
         Ok(fits(&tried))
     }
@@ -413,7 +415,7 @@ impl<B: Build> Searcher<B> {
             fitting.extend(own);
         }
         let mut tiled = Vec::new();
-        self.in_tiles(&Request { micro_batch: Some(1), ..open }, |attempt| attempt.optimal(&mut tiled))?;
+        self.in_tiles(&open, 1, |attempt| attempt.optimal(&mut tiled))?;
         // A strategy that is fixed is not tiled, so what to type is that none is.
         fitting.extend(tiled.into_iter().map(|tried| Tried { strategy: Strategy::Auto, ..tried }));
         fitting.retain(|t| t.arena_bytes <= request.budget);

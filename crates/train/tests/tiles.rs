@@ -5,9 +5,9 @@
 #![allow(clippy::print_stdout, reason = "the figures are what a reader wants to see")]
 
 use plimsoll_exec::{CpuDevice, Device};
-use plimsoll_graph::Graph;
+use plimsoll_graph::{Graph, Op};
 use plimsoll_model::{Architecture, Lora, Targets};
-use plimsoll_plan::{Build, Choice, Request, SearchError, Strategy, search};
+use plimsoll_plan::{Build, Choice, DeviceSpec, Request, SearchError, Strategy, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{LanguageModel, Options, Planned, Programs, Run, plan_from_file, program};
 
@@ -132,6 +132,32 @@ fn more_memory_is_never_slower_and_tiles_are_given_up_when_they_cost_time() {
     }
     println!("{with_tiles} of 25 budgets are met in tiles");
     assert!((1..25).contains(&with_tiles));
+}
+
+#[test]
+fn no_pinned_micro_batch_is_faster_than_a_free_one_or_than_its_bound() {
+    let case = Case::new(llama(SIZE));
+    let spec = DeviceSpec::all().iter().find(|spec| spec.name() == "cuda:4090").unwrap();
+    let facts = |graph: &Graph| spec.facts(graph);
+    let plan = |budget, micro_batch| {
+        let request = Request { global_batch: 8, micro_batch, strategy: None, budget, slack: 0.0 };
+        search(request, Programs { model: &case.model, facts, options: &case.options })
+    };
+    let smallest = least(|budget| plan(budget, Some(1)));
+    let mut large_in_tiles = false;
+    for step in 0..24 {
+        let budget = smallest + smallest * step / 4;
+        let free = plan(budget, None).unwrap();
+        for micro_batch in [1, 2, 4, 8] {
+            let Ok(pinned) = plan(budget, Some(micro_batch)) else { continue };
+            let seconds = pinned.step_seconds() * (1.0 + 1e-9);
+            assert!(free.step_seconds() <= seconds, "{micro_batch} rows in {budget} bytes");
+            assert!(free.lower_bound_seconds.unwrap() <= seconds, "{micro_batch} rows in {budget} bytes");
+        }
+        let tiled = free.program.train.graph.nodes().iter().any(|node| matches!(node.op, Op::Mlp { .. }));
+        large_in_tiles |= tiled && free.micro_batch > 1;
+    }
+    assert!(large_in_tiles, "tiles are of use for more than one row, too");
 }
 
 #[test]
