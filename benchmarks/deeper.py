@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ten times the layers in the activation memory of one: what it costs, several ways.
 
-    python3 benchmarks/deeper.py target/release/plimsoll [--threads 4] > record.md
+    python3 benchmarks/deeper.py target/release/plimsoll [--model s --seq-len 256] [--threads 4] > record.md
 
 The shallow model is trained with everything kept; its activation bytes, plus the state of the deep model, are the
 deep model's budget. Extra time is over the deep model without a budget. What else the machine does only ever slows a
@@ -145,5 +145,6 @@ def picture(curves, points, base):
 
 if __name__ == "__main__":
     BINARY = sys.argv[1]
-    FIT = ["--model", "tiny", "--global-batch", "16", "--seq-len", "512", *sys.argv[2:]]
+    model = [] if "--model" in sys.argv else ["--model", "tiny", "--seq-len", "512"]
+    FIT = [*model, "--global-batch", "16", *sys.argv[2:]]
     main()
