@@ -28,7 +28,7 @@ pub(crate) struct Summary {
 impl Summary {
     /// Predicted time of one step.
     pub(crate) fn step_seconds(&self) -> f64 {
-        self.planned.choice.plan.step_seconds(self.planned.choice.accumulation)
+        self.planned.choice.step_seconds()
     }
 
     /// At most this fraction slower than the optimum.

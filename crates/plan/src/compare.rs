@@ -47,8 +47,7 @@ impl<B: Build> Searcher<B> {
             rows.extend(tried.first().map(|tried| row(&strategy.to_string(), tried)));
         }
         rows.extend(self.accumulation_alone(request)?.map(|tried| row("accumulation", &tried)));
-        let (plan, micro_batch) = (&auto.plan, auto.micro_batch);
-        rows.push(("auto".to_owned(), micro_batch, plan.arena_bytes, plan.step_seconds(auto.accumulation)));
+        rows.push(("auto".to_owned(), auto.micro_batch, auto.plan.arena_bytes, auto.step_seconds()));
         let base = rows[0].3;
         let compared = |(name, micro_batch, arena_bytes, step_seconds)| Compared {
             name,

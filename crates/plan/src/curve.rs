@@ -36,7 +36,7 @@ impl Point {
     pub fn of(choice: &Choice) -> Point {
         Point {
             arena_bytes: choice.plan.arena_bytes,
-            step_seconds: choice.plan.step_seconds(choice.accumulation),
+            step_seconds: choice.step_seconds(),
             lower_bound_seconds: choice.lower_bound_seconds,
             micro_batch: choice.micro_batch,
         }

@@ -44,7 +44,7 @@ fn with_room_for_it_nothing_is_rebuilt_and_nothing_starves() {
 fn memory_that_brings_less_than_the_slack_is_spared() {
     let fastest = search(request(u64::MAX), build).unwrap();
     let spared = search(Request { slack: 0.01, ..request(u64::MAX) }, build).unwrap();
-    let seconds = |choice: &Choice| choice.plan.step_seconds(choice.accumulation);
+    let seconds = |choice: &Choice| choice.step_seconds();
     assert!(spared.plan.arena_bytes < fastest.plan.arena_bytes);
     assert!(seconds(&spared) <= 1.01 * seconds(&fastest));
 }
@@ -106,7 +106,7 @@ fn passing_over_micro_batches_loses_nothing() {
     let pinned = |budget, micro_batch| {
         let request = Request { global_batch: 8, micro_batch: Some(micro_batch), ..request(budget) };
         match search(request, build_llama) {
-            Ok(choice) => choice.plan.step_seconds(choice.accumulation),
+            Ok(choice) => choice.step_seconds(),
             Err(SearchError::Budget { .. }) => f64::INFINITY,
             Err(error) => panic!("{error}"),
         }
@@ -124,7 +124,7 @@ fn passing_over_micro_batches_loses_nothing() {
             .map(|micro_batch| pinned(budget, micro_batch))
             .into_iter()
             .fold(f64::INFINITY, f64::min);
-        assert!((free.plan.step_seconds(free.accumulation) - best).abs() < 1e-9 * best, "{budget} bytes");
+        assert!((free.step_seconds() - best).abs() < 1e-9 * best, "{budget} bytes");
         chosen.push(free.micro_batch);
     }
     chosen.dedup();

@@ -142,7 +142,7 @@ fn every_budget_is_kept_and_more_is_never_slower_when_gradients_come_and_go() {
         for index in 0..12 {
             let budget = smallest.arena_bytes + (most - smallest.arena_bytes) * index / 11;
             let choice = at(budget).unwrap();
-            let seconds = choice.plan.step_seconds(choice.accumulation);
+            let seconds = choice.step_seconds();
             assert!(choice.plan.arena_bytes <= budget && seconds <= before * (1.0 + 1e-12), "{budget}");
             assert_eq!(choice.program.updates_in_backward(), choice.accumulation == 1);
             forms.insert(choice.accumulation == 1);

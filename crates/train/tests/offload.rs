@@ -6,33 +6,21 @@
 
 use plimsoll_exec::CpuDevice;
 use plimsoll_model::Preset;
-use plimsoll_plan::{Choice, Direction, Link, Request, Role, SearchError, Tier, report, search};
+use plimsoll_plan::{Choice, Direction, Link, Request, Role, SearchError, report, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{LanguageModel, Options, Planned, Run, program};
 
+#[path = "support/disk.rs"]
+mod disk;
 mod support;
+use disk::DISK;
 use support::{Batch, parameters};
 
 const ROWS: usize = 4;
 const THREADS: usize = 2;
 
-/// A disk of a stated speed, so that the same plans are made on every machine.
-const DISK: Link = Link {
-    tier: Tier::Disk,
-    room: 1 << 30,
-    block: 4096,
-    out_rate: 1e9,
-    in_rate: 1e9,
-    latency: 1e-4,
-    toll: 0.0,
-};
-
 fn device(link: Option<Link>) -> CpuDevice {
-    let device = CpuDevice::new(THREADS).unwrap();
-    match link {
-        Some(link) => device.with_offload(std::env::temp_dir(), link),
-        None => device,
-    }
+    disk::device(THREADS, link)
 }
 
 fn model() -> LanguageModel {

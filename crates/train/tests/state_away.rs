@@ -9,7 +9,7 @@
 use plimsoll_exec::CpuDevice;
 use plimsoll_graph::StateKind;
 use plimsoll_model::{Lora, Preset};
-use plimsoll_plan::{Choice, Link, Purpose, Request, Role, SearchError, Tier, file, report, search};
+use plimsoll_plan::{Choice, Link, Purpose, Request, Role, SearchError, file, report, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::data::{Batches, Order, Source, Text};
 use plimsoll_train::files::{Form, ModelFolder};
@@ -17,26 +17,18 @@ use plimsoll_train::lr::{Decay, Lr};
 use plimsoll_train::{LanguageModel, Optimizer, Options, Planned, Run, Trainer, Update, program};
 use tempfile::TempDir;
 
+#[path = "support/disk.rs"]
+mod disk;
 #[path = "support/resume.rs"]
 mod running;
 mod support;
+use disk::DISK;
 use running::{bits, latest, open, save, take, write_text};
 use support::{Batch, Size, gpt2};
 
 const ROWS: usize = 4;
 const STEPS: usize = 2;
 const LR: f32 = 1e-2;
-
-/// A disk of a stated speed, so that the same plans are made on every machine.
-const DISK: Link = Link {
-    tier: Tier::Disk,
-    room: 1 << 30,
-    block: 4096,
-    out_rate: 1e9,
-    in_rate: 1e9,
-    latency: 1e-4,
-    toll: 0.0,
-};
 
 /// A model and how it is trained.
 struct Case {
@@ -52,11 +44,7 @@ impl Case {
     }
 
     fn device(&self, link: Option<Link>) -> CpuDevice {
-        let device = CpuDevice::new(self.options.threads).unwrap();
-        match link {
-            Some(link) => device.with_offload(std::env::temp_dir(), link),
-            None => device,
-        }
+        disk::device(self.options.threads, link)
     }
 
     /// The plan for an arena of `budget` bytes with the micro-batch pinned.
@@ -126,7 +114,7 @@ impl Case {
                 "{name}: budget {budget} of {state}, away {:?}, {} bytes of values sent, {:.4} s a step",
                 report.state_bytes_away,
                 report.offload_bytes,
-                choice.plan.step_seconds(choice.accumulation)
+                choice.step_seconds()
             );
             assert!(choice.plan.arena_bytes <= budget && !report.state_bytes_away.is_empty());
             assert!(self.train(choice) == expected, "{name}: other bits in {budget} bytes");

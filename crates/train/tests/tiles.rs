@@ -121,11 +121,11 @@ fn more_memory_is_never_slower_and_tiles_are_given_up_when_they_cost_time() {
     for index in 0..=24 {
         let budget = least + (most - least) * index / 24;
         let choice = case.plan(budget).unwrap();
-        let seconds = choice.plan.step_seconds(choice.accumulation);
+        let seconds = choice.step_seconds();
         assert!(choice.plan.arena_bytes <= budget && seconds <= slowest, "{budget} bytes take {seconds} s");
         assert!(choice.lower_bound_seconds.is_none_or(|bound| bound <= seconds), "{budget}");
         if let Ok(whole) = case.plan_whole(budget) {
-            assert!(seconds <= whole.plan.step_seconds(whole.accumulation), "{budget}: whole is faster");
+            assert!(seconds <= whole.step_seconds(), "{budget}: whole is faster");
         }
         with_tiles += usize::from(choice.program.train.graph.tile_rows().is_some());
         slowest = seconds;

@@ -196,7 +196,7 @@ fn check_search(name: &str, model: &Architecture, seq: usize, micro_batch: Optio
     for index in 0..count {
         let budget = least + (most - least) * index as u64 / (count as u64 - 1);
         let choice = at(budget).unwrap();
-        let seconds = choice.plan.step_seconds(choice.accumulation);
+        let seconds = choice.step_seconds();
         assert!(choice.plan.arena_bytes <= budget, "{name}: {} of {budget}", choice.plan.arena_bytes);
         assert!(seconds <= before * (1.0 + 1e-12), "{name}: {budget} bytes: {seconds} s, before {before} s");
         if let Some(bound) = choice.lower_bound_seconds {
@@ -206,7 +206,7 @@ fn check_search(name: &str, model: &Architecture, seq: usize, micro_batch: Optio
     }
     assert_eq!(before.to_bits(), {
         let choice = at(u64::MAX).unwrap();
-        choice.plan.step_seconds(choice.accumulation).to_bits()
+        choice.step_seconds().to_bits()
     });
 }
 

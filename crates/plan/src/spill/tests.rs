@@ -94,13 +94,13 @@ fn more_memory_is_never_slower_and_a_tier_never_does_harm() {
         for index in 0..8 {
             let budget = least + (most - least) * index / 7;
             let choice = find(link, budget).unwrap();
-            let seconds = choice.plan.step_seconds(choice.accumulation);
+            let seconds = choice.step_seconds();
             assert!(choice.plan.arena_bytes <= budget, "{} of {budget}", choice.plan.arena_bytes);
             assert!(seconds <= before, "{budget} bytes: {seconds} s, before {before} s");
             let bound = choice.lower_bound_seconds.unwrap();
             assert!(seconds >= bound * (1.0 - 1e-12), "{budget} bytes: {seconds} s, bound {bound} s");
             let alone = find(None, budget);
-            let alone = alone.map_or(f64::INFINITY, |alone| alone.plan.step_seconds(alone.accumulation));
+            let alone = alone.map_or(f64::INFINITY, |alone| alone.step_seconds());
             assert!(seconds <= alone * (1.0 + 1e-12), "{budget} bytes: {seconds} s, without {alone} s");
             before = seconds;
         }

@@ -128,7 +128,7 @@ fn state_leaves_when_it_must_and_more_memory_is_never_slower() {
         for index in 0..10 {
             let budget = least + (most - least) * index / 9;
             let choice = find(link, budget).unwrap();
-            let seconds = choice.plan.step_seconds(choice.accumulation);
+            let seconds = choice.step_seconds();
             assert!(choice.plan.arena_bytes <= budget, "{} of {budget}", choice.plan.arena_bytes);
             assert!(seconds <= before * (1.0 + 1e-12), "{budget} bytes: {seconds} s, before {before} s");
             let bound = choice.lower_bound_seconds.unwrap();
