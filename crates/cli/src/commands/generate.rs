@@ -38,7 +38,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         return Err(TrainError::Config(why).into());
     }
     if let Some(count) = args.max_new_tokens.filter(|&count| count > Config::MOST) {
-        let (given, most) = (prompt.len(), longest - prompt.len());
+        let (given, most) = (prompt.len(), longest.saturating_sub(prompt.len()));
         let why =
             format!("--max-new-tokens must be at most {most} after a prompt of {given} tokens, got {count}");
         return Err(TrainError::Config(why).into());
