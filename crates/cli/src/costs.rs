@@ -7,12 +7,19 @@ use plimsoll::training::{Config, Measured, OPS_FILE_VERSION, measured_machine};
 use plimsoll::{CpuDevice, Device, TrainError};
 
 use crate::exit::Failure;
-use crate::home;
+use crate::{disks, home};
 
 /// The CPU with the costs that `--costs` names (a file, `modelled`, or by default what was measured here), and
 /// what to call it.
 pub(crate) fn device(config: &Config) -> Result<(CpuDevice, String), Failure> {
-    let device = config.options.device()?;
+    let device = CpuDevice::new(config.options.threads)?;
+    let device = match &config.options.offload {
+        Some(offload) => {
+            let link = disks::link(offload, device.threads())?;
+            device.with_offload(offload.folder.clone(), link)
+        }
+        None => device,
+    };
     let measured = match config.costs.as_deref() {
         Some("modelled") => None,
         Some(file) => Some(read(Path::new(file), device.threads())?),

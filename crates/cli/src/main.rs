@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod costs;
 mod curve;
+mod disks;
 mod exit;
 mod home;
 mod json;

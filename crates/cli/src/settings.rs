@@ -15,7 +15,7 @@ use crate::home;
 
 /// What a command was given: the settings it needs as flags, and all of them in a file.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Settings<const EVALUATES: bool, const TRAINS: bool> {
+pub(crate) struct Settings<const PLANS: bool, const TRAINS: bool> {
     file: Option<PathBuf>,
     flags: Vec<Flag>,
 }
@@ -27,10 +27,12 @@ pub(crate) type PlanSettings = Settings<true, false>;
 /// Settings of a command that trains.
 pub(crate) type TrainSettings = Settings<true, true>;
 
-/// What of the course of a run its plan depends on: whether there is a schedule for evaluation.
-const EVALUATION: [&str; 3] = ["eval_steps", "eval_data", "eval_split"];
+/// What of the course of a run its plan depends on, which is whether there is a schedule for evaluation, and how long the
+/// run takes.
+const COURSE_OF_A_PLAN: [&str; 5] =
+    ["max_steps", "num_train_epochs", "eval_steps", "eval_data", "eval_split"];
 
-impl<const EVALUATES: bool, const TRAINS: bool> Settings<EVALUATES, TRAINS> {
+impl<const PLANS: bool, const TRAINS: bool> Settings<PLANS, TRAINS> {
     /// The settings as they were written.
     pub(crate) fn raw(&self) -> Result<RawConfig, Failure> {
         home::complete(RawConfig::gather(self.file.as_deref(), &self.flags)?)
@@ -38,8 +40,8 @@ impl<const EVALUATES: bool, const TRAINS: bool> Settings<EVALUATES, TRAINS> {
 
     /// The flags a command has.
     fn offered() -> impl Iterator<Item = &'static Setting> {
-        let evaluation = |setting: &Setting| EVALUATES && EVALUATION.contains(&setting.name);
-        let offered = move |setting: &Setting| setting.section != Section::Course || evaluation(setting);
+        let of_a_plan = |setting: &Setting| PLANS && COURSE_OF_A_PLAN.contains(&setting.name);
+        let offered = move |setting: &Setting| setting.section != Section::Course || of_a_plan(setting);
         SETTINGS.iter().filter(move |setting| TRAINS || offered(setting))
     }
 }
@@ -71,7 +73,7 @@ fn heading(section: Section) -> &'static str {
     }
 }
 
-impl<const EVALUATES: bool, const TRAINS: bool> Args for Settings<EVALUATES, TRAINS> {
+impl<const PLANS: bool, const TRAINS: bool> Args for Settings<PLANS, TRAINS> {
     fn augment_args(command: Command) -> Command {
         let file = Arg::new("settings")
             .long("settings")
@@ -86,7 +88,7 @@ impl<const EVALUATES: bool, const TRAINS: bool> Args for Settings<EVALUATES, TRA
     }
 }
 
-impl<const EVALUATES: bool, const TRAINS: bool> FromArgMatches for Settings<EVALUATES, TRAINS> {
+impl<const PLANS: bool, const TRAINS: bool> FromArgMatches for Settings<PLANS, TRAINS> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let values = |setting: &'static Setting| {
             let values = matches.get_many::<String>(setting.name)?.cloned().collect();

@@ -23,9 +23,16 @@ pub(crate) struct Summary {
     /// How long the search took.
     pub(crate) planning_seconds: f64,
     pub(crate) seq_len: usize,
+    /// Steps that the run would take, where that is known.
+    pub(crate) steps: Option<u64>,
 }
 
 impl Summary {
+    /// Predicted time of the whole run.
+    pub(crate) fn run_seconds(&self) -> Option<f64> {
+        self.steps.map(|steps| steps as f64 * self.step_seconds())
+    }
+
     /// Predicted time of one step.
     pub(crate) fn step_seconds(&self) -> f64 {
         self.planned.choice.step_seconds()
@@ -115,6 +122,7 @@ impl Questions<'_> {
             faster: Vec::new(),
             planning_seconds: 0.0,
             seq_len: self.seq_len,
+            steps: None,
             planned,
         })
     }

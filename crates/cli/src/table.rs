@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use plimsoll::planning::{LayerReport, Point, gradients};
-use plimsoll::training::budget::Origin;
+use plimsoll::planning::{LayerReport, Link, Point, gradients};
+use plimsoll::training::budget::{Budget, Origin};
 use plimsoll::training::size::Size;
 
 use crate::summary::Summary;
@@ -50,8 +50,6 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
 fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let bytes = summary.report.offload_bytes;
     let Some(link) = summary.planned.choice.program.train.facts.link else { return Ok(()) };
-    let (tier, megabytes) = (link.tier.name(), |rate: f64| rate / 1e6);
-    let (out_rate, in_rate) = (megabytes(link.out_rate), megabytes(link.in_rate));
     let away = summary.report.state_bytes_away.iter();
     let away: Vec<String> =
         away.map(|&(purpose, bytes)| format!("{} {}", purpose.name(), size(bytes))).collect();
@@ -60,26 +58,35 @@ fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         (0, false) => "no values".to_owned(),
         _ => size(bytes),
     };
-    writeln!(out, "offload to {tier}: {amount}, at {out_rate:.0} MB/s out and {in_rate:.0} MB/s in")?;
+    writeln!(out, "offload to {}: {amount}, at {}", link.tier.name(), rates(&link))?;
     if away.is_empty() {
         return Ok(());
     }
     writeln!(out, "  {} live there", away.join(", "))
 }
 
+/// How fast a way is.
+pub(crate) fn rates(link: &Link) -> String {
+    format!("{:.0} MB/s out and {:.0} MB/s in", link.out_rate / 1e6, link.in_rate / 1e6)
+}
+
 fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let (plan, budget) = (&summary.planned.choice.plan, &summary.planned.budget);
-    let origin = match budget.origin {
-        Origin::Stated => "",
-        Origin::Free => " (free memory less a margin)",
-        Origin::Device => " (all of the device)",
-    };
     let whole = size(summary.process_bytes(plan.arena_bytes));
-    writeln!(out, "budget {}{origin}   planned peak {whole}   fits", size(budget.total))?;
+    writeln!(out, "budget {}{}   planned peak {whole}   fits", size(budget.total), origin(budget))?;
     for (purpose, bytes) in plan.by_purpose.iter().filter(|(_, bytes)| *bytes > 0) {
         writeln!(out, "  {purpose:<18}{:>10}", size(bytes))?;
     }
     writeln!(out, "  {:<18}{:>10}", "outside the arena", size(budget.outside))
+}
+
+/// What a budget is that was not stated.
+pub(crate) fn origin(budget: &Budget) -> &'static str {
+    match budget.origin {
+        Origin::Stated => "",
+        Origin::Free => " (free memory less a margin)",
+        Origin::Device => " (all of the device)",
+    }
 }
 
 /// What a group of layers keeps, rebuilds and offloads.
@@ -109,6 +116,9 @@ fn time(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         let gains: Vec<String> = shown.map(|point| gain(summary, point)).collect();
         writeln!(out, "  faster with more memory: {}", gains.join(", "))?;
     }
+    if let (Some(steps), Some(seconds)) = (summary.steps, summary.run_seconds()) {
+        writeln!(out, "{steps} steps take about {}", duration(seconds))?;
+    }
     Ok(())
 }
 
@@ -121,12 +131,6 @@ fn gain(summary: &Summary, point: &Point) -> String {
 /// Rounded up, so that the figure works when it is typed.
 pub(crate) fn whole_mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
-}
-
-/// The predicted time of a run of `steps` steps, in words.
-pub(crate) fn run_time(summary: &Summary, steps: u64) -> String {
-    let seconds = summary.step_seconds() * steps as f64;
-    format!("{steps} steps take about {}\n", duration(seconds))
 }
 
 /// A time with two units at most.

@@ -212,6 +212,23 @@ fn a_model_too_large_for_a_card_is_answered_with_one_that_works_when_typed() {
 }
 
 #[test]
+fn what_only_the_user_may_change_is_proposed_and_works_when_typed() {
+    let on_a_card =
+        "plan --model llama-3.1-8b --memory 80GiB --seq-len 512 --global-batch 1 --device cuda:h200";
+    let on_this_machine = "plan --memory 25MiB --global-batch 1 --update separate";
+    for (asked, ways) in
+        [(on_a_card, &["--offload host", "--optim adamw_8bit"][..]), (on_this_machine, &["--offload disk"])]
+    {
+        let said = String::from_utf8(plimsoll(asked).stderr).unwrap();
+        for way in ways {
+            assert!(said.contains(&format!("hint: `{way}` fits: ")), "{asked}: {said}");
+            let output = plimsoll(&format!("{asked} {way}"));
+            assert!(output.status.success(), "{way}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+}
+
+#[test]
 fn when_not_even_one_fits_the_smallest_budget_is_named() {
     let output = plimsoll("plan --memory 16MiB --max layers");
     let said = String::from_utf8(output.stderr).unwrap();

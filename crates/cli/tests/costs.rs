@@ -51,3 +51,33 @@ fn what_was_measured_is_kept_and_planned_with() {
     let why = refused(&text[..text.len() / 2]);
     assert!(why.contains("is no file of measured ops"), "{why}");
 }
+
+#[test]
+fn a_disk_is_tried_once_and_plans_agree_from_then_on() {
+    let caches = tempfile::tempdir().unwrap();
+    let plan = "plan --threads 1 --seq-len 32 --global-batch 2 --offload disk --json";
+    let planned = || {
+        let output = plimsoll(caches.path(), plan);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let mut fields: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        fields.as_object_mut().unwrap().remove("planning_seconds");
+        fields
+    };
+    let (first, second) = (planned(), planned());
+    assert_eq!(first["predicted_step_seconds"], second["predicted_step_seconds"]);
+    let file = caches.path().join("plimsoll/disks.json");
+    let mut known: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    known["disks"][0]["out_rate"] = 1e6.into();
+    fs::write(&file, known.to_string()).unwrap();
+    let text = plimsoll(caches.path(), &plan.replace("--json", ""));
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("offload to disk: nothing has to leave, at 1 MB/s out and "), "{text}");
+
+    let bench = plimsoll(caches.path(), "bench ops --threads 1 --seq-len 32 --global-batch 1 --offload disk");
+    let said = String::from_utf8(bench.stderr).unwrap();
+    assert!(said.contains("the disk, at ") && said.contains(" MB/s in, is kept too"), "{said}");
+    let measured: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert!(measured["disks"][0]["out_rate"].as_f64().unwrap() > 1e6 && measured["disks"][1].is_null());
+    fs::write(&file, "half a fi").unwrap();
+    planned();
+}

@@ -62,8 +62,9 @@ recompute auto: 0.0 % of the forward pass runs again
 layout 0.0 % above the liveness bound
 predicted # s a step, # tokens/s
   + # % against no budget, at most # % from optimal
+ # steps take about # s
 ";
-    assert_eq!(masked(&text, &["budget", "outside", "predicted", "+"]), expected);
+    assert_eq!(masked(&text, &["budget", "outside", "predicted", "+", "100 steps"]), expected);
 }
 
 #[test]

@@ -68,10 +68,11 @@ pub mod planning {
 
 /// Data, learning rate, metrics, sizes and the machine's memory.
 pub mod training {
-    pub use plimsoll_exec::cpu::free_disk_bytes;
+    pub use plimsoll_exec::cpu::{disk_room, free_disk_bytes};
+    pub use plimsoll_exec::{DiskSpeed, measure_disk};
     pub use plimsoll_train::{
-        Config, DataConfig, LanguageModel, OpenedData, Origin, OutputConfig, RawConfig, Resume, Target,
-        Validation,
+        Config, DataConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig, RawConfig, Resume,
+        Target, Validation,
     };
     pub use plimsoll_train::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
     pub use plimsoll_train::{Programs, budget_for, fits_within, plan_from_file, plan_with};

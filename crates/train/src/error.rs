@@ -13,6 +13,7 @@ use crate::data::DataError;
 use crate::files::FileError;
 use crate::memory::MemoryError;
 use crate::size::Size;
+use crate::ways::Way;
 
 /// A fault of a run. [`TrainError::is_users`] tells the user's mistakes from failures.
 #[derive(Debug)]
@@ -29,8 +30,8 @@ pub enum TrainError {
         smallest: Box<Tried>,
         /// Plans that would fit if less were fixed.
         hints: Vec<Tried>,
-        /// What would fit without a limit on the gradient norm, if that is what it takes.
-        unlimited: Option<Box<Unlimited>>,
+        /// Other ways of asking, which fit.
+        ways: Vec<Way>,
     },
     /// Planning failed for another reason.
     Plan(SearchError),
@@ -58,19 +59,6 @@ pub enum TrainError {
     },
 }
 
-/// A plan that fits because gradients come and go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unlimited {
-    /// Size of its arena.
-    pub arena_bytes: u64,
-    /// Bytes of gradients that are not there at one time.
-    pub saved_bytes: u64,
-    /// Rows of its only micro-batch.
-    pub micro_batch: usize,
-    /// Whether separate updates were asked for, which it does without.
-    pub separate: bool,
-}
-
 impl TrainError {
     /// What a search under `budget` that found nothing means to the user.
     pub fn search(error: SearchError, budget: &Budget) -> TrainError {
@@ -79,7 +67,7 @@ impl TrainError {
                 budget: Box::new(*budget),
                 smallest: Box::new(smallest),
                 hints,
-                unlimited: None,
+                ways: Vec::new(),
             },
             SearchError::Graph(error) => TrainError::Graph(error),
             other => TrainError::Plan(other),
@@ -120,7 +108,7 @@ impl TrainError {
 
     /// Ways out that were tried and work, as flags.
     pub fn hints(&self) -> Vec<String> {
-        let TrainError::Budget { budget, smallest, hints, unlimited } = self else {
+        let TrainError::Budget { budget, smallest, hints, ways } = self else {
             return Vec::new();
         };
         let outside = budget.outside;
@@ -136,13 +124,7 @@ impl TrainError {
                 format!("`--micro-batch {micro_batch} --recompute {strategy}` fits in {bytes}")
             })
             .collect();
-        if let Some(Unlimited { arena_bytes, saved_bytes, micro_batch, separate }) = unlimited.as_deref() {
-            let (bytes, saved) = (Size { bytes: arena_bytes + outside }, Size { bytes: *saved_bytes });
-            let update = if *separate { "--update auto " } else { "" };
-            lines.push(format!(
-                "`{update}--max-grad-norm 0 --micro-batch {micro_batch}` fits in {bytes}: {saved} of gradients need not persist"
-            ));
-        }
+        lines.extend(ways.iter().map(|Way { flags, why }| format!("`{flags}` fits: {why}")));
         if whole << 20 <= budget.total {
             return lines;
         }

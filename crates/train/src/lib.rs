@@ -36,13 +36,14 @@ pub mod size;
 pub mod tensorboard;
 mod trainer;
 mod validation;
+mod ways;
 
 pub use adapted::Adapted;
 pub use config::{
     Config, DataConfig, EvaluationConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig, Resume,
     SampleConfig, SavingConfig, Target, Warmup,
 };
-pub use error::{TrainError, Unlimited};
+pub use error::TrainError;
 pub use in_backward::{Update, append_in_backward, append_two_pass};
 pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
 pub use optimizer::{
@@ -59,6 +60,7 @@ pub use saved::plan_from_file;
 pub use settings::RawConfig;
 pub use trainer::Trainer;
 pub use validation::Validation;
+pub use ways::Way;
 
 #[cfg(test)]
 mod scratch;

@@ -18,6 +18,8 @@ pub struct ProcessMemory {
     pub peak: u64,
     /// Resident now (`VmRSS`).
     pub resident: u64,
+    /// Of that, pages of files, which is code (`RssFile`).
+    pub of_files: u64,
 }
 
 /// A file of the kernel that could not be read or did not say what it should.
@@ -58,7 +60,12 @@ pub fn total() -> Result<u64, MemoryError> {
 
 /// Finds `VmHWM` and `VmRSS` in the text of `/proc/<pid>/status`.
 pub fn parse_status(status: &str) -> Option<ProcessMemory> {
-    Some(ProcessMemory { peak: kib_field(status, "VmHWM")?, resident: kib_field(status, "VmRSS")? })
+    Some(ProcessMemory {
+        peak: kib_field(status, "VmHWM")?,
+        resident: kib_field(status, "VmRSS")?,
+        // Old kernels do not tell the two apart.
+        of_files: kib_field(status, "RssFile").unwrap_or(0),
+    })
 }
 
 /// Finds `MemAvailable` in the text of `/proc/meminfo`.
@@ -169,12 +176,14 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    const STATUS: &str = "Name:\tplimsoll\nVmPeak:\t 9000 kB\nVmHWM:\t    1800 kB\nVmRSS:\t    1700 kB\n";
+    const STATUS: &str =
+        "Name:\tplimsoll\nVmPeak:\t 9000 kB\nVmHWM:\t    1800 kB\nVmRSS:\t    1700 kB\nRssFile:\t 900 kB\n";
     const MEMINFO: &str = "MemTotal:  2000 kB\nMemFree:  500 kB\nMemAvailable:    1000 kB\n";
 
     #[test]
     fn peak_and_resident_bytes_are_found_in_a_status() {
-        assert_eq!(parse_status(STATUS), Some(ProcessMemory { peak: 1800 * 1024, resident: 1700 * 1024 }));
+        let found = ProcessMemory { peak: 1800 << 10, resident: 1700 << 10, of_files: 900 << 10 };
+        assert_eq!(parse_status(STATUS), Some(found));
         assert_eq!(parse_status("Name:\tkthreadd\n"), None);
     }
 

@@ -1,14 +1,15 @@
 //! From a model and options to a plan: the graphs a run needs, and the fastest way to run them in the budget.
 
 use plimsoll_exec::Device;
-use plimsoll_graph::{Graph, GraphError, StateKind, differentiate, fuse, store, tile};
-use plimsoll_plan::{Build, Choice, Costed, Facts, Program, Scratch, Searcher, gradients, search};
+use plimsoll_graph::{Graph, GraphError, differentiate, fuse, store, tile};
+use plimsoll_plan::{Build, Choice, Costed, Facts, Program, Scratch, Searcher, search};
 
 use crate::budget::Budget;
-use crate::error::{TrainError, Unlimited};
+use crate::error::TrainError;
 use crate::in_backward::{Update, append_in_backward, append_two_pass};
-use crate::optimizer::{self, Optimizer};
+use crate::optimizer;
 use crate::options::Options;
+use crate::ways::propose;
 
 /// The graphs of a model, each for a number of rows.
 pub trait Model {
@@ -120,7 +121,7 @@ pub fn plan_with<M: Model, F: Fn(&Graph) -> Facts + Copy>(
             Err(other) => error = error.closer(TrainError::search(other, &budget)),
         }
     }
-    Err(hint_at_no_limit(error, model, facts, options))
+    Err(propose(error, model, facts, options))
 }
 
 /// Whether two passes, which rebuild everything once but keep no gradients, could take less time than a plan that
@@ -169,36 +170,6 @@ pub fn fits_within(
         }
     }
     Ok(false)
-}
-
-/// Adds to the error of a budget what would fit if the norm of the gradients were not limited, and gradients could
-/// be used up inside the backward pass. Other errors stay as they are.
-fn hint_at_no_limit(
-    error: TrainError,
-    model: &impl Model,
-    facts: impl Fn(&Graph) -> Facts,
-    options: &Options,
-) -> TrainError {
-    let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
-    let optimizer = Optimizer { max_grad_norm: None, ..options.optimizer };
-    let relaxed = Options { optimizer, update: Update::InBackward, ..options.clone() };
-    let separate = options.update == Update::Separate;
-    let limited = options.optimizer.max_grad_norm.is_some() || separate;
-    let found = (limited && relaxed.check_update().is_ok())
-        .then(|| search(relaxed.request(&budget), Programs { model, facts, options: &relaxed }).ok())
-        .flatten();
-    let unlimited = found.map(|choice| {
-        let states = choice.program.train.graph.states().iter();
-        let all = states.filter(|state| state.kind == StateKind::Transient);
-        let all: u64 = all.map(|state| state.ty.bytes() as u64).sum();
-        Box::new(Unlimited {
-            arena_bytes: choice.plan.arena_bytes,
-            saved_bytes: all.saturating_sub(gradients(&choice).bytes),
-            micro_batch: choice.micro_batch,
-            separate,
-        })
-    });
-    TrainError::Budget { budget, smallest, hints, unlimited }
 }
 
 /// The programs of a model, for a device that `facts` speaks for: what a search builds.

@@ -6,7 +6,7 @@ use plimsoll_exec::CpuDevice;
 use plimsoll_plan::file::{FileError, Saved};
 use plimsoll_plan::{Program, Strategy};
 use plimsoll_train::{
-    LanguageModel, Optimizer, Options, Planned, Run, Update, plan_for, plan_from_file, program,
+    LanguageModel, Optimizer, OptimizerKind, Options, Planned, Run, Update, plan_for, plan_from_file, program,
 };
 
 mod support;
@@ -69,7 +69,10 @@ fn what_differs_is_named() {
         plan_from_file(model, &device, options, text).unwrap_err().to_string()
     };
     let deeper = refused(&model(3), &asked, &text);
-    assert!(deeper.starts_with("the plan was made for another training graph"), "{deeper}");
+    assert!(deeper.starts_with("the plan was made for another training graph: its parameters: "), "{deeper}");
+    let momentum = Optimizer { kind: OptimizerKind::Sgd, ..asked.optimizer };
+    let other = refused(&model(2), &Options { optimizer: momentum, ..asked.clone() }, &text);
+    assert!(other.contains("its moments: ") && other.contains("; here: none; "), "{other}");
     let larger = refused(&model(2), &Options { global_batch: 4, ..asked.clone() }, &text);
     assert!(larger.contains("state `--global-batch 2`"), "{larger}");
     let tight = refused(&model(2), &Options { memory: Some(1 << 20), ..asked.clone() }, &text);

@@ -1,4 +1,5 @@
-//! `plimsoll bench ops`: how long each op of a model takes here, kept for later plans.
+//! `plimsoll bench ops`: how long each op of a model takes here, and with `--offload disk` how fast the disk is, kept for
+//! later plans.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,7 +10,7 @@ use plimsoll::{CpuDevice, Timings, TrainError};
 use crate::args::{BenchArgs, BenchWhat};
 use crate::commands::train::say;
 use crate::exit::Failure;
-use crate::{costs, tokenising, write_file};
+use crate::{costs, disks, table, tokenising, write_file};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let BenchWhat::Ops(ops) = &args.what;
@@ -43,8 +44,13 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
     write_file::whole(&file, &serde_json::to_vec(&all).unwrap_or_default())?;
     let mut out = io::stdout().lock();
-    out.write_all(table(&new).as_bytes()).map_err(|error| Failure::output(&error))?;
-    say(&format!("{} ops of {} are kept in `{}`\n", all.len(), measured_machine(threads), file.display()))
+    out.write_all(slowest(&new).as_bytes()).map_err(|error| Failure::output(&error))?;
+    say(&format!("{} ops of {} are kept in `{}`\n", all.len(), measured_machine(threads), file.display()))?;
+    if let Some(offload) = &config.options.offload {
+        let link = disks::measure(offload, threads)?;
+        say(&format!("the disk, at {}, is kept too\n", table::rates(&link)))?;
+    }
+    Ok(())
 }
 
 /// All is measured so many times, apart from each other, so that no op counts at the pace of a disturbed moment.
@@ -60,7 +66,7 @@ fn micro_batches(config: &Config) -> Vec<usize> {
 }
 
 /// The ops that take longest, with the rates they reach.
-fn table(measured: &Measured) -> String {
+fn slowest(measured: &Measured) -> String {
     let timings = measured.timings();
     let mut ops: Vec<_> = timings.iter().filter_map(|(name, t)| Some((t.seconds?, t, name))).collect();
     ops.sort_by(|a, b| b.0.total_cmp(&a.0));

@@ -6,11 +6,10 @@ use serde_json::{Value, json};
 
 use plimsoll::Role;
 use plimsoll::planning::{Action, Compared, Point, Purpose, Request, SearchError, Span, spans, spread};
-use plimsoll::training::budget::Origin;
 
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary};
-use crate::{json, page};
+use crate::{json, page, table};
 
 /// Budgets on the curve.
 const BUDGETS: u32 = 24;
@@ -35,7 +34,7 @@ pub(crate) fn write(
     let data = json!({
         "title": title,
         "seq_len": summary.seq_len,
-        "stated": summary.planned.budget.origin == Origin::Stated,
+        "budget_is": table::origin(&summary.planned.budget),
         "purposes": Purpose::ALL.map(Purpose::name),
         "plan": json::plan(summary),
         "schedules": [schedule(summary, Role::First), schedule(summary, Role::Update)],

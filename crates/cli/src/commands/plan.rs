@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use plimsoll::planning::{Compared, Contents, Schedule};
 use plimsoll::training::budget::Budget;
-use plimsoll::training::{Config, DataConfig, OpenedData, Target, program};
+use plimsoll::training::{Config, DataConfig, Length, OpenedData, Target, program};
 use plimsoll::{Device, DeviceSpec, Graph, GraphError, Model, Options, Planned, Role, differentiate, tile};
 
 use crate::args::{PlanArgs, Stage};
@@ -22,7 +22,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let mut config = Config::check(&args.settings.raw()?)?;
     // Kept open, as a run keeps it: what it takes is taken from the arena.
-    let _data = open_data(args, &mut config)?;
+    let data = open_data(args, &mut config)?;
+    let steps = steps(&config, data.as_ref())?;
     let text = match &config.target {
         Target::Cpu => {
             let (device, name) = costs::device(&config)?;
@@ -34,12 +35,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             of(&config)?;
             let whole = config.options.budget()?;
             let budget = |config: &Config| Ok(whole.beside(&of(config)?));
-            answer(args, config.clone(), &name, &|graph| device.facts(graph), &budget)?
+            answer(args, config.clone(), steps, &name, &|graph| device.facts(graph), &budget)?
         }
         Target::Described { spec, assumed } => {
             let budget = Budget::of_device(spec, config.options.memory)?;
             let name = description(spec, *assumed);
-            answer(args, config.clone(), &name, &config.options.facts_of(spec), &|_| Ok(budget))?
+            answer(args, config.clone(), steps, &name, &config.options.facts_of(spec), &|_| Ok(budget))?
         }
     };
     io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
@@ -55,10 +56,22 @@ fn open_data(args: &PlanArgs, config: &mut Config) -> Result<Option<OpenedData>,
     }
 }
 
+/// How many steps the run would take; not known of epochs of data that was not opened.
+fn steps(config: &Config, data: Option<&OpenedData>) -> Result<Option<u64>, Failure> {
+    let sequences = data.and_then(|data| data.train.sequences_per_epoch());
+    let per_epoch = sequences.map(|sequences| sequences.div_ceil(config.options.global_batch as u64));
+    let unopened = data.is_none() && config.data != DataConfig::Synthetic;
+    Ok(match config.length {
+        Length::Epochs(_) if unopened => None,
+        _ => Some(config.lr(per_epoch)?.max_steps),
+    })
+}
+
 /// All that is asked, for a device that `facts` speaks for.
 fn answer(
     args: &PlanArgs,
     mut config: Config,
+    steps: Option<u64>,
     device: &str,
     facts: DeviceFacts<'_>,
     budget: BudgetOf<'_>,
@@ -72,7 +85,9 @@ fn answer(
         return shown(stage, &config, &questions.search()?);
     }
     let title = format!("{} on {device}", config.name);
-    answered(args, &title, &config.target.name(), &mut questions, answer.as_ref())
+    let mut summary = questions.plan()?;
+    summary.steps = steps;
+    answered(args, &title, &config.target.name(), &mut questions, &summary, answer.as_ref())
 }
 
 /// What is assumed of a device that is not here.
@@ -93,30 +108,30 @@ fn answered(
     title: &str,
     target: &str,
     questions: &mut Questions,
+    summary: &Summary,
     answer: Option<&Answer>,
 ) -> Result<String, Failure> {
-    let summary = questions.plan()?;
     let rows =
-        if args.compare || args.html.is_some() { compare::rows(questions, &summary)? } else { Vec::new() };
+        if args.compare || args.html.is_some() { compare::rows(questions, summary)? } else { Vec::new() };
     if let Some(path) = &args.out {
         planfile::save(path, &summary.planned)?;
     }
     if let Some(path) = &args.html {
-        html::write(path, title, &summary, &rows, questions)?;
+        html::write(path, title, summary, &rows, questions)?;
     }
     let rows = if args.compare { &rows[..] } else { &[] };
     if args.json {
-        return Ok(as_json(target, &summary, rows, answer));
+        return Ok(as_json(target, summary, rows, answer));
     }
     let mut out = format!("{title}\n").into_bytes();
     if let Some(answer) = answer {
         out.extend(answer.sentence(&table::size(summary.planned.budget.total)).into_bytes());
     }
-    table::plan(&mut out, &summary).map_err(|error| Failure::output(&error))?;
+    table::plan(&mut out, summary).map_err(|error| Failure::output(&error))?;
     let mut text = String::from_utf8_lossy(&out).into_owned();
     if !rows.is_empty() {
         text.push('\n');
-        text.push_str(&compare::table(&summary, rows));
+        text.push_str(&compare::table(summary, rows));
     }
     Ok(text)
 }

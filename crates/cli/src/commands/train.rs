@@ -46,7 +46,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut session = Session::open(&mut config, args.plan.as_deref(), before)?;
     let kept = kept.map(|kept| kept.resume(&config, &mut session)).transpose()?;
     let course = Course { pause: args.stop_after, ..config.course(session.lr.max_steps) };
-    announce(&config, &session, course.end(), args.json)?;
+    session.summary.steps = Some(course.end().saturating_sub(session.trainer.run().steps()));
+    announce(&config, &session, args.json)?;
     match &kept {
         Some(kept) => kept.announce(&config, &session, course.end())?,
         None => say("what is trained is not kept; give --output-dir to keep it\n")?,
@@ -91,15 +92,13 @@ fn end_on_signals(session: &Session) -> Result<(), Failure> {
 }
 
 /// What is about to happen: the peak by purpose, and how long it will take.
-fn announce(config: &Config, session: &Session, steps: u64, json: bool) -> Result<(), Failure> {
+fn announce(config: &Config, session: &Session, json: bool) -> Result<(), Failure> {
     if !json {
         say(&format!("{} on {}\n", config.name, session.device_name))?;
     }
     let mut table = Vec::new();
     table::plan(&mut table, &session.summary).map_err(|error| Failure::output(&error))?;
-    say(&String::from_utf8_lossy(&table))?;
-    let left = steps.saturating_sub(session.trainer.run().steps());
-    say(&table::run_time(&session.summary, left))
+    say(&String::from_utf8_lossy(&table))
 }
 
 /// A planned run with its data, ready to step.

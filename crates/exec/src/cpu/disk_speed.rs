@@ -43,15 +43,14 @@ pub struct DiskSpeed {
 ///
 /// When the folder cannot hold a file, or the disk fails.
 pub fn measure_disk(folder: &Path, room: Option<u64>, threads: usize) -> Result<DiskSpeed, ExecError> {
-    let tier = DiskTier::create(folder, PIECES * PIECE, PIECES as usize)?;
-    let room = match room {
-        Some(stated) => stated,
-        None => all_but_a_part(folder)?,
-    };
+    // No more is taken for the trial than for a run.
+    let pieces = room.map_or(PIECES, |stated| (stated / PIECE).clamp(LEAST, PIECES));
+    let tier = DiskTier::create(folder, pieces * PIECE, pieces as usize)?;
+    let room = disk_room(folder, room)?;
     let mut memory = Bounce::new();
     let piece = memory.bytes();
     piece.fill(0x5a);
-    let written = trial(&tier, Direction::Out, piece, PIECES, PIECE)?;
+    let written = trial(&tier, Direction::Out, piece, pieces, PIECE)?;
     let read = trial(&tier, Direction::In, piece, written.transfers, PIECE)?;
     let small = trial(&tier, Direction::Out, piece, SMALL, BLOCK)?;
     let link = Link {
@@ -124,8 +123,15 @@ fn rounded(number: f64) -> f64 {
     ((number.max(1e-9).log2() * 4.0).round() / 4.0).exp2()
 }
 
-/// What may be taken of the file system that holds `folder`.
-fn all_but_a_part(folder: &Path) -> Result<u64, ExecError> {
+/// Bytes that may be taken of the disk that holds `folder`: as `stated`, or all that is free but for a tenth.
+///
+/// # Errors
+///
+/// When the file system does not say how much is free.
+pub fn disk_room(folder: &Path, stated: Option<u64>) -> Result<u64, ExecError> {
+    if let Some(stated) = stated {
+        return Ok(stated);
+    }
     let free = free_disk_bytes(folder).map_err(|error| {
         ExecError::Device(format!("cannot ask for the free space of {}: {error}", folder.display()))
     })?;

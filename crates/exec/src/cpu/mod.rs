@@ -49,7 +49,7 @@ use crate::ExecError;
 pub use call::{Call, Operand, Scratch};
 pub use device::CpuDevice;
 pub use disk::{BLOCK, DiskTier, OUTSIDE_BYTES};
-pub use disk_speed::{DiskSpeed, measure_disk};
+pub use disk_speed::{DiskSpeed, disk_room, measure_disk};
 pub use pool::Pool;
 pub use room::free_disk_bytes;
 

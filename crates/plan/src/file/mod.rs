@@ -9,9 +9,10 @@
 //! program anew; what differs is named. Then every schedule passes the judge like one just made: a file is believed
 //! no more than the planner is. The hash of the whole finds damage, not malice; malice meets the judge.
 //!
-//! [`write()`] and [`Saved::parse`] are here, the form of a schedule in `form`.
+//! [`write()`] and [`Saved::parse`] are here, the form of a schedule in `form`, the names of differences in `items`.
 
 mod form;
+mod items;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -53,8 +54,8 @@ pub enum FileError {
     Differs {
         /// What differs.
         what: &'static str,
-        /// What to look at.
-        hint: &'static str,
+        /// The item that does, where it is known, and what to look at.
+        hint: String,
     },
     /// The judge refused a schedule.
     Refused {
@@ -100,6 +101,7 @@ pub fn write(choice: &Choice, budget: u64) -> String {
     let states: Vec<Value> = plan.states.iter().map(state).collect();
     let body = json!({
         "graphs": graph_hashes(program),
+        "items": items::items(&program.train.graph),
         "device": device_hash(program),
         "budget_bytes": budget,
         "micro_batch": micro_batch,
@@ -191,7 +193,7 @@ impl Saved {
     pub fn for_program(&self, program: Program) -> Result<Choice, FileError> {
         self.same_graphs(&program)?;
         if form::text(&self.body, "device")? != device_hash(&program) {
-            let hint = "alignment or scratch of its kernels differ; run it where it was made";
+            let hint = "alignment or scratch of its kernels differ; run it where it was made".to_owned();
             return Err(FileError::Differs { what: "device", hint });
         }
         let plan = self.plan(&program)?;
@@ -212,13 +214,15 @@ impl Saved {
         let hashes = graph_hashes(program);
         let saved = form::object(&self.body, "graphs")?;
         if saved.get("train") != hashes.get("train") {
-            let hint = "model, sequence length, optimizer and --update must be those it was made with";
+            let settings = "model, sequence length, optimizer and --update must be those it was made with";
+            let item = items::difference(&self.body["items"], &program.train.graph);
+            let hint = item.map_or_else(|| settings.to_owned(), |item| format!("{item}; {settings}"));
             return Err(FileError::Differs { what: "training graph", hint });
         }
         if *saved != hashes {
             let hint =
                 "a run evaluates if its plan does, so --eval-steps goes to `plan` and `train` or to neither";
-            return Err(FileError::Differs { what: "set of graphs", hint });
+            return Err(FileError::Differs { what: "set of graphs", hint: hint.to_owned() });
         }
         Ok(())
     }
