@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROUNDS, STEPS = 2, 3
+ROUNDS, STEPS = 3, 3
 MIB = 1 << 20
 SHALLOW, DEEP = 4, 40
 PINNED = ["--micro-batch", "16"]
@@ -58,12 +58,14 @@ def main():
     plans = {name: plan(DEEP, *settings) for name, settings in ways.items()}
     nothing = [*PINNED, "--recompute", "none"]
     base, took, same = [], {name: [] for name in ways}, {name: True for name in ways}
-    for _ in range(ROUNDS):
+    for number in range(1, ROUNDS + 1):
         fastest, losses = train(*nothing)
         base.append(fastest)
+        print(f"round {number} of {ROUNDS}: {fastest:.2f} s without a budget", file=sys.stderr)
         for name, settings in ways.items():
             fastest, own = train(*settings)
             took[name].append(fastest)
+            print(f"  {fastest:.2f} s {name}", file=sys.stderr)
             same[name] &= own == losses
     ratios = {name: min(seconds) / min(base) for name, seconds in took.items()}
 

@@ -26,7 +26,8 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let how_many = if gradients.persist.is_some() { "" } else { "at most " };
     writeln!(out, "{gradients} ({how_many}{})", size(gradients.bytes))?;
     let share = 100.0 * summary.report.recompute_fraction;
-    writeln!(out, "recompute {}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;
+    let tiles = if summary.report.tile_rows.is_some() { " and tiles" } else { "" };
+    writeln!(out, "recompute {}{tiles}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;
     match summary.report.ignored_marks {
         0 => {}
         marks => writeln!(
