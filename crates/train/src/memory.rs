@@ -22,6 +22,13 @@ pub struct ProcessMemory {
     pub of_files: u64,
 }
 
+impl ProcessMemory {
+    /// Resident bytes that are no pages of files.
+    pub fn anonymous(&self) -> u64 {
+        self.resident.saturating_sub(self.of_files)
+    }
+}
+
 /// A file of the kernel that could not be read or did not say what it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryError {

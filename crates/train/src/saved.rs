@@ -9,7 +9,7 @@ use plimsoll_graph::Graph;
 use plimsoll_plan::Build;
 use plimsoll_plan::file::{self, FileError, Saved};
 
-use crate::budget::{Budget, Origin, STEP};
+use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
 use crate::memory;
 use crate::options::Options;
@@ -59,11 +59,7 @@ pub fn plan_from_file(
         let total = saved.budget().max(needed + budget.outside);
         budget = Budget { total, origin: Origin::Stated, ..budget };
     }
-    // It is counted in steps, and one more or less than when the plan was made is no reason to refuse it.
-    let grown = needed.saturating_sub(budget.arena());
-    if grown <= STEP {
-        budget.outside -= grown.min(budget.outside);
-    }
+    budget = budget.as_planned(needed)?;
     if needed > budget.arena() {
         let (needs, has) = (Size { bytes: needed + budget.outside }, Size { bytes: budget.total });
         return Err(TrainError::Config(format!(
