@@ -48,7 +48,9 @@ mod solve;
 
 pub use labels::{Label, LabelOp, Limits, Thinning, frontier};
 pub use parse::{ParseError, parse};
-pub use revolve::{extra_forwards, extra_forwards_by_recurrence, least_slots_for_one_extra};
+pub use revolve::{
+    extra_forwards, extra_forwards_by_recurrence, least_slots_for_one_extra, mixed_forwards,
+};
 pub use simulate::{Outcome, Step, Violation, simulate};
 pub use solve::{DagPlan, Effort, Unplannable, plan_dag};
 
