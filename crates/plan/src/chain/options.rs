@@ -198,7 +198,7 @@ fn parts(graph: &Graph, layer: &Layer) -> Vec<Part> {
             .collect();
         let run = parts.len();
         if groups.len() < 2 {
-            parts.push(Part { node, values: outputs.to_vec(), of_run: None, keepable: true });
+            parts.push(Part { node, values: outputs.clone(), of_run: None, keepable: true });
         } else {
             parts.push(Part { node, values: Vec::new(), of_run: None, keepable: false });
             let part = |values| Part { node, values, of_run: Some(run), keepable: true };
