@@ -6,26 +6,28 @@
 //!
 //! ```text
 //! the searches at M and at r' both end      the optimum at M
+//! only that at r' ends                      the cheapest of what was found at M, at r and at every rung below
 //! otherwise                                 the cheapest of what was found at r and at every rung below
 //! ```
 //!
-//! Take `M < N`. If `N` has a proof, nothing in less memory is cheaper. If it has none and `M` lies on or below a rung
-//! `r' ≤ N`, what was found at `r'` is among the schedules `N` chooses from: the optimum there if `M` has a proof, and
-//! otherwise `M` chose from some of them. If both lie between the same two rungs and neither has a proof, they get the
-//! same schedule. One case is left: a proof at `M`, none at `N`, and a proof at the next rung above both. A search that
-//! ends on either side of a budget is given eight times the work there; should it still not end, `N` can cost more.
+//! Take `M < N`. If `N` has a proof and so has the rung above it, nothing in less memory is cheaper. If not, and a rung
+//! lies between, `M ≤ r' ≤ N`, then what was found at `r'` is among the schedules `N` chooses from: the optimum there
+//! if `M` used a schedule of its own, and otherwise `M` chose from some of them. If both lie between the same two rungs
+//! and the upper one has no proof, they get the same schedule. One case is left: both between the same two rungs, a
+//! proof at the upper one and none at `N`. A search that ends at the rung above is given forty times the work; should
+//! it still not end, `N` can cost more than `M`, though never more than the rung below.
 //!
 //! Rungs whose lower bound is no better than what is known are passed over, and all below them.
 
 use super::policy::Path;
-use super::solve::{Best, Effort, Solver};
+use super::solve::{Best, Solver};
 
 /// Rungs to the peak.
 const RUNGS: u64 = 100;
 /// The smallest budget is found to one part in so many.
 const PRECISION: u64 = 500;
-/// How much longer a search is tried that ends at the rung above.
-const PERSISTENCE: u64 = 8;
+/// How much longer an exact search is tried that ends at the rung above.
+const PERSISTENCE: u64 = 20;
 
 /// What the ladder of a graph spans.
 #[derive(Clone, Copy, Debug)]
@@ -60,13 +62,15 @@ impl<const W: usize> Solver<'_, W> {
         let next = self.best(above, self.effort.in_passing());
         let mut own = self.best(memory, self.effort);
         if next.proven && !own.proven {
-            own = self.best(memory, Effort { work: PERSISTENCE * self.effort.work, ..self.effort });
+            own = self.best_with(memory, self.effort, PERSISTENCE * self.effort.work);
         }
         let Best { found, lower, proven } = own;
+        // With the optimum of the next rung to choose from, nobody above can be worse off for what is found here.
+        let here = found.filter(|_| next.proven);
         let found = if next.proven && proven {
-            found
+            here
         } else {
-            self.cheapest_below(memory, ladder, (above == memory).then_some(next))
+            cheaper(here, self.cheapest_below(memory, ladder, (above == memory).then_some(next)))
         };
         found.map(|(path, _)| (path, lower))
     }
@@ -119,5 +123,56 @@ fn cheaper<const W: usize>(
     match (first, second) {
         (Some(first), Some(second)) => Some(if second.1 < first.1 { second } else { first }),
         (first, second) => first.or(second),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dag::exhaustive::Dice;
+    use crate::dag::{Dag, DagNode, Effort, plan_dag, simulate};
+
+    /// A network with skips: each gradient reads what its node reads and wrote, and the gradient before.
+    fn network(seed: u64) -> Dag {
+        const FORWARD: usize = 24;
+        let dice = &mut Dice(seed);
+        let mut nodes: Vec<DagNode> = Vec::new();
+        for id in 0..=2 * FORWARD {
+            let backward = id >= FORWARD;
+            let mut sources: Vec<usize> = id.checked_sub(1).into_iter().collect();
+            if backward && id > FORWARD {
+                let of = 2 * FORWARD - id;
+                sources.extend(nodes[of].sources.iter().copied().chain([of]));
+            } else if id > 2 && dice.below(3) == 0 {
+                sources.push(dice.below(id - 1));
+            }
+            sources.sort_unstable();
+            sources.dedup();
+            let (cost, bytes) = ((1 + dice.below(20)) as f64, (1000 + dice.below(9000)) as u64);
+            nodes.push(DagNode { name: format!("n{id}"), backward, cost, bytes, sources });
+        }
+        Dag { nodes }
+    }
+
+    /// How often `cost` rises over budgets that rise.
+    fn rises(budgets: &[u64], cost: impl Fn(u64) -> Option<f64>) -> usize {
+        let costs: Vec<f64> = budgets.iter().map(|&memory| cost(memory).unwrap_or(f64::INFINITY)).collect();
+        costs.windows(2).filter(|pair| pair[0] < pair[1]).count()
+    }
+
+    #[test]
+    fn a_search_cut_short_can_find_less_in_more_memory_and_the_ladder_cannot() {
+        let hasty = Effort { labels: 50, pairs: 5, trials: 4, beam: 4, work: 60_000 };
+        let mut alone = 0;
+        for seed in 4..7 {
+            let dag = network(seed);
+            let peak = simulate(&dag, &dag.keep_all()).unwrap().peak;
+            let budgets: Vec<u64> = (60..=210).map(|index| peak * index / 250).collect();
+            let solver: Solver<1> = Solver::new(&dag, hasty);
+            alone += rises(&budgets, |memory| solver.best(memory, hasty).found.map(|(_, cost)| cost));
+            let planned = |memory| plan_dag(&dag, memory, hasty).ok().map(|plan| plan.total_cost);
+            assert_eq!(rises(&budgets, planned), 0, "seed {seed}");
+        }
+        assert!(alone > 8, "searches alone rise {alone} times: the test is too easy");
     }
 }

@@ -184,6 +184,11 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The best schedule for one budget, and what is known of it.
     pub(crate) fn best(&self, memory: u64, effort: Effort) -> Best<W> {
+        self.best_with(memory, effort, effort.work / EXACT_SHARE)
+    }
+
+    /// The same with so much work for the exact search.
+    pub(crate) fn best_with(&self, memory: u64, effort: Effort, work: u64) -> Best<W> {
         let (draft, seeds) = self.trials(memory, effort);
         let mut best = draft.map(|draft| (draft.path, draft.cost));
         let worth = self.limit(best.as_ref()) - self.forward;
@@ -193,7 +198,6 @@ impl<'a, const W: usize> Solver<'a, W> {
         for ahead in [false, true] {
             let limit = self.limit(best.as_ref());
             if limit > lower {
-                let work = effort.work / EXACT_SHARE;
                 let search = Search::new(&self.problem, memory, &bound.after, limit, work);
                 let Found { better, lower: proven } = search.exact(ahead);
                 let ended = better.is_some() || proven >= limit;
