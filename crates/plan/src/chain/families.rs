@@ -121,9 +121,13 @@ fn check(name: &str, program: &Program, count: usize) {
 }
 
 #[test]
-fn plans_of_the_presets_take_the_time_and_at_most_the_bytes_that_the_table_said() {
-    for (preset, count) in Preset::all().into_iter().zip([60, 30, 15]) {
-        check(preset.name, &program(&preset.model, 2, preset.seq), count);
+fn plans_of_small_presets_take_the_time_and_at_most_the_bytes_that_the_table_said() {
+    // Table and plan for the same bytes; whole searches over all presets are with the crate that trains them.
+    for (name, count) in
+        [("tiny", 60), ("s", 30), ("m", 15), ("gpt2", 8), ("bert-base", 8), ("qwen3-0.6b", 8)]
+    {
+        let Preset { model, seq, .. } = Preset::from_name(name).unwrap();
+        check(name, &program(&model, 2, seq), count);
     }
 }
 

@@ -28,7 +28,7 @@ use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
 
 use crate::chain::bound::{LowerBound, Passes};
 use crate::chain::extract::{Chain, Layer};
-use crate::chain::options::{LayerOption, Options, kept_values, made_within, options, peaks};
+use crate::chain::options::{LayerOption, Options, all_values, kept_values, made_within, options, peaks};
 use crate::chain::table::{Decision, Family, Table};
 use crate::liveness::aligned;
 use crate::problem::{Facts, Link, Scratch};
@@ -85,8 +85,7 @@ impl ChainPlanner {
         let layers = chain.layers.len();
         // Layers are equal, but the first reads a boundary made outside; one from the middle speaks for all.
         let options = options(graph, facts, scratch, &chain.layers[layers / 2]);
-        let keep_turn: Vec<usize> = (0..chain.turn.forward.len()).collect();
-        let (forward, backward) = peaks(graph, facts, scratch, &chain.turn, &keep_turn);
+        let (forward, backward) = peaks(graph, facts, scratch, &chain.turn, &all_values(graph, &chain.turn));
         let turn_peak = forward.max(backward);
         let seconds = |nodes: &[NodeId]| -> f64 {
             nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
@@ -203,8 +202,7 @@ impl ChainPlanner {
 
 /// The ways of treating what lies ahead of the chain: the options of the lead, or to keep everything.
 fn ways(graph: &Graph, facts: &Facts, scratch: Scratch, chain: &Chain) -> Vec<Way> {
-    let keep_before: Vec<usize> = (0..chain.before.forward.len()).collect();
-    let (forward, backward) = peaks(graph, facts, scratch, &chain.before, &keep_before);
+    let (forward, backward) = peaks(graph, facts, scratch, &chain.before, &all_values(graph, &chain.before));
     let boundary = aligned(graph.ty(chain.before.output).bytes() as u64, facts.alignment);
     let (before, fixed) = (forward.max(backward) + boundary, fixed_bytes(graph, facts, chain));
     let Some(lead) = &chain.lead else {

@@ -26,7 +26,7 @@ use crate::sequence;
 /// One way of treating a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LayerOption {
-    /// Forward nodes whose outputs are kept, as positions in the layer.
+    /// What is kept, as positions in the list that [`kept_values`] reads.
     pub(crate) keep: Vec<usize>,
     /// Bytes kept from the forward pass to the backward pass, the output included.
     pub(crate) kept_bytes: u64,
@@ -76,8 +76,9 @@ impl Options {
 
 /// All options of a layer of `graph`.
 pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Options {
-    let ops = label_ops(graph, facts, scratch, layer);
-    let demanded: Vec<usize> = demanded(graph, layer, false);
+    let parts = parts(graph, layer);
+    let ops = label_ops(graph, facts, scratch, layer, &parts);
+    let demanded: Vec<usize> = demanded(graph, layer, &parts, false);
     let labels = frontier(&ops, &demanded, &Limits::NONE);
     let boundary_bytes = aligned(graph.ty(layer.output).bytes() as u64, facts.alignment);
     let seconds = |nodes: &[NodeId]| -> f64 {
@@ -86,7 +87,7 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
     let backward_seconds = seconds(&layer.backward);
     let listed = spread(&labels);
     let list = around_frontier(&listed, |keep| {
-        let (forward_peak, backward_peak) = peaks(graph, facts, scratch, layer, keep);
+        let (forward_peak, backward_peak) = peaks(graph, facts, scratch, layer, &values_of(&parts, keep));
         LayerOption {
             keep: keep.to_vec(),
             kept_bytes: keep.iter().map(|&position| ops[position].bytes).sum::<u64>() + boundary_bytes,
@@ -96,11 +97,10 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
         }
     });
     let mut rebuilt_ops = ops.clone();
-    let output = layer.forward.iter().position(|&id| graph.producer(layer.output) == Some(id));
-    if let Some(output) = output {
+    if let Some(output) = parts.iter().position(|part| part.values.contains(&layer.output)) {
         rebuilt_ops[output].keepable = false;
     }
-    let with_output = frontier(&rebuilt_ops, &self::demanded(graph, layer, true), &Limits::NONE);
+    let with_output = frontier(&rebuilt_ops, &self::demanded(graph, layer, &parts, true), &Limits::NONE);
     Options {
         list,
         forward_seconds: seconds(&layer.forward),
@@ -169,33 +169,65 @@ fn closure_cost(ops: &[LabelOp], demanded: &[usize], keep: &[usize]) -> f64 {
     ops.iter().zip(runs).filter(|(_, runs)| *runs).map(|(op, _)| op.cost).sum()
 }
 
-/// The layer's forward nodes as the labels see them: keeping a node is keeping those of its outputs that
-/// anybody in the layer reads.
-fn label_ops(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Vec<LabelOp> {
-    let position = |value: Value| {
-        let producer = graph.producer(graph.storage(value))?;
-        layer.forward.iter().position(|&id| id == producer)
+/// What the labels decide on: to keep some outputs of a forward node, or to run it again.
+struct Part {
+    /// The node's position in the layer.
+    node: usize,
+    /// The outputs that are kept together.
+    values: Vec<Value>,
+    /// Where a node has several parts, the first stands for its run and the others for what comes of it.
+    of_run: Option<usize>,
+    keepable: bool,
+}
+
+/// The parts of a layer. Outputs that the backward pass reads go together: whoever lacks one of them runs the node and
+/// has them all. Others are needed only where what was made of them is rebuilt, and may be dropped alone: a norm
+/// whose result nobody reads but the next op keeps its statistics.
+fn parts(graph: &Graph, layer: &Layer) -> Vec<Part> {
+    let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
+    let mut parts: Vec<Part> = Vec::new();
+    for (node, &id) in layer.forward.iter().enumerate() {
+        let outputs = &graph.node(id).outputs;
+        let together: Vec<Value> = outputs.iter().copied().filter(|value| backward.contains(value)).collect();
+        let used = |value: &Value| forward.contains(value) || *value == layer.output;
+        let alone = outputs.iter().copied().filter(|value| !together.contains(value) && used(value));
+        let groups: Vec<Vec<Value>> = Some(together.clone())
+            .filter(|group| !group.is_empty())
+            .into_iter()
+            .chain(alone.map(|value| vec![value]))
+            .collect();
+        let run = parts.len();
+        if groups.len() < 2 {
+            parts.push(Part { node, values: outputs.clone(), of_run: None, keepable: true });
+        } else {
+            parts.push(Part { node, values: Vec::new(), of_run: None, keepable: false });
+            let part = |values| Part { node, values, of_run: Some(run), keepable: true };
+            parts.extend(groups.into_iter().map(part));
+        }
+    }
+    parts
+}
+
+/// The parts as the labels see them. Keeping one takes the bytes of those of its outputs that anybody in the layer
+/// reads.
+fn label_ops(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer, parts: &[Part]) -> Vec<LabelOp> {
+    let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
+    let bytes = |value: &Value| aligned(graph.ty(*value).bytes() as u64, facts.alignment);
+    let op = |part: &Part| {
+        let id = layer.forward[part.node];
+        let read = part.values.iter().filter(|value| forward.contains(value) || backward.contains(value));
+        let holder =
+            |&value: &Value| parts.iter().position(|part| part.values.contains(&graph.storage(value)));
+        let mut deps: Vec<usize> = match part.of_run {
+            Some(run) => vec![run],
+            None => graph.node(id).inputs.iter().filter_map(holder).collect(),
+        };
+        deps.sort_unstable();
+        deps.dedup();
+        let cost = if part.of_run.is_some() { 0.0 } else { facts.nodes[id.index()].seconds_with(scratch) };
+        LabelOp { deps, bytes: read.map(bytes).sum(), cost, keepable: part.keepable }
     };
-    let read_forward: BTreeSet<Value> = read_by(graph, layer, &layer.forward);
-    let read_backward: BTreeSet<Value> = read_by(graph, layer, &layer.backward);
-    layer
-        .forward
-        .iter()
-        .map(|&id| {
-            let node = graph.node(id);
-            let mut deps: Vec<usize> = node.inputs.iter().filter_map(|&value| position(value)).collect();
-            deps.sort_unstable();
-            deps.dedup();
-            let read = |value: &&Value| read_forward.contains(value) || read_backward.contains(value);
-            let bytes = node.outputs.iter().filter(read).map(|&value| graph.ty(value).bytes() as u64);
-            LabelOp {
-                deps,
-                bytes: bytes.map(|bytes| aligned(bytes, facts.alignment)).sum(),
-                cost: facts.nodes[id.index()].seconds_with(scratch),
-                keepable: true,
-            }
-        })
-        .collect()
+    parts.iter().map(op).collect()
 }
 
 /// Storage values of the layer's forward pass that `readers` read.
@@ -207,19 +239,25 @@ fn read_by(graph: &Graph, layer: &Layer, readers: &[NodeId]) -> BTreeSet<Value> 
         .collect()
 }
 
-/// Positions of the nodes that the backward pass needs, and of the output's if it must be rebuilt.
-fn demanded(graph: &Graph, layer: &Layer, output_too: bool) -> Vec<usize> {
+/// Positions of the parts that the backward pass needs, and of the output's if it must be rebuilt.
+fn demanded(graph: &Graph, layer: &Layer, parts: &[Part], output_too: bool) -> Vec<usize> {
     let read = read_by(graph, layer, &layer.backward);
-    let wanted = |id: &NodeId| {
-        let outputs = &graph.node(*id).outputs;
-        outputs.iter().any(|value| read.contains(value) || (output_too && *value == layer.output))
-    };
-    (0..layer.forward.len()).filter(|&position| wanted(&layer.forward[position])).collect()
+    let wanted = |value: &Value| read.contains(value) || (output_too && *value == layer.output);
+    (0..parts.len()).filter(|&part| parts[part].values.iter().any(wanted)).collect()
 }
 
 /// The values an option keeps, by storage.
 pub(crate) fn kept_values(graph: &Graph, layer: &Layer, keep: &[usize]) -> Vec<Value> {
-    keep.iter().flat_map(|&position| graph.node(layer.forward[position]).outputs.iter().copied()).collect()
+    values_of(&parts(graph, layer), keep)
+}
+
+fn values_of(parts: &[Part], keep: &[usize]) -> Vec<Value> {
+    keep.iter().flat_map(|&part| parts[part].values.iter().copied()).collect()
+}
+
+/// All results of a layer's forward pass.
+pub(crate) fn all_values(graph: &Graph, layer: &Layer) -> Vec<Value> {
+    layer.forward.iter().flat_map(|&id| graph.node(id).outputs.iter().copied()).collect()
 }
 
 /// Whether all contributions to a transient gradient, and so its whole life, belong to `layer`.
@@ -228,16 +266,15 @@ pub(crate) fn made_within(graph: &Graph, state: StateId, layer: &Layer) -> bool 
     writers.all(|writer| layer.backward.contains(&writer))
 }
 
-/// Most bytes alive in the forward and in the backward pass of a layer that keeps `keep`.
+/// Most bytes alive in the forward and in the backward pass of a layer that keeps `kept`.
 pub(crate) fn peaks(
     graph: &Graph,
     facts: &Facts,
     scratch: Scratch,
     layer: &Layer,
-    keep: &[usize],
+    kept: &[Value],
 ) -> (u64, u64) {
-    let kept = kept_values(graph, layer, keep);
-    let sequence = sequence::part(graph, &layer.forward, &layer.backward, &kept);
+    let sequence = sequence::part(graph, &layer.forward, &layer.backward, kept);
     let draft = draft("part", graph, &sequence, facts, scratch, Gradients::Add);
     let turn = layer.forward.len();
     // One entry per slot: the time its counted buffers span.

@@ -20,6 +20,7 @@
 //! bound      labels at every instant that must come, chained: no schedule is cheaper
 //! policy     a kept set -> a schedule, by lazy recomputation
 //! search     best-first over (position, resident set): better schedules, and where it ends a proof
+//! ladder     without a proof, the cheapest over fixed budgets: more memory never costs more
 //! simulate   the judge: cost, peak and legality of any schedule, sharing no code with the rest
 //! ```
 //!
@@ -37,6 +38,9 @@ mod exhaustive;
 #[cfg(test)]
 mod golden;
 mod labels;
+mod ladder;
+#[cfg(test)]
+mod networks;
 mod parse;
 mod policy;
 mod problem;
@@ -48,7 +52,7 @@ mod solve;
 
 pub use labels::{Label, LabelOp, Limits, Thinning, frontier};
 pub use parse::{ParseError, parse};
-pub use revolve::{extra_forwards, extra_forwards_by_recurrence, least_slots_for_one_extra};
+pub use revolve::{extra_forwards, extra_forwards_by_recurrence, least_slots_for_one_extra, mixed_forwards};
 pub use simulate::{Outcome, Step, Violation, simulate};
 pub use solve::{DagPlan, Effort, Unplannable, plan_dag};
 

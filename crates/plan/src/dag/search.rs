@@ -17,7 +17,7 @@
 //! When the search ends, the best schedule found is optimal; when its steps run out, the least `f` still
 //! open bounds the optimum from below. The **beam** is the same search with less of everything, one
 //! once-node after the other: a few states survive each position, and of all sets of drops only those
-//! that cost least per byte are tried.
+//! that cost least per byte are tried, those last that take what is about to be read.
 //!
 //! Absent: clocks and randomness. Ties are broken by depth, then by age.
 
@@ -162,8 +162,8 @@ impl<'a, const W: usize> Search<'a, W> {
     }
 
     /// The search with a beam from `seeds`, which stand before the first once-node; from the start if there
-    /// are none.
-    pub(crate) fn beam(mut self, seeds: &[Seed<W>], width: Width) -> Option<(Path<W>, f64)> {
+    /// are none. Returns a cheaper schedule if it finds one, and the work it took.
+    pub(crate) fn beam(mut self, seeds: &[Seed<W>], width: Width) -> (Option<(Path<W>, f64)>, u64) {
         let start =
             State { resident: Set::EMPTY, position: 0, parent: ROOT, action: Action::Once(0), cost: 0.0 };
         // The first states are the start and the seeds, so that a path's root says which it was.
@@ -178,8 +178,9 @@ impl<'a, const W: usize> Search<'a, W> {
         }
         let cheapest =
             |a: &&u32, b: &&u32| self.states[**a as usize].cost.total_cmp(&self.states[**b as usize].cost);
-        let &last = level.iter().min_by(cheapest)?;
-        Some((self.path(last, seeds), self.states[last as usize].cost))
+        let last = level.iter().min_by(cheapest);
+        let better = last.map(|&last| (self.path(last, seeds), self.states[last as usize].cost));
+        (better, self.work.get())
     }
 
     /// Brings a beam past the once-node at `position`, one run at a time.
@@ -333,18 +334,29 @@ impl<'a, const W: usize> Search<'a, W> {
         room.drop_from(0, state.resident, 0, candidates.iter().map(|&node| problem.bytes[node]).sum());
     }
 
-    /// What may be dropped at all, by what a byte of it costs to get back.
+    /// What may be dropped at all, by what a byte of it costs to get back; what is about to be read comes last.
     fn cheapest_first(&self, state: &State<W>, candidates: &[usize]) -> Vec<usize> {
         let position = state.position as usize;
         let free = self.to_pay(position, &state.resident);
         let price = |node: usize| self.to_pay(position, &state.resident.without(node));
-        let mut priced: Vec<(f64, usize)> = (candidates.iter())
+        let urgent = self.urgent(state);
+        let mut priced: Vec<(bool, f64, usize)> = (candidates.iter())
             .map(|&node| (price(node), node))
             .filter(|&(price, _)| state.cost + price < self.limit)
-            .map(|(price, node)| ((price - free) / self.problem.bytes[node] as f64, node))
+            .map(|(price, node)| {
+                (urgent.contains(node), (price - free) / self.problem.bytes[node] as f64, node)
+            })
             .collect();
-        priced.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-        priced.into_iter().map(|(_, node)| node).collect()
+        priced.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(b.2.cmp(&a.2)));
+        priced.into_iter().map(|(_, _, node)| node).collect()
+    }
+
+    /// What the next once-node reads, and what is read to rebuild that. A cheap output among them is soon made again,
+    /// in the place of another that is then made again: such circles are what a beam dies of.
+    fn urgent(&self, state: &State<W>) -> Set<W> {
+        let needs = &self.problem.needs[state.position as usize];
+        let lacking = self.problem.missing(needs, &state.resident);
+        lacking.iter().fold(*needs, |urgent, node| urgent.union(&self.problem.sources[node]))
     }
 
     /// The runs that lead to a state.

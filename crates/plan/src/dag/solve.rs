@@ -1,19 +1,21 @@
 //! From a graph and a budget to a plan: the parts put together, cheapest first.
 //!
 //! 1. If nothing need be recomputed, there is nothing to search.
-//! 2. The bound says what every schedule pays.
-//! 3. Kept sets from the label frontier at the turn, each turned into a schedule and simulated.
-//! 4. The beam, started from the best of those sets, while a gap is left.
+//! 2. Kept sets from the label frontier at the turn, each turned into a schedule and simulated.
+//! 3. The bound says what every schedule pays.
+//! 4. Beams, from the best of those sets and from the start, wider and wider while a gap is left.
 //! 5. The exact search, while a gap is left, with all found so far as its limit: first without runs ahead of
 //!    demand, then with them, which alone gives a proof.
+//! 6. Where there is no proof, the [`ladder`](super::ladder) decides, so that more memory never costs more.
 //!
 //! The judge has the last word on every schedule.
 
 use std::fmt;
 
 use super::Dag;
-use super::bound::{BoundEffort, bound, turn_labels};
+use super::bound::{Bound, BoundEffort, bound, turn_labels};
 use super::labels::Label;
+use super::ladder::Ladder;
 use super::policy::{Action, Draft, Path, lazy};
 use super::problem::{Oddities, Problem};
 use super::search::{Found, Search, Seed, Width};
@@ -29,15 +31,29 @@ pub struct Effort {
     pub pairs: usize,
     /// Kept sets turned into schedules.
     pub trials: usize,
-    /// States that survive each position of the first beam, a quarter of the second; 0 for no beam.
+    /// States that survive each position of the widest beam; 0 for no beam.
     pub beam: usize,
-    /// Set operations of the exact search, some thirty million a second; a beam may take four times that.
+    /// Set operations of all beams together, some thirty million a second; half as many for an exact search.
     pub work: u64,
 }
 
 impl Default for Effort {
     fn default() -> Effort {
-        Effort { labels: 4000, pairs: 600, trials: 200, beam: 24, work: 20_000_000 }
+        Effort { labels: 4000, pairs: 600, trials: 200, beam: 256, work: 12_000_000 }
+    }
+}
+
+/// Part of the work of beams that an exact search may take: it ends early or not at all.
+const EXACT_SHARE: u64 = 2;
+
+impl Effort {
+    /// What is spent on a budget that stands beside the one that was asked for.
+    pub(crate) fn in_passing(self) -> Effort {
+        Effort { pairs: self.pairs / 6, trials: self.trials / 4, ..self }
+    }
+
+    fn of_bound(self, worth: f64) -> BoundEffort {
+        BoundEffort { labels: self.labels, pairs: self.pairs, worth }
     }
 }
 
@@ -99,7 +115,11 @@ impl fmt::Display for Unplannable {
 
 impl std::error::Error for Unplannable {}
 
-/// The cheapest schedule found for `dag` inside `memory` bytes.
+/// The cheapest schedule found for `dag` inside `memory` bytes. With the same effort, more memory never costs more.
+///
+/// # Errors
+///
+/// When no schedule was found, with the smallest budget that works, or the graph is too large.
 pub fn plan_dag(dag: &Dag, memory: u64, effort: Effort) -> Result<DagPlan, Unplannable> {
     const MOST: usize = 64 * 32;
     match dag.nodes.iter().filter(|node| !node.backward).count() {
@@ -112,23 +132,27 @@ pub fn plan_dag(dag: &Dag, memory: u64, effort: Effort) -> Result<DagPlan, Unpla
     }
 }
 
-/// What the search leaves.
-struct Best<const W: usize> {
-    path: Path<W>,
+/// What the search leaves at one budget.
+#[derive(Clone, Debug)]
+pub(crate) struct Best<const W: usize> {
+    /// The cheapest schedule found, with the cost of its forward runs.
+    pub(crate) found: Option<(Path<W>, f64)>,
     /// No schedule's forward runs cost less.
-    lower: f64,
+    pub(crate) lower: f64,
+    /// Whether the schedule is the cheapest there is.
+    pub(crate) proven: bool,
 }
 
-struct Solver<'a, const W: usize> {
-    dag: &'a Dag,
-    effort: Effort,
-    problem: Problem<W>,
+pub(crate) struct Solver<'a, const W: usize> {
+    pub(crate) dag: &'a Dag,
+    pub(crate) effort: Effort,
+    pub(crate) problem: Problem<W>,
     /// Forward cost without recomputation.
     forward: f64,
 }
 
 impl<'a, const W: usize> Solver<'a, W> {
-    fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
+    pub(crate) fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
         let problem = Problem::new(dag, Oddities::Once);
         let forward = problem.cost.iter().sum();
         Solver { dag, effort, problem, forward }
@@ -146,58 +170,104 @@ impl<'a, const W: usize> Solver<'a, W> {
         if memory < least {
             return Err(self.too_small(least, outcome.peak));
         }
-        let Some(best) = self.best(memory) else {
+        let Some((path, lower)) = self.on_ladder(memory, Ladder { least, peak: outcome.peak }) else {
             return Err(self.too_small(least, outcome.peak));
         };
         let lower = if self.problem.odd {
             // The search solved a more rigid problem, and its proof is not ours.
-            base_cost + bound(&reduced, memory, self.bound_effort(f64::INFINITY)).extra
+            base_cost + bound(&reduced, memory, self.effort.of_bound(f64::INFINITY)).extra
         } else {
-            self.problem.fixed_cost + best.lower
+            self.problem.fixed_cost + lower
         };
-        Ok(self.finished(self.steps(&best.path), lower))
+        Ok(self.finished(self.steps(&path), lower))
     }
 
-    fn bound_effort(&self, worth: f64) -> BoundEffort {
-        BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs, worth }
+    /// The best schedule for one budget, and what is known of it.
+    pub(crate) fn best(&self, memory: u64, effort: Effort) -> Best<W> {
+        self.best_with(memory, effort, effort.work / EXACT_SHARE)
     }
 
-    /// The cheapest path found, and a lower bound on the forward cost of any.
-    fn best(&self, memory: u64) -> Option<Best<W>> {
-        let (draft, seeds) = self.trials(memory);
+    /// The same with so much work for the exact search.
+    pub(crate) fn best_with(&self, memory: u64, effort: Effort, work: u64) -> Best<W> {
+        let (draft, seeds) = self.trials(memory, effort);
         let mut best = draft.map(|draft| (draft.path, draft.cost));
-        let limit = |best: &Option<(Path<W>, f64)>| {
-            best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - self.rounding())
-        };
-        let bound = bound(&self.problem, memory, self.bound_effort(limit(&best) - self.forward));
+        let worth = self.limit(best.as_ref()) - self.forward;
+        let bound = bound(&self.problem, memory, effort.of_bound(worth));
         let mut lower = self.forward + bound.extra;
-        for beam in [self.effort.beam, 4 * self.effort.beam] {
-            if beam > 0 && limit(&best) > lower {
-                let search =
-                    Search::new(&self.problem, memory, &bound.after, limit(&best), 4 * self.effort.work);
-                let width = Width { runs: 2 * self.problem.forward_ids.len() + 8, drops: 8, beam };
-                best = search.beam(&seeds, width).or(best);
-            }
-        }
+        self.beams(memory, &bound, &seeds, effort, &mut best);
         for ahead in [false, true] {
-            if limit(&best) > lower {
-                let search = Search::new(&self.problem, memory, &bound.after, limit(&best), self.effort.work);
+            let limit = self.limit(best.as_ref());
+            if limit > lower {
+                let search = Search::new(&self.problem, memory, &bound.after, limit, work);
                 let Found { better, lower: proven } = search.exact(ahead);
+                let ended = better.is_some() || proven >= limit;
                 lower = if ahead { lower.max(proven) } else { lower };
                 best = better.or(best);
+                if !ended {
+                    break;
+                }
             }
         }
-        best.map(|(path, _)| Best { path, lower })
+        let proven = self.limit(best.as_ref()) <= lower;
+        Best { found: best, lower, proven }
+    }
+
+    /// Some schedule for a budget: the first that turns up.
+    pub(crate) fn any(&self, memory: u64) -> Option<(Path<W>, f64)> {
+        let effort = Effort { labels: 200, pairs: 0, trials: 10, ..self.effort };
+        if let (Some(draft), _) = self.trials(memory, effort) {
+            return Some((draft.path, draft.cost));
+        }
+        let bound = bound(&self.problem, memory, effort.of_bound(f64::INFINITY));
+        let search = || Search::new(&self.problem, memory, &bound.after, f64::INFINITY, effort.work);
+        let narrow = |drops| search().beam(&[], self.width(drops, 4)).0;
+        narrow(2).or_else(|| narrow(3)).or_else(|| search().exact(false).better)
+    }
+
+    fn width(&self, drops: usize, beam: usize) -> Width {
+        Width { runs: 2 * self.problem.forward_ids.len() + 8, drops, beam }
+    }
+
+    /// Costs from here on are of no interest.
+    pub(crate) fn limit(&self, best: Option<&(Path<W>, f64)>) -> f64 {
+        best.map_or(f64::INFINITY, |(_, cost)| cost - self.rounding())
+    }
+
+    /// Beams of doubling width until one meets the bound or the work is used up: small graphs get wide ones. Few sets
+    /// of drops leave room for many states; none of these ways is best everywhere.
+    fn beams(
+        &self,
+        memory: u64,
+        bound: &Bound,
+        seeds: &[Seed<W>],
+        effort: Effort,
+        best: &mut Option<(Path<W>, f64)>,
+    ) {
+        let ways: [(&[Seed<W>], usize); 4] = [(&[], 2), (&[], 3), (seeds, 8), (&[], 6)];
+        let mut work = effort.work;
+        let widths = std::iter::successors(Some(4), |width| Some(2 * width));
+        for beam in widths.take_while(|&width| width <= effort.beam) {
+            for (seeds, drops) in ways {
+                let limit = self.limit(best.as_ref());
+                if limit <= self.forward + bound.extra || work == 0 {
+                    return;
+                }
+                let search = Search::new(&self.problem, memory, &bound.after, limit, work);
+                let (better, used) = search.beam(seeds, self.width(drops, beam));
+                work = work.saturating_sub(used);
+                *best = better.or(best.take());
+            }
+        }
     }
 
     /// The cheapest schedule from a kept set that fits, and the states in which such schedules stand at the
     /// turn.
-    fn trials(&self, memory: u64) -> (Option<Draft<W>>, Vec<Seed<W>>) {
-        let labels = turn_labels(&self.problem, memory, self.effort.labels);
+    fn trials(&self, memory: u64, effort: Effort) -> (Option<Draft<W>>, Vec<Seed<W>>) {
+        let labels = turn_labels(&self.problem, memory, effort.labels);
         let (mut best, mut seeds): (Option<Draft<W>>, _) = (None, Vec::new());
         // Half of the trials go to the fullest sets, half are spread over all: where a peak lies elsewhere
         // than at the turn, the sets that fill the turn do not fit.
-        let dense = self.effort.trials / 2;
+        let dense = effort.trials / 2;
         let stride = (labels.len() / (dense + 1)).max(1);
         let tried = |(index, _): &(usize, &Label)| *index < dense || index % stride == 0;
         for (_, label) in labels.iter().rev().enumerate().filter(tried) {
@@ -294,21 +364,9 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The error for a budget at which nothing was found, with the smallest at which something is.
     fn too_small(&self, least: u64, most: u64) -> Unplannable {
-        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, work: 500_000 };
-        let solver: Solver<W> = Solver::new(self.dag, quick);
-        let fits = |memory: u64| solver.best(memory).is_some();
-        if fits(least) {
-            return Unplannable::TooSmall { smallest: least };
+        match self.smallest(Ladder { least, peak: most }).0 {
+            smallest if smallest == least => Unplannable::TooSmall { smallest },
+            smallest => Unplannable::NotFound { smallest, least },
         }
-        let (mut below, mut smallest) = (least, most);
-        while smallest - below > 1 + smallest / 1000 {
-            let middle = below + (smallest - below) / 2;
-            if fits(middle) {
-                smallest = middle;
-            } else {
-                below = middle;
-            }
-        }
-        Unplannable::NotFound { smallest, least }
     }
 }
