@@ -29,6 +29,8 @@ pub(crate) struct BoundEffort {
     pub(crate) labels: usize,
     /// Frontiers for pairs of instants, besides one for each instant.
     pub(crate) pairs: usize,
+    /// Instants in each pass at which a frontier is made; at one between them no more is known than at the next.
+    pub(crate) instants: usize,
     /// Extra cost beyond which more need not be proven: a schedule that costs no more is known.
     pub(crate) worth: f64,
 }
@@ -53,12 +55,18 @@ pub(crate) fn bound<const W: usize>(problem: &Problem<W>, memory: u64, effort: B
         ran = ran.union(&problem.missing(needs, &ran));
         before.push(ran);
     }
+    let every = |instants: usize| instants.div_ceil(effort.instants.max(1)).max(1);
     for position in (0..positions).rev() {
-        let instant = Instant::of_once(problem, memory, position, before[position]);
-        after[position] = instant.extra(position + 1, &after, effort, &mut pairs);
+        after[position] = if position % every(positions) == 0 {
+            let instant = Instant::of_once(problem, memory, position, before[position]);
+            instant.extra(position + 1, &after, effort, &mut pairs)
+        } else {
+            after.get(position + 1).copied().unwrap_or(0.0)
+        };
     }
     let mut extra = after.first().copied().unwrap_or(0.0);
-    for node in 0..problem.forward_ids.len() {
+    let nodes = problem.forward_ids.len();
+    for node in (0..nodes).step_by(every(nodes)) {
         let first_reader = before.iter().position(|ran| ran.contains(node)).unwrap_or(positions);
         let instant = Instant::of_first_run(problem, memory, node);
         extra = extra.max(instant.extra(first_reader, &after, effort, &mut pairs));
@@ -87,13 +95,15 @@ struct Instant<'a, const W: usize> {
 
 impl<'a, const W: usize> Instant<'a, W> {
     fn of_once(problem: &'a Problem<W>, memory: u64, position: usize, ran: Set<W>) -> Instant<'a, W> {
-        let taken = problem.held[position] + problem.once_bytes[position];
+        let taken =
+            problem.held[position] + problem.once_running[position] + problem.size(&problem.needs[position]);
         Instant::new(problem, memory, taken, problem.needs[position], ran)
     }
 
     fn of_first_run(problem: &'a Problem<W>, memory: u64, node: usize) -> Instant<'a, W> {
         let ran = problem.missing(&problem.sources[node], &Set::EMPTY);
-        Instant::new(problem, memory, 0, problem.sources[node].with(node), ran)
+        let taken = problem.running[node] + problem.size(&problem.sources[node]);
+        Instant::new(problem, memory, taken, problem.sources[node].with(node), ran)
     }
 
     fn new(
@@ -103,7 +113,7 @@ impl<'a, const W: usize> Instant<'a, W> {
         resident: Set<W>,
         ran: Set<W>,
     ) -> Instant<'a, W> {
-        let room = memory.saturating_sub(taken + problem.size(&resident));
+        let room = memory.saturating_sub(taken);
         let op = |node: usize| LabelOp {
             deps: problem.sources[node].minus(&resident).iter().collect(),
             bytes: problem.bytes[node],
@@ -178,6 +188,7 @@ mod tests {
                 let effort = BoundEffort {
                     labels: if seed % 3 == 0 { 2 } else { 1000 },
                     pairs: 1000,
+                    instants: if seed % 5 == 0 { 3 } else { usize::MAX },
                     worth: f64::INFINITY,
                 };
                 let lower = whole + bound(&problem, memory, effort).extra;

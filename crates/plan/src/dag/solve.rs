@@ -27,7 +27,9 @@ pub struct Effort {
     pub labels: usize,
     /// Frontiers for pairs of instants in the bound.
     pub pairs: usize,
-    /// Kept sets turned into schedules.
+    /// Instants of each pass that the bound looks at.
+    pub instants: usize,
+    /// Kept sets turned into schedules; where many budgets are asked for, of each family of sets.
     pub trials: usize,
     /// States that survive each position of the first beam, a quarter of the second; 0 for no beam.
     pub beam: usize,
@@ -37,7 +39,7 @@ pub struct Effort {
 
 impl Default for Effort {
     fn default() -> Effort {
-        Effort { labels: 4000, pairs: 600, trials: 200, beam: 24, work: 20_000_000 }
+        Effort { labels: 4000, pairs: 600, instants: usize::MAX, trials: 200, beam: 24, work: 20_000_000 }
     }
 }
 
@@ -113,22 +115,22 @@ pub fn plan_dag(dag: &Dag, memory: u64, effort: Effort) -> Result<DagPlan, Unpla
 }
 
 /// What the search leaves.
-struct Best<const W: usize> {
-    path: Path<W>,
+pub(super) struct Best<const W: usize> {
+    pub(super) path: Path<W>,
     /// No schedule's forward runs cost less.
-    lower: f64,
+    pub(super) lower: f64,
 }
 
-struct Solver<'a, const W: usize> {
+pub(super) struct Solver<'a, const W: usize> {
     dag: &'a Dag,
     effort: Effort,
-    problem: Problem<W>,
+    pub(super) problem: Problem<W>,
     /// Forward cost without recomputation.
     forward: f64,
 }
 
 impl<'a, const W: usize> Solver<'a, W> {
-    fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
+    pub(super) fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
         let problem = Problem::new(dag, Oddities::Once);
         let forward = problem.cost.iter().sum();
         Solver { dag, effort, problem, forward }
@@ -159,12 +161,18 @@ impl<'a, const W: usize> Solver<'a, W> {
     }
 
     fn bound_effort(&self, worth: f64) -> BoundEffort {
-        BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs, worth }
+        let Effort { labels, pairs, instants, .. } = self.effort;
+        BoundEffort { labels, pairs, instants, worth }
     }
 
     /// The cheapest path found, and a lower bound on the forward cost of any.
-    fn best(&self, memory: u64) -> Option<Best<W>> {
-        let (draft, seeds) = self.trials(memory);
+    pub(super) fn best(&self, memory: u64) -> Option<Best<W>> {
+        let (draft, seeds) = self.trials(memory, self.effort.labels, self.effort.trials);
+        self.improve(memory, draft, &seeds)
+    }
+
+    /// The cheapest path that a search finds from `seeds`, or that of `draft`, and the bound.
+    pub(super) fn improve(&self, memory: u64, draft: Option<Draft<W>>, seeds: &[Seed<W>]) -> Option<Best<W>> {
         let mut best = draft.map(|draft| (draft.path, draft.cost));
         let limit = |best: &Option<(Path<W>, f64)>| {
             best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - self.rounding())
@@ -176,7 +184,7 @@ impl<'a, const W: usize> Solver<'a, W> {
                 let search =
                     Search::new(&self.problem, memory, &bound.after, limit(&best), 4 * self.effort.work);
                 let width = Width { runs: 2 * self.problem.forward_ids.len() + 8, drops: 8, beam };
-                best = search.beam(&seeds, width).or(best);
+                best = search.beam(seeds, width).or(best);
             }
         }
         for ahead in [false, true] {
@@ -192,12 +200,17 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The cheapest schedule from a kept set that fits, and the states in which such schedules stand at the
     /// turn.
-    fn trials(&self, memory: u64) -> (Option<Draft<W>>, Vec<Seed<W>>) {
-        let labels = turn_labels(&self.problem, memory, self.effort.labels);
+    pub(super) fn trials(
+        &self,
+        memory: u64,
+        labels: usize,
+        trials: usize,
+    ) -> (Option<Draft<W>>, Vec<Seed<W>>) {
+        let labels = turn_labels(&self.problem, memory, labels);
         let (mut best, mut seeds): (Option<Draft<W>>, _) = (None, Vec::new());
         // Half of the trials go to the fullest sets, half are spread over all: where a peak lies elsewhere
         // than at the turn, the sets that fill the turn do not fit.
-        let dense = self.effort.trials / 2;
+        let dense = trials / 2;
         let stride = (labels.len() / (dense + 1)).max(1);
         let tried = |(index, _): &(usize, &Label)| *index < dense || index % stride == 0;
         for (_, label) in labels.iter().rev().enumerate().filter(tried) {
@@ -224,7 +237,7 @@ impl<'a, const W: usize> Solver<'a, W> {
     }
 
     /// The state of a schedule before the first once-node, if it gets there inside the budget.
-    fn seed(&self, draft: &Draft<W>, memory: u64) -> Option<Seed<W>> {
+    pub(super) fn seed(&self, draft: &Draft<W>, memory: u64) -> Option<Seed<W>> {
         let problem = &self.problem;
         let turn = draft.path.iter().position(|(_, action)| matches!(action, Action::Once(_)))?;
         let (path, rest) = draft.path.split_at(turn);
@@ -233,14 +246,14 @@ impl<'a, const W: usize> Solver<'a, W> {
             Action::Once(_) => None,
         };
         let fits = path.iter().all(|(resident, action)| {
-            forward(action).is_none_or(|node| problem.size(resident) + problem.bytes[node] <= memory)
+            forward(action).is_none_or(|node| problem.size(resident) + problem.running[node] <= memory)
         });
         let cost = path.iter().filter_map(|(_, action)| forward(action)).map(|node| problem.cost[node]).sum();
         fits.then(|| Seed { path: path.to_vec(), resident: rest[0].0, cost })
     }
 
     /// A path as explicit steps.
-    fn steps(&self, path: &Path<W>) -> Vec<Step> {
+    pub(super) fn steps(&self, path: &Path<W>) -> Vec<Step> {
         let problem = &self.problem;
         let mut steps = Vec::new();
         let mut resident = Set::EMPTY;
@@ -265,7 +278,7 @@ impl<'a, const W: usize> Solver<'a, W> {
         steps
     }
 
-    fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
+    pub(super) fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
         let outcome = self.judged(&schedule);
         DagPlan {
             base_cost: self.dag.base_cost(),
@@ -285,7 +298,7 @@ impl<'a, const W: usize> Solver<'a, W> {
         1e-9 * self.dag.base_cost()
     }
 
-    fn judged(&self, schedule: &[Step]) -> Outcome {
+    pub(super) fn judged(&self, schedule: &[Step]) -> Outcome {
         match simulate(self.dag, schedule) {
             Ok(outcome) => outcome,
             Err(violation) => unreachable!("the planner made an illegal schedule: {violation:?}"),
@@ -294,7 +307,7 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The error for a budget at which nothing was found, with the smallest at which something is.
     fn too_small(&self, least: u64, most: u64) -> Unplannable {
-        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, work: 500_000 };
+        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, work: 500_000, ..self.effort };
         let solver: Solver<W> = Solver::new(self.dag, quick);
         let fits = |memory: u64| solver.best(memory).is_some();
         if fits(least) {
