@@ -1,10 +1,10 @@
 //! The order in which nodes run, rebuilt values included.
 //!
-//! An order may name every run itself. Where it is a tree of regions, the forward pass runs every node once. At the turn, values that do not belong to the root region are
-//! forgotten. The backward pass then runs each of its nodes once; just before a node it rebuilds what
-//! the node reads and nobody holds, and nothing more: what no backward node reads is never rebuilt.
-//! Rebuilt values are held if their region is open and else forgotten when the pass leaves the region it
-//! is in. Forgetting only ends a lifetime: the bytes were free from the last read on.
+//! An order may name every run itself ([`Order::Runs`]). Where it is a tree of regions, the forward pass runs every node
+//! once. At the turn, values that do not belong to the root region are forgotten. The backward pass then runs each of its
+//! nodes once; just before a node it rebuilds what the node reads and nobody holds, and nothing more: what no backward
+//! node reads is never rebuilt. Rebuilt values are held if their region is open and else forgotten when the pass leaves
+//! the region it is in. Forgetting only ends a lifetime: the bytes were free from the last read on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
