@@ -8,6 +8,7 @@ use crate::order::Order;
 use crate::placement::persistent_bytes;
 use crate::plan::{Costed, Plan, Program, assemble};
 use crate::problem::{Facts, NodeFacts, Scratch, Workspace};
+use crate::search::{Request, SearchError, Searcher};
 use crate::strategy::Strategy;
 
 const ROWS: usize = 8;
@@ -102,4 +103,31 @@ fn no_real_schedule_is_faster_than_the_bound_for_the_bytes_it_has_alive() {
         met > 200 && rebuilt > 300,
         "the bound was met {met} times, {rebuilt} schedules rebuild something"
     );
+}
+
+#[test]
+fn more_memory_is_never_slower_on_random_graphs() {
+    const BUDGETS: u64 = 24;
+    for seed in 100..116 {
+        let build = |_: usize| Ok(random_program(seed));
+        let request =
+            |budget| Request { global_batch: 1, micro_batch: Some(1), strategy: None, budget, slack: 0.0 };
+        let mut searcher = Searcher::new(build);
+        let Err(SearchError::Budget { smallest, .. }) = searcher.search(request(1)) else {
+            panic!("seed {seed}: a plan in one byte")
+        };
+        let named = searcher.try_named(1, 1, &[Strategy::None]).unwrap();
+        let (least, most) = (smallest.arena_bytes, named[0].arena_bytes);
+        let mut slowest = f64::INFINITY;
+        for budget in (0..=BUDGETS).map(|step| least + (most - least) * step / BUDGETS) {
+            let choice = searcher.search(request(budget)).unwrap();
+            let (seconds, bound) = (choice.step_seconds(), choice.lower_bound_seconds.unwrap());
+            assert!(choice.plan.arena_bytes <= budget, "seed {seed}");
+            assert!(seconds <= slowest, "seed {seed}: {seconds} s in {budget} bytes, {slowest} s in fewer");
+            assert!(bound <= seconds + 1e-9, "seed {seed}: {seconds} s in {budget} bytes, bound {bound} s");
+            slowest = seconds;
+        }
+        let once = random_program(seed).once_seconds(Scratch::Best, 1);
+        assert!((slowest - once).abs() < 1e-9, "seed {seed}: with room for it nothing is rebuilt");
+    }
 }
