@@ -29,8 +29,6 @@ pub(crate) struct BoundEffort {
     pub(crate) labels: usize,
     /// Frontiers for pairs of instants, besides one for each instant.
     pub(crate) pairs: usize,
-    /// Instants in each pass at which a frontier is made; at one between them no more is known than at the next.
-    pub(crate) instants: usize,
     /// Extra cost beyond which more need not be proven: a schedule that costs no more is known.
     pub(crate) worth: f64,
 }
@@ -46,6 +44,16 @@ pub(crate) struct Bound {
 
 /// Computes the bounds for a budget that is at least [`Problem::least_memory`].
 pub(crate) fn bound<const W: usize>(problem: &Problem<W>, memory: u64, effort: BoundEffort) -> Bound {
+    bound_at(problem, memory, effort, usize::MAX)
+}
+
+/// The same with frontiers at about so many instants of each pass; of one between them no more is known than of the next.
+pub(crate) fn bound_at<const W: usize>(
+    problem: &Problem<W>,
+    memory: u64,
+    effort: BoundEffort,
+    instants: usize,
+) -> Bound {
     let positions = problem.once_ids.len();
     let mut after = vec![0.0; positions];
     let mut pairs = effort.pairs;
@@ -55,7 +63,7 @@ pub(crate) fn bound<const W: usize>(problem: &Problem<W>, memory: u64, effort: B
         ran = ran.union(&problem.missing(needs, &ran));
         before.push(ran);
     }
-    let every = |instants: usize| instants.div_ceil(effort.instants.max(1)).max(1);
+    let every = |count: usize| count.div_ceil(instants.max(1)).max(1);
     for position in (0..positions).rev() {
         after[position] = if position % every(positions) == 0 {
             let instant = Instant::of_once(problem, memory, position, before[position]);
@@ -188,10 +196,10 @@ mod tests {
                 let effort = BoundEffort {
                     labels: if seed % 3 == 0 { 2 } else { 1000 },
                     pairs: 1000,
-                    instants: if seed % 5 == 0 { 3 } else { usize::MAX },
                     worth: f64::INFINITY,
                 };
-                let lower = whole + bound(&problem, memory, effort).extra;
+                let instants = if seed % 5 == 0 { 3 } else { usize::MAX };
+                let lower = whole + bound_at(&problem, memory, effort, instants).extra;
                 if let Some(best) = optimum(&dag, memory) {
                     assert!(lower <= best, "seed {seed}, memory {memory}: bound {lower}, optimum {best}");
                     tight += usize::from(lower == best);

@@ -56,7 +56,7 @@ pub use parse::{ParseError, parse};
 pub use revolve::{extra_forwards, extra_forwards_by_recurrence, least_slots_for_one_extra};
 pub use simulate::{Outcome, Step, Violation, simulate};
 pub use solve::{DagPlan, Effort, Unplannable, plan_dag};
-pub(crate) use within::{Within, forward_nodes};
+pub(crate) use within::{Care, Within, forward_nodes};
 
 /// A training graph: nodes in topological order.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -27,9 +27,7 @@ pub struct Effort {
     pub labels: usize,
     /// Frontiers for pairs of instants in the bound.
     pub pairs: usize,
-    /// Instants of each pass that the bound looks at.
-    pub instants: usize,
-    /// Kept sets turned into schedules; where many budgets are asked for, of each family of sets.
+    /// Kept sets turned into schedules.
     pub trials: usize,
     /// States that survive each position of the first beam, a quarter of the second; 0 for no beam.
     pub beam: usize,
@@ -39,7 +37,7 @@ pub struct Effort {
 
 impl Default for Effort {
     fn default() -> Effort {
-        Effort { labels: 4000, pairs: 600, instants: usize::MAX, trials: 200, beam: 24, work: 20_000_000 }
+        Effort { labels: 4000, pairs: 600, trials: 200, beam: 24, work: 20_000_000 }
     }
 }
 
@@ -115,22 +113,22 @@ pub fn plan_dag(dag: &Dag, memory: u64, effort: Effort) -> Result<DagPlan, Unpla
 }
 
 /// What the search leaves.
-pub(super) struct Best<const W: usize> {
-    pub(super) path: Path<W>,
+struct Best<const W: usize> {
+    path: Path<W>,
     /// No schedule's forward runs cost less.
-    pub(super) lower: f64,
+    lower: f64,
 }
 
-pub(super) struct Solver<'a, const W: usize> {
-    dag: &'a Dag,
-    effort: Effort,
-    pub(super) problem: Problem<W>,
+pub(crate) struct Solver<'a, const W: usize> {
+    pub(crate) dag: &'a Dag,
+    pub(crate) effort: Effort,
+    pub(crate) problem: Problem<W>,
     /// Forward cost without recomputation.
     forward: f64,
 }
 
 impl<'a, const W: usize> Solver<'a, W> {
-    pub(super) fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
+    pub(crate) fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
         let problem = Problem::new(dag, Oddities::Once);
         let forward = problem.cost.iter().sum();
         Solver { dag, effort, problem, forward }
@@ -161,18 +159,12 @@ impl<'a, const W: usize> Solver<'a, W> {
     }
 
     fn bound_effort(&self, worth: f64) -> BoundEffort {
-        let Effort { labels, pairs, instants, .. } = self.effort;
-        BoundEffort { labels, pairs, instants, worth }
+        BoundEffort { labels: self.effort.labels, pairs: self.effort.pairs, worth }
     }
 
     /// The cheapest path found, and a lower bound on the forward cost of any.
-    pub(super) fn best(&self, memory: u64) -> Option<Best<W>> {
-        let (draft, seeds) = self.trials(memory, self.effort.labels, self.effort.trials);
-        self.improve(memory, draft, &seeds)
-    }
-
-    /// The cheapest path that a search finds from `seeds`, or that of `draft`, and the bound.
-    pub(super) fn improve(&self, memory: u64, draft: Option<Draft<W>>, seeds: &[Seed<W>]) -> Option<Best<W>> {
+    fn best(&self, memory: u64) -> Option<Best<W>> {
+        let (draft, seeds) = self.trials(memory);
         let mut best = draft.map(|draft| (draft.path, draft.cost));
         let limit = |best: &Option<(Path<W>, f64)>| {
             best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - self.rounding())
@@ -184,7 +176,7 @@ impl<'a, const W: usize> Solver<'a, W> {
                 let search =
                     Search::new(&self.problem, memory, &bound.after, limit(&best), 4 * self.effort.work);
                 let width = Width { runs: 2 * self.problem.forward_ids.len() + 8, drops: 8, beam };
-                best = search.beam(seeds, width).or(best);
+                best = search.beam(&seeds, width).or(best);
             }
         }
         for ahead in [false, true] {
@@ -200,17 +192,12 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The cheapest schedule from a kept set that fits, and the states in which such schedules stand at the
     /// turn.
-    pub(super) fn trials(
-        &self,
-        memory: u64,
-        labels: usize,
-        trials: usize,
-    ) -> (Option<Draft<W>>, Vec<Seed<W>>) {
-        let labels = turn_labels(&self.problem, memory, labels);
+    fn trials(&self, memory: u64) -> (Option<Draft<W>>, Vec<Seed<W>>) {
+        let labels = turn_labels(&self.problem, memory, self.effort.labels);
         let (mut best, mut seeds): (Option<Draft<W>>, _) = (None, Vec::new());
         // Half of the trials go to the fullest sets, half are spread over all: where a peak lies elsewhere
         // than at the turn, the sets that fill the turn do not fit.
-        let dense = trials / 2;
+        let dense = self.effort.trials / 2;
         let stride = (labels.len() / (dense + 1)).max(1);
         let tried = |(index, _): &(usize, &Label)| *index < dense || index % stride == 0;
         for (_, label) in labels.iter().rev().enumerate().filter(tried) {
@@ -237,7 +224,7 @@ impl<'a, const W: usize> Solver<'a, W> {
     }
 
     /// The state of a schedule before the first once-node, if it gets there inside the budget.
-    pub(super) fn seed(&self, draft: &Draft<W>, memory: u64) -> Option<Seed<W>> {
+    pub(crate) fn seed(&self, draft: &Draft<W>, memory: u64) -> Option<Seed<W>> {
         let problem = &self.problem;
         let turn = draft.path.iter().position(|(_, action)| matches!(action, Action::Once(_)))?;
         let (path, rest) = draft.path.split_at(turn);
@@ -253,7 +240,7 @@ impl<'a, const W: usize> Solver<'a, W> {
     }
 
     /// A path as explicit steps.
-    pub(super) fn steps(&self, path: &Path<W>) -> Vec<Step> {
+    pub(crate) fn steps(&self, path: &Path<W>) -> Vec<Step> {
         let problem = &self.problem;
         let mut steps = Vec::new();
         let mut resident = Set::EMPTY;
@@ -278,7 +265,7 @@ impl<'a, const W: usize> Solver<'a, W> {
         steps
     }
 
-    pub(super) fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
+    pub(crate) fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
         let outcome = self.judged(&schedule);
         DagPlan {
             base_cost: self.dag.base_cost(),
@@ -294,11 +281,11 @@ impl<'a, const W: usize> Solver<'a, W> {
     }
 
     /// Proof and schedule add the same costs in different orders: smaller differences mean nothing.
-    fn rounding(&self) -> f64 {
+    pub(crate) fn rounding(&self) -> f64 {
         1e-9 * self.dag.base_cost()
     }
 
-    pub(super) fn judged(&self, schedule: &[Step]) -> Outcome {
+    pub(crate) fn judged(&self, schedule: &[Step]) -> Outcome {
         match simulate(self.dag, schedule) {
             Ok(outcome) => outcome,
             Err(violation) => unreachable!("the planner made an illegal schedule: {violation:?}"),
@@ -307,7 +294,7 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The error for a budget at which nothing was found, with the smallest at which something is.
     fn too_small(&self, least: u64, most: u64) -> Unplannable {
-        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, work: 500_000, ..self.effort };
+        let quick = Effort { labels: 200, pairs: 0, trials: 50, beam: 4, work: 500_000 };
         let solver: Solver<W> = Solver::new(self.dag, quick);
         let fits = |memory: u64| solver.best(memory).is_some();
         if fits(least) {

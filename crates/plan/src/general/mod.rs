@@ -20,11 +20,14 @@ mod tests;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use crate::dag::{Effort, Within, forward_nodes};
+use crate::dag::{Care, Within, forward_nodes};
 use crate::general::model::Model;
 use crate::order::{Order, Run};
 use crate::plan::Costed;
 use crate::problem::{Link, Scratch};
+
+/// Instants of each pass at which the certificate looks.
+const CERTIFICATE: usize = 160;
 
 /// A graph that is no chain, with the plans made so far.
 #[derive(Debug)]
@@ -65,14 +68,15 @@ impl GraphPlanner {
         let (least_dag, least_model) =
             Model::new(graph, facts, |node| (node.seconds.min(node.lean_seconds), node.workspace.least));
         let once_seconds = least_dag.base_cost();
-        let care = Care::of(forward_nodes(&dag));
-        let within = Within::new(dag, care.plan)?;
-        let least = Within::new(least_dag, Effort { instants: care.instants, ..care.plan })?;
+        let (care, rung) = care(forward_nodes(&dag));
+        // There is one certificate to many rungs.
+        let closer = Care { instants: care.instants.max(CERTIFICATE), ..care };
+        let (within, least) = (Within::new(dag, care)?, Within::new(least_dag, closer)?);
         Some(GraphPlanner {
             most_bytes: within.most_bytes().saturating_add(model.beside),
             surely_beside: least_model.surely_beside,
             once_seconds,
-            rung: care.rung,
+            rung,
             within,
             least,
             model,
@@ -121,31 +125,12 @@ impl GraphPlanner {
     }
 }
 
-/// How much work a graph of so many forward nodes is worth.
-struct Care {
-    /// Ratio of neighbouring rungs.
-    rung: f64,
-    /// For each rung.
-    plan: Effort,
-    /// Instants at which the certificate looks in each pass.
-    instants: usize,
-}
-
-impl Care {
-    /// Less for each rung of a larger graph, and fewer rungs, so that all of them take a second or two.
-    fn of(forward_nodes: usize) -> Care {
-        let effort = |labels, instants, trials, work| Effort {
-            labels,
-            instants,
-            trials,
-            work,
-            pairs: labels / 10,
-            beam: 8,
-        };
-        match forward_nodes {
-            0..=64 => Care { rung: 1.02, plan: effort(600, usize::MAX, 12, 1_000_000), instants: usize::MAX },
-            65..=160 => Care { rung: 1.02, plan: effort(400, 96, 10, 400_000), instants: usize::MAX },
-            _ => Care { rung: 1.03, plan: effort(250, 64, 6, 200_000), instants: 128 },
-        }
+/// What a rung of a graph of so many forward nodes is worth, and the ratio of neighbouring rungs: less care and fewer
+/// rungs for a larger graph, so that all of them take a second or two.
+fn care(forward_nodes: usize) -> (Care, f64) {
+    match forward_nodes {
+        0..=64 => (Care { labels: 600, instants: usize::MAX, sets: 12, work: 1_000_000 }, 1.02),
+        65..=160 => (Care { labels: 400, instants: 96, sets: 10, work: 400_000 }, 1.02),
+        _ => (Care { labels: 250, instants: 64, sets: 6, work: 200_000 }, 1.03),
     }
 }
