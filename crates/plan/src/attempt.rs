@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 
 use plimsoll_graph::{Phase, Value};
 
-use crate::chain::ChainPlanner;
+use crate::chain::{ChainPlanner, is_chain};
+use crate::order::Order;
 use crate::placement::persistent_bytes;
 use crate::plan::{Costed, Plan, Tiered, assemble, assemble_within, plan};
+use crate::planner::Planner;
 use crate::prepared::Prepared;
 use crate::problem::Scratch;
-use crate::regions::Regions;
 use crate::search::{Request, SearchError, Tried};
 use crate::strategy::Strategy;
 
@@ -85,18 +86,19 @@ impl Attempt<'_> {
     ) -> Result<(), SearchError> {
         let program = &self.prepared.program;
         for &scratch in self.amounts().iter().filter(|_| program.train.facts.link.is_some()) {
-            let regions = Regions::new(&program.train.graph, strategy);
+            let order = Order::named(&program.train.graph, strategy);
             for away in [0, u64::MAX] {
                 let tiered = Tiered { limit: Some(0), away };
-                let plan = assemble_within(program, &regions, strategy, scratch, tiered)?;
+                let plan = assemble_within(program, &order, strategy, scratch, tiered)?;
                 tried.push(Tried { tiered, ..self.entry(&plan, None) });
             }
         }
         Ok(())
     }
 
-    /// Plans the optimum of the chain with either amount of scratch, or the named strategies where there is
-    /// no chain, and what offload makes of them where the device offers it. Returns the lower bound of a step, if there is one.
+    /// Plans the optimum of the chain with either amount of scratch, or what the planner of graphs and the named
+    /// strategies find where there is no chain, and what offload makes of them where the device offers it. Returns the
+    /// lower bound of a step; none for a graph that is too large for anything but named strategies.
     pub(crate) fn optimal(&self, tried: &mut Vec<Tried>) -> Result<Option<f64>, SearchError> {
         if !self.can_fit()? {
             return Ok(None);
@@ -116,6 +118,14 @@ impl Attempt<'_> {
                 }
                 return Ok(None);
             };
+            if scratch == Scratch::Best && matches!(planner, Planner::Graph(_)) {
+                // Keeping everything comes first: where it fits, nothing else matters.
+                for strategy in Strategy::LADDER {
+                    if self.could_matter(bound, tried) {
+                        self.named(&[strategy], tried)?;
+                    }
+                }
+            }
             if scratch == Scratch::Best {
                 // The bound counts what a budget forces; everything once is needed in any case.
                 bound = bound.max(self.forced_seconds(planner)?);
@@ -123,22 +133,50 @@ impl Attempt<'_> {
                     break;
                 }
             }
-            let fitted = self.descend_ladder(planner, scratch, budget)?;
-            tried.extend(fitted);
-            if let Some(fastest) = fitted.filter(|_| self.request.slack > 0.0) {
-                tried.extend(self.spare(planner, scratch, fastest)?);
-            }
-            if scratch == Scratch::Best && planner.most_bytes().is_some_and(|most| budget >= most / 4 * 3) {
-                // The table rounds sizes up, so keeping everything can fit where the table rebuilds a trifle.
-                tried.push(self.entry(&plan(program, Strategy::None, scratch)?, None));
+            match planner {
+                Planner::Chain(chain) => self.rungs_of_chain(chain, scratch, budget, tried)?,
+                Planner::Graph(graph) => self.rungs_of_graph(graph, scratch, budget, tried)?,
             }
             self.offloaded(scratch, tried)?;
         }
         Ok(Some(bound))
     }
 
+    /// Plans the optimum of a chain.
+    fn rungs_of_chain(
+        &self,
+        planner: &ChainPlanner,
+        scratch: Scratch,
+        budget: u64,
+        tried: &mut Vec<Tried>,
+    ) -> Result<(), SearchError> {
+        let fitted = self.descend_ladder(planner, scratch, budget)?;
+        tried.extend(fitted);
+        if let Some(fastest) = fitted.filter(|_| self.request.slack > 0.0) {
+            tried.extend(self.spare(planner, scratch, fastest)?);
+        }
+        if scratch == Scratch::Best && planner.most_bytes().is_some_and(|most| budget >= most / 4 * 3) {
+            // The table rounds sizes up, so keeping everything can fit where the table rebuilds a trifle.
+            tried.push(self.entry(&plan(&self.prepared.program, Strategy::None, scratch)?, None));
+        }
+        Ok(())
+    }
+
+    /// Plans the smallest that there is without regard to a budget: named strategies, with state and values away too
+    /// where the device has a place for them, and the lowest rungs of a graph that is no chain.
+    pub(crate) fn smallest(&self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        self.named(&Strategy::LADDER, tried)?;
+        // A chain has no use for its table here, which takes long to make.
+        for &scratch in self.amounts().iter().filter(|_| !is_chain(&self.prepared.program.train.graph)) {
+            if let Some(Planner::Graph(graph)) = self.prepared.planner(scratch) {
+                self.smallest_of_graph(graph, scratch, tried)?;
+            }
+        }
+        self.smallest_offloaded(Strategy::None, tried)
+    }
+
     /// Whether a plan of so many seconds could be chosen over what was tried.
-    fn could_matter(&self, seconds: f64, tried: &[Tried]) -> bool {
+    pub(crate) fn could_matter(&self, seconds: f64, tried: &[Tried]) -> bool {
         seconds < self.fastest(tried) * (1.0 + self.request.slack)
     }
 
@@ -179,7 +217,7 @@ impl Attempt<'_> {
                 break;
             }
             if let Some(regions) = planner.regions(&program.train.graph, rung) {
-                let plan = assemble(program, &regions, Strategy::Auto, scratch)?;
+                let plan = assemble(program, &Order::Regions(regions), Strategy::Auto, scratch)?;
                 if plan.arena_bytes <= self.request.budget {
                     return Ok(Some(self.entry(&plan, Some(rung))));
                 }
@@ -202,7 +240,7 @@ impl Attempt<'_> {
         let Some(rung) = rungs(from, from).take_while(fast_enough).last() else { return Ok(None) };
         let program = &self.prepared.program;
         let Some(regions) = planner.regions(&program.train.graph, rung) else { return Ok(None) };
-        let plan = assemble(program, &regions, Strategy::Auto, scratch)?;
+        let plan = assemble(program, &Order::Regions(regions), Strategy::Auto, scratch)?;
         Ok((plan.arena_bytes <= self.request.budget).then(|| self.entry(&plan, Some(rung))))
     }
 

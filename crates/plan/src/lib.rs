@@ -1,7 +1,7 @@
 //! From a graph and a budget to a schedule in which every buffer has an offset.
 //!
 //! In processing order: a [`Strategy`] becomes a tree of regions (`regions`), the regions an order of
-//! runs (`sequence`), the order buffers with lifetimes (`liveness`), those offsets in one arena
+//! runs (`sequence`; a graph that is no chain may have its order from `general`), the order buffers with lifetimes (`liveness`), those offsets in one arena
 //! ([`layout()`]), and every schedule passes the judge ([`replay()`]) before it leaves [`plan()`]. [`search()`]
 //! looks for the fastest plan inside a budget.
 //!
@@ -16,14 +16,17 @@ mod curve;
 pub mod dag;
 mod devices;
 pub mod file;
+mod general;
 mod gradients;
 mod largest;
 mod layout;
 mod liveness;
 mod names;
 mod offload;
+mod order;
 mod placement;
 mod plan;
+mod planner;
 mod prepared;
 mod problem;
 mod regions;

@@ -17,11 +17,11 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use crate::attempt::Attempt;
-use crate::chain::ChainPlanner;
+use crate::order::Order;
 use crate::placement::persistent_bytes;
 use crate::plan::{Costed, Tiered, assemble_within};
+use crate::planner::Planner;
 use crate::problem::Scratch;
-use crate::regions::Regions;
 use crate::search::{SearchError, Tried};
 use crate::sequence::micro_batch;
 use crate::spill::Spiller;
@@ -41,7 +41,7 @@ pub(crate) struct Source {
     pub(crate) strategy: Strategy,
     /// The virtual budget, where the table was asked.
     pub(crate) rung: Option<u64>,
-    pub(crate) regions: Regions,
+    pub(crate) order: Order,
     pub(crate) spiller: Spiller,
     /// Times by limit, as far as they were asked for.
     seconds: RefCell<BTreeMap<u64, Option<f64>>>,
@@ -53,31 +53,29 @@ impl Source {
         scratch: Scratch,
         strategy: Strategy,
         rung: Option<u64>,
-        regions: Regions,
+        order: Order,
     ) -> Option<Source> {
-        let sequence = micro_batch(&part.graph, &regions);
+        let sequence = micro_batch(&part.graph, &order);
         let spiller = Spiller::new(&part.graph, &part.facts, scratch, sequence)?;
-        Some(Source { strategy, rung, regions, spiller, seconds: RefCell::default() })
+        Some(Source { strategy, rung, order, spiller, seconds: RefCell::default() })
     }
 
     fn named(part: &Costed, scratch: Scratch, strategy: Strategy) -> Option<Source> {
-        Source::new(part, scratch, strategy, None, Regions::new(&part.graph, strategy))
+        Source::new(part, scratch, strategy, None, Order::named(&part.graph, strategy))
     }
 
     /// Ways of rebuilding, from nothing to as much as ever fits.
-    pub(crate) fn all(part: &Costed, scratch: Scratch, planner: Option<&ChainPlanner>) -> Vec<Source> {
+    pub(crate) fn all(part: &Costed, scratch: Scratch, planner: Option<&Planner>) -> Vec<Source> {
         let named = |strategy| Source::named(part, scratch, strategy);
         let Some(planner) = planner else {
             return Strategy::LADDER.into_iter().filter_map(named).collect();
         };
         let optimal = |rung| {
-            let regions = planner.regions(&part.graph, rung)?;
-            Source::new(part, scratch, Strategy::Auto, Some(rung), regions)
+            let order = planner.order(&part.graph, rung)?;
+            Source::new(part, scratch, Strategy::Auto, Some(rung), order)
         };
-        named(Strategy::None)
-            .into_iter()
-            .chain(virtual_rungs(planner).into_iter().filter_map(optimal))
-            .collect()
+        let fixed = planner.fixed_strategies().iter().filter_map(|&strategy| named(strategy));
+        fixed.chain(planner.virtual_rungs(VIRTUAL_RUNG).into_iter().filter_map(optimal)).collect()
     }
 
     /// Time of a micro-batch that keeps at most `limit` bytes alive; none when the tier has no room for the rest.
@@ -113,25 +111,15 @@ impl Attempt<'_> {
             timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
             for (seconds, source) in timed.into_iter().take(LAID_OUT) {
                 if faster(self.step_seconds(seconds, scratch), tried) {
-                    let Source { strategy, rung, regions, .. } = source;
+                    let Source { strategy, rung, order, .. } = source;
                     let tiered = Tiered { limit: Some(limit), away: 0 };
-                    let plan = assemble_within(program, regions, *strategy, scratch, tiered)?;
+                    let plan = assemble_within(program, order, *strategy, scratch, tiered)?;
                     tried.push(Tried { tiered, ..self.entry(&plan, *rung) });
                 }
             }
         }
         self.streamed(scratch, all, tried)
     }
-}
-
-/// Virtual budgets, falling, each slower than the one before.
-fn virtual_rungs(planner: &ChainPlanner) -> Vec<u64> {
-    let most = planner.most_bytes().unwrap_or(u64::MAX);
-    let top = ((most as f64).ln() / VIRTUAL_RUNG.ln()).floor() as i32;
-    let mut rungs: Vec<u64> = (0..=top).rev().map(|rung| VIRTUAL_RUNG.powi(rung) as u64).collect();
-    rungs.retain(|&rung| planner.seconds(rung).is_finite());
-    rungs.dedup_by_key(|&mut rung| planner.seconds(rung).to_bits());
-    rungs
 }
 
 /// Limits, falling, from just below `room` to the last above `least`, and one that sends away what can be sent.

@@ -19,9 +19,9 @@ use plimsoll_graph::{Graph, Phase, StateKind, Type};
 
 use crate::layout::{Effort, Layout, layout, solve};
 use crate::liveness::{Draft, Gradients, Slot, draft, live_bytes};
+use crate::order::Order;
 use crate::placement::Placement;
 use crate::problem::{Facts, Scratch};
-use crate::regions::Regions;
 use crate::replay::{ReplayError, replay};
 use crate::schedule::{Contents, Purpose, Schedule, Tier};
 use crate::sequence;
@@ -261,23 +261,23 @@ pub struct Tiered {
 ///
 /// When graphs disagree about state, or a schedule fails the judge.
 pub fn plan(program: &Program, strategy: Strategy, scratch: Scratch) -> Result<Plan, PlanError> {
-    assemble(program, &Regions::new(&program.train.graph, strategy), strategy, scratch)
+    assemble(program, &Order::named(&program.train.graph, strategy), strategy, scratch)
 }
 
-/// Turns regions into a plan: order, lifetimes, offsets, and the judge.
+/// Turns an order into a plan: runs, lifetimes, offsets, and the judge.
 pub(crate) fn assemble(
     program: &Program,
-    regions: &Regions,
+    order: &Order,
     strategy: Strategy,
     scratch: Scratch,
 ) -> Result<Plan, PlanError> {
-    assemble_within(program, regions, strategy, scratch, Tiered::default())
+    assemble_within(program, order, strategy, scratch, Tiered::default())
 }
 
 /// As [`assemble`], with values and state on the tier that the device offers.
 pub(crate) fn assemble_within(
     program: &Program,
-    regions: &Regions,
+    order: &Order,
     strategy: Strategy,
     scratch: Scratch,
     tiered: Tiered,
@@ -292,7 +292,7 @@ pub(crate) fn assemble_within(
         let mut placed = None;
         let enough = transient.max(tiered.limit.unwrap_or(0));
         for limit in limits(role, &placement, tiered.limit, transient) {
-            let draft = draft_of(role, part, regions, scratch, limit, &placement);
+            let draft = draft_of(role, part, order, scratch, limit, &placement);
             // First and further micro-batches differ in what they add to, not in lifetimes.
             let known = laid_out.as_ref().filter(|(slots, _)| *slots == draft.slots);
             let places = match known {
@@ -359,14 +359,14 @@ fn limits(role: Role, placement: &Placement, limit: Option<u64>, transient: u64)
 fn draft_of(
     role: Role,
     part: &Costed,
-    regions: &Regions,
+    order: &Order,
     scratch: Scratch,
     limit: Option<u64>,
     placement: &Placement,
 ) -> Draft {
     let (whole, gradients) = match role {
-        Role::First => (sequence::micro_batch(&part.graph, regions), Gradients::Replace),
-        Role::Further => (sequence::micro_batch(&part.graph, regions), Gradients::Add),
+        Role::First => (sequence::micro_batch(&part.graph, order), Gradients::Replace),
+        Role::Further => (sequence::micro_batch(&part.graph, order), Gradients::Add),
         Role::Update => (sequence::update(&part.graph), Gradients::Add),
         Role::Evaluate | Role::Generate => (sequence::forward(&part.graph), Gradients::Add),
     };

@@ -5,9 +5,9 @@
 
 use std::cell::OnceCell;
 
-use crate::chain::ChainPlanner;
 use crate::offload::Source;
 use crate::plan::Program;
+use crate::planner::Planner;
 use crate::problem::Scratch;
 
 /// The program of one micro-batch, ready to be planned.
@@ -23,7 +23,7 @@ pub(crate) struct Prepared {
 /// What was made for one amount of scratch.
 #[derive(Debug, Default)]
 struct Tables {
-    planner: OnceCell<Option<ChainPlanner>>,
+    planner: OnceCell<Option<Planner>>,
     sources: OnceCell<Vec<Source>>,
 }
 
@@ -32,10 +32,9 @@ impl Prepared {
         Prepared { program, cap, best: Tables::default(), least: Tables::default() }
     }
 
-    /// The planner of the chain, if the program is one.
-    pub(crate) fn planner(&self, scratch: Scratch) -> Option<&ChainPlanner> {
-        let part = &self.program.train;
-        let new = || ChainPlanner::new(&part.graph, &part.facts, scratch, self.cap);
+    /// What answers for every budget; none for a graph that is no chain and too large to be planned as a whole.
+    pub(crate) fn planner(&self, scratch: Scratch) -> Option<&Planner> {
+        let new = || Planner::new(&self.program.train, scratch, self.cap);
         self.tables(scratch).planner.get_or_init(new).as_ref()
     }
 

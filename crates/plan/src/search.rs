@@ -5,7 +5,8 @@
 //! table is asked on a fixed ladder of budgets from just above the stated one downwards until the arena fits.
 //! Since a rung that fits a budget also fits every larger one, and higher rungs are never slower, more
 //! memory never makes the plan slower. Micro-batches that cannot fit, or that would lose even if they
-//! recomputed nothing, are passed over. Graphs that are no chain choose among the named strategies.
+//! recomputed nothing, are passed over. Graphs that are no chain have a ladder too, in which every rung is planned by
+//! itself, and the named strategies beside it.
 //!
 //! Every micro-batch has a second program: feed-forward networks worked on in tiles of rows, which hold less and
 //! rebuild more. These are tried after all others, so that they are taken where nothing else fits or everything else
@@ -20,11 +21,11 @@ use plimsoll_graph::GraphError;
 
 use crate::attempt::{Attempt, one_rung_above};
 use crate::build::Build;
+use crate::order::Order;
 use crate::placement::persistent_bytes;
 use crate::plan::{Plan, PlanError, Program, Tiered, assemble_within};
 use crate::prepared::Prepared;
 use crate::problem::Scratch;
-use crate::regions::Regions;
 use crate::strategy::Strategy;
 
 /// What is asked for. What is left open is chosen.
@@ -61,7 +62,7 @@ pub struct Choice {
     /// Micro-batches of one step.
     pub accumulation: usize,
     /// No schedule of any micro-batch that was tried is faster in this budget, for these kernels and
-    /// costs; none where the graph is no chain or the strategy was fixed.
+    /// costs; none where the strategy was fixed or the graph is neither a chain nor small enough to be planned as a whole.
     pub lower_bound_seconds: Option<f64>,
 }
 
@@ -87,7 +88,7 @@ pub struct Tried {
     pub arena_bytes: u64,
     /// Predicted time of one step.
     pub step_seconds: f64,
-    /// For [`Strategy::Auto`], the transient bytes the table was asked for.
+    /// For [`Strategy::Auto`], the transient bytes the planner was asked for.
     pub rung: Option<u64>,
     /// What waits on another tier.
     pub tiered: Tiered,
@@ -233,18 +234,14 @@ impl<B: Build> Searcher<B> {
             let before = tried.len();
             let prepared = self.prepare(micro_batch, request.budget)?;
             let attempt = Attempt { request, micro_batch, tiled: false, prepared };
-            attempt.named(&Strategy::LADDER, tried)?;
-            attempt.smallest_offloaded(Strategy::None, tried)?;
+            attempt.smallest(tried)?;
             self.forget(micro_batch);
             if tried[before..].iter().all(|t| t.arena_bytes > request.budget) {
                 break;
             }
         }
         if let Some(&smallest) = micro_batches.first() {
-            self.in_tiles(request, smallest, |attempt| {
-                attempt.named(&Strategy::LADDER, tried)?;
-                attempt.smallest_offloaded(Strategy::None, tried)
-            })?;
+            self.in_tiles(request, smallest, |attempt| attempt.smallest(tried))?;
         }
         Ok(())
     }
@@ -278,8 +275,7 @@ impl<B: Build> Searcher<B> {
             if attempt.can_fit()? {
                 attempt.optimal(tried)?;
                 if !fits(tried) {
-                    attempt.named(&Strategy::LADDER, tried)?;
-                    attempt.smallest_offloaded(Strategy::None, tried)?;
+                    attempt.smallest(tried)?;
                 }
             }
             Ok(())
@@ -379,10 +375,10 @@ impl<B: Build> Searcher<B> {
             None => self.prepare(micro_batch, budget)?,
         };
         let program = &prepared.program;
-        let planned = |rung| prepared.planner(tried.scratch)?.regions(&program.train.graph, rung);
-        let regions = tried.rung.and_then(planned);
-        let regions = regions.unwrap_or_else(|| Regions::new(&program.train.graph, tried.strategy));
-        let plan = assemble_within(program, &regions, tried.strategy, tried.scratch, tried.tiered)?;
+        let planned = |rung| prepared.planner(tried.scratch)?.order(&program.train.graph, rung);
+        let order = tried.rung.and_then(planned);
+        let order = order.unwrap_or_else(|| Order::named(&program.train.graph, tried.strategy));
+        let plan = assemble_within(program, &order, tried.strategy, tried.scratch, tried.tiered)?;
         let (program, accumulation) = (program.clone(), request.global_batch / micro_batch);
         self.forget(micro_batch);
         Ok(Choice { plan, program, micro_batch, accumulation, lower_bound_seconds })

@@ -1,15 +1,16 @@
 //! The order in which nodes run, rebuilt values included.
 //!
-//! The forward pass runs every node once. At the turn, values that do not belong to the root region are
-//! forgotten. The backward pass then runs each of its nodes once; just before a node it rebuilds what
-//! the node reads and nobody holds, and nothing more: what no backward node reads is never rebuilt.
-//! Rebuilt values are held if their region is open and else forgotten when the pass leaves the region it
-//! is in. Forgetting only ends a lifetime: the bytes were free from the last read on.
+//! An order may name every run itself ([`Order::Runs`]). Where it is a tree of regions, the forward pass runs every node
+//! once. At the turn, values that do not belong to the root region are forgotten. The backward pass then runs each of its
+//! nodes once; just before a node it rebuilds what the node reads and nobody holds, and nothing more: what no backward
+//! node reads is never rebuilt. Rebuilt values are held if their region is open and else forgotten when the pass leaves
+//! the region it is in. Forgetting only ends a lifetime: the bytes were free from the last read on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_graph::{Graph, Node, NodeId, Phase, Source, StateId, Value};
 
+use crate::order::{Order, Run};
 use crate::regions::{ROOT, Regions};
 use crate::schedule::{Away, Direction, Tier};
 
@@ -87,15 +88,12 @@ impl Sequence {
 }
 
 /// Forward and backward passes of one micro-batch.
-pub(crate) fn micro_batch(graph: &Graph, regions: &Regions) -> Sequence {
+pub(crate) fn micro_batch(graph: &Graph, order: &Order) -> Sequence {
     let mut writer = Writer::new(graph, Phase::Backward);
-    writer.forward();
-    for value in (0..graph.value_count() as u32).map(Value) {
-        if regions.owner(value) != ROOT && graph.value(value).source != Source::Input {
-            writer.resident[value.index()] = None;
-        }
+    match order {
+        Order::Regions(regions) => writer.both_passes(regions),
+        Order::Runs(runs) => writer.runs(runs),
     }
-    writer.backward(regions);
     writer.sequence
 }
 
@@ -188,6 +186,25 @@ impl<'a> Writer<'a> {
     fn forward(&mut self) {
         for id in nodes_of(self.graph, Phase::Forward) {
             self.run(id);
+        }
+    }
+
+    fn both_passes(&mut self, regions: &Regions) {
+        self.forward();
+        for value in (0..self.graph.value_count() as u32).map(Value) {
+            if regions.owner(value) != ROOT && self.graph.value(value).source != Source::Input {
+                self.resident[value.index()] = None;
+            }
+        }
+        self.backward(regions);
+    }
+
+    fn runs(&mut self, runs: &[Run]) {
+        for run in runs {
+            match *run {
+                Run::Node(id) => self.run(id),
+                Run::Forget(value) => self.resident[value.index()] = None,
+            }
         }
     }
 
@@ -295,7 +312,7 @@ mod tests {
     }
 
     fn reruns(graph: &Graph, strategy: Strategy) -> usize {
-        let sequence = micro_batch(graph, &Regions::new(graph, strategy));
+        let sequence = micro_batch(graph, &Order::named(graph, strategy));
         sequence.executions.len() - graph.nodes().len()
     }
 

@@ -11,12 +11,12 @@
 //! first that was laid out and fits is the fastest.
 
 use crate::attempt::Attempt;
-use crate::chain::ChainPlanner;
 use crate::layout::{Effort, solve};
 use crate::liveness::{Gradients, draft};
 use crate::offload::{Source, limits};
 use crate::placement::{Placement, persistent_bytes, rungs};
 use crate::plan::{Costed, StateRange, Tiered, assemble_within};
+use crate::planner::Planner;
 use crate::problem::Scratch;
 use crate::schedule::Purpose;
 use crate::search::{SearchError, Tried};
@@ -104,7 +104,7 @@ impl Attempt<'_> {
             let sequence = spiller.within(limit);
             if sequence.is_some_and(|sequence| self.may_fit(scratch, &sequence, place.room)) {
                 let (tiered, strategy) = (Tiered { limit: Some(limit), away: place.bytes }, source.strategy);
-                let plan = assemble_within(program, &source.regions, strategy, scratch, tiered)?;
+                let plan = assemble_within(program, &source.order, strategy, scratch, tiered)?;
                 tried.push(Tried { tiered, ..self.entry(&plan, source.rung) });
             }
         }
@@ -162,7 +162,7 @@ impl Attempt<'_> {
 
     /// No plan of this micro-batch is faster in the request's budget, wherever its state is: what of that is not there
     /// at some moment comes in at least once a step, but for gradients, which may begin afterwards.
-    pub(crate) fn forced_seconds(&self, planner: &ChainPlanner) -> Result<f64, SearchError> {
+    pub(crate) fn forced_seconds(&self, planner: &Planner) -> Result<f64, SearchError> {
         let program = &self.prepared.program;
         let link = program.train.facts.link.as_ref();
         let here = persistent_bytes(program, 0)?;

@@ -10,6 +10,7 @@ use plimsoll_model::{Architecture, Bert, Gpt2, Lora, Preset};
 
 use crate::chain::ChainPlanner;
 use crate::chain::extract::Chain;
+use crate::order::Order;
 use crate::placement::persistent_bytes;
 use crate::plan::{Costed, Program, assemble, plan};
 use crate::problem::{Facts, NodeFacts, Scratch, Workspace};
@@ -97,7 +98,7 @@ fn check(name: &str, program: &Program, count: usize) {
     let mut before = f64::INFINITY;
     for bytes in grid(&planner, count) {
         let regions = planner.regions(&part.graph, bytes).unwrap();
-        let plan = assemble(program, &regions, Strategy::Auto, Scratch::Best).unwrap();
+        let plan = assemble(program, &Order::Regions(regions), Strategy::Auto, Scratch::Best).unwrap();
         let (predicted, bound) = (planner.seconds(bytes), planner.lower_bound(bytes, None));
         let live = plan.liveness_bound - persistent;
         let of = |bytes: u64, whole: u64| bytes as f64 / whole as f64;
@@ -234,7 +235,7 @@ fn models_of_32_and_80_layers_are_planned_in_well_under_a_second() {
             let start = Instant::now();
             let planner = ChainPlanner::new(&part.graph, &part.facts, Scratch::Best, u64::MAX).unwrap();
             let regions = planner.regions(&part.graph, planner.most_bytes().unwrap() / 4).unwrap();
-            let plan = assemble(&program, &regions, Strategy::Auto, Scratch::Best).unwrap();
+            let plan = assemble(&program, &Order::Regions(regions), Strategy::Auto, Scratch::Best).unwrap();
             assert!(plan.arena_bytes as f64 <= plan.liveness_bound as f64 * 1.05);
             start.elapsed().as_secs_f64()
         });

@@ -5,7 +5,7 @@
 //! could be. The answer is a tree of regions like any strategy's, so what follows (order, lifetimes, layout,
 //! judge) is the same code for all.
 //!
-//! Absent: graphs that are no chain (the named strategies serve them), rebuilding in layers behind the longest
+//! Absent: graphs that are no chain (see [`general`](crate::general)), rebuilding in layers behind the longest
 //! run of equal ones, and persistent values across nested segments beyond what rotor's recurrence allows. What
 //! waits on another tier is decided after the table, not in it: see [`offload`](crate::offload).
 
@@ -198,6 +198,21 @@ impl ChainPlanner {
         }
         Some(())
     }
+}
+
+/// Whether a graph is best planned as a chain: equal layers are most of it, and nothing behind them reads what they passed
+/// to each other. What is neither such a layer nor ahead of them would keep all that it needs.
+pub(crate) fn is_chain(graph: &Graph) -> bool {
+    Chain::find(graph).is_some_and(|chain| {
+        let inside = chain.layers.iter().map(|layer| layer.forward.len()).sum::<usize>();
+        let outside = chain.before.forward.len() + chain.turn.forward.len();
+        let passed: BTreeSet<Value> = chain.layers.iter().rev().skip(1).map(|layer| layer.output).collect();
+        let skips = |id: &NodeId| {
+            let mut inputs = graph.node(*id).inputs.iter();
+            inputs.any(|&value| passed.contains(&graph.storage(value)))
+        };
+        inside >= outside && !chain.turn.forward.iter().any(skips)
+    })
 }
 
 /// The ways of treating what lies ahead of the chain: the options of the lead, or to keep everything.

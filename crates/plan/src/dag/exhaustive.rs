@@ -38,15 +38,20 @@ pub(crate) fn random_dag(seed: u64) -> Dag {
         }
         sources.sort_unstable();
         sources.dedup();
-        nodes.push(DagNode {
-            name: format!("n{id}"),
-            backward: id >= forward && !late,
-            cost: (1 + dice.below(6)) as f64,
-            bytes: (1 + dice.below(5)) as u64,
-            sources,
-        });
+        let (cost, bytes) = ((1 + dice.below(6)) as f64, (1 + dice.below(5)) as u64);
+        let (name, backward) = (format!("n{id}"), id >= forward && !late);
+        nodes.push(DagNode { name, backward, cost, bytes, running: bytes, sources });
     }
     Dag { nodes }
+}
+
+/// The same graph with kernels that need scratch or write in place.
+pub(crate) fn random_kernels(seed: u64) -> Dag {
+    let (mut dag, dice) = (random_dag(seed), &mut Dice(!seed));
+    for node in &mut dag.nodes {
+        node.running = dice.below(node.bytes as usize + 3) as u64;
+    }
+    dag
 }
 
 /// Cost of the cheapest schedule whose peak is at most `memory`; none if there is none.
@@ -82,7 +87,7 @@ pub(crate) fn optimum(dag: &Dag, memory: u64) -> Option<f64> {
             let in_order = !node.backward
                 || (0..=id)
                     .all(|other| !dag.nodes[other].backward || (ran >> other & 1 == 1) == (other < id));
-            let fits = bytes(resident | bit) <= memory;
+            let fits = bytes(resident) + node.running <= memory;
             if in_order && fits && sources[id] & !resident == 0 {
                 reach(cost + node.cost as u64, ran | bit, resident | bit);
             }

@@ -3,7 +3,7 @@
 
 #![allow(clippy::float_cmp, reason = "costs here are whole numbers")]
 
-use super::exhaustive::{optimum, random_dag};
+use super::exhaustive::{optimum, random_dag, random_kernels};
 use super::problem::{Oddities, Problem};
 use super::{Dag, Effort, Unplannable, plan_dag, simulate};
 
@@ -13,8 +13,8 @@ fn peak(dag: &Dag) -> u64 {
 
 #[test]
 fn small_graphs_are_planned_at_the_exhaustive_optimum() {
-    for seed in (0..1000).chain(6500..8000) {
-        let dag = random_dag(seed);
+    let graphs = (0..1000).chain(6500..8000).map(|seed| (seed, random_dag(seed)));
+    for (seed, dag) in graphs.chain((0..1500).map(|seed| (seed, random_kernels(seed)))) {
         let odd = Problem::<1>::new(&dag, Oddities::Once).odd;
         let full = peak(&dag);
         for memory in [full / 2, full * 2 / 3, full - 1, full] {

@@ -8,7 +8,8 @@
 //! - a forward node (`backward: false`) runs at least once and may run again;
 //! - a backward node runs exactly once, and backward nodes run in the order of their ids;
 //! - a node runs when the outputs it reads are resident; while it runs, everything resident and its own
-//!   output count, and the sum never exceeds the budget;
+//!   output count, and the sum never exceeds the budget (graphs of real kernels say for each node what it takes
+//!   while it runs, which scratch makes more than the output, and writing in place less);
 //! - an output may be dropped at any time; parameters are not counted.
 //!
 //! The method, in processing order:
@@ -43,18 +44,23 @@ mod ladder;
 mod networks;
 mod parse;
 mod policy;
+mod pool;
 mod problem;
 mod revolve;
 mod search;
 mod set;
 mod simulate;
 mod solve;
+mod within;
 
+#[cfg(test)]
+pub(crate) use exhaustive::Dice;
 pub use labels::{Label, LabelOp, Limits, Thinning, frontier};
 pub use parse::{ParseError, parse};
 pub use revolve::{extra_forwards, extra_forwards_by_recurrence, least_slots_for_one_extra, mixed_forwards};
 pub use simulate::{Outcome, Step, Violation, simulate};
 pub use solve::{DagPlan, Effort, Unplannable, plan_dag};
+pub(crate) use within::{Care, Within, forward_nodes};
 
 /// A training graph: nodes in topological order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -74,6 +80,9 @@ pub struct DagNode {
     pub cost: f64,
     /// Size of the output.
     pub bytes: u64,
+    /// Bytes it takes while it runs, beside what is resident: its output, and more where it needs scratch, or less
+    /// where the output can take over the bytes of what it reads.
+    pub running: u64,
     /// The nodes whose outputs it reads: earlier in the list, each once.
     pub sources: Vec<usize>,
 }
@@ -109,6 +118,7 @@ impl Dag {
             backward,
             cost: 1.0,
             bytes: 1,
+            running: 1,
             sources,
         };
         let mut nodes: Vec<DagNode> = (0..length)

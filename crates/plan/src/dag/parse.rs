@@ -87,7 +87,7 @@ pub fn parse(text: &str) -> Result<Dag, ParseError> {
         let cost = node["cost_cpu"].as_f64().filter(|cost| cost.is_finite() && *cost >= 0.0);
         let cost = cost.ok_or(field(place("cost_cpu"), "a number that is not negative"))?;
         let bytes = whole(node, "cost_ram", &place)?;
-        let parsed = DagNode { name, backward, cost, bytes, sources: Vec::new() };
+        let parsed = DagNode { name, backward, cost, bytes, running: bytes, sources: Vec::new() };
         if by_id.insert(id, parsed).is_some() {
             return Err(ParseError::DuplicateId(id));
         }

@@ -50,13 +50,13 @@ pub(crate) fn lazy<const W: usize>(problem: &Problem<W>, keep: &Set<W>, hold: us
         resident = resident.intersection(&stays.union(&reads(&rest)));
         while let Some(node) = rest.first() {
             draft.peak =
-                draft.peak.max(problem.held[position] + problem.size(&resident) + problem.bytes[node]);
+                draft.peak.max(problem.held[position] + problem.size(&resident) + problem.running[node]);
             draft.cost += problem.cost[node];
             draft.path.push((resident, Action::Forward(node)));
             rest.remove(node);
             resident = resident.with(node).intersection(&stays.union(&reads(&rest)));
         }
-        let own = problem.once_bytes[position];
+        let own = problem.once_running[position];
         draft.peak = draft.peak.max(problem.held[position] + problem.size(&resident) + own);
         draft.path.push((resident, Action::Once(position)));
     }

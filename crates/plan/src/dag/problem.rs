@@ -36,14 +36,16 @@ pub(crate) struct Problem<const W: usize> {
     pub(crate) cost: Vec<f64>,
     /// Output size of each forward node.
     pub(crate) bytes: Vec<u64>,
+    /// Bytes each forward node takes while it runs.
+    pub(crate) running: Vec<u64>,
     /// What each forward node reads.
     pub(crate) sources: Vec<Set<W>>,
     /// Forward outputs that each once-node reads.
     pub(crate) needs: Vec<Set<W>>,
     /// Forward outputs that once-nodes at or after each position read; one entry more than positions.
     pub(crate) later: Vec<Set<W>>,
-    /// Output size of each once-node.
-    pub(crate) once_bytes: Vec<u64>,
+    /// Bytes each once-node takes while it runs.
+    pub(crate) once_running: Vec<u64>,
     /// Bytes of earlier once-outputs that are still read at or after each position.
     pub(crate) held: Vec<u64>,
     /// Earlier once-outputs that are still read at or after each position.
@@ -85,7 +87,8 @@ impl<const W: usize> Problem<W> {
         Problem {
             cost: forward_ids.iter().map(|&id| dag.nodes[id].cost).collect(),
             bytes: forward_ids.iter().map(|&id| dag.nodes[id].bytes).collect(),
-            once_bytes: once_ids.iter().map(|&id| dag.nodes[id].bytes).collect(),
+            running: forward_ids.iter().map(|&id| dag.nodes[id].running).collect(),
+            once_running: once_ids.iter().map(|&id| dag.nodes[id].running).collect(),
             held: held_ids.iter().map(|ids| ids.iter().map(|&id| dag.nodes[id].bytes).sum()).collect(),
             fixed_cost: removed + once_ids.iter().map(|&id| dag.nodes[id].cost).sum::<f64>(),
             odd: (0..dag.nodes.len()).any(|id| !dag.nodes[id].backward && kinds[id] != Kind::Forward),
@@ -118,9 +121,9 @@ impl<const W: usize> Problem<W> {
     /// A budget that every schedule exceeds if it is smaller than this: some node cannot run in less.
     pub(crate) fn least_memory(&self) -> u64 {
         let forward =
-            (0..self.forward_ids.len()).map(|node| self.bytes[node] + self.size(&self.sources[node]));
+            (0..self.forward_ids.len()).map(|node| self.running[node] + self.size(&self.sources[node]));
         let once = (0..self.once_ids.len()).map(|position| {
-            self.once_bytes[position] + self.held[position] + self.size(&self.needs[position])
+            self.once_running[position] + self.held[position] + self.size(&self.needs[position])
         });
         forward.chain(once).max().unwrap_or(0)
     }
@@ -189,7 +192,7 @@ mod tests {
     use crate::dag::DagNode;
 
     fn node(backward: bool, sources: &[usize]) -> DagNode {
-        DagNode { name: String::new(), backward, cost: 1.0, bytes: 1, sources: sources.to_vec() }
+        DagNode { name: String::new(), backward, cost: 1.0, bytes: 1, running: 1, sources: sources.to_vec() }
     }
 
     #[test]

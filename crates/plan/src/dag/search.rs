@@ -124,7 +124,12 @@ impl<'a, const W: usize> Search<'a, W> {
         limit: f64,
         allowed: u64,
     ) -> Search<'a, W> {
-        let whole = |at: usize| problem.held[at] + problem.size(&problem.useful[at]) + problem.once_bytes[at];
+        let beside =
+            problem.running.iter().zip(&problem.bytes).map(|(running, bytes)| running.saturating_sub(*bytes));
+        let beside = beside.max().unwrap_or(0);
+        let whole = |at: usize| {
+            problem.held[at] + problem.size(&problem.useful[at]) + problem.once_running[at].max(beside)
+        };
         let short = (0..problem.once_ids.len()).map(|at| whole(at) > memory).collect();
         let (states, work) = (Vec::new(), Cell::new(0));
         Search { problem, memory, after, limit, short, states, work, allowed, ahead: false }
@@ -305,8 +310,8 @@ impl<'a, const W: usize> Search<'a, W> {
         let problem = self.problem;
         let position = state.position as usize;
         let (own, reads) = match action {
-            Action::Forward(node) => (problem.bytes[node], &problem.sources[node]),
-            Action::Once(position) => (problem.once_bytes[position], &problem.needs[position]),
+            Action::Forward(node) => (problem.running[node], &problem.sources[node]),
+            Action::Once(position) => (problem.once_running[position], &problem.needs[position]),
         };
         let taken = problem.held[position] + problem.size(&state.resident) + own;
         let Some(excess) = taken.checked_sub(self.memory).filter(|&excess| excess > 0) else {

@@ -19,7 +19,7 @@ pub enum Step {
 pub struct Outcome {
     /// Sum of the costs of all runs.
     pub cost: f64,
-    /// Most bytes resident while a node ran, its own output included.
+    /// Most bytes in use while a node ran: what was resident, and what the node took itself.
     pub peak: u64,
 }
 
@@ -72,9 +72,9 @@ pub fn simulate(dag: &Dag, schedule: &[Step]) -> Result<Outcome, Violation> {
                 }
                 resident[id] = true;
                 ran[id] = true;
-                live += node.bytes;
                 outcome.cost += node.cost;
-                outcome.peak = outcome.peak.max(live);
+                outcome.peak = outcome.peak.max(live + node.running);
+                live += node.bytes;
             }
             Step::Drop(id) => {
                 if !resident[id] {

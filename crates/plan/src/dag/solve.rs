@@ -294,7 +294,7 @@ impl<'a, const W: usize> Solver<'a, W> {
     }
 
     /// The state of a schedule before the first once-node, if it gets there inside the budget.
-    fn seed(&self, draft: &Draft<W>, memory: u64) -> Option<Seed<W>> {
+    pub(crate) fn seed(&self, draft: &Draft<W>, memory: u64) -> Option<Seed<W>> {
         let problem = &self.problem;
         let turn = draft.path.iter().position(|(_, action)| matches!(action, Action::Once(_)))?;
         let (path, rest) = draft.path.split_at(turn);
@@ -303,14 +303,14 @@ impl<'a, const W: usize> Solver<'a, W> {
             Action::Once(_) => None,
         };
         let fits = path.iter().all(|(resident, action)| {
-            forward(action).is_none_or(|node| problem.size(resident) + problem.bytes[node] <= memory)
+            forward(action).is_none_or(|node| problem.size(resident) + problem.running[node] <= memory)
         });
         let cost = path.iter().filter_map(|(_, action)| forward(action)).map(|node| problem.cost[node]).sum();
         fits.then(|| Seed { path: path.to_vec(), resident: rest[0].0, cost })
     }
 
     /// A path as explicit steps.
-    fn steps(&self, path: &Path<W>) -> Vec<Step> {
+    pub(crate) fn steps(&self, path: &Path<W>) -> Vec<Step> {
         let problem = &self.problem;
         let mut steps = Vec::new();
         let mut resident = Set::EMPTY;
@@ -335,7 +335,7 @@ impl<'a, const W: usize> Solver<'a, W> {
         steps
     }
 
-    fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
+    pub(crate) fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
         let outcome = self.judged(&schedule);
         DagPlan {
             base_cost: self.dag.base_cost(),
@@ -351,11 +351,11 @@ impl<'a, const W: usize> Solver<'a, W> {
     }
 
     /// Proof and schedule add the same costs in different orders: smaller differences mean nothing.
-    fn rounding(&self) -> f64 {
+    pub(crate) fn rounding(&self) -> f64 {
         1e-9 * self.dag.base_cost()
     }
 
-    fn judged(&self, schedule: &[Step]) -> Outcome {
+    pub(crate) fn judged(&self, schedule: &[Step]) -> Outcome {
         match simulate(self.dag, schedule) {
             Ok(outcome) => outcome,
             Err(violation) => unreachable!("the planner made an illegal schedule: {violation:?}"),

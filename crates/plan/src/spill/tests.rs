@@ -5,10 +5,10 @@ use plimsoll_graph::{differentiate, fuse, work};
 use plimsoll_model::Preset;
 
 use super::*;
+use crate::order::Order;
 use crate::placement::persistent_bytes;
 use crate::plan::{Costed, Program, Tiered, assemble_within};
 use crate::problem::{NodeFacts, Workspace};
-use crate::regions::Regions;
 use crate::search::{Choice, Request, SearchError, search};
 use crate::sequence::micro_batch;
 use crate::strategy::Strategy;
@@ -41,7 +41,7 @@ fn offered(rows: usize, link: Option<Link>) -> Program {
 
 fn spiller(program: &Program, strategy: Strategy) -> Spiller {
     let part = &program.train;
-    let sequence = micro_batch(&part.graph, &Regions::new(&part.graph, strategy));
+    let sequence = micro_batch(&part.graph, &Order::named(&part.graph, strategy));
     Spiller::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap()
 }
 
@@ -53,7 +53,7 @@ fn every_limit_is_kept_and_the_judge_and_the_clock_agree() {
         for strategy in [Strategy::None, Strategy::Selective, Strategy::Full, Strategy::Minimal] {
             let spiller = spiller(&program, strategy);
             let (least, most) = (spiller.least_bytes(), spiller.most_bytes());
-            let regions = Regions::new(&program.train.graph, strategy);
+            let regions = Order::named(&program.train.graph, strategy);
             for share in 0..=10 {
                 let limit = least + (most - least) * share / 10;
                 let seconds = spiller.seconds_within(limit).unwrap();

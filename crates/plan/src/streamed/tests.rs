@@ -9,9 +9,9 @@ use plimsoll_model::Preset;
 
 use super::*;
 use crate::liveness::bound;
+use crate::order::Order;
 use crate::plan::{Plan, Program};
 use crate::problem::{Facts, Link, NodeFacts, Workspace};
-use crate::regions::Regions;
 use crate::schedule::{Purpose, Tier};
 use crate::search::{Choice, Request, search};
 use crate::sequence::micro_batch;
@@ -76,7 +76,7 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
         let program = program(2, Some(link(1e9)), in_backward);
         let part = &program.train;
         for strategy in [Strategy::None, Strategy::Full] {
-            let regions = Regions::new(&part.graph, strategy);
+            let regions = Order::named(&part.graph, strategy);
             for bytes in rungs(&program).unwrap().into_iter().rev().step_by(3) {
                 let placement = Placement::new(&program, bytes).unwrap();
                 let sequence = placement.stream(&part.graph, micro_batch(&part.graph, &regions));

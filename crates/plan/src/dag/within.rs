@@ -1,0 +1,202 @@
+//! The planner asked by a search that goes through many budgets of one graph: a schedule or none, without a search for
+//! the budget that would be enough, and the bound by itself.
+//!
+//! Kept sets are made once for all budgets ([`Pool`]). At each budget the cheapest that fits is where the beam and the
+//! exact search begin, together with sets that fit nearly.
+
+use std::cell::OnceCell;
+
+use super::Dag;
+use super::bound::{BoundEffort, bound_at, turn_labels};
+use super::policy::{Draft, Path, lazy};
+use super::pool::Pool;
+use super::problem::{Oddities, Problem};
+use super::search::{Found, Search, Seed, Width};
+use super::simulate::simulate;
+use super::solve::{DagPlan, Effort, Solver};
+
+/// How much work a budget is worth, in steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Care {
+    /// Labels per state of a frontier of the bound.
+    pub(crate) labels: usize,
+    /// Instants of each pass at which the bound looks.
+    pub(crate) instants: usize,
+    /// Kept sets of each family that are turned into schedules, for all budgets together.
+    pub(crate) sets: usize,
+    /// Set operations of an exact search; a beam may take four times that.
+    pub(crate) work: u64,
+}
+
+/// A graph with the care that each budget is worth.
+#[derive(Debug)]
+pub(crate) struct Within {
+    dag: Dag,
+    care: Care,
+    pool: OnceCell<Pool>,
+}
+
+/// Runs `$body` with `$width` words for a set of the graph's forward nodes.
+macro_rules! sized {
+    ($dag:expr, $width:ident => $body:expr) => {
+        match forward_nodes($dag) {
+            0..=64 => {
+                const $width: usize = 1;
+                $body
+            }
+            65..=128 => {
+                const $width: usize = 2;
+                $body
+            }
+            129..=256 => {
+                const $width: usize = 4;
+                $body
+            }
+            _ => {
+                const $width: usize = 8;
+                $body
+            }
+        }
+    };
+}
+
+/// How many nodes of a graph may run again.
+pub(crate) fn forward_nodes(dag: &Dag) -> usize {
+    dag.nodes.iter().filter(|node| !node.backward).count()
+}
+
+/// Kept sets from which the beam begins: so many that fit, and so many that nearly do.
+const SEEDS: usize = 4;
+/// Points of the frontier at a budget, and those of them that are tried.
+const LABELS: usize = 400;
+const TRIED: usize = 12;
+/// Forward runs over those of one forward pass, beyond which much is rebuilt.
+const MUCH: f64 = 1.25;
+/// Beams: whether from the kept sets or from the start, sets of drops for each run, states that survive.
+const BEAMS: [(bool, usize, usize); 4] = [(true, 8, 8), (false, 2, 8), (false, 3, 8), (true, 8, 32)];
+
+impl Within {
+    /// The most forward nodes of a graph.
+    const MOST_NODES: usize = 512;
+
+    /// None for a graph with too many forward nodes.
+    pub(crate) fn new(dag: Dag, care: Care) -> Option<Within> {
+        (forward_nodes(&dag) <= Within::MOST_NODES).then_some(Within { dag, care, pool: OnceCell::new() })
+    }
+
+    /// Bytes that keeping everything takes.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        simulate(&self.dag, &self.dag.keep_all()).map_or(u64::MAX, |outcome| outcome.peak)
+    }
+
+    /// The fewest bytes for which a kept set is known.
+    pub(crate) fn enough_bytes(&self) -> u64 {
+        self.pool().best.last().map_or(u64::MAX, |kept| kept.peak)
+    }
+
+    fn pool(&self) -> &Pool {
+        self.pool.get_or_init(|| {
+            sized!(&self.dag, W => {
+                let problem: Problem<W> = Problem::new(&self.dag, Oddities::Once);
+                Pool::new(&problem, self.care.sets)
+            })
+        })
+    }
+
+    /// The cheapest schedule found in `memory` bytes. Its lower bound is for schedules in which every node that the
+    /// backward pass does not build on runs in its place, and holds for less memory too.
+    pub(crate) fn plan(&self, memory: u64) -> Option<DagPlan> {
+        sized!(&self.dag, W => self.plan_sized::<W>(memory))
+    }
+
+    fn plan_sized<const W: usize>(&self, memory: u64) -> Option<DagPlan> {
+        let solver: Solver<W> = Solver::new(&self.dag, Effort::default());
+        let keep_all = self.dag.keep_all();
+        if solver.judged(&keep_all).peak <= memory {
+            return Some(solver.finished(keep_all, self.dag.base_cost()));
+        }
+        if memory < solver.problem.least_memory() {
+            return None;
+        }
+        let drafts = self.drafts(&solver.problem, memory);
+        let seeds: Vec<Seed<W>> = drafts.iter().filter_map(|draft| solver.seed(draft, memory)).collect();
+        let fitting = drafts.into_iter().filter(|draft| draft.peak <= memory);
+        let cheapest = fitting.min_by(|a, b| a.cost.total_cmp(&b.cost));
+        let (path, lower) = self.improve(&solver, memory, cheapest, &seeds)?;
+        Some(solver.finished(solver.steps(&path), solver.problem.fixed_cost + lower))
+    }
+
+    /// Schedules from kept sets that fit, or nearly do.
+    fn drafts<const W: usize>(&self, problem: &Problem<W>, memory: u64) -> Vec<Draft<W>> {
+        // Peaks fall as costs rise: first those that do not fit, the nearest last.
+        let known = &self.pool().best;
+        let (beyond, fitting) = known.split_at(known.partition_point(|kept| kept.peak > memory));
+        let limit = fitting.first().map_or(f64::INFINITY, |kept| kept.cost);
+        let refined = self.pool().refined(problem, memory, limit);
+        let near = refined.iter().chain(fitting.iter().take(SEEDS)).chain(beyond.iter().rev().take(SEEDS));
+        let mut drafts: Vec<Draft<W>> = near.map(|kept| kept.draft(problem)).collect();
+        // Where little is rebuilt, the frontier of this very budget is the better guide: the fullest sets first.
+        if limit < MUCH * problem.cost.iter().sum::<f64>() {
+            for label in turn_labels(problem, memory, LABELS).iter().rev().take(TRIED) {
+                let draft = lazy(problem, &label.keep.iter().copied().collect(), usize::MAX);
+                let fits = draft.peak <= memory;
+                drafts.push(draft);
+                if fits {
+                    break;
+                }
+            }
+        }
+        drafts
+    }
+
+    /// The cheapest path that beams and the exact search find, or that of `draft`, and what the forward runs of any cost
+    /// at least.
+    fn improve<const W: usize>(
+        &self,
+        solver: &Solver<W>,
+        memory: u64,
+        draft: Option<Draft<W>>,
+        seeds: &[Seed<W>],
+    ) -> Option<(Path<W>, f64)> {
+        let problem = &solver.problem;
+        let forward: f64 = problem.cost.iter().sum();
+        let mut best = draft.map(|draft| (draft.path, draft.cost));
+        let limit = |best: &Option<(Path<W>, f64)>| {
+            best.as_ref().map_or(f64::INFINITY, |(_, cost)| cost - solver.rounding())
+        };
+        let bound = bound_at(problem, memory, self.effort(limit(&best) - forward), self.care.instants);
+        let mut lower = forward + bound.extra;
+        let search = |limit: f64, work: u64| Search::new(problem, memory, &bound.after, limit, work);
+        for (seeded, drops, beam) in BEAMS {
+            if limit(&best) > lower {
+                let width = Width { runs: 2 * problem.forward_ids.len() + 8, drops, beam };
+                let seeds = if seeded { seeds } else { &[] };
+                best = search(limit(&best), 4 * self.care.work).beam(seeds, width).or(best);
+            }
+        }
+        for ahead in [false, true] {
+            if limit(&best) > lower {
+                let Found { better, lower: proven } = search(limit(&best), self.care.work).exact(ahead);
+                lower = if ahead { lower.max(proven) } else { lower };
+                best = better.or(best);
+            }
+        }
+        best.map(|(path, _)| (path, lower))
+    }
+
+    fn effort(&self, worth: f64) -> BoundEffort {
+        BoundEffort { labels: self.care.labels, pairs: self.care.labels / 10, worth }
+    }
+
+    /// No schedule in `memory` bytes costs less; infinite where none fits.
+    pub(crate) fn lower_bound(&self, memory: u64) -> f64 {
+        sized!(&self.dag, W => {
+            let problem: Problem<W> = Problem::new(&self.dag, Oddities::Removed);
+            if memory < problem.least_memory() {
+                return f64::INFINITY;
+            }
+            let bound = bound_at(&problem, memory, self.effort(f64::INFINITY), self.care.instants);
+            self.dag.base_cost() + bound.extra
+        })
+    }
+}

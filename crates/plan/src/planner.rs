@@ -1,0 +1,77 @@
+//! What answers for every budget of a program: the table of its chain, or the planner of graphs that are none.
+
+use plimsoll_graph::Graph;
+
+use crate::chain::{ChainPlanner, is_chain};
+use crate::general::GraphPlanner;
+use crate::order::Order;
+use crate::plan::Costed;
+use crate::problem::{Link, Scratch};
+use crate::strategy::Strategy;
+
+/// A planner for transient budgets.
+#[derive(Debug)]
+pub(crate) enum Planner {
+    /// Equal layers, one behind the other.
+    Chain(Box<ChainPlanner>),
+    /// Anything else.
+    Graph(Box<GraphPlanner>),
+}
+
+impl Planner {
+    /// The planner of a program for budgets up to `cap`; none when it is no chain and too large to be anything else.
+    pub(crate) fn new(part: &Costed, scratch: Scratch, cap: u64) -> Option<Planner> {
+        let graph = || GraphPlanner::new(part, scratch).map(|planner| Planner::Graph(Box::new(planner)));
+        let chain = || {
+            let planner = ChainPlanner::new(&part.graph, &part.facts, scratch, cap)?;
+            Some(Planner::Chain(Box::new(planner)))
+        };
+        // Of a graph that is too large, equal layers are at least a part.
+        if is_chain(&part.graph) { chain() } else { graph().or_else(chain) }
+    }
+
+    /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.
+    pub(crate) fn seconds(&self, bytes: u64) -> f64 {
+        match self {
+            Planner::Chain(chain) => chain.seconds(bytes),
+            Planner::Graph(graph) => graph.seconds(bytes),
+        }
+    }
+
+    /// The order of the plan in `bytes` of transient memory.
+    pub(crate) fn order(&self, graph: &Graph, bytes: u64) -> Option<Order> {
+        match self {
+            Planner::Chain(chain) => chain.regions(graph, bytes).map(Order::Regions),
+            Planner::Graph(graph) => graph.order(bytes),
+        }
+    }
+
+    /// No schedule of a micro-batch is faster in `bytes` of transient memory and what `link` carries.
+    pub(crate) fn lower_bound(&self, bytes: u64, link: Option<&Link>) -> f64 {
+        match self {
+            Planner::Chain(chain) => chain.lower_bound(bytes, link),
+            Planner::Graph(graph) => graph.lower_bound(bytes, link),
+        }
+    }
+
+    /// Budgets to ask for where what does not fit waits on a tier, falling, each slower than the one before.
+    pub(crate) fn virtual_rungs(&self, ratio: f64) -> Vec<u64> {
+        let (most, ratio, least) = match self {
+            Planner::Chain(chain) => (chain.most_bytes().unwrap_or(u64::MAX), ratio, 1),
+            Planner::Graph(graph) => (graph.most_bytes(), GraphPlanner::VIRTUAL_RUNG, graph.enough_bytes()),
+        };
+        let top = ((most as f64).ln() / ratio.ln()).floor() as i32;
+        let mut rungs: Vec<u64> = (0..=top).rev().map(|rung| ratio.powi(rung) as u64).collect();
+        rungs.retain(|&rung| rung >= least && self.seconds(rung).is_finite());
+        rungs.dedup_by_key(|&mut rung| self.seconds(rung).to_bits());
+        rungs
+    }
+
+    /// The strategies with a fixed rule that are tried beside it.
+    pub(crate) fn fixed_strategies(&self) -> &'static [Strategy] {
+        match self {
+            Planner::Chain(_) => &[Strategy::None],
+            Planner::Graph(_) => &Strategy::LADDER,
+        }
+    }
+}
