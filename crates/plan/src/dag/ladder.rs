@@ -149,7 +149,7 @@ mod tests {
             sources.sort_unstable();
             sources.dedup();
             let (cost, bytes) = ((1 + dice.below(20)) as f64, (1000 + dice.below(9000)) as u64);
-            nodes.push(DagNode { name: format!("n{id}"), backward, cost, bytes, sources });
+            nodes.push(DagNode { name: format!("n{id}"), backward, cost, bytes, running: bytes, sources });
         }
         Dag { nodes }
     }

@@ -29,8 +29,14 @@ fn vgg16() -> Dag {
     let cost = |&(numbers, sum): &(u64, u64)| (numbers * sum.max(100)) as f64 / 1e6;
     let bytes = |&(numbers, _): &(u64, u64)| 4 * IMAGES * numbers;
     let count = layers.len();
-    let node =
-        |name: String, backward, cost, bytes, sources| DagNode { name, backward, cost, bytes, sources };
+    let node = |name: String, backward, cost, bytes, sources| DagNode {
+        name,
+        backward,
+        cost,
+        bytes,
+        running: bytes,
+        sources,
+    };
     let mut nodes: Vec<DagNode> = (layers.iter().enumerate())
         .map(|(id, layer)| {
             node(format!("f{id}"), false, cost(layer), bytes(layer), id.checked_sub(1).into_iter().collect())

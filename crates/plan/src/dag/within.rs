@@ -171,7 +171,7 @@ impl Within {
             if limit(&best) > lower {
                 let width = Width { runs: 2 * problem.forward_ids.len() + 8, drops, beam };
                 let seeds = if seeded { seeds } else { &[] };
-                best = search(limit(&best), 4 * self.care.work).beam(seeds, width).or(best);
+                best = search(limit(&best), 4 * self.care.work).beam(seeds, width).0.or(best);
             }
         }
         for ahead in [false, true] {
