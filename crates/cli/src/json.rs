@@ -43,6 +43,7 @@ pub(crate) fn plan(summary: &Summary) -> Map<String, Value> {
         "offload_bytes": summary.report.offload_bytes,
         "offload_state_bytes": away,
         "planning_seconds": summary.planning_seconds,
+        "comparing_seconds": summary.comparing_seconds,
         "layers": summary.report.layers.iter().map(layer).collect::<Vec<_>>(),
         "faster": summary.faster.iter().map(|point| faster(summary, point)).collect::<Vec<_>>(),
     });

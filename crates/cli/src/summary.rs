@@ -20,8 +20,11 @@ pub(crate) struct Summary {
     pub(crate) lower_bound_seconds: f64,
     /// Larger budgets that bring something.
     pub(crate) faster: Vec<Point>,
-    /// How long the search took.
+    /// How long it took to find the plan.
     pub(crate) planning_seconds: f64,
+    /// How long it then took to find out how it stands: the plan without a budget, the optimum inside it where a
+    /// strategy was fixed, and what larger ones would bring.
+    pub(crate) comparing_seconds: f64,
     pub(crate) seq_len: usize,
     /// Steps that the run would take, where that is known.
     pub(crate) steps: Option<u64>,
@@ -94,7 +97,6 @@ impl Questions<'_> {
         let planned = self.search()?;
         let planning_seconds = clock.elapsed().as_secs_f64();
         let mut summary = self.summarise(planned)?;
-        summary.planning_seconds = planning_seconds;
         if self.request.strategy.is_some() && summary.planned.choice.lower_bound_seconds.is_none() {
             // What is optimal inside the budget is another question than what the fixed strategy takes.
             if let Some(bound) = self.auto_bound()? {
@@ -106,7 +108,8 @@ impl Questions<'_> {
             let faster = self.searcher.faster(self.request, chosen, summary.unbudgeted);
             summary.faster = faster.map_err(|error| self.failure(error))?;
         }
-        Ok(summary)
+        let comparing_seconds = clock.elapsed().as_secs_f64() - planning_seconds;
+        Ok(Summary { planning_seconds, comparing_seconds, ..summary })
     }
 
     /// How a plan stands, without asking for others.
@@ -121,6 +124,7 @@ impl Questions<'_> {
             lower_bound_seconds: bound,
             faster: Vec::new(),
             planning_seconds: 0.0,
+            comparing_seconds: 0.0,
             seq_len: self.seq_len,
             steps: None,
             planned,

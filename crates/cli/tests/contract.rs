@@ -54,7 +54,8 @@ fn the_plan_says_what_it_costs_and_how_far_from_the_optimum_it_can_be() {
         assert!(bound > 0.0 && bound <= predicted, "{plan}");
         assert!(float("unbudgeted_step_seconds") <= predicted * (1.0 + 1e-9), "{plan}");
         assert!((float("gap") - (predicted / bound - 1.0)).abs() < 1e-9, "{plan}");
-        assert!(float("planning_seconds") > 0.0);
+        // Until the plan was found, and what was asked besides.
+        assert!(float("planning_seconds") > 0.0 && float("comparing_seconds") > 0.0, "{plan}");
         assert_eq!(number(plan, "offload_bytes"), 0);
         let layers = plan["layers"].as_array().unwrap();
         assert_eq!(layers.iter().map(|layer| number(layer, "count")).sum::<u64>(), 4, "{plan}");
@@ -226,14 +227,14 @@ fn with_a_disk_a_budget_that_is_too_small_without_one_trains_to_the_same_bits() 
     let plan = &lines(&format!("plan --json --memory {smallest}MiB {disk}"))[0];
     assert!(number(plan, "offload_bytes") > 0, "{plan}");
     assert!(plan["layers"].as_array().unwrap().iter().any(|layer| layer["offload"] != serde_json::json!([])));
-    // So little that not even the state fits, but for the MiB that the refusal adds to be safe.
+    // So little that the state alone would take nearly all of it; how much exactly is a matter of the process's size.
     let on_disk = plan["offload_state_bytes"].as_object().unwrap();
     let on_disk: u64 = on_disk.values().map(|bytes| bytes.as_u64().unwrap()).sum();
     let state: u64 = ["weights", "gradients", "optimizer"]
         .iter()
         .map(|purpose| number(&plan["by_purpose"], purpose))
         .sum();
-    assert!(on_disk > 0 && on_disk + state + (1 << 20) > number(plan, "arena_bytes"), "{plan}");
+    assert!(on_disk > 0 && on_disk + state > number(plan, "arena_bytes") / 10 * 9, "{plan}");
     let train = |arguments: &str| lines(&format!("train --json --synthetic --max-steps 2 {arguments}"));
     let losses = |records: &[Value]| -> Vec<Value> {
         records[..2].iter().map(|record| record["loss"].clone()).collect()

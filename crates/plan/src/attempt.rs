@@ -3,18 +3,16 @@
 //! The table of the chain is asked on a fixed ladder of budgets from just above the stated one downwards, until
 //! the real arena fits; see [`search`](crate::search()) for why the ladder is fixed.
 
-use std::collections::BTreeSet;
-
-use plimsoll_graph::{Phase, Value};
-
 use crate::chain::{ChainPlanner, is_chain};
+use crate::layout::{Effort, fits};
+use crate::liveness::{Gradients, draft};
 use crate::order::Order;
-use crate::placement::persistent_bytes;
-use crate::plan::{Costed, Plan, Tiered, assemble, assemble_within, plan};
+use crate::plan::{Costed, Plan, Tiered, assemble_within, plan};
 use crate::planner::Planner;
 use crate::prepared::Prepared;
 use crate::problem::Scratch;
 use crate::search::{Request, SearchError, Tried};
+use crate::sequence::micro_batch;
 use crate::strategy::Strategy;
 
 /// Ratio of neighbouring rungs of the ladder.
@@ -41,16 +39,23 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Plans the one strategy that the request fixes, and what offload makes of it where the device offers it.
+    /// The fastest plans of the one strategy that the request fixes, and what offload makes of it where the device
+    /// offers it, as far as they fit.
     pub(crate) fn fixed(&self, strategy: Strategy, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
-        self.named(&[strategy], tried)?;
         for &scratch in self.amounts() {
-            self.offloaded(scratch, tried)?;
-        }
-        if self.fastest(tried).is_infinite() {
-            self.smallest_offloaded(strategy, tried)?;
+            if self.could_matter(self.once_seconds(scratch), tried) {
+                let order = Order::named(&self.prepared.program.train.graph, strategy);
+                tried.extend(self.fitted(&order, strategy, scratch, None, tried));
+                self.offloaded(scratch, tried)?;
+            }
         }
         Ok(())
+    }
+
+    /// What the one strategy that the request fixes takes at least.
+    pub(crate) fn fixed_sizes(&self, strategy: Strategy, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        self.named(&[strategy], tried)?;
+        self.smallest_offloaded(strategy, tried)
     }
 
     /// The amounts of scratch that differ.
@@ -65,17 +70,7 @@ impl Attempt<'_> {
 
     /// Whether state and the largest operands of a node fit: cheap, and true whenever any plan fits.
     pub(crate) fn can_fit(&self) -> Result<bool, SearchError> {
-        let Costed { graph, facts } = &self.prepared.program.train;
-        let bytes = |values: &[Value]| -> u64 {
-            let values: BTreeSet<Value> = values.iter().map(|&value| graph.storage(value)).collect();
-            let transient = values.into_iter().filter(|&value| graph.value(value).state.is_none());
-            transient.map(|value| graph.ty(value).bytes() as u64).sum()
-        };
-        let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
-        // Outputs may take over the bytes of inputs, so the two do not add up.
-        let needs = nodes.map(|(node, f)| bytes(&node.inputs).max(bytes(&node.outputs)) + f.workspace.least);
-        Ok(persistent_bytes(&self.prepared.program, u64::MAX)? + needs.max().unwrap_or(0)
-            <= self.request.budget)
+        Ok(self.prepared.least_bytes()? <= self.request.budget)
     }
 
     /// The plans with the fewest bytes that sending everything away makes of a strategy, with state and without.
@@ -96,16 +91,38 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Plans the optimum of the chain with either amount of scratch, or what the planner of graphs and the named
-    /// strategies find where there is no chain, and what offload makes of them where the device offers it. Returns the
-    /// lower bound of a step; none for a graph that is too large for anything but named strategies.
-    pub(crate) fn optimal(&self, tried: &mut Vec<Tried>) -> Result<Option<f64>, SearchError> {
-        if !self.can_fit()? {
-            return Ok(None);
+    /// No plan of this micro-batch takes less time in the budget. Needs no table.
+    pub(crate) fn bound(&self) -> Result<f64, SearchError> {
+        let once = self.once_seconds(Scratch::Best);
+        // The bound counts what a budget forces; everything once is needed in any case.
+        let planner = self.prepared.planner(Scratch::Best);
+        planner.map_or(Ok(once), |planner| Ok(once.max(self.forced_seconds(planner)?)))
+    }
+
+    /// Whether its bound knows the budget.
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.prepared.planner(Scratch::Best).is_some()
+    }
+
+    /// What the named strategies take, the lowest rungs of a graph that is no chain, and the least that sending everything
+    /// away leaves.
+    pub(crate) fn sizes(&self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        self.named(&Strategy::LADDER, tried)?;
+        // A chain has no use for its table here, which takes long to make.
+        for &scratch in self.amounts().iter().filter(|_| !is_chain(&self.prepared.program.train.graph)) {
+            if let Some(Planner::Graph(graph)) = self.prepared.planner(scratch) {
+                self.smallest_of_graph(graph, scratch, tried)?;
+            }
         }
-        let program = &self.prepared.program;
-        let budget = self.request.budget.saturating_sub(persistent_bytes(program, 0)?);
-        let mut bound = self.once_seconds(Scratch::Best);
+        self.smallest_offloaded(Strategy::None, tried)
+    }
+
+    /// The fastest plan with either amount of scratch: of what the planner of the chain or the graph finds and the named
+    /// strategies, and of what offload makes of them where the device offers it.
+    pub(crate) fn optimal(&self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        if !self.can_fit()? {
+            return Ok(());
+        }
         for &scratch in self.amounts() {
             // Nothing is faster than everything once: often that settles it.
             if !self.could_matter(self.once_seconds(scratch), tried) {
@@ -116,63 +133,67 @@ impl Attempt<'_> {
                 for &scratch in self.amounts() {
                     self.offloaded(scratch, tried)?;
                 }
-                return Ok(None);
+                return Ok(());
             };
-            if scratch == Scratch::Best && matches!(planner, Planner::Graph(_)) {
-                // Keeping everything comes first: where it fits, nothing else matters.
-                for strategy in Strategy::LADDER {
-                    if self.could_matter(bound, tried) {
-                        self.named(&[strategy], tried)?;
+            match planner {
+                Planner::Chain(chain) => {
+                    let fitted = self.descend_ladder(chain, scratch, tried);
+                    tried.extend(fitted);
+                    if let Some(fastest) = fitted.filter(|_| self.request.slack > 0.0) {
+                        tried.extend(self.spare(chain, scratch, fastest, tried));
+                    }
+                    self.fitting_named(planner, scratch, tried);
+                }
+                Planner::Graph(graph) => {
+                    // Keeping everything comes first: where it fits, nothing else matters.
+                    self.fitting_named(planner, scratch, tried);
+                    if self.could_matter(self.once_seconds(scratch), tried) {
+                        let budget = self.request.budget.saturating_sub(self.prepared.state_bytes());
+                        self.rungs_of_graph(graph, scratch, budget, tried);
                     }
                 }
             }
-            if scratch == Scratch::Best {
-                // The bound counts what a budget forces; everything once is needed in any case.
-                bound = bound.max(self.forced_seconds(planner)?);
-                if !self.could_matter(bound, tried) {
-                    break;
-                }
-            }
-            match planner {
-                Planner::Chain(chain) => self.rungs_of_chain(chain, scratch, budget, tried)?,
-                Planner::Graph(graph) => self.rungs_of_graph(graph, scratch, budget, tried)?,
-            }
             self.offloaded(scratch, tried)?;
-        }
-        Ok(Some(bound))
-    }
-
-    /// Plans the optimum of a chain.
-    fn rungs_of_chain(
-        &self,
-        planner: &ChainPlanner,
-        scratch: Scratch,
-        budget: u64,
-        tried: &mut Vec<Tried>,
-    ) -> Result<(), SearchError> {
-        let fitted = self.descend_ladder(planner, scratch, budget)?;
-        tried.extend(fitted);
-        if let Some(fastest) = fitted.filter(|_| self.request.slack > 0.0) {
-            tried.extend(self.spare(planner, scratch, fastest)?);
-        }
-        if scratch == Scratch::Best && planner.most_bytes().is_some_and(|most| budget >= most / 4 * 3) {
-            // The table rounds sizes up, so keeping everything can fit where the table rebuilds a trifle.
-            tried.push(self.entry(&plan(&self.prepared.program, Strategy::None, scratch)?, None));
         }
         Ok(())
     }
 
-    /// Plans the smallest that there is without regard to a budget: named strategies, with state and values away too
-    /// where the device has a place for them, and the lowest rungs of a graph that is no chain.
-    pub(crate) fn smallest(&self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
-        self.named(&Strategy::LADDER, tried)?;
-        // A chain has no use for its table here, which takes long to make.
-        for &scratch in self.amounts().iter().filter(|_| !is_chain(&self.prepared.program.train.graph)) {
-            if let Some(Planner::Graph(graph)) = self.prepared.planner(scratch) {
-                self.smallest_of_graph(graph, scratch, tried)?;
+    /// The named strategies, as far as they fit: the table rounds sizes up, and a layout of what it found may be larger
+    /// than theirs, so each can be faster than it by a trifle.
+    fn fitting_named(&self, planner: &Planner, scratch: Scratch, tried: &mut Vec<Tried>) {
+        for strategy in Strategy::LADDER {
+            let least = planner.least_seconds(strategy);
+            if self.could_matter(self.step_seconds(least, scratch), tried) {
+                let order = Order::named(&self.prepared.program.train.graph, strategy);
+                tried.extend(self.fitted(&order, strategy, scratch, None, tried));
             }
         }
-        self.smallest_offloaded(Strategy::None, tried)
+    }
+
+    /// The entry of a plan that sends nothing away; none where it does not fit or would not be chosen.
+    pub(crate) fn fitted(
+        &self,
+        order: &Order,
+        strategy: Strategy,
+        scratch: Scratch,
+        rung: Option<u64>,
+        tried: &[Tried],
+    ) -> Option<Tried> {
+        let Costed { graph, facts } = &self.prepared.program.train;
+        let sequence = micro_batch(graph, order);
+        let runs = sequence.executions.iter();
+        let pass: f64 = runs.map(|run| facts.nodes[run.node.index()].seconds_with(scratch)).sum();
+        let step_seconds = self.step_seconds(pass, scratch);
+        let state = self.prepared.state_bytes();
+        let room = self.request.budget.checked_sub(state)?;
+        let beside = self.prepared.beside_bytes(scratch);
+        if beside > room || !self.could_matter(step_seconds, tried) {
+            return None;
+        }
+        let slots = draft("", graph, &sequence, facts, scratch, Gradients::Add).slots;
+        let arena_bytes = state + fits(&slots, room, f64::INFINITY, Effort::PLAN)?.max(beside);
+        let (micro_batch, tiled, tiered) = (self.micro_batch, self.tiled, Tiered::default());
+        Some(Tried { micro_batch, tiled, strategy, scratch, arena_bytes, step_seconds, rung, tiered })
     }
 
     /// Whether a plan of so many seconds could be chosen over what was tried.
@@ -198,32 +219,29 @@ impl Attempt<'_> {
 
     /// Time of a step whose micro-batches take `seconds` in each pass.
     pub(crate) fn step_seconds(&self, seconds: f64, scratch: Scratch) -> f64 {
-        let part = &self.prepared.program.train;
-        let nodes = part.graph.node_ids().filter(|&id| part.graph.node(id).phase == Phase::Update);
-        let update: f64 = nodes.map(|id| part.facts.nodes[id.index()].seconds_with(scratch)).sum();
-        seconds * self.passes() + update
+        seconds * self.passes() + self.prepared.program.update_seconds(scratch)
     }
 
-    /// The highest rung whose real arena fits.
-    fn descend_ladder(
-        &self,
-        planner: &ChainPlanner,
-        scratch: Scratch,
-        budget: u64,
-    ) -> Result<Option<Tried>, SearchError> {
-        let program = &self.prepared.program;
-        for rung in rungs(budget, planner.most_bytes().unwrap_or(u64::MAX)) {
-            if planner.seconds(rung).is_infinite() {
-                break;
+    /// The highest rung whose real arena fits, unless something else is as fast.
+    fn descend_ladder(&self, planner: &ChainPlanner, scratch: Scratch, tried: &[Tried]) -> Option<Tried> {
+        let budget = self.request.budget.saturating_sub(self.prepared.state_bytes());
+        let matters = |&rung: &u64| {
+            let seconds = planner.seconds(rung);
+            seconds.is_finite() && self.could_matter(self.step_seconds(seconds, scratch), tried)
+        };
+        let mut before = None;
+        for rung in rungs(budget, planner.most_bytes().unwrap_or(u64::MAX)).take_while(matters) {
+            let order = Order::Regions(planner.regions(&self.prepared.program.train.graph, rung)?);
+            if before.as_ref() == Some(&order) {
+                continue;
             }
-            if let Some(regions) = planner.regions(&program.train.graph, rung) {
-                let plan = assemble(program, &Order::Regions(regions), Strategy::Auto, scratch)?;
-                if plan.arena_bytes <= self.request.budget {
-                    return Ok(Some(self.entry(&plan, Some(rung))));
-                }
+            let fitted = self.fitted(&order, Strategy::Auto, scratch, Some(rung), tried);
+            if fitted.is_some() {
+                return fitted;
             }
+            before = Some(order);
         }
-        Ok(None)
+        None
     }
 
     /// The lowest rung that is slower than `fastest` by no more than the slack: memory that hardly brings
@@ -233,15 +251,14 @@ impl Attempt<'_> {
         planner: &ChainPlanner,
         scratch: Scratch,
         fastest: Tried,
-    ) -> Result<Option<Tried>, SearchError> {
+        tried: &[Tried],
+    ) -> Option<Tried> {
         let limit = fastest.step_seconds * (1.0 + self.request.slack);
         let fast_enough = |&rung: &u64| self.step_seconds(planner.seconds(rung), scratch) <= limit;
         let from = fastest.rung.unwrap_or(0);
-        let Some(rung) = rungs(from, from).take_while(fast_enough).last() else { return Ok(None) };
-        let program = &self.prepared.program;
-        let Some(regions) = planner.regions(&program.train.graph, rung) else { return Ok(None) };
-        let plan = assemble(program, &Order::Regions(regions), Strategy::Auto, scratch)?;
-        Ok((plan.arena_bytes <= self.request.budget).then(|| self.entry(&plan, Some(rung))))
+        let rung = rungs(from, from).take_while(fast_enough).last()?;
+        let order = Order::Regions(planner.regions(&self.prepared.program.train.graph, rung)?);
+        self.fitted(&order, Strategy::Auto, scratch, Some(rung), tried)
     }
 
     pub(crate) fn entry(&self, plan: &Plan, rung: Option<u64>) -> Tried {

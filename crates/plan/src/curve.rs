@@ -8,7 +8,7 @@ use plimsoll_graph::Phase;
 
 use crate::build::Build;
 use crate::plan::Program;
-use crate::search::{Choice, Request, SearchError, Searcher};
+use crate::search::{Choice, Request, SearchError, Searcher, Tried};
 use crate::strategy::Strategy;
 
 /// Budgets looked at between the stated one and what keeping everything takes; fewer with a tier, where each look is a
@@ -40,6 +40,12 @@ impl Point {
             lower_bound_seconds: choice.lower_bound_seconds,
             micro_batch: choice.micro_batch,
         }
+    }
+
+    /// The point of a plan that was not laid out to the end.
+    fn tried(tried: &Tried, lower_bound_seconds: Option<f64>) -> Point {
+        let &Tried { arena_bytes, step_seconds, micro_batch, .. } = tried;
+        Point { arena_bytes, step_seconds, lower_bound_seconds, micro_batch }
     }
 }
 
@@ -77,8 +83,8 @@ impl<B: Build> Searcher<B> {
     pub fn curve(&mut self, request: Request, budgets: &[u64]) -> Result<Vec<Point>, SearchError> {
         let mut points: Vec<Point> = Vec::new();
         for &budget in budgets {
-            match self.search(Request { budget, slack: 0.0, ..request }) {
-                Ok(choice) => points.push(Point::of(&choice)),
+            match self.best(Request { budget, slack: 0.0, ..request }) {
+                Ok((best, bound)) => points.push(Point::tried(&best, bound)),
                 Err(SearchError::Budget { .. }) => {}
                 Err(other) => return Err(other),
             }
@@ -104,8 +110,8 @@ impl<B: Build> Searcher<B> {
         let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, looks);
         let mut points = Vec::new();
         for budget in budgets {
-            match self.search(Request { budget, slack: 0.0, ..request }) {
-                Ok(choice) => points.push(Point { arena_bytes: budget, ..Point::of(&choice) }),
+            match self.best(Request { budget, slack: 0.0, ..request }) {
+                Ok((best, bound)) => points.push(Point { arena_bytes: budget, ..Point::tried(&best, bound) }),
                 Err(SearchError::Budget { .. }) => {}
                 Err(other) => return Err(other),
             }

@@ -8,7 +8,7 @@ use crate::regions::Regions;
 use crate::strategy::Strategy;
 
 /// How the order of runs is given.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Order {
     /// Every forward node once, then what the tree says.
     Regions(Regions),

@@ -120,13 +120,25 @@ impl Program {
 
     /// Time of a step of so many micro-batches that rebuilds nothing: none takes less.
     pub fn once_seconds(&self, scratch: Scratch, micro_batches: usize) -> f64 {
+        let passes = (self.passes() * micro_batches) as f64;
+        self.pass_seconds(scratch) * passes + self.update_seconds(scratch)
+    }
+
+    /// Time of one pass over a micro-batch that rebuilds nothing.
+    pub(crate) fn pass_seconds(&self, scratch: Scratch) -> f64 {
+        self.seconds_of(scratch, false)
+    }
+
+    /// Time of the update with all state in the arena.
+    pub(crate) fn update_seconds(&self, scratch: Scratch) -> f64 {
+        self.seconds_of(scratch, true)
+    }
+
+    fn seconds_of(&self, scratch: Scratch, update: bool) -> f64 {
         let Costed { graph, facts } = &self.train;
-        let of = |update: bool| -> f64 {
-            let nodes = graph.node_ids().filter(|&id| !graph.node(id).op.is_view());
-            let nodes = nodes.filter(|&id| (graph.node(id).phase == Phase::Update) == update);
-            nodes.map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
-        };
-        of(false) * (self.passes() * micro_batches) as f64 + of(true)
+        let nodes = graph.node_ids().filter(|&id| !graph.node(id).op.is_view());
+        let nodes = nodes.filter(|&id| (graph.node(id).phase == Phase::Update) == update);
+        nodes.map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
     }
 
     /// Whether parameters are updated inside the backward pass, with gradients that do not outlive it.
@@ -282,6 +294,22 @@ pub(crate) fn assemble_within(
     scratch: Scratch,
     tiered: Tiered,
 ) -> Result<Plan, PlanError> {
+    let plan = unjudged(program, order, strategy, scratch, tiered)?;
+    for (role, part) in program.roles() {
+        replay(&part.graph, &plan.schedules[&role], role.phases(), plan.arena_bytes)
+            .map_err(|error| PlanError::Refused { schedule: role.name(), error })?;
+    }
+    Ok(plan)
+}
+
+/// As [`assemble_within`], to learn what a plan takes: the judge has not seen it, so it must not run.
+pub(crate) fn unjudged(
+    program: &Program,
+    order: &Order,
+    strategy: Strategy,
+    scratch: Scratch,
+    tiered: Tiered,
+) -> Result<Plan, PlanError> {
     let placement = Placement::new(program, tiered.away)?;
     let persistent = placement.resident_bytes();
     let (mut transient, mut bound) = (0, 0);
@@ -320,10 +348,6 @@ pub(crate) fn assemble_within(
         schedules.insert(role, draft.schedule);
     }
     let arena_bytes = persistent + transient;
-    for (role, part) in program.roles() {
-        replay(&part.graph, &schedules[&role], role.phases(), arena_bytes)
-            .map_err(|error| PlanError::Refused { schedule: role.name(), error })?;
-    }
     let mut by_purpose = fullest.map_or(ByPurpose::default(), |(_, by_purpose)| by_purpose);
     let states = placement.states;
     for range in states.iter().filter(|range| range.tier.is_none()) {
@@ -343,6 +367,20 @@ pub(crate) fn assemble_within(
         update_seconds: seconds(Role::Update),
         schedules,
     })
+}
+
+/// Bytes of the arena that schedules beside those of a micro-batch take, where no state is away: they do not depend on
+/// what a micro-batch rebuilds.
+pub(crate) fn beside_bytes(program: &Program, scratch: Scratch) -> u64 {
+    let peak = |(role, part): (Role, &Costed)| {
+        let sequence = match role {
+            Role::First | Role::Further => return 0,
+            Role::Update => sequence::update(&part.graph),
+            Role::Evaluate | Role::Generate => sequence::forward(&part.graph),
+        };
+        layout(&draft("", &part.graph, &sequence, &part.facts, scratch, Gradients::Add).slots).peak
+    };
+    program.roles().map(peak).max().unwrap_or(0)
 }
 
 /// The limits to try for a schedule, until its layout is as small as it should be. A micro-batch gets what it is given.

@@ -67,11 +67,19 @@ impl Planner {
         rungs
     }
 
-    /// The strategies with a fixed rule that are tried beside it.
-    pub(crate) fn fixed_strategies(&self) -> &'static [Strategy] {
+    /// Transient bytes in which nothing is rebuilt.
+    pub(crate) fn keep_all_bytes(&self) -> u64 {
         match self {
-            Planner::Chain(_) => &[Strategy::None],
-            Planner::Graph(_) => &Strategy::LADDER,
+            Planner::Chain(chain) => chain.keep_all_bytes(),
+            Planner::Graph(graph) => graph.most_bytes(),
+        }
+    }
+
+    /// A micro-batch under a strategy with a fixed rule takes no less.
+    pub(crate) fn least_seconds(&self, strategy: Strategy) -> f64 {
+        match self {
+            Planner::Chain(chain) if strategy == Strategy::Minimal => chain.minimal_seconds(),
+            _ => 0.0,
         }
     }
 }

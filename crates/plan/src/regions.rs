@@ -22,7 +22,7 @@ use plimsoll_graph::{BlockId, Graph, NodeId, Phase, Value};
 use crate::strategy::Strategy;
 
 /// The tree of regions of one graph under one strategy.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Regions {
     /// Surrounding region of each region; region 0 is the root and its own parent.
     parent: Vec<usize>,

@@ -1,16 +1,17 @@
 //! The fastest plan that fits: micro-batch × what is kept × scratch under a fixed global batch.
 //!
 //! For a chain of equal layers one table per micro-batch knows the optimum for every budget. Its answer is
-//! then planned for real, and because a layout can be a little larger than its liveness bound, the
+//! then given offsets, and because a layout can be a little larger than its liveness bound, the
 //! table is asked on a fixed ladder of budgets from just above the stated one downwards until the arena fits.
 //! Since a rung that fits a budget also fits every larger one, and higher rungs are never slower, more
-//! memory never makes the plan slower. Micro-batches that cannot fit, or that would lose even if they
-//! recomputed nothing, are passed over. Graphs that are no chain have a ladder too, in which every rung is planned by
-//! itself, and the named strategies beside it.
+//! memory never makes the plan slower. The named strategies are candidates too, and what waits on another tier
+//! ([`offload`](crate::offload)). What is left out is left out because a bound says that it would not be chosen,
+//! so a request that leaves more open never gets a slower plan. Graphs that are no chain have a ladder too, in
+//! which every rung is planned by itself.
 //!
-//! Every micro-batch has a second program: feed-forward networks worked on in tiles of rows, which hold less and
-//! rebuild more. These are tried after all others, so that they are taken where nothing else fits or everything else
-//! is slower.
+//! Micro-batches are looked at in the order of what they take at least: those that cannot fit, or that would lose even
+//! if they rebuilt no more than they must, are passed over. Every micro-batch has a second program: feed-forward
+//! networks worked on in tiles of rows, which hold less and rebuild more.
 //!
 //! What changes the result beyond the order of sums (precision, the optimizer) is never chosen here.
 
@@ -22,7 +23,6 @@ use plimsoll_graph::GraphError;
 use crate::attempt::{Attempt, one_rung_above};
 use crate::build::Build;
 use crate::order::Order;
-use crate::placement::persistent_bytes;
 use crate::plan::{Plan, PlanError, Program, Tiered, assemble_within};
 use crate::prepared::Prepared;
 use crate::problem::Scratch;
@@ -62,7 +62,7 @@ pub struct Choice {
     /// Micro-batches of one step.
     pub accumulation: usize,
     /// No schedule of any micro-batch that was tried is faster in this budget, for these kernels and
-    /// costs; none where the strategy was fixed or the graph is neither a chain nor small enough to be planned as a whole.
+    /// costs; none where the graph is no chain or the strategy was fixed.
     pub lower_bound_seconds: Option<f64>,
 }
 
@@ -88,7 +88,7 @@ pub struct Tried {
     pub arena_bytes: u64,
     /// Predicted time of one step.
     pub step_seconds: f64,
-    /// For [`Strategy::Auto`], the transient bytes the planner was asked for.
+    /// For [`Strategy::Auto`], the transient bytes the table was asked for.
     pub rung: Option<u64>,
     /// What waits on another tier.
     pub tiered: Tiered,
@@ -194,33 +194,91 @@ impl<B: Build> Searcher<B> {
     ///
     /// When nothing fits (with the smallest plan and hints), or the request or the model is at fault.
     pub fn search(&mut self, request: Request) -> Result<Choice, SearchError> {
+        let (best, lower_bound) = self.best(request)?;
+        self.realise(request, best, lower_bound)
+    }
+
+    /// The fastest plan that fits, without its offsets, and what none in the budget beats, if that is known.
+    pub(crate) fn best(&mut self, request: Request) -> Result<(Tried, Option<f64>), SearchError> {
         let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
         let request = Request { strategy: fixed, ..request };
         let micro_batches = request.micro_batches()?;
         let mut tried = Vec::new();
-        let mut lower_bound: Option<f64> = None;
-        // The largest first: one that needs no recompute rules out all smaller ones, which are slower even then.
-        for &micro_batch in micro_batches.iter().rev() {
-            let prepared = self.prepare(micro_batch, request.budget)?;
-            let attempt = Attempt { request: &request, micro_batch, tiled: false, prepared };
-            let bound = match fixed {
-                Some(strategy) => attempt.fixed(strategy, &mut tried).map(|()| None)?,
-                None => attempt.optimal(&mut tried)?,
-            };
-            lower_bound = lower(lower_bound, bound);
-            self.forget(micro_batch);
-        }
-        for &micro_batch in micro_batches.iter().rev().filter(|_| fixed.is_none()) {
-            let bound = self.in_tiles(&request, micro_batch, |attempt| attempt.optimal(&mut tried))?;
-            lower_bound = lower(lower_bound, bound.flatten());
-        }
-        if fixed.is_none() && !tried.iter().any(|t| t.arena_bytes <= request.budget) {
-            self.named_from_the_smallest(&request, &micro_batches, &mut tried)?;
-        }
-        let Some(best) = select(&tried, request.budget, request.slack) else {
-            return Err(self.nothing_fits(request, &tried)?);
+        let lower_bound = match fixed {
+            Some(strategy) => self.fixed_search(&request, strategy, &micro_batches, &mut tried)?,
+            None => self.open_search(&request, &micro_batches, &mut tried)?,
         };
-        self.realise(request, best, lower_bound)
+        match select(&tried, request.budget, request.slack) {
+            Some(best) => Ok((best, lower_bound)),
+            None => Err(self.nothing_fits(request, &tried)?),
+        }
+    }
+
+    /// Looks for plans of one strategy. No bound is known.
+    fn fixed_search(
+        &mut self,
+        request: &Request,
+        strategy: Strategy,
+        micro_batches: &[usize],
+        tried: &mut Vec<Tried>,
+    ) -> Result<Option<f64>, SearchError> {
+        for &micro_batch in micro_batches.iter().rev() {
+            self.look(request, (micro_batch, false), |attempt| attempt.fixed(strategy, tried))?;
+            self.forget_all_but(None, fastest(tried, request.budget));
+        }
+        let nothing = fastest(tried, request.budget).is_none();
+        for &micro_batch in micro_batches.iter().filter(|_| nothing) {
+            self.look(request, (micro_batch, false), |attempt| attempt.fixed_sizes(strategy, tried))?;
+            self.forget_all_but(None, None);
+        }
+        Ok(None)
+    }
+
+    /// Looks for plans of all kinds, first where the least is needed: the time of everything once, then what the
+    /// budget forces besides. Most micro-batches are ruled out by theirs.
+    fn open_search(
+        &mut self,
+        request: &Request,
+        micro_batches: &[usize],
+        tried: &mut Vec<Tried>,
+    ) -> Result<Option<f64>, SearchError> {
+        let mut waiting = Vec::new();
+        for &micro_batch in micro_batches {
+            for key in [(micro_batch, false), (micro_batch, true)] {
+                let once =
+                    |attempt: Attempt| Ok(attempt.can_fit()?.then(|| attempt.once_seconds(Scratch::Best)));
+                let seconds = self.look(request, key, once)?.flatten();
+                let once = |seconds| Waiting { key, seconds, order: seconds, bounded: false };
+                waiting.extend(seconds.map(once));
+                self.forget_all_but(Some(key), None);
+            }
+        }
+        let (mut lower_bound, mut bounded_all) = (f64::INFINITY, true);
+        while let Some(next) = first(&mut waiting) {
+            let known = fastest(tried, request.budget).map_or(f64::INFINITY, |best| best.step_seconds);
+            if next.seconds >= known * (1.0 + request.slack) {
+                lower_bound = lower_bound.min(next.seconds);
+            } else if next.bounded {
+                lower_bound = lower_bound.min(next.seconds);
+                self.look(request, next.key, |attempt| attempt.optimal(tried))?;
+                self.forget_all_but(None, fastest(tried, request.budget));
+            } else {
+                // To find out what is promising takes tables, which must not all be there at once to be forgotten.
+                let keep = self.keep;
+                let bound = |attempt: Attempt| {
+                    bounded_all &= attempt.is_bounded();
+                    let seconds = attempt.bound()?;
+                    let order = if keep { attempt.promise(seconds)? } else { seconds };
+                    Ok(Waiting { seconds, order, bounded: true, ..next })
+                };
+                waiting.extend(self.look(request, next.key, bound)?);
+                self.forget_all_but(Some(next.key), fastest(tried, request.budget));
+            }
+        }
+        if fastest(tried, request.budget).is_none() {
+            self.named_from_the_smallest(request, micro_batches, tried)?;
+        }
+        Ok(Some(lower_bound).filter(|bound| bounded_all && bound.is_finite()))
     }
 
     /// Plans the named strategies, from the smallest micro-batch on until one does not fit.
@@ -232,31 +290,31 @@ impl<B: Build> Searcher<B> {
     ) -> Result<(), SearchError> {
         for &micro_batch in micro_batches {
             let before = tried.len();
-            let prepared = self.prepare(micro_batch, request.budget)?;
-            let attempt = Attempt { request, micro_batch, tiled: false, prepared };
-            attempt.smallest(tried)?;
-            self.forget(micro_batch);
+            self.look(request, (micro_batch, false), |attempt| attempt.sizes(tried))?;
+            self.forget_all_but(None, None);
             if tried[before..].iter().all(|t| t.arena_bytes > request.budget) {
                 break;
             }
         }
         if let Some(&smallest) = micro_batches.first() {
-            self.in_tiles(request, smallest, |attempt| attempt.smallest(tried))?;
+            self.look(request, (smallest, true), |attempt| attempt.sizes(tried))?;
         }
         Ok(())
     }
 
-    /// Looks at a micro-batch with its feed-forward networks in tiles; none where it has no tiles.
-    fn in_tiles<T>(
+    /// Looks at a micro-batch, with its feed-forward networks in tiles or not; none where it has no tiles.
+    fn look<T>(
         &mut self,
         request: &Request,
-        micro_batch: usize,
+        (micro_batch, tiled): (usize, bool),
         look: impl FnOnce(Attempt) -> Result<T, SearchError>,
     ) -> Result<Option<T>, SearchError> {
-        let Some(prepared) = self.prepare_tiled(micro_batch, request.budget)? else { return Ok(None) };
-        let seen = look(Attempt { request, micro_batch, tiled: true, prepared })?;
-        self.forget(micro_batch);
-        Ok(Some(seen))
+        let prepared = if tiled {
+            self.prepare_tiled(micro_batch, request.budget)?
+        } else {
+            Some(self.prepare(micro_batch, request.budget)?)
+        };
+        prepared.map(|prepared| look(Attempt { request, micro_batch, tiled, prepared })).transpose()
     }
 
     /// Whether anything fits, without looking for the fastest: the smallest micro-batch takes the least.
@@ -267,27 +325,17 @@ impl<B: Build> Searcher<B> {
     pub fn fits(&mut self, request: Request) -> Result<bool, SearchError> {
         let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
         let Some(&micro_batch) = request.micro_batches()?.first() else { return Ok(false) };
-        let prepared = self.prepare(micro_batch, request.budget)?;
-        let attempt = Attempt { request: &request, micro_batch, tiled: false, prepared };
         let mut tried = Vec::new();
         let fits = |tried: &[Tried]| tried.iter().any(|t| t.arena_bytes <= request.budget);
-        let look = |attempt: &Attempt, tried: &mut Vec<Tried>| {
-            if attempt.can_fit()? {
-                attempt.optimal(tried)?;
-                if !fits(tried) {
-                    attempt.smallest(tried)?;
-                }
-            }
-            Ok(())
+        let look = |attempt: Attempt, tried: &mut Vec<Tried>| match fixed {
+            Some(strategy) => attempt.fixed(strategy, tried),
+            None => attempt.optimal(tried),
         };
-        match fixed {
-            Some(strategy) => attempt.fixed(strategy, &mut tried)?,
-            None => look(&attempt, &mut tried)?,
-        }
-        self.forget(micro_batch);
+        self.look(&request, (micro_batch, false), |attempt| look(attempt, &mut tried))?;
         if fixed.is_none() && !fits(&tried) {
-            self.in_tiles(&request, micro_batch, |attempt| look(&attempt, &mut tried))?;
+            self.look(&request, (micro_batch, true), |attempt| look(attempt, &mut tried))?;
         }
+        self.forget_all_but(None, None);
         Ok(fits(&tried))
     }
 
@@ -346,18 +394,17 @@ impl<B: Build> Searcher<B> {
         program: Program,
         budget: u64,
     ) -> Result<(), SearchError> {
-        let cap = if self.keep || program.train.facts.link.is_some() {
-            u64::MAX
-        } else {
-            one_rung_above(budget.saturating_sub(persistent_bytes(&program, 0)?))
-        };
-        self.prepared.insert(key, Prepared::new(program, cap));
+        let whole = self.keep || program.train.facts.link.is_some();
+        let cap = if whole { u64::MAX } else { one_rung_above(budget) };
+        self.prepared.insert(key, Prepared::new(program, cap)?);
         Ok(())
     }
 
-    fn forget(&mut self, micro_batch: usize) {
+    /// Forgets what was made, but for one micro-batch that may be next and for that of the best plan so far.
+    fn forget_all_but(&mut self, next: Option<(usize, bool)>, best: Option<&Tried>) {
         if !self.keep {
-            self.prepared.retain(|&(known, _), _| known != micro_batch);
+            let best = best.map(|best| (best.micro_batch, best.tiled));
+            self.prepared.retain(|&key, _| Some(key) == next || Some(key) == best);
         }
     }
 
@@ -380,7 +427,7 @@ impl<B: Build> Searcher<B> {
         let order = order.unwrap_or_else(|| Order::named(&program.train.graph, tried.strategy));
         let plan = assemble_within(program, &order, tried.strategy, tried.scratch, tried.tiered)?;
         let (program, accumulation) = (program.clone(), request.global_batch / micro_batch);
-        self.forget(micro_batch);
+        self.forget_all_but(None, None);
         Ok(Choice { plan, program, micro_batch, accumulation, lower_bound_seconds })
     }
 
@@ -405,13 +452,12 @@ impl<B: Build> Searcher<B> {
         for micro_batch in micro_batches {
             // Each for itself: a hint that is slower than another is still a hint.
             let mut own = Vec::new();
-            let prepared = self.prepare(micro_batch, request.budget)?;
-            Attempt { request: &open, micro_batch, tiled: false, prepared }.optimal(&mut own)?;
-            self.forget(micro_batch);
+            self.look(&open, (micro_batch, false), |attempt| attempt.optimal(&mut own))?;
+            self.forget_all_but(None, None);
             fitting.extend(own);
         }
         let mut tiled = Vec::new();
-        self.in_tiles(&open, 1, |attempt| attempt.optimal(&mut tiled))?;
+        self.look(&open, (1, true), |attempt| attempt.optimal(&mut tiled))?;
         // A strategy that is fixed is not tiled, so what to type is that none is.
         fitting.extend(tiled.into_iter().map(|tried| Tried { strategy: Strategy::Auto, ..tried }));
         fitting.retain(|t| t.arena_bytes <= request.budget);
@@ -437,17 +483,38 @@ pub fn try_all(
     let mut tried = Vec::new();
     for &micro_batch in micro_batches {
         tried.extend(searcher.try_named(global_batch, micro_batch, strategies)?);
-        searcher.forget(micro_batch);
+        searcher.forget_all_but(None, None);
     }
     Ok(tried)
 }
 
-/// The lower of two bounds, as far as they are known.
-fn lower(a: Option<f64>, b: Option<f64>) -> Option<f64> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(f64::min(a, b)),
-        (a, b) => a.or(b),
-    }
+/// A micro-batch that waits for its turn.
+#[derive(Clone, Copy)]
+struct Waiting {
+    /// Sequences, and whether in tiles.
+    key: (usize, bool),
+    /// None of its plans takes less time.
+    seconds: f64,
+    /// The least comes first: what is fast rules out what is not.
+    order: f64,
+    /// Whether what the budget forces is counted.
+    bounded: bool,
+}
+
+/// Takes out the one whose turn it is; of equals the largest, and the one that is not tiled.
+fn first(waiting: &mut Vec<Waiting>) -> Option<Waiting> {
+    let order = |a: &Waiting, b: &Waiting| {
+        let ((a_rows, a_tiled), (b_rows, b_tiled)) = (a.key, b.key);
+        a.order.total_cmp(&b.order).then(b_rows.cmp(&a_rows)).then(a_tiled.cmp(&b_tiled))
+    };
+    let index = (0..waiting.len()).min_by(|&a, &b| order(&waiting[a], &waiting[b]))?;
+    Some(waiting.swap_remove(index))
+}
+
+/// The fastest that fits.
+fn fastest(tried: &[Tried], budget: u64) -> Option<&Tried> {
+    let fits = tried.iter().filter(|t| t.arena_bytes <= budget);
+    fits.min_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds))
 }
 
 /// The smallest of those that fit and are at most `slack` slower than the fastest that fits.

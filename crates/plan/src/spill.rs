@@ -44,8 +44,9 @@ pub(crate) struct Spiller {
     sequence: Sequence,
     /// Bytes alive during each run when only the fixed gaps are used.
     live: Vec<u64>,
-    /// Time of each run.
+    /// Time of each run, and of all before it when none stands still; with the time of all at the end.
     seconds: Vec<f64>,
+    until: Vec<f64>,
     /// Gaps that may be used, the one that ends last first.
     gaps: Vec<Gap>,
     /// The first run of each of them with its index, in the order of runs.
@@ -54,6 +55,9 @@ pub(crate) struct Spiller {
     fixed: Vec<Gap>,
     /// Place in the tier of each instance that is state.
     homes: Vec<Option<u64>>,
+    /// Bytes of state that come in before each run, and that go out behind it because it or a later one writes them.
+    inward: Vec<u64>,
+    outward: Vec<u64>,
     /// The most bytes alive during one run when every gap is used.
     least: u64,
 }
@@ -94,14 +98,29 @@ impl Spiller {
             gaps.into_iter().partition(|gap| gap.from == 0 || gap.before == runs);
         gaps.retain(|gap| worth(sequence.instances[gap.instance]));
         gaps.sort_by(|a, b| (b.before, b.bytes, a.instance).cmp(&(a.before, a.bytes, b.instance)));
-        let (mut live, seconds) = (live_bytes(&slots), seconds.collect());
+        let (mut live, seconds): (Vec<u64>, Vec<f64>) = (live_bytes(&slots), seconds.collect());
         live.resize(runs, 0);
         for gap in fixed.iter().filter(|gap| gap.from == 0) {
             live[..gap.before].iter_mut().for_each(|bytes| *bytes -= gap.bytes);
         }
         let mut begin: Vec<(usize, usize)> = gaps.iter().map(|gap| gap.from).zip(0..).collect();
         begin.sort_unstable();
-        let mut spiller = Spiller { link, live, seconds, gaps, begin, fixed, homes, sequence, least: 0 };
+        let until = prefix_sums(&seconds);
+        let (inward, outward) = certain(&fixed, runs);
+        let mut spiller = Spiller {
+            link,
+            sequence,
+            live,
+            seconds,
+            until,
+            gaps,
+            begin,
+            fixed,
+            homes,
+            inward,
+            outward,
+            least: 0,
+        };
         spiller.least = spiller.choose(0).1.into_iter().max().unwrap_or(0);
         Some(spiller)
     }
@@ -118,7 +137,7 @@ impl Spiller {
 
     /// Time of all runs when none stands still.
     pub(crate) fn busy_seconds(&self) -> f64 {
-        self.seconds.iter().sum()
+        self.until.last().copied().unwrap_or(0.0)
     }
 
     /// The most bytes alive during one run when no more is sent away than must be.
@@ -126,43 +145,61 @@ impl Spiller {
         self.live.iter().copied().max().unwrap_or(0)
     }
 
-    /// No way of keeping at most `limit` bytes alive is faster: what does not fit at the fullest moment has gone
-    /// out before it and comes in behind it, and state that is away comes in once and goes out if it was written.
+    /// No way of keeping at most `limit` bytes alive is faster. What does not fit beside a run has gone out before it
+    /// and comes in behind it; state that is away comes in before its first user and goes out behind its last writer.
+    /// So neither part of the schedule, up to any run and from it on, takes less time than its transfers.
     pub(crate) fn lower_bound(&self, limit: u64) -> f64 {
-        let bytes = |wanted: fn(&&Gap) -> bool| -> u64 {
-            self.fixed.iter().filter(wanted).map(|gap| gap.bytes).sum()
-        };
-        let (inward, outward) =
-            (bytes(|gap| gap.from == 0), bytes(|gap| gap.from > 0 && gap.written.is_some()));
-        let excess = self.most_bytes().saturating_sub(limit.max(self.least));
-        // State may be dropped where it was not written.
-        let (out, back) = (excess.saturating_sub(inward) as f64, excess as f64);
-        let around = out / self.link.out_rate + back / self.link.in_rate;
-        let moved = (inward as f64 / self.link.in_rate).max(outward as f64 / self.link.out_rate);
-        let lost = self.link.toll * (out + back).max((inward + outward) as f64);
-        (self.busy_seconds() + lost).max(around).max(moved)
+        let Link { out_rate, in_rate, toll, .. } = self.link;
+        let (limit, busy) = (limit.max(self.least), self.busy_seconds());
+        let come = self.inward.last().copied().unwrap_or(0);
+        let mut most: f64 = 0.0;
+        for (run, &live) in self.live.iter().enumerate() {
+            let (there, home) = (self.inward[run], self.outward[run]);
+            let back = live.saturating_sub(limit);
+            // State may be dropped where it was not written.
+            let out = back.saturating_sub(come);
+            let until = self.until[run];
+            let before =
+                (until + toll * (out + there) as f64).max(out as f64 / out_rate).max(there as f64 / in_rate);
+            let behind = (busy - until + toll * (back + home) as f64)
+                .max(self.seconds[run] + back as f64 / in_rate)
+                .max(home as f64 / out_rate);
+            most = most.max(before + behind);
+        }
+        most.max(come as f64 / in_rate).max(busy)
     }
 
     /// Time of the order with transfers that keep at most `limit` bytes alive, or as few as can be; none when the tier
     /// has no room for what must go.
     pub(crate) fn seconds_within(&self, limit: u64) -> Option<f64> {
-        self.walk(limit, |placing| placing.clock)
+        self.seconds_below(limit, f64::INFINITY)
+    }
+
+    /// The same, or some time of at least `enough` where it takes at least that: then the walk ends early.
+    pub(crate) fn seconds_below(&self, limit: u64, enough: f64) -> Option<f64> {
+        self.walk(limit, enough, |placing, left| placing.clock + left)
     }
 
     /// The order with those transfers.
     pub(crate) fn within(&self, limit: u64) -> Option<Sequence> {
-        self.walk(limit, |placing| placing.apply(&self.sequence))
+        self.walk(limit, f64::INFINITY, |placing, _| placing.apply(&self.sequence))
     }
 
-    fn walk<T>(&self, limit: u64, end: impl FnOnce(Placing) -> T) -> Option<T> {
+    /// Walks over the runs until they have taken `enough` time with those that are left, which is handed to `end`.
+    fn walk<T>(&self, limit: u64, enough: f64, end: impl FnOnce(Placing, f64) -> T) -> Option<T> {
         let (chosen, live) = self.choose(limit);
         let mut placing = Placing::new(self, &chosen, live, limit)?;
+        let busy = self.busy_seconds();
         for (run, seconds) in self.seconds.iter().enumerate() {
             placing.before(run);
+            let left = busy - self.until[run];
+            if placing.clock + left >= enough {
+                return Some(end(placing, left));
+            }
             placing.clock += seconds;
         }
         placing.close();
-        Some(end(placing))
+        Some(end(placing, 0.0))
     }
 
     /// Belady's rule: the gaps to use, and the bytes alive during each run outside them.
@@ -233,6 +270,30 @@ fn gaps(sequence: &Sequence, homes: &[Option<u64>]) -> Vec<Gap> {
         }
     }
     gaps
+}
+
+/// The sum of all numbers before each, and of all.
+fn prefix_sums(numbers: &[f64]) -> Vec<f64> {
+    let sums = numbers.iter().scan(0.0, |sum, number| {
+        *sum += number;
+        Some(*sum)
+    });
+    std::iter::once(0.0).chain(sums).collect()
+}
+
+/// Bytes that fixed gaps bring in before each run and behind the last, and that they take out behind each.
+fn certain(fixed: &[Gap], runs: usize) -> (Vec<u64>, Vec<u64>) {
+    let (mut inward, mut outward) = (vec![0; runs + 1], vec![0; runs + 1]);
+    for gap in fixed {
+        match gap.written {
+            _ if gap.from == 0 => inward[gap.before] += gap.bytes,
+            Some(run) => outward[run] += gap.bytes,
+            None => {}
+        }
+    }
+    (1..=runs).for_each(|run| inward[run] += inward[run - 1]);
+    (0..runs).rev().for_each(|run| outward[run] += outward[run + 1]);
+    (inward, outward)
 }
 
 /// Predicted time of a schedule: runs one after another, transfers beside them, one at a time each way.

@@ -1,163 +1,118 @@
-//! How much state lives on another tier, where the device offers one: the placements, each with the limits and the
-//! ways of rebuilding that go with it.
+//! The fastest of what is on offer with another tier, where the device has one.
 //!
-//! Three numbers decide: what is rebuilt and what values wait, as in [`offload`](crate::offload), and how many bytes of
-//! state are away ([`placement`](crate::placement)). More away leaves more of the arena to values, and costs its
-//! transfers in every step. Each comes from a fixed ladder, coarser than those of values alone, so more memory is
-//! never slower, and state leaves only where nothing that keeps it fits, or is as fast.
+//! There are thousands of combinations of a place for the state, a way of rebuilding and a limit
+//! ([`offload`](crate::offload)), so the best comes first: each is known by a bound, then by better ones, then by its
+//! time and at last by its layout, and only the one with the least figure is looked at more closely:
 //!
-//! There are a thousand combinations, so the best comes first: each is known by a bound, then by a better one, then by
-//! its time and at last by its layout, and only the one with the least figure is looked at more closely. The
-//! first that was laid out and fits is the fastest.
+//! ```text
+//! what is rebuilt takes ▶ its order takes ▶ with this state away and this limit ▶ its time ▶ does it fit?
+//! ```
+//!
+//! The first that fits is the fastest. What sends nothing away and fits is known before, so state and values leave only
+//! where nothing that keeps them is as fast.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
 
 use crate::attempt::Attempt;
-use crate::layout::{Effort, solve};
+use crate::layout::{Effort, fits};
 use crate::liveness::{Gradients, draft};
-use crate::offload::{Source, limits};
-use crate::placement::{Placement, persistent_bytes, rungs};
-use crate::plan::{Costed, StateRange, Tiered, assemble_within};
+use crate::offload::{Found, Limit, Offers, Ordered, Place, Source, streamed};
+use crate::placement::{Placement, persistent_bytes};
+use crate::plan::{Costed, StateRange, Tiered, unjudged};
 use crate::planner::Planner;
 use crate::problem::Scratch;
 use crate::schedule::Purpose;
 use crate::search::{SearchError, Tried};
-use crate::sequence::{Sequence, update};
 use crate::spill::Spiller;
 
-/// Ratio of neighbouring limits.
-const LIMIT_RUNG: f64 = 1.2;
-/// Of the virtual budgets, every so manieth is a way of rebuilding.
-const SKIP: usize = 5;
 /// A layout that is too large by this factor is not worth the search for a better one.
-const HOPE: f64 = 1.08;
+const HOPE: f64 = 1.05;
+/// Orders with state away that are held for the next question about them.
+const HELD: usize = 12;
 /// Parts into which the state is divided for the bound.
 const PARTS: u64 = 64;
 
-/// Where some state is away.
-struct Away {
-    bytes: u64,
-    placement: Placement,
-    /// What is left of the budget.
-    room: u64,
-    /// Least time in which the weights that are away come in, once each.
-    weights_seconds: f64,
-    update: Spiller,
-}
-
-/// A combination with what is known of it.
-#[derive(Clone, Copy)]
+/// Combinations with what is known of them, those with the least figure first.
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     /// Time of a step, or less.
     seconds: f64,
-    away: usize,
+    place: usize,
     source: usize,
     known: Known,
 }
 
 /// How much is known.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Known {
-    /// A bound from values and weights each by themselves, whatever the limit.
-    Apart,
+    /// What is rebuilt.
+    Source,
+    /// The order of runs with all state in the arena.
+    Order,
     /// A bound for this limit.
     Bound(u64),
     /// The time with this limit.
     Time(u64),
 }
 
+impl Eq for Candidate {}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Candidate) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Candidate {
+    /// The greatest is looked at first: the one with the least figure, then the one of which the most is known.
+    fn cmp(&self, other: &Candidate) -> Ordering {
+        let known = self.known.partial_cmp(&other.known).unwrap_or(Ordering::Equal);
+        let place = (other.place, other.source).cmp(&(self.place, self.source));
+        other.seconds.total_cmp(&self.seconds).then(known).then(place)
+    }
+}
+
+/// A search among offers.
+struct Market<'a> {
+    attempt: &'a Attempt<'a>,
+    scratch: Scratch,
+    offers: &'a Offers,
+    /// Time of the update with all state in the arena.
+    update_seconds: f64,
+    /// The orders with state away that were asked for last.
+    held: Vec<(usize, usize, Spiller)>,
+}
+
 impl Attempt<'_> {
-    /// Plans with state on the tier; nothing where there is none.
-    pub(crate) fn streamed(
-        &self,
-        scratch: Scratch,
-        sources: &[Source],
-        tried: &mut Vec<Tried>,
-    ) -> Result<(), SearchError> {
+    /// Plans that send values or state away; nothing where the device has nowhere to send them.
+    pub(crate) fn offloaded(&self, scratch: Scratch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
         let program = &self.prepared.program;
-        let (places, sources) = (self.places(scratch)?, coarse(sources));
-        let pairs = (0..places.len()).flat_map(|away| (0..sources.len()).map(move |source| (away, source)));
-        let first = |(away, source): (usize, usize)| {
-            let (place, values) = (&places[away], &sources[source].spiller);
-            let micro_batch = values.lower_bound(place.room).max(place.weights_seconds);
-            let seconds = self.step_of(micro_batch, place.update.lower_bound(u64::MAX));
-            Candidate { seconds, away, source, known: Known::Apart }
-        };
-        let mut open: Vec<Candidate> = pairs.map(first).collect();
-        // The spiller that was asked last: neighbours are asked one after another.
-        let mut asked: Option<(usize, usize, Spiller)> = None;
-        while let Some(candidate) = pop(&mut open) {
-            let fastest = self.fastest(tried);
-            if candidate.seconds >= fastest {
-                break;
-            }
-            let (place, source) = (&places[candidate.away], sources[candidate.source]);
-            let pair = (candidate.away, candidate.source);
-            if asked.as_ref().is_none_or(|(away, source, _)| (*away, *source) != pair) {
-                let new = self.spiller(scratch, &place.placement, source.spiller.sequence());
-                asked = new.map(|new| (pair.0, pair.1, new));
-            }
-            let Some((_, _, spiller)) = &asked else { continue };
-            let Known::Time(limit) = candidate.known else {
-                let closer = self.closer(place, spiller, candidate);
-                open.extend(closer.into_iter().filter(|candidate| candidate.seconds < fastest));
-                continue;
-            };
-            let sequence = spiller.within(limit);
-            if sequence.is_some_and(|sequence| self.may_fit(scratch, &sequence, place.room)) {
-                let (tiered, strategy) = (Tiered { limit: Some(limit), away: place.bytes }, source.strategy);
-                let plan = assemble_within(program, &source.order, strategy, scratch, tiered)?;
-                tried.push(Tried { tiered, ..self.entry(&plan, source.rung) });
-            }
+        // Nothing is sent away to spare memory that is there.
+        if program.train.facts.link.is_none() || self.once_seconds(scratch) >= self.fastest(tried) {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    /// What a closer look makes of a candidate: one for each limit, or the one with its time.
-    fn closer(&self, place: &Away, spiller: &Spiller, candidate: Candidate) -> Vec<Candidate> {
-        let Known::Bound(limit) = candidate.known else {
-            let bound = |limit| {
-                let seconds = self.step_of(spiller.lower_bound(limit), place.update.lower_bound(limit));
-                Candidate { seconds, known: Known::Bound(limit), ..candidate }
-            };
-            return limits_of(spiller, place).map(bound).collect();
+        let strategy = self.request.strategy;
+        let fixed = strategy.map(|strategy| Source::fixed(program, scratch, strategy));
+        let fixed = fixed.map(|source| Offers::new(program, scratch, source)).transpose()?;
+        let offers = match &fixed {
+            Some(offers) => offers,
+            None => self.prepared.offers(scratch)?,
         };
-        let timed = spiller.seconds_within(limit).zip(place.update.seconds_within(limit));
-        let known = Known::Time(limit);
-        let candidate =
-            timed.map(|(pass, update)| Candidate { seconds: self.step_of(pass, update), known, ..candidate });
-        candidate.into_iter().collect()
+        Market::new(self, scratch, offers).search(tried)
     }
 
-    /// Time of a step whose micro-batches take `micro_batch` seconds in one pass, and whose update takes `update`.
-    fn step_of(&self, micro_batch: f64, update: f64) -> f64 {
-        micro_batch * self.passes() + update
-    }
-
-    /// The placements in which state alone fits.
-    fn places(&self, scratch: Scratch) -> Result<Vec<Away>, SearchError> {
-        let program = &self.prepared.program;
-        let in_rate = program.train.facts.link.map_or(f64::INFINITY, |link| link.in_rate);
-        let mut places = Vec::new();
-        for bytes in rungs(program)? {
-            let placement = Placement::new(program, bytes)?;
-            let Some(room) = self.request.budget.checked_sub(placement.resident_bytes()) else { continue };
-            let update = self.spiller(scratch, &placement, &update(&program.train.graph));
-            let Some(update) = update.filter(|update| update.least_bytes() <= room) else { continue };
-            let weights_seconds = placement.bytes_away(Purpose::Weights) as f64 / in_rate;
-            places.push(Away { bytes, placement, room, weights_seconds, update });
+    /// About what this micro-batch will take, to look at the most promising first: its bound, or with a tier that is
+    /// needed the time of keeping everything.
+    pub(crate) fn promise(&self, bound: f64) -> Result<f64, SearchError> {
+        let room = self.request.budget.saturating_sub(self.prepared.state_bytes());
+        let planner = self.prepared.planner(Scratch::Best);
+        if self.prepared.program.train.facts.link.is_none()
+            || planner.is_some_and(|planner| planner.keep_all_bytes() <= room)
+        {
+            return Ok(bound);
         }
-        Ok(places)
-    }
-
-    fn spiller(&self, scratch: Scratch, placement: &Placement, sequence: &Sequence) -> Option<Spiller> {
-        let part = &self.prepared.program.train;
-        Spiller::new(&part.graph, &part.facts, scratch, placement.stream(&part.graph, sequence.clone()))
-    }
-
-    /// Whether a search could find a layout that fits: the first at hand is not much too large.
-    fn may_fit(&self, scratch: Scratch, sequence: &Sequence, room: u64) -> bool {
-        let Costed { graph, facts } = &self.prepared.program.train;
-        let slots = draft("", graph, sequence, facts, scratch, Gradients::Add).slots;
-        solve(&slots, Some(room), Effort::NONE).peak as f64 <= room as f64 * HOPE
+        Ok(Market::new(self, Scratch::Best, self.prepared.offers(Scratch::Best)?).promise())
     }
 
     /// No plan of this micro-batch is faster in the request's budget, wherever its state is: what of that is not there
@@ -182,25 +137,234 @@ impl Attempt<'_> {
     }
 }
 
-/// Every named way of rebuilding, and some of the others, from the least that works upwards, so that it is among them.
-fn coarse(sources: &[Source]) -> Vec<&Source> {
-    let (named, optimal): (Vec<&Source>, Vec<&Source>) =
-        sources.iter().partition(|source| source.rung.is_none());
-    named.into_iter().chain(optimal.into_iter().rev().step_by(SKIP)).collect()
-}
+impl<'a> Market<'a> {
+    fn new(attempt: &'a Attempt<'a>, scratch: Scratch, offers: &'a Offers) -> Market<'a> {
+        let update_seconds = attempt.prepared.program.update_seconds(scratch);
+        Market { attempt, scratch, offers, update_seconds, held: Vec::new() }
+    }
 
-/// Takes out the candidate with the least figure, the first of equals.
-fn pop(open: &mut Vec<Candidate>) -> Option<Candidate> {
-    let figures = open.iter().enumerate().map(|(index, candidate)| (candidate.seconds, index));
-    let (_, index) = figures.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))?;
-    Some(open.swap_remove(index))
-}
+    /// Time of the first way of rebuilding, which rebuilds nothing, at the place and with the highest limit that suit
+    /// it best.
+    fn promise(&mut self) -> f64 {
+        let mut best = f64::INFINITY;
+        let fits = |(_, place): &(usize, &Place)| place.resident <= self.attempt.request.budget;
+        let places: Vec<(usize, &Place)> = self.offers.places.iter().enumerate().filter(fits).collect();
+        for (place, _) in places {
+            let candidate = Candidate { seconds: 0.0, place, source: 0, known: Known::Order };
+            let highest = self.limited(candidate).into_iter().next();
+            if let Some(candidate) = highest
+                && let Known::Bound(limit) = candidate.known
+                && let Some(timed) = self.timed(candidate, limit, best)
+            {
+                best = best.min(timed.seconds);
+            }
+        }
+        best
+    }
 
-/// The limits to try: none beyond what keeping everything takes, which more brings nothing.
-fn limits_of(spiller: &Spiller, place: &Away) -> impl Iterator<Item = u64> + use<> {
-    let most = spiller.most_bytes().max(place.update.most_bytes()) as f64 * LIMIT_RUNG;
-    let (room, least) = (place.room, spiller.least_bytes());
-    limits(room.min(most as u64), least, LIMIT_RUNG).take_while(move |_| least <= room)
+    fn search(&mut self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+        let mut open = BinaryHeap::new();
+        for (place, at) in self.offers.places.iter().enumerate() {
+            if at.resident <= self.attempt.request.budget {
+                let least = at.update_least(self.update_seconds);
+                let first = |(source, of): (usize, &Source)| {
+                    let pass = of.least_seconds.max(at.weights_seconds);
+                    let seconds = self.step_of(pass, least);
+                    Candidate { seconds, place, source, known: Known::Source }
+                };
+                let sources = self.offers.sources.iter().enumerate();
+                open.extend(sources.filter(|(_, of)| place == 0 || of.goes_with_away).map(first));
+            }
+        }
+        // Those whose time is known.
+        let mut timed = BinaryHeap::new();
+        loop {
+            let next = if timed.peek() > open.peek() { timed.pop() } else { open.pop() };
+            let Some(candidate) = next else { break };
+            let fastest = self.attempt.fastest(tried);
+            if candidate.seconds >= fastest {
+                break;
+            }
+            match candidate.known {
+                Known::Time(limit) => tried.extend(self.laid_out(candidate, limit)?),
+                Known::Bound(limit) => {
+                    let best = timed.peek().map_or(fastest, |best: &Candidate| best.seconds.min(fastest));
+                    let closer = self.timed(candidate, limit, best);
+                    let known = closer.filter(|closer| closer.known == Known::Time(limit));
+                    if known.is_some() { timed.extend(known) } else { open.extend(closer) }
+                }
+                Known::Order => open.extend(self.limited(candidate)),
+                Known::Source => open.extend(self.ordered(candidate)),
+            }
+        }
+        Ok(())
+    }
+
+    fn part(&self) -> &Costed {
+        &self.attempt.prepared.program.train
+    }
+
+    /// Time of a step whose micro-batches take `pass` seconds in one pass, and whose update takes `update`.
+    fn step_of(&self, pass: f64, update: f64) -> f64 {
+        pass * self.attempt.passes() + update
+    }
+
+    /// What is left of the budget at a place.
+    fn room(&self, place: &Place) -> u64 {
+        self.attempt.request.budget.saturating_sub(place.resident)
+    }
+
+    fn order(&self, source: usize) -> Option<&Ordered> {
+        self.offers.sources[source].order(self.attempt.prepared, self.scratch)
+    }
+
+    /// The candidate with its order; none where that cannot fit.
+    fn ordered(&self, candidate: Candidate) -> Option<Candidate> {
+        let place = &self.offers.places[candidate.place];
+        let spiller = &self.order(candidate.source)?.spiller;
+        let pass = spiller.lower_bound(self.room(place)).max(place.weights_seconds);
+        let seconds = self.step_of(pass, place.update_least(self.update_seconds));
+        Some(Candidate { seconds, known: Known::Order, ..candidate })
+    }
+
+    /// One candidate for each limit that leaves what is there inside the budget.
+    fn limited(&mut self, candidate: Candidate) -> Vec<Candidate> {
+        let pair = (candidate.place, candidate.source);
+        let place = &self.offers.places[candidate.place];
+        let room = self.room(place);
+        if !self.offers.limits.borrow().contains_key(&pair) {
+            let limits = self.asked(pair, |spiller| place.limits(spiller));
+            self.offers.limits.borrow_mut().insert(pair, limits.unwrap_or_default());
+        }
+        let known = self.offers.limits.borrow();
+        let inside = known[&pair].iter().filter(|limit| limit.bytes.max(limit.least_bytes) <= room);
+        let update = place.update_least(self.update_seconds);
+        let bound = |limit: &Limit| Candidate {
+            seconds: self.step_of(limit.pass_seconds, update),
+            known: Known::Bound(limit.bytes),
+            ..candidate
+        };
+        inside.map(bound).collect()
+    }
+
+    /// The candidate with its time, or with a better bound where that is no less than `best`; none where the tier has no
+    /// room.
+    fn timed(&mut self, candidate: Candidate, limit: u64, best: f64) -> Option<Candidate> {
+        let pair = (candidate.place, candidate.source);
+        let update = self.offers.places[candidate.place].update_within(limit, self.update_seconds)?;
+        let mut found = self.found(candidate, limit);
+        found.least_seconds = found.least_seconds.max(self.pass_bound(pair, limit));
+        let enough = (best - update) / self.attempt.passes();
+        if found.seconds.is_none() && found.least_seconds < enough {
+            let pass = self.asked(pair, |spiller| spiller.seconds_below(limit, enough)).flatten()?;
+            found.least_seconds = pass;
+            found.seconds = (pass < enough).then_some((pass, update));
+            self.keep(candidate, limit, found);
+        }
+        if let Some((pass, update)) = found.seconds {
+            let seconds = self.step_of(pass, update);
+            return Some(Candidate { seconds, known: Known::Time(limit), ..candidate });
+        }
+        // However the sum is rounded, those whose time is known come first.
+        let seconds = self.step_of(found.least_seconds, update).max(best);
+        Some(Candidate { seconds, ..candidate })
+    }
+
+    /// The bound of a micro-batch for a limit.
+    fn pass_bound(&self, pair: (usize, usize), limit: u64) -> f64 {
+        let limits = self.offers.limits.borrow();
+        let known = limits.get(&pair).and_then(|limits| limits.iter().find(|known| known.bytes == limit));
+        known.map_or(0.0, |known| known.pass_seconds)
+    }
+
+    /// The candidate as a plan, if it fits.
+    fn laid_out(&mut self, candidate: Candidate, limit: u64) -> Result<Option<Tried>, SearchError> {
+        let budget = self.attempt.request.budget;
+        let mut found = self.found(candidate, limit);
+        if budget <= found.fails {
+            return Ok(None);
+        }
+        if found.fits.is_none_or(|bytes| bytes > budget) {
+            self.lay_out(candidate, limit, &mut found)?;
+            self.keep(candidate, limit, found);
+        }
+        let fits = found.fits.filter(|&bytes| bytes <= budget);
+        let Some((arena_bytes, (pass, update))) = fits.zip(found.seconds) else { return Ok(None) };
+        let (place, source) = (&self.offers.places[candidate.place], &self.offers.sources[candidate.source]);
+        Ok(Some(Tried {
+            micro_batch: self.attempt.micro_batch,
+            tiled: self.attempt.tiled,
+            strategy: source.strategy,
+            scratch: self.scratch,
+            arena_bytes,
+            step_seconds: self.step_of(pass, update),
+            rung: source.rung,
+            tiered: Tiered { limit: Some(limit), away: place.away },
+        }))
+    }
+
+    /// Finds out whether the candidate fits.
+    fn lay_out(&mut self, candidate: Candidate, limit: u64, found: &mut Found) -> Result<(), SearchError> {
+        let budget = self.attempt.request.budget;
+        found.fails = budget;
+        let place = &self.offers.places[candidate.place];
+        let pair = (candidate.place, candidate.source);
+        let Some(sequence) = self.asked(pair, |spiller| spiller.within(limit)).flatten() else {
+            return Ok(());
+        };
+        let Costed { graph, facts } = self.part();
+        let slots = draft("", graph, &sequence, facts, self.scratch, Gradients::Add).slots;
+        // What is called the smallest where nothing fits must be found where it does.
+        let ends = candidate.place == 0 || candidate.place + 1 == self.offers.places.len();
+        let smallest = limit == 0 && ends && self.offers.sources[candidate.source].rung.is_none();
+        let (hope, effort) = if smallest { (f64::INFINITY, Effort::PLAN) } else { (HOPE, Effort::TRIAL) };
+        let Some(peak) = fits(&slots, self.room(place), hope, effort) else { return Ok(()) };
+        let arena_bytes = if place.away == 0 {
+            place.resident + peak.max(self.attempt.prepared.beside_bytes(self.scratch))
+        } else {
+            // What streams state beside the micro-batch has to fit too, and may take longer for it.
+            let Some(Ordered { order, .. }) = self.order(candidate.source) else { return Ok(()) };
+            let (program, tiered) =
+                (&self.attempt.prepared.program, Tiered { limit: Some(limit), away: place.away });
+            let strategy = self.offers.sources[candidate.source].strategy;
+            let plan = unjudged(program, order, strategy, self.scratch, tiered)?;
+            let pass_seconds = plan.micro_batch_seconds / program.passes() as f64;
+            found.seconds = Some((pass_seconds, plan.update_seconds));
+            plan.arena_bytes
+        };
+        (found.fits, found.fails) = (Some(arena_bytes), arena_bytes.saturating_sub(1));
+        Ok(())
+    }
+
+    fn found(&self, candidate: Candidate, limit: u64) -> Found {
+        let key = (candidate.place, candidate.source, limit);
+        self.offers.found.borrow().get(&key).copied().unwrap_or_default()
+    }
+
+    fn keep(&self, candidate: Candidate, limit: u64, found: Found) {
+        self.offers.found.borrow_mut().insert((candidate.place, candidate.source, limit), found);
+    }
+
+    /// What `ask` makes of the order with the state of a place away.
+    fn asked<T>(&mut self, (place, source): (usize, usize), ask: impl FnOnce(&Spiller) -> T) -> Option<T> {
+        let offers = self.offers;
+        let spiller = &offers.sources[source].order(self.attempt.prepared, self.scratch)?.spiller;
+        if place == 0 {
+            return Some(ask(spiller));
+        }
+        if let Some(at) = self.held.iter().position(|&(p, s, _)| (p, s) == (place, source)) {
+            // The one asked last stays longest.
+            self.held[at..].rotate_left(1);
+        } else {
+            let new =
+                streamed(self.part(), self.scratch, &offers.places[place].placement, spiller.sequence())?;
+            if self.held.len() == HELD {
+                self.held.remove(0);
+            }
+            self.held.push((place, source, new));
+        }
+        self.held.last().map(|(_, _, spiller)| ask(spiller))
+    }
 }
 
 #[cfg(test)]

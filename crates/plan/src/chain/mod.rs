@@ -22,6 +22,7 @@ mod options;
 mod study;
 mod table;
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
 use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
@@ -44,7 +45,12 @@ const MAX_TABLE_BYTES: usize = 64 << 20;
 pub(crate) struct ChainPlanner {
     chain: Chain,
     options: Options,
-    table: Table,
+    /// Filled when it is first asked: the bound of a micro-batch often settles that it is not.
+    table: OnceCell<Table>,
+    /// Transient budgets up to which it answers.
+    cap: u64,
+    turn_peak: u64,
+    turn_seconds: f64,
     /// Of the moment at which all layers wait, and of those at which all but the last do.
     bounds: [Moment; 2],
     /// What can be done ahead of the layers of the table.
@@ -53,6 +59,8 @@ pub(crate) struct ChainPlanner {
     outside_seconds: f64,
     /// Time of everything once.
     once_seconds: f64,
+    /// Time of those nodes of a layer on which its output depends.
+    passage_seconds: f64,
 }
 
 /// A moment that comes in every schedule, while layers wait for their backward pass.
@@ -100,9 +108,6 @@ impl ChainPlanner {
             .collect();
         let one = options.forward_seconds + seconds(&chain.layers[0].backward);
         let outside_seconds = all - turn_seconds - layers as f64 * one;
-        let keep_all_bytes = options.keep_all_bytes(layers, turn_peak);
-        let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
-        let table = Table::fill(&options, layers, turn_peak, turn_seconds, keep_all_bytes, max_slots, budget);
         let forward =
             Passes { layers: layers as f64 * options.forward_seconds, all: seconds(&forward_nodes) };
         let bounds = [
@@ -116,14 +121,42 @@ impl ChainPlanner {
             },
         ];
         let ways = ways(graph, facts, scratch, &chain);
-        Some(ChainPlanner { chain, options, table, bounds, ways, outside_seconds, once_seconds: all })
+        let passage_seconds = seconds(&passage(graph, &chain.layers[layers / 2]));
+        Some(ChainPlanner {
+            chain,
+            options,
+            table: OnceCell::new(),
+            cap: budget,
+            turn_peak,
+            turn_seconds,
+            bounds,
+            ways,
+            outside_seconds,
+            once_seconds: all,
+            passage_seconds,
+        })
+    }
+
+    /// Transient bytes in which the layers and the turn rebuild nothing.
+    pub(crate) fn keep_all_bytes(&self) -> u64 {
+        self.options.keep_all_bytes(self.chain.layers.len(), self.turn_peak)
+    }
+
+    fn table(&self) -> &Table {
+        let fill = || {
+            let (layers, peak) = (self.chain.layers.len(), self.turn_peak);
+            let most = self.keep_all_bytes();
+            let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
+            Table::fill(&self.options, layers, peak, self.turn_seconds, most, max_slots, self.cap)
+        };
+        self.table.get_or_init(fill)
     }
 
     /// The least transient budget at which nothing is rebuilt; none when it is larger than the planner's.
     pub(crate) fn most_bytes(&self) -> Option<u64> {
-        let fastest = self.outside_seconds + self.table.seconds(u64::MAX);
+        let fastest = self.outside_seconds + self.table().seconds(u64::MAX);
         let everything_kept = self.ways.iter().filter(|way| way.seconds == 0.0);
-        let least = everything_kept.map(|way| way.fixed_bytes + self.table.enough_bytes()).min();
+        let least = everything_kept.map(|way| way.fixed_bytes + self.table().enough_bytes()).min();
         // Rebuilding a single node would be far more than what rounding makes of a sum.
         least.filter(|_| fastest <= self.once_seconds * (1.0 + 1e-9))
     }
@@ -133,10 +166,17 @@ impl ChainPlanner {
         self.best_way(bytes).map_or(f64::INFINITY, |(_, seconds)| self.outside_seconds + seconds)
     }
 
+    /// No less than the time of a micro-batch that keeps nothing ([`Strategy::Minimal`](crate::Strategy)): the backward
+    /// pass of each layer begins with the forward passes of all before it, as far as its input depends on them.
+    pub(crate) fn minimal_seconds(&self) -> f64 {
+        let layers = self.chain.layers.len();
+        self.once_seconds + self.passage_seconds * ((layers - 1) * (layers - 2) / 2) as f64
+    }
+
     /// The fastest way in `bytes` of transient memory, with its time and that of the layers of the table.
     fn best_way(&self, bytes: u64) -> Option<(&Way, f64)> {
         let fits = self.ways.iter().filter(|way| way.least_bytes.max(way.fixed_bytes) <= bytes);
-        let timed = fits.map(|way| (way, way.seconds + self.table.seconds(bytes - way.fixed_bytes)));
+        let timed = fits.map(|way| (way, way.seconds + self.table().seconds(bytes - way.fixed_bytes)));
         timed.filter(|(_, seconds)| seconds.is_finite()).min_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
@@ -153,7 +193,7 @@ impl ChainPlanner {
     /// The regions of the optimal plan in `bytes` of transient memory.
     pub(crate) fn regions(&self, graph: &Graph, bytes: u64) -> Option<Regions> {
         let (way, _) = self.best_way(bytes)?;
-        let slot = self.table.slot(bytes - way.fixed_bytes);
+        let slot = self.table().slot(bytes - way.fixed_bytes);
         let lead = way.keep.clone().map(|keep| Item::Layer { layers: 0..self.chain.first, keep });
         let mut items = Vec::from_iter(lead);
         self.descend(graph, Family::Turn, 0, self.chain.layers.len(), slot, &mut items)?;
@@ -171,7 +211,7 @@ impl ChainPlanner {
         items: &mut Vec<Item>,
     ) -> Option<()> {
         while length > 0 {
-            let (decision, fewest) = self.table.decision(family, length, slot)?;
+            let (decision, fewest) = self.table().decision(family, length, slot)?;
             slot = fewest;
             match decision {
                 Decision::Option(option) => {
@@ -183,7 +223,7 @@ impl ChainPlanner {
                         keep: kept_values(graph, layer, keep),
                     });
                     if !(family == Family::Inner && length == 1) {
-                        slot = self.table.after_option(slot, option);
+                        slot = self.table().after_option(slot, option);
                     }
                     (first, length) = (first + 1, length - 1);
                 }
@@ -191,7 +231,7 @@ impl ChainPlanner {
                     let mut inside = Vec::new();
                     self.descend(graph, Family::Inner, first, dropped, slot, &mut inside)?;
                     items.push(Item::Segment(inside));
-                    slot = self.table.after_boundary(slot);
+                    slot = self.table().after_boundary(slot);
                     (first, length) = (first + dropped, length - dropped);
                 }
             }
@@ -213,6 +253,20 @@ pub(crate) fn is_chain(graph: &Graph) -> bool {
         };
         inside >= outside && !chain.turn.forward.iter().any(skips)
     })
+}
+
+/// The forward nodes of a layer on which its output depends.
+fn passage(graph: &Graph, layer: &Layer) -> Vec<NodeId> {
+    let mut needed: BTreeSet<NodeId> = graph.producer(layer.output).into_iter().collect();
+    let mut passage = Vec::new();
+    for &id in layer.forward.iter().rev() {
+        if needed.contains(&id) {
+            let inputs = graph.node(id).inputs.iter();
+            needed.extend(inputs.filter_map(|&value| graph.producer(graph.storage(value))));
+            passage.push(id);
+        }
+    }
+    passage
 }
 
 /// The ways of treating what lies ahead of the chain: the options of the lead, or to keep everything.

@@ -23,20 +23,21 @@ impl Attempt<'_> {
         scratch: Scratch,
         budget: u64,
         tried: &mut Vec<Tried>,
-    ) -> Result<(), SearchError> {
+    ) {
         for rung in planner.rungs(budget).rev() {
             let Some((seconds, lower)) = planner.planned(rung, |planned| (planned.seconds, planned.lower))
             else {
                 continue;
             };
-            if self.could_matter(self.step_seconds(seconds, scratch), tried) {
-                tried.extend(self.rung(planner, scratch, rung)?);
+            if self.could_matter(self.step_seconds(seconds, scratch), tried)
+                && let Some(order) = planner.order(rung)
+            {
+                tried.extend(self.fitted(&order, Strategy::Auto, scratch, Some(rung), tried));
             }
             if !self.could_matter(self.step_seconds(lower, scratch), tried) {
                 break;
             }
         }
-        Ok(())
     }
 
     /// Plans the smallest rungs that a budget of just their size finds again.

@@ -126,14 +126,12 @@ fn tiers(slots: &[Slot], short: usize) -> Vec<u64> {
     let ceiling = ceilings(slots, &long, &offsets);
     let mut order = rest;
     order.sort_by_key(|&i| (slots[i].start, Reverse(slots[i].end), i));
-    let mut live: Vec<usize> = Vec::new();
+    let mut live: Vec<Placed> = Vec::new();
     for index in order {
-        let slot = slots[index];
-        live.retain(|&other| slots[other].end > slot.start);
-        let floor = ceiling[slot.start..slot.end].iter().copied().max().unwrap_or(0);
-        let busy = live.iter().map(|&other| (offsets[other], offsets[other] + slots[other].bytes));
-        offsets[index] = lowest_gap(busy.collect(), slot.bytes, floor);
-        live.push(index);
+        let Slot { start, end, .. } = slots[index];
+        live.retain(|other| other.end > start);
+        let floor = ceiling[start..end].iter().copied().max().unwrap_or(0);
+        offsets[index] = place(&mut live, slots[index], floor);
     }
     offsets
 }
@@ -171,6 +169,14 @@ fn open_from(next_open: &mut [usize], at: usize) -> usize {
     end
 }
 
+/// A slot that has its place.
+struct Placed {
+    offset: u64,
+    top: u64,
+    start: usize,
+    end: usize,
+}
+
 /// Places slots in falling order of `key`, each in the lowest gap among those it meets.
 fn greedy(slots: &[Slot], key: Key) -> Vec<u64> {
     let mut order: Vec<usize> = (0..slots.len()).collect();
@@ -178,29 +184,27 @@ fn greedy(slots: &[Slot], key: Key) -> Vec<u64> {
     let key = |slot: &Slot| key((slot.end - slot.start) as u64, slot.bytes);
     order.sort_by_key(|&i| (Reverse(key(&slots[i])), i));
     let mut offsets = vec![0; slots.len()];
-    let mut placed: Vec<usize> = Vec::with_capacity(slots.len());
+    let mut placed: Vec<Placed> = Vec::with_capacity(slots.len());
     for index in order {
-        let meets =
-            |&&other: &&usize| slots[other].start < slots[index].end && slots[index].start < slots[other].end;
-        let busy =
-            placed.iter().filter(meets).map(|&other| (offsets[other], offsets[other] + slots[other].bytes));
-        offsets[index] = lowest_gap(busy.collect(), slots[index].bytes, 0);
-        placed.push(index);
+        offsets[index] = place(&mut placed, slots[index], 0);
     }
     offsets
 }
 
-/// The lowest offset from `floor` on where `bytes` fit between the busy ranges.
-fn lowest_gap(mut busy: Vec<(u64, u64)>, bytes: u64, floor: u64) -> u64 {
-    busy.sort_unstable();
-    let mut at = floor;
-    for (from, to) in busy {
-        if at + bytes <= from {
+/// Gives a slot the lowest offset from `floor` on where it fits between those it meets, and adds it to `placed`, which
+/// lies by offset: gaps are met from low to high without sorting.
+fn place(placed: &mut Vec<Placed>, slot: Slot, floor: u64) -> u64 {
+    let Slot { start, end, bytes } = slot;
+    let mut offset = floor;
+    for other in placed.iter().filter(|other| other.start < end && start < other.end) {
+        if offset + bytes <= other.offset {
             break;
         }
-        at = at.max(to);
+        offset = offset.max(other.top);
     }
-    at
+    let at = placed.partition_point(|other| other.offset <= offset);
+    placed.insert(at, Placed { offset, top: offset + bytes, start, end });
+    offset
 }
 
 #[cfg(test)]

@@ -80,6 +80,8 @@ pub struct Effort {
 impl Effort {
     /// Greedy layouts alone.
     pub const NONE: Effort = Effort { operations: 0 };
+    /// For one of many plans that are looked at: some thousandths of a second.
+    pub(crate) const TRIAL: Effort = Effort { operations: 6_000_000 };
     /// For a plan, of which a search makes many: some hundredths of a second.
     pub const PLAN: Effort = Effort { operations: 30_000_000 };
     /// For a question of its own: ten or twenty seconds at most, where nothing can be proven.
@@ -89,6 +91,29 @@ impl Effort {
 /// A layout for a plan. The same slots always give the same offsets.
 pub fn layout(slots: &[Slot]) -> Layout {
     solve(slots, None, Effort::PLAN)
+}
+
+/// Whether `effort` finds a layout of at most `room` bytes, and the size it then has at most: the search is that for the
+/// smallest, and ends where the answer is known. Not worth a search is what quick layouts miss by more than the
+/// factor `hope`.
+pub(crate) fn fits(slots: &[Slot], room: u64, hope: f64, effort: Effort) -> Option<u64> {
+    let dense = sections::with_dense_times(slots);
+    let bound = bound(&dense);
+    if bound > room {
+        return None;
+    }
+    let offsets = best_of_portfolio(&dense, room);
+    let peak = peak_of(slots, &offsets);
+    if peak <= room || peak as f64 > room as f64 * hope {
+        return (peak <= room).then_some(peak);
+    }
+    let fitted = |part: &Sections| {
+        let mut attempt = Attempt::new(part, &offsets, bound, effort);
+        attempt.enough = Some(room);
+        attempt.run(true);
+        (attempt.peak <= room).then_some(attempt.peak)
+    };
+    Sections::new(slots).parts().iter().map(fitted).try_fold(bound, |most, peak| Some(most.max(peak?)))
 }
 
 /// The smallest layout that `effort` finds; with a `capacity`, the first that fits into it.
@@ -136,8 +161,10 @@ struct Attempt<'a> {
     /// The best layout so far.
     offsets: Vec<u64>,
     peak: u64,
-    /// Good enough.
+    /// What is aimed at.
     goal: u64,
+    /// Where nothing else is asked: whether there is one of this size.
+    enough: Option<u64>,
     /// No layout of this part is smaller than this.
     proven: u64,
     /// Bytes alive at the fullest moment of each slot.
@@ -153,8 +180,9 @@ impl<'a> Attempt<'a> {
         let grain = part.bytes.iter().copied().fold(0, gcd).max(1);
         let fullest = part.fullest();
         let proven = fullest.iter().copied().max().unwrap_or(0);
+        let operations = effort.operations;
         let mut attempt =
-            Attempt { part, offsets, peak: 0, goal, proven, fullest, grain, operations: effort.operations };
+            Attempt { part, offsets, peak: 0, goal, enough: None, proven, fullest, grain, operations };
         attempt.peak = attempt.peak_of(&attempt.offsets);
         attempt
     }
@@ -164,12 +192,12 @@ impl<'a> Attempt<'a> {
     }
 
     fn run(&mut self, smallest: bool) {
-        if self.peak <= self.goal || self.part.len() > SEARCH_LIMIT {
+        if self.is_done() || self.part.len() > SEARCH_LIMIT {
             return;
         }
-        let local = self.operations.min(LOCAL_OPERATIONS);
+        let (local, goal) = (self.operations.min(LOCAL_OPERATIONS), self.enough.unwrap_or(self.goal));
         self.operations -= local;
-        self.keep(local_search::improve(self.part, &self.offsets, self.goal, local));
+        self.keep(local_search::improve(self.part, &self.offsets, goal, local));
         for round in 0.. {
             if self.is_done() {
                 return;
@@ -184,7 +212,8 @@ impl<'a> Attempt<'a> {
     }
 
     fn is_done(&self) -> bool {
-        self.peak <= self.goal.max(self.proven) || self.operations == 0
+        let answered = self.enough.is_some_and(|enough| self.peak <= enough || self.proven > enough);
+        answered || self.peak <= self.goal.max(self.proven) || self.operations == 0
     }
 
     fn keep(&mut self, offsets: Vec<u64>) {
@@ -342,6 +371,22 @@ mod tests {
                 })
                 .collect();
             prop_assert!(peaks.is_sorted_by(|less, more| less >= more), "{:?}", peaks);
+        }
+
+        #[test]
+        fn what_fits_is_what_the_search_for_the_smallest_makes_fit(
+            seed in 0u64..1000,
+            pieces in 20usize..60,
+            operations in 0u64..6_000_000,
+        ) {
+            let slots = perfect_packing(seed, Cuts::Pinwheel, pieces, 200, 1000);
+            let effort = Effort { operations };
+            let smallest = solve(&slots, None, effort).peak;
+            for room in [999, smallest - 1, smallest, smallest + 20] {
+                let found = fits(&slots, room, f64::INFINITY, effort);
+                prop_assert_eq!(found.is_some(), smallest <= room, "{} bytes in {}", smallest, room);
+                prop_assert!(found.is_none_or(|peak| (smallest..=room).contains(&peak)));
+            }
         }
 
         #[test]

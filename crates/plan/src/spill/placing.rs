@@ -7,6 +7,7 @@
 //! never.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use plimsoll_graph::Value;
 
@@ -30,18 +31,91 @@ struct Leaving {
     done: f64,
 }
 
+/// When the first of those who wait must be sent for, so that it and all who come in behind it are there in time: the
+/// least of (time of the run that wants one, less the transfers of it and of all before it). A tree over the runs: what
+/// lies to the right waits for the transfers of what lies to the left.
+struct Due {
+    nodes: Vec<Waiting>,
+}
+
+/// Who waits in a range of runs.
+#[derive(Clone, Copy)]
+struct Waiting {
+    count: usize,
+    /// Time of all their transfers.
+    transfers: f64,
+    /// When the first must be sent for, if nobody waits before this range.
+    latest: f64,
+}
+
+impl Due {
+    fn new(runs: usize) -> Due {
+        let nobody = Waiting { count: 0, transfers: 0.0, latest: f64::INFINITY };
+        Due { nodes: vec![nobody; 2 * runs.next_power_of_two()] }
+    }
+
+    /// One more that a run at `time` wants, with so long a transfer, or with less than no time one less.
+    fn change(&mut self, run: usize, transfer: f64, time: f64) {
+        let mut at = self.nodes.len() / 2 + run;
+        let node = self.nodes[at];
+        let count = if transfer < 0.0 { node.count - 1 } else { node.count + 1 };
+        let transfers = if count == 0 { 0.0 } else { node.transfers + transfer };
+        let latest = if count == 0 { f64::INFINITY } else { time - transfers };
+        self.nodes[at] = Waiting { count, transfers, latest };
+        while at > 1 {
+            at /= 2;
+            let (left, right) = (self.nodes[2 * at], self.nodes[2 * at + 1]);
+            self.nodes[at] = Waiting {
+                count: left.count + right.count,
+                transfers: left.transfers + right.transfers,
+                latest: left.latest.min(right.latest - left.transfers),
+            };
+        }
+    }
+
+    fn latest(&self) -> f64 {
+        self.nodes[1.min(self.nodes.len() - 1)].latest
+    }
+}
+
+/// Gaps by run, read once from the first run to the last.
+#[derive(Default)]
+struct ByRun {
+    listed: Vec<(usize, usize)>,
+    next: usize,
+}
+
+impl ByRun {
+    fn push(&mut self, run: usize, gap: usize) {
+        self.listed.push((run, gap));
+    }
+
+    /// To be called before the first is taken: those of one run stay as they came.
+    fn sort(&mut self) {
+        self.listed.sort_by_key(|&(run, _)| run);
+    }
+
+    /// The next gap of `run`, if there is another.
+    fn take(&mut self, run: usize) -> Option<usize> {
+        let &(_, gap) = self.listed.get(self.next).filter(|&&(of, _)| of == run)?;
+        self.next += 1;
+        Some(gap)
+    }
+}
+
 /// The walk that gives transfers their places.
 pub(super) struct Placing<'a> {
     link: Link,
     limit: u64,
+    runs: usize,
     /// Time of all runs before each one when none stands still.
-    until: Vec<f64>,
+    until: &'a [f64],
     chosen: &'a [Gap],
     /// Gaps by their first run, and by the run that ends them.
-    begin: Vec<Vec<usize>>,
-    finish: Vec<Vec<usize>>,
+    begin: ByRun,
+    finish: ByRun,
     /// Gaps whose instance goes out, by the run behind the one that writes it.
-    made: Vec<Vec<usize>>,
+    made: ByRun,
     /// Move that takes the instance of each gap out, unless the tier has held it from the beginning, and the one that
     /// brings it back, if anybody needs it.
     out: Vec<Option<usize>>,
@@ -49,13 +123,15 @@ pub(super) struct Placing<'a> {
     /// Bytes alive during each run, what came back early included and what lingers on its way out not.
     live: Vec<u64>,
     lingering: u64,
+    /// Where there was no room the last time somebody was to come in early: often there still is none.
+    blocked: usize,
     leaving: VecDeque<Leaving>,
     /// Moves whose instance has arrived in the tier.
     gone: Vec<bool>,
-    /// Gaps that are under way and whose instance has not been sent for, by the run that ends them.
+    /// Gaps that are under way and whose instance has not been sent for, by the run that ends them, and when the first
+    /// of them must be.
     wanted: BTreeSet<(usize, usize)>,
-    /// Time of runs before which nobody need be sent for: until then the wanted are not all looked at again.
-    idle_until: f64,
+    due: Due,
     /// Gaps whose instance is on its way in, with the time it arrives.
     coming: VecDeque<(usize, f64)>,
     pub(super) clock: f64,
@@ -72,32 +148,29 @@ pub(super) struct Placing<'a> {
 impl<'a> Placing<'a> {
     /// Prepares the walk; none when the tier has no room for what is to be sent.
     pub(super) fn new(
-        spiller: &Spiller,
+        spiller: &'a Spiller,
         chosen: &'a [Gap],
         live: Vec<u64>,
         limit: u64,
     ) -> Option<Placing<'a>> {
-        let runs = spiller.sequence.executions.len();
-        let until = spiller.seconds.iter().scan(0.0, |sum, seconds| {
-            *sum += seconds;
-            Some(*sum - seconds)
-        });
         let mut placing = Placing {
             link: spiller.link,
             limit,
-            until: until.collect(),
+            runs: spiller.sequence.executions.len(),
+            until: &spiller.until,
             chosen,
-            begin: vec![Vec::new(); runs + 1],
-            finish: vec![Vec::new(); runs + 1],
-            made: vec![Vec::new(); runs + 1],
+            begin: ByRun::default(),
+            finish: ByRun::default(),
+            made: ByRun::default(),
             out: vec![None; chosen.len()],
             back: vec![None; chosen.len()],
             live,
             lingering: 0,
+            blocked: 0,
             leaving: VecDeque::new(),
             gone: Vec::new(),
             wanted: BTreeSet::new(),
-            idle_until: f64::NEG_INFINITY,
+            due: Due::new(spiller.sequence.executions.len()),
             coming: VecDeque::new(),
             clock: 0.0,
             out_free: 0.0,
@@ -150,11 +223,11 @@ impl<'a> Placing<'a> {
                 let Gap { written, from, before, .. } = self.chosen[index];
                 if let Some(run) = written.filter(|&run| sent.is_none_or(|(known, _)| known != run)) {
                     sent = Some((run, self.add_move(holder, home, Direction::Out)));
-                    self.made[run + 1].push(index);
+                    self.made.push(run + 1, index);
                 }
                 self.out[index] = sent.map(|(_, out)| out);
-                self.begin[from].push(index);
-                if before < self.until.len() {
+                self.begin.push(from, index);
+                if before < self.runs {
                     // State that nobody has used yet comes into its first instance.
                     if from > 0 {
                         holder = self.instances;
@@ -162,9 +235,12 @@ impl<'a> Placing<'a> {
                     }
                     self.parts.entry(instance).or_default().push((before, holder));
                     self.back[index] = Some(self.add_move(holder, home, Direction::In));
-                    self.finish[before].push(index);
+                    self.finish.push(before, index);
                 }
             }
+        }
+        for listed in [&mut self.begin, &mut self.finish, &mut self.made] {
+            listed.sort();
         }
         self.gone = vec![false; self.moves.len()];
         next_offset <= self.link.room
@@ -192,7 +268,7 @@ impl<'a> Placing<'a> {
             }
             self.start_in(run, index);
         }
-        for index in std::mem::take(&mut self.finish[run]) {
+        while let Some(index) = self.finish.take(run) {
             while self.coming.iter().any(|&(coming, _)| coming == index) {
                 self.wait_in(run);
             }
@@ -201,7 +277,7 @@ impl<'a> Placing<'a> {
 
     /// What comes behind the last run: state that was written goes home.
     pub(super) fn close(&mut self) {
-        let runs = self.until.len();
+        let runs = self.runs;
         self.leave(runs);
         while !self.leaving.is_empty() {
             self.wait_out(runs);
@@ -210,18 +286,19 @@ impl<'a> Placing<'a> {
 
     /// Begins the gaps that begin at `run`, and sends out what was written just before.
     fn leave(&mut self, run: usize) {
-        for index in std::mem::take(&mut self.begin[run]) {
+        while let Some(index) = self.begin.take(run) {
             if self.back[index].is_some() {
                 let Gap { before, bytes, .. } = self.chosen[index];
                 self.wanted.insert((before, index));
-                // Who comes in behind it must be sent for earlier by as much, and so must it, were it the first.
-                let patient = PATIENCE * self.link.seconds(Direction::In, bytes);
-                let own = self.until[before] - PATIENCE * self.backlog();
-                self.idle_until = self.idle_until.min(own) - patient;
+                self.due.change(
+                    before,
+                    PATIENCE * self.link.seconds(Direction::In, bytes),
+                    self.until[before],
+                );
             }
             self.lingering += if self.is_gone(index) { 0 } else { self.chosen[index].bytes };
         }
-        for index in std::mem::take(&mut self.made[run]) {
+        while let Some(index) = self.made.take(run) {
             self.start_out(run, index);
         }
     }
@@ -233,29 +310,28 @@ impl<'a> Placing<'a> {
 
     /// Whether the instance of the gap that ends first may be on its way back, and should be.
     fn is_time(&mut self, run: usize, index: usize) -> bool {
-        let Gap { bytes, before, .. } = self.chosen[index];
+        let Gap { before, bytes, .. } = self.chosen[index];
+        self.is_gone(index) && self.is_due(run) && self.has_room(run..before, bytes)
+    }
+
+    /// Whether so many bytes more can be there during all of some runs.
+    fn has_room(&mut self, runs: Range<usize>, bytes: u64) -> bool {
         let (limit, lingering) = (self.limit, self.lingering);
-        let room = |&live: &u64| live + lingering + bytes <= limit;
-        self.is_gone(index)
-            && self.until[run] >= self.idle_until
-            && self.live[run..before].iter().all(room)
-            && self.is_due(run)
+        let full = |live: u64| live + lingering + bytes > limit;
+        if runs.contains(&self.blocked) && full(self.live[self.blocked]) {
+            return false;
+        }
+        let last_full = self.live[runs.clone()].iter().rposition(|&live| full(live));
+        if let Some(last) = last_full {
+            self.blocked = runs.start + last;
+        }
+        last_full.is_none()
     }
 
     /// Whether the first of the wanted should be on its way: for its own user's sake or for the sake of those that
     /// come in behind it.
-    fn is_due(&mut self, run: usize) -> bool {
-        let mut backlog = self.backlog();
-        let mut latest = f64::INFINITY;
-        for &(before, index) in &self.wanted {
-            backlog += self.link.seconds(Direction::In, self.chosen[index].bytes);
-            latest = latest.min(self.until[before] - PATIENCE * backlog);
-            if latest <= self.until[run] {
-                return true;
-            }
-        }
-        self.idle_until = latest;
-        false
+    fn is_due(&self, run: usize) -> bool {
+        self.due.latest() - PATIENCE * self.backlog() <= self.until[run]
     }
 
     /// Time for which the way in is taken.
@@ -287,6 +363,7 @@ impl<'a> Placing<'a> {
             self.wait_out(run);
         }
         self.wanted.remove(&(before, index));
+        self.due.change(before, -PATIENCE * self.link.seconds(Direction::In, bytes), self.until[before]);
         let Some(of) = self.back[index] else { return };
         self.live[run..before].iter_mut().for_each(|live| *live += bytes);
         self.clock += self.link.lost_seconds(bytes);
@@ -301,5 +378,37 @@ impl<'a> Placing<'a> {
         self.clock = self.clock.max(done);
         let Some(of) = self.back[index] else { return };
         self.transfers.push(Transfer { before: run, of, begins: false });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_first_is_due_when_it_or_one_behind_it_would_be_late(
+            changes in prop::collection::vec((0usize..11, 1u32..9, any::<bool>()), 1..40),
+        ) {
+            let time = |run: usize| 7.0 * run as f64;
+            let mut due = Due::new(11);
+            let mut waiting: Vec<(usize, u32)> = Vec::new();
+            for (run, transfer, goes) in changes {
+                if let Some(at) = waiting.iter().position(|&(known, _)| goes && known == run) {
+                    due.change(run, -f64::from(waiting.remove(at).1), time(run));
+                } else {
+                    waiting.push((run, transfer));
+                    due.change(run, f64::from(transfer), time(run));
+                }
+                waiting.sort_unstable();
+                let before = |run: usize| waiting.iter().filter(move |&&(known, _)| known <= run);
+                let latest = |&(run, _): &(usize, u32)| {
+                    time(run) - before(run).map(|&(_, transfer)| f64::from(transfer)).sum::<f64>()
+                };
+                let expected = waiting.iter().map(latest).fold(f64::INFINITY, f64::min);
+                prop_assert_eq!(due.latest().to_bits(), expected.to_bits());
+            }
+        }
     }
 }

@@ -5,15 +5,16 @@ use plimsoll_graph::op::{AdamW, Moments, Stored, Weights};
 use plimsoll_graph::{
     DType, Graph, Op, Phase, StateId, StateKind, differentiate, fuse, gradient_name, interleave, work,
 };
-use plimsoll_model::Preset;
+use plimsoll_model::{Architecture, Gpt2, Preset};
 
 use super::*;
 use crate::liveness::bound;
 use crate::order::Order;
-use crate::plan::{Plan, Program};
+use crate::placement::rungs;
+use crate::plan::{Plan, Program, assemble_within};
 use crate::problem::{Facts, Link, NodeFacts, Workspace};
 use crate::schedule::{Purpose, Tier};
-use crate::search::{Choice, Request, search};
+use crate::search::{Choice, Request, Searcher, search};
 use crate::sequence::micro_batch;
 use crate::strategy::Strategy;
 
@@ -58,7 +59,29 @@ fn costed(graph: Graph, link: Option<Link>) -> Costed {
 
 fn program(rows: usize, link: Option<Link>, in_backward: bool) -> Program {
     let preset = Preset::from_name("tiny").unwrap();
-    let forward = preset.model.training(rows, preset.seq).unwrap();
+    of_graph(preset.model.training(rows, preset.seq).unwrap(), link, in_backward)
+}
+
+/// `tiny`, or a GPT-2 of four layers.
+fn of_model(name: &str, rows: usize, link: Option<Link>) -> Program {
+    const SEQ: usize = 64;
+    let gpt2 = Gpt2 {
+        vocab: 500,
+        positions: SEQ,
+        width: 64,
+        layers: 4,
+        heads: 4,
+        norm_epsilon: 1e-5,
+        dropout: 0.1,
+        documents: false,
+    };
+    match name {
+        "gpt2" => of_graph(Architecture::from(gpt2).training(rows, SEQ).unwrap(), link, false),
+        _ => program(rows, link, false),
+    }
+}
+
+fn of_graph(forward: Graph, link: Option<Link>, in_backward: bool) -> Program {
     let loss = forward.output_named("loss").unwrap();
     let graph = fuse(differentiate(&forward, loss).unwrap()).unwrap();
     let evaluate = Some(costed(forward, link));
@@ -76,10 +99,10 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
         let program = program(2, Some(link(1e9)), in_backward);
         let part = &program.train;
         for strategy in [Strategy::None, Strategy::Full] {
-            let regions = Order::named(&part.graph, strategy);
+            let order = Order::named(&part.graph, strategy);
             for bytes in rungs(&program).unwrap().into_iter().rev().step_by(3) {
                 let placement = Placement::new(&program, bytes).unwrap();
-                let sequence = placement.stream(&part.graph, micro_batch(&part.graph, &regions));
+                let sequence = placement.stream(&part.graph, micro_batch(&part.graph, &order));
                 let spiller = Spiller::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap();
                 let (least, most) = (spiller.least_bytes(), spiller.most_bytes());
                 for share in [0, 4, 10] {
@@ -89,7 +112,7 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
                     assert!(seconds >= spiller.lower_bound(limit) * (1.0 - 1e-12));
                     let tiered = Tiered { limit: Some(limit), away: bytes };
                     // The judge has the last word in there.
-                    let plan = assemble_within(&program, &regions, strategy, Scratch::Best, tiered).unwrap();
+                    let plan = assemble_within(&program, &order, strategy, Scratch::Best, tiered).unwrap();
                     let (graph, facts) = (&part.graph, &part.facts);
                     let draft = draft("", graph, &spilled, facts, Scratch::Best, Gradients::Add);
                     let alive = bound(&draft.slots);
@@ -159,4 +182,56 @@ fn the_optimizer_leaves_first_and_gradients_last_and_a_full_tier_keeps_what_it_h
     let full = Link { room: optimizer / 2, ..link(1e9) };
     let ([less, ..], taken) = order(full, u64::MAX);
     assert!(taken <= full.room && less < optimizer && less > 0);
+}
+
+/// What is asked of one budget: everything open, and with something fixed.
+fn asked(budget: u64, micro_batch: Option<usize>, strategy: Option<Strategy>) -> Request {
+    Request { global_batch: 4, micro_batch, strategy, budget, slack: 0.0 }
+}
+
+#[test]
+fn who_fixes_something_is_never_faster_and_every_budget_is_kept_and_more_memory_is_never_slower() {
+    for (rate, model) in [(1e8, "tiny"), (4e9, "tiny"), (1e9, "gpt2")] {
+        let build = |rows: usize| Ok(of_model(model, rows, Some(link(rate))));
+        let mut searcher = Searcher::new(build);
+        let least = match searcher.search(asked(1, None, None)) {
+            Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
+            other => panic!("a plan in one byte: {other:?}"),
+        };
+        let most = searcher.search(asked(u64::MAX, None, None)).unwrap().plan.arena_bytes;
+        let mut before = f64::INFINITY;
+        for index in 0..9 {
+            let budget = least + (most - least) * index * index / 64;
+            let open = searcher.search(asked(budget, None, None)).unwrap();
+            let seconds = open.step_seconds();
+            assert!(open.plan.arena_bytes <= budget, "{} of {budget}", open.plan.arena_bytes);
+            assert!(seconds <= before * (1.0 + 1e-9), "{budget} bytes: {seconds} s, before {before} s");
+            let bound = open.lower_bound_seconds.unwrap();
+            assert!(seconds >= bound * (1.0 - 1e-9), "{budget} bytes: {seconds} s, bound {bound} s");
+            before = seconds;
+            let pinned = [1, 2, 4].map(|rows| (Some(rows), None));
+            let named = Strategy::LADDER.map(|strategy| (None, Some(strategy)));
+            for (rows, strategy) in pinned.into_iter().chain(named) {
+                let Ok(fixed) = searcher.search(asked(budget, rows, strategy)) else { continue };
+                let (what, slower) = ((rows, strategy), fixed.step_seconds());
+                assert!(
+                    seconds <= slower * (1.0 + 1e-9),
+                    "{model} in {budget} bytes: {seconds} s, {slower} s with {what:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_asked_before_changes_no_answer() {
+    let build = |rows: usize| Ok(program(rows, Some(link(1e9)), false));
+    let mut searcher = Searcher::new(build);
+    let most = searcher.search(asked(u64::MAX, None, None)).unwrap().plan.arena_bytes;
+    for share in [9, 3, 6, 4] {
+        let request = asked(most * share / 10, None, None);
+        let (kept, new) = (searcher.search(request).unwrap(), search(request, build).unwrap());
+        assert_eq!(kept.step_seconds().to_bits(), new.step_seconds().to_bits(), "{share} tenths");
+        assert_eq!(kept.plan.arena_bytes, new.plan.arena_bytes, "{share} tenths");
+    }
 }
