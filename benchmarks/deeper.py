@@ -42,7 +42,7 @@ def train(*more):
 
 def main():
     train(*PINNED, "--recompute", "none")  # a machine that stood still is slow at first
-    run("bench", "ops", *FIT, "--layers", str(SHALLOW))
+    run("bench", "ops", *FIT, "--layers", str(SHALLOW), *DISK)
     shallow = plan(SHALLOW, *PINNED, "--recompute", "none")
     activations = shallow["by_purpose"]["activations"] + shallow["by_purpose"]["workspace"]
     deep = plan(DEEP, *PINNED, "--recompute", "none")

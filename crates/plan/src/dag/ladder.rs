@@ -14,7 +14,7 @@
 //! lies between, `M ≤ r' ≤ N`, then what was found at `r'` is among the schedules `N` chooses from: the optimum there
 //! if `M` used a schedule of its own, and otherwise `M` chose from some of them. If both lie between the same two rungs
 //! and the upper one has no proof, they get the same schedule. One case is left: both between the same two rungs, a
-//! proof at the upper one and none at `N`. A search that ends at the rung above is given forty times the work; should
+//! proof at the upper one and none at `N`. A search that ends at the rung above is given twenty times the work; should
 //! it still not end, `N` can cost more than `M`, though never more than the rung below.
 //!
 //! Rungs whose lower bound is no better than what is known are passed over, and all below them.
