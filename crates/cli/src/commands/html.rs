@@ -54,7 +54,19 @@ fn curve(questions: &mut Questions, summary: &Summary) -> Result<Vec<Point>, Fai
     };
     let mut budgets = vec![smallest];
     budgets.extend(spread(smallest, summary.unbudgeted.arena_bytes, BUDGETS - 1));
-    questions.searcher.curve(request, &budgets).map_err(|error| questions.failure(error))
+    let mut points = questions.searcher.curve(request, &budgets).map_err(|error| questions.failure(error))?;
+    if questions.request.strategy.is_none() {
+        // It may be of a kind that a budget between is not asked for: two passes over each micro-batch.
+        points.push(Point::of(&summary.planned.choice));
+    }
+    points.sort_by_key(|point| point.arena_bytes);
+    let mut fastest = f64::INFINITY;
+    points.retain(|point| {
+        let faster = point.step_seconds < fastest;
+        fastest = fastest.min(point.step_seconds);
+        faster
+    });
+    Ok(points)
 }
 
 /// The actions of a schedule with their times, and its buffers.
