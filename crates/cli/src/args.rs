@@ -77,8 +77,8 @@ pub(crate) struct PlanArgs {
     /// Write a page with pictures of the plan to FILE
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Write the plan to FILE, for `train --plan` with the same settings; a plan for a run that evaluates takes
-    /// --eval-steps too
+    /// Write the plan to FILE, for `train --plan` with the same settings but --micro-batch and --recompute, which are in
+    /// it; a plan for a run that evaluates takes --eval-steps too
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["show", "dag"])]
     pub(crate) out: Option<PathBuf>,
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use plimsoll::planning::Link;
-use plimsoll::training::{disk_room, measure_disk, measured_machine};
+use plimsoll::training::{DISK_BLOCK, disk_room, measure_disk, measured_machine};
 use plimsoll::{ExecError, Offload, TrainError};
 
 use crate::exit::Failure;
@@ -32,11 +32,18 @@ struct Disk {
     machine: String,
     /// The file system's number, the same for all of its folders.
     device: u64,
-    block: u64,
     out_rate: f64,
     in_rate: f64,
     latency: f64,
     toll: f64,
+}
+
+impl Disk {
+    /// Whether there are such disks: what was changed by hand is measured again.
+    fn is_likely(&self) -> bool {
+        let rates = [self.out_rate, self.in_rate].iter().all(|rate| (1e3..1e13).contains(rate));
+        rates && (0.0..10.0).contains(&self.latency) && (0.0..1e-3).contains(&self.toll)
+    }
 }
 
 /// The way to the disk that `offload` names and back, for runs of `threads` threads, as it was found when it was first
@@ -48,19 +55,19 @@ pub(crate) fn link(offload: &Offload, threads: usize) -> Result<Link, Failure> {
     let machine = measured_machine(threads);
     let device = device(offload);
     let known = read().disks.into_iter().find(|disk| (&disk.machine, disk.device) == (&machine, device));
-    let Some(Disk { block, out_rate, in_rate, latency, toll, .. }) = known else {
+    let Some(Disk { out_rate, in_rate, latency, toll, .. }) = known else {
         return measure(offload, threads);
     };
     let room = disk_room(&offload.folder, offload.budget).map_err(|error| mistake(&error))?;
-    Ok(Link { tier: offload.tier, room, block, out_rate, in_rate, latency, toll })
+    Ok(Link { tier: offload.tier, room, block: DISK_BLOCK, out_rate, in_rate, latency, toll })
 }
 
 /// Tries the disk that `offload` names and keeps what was found.
 pub(crate) fn measure(offload: &Offload, threads: usize) -> Result<Link, Failure> {
     let link = measure_disk(&offload.folder, offload.budget, threads).map_err(|error| mistake(&error))?.link;
-    let Link { block, out_rate, in_rate, latency, toll, .. } = link;
+    let Link { out_rate, in_rate, latency, toll, .. } = link;
     let (machine, device) = (measured_machine(threads), device(offload));
-    keep(Disk { machine, device, block, out_rate, in_rate, latency, toll });
+    keep(Disk { machine, device, out_rate, in_rate, latency, toll });
     Ok(link)
 }
 
@@ -82,7 +89,9 @@ fn file() -> Option<PathBuf> {
 fn read() -> Disks {
     let text = file().and_then(|file| fs::read_to_string(file).ok());
     let disks: Option<Disks> = text.and_then(|text| serde_json::from_str(&text).ok());
-    disks.filter(|disks| disks.version == VERSION).unwrap_or_default()
+    let mut disks = disks.filter(|disks| disks.version == VERSION).unwrap_or_default();
+    disks.disks.retain(Disk::is_likely);
+    disks
 }
 
 /// Keeps what was measured, where that is possible: the next call can measure again.

@@ -1,6 +1,7 @@
 //! The binary `plimsoll`: arguments in, output and an exit code out. Everything worth testing without a
 //! command line lives in the library.
 
+mod again;
 mod args;
 mod commands;
 mod costs;

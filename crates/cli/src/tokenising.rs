@@ -3,11 +3,8 @@
 //! A process that has tokenised holds more than one that found the ids in the cache: pages of code, and memory that the
 //! allocator keeps. Its plan would be another, and with it the last bits of what is trained. So it begins anew.
 
-use std::env;
 use std::ffi::OsStr;
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -17,7 +14,7 @@ use plimsoll::training::{Config, DataConfig, OpenedData};
 
 use crate::commands::train::say;
 use crate::exit::Failure;
-use crate::table;
+use crate::{again, table};
 
 /// How long tokenising may take before a line says so; each further line waits twice as long.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -31,14 +28,10 @@ const TOKENISED: &str = "PLIMSOLL_TOKENISED";
 pub(crate) fn open_data(config: &mut Config) -> Result<OpenedData, Failure> {
     let (data, tokenised) = open_showing(config)?;
     config.keeps_budget()?;
-    if tokenised && env::var_os(TOKENISED).is_none() {
-        // The program that is running, also where its file was replaced since. Where it cannot be started again, the
-        // run goes on as it is: it keeps its budget, and may be planned differently the next time.
-        let mut arguments = env::args_os();
-        let name = arguments.next();
-        let mut again = Command::new("/proc/self/exe");
-        again.arg0(name.as_deref().unwrap_or(OsStr::new("plimsoll"))).args(arguments).env(TOKENISED, "1");
-        let _ = again.exec();
+    if tokenised && again::noted(TOKENISED).is_none() {
+        // Where that cannot be, the run goes on as it is: it keeps its budget, and may be planned differently the next
+        // time.
+        again::begin(TOKENISED, OsStr::new("1"));
     }
     Ok(data)
 }

@@ -245,3 +245,27 @@ fn with_a_disk_a_budget_that_is_too_small_without_one_trains_to_the_same_bits() 
     assert_eq!(number(end, "planned_peak_bytes"), number(end, "measured_peak_bytes"));
     assert!(number(end, "process_peak_bytes") <= with << 20, "{end}");
 }
+
+#[test]
+fn what_looking_for_a_plan_took_is_not_the_runs() {
+    let asked = "--layers 24 --threads 2 --offload disk --offload-folder";
+    let asked = format!("{asked} {}", env!("CARGO_TARGET_TMPDIR"));
+    let memory = smallest_memory(&asked) + 4;
+    let records = lines(&format!("train --json --synthetic --max-steps 1 --memory {memory}MiB {asked}"));
+    let end = records.last().unwrap();
+    assert_eq!(number(end, "planned_peak_bytes"), number(end, "measured_peak_bytes"));
+    assert!(number(end, "process_peak_bytes") <= memory << 20, "{end}");
+}
+
+#[test]
+fn one_more_than_the_most_does_not_fit_also_where_gradients_come_and_go() {
+    let asked = "--model llama-3.2-1b --seq-len 64 --global-batch 8 --device cuda:h200 --memory 14GiB --max-grad-norm 0";
+    let answer = &lines(&format!("plan --json --max layers {asked}"))[0]["max"]["value"];
+    let most = answer.as_u64().unwrap();
+    let fits = |layers: u64| {
+        let command = format!("plan {asked} --layers {layers}");
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(command.split_whitespace()).output();
+        output.unwrap().status.success()
+    };
+    assert!(fits(most) && !fits(most + 1) && !fits(most + 2), "{most}");
+}

@@ -15,7 +15,7 @@
 //!
 //! What changes the result beyond the order of sums (precision, the optimizer) is never chosen here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use plimsoll_graph::GraphError;
@@ -62,7 +62,7 @@ pub struct Choice {
     /// Micro-batches of one step.
     pub accumulation: usize,
     /// No schedule of any micro-batch that was tried is faster in this budget, for these kernels and
-    /// costs; none where the graph is no chain or the strategy was fixed.
+    /// costs; none where the graph is too large for a planner or the strategy was fixed.
     pub lower_bound_seconds: Option<f64>,
 }
 
@@ -296,6 +296,10 @@ impl<B: Build> Searcher<B> {
                 break;
             }
         }
+        if let Some(&largest) = micro_batches.last() {
+            self.look(request, (largest, false), |attempt| attempt.sizes(tried))?;
+            self.forget_all_but(None, None);
+        }
         if let Some(&smallest) = micro_batches.first() {
             self.look(request, (smallest, true), |attempt| attempt.sizes(tried))?;
         }
@@ -317,25 +321,30 @@ impl<B: Build> Searcher<B> {
         prepared.map(|prepared| look(Attempt { request, micro_batch, tiled, prepared })).transpose()
     }
 
-    /// Whether anything fits, without looking for the fastest: the smallest micro-batch takes the least.
+    /// Whether anything fits, without looking for the fastest. The smallest micro-batch has the smallest values, and the
+    /// whole batch may have no gradients that persist: one of the two takes the least.
     ///
     /// # Errors
     ///
     /// When the request or the model is at fault.
     pub fn fits(&mut self, request: Request) -> Result<bool, SearchError> {
         let fixed = request.strategy.filter(|&strategy| strategy != Strategy::Auto);
-        let Some(&micro_batch) = request.micro_batches()?.first() else { return Ok(false) };
+        let micro_batches = request.micro_batches()?;
+        let ends: BTreeSet<usize> =
+            micro_batches.first().into_iter().chain(micro_batches.last()).copied().collect();
         let mut tried = Vec::new();
         let fits = |tried: &[Tried]| tried.iter().any(|t| t.arena_bytes <= request.budget);
         let look = |attempt: Attempt, tried: &mut Vec<Tried>| match fixed {
             Some(strategy) => attempt.fixed(strategy, tried),
             None => attempt.optimal(tried),
         };
-        self.look(&request, (micro_batch, false), |attempt| look(attempt, &mut tried))?;
-        if fixed.is_none() && !fits(&tried) {
-            self.look(&request, (micro_batch, true), |attempt| look(attempt, &mut tried))?;
+        for key in [false, true].into_iter().flat_map(|tiled| ends.iter().map(move |&rows| (rows, tiled))) {
+            let (_, tiled) = key;
+            if !fits(&tried) && (fixed.is_none() || !tiled) {
+                self.look(&request, key, |attempt| look(attempt, &mut tried))?;
+                self.forget_all_but(None, None);
+            }
         }
-        self.forget_all_but(None, None);
         Ok(fits(&tried))
     }
 

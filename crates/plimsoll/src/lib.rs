@@ -68,7 +68,7 @@ pub mod planning {
 
 /// Data, learning rate, metrics, sizes and the machine's memory.
 pub mod training {
-    pub use plimsoll_exec::cpu::{disk_room, free_disk_bytes};
+    pub use plimsoll_exec::cpu::{BLOCK as DISK_BLOCK, disk_room, free_disk_bytes};
     pub use plimsoll_exec::{DiskSpeed, measure_disk};
     pub use plimsoll_train::{
         Config, DataConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig, RawConfig, Resume,

@@ -75,18 +75,24 @@ impl Budget {
         Ok(Budget { total, outside, origin: Origin::Free, ceiling: None })
     }
 
-    /// The same budget with an arena of `needed` bytes, as another process of the same settings planned it. That one may
-    /// have held a little less and so have counted a step less; where the bytes are there all the same, they are given.
+    /// Bytes by which a process is counted larger than it is, and may be larger than another of the same settings. To be
+    /// asked when the budget is made.
     ///
     /// # Errors
     ///
     /// When the memory of the machine cannot be read.
-    pub fn as_planned(self, needed: u64) -> Result<Budget, TrainError> {
+    pub fn rounding() -> Result<u64, TrainError> {
         let held = memory::process()?.anonymous();
-        let spare = held.next_multiple_of(STEP) - held + JITTER;
+        Ok(held.next_multiple_of(STEP) - held + JITTER)
+    }
+
+    /// The same budget with an arena of `needed` bytes, as another process of the same settings planned it. That one may
+    /// have held a little less and so have counted a step less; where the bytes are there all the same, they are given.
+    #[must_use]
+    pub fn as_planned(self, needed: u64, rounding: u64) -> Budget {
         let lacking = needed.saturating_sub(self.arena());
-        let given = if lacking <= spare { lacking.min(self.outside) } else { 0 };
-        Ok(Budget { outside: self.outside - given, ..self })
+        let given = if lacking <= rounding { lacking.min(self.outside) } else { 0 };
+        Budget { outside: self.outside - given, ..self }
     }
 
     /// Refuses a stated budget that a process of `held` bytes has crossed already, as reading a large tokenizer may.
@@ -166,15 +172,12 @@ mod tests {
 
     #[test]
     fn a_plan_of_a_process_that_counted_a_step_less_is_kept_where_its_bytes_are_there() {
-        let held = memory::process().unwrap().anonymous();
-        let spare = held.next_multiple_of(STEP) - held;
         let budget = Budget { total: 100 << 20, outside: 20 << 20, origin: Origin::Stated, ceiling: None };
-        let arena = |needed| budget.as_planned(needed).unwrap().arena();
+        let arena = |needed| budget.as_planned(needed, 3 << 20).arena();
         assert_eq!(arena(90 << 20), budget.arena(), "what is not there is not given");
-        // The test itself may have taken some of it since.
-        let needed = budget.arena() + spare / 2;
-        assert_eq!(arena(needed), needed);
+        assert_eq!(arena(83 << 20), 83 << 20);
         assert_eq!(arena(1 << 20), budget.arena());
+        assert!((JITTER..STEP + JITTER).contains(&Budget::rounding().unwrap()));
     }
 
     #[test]

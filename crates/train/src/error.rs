@@ -129,7 +129,7 @@ impl TrainError {
             return lines;
         }
         lines.push(if budget.ceiling.is_none_or(|most| whole << 20 <= most) {
-            format!("`--memory {whole}MiB` is the smallest budget for what was asked")
+            format!("`--memory {whole}MiB` is about the smallest budget for what was asked")
         } else {
             larger_device(whole << 20)
         });

@@ -70,9 +70,18 @@ pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> 
 ///
 /// When the memory of the machine cannot be read, or the model is wrong.
 pub fn budget_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Budget, TrainError> {
+    budget_with_rounding(model, device, options).map(|(budget, _)| budget)
+}
+
+/// As [`budget_for`], with the [`rounding`](Budget::rounding) that is in it.
+pub(crate) fn budget_with_rounding(
+    model: &impl Model,
+    device: &impl Device,
+    options: &Options,
+) -> Result<(Budget, u64), TrainError> {
     // How many nodes there are does not depend on the rows.
     let program = program(model, device, options, options.micro_batch.unwrap_or(1))?;
-    Ok(options.budget()?.beside(&program))
+    Ok((options.budget()?.beside(&program), Budget::rounding()?))
 }
 
 /// Finds the fastest plan inside `budget` for a device that `facts` speaks for and that need not be here.

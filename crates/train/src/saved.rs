@@ -13,7 +13,7 @@ use crate::budget::{Budget, Origin};
 use crate::error::TrainError;
 use crate::memory;
 use crate::options::Options;
-use crate::planning::{Model, Planned, Programs, budget_for};
+use crate::planning::{Model, Planned, Programs, budget_with_rounding};
 use crate::size::Size;
 
 impl Planned {
@@ -36,7 +36,7 @@ pub fn plan_from_file(
     text: &str,
 ) -> Result<Planned, TrainError> {
     // Before the file is taken apart: what that takes is given back before the arena is taken.
-    let mut budget = budget_for(model, device, options)?;
+    let (mut budget, rounding) = budget_with_rounding(model, device, options)?;
     let saved = Saved::parse(text).map_err(refused)?;
     let (micro_batch, planned_for) = (saved.micro_batch(), saved.micro_batch() * saved.accumulation());
     if planned_for != options.global_batch {
@@ -59,7 +59,7 @@ pub fn plan_from_file(
         let total = saved.budget().max(needed + budget.outside);
         budget = Budget { total, origin: Origin::Stated, ..budget };
     }
-    budget = budget.as_planned(needed)?;
+    budget = budget.as_planned(needed, rounding + text.len() as u64);
     if needed > budget.arena() {
         let (needs, has) = (Size { bytes: needed + budget.outside }, Size { bytes: budget.total });
         return Err(TrainError::Config(format!(

@@ -1,24 +1,61 @@
-//! Plans as files: `plan --out FILE` writes one, `train --plan FILE` runs it.
+//! Plans as files: `plan --out FILE` writes one, `train --plan FILE` runs it, and a run whose plan took more memory to find
+//! than it may take itself hands it on to a process that begins anew.
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::{env, fs, process};
 
-use plimsoll::training::{Config, plan_from_file};
+use plimsoll::training::budget::{Budget, Origin};
+use plimsoll::training::{Config, memory, plan_from_file};
 use plimsoll::{CpuDevice, Planned, TrainError, plan_for};
 
 use crate::exit::Failure;
-use crate::write_file;
+use crate::{again, write_file};
 
 /// Writes the plan.
 pub(crate) fn save(path: &Path, planned: &Planned) -> Result<(), Failure> {
     write_file::whole(path, planned.to_file().as_bytes())
 }
 
+/// Set in a process that was begun anew with a plan.
+const PLANNED: &str = "PLIMSOLL_PLANNED";
+
+/// Where this process has put the plan that it made before it began anew.
+pub(crate) fn made_before() -> Option<PathBuf> {
+    again::noted(PLANNED).map(PathBuf::from)
+}
+
+/// Begins anew with `planned` where looking for it took memory that the budget does not have, or that the run would
+/// still hold.
+pub(crate) fn begin_anew_with(planned: &Planned) -> Result<(), Failure> {
+    let held = memory::process().map_err(Failure::memory)?;
+    let Budget { total, outside, origin, .. } = planned.budget;
+    let small = held.peak <= total && held.resident <= outside;
+    if small || origin != Origin::Stated || made_before().is_some() {
+        return Ok(());
+    }
+    let path = env::temp_dir().join(format!("plimsoll-{}.json", process::id()));
+    // Where no file can be written or nothing be begun, the run goes on, and says at its end what it held.
+    if save(&path, planned).is_ok() {
+        again::begin(PLANNED, path.as_os_str());
+        let _ = fs::remove_file(&path);
+    }
+    Ok(())
+}
+
 /// The plan in `path`, or one made now where no file is given.
 pub(crate) fn load(path: Option<&Path>, config: &Config, device: &CpuDevice) -> Result<Planned, Failure> {
-    let Some(path) = path else {
-        return Ok(plan_for(&config.model, device, &config.options)?);
-    };
+    if let Some(path) = made_before() {
+        let planned = load_from(&path, config, device);
+        let _ = fs::remove_file(&path);
+        return planned;
+    }
+    match path {
+        Some(path) => load_from(path, config, device),
+        None => Ok(plan_for(&config.model, device, &config.options)?),
+    }
+}
+
+fn load_from(path: &Path, config: &Config, device: &CpuDevice) -> Result<Planned, Failure> {
     let named = |why: String| TrainError::Config(format!("{}: {why}", path.display()));
     let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
     let planned = plan_from_file(&config.model, device, &config.options, &text);

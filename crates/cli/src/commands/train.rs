@@ -125,6 +125,15 @@ impl Session {
     ) -> Result<Session, Failure> {
         config.target.trains()?;
         let data = tokenising::open_data(config)?;
+        let (device, device_name) = costs::device(config)?;
+        let before = before.filter(|_| plan.is_none() && config.options.micro_batch.is_none());
+        let planned = match before.filter(|_| planfile::made_before().is_none()) {
+            Some(rows) => planned_as_before(config, &device, rows)?,
+            None => None,
+        };
+        let planned = planned.map_or_else(|| planfile::load(plan, config, &device), Ok)?;
+        // Nothing was said so far that would be said again.
+        planfile::begin_anew_with(&planned)?;
         for note in &config.configuration.notes {
             say(&format!("note: {note}\n"))?;
         }
@@ -137,12 +146,6 @@ impl Session {
                 data.untaught, config.model.seq_len
             ))?;
         }
-        let (device, device_name) = costs::device(config)?;
-        let planned = match before.filter(|_| plan.is_none() && config.options.micro_batch.is_none()) {
-            Some(rows) => planned_as_before(config, &device, rows)?,
-            None => None,
-        };
-        let planned = planned.map_or_else(|| planfile::load(plan, config, &device), Ok)?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         let ceiling = ceiling(&summary, device.threads())?;
         let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;

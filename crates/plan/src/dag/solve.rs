@@ -6,7 +6,7 @@
 //! 4. Beams, from the best of those sets and from the start, wider and wider while a gap is left.
 //! 5. The exact search, while a gap is left, with all found so far as its limit: first without runs ahead of
 //!    demand, then with them, which alone gives a proof.
-//! 6. Where there is no proof, the [`ladder`](super::ladder) decides, so that more memory never costs more.
+//! 6. Where there is no proof, the [`ladder`](super::ladder) decides, so that more memory does not cost more but in one case.
 //!
 //! The judge has the last word on every schedule.
 
@@ -115,7 +115,8 @@ impl fmt::Display for Unplannable {
 
 impl std::error::Error for Unplannable {}
 
-/// The cheapest schedule found for `dag` inside `memory` bytes. With the same effort, more memory never costs more.
+/// The cheapest schedule found for `dag` inside `memory` bytes. More memory does not cost more, but in the
+/// case that [`ladder`](super::ladder) names.
 ///
 /// # Errors
 ///

@@ -138,25 +138,22 @@ impl Saved {
     ///
     /// When it is not a plan of this version, or was damaged.
     pub fn parse(text: &str) -> Result<Saved, FileError> {
-        let file: Value =
+        let mut file: Value =
             serde_json::from_str(text).map_err(|error| FileError::NotAPlan(error.to_string()))?;
         match file.get("plimsoll_plan").map(Value::as_u64) {
             Some(Some(VERSION)) => {}
             Some(Some(found)) => return Err(FileError::Version { found }),
             _ => return Err(FileError::NotAPlan("it has no version `plimsoll_plan`".into())),
         }
-        let body = file.get("plan").ok_or_else(|| FileError::NotAPlan("it has no `plan`".into()))?;
+        // It is large, so it is moved rather than copied.
+        let body = file.get_mut("plan").map(Value::take);
+        let body = body.ok_or_else(|| FileError::NotAPlan("it has no `plan`".into()))?;
         if file.get("hash").and_then(Value::as_str) != Some(&hash(&body.to_string())) {
             return Err(FileError::Damaged);
         }
-        let count = |name: &str| form::count(body, name, name).and_then(|n| positive(n, name));
+        let count = |name: &str| form::count(&body, name, name).and_then(|n| positive(n, name));
         let (micro_batch, accumulation) = (count("micro_batch")?, count("accumulation")?);
-        Ok(Saved {
-            micro_batch,
-            accumulation,
-            budget: form::whole(body, "budget_bytes")?,
-            body: body.clone(),
-        })
+        Ok(Saved { micro_batch, accumulation, budget: form::whole(&body, "budget_bytes")?, body })
     }
 
     /// Rows of one micro-batch.
