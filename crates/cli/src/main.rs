@@ -22,6 +22,8 @@ mod write_file;
 
 use std::env;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser};
@@ -38,6 +40,8 @@ fn main() -> ExitCode {
             return exit::code(Err(TrainError::Config(instead).into()));
         }
     };
+    // A file that may not grow ends in an error that names it, not in a signal. Where that cannot be had, so be it.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
     let result = match &args.command {
         Command::Demo(demo) => commands::demo::run(demo),
         Command::Plan(plan) => commands::plan::run(plan),
