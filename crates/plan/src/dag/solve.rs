@@ -116,7 +116,7 @@ impl fmt::Display for Unplannable {
 impl std::error::Error for Unplannable {}
 
 /// The cheapest schedule found for `dag` inside `memory` bytes. More memory does not cost more, but in the
-/// case that [`ladder`](super::ladder) names.
+/// case that `ladder.rs` names.
 ///
 /// # Errors
 ///
