@@ -128,30 +128,21 @@ impl Attempt<'_> {
             if !self.could_matter(self.once_seconds(scratch), tried) {
                 break;
             }
-            let Some(planner) = self.prepared.planner(scratch) else {
-                self.named(&Strategy::LADDER, tried)?;
-                for &scratch in self.amounts() {
-                    self.offloaded(scratch, tried)?;
+            let planner = self.prepared.planner(scratch);
+            if let Some(Planner::Chain(chain)) = planner {
+                let fitted = self.descend_ladder(chain, scratch, tried);
+                tried.extend(fitted);
+                if let Some(fastest) = fitted.filter(|_| self.request.slack > 0.0) {
+                    tried.extend(self.spare(chain, scratch, fastest, tried));
                 }
-                return Ok(());
-            };
-            match planner {
-                Planner::Chain(chain) => {
-                    let fitted = self.descend_ladder(chain, scratch, tried);
-                    tried.extend(fitted);
-                    if let Some(fastest) = fitted.filter(|_| self.request.slack > 0.0) {
-                        tried.extend(self.spare(chain, scratch, fastest, tried));
-                    }
-                    self.fitting_named(planner, scratch, tried);
-                }
-                Planner::Graph(graph) => {
-                    // Keeping everything comes first: where it fits, nothing else matters.
-                    self.fitting_named(planner, scratch, tried);
-                    if self.could_matter(self.once_seconds(scratch), tried) {
-                        let budget = self.request.budget.saturating_sub(self.prepared.state_bytes());
-                        self.rungs_of_graph(graph, scratch, budget, tried);
-                    }
-                }
+            }
+            self.fitting_named(planner, scratch, tried);
+            // Where everything can be kept, nothing else matters.
+            if let Some(Planner::Graph(graph)) = planner
+                && self.could_matter(self.once_seconds(scratch), tried)
+            {
+                let budget = self.request.budget.saturating_sub(self.prepared.state_bytes());
+                self.rungs_of_graph(graph, scratch, budget, tried);
             }
             self.offloaded(scratch, tried)?;
         }
@@ -160,9 +151,9 @@ impl Attempt<'_> {
 
     /// The named strategies, as far as they fit: the table rounds sizes up, and a layout of what it found may be larger
     /// than theirs, so each can be faster than it by a trifle.
-    fn fitting_named(&self, planner: &Planner, scratch: Scratch, tried: &mut Vec<Tried>) {
+    fn fitting_named(&self, planner: Option<&Planner>, scratch: Scratch, tried: &mut Vec<Tried>) {
         for strategy in Strategy::LADDER {
-            let least = planner.least_seconds(strategy);
+            let least = planner.map_or(0.0, |planner| planner.least_seconds(strategy));
             if self.could_matter(self.step_seconds(least, scratch), tried) {
                 let order = Order::named(&self.prepared.program.train.graph, strategy);
                 tried.extend(self.fitted(&order, strategy, scratch, None, tried));

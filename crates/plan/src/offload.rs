@@ -33,8 +33,7 @@ use crate::strategy::Strategy;
 /// Ratio of neighbouring limits where all state is in the arena, and where some is away.
 const LIMIT_RUNG: f64 = 1.03;
 const LIMIT_RUNG_AWAY: f64 = 1.2;
-/// Ratio of neighbouring virtual budgets, and which of them go with state that is away.
-const VIRTUAL_RUNG: f64 = 1.1;
+/// Which of the virtual budgets go with state that is away.
 const EVERY_AWAY: usize = 3;
 
 /// What is rebuilt, before anything is sent away.
@@ -128,7 +127,7 @@ impl Source {
         };
         let mut sources: Vec<Source> = named.collect();
         if let Some(planner) = planner {
-            let rising = planner.virtual_rungs(VIRTUAL_RUNG).into_iter().rev().enumerate();
+            let rising = planner.virtual_rungs().into_iter().rev().enumerate();
             sources.extend(rising.map(|rung| optimal(planner, rung)));
         }
         sources

@@ -9,6 +9,10 @@ use crate::plan::Costed;
 use crate::problem::{Link, Scratch};
 use crate::strategy::Strategy;
 
+/// Ratios of neighbouring budgets where what does not fit waits on a tier. Each of a graph is a search of its own.
+const CHAIN_RUNG: f64 = 1.1;
+const GRAPH_RUNG: f64 = 1.25;
+
 /// A planner for transient budgets.
 #[derive(Debug)]
 pub(crate) enum Planner {
@@ -55,10 +59,10 @@ impl Planner {
     }
 
     /// Budgets to ask for where what does not fit waits on a tier, falling, each slower than the one before.
-    pub(crate) fn virtual_rungs(&self, ratio: f64) -> Vec<u64> {
+    pub(crate) fn virtual_rungs(&self) -> Vec<u64> {
         let (most, ratio, least) = match self {
-            Planner::Chain(chain) => (chain.most_bytes().unwrap_or(u64::MAX), ratio, 1),
-            Planner::Graph(graph) => (graph.most_bytes(), GraphPlanner::VIRTUAL_RUNG, graph.enough_bytes()),
+            Planner::Chain(chain) => (chain.most_bytes().unwrap_or(u64::MAX), CHAIN_RUNG, 1),
+            Planner::Graph(graph) => (graph.most_bytes(), GRAPH_RUNG, graph.enough_bytes()),
         };
         let top = ((most as f64).ln() / ratio.ln()).floor() as i32;
         let mut rungs: Vec<u64> = (0..=top).rev().map(|rung| ratio.powi(rung) as u64).collect();

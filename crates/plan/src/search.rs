@@ -6,7 +6,8 @@
 //! Since a rung that fits a budget also fits every larger one, and higher rungs are never slower, more
 //! memory never makes the plan slower. The named strategies are candidates too, and what waits on another tier
 //! ([`offload`](crate::offload)). What is left out is left out because a bound says that it would not be chosen,
-//! so a request that leaves more open never gets a slower plan. Graphs that are no chain have a ladder too, in
+//! so a request that leaves more open gets no slower plan (with state away, as far as the time of
+//! an update is known before its layout). Graphs that are no chain have a ladder too, in
 //! which every rung is planned by itself.
 //!
 //! Micro-batches are looked at in the order of what they take at least: those that cannot fit, or that would lose even

@@ -18,7 +18,7 @@ use crate::attempt::Attempt;
 use crate::layout::{Effort, fits};
 use crate::liveness::{Gradients, draft};
 use crate::offload::{Found, Limit, Offers, Ordered, Place, Source, streamed};
-use crate::placement::{Placement, persistent_bytes};
+use crate::placement::Placement;
 use crate::plan::{Costed, StateRange, Tiered, unjudged};
 use crate::planner::Planner;
 use crate::problem::Scratch;
@@ -120,7 +120,7 @@ impl Attempt<'_> {
     pub(crate) fn forced_seconds(&self, planner: &Planner) -> Result<f64, SearchError> {
         let program = &self.prepared.program;
         let link = program.train.facts.link.as_ref();
-        let here = persistent_bytes(program, 0)?;
+        let here = self.prepared.state_bytes();
         let away = Placement::new(program, u64::MAX)?.states.into_iter().filter(|range| range.tier.is_some());
         let (gradients, others): (Vec<StateRange>, Vec<StateRange>) =
             away.partition(|range| range.purpose == Purpose::Gradients);

@@ -130,7 +130,7 @@ pub fn plan_with<M: Model, F: Fn(&Graph) -> Facts + Copy>(
             Err(other) => error = error.closer(TrainError::search(other, &budget)),
         }
     }
-    Err(propose(error, model, facts, options))
+    Err(propose(error, searcher.build()))
 }
 
 /// Whether two passes, which rebuild everything once but keep no gradients, could take less time than a plan that

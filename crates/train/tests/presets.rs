@@ -83,38 +83,32 @@ fn judged(name: &str, budget: u64, choice: &Choice, before: f64) -> f64 {
 fn every_preset_keeps_every_budget_of_a_gpu_and_is_never_slower_in_more() {
     let spec = DeviceSpec::from_name("cuda:h100").unwrap();
     let cases = [
-        Case::pinned("tiny", 60),
-        Case::pinned("s", 60),
-        Case::pinned("m", 60),
-        Case::pinned("llama-3.2-1b", 60),
-        Case::pinned("llama-3.1-8b", 24),
-        Case::pinned("llama-3.1-70b", 16),
-        Case::pinned("qwen2.5-0.5b", 40),
-        Case::pinned("qwen2.5-1.5b", 40),
-        Case::pinned("qwen2.5-7b", 40),
-        Case::pinned("qwen3-0.6b", 40),
-        Case::pinned("gpt2", 60),
-        Case::pinned("gpt2-xl", 24),
-        Case::pinned("bert-base", 40),
+        ("tiny", 60),
+        ("s", 60),
+        ("m", 60),
+        ("llama-3.2-1b", 60),
+        ("llama-3.1-8b", 24),
+        ("llama-3.1-70b", 16),
+        ("qwen2.5-0.5b", 40),
+        ("qwen2.5-1.5b", 40),
+        ("qwen2.5-7b", 40),
+        ("qwen3-0.6b", 40),
+        ("gpt2", 60),
+        ("gpt2-xl", 24),
+        ("bert-base", 40),
     ];
     let known: Vec<&str> = Preset::all().iter().map(|preset| preset.name).collect();
-    assert_eq!(cases.each_ref().map(|case| case.preset)[..], known[..], "every preset has a line");
-    for case in cases {
-        case.check(|graph| spec.facts(graph));
+    assert_eq!(cases.map(|(preset, _)| preset)[..], known[..], "every preset has a line");
+    for (preset, budgets) in cases {
+        Case::pinned(preset, budgets).check(|graph| spec.facts(graph));
     }
 }
 
 #[test]
 fn with_the_micro_batch_free_it_is_the_same() {
     let spec = DeviceSpec::from_name("cuda:4090").unwrap();
-    for case in [
-        Case::free("tiny", 40),
-        Case::free("m", 20),
-        Case::free("llama-3.1-8b", 6),
-        Case::free("gpt2", 12),
-        Case::free("bert-base", 12),
-    ] {
-        case.check(|graph| spec.facts(graph));
+    for (preset, budgets) in [("tiny", 40), ("m", 20), ("llama-3.1-8b", 6), ("gpt2", 12), ("bert-base", 12)] {
+        Case::free(preset, budgets).check(|graph| spec.facts(graph));
     }
 }
 

@@ -132,8 +132,10 @@ impl Session {
             None => None,
         };
         let planned = planned.map_or_else(|| planfile::load(plan, config, &device), Ok)?;
-        // Nothing was said so far that would be said again.
-        planfile::begin_anew_with(&planned)?;
+        if plan.is_none() {
+            // Nothing was said so far that would be said again.
+            planfile::begin_anew_with(&planned)?;
+        }
         for note in &config.configuration.notes {
             say(&format!("note: {note}\n"))?;
         }

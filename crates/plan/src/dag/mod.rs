@@ -60,7 +60,7 @@ pub use parse::{ParseError, parse};
 pub use revolve::{extra_forwards, extra_forwards_by_recurrence, least_slots_for_one_extra, mixed_forwards};
 pub use simulate::{Outcome, Step, Violation, simulate};
 pub use solve::{DagPlan, Effort, Unplannable, plan_dag};
-pub(crate) use within::{Care, Within, forward_nodes};
+pub(crate) use within::{Care, Within};
 
 /// A training graph: nodes in topological order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -88,6 +88,11 @@ pub struct DagNode {
 }
 
 impl Dag {
+    /// How many nodes may run again.
+    pub fn forward_nodes(&self) -> usize {
+        self.nodes.iter().filter(|node| !node.backward).count()
+    }
+
     /// Cost of running every node once.
     pub fn base_cost(&self) -> f64 {
         self.nodes.iter().map(|node| node.cost).sum()

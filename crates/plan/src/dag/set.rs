@@ -3,6 +3,38 @@
 //! States of the search are compared, hashed and copied by the million; a fixed width keeps them in
 //! registers. Graphs beyond the widest set the planner is built for are refused in `solve`.
 
+/// The most numbers that a set is made for.
+pub(crate) const MOST: usize = 64 * 32;
+
+/// Runs `$body` with `$width` words for sets of `$count` numbers, which are at most [`MOST`].
+macro_rules! sized {
+    ($count:expr, $width:ident => $body:expr) => {
+        match $count {
+            0..=64 => {
+                const $width: usize = 1;
+                $body
+            }
+            65..=128 => {
+                const $width: usize = 2;
+                $body
+            }
+            129..=256 => {
+                const $width: usize = 4;
+                $body
+            }
+            257..=512 => {
+                const $width: usize = 8;
+                $body
+            }
+            _ => {
+                const $width: usize = 32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use sized;
+
 /// A set of numbers below `64 · W`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Set<const W: usize>([u64; W]);

@@ -19,7 +19,7 @@ use super::ladder::Ladder;
 use super::policy::{Action, Draft, Path, lazy};
 use super::problem::{Oddities, Problem};
 use super::search::{Found, Search, Seed, Width};
-use super::set::Set;
+use super::set::{MOST, Set, sized};
 use super::simulate::{Outcome, Step, simulate};
 
 /// How much work a plan may take, in steps rather than seconds.
@@ -122,15 +122,11 @@ impl std::error::Error for Unplannable {}
 ///
 /// When no schedule was found, with the smallest budget that works, or the graph is too large.
 pub fn plan_dag(dag: &Dag, memory: u64, effort: Effort) -> Result<DagPlan, Unplannable> {
-    const MOST: usize = 64 * 32;
-    match dag.nodes.iter().filter(|node| !node.backward).count() {
-        0..=64 => Solver::<1>::new(dag, effort).plan(memory),
-        65..=128 => Solver::<2>::new(dag, effort).plan(memory),
-        129..=256 => Solver::<4>::new(dag, effort).plan(memory),
-        257..=512 => Solver::<8>::new(dag, effort).plan(memory),
-        513..=MOST => Solver::<32>::new(dag, effort).plan(memory),
-        forward => Err(Unplannable::TooLarge { forward, most: MOST }),
+    let forward = dag.forward_nodes();
+    if forward > MOST {
+        return Err(Unplannable::TooLarge { forward, most: MOST });
     }
+    sized!(forward, W => Solver::<W>::new(dag, effort).plan(memory))
 }
 
 /// What the search leaves at one budget.

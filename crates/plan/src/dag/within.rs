@@ -12,6 +12,7 @@ use super::policy::{Draft, Path, lazy};
 use super::pool::Pool;
 use super::problem::{Oddities, Problem};
 use super::search::{Found, Search, Seed, Width};
+use super::set::sized;
 use super::simulate::simulate;
 use super::solve::{DagPlan, Effort, Solver};
 
@@ -36,35 +37,6 @@ pub(crate) struct Within {
     pool: OnceCell<Pool>,
 }
 
-/// Runs `$body` with `$width` words for a set of the graph's forward nodes.
-macro_rules! sized {
-    ($dag:expr, $width:ident => $body:expr) => {
-        match forward_nodes($dag) {
-            0..=64 => {
-                const $width: usize = 1;
-                $body
-            }
-            65..=128 => {
-                const $width: usize = 2;
-                $body
-            }
-            129..=256 => {
-                const $width: usize = 4;
-                $body
-            }
-            _ => {
-                const $width: usize = 8;
-                $body
-            }
-        }
-    };
-}
-
-/// How many nodes of a graph may run again.
-pub(crate) fn forward_nodes(dag: &Dag) -> usize {
-    dag.nodes.iter().filter(|node| !node.backward).count()
-}
-
 /// Kept sets from which the beam begins: so many that fit, and so many that nearly do.
 const SEEDS: usize = 4;
 /// Points of the frontier at a budget, and those of them that are tried.
@@ -81,7 +53,7 @@ impl Within {
 
     /// None for a graph with too many forward nodes.
     pub(crate) fn new(dag: Dag, care: Care) -> Option<Within> {
-        (forward_nodes(&dag) <= Within::MOST_NODES).then_some(Within { dag, care, pool: OnceCell::new() })
+        (dag.forward_nodes() <= Within::MOST_NODES).then_some(Within { dag, care, pool: OnceCell::new() })
     }
 
     /// Bytes that keeping everything takes.
@@ -96,7 +68,7 @@ impl Within {
 
     fn pool(&self) -> &Pool {
         self.pool.get_or_init(|| {
-            sized!(&self.dag, W => {
+            sized!(self.dag.forward_nodes(), W => {
                 let problem: Problem<W> = Problem::new(&self.dag, Oddities::Once);
                 Pool::new(&problem, self.care.sets)
             })
@@ -106,7 +78,7 @@ impl Within {
     /// The cheapest schedule found in `memory` bytes. Its lower bound is for schedules in which every node that the
     /// backward pass does not build on runs in its place, and holds for less memory too.
     pub(crate) fn plan(&self, memory: u64) -> Option<DagPlan> {
-        sized!(&self.dag, W => self.plan_sized::<W>(memory))
+        sized!(self.dag.forward_nodes(), W => self.plan_sized::<W>(memory))
     }
 
     fn plan_sized<const W: usize>(&self, memory: u64) -> Option<DagPlan> {
@@ -190,7 +162,7 @@ impl Within {
 
     /// No schedule in `memory` bytes costs less; infinite where none fits.
     pub(crate) fn lower_bound(&self, memory: u64) -> f64 {
-        sized!(&self.dag, W => {
+        sized!(self.dag.forward_nodes(), W => {
             let problem: Problem<W> = Problem::new(&self.dag, Oddities::Removed);
             if memory < problem.least_memory() {
                 return f64::INFINITY;

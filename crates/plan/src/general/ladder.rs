@@ -6,7 +6,6 @@
 
 use crate::attempt::Attempt;
 use crate::general::GraphPlanner;
-use crate::placement::persistent_bytes;
 use crate::plan::assemble;
 use crate::problem::Scratch;
 use crate::search::{SearchError, Tried};
@@ -47,11 +46,11 @@ impl Attempt<'_> {
         scratch: Scratch,
         tried: &mut Vec<Tried>,
     ) -> Result<(), SearchError> {
-        let persistent = persistent_bytes(&self.prepared.program, 0)?;
         let mut found = 0;
         for rung in planner.rungs(planner.most_bytes()) {
             let Some(smallest) = self.rung(planner, scratch, rung)? else { continue };
-            if rung <= planner.highest_rung(smallest.arena_bytes.saturating_sub(persistent)) {
+            if rung <= planner.highest_rung(smallest.arena_bytes.saturating_sub(self.prepared.state_bytes()))
+            {
                 tried.push(smallest);
             }
             found += 1;

@@ -20,7 +20,7 @@ mod tests;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use crate::dag::{Care, Within, forward_nodes};
+use crate::dag::{Care, Within};
 use crate::general::model::Model;
 use crate::order::{Order, Run};
 use crate::plan::Costed;
@@ -55,9 +55,6 @@ struct Planned {
 }
 
 impl GraphPlanner {
-    /// Ratio of neighbouring budgets where what does not fit waits on a tier.
-    pub(crate) const VIRTUAL_RUNG: f64 = 1.25;
-
     /// A planner for every transient budget; none when the graph has too many forward nodes.
     pub(crate) fn new(part: &Costed, scratch: Scratch) -> Option<GraphPlanner> {
         let Costed { graph, facts } = part;
@@ -68,7 +65,7 @@ impl GraphPlanner {
         let (least_dag, least_model) =
             Model::new(graph, facts, |node| (node.seconds.min(node.lean_seconds), node.workspace.least));
         let once_seconds = least_dag.base_cost();
-        let (care, rung) = care(forward_nodes(&dag));
+        let (care, rung) = care(dag.forward_nodes());
         // There is one certificate to many rungs.
         let closer = Care { instants: care.instants.max(CERTIFICATE), ..care };
         let (within, least) = (Within::new(dag, care)?, Within::new(least_dag, closer)?);
