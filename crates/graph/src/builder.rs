@@ -1,4 +1,5 @@
-//! Writing a model: one method per op, shapes checked as you go.
+//! Writing a model: declarations and blocks, and the general way to apply an op. Each op has a method of its own, in
+//! the file of its family in `rules`.
 //!
 //! Methods return plain [`Value`]s, not results, so that a model reads like its paper. The first
 //! mistake is remembered together with the line of the caller's code, everything after it is ignored,
@@ -10,8 +11,7 @@ use std::panic::Location;
 use crate::graph::{
     Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, ValueInfo,
 };
-use crate::op::{Conv, Gelu, Head, Mask};
-use crate::{Axes, DType, GraphError, Op, Shape, Type, Value, infer};
+use crate::{DType, GraphError, Op, Shape, Type, Value, infer};
 
 impl Default for Graph {
     fn default() -> Graph {
@@ -139,228 +139,6 @@ impl Graph {
         result
     }
 
-    // ---- data movement -----------------------------------------------------------------------------
-
-    /// The same elements under another shape.
-    #[track_caller]
-    pub fn reshape(&mut self, x: Value, shape: impl Into<Shape>) -> Value {
-        self.apply(Op::Reshape { shape: shape.into() }, &[x])
-    }
-
-    /// Axes reordered: axis `i` of the result is axis `permutation[i]` of `x`.
-    #[track_caller]
-    pub fn transpose(&mut self, x: Value, permutation: &[usize]) -> Value {
-        self.apply(Op::Transpose { permutation: permutation.to_vec() }, &[x])
-    }
-
-    /// `len` indices of `axis` from `start` on.
-    #[track_caller]
-    pub fn slice(&mut self, x: Value, axis: usize, start: usize, len: usize) -> Value {
-        self.apply(Op::Slice { axis, start, len }, &[x])
-    }
-
-    /// The parts joined along `axis`.
-    #[track_caller]
-    pub fn concat(&mut self, parts: &[Value], axis: usize) -> Value {
-        self.apply(Op::Concat { axis }, parts)
-    }
-
-    /// `x` in another element type.
-    #[track_caller]
-    pub fn cast(&mut self, x: Value, to: DType) -> Value {
-        self.apply(Op::Cast { to }, &[x])
-    }
-
-    // ---- elementwise -------------------------------------------------------------------------------
-
-    /// `a + b`; the shape of `b` is a suffix of the shape of `a`.
-    #[track_caller]
-    pub fn add(&mut self, a: Value, b: Value) -> Value {
-        self.apply(Op::Add, &[a, b])
-    }
-
-    /// `a · b`; the shape of `b` is a suffix of the shape of `a`.
-    #[track_caller]
-    pub fn mul(&mut self, a: Value, b: Value) -> Value {
-        self.apply(Op::Mul, &[a, b])
-    }
-
-    /// `factor · x`.
-    #[track_caller]
-    pub fn scale(&mut self, x: Value, factor: f32) -> Value {
-        self.apply(Op::Scale { factor }, &[x])
-    }
-
-    /// `x · σ(x)`.
-    #[track_caller]
-    pub fn silu(&mut self, x: Value) -> Value {
-        self.apply(Op::Silu, &[x])
-    }
-
-    /// Gaussian error linear unit.
-    #[track_caller]
-    pub fn gelu(&mut self, x: Value, form: Gelu) -> Value {
-        self.apply(Op::Gelu(form), &[x])
-    }
-
-    /// Hyperbolic tangent.
-    #[track_caller]
-    pub fn tanh(&mut self, x: Value) -> Value {
-        self.apply(Op::Tanh, &[x])
-    }
-
-    /// `silu(gate) · up`.
-    #[track_caller]
-    pub fn swiglu(&mut self, gate: Value, up: Value) -> Value {
-        self.apply(Op::Swiglu, &[gate, up])
-    }
-
-    /// Zeroes elements with probability `p` and scales the rest; `x` itself when `p` is 0.
-    ///
-    /// Adds the graph input `rng`: see [`Op::Dropout`].
-    #[track_caller]
-    pub fn dropout(&mut self, x: Value, p: f32) -> Value {
-        if p == 0.0 {
-            return x;
-        }
-        if !(0.0..1.0).contains(&p) {
-            self.fail("dropout", format!("the probability must be in 0..1, got {p}"));
-        }
-        let rng = self.input("rng", [4], DType::I32);
-        let stream = self.stable_stream("dropout");
-        self.apply(Op::Dropout { p, stream }, &[x, rng])
-    }
-
-    // ---- matrix products ---------------------------------------------------------------------------
-
-    /// `x·wᵀ + bias` with `w (out, in)`; the bias is `[out]`, or a value of the result's shape.
-    #[track_caller]
-    pub fn linear(&mut self, x: Value, w: Value, bias: Option<Value>) -> Value {
-        self.linear_op(x, w, bias, false)
-    }
-
-    /// `x·w + bias` with `w (in, out)`, as GPT-2 stores its weights.
-    #[track_caller]
-    pub fn linear_transposed(&mut self, x: Value, w: Value, bias: Option<Value>) -> Value {
-        self.linear_op(x, w, bias, true)
-    }
-
-    #[track_caller]
-    fn linear_op(&mut self, x: Value, w: Value, bias: Option<Value>, transposed: bool) -> Value {
-        let inputs: Vec<Value> = [x, w].into_iter().chain(bias).collect();
-        self.apply(Op::Linear { transposed, bias: bias.is_some() }, &inputs)
-    }
-
-    /// `a·b` over the last two axes.
-    #[track_caller]
-    pub fn matmul(&mut self, a: Value, b: Value) -> Value {
-        self.apply(Op::Matmul { transpose_a: false, transpose_b: false }, &[a, b])
-    }
-
-    /// `a·bᵀ` over the last two axes.
-    #[track_caller]
-    pub fn matmul_transposed(&mut self, a: Value, b: Value) -> Value {
-        self.apply(Op::Matmul { transpose_a: false, transpose_b: true }, &[a, b])
-    }
-
-    /// Two-dimensional convolution of `x[B,C,Y,X]` with `w[O,C,h,w]`.
-    #[track_caller]
-    pub fn conv2d(&mut self, x: Value, w: Value, bias: Option<Value>, conv: Conv) -> Value {
-        let inputs: Vec<Value> = [x, w].into_iter().chain(bias).collect();
-        self.apply(Op::Conv2d { conv, bias: bias.is_some() }, &inputs)
-    }
-
-    // ---- normalisation and reductions --------------------------------------------------------------
-
-    /// Sum over `axes`, which disappear.
-    #[track_caller]
-    pub fn sum(&mut self, x: Value, axes: &[usize]) -> Value {
-        self.apply(Op::Sum { axes: Axes::of(axes.iter().copied()) }, &[x])
-    }
-
-    /// Mean over `axes`, which disappear.
-    #[track_caller]
-    pub fn mean(&mut self, x: Value, axes: &[usize]) -> Value {
-        let shape = self.shape(x);
-        let count: usize = axes.iter().filter_map(|&axis| shape.get(axis)).product();
-        let sum = self.sum(x, axes);
-        self.scale(sum, 1.0 / count as f32)
-    }
-
-    /// Softmax over the last axis.
-    #[track_caller]
-    pub fn softmax(&mut self, x: Value) -> Value {
-        self.apply(Op::Softmax, &[x])
-    }
-
-    /// Layer normalisation over the last axis.
-    #[track_caller]
-    pub fn layer_norm(&mut self, x: Value, weight: Value, bias: Value, epsilon: f32) -> Value {
-        self.apply(Op::LayerNorm { epsilon }, &[x, weight, bias])
-    }
-
-    /// Root-mean-square normalisation over the last axis.
-    #[track_caller]
-    pub fn rms_norm(&mut self, x: Value, weight: Value, epsilon: f32) -> Value {
-        self.apply(Op::RmsNorm { epsilon }, &[x, weight])
-    }
-
-    // ---- transformers ------------------------------------------------------------------------------
-
-    /// Rows of `table` chosen by `ids`.
-    #[track_caller]
-    pub fn embedding(&mut self, table: Value, ids: Value) -> Value {
-        self.apply(Op::Embedding, &[table, ids])
-    }
-
-    /// Rotary position embedding of `x[B,T,H,D]`; `frequencies[D/2]` are radians per position.
-    #[track_caller]
-    pub fn rope(&mut self, x: Value, frequencies: Value, positions: Option<Value>) -> Value {
-        let inputs: Vec<Value> = [x, frequencies].into_iter().chain(positions).collect();
-        self.apply(Op::Rope { inverse: false, positions: positions.is_some() }, &inputs)
-    }
-
-    /// Attention with the usual `1/√D` scale. `doc_start[B,T]` keeps documents of one row apart.
-    #[track_caller]
-    pub fn attention(&mut self, q: Value, k: Value, v: Value, visible: Visible) -> Value {
-        let scale = 1.0 / (self.shape(q).columns() as f32).sqrt();
-        let Visible { causal, window, doc_start } = visible;
-        let mask = Mask { causal, window, documents: doc_start.is_some() };
-        let inputs: Vec<Value> = [q, k, v].into_iter().chain(doc_start).collect();
-        self.apply(Op::Attention { mask, scale }, &inputs)
-    }
-
-    // ---- losses ------------------------------------------------------------------------------------
-
-    /// `scale · Σ −log softmax(logits)[target]`; `scale` is usually the graph input that holds one over
-    /// the valid targets of the global batch: see [`Graph::loss_scale`].
-    #[track_caller]
-    pub fn cross_entropy(&mut self, logits: Value, targets: Value, scale: Value, ignore_index: i32) -> Value {
-        self.apply(Op::CrossEntropy { ignore_index }, &[logits, targets, scale])
-    }
-
-    /// Language-model head and loss in one, so that the full logits never exist.
-    #[track_caller]
-    pub fn head_loss(
-        &mut self,
-        x: Value,
-        w: Value,
-        bias: Option<Value>,
-        targets: Value,
-        scale: Value,
-        ignore_index: i32,
-    ) -> Value {
-        let inputs: Vec<Value> = [x, w, targets, scale].into_iter().chain(bias).collect();
-        self.apply(Op::HeadLoss(Head { ignore_index, bias: bias.is_some() }), &inputs)
-    }
-
-    /// The scalar graph input `scale` that every loss is multiplied by: one over the number of valid
-    /// targets of the *global* batch, which is known before its first micro-batch runs.
-    #[track_caller]
-    pub fn loss_scale(&mut self) -> Value {
-        self.input("scale", [], DType::F32)
-    }
-
     // ---- the general form --------------------------------------------------------------------------
 
     /// Applies an op and returns its first output.
@@ -410,6 +188,19 @@ impl Graph {
         self.values[value.index()].state = Some((state, versions.len() as u32));
         versions.push(value);
         value
+    }
+
+    /// Makes `node` the backward node `op` of the same operands, with the outputs it had and those that `op` adds.
+    pub(crate) fn turn_backward(&mut self, node: NodeId, op: Op) {
+        let types: Vec<Type> = self.node(node).inputs.iter().map(|&value| self.ty(value)).collect();
+        let known = self.node(node).outputs.len();
+        let outputs = infer(&op, &types).unwrap_or_default();
+        let added: Vec<Value> = (known..outputs.len())
+            .map(|output| self.push_value(outputs[output], Source::Node { node, output }, None))
+            .collect();
+        let node = &mut self.nodes[node.index()];
+        (node.op, node.phase) = (op, Phase::Backward);
+        node.outputs.extend(added);
     }
 
     /// Declares that a gradient is used up in the schedule that makes it; see [`StateKind::Transient`].
@@ -466,7 +257,7 @@ impl Graph {
 
     /// Remembers the first mistake.
     #[track_caller]
-    fn fail(&mut self, what: &str, why: String) {
+    pub(crate) fn fail(&mut self, what: &str, why: String) {
         if self.error.is_none() {
             let at = Location::caller();
             self.error = Some(GraphError {
@@ -479,29 +270,11 @@ impl Graph {
     }
 
     /// A number that stays the same as long as the block keeps its name and its order of random ops.
-    fn stable_stream(&self, op: &str) -> u64 {
+    pub(crate) fn stable_stream(&self, op: &str) -> u64 {
         let block = self.current;
         let earlier = self.nodes.iter().filter(|n| n.block == block && n.op.name() == op).count();
         crate::name_hash(&format!("{}/{op}.{earlier}", self.block_name(block)))
     }
-}
-
-/// What an attention query may see.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Visible {
-    /// Only positions up to its own.
-    pub causal: bool,
-    /// Only positions closer than this.
-    pub window: Option<usize>,
-    /// Only its own document: i32 `[B,T]`, the first position of each position's document.
-    pub doc_start: Option<Value>,
-}
-
-impl Visible {
-    /// Every earlier position and its own.
-    pub const CAUSAL: Visible = Visible { causal: true, window: None, doc_start: None };
-    /// Every position.
-    pub const ALL: Visible = Visible { causal: false, window: None, doc_start: None };
 }
 
 /// Runs `body` as a region that `manual` recompute drops and rebuilds, like PyTorch's function of the

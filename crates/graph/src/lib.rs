@@ -26,10 +26,11 @@ mod dtype;
 mod error;
 mod fuse;
 mod graph;
-mod infer;
 mod interleave;
+mod layers;
 pub mod op;
 mod rewrite;
+mod rules;
 mod shape;
 mod store;
 mod text;
@@ -37,7 +38,7 @@ mod tile;
 mod verify;
 
 pub use autodiff::{differentiate, gradient_name};
-pub use builder::{Visible, checkpoint};
+pub use builder::checkpoint;
 pub use cost::{Work, work};
 pub use dtype::DType;
 pub use error::GraphError;
@@ -46,9 +47,10 @@ pub use graph::{
     Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, Value, ValueInfo,
     name_hash,
 };
-pub use infer::infer;
 pub use interleave::interleave;
+pub use layers::{Chain, IGNORED_TARGET};
 pub use op::Op;
+pub use rules::{Visible, infer};
 pub use shape::{Axes, MAX_RANK, Shape, Type};
 pub use store::{Storage, store};
 pub use tile::tile;

@@ -3,8 +3,8 @@
 //! Conventions. `N` is the number of rows of a value seen as a matrix (every axis but the last),
 //! `B` sequences of `T` positions, `H` query heads and `K` key heads of width `D`, `V` words.
 //! Weights are `(out, in)` as Hugging Face stores them. Optional inputs come last and are announced
-//! by a flag of the variant. An op is data: what it computes is defined by the reference kernel of
-//! the same name in `exec`, its gradient by one rule in `autodiff`.
+//! by a flag of the variant. An op is data: the reference kernel of the same name in `exec` defines its result, and
+//! the file of its [`Family`] in `rules` its types and its derivative.
 //!
 //! Absent on purpose: devices, tensor data, and anything a plan decides (recompute, place). Where a plan works on
 //! rows in tiles, a pass has put ops there that do.
@@ -453,6 +453,27 @@ pub enum Op {
     AdamW(AdamW),
 }
 
+/// A group of ops that share the files in which a model calls them and devices compute them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Elements are moved, copied or rounded.
+    Movement,
+    /// Each element of the result depends on the same element of the operands.
+    Elementwise,
+    /// Linear layers, batched products and convolutions.
+    Products,
+    /// Sums, softmax and norms.
+    Norms,
+    /// Embeddings, rotary positions and attention.
+    Transformer,
+    /// Feed-forward networks in tiles of rows.
+    Network,
+    /// Losses and the fused head.
+    Losses,
+    /// Gradient sums, their norm and the optimizers' updates.
+    State,
+}
+
 impl Op {
     /// The name used in text forms, in tables and by conformance cases.
     pub fn name(&self) -> &'static str {
@@ -508,6 +529,60 @@ impl Op {
             Op::ClipScale { .. } => "clip_scale",
             Op::Sgd(_) => "sgd",
             Op::AdamW(_) => "adamw",
+        }
+    }
+
+    /// The family: ops that are called, checked, differentiated and computed in the same files.
+    pub fn family(&self) -> Family {
+        match self {
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Pad { .. }
+            | Op::Concat { .. }
+            | Op::Cast { .. }
+            | Op::Broadcast { .. } => Family::Movement,
+            Op::Add
+            | Op::Mul
+            | Op::Scale { .. }
+            | Op::Silu
+            | Op::SiluGrad
+            | Op::Gelu(_)
+            | Op::GeluGrad(_)
+            | Op::Tanh
+            | Op::TanhGrad
+            | Op::Swiglu
+            | Op::SwigluGrad
+            | Op::Dropout { .. } => Family::Elementwise,
+            Op::Linear { .. }
+            | Op::LinearGradInput { .. }
+            | Op::LinearGradWeight { .. }
+            | Op::Matmul { .. }
+            | Op::Conv2d { .. }
+            | Op::Conv2dGradInput { .. }
+            | Op::Conv2dGradWeight { .. } => Family::Products,
+            Op::Sum { .. }
+            | Op::Softmax
+            | Op::SoftmaxGrad
+            | Op::LayerNorm { .. }
+            | Op::LayerNormGradInput
+            | Op::LayerNormGradWeight
+            | Op::RmsNorm { .. }
+            | Op::RmsNormGradInput
+            | Op::RmsNormGradWeight => Family::Norms,
+            Op::Embedding
+            | Op::EmbeddingGrad { .. }
+            | Op::Rope { .. }
+            | Op::Attention { .. }
+            | Op::AttentionGrad { .. } => Family::Transformer,
+            Op::Mlp(_) | Op::MlpGrad { .. } => Family::Network,
+            Op::CrossEntropy { .. }
+            | Op::CrossEntropyGrad { .. }
+            | Op::HeadLoss(_)
+            | Op::HeadLossGrad { .. } => Family::Losses,
+            Op::Accumulate { .. } | Op::SumSquares | Op::ClipScale { .. } | Op::Sgd(_) | Op::AdamW(_) => {
+                Family::State
+            }
         }
     }
 

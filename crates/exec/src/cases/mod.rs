@@ -6,16 +6,54 @@
 //!
 //! They are part of the library, not of its tests, so that a machine can be checked where it stands.
 
+mod building;
+mod elementwise;
 mod fill;
-mod tables;
-mod updates;
+mod losses;
+mod movement;
+mod network;
+mod norms;
+mod products;
+mod state;
+mod transformer;
 
 use plimsoll_graph::{DType, Op, Type, infer};
 
 use crate::reference::{self, Tensor};
 use crate::{ExecError, random, rounding};
 pub use fill::{Fill, Input};
-pub use tables::all;
+
+/// Every case, in the order of `op.rs`; then those of weights stored in fewer bits.
+pub fn all() -> Vec<Case> {
+    let cases = [
+        movement::all(),
+        elementwise::all(),
+        products::all(),
+        norms::all(),
+        transformer::all(),
+        network::all(),
+        losses::all(),
+        state::all(),
+    ]
+    .concat();
+    let halves: Vec<Case> = cases.iter().filter_map(building::with_half_weight).collect();
+    [cases, halves].concat()
+}
+
+/// The cases of `reference/ops.py` by name, with the parameters of their ops.
+pub fn golden() -> Vec<(&'static str, Op)> {
+    [
+        movement::golden(),
+        elementwise::golden(),
+        products::golden(),
+        norms::golden(),
+        transformer::golden(),
+        network::golden(),
+        losses::golden(),
+        state::golden(),
+    ]
+    .concat()
+}
 
 /// How far a result may lie from the reference, and why that far.
 #[derive(Clone, Copy, Debug, PartialEq)]

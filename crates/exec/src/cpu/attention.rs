@@ -14,8 +14,8 @@
     reason = "the rows of a head are interleaved with those of others, which slices cannot split"
 )]
 
-use plimsoll_graph::Type;
 use plimsoll_graph::op::Mask;
+use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::Call;
@@ -26,6 +26,22 @@ use super::split::{self, Lent};
 use super::tile::Product;
 use super::visibility::{KEYS, QUERIES, Seen, Visibility};
 use crate::ExecError;
+
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Attention { mask, scale } => attention(call, *mask, *scale),
+        _ => return None,
+    })
+}
+
+/// The scratch that an op of this file needs.
+pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], threads: usize) -> Option<Workspace> {
+    Some(match op {
+        Op::Attention { .. } => attention_workspace(inputs, threads),
+        _ => return None,
+    })
+}
 
 /// The extents of attention's operands: queries `[B,T,H,D]`, keys and values `[B,T,K,D]`.
 #[derive(Clone, Copy)]
@@ -62,7 +78,7 @@ impl Extents {
     }
 }
 
-pub(super) fn attention(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
+fn attention(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
     want_f32(call)?;
     let extents = Extents::of(&call.inputs[0].ty, &call.inputs[1].ty);
     let doc_start = mask.documents.then(|| call.integers(3));
@@ -80,7 +96,7 @@ pub(super) fn attention(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecE
     Ok(())
 }
 
-pub(super) fn attention_workspace(inputs: &[Type], threads: usize) -> Workspace {
+fn attention_workspace(inputs: &[Type], threads: usize) -> Workspace {
     let width = inputs[0].shape.columns();
     Workspace::exactly(4 * (threads * scratch_len(width)) as u64)
 }

@@ -16,8 +16,8 @@
 
 use std::ops::Range;
 
-use plimsoll_graph::Type;
 use plimsoll_graph::op::Mask;
+use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::attention::{Extents, PerQuery, transpose, visibility};
@@ -30,7 +30,23 @@ use super::visibility::{KEYS, QUERIES, Seen, Visibility};
 use super::{Call, pieces, reduce};
 use crate::ExecError;
 
-pub(super) fn attention_grad(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::AttentionGrad { mask, scale } => attention_grad(call, *mask, *scale),
+        _ => return None,
+    })
+}
+
+/// The scratch that an op of this file needs.
+pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], threads: usize) -> Option<Workspace> {
+    Some(match op {
+        Op::AttentionGrad { .. } => attention_grad_workspace(inputs, threads),
+        _ => return None,
+    })
+}
+
+fn attention_grad(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
     want_f32(call)?;
     let extents = Extents::of(&call.inputs[0].ty, &call.inputs[1].ty);
     let [q, k, v, o, lse, d_o] = [0, 1, 2, 3, 4, 5].map(|index| call.input(index));
@@ -64,7 +80,7 @@ fn one_pass_is_shorter(pieces: usize, threads: usize) -> bool {
     2 * pieces.div_ceil(threads) * threads <= 3 * pieces
 }
 
-pub(super) fn attention_grad_workspace(inputs: &[Type], threads: usize) -> Workspace {
+fn attention_grad_workspace(inputs: &[Type], threads: usize) -> Workspace {
     let width = inputs[0].shape.columns();
     Workspace::exactly(4 * (threads * scratch_len(width)) as u64)
 }

@@ -6,13 +6,21 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use plimsoll_graph::DType;
+use plimsoll_graph::{DType, Op};
 
 use super::lanes::PIECE;
 use super::{Call, Operand, movement, pieces};
 use crate::ExecError;
 
-pub(super) fn cast(call: &Call) -> Result<(), ExecError> {
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Cast { .. } => cast(call),
+        _ => return None,
+    })
+}
+
+fn cast(call: &Call) -> Result<(), ExecError> {
     let (x, y) = (call.inputs[0], call.outputs[0]);
     let len = x.ty.shape.elements();
     if x.ty.dtype == y.ty.dtype {
@@ -125,8 +133,6 @@ pub(super) unsafe fn elements<'a, T>(pointer: *mut u8, len: usize) -> &'a mut [T
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::Op;
-
     use super::*;
     use crate::cpu::trial::numbers;
     use crate::cpu::{Scratch, run};

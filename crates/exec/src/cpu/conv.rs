@@ -12,7 +12,7 @@
 //! this project trains on. Absent on purpose: anything smarter (direct kernels, Winograd).
 
 use plimsoll_graph::op::Conv;
-use plimsoll_graph::{Shape, Type};
+use plimsoll_graph::{Op, Shape, Type};
 use plimsoll_plan::Workspace;
 
 use super::linear::{kept_if, single_precision};
@@ -21,8 +21,28 @@ use super::pack::View;
 use super::{Call, split};
 use crate::ExecError;
 
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Conv2d { conv, .. } => conv2d(call, *conv),
+        Op::Conv2dGradInput { conv, .. } => conv2d_grad_input(call, *conv),
+        Op::Conv2dGradWeight { conv, .. } => conv2d_grad_weight(call, *conv),
+        _ => return None,
+    })
+}
+
+/// The scratch that an op of this file needs.
+pub(super) fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], _: usize) -> Option<Workspace> {
+    Some(match op {
+        Op::Conv2d { conv, .. } => conv2d_workspace(inputs, outputs, *conv),
+        Op::Conv2dGradInput { conv, .. } => conv2d_grad_input_workspace(inputs, outputs, *conv),
+        Op::Conv2dGradWeight { conv, .. } => conv2d_grad_weight_workspace(inputs, outputs, *conv),
+        _ => return None,
+    })
+}
+
 /// `(x[B,C,Y,X], w[O,C,h,w][, b[O]]) → [B,O,Y',X']`.
-pub(super) fn conv2d(call: &Call, conv: Conv) -> Result<(), ExecError> {
+fn conv2d(call: &Call, conv: Conv) -> Result<(), ExecError> {
     single_precision(call)?;
     let shape = |input: usize| call.inputs[input].ty.shape;
     let plan = Patches::new(shape(0), shape(1), call.outputs[0].ty.shape, conv);
@@ -46,7 +66,7 @@ pub(super) fn conv2d(call: &Call, conv: Conv) -> Result<(), ExecError> {
 }
 
 /// `(w, dy) → dx`.
-pub(super) fn conv2d_grad_input(call: &Call, conv: Conv) -> Result<(), ExecError> {
+fn conv2d_grad_input(call: &Call, conv: Conv) -> Result<(), ExecError> {
     single_precision(call)?;
     let shape = |input: usize| call.inputs[input].ty.shape;
     let plan = Patches::new(call.outputs[0].ty.shape, shape(0), shape(1), conv);
@@ -64,7 +84,7 @@ pub(super) fn conv2d_grad_input(call: &Call, conv: Conv) -> Result<(), ExecError
 }
 
 /// `(x, dy) → dw`, summed over the images in order.
-pub(super) fn conv2d_grad_weight(call: &Call, conv: Conv) -> Result<(), ExecError> {
+fn conv2d_grad_weight(call: &Call, conv: Conv) -> Result<(), ExecError> {
     single_precision(call)?;
     let shape = |input: usize| call.inputs[input].ty.shape;
     let plan = Patches::new(shape(0), call.outputs[0].ty.shape, shape(1), conv);
@@ -82,19 +102,19 @@ pub(super) fn conv2d_grad_weight(call: &Call, conv: Conv) -> Result<(), ExecErro
 }
 
 /// Scratch of [`conv2d`].
-pub(super) fn conv2d_workspace(inputs: &[Type], outputs: &[Type], conv: Conv) -> Workspace {
+fn conv2d_workspace(inputs: &[Type], outputs: &[Type], conv: Conv) -> Workspace {
     let plan = Patches::new(inputs[0].shape, inputs[1].shape, outputs[0].shape, conv);
     plan.workspace(plan.forward())
 }
 
 /// Scratch of [`conv2d_grad_input`].
-pub(super) fn conv2d_grad_input_workspace(inputs: &[Type], outputs: &[Type], conv: Conv) -> Workspace {
+fn conv2d_grad_input_workspace(inputs: &[Type], outputs: &[Type], conv: Conv) -> Workspace {
     let plan = Patches::new(outputs[0].shape, inputs[0].shape, inputs[1].shape, conv);
     plan.workspace(plan.to_image())
 }
 
 /// Scratch of [`conv2d_grad_weight`].
-pub(super) fn conv2d_grad_weight_workspace(inputs: &[Type], outputs: &[Type], conv: Conv) -> Workspace {
+fn conv2d_grad_weight_workspace(inputs: &[Type], outputs: &[Type], conv: Conv) -> Workspace {
     let plan = Patches::new(inputs[0].shape, outputs[0].shape, inputs[1].shape, conv);
     plan.workspace(plan.to_weight())
 }
@@ -209,8 +229,6 @@ impl Patches {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::Op;
-
     use super::*;
     use crate::cpu::trial::{Trial, numbers};
 

@@ -8,15 +8,25 @@
 )]
 #![allow(unsafe_code, reason = "may write over its input, which slices cannot express")]
 
+use plimsoll_graph::Op;
+
 use super::lanes::{PIECE, Streams, Work, at_full_width, want_f32};
 use super::{Call, pieces};
 use crate::ExecError;
 use crate::random::{Stream, drop_threshold};
 
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Dropout { p, stream } => dropout(call, *p, *stream),
+        _ => return None,
+    })
+}
+
 /// Elements read before any is written; a multiple of four, since one draw serves four elements.
 const CHUNK: usize = 64;
 
-pub(super) fn dropout(call: &Call, p: f32, stream: u64) -> Result<(), ExecError> {
+fn dropout(call: &Call, p: f32, stream: u64) -> Result<(), ExecError> {
     want_f32(call)?;
     let place = Streams { inputs: [call.pointer(0)], outputs: [call.outputs[0].pointer.cast()] };
     let rng = call.integers(1);
@@ -88,8 +98,6 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::Op;
-
     use super::*;
     use crate::cpu::trial::{Trial, numbers};
 

@@ -8,6 +8,7 @@
 )]
 #![allow(unsafe_code, reason = "a broadcast operand starts again at every row")]
 
+use plimsoll_graph::Op;
 use plimsoll_graph::op::Gelu;
 
 use super::activation::{
@@ -17,6 +18,25 @@ use super::cast;
 use super::lanes::{self, Elementwise, PIECE, Streams, map};
 use super::{Call, pieces};
 use crate::ExecError;
+
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Add => add(call),
+        Op::Mul => mul(call),
+        Op::Scale { factor } => scale(call, *factor),
+        Op::Silu => silu(call),
+        Op::SiluGrad => silu_grad(call),
+        Op::Gelu(form) => gelu(call, *form),
+        Op::GeluGrad(form) => gelu_grad(call, *form),
+        Op::Tanh => tanh(call),
+        Op::TanhGrad => tanh_grad(call),
+        Op::Swiglu => swiglu(call),
+        Op::SwigluGrad => swiglu_grad(call),
+        Op::Accumulate { .. } => accumulate(call),
+        _ => return None,
+    })
+}
 
 struct Sum;
 struct Product;
@@ -59,53 +79,53 @@ impl Elementwise<1, 1> for Copied {
     }
 }
 
-pub(super) fn add(call: &Call) -> Result<(), ExecError> {
+fn add(call: &Call) -> Result<(), ExecError> {
     with_suffix(call, &Sum, Plus)
 }
 
-pub(super) fn mul(call: &Call) -> Result<(), ExecError> {
+fn mul(call: &Call) -> Result<(), ExecError> {
     with_suffix(call, &Product, Times)
 }
 
-pub(super) fn scale(call: &Call, factor: f32) -> Result<(), ExecError> {
+fn scale(call: &Call, factor: f32) -> Result<(), ExecError> {
     map(call, &Times(factor))
 }
 
-pub(super) fn silu(call: &Call) -> Result<(), ExecError> {
+fn silu(call: &Call) -> Result<(), ExecError> {
     map(call, &Silu)
 }
 
-pub(super) fn silu_grad(call: &Call) -> Result<(), ExecError> {
+fn silu_grad(call: &Call) -> Result<(), ExecError> {
     map(call, &SiluGrad)
 }
 
-pub(super) fn gelu(call: &Call, form: Gelu) -> Result<(), ExecError> {
+fn gelu(call: &Call, form: Gelu) -> Result<(), ExecError> {
     match form {
         Gelu::Tanh => map(call, &GeluTanh),
         Gelu::Erf => map(call, &GeluErf),
     }
 }
 
-pub(super) fn gelu_grad(call: &Call, form: Gelu) -> Result<(), ExecError> {
+fn gelu_grad(call: &Call, form: Gelu) -> Result<(), ExecError> {
     match form {
         Gelu::Tanh => map(call, &GeluTanhGrad),
         Gelu::Erf => map(call, &GeluErfGrad),
     }
 }
 
-pub(super) fn tanh(call: &Call) -> Result<(), ExecError> {
+fn tanh(call: &Call) -> Result<(), ExecError> {
     map(call, &Tanh)
 }
 
-pub(super) fn tanh_grad(call: &Call) -> Result<(), ExecError> {
+fn tanh_grad(call: &Call) -> Result<(), ExecError> {
     map(call, &TanhGrad)
 }
 
-pub(super) fn swiglu(call: &Call) -> Result<(), ExecError> {
+fn swiglu(call: &Call) -> Result<(), ExecError> {
     map(call, &Swiglu)
 }
 
-pub(super) fn swiglu_grad(call: &Call) -> Result<(), ExecError> {
+fn swiglu_grad(call: &Call) -> Result<(), ExecError> {
     map(call, &SwigluGrad)
 }
 
@@ -117,7 +137,7 @@ pub(super) fn add_to(sum: &mut [f32], x: &[f32]) {
 }
 
 /// Adds to the sum, or begins it where nothing has been added yet.
-pub(super) fn accumulate(call: &Call) -> Result<(), ExecError> {
+fn accumulate(call: &Call) -> Result<(), ExecError> {
     if call.inputs[0].ty.dtype != call.outputs[0].ty.dtype {
         cast::accumulate(call);
         return Ok(());
@@ -172,8 +192,6 @@ fn with_suffix<One: Elementwise<1, 1>>(
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::Op;
-
     use super::*;
     use crate::cpu::trial::{Trial, assert_near, numbers};
 

@@ -7,15 +7,26 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
+use plimsoll_graph::Op;
+
 use super::lanes::{PIECE, Work, at_full_width, want_f32};
 use super::pack::Numbers;
 use super::{Call, split};
 use crate::ExecError;
 
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Embedding => embedding(call),
+        Op::EmbeddingGrad { .. } => embedding_grad(call),
+        _ => return None,
+    })
+}
+
 /// Columns a piece owns: eight cache lines of each row.
 const STRIP: usize = 128;
 
-pub(super) fn embedding(call: &Call) -> Result<(), ExecError> {
+fn embedding(call: &Call) -> Result<(), ExecError> {
     let ids = call.integers(1);
     check(ids, call.inputs[0].ty.shape[0])?;
     match call.weight(0) {
@@ -34,7 +45,7 @@ fn choose<T: Copy + Send + Sync>(table: &[T], ids: &[i32], output: &mut [T]) {
     });
 }
 
-pub(super) fn embedding_grad(call: &Call) -> Result<(), ExecError> {
+fn embedding_grad(call: &Call) -> Result<(), ExecError> {
     want_f32(call)?;
     let (ids, dy) = (call.integers(0), call.input(1));
     let shape = call.outputs[0].ty.shape;
@@ -81,8 +92,6 @@ fn check(ids: &[i32], rows: usize) -> Result<(), ExecError> {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::Op;
-
     use super::*;
     use crate::cpu::trial::{Trial, assert_near, numbers};
 

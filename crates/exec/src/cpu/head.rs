@@ -11,8 +11,8 @@
 //! How many rows go at once depends on the workspace that was granted, and no bit depends on that: every sum
 //! over rows (loss, `dw`, `db`) takes one row after the other, and a chunk continues where the last stopped.
 
-use plimsoll_graph::Type;
 use plimsoll_graph::op::Head;
+use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::exp::exp;
@@ -22,6 +22,23 @@ use super::pack::{Numbers, View};
 use super::simd::widest;
 use super::{Call, split};
 use crate::ExecError;
+
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::HeadLoss(head) => head_loss(call, *head),
+        Op::HeadLossGrad { head, weight, bias } => head_loss_grad(call, *head, *weight, *bias),
+        _ => return None,
+    })
+}
+
+/// The scratch that an op of this file needs.
+pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Option<Workspace> {
+    Some(match op {
+        Op::HeadLoss(_) | Op::HeadLossGrad { .. } => head_workspace(inputs),
+        _ => return None,
+    })
+}
 
 /// Rows at once in the smallest workspace; the rows of a chunk are a multiple of this.
 const FEWEST_ROWS: usize = 16;
@@ -35,13 +52,13 @@ const WORTH_SHARING: usize = 8192;
 const BIAS_COLUMNS: usize = 2048;
 
 /// `(x, w, targets, scale[, b]) → loss`.
-pub(super) fn head_loss(call: &Call, head: Head) -> Result<(), ExecError> {
+fn head_loss(call: &Call, head: Head) -> Result<(), ExecError> {
     HeadCall::new(call, head)?.run(None);
     Ok(())
 }
 
 /// `(x, w, targets, scale[, b]) → (loss, dx[, dw][, db])`.
-pub(super) fn head_loss_grad(call: &Call, head: Head, weight: bool, bias: bool) -> Result<(), ExecError> {
+fn head_loss_grad(call: &Call, head: Head, weight: bool, bias: bool) -> Result<(), ExecError> {
     let accumulates = |output: usize| call.outputs[output].accumulate;
     let gradients = Gradients {
         dx: call.output(1),
@@ -56,7 +73,7 @@ pub(super) fn head_loss_grad(call: &Call, head: Head, weight: bool, bias: bool) 
 }
 
 /// Scratch of [`head_loss`] and [`head_loss_grad`].
-pub(super) fn head_workspace(inputs: &[Type]) -> Workspace {
+fn head_workspace(inputs: &[Type]) -> Workspace {
     let (n, c, v) = (inputs[0].shape[0], inputs[0].shape[1], inputs[1].shape[0]);
     let bytes = |rows: usize, product: u64| (4 * (rows.min(n) * (v + 1) + LINE)) as u64 + product;
     let product = product_workspace(c, v);
@@ -288,8 +305,6 @@ widest! {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::Op;
-
     use super::*;
     use crate::cpu::trial::{Trial, numbers};
 

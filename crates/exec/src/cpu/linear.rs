@@ -3,13 +3,35 @@
 //! A matrix that is used transposed is not copied: packing reads it along its other axis. `N` is the number of
 //! rows of `x`, `(out, in)` the extents of the weight.
 
-use plimsoll_graph::{DType, Shape, Type};
+use plimsoll_graph::{DType, Op, Shape, Type};
 use plimsoll_plan::Workspace;
 
 use super::matmul::{self, Extents, Start, product};
 use super::pack::{Numbers, View};
 use super::{Call, pieces, split};
 use crate::ExecError;
+
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Linear { transposed, .. } => linear(call, *transposed),
+        Op::LinearGradInput { transposed } => linear_grad_input(call, *transposed),
+        Op::LinearGradWeight { transposed } => linear_grad_weight(call, *transposed),
+        Op::Matmul { transpose_a, transpose_b } => matmul(call, *transpose_a, *transpose_b),
+        _ => return None,
+    })
+}
+
+/// The scratch that an op of this file needs.
+pub(super) fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> Option<Workspace> {
+    Some(match op {
+        Op::Linear { .. } => linear_workspace(inputs, outputs),
+        Op::LinearGradInput { .. } => linear_grad_input_workspace(inputs, outputs),
+        Op::LinearGradWeight { .. } => linear_grad_weight_workspace(inputs, outputs),
+        Op::Matmul { transpose_a, .. } => matmul_workspace(inputs, outputs, threads, *transpose_a),
+        _ => return None,
+    })
+}
 
 /// A weight and the products with it.
 #[derive(Clone, Copy)]
@@ -87,7 +109,7 @@ fn weight_gradient(
 }
 
 /// `(x[N,in], w[, b]) → y[N,out]`, `w` being `(out, in)`, or `(in, out)` when `transposed`.
-pub(super) fn linear(call: &Call, transposed: bool) -> Result<(), ExecError> {
+fn linear(call: &Call, transposed: bool) -> Result<(), ExecError> {
     single_precision(call)?;
     let (rows, weight) = (call.inputs[0].ty.shape.rows(), Weight::input(call, 1, transposed));
     weight.forward(rows, call.input(0), linear_start(call), call.output(0), call.scratch());
@@ -107,12 +129,12 @@ fn linear_start<'a>(call: &'a Call) -> Start<'a> {
 }
 
 /// Scratch of [`linear`].
-pub(super) fn linear_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
+fn linear_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
     matmul::workspace(linear_extents(inputs[0].shape, outputs[0].shape))
 }
 
 /// `(w, dy[N,out]) → dx[N,in]`.
-pub(super) fn linear_grad_input(call: &Call, transposed: bool) -> Result<(), ExecError> {
+fn linear_grad_input(call: &Call, transposed: bool) -> Result<(), ExecError> {
     single_precision(call)?;
     let (rows, weight) = (call.inputs[1].ty.shape.rows(), Weight::input(call, 0, transposed));
     weight.backward(rows, call.input(1), call.output(0), call.scratch());
@@ -120,12 +142,12 @@ pub(super) fn linear_grad_input(call: &Call, transposed: bool) -> Result<(), Exe
 }
 
 /// Scratch of [`linear_grad_input`].
-pub(super) fn linear_grad_input_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
+fn linear_grad_input_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
     matmul::workspace(linear_extents(inputs[1].shape, outputs[0].shape))
 }
 
 /// `(x[N,in], dy[N,out]) → dw`, of the weight's shape.
-pub(super) fn linear_grad_weight(call: &Call, transposed: bool) -> Result<(), ExecError> {
+fn linear_grad_weight(call: &Call, transposed: bool) -> Result<(), ExecError> {
     single_precision(call)?;
     let (rows, shape) = (call.inputs[0].ty.shape.rows(), call.outputs[0].ty.shape);
     let (start, operands) = (kept_if(call.outputs[0].accumulate), [call.input(0), call.input(1)]);
@@ -134,12 +156,12 @@ pub(super) fn linear_grad_weight(call: &Call, transposed: bool) -> Result<(), Ex
 }
 
 /// Scratch of [`linear_grad_weight`].
-pub(super) fn linear_grad_weight_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
+fn linear_grad_weight_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
     matmul::workspace(weight_extents(inputs[0].shape, outputs[0].shape))
 }
 
 /// `(a, b) → a·b` for each index of the leading axes.
-pub(super) fn matmul(call: &Call, transpose_a: bool, transpose_b: bool) -> Result<(), ExecError> {
+fn matmul(call: &Call, transpose_a: bool, transpose_b: bool) -> Result<(), ExecError> {
     single_precision(call)?;
     let extents = batch_extents(call.inputs[0].ty.shape, call.outputs[0].ty.shape, transpose_a);
     let Extents { m, n, k } = extents;
@@ -170,12 +192,7 @@ pub(super) fn matmul(call: &Call, transpose_a: bool, transpose_b: bool) -> Resul
 }
 
 /// Scratch of [`matmul()`].
-pub(super) fn matmul_workspace(
-    inputs: &[Type],
-    outputs: &[Type],
-    threads: usize,
-    transpose_a: bool,
-) -> Workspace {
+fn matmul_workspace(inputs: &[Type], outputs: &[Type], threads: usize, transpose_a: bool) -> Workspace {
     let extents = batch_extents(inputs[0].shape, outputs[0].shape, transpose_a);
     let one = matmul::workspace(extents);
     let batch = outputs[0].shape.elements() / (extents.m * extents.n).max(1);

@@ -12,8 +12,8 @@
 //! go on from tile to tile in the order of the rows, and what two products send back is added, not summed in one.
 //! A tile's rows are copied before its result is written, which may then lie in their place.
 
-use plimsoll_graph::Type;
 use plimsoll_graph::op::{Activation, Gelu, Mlp};
+use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::activation::{GeluErf, GeluErfGrad, GeluTanh, GeluTanhGrad, Swiglu, SwigluGrad};
@@ -25,11 +25,29 @@ use super::split::Overwritten;
 use super::{Call, sums};
 use crate::ExecError;
 
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Mlp(form) => mlp(call, *form),
+        Op::MlpGrad { mlp: form, weights, biases } => mlp_grad(call, *form, *weights, *biases),
+        _ => return None,
+    })
+}
+
+/// The scratch that an op of this file needs.
+pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Option<Workspace> {
+    Some(match op {
+        Op::Mlp(form) => mlp_workspace(*form, inputs),
+        Op::MlpGrad { mlp: form, .. } => mlp_grad_workspace(*form, inputs),
+        _ => return None,
+    })
+}
+
 /// Parts of the workspace begin at a cache line: so many floats.
 const LINE: usize = 16;
 
 /// `(x, w₁ … wₙ[, b₁ … bₙ]) → y`.
-pub(super) fn mlp(call: &Call, form: Mlp) -> Result<(), ExecError> {
+fn mlp(call: &Call, form: Mlp) -> Result<(), ExecError> {
     single_precision(call)?;
     let (network, sizes) = (Network::new(call, form, 1), Sizes::of_call(call, form, 1));
     let mut room = Room(call.scratch());
@@ -49,7 +67,7 @@ pub(super) fn mlp(call: &Call, form: Mlp) -> Result<(), ExecError> {
 }
 
 /// `(x, dy, w₁ … wₙ[, b₁ … bₙ]) → (dx[, dw₁ … dwₙ][, db₁ … dbₙ])`.
-pub(super) fn mlp_grad(call: &Call, form: Mlp, weights: bool, biases: bool) -> Result<(), ExecError> {
+fn mlp_grad(call: &Call, form: Mlp, weights: bool, biases: bool) -> Result<(), ExecError> {
     single_precision(call)?;
     let (network, sizes) = (Network::new(call, form, 2), Sizes::of_call(call, form, 2));
     let first_bias = 1 + if weights { form.products() } else { 0 };
@@ -83,14 +101,14 @@ pub(super) fn mlp_grad(call: &Call, form: Mlp, weights: bool, biases: bool) -> R
 }
 
 /// Scratch of [`mlp()`].
-pub(super) fn mlp_workspace(form: Mlp, inputs: &[Type]) -> Workspace {
+fn mlp_workspace(form: Mlp, inputs: &[Type]) -> Workspace {
     let sizes = Sizes::new(form, inputs[0], inputs[1], inputs[form.products()]);
     let parts = [sizes.rows * sizes.c].into_iter().chain(sizes.hidden());
     with_products(parts, &[sizes.up(), sizes.down()])
 }
 
 /// Scratch of [`mlp_grad`].
-pub(super) fn mlp_grad_workspace(form: Mlp, inputs: &[Type]) -> Workspace {
+fn mlp_grad_workspace(form: Mlp, inputs: &[Type]) -> Workspace {
     let sizes = Sizes::new(form, inputs[0], inputs[2], inputs[1 + form.products()]);
     let Sizes { rows, c, f, out, .. } = sizes;
     let operands = [rows * c, rows * out, rows * sizes.other()];

@@ -5,12 +5,25 @@
 #![allow(clippy::unnecessary_wraps, reason = "all kernels have one signature")]
 #![allow(unsafe_code, reason = "moves elements between strided places of the arena by address")]
 
-use plimsoll_graph::Axes;
+use plimsoll_graph::{Axes, Op};
 
 use super::lanes::PIECE;
 use super::sums::Walk;
 use super::{Call, Operand, pieces};
 use crate::ExecError;
+
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Reshape { .. } => reshape(call),
+        Op::Transpose { permutation } => transpose(call, permutation),
+        Op::Slice { axis, start, len } => slice(call, *axis, *start, *len),
+        Op::Pad { axis, start, len } => pad(call, *axis, *start, *len),
+        Op::Concat { axis } => concat(call, *axis),
+        Op::Broadcast { axes, .. } => broadcast(call, *axes),
+        _ => return None,
+    })
+}
 
 /// Side of the squares in which a transposition proceeds: a cache line of f32.
 const SQUARE: usize = 16;
@@ -79,7 +92,7 @@ pub(super) fn reshape(call: &Call) -> Result<(), ExecError> {
     Ok(())
 }
 
-pub(super) fn slice(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
+fn slice(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
     let (x, y) = (&call.inputs[0], &call.outputs[0]);
     let (count, unit) = cut(x, axis);
     Runs {
@@ -95,7 +108,7 @@ pub(super) fn slice(call: &Call, axis: usize, start: usize, len: usize) -> Resul
     Ok(())
 }
 
-pub(super) fn pad(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
+fn pad(call: &Call, axis: usize, start: usize, len: usize) -> Result<(), ExecError> {
     let (x, y) = (&call.inputs[0], &call.outputs[0]);
     let (count, unit) = cut(x, axis);
     let extent = x.ty.shape[axis];
@@ -114,7 +127,7 @@ pub(super) fn pad(call: &Call, axis: usize, start: usize, len: usize) -> Result<
     Ok(())
 }
 
-pub(super) fn concat(call: &Call, axis: usize) -> Result<(), ExecError> {
+fn concat(call: &Call, axis: usize) -> Result<(), ExecError> {
     let y = &call.outputs[0];
     let (count, unit) = cut(y, axis);
     let mut at = 0;
@@ -148,7 +161,7 @@ unsafe impl<T> Send for Elements<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Elements<T> {}
 
-pub(super) fn transpose(call: &Call, permutation: &[usize]) -> Result<(), ExecError> {
+fn transpose(call: &Call, permutation: &[usize]) -> Result<(), ExecError> {
     match call.inputs[0].ty.dtype.bytes() {
         2 => transpose_elements::<u16>(call, permutation),
         _ => transpose_elements::<u32>(call, permutation),
@@ -262,7 +275,7 @@ impl Matrix {
     }
 }
 
-pub(super) fn broadcast(call: &Call, axes: Axes) -> Result<(), ExecError> {
+fn broadcast(call: &Call, axes: Axes) -> Result<(), ExecError> {
     match call.inputs[0].ty.dtype.bytes() {
         2 => broadcast_elements::<u16>(call, axes),
         _ => broadcast_elements::<u32>(call, axes),

@@ -8,18 +8,33 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
+use plimsoll_graph::Op;
+
 use super::lanes::{PIECE, want_f32};
 use super::simd::widest;
 use super::sums::{ColumnTerms, columns};
 use super::{Call, reduce, split};
 use crate::ExecError;
 
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::LayerNorm { epsilon } => layer_norm(call, *epsilon),
+        Op::LayerNormGradInput => layer_norm_grad_input(call),
+        Op::LayerNormGradWeight => layer_norm_grad_weight(call),
+        Op::RmsNorm { epsilon } => rms_norm(call, *epsilon),
+        Op::RmsNormGradInput => rms_norm_grad_input(call),
+        Op::RmsNormGradWeight => rms_norm_grad_weight(call),
+        _ => return None,
+    })
+}
+
 /// Rows of a piece of a matrix with `width` columns.
 fn per_piece(width: usize) -> usize {
     PIECE.div_ceil(width.max(1))
 }
 
-pub(super) fn layer_norm(call: &Call, epsilon: f32) -> Result<(), ExecError> {
+fn layer_norm(call: &Call, epsilon: f32) -> Result<(), ExecError> {
     want_f32(call)?;
     let shape = call.inputs[0].ty.shape;
     let (x, w, b) = (call.input(0), call.input(1), call.input(2));
@@ -47,7 +62,7 @@ widest! {
     }
 }
 
-pub(super) fn rms_norm(call: &Call, epsilon: f32) -> Result<(), ExecError> {
+fn rms_norm(call: &Call, epsilon: f32) -> Result<(), ExecError> {
     want_f32(call)?;
     let shape = call.inputs[0].ty.shape;
     let (x, w) = (call.input(0), call.input(1));
@@ -69,28 +84,28 @@ widest! {
     }
 }
 
-pub(super) fn layer_norm_grad_input(call: &Call) -> Result<(), ExecError> {
+fn layer_norm_grad_input(call: &Call) -> Result<(), ExecError> {
     want_f32(call)?;
     let [x, w, mean, rstd, dy] = [0, 1, 2, 3, 4].map(|index| call.input(index));
     grad_input(Rows { x, mean: Some(mean), rstd, dy }, w, call.output(0));
     Ok(())
 }
 
-pub(super) fn rms_norm_grad_input(call: &Call) -> Result<(), ExecError> {
+fn rms_norm_grad_input(call: &Call) -> Result<(), ExecError> {
     want_f32(call)?;
     let [x, w, rstd, dy] = [0, 1, 2, 3].map(|index| call.input(index));
     grad_input(Rows { x, mean: None, rstd, dy }, w, call.output(0));
     Ok(())
 }
 
-pub(super) fn layer_norm_grad_weight(call: &Call) -> Result<(), ExecError> {
+fn layer_norm_grad_weight(call: &Call) -> Result<(), ExecError> {
     want_f32(call)?;
     let [x, mean, rstd, dy] = [0, 1, 2, 3].map(|index| call.input(index));
     columns(rstd.len(), &Rows { x, mean: Some(mean), rstd, dy }, call.output(0), call.outputs[0].accumulate);
     Ok(())
 }
 
-pub(super) fn rms_norm_grad_weight(call: &Call) -> Result<(), ExecError> {
+fn rms_norm_grad_weight(call: &Call) -> Result<(), ExecError> {
     want_f32(call)?;
     let [x, rstd, dy] = [0, 1, 2].map(|index| call.input(index));
     columns(rstd.len(), &Rows { x, mean: None, rstd, dy }, call.output(0), call.outputs[0].accumulate);

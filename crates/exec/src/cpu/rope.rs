@@ -8,15 +8,25 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
+use plimsoll_graph::Op;
+
 use super::Call;
 use super::lanes::{PIECE, Work, at_full_width, want_f32};
 use super::split::{self, Overwritten};
 use crate::ExecError;
 
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Rope { inverse, positions } => rope(call, *inverse, *positions),
+        _ => return None,
+    })
+}
+
 /// Pairs whose sines are computed together.
 const PAIRS: usize = 32;
 
-pub(super) fn rope(call: &Call, inverse: bool, positions: bool) -> Result<(), ExecError> {
+fn rope(call: &Call, inverse: bool, positions: bool) -> Result<(), ExecError> {
     want_f32(call)?;
     let shape = call.inputs[0].ty.shape;
     let (length, heads, width) = (shape[1], shape[2], shape[3]);
@@ -90,8 +100,6 @@ fn sin_cos(angle: f64) -> [f32; 2] {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::Op;
-
     use super::*;
     use crate::cpu::trial::{Trial, assert_near, numbers};
 

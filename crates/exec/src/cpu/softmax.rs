@@ -8,7 +8,7 @@
 )]
 #![allow(unsafe_code, reason = "softmax's gradient may write over either of its inputs")]
 
-use plimsoll_graph::Type;
+use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::exp::exp;
@@ -18,12 +18,31 @@ use super::split::{self, Overwritten};
 use super::{Call, pieces, reduce};
 use crate::ExecError;
 
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Softmax => softmax(call),
+        Op::SoftmaxGrad => softmax_grad(call),
+        Op::CrossEntropy { ignore_index } => cross_entropy(call, *ignore_index),
+        Op::CrossEntropyGrad { ignore_index } => cross_entropy_grad(call, *ignore_index),
+        _ => return None,
+    })
+}
+
+/// The scratch that an op of this file needs.
+pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Option<Workspace> {
+    Some(match op {
+        Op::CrossEntropy { .. } => cross_entropy_workspace(inputs),
+        _ => return None,
+    })
+}
+
 /// Rows of a piece of a matrix with `width` columns.
 fn per_piece(width: usize) -> usize {
     PIECE.div_ceil(width.max(1))
 }
 
-pub(super) fn softmax(call: &Call) -> Result<(), ExecError> {
+fn softmax(call: &Call) -> Result<(), ExecError> {
     want_f32(call)?;
     let (x, shape) = (Overwritten::input(call, 0), call.inputs[0].ty.shape);
     let width = shape.columns();
@@ -60,7 +79,7 @@ impl Elementwise<2, 1> for Centred {
     }
 }
 
-pub(super) fn softmax_grad(call: &Call) -> Result<(), ExecError> {
+fn softmax_grad(call: &Call) -> Result<(), ExecError> {
     let (streams, shape) = (Streams::<2, 1>::of(call)?, call.inputs[0].ty.shape);
     let (rows, width) = (shape.rows(), shape.columns());
     let together = per_piece(width);
@@ -85,7 +104,7 @@ widest! {
     }
 }
 
-pub(super) fn cross_entropy(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
+fn cross_entropy(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
     want_f32(call)?;
     let (logits, targets, scale) = (call.input(0), call.integers(1), call.input(2)[0]);
     let width = call.inputs[0].ty.shape[1];
@@ -104,7 +123,7 @@ pub(super) fn cross_entropy(call: &Call, ignore_index: i32) -> Result<(), ExecEr
     Ok(())
 }
 
-pub(super) fn cross_entropy_workspace(inputs: &[Type]) -> Workspace {
+fn cross_entropy_workspace(inputs: &[Type]) -> Workspace {
     Workspace::exactly(inputs[1].bytes() as u64)
 }
 
@@ -115,7 +134,7 @@ widest! {
     }
 }
 
-pub(super) fn cross_entropy_grad(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
+fn cross_entropy_grad(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
     want_f32(call)?;
     let (logits, targets, scale) = (Overwritten::input(call, 0), call.integers(1), call.input(2)[0]);
     let width = call.inputs[0].ty.shape[1];
@@ -147,8 +166,6 @@ fn check(targets: &[i32], words: usize, ignore_index: i32) -> Result<(), ExecErr
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::Op;
-
     use super::*;
     use crate::cpu::trial::{Trial, assert_near, numbers};
 

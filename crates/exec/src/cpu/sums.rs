@@ -15,6 +15,22 @@ use super::simd::widest;
 use super::{Call, reduce, split};
 use crate::ExecError;
 
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Sum { axes } => sum(call, *axes),
+        _ => return None,
+    })
+}
+
+/// The scratch that an op of this file needs.
+pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Option<Workspace> {
+    Some(match op {
+        Op::Sum { .. } => sum_workspace(op, inputs),
+        _ => return None,
+    })
+}
+
 /// Columns a piece owns: eight cache lines of each row.
 const STRIP: usize = 128;
 
@@ -104,7 +120,7 @@ impl ColumnTerms for Elements<'_> {
     }
 }
 
-pub(super) fn sum(call: &Call, axes: Axes) -> Result<(), ExecError> {
+fn sum(call: &Call, axes: Axes) -> Result<(), ExecError> {
     want_f32(call)?;
     let (x, shape) = (call.input(0), call.inputs[0].ty.shape);
     let (output, accumulate) = (call.output(0), call.outputs[0].accumulate);
@@ -120,7 +136,7 @@ pub(super) fn sum(call: &Call, axes: Axes) -> Result<(), ExecError> {
     Ok(())
 }
 
-pub(super) fn sum_workspace(op: &Op, inputs: &[Type]) -> Workspace {
+fn sum_workspace(op: &Op, inputs: &[Type]) -> Workspace {
     let Op::Sum { axes } = op else { return Workspace::default() };
     match three_parts(inputs[0].shape, *axes) {
         Some([rows, summed, 1]) if summed > PIECE => {

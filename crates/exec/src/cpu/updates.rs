@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "gradients of any element type are reached by address")]
 
 use plimsoll_graph::op::{AdamW, Sgd};
-use plimsoll_graph::{DType, Type};
+use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::cast::{elements, load};
@@ -16,7 +16,27 @@ use super::stored::{Rule, update};
 use super::{Call, Operand, reduce, split};
 use crate::ExecError;
 
-pub(super) fn sum_squares(call: &Call) {
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    match call.op {
+        Op::SumSquares => sum_squares(call),
+        Op::ClipScale { max_norm } => return Some(clip_scale(call, *max_norm)),
+        Op::Sgd(rates) => sgd(call, *rates),
+        Op::AdamW(rates) => adamw(call, *rates),
+        _ => return None,
+    }
+    Some(Ok(()))
+}
+
+/// The scratch that an op of this file needs.
+pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Option<Workspace> {
+    Some(match op {
+        Op::SumSquares => sum_squares_workspace(inputs),
+        _ => return None,
+    })
+}
+
+fn sum_squares(call: &Call) {
     let scratch = call.scratch();
     let mut total = 0.0f64;
     for x in call.inputs {
@@ -49,7 +69,7 @@ fn squares_of(x: &Operand, start: usize, len: usize) -> f32 {
 }
 
 /// One number for each piece of the largest input.
-pub(super) fn sum_squares_workspace(inputs: &[Type]) -> Workspace {
+fn sum_squares_workspace(inputs: &[Type]) -> Workspace {
     let pieces = inputs.iter().map(|input| input.shape.elements().div_ceil(PIECE)).max();
     Workspace::exactly(4 * pieces.unwrap_or(0) as u64)
 }
@@ -60,7 +80,7 @@ widest! {
     }
 }
 
-pub(super) fn clip_scale(call: &Call, max_norm: Option<f32>) -> Result<(), ExecError> {
+fn clip_scale(call: &Call, max_norm: Option<f32>) -> Result<(), ExecError> {
     want_f32(call)?;
     let norm = (0..call.inputs.len()).map(|index| f64::from(call.input(index)[0])).sum::<f64>().sqrt();
     let limit = max_norm.map_or(1.0, |max| (f64::from(max) / (norm + 1e-6)).min(1.0));
@@ -95,7 +115,7 @@ impl Rule<1> for Descent {
     }
 }
 
-pub(super) fn sgd(call: &Call, rates: Sgd) {
+fn sgd(call: &Call, rates: Sgd) {
     let [lr, scale] = [1, 2].map(|index| call.input(index)[0]);
     if !scale.is_finite() {
         return;
@@ -158,7 +178,7 @@ impl Rule<2> for Step {
     }
 }
 
-pub(super) fn adamw(call: &Call, rates: AdamW) {
+fn adamw(call: &Call, rates: AdamW) {
     let [lr, step, scale] = [1, 2, 3].map(|index| call.input(index)[0]);
     if scale.is_finite() {
         update(call, rates.stored, &Step::new(rates, lr, step, scale));
@@ -167,7 +187,6 @@ pub(super) fn adamw(call: &Call, rates: AdamW) {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::Op;
     use plimsoll_graph::op::{Moments, Stored, Weights};
 
     use super::*;

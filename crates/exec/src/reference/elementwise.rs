@@ -2,24 +2,46 @@
 
 use std::f64::consts::{PI, SQRT_2};
 
+use plimsoll_graph::Op;
 use plimsoll_graph::op::Gelu;
 
+use super::Operands;
 use super::array::Array;
 use crate::random::{Stream, drop_threshold};
+
+/// The results of an op of this family.
+pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
+    let x = |index| operands.x(index);
+    vec![match op {
+        Op::Add => add(x(0), x(1)),
+        Op::Mul => mul(x(0), x(1)),
+        Op::Scale { factor } => x(0).map(|x| f64::from(*factor) * x),
+        Op::Silu => silu(x(0)),
+        Op::SiluGrad => silu_grad(x(0), x(1)),
+        Op::Gelu(form) => gelu(x(0), *form),
+        Op::GeluGrad(form) => gelu_grad(x(0), x(1), *form),
+        Op::Tanh => x(0).map(f64::tanh),
+        Op::TanhGrad => tanh_grad(x(0), x(1)),
+        Op::Swiglu => swiglu(x(0), x(1)),
+        Op::SwigluGrad => return swiglu_grad(x(0), x(1), x(2)).into(),
+        Op::Dropout { p, stream } => dropout(x(0), operands.integers(1), *p, *stream),
+        other => unreachable!("`{}` is of another family", other.name()),
+    }]
+}
 
 pub(super) fn add(a: &Array, b: &Array) -> Array {
     with_suffix(a, b, |x, y| x + y)
 }
 
-pub(super) fn mul(a: &Array, b: &Array) -> Array {
+fn mul(a: &Array, b: &Array) -> Array {
     with_suffix(a, b, |x, y| x * y)
 }
 
-pub(super) fn silu(x: &Array) -> Array {
+fn silu(x: &Array) -> Array {
     x.map(|x| x * sigmoid(x))
 }
 
-pub(super) fn silu_grad(x: &Array, dy: &Array) -> Array {
+fn silu_grad(x: &Array, dy: &Array) -> Array {
     with_suffix(x, dy, |x, dy| dy * silu_slope(x))
 }
 
@@ -35,7 +57,7 @@ pub(super) fn gelu_grad(x: &Array, dy: &Array, form: Gelu) -> Array {
 }
 
 /// From the result of the forward op.
-pub(super) fn tanh_grad(y: &Array, dy: &Array) -> Array {
+fn tanh_grad(y: &Array, dy: &Array) -> Array {
     with_suffix(y, dy, |y, dy| dy * (1.0 - y * y))
 }
 
@@ -49,7 +71,7 @@ pub(super) fn swiglu_grad(gate: &Array, up: &Array, dy: &Array) -> [Array; 2] {
 }
 
 /// `rng` is `[seed low, seed high, step, first row]`.
-pub(super) fn dropout(x: &Array, rng: &[i32], p: f32, stream: u64) -> Array {
+fn dropout(x: &Array, rng: &[i32], p: f32, stream: u64) -> Array {
     let seed = u64::from(rng[0] as u32) | u64::from(rng[1] as u32) << 32;
     let stream = Stream::new(seed, stream, rng[2] as u32);
     let (threshold, keep) = (drop_threshold(p), 1.0 / (1.0 - f64::from(p)));

@@ -1,19 +1,42 @@
 //! Cross-entropy, on its own and fused with the language-model head.
 
-use plimsoll_graph::Axes;
+use plimsoll_graph::{Axes, Op};
 
+use super::Operands;
 use super::array::Array;
-use super::movement::sum;
-use super::norms::softmax;
+use super::norms::{softmax, sum};
 use super::products::{linear, linear_grad_input, linear_grad_weight};
 use crate::ExecError;
 
+/// The results of an op of this family.
+pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError> {
+    let x = |index| operands.x(index);
+    let targets = |index: usize, ignore_index: i32| Targets {
+        ids: operands.integers(index),
+        ignore_index,
+        scale: operands.scalar(index + 1),
+    };
+    match op {
+        Op::CrossEntropy { ignore_index } => Ok(vec![cross_entropy(x(0), targets(1, *ignore_index))?]),
+        Op::CrossEntropyGrad { ignore_index } => {
+            Ok(vec![cross_entropy_grad(x(0), targets(1, *ignore_index))?])
+        }
+        Op::HeadLoss(head) => {
+            Ok(vec![head_loss(x(0), x(1), operands.get(4), targets(2, head.ignore_index))?])
+        }
+        Op::HeadLossGrad { head, weight, bias } => {
+            head_loss_grad(x(0), x(1), operands.get(4), targets(2, head.ignore_index), [*weight, *bias])
+        }
+        other => unreachable!("`{}` is of another family", other.name()),
+    }
+}
+
 /// The targets and what their loss is multiplied by.
 #[derive(Clone, Copy)]
-pub(super) struct Targets<'a> {
-    pub(super) ids: &'a [i32],
-    pub(super) ignore_index: i32,
-    pub(super) scale: f64,
+struct Targets<'a> {
+    ids: &'a [i32],
+    ignore_index: i32,
+    scale: f64,
 }
 
 impl Targets<'_> {
@@ -28,7 +51,7 @@ impl Targets<'_> {
     }
 }
 
-pub(super) fn cross_entropy(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
+fn cross_entropy(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
     let mut loss = 0.0;
     for (row, word) in logits.rows().zip(targets.words(logits.shape.columns())?) {
         if let Some(word) = word {
@@ -41,7 +64,7 @@ pub(super) fn cross_entropy(logits: &Array, targets: Targets) -> Result<Array, E
 }
 
 /// `scale · (softmax(logits) − [word = target])`, and 0 in rows without a loss.
-pub(super) fn cross_entropy_grad(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
+fn cross_entropy_grad(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
     let mut gradient = softmax(logits);
     for (row, word) in targets.words(logits.shape.columns())?.into_iter().enumerate() {
         let row = gradient.row_mut(&[row]);
@@ -53,17 +76,12 @@ pub(super) fn cross_entropy_grad(logits: &Array, targets: Targets) -> Result<Arr
     Ok(gradient.map(|x| targets.scale * x))
 }
 
-pub(super) fn head_loss(
-    x: &Array,
-    w: &Array,
-    bias: Option<&Array>,
-    targets: Targets,
-) -> Result<Array, ExecError> {
+fn head_loss(x: &Array, w: &Array, bias: Option<&Array>, targets: Targets) -> Result<Array, ExecError> {
     cross_entropy(&linear(x, w, bias, false), targets)
 }
 
 /// `(loss, dx[, dw][, db])`.
-pub(super) fn head_loss_grad(
+fn head_loss_grad(
     x: &Array,
     w: &Array,
     bias: Option<&Array>,

@@ -1,14 +1,31 @@
 //! Data movement: no arithmetic, so every device must agree exactly.
 
-use plimsoll_graph::{Axes, MAX_RANK, Shape};
+use plimsoll_graph::{Axes, MAX_RANK, Op, Shape};
 
-use super::array::{Array, positions};
+use super::Operands;
+use super::array::Array;
 
-pub(super) fn reshape(x: &Array, shape: Shape) -> Array {
+/// The results of an op of this family.
+pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
+    let x = operands.x(0);
+    vec![match op {
+        Op::Reshape { shape } => reshape(x, *shape),
+        Op::Transpose { permutation } => transpose(x, permutation),
+        Op::Slice { axis, start, len } => slice(x, *axis, *start, *len),
+        Op::Pad { axis, start, len } => pad(x, *axis, *start, *len),
+        Op::Concat { axis } => concat(&operands.arrays, *axis),
+        // Storing the result rounds it to the new type.
+        Op::Cast { .. } => x.clone(),
+        Op::Broadcast { shape, axes } => broadcast(x, *shape, *axes),
+        other => unreachable!("`{}` is of another family", other.name()),
+    }]
+}
+
+fn reshape(x: &Array, shape: Shape) -> Array {
     Array { shape, data: x.data.clone() }
 }
 
-pub(super) fn transpose(x: &Array, permutation: &[usize]) -> Array {
+fn transpose(x: &Array, permutation: &[usize]) -> Array {
     let mut shape = x.shape;
     for (axis, &source) in permutation.iter().enumerate() {
         shape = shape.with(axis, x.shape[source]);
@@ -22,18 +39,18 @@ pub(super) fn transpose(x: &Array, permutation: &[usize]) -> Array {
     })
 }
 
-pub(super) fn slice(x: &Array, axis: usize, start: usize, len: usize) -> Array {
+fn slice(x: &Array, axis: usize, start: usize, len: usize) -> Array {
     Array::build(x.shape.with(axis, len), |at| x.at(&moved(at, axis, at[axis] + start)))
 }
 
-pub(super) fn pad(x: &Array, axis: usize, start: usize, len: usize) -> Array {
+fn pad(x: &Array, axis: usize, start: usize, len: usize) -> Array {
     let inside = start..start + x.shape[axis];
     Array::build(x.shape.with(axis, len), |at| {
         if inside.contains(&at[axis]) { x.at(&moved(at, axis, at[axis] - start)) } else { 0.0 }
     })
 }
 
-pub(super) fn concat(parts: &[Array], axis: usize) -> Array {
+fn concat(parts: &[Array], axis: usize) -> Array {
     let total = parts.iter().map(|part| part.shape[axis]).sum();
     Array::build(parts[0].shape.with(axis, total), |at| {
         let mut index = at[axis];
@@ -46,17 +63,8 @@ pub(super) fn concat(parts: &[Array], axis: usize) -> Array {
     })
 }
 
-pub(super) fn broadcast(x: &Array, shape: Shape, axes: Axes) -> Array {
+fn broadcast(x: &Array, shape: Shape, axes: Axes) -> Array {
     Array::build(shape, |at| x.at(&kept(at, axes)))
-}
-
-/// Adds up the elements that agree on all axes but `axes`.
-pub(super) fn sum(x: &Array, axes: Axes) -> Array {
-    let mut total = Array::zeros(x.shape.without(axes));
-    for (at, element) in positions(x.shape).zip(&x.data) {
-        total.add_at(&kept(&at, axes), *element);
-    }
-    total
 }
 
 /// `at` with another index on `axis`.
@@ -67,6 +75,6 @@ fn moved(at: &[usize], axis: usize, index: usize) -> Vec<usize> {
 }
 
 /// `at` without the entries of `axes`.
-fn kept(at: &[usize], axes: Axes) -> Vec<usize> {
+pub(super) fn kept(at: &[usize], axes: Axes) -> Vec<usize> {
     at.iter().enumerate().filter(|(axis, _)| !axes.contains(*axis)).map(|(_, &index)| index).collect()
 }

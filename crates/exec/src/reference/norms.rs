@@ -1,8 +1,38 @@
-//! Softmax and the norms, over the last axis.
+//! Sums, softmax and the norms, the latter over the last axis.
 //!
 //! The gradients take the statistics as they were stored, as any kernel must.
 
-use super::array::{Array, dot};
+use plimsoll_graph::{Axes, Op};
+
+use super::Operands;
+use super::array::{Array, dot, positions};
+use super::movement::kept;
+
+/// The results of an op of this family.
+pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
+    let x = |index| operands.x(index);
+    vec![match op {
+        Op::Sum { axes } => sum(x(0), *axes),
+        Op::Softmax => softmax(x(0)),
+        Op::SoftmaxGrad => softmax_grad(x(0), x(1)),
+        Op::LayerNorm { epsilon } => return layer_norm(x(0), x(1), x(2), *epsilon).into(),
+        Op::LayerNormGradInput => layer_norm_grad_input(x(0), x(1), x(2), x(3), x(4)),
+        Op::LayerNormGradWeight => layer_norm_grad_weight(x(0), x(1), x(2), x(3)),
+        Op::RmsNorm { epsilon } => return rms_norm(x(0), x(1), *epsilon).into(),
+        Op::RmsNormGradInput => rms_norm_grad_input(x(0), x(1), x(2), x(3)),
+        Op::RmsNormGradWeight => rms_norm_grad_weight(x(0), x(1), x(2)),
+        other => unreachable!("`{}` is of another family", other.name()),
+    }]
+}
+
+/// Adds up the elements that agree on all axes but `axes`.
+pub(super) fn sum(x: &Array, axes: Axes) -> Array {
+    let mut total = Array::zeros(x.shape.without(axes));
+    for (at, element) in positions(x.shape).zip(&x.data) {
+        total.add_at(&kept(&at, axes), *element);
+    }
+    total
+}
 
 pub(super) fn softmax(x: &Array) -> Array {
     over_rows(x, |row| {
@@ -13,7 +43,7 @@ pub(super) fn softmax(x: &Array) -> Array {
     })
 }
 
-pub(super) fn softmax_grad(y: &Array, dy: &Array) -> Array {
+fn softmax_grad(y: &Array, dy: &Array) -> Array {
     let mut gradients = dy.rows();
     over_rows(y, |y| {
         let dy = gradients.next().unwrap_or_default();
@@ -23,7 +53,7 @@ pub(super) fn softmax_grad(y: &Array, dy: &Array) -> Array {
 }
 
 /// `(y, mean, rstd)`.
-pub(super) fn layer_norm(x: &Array, w: &Array, b: &Array, epsilon: f32) -> [Array; 3] {
+fn layer_norm(x: &Array, w: &Array, b: &Array, epsilon: f32) -> [Array; 3] {
     let mean = per_row(x, mean_of);
     let rstd = per_row(x, |row| {
         let mean = mean_of(row);
@@ -36,17 +66,17 @@ pub(super) fn layer_norm(x: &Array, w: &Array, b: &Array, epsilon: f32) -> [Arra
 }
 
 /// With `n` the normalised row and `g = w·dy`: `dx = rstd · (g − mean(g) − n·mean(g·n))`.
-pub(super) fn layer_norm_grad_input(x: &Array, w: &Array, mean: &Array, rstd: &Array, dy: &Array) -> Array {
+fn layer_norm_grad_input(x: &Array, w: &Array, mean: &Array, rstd: &Array, dy: &Array) -> Array {
     let normal = normalised(x, Some(mean), rstd);
     grad_input(&normal, w, rstd, dy, mean_of)
 }
 
-pub(super) fn layer_norm_grad_weight(x: &Array, mean: &Array, rstd: &Array, dy: &Array) -> Array {
+fn layer_norm_grad_weight(x: &Array, mean: &Array, rstd: &Array, dy: &Array) -> Array {
     grad_weight(&normalised(x, Some(mean), rstd), dy)
 }
 
 /// `(y, rstd)`.
-pub(super) fn rms_norm(x: &Array, w: &Array, epsilon: f32) -> [Array; 2] {
+fn rms_norm(x: &Array, w: &Array, epsilon: f32) -> [Array; 2] {
     let rstd = per_row(x, |row| 1.0 / (dot(row, row) / row.len() as f64 + f64::from(epsilon)).sqrt());
     let normal = normalised(x, None, &rstd);
     let y = over_rows(&normal, |row| row.iter().zip(&w.data).map(|(x, w)| w * x).collect());
@@ -54,11 +84,11 @@ pub(super) fn rms_norm(x: &Array, w: &Array, epsilon: f32) -> [Array; 2] {
 }
 
 /// As for the layer norm, without the mean: `dx = rstd · (g − n·mean(g·n))`.
-pub(super) fn rms_norm_grad_input(x: &Array, w: &Array, rstd: &Array, dy: &Array) -> Array {
+fn rms_norm_grad_input(x: &Array, w: &Array, rstd: &Array, dy: &Array) -> Array {
     grad_input(&normalised(x, None, rstd), w, rstd, dy, |_| 0.0)
 }
 
-pub(super) fn rms_norm_grad_weight(x: &Array, rstd: &Array, dy: &Array) -> Array {
+fn rms_norm_grad_weight(x: &Array, rstd: &Array, dy: &Array) -> Array {
     grad_weight(&normalised(x, None, rstd), dy)
 }
 

@@ -1,8 +1,25 @@
 //! Matrix products and convolutions, as their definitions have them.
 
+use plimsoll_graph::Op;
 use plimsoll_graph::op::Conv;
 
+use super::Operands;
 use super::array::{Array, add_scaled, dot, positions};
+
+/// The results of an op of this family.
+pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
+    let (a, b, bias) = (operands.x(0), operands.x(1), operands.get(2));
+    vec![match op {
+        Op::Linear { transposed, .. } => linear(a, b, bias, *transposed),
+        Op::LinearGradInput { transposed } => linear_grad_input(a, b, *transposed),
+        Op::LinearGradWeight { transposed } => linear_grad_weight(a, b, *transposed),
+        Op::Matmul { transpose_a, transpose_b } => matmul(a, b, *transpose_a, *transpose_b),
+        Op::Conv2d { conv, .. } => conv2d(a, b, bias, *conv),
+        Op::Conv2dGradInput { conv, image } => conv2d_grad_input(a, b, *conv, *image),
+        Op::Conv2dGradWeight { conv, window } => conv2d_grad_weight(a, b, *conv, *window),
+        other => unreachable!("`{}` is of another family", other.name()),
+    }]
+}
 
 /// `x·wᵀ + b`, or `x·w + b` when `transposed`; `b` is a row for all rows or has its own for each.
 /// (…, in) → (…, out)
@@ -36,7 +53,7 @@ pub(super) fn linear_grad_weight(x: &Array, dy: &Array, transposed: bool) -> Arr
 }
 
 /// `a·b` over the last two axes.
-pub(super) fn matmul(a: &Array, b: &Array, transpose_a: bool, transpose_b: bool) -> Array {
+fn matmul(a: &Array, b: &Array, transpose_a: bool, transpose_b: bool) -> Array {
     let rank = a.shape.len();
     let order = |(row, column): (usize, usize), flip: bool| if flip { [column, row] } else { [row, column] };
     let [m, inner] = order((a.shape[rank - 2], a.shape[rank - 1]), transpose_a);
@@ -53,7 +70,7 @@ pub(super) fn matmul(a: &Array, b: &Array, transpose_a: bool, transpose_b: bool)
 }
 
 /// `(x[B,C,Y,X], w[O,C,h,w][, b[O]]) → y[B,O,Y',X']`.
-pub(super) fn conv2d(x: &Array, w: &Array, bias: Option<&Array>, conv: Conv) -> Array {
+fn conv2d(x: &Array, w: &Array, bias: Option<&Array>, conv: Conv) -> Array {
     let extent = |axis| (x.shape[axis] + 2 * conv.padding - w.shape[axis]) / conv.stride + 1;
     let mut y = Array::build([x.shape[0], w.shape[0], extent(2), extent(3)], |at| {
         bias.map_or(0.0, |bias| bias.data[at[1]])
@@ -72,7 +89,7 @@ pub(super) fn conv2d(x: &Array, w: &Array, bias: Option<&Array>, conv: Conv) -> 
     y
 }
 
-pub(super) fn conv2d_grad_input(w: &Array, dy: &Array, conv: Conv, image: [usize; 2]) -> Array {
+fn conv2d_grad_input(w: &Array, dy: &Array, conv: Conv, image: [usize; 2]) -> Array {
     let mut dx = Array::zeros([dy.shape[0], w.shape[1], image[0], image[1]]);
     let window = [w.shape[2], w.shape[3]];
     let channels = [dy.shape[0], dy.shape[1], w.shape[1]];
@@ -82,7 +99,7 @@ pub(super) fn conv2d_grad_input(w: &Array, dy: &Array, conv: Conv, image: [usize
     dx
 }
 
-pub(super) fn conv2d_grad_weight(x: &Array, dy: &Array, conv: Conv, window: [usize; 2]) -> Array {
+fn conv2d_grad_weight(x: &Array, dy: &Array, conv: Conv, window: [usize; 2]) -> Array {
     let mut dw = Array::zeros([dy.shape[1], x.shape[1], window[0], window[1]]);
     let image = [x.shape[2], x.shape[3]];
     let channels = [dy.shape[0], dy.shape[1], x.shape[1]];

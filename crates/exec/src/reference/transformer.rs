@@ -1,14 +1,33 @@
 //! Embedding, rotary positions, attention.
 
-use plimsoll_graph::Shape;
 use plimsoll_graph::op::Mask;
+use plimsoll_graph::{Op, Shape};
 
+use super::Operands;
 use super::array::{Array, add_scaled, dot};
 use super::products::triples;
 use crate::ExecError;
 
+/// The results of an op of this family.
+pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError> {
+    let x = |index| operands.x(index);
+    match op {
+        Op::Embedding => Ok(vec![embedding(x(0), operands.integers(1), operands.outputs[0].ty.shape)?]),
+        Op::EmbeddingGrad { rows } => Ok(vec![embedding_grad(operands.integers(0), x(1), *rows)?]),
+        Op::Rope { inverse, .. } => Ok(vec![rope(x(0), x(1), operands.get(2), *inverse)]),
+        Op::Attention { mask, scale } => {
+            Ok(Attention::new(operands, operands.get(3), *mask, *scale).forward().into())
+        }
+        Op::AttentionGrad { mask, scale } => {
+            let attention = Attention::new(operands, operands.get(6), *mask, *scale);
+            Ok(attention.backward(x(3), x(4), x(5)).into())
+        }
+        other => unreachable!("`{}` is of another family", other.name()),
+    }
+}
+
 /// `table[ids]`.
-pub(super) fn embedding(table: &Array, ids: &[i32], shape: Shape) -> Result<Array, ExecError> {
+fn embedding(table: &Array, ids: &[i32], shape: Shape) -> Result<Array, ExecError> {
     let mut data = Vec::new();
     for &id in ids {
         data.extend_from_slice(table.row(&[row_of(id, table.shape[0])?]));
@@ -17,7 +36,7 @@ pub(super) fn embedding(table: &Array, ids: &[i32], shape: Shape) -> Result<Arra
 }
 
 /// Adds each row of `dy` to the row of the table it came from.
-pub(super) fn embedding_grad(ids: &[i32], dy: &Array, rows: usize) -> Result<Array, ExecError> {
+fn embedding_grad(ids: &[i32], dy: &Array, rows: usize) -> Result<Array, ExecError> {
     let mut dtable = Array::zeros([rows, dy.shape.columns()]);
     for (&id, dy) in ids.iter().zip(dy.rows()) {
         add_scaled(dtable.row_mut(&[row_of(id, rows)?]), 1.0, dy);
@@ -33,7 +52,7 @@ fn row_of(id: i32, rows: usize) -> Result<usize, ExecError> {
 }
 
 /// Rotates pair `(i, i + D/2)` of each head of `x[B,T,H,D]` by `±position · frequencies[i]`.
-pub(super) fn rope(x: &Array, frequencies: &Array, positions: Option<&Array>, inverse: bool) -> Array {
+fn rope(x: &Array, frequencies: &Array, positions: Option<&Array>, inverse: bool) -> Array {
     let half = x.shape[3] / 2;
     Array::build(x.shape, |at| {
         let &[b, t, h, d] = at else { return 0.0 };
@@ -46,22 +65,28 @@ pub(super) fn rope(x: &Array, frequencies: &Array, positions: Option<&Array>, in
 }
 
 /// What the two directions of attention share.
-pub(super) struct Attention<'a> {
+struct Attention<'a> {
     /// Queries (B, T, H, D).
-    pub(super) q: &'a Array,
+    q: &'a Array,
     /// Keys (B, T, K, D).
-    pub(super) k: &'a Array,
+    k: &'a Array,
     /// Values (B, T, K, D).
-    pub(super) v: &'a Array,
+    v: &'a Array,
     /// First position of each position's document (B, T).
-    pub(super) doc_start: Option<&'a Array>,
-    pub(super) mask: Mask,
-    pub(super) scale: f64,
+    doc_start: Option<&'a Array>,
+    mask: Mask,
+    scale: f64,
 }
 
-impl Attention<'_> {
+impl<'a> Attention<'a> {
+    /// Queries, keys and values are the first three operands.
+    fn new(operands: &'a Operands, doc_start: Option<&'a Array>, mask: Mask, scale: f32) -> Attention<'a> {
+        let [q, k, v] = [0, 1, 2].map(|index| operands.x(index));
+        Attention { q, k, v, doc_start, mask, scale: f64::from(scale) }
+    }
+
     /// `(o[B,T,H,D], lse[B,H,T])`.
-    pub(super) fn forward(&self) -> [Array; 2] {
+    fn forward(&self) -> [Array; 2] {
         let (batch, length, heads) = self.extents();
         let mut o = Array::zeros(self.q.shape);
         let mut lse = Array::zeros([batch, heads, length]);
@@ -81,7 +106,7 @@ impl Attention<'_> {
 
     /// `(dq, dk, dv)`. With `p` the softmax and `dp = do·vᵀ`: `dv = pᵀ·do` and the gradient of the scores
     /// is `p·(dp − do·o)`, since `do·o` is the mean of `dp` under `p`.
-    pub(super) fn backward(&self, o: &Array, lse: &Array, d_o: &Array) -> [Array; 3] {
+    fn backward(&self, o: &Array, lse: &Array, d_o: &Array) -> [Array; 3] {
         let (batch, length, heads) = self.extents();
         let [mut dq, mut dk, mut dv] = [self.q, self.k, self.v].map(|operand| Array::zeros(operand.shape));
         for (b, h, t) in triples(batch, heads, length) {

@@ -1,27 +1,44 @@
 //! The feed-forward network as one op, all rows at once: how many make a tile does not bear on the result.
 
-use plimsoll_graph::Axes;
 use plimsoll_graph::op::{Activation, Mlp};
+use plimsoll_graph::{Axes, Op};
 
+use super::Operands;
 use super::array::Array;
 use super::elementwise::{add, gelu, gelu_grad, swiglu, swiglu_grad};
-use super::movement::sum;
+use super::norms::sum;
 use super::products::{linear, linear_grad_input, linear_grad_weight};
 
+/// The results of an op of this family.
+pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
+    let x: Vec<&Array> = operands.arrays.iter().collect();
+    match op {
+        Op::Mlp(form) => {
+            let (weights, biases) = x[1..].split_at(form.products());
+            vec![Network { form: *form, weights, biases }.forward(x[0])]
+        }
+        Op::MlpGrad { mlp: form, weights: any_weight, biases: any_bias } => {
+            let (weights, biases) = x[2..].split_at(form.products());
+            Network { form: *form, weights, biases }.backward(x[0], x[1], [*any_weight, *any_bias])
+        }
+        other => unreachable!("`{}` is of another family", other.name()),
+    }
+}
+
 /// A network and its parameters: gate, up and down, or up and down.
-pub(super) struct Network<'a> {
-    pub(super) form: Mlp,
-    pub(super) weights: &'a [&'a Array],
-    pub(super) biases: &'a [&'a Array],
+struct Network<'a> {
+    form: Mlp,
+    weights: &'a [&'a Array],
+    biases: &'a [&'a Array],
 }
 
 impl Network<'_> {
-    pub(super) fn forward(&self, x: &Array) -> Array {
+    fn forward(&self, x: &Array) -> Array {
         self.layer(self.last(), &self.activated(&self.leading(x)))
     }
 
     /// `(dx[, dw₁ … dwₙ][, db₁ … dbₙ])`.
-    pub(super) fn backward(&self, x: &Array, dy: &Array, wanted: [bool; 2]) -> Vec<Array> {
+    fn backward(&self, x: &Array, dy: &Array, wanted: [bool; 2]) -> Vec<Array> {
         let leading = self.leading(x);
         let hidden = self.activated(&leading);
         let dhidden = self.send_back(self.last(), dy);

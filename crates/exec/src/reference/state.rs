@@ -1,16 +1,35 @@
 //! The optimizer and what it needs to know of the gradients.
 
+use plimsoll_graph::Op;
 use plimsoll_graph::op::{AdamW, Sgd};
 
 use super::array::{Array, dot};
-use super::{Tensor, stored};
+use super::{Operands, Tensor, stored};
 
-pub(super) fn sum_squares(inputs: &[Array]) -> Array {
+/// The results of an op of this family.
+pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
+    let scalar = |index| operands.scalar(index);
+    match op {
+        // The sum itself is the storing of a result that accumulates.
+        Op::Accumulate { .. } => vec![operands.x(0).clone()],
+        Op::SumSquares => vec![sum_squares(&operands.arrays)],
+        Op::ClipScale { max_norm } => clip_scale(operands.arrays.iter().map(Array::only), *max_norm).into(),
+        Op::Sgd(rates) => {
+            sgd(*rates, operands.x(0), [1, 2].map(scalar), operands.integers(3), operands.outputs)
+        }
+        Op::AdamW(rates) => {
+            adamw(*rates, operands.x(0), [1, 2, 3].map(scalar), operands.integers(4), operands.outputs)
+        }
+        other => unreachable!("`{}` is of another family", other.name()),
+    }
+}
+
+fn sum_squares(inputs: &[Array]) -> Array {
     Array::scalar(inputs.iter().map(|x| dot(&x.data, &x.data)).sum())
 }
 
 /// `(norm, scale)`.
-pub(super) fn clip_scale(sums_of_squares: impl Iterator<Item = f64>, max_norm: Option<f32>) -> [Array; 2] {
+fn clip_scale(sums_of_squares: impl Iterator<Item = f64>, max_norm: Option<f32>) -> [Array; 2] {
     let norm = sums_of_squares.sum::<f64>().sqrt();
     let limit = max_norm.map_or(1.0, |max| (f64::from(max) / (norm + 1e-6)).min(1.0));
     // Judged as it will be stored: what overflows f32 is as useless as what overflowed before.
@@ -19,7 +38,7 @@ pub(super) fn clip_scale(sums_of_squares: impl Iterator<Item = f64>, max_norm: O
 }
 
 /// One step of what is kept in `ranges`; `scalars` are `lr` and `scale`.
-pub(super) fn sgd(rates: Sgd, grad: &Array, scalars: [f64; 2], rng: &[i32], ranges: &[Tensor]) -> Vec<Array> {
+fn sgd(rates: Sgd, grad: &Array, scalars: [f64; 2], rng: &[i32], ranges: &[Tensor]) -> Vec<Array> {
     let [lr, scale] = scalars;
     if !scale.is_finite() {
         return ranges.iter().map(Array::of).collect();
@@ -42,13 +61,7 @@ pub(super) fn sgd(rates: Sgd, grad: &Array, scalars: [f64; 2], rng: &[i32], rang
 }
 
 /// One step of what is kept in `ranges`; `scalars` are `lr`, `step` and `scale`.
-pub(super) fn adamw(
-    rates: AdamW,
-    grad: &Array,
-    scalars: [f64; 3],
-    rng: &[i32],
-    ranges: &[Tensor],
-) -> Vec<Array> {
+fn adamw(rates: AdamW, grad: &Array, scalars: [f64; 3], rng: &[i32], ranges: &[Tensor]) -> Vec<Array> {
     let [lr, step, scale] = scalars;
     if !scale.is_finite() {
         return ranges.iter().map(Array::of).collect();

@@ -3,7 +3,7 @@
 use plimsoll_graph::op::{AdamW, Moments, Sgd, Stored, Weights};
 use plimsoll_graph::{DType, Op, Shape, Type};
 
-use super::tables::{FUNCTION, LONG, ROUNDED, both_ways, case, integers, named, normal, scalar};
+use super::building::{FUNCTION, LONG, ROUNDED, both_ways, case, integers, named, normal, scalar};
 use super::{Case, Fill, Input};
 
 /// Every way to keep weights, each with a way to keep moments.
@@ -88,4 +88,23 @@ fn adamw() -> Vec<Case> {
         push(normal([7, 13]), 1.0, f32::NAN, stored);
     }
     cases
+}
+
+/// Parameters of each case of `reference/ops.py`.
+pub(super) fn golden() -> Vec<(&'static str, Op)> {
+    let stored = Stored::default();
+    let (beta2, epsilon) = (1.0 - 1.0 / 1024.0, 1.0 / 1_048_576.0);
+    let rates = AdamW { beta1: 0.875, beta2, epsilon, weight_decay: 0.125, stored };
+    let sgd = |momentum, nesterov| Op::Sgd(Sgd { momentum, nesterov, weight_decay: 0.125, stored });
+    vec![
+        ("accumulate.adding", Op::Accumulate { to: DType::F32 }),
+        ("sum_squares.two", Op::SumSquares),
+        ("clip_scale.above", Op::ClipScale { max_norm: Some(1.0) }),
+        ("clip_scale.below", Op::ClipScale { max_norm: Some(100.0) }),
+        ("sgd.plain", sgd(0.0, false)),
+        ("sgd.momentum", sgd(0.875, false)),
+        ("sgd.nesterov", sgd(0.875, true)),
+        ("adamw.step1", Op::AdamW(rates)),
+        ("adamw.step2", Op::AdamW(rates)),
+    ]
 }

@@ -1,0 +1,116 @@
+//! The rules of ops, one file per family: how a model calls an op, the types it yields, its derivative, and the
+//! arithmetic it costs.
+//!
+//! [`infer`] serves the builder, which reports a mistake where the user made it, and the verifier, which repeats the
+//! check on every graph that a pass has produced. `derivative` serves [`differentiate`](crate::differentiate).
+
+mod elementwise;
+mod losses;
+mod movement;
+mod network;
+mod norms;
+mod products;
+mod state;
+mod transformer;
+
+use crate::autodiff::Tape;
+use crate::graph::Node;
+use crate::op::Family;
+use crate::{DType, GraphError, Op, Shape, Type, Value};
+
+pub(crate) use losses::turn_head;
+pub(crate) use network::tile_bytes;
+pub use transformer::Visible;
+
+/// Types of the outputs of `op` on inputs of these types. State updates (`accumulate`, `adamw`) yield
+/// the types of the ranges they write, which the caller checks against the state.
+///
+/// # Errors
+///
+/// A sentence that names both sides of the disagreement.
+pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
+    match op.family() {
+        Family::Movement => movement::types(op, inputs),
+        Family::Elementwise => elementwise::types(op, inputs),
+        Family::Products => products::types(op, inputs),
+        Family::Norms => norms::types(op, inputs),
+        Family::Transformer => transformer::types(op, inputs),
+        Family::Network => network::types(op, inputs),
+        Family::Losses => losses::types(op, inputs),
+        Family::State => state::types(op, inputs),
+    }
+}
+
+/// Adds the backward nodes of `node`, whose first output has the cotangent `dy`.
+///
+/// # Errors
+///
+/// When the op has no derivative.
+pub(crate) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), GraphError> {
+    match node.op.family() {
+        Family::Movement => movement::derivative(tape, node, dy),
+        Family::Elementwise => elementwise::derivative(tape, node, dy),
+        Family::Products => products::derivative(tape, node, dy),
+        Family::Norms => norms::derivative(tape, node, dy),
+        Family::Transformer => transformer::derivative(tape, node, dy),
+        Family::Network => network::derivative(tape, node, dy),
+        Family::Losses => losses::derivative(tape, node, dy),
+        Family::State => no_derivative(&node.op),
+    }
+}
+
+/// Multiplications and additions inside the matrix products of an op.
+pub(crate) fn matmul_flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
+    match op.family() {
+        Family::Products => products::flops(op, inputs, outputs),
+        Family::Transformer => transformer::flops(op, inputs),
+        Family::Network => network::flops(op, inputs),
+        Family::Losses => losses::flops(op, inputs),
+        Family::Movement | Family::Elementwise | Family::Norms | Family::State => 0.0,
+    }
+}
+
+/// An op whose file lacks its types: a fault of plimsoll, which the tests of every op's cases find.
+fn no_types(op: &Op) -> Result<Vec<Type>, String> {
+    Err(format!("`{}` has no rule for its types", op.name()))
+}
+
+fn no_derivative(op: &Op) -> Result<(), GraphError> {
+    let why = "has no derivative".to_owned();
+    Err(GraphError { what: op.name().to_owned(), block: String::new(), why, at: None })
+}
+
+/// Exactly `N` operands.
+fn operands<const N: usize>(inputs: &[Type]) -> Result<[Type; N], String> {
+    inputs.try_into().map_err(|_| format!("takes {N} inputs, got {}", inputs.len()))
+}
+
+fn rank4(shape: Shape, what: &str) -> Result<[usize; 4], String> {
+    <[usize; 4]>::try_from(&shape[..]).map_err(|_| format!("{what} must have four axes, got {shape}"))
+}
+
+fn columns(shape: Shape, wanted: usize, what: &str) -> Result<(), String> {
+    if shape.is_empty() || shape.columns() != wanted {
+        return Err(format!("{what} {shape} must have {wanted} columns"));
+    }
+    Ok(())
+}
+
+fn vector(ty: Type, length: usize, what: &str) -> Result<(), String> {
+    if ty.shape != Shape::from([length]) || !ty.dtype.is_float() {
+        return Err(format!("{what} must be a float vector of {length}, got {ty}"));
+    }
+    Ok(())
+}
+
+fn integers(ty: Type, what: &str) -> Result<(), String> {
+    if ty.dtype == DType::I32 { Ok(()) } else { Err(format!("{what} must be i32, got {ty}")) }
+}
+
+fn float(ty: Type) -> Result<(), String> {
+    if ty.dtype.is_float() { Ok(()) } else { Err(format!("wants floats, got {ty}")) }
+}
+
+fn equal(a: Type, b: Type, what: &str) -> Result<(), String> {
+    if a == b { Ok(()) } else { Err(format!("{what}: {a} is not {b}")) }
+}
