@@ -2,7 +2,7 @@
 
 Tensors are named `<op>.<variant>/<role>.<index>`: role `in` for inputs and `out` for results, both in the
 order of `op.rs`, and `state` for what an output holds before it is added to or updated in place. The Rust
-test crates/exec/tests/golden.rs knows the parameters of each variant; keep the two lists in step.
+functions `golden` in crates/exec/src/cases give the parameters of each variant; keep the two lists in step.
 
 Inputs are f32; results are computed in f64 and rounded to f32. Gradients come from autograd alone.
 """
@@ -283,6 +283,16 @@ def hyperbolic():
     torch.testing.assert_close(dy * (1 - y**2), dx, rtol=1e-6, atol=1e-6)
 
 
+def logistic():
+    """Behind the groups that were there, so that their numbers stay as they were."""
+    y, dy, (dx,) = with_gradients(torch.sigmoid, x := normal(4, 6))
+    record("sigmoid.plain", [x], [y])
+    # The kernel is given the forward result as f32 holds it.
+    y = y.float().double()
+    record("sigmoid_grad.plain", [y, dy], [dy * y * (1 - y)])
+    torch.testing.assert_close(dy * y * (1 - y), dx, rtol=1e-6, atol=1e-6)
+
+
 def networks():
     """Feed-forward networks as one op. Behind the groups that were there, so that their numbers stay as they were."""
 
@@ -315,7 +325,7 @@ def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
     groups = (movement, elementwise, products, norms, embedding, rope, attention, losses, updates)
-    for group in (*groups, hyperbolic, networks):
+    for group in (*groups, hyperbolic, networks, logistic):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

@@ -35,6 +35,7 @@ const EPSILON: f32 = 1e-6;
 
 /// A value and the graph it is in, to apply one layer after another.
 #[derive(Debug)]
+#[must_use = "its value is what the layers made"]
 pub struct Chain<'g> {
     graph: &'g mut Graph,
     x: Value,
@@ -159,7 +160,7 @@ impl Chain<'_> {
 
     /// The sum with another value, whose shape is a suffix of the shape of this one.
     #[track_caller]
-    pub fn add(self, other: Value) -> Self {
+    pub fn plus(self, other: Value) -> Self {
         let x = self.graph.add(self.x, other);
         Chain { x, ..self }
     }

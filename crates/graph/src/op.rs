@@ -263,6 +263,10 @@ pub enum Op {
     Tanh,
     /// `(y, dy) → dy·(1 − y²)` of [`Op::Tanh`], from its result.
     TanhGrad,
+    /// `(x) → σ(x) = 1/(1 + e⁻ˣ)`.
+    Sigmoid,
+    /// `(y, dy) → dy·y·(1 − y)` of [`Op::Sigmoid`], from its result.
+    SigmoidGrad,
     /// `(g, u) → silu(g) · u`.
     Swiglu,
     /// `(g, u, dy) → (dg, du)` of [`Op::Swiglu`].
@@ -494,6 +498,8 @@ impl Op {
             Op::GeluGrad(_) => "gelu_grad",
             Op::Tanh => "tanh",
             Op::TanhGrad => "tanh_grad",
+            Op::Sigmoid => "sigmoid",
+            Op::SigmoidGrad => "sigmoid_grad",
             Op::Swiglu => "swiglu",
             Op::SwigluGrad => "swiglu_grad",
             Op::Dropout { .. } => "dropout",
@@ -551,6 +557,8 @@ impl Op {
             | Op::GeluGrad(_)
             | Op::Tanh
             | Op::TanhGrad
+            | Op::Sigmoid
+            | Op::SigmoidGrad
             | Op::Swiglu
             | Op::SwigluGrad
             | Op::Dropout { .. } => Family::Elementwise,
@@ -596,6 +604,7 @@ impl Op {
                 | Op::Silu
                 | Op::Gelu(_)
                 | Op::Tanh
+                | Op::Sigmoid
                 | Op::Dropout { .. }
                 | Op::Softmax
                 | Op::Rope { .. }
@@ -603,7 +612,7 @@ impl Op {
                 | Op::CrossEntropyGrad { .. },
                 0,
             ) => &[0],
-            (Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::SoftmaxGrad, 0) => &[1, 0],
+            (Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::SigmoidGrad | Op::SoftmaxGrad, 0) => &[1, 0],
             (Op::SwigluGrad, 0) => &[0, 2],
             (Op::SwigluGrad, 1) => &[1, 2],
             (Op::Linear { bias: true, .. }, 0) => &[2],

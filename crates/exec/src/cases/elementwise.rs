@@ -43,7 +43,7 @@ fn elementwise() -> Vec<Case> {
 }
 
 /// The nonlinear functions, each with its number of inputs of equal shape.
-fn functions() -> [(Op, usize); 10] {
+fn functions() -> [(Op, usize); 12] {
     [
         (Op::Silu, 1),
         (Op::SiluGrad, 2),
@@ -53,6 +53,8 @@ fn functions() -> [(Op, usize); 10] {
         (Op::GeluGrad(Gelu::Erf), 2),
         (Op::Tanh, 1),
         (Op::TanhGrad, 2),
+        (Op::Sigmoid, 1),
+        (Op::SigmoidGrad, 2),
         (Op::Swiglu, 2),
         (Op::SwigluGrad, 3),
     ]
@@ -88,6 +90,8 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
         ("gelu_grad.erf", Op::GeluGrad(Gelu::Erf)),
         ("tanh.plain", Op::Tanh),
         ("tanh_grad.plain", Op::TanhGrad),
+        ("sigmoid.plain", Op::Sigmoid),
+        ("sigmoid_grad.plain", Op::SigmoidGrad),
         ("swiglu.plain", Op::Swiglu),
         ("swiglu_grad.plain", Op::SwigluGrad),
     ]

@@ -1,4 +1,4 @@
-//! The scalar functions behind the activations, and their derivatives, in forms that vectorise.
+//! Activations and their derivatives, as scalar functions in forms that vectorise.
 //!
 //! All of them rest on the exponential of a number that is not positive, so nothing overflows, and on
 //! the two factors of the logistic function's derivative, so nothing cancels.
@@ -7,8 +7,32 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
+use plimsoll_graph::Op;
+use plimsoll_graph::op::Gelu;
+
+use super::Call;
 use super::exp::exp;
-use super::lanes::Elementwise;
+use super::lanes::{Elementwise, map};
+use crate::ExecError;
+
+/// Runs an op of this file.
+pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
+    Some(match call.op {
+        Op::Silu => map(call, &Silu),
+        Op::SiluGrad => map(call, &SiluGrad),
+        Op::Gelu(Gelu::Tanh) => map(call, &GeluTanh),
+        Op::Gelu(Gelu::Erf) => map(call, &GeluErf),
+        Op::GeluGrad(Gelu::Tanh) => map(call, &GeluTanhGrad),
+        Op::GeluGrad(Gelu::Erf) => map(call, &GeluErfGrad),
+        Op::Tanh => map(call, &Tanh),
+        Op::TanhGrad => map(call, &TanhGrad),
+        Op::Sigmoid => map(call, &Sigmoid),
+        Op::SigmoidGrad => map(call, &SigmoidGrad),
+        Op::Swiglu => map(call, &Swiglu),
+        Op::SwigluGrad => map(call, &SwigluGrad),
+        _ => return None,
+    })
+}
 
 /// The logistic function and its derivative at one point.
 struct Logistic {
@@ -72,14 +96,16 @@ fn tanh(x: f32) -> f32 {
 const TANH_SLOPE: f32 = 1.595_769;
 const TANH_CUBIC: f32 = 0.044_715;
 
-pub(super) struct Silu;
-pub(super) struct SiluGrad;
+struct Silu;
+struct SiluGrad;
 pub(super) struct GeluTanh;
 pub(super) struct GeluTanhGrad;
 pub(super) struct GeluErf;
 pub(super) struct GeluErfGrad;
-pub(super) struct Tanh;
-pub(super) struct TanhGrad;
+struct Tanh;
+struct TanhGrad;
+struct Sigmoid;
+struct SigmoidGrad;
 pub(super) struct Swiglu;
 pub(super) struct SwigluGrad;
 
@@ -141,6 +167,20 @@ impl Elementwise<2, 1> for TanhGrad {
     fn at(&self, [y, dy]: [f32; 2]) -> [f32; 1] {
         // Not 1 − y²: near ±1 the two factors lose nothing.
         [dy * (1.0 - y) * (1.0 + y)]
+    }
+}
+
+impl Elementwise<1, 1> for Sigmoid {
+    #[inline(always)]
+    fn at(&self, [x]: [f32; 1]) -> [f32; 1] {
+        [logistic(x).value]
+    }
+}
+
+impl Elementwise<2, 1> for SigmoidGrad {
+    #[inline(always)]
+    fn at(&self, [y, dy]: [f32; 2]) -> [f32; 1] {
+        [dy * y * (1.0 - y)]
     }
 }
 

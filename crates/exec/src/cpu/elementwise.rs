@@ -1,7 +1,8 @@
-//! Elementwise ops: sums, products, activations, and the addition of a gradient to its sum.
+//! Elementwise ops: sums, products, and the addition of a gradient to its sum.
 //!
 //! Each kernel names a function of a few numbers; [`lanes`](super::lanes) runs it along the operands, in
-//! place where the layout says so. Memory bandwidth is the limit. Dropout has a file of its own.
+//! place where the layout says so. Memory bandwidth is the limit. Activations and dropout have
+//! files of their own.
 #![allow(
     clippy::inline_always,
     reason = "inner loops must be compiled with their callers' vector instructions"
@@ -9,11 +10,7 @@
 #![allow(unsafe_code, reason = "a broadcast operand starts again at every row")]
 
 use plimsoll_graph::Op;
-use plimsoll_graph::op::Gelu;
 
-use super::activation::{
-    GeluErf, GeluErfGrad, GeluTanh, GeluTanhGrad, Silu, SiluGrad, Swiglu, SwigluGrad, Tanh, TanhGrad,
-};
 use super::cast;
 use super::lanes::{self, Elementwise, PIECE, Streams, map};
 use super::{Call, pieces};
@@ -25,14 +22,6 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
         Op::Add => add(call),
         Op::Mul => mul(call),
         Op::Scale { factor } => scale(call, *factor),
-        Op::Silu => silu(call),
-        Op::SiluGrad => silu_grad(call),
-        Op::Gelu(form) => gelu(call, *form),
-        Op::GeluGrad(form) => gelu_grad(call, *form),
-        Op::Tanh => tanh(call),
-        Op::TanhGrad => tanh_grad(call),
-        Op::Swiglu => swiglu(call),
-        Op::SwigluGrad => swiglu_grad(call),
         Op::Accumulate { .. } => accumulate(call),
         _ => return None,
     })
@@ -89,44 +78,6 @@ fn mul(call: &Call) -> Result<(), ExecError> {
 
 fn scale(call: &Call, factor: f32) -> Result<(), ExecError> {
     map(call, &Times(factor))
-}
-
-fn silu(call: &Call) -> Result<(), ExecError> {
-    map(call, &Silu)
-}
-
-fn silu_grad(call: &Call) -> Result<(), ExecError> {
-    map(call, &SiluGrad)
-}
-
-fn gelu(call: &Call, form: Gelu) -> Result<(), ExecError> {
-    match form {
-        Gelu::Tanh => map(call, &GeluTanh),
-        Gelu::Erf => map(call, &GeluErf),
-    }
-}
-
-fn gelu_grad(call: &Call, form: Gelu) -> Result<(), ExecError> {
-    match form {
-        Gelu::Tanh => map(call, &GeluTanhGrad),
-        Gelu::Erf => map(call, &GeluErfGrad),
-    }
-}
-
-fn tanh(call: &Call) -> Result<(), ExecError> {
-    map(call, &Tanh)
-}
-
-fn tanh_grad(call: &Call) -> Result<(), ExecError> {
-    map(call, &TanhGrad)
-}
-
-fn swiglu(call: &Call) -> Result<(), ExecError> {
-    map(call, &Swiglu)
-}
-
-fn swiglu_grad(call: &Call) -> Result<(), ExecError> {
-    map(call, &SwigluGrad)
 }
 
 /// `sum += x`.
@@ -192,6 +143,8 @@ fn with_suffix<One: Elementwise<1, 1>>(
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_graph::op::Gelu;
+
     use super::*;
     use crate::cpu::trial::{Trial, assert_near, numbers};
 
@@ -312,12 +265,14 @@ mod tests {
             Op::GeluGrad(Gelu::Tanh),
             Op::Tanh,
             Op::TanhGrad,
+            Op::Sigmoid,
+            Op::SigmoidGrad,
             Op::Swiglu,
             Op::SwigluGrad,
         ];
         for op in ops {
             let inputs = match op {
-                Op::Scale { .. } | Op::Silu | Op::Gelu(_) | Op::Tanh => 1,
+                Op::Scale { .. } | Op::Silu | Op::Gelu(_) | Op::Tanh | Op::Sigmoid => 1,
                 Op::SwigluGrad => 3,
                 _ => 2,
             };

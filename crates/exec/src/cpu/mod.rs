@@ -70,7 +70,9 @@ pub use room::free_disk_bytes;
 pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
     let ran = match call.op.family() {
         Family::Movement => movement::run(call).or_else(|| cast::run(call)),
-        Family::Elementwise => elementwise::run(call).or_else(|| dropout::run(call)),
+        Family::Elementwise => {
+            elementwise::run(call).or_else(|| activation::run(call)).or_else(|| dropout::run(call))
+        }
         Family::Products => linear::run(call).or_else(|| conv::run(call)),
         Family::Norms => norms::run(call).or_else(|| softmax::run(call)).or_else(|| sums::run(call)),
         Family::Transformer => attention::run(call)

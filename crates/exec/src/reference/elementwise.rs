@@ -22,6 +22,8 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
         Op::GeluGrad(form) => gelu_grad(x(0), x(1), *form),
         Op::Tanh => x(0).map(f64::tanh),
         Op::TanhGrad => tanh_grad(x(0), x(1)),
+        Op::Sigmoid => x(0).map(sigmoid),
+        Op::SigmoidGrad => sigmoid_grad(x(0), x(1)),
         Op::Swiglu => swiglu(x(0), x(1)),
         Op::SwigluGrad => return swiglu_grad(x(0), x(1), x(2)).into(),
         Op::Dropout { p, stream } => dropout(x(0), operands.integers(1), *p, *stream),
@@ -54,6 +56,11 @@ pub(super) fn gelu(x: &Array, form: Gelu) -> Array {
 
 pub(super) fn gelu_grad(x: &Array, dy: &Array, form: Gelu) -> Array {
     with_suffix(x, dy, |x, dy| dy * gelu_slope(x, form))
+}
+
+/// From the result of the forward op, as `tanh_grad`.
+fn sigmoid_grad(y: &Array, dy: &Array) -> Array {
+    with_suffix(y, dy, |y, dy| dy * y * (1.0 - y))
 }
 
 /// From the result of the forward op.

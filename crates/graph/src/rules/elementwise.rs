@@ -43,6 +43,12 @@ impl Graph {
         self.apply(Op::Tanh, &[x])
     }
 
+    /// The logistic function, `1/(1 + e⁻ˣ)`.
+    #[track_caller]
+    pub fn sigmoid(&mut self, x: Value) -> Value {
+        self.apply(Op::Sigmoid, &[x])
+    }
+
     /// `silu(gate) · up`.
     #[track_caller]
     pub fn swiglu(&mut self, gate: Value, up: Value) -> Value {
@@ -78,11 +84,11 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             }
             Ok(vec![a])
         }
-        Op::Scale { .. } | Op::Silu | Op::Gelu(_) | Op::Tanh => {
+        Op::Scale { .. } | Op::Silu | Op::Gelu(_) | Op::Tanh | Op::Sigmoid => {
             let [x] = operands(inputs)?;
             float(x).map(|()| vec![x])
         }
-        Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::Swiglu => {
+        Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::SigmoidGrad | Op::Swiglu => {
             let [x, other] = operands(inputs)?;
             equal(x, other, "first and second input").map(|()| vec![x])
         }
@@ -120,6 +126,7 @@ pub(super) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), 
         Op::Silu => tape.emit(x, Op::SiluGrad, &[x, dy]),
         Op::Gelu(form) => tape.emit(x, Op::GeluGrad(*form), &[x, dy]),
         Op::Tanh => tape.emit(x, Op::TanhGrad, &[node.outputs[0], dy]),
+        Op::Sigmoid => tape.emit(x, Op::SigmoidGrad, &[node.outputs[0], dy]),
         Op::Swiglu => {
             let gradient = tape.graph.apply_all(Op::SwigluGrad, &[x, inputs[1], dy]);
             tape.give(x, gradient, 0);

@@ -135,9 +135,8 @@ pub(super) fn flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
 
 /// The result of a linear layer: its operands are `x`, a weight and perhaps a bias.
 pub(super) fn linear(inputs: &[Type], transposed: bool) -> Result<Type, String> {
-    let (x, w) = match *inputs {
-        [x, w] | [x, w, _] => (x, w),
-        _ => return Err(format!("takes 2 inputs, and 3 with a bias, got {}", inputs.len())),
+    let ([x, w] | [x, w, _]) = *inputs else {
+        return Err(format!("takes 2 inputs, and 3 with a bias, got {}", inputs.len()));
     };
     float(x)?;
     if x.shape.is_empty() {

@@ -7,6 +7,7 @@ use crate::op::Mask;
 use crate::{GraphError, Op, Shape, Type, Value};
 
 /// The positions that an attention query may see.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Visible {
     /// Only positions up to its own.
     pub causal: bool,
