@@ -1,60 +1,48 @@
 //! From a graph and a budget to a schedule in which every buffer has an offset.
 //!
-//! In processing order: a [`Strategy`] becomes a tree of regions (`regions`), the regions an order of
-//! runs (`sequence`; a graph that is no chain may have its order from `general`), the order buffers with lifetimes (`liveness`), those offsets in one arena
-//! ([`layout()`]), and every schedule passes the judge ([`replay()`]) before it leaves [`plan()`]. [`search()`]
-//! looks for the fastest plan inside a budget.
+//! Folders are layers: each uses only those above it in this list, and a test (`crates/plimsoll/tests/layers.rs`) reads the
+//! imports and holds them to it.
 //!
-//! Pure functions throughout: no clock, no randomness, no device. What must be known of a device enters
-//! as [`Facts`].
+//! ```text
+//! device/      facts, links, described GPUs               what a device says about itself
+//! program/     graphs with facts, roles, state ranges     what is to be planned
+//! schedule/    actions, buffers, time, replay/            the answer's form, and its judge
+//! layout/      lifetimes, greedy, local search, exact     runs → lifetimes → offsets
+//! recompute/   strategy, layers, regions, run order       what runs again, as a tree
+//! remat/       labels, bound, search, ladder              the planner for abstract graphs; imports nothing of ours
+//! optimum/     chain/, graph/                             the fastest order for any transient budget, and its bound
+//! offload/     residency, transfers, candidates           what waits elsewhere, and when it moves
+//! plan/        assembling, the judge's gate               all schedules of a run in one arena
+//! search/      request, micro-batches, tables, curve      the fastest plan in a budget
+//! report/      by layer, timeline, compare                what people see
+//! file/        plan files                                 plans made once and run later
+//! ```
+//!
+//! Pure functions throughout: no clock, no randomness, no device. Facts of a device enter as [`Facts`].
 
-mod attempt;
-mod build;
-mod chain;
-mod compare;
-mod curve;
-pub mod dag;
-mod devices;
+mod device;
 pub mod file;
-mod general;
-mod gradients;
-mod largest;
 mod layout;
-mod liveness;
-mod names;
 mod offload;
-mod order;
-mod placement;
+mod optimum;
 mod plan;
-mod planner;
-mod prepared;
-mod problem;
-mod regions;
-mod replay;
+mod program;
+mod recompute;
+pub mod remat;
 mod report;
 mod schedule;
 mod search;
-mod sequence;
-mod spill;
-mod strategy;
-mod streamed;
-mod timeline;
 
-pub use build::Build;
-pub use compare::Compared;
-pub use curve::{Point, spread};
-pub use devices::{DeviceSpec, UnknownDevice};
-pub use gradients::{GradientReport, Persist, gradients};
-pub use largest::largest;
-pub use layout::{CsvError, CsvFault, Effort, Layout, Table, layout, solve};
-pub use liveness::Slot;
-pub use plan::{ByPurpose, Costed, Plan, PlanError, Program, Role, StateRange, Tiered, plan};
-pub use problem::{Facts, Link, NodeFacts, Scratch, Workspace};
-pub use replay::{Fault, ReplayError, replay};
-pub use report::{LayerReport, Report, report};
-pub use schedule::{
-    Action, Away, Buffer, BufferId, Contents, Copy, Direction, Purpose, Schedule, Space, Tier,
+pub use device::{DeviceSpec, Direction, Facts, Link, NodeFacts, Scratch, Tier, UnknownDevice, Workspace};
+pub use layout::{CsvError, CsvFault, Effort, Layout, Slot, Table, layout, solve};
+pub use plan::{ByPurpose, Plan, PlanError, Tiered, plan};
+pub use program::{Build, Costed, Program, Purpose, Role, StateDiffers, StateRange};
+pub use recompute::Strategy;
+pub use remat as dag;
+pub use report::{
+    Compared, GradientReport, LayerReport, Persist, Report, Span, gradients, report, spans, timeline,
 };
-pub use search::{Choice, Request, SearchError, Searcher, Tried, search, try_all};
-pub use strategy::Strategy;
-pub use timeline::{Span, spans, timeline};
+pub use schedule::{
+    Action, Away, Buffer, BufferId, Contents, Copy, Fault, ReplayError, Schedule, Space, replay,
+};
+pub use search::{Choice, Point, Request, SearchError, Searcher, Tried, largest, search, spread, try_all};

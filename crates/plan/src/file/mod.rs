@@ -9,10 +9,10 @@
 //! program anew; what differs is named. Then every schedule passes the judge like one just made: a file is believed
 //! no more than the planner is. The hash of the whole finds damage, not malice; malice meets the judge.
 //!
-//! [`write()`] and [`Saved::parse`] are here, the form of a schedule in `form`, the names of differences in `items`.
+//! [`write()`] and [`Saved::parse`] are here, the form of a schedule in `rows`, the names of differences in `items`.
 
-mod form;
 mod items;
+mod rows;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -20,13 +20,13 @@ use std::fmt::{self, Write as _};
 use plimsoll_graph::{StateKind, name_hash};
 use serde_json::{Map, Value, json};
 
-use crate::placement::Placement;
-use crate::plan::{ByPurpose, Costed, Plan, Program, StateRange};
-use crate::problem::Scratch;
-use crate::replay::{ReplayError, replay};
-use crate::schedule::{Contents, Purpose};
+use crate::device::Scratch;
+use crate::offload::Placement;
+use crate::plan::{ByPurpose, Plan};
+use crate::program::{Costed, Program, Purpose, StateRange};
+use crate::recompute::Strategy;
+use crate::schedule::{Contents, ReplayError, replay};
 use crate::search::Choice;
-use crate::strategy::Strategy;
 
 /// The form this version writes and reads.
 const VERSION: u64 = 2;
@@ -93,10 +93,10 @@ pub fn write(choice: &Choice, budget: u64) -> String {
     let schedules: Map<String, Value> = plan
         .schedules
         .iter()
-        .map(|(role, schedule)| (role.name().to_owned(), form::schedule(schedule)))
+        .map(|(role, schedule)| (role.name().to_owned(), rows::schedule(schedule)))
         .collect();
     let state = |range: &StateRange| {
-        json!([range.name, range.offset, range.bytes, range.tier.map(form::tier_number)])
+        json!([range.name, range.offset, range.bytes, range.tier.map(rows::tier_number)])
     };
     let states: Vec<Value> = plan.states.iter().map(state).collect();
     let body = json!({
@@ -151,9 +151,9 @@ impl Saved {
         if file.get("hash").and_then(Value::as_str) != Some(&hash(&body.to_string())) {
             return Err(FileError::Damaged);
         }
-        let count = |name: &str| form::count(&body, name, name).and_then(|n| positive(n, name));
+        let count = |name: &str| rows::count(&body, name, name).and_then(|n| positive(n, name));
         let (micro_batch, accumulation) = (count("micro_batch")?, count("accumulation")?);
-        Ok(Saved { micro_batch, accumulation, budget: form::whole(&body, "budget_bytes")?, body })
+        Ok(Saved { micro_batch, accumulation, budget: rows::whole(&body, "budget_bytes")?, body })
     }
 
     /// Rows of one micro-batch.
@@ -189,16 +189,16 @@ impl Saved {
     /// When graphs or device are not those the plan was made for, or a schedule fails the judge.
     pub fn for_program(&self, program: Program) -> Result<Choice, FileError> {
         self.same_graphs(&program)?;
-        if form::text(&self.body, "device")? != device_hash(&program) {
+        if rows::text(&self.body, "device")? != device_hash(&program) {
             let hint = "alignment or scratch of its kernels differ; run it where it was made".to_owned();
             return Err(FileError::Differs { what: "device", hint });
         }
         let plan = self.plan(&program)?;
         for (role, part) in program.roles() {
             let Some(schedule) = plan.schedules.get(&role) else {
-                return Err(form::field(&format!("schedules.{}", role.name()), "there"));
+                return Err(rows::field(&format!("schedules.{}", role.name()), "there"));
             };
-            form::sound(part, schedule, &plan)?;
+            rows::sound(part, schedule, &plan)?;
             replay(&part.graph, schedule, role.phases(), plan.arena_bytes)
                 .map_err(|error| FileError::Refused { schedule: role.name(), error })?;
         }
@@ -209,7 +209,7 @@ impl Saved {
 
     fn same_graphs(&self, program: &Program) -> Result<(), FileError> {
         let hashes = graph_hashes(program);
-        let saved = form::object(&self.body, "graphs")?;
+        let saved = rows::object(&self.body, "graphs")?;
         if saved.get("train") != hashes.get("train") {
             let settings = "model, sequence length, optimizer and --update must be those it was made with";
             let item = items::difference(&self.body["items"], &program.train.graph);
@@ -226,41 +226,41 @@ impl Saved {
 
     fn plan(&self, program: &Program) -> Result<Plan, FileError> {
         let body = &self.body;
-        let arena_bytes = form::whole(body, "arena_bytes")?;
+        let arena_bytes = rows::whole(body, "arena_bytes")?;
         // Beyond it, sums of sizes could overflow; no machine has as much.
         if arena_bytes > 1 << 50 {
-            return Err(form::field("arena_bytes", "a size that a machine can have"));
+            return Err(rows::field("arena_bytes", "a size that a machine can have"));
         }
         let mut schedules = BTreeMap::new();
-        for (name, schedule) in form::object(body, "schedules")? {
+        for (name, schedule) in rows::object(body, "schedules")? {
             let role = program.roles().map(|(role, _)| role).find(|role| role.name() == name);
             let role =
-                role.ok_or_else(|| form::field(&format!("schedules.{name}"), "one the program has"))?;
-            schedules.insert(role, form::parse_schedule(name, schedule)?);
+                role.ok_or_else(|| rows::field(&format!("schedules.{name}"), "one the program has"))?;
+            schedules.insert(role, rows::parse_schedule(name, schedule)?);
         }
-        let strategy = form::text(body, "recompute")?.parse::<Strategy>();
+        let strategy = rows::text(body, "recompute")?.parse::<Strategy>();
         Ok(Plan {
-            strategy: strategy.map_err(|_| form::field("recompute", "the name of a strategy"))?,
-            scratch: match form::text(body, "scratch")? {
+            strategy: strategy.map_err(|_| rows::field("recompute", "the name of a strategy"))?,
+            scratch: match rows::text(body, "scratch")? {
                 "best" => Scratch::Best,
                 "least" => Scratch::Least,
-                _ => return Err(form::field("scratch", "`best` or `least`")),
+                _ => return Err(rows::field("scratch", "`best` or `least`")),
             },
             arena_bytes,
-            liveness_bound: form::whole(body, "liveness_bound_bytes")?,
+            liveness_bound: rows::whole(body, "liveness_bound_bytes")?,
             states: self.states(program)?,
             schedules,
             by_purpose: self.by_purpose()?,
-            micro_batch_seconds: form::number(body, "micro_batch_seconds")?,
-            update_seconds: form::number(body, "update_seconds")?,
+            micro_batch_seconds: rows::number(body, "micro_batch_seconds")?,
+            update_seconds: rows::number(body, "update_seconds")?,
         })
     }
 
     /// The ranges of the program, where the file puts them.
     fn states(&self, program: &Program) -> Result<Vec<StateRange>, FileError> {
-        let wrong = || form::field("states", "the program's state, in its order");
+        let wrong = || rows::field("states", "the program's state, in its order");
         let mut ranges = Placement::new(program, 0).map_err(|_| wrong())?.states;
-        let saved = form::list(&self.body, "states")?;
+        let saved = rows::list(&self.body, "states")?;
         if saved.len() != ranges.len() {
             return Err(wrong());
         }
@@ -273,7 +273,7 @@ impl Saved {
             }
             range.tier = match &saved[3] {
                 Value::Null => None,
-                number => Some(number.as_u64().and_then(form::tier).ok_or_else(wrong)?),
+                number => Some(number.as_u64().and_then(rows::tier).ok_or_else(wrong)?),
             };
             if offset > 1 << 50 {
                 return Err(wrong());
@@ -284,15 +284,15 @@ impl Saved {
     }
 
     fn by_purpose(&self) -> Result<ByPurpose, FileError> {
-        let wrong = || form::field("by_purpose", "a size for each purpose, then what is free");
-        let sizes = form::list(&self.body, "by_purpose")?.iter().map(Value::as_u64);
+        let wrong = || rows::field("by_purpose", "a size for each purpose, then what is free");
+        let sizes = rows::list(&self.body, "by_purpose")?.iter().map(Value::as_u64);
         let sizes: Option<Vec<u64>> = sizes.collect();
         ByPurpose::from_sizes(&sizes.ok_or_else(wrong)?).ok_or_else(wrong)
     }
 }
 
 fn positive(number: usize, place: &str) -> Result<usize, FileError> {
-    if number > 0 { Ok(number) } else { Err(form::field(place, "at least 1")) }
+    if number > 0 { Ok(number) } else { Err(rows::field(place, "at least 1")) }
 }
 
 /// Hash of the text form of each graph.

@@ -13,7 +13,7 @@
 
 use std::fmt;
 
-use crate::liveness::Slot;
+use super::slot::Slot;
 
 /// What a file must have.
 const COLUMNS: [&str; 4] = ["id", "lower", "upper", "size"];

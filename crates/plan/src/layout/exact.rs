@@ -285,10 +285,10 @@ impl Search<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::instances::{Cuts, joined_packing, overlap, peak, perfect_packing, smallest_peak};
+    use super::super::oracle::{Cuts, joined_packing, overlap, peak, perfect_packing, smallest_peak};
     use super::super::preference::{PREFERENCES, ranks};
+    use super::super::slot::Slot;
     use super::*;
-    use crate::liveness::Slot;
     use proptest::prelude::*;
 
     /// Every preference must come to the same verdict.

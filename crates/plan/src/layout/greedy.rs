@@ -15,7 +15,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::liveness::Slot;
+use super::slot::Slot;
 
 /// Above this many slots the quadratic members of the portfolio are left out.
 const QUADRATIC_LIMIT: usize = 4000;
@@ -209,9 +209,9 @@ fn place(placed: &mut Vec<Placed>, slot: Slot, floor: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::instances::{overlap, peak};
+    use super::super::oracle::{overlap, peak};
+    use super::super::slot::bound;
     use super::*;
-    use crate::liveness::bound;
     use proptest::prelude::*;
 
     #[test]

@@ -102,9 +102,9 @@ impl<'a> Placement<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::instances::{Cuts, overlap, peak, perfect_packing};
+    use super::super::oracle::{Cuts, overlap, peak, perfect_packing};
+    use super::super::slot::Slot;
     use super::*;
-    use crate::liveness::Slot;
     use proptest::prelude::*;
 
     /// Offsets in the order of `slots` after local search from a layout that shares nothing.

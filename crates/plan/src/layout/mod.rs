@@ -24,18 +24,23 @@
 mod csv;
 mod exact;
 mod greedy;
-#[cfg(test)]
-mod instances;
+mod liveness;
 mod local_search;
+#[cfg(test)]
+mod oracle;
 mod preference;
 mod sections;
+mod slot;
 
-use crate::liveness::{Slot, bound};
+pub(crate) use liveness::{Gradients, Lifetimes, slots_of};
+pub(crate) use slot::live_bytes;
 
 pub use csv::{CsvError, CsvFault, Table};
+pub use slot::Slot;
 
 use exact::Outcome;
 use sections::Sections;
+use slot::bound;
 
 /// Above this many slots in one part, greedy layouts must do.
 const SEARCH_LIMIT: usize = 4000;
@@ -271,7 +276,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::instances::{Cuts, joined_packing, overlap, perfect_packing, smallest_peak};
+    use super::oracle::{Cuts, joined_packing, overlap, perfect_packing, smallest_peak};
     use super::*;
     use proptest::prelude::*;
 

@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use crate::liveness::Slot;
+use super::slot::Slot;
 
 /// Slots whose lifetimes are ranges of sections, sorted by where they begin.
 #[derive(Clone, Debug)]
@@ -167,7 +167,7 @@ mod tests {
                 }
             }
             let live = sections.live_bytes().into_iter().max().unwrap_or(0);
-            prop_assert_eq!(live, crate::liveness::bound(&slots));
+            prop_assert_eq!(live, super::super::slot::bound(&slots));
         }
 
         #[test]

@@ -1,0 +1,243 @@
+//! Devices that one can plan for without having them: stated figures, and facts modelled from them.
+//!
+//! Rates are the makers' published peaks; what a kernel reaches of them is one stated share for all. On an
+//! H200, `cuBLAS` was measured at 790 of 989 TFLOP/s in large bf16 products, and pinned copies at 55 GB/s.
+//! The time of a node is that of its arithmetic or of its memory traffic, whichever is longer, plus a
+//! launch. That ranks plans and says whether something takes an hour or a week; it is no measurement.
+//!
+//! Absent: how products slow down when they are small, overlap of launches with work, and bf16 storage, in
+//! which no graph is written yet.
+
+use std::fmt;
+
+use plimsoll_graph::{Graph, Node, Op, work};
+
+use super::facts::{Facts, NodeFacts, Workspace};
+use super::link::{Link, Tier};
+
+/// Share of the published peak that large products reach.
+const COMPUTE_SHARE: f64 = 0.75;
+/// Share of the published bandwidth that passes over memory reach.
+const BANDWIDTH_SHARE: f64 = 0.85;
+/// Seconds between the starts of two kernels.
+const LAUNCH_SECONDS: f64 = 5e-6;
+/// Offsets of buffers are multiples of this: what memory transactions and libraries ask for.
+const ALIGNMENT: u64 = 256;
+/// Scratch a library is given for one product.
+const PRODUCT_SCRATCH: u64 = 32 << 20;
+/// Rows of logits that a head holds at once.
+const HEAD_ROWS: u64 = 1024;
+
+/// Where described devices are taken from when the user names a kind and no model.
+const ASSUMED: &str = "h100";
+/// What a name begins with.
+const FAMILY: &str = "cuda";
+
+/// A device as its data sheet describes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceSpec {
+    /// The part of its name behind `cuda:`.
+    model: &'static str,
+    /// Bytes of its memory that programs can have.
+    pub memory_bytes: u64,
+    /// Bytes its driver, the loaded code and the libraries hold outside the arena.
+    pub reserve_bytes: u64,
+    /// Published peak of fp32 products outside tensor cores, per second.
+    pub fp32_flops: f64,
+    /// Published dense peak of bf16 products with fp32 sums, per second.
+    pub bf16_flops: f64,
+    /// Published memory bandwidth in bytes per second.
+    pub bandwidth: f64,
+    /// Bytes per second of a pinned copy to or from the host, each way.
+    pub host_bandwidth: f64,
+}
+
+/// One line of the table: MiB as the driver reports them, TFLOP/s, GB/s.
+const fn spec(
+    model: &'static str,
+    memory_mib: u64,
+    [fp32, bf16]: [f64; 2],
+    gigabytes: f64,
+    host_gigabytes: f64,
+) -> DeviceSpec {
+    DeviceSpec {
+        model,
+        memory_bytes: memory_mib << 20,
+        reserve_bytes: 600 << 20,
+        fp32_flops: fp32 * 1e12,
+        bf16_flops: bf16 * 1e12,
+        bandwidth: gigabytes * 1e9,
+        host_bandwidth: host_gigabytes * 1e9,
+    }
+}
+
+const DEVICES: [DeviceSpec; 9] = [
+    //    model       MiB    fp32   bf16      memory  host
+    spec("h200", 143_771, [66.9, 989.4], 4800.0, 55.0),
+    spec("h100", 81_559, [66.9, 989.4], 3350.0, 55.0),
+    spec("a100-80", 81_920, [19.5, 312.0], 2039.0, 25.0),
+    spec("a100-40", 40_960, [19.5, 312.0], 1555.0, 25.0),
+    spec("l40s", 46_068, [91.6, 362.0], 864.0, 25.0),
+    spec("l4", 23_034, [30.3, 121.0], 300.0, 25.0),
+    spec("5090", 32_607, [104.8, 209.5], 1792.0, 55.0),
+    spec("4090", 24_564, [82.6, 165.2], 1008.0, 25.0),
+    spec("3090", 24_576, [35.6, 71.0], 936.0, 25.0),
+];
+
+impl DeviceSpec {
+    /// All that are described.
+    pub fn all() -> &'static [DeviceSpec] {
+        &DEVICES
+    }
+
+    /// The device of a name such as `cuda:h200`; plain `cuda` is a `cuda:h100`.
+    ///
+    /// # Errors
+    ///
+    /// When none has the name; the error lists those there are.
+    pub fn from_name(name: &str) -> Result<DeviceSpec, UnknownDevice> {
+        let model = match name.split_once(':') {
+            None if name == FAMILY => Some(ASSUMED),
+            Some((FAMILY, model)) => Some(model),
+            _ => None,
+        };
+        let found = DEVICES.iter().find(|spec| Some(spec.model) == model);
+        found.copied().ok_or_else(|| UnknownDevice { name: name.to_owned() })
+    }
+
+    /// What users type.
+    pub fn name(&self) -> String {
+        format!("{FAMILY}:{}", self.model)
+    }
+
+    /// Modelled time and scratch of every node of `graph`.
+    pub fn facts(&self, graph: &Graph) -> Facts {
+        Facts {
+            alignment: ALIGNMENT,
+            nodes: graph.nodes().iter().map(|node| self.node(graph, node)).collect(),
+            link: None,
+        }
+    }
+
+    /// The way to pinned memory of the host, of which `room` bytes may be taken.
+    pub fn host_link(&self, room: Option<u64>) -> Link {
+        Link {
+            tier: Tier::Host,
+            room: room.unwrap_or(u64::MAX),
+            block: ALIGNMENT,
+            out_rate: self.host_bandwidth,
+            in_rate: self.host_bandwidth,
+            latency: LAUNCH_SECONDS,
+            // Copy engines of their own.
+            toll: 0.0,
+        }
+    }
+
+    fn node(&self, graph: &Graph, node: &Node) -> NodeFacts {
+        if node.op.is_view() {
+            return NodeFacts::default();
+        }
+        let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
+        let work = work(&node.op, &inputs, &outputs);
+        // Values are stored in fp32, so products are of fp32 too.
+        let compute = work.matmul_flops / (COMPUTE_SHARE * self.fp32_flops);
+        let traffic = work.bytes / (BANDWIDTH_SHARE * self.bandwidth);
+        let seconds = compute.max(traffic) + LAUNCH_SECONDS;
+        let scratch = match &node.op {
+            Op::HeadLoss(_) | Op::HeadLossGrad { .. } => {
+                let (rows, words) = (inputs[0].shape.rows() as u64, inputs[1].shape[0] as u64);
+                PRODUCT_SCRATCH + 4 * rows.min(HEAD_ROWS) * words
+            }
+            Op::Mlp(mlp) | Op::MlpGrad { mlp, .. } => {
+                // As much as the CPU's kernel holds backward: what the products yield, and rows of `x` and `dy`.
+                let first = if matches!(node.op, Op::Mlp(_)) { 1 } else { 2 };
+                let (columns, hidden) =
+                    (inputs[0].shape.columns() as u64, inputs[first].shape.elements() as u64);
+                let floats = mlp.products() as u64 * (hidden / columns.max(1)) + 2 * columns;
+                PRODUCT_SCRATCH + 4 * floats * mlp.rows.min(inputs[0].shape.rows()) as u64
+            }
+            _ if work.matmul_flops > 0.0 => PRODUCT_SCRATCH,
+            _ => 0,
+        };
+        NodeFacts { seconds, lean_seconds: seconds, workspace: Workspace::exactly(scratch) }
+    }
+}
+
+/// No device of this name is described.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownDevice {
+    /// What was asked for.
+    pub name: String,
+}
+
+impl fmt::Display for UnknownDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known: Vec<String> = DEVICES.iter().map(DeviceSpec::name).collect();
+        write!(f, "no device is called `{}`; known are cpu, {FAMILY}, {}", self.name, known.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownDevice {}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::{DType, Init};
+
+    use super::*;
+
+    #[test]
+    fn every_device_is_found_by_its_name_and_has_figures_that_go_together() {
+        for spec in DeviceSpec::all() {
+            assert_eq!(DeviceSpec::from_name(&spec.name()), Ok(*spec));
+            assert!(spec.memory_bytes > 20 << 30 && spec.memory_bytes < 200 << 30, "{spec:?}");
+            assert!(spec.reserve_bytes < spec.memory_bytes / 10, "{spec:?}");
+            assert!(spec.bf16_flops > 1.5 * spec.fp32_flops && spec.fp32_flops > 1e13, "{spec:?}");
+            assert!(spec.bandwidth > 5.0 * spec.host_bandwidth && spec.bandwidth < 1e13, "{spec:?}");
+        }
+        let mut names: Vec<String> = DeviceSpec::all().iter().map(DeviceSpec::name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), DeviceSpec::all().len());
+    }
+
+    #[test]
+    fn a_kind_without_a_model_is_an_h100() {
+        assert_eq!(DeviceSpec::from_name("cuda").map(|spec| spec.name()), Ok("cuda:h100".into()));
+    }
+
+    #[test]
+    fn an_unknown_device_is_answered_with_the_known_ones() {
+        for name in ["cuda:h300", "h100", "tpu:h100", ""] {
+            let error = DeviceSpec::from_name(name).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("no device is called `{name}`; known are cpu, cuda, ")),
+                "{error}"
+            );
+            assert!(DeviceSpec::all().iter().all(|spec| error.contains(&spec.name())), "{error}");
+        }
+    }
+
+    #[test]
+    fn large_products_are_bound_by_arithmetic_and_small_passes_by_their_launch() {
+        let mut g = Graph::new();
+        let x = g.input("x", [4096, 4096], DType::F32);
+        let w = g.param("w", [4096, 4096], Init::Normal(0.02));
+        let y = g.linear(x, w, None);
+        let small = g.input("small", [8], DType::F32);
+        let z = g.silu(small);
+        let same = g.reshape(z, [2, 4]);
+        g.output("y", y);
+        g.output("z", same);
+        let graph = g.finish().unwrap();
+        let spec = DeviceSpec::from_name("cuda:a100-80").unwrap();
+        let facts = spec.facts(&graph);
+        let product = 2.0 * 4096f64.powi(3) / (0.75 * 19.5e12);
+        assert!((facts.nodes[0].seconds / product - 1.0).abs() < 0.01, "{:?}", facts.nodes[0]);
+        assert!((facts.nodes[1].seconds / LAUNCH_SECONDS - 1.0).abs() < 0.01, "{:?}", facts.nodes[1]);
+        assert_eq!(facts.nodes[2], NodeFacts::default(), "a view costs nothing");
+        assert_eq!(
+            (facts.nodes[0].workspace, facts.nodes[1].workspace.best),
+            (Workspace::exactly(32 << 20), 0)
+        );
+    }
+}

@@ -1,0 +1,64 @@
+//! Memory beside the device's own, and the link to it with its rates.
+
+/// A kind of memory that is not the device's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    /// Memory of the host, when the device is not the host.
+    Host,
+    /// A file.
+    Disk,
+}
+
+impl Tier {
+    /// The name people use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Host => "host",
+            Tier::Disk => "disk",
+        }
+    }
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// From the device to the tier.
+    Out,
+    /// From the tier to the device.
+    In,
+}
+
+/// A way to another tier and back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// The other end.
+    pub tier: Tier,
+    /// Bytes that may lie there.
+    pub room: u64,
+    /// Places in the tier are multiples of this, and what is smaller is not worth sending.
+    pub block: u64,
+    /// Rate on the way out, in bytes per second.
+    pub out_rate: f64,
+    /// Rate on the way in.
+    pub in_rate: f64,
+    /// Time of a transfer beside that of its bytes, in seconds.
+    pub latency: f64,
+    /// Time that runs lose for every byte that moves beside them, in seconds: where those who compute also move it.
+    pub toll: f64,
+}
+
+impl Link {
+    /// Time of a transfer of `bytes` bytes.
+    pub fn seconds(&self, direction: Direction, bytes: u64) -> f64 {
+        let rate = match direction {
+            Direction::Out => self.out_rate,
+            Direction::In => self.in_rate,
+        };
+        self.latency + bytes as f64 / rate
+    }
+
+    /// Time that runs lose while so many bytes move.
+    pub fn lost_seconds(&self, bytes: u64) -> f64 {
+        self.toll * bytes as f64
+    }
+}

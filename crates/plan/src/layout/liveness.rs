@@ -1,0 +1,314 @@
+//! From an order of runs to buffers with lifetimes.
+//!
+//! ```text
+//! action   0    1    2    3    4
+//! x        w────r─────────r              written by 0, last read by 3: lives 0..4
+//! h             w────r                   lives 1..3
+//! y                  w────r              may take over h's bytes at 2, if the op allows: one slot
+//! scratch            ═                   lives for one action
+//! ```
+//!
+//! Two buffers share a **slot** when the later one takes over the bytes of the earlier one in the very
+//! action that ends it. The layout places slots; everything else sees buffers.
+
+use plimsoll_graph::{Graph, NodeId, Op, StateId, StateKind, Value};
+
+use super::slot::Slot;
+use crate::device::{Direction, Facts, Scratch, aligned};
+use crate::program::Purpose;
+use crate::schedule::sequence::{Execution, Move, Place, Sequence, Transfer};
+use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Schedule};
+
+/// A schedule whose buffers have lifetimes but no offsets yet.
+pub(crate) struct Lifetimes {
+    /// The schedule, without a name.
+    pub(crate) schedule: Schedule,
+    /// What must be placed.
+    pub(crate) slots: Vec<Slot>,
+    /// Slot of each buffer; none for state that outlives the schedule.
+    pub(crate) slot_of: Vec<Option<usize>>,
+}
+
+/// Whether the first writer of a gradient in this schedule replaces what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gradients {
+    /// First micro-batch of a step.
+    Replace,
+    /// Any other.
+    Add,
+}
+
+impl Lifetimes {
+    /// Buffers and lifetimes of `sequence`.
+    pub(crate) fn of(
+        graph: &Graph,
+        facts: &Facts,
+        scratch: Scratch,
+        sequence: &Sequence,
+        gradients: Gradients,
+    ) -> Lifetimes {
+        let mut writer = Writer::new(graph, facts, scratch, sequence);
+        writer.write_actions(gradients);
+        let schedule = writer.finish();
+        let (slots, slot_of) = slots(graph, &schedule);
+        Lifetimes { schedule, slots, slot_of }
+    }
+}
+
+/// The slots of `sequence` alone: they do not depend on what the first writers of gradients do.
+pub(crate) fn slots_of(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Vec<Slot> {
+    Lifetimes::of(graph, facts, scratch, sequence, Gradients::Add).slots
+}
+
+/// Writes the actions of a sequence and notes which buffers each of them touches.
+struct Writer<'a> {
+    graph: &'a Graph,
+    facts: &'a Facts,
+    scratch: Scratch,
+    sequence: &'a Sequence,
+    /// State first, then the instances of the sequence, then scratch.
+    buffers: Vec<Buffer>,
+    actions: Vec<Action>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(graph: &'a Graph, facts: &'a Facts, scratch: Scratch, sequence: &'a Sequence) -> Writer<'a> {
+        let actions = Vec::with_capacity(sequence.executions.len() + sequence.transfers.len());
+        let mut writer = Writer { graph, facts, scratch, sequence, buffers: Vec::new(), actions };
+        writer.add_states();
+        writer.add_instances();
+        writer
+    }
+
+    /// Number of actions once all are written.
+    fn last(&self) -> usize {
+        self.sequence.executions.len() + self.sequence.transfers.len()
+    }
+
+    fn add_states(&mut self) {
+        let last = self.last();
+        for (index, state) in self.graph.states().iter().enumerate() {
+            self.buffers.push(Buffer {
+                contents: Contents::State(StateId(index as u32)),
+                purpose: Purpose::of_state(state.kind),
+                bytes: aligned(state.ty.bytes() as u64, self.facts.alignment),
+                offset: 0,
+                start: 0,
+                end: if state.kind == StateKind::Transient { 0 } else { last },
+            });
+        }
+        for away in &self.sequence.away {
+            let buffer = &mut self.buffers[away.state.index()];
+            (buffer.bytes, buffer.end) = (0, 0);
+        }
+    }
+
+    fn add_instances(&mut self) {
+        for &value in &self.sequence.instances {
+            let (contents, purpose) = match self.graph.value(value).state {
+                Some((state, _)) => (Contents::State(state), Purpose::of_state(self.graph.state(state).kind)),
+                None => (Contents::Value(value), Purpose::Activations),
+            };
+            let bytes = aligned(self.graph.ty(value).bytes() as u64, self.facts.alignment);
+            self.buffers.push(Buffer { contents, purpose, bytes, offset: 0, start: 0, end: 0 });
+        }
+    }
+
+    fn write_actions(&mut self, gradients: Gradients) {
+        let sequence = self.sequence;
+        let mut transfers = sequence.transfers.iter().peekable();
+        for (position, execution) in sequence.executions.iter().enumerate() {
+            while let Some(next) = transfers.next_if(|next| next.before == position) {
+                self.transfer(next);
+            }
+            self.run(execution, gradients);
+        }
+        for next in transfers {
+            self.transfer(next);
+        }
+    }
+
+    fn transfer(&mut self, &Transfer { of, begins, .. }: &Transfer) {
+        let index = self.actions.len();
+        let Move { instance, direction, .. } = self.sequence.moves[of];
+        let buffer = &mut self.buffers[self.graph.states().len() + instance];
+        if begins && direction == Direction::In {
+            (buffer.start, buffer.purpose) = (index, Purpose::Staging);
+        }
+        buffer.end = buffer.end.max(index + 1);
+        self.actions.push(if begins { Action::Start { copy: of } } else { Action::Wait { copy: of } });
+    }
+
+    fn run(&mut self, Execution { node, inputs, outputs }: &Execution, gradients: Gradients) {
+        let (graph, index) = (self.graph, self.actions.len());
+        let inputs: Vec<BufferId> = inputs.iter().map(|place| self.buffer_id(place)).collect();
+        let outputs: Vec<BufferId> = outputs.iter().map(|place| self.buffer_id(place)).collect();
+        for (id, &value) in outputs.iter().zip(&graph.node(*node).outputs) {
+            if begins(graph, value) {
+                self.buffers[id.index()].start = index;
+            }
+        }
+        for id in inputs.iter().chain(&outputs).filter(|id| !outlives(graph, **id)) {
+            self.buffers[id.index()].end = index + 1;
+        }
+        let workspace = self.workspace(*node);
+        let accumulate = accumulate_bits(graph, *node, gradients);
+        self.actions.push(Action::Run { node: *node, inputs, outputs, workspace, accumulate });
+    }
+
+    /// A buffer for the scratch of the next action, if `node` needs any.
+    fn workspace(&mut self, node: NodeId) -> Option<BufferId> {
+        let need = self.facts.nodes[node.index()].workspace;
+        let bytes = if self.scratch == Scratch::Best { need.best } else { need.least };
+        let (contents, purpose, start) = (Contents::Scratch, Purpose::Workspace, self.actions.len());
+        let bytes = aligned(bytes, self.facts.alignment);
+        (bytes > 0).then(|| {
+            self.buffers.push(Buffer { contents, purpose, bytes, offset: 0, start, end: start + 1 });
+            BufferId(self.buffers.len() as u32 - 1)
+        })
+    }
+
+    fn buffer_id(&self, place: &Place) -> BufferId {
+        match *place {
+            Place::State(state) => BufferId(state.0),
+            Place::Instance(instance) => BufferId((self.graph.states().len() + instance) as u32),
+        }
+    }
+
+    fn finish(mut self) -> Schedule {
+        let last = self.last();
+        keep_outputs(self.graph, &mut self.buffers, last);
+        let states = self.graph.states().len();
+        let copy = |&Move { instance, tier, tier_offset, direction }: &Move| Copy {
+            buffer: BufferId((states + instance) as u32),
+            tier,
+            tier_offset,
+            direction,
+        };
+        Schedule {
+            name: String::new(),
+            actions: self.actions,
+            buffers: self.buffers,
+            copies: self.sequence.moves.iter().map(copy).collect(),
+            away: self.sequence.away.clone(),
+        }
+    }
+}
+
+/// Whether a buffer is state that is there before the schedule and after it.
+fn outlives(graph: &Graph, id: BufferId) -> bool {
+    graph.states().get(id.index()).is_some_and(|state| state.kind != StateKind::Transient)
+}
+
+/// Whether it is state that other schedules see too, here for good or for a stay.
+fn lasting(graph: &Graph, contents: Contents) -> bool {
+    matches!(contents, Contents::State(state) if graph.state(state).kind != StateKind::Transient)
+}
+
+/// Whether a lifetime begins where `value` is written: any value's, and that of a transient gradient with its
+/// first writer.
+fn begins(graph: &Graph, value: Value) -> bool {
+    graph
+        .value(value)
+        .state
+        .is_none_or(|(state, version)| version == 1 && graph.state(state).kind == StateKind::Transient)
+}
+
+/// Which outputs of a node are added to what is there: sums of gradients, but for the first writer of a
+/// step.
+fn accumulate_bits(graph: &Graph, node: NodeId, gradients: Gradients) -> u32 {
+    let node = graph.node(node);
+    let adds = |output: usize, value: Value| {
+        let first = |version: u32| version == 1 && (gradients == Gradients::Replace || begins(graph, value));
+        node.op.can_accumulate(output) && graph.value(value).state.is_some_and(|(_, version)| !first(version))
+    };
+    let bits = node.outputs.iter().enumerate().filter(|&(output, &value)| adds(output, value));
+    bits.fold(0, |bits, (output, _)| bits | 1 << output)
+}
+
+/// Named outputs stay until the caller has read them. Buffers of values that nothing reads live for the
+/// one action that writes them; unread inputs for the first action.
+fn keep_outputs(graph: &Graph, buffers: &mut [Buffer], last: usize) {
+    for (_, value) in graph.outputs() {
+        let contents = Contents::Value(graph.storage(*value));
+        if let Some(buffer) = buffers.iter_mut().rev().find(|buffer| buffer.contents == contents) {
+            buffer.end = last;
+        }
+    }
+    for buffer in buffers {
+        buffer.end = buffer.end.max(buffer.start + 1);
+    }
+}
+
+/// Joins buffers that take over dying inputs, and lists what is left to place.
+fn slots(graph: &Graph, schedule: &Schedule) -> (Vec<Slot>, Vec<Option<usize>>) {
+    let mut slots: Vec<Slot> = Vec::new();
+    let mut slot_of: Vec<Option<usize>> = vec![None; schedule.buffers.len()];
+    let open = |slots: &mut Vec<Slot>, buffer: &Buffer| {
+        slots.push(Slot { start: buffer.start, end: buffer.end, bytes: buffer.bytes });
+        Some(slots.len() - 1)
+    };
+    // What a run begins gets its slot there; inputs and stays of state have theirs from elsewhere.
+    let mut begun = vec![false; schedule.buffers.len()];
+    for action in &schedule.actions {
+        let Action::Run { node, outputs, .. } = action else { continue };
+        for (id, &value) in outputs.iter().zip(&graph.node(*node).outputs) {
+            begun[id.index()] |= begins(graph, value);
+        }
+    }
+    // A transient gradient that nobody writes here needs no place either.
+    for (index, buffer) in schedule.buffers.iter().enumerate().skip(graph.states().len()) {
+        if !begun[index] {
+            slot_of[index] = open(&mut slots, buffer);
+        }
+    }
+    for (index, action) in schedule.actions.iter().enumerate() {
+        let Action::Run { node, inputs, outputs, .. } = action else { continue };
+        let mut taken: Vec<BufferId> = Vec::new();
+        let values = &graph.node(*node).outputs;
+        let new = outputs.iter().enumerate().filter(|&(output, _)| begins(graph, values[output]));
+        for (output, id) in new {
+            let buffer = schedule.buffer(*id);
+            let heir = dying_input(&graph.node(*node).op, output, inputs, |input| {
+                let earlier = schedule.buffer(input);
+                !lasting(graph, earlier.contents)
+                    && earlier.end == index + 1
+                    && size(graph, earlier) == size(graph, buffer)
+                    && !taken.contains(&input)
+            });
+            slot_of[id.index()] = match heir {
+                Some(input) => {
+                    taken.push(input);
+                    let slot = slot_of[input.index()];
+                    if let Some(slot) = slot {
+                        slots[slot].end = buffer.end;
+                    }
+                    slot
+                }
+                None => open(&mut slots, buffer),
+            };
+        }
+    }
+    (slots, slot_of)
+}
+
+/// Size before it was rounded up: a row that is repeated is not the matrix it is added to, though both may round
+/// to the same.
+fn size(graph: &Graph, buffer: &Buffer) -> u64 {
+    match buffer.contents {
+        Contents::Value(value) => graph.ty(value).bytes() as u64,
+        Contents::State(_) | Contents::Scratch => buffer.bytes,
+    }
+}
+
+/// An input whose bytes output `output` can take over. An input that the action reads twice is left
+/// alone: the op promises only that each operand is read before it is overwritten.
+fn dying_input(
+    op: &Op,
+    output: usize,
+    inputs: &[BufferId],
+    dies: impl Fn(BufferId) -> bool,
+) -> Option<BufferId> {
+    let candidates = op.may_overwrite(output).iter().filter_map(|&input| inputs.get(input).copied());
+    candidates.into_iter().find(|&id| dies(id) && inputs.iter().filter(|&&other| other == id).count() == 1)
+}

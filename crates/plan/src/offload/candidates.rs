@@ -1,0 +1,225 @@
+//! What may wait on another tier, where the device offers one: ways of rebuilding, places of state, and limits.
+//!
+//! Three numbers decide. What would be kept if there were `virtual` bytes says what is rebuilt; how many bytes of state
+//! are away ([`residency`](super::residency)) says what is left of the budget; and sending away what then does not
+//! fit into `limit` bytes ([`transfers`](super::transfers)) says which values wait:
+//!
+//! ```text
+//! limit = virtual           everything rebuilt, nothing sent       time: what runs again
+//! limit < virtual           less rebuilt, the difference sent      time: what runs again, and standing still
+//! virtual = whole model     nothing rebuilt                        time: standing still alone
+//! ```
+//!
+//! All come from fixed ladders, and the named strategies are among the ways of rebuilding, so what is on offer does not
+//! depend on the budget, nor on what a request fixes. The plan for a budget is the fastest of the offers whose arena
+//! fits (`search` finds it), so more memory is never slower, and neither is asking for less.
+//!
+//! Nothing is made before it is asked for, and what was found out about an offer is kept for the next budget.
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
+
+use super::residency::{Placement, rungs};
+use super::transfers::Spiller;
+use crate::device::Scratch;
+use crate::optimum::Planner;
+use crate::program::{Costed, Program, Purpose, StateDiffers};
+use crate::recompute::{Order, Strategy, micro_batch, update};
+use crate::schedule::sequence::Sequence;
+
+/// Ratio of neighbouring limits where all state is in the arena, and where some is away.
+const LIMIT_RUNG: f64 = 1.03;
+const LIMIT_RUNG_AWAY: f64 = 1.2;
+/// Which of the virtual budgets go with state that is away.
+const EVERY_AWAY: usize = 3;
+
+/// What is rebuilt, before anything is sent away.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) strategy: Strategy,
+    /// The virtual budget, where the table was asked.
+    pub(crate) rung: Option<u64>,
+    /// A micro-batch takes no less, as far as is known without its order.
+    pub(crate) least_seconds: f64,
+    /// Whether it goes with state that is away.
+    pub(crate) goes_with_away: bool,
+    order: OnceCell<Option<Ordered>>,
+}
+
+/// The order of runs that a way of rebuilding makes.
+#[derive(Debug)]
+pub(crate) struct Ordered {
+    pub(crate) order: Order,
+    pub(crate) spiller: Spiller,
+}
+
+/// Where state is.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Bytes of it that are away.
+    pub(crate) away: u64,
+    pub(crate) placement: Placement,
+    /// Bytes of it in the arena.
+    pub(crate) resident: u64,
+    /// Least time in which the weights that are away come in, once each.
+    pub(crate) weights_seconds: f64,
+    /// The update, where some of its state is away, and its times by limit, as far as they were asked for.
+    update: Option<Spiller>,
+    update_seconds: RefCell<BTreeMap<u64, Option<f64>>>,
+}
+
+/// A limit with the least time of a micro-batch that keeps it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    pub(crate) bytes: u64,
+    /// Bytes that are alive at one time at least.
+    pub(crate) least_bytes: u64,
+    pub(crate) pass_seconds: f64,
+}
+
+/// A place, a way of rebuilding and a limit.
+pub(crate) type Combination = (usize, usize, u64);
+
+/// What was found out about a combination.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Found {
+    /// Time of a micro-batch, or less.
+    pub(crate) least_seconds: f64,
+    /// Times of a micro-batch and of the update, once they are known.
+    pub(crate) seconds: Option<(f64, f64)>,
+    /// Bytes of the arena in which it fits, and in which it does not.
+    pub(crate) fits: Option<u64>,
+    pub(crate) fails: u64,
+}
+
+/// Everything on offer for one micro-batch and amount of scratch.
+#[derive(Debug)]
+pub(crate) struct Offers {
+    pub(crate) sources: Vec<Source>,
+    /// The first has everything in the arena.
+    pub(crate) places: Vec<Place>,
+    /// Limits of a place and a way of rebuilding, falling.
+    pub(crate) limits: RefCell<BTreeMap<(usize, usize), Vec<Limit>>>,
+    pub(crate) found: RefCell<BTreeMap<Combination, Found>>,
+}
+
+impl Source {
+    fn named(strategy: Strategy, least_seconds: f64) -> Source {
+        Source { strategy, rung: None, least_seconds, goes_with_away: true, order: OnceCell::new() }
+    }
+
+    /// Ways of rebuilding: those that have a name, and where there is a planner its own, from nothing to as much as ever
+    /// fits.
+    pub(crate) fn all(program: &Program, scratch: Scratch, planner: Option<&Planner>) -> Vec<Source> {
+        let once = program.pass_seconds(scratch);
+        let least = |strategy| planner.map_or(once, |planner| planner.least_seconds(strategy).max(once));
+        let named = Strategy::LADDER.into_iter().map(|strategy| Source::named(strategy, least(strategy)));
+        let optimal = |planner: &Planner, (index, rung): (usize, u64)| Source {
+            strategy: Strategy::Auto,
+            rung: Some(rung),
+            least_seconds: planner.seconds(rung),
+            // Counted from the least that works, so that it is among them.
+            goes_with_away: index.is_multiple_of(EVERY_AWAY),
+            order: OnceCell::new(),
+        };
+        let mut sources: Vec<Source> = named.collect();
+        if let Some(planner) = planner {
+            let rising = planner.virtual_rungs().into_iter().rev().enumerate();
+            sources.extend(rising.map(|rung| optimal(planner, rung)));
+        }
+        sources
+    }
+
+    /// The one way of rebuilding that a request fixes.
+    pub(crate) fn fixed(program: &Program, scratch: Scratch, strategy: Strategy) -> Vec<Source> {
+        vec![Source::named(strategy, program.pass_seconds(scratch))]
+    }
+
+    /// Its order of runs; none where the device has no tier.
+    pub(crate) fn order<'a>(
+        &self,
+        part: &Costed,
+        scratch: Scratch,
+        planner: impl FnOnce() -> Option<&'a Planner>,
+    ) -> Option<&Ordered> {
+        let new = || {
+            let order = match self.rung {
+                Some(rung) => planner()?.order(&part.graph, rung)?,
+                None => Order::named(&part.graph, self.strategy),
+            };
+            let sequence = micro_batch(&part.graph, &order);
+            let spiller = Spiller::new(&part.graph, &part.facts, scratch, sequence)?;
+            Some(Ordered { order, spiller })
+        };
+        self.order.get_or_init(new).as_ref()
+    }
+}
+
+impl Place {
+    fn new(program: &Program, scratch: Scratch, away: u64) -> Result<Place, StateDiffers> {
+        let placement = Placement::new(program, away)?;
+        let part = &program.train;
+        let in_rate = part.facts.link.map_or(f64::INFINITY, |link| link.in_rate);
+        let update = (away > 0).then(|| streamed(part, scratch, &placement, &update(&part.graph)));
+        Ok(Place {
+            away,
+            resident: placement.resident_bytes(),
+            weights_seconds: placement.bytes_away(Purpose::Weights) as f64 / in_rate,
+            update: update.flatten(),
+            update_seconds: RefCell::default(),
+            placement,
+        })
+    }
+
+    /// The limits to try of a micro-batch, falling: none beyond what keeping everything takes, which more brings
+    /// nothing.
+    pub(crate) fn limits(&self, spiller: &Spiller) -> Vec<Limit> {
+        let most = self.update.as_ref().map_or(0, Spiller::most_bytes).max(spiller.most_bytes());
+        let top = if self.away > 0 { (most as f64 * LIMIT_RUNG_AWAY) as u64 } else { most.saturating_sub(1) };
+        let ratio = if self.away > 0 { LIMIT_RUNG_AWAY } else { LIMIT_RUNG };
+        let least_bytes = spiller.least_bytes();
+        let limit = |bytes| Limit { bytes, least_bytes, pass_seconds: spiller.lower_bound(bytes) };
+        limits(top, least_bytes, ratio).map(limit).collect()
+    }
+
+    /// Time of an update that keeps a limit, `whole` where all its state is in the arena; none when the tier has no
+    /// room.
+    pub(crate) fn update_within(&self, limit: u64, whole: f64) -> Option<f64> {
+        let Some(update) = &self.update else { return Some(whole) };
+        *self.update_seconds.borrow_mut().entry(limit).or_insert_with(|| update.seconds_within(limit))
+    }
+
+    /// No update is faster here.
+    pub(crate) fn update_least(&self, whole: f64) -> f64 {
+        self.update.as_ref().map_or(whole, |update| update.lower_bound(u64::MAX))
+    }
+}
+
+impl Offers {
+    pub(crate) fn new(
+        program: &Program,
+        scratch: Scratch,
+        sources: Vec<Source>,
+    ) -> Result<Offers, StateDiffers> {
+        let lengths = std::iter::once(0).chain(rungs(program)?);
+        let places = lengths.map(|away| Place::new(program, scratch, away)).collect::<Result<_, _>>()?;
+        Ok(Offers { sources, places, limits: RefCell::default(), found: RefCell::default() })
+    }
+}
+
+/// A sequence whose state lies as in `placement`.
+pub(crate) fn streamed(
+    part: &Costed,
+    scratch: Scratch,
+    placement: &Placement,
+    sequence: &Sequence,
+) -> Option<Spiller> {
+    Spiller::new(&part.graph, &part.facts, scratch, placement.stream(&part.graph, sequence.clone()))
+}
+
+/// Limits, falling, from just below `top` to the last above `least`, and one that sends away what can be sent.
+fn limits(top: u64, least: u64, ratio: f64) -> impl Iterator<Item = u64> {
+    let top = ((top.max(1) as f64).ln() / ratio.ln()).floor() as i32;
+    let rungs = (0..=top).rev().map(move |rung| ratio.powi(rung) as u64);
+    rungs.take_while(move |&limit| limit > least).chain([0])
+}

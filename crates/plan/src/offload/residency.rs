@@ -1,0 +1,165 @@
+//! Where state lives: in the arena for good, or on another tier, from where it comes in for every stay.
+//!
+//! ```text
+//! arena   | weights | gradients | optimizer | transient: activations, scratch, and state that is in for a stay |
+//! tier    | optimizer | weights | values that wait                                                            |
+//! ```
+//!
+//! What goes away is a prefix of one order, as long as it must be: first what the optimizer alone uses, because it is
+//! moved once a step however many micro-batches that has; then weights that can be fetched while what comes before
+//! them is computed; then the others, which the first layers read at once; then gradient sums, which every
+//! micro-batch both reads and writes. Within each in the order of declaration: of equal layers the first ones, whose
+//! weights nobody needs when the most is alive, around the turn. The order and the lengths that are tried depend on
+//! the program alone, so that more memory is never slower.
+//!
+//! What is smaller than a block of the tier stays, and so do constants and outputs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use plimsoll_graph::{Graph, Phase, StateId, StateKind};
+
+use crate::device::{Direction, Link, Scratch, aligned};
+use crate::program::{Program, Purpose, StateDiffers, StateRange, declared_state};
+use crate::schedule::Away;
+use crate::schedule::sequence::Sequence;
+
+/// How many lengths are tried of each purpose, in the order in which they leave.
+const RUNGS: [(Purpose, u64); 3] = [(Purpose::Optimizer, 4), (Purpose::Weights, 8), (Purpose::Gradients, 2)];
+
+/// All state of a program, each in its place.
+#[derive(Clone, Debug)]
+pub(crate) struct Placement {
+    /// By purpose, each in the order of declaration.
+    pub(crate) states: Vec<StateRange>,
+    /// Bytes that state takes of the tier.
+    pub(crate) taken: u64,
+}
+
+impl Placement {
+    /// Sends `away` bytes of state to the tier that the device offers, or as many as can go: weights, then gradients,
+    /// then moments lie in the arena, one range per purpose, so that a pass over all of them is a pass over
+    /// consecutive bytes.
+    pub(crate) fn new(program: &Program, away: u64) -> Result<Placement, StateDiffers> {
+        let mut states = declared_state(program)?;
+        let mut taken = 0;
+        if let Some(link) = program.train.facts.link.filter(|_| away > 0) {
+            let mut left = away;
+            for index in preferred(program, &states, &link) {
+                let range = &mut states[index];
+                let end = taken + aligned(range.bytes, link.block);
+                if left == 0 || end > link.room {
+                    break;
+                }
+                (range.tier, range.offset) = (Some(link.tier), taken);
+                (taken, left) = (end, left.saturating_sub(range.bytes));
+            }
+        }
+        let mut next = 0;
+        for range in states.iter_mut().filter(|range| range.tier.is_none()) {
+            range.offset = next;
+            next += range.bytes;
+        }
+        Ok(Placement { states, taken })
+    }
+
+    /// Bytes of state in the arena.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.states.iter().filter(|range| range.tier.is_none()).map(|range| range.bytes).sum()
+    }
+
+    /// Bytes of state of one purpose that are away.
+    pub(crate) fn bytes_away(&self, purpose: Purpose) -> u64 {
+        let away = self.states.iter().filter(|range| range.tier.is_some() && range.purpose == purpose);
+        away.map(|range| range.bytes).sum()
+    }
+
+    /// Offsets of state in the arena, by name.
+    pub(crate) fn resident_offsets(&self) -> BTreeMap<&str, u64> {
+        let resident = self.states.iter().filter(|range| range.tier.is_none());
+        resident.map(|range| (range.name.as_str(), range.offset)).collect()
+    }
+
+    /// The runs of `sequence` with state that is away.
+    pub(crate) fn stream(&self, graph: &Graph, sequence: Sequence) -> Sequence {
+        let away = self.states.iter().filter_map(|range| {
+            let (tier, state) = (range.tier?, graph.state_named(&range.name)?);
+            Some(Away { state, tier, tier_offset: range.offset, bytes: range.bytes })
+        });
+        sequence.with_away(graph, away.collect(), self.taken)
+    }
+}
+
+/// Bytes of the arena that state takes when `away` bytes of it are elsewhere.
+pub(crate) fn persistent_bytes(program: &Program, away: u64) -> Result<u64, StateDiffers> {
+    Ok(Placement::new(program, away)?.resident_bytes())
+}
+
+/// The lengths that are tried of what is away, rising; none where the device offers no tier.
+pub(crate) fn rungs(program: &Program) -> Result<Vec<u64>, StateDiffers> {
+    let Some(link) = program.train.facts.link else { return Ok(Vec::new()) };
+    let states = declared_state(program)?;
+    let order = preferred(program, &states, &link);
+    let (mut rungs, mut before) = (Vec::new(), 0);
+    for (purpose, count) in RUNGS {
+        let of_purpose = order.iter().filter(|&&index| states[index].purpose == purpose);
+        let bytes: u64 = of_purpose.map(|&index| states[index].bytes).sum();
+        rungs.extend((1..=count).map(|rung| before + bytes * rung / count).filter(|_| bytes > 0));
+        before += bytes;
+    }
+    rungs.dedup();
+    Ok(rungs)
+}
+
+/// What may be away, as indices of `states`, in the order in which it goes.
+fn preferred(program: &Program, states: &[StateRange], link: &Link) -> Vec<usize> {
+    let graph = &program.train.graph;
+    let leads = leads(program);
+    let named = named_outputs(program);
+    let rank = |range: &StateRange| {
+        let state = graph.state_named(&range.name)?;
+        let worth = range.bytes >= link.block && !named.contains(range.name.as_str());
+        let lead = leads.get(&state).filter(|_| worth)?;
+        match graph.state(state).kind {
+            StateKind::Moment => Some(0),
+            StateKind::Parameter { .. } if *lead >= link.seconds(Direction::In, range.bytes) => Some(1),
+            StateKind::Parameter { .. } => Some(2),
+            StateKind::Gradient => Some(3),
+            StateKind::Constant | StateKind::Transient => None,
+        }
+    };
+    let mut order: Vec<(u8, usize)> =
+        states.iter().enumerate().filter_map(|(index, range)| Some((rank(range)?, index))).collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, index)| index).collect()
+}
+
+/// The state that training uses, each with the time of the forward pass before its first user.
+fn leads(program: &Program) -> BTreeMap<StateId, f64> {
+    let part = &program.train;
+    let mut leads = BTreeMap::new();
+    let mut clock = 0.0;
+    for (node, facts) in part.graph.nodes().iter().zip(&part.facts.nodes) {
+        for &value in node.inputs.iter().chain(&node.outputs) {
+            if let Some((state, _)) = part.graph.value(part.graph.storage(value)).state {
+                leads.entry(state).or_insert(clock);
+            }
+        }
+        if node.phase == Phase::Forward && !node.op.is_view() {
+            clock += facts.seconds_with(Scratch::Best);
+        }
+    }
+    leads
+}
+
+/// Names of state that is an output, which the caller reads in the arena.
+fn named_outputs(program: &Program) -> BTreeSet<&str> {
+    let mut names = BTreeSet::new();
+    for (_, part) in program.roles() {
+        for (_, value) in part.graph.outputs() {
+            if let Some((state, _)) = part.graph.value(part.graph.storage(*value)).state {
+                names.insert(part.graph.state(state).name.as_str());
+            }
+        }
+    }
+    names
+}

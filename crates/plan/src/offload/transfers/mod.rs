@@ -1,0 +1,299 @@
+//! Values and state that wait on another tier while nobody reads them, so that the rest fits into fewer bytes.
+//!
+//! What is there has *gaps*: stretches between two of its users. In a gap its bytes can be somebody else's:
+//!
+//! ```text
+//!            written        last forward reader          first backward reader
+//! value        w───r────────r · · · · · · · · · · · · · · · · r────r
+//! out            start───────────wait                                      bytes busy until the wait
+//! in                                             start────────wait         bytes busy from the start
+//!
+//! state · · · · · · r────r · · · · · · · · · · · · · · · · r────w · · · ·  away before its first user and behind its
+//! in        start───wait                         start─────wait            last; out only what was written since it
+//! out                                                           start──wait  came in
+//! ```
+//!
+//! *Which gaps*: those before the first and behind the last user of state that is away, and for the rest Belady's
+//! rule: go through the runs in order, and wherever more bytes are alive than allowed,
+//! send away what is read again last. In training that is what the first layers made, so it is also what was
+//! made first: the way out is in use from the beginning of the forward pass, and the way in from the turn
+//! on, each for as long as compute takes. So the traffic that costs no time is as large as with a quota in every
+//! layer, without room set aside for two layers' transfers; and because whole values of the whole
+//! model are counted, not of one layer, nothing is gained by splitting one.
+//!
+//! *When* is decided in `timing`. Not here: what is rebuilt instead, which the order of runs has decided, and which
+//! state is away, which is the placement's.
+
+mod timing;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+use plimsoll_graph::{Graph, StateId, Value};
+
+use crate::device::{Facts, Link, Scratch, aligned};
+use crate::layout::{live_bytes, slots_of};
+use crate::schedule::sequence::{Place, Sequence};
+use timing::Placing;
+
+/// An order of runs whose values may be sent away.
+#[derive(Clone, Debug)]
+pub(crate) struct Spiller {
+    link: Link,
+    sequence: Sequence,
+    /// Bytes alive during each run when only the fixed gaps are used.
+    live: Vec<u64>,
+    /// Time of each run, and of all before it when none stands still; with the time of all at the end.
+    seconds: Vec<f64>,
+    until: Vec<f64>,
+    /// Gaps that may be used, the one that ends last first.
+    gaps: Vec<Gap>,
+    /// The first run of each of them with its index, in the order of runs.
+    begin: Vec<(usize, usize)>,
+    /// Gaps that are used in any case: of state before its first user and behind its last.
+    fixed: Vec<Gap>,
+    /// Place in the tier of each instance that is state.
+    homes: Vec<Option<u64>>,
+    /// Bytes of state that come in before each run, and that go out behind it because it or a later one writes them.
+    inward: Vec<u64>,
+    outward: Vec<u64>,
+    /// The most bytes alive during one run when every gap is used.
+    least: u64,
+}
+
+/// A stretch of runs in which nobody uses an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Gap {
+    instance: usize,
+    bytes: u64,
+    /// The last run before the gap that writes the instance, if one does.
+    written: Option<usize>,
+    /// The first run of the gap, 0 before the first user of state.
+    from: usize,
+    /// The user that ends it, one past the last run behind the last user of state.
+    before: usize,
+}
+
+impl Spiller {
+    /// Finds the gaps of `sequence`; none when the device has no other tier.
+    pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: Sequence) -> Option<Spiller> {
+        let link = facts.link?;
+        let slots = slots_of(graph, facts, scratch, &sequence);
+        let seconds =
+            sequence.executions.iter().map(|run| facts.nodes[run.node.index()].seconds_with(scratch));
+        let named: BTreeSet<Value> = graph.outputs().iter().map(|(_, value)| graph.storage(*value)).collect();
+        let size = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
+        let worth = |value: Value| size(value) >= link.block && !named.contains(&value);
+        let away: BTreeMap<StateId, u64> =
+            sequence.away.iter().map(|away| (away.state, away.tier_offset)).collect();
+        let home = |value: &Value| away.get(&graph.value(*value).state?.0).copied();
+        let homes: Vec<Option<u64>> = sequence.instances.iter().map(home).collect();
+        let runs = sequence.executions.len();
+        let mut gaps = gaps(&sequence, &homes);
+        for gap in &mut gaps {
+            gap.bytes = size(sequence.instances[gap.instance]);
+        }
+        let (fixed, mut gaps): (Vec<Gap>, Vec<Gap>) =
+            gaps.into_iter().partition(|gap| gap.from == 0 || gap.before == runs);
+        gaps.retain(|gap| worth(sequence.instances[gap.instance]));
+        gaps.sort_by(|a, b| (b.before, b.bytes, a.instance).cmp(&(a.before, a.bytes, b.instance)));
+        let (mut live, seconds): (Vec<u64>, Vec<f64>) = (live_bytes(&slots), seconds.collect());
+        live.resize(runs, 0);
+        for gap in fixed.iter().filter(|gap| gap.from == 0) {
+            live[..gap.before].iter_mut().for_each(|bytes| *bytes -= gap.bytes);
+        }
+        let mut begin: Vec<(usize, usize)> = gaps.iter().map(|gap| gap.from).zip(0..).collect();
+        begin.sort_unstable();
+        let until = prefix_sums(&seconds);
+        let (inward, outward) = certain(&fixed, runs);
+        let mut spiller = Spiller {
+            link,
+            sequence,
+            live,
+            seconds,
+            until,
+            gaps,
+            begin,
+            fixed,
+            homes,
+            inward,
+            outward,
+            least: 0,
+        };
+        spiller.least = spiller.choose(0).1.into_iter().max().unwrap_or(0);
+        Some(spiller)
+    }
+
+    /// The order itself, without transfers.
+    pub(crate) fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// The most bytes alive during one run when everything that can be is sent away: no limit below is kept.
+    pub(crate) fn least_bytes(&self) -> u64 {
+        self.least
+    }
+
+    /// Time of all runs when none stands still.
+    pub(crate) fn busy_seconds(&self) -> f64 {
+        self.until.last().copied().unwrap_or(0.0)
+    }
+
+    /// The most bytes alive during one run when no more is sent away than must be.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        self.live.iter().copied().max().unwrap_or(0)
+    }
+
+    /// No way of keeping at most `limit` bytes alive is faster. What does not fit beside a run has gone out before it
+    /// and comes in behind it; state that is away comes in before its first user and goes out behind its last writer.
+    /// So neither part of the schedule, up to any run and from it on, takes less time than its transfers.
+    pub(crate) fn lower_bound(&self, limit: u64) -> f64 {
+        let Link { out_rate, in_rate, toll, .. } = self.link;
+        let (limit, busy) = (limit.max(self.least), self.busy_seconds());
+        let come = self.inward.last().copied().unwrap_or(0);
+        let mut most: f64 = 0.0;
+        for (run, &live) in self.live.iter().enumerate() {
+            let (there, home) = (self.inward[run], self.outward[run]);
+            let back = live.saturating_sub(limit);
+            // State may be dropped where it was not written.
+            let out = back.saturating_sub(come);
+            let until = self.until[run];
+            let before =
+                (until + toll * (out + there) as f64).max(out as f64 / out_rate).max(there as f64 / in_rate);
+            let behind = (busy - until + toll * (back + home) as f64)
+                .max(self.seconds[run] + back as f64 / in_rate)
+                .max(home as f64 / out_rate);
+            most = most.max(before + behind);
+        }
+        most.max(come as f64 / in_rate).max(busy)
+    }
+
+    /// Time of the order with transfers that keep at most `limit` bytes alive, or as few as can be; none when the tier
+    /// has no room for what must go.
+    pub(crate) fn seconds_within(&self, limit: u64) -> Option<f64> {
+        self.seconds_below(limit, f64::INFINITY)
+    }
+
+    /// The same, or some time of at least `enough` where it takes at least that: then the walk ends early.
+    pub(crate) fn seconds_below(&self, limit: u64, enough: f64) -> Option<f64> {
+        self.walk(limit, enough, |placing, left| placing.clock + left)
+    }
+
+    /// The order with those transfers.
+    pub(crate) fn within(&self, limit: u64) -> Option<Sequence> {
+        self.walk(limit, f64::INFINITY, |placing, _| placing.apply(&self.sequence))
+    }
+
+    /// Walks over the runs until they have taken `enough` time with those that are left, which is handed to `end`.
+    fn walk<T>(&self, limit: u64, enough: f64, end: impl FnOnce(Placing, f64) -> T) -> Option<T> {
+        let (chosen, live) = self.choose(limit);
+        let mut placing = Placing::new(self, &chosen, live, limit)?;
+        let busy = self.busy_seconds();
+        for (run, seconds) in self.seconds.iter().enumerate() {
+            placing.before(run);
+            let left = busy - self.until[run];
+            if placing.clock + left >= enough {
+                return Some(end(placing, left));
+            }
+            placing.clock += seconds;
+        }
+        placing.close();
+        Some(end(placing, 0.0))
+    }
+
+    /// Belady's rule: the gaps to use, and the bytes alive during each run outside them.
+    fn choose(&self, limit: u64) -> (Vec<Gap>, Vec<u64>) {
+        let runs = self.live.len();
+        let mut chosen = self.fixed.clone();
+        // What is spared from a run on, and no longer from a run on, by chosen gaps.
+        let (mut spared, mut regained) = (vec![0; runs + 1], vec![0; runs + 1]);
+        let mut sparing = 0;
+        // Gaps that have begun, the one that ends last first.
+        let mut open = BinaryHeap::new();
+        let mut beginning = self.begin.iter().copied().peekable();
+        for run in 0..runs {
+            sparing -= regained[run];
+            while let Some((_, index)) = beginning.next_if(|&(from, _)| from <= run) {
+                open.push(Reverse(index));
+            }
+            while self.live[run] - sparing > limit {
+                let Some(gap) = open.pop().map(|Reverse(index)| self.gaps[index]) else { break };
+                if gap.before <= run {
+                    // And so has every other that has begun.
+                    open.clear();
+                    break;
+                }
+                spared[gap.from] += gap.bytes;
+                regained[gap.before] += gap.bytes;
+                sparing += gap.bytes;
+                chosen.push(gap);
+            }
+        }
+        let mut live = self.live.clone();
+        sparing = 0;
+        for (run, bytes) in live.iter_mut().enumerate() {
+            sparing = sparing + spared[run] - regained[run];
+            *bytes -= sparing;
+        }
+        (chosen, live)
+    }
+}
+
+/// The gaps of all instances that a run writes or that have a home in the tier. Sizes are filled in by the caller.
+fn gaps(sequence: &Sequence, homes: &[Option<u64>]) -> Vec<Gap> {
+    let mut gaps = Vec::new();
+    // The last write of each instance, and the run behind its last use: 0 for state that nobody has used yet.
+    let mut known: Vec<Option<(Option<usize>, usize)>> =
+        homes.iter().map(|home| home.map(|_| (None, 0))).collect();
+    for (run, execution) in sequence.executions.iter().enumerate() {
+        let inputs = execution.inputs.iter().map(|place| (place, false));
+        for (place, writes) in inputs.chain(execution.outputs.iter().map(|place| (place, true))) {
+            let Place::Instance(instance) = *place else { continue };
+            let mut written = None;
+            if let Some((before, from)) = known[instance] {
+                if from < run || from == 0 {
+                    gaps.push(Gap { instance, bytes: 0, written: before, from, before: run });
+                }
+                written = before;
+            } else if !writes {
+                // An input of the graph: the caller wants it where it wrote it.
+                continue;
+            }
+            known[instance] = Some((if writes { Some(run) } else { written }, run + 1));
+        }
+    }
+    for (instance, known) in known.into_iter().enumerate().filter(|(instance, _)| homes[*instance].is_some())
+    {
+        if let Some((written, from)) = known.filter(|&(_, from)| from > 0) {
+            gaps.push(Gap { instance, bytes: 0, written, from, before: sequence.executions.len() });
+        }
+    }
+    gaps
+}
+
+/// The sum of all numbers before each, and of all.
+fn prefix_sums(numbers: &[f64]) -> Vec<f64> {
+    let sums = numbers.iter().scan(0.0, |sum, number| {
+        *sum += number;
+        Some(*sum)
+    });
+    std::iter::once(0.0).chain(sums).collect()
+}
+
+/// Bytes that fixed gaps bring in before each run and behind the last, and that they take out behind each.
+fn certain(fixed: &[Gap], runs: usize) -> (Vec<u64>, Vec<u64>) {
+    let (mut inward, mut outward) = (vec![0; runs + 1], vec![0; runs + 1]);
+    for gap in fixed {
+        match gap.written {
+            _ if gap.from == 0 => inward[gap.before] += gap.bytes,
+            Some(run) => outward[run] += gap.bytes,
+            None => {}
+        }
+    }
+    (1..=runs).for_each(|run| inward[run] += inward[run - 1]);
+    (0..runs).rev().for_each(|run| outward[run] += outward[run + 1]);
+    (inward, outward)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,412 @@
+//! When transfers begin and when they are waited for: a walk over the runs that keeps a clock and the bytes alive.
+//!
+//! What goes out does so as soon as it is written. It is waited for when it should have arrived, or when its bytes
+//! are needed, if that is earlier. It comes back when there is room until its user, but no earlier than is
+//! useful, and else just before the user, which then stands still. What did not change since it went out, or since it
+//! came in, is dropped and fetched again: a value goes out once, however often it comes back, and a frozen weight
+//! never.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+use plimsoll_graph::Value;
+
+use super::{Gap, Spiller};
+use crate::device::{Direction, Link, aligned};
+use crate::schedule::sequence::{Move, Place, Sequence, Transfer};
+
+/// Transfers are expected after this many times the time they should take: disks are not punctual.
+const PATIENCE: f64 = 2.0;
+
+/// An instance on its way out.
+#[derive(Clone, Copy, Debug)]
+struct Leaving {
+    of: usize,
+    bytes: u64,
+    /// The first run that does without it.
+    from: usize,
+    begun: f64,
+    done: f64,
+}
+
+/// When the first of those who wait must be sent for, so that it and all who come in behind it are there in time: the
+/// least of (time of the run that wants one, less the transfers of it and of all before it). A tree over the runs: what
+/// lies to the right waits for the transfers of what lies to the left.
+struct Due {
+    nodes: Vec<Waiting>,
+}
+
+/// Who waits in a range of runs.
+#[derive(Clone, Copy)]
+struct Waiting {
+    count: usize,
+    /// Time of all their transfers.
+    transfers: f64,
+    /// When the first must be sent for, if nobody waits before this range.
+    latest: f64,
+}
+
+impl Due {
+    fn new(runs: usize) -> Due {
+        let nobody = Waiting { count: 0, transfers: 0.0, latest: f64::INFINITY };
+        Due { nodes: vec![nobody; 2 * runs.next_power_of_two()] }
+    }
+
+    /// One more that a run at `time` wants, with so long a transfer, or with less than no time one less.
+    fn change(&mut self, run: usize, transfer: f64, time: f64) {
+        let mut at = self.nodes.len() / 2 + run;
+        let node = self.nodes[at];
+        let count = if transfer < 0.0 { node.count - 1 } else { node.count + 1 };
+        let transfers = if count == 0 { 0.0 } else { node.transfers + transfer };
+        let latest = if count == 0 { f64::INFINITY } else { time - transfers };
+        self.nodes[at] = Waiting { count, transfers, latest };
+        while at > 1 {
+            at /= 2;
+            let (left, right) = (self.nodes[2 * at], self.nodes[2 * at + 1]);
+            self.nodes[at] = Waiting {
+                count: left.count + right.count,
+                transfers: left.transfers + right.transfers,
+                latest: left.latest.min(right.latest - left.transfers),
+            };
+        }
+    }
+
+    fn latest(&self) -> f64 {
+        self.nodes[1.min(self.nodes.len() - 1)].latest
+    }
+}
+
+/// Gaps by run, read once from the first run to the last.
+#[derive(Default)]
+struct ByRun {
+    listed: Vec<(usize, usize)>,
+    next: usize,
+}
+
+impl ByRun {
+    fn push(&mut self, run: usize, gap: usize) {
+        self.listed.push((run, gap));
+    }
+
+    /// To be called before the first is taken: those of one run stay as they came.
+    fn sort(&mut self) {
+        self.listed.sort_by_key(|&(run, _)| run);
+    }
+
+    /// The next gap of `run`, if there is another.
+    fn take(&mut self, run: usize) -> Option<usize> {
+        let &(_, gap) = self.listed.get(self.next).filter(|&&(of, _)| of == run)?;
+        self.next += 1;
+        Some(gap)
+    }
+}
+
+/// The walk that gives transfers their places.
+pub(super) struct Placing<'a> {
+    link: Link,
+    limit: u64,
+    runs: usize,
+    /// Time of all runs before each one when none stands still.
+    until: &'a [f64],
+    chosen: &'a [Gap],
+    /// Gaps by their first run, and by the run that ends them.
+    begin: ByRun,
+    finish: ByRun,
+    /// Gaps whose instance goes out, by the run behind the one that writes it.
+    made: ByRun,
+    /// Move that takes the instance of each gap out, unless the tier has held it from the beginning, and the one that
+    /// brings it back, if anybody needs it.
+    out: Vec<Option<usize>>,
+    back: Vec<Option<usize>>,
+    /// Bytes alive during each run, what came back early included and what lingers on its way out not.
+    live: Vec<u64>,
+    lingering: u64,
+    /// Where there was no room the last time somebody was to come in early: often there still is none.
+    blocked: usize,
+    leaving: VecDeque<Leaving>,
+    /// Moves whose instance has arrived in the tier.
+    gone: Vec<bool>,
+    /// Gaps that are under way and whose instance has not been sent for, by the run that ends them, and when the first
+    /// of them must be.
+    wanted: BTreeSet<(usize, usize)>,
+    due: Due,
+    /// Gaps whose instance is on its way in, with the time it arrives.
+    coming: VecDeque<(usize, f64)>,
+    pub(super) clock: f64,
+    out_free: f64,
+    in_free: f64,
+    moves: Vec<Move>,
+    transfers: Vec<Transfer>,
+    /// For each instance that is split, those it consists of, each from some run on.
+    parts: BTreeMap<usize, Vec<(usize, usize)>>,
+    /// Instances so far, with the new ones.
+    instances: usize,
+}
+
+impl<'a> Placing<'a> {
+    /// Prepares the walk; none when the tier has no room for what is to be sent.
+    pub(super) fn new(
+        spiller: &'a Spiller,
+        chosen: &'a [Gap],
+        live: Vec<u64>,
+        limit: u64,
+    ) -> Option<Placing<'a>> {
+        let mut placing = Placing {
+            link: spiller.link,
+            limit,
+            runs: spiller.sequence.executions.len(),
+            until: &spiller.until,
+            chosen,
+            begin: ByRun::default(),
+            finish: ByRun::default(),
+            made: ByRun::default(),
+            out: vec![None; chosen.len()],
+            back: vec![None; chosen.len()],
+            live,
+            lingering: 0,
+            blocked: 0,
+            leaving: VecDeque::new(),
+            gone: Vec::new(),
+            wanted: BTreeSet::new(),
+            due: Due::new(spiller.sequence.executions.len()),
+            coming: VecDeque::new(),
+            clock: 0.0,
+            out_free: 0.0,
+            in_free: 0.0,
+            moves: Vec::new(),
+            transfers: Vec::new(),
+            parts: BTreeMap::new(),
+            instances: spiller.sequence.instances.len(),
+        };
+        placing.split(spiller).then_some(placing)
+    }
+
+    /// The runs of `sequence` with the transfers of a walk that has come to its end.
+    pub(super) fn apply(self, sequence: &Sequence) -> Sequence {
+        let mut sequence = sequence.clone();
+        sequence.instances.resize(self.instances, Value(0));
+        for (&instance, parts) in &self.parts {
+            for &(_, part) in parts {
+                sequence.instances[part] = sequence.instances[instance];
+            }
+        }
+        for (run, execution) in sequence.executions.iter_mut().enumerate() {
+            for place in execution.inputs.iter_mut().chain(&mut execution.outputs) {
+                if let Place::Instance(instance) = place
+                    && let Some(parts) = self.parts.get(instance)
+                    && let Some(&(_, part)) = parts.iter().rev().find(|(from, _)| *from <= run)
+                {
+                    *instance = part;
+                }
+            }
+        }
+        Sequence { moves: self.moves, transfers: self.transfers, ..sequence }
+    }
+
+    /// Gives every gap its moves and its users an instance of their own; says whether the tier has room.
+    fn split(&mut self, spiller: &Spiller) -> bool {
+        let mut order: Vec<usize> = (0..self.chosen.len()).collect();
+        order.sort_by_key(|&gap| (self.chosen[gap].instance, self.chosen[gap].from));
+        let mut next_offset = spiller.sequence.taken;
+        let mut gaps = order.into_iter().peekable();
+        while let Some(&first) = gaps.peek() {
+            let Gap { instance, bytes, .. } = self.chosen[first];
+            let home = spiller.homes[instance].unwrap_or_else(|| {
+                next_offset += aligned(bytes, self.link.block);
+                next_offset - aligned(bytes, self.link.block)
+            });
+            // Who holds the instance, and the move that took out what was written last, with the run that wrote it.
+            let (mut holder, mut sent) = (instance, None);
+            while let Some(index) = gaps.next_if(|&gap| self.chosen[gap].instance == instance) {
+                let Gap { written, from, before, .. } = self.chosen[index];
+                if let Some(run) = written.filter(|&run| sent.is_none_or(|(known, _)| known != run)) {
+                    sent = Some((run, self.add_move(holder, home, Direction::Out)));
+                    self.made.push(run + 1, index);
+                }
+                self.out[index] = sent.map(|(_, out)| out);
+                self.begin.push(from, index);
+                if before < self.runs {
+                    // State that nobody has used yet comes into its first instance.
+                    if from > 0 {
+                        holder = self.instances;
+                        self.instances += 1;
+                    }
+                    self.parts.entry(instance).or_default().push((before, holder));
+                    self.back[index] = Some(self.add_move(holder, home, Direction::In));
+                    self.finish.push(before, index);
+                }
+            }
+        }
+        for listed in [&mut self.begin, &mut self.finish, &mut self.made] {
+            listed.sort();
+        }
+        self.gone = vec![false; self.moves.len()];
+        next_offset <= self.link.room
+    }
+
+    fn add_move(&mut self, instance: usize, tier_offset: u64, direction: Direction) -> usize {
+        self.moves.push(Move { instance, tier: self.link.tier, tier_offset, direction });
+        self.moves.len() - 1
+    }
+
+    /// All transfers that come before `run`.
+    pub(super) fn before(&mut self, run: usize) {
+        self.leave(run);
+        while let Some(&first) = self.leaving.front() {
+            let expected = first.begun + PATIENCE * (first.done - first.begun) <= self.clock;
+            let needed = self.lingering > 0 && self.live[run] + self.lingering > self.limit;
+            if !expected && !needed {
+                break;
+            }
+            self.wait_out(run);
+        }
+        while let Some(&(before, index)) = self.wanted.first() {
+            if before != run && !self.is_time(run, index) {
+                break;
+            }
+            self.start_in(run, index);
+        }
+        while let Some(index) = self.finish.take(run) {
+            while self.coming.iter().any(|&(coming, _)| coming == index) {
+                self.wait_in(run);
+            }
+        }
+    }
+
+    /// What comes behind the last run: state that was written goes home.
+    pub(super) fn close(&mut self) {
+        let runs = self.runs;
+        self.leave(runs);
+        while !self.leaving.is_empty() {
+            self.wait_out(runs);
+        }
+    }
+
+    /// Begins the gaps that begin at `run`, and sends out what was written just before.
+    fn leave(&mut self, run: usize) {
+        while let Some(index) = self.begin.take(run) {
+            if self.back[index].is_some() {
+                let Gap { before, bytes, .. } = self.chosen[index];
+                self.wanted.insert((before, index));
+                self.due.change(
+                    before,
+                    PATIENCE * self.link.seconds(Direction::In, bytes),
+                    self.until[before],
+                );
+            }
+            self.lingering += if self.is_gone(index) { 0 } else { self.chosen[index].bytes };
+        }
+        while let Some(index) = self.made.take(run) {
+            self.start_out(run, index);
+        }
+    }
+
+    /// Whether the tier holds the instance of a gap.
+    fn is_gone(&self, index: usize) -> bool {
+        self.out[index].is_none_or(|out| self.gone[out])
+    }
+
+    /// Whether the instance of the gap that ends first may be on its way back, and should be.
+    fn is_time(&mut self, run: usize, index: usize) -> bool {
+        let Gap { before, bytes, .. } = self.chosen[index];
+        self.is_gone(index) && self.is_due(run) && self.has_room(run..before, bytes)
+    }
+
+    /// Whether so many bytes more can be there during all of some runs.
+    fn has_room(&mut self, runs: Range<usize>, bytes: u64) -> bool {
+        let (limit, lingering) = (self.limit, self.lingering);
+        let full = |live: u64| live + lingering + bytes > limit;
+        if runs.contains(&self.blocked) && full(self.live[self.blocked]) {
+            return false;
+        }
+        let last_full = self.live[runs.clone()].iter().rposition(|&live| full(live));
+        if let Some(last) = last_full {
+            self.blocked = runs.start + last;
+        }
+        last_full.is_none()
+    }
+
+    /// Whether the first of the wanted should be on its way: for its own user's sake or for the sake of those that
+    /// come in behind it.
+    fn is_due(&self, run: usize) -> bool {
+        self.due.latest() - PATIENCE * self.backlog() <= self.until[run]
+    }
+
+    /// Time for which the way in is taken.
+    fn backlog(&self) -> f64 {
+        (self.in_free - self.clock).max(0.0)
+    }
+
+    fn start_out(&mut self, run: usize, index: usize) {
+        let (Gap { bytes, from, .. }, Some(of)) = (self.chosen[index], self.out[index]) else { return };
+        self.clock += self.link.lost_seconds(bytes);
+        let begun = self.out_free.max(self.clock);
+        self.out_free = begun + self.link.seconds(Direction::Out, bytes);
+        self.leaving.push_back(Leaving { of, bytes, from, begun: self.clock, done: self.out_free });
+        self.transfers.push(Transfer { before: run, of, begins: true });
+    }
+
+    /// Waits for the oldest instance on its way out.
+    fn wait_out(&mut self, run: usize) {
+        let Some(Leaving { of, bytes, from, done, .. }) = self.leaving.pop_front() else { return };
+        self.clock = self.clock.max(done);
+        self.lingering -= if from <= run { bytes } else { 0 };
+        self.gone[of] = true;
+        self.transfers.push(Transfer { before: run, of, begins: false });
+    }
+
+    fn start_in(&mut self, run: usize, index: usize) {
+        let Gap { bytes, before, .. } = self.chosen[index];
+        while !self.is_gone(index) && !self.leaving.is_empty() {
+            self.wait_out(run);
+        }
+        self.wanted.remove(&(before, index));
+        self.due.change(before, -PATIENCE * self.link.seconds(Direction::In, bytes), self.until[before]);
+        let Some(of) = self.back[index] else { return };
+        self.live[run..before].iter_mut().for_each(|live| *live += bytes);
+        self.clock += self.link.lost_seconds(bytes);
+        self.in_free = self.in_free.max(self.clock) + self.link.seconds(Direction::In, bytes);
+        self.coming.push_back((index, self.in_free));
+        self.transfers.push(Transfer { before: run, of, begins: true });
+    }
+
+    /// Waits for the oldest instance on its way in.
+    fn wait_in(&mut self, run: usize) {
+        let Some((index, done)) = self.coming.pop_front() else { return };
+        self.clock = self.clock.max(done);
+        let Some(of) = self.back[index] else { return };
+        self.transfers.push(Transfer { before: run, of, begins: false });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_first_is_due_when_it_or_one_behind_it_would_be_late(
+            changes in prop::collection::vec((0usize..11, 1u32..9, any::<bool>()), 1..40),
+        ) {
+            let time = |run: usize| 7.0 * run as f64;
+            let mut due = Due::new(11);
+            let mut waiting: Vec<(usize, u32)> = Vec::new();
+            for (run, transfer, goes) in changes {
+                if let Some(at) = waiting.iter().position(|&(known, _)| goes && known == run) {
+                    due.change(run, -f64::from(waiting.remove(at).1), time(run));
+                } else {
+                    waiting.push((run, transfer));
+                    due.change(run, f64::from(transfer), time(run));
+                }
+                waiting.sort_unstable();
+                let before = |run: usize| waiting.iter().filter(move |&&(known, _)| known <= run);
+                let latest = |&(run, _): &(usize, u32)| {
+                    time(run) - before(run).map(|&(_, transfer)| f64::from(transfer)).sum::<f64>()
+                };
+                let expected = waiting.iter().map(latest).fold(f64::INFINITY, f64::min);
+                prop_assert_eq!(due.latest().to_bits(), expected.to_bits());
+            }
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! The optimal plan of a chain of equal layers, for every budget at once, with a proof of how good it is.
+//!
+//! In processing order: [`find`] finds the chain, [`options`] lists what one layer may keep with its
+//! exact peaks, [`table`] combines layers for all budgets, [`bound`] says how much better any schedule
+//! could be. The answer is a tree of regions like any strategy's, so what follows (order, lifetimes, layout,
+//! judge) is the same code for all.
+//!
+//! Absent: graphs that are no chain (see `graph`), rebuilding in layers behind the longest
+//! run of equal ones, and persistent values across nested segments beyond what rotor's recurrence allows. What
+//! waits on another tier is decided after the table, not in it: see `offload`.
+
+mod bound;
+mod find;
+mod options;
+#[cfg(test)]
+mod oracle;
+mod table;
+
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+
+use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
+
+use bound::{LowerBound, Passes};
+use find::{Chain, Layer};
+use options::{LayerOption, Options, all_values, kept_values, made_within, options, peaks};
+use table::{Decision, Family, Table};
+
+use crate::device::{Facts, Link, Scratch, aligned};
+use crate::recompute::{Item, Regions};
+
+/// Slots of the table: sizes are exact up to here and rounded up beyond.
+const MAX_SLOTS: usize = 40_000;
+/// Bytes the table may take while planning.
+const MAX_TABLE_BYTES: usize = 64 << 20;
+
+/// A chain with its table filled.
+#[derive(Debug)]
+pub(crate) struct ChainPlanner {
+    chain: Chain,
+    options: Options,
+    /// Filled when it is first asked: the bound of a micro-batch often settles that it is not.
+    table: OnceCell<Table>,
+    /// Transient budgets up to which it answers.
+    cap: u64,
+    turn_peak: u64,
+    turn_seconds: f64,
+    /// Of the moment at which all layers wait, and of those at which all but the last do.
+    bounds: [Moment; 2],
+    /// What can be done ahead of the layers of the table.
+    ways: Vec<Way>,
+    /// Time of what lies before the first layer, forward and backward.
+    outside_seconds: f64,
+    /// Time of everything once.
+    once_seconds: f64,
+    /// Time of those nodes of a layer on which its output depends.
+    passage_seconds: f64,
+}
+
+/// A moment that comes in every schedule, while layers wait for their backward pass.
+#[derive(Debug)]
+struct Moment {
+    /// What those layers cost in the bytes they have.
+    bound: LowerBound,
+    /// Bytes that are there beside what those layers hold.
+    beside: u64,
+}
+
+/// A way of treating what lies ahead of the layers of the table.
+#[derive(Debug)]
+struct Way {
+    /// What the lead keeps, if there is one.
+    keep: Option<Vec<Value>>,
+    /// Bytes that are there while the layers of the table run: graph inputs, named outputs, what is made ahead of
+    /// them and read behind, and gradients that several parts contribute to.
+    fixed_bytes: u64,
+    /// Bytes without which what lies ahead does not run.
+    least_bytes: u64,
+    /// Time of what the lead rebuilds.
+    seconds: f64,
+}
+
+impl ChainPlanner {
+    /// A planner for transient budgets up to `budget`; none when the graph is no chain of equal layers.
+    pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch, budget: u64) -> Option<ChainPlanner> {
+        let chain = Chain::find(graph)?;
+        let layers = chain.layers.len();
+        // Layers are equal, but the first reads a boundary made outside; one from the middle speaks for all.
+        let options = options(graph, facts, scratch, &chain.layers[layers / 2]);
+        let (forward, backward) = peaks(graph, facts, scratch, &chain.turn, &all_values(graph, &chain.turn));
+        let turn_peak = forward.max(backward);
+        let seconds = |nodes: &[NodeId]| -> f64 {
+            nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
+        };
+        let turn_seconds = seconds(&chain.turn.forward) + seconds(&chain.turn.backward);
+        let all: f64 = (graph.node_ids())
+            .filter(|&id| graph.node(id).phase != Phase::Update && !graph.node(id).op.is_view())
+            .map(|id| facts.nodes[id.index()].seconds_with(scratch))
+            .sum();
+        let forward_nodes: Vec<NodeId> = (graph.node_ids())
+            .filter(|&id| graph.node(id).phase == Phase::Forward && !graph.node(id).op.is_view())
+            .collect();
+        let one = options.forward_seconds + seconds(&chain.layers[0].backward);
+        let outside_seconds = all - turn_seconds - layers as f64 * one;
+        let forward =
+            Passes { layers: layers as f64 * options.forward_seconds, all: seconds(&forward_nodes) };
+        let bounds = [
+            Moment {
+                bound: LowerBound::new(&options, layers, all, forward),
+                beside: turn_operands(graph, facts, &chain),
+            },
+            Moment {
+                bound: LowerBound::new(&options, layers - 1, all, forward),
+                beside: last_operands(graph, facts, &chain),
+            },
+        ];
+        let ways = ways(graph, facts, scratch, &chain);
+        let passage_seconds = seconds(&passage(graph, &chain.layers[layers / 2]));
+        Some(ChainPlanner {
+            chain,
+            options,
+            table: OnceCell::new(),
+            cap: budget,
+            turn_peak,
+            turn_seconds,
+            bounds,
+            ways,
+            outside_seconds,
+            once_seconds: all,
+            passage_seconds,
+        })
+    }
+
+    /// Transient bytes in which the layers and the turn rebuild nothing.
+    pub(crate) fn keep_all_bytes(&self) -> u64 {
+        self.options.keep_all_bytes(self.chain.layers.len(), self.turn_peak)
+    }
+
+    fn table(&self) -> &Table {
+        let fill = || {
+            let (layers, peak) = (self.chain.layers.len(), self.turn_peak);
+            let most = self.keep_all_bytes();
+            let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
+            Table::fill(&self.options, layers, peak, self.turn_seconds, most, max_slots, self.cap)
+        };
+        self.table.get_or_init(fill)
+    }
+
+    /// The least transient budget at which nothing is rebuilt; none when it is larger than the planner's.
+    pub(crate) fn most_bytes(&self) -> Option<u64> {
+        let fastest = self.outside_seconds + self.table().seconds(u64::MAX);
+        let everything_kept = self.ways.iter().filter(|way| way.seconds == 0.0);
+        let least = everything_kept.map(|way| way.fixed_bytes + self.table().enough_bytes()).min();
+        // Rebuilding a single node would be far more than what rounding makes of a sum.
+        least.filter(|_| fastest <= self.once_seconds * (1.0 + 1e-9))
+    }
+
+    /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.
+    pub(crate) fn seconds(&self, bytes: u64) -> f64 {
+        self.best_way(bytes).map_or(f64::INFINITY, |(_, seconds)| self.outside_seconds + seconds)
+    }
+
+    /// No less than the time of a micro-batch that keeps nothing ([`Strategy::Minimal`](crate::Strategy)): the backward
+    /// pass of each layer begins with the forward passes of all before it, as far as its input depends on them.
+    pub(crate) fn minimal_seconds(&self) -> f64 {
+        let layers = self.chain.layers.len();
+        self.once_seconds + self.passage_seconds * ((layers - 1) * (layers - 2) / 2) as f64
+    }
+
+    /// The fastest way in `bytes` of transient memory, with its time and that of the layers of the table.
+    fn best_way(&self, bytes: u64) -> Option<(&Way, f64)> {
+        let fits = self.ways.iter().filter(|way| way.least_bytes.max(way.fixed_bytes) <= bytes);
+        let timed = fits.map(|way| (way, way.seconds + self.table().seconds(bytes - way.fixed_bytes)));
+        timed.filter(|(_, seconds)| seconds.is_finite()).min_by(|(_, a), (_, b)| a.total_cmp(b))
+    }
+
+    /// No schedule of a micro-batch is faster in `bytes` of transient memory and what `link` carries.
+    pub(crate) fn lower_bound(&self, bytes: u64, link: Option<&Link>) -> f64 {
+        let [turn, last] = &self.bounds;
+        let left = |moment: &Moment| bytes.saturating_sub(moment.beside);
+        match link {
+            Some(link) => turn.bound.seconds_with(left(turn), link),
+            None => turn.bound.seconds(left(turn)).max(last.bound.seconds(left(last))),
+        }
+    }
+
+    /// The regions of the optimal plan in `bytes` of transient memory.
+    pub(crate) fn regions(&self, graph: &Graph, bytes: u64) -> Option<Regions> {
+        let (way, _) = self.best_way(bytes)?;
+        let slot = self.table().slot(bytes - way.fixed_bytes);
+        let lead = way.keep.clone().map(|keep| Item::Layer { layers: 0..self.chain.first, keep });
+        let mut items = Vec::from_iter(lead);
+        self.descend(graph, Family::Turn, 0, self.chain.layers.len(), slot, &mut items)?;
+        Some(Regions::from_items(graph, &items))
+    }
+
+    /// Follows the table: `length` layers from `first` on.
+    fn descend(
+        &self,
+        graph: &Graph,
+        family: Family,
+        mut first: usize,
+        mut length: usize,
+        mut slot: usize,
+        items: &mut Vec<Item>,
+    ) -> Option<()> {
+        while length > 0 {
+            let (decision, fewest) = self.table().decision(family, length, slot)?;
+            slot = fewest;
+            match decision {
+                Decision::Option(option) => {
+                    let keep = &self.options.list[option].keep;
+                    let layer = &self.chain.layers[first];
+                    let start = self.chain.first + first * self.chain.period;
+                    items.push(Item::Layer {
+                        layers: start..start + self.chain.period,
+                        keep: kept_values(graph, layer, keep),
+                    });
+                    if !(family == Family::Inner && length == 1) {
+                        slot = self.table().after_option(slot, option);
+                    }
+                    (first, length) = (first + 1, length - 1);
+                }
+                Decision::Drop(dropped) => {
+                    let mut inside = Vec::new();
+                    self.descend(graph, Family::Inner, first, dropped, slot, &mut inside)?;
+                    items.push(Item::Segment(inside));
+                    slot = self.table().after_boundary(slot);
+                    (first, length) = (first + dropped, length - dropped);
+                }
+            }
+        }
+        Some(())
+    }
+}
+
+/// Whether a graph is best planned as a chain: equal layers are most of it, and nothing behind them reads what they passed
+/// to each other. What is neither such a layer nor ahead of them would keep all that it needs.
+pub(crate) fn is_chain(graph: &Graph) -> bool {
+    Chain::find(graph).is_some_and(|chain| {
+        let inside = chain.layers.iter().map(|layer| layer.forward.len()).sum::<usize>();
+        let outside = chain.before.forward.len() + chain.turn.forward.len();
+        let passed: BTreeSet<Value> = chain.layers.iter().rev().skip(1).map(|layer| layer.output).collect();
+        let skips = |id: &NodeId| {
+            let mut inputs = graph.node(*id).inputs.iter();
+            inputs.any(|&value| passed.contains(&graph.storage(value)))
+        };
+        inside >= outside && !chain.turn.forward.iter().any(skips)
+    })
+}
+
+/// The forward nodes of a layer on which its output depends.
+fn passage(graph: &Graph, layer: &Layer) -> Vec<NodeId> {
+    let mut needed: BTreeSet<NodeId> = graph.producer(layer.output).into_iter().collect();
+    let mut passage = Vec::new();
+    for &id in layer.forward.iter().rev() {
+        if needed.contains(&id) {
+            let inputs = graph.node(id).inputs.iter();
+            needed.extend(inputs.filter_map(|&value| graph.producer(graph.storage(value))));
+            passage.push(id);
+        }
+    }
+    passage
+}
+
+/// The ways of treating what lies ahead of the chain: the options of the lead, or to keep everything.
+fn ways(graph: &Graph, facts: &Facts, scratch: Scratch, chain: &Chain) -> Vec<Way> {
+    let (forward, backward) = peaks(graph, facts, scratch, &chain.before, &all_values(graph, &chain.before));
+    let boundary = aligned(graph.ty(chain.before.output).bytes() as u64, facts.alignment);
+    let (before, fixed) = (forward.max(backward) + boundary, fixed_bytes(graph, facts, chain));
+    let Some(lead) = &chain.lead else {
+        return vec![Way { keep: None, fixed_bytes: fixed, least_bytes: before, seconds: 0.0 }];
+    };
+    let options = options(graph, facts, scratch, lead);
+    let fastest = options.list.iter().map(|option| option.backward_seconds).fold(f64::INFINITY, f64::min);
+    let way = |option: &LayerOption| Way {
+        keep: Some(kept_values(graph, lead, &option.keep)),
+        fixed_bytes: fixed + option.kept_bytes,
+        least_bytes: before.max(fixed + option.forward_peak.max(option.backward_peak)),
+        seconds: option.backward_seconds - fastest,
+    };
+    options.list.iter().map(way).collect()
+}
+
+/// The most bytes that one node of the turn works on and that are neither state nor a layer's. Only nodes
+/// that come after the last layer in every order count.
+fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let mut reached: BTreeSet<Value> = BTreeSet::from([chain.turn.input]);
+    let mut most = 0;
+    for &id in chain.turn.forward.iter().chain(&chain.turn.backward) {
+        let node = graph.node(id);
+        if node.inputs.iter().any(|&value| reached.contains(&graph.storage(value))) {
+            reached.extend(&node.outputs);
+            let operands = operands(graph, id);
+            most = most.max(bytes_beside(graph, facts, &chain.layers, id, operands));
+        }
+    }
+    most
+}
+
+/// The most bytes that are there, beside what the other layers hold, while one node of the last layer's backward pass
+/// runs: what it works on, and gradients that were made for it and are read behind it. All others wait at that time.
+fn last_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let Some((last, others)) = chain.layers.split_last() else { return 0 };
+    let backward: Vec<NodeId> = [&chain.turn.backward[..], &last.backward].concat();
+    let beside = |&id: &NodeId| {
+        let mut values = operands(graph, id);
+        values.extend(passing(graph, &backward, id));
+        bytes_beside(graph, facts, others, id, values)
+    };
+    last.backward.iter().map(beside).max().unwrap_or(0)
+}
+
+/// Results of `nodes` that `id` depends on, directly or not, and that a node depending on `id` reads.
+fn passing(graph: &Graph, nodes: &[NodeId], id: NodeId) -> BTreeSet<Value> {
+    let made_by = |value: Value| graph.producer(graph.storage(value));
+    let mut before = BTreeSet::from([id]);
+    for &node in nodes.iter().rev() {
+        if before.contains(&node) {
+            before.extend(graph.node(node).inputs.iter().filter_map(|&value| made_by(value)));
+        }
+    }
+    before.remove(&id);
+    let mut behind = BTreeSet::from([id]);
+    let mut passing = BTreeSet::new();
+    for &node in nodes {
+        let inputs = &graph.node(node).inputs;
+        if inputs.iter().filter_map(|&value| made_by(value)).any(|maker| behind.contains(&maker)) {
+            behind.insert(node);
+            let from_before = |&value: &Value| {
+                made_by(value).is_some_and(|maker| before.contains(&maker) && nodes.contains(&maker))
+            };
+            passing.extend(inputs.iter().copied().filter(from_before).map(|value| graph.storage(value)));
+        }
+    }
+    passing
+}
+
+/// What a node reads and writes. An output that may take over an input's bytes is not counted.
+fn operands(graph: &Graph, id: NodeId) -> BTreeSet<Value> {
+    let node = graph.node(id);
+    let outputs = node.outputs.iter().enumerate();
+    let passes = |&input: &usize| graph.value(graph.storage(node.inputs[input])).state.is_none();
+    let apart = outputs.filter(|(output, _)| !node.op.may_overwrite(*output).iter().any(passes));
+    node.inputs.iter().chain(apart.map(|(_, value)| value)).map(|&value| graph.storage(value)).collect()
+}
+
+/// Bytes of `values` that are neither state nor made by a forward node of `layers`, and the least scratch of `id`.
+fn bytes_beside(graph: &Graph, facts: &Facts, layers: &[Layer], id: NodeId, values: BTreeSet<Value>) -> u64 {
+    let of_layer = |value: Value| {
+        let producer = graph.producer(value);
+        producer.is_some_and(|producer| layers.iter().any(|layer| layer.forward.contains(&producer)))
+    };
+    let counted = values.into_iter().filter(|&value| graph.value(value).state.is_none() && !of_layer(value));
+    let bytes: u64 = counted.map(|value| aligned(graph.ty(value).bytes() as u64, facts.alignment)).sum();
+    bytes + aligned(facts.nodes[id.index()].workspace.least, facts.alignment)
+}
+
+/// Graph inputs, named outputs, and what is made before the first layer and read behind it.
+fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let bytes = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
+    let mut fixed: BTreeSet<Value> = graph.inputs().iter().copied().collect();
+    fixed.extend(graph.outputs().iter().map(|(_, value)| graph.storage(*value)));
+    for id in graph.node_ids().filter(|id| !chain.before.forward.contains(id)) {
+        let read = graph.node(id).inputs.iter().map(|&value| graph.storage(value));
+        let made_before = |value: &Value| {
+            let producer = graph.producer(*value);
+            producer.is_some_and(|producer| chain.before.forward.contains(&producer))
+        };
+        fixed.extend(read.filter(made_before));
+    }
+    let values: u64 = fixed.into_iter().filter(|&value| graph.value(value).state.is_none()).map(bytes).sum();
+    values + shared_gradient_bytes(graph, facts, chain)
+}
+
+/// Transient gradients to which several parts of the chain contribute, such as that of a tied embedding: they are
+/// there while all layers go backward.
+fn shared_gradient_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
+    let parts = || [&chain.before, &chain.turn].into_iter().chain(&chain.lead).chain(&chain.layers);
+    let ids = (0..graph.states().len() as u32).map(StateId);
+    let transient = ids.filter(|&id| graph.state(id).kind == StateKind::Transient);
+    let shared = transient.filter(|&id| !parts().any(|part| made_within(graph, id, part)));
+    shared.map(|id| aligned(graph.state(id).ty.bytes() as u64, facts.alignment)).sum()
+}

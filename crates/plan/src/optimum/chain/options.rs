@@ -1,0 +1,309 @@
+//! What one layer may keep: options with their exact bytes, peaks and times.
+//!
+//! The labels give every set of kept values that no other set beats (fewer bytes and less to rebuild).
+//! Each is then run through the same order and liveness as a real schedule, one layer alone, which tells
+//! its peaks:
+//!
+//! ```text
+//! live bytes   forward: ╱╲╱▔╲▁ kept + y        backward: d ╱▔╲▁╱▔▔╲▁ d'
+//!                       └ forward peak                    └ backward peak
+//! ```
+//!
+//! The layer's input is not counted (it belongs to whoever keeps it), nor are state and graph inputs. A gradient
+//! that the layer makes and uses up is counted like any value.
+
+use std::collections::BTreeSet;
+
+use plimsoll_graph::{Graph, NodeId, Source, StateId, Value};
+
+use super::find::Layer;
+use crate::device::{Facts, Scratch, aligned};
+use crate::layout::{Gradients, Lifetimes, Slot, live_bytes};
+use crate::recompute;
+use crate::remat::{Label, LabelOp, Limits, frontier};
+use crate::schedule::Contents;
+
+/// One way of treating a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LayerOption {
+    /// What is kept, as positions in the list that [`kept_values`] reads.
+    pub(crate) keep: Vec<usize>,
+    /// Bytes kept from the forward pass to the backward pass, the output included.
+    pub(crate) kept_bytes: u64,
+    /// Most bytes alive during its forward pass.
+    pub(crate) forward_peak: u64,
+    /// Most bytes alive during its backward pass.
+    pub(crate) backward_peak: u64,
+    /// Time of its backward pass, rebuilding included.
+    pub(crate) backward_seconds: f64,
+}
+
+impl LayerOption {
+    /// Whether it is at least as good on all counts.
+    fn beats(&self, other: &LayerOption) -> bool {
+        self.kept_bytes <= other.kept_bytes
+            && self.backward_seconds <= other.backward_seconds
+            && self.forward_peak <= other.forward_peak
+            && self.backward_peak <= other.backward_peak
+    }
+}
+
+/// A layer with all its options.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// Kept bytes rising, and the faster first of equals; the first keeps nothing but the output.
+    pub(crate) list: Vec<LayerOption>,
+    /// Time of its forward pass.
+    pub(crate) forward_seconds: f64,
+    /// Bytes of its output, and so of the gradient that comes back.
+    pub(crate) boundary_bytes: u64,
+    /// The frontier at the turn when the output is kept, and when it must be rebuilt too:
+    /// (bytes, seconds).
+    pub(crate) frontiers: [Vec<(u64, f64)>; 2],
+}
+
+impl Options {
+    /// Bytes in which `layers` layers and a turn of `turn_peak` bytes run without rebuilding anything.
+    pub(crate) fn keep_all_bytes(&self, layers: usize, turn_peak: u64) -> u64 {
+        let fastest = self.list.iter().min_by(|a, b| a.backward_seconds.total_cmp(&b.backward_seconds));
+        fastest.map_or(turn_peak, |option| {
+            // The peaks of the last layer count what it keeps.
+            let last = (option.kept_bytes + turn_peak).max(option.backward_peak).max(option.forward_peak);
+            (layers as u64 - 1) * option.kept_bytes + last
+        })
+    }
+}
+
+/// All options of a layer of `graph`.
+pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Options {
+    let parts = parts(graph, layer);
+    let ops = label_ops(graph, facts, scratch, layer, &parts);
+    let demanded: Vec<usize> = demanded(graph, layer, &parts, false);
+    let labels = frontier(&ops, &demanded, &Limits::NONE);
+    let boundary_bytes = aligned(graph.ty(layer.output).bytes() as u64, facts.alignment);
+    let seconds = |nodes: &[NodeId]| -> f64 {
+        nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
+    };
+    let backward_seconds = seconds(&layer.backward);
+    let listed = spread(&labels);
+    let list = around_frontier(&listed, |keep| {
+        let (forward_peak, backward_peak) = peaks(graph, facts, scratch, layer, &values_of(&parts, keep));
+        LayerOption {
+            keep: keep.to_vec(),
+            kept_bytes: keep.iter().map(|&position| ops[position].bytes).sum::<u64>() + boundary_bytes,
+            forward_peak,
+            backward_peak,
+            backward_seconds: backward_seconds + closure_cost(&ops, &demanded, keep),
+        }
+    });
+    let mut rebuilt_ops = ops.clone();
+    if let Some(output) = parts.iter().position(|part| part.values.contains(&layer.output)) {
+        rebuilt_ops[output].keepable = false;
+    }
+    let with_output = frontier(&rebuilt_ops, &self::demanded(graph, layer, &parts, true), &Limits::NONE);
+    Options {
+        list,
+        forward_seconds: seconds(&layer.forward),
+        boundary_bytes,
+        frontiers: [
+            labels.iter().map(|label| (label.bytes + boundary_bytes, label.time)).collect(),
+            with_output.iter().map(|label| (label.bytes, label.time)).collect(),
+        ],
+    }
+}
+
+/// Labels that become options: several layers taken together have far more than the table has use for.
+const MOST_LABELS: usize = 100;
+
+/// The labels, or some of them, the first and the last always among them.
+fn spread(labels: &[Label]) -> Vec<Label> {
+    let (count, most) = (labels.len(), labels.len().min(MOST_LABELS));
+    (0..most).map(|index| labels[index * (count - 1) / (most - 1).max(1)].clone()).collect()
+}
+
+/// Options for every label and for what differs from one in a single kept node, without those that another
+/// beats on all counts. Labels know nothing of peaks, and where a peak decides, a set that is beaten on bytes
+/// and time may be the only one that fits; such sets lie next to the frontier.
+pub(crate) fn around_frontier(
+    labels: &[Label],
+    option: impl Fn(&[usize]) -> LayerOption,
+) -> Vec<LayerOption> {
+    let keepable: BTreeSet<usize> = labels.iter().flat_map(|label| &label.keep).copied().collect();
+    let mut sets: BTreeSet<Vec<usize>> = BTreeSet::new();
+    for label in labels {
+        sets.insert(label.keep.clone());
+        for node in &keepable {
+            let mut keep = label.keep.clone();
+            match keep.binary_search(node) {
+                Ok(at) => drop(keep.remove(at)),
+                Err(at) => keep.insert(at, *node),
+            }
+            sets.insert(keep);
+        }
+    }
+    let mut all: Vec<LayerOption> = sets.iter().map(|keep| option(keep)).collect();
+    all.sort_by(|a, b| {
+        let seconds = a.backward_seconds.total_cmp(&b.backward_seconds);
+        let peaks = (a.backward_peak, a.forward_peak).cmp(&(b.backward_peak, b.forward_peak));
+        a.kept_bytes.cmp(&b.kept_bytes).then(seconds).then(peaks)
+    });
+    let mut list: Vec<LayerOption> = Vec::new();
+    for option in all {
+        if !list.iter().any(|other| other.beats(&option)) {
+            list.push(option);
+        }
+    }
+    list
+}
+
+/// Time to run again what is demanded and not kept, with all that needs.
+fn closure_cost(ops: &[LabelOp], demanded: &[usize], keep: &[usize]) -> f64 {
+    let mut runs = vec![false; ops.len()];
+    let mut wanted = demanded.to_vec();
+    while let Some(op) = wanted.pop() {
+        if !runs[op] && keep.binary_search(&op).is_err() {
+            runs[op] = true;
+            wanted.extend(&ops[op].deps);
+        }
+    }
+    ops.iter().zip(runs).filter(|(_, runs)| *runs).map(|(op, _)| op.cost).sum()
+}
+
+/// What the labels decide on: to keep some outputs of a forward node, or to run it again.
+struct Part {
+    /// The node's position in the layer.
+    node: usize,
+    /// The outputs that are kept together.
+    values: Vec<Value>,
+    /// Where a node has several parts, the first stands for its run and the others for what comes of it.
+    of_run: Option<usize>,
+    keepable: bool,
+}
+
+/// The parts of a layer. Outputs that the backward pass reads go together: whoever lacks one of them runs the node and
+/// has them all. Others are needed only where what was made of them is rebuilt, and may be dropped alone: a norm
+/// whose result nobody reads but the next op keeps its statistics.
+fn parts(graph: &Graph, layer: &Layer) -> Vec<Part> {
+    let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
+    let mut parts: Vec<Part> = Vec::new();
+    for (node, &id) in layer.forward.iter().enumerate() {
+        let outputs = &graph.node(id).outputs;
+        let together: Vec<Value> = outputs.iter().copied().filter(|value| backward.contains(value)).collect();
+        let used = |value: &Value| forward.contains(value) || *value == layer.output;
+        let alone = outputs.iter().copied().filter(|value| !together.contains(value) && used(value));
+        let groups: Vec<Vec<Value>> = Some(together.clone())
+            .filter(|group| !group.is_empty())
+            .into_iter()
+            .chain(alone.map(|value| vec![value]))
+            .collect();
+        let run = parts.len();
+        if groups.len() < 2 {
+            parts.push(Part { node, values: outputs.clone(), of_run: None, keepable: true });
+        } else {
+            parts.push(Part { node, values: Vec::new(), of_run: None, keepable: false });
+            let part = |values| Part { node, values, of_run: Some(run), keepable: true };
+            parts.extend(groups.into_iter().map(part));
+        }
+    }
+    parts
+}
+
+/// The parts as the labels see them. Keeping one takes the bytes of those of its outputs that anybody in the layer
+/// reads.
+fn label_ops(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer, parts: &[Part]) -> Vec<LabelOp> {
+    let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
+    let bytes = |value: &Value| aligned(graph.ty(*value).bytes() as u64, facts.alignment);
+    let op = |part: &Part| {
+        let id = layer.forward[part.node];
+        let read = part.values.iter().filter(|value| forward.contains(value) || backward.contains(value));
+        let holder =
+            |&value: &Value| parts.iter().position(|part| part.values.contains(&graph.storage(value)));
+        let mut deps: Vec<usize> = match part.of_run {
+            Some(run) => vec![run],
+            None => graph.node(id).inputs.iter().filter_map(holder).collect(),
+        };
+        deps.sort_unstable();
+        deps.dedup();
+        let cost = if part.of_run.is_some() { 0.0 } else { facts.nodes[id.index()].seconds_with(scratch) };
+        LabelOp { deps, bytes: read.map(bytes).sum(), cost, keepable: part.keepable }
+    };
+    parts.iter().map(op).collect()
+}
+
+/// Storage values of the layer's forward pass that `readers` read.
+fn read_by(graph: &Graph, layer: &Layer, readers: &[NodeId]) -> BTreeSet<Value> {
+    let inputs = readers.iter().flat_map(|&id| &graph.node(id).inputs);
+    inputs
+        .map(|&value| graph.storage(value))
+        .filter(|&value| graph.producer(value).is_some_and(|producer| layer.forward.contains(&producer)))
+        .collect()
+}
+
+/// Positions of the parts that the backward pass needs, and of the output's if it must be rebuilt.
+fn demanded(graph: &Graph, layer: &Layer, parts: &[Part], output_too: bool) -> Vec<usize> {
+    let read = read_by(graph, layer, &layer.backward);
+    let wanted = |value: &Value| read.contains(value) || (output_too && *value == layer.output);
+    (0..parts.len()).filter(|&part| parts[part].values.iter().any(wanted)).collect()
+}
+
+/// The values an option keeps, by storage.
+pub(crate) fn kept_values(graph: &Graph, layer: &Layer, keep: &[usize]) -> Vec<Value> {
+    values_of(&parts(graph, layer), keep)
+}
+
+fn values_of(parts: &[Part], keep: &[usize]) -> Vec<Value> {
+    keep.iter().flat_map(|&part| parts[part].values.iter().copied()).collect()
+}
+
+/// All results of a layer's forward pass.
+pub(crate) fn all_values(graph: &Graph, layer: &Layer) -> Vec<Value> {
+    layer.forward.iter().flat_map(|&id| graph.node(id).outputs.iter().copied()).collect()
+}
+
+/// Whether all contributions to a transient gradient, and so its whole life, belong to `layer`.
+pub(crate) fn made_within(graph: &Graph, state: StateId, layer: &Layer) -> bool {
+    let mut writers = graph.state(state).versions.iter().filter_map(|&version| graph.producer(version));
+    writers.all(|writer| layer.backward.contains(&writer))
+}
+
+/// Most bytes alive in the forward and in the backward pass of a layer that keeps `kept`.
+pub(crate) fn peaks(
+    graph: &Graph,
+    facts: &Facts,
+    scratch: Scratch,
+    layer: &Layer,
+    kept: &[Value],
+) -> (u64, u64) {
+    let sequence = recompute::part(graph, &layer.forward, &layer.backward, kept);
+    let lifetimes = Lifetimes::of(graph, facts, scratch, &sequence, Gradients::Add);
+    let turn = layer.forward.len();
+    // One entry per slot: the time its counted buffers span.
+    let mut spans: Vec<Option<Slot>> = vec![None; lifetimes.slots.len()];
+    for (buffer, slot) in lifetimes.schedule.buffers.iter().zip(&lifetimes.slot_of) {
+        let Some(slot) = *slot else { continue };
+        let (mut start, mut end) = (buffer.start, buffer.end);
+        if matches!(buffer.contents, Contents::State(state) if !made_within(graph, state, layer)) {
+            continue;
+        }
+        if let Contents::Value(value) = buffer.contents {
+            let own = graph
+                .producer(value)
+                .is_some_and(|node| layer.forward.contains(&node) || layer.backward.contains(&node));
+            match graph.value(value).source {
+                Source::Input | Source::State => continue,
+                Source::Node { .. } if value == layer.input => continue,
+                // What comes from outside and is not the input is the gradient that arrives at the turn.
+                Source::Node { .. } if !own => start = start.max(turn),
+                Source::Node { .. } if value == layer.output && start < turn => end = end.max(turn),
+                Source::Node { .. } => {}
+            }
+        }
+        let span = spans[slot].get_or_insert(Slot { start, end, bytes: buffer.bytes });
+        (span.start, span.end) = (span.start.min(start), span.end.max(end));
+    }
+    let spans: Vec<Slot> = spans.into_iter().flatten().filter(|slot| slot.start < slot.end).collect();
+    let live = live_bytes(&spans);
+    let most = |range: &[u64]| range.iter().copied().max().unwrap_or(0);
+    let turn = turn.min(live.len());
+    (most(&live[..turn]), most(&live[turn..]))
+}

@@ -1,0 +1,351 @@
+//! The dynamic program over a chain of equal layers: the least time for every length and every budget.
+//!
+//! After Beaumont et al. (rotor, 2019), with many options per layer and, because layers are equal, a state
+//! of (length, bytes) instead of (first, last, bytes). Two families, both without the segment's input:
+//!
+//! ```text
+//! T[n][m]   the last n layers and the turn behind them
+//! I[n][m]   n layers inside a dropped segment, with the gradient d of its output in memory
+//!
+//! first layer by option k:   forward + backward_k + T[n−1][m − kept_k]
+//! first j > 1 dropped:       j·forward + T[n−j][m − a] + I[j][m]        a: the boundary that is kept
+//! ```
+//!
+//! A dropped segment of one layer runs no forward pass first: its backward pass rebuilds what it reads and
+//! stops there. One table answers every budget up to its largest.
+//!
+//! More memory is never slower, so a row falls and then stays at its least time; it is stored up to there.
+//! Only times are stored: which decision gave one is asked a few hundred times at most, and then found
+//! by trying all once more, while a row of plain minima is the loop that processors are good at.
+//!
+//! Bytes are counted in units. With the greatest common divisor of all sizes the table is exact; where
+//! that takes more slots than allowed, sizes are rounded up, so that a plan never needs more than it says.
+
+use super::options::Options;
+
+/// What the first layer of a segment does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// It is treated by this option.
+    Option(usize),
+    /// It and the layers behind it, so many in all, are dropped and come back as a segment.
+    Drop(usize),
+}
+
+/// Which family a segment belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// Ends at the turn.
+    Turn,
+    /// Inside a dropped segment.
+    Inner,
+}
+
+/// The filled table.
+#[derive(Debug)]
+pub(crate) struct Table {
+    unit: u64,
+    slots: usize,
+    units: Units,
+    turn: Vec<Row>,
+    inner: Vec<Row>,
+}
+
+/// Least times of one length by slot: falling, and constant from its end on.
+#[derive(Debug)]
+struct Row(Vec<f64>);
+
+/// Sizes in units, rounded up, and times.
+#[derive(Debug)]
+struct Units {
+    options: Vec<OptionUnits>,
+    forward_seconds: f64,
+    boundary: usize,
+}
+
+#[derive(Debug)]
+struct OptionUnits {
+    kept: usize,
+    forward_peak: usize,
+    backward_peak: usize,
+    backward_seconds: f64,
+}
+
+/// One decision as the recurrence sees it: possible from slot `from` on, in the time of its parts.
+struct Candidate<'a> {
+    decision: Decision,
+    from: usize,
+    seconds: f64,
+    /// What follows, in so many slots less.
+    rest: &'a Row,
+    held: usize,
+    /// The dropped segment, if there is one.
+    segment: Option<&'a Row>,
+}
+
+impl Table {
+    /// Fills the table for `layers` layers and budgets up to `cap` bytes. Units are chosen so that `most` bytes,
+    /// which keep everything, take `max_slots` slots: what is decided does not depend on the cap.
+    pub(crate) fn fill(
+        options: &Options,
+        layers: usize,
+        turn_peak: u64,
+        turn_seconds: f64,
+        most: u64,
+        max_slots: usize,
+        cap: u64,
+    ) -> Table {
+        let unit = unit(options, turn_peak, most, max_slots);
+        // Each size may be rounded up once.
+        let slots = ((most / unit) as usize + layers + 3).min(((cap / unit) as usize).saturating_add(1));
+        let mut table = Table {
+            unit,
+            slots,
+            units: Units::new(options, unit),
+            turn: vec![Row::step(turn_peak.div_ceil(unit) as usize, turn_seconds, slots)],
+            inner: vec![Row::step(0, 0.0, slots)],
+        };
+        for length in 1..=layers {
+            let row = table.row(Family::Inner, length);
+            table.inner.push(row);
+            let row = table.row(Family::Turn, length);
+            table.turn.push(row);
+        }
+        table
+    }
+
+    /// Least time of the whole chain in `bytes`; infinite when it does not fit.
+    pub(crate) fn seconds(&self, bytes: u64) -> f64 {
+        self.turn.last().map_or(f64::INFINITY, |row| row.at(self.slot(bytes)))
+    }
+
+    /// The fewest bytes in which the whole chain is as fast as it gets.
+    pub(crate) fn enough_bytes(&self) -> u64 {
+        self.turn.last().map_or(0, |row| (row.0.len() as u64 - 1) * self.unit)
+    }
+
+    /// The slot of a budget.
+    pub(crate) fn slot(&self, bytes: u64) -> usize {
+        ((bytes / self.unit) as usize).min(self.slots - 1)
+    }
+
+    /// What the first layer of a segment does with `slot` slots, and the fewest slots in which it is as
+    /// fast; none when it does not fit.
+    pub(crate) fn decision(&self, family: Family, length: usize, slot: usize) -> Option<(Decision, usize)> {
+        let row = &self.rows(family)[length];
+        let least = row.at(slot);
+        if least.is_infinite() {
+            return None;
+        }
+        let fewest = row.0.partition_point(|&seconds| seconds > least);
+        let mut best: Option<(f64, Decision)> = None;
+        self.each_candidate(family, length, |candidate| {
+            let seconds = candidate.at(fewest);
+            if seconds < best.map_or(f64::INFINITY, |(best, _)| best) {
+                best = Some((seconds, candidate.decision));
+            }
+        });
+        best.map(|(_, decision)| (decision, fewest))
+    }
+
+    /// Slots left behind a layer treated by option `option`.
+    pub(crate) fn after_option(&self, slot: usize, option: usize) -> usize {
+        slot - self.units.options[option].kept
+    }
+
+    /// Slots left behind a kept boundary.
+    pub(crate) fn after_boundary(&self, slot: usize) -> usize {
+        slot - self.units.boundary
+    }
+
+    fn rows(&self, family: Family) -> &[Row] {
+        match family {
+            Family::Turn => &self.turn,
+            Family::Inner => &self.inner,
+        }
+    }
+
+    fn row(&self, family: Family, length: usize) -> Row {
+        let mut seconds = vec![f64::INFINITY; self.slots];
+        // No slot of a stretch will end above its ceiling.
+        let mut ceilings = vec![f64::INFINITY; self.slots.div_ceil(STRETCH)];
+        self.each_candidate(family, length, |candidate| candidate.lower(&mut seconds, &mut ceilings));
+        Row::new(seconds)
+    }
+
+    /// The recurrence: all ways to treat the first layer of `length` layers.
+    fn each_candidate<'a>(&'a self, family: Family, length: usize, mut each: impl FnMut(Candidate<'a>)) {
+        let rows = self.rows(family);
+        let Units { options, forward_seconds, boundary } = &self.units;
+        if family == Family::Inner && length == 1 {
+            each(Candidate {
+                decision: Decision::Option(0),
+                from: options[0].backward_peak,
+                seconds: options[0].backward_seconds,
+                rest: &rows[0],
+                held: 0,
+                segment: None,
+            });
+            return;
+        }
+        // Inside a segment the gradient of its output waits while its forward pass runs.
+        let waiting = if family == Family::Inner { *boundary } else { 0 };
+        for (index, option) in options.iter().enumerate() {
+            each(Candidate {
+                decision: Decision::Option(index),
+                from: (waiting + option.kept.max(option.forward_peak)).max(option.backward_peak),
+                seconds: forward_seconds + option.backward_seconds,
+                rest: &rows[length - 1],
+                held: option.kept,
+                segment: None,
+            });
+        }
+        let longest = if family == Family::Inner { length - 1 } else { length };
+        // Dropping one layer is the first option.
+        for dropped in 2..=longest {
+            each(Candidate {
+                decision: Decision::Drop(dropped),
+                from: waiting + boundary + options[0].forward_peak,
+                seconds: dropped as f64 * forward_seconds,
+                rest: &rows[length - dropped],
+                held: *boundary,
+                segment: Some(&self.inner[dropped]),
+            });
+        }
+    }
+}
+
+impl Candidate<'_> {
+    /// Its time in `slot` slots.
+    fn at(&self, slot: usize) -> f64 {
+        if slot < self.from.max(self.held) {
+            return f64::INFINITY;
+        }
+        self.seconds + self.rest.at(slot - self.held) + self.segment.map_or(0.0, |segment| segment.at(slot))
+    }
+
+    /// Lowers `seconds` to its times, as far as they fall. Its time at the end of a stretch is its least
+    /// there: where that is above what other candidates reach at the beginning, nothing needs to be looked
+    /// at, and for most candidates that is almost everywhere.
+    fn lower(&self, seconds: &mut [f64], ceilings: &mut [f64]) {
+        let from = self.from.max(self.held);
+        let falls = (self.rest.0.len() + self.held).max(self.segment.map_or(0, |segment| segment.0.len()));
+        let end = falls.max(from + 1).min(seconds.len());
+        for (stretch, ceiling) in ceilings.iter_mut().enumerate().skip(from / STRETCH) {
+            let (first, behind) = (stretch * STRETCH, (stretch + 1) * STRETCH);
+            if self.at(behind - 1) >= *ceiling {
+                continue;
+            }
+            *ceiling = smaller(self.at(first), *ceiling);
+            let (first, behind) = (first.max(from), behind.min(end));
+            if first < behind {
+                self.lower_stretch(&mut seconds[first..behind], first);
+            }
+        }
+    }
+
+    /// Lowers the slots from `first` on.
+    fn lower_stretch(&self, seconds: &mut [f64], first: usize) {
+        let rest = self.rest.stretch(first - self.held, seconds.len());
+        let segment = self.segment.map_or(Stretch::Constant(0.0), |row| row.stretch(first, seconds.len()));
+        match (rest, segment) {
+            (Stretch::Falling(rest), Stretch::Falling(segment)) => {
+                for ((least, rest), segment) in seconds.iter_mut().zip(rest).zip(segment) {
+                    *least = smaller(self.seconds + rest + segment, *least);
+                }
+            }
+            // Always added in the same order, so that a time does not depend on where rows end.
+            (Stretch::Falling(rest), Stretch::Constant(segment)) => {
+                for (least, rest) in seconds.iter_mut().zip(rest) {
+                    *least = smaller(self.seconds + rest + segment, *least);
+                }
+            }
+            (Stretch::Constant(rest), Stretch::Falling(segment)) => {
+                for (least, segment) in seconds.iter_mut().zip(segment) {
+                    *least = smaller(self.seconds + rest + segment, *least);
+                }
+            }
+            _ => {
+                for (offset, least) in seconds.iter_mut().enumerate() {
+                    *least = smaller(self.at(first + offset), *least);
+                }
+            }
+        }
+    }
+}
+
+/// Slots that are looked at or passed over together.
+const STRETCH: usize = 256;
+
+/// Part of a row.
+enum Stretch<'a> {
+    Falling(&'a [f64]),
+    Constant(f64),
+    /// Its end lies inside.
+    Mixed,
+}
+
+/// The smaller of two numbers, in the form that is one instruction.
+fn smaller(a: f64, b: f64) -> f64 {
+    if a < b { a } else { b }
+}
+
+impl Row {
+    /// `seconds` from slot `from` on, never before.
+    fn step(from: usize, seconds: f64, slots: usize) -> Row {
+        Row::new((0..slots).map(|slot| if slot >= from { seconds } else { f64::INFINITY }).collect())
+    }
+
+    /// What was possible with less is possible with more; the constant end is cut off.
+    fn new(mut seconds: Vec<f64>) -> Row {
+        let mut least = f64::INFINITY;
+        for slot in &mut seconds {
+            least = smaller(*slot, least);
+            *slot = least;
+        }
+        seconds.truncate(seconds.partition_point(|&slot| slot > least) + 1);
+        seconds.shrink_to_fit();
+        Row(seconds)
+    }
+
+    fn at(&self, slot: usize) -> f64 {
+        self.0[slot.min(self.0.len() - 1)]
+    }
+
+    fn stretch(&self, first: usize, slots: usize) -> Stretch<'_> {
+        match self.0.get(first..first + slots) {
+            Some(falling) => Stretch::Falling(falling),
+            None if first + 1 >= self.0.len() => Stretch::Constant(self.at(first)),
+            None => Stretch::Mixed,
+        }
+    }
+}
+
+impl Units {
+    fn new(options: &Options, unit: u64) -> Units {
+        let up = |bytes: u64| bytes.div_ceil(unit) as usize;
+        let each = options.list.iter().map(|option| OptionUnits {
+            kept: up(option.kept_bytes),
+            forward_peak: up(option.forward_peak),
+            backward_peak: up(option.backward_peak),
+            backward_seconds: option.backward_seconds,
+        });
+        Units {
+            options: each.collect(),
+            forward_seconds: options.forward_seconds,
+            boundary: up(options.boundary_bytes),
+        }
+    }
+}
+
+/// The largest unit that divides all sizes, or a rounder one when that takes too many slots.
+fn unit(options: &Options, turn_peak: u64, most: u64, max_slots: usize) -> u64 {
+    let sizes = options.list.iter().flat_map(|o| [o.kept_bytes, o.forward_peak, o.backward_peak]);
+    let divisor = sizes.chain([options.boundary_bytes, turn_peak]).fold(0, gcd).max(1);
+    let needed = most / divisor + 1;
+    divisor * needed.div_ceil(max_slots as u64)
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

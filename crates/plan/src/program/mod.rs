@@ -1,0 +1,101 @@
+//! Programs: the graphs of a run with the facts of the device they are planned for.
+//!
+//! A program is the planner's input. Decisions are absent: strategies, budgets and places begin in later folders.
+
+mod build;
+mod purpose;
+mod role;
+mod state;
+
+use plimsoll_graph::{Graph, Phase, StateKind};
+
+use crate::device::{Facts, Scratch};
+
+pub(crate) use state::declared_state;
+
+pub use build::Build;
+pub use purpose::Purpose;
+pub use role::Role;
+pub use state::{StateDiffers, StateRange};
+
+/// A graph with what the device says about it.
+#[derive(Clone, Debug)]
+pub struct Costed {
+    /// The graph.
+    pub graph: Graph,
+    /// Time and scratch of its nodes on the device.
+    pub facts: Facts,
+}
+
+/// All graphs of a run. They share state by name.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Forward, backward and update.
+    pub train: Costed,
+    /// The forward pass alone, for a validation loss.
+    pub evaluate: Option<Costed>,
+    /// The forward pass that yields the next token.
+    pub generate: Option<Costed>,
+}
+
+impl Program {
+    /// Name of the output that holds the clipping factor of all gradients, and of the input that takes it, where a
+    /// micro-batch runs once to find the one and once more with the other.
+    pub const CLIP: &str = "clip_scale";
+
+    /// The graph that schedules of `role` run, if the program has it.
+    pub fn part(&self, role: Role) -> Option<&Costed> {
+        match role {
+            Role::First | Role::Further | Role::Update => Some(&self.train),
+            Role::Evaluate => self.evaluate.as_ref(),
+            Role::Generate => self.generate.as_ref(),
+        }
+    }
+
+    pub(crate) fn roles(&self) -> impl Iterator<Item = (Role, &Costed)> {
+        [Role::First, Role::Further, Role::Update, Role::Evaluate, Role::Generate]
+            .into_iter()
+            .filter_map(|role| self.part(role).map(|part| (role, part)))
+            .filter(|(role, part)| match role {
+                Role::Update => part.graph.nodes().iter().any(|node| node.phase == Phase::Update),
+                // What is used up in one micro-batch cannot be added to in another.
+                Role::Further => !self.updates_in_backward(),
+                _ => true,
+            })
+    }
+
+    /// How often the schedule of a micro-batch runs: twice where the clipping factor it takes in is what it gives out.
+    pub fn passes(&self) -> usize {
+        let graph = &self.train.graph;
+        let takes = self.updates_in_backward() && graph.input_named(Program::CLIP).is_some();
+        if takes && graph.output_named(Program::CLIP).is_some() { 2 } else { 1 }
+    }
+
+    /// Time of a step of so many micro-batches that rebuilds nothing: none takes less.
+    pub fn once_seconds(&self, scratch: Scratch, micro_batches: usize) -> f64 {
+        let passes = (self.passes() * micro_batches) as f64;
+        self.pass_seconds(scratch) * passes + self.update_seconds(scratch)
+    }
+
+    /// Time of one pass over a micro-batch that rebuilds nothing.
+    pub(crate) fn pass_seconds(&self, scratch: Scratch) -> f64 {
+        self.seconds_of(scratch, false)
+    }
+
+    /// Time of the update with all state in the arena.
+    pub(crate) fn update_seconds(&self, scratch: Scratch) -> f64 {
+        self.seconds_of(scratch, true)
+    }
+
+    fn seconds_of(&self, scratch: Scratch, update: bool) -> f64 {
+        let Costed { graph, facts } = &self.train;
+        let nodes = graph.node_ids().filter(|&id| !graph.node(id).op.is_view());
+        let nodes = nodes.filter(|&id| (graph.node(id).phase == Phase::Update) == update);
+        nodes.map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
+    }
+
+    /// Whether parameters are updated inside the backward pass, with gradients that do not outlive it.
+    pub fn updates_in_backward(&self) -> bool {
+        self.train.graph.states().iter().any(|state| state.kind == StateKind::Transient)
+    }
+}

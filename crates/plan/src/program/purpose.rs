@@ -1,0 +1,53 @@
+//! Purposes of bytes: the lines of a memory report.
+
+use plimsoll_graph::StateKind;
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Parameters and constants.
+    Weights,
+    /// Gradient sums.
+    Gradients,
+    /// Moments of the optimizer.
+    Optimizer,
+    /// Inputs, activations and their gradients.
+    Activations,
+    /// Scratch of one action.
+    Workspace,
+    /// Landing place of copies from another tier.
+    Staging,
+}
+
+impl Purpose {
+    /// All purposes, in the order of reports.
+    pub const ALL: [Purpose; 6] = [
+        Purpose::Weights,
+        Purpose::Gradients,
+        Purpose::Optimizer,
+        Purpose::Activations,
+        Purpose::Workspace,
+        Purpose::Staging,
+    ];
+
+    /// What a range of state is for.
+    pub(crate) fn of_state(kind: StateKind) -> Purpose {
+        match kind {
+            StateKind::Parameter { .. } | StateKind::Constant => Purpose::Weights,
+            StateKind::Gradient | StateKind::Transient => Purpose::Gradients,
+            StateKind::Moment => Purpose::Optimizer,
+        }
+    }
+
+    /// The name used in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Weights => "weights",
+            Purpose::Gradients => "gradients",
+            Purpose::Optimizer => "optimizer",
+            Purpose::Activations => "activations",
+            Purpose::Workspace => "workspace",
+            Purpose::Staging => "staging",
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! The order in which nodes run, recomputed values included.
+//!
+//! An [`Order`] says what is recomputed, in either of two forms. A tree of regions says when values are dropped and leaves
+//! the rest to demand. For graphs in which no tree says what is best, [`Order::Runs`] names every run itself.
+//!
+//! For a tree, the forward pass runs every node once. At the turn, values that do not belong to the root region are
+//! forgotten. The backward pass then runs each of its nodes once; just before a node it recomputes the values that the node
+//! reads and nobody holds, and nothing more: a value that no backward node reads is never recomputed. Recomputed values are
+//! held if their region is open and else forgotten when the pass leaves the region it is in. Forgetting only ends a
+//! lifetime: the bytes were free from the last read on.
+
+use std::collections::BTreeSet;
+
+use plimsoll_graph::{Graph, Node, NodeId, Phase, Source, Value};
+
+use super::regions::{ROOT, Regions};
+use super::strategy::Strategy;
+use crate::schedule::sequence::{Execution, Place, Sequence};
+
+/// How the order of runs is given.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Order {
+    /// Every forward node once, then what the tree says.
+    Regions(Regions),
+    /// One after another.
+    Runs(Vec<Run>),
+}
+
+/// An entry of an explicit order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// The node runs, once more if it ran before.
+    Node(NodeId),
+    /// Who reads the value from here on finds it only if its producer runs again.
+    Forget(Value),
+}
+
+impl Order {
+    /// The order of a strategy with a fixed rule.
+    pub(crate) fn named(graph: &Graph, strategy: Strategy) -> Order {
+        Order::Regions(Regions::new(graph, strategy))
+    }
+}
+
+/// Forward and backward passes of one micro-batch.
+pub(crate) fn micro_batch(graph: &Graph, order: &Order) -> Sequence {
+    let mut writer = Writer::new(graph, Phase::Backward);
+    match order {
+        Order::Regions(regions) => writer.both_passes(regions),
+        Order::Runs(runs) => writer.runs(runs),
+    }
+    writer.sequence
+}
+
+/// Some forward nodes, then some backward nodes, as if the rest had run: what they read from outside is
+/// there from the beginning. `kept` survives the turn.
+pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept: &[Value]) -> Sequence {
+    let mut writer =
+        Writer { graph, sequence: Sequence::default(), resident: vec![None; graph.value_count()] };
+    let own = |value: Value| {
+        graph.producer(value).is_some_and(|node| forward.contains(&node) || backward.contains(&node))
+    };
+    for &id in forward.iter().chain(backward) {
+        for &input in &graph.node(id).inputs {
+            let storage = graph.storage(input);
+            let outside = graph.value(storage).state.is_none() && !own(storage);
+            if outside && writer.resident[storage.index()].is_none() {
+                writer.instance(storage);
+            }
+        }
+    }
+    for &id in forward {
+        writer.run(id);
+    }
+    for &id in forward {
+        for &value in &graph.node(id).outputs {
+            if !kept.contains(&value) {
+                writer.resident[value.index()] = None;
+            }
+        }
+    }
+    for &id in backward {
+        for missing in writer.missing(id) {
+            writer.run(missing);
+        }
+        writer.run(id);
+    }
+    writer.sequence
+}
+
+/// The forward pass alone.
+pub(crate) fn forward(graph: &Graph) -> Sequence {
+    let mut writer = Writer::new(graph, Phase::Forward);
+    writer.forward();
+    writer.sequence
+}
+
+/// The nodes that follow the last micro-batch.
+pub(crate) fn update(graph: &Graph) -> Sequence {
+    let mut writer = Writer::new(graph, Phase::Update);
+    for id in nodes_of(graph, Phase::Update) {
+        writer.run(id);
+    }
+    writer.sequence
+}
+
+fn nodes_of(graph: &Graph, phase: Phase) -> impl Iterator<Item = NodeId> + use<'_> {
+    graph.node_ids().filter(move |&id| graph.node(id).phase == phase && !graph.node(id).op.is_view())
+}
+
+struct Writer<'a> {
+    graph: &'a Graph,
+    sequence: Sequence,
+    /// The instance that holds each value now, by storage.
+    resident: Vec<Option<usize>>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(graph: &'a Graph, last: Phase) -> Writer<'a> {
+        let mut writer =
+            Writer { graph, sequence: Sequence::default(), resident: vec![None; graph.value_count()] };
+        let update_only = |value: Value| {
+            let reads = |node: &&Node| node.inputs.contains(&value);
+            graph.nodes().iter().find(reads).is_some_and(|node| node.phase == Phase::Update)
+        };
+        for &input in graph.inputs() {
+            if update_only(input) == (last == Phase::Update) {
+                writer.instance(input);
+            }
+        }
+        writer
+    }
+
+    fn instance(&mut self, value: Value) -> usize {
+        self.sequence.instances.push(value);
+        let instance = self.sequence.instances.len() - 1;
+        self.resident[value.index()] = Some(instance);
+        instance
+    }
+
+    fn forward(&mut self) {
+        for id in nodes_of(self.graph, Phase::Forward) {
+            self.run(id);
+        }
+    }
+
+    fn both_passes(&mut self, regions: &Regions) {
+        self.forward();
+        for value in (0..self.graph.value_count() as u32).map(Value) {
+            if regions.owner(value) != ROOT && self.graph.value(value).source != Source::Input {
+                self.resident[value.index()] = None;
+            }
+        }
+        self.backward(regions);
+    }
+
+    fn runs(&mut self, runs: &[Run]) {
+        for run in runs {
+            match *run {
+                Run::Node(id) => self.run(id),
+                Run::Forget(value) => self.resident[value.index()] = None,
+            }
+        }
+    }
+
+    fn backward(&mut self, regions: &Regions) {
+        let mut open = vec![false; regions.count()];
+        open[ROOT] = true;
+        let mut current = ROOT;
+        let mut rebuilt: Vec<Value> = Vec::new();
+        for id in nodes_of(self.graph, Phase::Backward) {
+            let region = regions.of_node(id);
+            if region != current {
+                rebuilt.retain(|&value| {
+                    let hold = open[regions.owner(value)];
+                    if !hold {
+                        self.resident[value.index()] = None;
+                    }
+                    hold
+                });
+                current = region;
+                regions.chain(region).for_each(|r| open[r] = true);
+            }
+            for missing in self.missing(id) {
+                self.run(missing);
+                rebuilt.extend(&self.graph.node(missing).outputs);
+            }
+            self.run(id);
+        }
+    }
+
+    /// The nodes to run again before `id` can run, in order.
+    fn missing(&self, id: NodeId) -> BTreeSet<NodeId> {
+        let mut wanted = vec![id];
+        let mut found = BTreeSet::new();
+        while let Some(node) = wanted.pop() {
+            for &input in &self.graph.node(node).inputs {
+                let storage = self.graph.storage(input);
+                if self.graph.value(storage).state.is_some() || self.resident[storage.index()].is_some() {
+                    continue;
+                }
+                if let Some(producer) = self.graph.producer(storage)
+                    && found.insert(producer)
+                {
+                    wanted.push(producer);
+                }
+            }
+        }
+        found
+    }
+
+    fn run(&mut self, id: NodeId) {
+        let node = self.graph.node(id);
+        let inputs = node.inputs.iter().map(|&value| self.place(value)).collect();
+        let outputs = node
+            .outputs
+            .iter()
+            .map(|&value| match self.graph.value(value).state {
+                Some((state, _)) => Place::State(state),
+                None => Place::Instance(self.write(value)),
+            })
+            .collect();
+        self.sequence.executions.push(Execution { node: id, inputs, outputs });
+    }
+
+    /// A new instance of an output. One that is still held stays the value's place: both have the same
+    /// bits, and the older one's readers are already counted on.
+    fn write(&mut self, value: Value) -> usize {
+        let held = self.resident[value.index()];
+        let instance = self.instance(value);
+        if held.is_some() {
+            self.resident[value.index()] = held;
+        }
+        instance
+    }
+
+    fn place(&self, value: Value) -> Place {
+        let storage = self.graph.storage(value);
+        match (self.graph.value(storage).state, self.resident[storage.index()]) {
+            (Some((state, _)), _) => Place::State(state),
+            (None, Some(instance)) => Place::Instance(instance),
+            // `missing` has rebuilt everything a node reads; a graph that verified has no other gap.
+            (None, None) => unreachable!("{storage} is read before it is computed"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_graph::{DType, Init, differentiate};
+
+    fn chain(depth: usize) -> Graph {
+        let mut g = Graph::new();
+        let mut x = g.input("x", [4, 8], DType::F32);
+        for layer in 0..depth {
+            x = g.block(&format!("layer.{layer}"), |g| {
+                let w = g.param("w", [8, 8], Init::Normal(0.1));
+                let h = g.linear(x, w, None);
+                g.silu(h)
+            });
+        }
+        let loss = g.sum(x, &[0, 1]);
+        g.output("loss", loss);
+        differentiate(&g.finish().unwrap(), loss).unwrap()
+    }
+
+    fn reruns(graph: &Graph, strategy: Strategy) -> usize {
+        let sequence = micro_batch(graph, &Order::named(graph, strategy));
+        sequence.executions.len() - graph.nodes().len()
+    }
+
+    #[test]
+    fn each_strategy_rebuilds_what_it_says_and_no_more() {
+        let graph = chain(8);
+        assert_eq!(reruns(&graph, Strategy::None), 0);
+        // Per layer the product is rebuilt; the silu behind it is the next layer's input and kept.
+        assert_eq!(reruns(&graph, Strategy::Full), 8);
+        assert_eq!(reruns(&graph, Strategy::Selective), 0);
+        // Groups of three: all but the last silu of each group are rebuilt too.
+        assert_eq!(reruns(&graph, Strategy::Every(3)), 8 + 5);
+        // Layer n rebuilds n − 1 whole layers before it and its own product.
+        assert_eq!(reruns(&graph, Strategy::Minimal), 8 * 7 + 8);
+    }
+
+    #[test]
+    fn marks_drop_what_they_enclose_also_when_nested() {
+        let mut g = Graph::new();
+        let x = g.input("x", [4], DType::F32);
+        let w = g.param("w", [4], Init::Fill(1.0));
+        let a = g.mul(x, w);
+        let y = g.checkpoint(|g| {
+            let b = g.silu(a);
+            let c = g.checkpoint(|g| {
+                let c = g.silu(b);
+                g.silu(c)
+            });
+            g.silu(c)
+        });
+        let loss = g.sum(y, &[0]);
+        let graph = differentiate(&g, loss).unwrap();
+        // The outer region rebuilds b, its inner silus (transient) and so c; then the inner one rebuilds
+        // its first silu once more.
+        assert_eq!(reruns(&graph, Strategy::Manual), 4);
+    }
+}

@@ -1,0 +1,63 @@
+//! From a kept set to a schedule: lazy recomputation, whatever the peak.
+//!
+//! Before the first once-node, forward nodes run in order and an output leaves after its last reader
+//! unless it is in the kept set. From then on each once-node first recomputes exactly what it lacks. A
+//! recomputed output stays as long as a once-node within `hold` positions reads it, and goes otherwise, to
+//! be recomputed again: with an unlimited `hold` everything runs at most twice, with `hold = 1` memory is
+//! least and runs are most.
+
+use super::search_graph::SearchGraph;
+use super::set::Set;
+
+/// One run: a forward node or a once-node, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Forward(usize),
+    Once(usize),
+}
+
+/// A schedule: for each run, which forward outputs are resident just before it.
+pub(crate) type Path<const W: usize> = Vec<(Set<W>, Action)>;
+
+/// A schedule with what it takes.
+#[derive(Clone, Debug)]
+pub(crate) struct Trial<const W: usize> {
+    pub(crate) path: Path<W>,
+    /// Cost of the forward runs.
+    pub(crate) cost: f64,
+    pub(crate) peak: u64,
+}
+
+/// The schedule for `keep`.
+pub(crate) fn lazy<const W: usize>(graph: &SearchGraph<W>, keep: &Set<W>, hold: usize) -> Trial<W> {
+    let positions = graph.once_ids.len();
+    let mut trial = Trial { path: Vec::new(), cost: 0.0, peak: 0 };
+    let mut resident = Set::EMPTY;
+    for position in 0..positions {
+        let needs = &graph.needs[position];
+        let again = graph.missing(&graph.later[position], &resident);
+        let wanted =
+            again.iter().fold(graph.later[position], |wanted, node| wanted.union(&graph.sources[node]));
+        let near = match position {
+            0 => Set::EMPTY,
+            _ => (position..positions.min(position.saturating_add(hold)))
+                .fold(Set::EMPTY, |near, at| near.union(&graph.needs[at])),
+        };
+        let stays = wanted.intersection(&keep.union(&near)).union(needs);
+        let mut rest = graph.missing(needs, &resident);
+        let reads =
+            |rest: &Set<W>| rest.iter().fold(Set::EMPTY, |reads, node| reads.union(&graph.sources[node]));
+        resident = resident.intersection(&stays.union(&reads(&rest)));
+        while let Some(node) = rest.first() {
+            trial.peak = trial.peak.max(graph.held[position] + graph.size(&resident) + graph.running[node]);
+            trial.cost += graph.cost[node];
+            trial.path.push((resident, Action::Forward(node)));
+            rest.remove(node);
+            resident = resident.with(node).intersection(&stays.union(&reads(&rest)));
+        }
+        let own = graph.once_running[position];
+        trial.peak = trial.peak.max(graph.held[position] + graph.size(&resident) + own);
+        trial.path.push((resident, Action::Once(position)));
+    }
+    trial
+}

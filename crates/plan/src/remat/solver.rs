@@ -1,0 +1,275 @@
+//! The best schedule at one budget: the parts put together, cheapest first.
+//!
+//! 1. Kept sets from the label frontier at the turn, each turned into a schedule and simulated.
+//! 2. The bound says what every schedule pays.
+//! 3. Beams, from the best of those sets and from the start, wider and wider while a gap is left.
+//! 4. The exact search, while a gap is left, with all found so far as its limit: first without runs ahead of
+//!    demand, then with them, which alone gives a proof.
+//!
+//! The judge has the last word on every schedule.
+
+use super::Dag;
+use super::bound::{Bound, BoundEffort, bound, turn_labels};
+use super::labels::Label;
+use super::lazy::{Action, Path, Trial, lazy};
+use super::search::{Found, Search, Seed, Width};
+use super::search_graph::{Oddities, SearchGraph};
+use super::set::Set;
+use super::simulate::{Outcome, Step, simulate};
+
+/// How much work a plan may take, in steps rather than seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Labels per state of a frontier.
+    pub labels: usize,
+    /// Frontiers for pairs of instants in the bound.
+    pub pairs: usize,
+    /// Kept sets turned into schedules.
+    pub trials: usize,
+    /// States that survive each position of the widest beam; 0 for no beam.
+    pub beam: usize,
+    /// Set operations of all beams together, some thirty million a second; half as many for an exact search.
+    pub work: u64,
+}
+
+impl Default for Effort {
+    fn default() -> Effort {
+        Effort { labels: 4000, pairs: 600, trials: 200, beam: 256, work: 12_000_000 }
+    }
+}
+
+/// Part of the work of beams that an exact search may take: it ends early or not at all.
+const EXACT_SHARE: u64 = 2;
+
+impl Effort {
+    /// What is spent on a budget that stands beside the one that was asked for.
+    pub(crate) fn in_passing(self) -> Effort {
+        Effort { pairs: self.pairs / 6, trials: self.trials / 4, ..self }
+    }
+
+    pub(crate) fn of_bound(self, worth: f64) -> BoundEffort {
+        BoundEffort { labels: self.labels, pairs: self.pairs, worth }
+    }
+}
+
+/// A schedule inside a budget, and how good it is.
+#[derive(Clone, Debug)]
+pub struct DagPlan {
+    /// Cost of running every node once.
+    pub base_cost: f64,
+    /// Cost of the schedule.
+    pub total_cost: f64,
+    /// No schedule inside the budget costs less.
+    pub lower_bound_cost: f64,
+    /// Most bytes resident at once.
+    pub peak_bytes: u64,
+    /// The schedule.
+    pub schedule: Vec<Step>,
+}
+
+/// What the search leaves at one budget.
+#[derive(Clone, Debug)]
+pub(crate) struct Best<const W: usize> {
+    /// The cheapest schedule found, with the cost of its forward runs.
+    pub(crate) found: Option<(Path<W>, f64)>,
+    /// No schedule's forward runs cost less.
+    pub(crate) lower: f64,
+    /// Whether the schedule is the cheapest there is.
+    pub(crate) proven: bool,
+}
+
+pub(crate) struct Solver<'a, const W: usize> {
+    pub(crate) dag: &'a Dag,
+    pub(crate) effort: Effort,
+    pub(crate) graph: SearchGraph<W>,
+    /// Forward cost without recomputation.
+    forward: f64,
+}
+
+impl<'a, const W: usize> Solver<'a, W> {
+    pub(crate) fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
+        let graph = SearchGraph::new(dag, Oddities::Once);
+        let forward = graph.cost.iter().sum();
+        Solver { dag, effort, graph, forward }
+    }
+
+    /// The best schedule for one budget, and what is known of it.
+    pub(crate) fn best(&self, memory: u64, effort: Effort) -> Best<W> {
+        self.best_with(memory, effort, effort.work / EXACT_SHARE)
+    }
+
+    /// The same with so much work for the exact search.
+    pub(crate) fn best_with(&self, memory: u64, effort: Effort, work: u64) -> Best<W> {
+        let (trial, seeds) = self.trials(memory, effort);
+        let mut best = trial.map(|trial| (trial.path, trial.cost));
+        let worth = self.limit(best.as_ref()) - self.forward;
+        let bound = bound(&self.graph, memory, effort.of_bound(worth));
+        let mut lower = self.forward + bound.extra;
+        self.beams(memory, &bound, &seeds, effort, &mut best);
+        for ahead in [false, true] {
+            let limit = self.limit(best.as_ref());
+            if limit > lower {
+                let search = Search::new(&self.graph, memory, &bound.after, limit, work);
+                let Found { better, lower: proven } = search.exact(ahead);
+                let ended = better.is_some() || proven >= limit;
+                lower = if ahead { lower.max(proven) } else { lower };
+                best = better.or(best);
+                if !ended {
+                    break;
+                }
+            }
+        }
+        let proven = self.limit(best.as_ref()) <= lower;
+        Best { found: best, lower, proven }
+    }
+
+    /// Some schedule for a budget: the first that turns up.
+    pub(crate) fn any(&self, memory: u64) -> Option<(Path<W>, f64)> {
+        let effort = Effort { labels: 200, pairs: 0, trials: 10, ..self.effort };
+        if let (Some(trial), _) = self.trials(memory, effort) {
+            return Some((trial.path, trial.cost));
+        }
+        let bound = bound(&self.graph, memory, effort.of_bound(f64::INFINITY));
+        let search = || Search::new(&self.graph, memory, &bound.after, f64::INFINITY, effort.work);
+        let narrow = |drops| search().beam(&[], self.width(drops, 4)).0;
+        narrow(2).or_else(|| narrow(3)).or_else(|| search().exact(false).better)
+    }
+
+    fn width(&self, drops: usize, beam: usize) -> Width {
+        Width { runs: 2 * self.graph.forward_ids.len() + 8, drops, beam }
+    }
+
+    /// Costs from here on are of no interest.
+    pub(crate) fn limit(&self, best: Option<&(Path<W>, f64)>) -> f64 {
+        best.map_or(f64::INFINITY, |(_, cost)| cost - self.rounding())
+    }
+
+    /// Beams of doubling width until one meets the bound or the work is used up: small graphs get wide ones. Few sets
+    /// of drops leave room for many states; none of these ways is best everywhere.
+    fn beams(
+        &self,
+        memory: u64,
+        bound: &Bound,
+        seeds: &[Seed<W>],
+        effort: Effort,
+        best: &mut Option<(Path<W>, f64)>,
+    ) {
+        let ways: [(&[Seed<W>], usize); 4] = [(&[], 2), (&[], 3), (seeds, 8), (&[], 6)];
+        let mut work = effort.work;
+        let widths = std::iter::successors(Some(4), |width| Some(2 * width));
+        for beam in widths.take_while(|&width| width <= effort.beam) {
+            for (seeds, drops) in ways {
+                let limit = self.limit(best.as_ref());
+                if limit <= self.forward + bound.extra || work == 0 {
+                    return;
+                }
+                let search = Search::new(&self.graph, memory, &bound.after, limit, work);
+                let (better, used) = search.beam(seeds, self.width(drops, beam));
+                work = work.saturating_sub(used);
+                *best = better.or(best.take());
+            }
+        }
+    }
+
+    /// The cheapest schedule from a kept set that fits, and the states in which such schedules stand at the
+    /// turn.
+    fn trials(&self, memory: u64, effort: Effort) -> (Option<Trial<W>>, Vec<Seed<W>>) {
+        let labels = turn_labels(&self.graph, memory, effort.labels);
+        let (mut best, mut seeds): (Option<Trial<W>>, _) = (None, Vec::new());
+        // Half of the trials go to the fullest sets, half are spread over all: where a peak lies elsewhere
+        // than at the turn, the sets that fill the turn do not fit.
+        let dense = effort.trials / 2;
+        let stride = (labels.len() / (dense + 1)).max(1);
+        let tried = |(index, _): &(usize, &Label)| *index < dense || index % stride == 0;
+        for (_, label) in labels.iter().rev().enumerate().filter(tried) {
+            let cost = best.as_ref().map_or(f64::INFINITY, |trial| trial.cost);
+            // Emptier sets cost more from here on.
+            if self.forward + label.time >= cost {
+                break;
+            }
+            let keep: Set<W> = label.keep.iter().copied().collect();
+            for hold in [usize::MAX, 3, 1] {
+                let trial = lazy(&self.graph, &keep, hold);
+                if hold == usize::MAX {
+                    seeds.extend(self.seed(&trial, memory));
+                }
+                if trial.peak <= memory {
+                    if trial.cost < cost {
+                        best = Some(trial);
+                    }
+                    break;
+                }
+            }
+        }
+        (best, seeds)
+    }
+
+    /// The state of a schedule before the first once-node, if it gets there inside the budget.
+    pub(crate) fn seed(&self, trial: &Trial<W>, memory: u64) -> Option<Seed<W>> {
+        let graph = &self.graph;
+        let turn = trial.path.iter().position(|(_, action)| matches!(action, Action::Once(_)))?;
+        let (path, rest) = trial.path.split_at(turn);
+        let forward = |action: &Action| match *action {
+            Action::Forward(node) => Some(node),
+            Action::Once(_) => None,
+        };
+        let fits = path.iter().all(|(resident, action)| {
+            forward(action).is_none_or(|node| graph.size(resident) + graph.running[node] <= memory)
+        });
+        let cost = path.iter().filter_map(|(_, action)| forward(action)).map(|node| graph.cost[node]).sum();
+        fits.then(|| Seed { path: path.to_vec(), resident: rest[0].0, cost })
+    }
+
+    /// A path as explicit steps.
+    pub(crate) fn steps(&self, path: &Path<W>) -> Vec<Step> {
+        let graph = &self.graph;
+        let mut steps = Vec::new();
+        let mut resident = Set::EMPTY;
+        for (before, action) in path {
+            let gone: Set<W> = resident.minus(before);
+            steps.extend(gone.iter().map(|node| Step::Drop(graph.forward_ids[node])));
+            resident = *before;
+            match *action {
+                Action::Forward(node) => {
+                    steps.push(Step::Run(graph.forward_ids[node]));
+                    resident.insert(node);
+                }
+                Action::Once(position) => {
+                    let id = graph.once_ids[position];
+                    steps.push(Step::Run(id));
+                    let next = graph.held_ids.get(position + 1).map_or(&[][..], |ids| ids);
+                    let there = graph.held_ids[position].iter().chain([&id]);
+                    steps.extend(there.filter(|id| !next.contains(id)).map(|&id| Step::Drop(id)));
+                }
+            }
+        }
+        steps
+    }
+
+    pub(crate) fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
+        let outcome = self.judged(&schedule);
+        DagPlan {
+            base_cost: self.dag.base_cost(),
+            total_cost: outcome.cost,
+            lower_bound_cost: if lower + 2.0 * self.rounding() >= outcome.cost {
+                outcome.cost
+            } else {
+                lower
+            },
+            peak_bytes: outcome.peak,
+            schedule,
+        }
+    }
+
+    /// Proof and schedule add the same costs in different orders: smaller differences mean nothing.
+    pub(crate) fn rounding(&self) -> f64 {
+        1e-9 * self.dag.base_cost()
+    }
+
+    pub(crate) fn judged(&self, schedule: &[Step]) -> Outcome {
+        match simulate(self.dag, schedule) {
+            Ok(outcome) => outcome,
+            Err(violation) => unreachable!("the planner made an illegal schedule: {violation:?}"),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What a plan does, read back from its schedule: which layers keep, rebuild and offload what.
+//!
+//! Nothing here asks the planner what it meant. A node is rebuilt when the schedule runs it again, kept when
+//! bytes it wrote in the forward pass are touched in the backward pass, offloaded when a copy takes
+//! them out; so the report is as true for a plan read from a file as for one just made.
+
+mod compare;
+mod gradients;
+mod names;
+mod timeline;
+
+use std::collections::BTreeSet;
+
+use plimsoll_graph::{Graph, NodeId, Op, Phase};
+
+use names::{forward_names, ranges};
+
+use crate::device::{Direction, Facts};
+use crate::plan::Plan;
+use crate::program::{Program, Purpose, Role};
+use crate::recompute::{Strategy, layer_names, layers};
+use crate::schedule::{Action, Contents, Schedule};
+
+pub use compare::Compared;
+pub use gradients::{GradientReport, Persist, gradients};
+pub use timeline::{Span, spans, timeline};
+
+/// Layers that are treated alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerReport {
+    /// Their names, consecutive ones as a range: `model.layers.0-4`.
+    pub kind: String,
+    /// How many they are.
+    pub count: usize,
+    /// What the forward pass leaves for the backward pass.
+    pub keep: Vec<String>,
+    /// What runs again.
+    pub recompute: Vec<String>,
+    /// What goes to another tier and comes back.
+    pub offload: Vec<String>,
+}
+
+/// What one micro-batch of a plan does beyond the forward and the backward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Layers in forward order, equal ones together.
+    pub layers: Vec<LayerReport>,
+    /// Time of what runs again over the time of one forward pass.
+    pub recompute_fraction: f64,
+    /// Bytes of values that leave the device.
+    pub offload_bytes: u64,
+    /// Bytes of state that live on another tier, for each purpose that has any there.
+    pub state_bytes_away: Vec<(Purpose, u64)>,
+    /// `checkpoint` marks of the model that the plan does not follow: only [`Strategy::Manual`] is bound by them.
+    pub ignored_marks: usize,
+    /// Rows of the tiles in which feed-forward networks are worked on, if they are.
+    pub tile_rows: Option<usize>,
+}
+
+/// Reads the report of a plan from its schedule of one micro-batch.
+pub fn report(program: &Program, plan: &Plan) -> Report {
+    let graph = &program.train.graph;
+    let marks = graph.blocks().iter().filter(|block| block.checkpoint).count();
+    let ignored_marks = if plan.strategy == Strategy::Manual { 0 } else { marks };
+    let tile_rows = graph.tile_rows();
+    let Some(schedule) = plan.schedules.get(&Role::First) else {
+        return Report {
+            layers: Vec::new(),
+            recompute_fraction: 0.0,
+            offload_bytes: 0,
+            state_bytes_away: Vec::new(),
+            ignored_marks,
+            tile_rows,
+        };
+    };
+    let out = schedule.copies.iter().filter(|copy| copy.direction == Direction::Out);
+    let sent = out.map(|copy| schedule.buffer(copy.buffer));
+    let values = sent.filter(|buffer| matches!(buffer.contents, Contents::Value(_)));
+    Report {
+        layers: layer_reports(graph, &Fates::of(graph, schedule)),
+        recompute_fraction: recompute_fraction(graph, schedule, &program.train.facts, plan),
+        offload_bytes: values.map(|buffer| buffer.bytes).sum(),
+        state_bytes_away: state_bytes_away(plan),
+        ignored_marks,
+        tile_rows,
+    }
+}
+
+fn state_bytes_away(plan: &Plan) -> Vec<(Purpose, u64)> {
+    let of = |purpose: Purpose| {
+        let away = plan.states.iter().filter(|range| range.tier.is_some() && range.purpose == purpose);
+        (purpose, away.map(|range| range.bytes).sum())
+    };
+    Purpose::ALL.map(of).into_iter().filter(|&(_, bytes)| bytes > 0).collect()
+}
+
+/// What becomes of the results of forward nodes.
+struct Fates {
+    kept: BTreeSet<NodeId>,
+    rebuilt: BTreeSet<NodeId>,
+    offloaded: BTreeSet<NodeId>,
+}
+
+impl Fates {
+    fn of(graph: &Graph, schedule: &Schedule) -> Fates {
+        let mut fates = Fates { kept: BTreeSet::new(), rebuilt: BTreeSet::new(), offloaded: BTreeSet::new() };
+        let backward = |action: &Action| matches!(action, Action::Run { node, .. } if graph.node(*node).phase == Phase::Backward);
+        let turn = schedule.actions.iter().position(backward).unwrap_or(schedule.actions.len());
+        let sent: BTreeSet<_> = schedule.copies.iter().map(|copy| copy.buffer).collect();
+        let mut seen = BTreeSet::new();
+        for (index, action) in schedule.actions.iter().enumerate() {
+            let Action::Run { node, outputs, .. } = action else { continue };
+            if graph.node(*node).phase != Phase::Forward {
+                continue;
+            }
+            if !seen.insert(*node) {
+                fates.rebuilt.insert(*node);
+            }
+            if index < turn && outputs.iter().any(|&id| schedule.buffer(id).end > turn) {
+                fates.kept.insert(*node);
+            }
+            if outputs.iter().any(|id| sent.contains(id)) {
+                fates.offloaded.insert(*node);
+            }
+        }
+        // What is built again was not kept for all its readers, whatever lived on for some of them.
+        fates.kept.retain(|node| !fates.rebuilt.contains(node));
+        fates
+    }
+}
+
+fn layer_reports(graph: &Graph, fates: &Fates) -> Vec<LayerReport> {
+    let (layer_of, count) = layers(graph);
+    let names = layer_names(graph, count);
+    let mut groups: Vec<(Vec<String>, LayerReport)> = Vec::new();
+    for (layer, layer_name) in names.into_iter().enumerate() {
+        let nodes: Vec<NodeId> = (graph.node_ids())
+            .filter(|id| layer_of[id.index()] == Some(layer) && !graph.node(*id).op.is_view())
+            .collect();
+        let node_names = forward_names(graph, &nodes);
+        let among = |set: &BTreeSet<NodeId>| -> Vec<String> {
+            let named = nodes.iter().zip(&node_names).filter(|(node, _)| set.contains(node));
+            named.map(|(_, name)| name.clone()).collect()
+        };
+        let report = LayerReport {
+            kind: String::new(),
+            count: 1,
+            keep: among(&fates.kept),
+            recompute: among(&fates.rebuilt),
+            offload: among(&fates.offloaded),
+        };
+        let same = |known: &LayerReport| LayerReport { count: 1, ..known.clone() } == report;
+        match groups.iter_mut().find(|(_, known)| same(known)) {
+            Some((members, known)) => {
+                members.push(layer_name);
+                known.count += 1;
+            }
+            None => groups.push((vec![layer_name], report)),
+        }
+    }
+    groups.into_iter().map(|(members, group)| LayerReport { kind: ranges(&members), ..group }).collect()
+}
+
+fn recompute_fraction(graph: &Graph, schedule: &Schedule, facts: &Facts, plan: &Plan) -> f64 {
+    let executions = schedule.executions(graph);
+    let forward = graph.node_ids().filter(|&id| graph.node(id).phase == Phase::Forward);
+    let (mut once, mut again) = (0.0, 0.0);
+    for id in forward {
+        let seconds = facts.nodes[id.index()].seconds_with(plan.scratch);
+        let times = executions[id.index()];
+        once += if times > 0 { seconds } else { 0.0 };
+        again += f64::from(times.saturating_sub(1)) * seconds;
+        if let Op::Mlp(mlp) = graph.node(id).op {
+            // Its derivative does all but the last product once more.
+            again += seconds * (mlp.products() - 1) as f64 / mlp.products() as f64;
+        }
+    }
+    if once > 0.0 { again / once } else { 0.0 }
+}

@@ -1,0 +1,217 @@
+//! The planner's product: a flat list of actions whose every operand is a buffer with an offset.
+//!
+//! A **buffer** is one lifetime of one value, in bytes. A value that is dropped and recomputed has several;
+//! a view has none of its own; state has one that lasts for the whole schedule and lies at the same
+//! offset in every schedule of a plan, unless it is [`Away`]: then each of its stays is a buffer.
+//!
+//! Copies between the device and another tier are two actions, so that they can overlap with compute:
+//!
+//! ```text
+//! run a · start out(a) · run b · run c · wait out(a) · …        a's bytes are busy from start to wait
+//!                                  └ may read a, may not write over it
+//! ```
+//!
+//! `start` comes after every compute action before it and `wait` before every compute action after it;
+//! copies of one direction keep their order. Collectives between ranks will be pairs of the same kind.
+//!
+//! Beside the form itself: [`sequence`] is a schedule before it has buffers, [`time`] predicts how long one takes,
+//! [`replay`](mod@replay) judges one, and [`text`] prints one.
+
+mod replay;
+pub(crate) mod sequence;
+mod text;
+mod time;
+
+use std::fmt;
+
+use plimsoll_graph::{Graph, NodeId, StateId, Value};
+
+use crate::device::{Direction, Tier};
+use crate::program::Purpose;
+
+pub(crate) use time::seconds;
+
+pub use replay::{Fault, ReplayError, replay};
+
+/// Index of a buffer in its schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+impl BufferId {
+    /// Position in the table of buffers.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Contents {
+    /// A value that is not state; never a view.
+    Value(Value),
+    /// A range of state, whatever its version.
+    State(StateId),
+    /// Scratch.
+    Scratch,
+}
+
+/// Bytes with a lifetime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// What it holds.
+    pub contents: Contents,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Size, rounded up to the device's alignment.
+    pub bytes: u64,
+    /// First byte in the arena.
+    pub offset: u64,
+    /// First action that touches it; inputs and state are there from the beginning.
+    pub start: usize,
+    /// One past the last action that touches it.
+    pub end: usize,
+}
+
+/// One transfer between a buffer and a place in a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// The buffer on the device.
+    pub buffer: BufferId,
+    /// The other end.
+    pub tier: Tier,
+    /// First byte in the tier.
+    pub tier_offset: u64,
+    /// Which way.
+    pub direction: Direction,
+}
+
+/// State that has no bytes of its own in the arena. A tier holds it before the schedule and after it; where it is used,
+/// it comes in for a stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Away {
+    /// Which.
+    pub state: StateId,
+    /// Where it is.
+    pub tier: Tier,
+    /// First byte in the tier.
+    pub tier_offset: u64,
+    /// Size, rounded up to the device's alignment.
+    pub bytes: u64,
+}
+
+/// One entry of a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Executes a node.
+    Run {
+        /// Which.
+        node: NodeId,
+        /// Buffers of its inputs.
+        inputs: Vec<BufferId>,
+        /// Buffers of its outputs.
+        outputs: Vec<BufferId>,
+        /// Its scratch, if it needs any.
+        workspace: Option<BufferId>,
+        /// Outputs that are added to what their buffer holds, as a set of bits.
+        accumulate: u32,
+    },
+    /// Begins the transfer `copy`, an index into the schedule's copies.
+    Start {
+        /// Which.
+        copy: usize,
+    },
+    /// Waits until the transfer `copy` is done.
+    Wait {
+        /// Which.
+        copy: usize,
+    },
+}
+
+/// What a run takes from the machine before its first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Space {
+    /// Bytes of the arena.
+    pub arena: u64,
+    /// Bytes in the tier [`Tier::Host`].
+    pub host: u64,
+    /// Bytes in the tier [`Tier::Disk`].
+    pub disk: u64,
+    /// The most transfers of one schedule.
+    pub transfers: usize,
+}
+
+impl Space {
+    /// What `schedules` need together.
+    pub fn of<'a>(arena: u64, schedules: impl IntoIterator<Item = &'a Schedule>) -> Space {
+        let mut space = Space { arena, ..Space::default() };
+        for schedule in schedules {
+            space.transfers = space.transfers.max(schedule.copies.len());
+            let copied = schedule.copies.iter().map(|copy| {
+                let bytes = schedule.buffer(copy.buffer).bytes;
+                (copy.tier, copy.tier_offset + bytes)
+            });
+            let waiting = schedule.away.iter().map(|away| (away.tier, away.tier_offset + away.bytes));
+            for (tier, end) in copied.chain(waiting) {
+                let bytes = match tier {
+                    Tier::Host => &mut space.host,
+                    Tier::Disk => &mut space.disk,
+                };
+                *bytes = (*bytes).max(end);
+            }
+        }
+        space
+    }
+}
+
+/// A list of actions with the buffers they work on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// What it does, such as `first` or `update`.
+    pub name: String,
+    /// In execution order.
+    pub actions: Vec<Action>,
+    /// All buffers; the first ones are state, without bytes where it is away.
+    pub buffers: Vec<Buffer>,
+    /// All transfers.
+    pub copies: Vec<Copy>,
+    /// State that is elsewhere before the schedule and after it.
+    pub away: Vec<Away>,
+}
+
+impl Schedule {
+    /// One buffer.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.index()]
+    }
+
+    /// The highest byte end of any buffer.
+    pub fn peak(&self) -> u64 {
+        self.buffers.iter().map(|buffer| buffer.offset + buffer.bytes).max().unwrap_or(0)
+    }
+
+    /// The buffer the caller writes or reads for `value`: the first lifetime of an input, the last of an
+    /// output.
+    pub fn buffer_of(&self, graph: &Graph, value: Value) -> Option<&Buffer> {
+        let contents = match graph.value(graph.storage(value)).state {
+            Some((state, _)) => Contents::State(state),
+            None => Contents::Value(graph.storage(value)),
+        };
+        self.buffers.iter().rev().find(|buffer| buffer.contents == contents)
+    }
+
+    /// Executions of each node.
+    pub fn executions(&self, graph: &Graph) -> Vec<u32> {
+        let mut count = vec![0; graph.nodes().len()];
+        for action in &self.actions {
+            if let Action::Run { node, .. } = action {
+                count[node.index()] += 1;
+            }
+        }
+        count
+    }
+
+    /// The text form: one line per action, each operand with its byte range.
+    pub fn display<'a>(&'a self, graph: &'a Graph) -> impl fmt::Display + 'a {
+        text::ScheduleText { schedule: self, graph }
+    }
+}

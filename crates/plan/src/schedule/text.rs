@@ -1,0 +1,63 @@
+//! The text form of a schedule, for `plimsoll plan --show schedule`.
+
+use std::fmt;
+
+use plimsoll_graph::Graph;
+
+use super::{Action, BufferId, Contents, Copy, Schedule};
+
+/// A schedule with the graph whose names its text uses.
+pub(super) struct ScheduleText<'a> {
+    pub(super) schedule: &'a Schedule,
+    pub(super) graph: &'a Graph,
+}
+
+impl ScheduleText<'_> {
+    fn operands(&self, buffers: &[BufferId]) -> String {
+        let text = |&id: &BufferId| {
+            let buffer = self.schedule.buffer(id);
+            let name = match buffer.contents {
+                Contents::Value(value) => value.to_string(),
+                Contents::State(state) => self.graph.state(state).name.clone(),
+                Contents::Scratch => "scratch".to_owned(),
+            };
+            format!("{name}@{}+{}", buffer.offset, buffer.bytes)
+        };
+        buffers.iter().map(text).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl fmt::Display for ScheduleText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "schedule {}: {} actions, peak {}",
+            self.schedule.name,
+            self.schedule.actions.len(),
+            self.schedule.peak()
+        )?;
+        let mut seen = vec![false; self.graph.nodes().len()];
+        for (index, action) in self.schedule.actions.iter().enumerate() {
+            match action {
+                Action::Run { node, inputs, outputs, workspace, accumulate } => {
+                    let again = std::mem::replace(&mut seen[node.index()], true);
+                    let op = self.graph.node(*node).op.name();
+                    let (sign, mark) =
+                        (if *accumulate == 0 { "=" } else { "+=" }, if again { " again" } else { "" });
+                    let (outputs, inputs) = (self.operands(outputs), self.operands(inputs));
+                    write!(f, "{index:5} {outputs} {sign} {op}({inputs}){mark}")?;
+                    match workspace {
+                        Some(id) => writeln!(f, " with {}", self.operands(&[*id]))?,
+                        None => writeln!(f)?,
+                    }
+                }
+                Action::Start { copy } => {
+                    let Copy { buffer, tier, direction, .. } = self.schedule.copies[*copy];
+                    writeln!(f, "{index:5} start {direction:?} {tier:?} {}", self.operands(&[buffer]))?;
+                }
+                Action::Wait { copy } => writeln!(f, "{index:5} wait {copy}")?,
+            }
+        }
+        Ok(())
+    }
+}

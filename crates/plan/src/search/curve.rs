@@ -1,0 +1,160 @@
+//! Step time against budget: the curve itself, and the next budgets at which something is gained.
+//!
+//! Every point is a plan that was made. A budget that is offered is one that was asked for, not the size of the
+//! plan it gave: a plan can be a little smaller than the rung of the ladder it came from, and that rung is out
+//! of reach of a budget of just its size.
+
+use plimsoll_graph::Phase;
+
+use super::{Choice, Request, SearchError, Searcher, Tried};
+use crate::program::{Build, Program};
+use crate::recompute::Strategy;
+
+/// Budgets looked at between the stated one and what keeping everything takes; fewer with a tier, where each look is a
+/// search over what lives there too.
+const LOOKS: u32 = 6;
+const LOOKS_WITH_A_TIER: u32 = 2;
+/// A gain below this fraction of a step is not worth a line.
+const WORTH: f64 = 0.005;
+
+/// A plan on the curve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Size of the arena, or of the budget that is answered this fast.
+    pub arena_bytes: u64,
+    /// Predicted time of one step.
+    pub step_seconds: f64,
+    /// No schedule is faster in the budget that was asked for, where a bound is known.
+    pub lower_bound_seconds: Option<f64>,
+    /// Sequences of one micro-batch.
+    pub micro_batch: usize,
+}
+
+impl Point {
+    /// The point of a plan.
+    pub fn of(choice: &Choice) -> Point {
+        Point {
+            arena_bytes: choice.plan.arena_bytes,
+            step_seconds: choice.step_seconds(),
+            lower_bound_seconds: choice.lower_bound_seconds,
+            micro_batch: choice.micro_batch,
+        }
+    }
+
+    /// The point of a plan that was not laid out to the end.
+    fn tried(tried: &Tried, lower_bound_seconds: Option<f64>) -> Point {
+        let &Tried { arena_bytes, step_seconds, micro_batch, .. } = tried;
+        Point { arena_bytes, step_seconds, lower_bound_seconds, micro_batch }
+    }
+}
+
+impl<B: Build> Searcher<B> {
+    /// The fastest plan without a budget, whatever strategy the request fixes: everything is kept.
+    ///
+    /// # Errors
+    ///
+    /// When the request or the model is at fault.
+    pub fn unbudgeted(&mut self, request: Request) -> Result<Point, SearchError> {
+        let mut fastest: Option<(f64, usize)> = None;
+        for micro_batch in request.micro_batches()? {
+            let seconds = step_seconds(self.program(micro_batch)?, request.global_batch / micro_batch);
+            if fastest.is_none_or(|(known, _)| seconds < known) {
+                fastest = Some((seconds, micro_batch));
+            }
+        }
+        let micro_batch = fastest.map_or(request.global_batch, |(_, micro_batch)| micro_batch);
+        let tried = self.try_named(request.global_batch, micro_batch, &[Strategy::None])?;
+        // Best scratch comes first.
+        let best = tried.first().ok_or(SearchError::Batch { micro_batch, global_batch: 0 })?;
+        Ok(Point {
+            arena_bytes: best.arena_bytes,
+            step_seconds: best.step_seconds,
+            lower_bound_seconds: Some(best.step_seconds),
+            micro_batch,
+        })
+    }
+
+    /// The fastest plan in each of `budgets`, equal ones once; budgets in which nothing fits have none.
+    ///
+    /// # Errors
+    ///
+    /// When the request or the model is at fault.
+    pub fn curve(&mut self, request: Request, budgets: &[u64]) -> Result<Vec<Point>, SearchError> {
+        let mut points: Vec<Point> = Vec::new();
+        for &budget in budgets {
+            match self.best(Request { budget, slack: 0.0, ..request }) {
+                Ok((best, bound)) => points.push(Point::tried(&best, bound)),
+                Err(SearchError::Budget { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        points.dedup_by_key(|point| (point.arena_bytes, point.step_seconds.to_bits()));
+        Ok(points)
+    }
+
+    /// The next larger budgets that bring something, the one at which nothing more is to be had last. Nothing need fit
+    /// the budgets between: the chosen plan may be of another kind than those of this searcher.
+    ///
+    /// # Errors
+    ///
+    /// When the request or the model is at fault.
+    pub fn faster(
+        &mut self,
+        request: Request,
+        chosen: Point,
+        unbudgeted: Point,
+    ) -> Result<Vec<Point>, SearchError> {
+        let tier = self.program(chosen.micro_batch)?.train.facts.link.is_some();
+        let looks = if tier { LOOKS_WITH_A_TIER } else { LOOKS };
+        let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, looks);
+        let mut points = Vec::new();
+        for budget in budgets {
+            match self.best(Request { budget, slack: 0.0, ..request }) {
+                Ok((best, bound)) => points.push(Point { arena_bytes: budget, ..Point::tried(&best, bound) }),
+                Err(SearchError::Budget { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        points.push(unbudgeted);
+        let mut best = chosen.step_seconds;
+        let mut gains = Vec::new();
+        for point in points {
+            if point.arena_bytes > chosen.arena_bytes && point.step_seconds < best * (1.0 - WORTH) {
+                best = point.step_seconds;
+                gains.push(point);
+            }
+        }
+        Ok(gains)
+    }
+}
+
+/// `count` sizes above `from`, each larger than the one before by the same ratio, the last `to`. None when
+/// `to` is not above `from`.
+pub fn spread(from: u64, to: u64, count: u32) -> Vec<u64> {
+    if to <= from || from == 0 {
+        return Vec::new();
+    }
+    let ratio = to as f64 / from as f64;
+    let size = |index: u32| (from as f64 * ratio.powf(f64::from(index) / f64::from(count))).ceil() as u64;
+    (1..count).map(size).chain([to]).collect()
+}
+
+/// Time of a step in which every node runs once with all the scratch it can use.
+fn step_seconds(program: &Program, accumulation: usize) -> f64 {
+    let part = &program.train;
+    let nodes = part.graph.nodes().iter().zip(&part.facts.nodes).filter(|(node, _)| !node.op.is_view());
+    let times = |phase: Phase| if phase == Phase::Update { 1.0 } else { accumulation as f64 };
+    nodes.map(|(node, facts)| times(node.phase) * facts.seconds).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_spread_evenly_in_ratio_and_end_where_they_should() {
+        assert_eq!(spread(100, 1600, 4), [200, 400, 800, 1600]);
+        assert_eq!(spread(100, 100, 4), Vec::<u64>::new());
+        assert_eq!(spread(0, 100, 4), Vec::<u64>::new());
+    }
+}

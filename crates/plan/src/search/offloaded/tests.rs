@@ -1,0 +1,235 @@
+//! What the search promises where state may live elsewhere: the judge passes every placement, limits are kept, times
+//! are those of an account of its own, and more memory is never slower.
+
+use plimsoll_graph::op::{AdamW, Moments, Stored, Weights};
+use plimsoll_graph::{
+    DType, Graph, Op, Phase, StateId, StateKind, differentiate, fuse, gradient_name, interleave, work,
+};
+use plimsoll_model::{Architecture, Gpt2, Preset};
+
+use super::*;
+use crate::device::{Facts, Link, NodeFacts, Tier, Workspace};
+use crate::layout::live_bytes;
+use crate::offload::rungs;
+use crate::plan::{Plan, assemble_within};
+use crate::program::{Program, Purpose};
+use crate::recompute::{Order, Strategy, micro_batch};
+use crate::search::{Choice, Request, Searcher, search};
+
+fn link(rate: f64) -> Link {
+    let (tier, room, block) = (Tier::Host, 1 << 40, 4096);
+    Link { tier, room, block, out_rate: rate, in_rate: rate, latency: 1e-6, toll: 1e-11 }
+}
+
+/// Appends an update with two moments for every parameter.
+fn with_update(mut graph: Graph, in_backward: bool) -> Graph {
+    graph.set_phase(Phase::Update);
+    let [lr, step, scale] = ["lr", "step", "scale_of_update"].map(|name| graph.input(name, [], DType::F32));
+    for parameter in (0..graph.states().len() as u32).map(StateId) {
+        let name = graph.state(parameter).name.clone();
+        let Some(gradient) = graph.state_named(&gradient_name(&name)) else { continue };
+        let stored = Stored { weights: Weights::F32, moments: Moments::F32 };
+        let op = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.0, stored };
+        let update = graph.apply_all(Op::AdamW(op), &[graph.newest(gradient), lr, step, scale]);
+        graph.write_state(update, 0, parameter);
+        for (output, moment) in [(1, "m"), (2, "v")] {
+            let name = format!("{moment}.{name}");
+            graph.state_range(&name, graph.ty(graph.node(update).outputs[output]), StateKind::Moment);
+            let state = graph.state_named(&name).unwrap();
+            graph.write_state(update, output, state);
+        }
+        if in_backward {
+            graph.make_transient(gradient);
+        }
+    }
+    if in_backward { interleave(graph).unwrap() } else { graph.finish().unwrap() }
+}
+
+fn costed(graph: Graph, link: Option<Link>) -> Costed {
+    let facts = |node: &plimsoll_graph::Node| {
+        let work = work(&node.op, &graph.input_types(node), &graph.output_types(node));
+        let seconds = work.matmul_flops / 100e9 + work.bytes / 12e9 + 3e-6;
+        NodeFacts { seconds, lean_seconds: seconds, workspace: Workspace::exactly(4096) }
+    };
+    let nodes = graph.nodes().iter().map(facts).collect();
+    Costed { facts: Facts { alignment: 64, nodes, link }, graph }
+}
+
+fn program(rows: usize, link: Option<Link>, in_backward: bool) -> Program {
+    let preset = Preset::from_name("tiny").unwrap();
+    of_graph(preset.model.training(rows, preset.seq).unwrap(), link, in_backward)
+}
+
+/// `tiny`, or a GPT-2 of four layers.
+fn of_model(name: &str, rows: usize, link: Option<Link>) -> Program {
+    const SEQ: usize = 64;
+    let gpt2 = Gpt2 {
+        vocab: 500,
+        positions: SEQ,
+        width: 64,
+        layers: 4,
+        heads: 4,
+        norm_epsilon: 1e-5,
+        dropout: 0.1,
+        documents: false,
+    };
+    match name {
+        "gpt2" => of_graph(Architecture::from(gpt2).training(rows, SEQ).unwrap(), link, false),
+        _ => program(rows, link, false),
+    }
+}
+
+fn of_graph(forward: Graph, link: Option<Link>, in_backward: bool) -> Program {
+    let loss = forward.output_named("loss").unwrap();
+    let graph = fuse(differentiate(&forward, loss).unwrap()).unwrap();
+    let evaluate = Some(costed(forward, link));
+    Program { train: costed(with_update(graph, in_backward), link), evaluate, generate: None }
+}
+
+/// Bytes of state that are away.
+fn gone(plan: &Plan) -> u64 {
+    plan.states.iter().filter(|range| range.tier.is_some()).map(|range| range.bytes).sum()
+}
+
+#[test]
+fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_said_to_take() {
+    for in_backward in [false, true] {
+        let program = program(2, Some(link(1e9)), in_backward);
+        let part = &program.train;
+        for strategy in [Strategy::None, Strategy::Full] {
+            let order = Order::named(&part.graph, strategy);
+            for bytes in rungs(&program).unwrap().into_iter().rev().step_by(3) {
+                let placement = Placement::new(&program, bytes).unwrap();
+                let sequence = placement.stream(&part.graph, micro_batch(&part.graph, &order));
+                let spiller = Spiller::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap();
+                let (least, most) = (spiller.least_bytes(), spiller.most_bytes());
+                for share in [0, 4, 10] {
+                    let limit = least + (most - least) * share / 10;
+                    let (seconds, spilled) =
+                        spiller.seconds_within(limit).zip(spiller.within(limit)).unwrap();
+                    assert!(seconds >= spiller.lower_bound(limit) * (1.0 - 1e-12));
+                    let tiered = Tiered { limit: Some(limit), away: bytes };
+                    // The judge has the last word in there.
+                    let plan = assemble_within(&program, &order, strategy, Scratch::Best, tiered).unwrap();
+                    let (graph, facts) = (&part.graph, &part.facts);
+                    let slots = slots_of(graph, facts, Scratch::Best, &spilled);
+                    let alive = live_bytes(&slots).into_iter().max().unwrap();
+                    assert!(alive <= limit, "{strategy}, {bytes} away: {alive} bytes in {limit}");
+                    assert!((plan.micro_batch_seconds / seconds - 1.0).abs() < 1e-9);
+                    assert!(gone(&plan) >= bytes, "{} of {bytes} bytes are away", gone(&plan));
+                }
+            }
+        }
+    }
+}
+
+/// Searches with the micro-batch pinned.
+fn find(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
+    let request = Request { global_batch: 4, micro_batch: Some(2), strategy: None, budget, slack: 0.0 };
+    search(request, |rows| Ok(program(rows, link, false)))
+}
+
+fn smallest(link: Option<Link>) -> u64 {
+    match find(link, 1) {
+        Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
+        other => panic!("a plan in one byte: {other:?}"),
+    }
+}
+
+#[test]
+fn state_leaves_when_it_must_and_more_memory_is_never_slower() {
+    let most = find(None, u64::MAX).unwrap().plan.arena_bytes;
+    let state: u64 = find(None, u64::MAX).unwrap().plan.states.iter().map(|range| range.bytes).sum();
+    for rate in [1e8, 4e9] {
+        let link = Some(link(rate));
+        let least = smallest(link);
+        assert!(least < state, "{least} bytes where state alone has {state}");
+        let mut before = f64::INFINITY;
+        let mut left = Vec::new();
+        for index in 0..10 {
+            let budget = least + (most - least) * index / 9;
+            let choice = find(link, budget).unwrap();
+            let seconds = choice.step_seconds();
+            assert!(choice.plan.arena_bytes <= budget, "{} of {budget}", choice.plan.arena_bytes);
+            assert!(seconds <= before * (1.0 + 1e-12), "{budget} bytes: {seconds} s, before {before} s");
+            let bound = choice.lower_bound_seconds.unwrap();
+            assert!(seconds >= bound * (1.0 - 1e-12), "{budget} bytes: {seconds} s, bound {bound} s");
+            assert!(budget >= state || gone(&choice.plan) > 0);
+            left.push(gone(&choice.plan));
+            before = seconds;
+        }
+        assert_eq!(left.last(), Some(&0), "nothing leaves where all of it fits");
+    }
+}
+
+#[test]
+fn the_optimizer_leaves_first_and_gradients_last_and_a_full_tier_keeps_what_it_has_room_for() {
+    let order = |link: Link, bytes| {
+        let program = program(2, Some(link), false);
+        let plan = Placement::new(&program, bytes).unwrap();
+        let away = |purpose| {
+            let away = plan.states.iter().filter(|range| range.tier.is_some() && range.purpose == purpose);
+            away.map(|range| range.bytes).sum::<u64>()
+        };
+        ([Purpose::Optimizer, Purpose::Weights, Purpose::Gradients].map(away), plan.taken)
+    };
+    let ([optimizer, weights, gradients], taken) = order(link(1e9), u64::MAX);
+    assert!(optimizer > 0 && weights > 0 && gradients > 0 && taken >= optimizer + weights + gradients);
+    assert_eq!(order(link(1e9), optimizer).0, [optimizer, 0, 0]);
+    assert_eq!(order(link(1e9), optimizer + weights).0, [optimizer, weights, 0]);
+    let full = Link { room: optimizer / 2, ..link(1e9) };
+    let ([less, ..], taken) = order(full, u64::MAX);
+    assert!(taken <= full.room && less < optimizer && less > 0);
+}
+
+/// What is asked of one budget: everything open, and with something fixed.
+fn asked(budget: u64, micro_batch: Option<usize>, strategy: Option<Strategy>) -> Request {
+    Request { global_batch: 4, micro_batch, strategy, budget, slack: 0.0 }
+}
+
+#[test]
+fn who_fixes_something_is_never_faster_and_every_budget_is_kept_and_more_memory_is_never_slower() {
+    for (rate, model) in [(1e8, "tiny"), (4e9, "tiny"), (1e9, "gpt2")] {
+        let build = |rows: usize| Ok(of_model(model, rows, Some(link(rate))));
+        let mut searcher = Searcher::new(build);
+        let least = match searcher.search(asked(1, None, None)) {
+            Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
+            other => panic!("a plan in one byte: {other:?}"),
+        };
+        let most = searcher.search(asked(u64::MAX, None, None)).unwrap().plan.arena_bytes;
+        let mut before = f64::INFINITY;
+        for index in 0..9 {
+            let budget = least + (most - least) * index * index / 64;
+            let open = searcher.search(asked(budget, None, None)).unwrap();
+            let seconds = open.step_seconds();
+            assert!(open.plan.arena_bytes <= budget, "{} of {budget}", open.plan.arena_bytes);
+            assert!(seconds <= before * (1.0 + 1e-9), "{budget} bytes: {seconds} s, before {before} s");
+            let bound = open.lower_bound_seconds.unwrap();
+            assert!(seconds >= bound * (1.0 - 1e-9), "{budget} bytes: {seconds} s, bound {bound} s");
+            before = seconds;
+            let pinned = [1, 2, 4].map(|rows| (Some(rows), None));
+            let named = Strategy::LADDER.map(|strategy| (None, Some(strategy)));
+            for (rows, strategy) in pinned.into_iter().chain(named) {
+                let Ok(fixed) = searcher.search(asked(budget, rows, strategy)) else { continue };
+                let (what, slower) = ((rows, strategy), fixed.step_seconds());
+                assert!(
+                    seconds <= slower * (1.0 + 1e-9),
+                    "{model} in {budget} bytes: {seconds} s, {slower} s with {what:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_asked_before_changes_no_answer() {
+    let build = |rows: usize| Ok(program(rows, Some(link(1e9)), false));
+    let mut searcher = Searcher::new(build);
+    let most = searcher.search(asked(u64::MAX, None, None)).unwrap().plan.arena_bytes;
+    for share in [9, 3, 6, 4] {
+        let request = asked(most * share / 10, None, None);
+        let (kept, new) = (searcher.search(request).unwrap(), search(request, build).unwrap());
+        assert_eq!(kept.step_seconds().to_bits(), new.step_seconds().to_bits(), "{share} tenths");
+        assert_eq!(kept.plan.arena_bytes, new.plan.arena_bytes, "{share} tenths");
+    }
+}
