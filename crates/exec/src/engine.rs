@@ -107,6 +107,16 @@ impl<D: Device> Engine<D> {
         outputs.iter().find(|(known, _)| known == name).map(|(_, place)| place.ty)
     }
 
+    /// Names of the outputs of a schedule.
+    ///
+    /// # Errors
+    ///
+    /// When the plan has no such schedule.
+    pub fn outputs(&self, role: Role) -> Result<impl Iterator<Item = &str>, ExecError> {
+        let ready = self.schedules.get(&role).ok_or_else(|| no_schedule(role))?;
+        Ok(ready.outputs.iter().map(|(name, _)| name.as_str()))
+    }
+
     /// The device.
     pub fn device(&self) -> &D {
         &self.device

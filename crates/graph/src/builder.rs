@@ -250,7 +250,11 @@ impl Graph {
         id
     }
 
+    #[track_caller]
     fn push_value(&mut self, ty: Type, source: Source, state: Option<(StateId, u32)>) -> Value {
+        if !ty.is_addressable() {
+            self.fail("shape", format!("{ty} has more bytes than a machine can address"));
+        }
         self.values.push(ValueInfo { ty, source, state, name: String::new() });
         Value(self.values.len() as u32 - 1)
     }
@@ -300,6 +304,22 @@ mod tests {
         assert_eq!(error.what, "linear");
         assert_eq!(error.block, "layers.0");
         assert_eq!(error.why, "input [2,8] has 8 columns, weight [4,16] wants 16");
+    }
+
+    #[test]
+    fn a_value_that_no_memory_holds_is_refused_where_it_is_declared() {
+        let mut g = Graph::new();
+        let x = g.input("x", [1 << 62, 4], DType::F32);
+        g.transpose(x, &[1, 0]);
+        assert_eq!(
+            g.finish().unwrap_err().why,
+            "f32[4611686018427387904,4] has more bytes than a machine can address"
+        );
+        let mut g = Graph::new();
+        let x = g.input("x", [1 << 40, 1], DType::F32);
+        let y = g.input("y", [1 << 40, 1], DType::F32);
+        g.matmul_transposed(x, y);
+        assert!(g.finish().unwrap_err().why.contains("more bytes than a machine can address"));
     }
 
     #[test]

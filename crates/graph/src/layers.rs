@@ -86,6 +86,19 @@ impl Chain<'_> {
         Chain { x, ..self }
     }
 
+    /// Adds the row `name.weight (T, C)` of its position to each vector of `x (B, T, C)`.
+    #[track_caller]
+    pub fn learned_positions(self, name: &str) -> Self {
+        let shape = self.graph.shape(self.x);
+        let &[_, length, width] = &shape[..] else {
+            let why = format!("wants an input of [sequences, positions, width], got {shape}");
+            self.graph.fail("positions", why);
+            return self;
+        };
+        let table = self.graph.param(&format!("{name}.weight"), [length, width], Init::Normal(0.02));
+        self.plus(table)
+    }
+
     /// Root-mean-square normalisation over the last axis, times `name.weight`.
     #[track_caller]
     pub fn rms_norm(self, name: &str) -> Self {

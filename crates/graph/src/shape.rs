@@ -27,9 +27,10 @@ impl Shape {
         Some(shape)
     }
 
-    /// Number of elements.
+    /// Number of elements. A shape of more than `usize::MAX` counts as that many, so that nothing is ever taken to be
+    /// smaller than it is; the builder refuses such shapes.
     pub fn elements(&self) -> usize {
-        self.iter().product()
+        self.iter().fold(1, |product: usize, &extent| product.saturating_mul(extent))
     }
 
     /// Extent of the innermost axis (1 for a scalar).
@@ -39,7 +40,7 @@ impl Shape {
 
     /// Elements divided by [`columns`](Self::columns): the shape seen as a matrix.
     pub fn rows(&self) -> usize {
-        self.iter().rev().skip(1).product()
+        self.iter().rev().skip(1).fold(1, |product: usize, &extent| product.saturating_mul(extent))
     }
 
     /// This shape without the axes in `axes`.
@@ -145,7 +146,14 @@ impl Type {
 
     /// Bytes of the value, without alignment.
     pub fn bytes(&self) -> usize {
-        self.shape.elements() * self.dtype.bytes()
+        self.shape.elements().saturating_mul(self.dtype.bytes())
+    }
+
+    /// Whether a machine could address the value: its bytes are at most `isize::MAX`, however its axes are multiplied.
+    pub(crate) fn is_addressable(&self) -> bool {
+        let axes = self.shape.iter().map(|&extent| extent.max(1));
+        let elements = axes.fold(1, |product: usize, extent| product.saturating_mul(extent));
+        elements.saturating_mul(self.dtype.bytes()) <= isize::MAX as usize
     }
 }
 
@@ -175,6 +183,14 @@ mod tests {
     #[test]
     fn axes_can_be_removed() {
         assert_eq!(Shape::from([2, 3, 4]).without(Axes::of([0, 2])), Shape::from([3]));
+    }
+
+    #[test]
+    fn a_shape_beyond_all_memory_does_not_wrap_to_a_small_one() {
+        let huge = Type::f32([1 << 62, 4]);
+        assert_eq!((huge.shape.elements(), huge.bytes()), (usize::MAX, usize::MAX));
+        assert!(!huge.is_addressable() && !Type::f32([0, 1 << 62, 1 << 62]).is_addressable());
+        assert!(Type::f32([1 << 40]).is_addressable());
     }
 
     #[test]

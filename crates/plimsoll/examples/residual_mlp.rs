@@ -1,14 +1,14 @@
 //! A residual network that tells three spiral arms apart, trained by a loop of one's own:
 //! `cargo run --release -p plimsoll --example residual_mlp`.
 //!
-//! Gradient accumulation by hand: `backward` once per micro-batch, then `step`. Every loss is multiplied by
-//! one over the points of the *whole* step, so four small micro-batches give the gradient of one large
-//! batch while the memory stays that of a small one.
+//! Gradient accumulation by hand: `backward` once per micro-batch, then `finish`. Every loss is divided by the targets of
+//! the *whole* step, so four small micro-batches give the gradient of one large batch, while the memory stays that of
+//! a small one. `run.step(lr, &batches)` does the same in one call.
 //!
 //! Legend: `N` points of a micro-batch, `C` width, `F` hidden width, `K` arms.
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
-use plimsoll::{DType, Data, Graph, GraphError, Init, Options, Run, TrainError, Value};
+use plimsoll::{DType, Data, Graph, GraphError, Options, Run, TrainError};
 
 const WIDTH: usize = 32;
 const HIDDEN: usize = 64;
@@ -22,30 +22,15 @@ fn model(points: usize) -> Result<Graph, GraphError> {
     let mut g = Graph::new();
     let place = g.input("place", [points, 2], DType::F32); // (N, 2)
     let arm = g.input("arm", [points], DType::I32); // (N)
-    let scale = g.loss_scale(); // ()
-
-    let stem = g.param("stem.weight", [WIDTH, 2], Init::Normal(1.0)); // (C, 2)
-    let bias = g.param("stem.bias", [WIDTH], Init::Normal(1.0)); // (C)
-    let mut x = g.linear(place, stem, Some(bias)); // (N, C)
+    let mut x = g.chain(place).linear_with_bias("stem", WIDTH).value(); // (N, C)
     for layer in 0..LAYERS {
-        x = g.block(&format!("layers.{layer}"), |g| residual(g, x)); // (N, C)
+        x = g.block(&format!("layers.{layer}"), |g| {
+            g.residual(x, |x| x.rms_norm("norm").linear("up", HIDDEN).silu().linear("down", WIDTH)) // (N, C)
+        });
     }
-    let head = g.param("head.weight", [ARMS, WIDTH], Init::Normal(0.1)); // (K, C)
-    let loss = g.head_loss(x, head, None, arm, scale, -100); // ()
+    let loss = g.chain(x).head_loss("head", ARMS, arm); // ()
     g.output("loss", loss);
     g.finish()
-}
-
-/// `x + down(silu(up(rms_norm(x))))`.
-fn residual(g: &mut Graph, x: Value) -> Value {
-    let norm = g.param("norm.weight", [WIDTH], Init::Fill(1.0)); // (C)
-    let up = g.param("up.weight", [HIDDEN, WIDTH], Init::Normal(0.2)); // (F, C)
-    let down = g.param("down.weight", [WIDTH, HIDDEN], Init::Normal(0.1)); // (C, F)
-    let h = g.rms_norm(x, norm, 1e-6); // (N, C)
-    let h = g.linear(h, up, None); // (N, F)
-    let h = g.silu(h); // (N, F)
-    let h = g.linear(h, down, None); // (N, C)
-    g.add(x, h) // (N, C)
 }
 
 /// Places and arms of all points. Neighbours in the list lie on different arms.
@@ -68,19 +53,17 @@ fn main() -> Result<(), TrainError> {
     };
     let mut run = Run::new(model, &options)?;
     let (places, arms) = spirals(); // (4·N, 2), (4·N)
-    let scale = [1.0 / POINTS as f32]; // ()
 
     let mut losses = Vec::new();
-    for step in 1..=STEPS {
-        let mut loss = 0.0;
+    for number in 1..=STEPS {
+        let mut step = run.begin(1e-2, POINTS as u64);
         for (place, arm) in places.chunks(2 * MICRO_BATCH).zip(arms.chunks(MICRO_BATCH)) {
-            let batch = [("place", Data::F32(place)), ("arm", Data::I32(arm)), ("scale", Data::F32(&scale))];
-            loss += run.backward(&batch)?;
+            step.backward(&[("place", Data::F32(place)), ("arm", Data::I32(arm))])?;
         }
-        let norm = run.step(1e-2)?;
-        losses.push(loss);
-        if step == 1 || step % 10 == 0 {
-            println!("step {step:>2}   loss {loss:.4}   gradient norm {norm:.4}");
+        let stepped = step.finish()?;
+        losses.push(stepped.loss);
+        if number == 1 || number % 10 == 0 {
+            println!("step {number:>2}   loss {:.4}   gradient norm {:.4}", stepped.loss, stepped.grad_norm);
         }
     }
 

@@ -2,7 +2,7 @@
 //! `cargo run --release -p plimsoll --example unet`.
 //!
 //! Skip connections are no special case: a value that a later block reads passes between regions, so it is
-//! kept, and everything inside a region is dropped and rebuilt.
+//! kept, and everything inside a region is dropped and recomputed.
 //!
 //! Legend: `B` pictures, `C` channels, `S` side of a picture (here or halved).
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
@@ -20,7 +20,6 @@ fn model(pictures: usize) -> Result<Graph, GraphError> {
     let mut g = Graph::new();
     let x = g.input("picture", [pictures, 1, SIDE, SIDE], DType::F32); // (B, 1, S, S)
     let targets = g.input("inside", [pictures * SIDE * SIDE], DType::I32); // (B·S·S)
-    let scale = g.loss_scale(); // ()
 
     let fine = g.block("fine", |g| conv(g, x, "conv", 8, 1)); // (B, 8, S, S)
     let middle = g.block("middle", |g| conv(g, fine, "conv", 16, 2)); // (B, 16, S/2, S/2)
@@ -33,9 +32,7 @@ fn model(pictures: usize) -> Result<Graph, GraphError> {
 
     let x = g.transpose(x, &[0, 2, 3, 1]); // (B, S, S, 8)
     let x = g.reshape(x, [pictures * SIDE * SIDE, 8]); // (B·S·S, 8)
-    let head = g.param("head.weight", [2, 8], Init::Normal(0.3)); // (2, 8)
-    let logits = g.linear(x, head, None); // (B·S·S, 2)
-    let loss = g.cross_entropy(logits, targets, scale, -100); // ()
+    let loss = g.chain(x).head_loss("head", 2, targets); // ()
     g.output("loss", loss);
     g.finish()
 }
@@ -81,12 +78,10 @@ fn main() -> Result<(), TrainError> {
     let mut run = Run::new(model, &options)?;
 
     let (pictures, inside) = discs(); // (B, 1, S, S), (B·S·S)
-    let scale = Data::F32(&[1.0 / (PICTURES * SIDE * SIDE) as f32]); // ()
-    let batch = [("picture", Data::F32(&pictures)), ("inside", Data::I32(&inside)), ("scale", scale)];
+    let batch = [("picture", Data::F32(&pictures)), ("inside", Data::I32(&inside))];
     let mut losses = Vec::new();
     for _ in 0..STEPS {
-        losses.push(run.backward(&batch)?);
-        run.step(5e-3)?;
+        losses.push(run.step(5e-3, &[batch])?.loss);
     }
     let (planned, measured) = (run.plan().arena_bytes, run.engine().measured_peak());
     println!("loss {:.4} to {:.4}", losses[0], losses[STEPS - 1]);

@@ -3,47 +3,40 @@
 //! Write a model as a graph, hand it to [`Run`], and drive the loop yourself, or let [`Trainer`] feed it:
 //!
 //! ```
-//! use plimsoll::{DType, Data, Graph, Init, Options, Run};
+//! use plimsoll::{DType, Data, Graph, Options, Run};
 //!
 //! let model = |rows: usize| {
 //!     let mut g = Graph::new();
 //!     let x = g.input("x", [rows, 8], DType::F32); // (N, C)
 //!     let targets = g.input("targets", [rows], DType::I32); // (N)
-//!     let scale = g.loss_scale(); // 1 ÷ targets of the whole step
-//!     let hidden = g.block("hidden", |g| {
-//!         let w = g.param("w", [16, 8], Init::Normal(0.3)); // (F, C)
-//!         let h = g.linear(x, w, None); // (N, F)
-//!         g.silu(h) // (N, F)
-//!     });
-//!     let w = g.param("head.w", [3, 16], Init::Normal(0.3)); // (V, F)
-//!     let loss = g.head_loss(hidden, w, None, targets, scale, -100); // ()
+//!     let hidden = g.block("hidden", |g| g.chain(x).linear("up", 16).silu().value()); // (N, F)
+//!     let loss = g.chain(hidden).head_loss("head", 3, targets); // ()
 //!     g.output("loss", loss);
 //!     g.finish()
 //! };
 //! let mut run = Run::new(model, &Options { memory: Some(1 << 30), global_batch: 8, micro_batch: Some(4), ..Options::default() })?;
 //! let x: Vec<f32> = (0..32).map(|i| (i as f32).sin()).collect();
-//! for _ in 0..2 {
-//!     for targets in [[0, 1, 2, 0], [1, 1, 0, 2]] {
-//!         run.backward(&[("x", Data::F32(&x)), ("targets", Data::I32(&targets)), ("scale", Data::F32(&[1.0 / 8.0]))])?;
-//!     }
-//!     run.step(1e-2)?;
-//! }
+//! // One step over two micro-batches, whose gradients are added.
+//! let batches = [[0, 1, 2, 0], [1, 1, 0, 2]].map(|targets| (x.clone(), targets));
+//! let batches = batches.each_ref().map(|(x, targets)| [("x", Data::F32(x)), ("targets", Data::I32(targets))]);
+//! let first = run.step(1e-2, &batches)?;
+//! assert!(run.step(1e-2, &batches)?.loss < first.loss);
 //! assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
 //! # Ok::<(), plimsoll::TrainError>(())
 //! ```
 
 pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Timing, Timings};
 pub use plimsoll_graph::{
-    DType, Graph, GraphError, Init, Shape, StateKind, Type, Value, Visible, checkpoint, differentiate, op,
-    tile,
+    Chain, DType, Graph, GraphError, Init, Shape, StateKind, Type, Value, Visible, checkpoint, differentiate,
+    op, tile,
 };
 pub use plimsoll_model::{
     Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,
 };
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::{
-    FloatStorage, Model, Offload, Optimizer, OptimizerKind, Options, Planned, Run, Storage, TrainError,
-    Trainer, Update, WeightStorage, plan_for, plan_within,
+    FloatStorage, Model, Offload, Optimizer, OptimizerKind, Options, Planned, Run, Step, Stepped, Storage,
+    TrainError, Trainer, Update, WeightStorage, plan_for, plan_within,
 };
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.

@@ -33,6 +33,7 @@ mod run;
 mod saved;
 pub mod settings;
 pub mod size;
+mod step;
 pub mod tensorboard;
 mod trainer;
 mod validation;
@@ -58,6 +59,7 @@ pub use planning::{
 pub use run::Run;
 pub use saved::plan_from_file;
 pub use settings::RawConfig;
+pub use step::{Step, Stepped};
 pub use trainer::Trainer;
 pub use validation::Validation;
 pub use ways::Way;

@@ -2,23 +2,16 @@
 //!
 //! ```text
 //! let mut run = Run::new(model, &options)?;           plans, takes the arena, fills in the weights
-//! for batch in micro_batches { run.backward(&batch)?; }
-//! run.step(lr)?;                                      clips, updates, and the next step begins
+//! for batches in data { run.step(lr, &batches)?; }    one update over a few micro-batches
 //! ```
 //!
-//! The first `backward` of a step replaces the gradients, the others add to them. The loss of a
-//! micro-batch is multiplied by the graph input `scale`, one over the valid targets of *all* its
-//! micro-batches, so the losses of a step add up to the mean over the global batch, and so do the
-//! gradients.
-//!
-//! Where parameters are updated inside the backward pass ([`Options::update`]), the learning rate must be known
-//! before it: such a loop calls [`Run::begin`] first. Loops that do not know which it is may always call it.
+//! A step can also be driven micro-batch by micro-batch: see [`Run::begin`].
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use plimsoll_exec::{CpuDevice, Data, Device, Engine};
-use plimsoll_graph::{StateKind, Type};
+use plimsoll_graph::{Graph, Op, StateKind, Type};
 use plimsoll_plan::{Choice, Plan, Program, Role};
 
 use crate::budget::Budget;
@@ -40,17 +33,13 @@ pub struct Run<D: Device = CpuDevice> {
     seed: u64,
     /// What each state is for.
     kinds: BTreeMap<String, StateKind>,
-    /// Micro-batches since the last update.
-    gathered: usize,
+    /// Inputs that hold targets, each with the id that carries no loss.
+    targets: Vec<(String, i32)>,
     /// Updates so far.
-    steps: u64,
-    /// Whether a loss of this step was not finite.
-    spoiled: bool,
+    pub(crate) steps: u64,
     /// Passes over a micro-batch that updates parameters itself, two where the first is for the norm alone; 0 where the
     /// update is a schedule of its own.
-    updating_passes: usize,
-    /// The learning rate of this step, once it is known.
-    lr: Option<f32>,
+    pub(crate) updating_passes: usize,
 }
 
 impl Run<CpuDevice> {
@@ -86,6 +75,7 @@ impl<D: Device> Run<D> {
             )));
         }
         let engine = Engine::new(device, &program, &plan, seed)?;
+        let targets = target_inputs(&program.train.graph);
         // Last, so that the training graph has the say: others do not train and may know less.
         let kinds = [program.generate, program.evaluate, Some(program.train)].into_iter().flatten();
         let kinds = kinds.flat_map(|part| {
@@ -99,62 +89,23 @@ impl<D: Device> Run<D> {
             accumulation,
             seed,
             kinds: kinds.collect(),
-            gathered: 0,
+            targets,
             steps: 0,
-            spoiled: false,
             updating_passes,
-            lr: None,
         })
     }
 
-    /// Begins a step whose learning rate is `lr`. Needed only where the backward pass updates parameters; elsewhere
-    /// [`step`](Self::step) tells it.
-    pub fn begin(&mut self, lr: f32) {
-        self.lr = Some(lr);
-    }
-
-    /// Runs forward and backward of one micro-batch; returns its share of the loss.
-    ///
-    /// `inputs` are the graph's inputs by name, `scale` among them; `rng` is supplied.
-    ///
-    /// # Errors
-    ///
-    /// When an input is missing or of the wrong size, or holds bad data.
-    pub fn backward(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
-        let role = if self.gathered == 0 { Role::First } else { Role::Further };
-        let (lr, step) = ([self.update_rate()?], [(self.steps + 1) as f32]);
-        let rng = self.rng();
-        let mut clip = [f32::NAN];
-        if self.updating_passes == 2 {
-            clip = self.clip_factor(inputs, &lr, &step, &rng)?;
-        }
-        self.run_pass(role, inputs, &OwnInputs { clip: &clip, lr: &lr, step: &step, rng: &rng })?;
-        self.gathered += 1;
-        let loss = self.engine.scalar(role, "loss")?;
-        self.spoiled |= !loss.is_finite();
-        Ok(loss)
-    }
-
-    /// Runs the pass that changes nothing; returns the clipping factor, NaN where the next pass must change nothing
-    /// either.
-    fn clip_factor(
-        &mut self,
-        inputs: &[(&str, Data)],
-        lr: &[f32],
-        step: &[f32],
-        rng: &[i32],
-    ) -> Result<[f32; 1], TrainError> {
-        self.run_pass(Role::First, inputs, &OwnInputs { clip: &[f32::NAN], lr, step, rng })?;
-        let loss = self.engine.scalar(Role::First, "loss")?;
-        let factor = self.engine.scalar(Role::First, Program::CLIP)?;
-        Ok([if loss.is_finite() { factor } else { f32::NAN }])
-    }
-
     /// Runs a schedule with the caller's inputs and those of the run's own that it has.
-    fn run_pass(&mut self, role: Role, inputs: &[(&str, Data)], own: &OwnInputs) -> Result<(), TrainError> {
-        let OwnInputs { clip, lr, step, rng } = *own;
+    pub(crate) fn run_pass(
+        &mut self,
+        role: Role,
+        inputs: &[(&str, Data)],
+        own: &OwnInputs,
+    ) -> Result<(), TrainError> {
+        let OwnInputs { clip, lr, scale, step, rng } = own;
         let own = [
             (Program::CLIP, Data::F32(clip)),
+            ("scale", Data::F32(scale)),
             ("lr", Data::F32(lr)),
             ("step", Data::F32(step)),
             ("rng", Data::I32(rng)),
@@ -162,7 +113,8 @@ impl<D: Device> Run<D> {
         ];
         let mut all = [("", Data::F32(&[])); MAX_INPUTS];
         let mut count = 0;
-        let read = own.into_iter().filter(|(name, _)| self.engine.reads(role, name));
+        let given = |name: &str| inputs.iter().any(|(known, _)| *known == name);
+        let read = own.into_iter().filter(|(name, _)| self.engine.reads(role, name) && !given(name));
         for input in read.chain(inputs.iter().copied()) {
             *all.get_mut(count).ok_or_else(|| {
                 TrainError::Config(format!("a batch has at most {} inputs", MAX_INPUTS - own.len()))
@@ -172,81 +124,72 @@ impl<D: Device> Run<D> {
         Ok(self.engine.run(role, &all[..count])?)
     }
 
-    /// Clips the gathered gradients and updates the parameters; returns the gradient norm.
-    ///
-    /// # Errors
-    ///
-    /// When a loss or the norm is not finite: then nothing has changed, and the gathered gradients are
-    /// forgotten. Only where the backward pass updates parameters, a gradient that is not finite is found when
-    /// others have been applied, and the error says so.
-    pub fn step(&mut self, lr: f32) -> Result<f32, TrainError> {
-        if self.gathered == 0 {
-            return Err(TrainError::Config("`step` needs at least one `backward` before it".into()));
+    /// How many targets of a micro-batch carry a loss. A graph without targets counts as one.
+    pub fn count_targets(&self, inputs: &[(&str, Data)]) -> u64 {
+        if self.targets.is_empty() {
+            return 1;
         }
-        self.gathered = 0;
-        let step = self.steps + 1;
-        if std::mem::take(&mut self.spoiled) {
-            return Err(TrainError::NotFinite { step, what: "loss" });
-        }
-        if self.updating_passes > 0 {
-            return self.finish_step(step, lr);
-        }
-        let (lr, number, rng) = ([lr], [step as f32], self.rng());
-        self.run_pass(
-            Role::Update,
-            &[],
-            &OwnInputs { clip: &[f32::NAN], lr: &lr, step: &number, rng: &rng },
-        )?;
-        let norm = self.engine.scalar(Role::Update, "grad_norm")?;
-        if !norm.is_finite() {
-            return Err(TrainError::NotFinite { step, what: "gradient norm" });
-        }
-        self.steps = step;
-        Ok(norm)
+        let counted = self.targets.iter().filter_map(|(name, ignored)| {
+            let (_, Data::I32(ids)) = inputs.iter().find(|(given, _)| given == name)? else { return None };
+            Some(ids.iter().filter(|id| *id != ignored).count() as u64)
+        });
+        counted.sum()
     }
 
-    /// The learning rate that the backward pass is about to use, 0 where it uses none.
-    fn update_rate(&self) -> Result<f32, TrainError> {
-        if self.updating_passes == 0 {
-            return Ok(0.0);
-        }
-        if self.gathered > 0 {
-            return Err(TrainError::Config(
-                "this plan updates parameters inside the backward pass, so each `backward` needs its `step`"
-                    .into(),
-            ));
-        }
-        self.lr.ok_or_else(|| {
-            TrainError::Config(
-                "this plan updates parameters inside the backward pass; call `begin` with the learning rate first"
-                    .into(),
-            )
-        })
-    }
-
-    /// Closes a step whose updates have been made.
-    fn finish_step(&mut self, step: u64, lr: f32) -> Result<f32, TrainError> {
-        if let Some(used) = self.lr.take().filter(|used| used.to_bits() != lr.to_bits()) {
-            return Err(TrainError::Config(format!(
-                "`step` is told a learning rate of {lr}, but `begin` was told {used} and updates were made with it"
-            )));
-        }
-        let norm = self.engine.scalar(Role::First, "grad_norm")?;
-        if self.updating_passes == 2 && !norm.is_finite() {
-            return Err(TrainError::NotFinite { step, what: "gradient norm" });
-        }
-        self.steps = step;
-        if norm.is_finite() { Ok(norm) } else { Err(TrainError::PartlyUpdated { step }) }
-    }
-
-    /// The loss of a micro-batch, forward only: nothing changes, and no gradient is touched.
+    /// The mean loss of a micro-batch, forward only: nothing changes, and no gradient is touched.
     ///
     /// # Errors
     ///
     /// When the run was not planned to evaluate, or an input is missing or bad.
     pub fn evaluate(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
-        self.engine.run(Role::Evaluate, inputs)?;
+        self.evaluate_share(inputs, self.count_targets(inputs))
+    }
+
+    /// The share of a micro-batch in the mean loss over `targets` targets, forward only.
+    ///
+    /// # Errors
+    ///
+    /// As [`evaluate`](Self::evaluate).
+    pub fn evaluate_share(&mut self, inputs: &[(&str, Data)], targets: u64) -> Result<f32, TrainError> {
+        let scale = [1.0 / targets.max(1) as f32];
+        let own = OwnInputs { scale, ..OwnInputs::default() };
+        self.run_pass(Role::Evaluate, inputs, &own)?;
         Ok(self.engine.scalar(Role::Evaluate, "loss")?)
+    }
+
+    /// The named outputs of the model for a micro-batch, `loss` left out, forward only. Targets need not be given.
+    ///
+    /// # Errors
+    ///
+    /// When the run was not planned to evaluate, the model names no output but its loss, or an input is missing or bad.
+    pub fn predict(&mut self, inputs: &[(&str, Data)]) -> Result<BTreeMap<String, Vec<f32>>, TrainError> {
+        let names: Vec<String> = self.engine.outputs(Role::Evaluate)?.map(str::to_owned).collect();
+        let wanted: Vec<String> = names.into_iter().filter(|name| name != "loss").collect();
+        if wanted.is_empty() {
+            return Err(TrainError::Config(
+                "the model names no output but `loss`; name a value with `g.output(\"logits\", value)`"
+                    .into(),
+            ));
+        }
+        let absent = self.targets.iter().filter(|(name, _)| !inputs.iter().any(|(given, _)| given == name));
+        let absent: Vec<(String, Vec<i32>)> = absent
+            .filter_map(|(name, ignored)| {
+                let count = self.engine.input(Role::Evaluate, name)?.shape.elements();
+                Some((name.clone(), vec![*ignored; count]))
+            })
+            .collect();
+        let unknown = absent.iter().map(|(name, ids)| (name.as_str(), Data::I32(ids)));
+        let all: Vec<(&str, Data)> = inputs.iter().copied().chain(unknown).collect();
+        self.evaluate_share(&all, 1)?;
+        wanted.into_iter().map(|name| Ok((name.clone(), self.output(&name)?))).collect()
+    }
+
+    /// A named output of the evaluation that ran last.
+    fn output(&self, name: &str) -> Result<Vec<f32>, TrainError> {
+        let elements = self.engine.output_type(Role::Evaluate, name).map_or(0, |ty| ty.shape.elements());
+        let mut values = vec![0.0; elements];
+        self.engine.output(Role::Evaluate, name, &mut values)?;
+        Ok(values)
     }
 
     /// Logits of the token after `position` of `tokens`.
@@ -266,7 +209,7 @@ impl<D: Device> Run<D> {
         Ok(self.engine.output(Role::Generate, "logits", logits)?)
     }
 
-    /// The gradient of a parameter, summed over the micro-batches since the last step.
+    /// The gradient of a parameter, summed over the micro-batches of the last step.
     ///
     /// # Errors
     ///
@@ -353,9 +296,8 @@ impl<D: Device> Run<D> {
     }
 
     /// Goes on as after `steps` updates: what came before is in the state that the caller has put in place.
-    /// Gathered gradients are forgotten.
     pub fn continue_after(&mut self, steps: u64) {
-        (self.steps, self.gathered, self.spoiled) = (steps, 0, false);
+        self.steps = steps;
     }
 
     /// Reads every parameter from a model's folder; see [`load_weights`](files::load_weights).
@@ -389,21 +331,40 @@ impl<D: Device> Run<D> {
         &mut self.engine
     }
 
-    /// Seed, step and first row of the micro-batch about to run.
-    fn rng(&self) -> [i32; 4] {
-        let row = self.gathered * self.micro_batch;
+    /// Seed, step and first row of a micro-batch with `before` others of its step before it.
+    pub(crate) fn rng(&self, before: usize) -> [i32; 4] {
+        let row = before * self.micro_batch;
         [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, row as i32]
     }
 }
 
-/// What a run knows itself of the inputs of its graphs.
-#[derive(Clone, Copy)]
-struct OwnInputs<'a> {
-    clip: &'a [f32],
-    lr: &'a [f32],
-    step: &'a [f32],
-    rng: &'a [i32],
+/// The inputs that losses of a graph take their targets from, each with the id that carries no loss.
+fn target_inputs(graph: &Graph) -> Vec<(String, i32)> {
+    let mut inputs = Vec::new();
+    for node in graph.nodes() {
+        let (targets, ignored) = match &node.op {
+            Op::CrossEntropy { ignore_index } => (node.inputs[1], *ignore_index),
+            Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => (node.inputs[2], head.ignore_index),
+            _ => continue,
+        };
+        let name = &graph.value(targets).name;
+        if graph.inputs().contains(&targets) && !inputs.iter().any(|(known, _)| known == name) {
+            inputs.push((name.clone(), ignored));
+        }
+    }
+    inputs
 }
 
-/// Inputs of a graph, `rng` included, that [`Run::backward`] takes without allocating.
+/// What a run knows itself of the inputs of its graphs.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct OwnInputs {
+    pub(crate) clip: [f32; 1],
+    pub(crate) lr: [f32; 1],
+    /// One over the targets of the whole step.
+    pub(crate) scale: [f32; 1],
+    pub(crate) step: [f32; 1],
+    pub(crate) rng: [i32; 4],
+}
+
+/// Inputs of a graph, the run's own included, that a pass takes without allocating.
 const MAX_INPUTS: usize = 16;

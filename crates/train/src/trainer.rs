@@ -115,15 +115,14 @@ impl<D: Device> Trainer<D> {
         let begin = Instant::now();
         let step = self.run.steps() + 1;
         let group = self.batches.next_group()?;
-        let scale = [1.0 / group.valid_tokens.max(1) as f32];
         let lr = self.lr.at(step);
-        self.run.begin(lr as f32);
+        let mut under_way = self.run.begin(lr as f32, group.valid_tokens);
         let mut loss = 0.0;
         for which in 0..group.micro_batches {
             self.feed.fill(|rows| self.batches.read(&group, which, rows))?;
-            loss += f64::from(self.run.backward(self.feed.inputs(&scale).as_slice())?);
+            loss += f64::from(under_way.backward(self.feed.inputs().as_slice())?);
         }
-        let grad_norm = f64::from(self.run.step(lr as f32)?);
+        let grad_norm = f64::from(under_way.finish()?.grad_norm);
         let tokens = group.sequences * self.batches.source().seq_len() as u64;
         let seconds = begin.elapsed().as_secs_f64();
         self.seconds += seconds;
@@ -155,7 +154,6 @@ impl<D: Device> Trainer<D> {
     ) -> Result<Option<EvaluationRecord>, TrainError> {
         let begin = Instant::now();
         let Some(group) = validation.group(|| self.stop_requested())? else { return Ok(None) };
-        let scale = [1.0 / group.valid_tokens.max(1) as f32];
         let mut eval_loss = 0.0;
         let (mut right, mut sorted) = (0, 0);
         let logits = self.run.engine().output_type(Role::Evaluate, "logits");
@@ -165,7 +163,8 @@ impl<D: Device> Trainer<D> {
                 return Ok(None);
             }
             self.feed.fill(|rows| validation.read(&group, which, rows))?;
-            eval_loss += f64::from(self.run.evaluate(self.feed.inputs(&scale).as_slice())?);
+            eval_loss +=
+                f64::from(self.run.evaluate_share(self.feed.inputs().as_slice(), group.valid_tokens)?);
             if let (Some((logits, classes)), Some(labels)) = (&mut logits, self.feed.labels()) {
                 self.run.engine().output(Role::Evaluate, "logits", logits)?;
                 for (row, &label) in logits.chunks(*classes).zip(labels).filter(|(_, label)| **label >= 0) {

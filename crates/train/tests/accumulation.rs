@@ -65,13 +65,10 @@ fn step(model: &Architecture, golden: &Golden, batch: &Batch, accumulation: usiz
     golden.load_weights(&mut run);
     assert_eq!(run.accumulation(), accumulation);
     // A first step at rate 0 fills the gradients, so that the second shows them replaced, not added to.
-    batch.backward(&mut run);
-    run.step(0.0).unwrap();
-    let losses = batch.backward(&mut run);
-    let step = Step::new(&run, &losses);
-    run.step(1e-3).unwrap();
+    batch.step(&mut run, 0.0);
+    let (losses, _) = batch.step(&mut run, 1e-3);
     assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
-    step
+    Step::new(&run, &losses)
 }
 
 #[test]
@@ -119,7 +116,7 @@ fn rows_of_a_global_batch_have_masks_of_their_own() {
     let mut run = start(model, Size::GOLDEN.seq, &options(ROWS, 4, Strategy::None, 1));
     golden.load_weights(&mut run);
     // Both halves hold the same rows, so only their masks can tell them apart.
-    let losses = golden.batch().repeated(2).backward(&mut run);
+    let (losses, _) = golden.batch().repeated(2).step(&mut run, 0.0);
     assert!((losses[0] - losses[1]).abs() > 1e-3 * losses[0], "{losses:?}");
 }
 
@@ -130,7 +127,7 @@ fn a_mean_of_means_would_be_seen() {
     let batch = golden.batch();
     let mut run = start(model, batch.seq, &options(4, 1, Strategy::None, 1));
     golden.load_weights(&mut run);
-    let mut losses = Vec::new();
+    let (mut losses, mut step) = (Vec::new(), run.begin(0.0, 1));
     for row in 0..4 {
         let part = row * batch.seq..(row + 1) * batch.seq;
         let targets = &batch.targets[part.clone()];
@@ -140,8 +137,9 @@ fn a_mean_of_means_would_be_seen() {
             ("targets", Data::I32(targets)),
             ("scale", Data::F32(&[1.0 / (4 * valid) as f32])),
         ];
-        losses.push(run.backward(&inputs).unwrap());
+        losses.push(step.backward(&inputs).unwrap());
     }
+    step.finish().unwrap();
     let step = Step::new(&run, &losses);
     assert!(step.distance(|parameter| golden.floats(&format!("grad.{parameter}"))) > 0.1);
 }

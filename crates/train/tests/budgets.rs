@@ -55,8 +55,10 @@ impl Case {
         let mut numbers = Vec::new();
         for step in 0..STEPS {
             let (seq, documents) = (self.model.seq_len, self.model.architecture.reads_documents());
-            numbers.extend(Batch::synthetic(ROWS, seq, self.vocab, documents, step).backward(&mut run));
-            numbers.push(run.step(1e-2).unwrap());
+            let batch = Batch::synthetic(ROWS, seq, self.vocab, documents, step);
+            let (losses, norm) = batch.step(&mut run, 1e-2);
+            numbers.extend(losses);
+            numbers.push(norm);
         }
         for name in parameters(&run) {
             numbers.extend(run.state(&name).unwrap());

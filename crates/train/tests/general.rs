@@ -86,14 +86,10 @@ fn train(link: Option<Link>, planned: Planned) -> Vec<u32> {
     let pixels = ROWS * SIDE * SIDE;
     let picture: Vec<f32> = (0..2 * pixels).map(|at| ((at * 7919 + 13) % 101) as f32 / 50.0 - 1.0).collect();
     let inside: Vec<i32> = (0..pixels).map(|at| i32::from(at % SIDE > at / SIDE % SIDE)).collect();
-    let scale = [1.0 / pixels as f32];
     let mut numbers = Vec::new();
     for _ in 0..2 {
-        run.begin(1e-2);
-        let batch =
-            [("picture", Data::F32(&picture)), ("inside", Data::I32(&inside)), ("scale", Data::F32(&scale))];
-        numbers.push(run.backward(&batch).unwrap());
-        run.step(1e-2).unwrap();
+        let batch = [("picture", Data::F32(&picture)), ("inside", Data::I32(&inside))];
+        numbers.push(run.step(1e-2, &[batch]).unwrap().loss);
     }
     let names: Vec<String> = run.states().map(|(name, _)| name.to_owned()).collect();
     for name in names.iter().filter(|name| !name.starts_with("grad")) {

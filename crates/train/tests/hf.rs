@@ -128,12 +128,8 @@ fn weights(name: &str) -> BTreeMap<String, Vec<f32>> {
 }
 
 /// The inputs of a training step of the whole batch.
-fn inputs<'a>(batch: &'a Batch, scale: &'a [f32]) -> Vec<(&'static str, Data<'a>)> {
-    let mut inputs = vec![
-        ("tokens", Data::I32(&batch.tokens)),
-        ("targets", Data::I32(&batch.targets)),
-        ("scale", Data::F32(scale)),
-    ];
+fn inputs(batch: &Batch) -> Vec<(&'static str, Data<'_>)> {
+    let mut inputs = vec![("tokens", Data::I32(&batch.tokens)), ("targets", Data::I32(&batch.targets))];
     inputs.extend(batch.doc_start.as_ref().map(|starts| ("doc_start", Data::I32(starts))));
     inputs
 }
@@ -143,10 +139,7 @@ fn logits(folder: &Folder, run: &mut Run) -> Vec<f32> {
     let batch = &folder.batch;
     let expected = folder.golden.floats("logits").len();
     if folder.architecture.labels().is_some() {
-        let mut logits = vec![0.0; expected];
-        run.evaluate(&inputs(batch, &batch.scale())).unwrap();
-        run.engine().output(Role::Evaluate, "logits", &mut logits).unwrap();
-        return logits;
+        return run.predict(&inputs(batch)).unwrap().remove("logits").unwrap();
     }
     let mut all = Vec::new();
     for position in 0..GOLDEN_SEQ {
@@ -166,9 +159,9 @@ fn logits_loss_and_every_gradient_are_those_of_transformers() {
     for folder in FOLDERS.map(Folder::open) {
         let (mut run, name) = (folder.run(), folder.name);
         let shown = distance(&logits(&folder, &mut run), &folder.golden.floats("logits"));
-        let (scale, expected) = (folder.batch.scale(), folder.golden.floats("loss"));
-        let evaluated = distance(&[run.evaluate(&inputs(&folder.batch, &scale)).unwrap()], &expected);
-        let loss = distance(&[run.backward(&inputs(&folder.batch, &scale)).unwrap()], &expected);
+        let (batch, expected) = (inputs(&folder.batch), folder.golden.floats("loss"));
+        let evaluated = distance(&[run.evaluate(&batch).unwrap()], &expected);
+        let loss = distance(&[run.step(0.0, &[batch]).unwrap().loss], &expected);
         let (gradient, at) = folder.worst("grad.", KEY_BIAS_GRADIENT, |name| run.gradient(name).unwrap());
         println!("{name}: logits {shown:.1e}, loss {loss:.1e}, gradients {gradient:.1e} ({at})");
         assert!(shown <= LOGITS, "{name}: logits {shown}");
@@ -182,11 +175,12 @@ fn logits_loss_and_every_gradient_are_those_of_transformers() {
 #[test]
 fn ten_steps_of_adamw_are_those_of_transformers_and_pytorch() {
     for folder in FOLDERS.map(Folder::open) {
-        let (mut run, name, scale) = (folder.run(), folder.name, folder.batch.scale());
+        let (mut run, name) = (folder.run(), folder.name);
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for _ in 0..STEPS {
-            losses.push(run.backward(&inputs(&folder.batch, &scale)).unwrap());
-            norms.push(run.step(LR).unwrap());
+            let stepped = run.step(LR, &[inputs(&folder.batch)]).unwrap();
+            losses.push(stepped.loss);
+            norms.push(stepped.grad_norm);
         }
         let loss = distance(&losses, &folder.golden.floats("losses"));
         let norm = distance(&norms, &folder.golden.floats("grad_norms"));
@@ -213,9 +207,8 @@ fn what_stands_in_the_padding_changes_no_bit() {
         }
         assert_ne!(other.tokens, folder.batch.tokens);
         let [first, second] = [&folder.batch, &other].map(|batch| {
-            let loss = run.backward(&inputs(batch, &batch.scale())).unwrap();
+            let loss = run.step(0.0, &[inputs(batch)]).unwrap().loss;
             let gradient = run.gradient("bert.encoder.layer.0.attention.self.value.weight").unwrap();
-            run.step(0.0).unwrap();
             (loss.to_bits(), gradient)
         });
         assert_eq!(first, second, "{}", folder.name);

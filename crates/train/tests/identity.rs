@@ -45,18 +45,19 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// Runs five steps and writes down every number. `disturb` is called before each step.
 fn trace(
     run: &mut Run,
-    mut backward: impl FnMut(&mut Run, usize) -> Vec<f32>,
+    mut step_of: impl FnMut(&mut Run, usize) -> (Vec<f32>, f32),
     disturb: impl Fn(&mut Run),
 ) -> Trace {
     let mut trace = Trace::new();
     let names = parameters(run);
     for step in 0..STEPS {
         disturb(run);
-        trace.insert(format!("step {step}: losses"), bits(&backward(run, step)));
+        let (losses, norm) = step_of(run, step);
+        trace.insert(format!("step {step}: losses"), bits(&losses));
         for name in &names {
             trace.insert(format!("step {step}: gradient of {name}"), bits(&run.gradient(name).unwrap()));
         }
-        trace.insert(format!("step {step}: norm"), bits(&[run.step(1e-2).unwrap()]));
+        trace.insert(format!("step {step}: norm"), bits(&[norm]));
     }
     for name in &names {
         for state in [name.clone(), format!("m.{name}"), format!("v.{name}")] {
@@ -89,7 +90,7 @@ fn family_trace(
     let documents = matches!(model, Architecture::Bert(_));
     let mut run = start(model, SIZE.seq, &options(ROWS, MICRO_BATCH, strategy, threads));
     let step = |run: &mut Run, step: usize| {
-        Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step).backward(run)
+        Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step).step(run, 1e-2)
     };
     trace(&mut run, step, disturb)
 }
@@ -133,7 +134,7 @@ fn the_amount_of_scratch_changes_no_bit() {
         planned.choice.plan = plan(&planned.choice.program, Strategy::Full, scratch).unwrap();
         let mut run = Run::start(device, planned, options.seed).unwrap();
         let step = |run: &mut Run, step: usize| {
-            Batch::synthetic(ROWS, size.seq, size.vocab, false, step).backward(run)
+            Batch::synthetic(ROWS, size.seq, size.vocab, false, step).step(run, 1e-2)
         };
         (trace(&mut run, step, poison), run.plan().arena_bytes)
     };
@@ -215,19 +216,20 @@ fn nested_marks_of_the_user_change_no_bit() {
     let targets = [3, 1, -100, 7];
     let traced = |strategy: Strategy, threads: usize| {
         let mut run = Run::new(marked, &options(ROWS, MICRO_BATCH, strategy, threads)).unwrap();
-        let backward = |run: &mut Run, _: usize| {
+        let step = |run: &mut Run, _: usize| {
+            let mut step = run.begin(1e-2, 3);
             let micro_batch = |part: usize| {
                 let rows = part * MICRO_BATCH..(part + 1) * MICRO_BATCH;
                 let inputs = [
                     ("x", Data::F32(&x[rows.start * 24..rows.end * 24])),
                     ("targets", Data::I32(&targets[rows])),
-                    ("scale", Data::F32(&[1.0 / 3.0])),
                 ];
-                run.backward(&inputs).unwrap()
+                step.backward(&inputs).unwrap()
             };
-            (0..ROWS / MICRO_BATCH).map(micro_batch).collect()
+            let losses = (0..ROWS / MICRO_BATCH).map(micro_batch).collect();
+            (losses, step.finish().unwrap().grad_norm)
         };
-        let trace = trace(&mut run, backward, poison);
+        let trace = trace(&mut run, step, poison);
         (trace, run.plan().schedules[&Role::First].actions.len())
     };
     let (expected, baseline) = traced(Strategy::None, 1);
@@ -255,19 +257,15 @@ fn the_trainer_and_a_loop_of_ones_own_reach_the_same_bits() {
     let mut memory = Sequence::with_positions(MICRO_BATCH * SIZE.seq);
     for record in records {
         let group = batches.next_group().unwrap();
-        let scale = [1.0 / group.valid_tokens as f32];
+        let mut step = run.begin(lr.at(record.step) as f32, group.valid_tokens);
         let mut loss = 0.0;
         for which in 0..group.micro_batches {
             let Rows { tokens, targets, doc_start } = memory.rows();
             batches.read(&group, which, Rows { tokens, targets, doc_start }).unwrap();
-            let inputs = [
-                ("tokens", Data::I32(&memory.tokens)),
-                ("targets", Data::I32(&memory.targets)),
-                ("scale", Data::F32(&scale)),
-            ];
-            loss += f64::from(run.backward(&inputs).unwrap());
+            let inputs = [("tokens", Data::I32(&memory.tokens)), ("targets", Data::I32(&memory.targets))];
+            loss += f64::from(step.backward(&inputs).unwrap());
         }
-        let norm = run.step(lr.at(record.step) as f32).unwrap();
+        let norm = step.finish().unwrap().grad_norm;
         assert_eq!(loss.to_bits(), record.loss.to_bits(), "loss of step {}", record.step);
         assert_eq!(f64::from(norm).to_bits(), record.grad_norm.to_bits(), "norm of step {}", record.step);
     }

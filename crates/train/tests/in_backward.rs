@@ -33,11 +33,11 @@ fn asked(update: Update, recompute: Strategy) -> Options {
 }
 
 fn step(run: &mut Run, salt: usize) -> Result<f32, TrainError> {
-    run.begin(1e-2);
     let documents = run.plan().state("bert.embeddings.word_embeddings.weight").is_some();
-    let losses = Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, salt).backward(run);
-    assert_eq!(losses.len(), 1);
-    Ok(losses[0] + run.step(1e-2)?)
+    let batch = Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, salt);
+    let inputs: Vec<_> = batch.micro_batches(ROWS).collect();
+    let stepped = run.step(1e-2, &inputs)?;
+    Ok(stepped.loss + stepped.grad_norm)
 }
 
 /// Loss and norm of every step, and all weights and moments at the end, as bits.
@@ -259,17 +259,17 @@ fn a_gradient_that_is_not_finite_is_owned_up_to() {
 }
 
 #[test]
-fn a_loop_that_forgets_the_learning_rate_or_asks_for_the_impossible_is_told() {
+fn a_loop_that_asks_for_the_impossible_is_told() {
     let mut run = start(&llama(SIZE), SIZE.seq, &asked(Update::InBackward, Strategy::None));
     let batch = Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, false, 0);
-    let scale = batch.scale();
-    let inputs = batch.micro_batches(ROWS, &scale).next().unwrap();
-    assert!(run.backward(&inputs).unwrap_err().to_string().contains("call `begin` with the learning rate"));
-    run.begin(1e-3);
-    run.backward(&inputs).unwrap();
-    assert!(run.backward(&inputs).unwrap_err().to_string().contains("each `backward` needs its `step`"));
-    assert!(run.gradient("lm_head.weight").unwrap_err().to_string().contains("used up inside the backward"));
-    assert!(run.step(1e-2).unwrap_err().to_string().contains("but `begin` was told 0.001"));
+    let inputs = batch.micro_batches(ROWS).next().unwrap();
+    let mut step = run.begin(1e-3, batch.valid() as u64);
+    step.backward(&inputs).unwrap();
+    assert!(step.backward(&inputs).unwrap_err().to_string().contains("so a step has one micro-batch"));
+    assert!(step.gradient("lm_head.weight").unwrap_err().to_string().contains("used up inside the backward"));
+    step.finish().unwrap();
+    let empty = run.begin(1e-3, 1).finish().unwrap_err().to_string();
+    assert!(empty.contains("at least one `backward` before its `finish`"), "{empty}");
 
     let refused = |options: &Options| Run::new(language(&llama(SIZE)), options).unwrap_err().to_string();
     let clipped = Options { optimizer: Optimizer::default(), ..asked(Update::InBackward, Strategy::None) };

@@ -87,13 +87,9 @@ fn no_thread_allocates_from_the_second_step_on() {
             assert_eq!(planned.choice.program.train.graph.tile_rows().is_some(), threads == 2);
             let mut run = Run::start(device, planned, 0).unwrap();
             let batch = Batch::synthetic(4, size.seq, size.vocab, name == "bert", 0);
-            let scale = batch.scale();
-            let micro_batches: Vec<_> = batch.micro_batches(2, &scale).collect();
+            let micro_batches: Vec<_> = batch.micro_batches(2).collect();
             let mut step = || {
-                for inputs in &micro_batches {
-                    run.backward(inputs).unwrap();
-                }
-                run.step(1e-3).unwrap();
+                run.step(1e-3, &micro_batches).unwrap();
             };
             step();
             let later = allocations(|| (1..STEPS).for_each(|_| step()));

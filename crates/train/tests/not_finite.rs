@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use plimsoll_exec::Data;
 use plimsoll_plan::{Purpose, Strategy};
 use plimsoll_train::{Run, TrainError};
 
@@ -17,13 +18,18 @@ fn batch(step: usize) -> Batch {
 fn trained(steps: usize) -> Run {
     let mut run = start(&gpt2(SIZE), SIZE.seq, &options(4, 2, Strategy::Full, 2));
     for step in 0..steps {
-        batch(step).backward(&mut run);
-        run.step(1e-2).unwrap();
+        batch(step).step(&mut run, 1e-2);
     }
     if steps > 0 {
         assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
     }
     run
+}
+
+/// The first micro-batch with a scale of its own.
+fn scaled<'a>(batch: &'a Batch, scale: &'a [f32]) -> Vec<(&'static str, Data<'a>)> {
+    let inputs = batch.micro_batches(2).next().unwrap();
+    inputs.into_iter().chain([("scale", Data::F32(scale))]).collect()
 }
 
 /// Weights and moments, as bits.
@@ -36,15 +42,13 @@ fn snapshot(run: &Run) -> Vec<u32> {
 fn a_loss_that_is_not_finite_stops_the_step_and_changes_nothing() {
     let mut run = trained(2);
     let before = snapshot(&run);
-    let mut inputs = batch(2);
-    let good = inputs.backward(&mut run);
+    let inputs = batch(2);
+    let mut step = run.begin(1e-2, inputs.valid() as u64);
+    let good = inputs.backward(&mut step, 2);
     assert!(good.iter().all(|loss| loss.is_finite()));
-    // A second micro-batch of the same step has a scale that no number survives.
-    inputs.targets.truncate(2 * SIZE.seq);
-    inputs.tokens.truncate(2 * SIZE.seq);
-    let part = inputs.micro_batches(2, &[f32::INFINITY]).next().unwrap();
-    assert!(!run.backward(&part).unwrap().is_finite());
-    assert!(matches!(run.step(1e-2), Err(TrainError::NotFinite { step: 3, what: "loss" })));
+    // A further micro-batch of the same step has a scale that no number survives.
+    assert!(!step.backward(&scaled(&inputs, &[f32::INFINITY])).unwrap().is_finite());
+    assert!(matches!(step.finish(), Err(TrainError::NotFinite { step: 3, what: "loss" })));
     assert_eq!(snapshot(&run), before);
 }
 
@@ -53,12 +57,13 @@ fn a_gradient_that_is_not_finite_stops_the_step_and_changes_nothing() {
     for poison in [f32::NAN, f32::INFINITY, f32::MAX] {
         let mut run = trained(2);
         let before = snapshot(&run);
-        batch(2).backward(&mut run);
-        let name = "grad.transformer.h.1.ln_1.bias";
-        let mut gradient = run.state(name).unwrap();
+        let name = "transformer.h.1.ln_1.bias";
+        let mut step = run.begin(1e-2, batch(2).valid() as u64);
+        batch(2).backward(&mut step, 2);
+        let mut gradient = step.gradient(name).unwrap();
         gradient[3] = poison;
-        run.set_state(name, &gradient).unwrap();
-        let error = run.step(1e-2).unwrap_err();
+        step.set_gradient(name, &gradient).unwrap();
+        let error = step.finish().unwrap_err();
         assert!(matches!(error, TrainError::NotFinite { step: 3, what: "gradient norm" }), "{error}");
         assert!(error.to_string().contains('3'), "the sentence says the step: {error}");
         assert_eq!(snapshot(&run), before, "{poison}");
@@ -69,13 +74,9 @@ fn a_gradient_that_is_not_finite_stops_the_step_and_changes_nothing() {
 fn after_a_refused_step_training_goes_on_as_if_it_had_not_been() {
     let mut expected = trained(2);
     let mut run = trained(2);
-    let spoiled = batch(9);
-    let part = spoiled.micro_batches(2, &[f32::NAN]).next().unwrap();
-    run.backward(&part).unwrap();
-    assert!(run.step(1e-2).is_err());
+    assert!(run.step(1e-2, &[scaled(&batch(9), &[f32::NAN])]).is_err());
     for run in [&mut expected, &mut run] {
-        batch(2).backward(run);
-        run.step(1e-2).unwrap();
+        batch(2).step(run, 1e-2);
     }
     assert_eq!(snapshot(&run), snapshot(&expected));
 }

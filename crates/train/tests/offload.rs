@@ -54,8 +54,9 @@ fn train(link: Option<Link>, choice: Choice) -> Vec<u32> {
     let mut run = start(link, choice);
     let mut numbers = Vec::new();
     for step in 0..2 {
-        numbers.extend(batch(step).backward(&mut run));
-        numbers.push(run.step(1e-2).unwrap());
+        let (losses, norm) = batch(step).step(&mut run, 1e-2);
+        numbers.extend(losses);
+        numbers.push(norm);
     }
     for name in parameters(&run) {
         numbers.extend(run.state(&name).unwrap());

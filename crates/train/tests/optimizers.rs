@@ -73,8 +73,7 @@ fn ten_steps(optimizer: Optimizer, storage: Storage, seed: u64) -> Run {
     let mut run = Run::new(given_gradient, &options).unwrap();
     run.set_state("w", &numbers(1)).unwrap();
     for step in 1..=10 {
-        run.backward(&[("x", Data::F32(&gradient(step)))]).unwrap();
-        run.step(LR).unwrap();
+        run.step(LR, &[[("x", Data::F32(&gradient(step)))]]).unwrap();
     }
     assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
     run
@@ -216,8 +215,7 @@ fn trained(optimizer: Optimizer, storage: Storage, strategy: Strategy, threads: 
     let mut losses = Vec::new();
     for _ in 0..4 {
         let batch = Batch::synthetic(4, SIZE.seq, SIZE.vocab, false, 0);
-        losses.push(batch.backward(&mut run).iter().sum());
-        run.step(1e-2).unwrap();
+        losses.push(batch.step(&mut run, 1e-2).0.iter().sum());
     }
     (run, losses)
 }
@@ -311,12 +309,14 @@ fn a_norm_that_is_not_finite_leaves_every_number_as_it_was() {
     for (optimizer, storage) in variants() {
         let (mut run, _) = trained(optimizer, storage, Strategy::Full, 2);
         let before = snapshot(&run);
-        Batch::synthetic(4, SIZE.seq, SIZE.vocab, false, 1).backward(&mut run);
-        let name = "grad.transformer.h.1.ln_1.bias";
-        let mut gradient = run.state(name).unwrap();
+        let (batch, name) =
+            (Batch::synthetic(4, SIZE.seq, SIZE.vocab, false, 1), "transformer.h.1.ln_1.bias");
+        let mut step = run.begin(1e-2, batch.valid() as u64);
+        batch.backward(&mut step, 2);
+        let mut gradient = step.gradient(name).unwrap();
         gradient[3] = f32::NAN;
-        run.set_state(name, &gradient).unwrap();
-        assert!(matches!(run.step(1e-2), Err(TrainError::NotFinite { what: "gradient norm", .. })));
+        step.set_gradient(name, &gradient).unwrap();
+        assert!(matches!(step.finish(), Err(TrainError::NotFinite { what: "gradient norm", .. })));
         assert!(snapshot(&run) == before, "{:?} {storage:?}", optimizer.kind);
     }
 }
@@ -337,13 +337,13 @@ fn the_parameters_that_decay_are_those_hugging_face_decays() {
             let ones = vec![1.0; run.state(parameter).unwrap().len()];
             run.set_state(parameter, &ones).unwrap();
         }
-        Batch::synthetic(2, Size::GOLDEN.seq, Size::GOLDEN.vocab, name == "bert", 0).backward(&mut run);
+        let mut step = run.begin(1.0, 1);
+        Batch::synthetic(2, Size::GOLDEN.seq, Size::GOLDEN.vocab, name == "bert", 0).backward(&mut step, 2);
         for parameter in &names {
-            let gradient = format!("grad.{parameter}");
-            let zeros = vec![0.0; run.state(&gradient).unwrap().len()];
-            run.set_state(&gradient, &zeros).unwrap();
+            let zeros = vec![0.0; step.gradient(parameter).unwrap().len()];
+            step.set_gradient(parameter, &zeros).unwrap();
         }
-        run.step(1.0).unwrap();
+        step.finish().unwrap();
         let decayed: Vec<&String> =
             names.iter().filter(|parameter| run.state(parameter).unwrap()[0] < 0.75).collect();
         assert_eq!(decayed, expected, "{name}");

@@ -110,15 +110,13 @@ fn learn(run: &mut Run, row: &Sequence) -> Learned {
         Ok(())
     });
     filled.unwrap();
-    let count = row.targets.iter().filter(|&&target| target != IGNORED).count();
-    let loss = run.backward(feed.inputs(&[1.0 / count as f32]).as_slice()).unwrap();
+    // At rate 0 nothing changes but that the next gradients begin anew.
+    let loss = run.step(0.0, &[feed.inputs().as_slice()]).unwrap().loss;
     let gradients = parameters(run).into_iter().map(|name| {
         let gradient = run.gradient(&name).unwrap();
         (name, gradient)
     });
     let gradients = gradients.collect();
-    // At rate 0 nothing changes but that the next gradients begin anew.
-    run.step(0.0).unwrap();
     Learned { loss, gradients }
 }
 

@@ -77,13 +77,12 @@ impl Case {
         let mut numbers = Vec::new();
         for step in 0..STEPS {
             let batch = Batch::synthetic(ROWS, self.model.seq_len, vocab, false, step);
-            run.begin(LR);
-            numbers.extend(batch.backward(&mut run));
-            numbers.push(run.step(LR).unwrap());
+            let (losses, norm) = batch.step(&mut run, LR);
+            numbers.extend(losses);
+            numbers.push(norm);
             if self.options.evaluate {
-                let (scale, rows) = (batch.scale(), run.micro_batch());
-                numbers
-                    .extend(batch.micro_batches(rows, &scale).map(|inputs| run.evaluate(&inputs).unwrap()));
+                let rows = run.micro_batch();
+                numbers.extend(batch.micro_batches(rows).map(|inputs| run.evaluate(&inputs).unwrap()));
             }
             if self.model.generate {
                 let mut logits = vec![0.0; vocab];

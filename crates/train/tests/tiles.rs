@@ -58,11 +58,11 @@ impl Case {
         for step in 0..2 {
             let (seq, vocab) = (SIZE.seq, SIZE.vocab);
             let batch = Batch::synthetic(ROWS, seq, vocab, self.model.architecture.reads_documents(), step);
-            let scale = batch.scale();
-            let held_out = batch.micro_batches(1, &scale).next().unwrap();
+            let held_out = batch.micro_batches(1).next().unwrap();
             numbers.push(run.evaluate(&held_out).unwrap());
-            numbers.extend(batch.backward(&mut run));
-            numbers.push(run.step(1e-2).unwrap());
+            let (losses, norm) = batch.step(&mut run, 1e-2);
+            numbers.extend(losses);
+            numbers.push(norm);
         }
         for name in parameters(&run) {
             numbers.extend(run.state(&name).unwrap());

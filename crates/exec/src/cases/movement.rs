@@ -6,7 +6,19 @@ use super::building::{EXACT, case, named, normal};
 use super::{Case, Fill, Input};
 
 pub(super) fn all() -> Vec<Case> {
-    [movement(), casts()].concat()
+    let narrow =
+        movement().into_iter().flat_map(|case| [DType::Bf16, DType::U8].map(|to| stored_as(&case, to)));
+    [movement(), narrow.collect(), casts()].concat()
+}
+
+/// The case with elements of another type, which are moved just the same.
+fn stored_as(case: &Case, dtype: DType) -> Case {
+    let fill = if dtype == DType::U8 { Fill::Below(256) } else { Fill::Normal(1.0) };
+    let mut other = named(case.clone(), dtype.name());
+    for input in &mut other.inputs {
+        *input = Input { ty: Type { dtype, ..input.ty }, fill: fill.clone() };
+    }
+    other
 }
 
 fn movement() -> Vec<Case> {

@@ -192,11 +192,13 @@ impl Device for CpuDevice {
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        // SAFETY: the device is borrowed mutably, so no schedule runs; between schedules no copy is under way.
+        self.settle();
+        // SAFETY: the device is borrowed mutably, so no schedule runs, and no transfer is under way any more.
         unsafe { self.taken()?.write(offset, bytes) }
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.settle();
         bytes.copy_from_slice(self.taken()?.range(offset, bytes.len() as u64)?);
         Ok(())
     }
@@ -211,9 +213,9 @@ impl Device for CpuDevice {
 
     fn run(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
         let result = self.act(prepared, action);
-        if let (Err(_), Some(disk)) = (&result, &self.disk) {
-            // The schedule ends here, and nobody will wait for what it has started.
-            disk.drain();
+        if result.is_err() {
+            // The schedule ends here, and nobody will wait for the transfers it has started.
+            self.settle();
         }
         result
     }
@@ -224,6 +226,13 @@ impl Device for CpuDevice {
 }
 
 impl CpuDevice {
+    /// Waits for transfers that a schedule has started and not waited for.
+    fn settle(&self) {
+        if let Some(disk) = &self.disk {
+            disk.drain();
+        }
+    }
+
     fn tier(&self, tier: Tier) -> Result<&DiskTier, ExecError> {
         let disk = self.disk.as_ref().filter(|_| tier == Tier::Disk);
         disk.ok_or_else(|| no_tier(&self.name(), tier))
@@ -232,7 +241,10 @@ impl CpuDevice {
     fn act(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
         let no_disk =
             || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
-        debug_assert!(prepared.arena.bytes() > 0, "addresses are those of a live arena");
+        // The arena of another device may be in use by that device at this moment.
+        if !self.arena.as_ref().is_some_and(|own| Arc::ptr_eq(own, &prepared.arena)) {
+            return Err(ExecError::Mismatch("the schedule was prepared on another device or arena".into()));
+        }
         match &prepared.actions[action] {
             Bound::Call { op, inputs, outputs, workspace } => {
                 // SAFETY: the operands lie in the arena that `prepared` keeps alive; the engine runs only

@@ -163,6 +163,7 @@ unsafe impl<T> Sync for Elements<T> {}
 
 fn transpose(call: &Call, permutation: &[usize]) -> Result<(), ExecError> {
     match call.inputs[0].ty.dtype.bytes() {
+        1 => transpose_elements::<u8>(call, permutation),
         2 => transpose_elements::<u16>(call, permutation),
         _ => transpose_elements::<u32>(call, permutation),
     }
@@ -277,6 +278,7 @@ impl Matrix {
 
 fn broadcast(call: &Call, axes: Axes) -> Result<(), ExecError> {
     match call.inputs[0].ty.dtype.bytes() {
+        1 => broadcast_elements::<u8>(call, axes),
         2 => broadcast_elements::<u16>(call, axes),
         _ => broadcast_elements::<u32>(call, axes),
     }

@@ -26,7 +26,7 @@ pub struct Feed {
 /// Inputs of one micro-batch.
 #[derive(Debug)]
 pub struct Inputs<'a> {
-    all: [(&'static str, Data<'a>); 5],
+    all: [(&'static str, Data<'a>); 4],
     count: usize,
 }
 
@@ -77,13 +77,12 @@ impl Feed {
         self.labels.as_deref()
     }
 
-    /// The inputs, with one over the targets of the whole step.
-    pub fn inputs<'a>(&'a self, scale: &'a [f32]) -> Inputs<'a> {
+    /// The inputs.
+    pub fn inputs(&self) -> Inputs<'_> {
         let targets = self.labels.as_ref().unwrap_or(&self.rows.targets);
-        let mut all = [("tokens", Data::I32(&self.rows.tokens)); 5];
+        let mut all = [("tokens", Data::I32(&self.rows.tokens)); 4];
         all[1] = ("targets", Data::I32(targets));
-        all[2] = ("scale", Data::F32(scale));
-        let mut count = 3;
+        let mut count = 2;
         let documents = self.documents.then_some(("doc_start", Data::I32(&self.rows.doc_start)));
         let positions = self.positions.as_ref().map(|positions| ("positions", Data::I32(positions)));
         for input in documents.into_iter().chain(positions) {
@@ -116,23 +115,23 @@ mod tests {
             Data::I32(numbers) => numbers.to_vec(),
             Data::F32(numbers) => numbers.iter().map(|&number| number as i32).collect(),
         };
-        feed.inputs(&[9.0]).as_slice().iter().map(|&(name, data)| (name, numbers(data))).collect()
+        feed.inputs().as_slice().iter().map(|&(name, data)| (name, numbers(data))).collect()
     }
 
     #[test]
     fn a_graph_gets_the_inputs_it_reads_and_positions_begin_anew_in_each_document() {
         let (tokens, targets) = (vec![1, 2, 3, 4, 5, 6], vec![7, -100, -100, 8, -100, -100]);
-        let plain = [("tokens", tokens), ("targets", targets), ("scale", vec![9])];
+        let plain = [("tokens", tokens), ("targets", targets)];
         assert_eq!(given(&filled(&[("targets", 6)])), plain);
         let all = given(&filled(&[("targets", 6), ("doc_start", 6), ("positions", 6)]));
-        assert_eq!(all[..3], plain);
-        assert_eq!(all[3..], [("doc_start", vec![0, 0, 2, 0, 1, 1]), ("positions", vec![0, 1, 0, 0, 0, 1])]);
+        assert_eq!(all[..2], plain);
+        assert_eq!(all[2..], [("doc_start", vec![0, 0, 2, 0, 1, 1]), ("positions", vec![0, 1, 0, 0, 0, 1])]);
     }
 
     #[test]
     fn a_graph_with_one_target_per_row_gets_the_labels() {
         let inputs = given(&filled(&[("targets", 2), ("doc_start", 6)]));
         assert_eq!(inputs[1], ("targets", vec![7, 8]));
-        assert_eq!(inputs[3].0, "doc_start");
+        assert_eq!(inputs[2].0, "doc_start");
     }
 }

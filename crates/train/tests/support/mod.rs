@@ -7,7 +7,7 @@ use std::path::Path;
 use plimsoll_exec::Data;
 use plimsoll_model::{Architecture, Bert, Gpt2, IGNORED, Llama, Rope};
 use plimsoll_plan::Strategy;
-use plimsoll_train::{LanguageModel, Options, Run};
+use plimsoll_train::{LanguageModel, Options, Run, Step};
 use safetensors::SafeTensors;
 
 /// Tokens of a golden sequence.
@@ -167,17 +167,8 @@ impl Batch {
         }
     }
 
-    /// One over the targets that count.
-    pub(crate) fn scale(&self) -> [f32; 1] {
-        [1.0 / self.valid() as f32]
-    }
-
     /// The inputs of each micro-batch of `rows` rows.
-    pub(crate) fn micro_batches<'a>(
-        &'a self,
-        rows: usize,
-        scale: &'a [f32],
-    ) -> impl Iterator<Item = Vec<(&'static str, Data<'a>)>> {
+    pub(crate) fn micro_batches(&self, rows: usize) -> impl Iterator<Item = Vec<(&'static str, Data<'_>)>> {
         let (positions, targets) = (rows * self.seq, rows * self.targets.len() / self.rows());
         (0..self.tokens.len()).step_by(positions).map(move |start| {
             let (part, first_target) = (start..start + positions, start / positions * targets);
@@ -185,7 +176,6 @@ impl Batch {
                 ("tokens", Data::I32(&self.tokens[part.clone()])),
                 // One for each position, or one for each row.
                 ("targets", Data::I32(&self.targets[first_target..first_target + targets])),
-                ("scale", Data::F32(scale)),
             ];
             if let Some(doc_start) = &self.doc_start {
                 inputs.push(("doc_start", Data::I32(&doc_start[part])));
@@ -194,10 +184,17 @@ impl Batch {
         })
     }
 
-    /// Runs forward and backward over all rows in the run's micro-batches; returns their losses.
-    pub(crate) fn backward(&self, run: &mut Run) -> Vec<f32> {
-        let (rows, scale) = (run.micro_batch(), self.scale());
-        self.micro_batches(rows, &scale).map(|inputs| run.backward(&inputs).unwrap()).collect()
+    /// One step over all rows in the run's micro-batches; returns their losses and the norm.
+    pub(crate) fn step(&self, run: &mut Run, lr: f32) -> (Vec<f32>, f32) {
+        let rows = run.micro_batch();
+        let mut step = run.begin(lr, self.valid() as u64);
+        let losses = self.backward(&mut step, rows);
+        (losses, step.finish().unwrap().grad_norm)
+    }
+
+    /// Runs forward and backward over all rows in micro-batches of `rows` rows; returns their losses.
+    pub(crate) fn backward(&self, step: &mut Step<'_>, rows: usize) -> Vec<f32> {
+        self.micro_batches(rows).map(|inputs| step.backward(&inputs).unwrap()).collect()
     }
 }
 

@@ -1,0 +1,181 @@
+//! One optimizer step of a run: micro-batches are added to it one by one, then it is finished.
+//!
+//! ```text
+//! let mut step = run.begin(lr, targets);             targets of the whole step that carry a loss
+//! for batch in micro_batches { step.backward(&batch)?; }
+//! step.finish()?;                                    clips and updates; the next step may begin
+//! ```
+//!
+//! The first `backward` of a step replaces the gradients, the others add to them. Each loss is divided by the targets of
+//! the *whole* step, so the losses of its micro-batches add up to the mean over the global batch, and so do the
+//! gradients. The step borrows the run and holds the learning rate: no call can come in the wrong order or with another
+//! rate. A step that is dropped before it is finished changes no parameter, unless the plan updates parameters inside
+//! the backward pass.
+
+use std::panic::Location;
+
+use plimsoll_exec::{CpuDevice, Data, Device, ExecError};
+use plimsoll_graph::gradient_name;
+use plimsoll_plan::{Program, Role};
+
+use crate::error::TrainError;
+use crate::run::{OwnInputs, Run};
+
+/// An optimizer step under way.
+#[derive(Debug)]
+#[must_use = "a step changes nothing until it is finished"]
+pub struct Step<'r, D: Device = CpuDevice> {
+    run: &'r mut Run<D>,
+    lr: f32,
+    /// One over the targets of the whole step.
+    scale: f32,
+    /// Micro-batches so far.
+    gathered: usize,
+    /// Sum of their losses.
+    loss: f32,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stepped {
+    /// Mean loss over the targets of the step, before its update.
+    pub loss: f32,
+    /// Norm of all gradients, before clipping.
+    pub grad_norm: f32,
+}
+
+impl<D: Device> Run<D> {
+    /// Begins a step with the learning rate `lr`, whose micro-batches have `targets` targets that carry a loss; see
+    /// [`count_targets`](Self::count_targets).
+    pub fn begin(&mut self, lr: f32, targets: u64) -> Step<'_, D> {
+        Step { run: self, lr, scale: 1.0 / targets.max(1) as f32, gathered: 0, loss: 0.0 }
+    }
+
+    /// A whole step over these micro-batches, each the graph's inputs by name.
+    ///
+    /// # Errors
+    ///
+    /// As [`Step::backward`] and [`Step::finish`].
+    #[track_caller]
+    pub fn step<'b>(
+        &mut self,
+        lr: f32,
+        batches: &[impl AsRef<[(&'b str, Data<'b>)]>],
+    ) -> Result<Stepped, TrainError> {
+        let targets = batches.iter().map(|batch| self.count_targets(batch.as_ref())).sum();
+        let mut step = self.begin(lr, targets);
+        for batch in batches {
+            step.backward(batch.as_ref())?;
+        }
+        step.finish()
+    }
+}
+
+impl<D: Device> Step<'_, D> {
+    /// Runs forward and backward of one micro-batch; returns its share of the loss.
+    ///
+    /// `inputs` are the graph's inputs by name. The run supplies `scale` and `rng` itself, unless they are given.
+    ///
+    /// # Errors
+    ///
+    /// When an input is missing or of the wrong size, with the line of the caller; when it holds bad data; when the plan
+    /// updates parameters inside the backward pass and the step has a micro-batch already.
+    #[track_caller]
+    pub fn backward(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
+        let passes = self.run.updating_passes;
+        if passes > 0 && self.gathered > 0 {
+            return Err(TrainError::Config(
+                "this plan updates parameters inside the backward pass, so a step has one micro-batch".into(),
+            ));
+        }
+        let role = if self.gathered == 0 { Role::First } else { Role::Further };
+        let clip = if passes == 2 { self.clip_factor(inputs)? } else { f32::NAN };
+        self.run_pass(role, inputs, clip)?;
+        self.gathered += 1;
+        let loss = self.run.engine().scalar(role, "loss")?;
+        self.loss += loss;
+        Ok(loss)
+    }
+
+    /// Clips the gathered gradients and updates the parameters.
+    ///
+    /// # Errors
+    ///
+    /// When the step has no micro-batch. When a loss or the norm is not finite: then nothing has changed, and the
+    /// gathered gradients are forgotten. Only where the backward pass updates parameters, a gradient that is not finite is
+    /// found when others have been applied, and the error says so.
+    pub fn finish(mut self) -> Result<Stepped, TrainError> {
+        if self.gathered == 0 {
+            return Err(TrainError::Config(
+                "a step needs at least one `backward` before its `finish`".into(),
+            ));
+        }
+        let (number, passes) = (self.run.steps() + 1, self.run.updating_passes);
+        if !self.loss.is_finite() {
+            return Err(TrainError::NotFinite { step: number, what: "loss" });
+        }
+        let role = if passes > 0 { Role::First } else { Role::Update };
+        if passes == 0 {
+            self.run_pass(role, &[], f32::NAN)?;
+        }
+        let grad_norm = self.run.engine().scalar(role, "grad_norm")?;
+        if !grad_norm.is_finite() && passes != 1 {
+            return Err(TrainError::NotFinite { step: number, what: "gradient norm" });
+        }
+        self.run.steps = number;
+        if grad_norm.is_finite() {
+            Ok(Stepped { loss: self.loss, grad_norm })
+        } else {
+            Err(TrainError::PartlyUpdated { step: number })
+        }
+    }
+
+    /// The gradient of a parameter, summed over the micro-batches so far.
+    ///
+    /// # Errors
+    ///
+    /// As [`Run::gradient`].
+    pub fn gradient(&self, parameter: &str) -> Result<Vec<f32>, TrainError> {
+        self.run.gradient(parameter)
+    }
+
+    /// Replaces the gradient of a parameter before the update: for noise, or clipping of one's own.
+    ///
+    /// # Errors
+    ///
+    /// When it has none that outlives the backward pass, or it has another size.
+    pub fn set_gradient(&mut self, parameter: &str, values: &[f32]) -> Result<(), TrainError> {
+        self.run.gradient(parameter)?;
+        self.run.set_state(&gradient_name(parameter), values)
+    }
+
+    /// Runs the pass that changes nothing; returns the clipping factor, NaN where the next pass must change nothing
+    /// either.
+    #[track_caller]
+    fn clip_factor(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
+        self.run_pass(Role::First, inputs, f32::NAN)?;
+        let loss = self.run.engine().scalar(Role::First, "loss")?;
+        let factor = self.run.engine().scalar(Role::First, Program::CLIP)?;
+        Ok(if loss.is_finite() { factor } else { f32::NAN })
+    }
+
+    #[track_caller]
+    fn run_pass(&mut self, role: Role, inputs: &[(&str, Data)], clip: f32) -> Result<(), TrainError> {
+        // The update draws random numbers for parameters, which know nothing of rows.
+        let before = if role == Role::Update { 0 } else { self.gathered };
+        let own = OwnInputs {
+            clip: [clip],
+            lr: [self.lr],
+            scale: [self.scale],
+            step: [(self.run.steps() + 1) as f32],
+            rng: self.run.rng(before),
+        };
+        let at = Location::caller();
+        self.run.run_pass(role, inputs, &own).map_err(|error| match error {
+            TrainError::Exec(ExecError::Mismatch(why)) => {
+                TrainError::Config(format!("{}:{}: {why}", at.file(), at.line()))
+            }
+            other => other,
+        })
+    }
+}
