@@ -379,9 +379,7 @@ fn losses_of_seeded_runs_are_those_of_the_table() {
         let mut run = start(&architecture, size.seq, &options(4, 2, Strategy::Full, 1));
         for step in 0..STEPS {
             let batch = Batch::synthetic(4, size.seq, size.vocab, name == "bert", step);
-            run.begin(1e-2);
-            let parts = batch.backward(&mut run);
-            let norm = run.step(1e-2).unwrap();
+            let (parts, norm) = batch.step(&mut run, 1e-2);
             losses.extend(&parts);
             let bits: Vec<String> =
                 parts.iter().chain([&norm]).map(|x| format!("{:08x}", x.to_bits())).collect();
