@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use plimsoll::TrainError;
 use plimsoll::training::RawConfig;
-use plimsoll::training::hub::{Hub, is_id};
+use plimsoll::training::hub::{Hub, Limits, is_id};
 
 use crate::commands::train::say;
 use crate::exit::Failure;
@@ -63,5 +63,11 @@ fn hub() -> Result<Hub, Failure> {
     let cache = cache.ok_or_else(|| {
         TrainError::Config("there is no folder to keep models in; set HOME or HF_HOME".into())
     })?;
-    Ok(Hub { cache, endpoint: variable("HF_ENDPOINT"), token: variable("HF_TOKEN"), offline })
+    Ok(Hub {
+        cache,
+        endpoint: variable("HF_ENDPOINT"),
+        token: variable("HF_TOKEN"),
+        offline,
+        limits: Limits::default(),
+    })
 }

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
-use plimsoll_train::hub::{Hub, id_of, is_id};
+use plimsoll_train::hub::{Hub, Limits, id_of, is_id};
 
 #[path = "support/hub.rs"]
 mod server;
@@ -27,6 +28,7 @@ fn hub(cache: &Path, server: &Server) -> Hub {
         endpoint: Some(server.address.clone()),
         token: Some("secret".into()),
         offline: false,
+        limits: Limits { pause: Duration::from_millis(1), ..Limits::default() },
     }
 }
 

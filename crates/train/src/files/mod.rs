@@ -9,6 +9,7 @@
 
 mod error;
 mod folder;
+mod temporary;
 mod tensors;
 mod weights;
 mod whole;
@@ -19,6 +20,7 @@ pub use folder::ModelFolder;
 pub(crate) use folder::{BESIDE, Index, beside};
 pub use plimsoll_model::hf::Stored;
 pub use safetensors::Dtype;
+pub use temporary::{check_writable, temporary_file};
 pub use tensors::{Tensor, TensorFile};
 pub use weights::{Form, Loaded, load_weights, save_weights};
 pub(crate) use weights::{in_file, write_model};

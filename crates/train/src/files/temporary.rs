@@ -1,0 +1,88 @@
+//! Temporary files under names that nobody can foresee, created exclusively: a link that somebody has put in the way is
+//! never followed, and no file is truncated.
+
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+/// Names that are tried before the folder is given up.
+const TRIES: u32 = 100;
+/// Beginning of the names of files that only show that a folder can be written.
+const PROBE: &str = ".tmp-probe";
+
+/// Creates a file in `folder` whose name begins and ends as `around` says, with the permissions of `mode` as far as the
+/// user's mask allows. The caller renames or removes it.
+///
+/// # Errors
+///
+/// When the folder cannot be written.
+pub fn temporary_file(folder: &Path, around: (&str, &str), mode: u32) -> io::Result<(File, PathBuf)> {
+    for _ in 0..TRIES {
+        // The standard library's hash keys come from the system's random numbers.
+        let path =
+            folder.join(format!("{}{:016x}{}", around.0, RandomState::new().hash_one(TRIES), around.1));
+        match OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(&path) {
+            Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists => {}
+            opened => return opened.map(|file| (file, path)),
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AlreadyExists))
+}
+
+/// Finds out whether files can be made in a folder, and clears what an earlier look left there when it was killed.
+///
+/// # Errors
+///
+/// When they cannot.
+pub fn check_writable(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PROBE));
+        if ours && !entry.file_type()?.is_dir() {
+            removed(fs::remove_file(entry.path()))?;
+        }
+    }
+    let (_, path) = temporary_file(folder, (&format!("{PROBE}-"), ""), 0o600)?;
+    removed(fs::remove_file(path))
+}
+
+/// Two runs that look at one folder clear each other's files: then there is nothing left to remove.
+fn removed(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(fault) if fault.kind() != io::ErrorKind::NotFound => Err(fault),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn names_differ_and_files_are_private_where_that_is_asked_for() {
+        let folder = Scratch::new();
+        let made: Vec<_> =
+            (0..50).map(|_| temporary_file(folder.path(), ("a-", ".b"), 0o600).unwrap()).collect();
+        let names: BTreeSet<_> = made.iter().map(|(_, path)| path.clone()).collect();
+        assert_eq!(names.len(), 50);
+        assert_eq!(made[0].0.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn looking_whether_a_folder_can_be_written_truncates_nothing_and_leaves_nothing() {
+        let folder = Scratch::new();
+        let precious = folder.write("precious", "kept");
+        let runs = folder.write("run/.tmp-probe-0123", "").parent().unwrap().to_owned();
+        symlink(&precious, runs.join(".tmp-probe")).unwrap();
+        check_writable(&runs).unwrap();
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "kept");
+        assert_eq!(fs::read_dir(&runs).unwrap().count(), 0);
+        assert!(check_writable(&precious).is_err() && check_writable(&runs.join("none")).is_err());
+    }
+}
