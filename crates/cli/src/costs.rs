@@ -1,13 +1,12 @@
 //! What ops cost on this machine: measured by `plimsoll bench ops` and kept in a file, or modelled.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use plimsoll::training::{Config, Measured, OPS_FILE_VERSION, measured_machine};
 use plimsoll::{CpuDevice, Device, TrainError};
 
 use crate::exit::Failure;
-use crate::{disks, home};
+use crate::{disks, home, read_file};
 
 /// The CPU with the costs that `--costs` names (a file, `modelled`, or by default what was measured here), and
 /// what to call it.
@@ -41,7 +40,7 @@ pub(crate) fn device(config: &Config) -> Result<(CpuDevice, String), Failure> {
 /// Reads a file of measured times and refuses those of another machine.
 pub(crate) fn read(file: &Path, threads: usize) -> Result<Measured, Failure> {
     let mistake = |why: String| TrainError::Config(format!("`{}` {why}", file.display()));
-    let text = fs::read_to_string(file).map_err(|error| mistake(format!("cannot be read: {error}")))?;
+    let text = read_file::text(file).map_err(|error| mistake(format!("cannot be read: {error}")))?;
     let measured: Measured = serde_json::from_str(&text).map_err(|error| {
         mistake(format!("is no file of measured ops: {error}; `plimsoll bench ops` writes one"))
     })?;

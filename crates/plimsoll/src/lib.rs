@@ -71,6 +71,6 @@ pub mod training {
     pub use plimsoll_train::{Programs, budget_for, fits_within, plan_from_file, plan_with};
     pub use plimsoll_train::{
         budget, ceiling, checkpoint, costed_program, course, data, export, files, generate, generation, hub,
-        lr, machine, memory, metrics, pretrained, program, settings, size, tensorboard,
+        lr, machine, memory, metrics, pretrained, program, reading, settings, size, tensorboard,
     };
 }

@@ -29,6 +29,7 @@ mod optimizer;
 mod options;
 mod planning;
 pub mod pretrained;
+pub mod reading;
 mod run;
 mod saved;
 pub mod settings;

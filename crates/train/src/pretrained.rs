@@ -39,6 +39,9 @@ pub struct Pretrained {
     pub configuration: Configuration,
     /// The text of that file, which is written again as it was.
     pub config: String,
+    /// The files of its weights. They stay open: their headers are read once, before the budget is divided, and what they
+    /// take is part of what the process holds then.
+    pub(crate) weights: Arc<ModelFolder>,
 }
 
 impl Pretrained {
@@ -48,10 +51,11 @@ impl Pretrained {
     ///
     /// When there is no model, or one that is not supported.
     pub fn open(folder: &Path) -> Result<Pretrained, TrainError> {
-        let weights = ModelFolder::open(folder)?;
+        let weights = Arc::new(ModelFolder::open(folder)?);
         let config = weights.config()?;
         let configuration = configuration(&config, &folder.join("config.json"))?;
-        let mut model = Pretrained { folder: folder.to_owned(), configuration, config };
+        let (folder, opened) = (folder.to_owned(), Arc::clone(&weights));
+        let mut model = Pretrained { folder, configuration, config, weights: opened };
         for (second, parameter) in model.configuration.architecture.tied() {
             let stored = model.configuration.architecture.stored(parameter);
             let Some((head, _)) = weights.find([*second]) else { continue };
@@ -107,8 +111,7 @@ impl Pretrained {
     ) -> Result<Loaded, TrainError> {
         let architecture = &self.configuration.architecture;
         let own = parameters.into_iter().filter(|(name, _)| !is_adapter(name));
-        let folder = ModelFolder::open(&self.folder)?;
-        let mut loaded = load_weights(engine, own, &folder, |name| architecture.stored(name))?;
+        let mut loaded = load_weights(engine, own, &self.weights, |name| architecture.stored(name))?;
         loaded.unused.retain(|name| !architecture.ignores(name));
         Ok(loaded)
     }
@@ -120,7 +123,7 @@ impl Pretrained {
     ///
     /// When a file cannot be read.
     pub fn mark(&self) -> Result<String, TrainError> {
-        let folder = ModelFolder::open(&self.folder)?;
+        let folder = &self.weights;
         let mut hash = Sha256::new();
         for name in folder.names() {
             let Some((file, _)) = folder.find([name]) else { continue };

@@ -1,6 +1,5 @@
 //! `plimsoll plan --dag`: the planner on a training graph from elsewhere, for comparing planners.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::Instant;
@@ -13,11 +12,14 @@ use plimsoll::training::size::Size;
 
 use crate::exit::Failure;
 use crate::table::size;
+use crate::{guard, read_file};
 
 pub(crate) fn run(file: &Path, memory: &str, as_json: bool) -> Result<(), Failure> {
     let budget: Result<Size, _> = memory.parse();
     let budget = budget.map_err(|error| TrainError::Config(error.to_string()))?.bytes;
+    guard::raise(None)?;
     let dag = read(file)?;
+    guard::lower();
     let started = Instant::now();
     let plan = plan_dag(&dag, budget, Effort::default()).map_err(|error| refusal(budget, &error))?;
     let seconds = started.elapsed().as_secs_f64();
@@ -32,7 +34,7 @@ pub(crate) fn run(file: &Path, memory: &str, as_json: bool) -> Result<(), Failur
 
 fn read(file: &Path) -> Result<Dag, TrainError> {
     let name = file.display();
-    let text = fs::read_to_string(file)
+    let text = read_file::text(file)
         .map_err(|error| TrainError::Config(format!("{name} cannot be read: {error}")))?;
     parse(&text).map_err(|error| TrainError::Config(format!("{name}: {error}")))
 }

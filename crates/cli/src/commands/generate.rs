@@ -18,7 +18,7 @@ use plimsoll::training::size::Size;
 use crate::args::GenerateArgs;
 use crate::commands::train::inside;
 use crate::exit::Failure;
-use crate::home;
+use crate::{guard, home};
 
 /// What is drawn with where neither a flag nor the model says.
 const USUAL: Sampling = Sampling { temperature: 0.7, top_k: None, top_p: 1.0, seed: 0 };
@@ -26,7 +26,9 @@ const USUAL_COUNT: usize = 64;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     check(args)?;
-    let model = Pretrained::open(Path::new(&home::model(&args.model)?))?;
+    let folder = home::model(&args.model)?;
+    guard::raise(args.memory.as_deref())?;
+    let model = Pretrained::open(Path::new(&folder))?;
     let stated = GenerationConfig::read(&model.folder).map_err(TrainError::from)?;
     let sampling = sampling(args, stated.as_ref());
     let tokenizer = model.tokenizer()?;
@@ -53,6 +55,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let budget = Budget::resolve(memory.map(|size| size.bytes))?;
     // The tokenizer is read by now, and has taken what it takes.
     budget.keeps(memory::process().map_err(Failure::memory)?.peak)?;
+    guard::lower();
     let mut generator = Generator::open(&model, adapter.as_ref(), length, &budget, args.threads)?;
 
     let mut out = io::stdout().lock();
@@ -63,7 +66,11 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         if Some(id) == end {
             return false;
         }
-        written = write!(out, "{}", text.push(id)).and_then(|()| out.flush());
+        // A decoder is part of a file too, and may make much of little.
+        guard::raise_again();
+        let new = text.push(id);
+        guard::lower();
+        written = write!(out, "{new}").and_then(|()| out.flush());
         written.is_ok()
     })?;
     written.and_then(|()| writeln!(out)).map_err(|error| Failure::output(&error))?;

@@ -1,6 +1,5 @@
 //! `plimsoll layout`: the planner's last stage on its own, for instances from elsewhere.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -10,10 +9,13 @@ use plimsoll::training::size::Size;
 
 use crate::args::LayoutArgs;
 use crate::exit::Failure;
+use crate::{guard, read_file};
 
 pub(crate) fn run(args: &LayoutArgs) -> Result<(), Failure> {
     let capacity = args.capacity.as_deref().map(capacity).transpose()?;
+    guard::raise(None)?;
     let table = read(&args.file)?;
+    guard::lower();
     let layout = solve(table.slots(), capacity, Effort::THOROUGH);
     if let Some(capacity) = capacity
         && layout.peak > capacity
@@ -41,7 +43,7 @@ fn capacity(text: &str) -> Result<u64, TrainError> {
 
 fn read(path: &Path) -> Result<Table, TrainError> {
     let name = path.display();
-    let text = fs::read_to_string(path)
+    let text = read_file::text(path)
         .map_err(|error| TrainError::Config(format!("{name} cannot be read: {error}")))?;
     Table::parse(&text).map_err(|error| TrainError::Config(format!("{name}, {error}")))
 }

@@ -14,15 +14,20 @@ use crate::commands::max::{self, Answer, BudgetOf};
 use crate::commands::{compare, dag, html, planfile};
 use crate::exit::Failure;
 use crate::summary::{DeviceFacts, Questions, Summary, questions};
-use crate::{costs, json, table, tokenising};
+use crate::{costs, guard, json, table, tokenising};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
         return dag::run(file, args.settings.raw()?.memory.as_deref().unwrap_or_default(), args.json);
     }
-    let mut config = Config::check(&args.settings.raw()?)?;
+    let raw = args.settings.raw()?;
+    // A budget for another device says nothing of this process.
+    let here = raw.memory.as_deref().filter(|_| raw.device.as_deref().is_none_or(|device| device == "cpu"));
+    guard::raise(here)?;
+    let mut config = Config::check(&raw)?;
     // Kept open, as a run keeps it: what it takes is taken from the arena.
     let data = open_data(args, &mut config)?;
+    guard::lower();
     let steps = steps(&config, data.as_ref())?;
     let text = match &config.target {
         Target::Cpu => {

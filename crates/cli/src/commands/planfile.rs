@@ -9,7 +9,7 @@ use plimsoll::training::{Config, memory, plan_from_file};
 use plimsoll::{CpuDevice, Planned, TrainError, plan_for};
 
 use crate::exit::Failure;
-use crate::{again, write_file};
+use crate::{again, guard, read_file, write_file};
 
 /// Writes the plan.
 pub(crate) fn save(path: &Path, planned: &Planned) -> Result<(), Failure> {
@@ -50,14 +50,19 @@ pub(crate) fn load(path: Option<&Path>, config: &Config, device: &CpuDevice) -> 
         return planned;
     }
     match path {
-        Some(path) => load_from(path, config, device),
+        Some(path) => {
+            guard::raise_again();
+            let planned = load_from(path, config, device)?;
+            guard::lower();
+            Ok(planned)
+        }
         None => Ok(plan_for(&config.model, device, &config.options)?),
     }
 }
 
 fn load_from(path: &Path, config: &Config, device: &CpuDevice) -> Result<Planned, Failure> {
     let named = |why: String| TrainError::Config(format!("{}: {why}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+    let text = read_file::text(path).map_err(|error| named(error.to_string()))?;
     let planned = plan_from_file(&config.model, device, &config.options, &text);
     Ok(planned.map_err(|error| match error {
         TrainError::Config(why) => named(why),

@@ -18,7 +18,7 @@ use crate::args::ReportArgs;
 use crate::commands::train::say;
 use crate::exit::Failure;
 use crate::outputs::metrics_path;
-use crate::page;
+use crate::{guard, page};
 
 /// The most points of a curve: twice as many as a screen has columns. More are never held: a page is written inside
 /// the budget of its run.
@@ -27,6 +27,7 @@ const POINTS: usize = 2000;
 pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let metrics = metrics_path(&args.run);
     let path = args.html.clone().unwrap_or_else(|| metrics.with_file_name("report.html"));
+    guard::raise(None)?;
     write(&metrics, &path)?;
     say(&format!("the report is in {}\n", path.display()))
 }

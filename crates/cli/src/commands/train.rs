@@ -19,14 +19,16 @@ use crate::keeping::Kept;
 use crate::outputs::{self, Outputs};
 use crate::progress::Progress;
 use crate::summary::{Summary, questions};
-use crate::{costs, table, tokenising};
+use crate::{costs, guard, table, tokenising};
 
 /// Rows of the products whose speed is the ceiling: small enough to fit beside any budget.
 const CEILING_SIZE: usize = 384;
 const CEILING_SECONDS: f64 = 0.15;
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
-    let mut config = Config::check(&args.settings.raw()?)?;
+    let raw = args.settings.raw()?;
+    guard::raise(raw.memory.as_deref())?;
+    let mut config = Config::check(&raw)?;
     if args.print_config {
         let text = config.effective().to_toml()?;
         return io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error));
@@ -44,7 +46,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let kept = Kept::open(&config)?;
     let before = kept.as_ref().and_then(Kept::micro_batch);
     let mut session = Session::open(&mut config, args.plan.as_deref(), before)?;
+    guard::raise_again();
     let kept = kept.map(|kept| kept.resume(&config, &mut session)).transpose()?;
+    guard::lower();
     let course = Course { pause: args.stop_after, ..config.course(session.lr.max_steps) };
     session.summary.steps = Some(course.end().saturating_sub(session.trainer.run().steps()));
     announce(&config, &session, args.json)?;
@@ -125,6 +129,7 @@ impl Session {
     ) -> Result<Session, Failure> {
         config.target.trains()?;
         let data = tokenising::open_data(config)?;
+        guard::lower();
         let (device, device_name) = costs::device(config)?;
         let before = before.filter(|_| plan.is_none() && config.options.micro_batch.is_none());
         let planned = match before.filter(|_| planfile::made_before().is_none()) {
@@ -156,7 +161,9 @@ impl Session {
                 "note: this file system does not let --offload bypass the page cache; the kernel may keep copies in memory\n",
             )?;
         }
+        guard::raise_again();
         let loaded = config.load(&mut run)?;
+        guard::lower();
         for (what, names) in [("not in the folder, so new", &loaded.absent), ("passed over", &loaded.unused)]
         {
             if !names.is_empty() {

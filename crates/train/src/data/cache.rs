@@ -21,6 +21,7 @@ use serde_json::{Value as Json, json};
 
 use super::DataError;
 use super::sample::Label;
+use crate::reading;
 
 const MAGIC: &[u8; 16] = b"plimsoll ids 01\n";
 /// Magic, key, five counts, two checksums.
@@ -144,6 +145,7 @@ fn number(header: &[u8; HEADER], at: usize) -> u32 {
 pub(super) fn checksum(file: &mut File) -> io::Result<u32> {
     let (mut piece, mut sum) = (vec![0; PIECE], 0);
     loop {
+        reading::step();
         match file.read(&mut piece)? {
             0 => return Ok(sum),
             count => sum = crc32c::crc32c_append(sum, &piece[..count]),
@@ -174,6 +176,7 @@ impl Writer {
         }
         let file = File::options().read(true).write(true).create(true).truncate(true).open(&partial);
         let mut out = BufWriter::with_capacity(PIECE, file.map_err(fault)?);
+        reading::unfinished(&partial);
         out.write_all(&[0; HEADER]).map_err(fault)?;
         let (ends, labels, notes) = (Vec::new(), Vec::new(), Notes::default());
         let path = path.to_owned();
@@ -261,6 +264,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         // After the renaming nothing has this name any more.
         let _ = fs::remove_file(&self.partial);
+        reading::unfinished(Path::new(""));
     }
 }
 

@@ -25,6 +25,7 @@ use super::pack::{Packing, Piece, cut};
 use super::sample::UNLEARNED;
 use super::tokenizer::Tokenizer;
 use super::{DataError, IGNORED, Order, Permutation, Rows};
+use crate::reading;
 
 /// What all rows of a run have in common.
 #[derive(Clone, Debug)]
@@ -96,6 +97,7 @@ impl Shape {
         }
         let (all, mut fault, mut bytes) = (pieces.len(), Ok(()), vec![0; 4 * self.seq_len]);
         pieces.retain(|piece| {
+            reading::step();
             let targets = &mut bytes[..4 * piece.len as usize];
             match cache.read(piece.first + 1, targets) {
                 Ok(()) => targets.as_chunks().0.iter().any(|&id| u32::from_le_bytes(id) & UNLEARNED == 0),

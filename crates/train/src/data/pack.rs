@@ -12,6 +12,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::reading;
+
 /// Consecutive positions of one document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
@@ -47,6 +49,7 @@ impl Packing {
         // Rows by the positions they have left.
         let mut open: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for at in longest_first {
+            reading::step();
             let len = pieces[at as usize].len;
             let fit = open.range(len..).next().map(|(&left, _)| left);
             let (left, row) = match fit {

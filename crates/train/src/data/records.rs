@@ -18,6 +18,8 @@ use serde_json::{Map, Value as Json};
 
 use super::DataError;
 use super::sample::kind;
+use crate::caught::caught;
+use crate::reading;
 
 /// Bytes of a piece of text, where there is room for that.
 const PIECE: usize = 1 << 18;
@@ -156,14 +158,15 @@ struct Text {
 impl Records {
     /// A record of more than `most` bytes is refused.
     pub(super) fn open(path: &Path, most: usize) -> Result<Records, DataError> {
-        let unreadable = |fault: io::Error| DataError::reading(path, &fault);
-        let input = File::open(path).map_err(unreadable)?;
+        let fault = |fault: io::Error| DataError::reading(path, &fault);
+        let input = File::open(path).map_err(fault)?;
         let reader = if ends_in(path, &["jsonl"]) {
             Reader::Lines { input: BufReader::with_capacity(1 << 16, input), line: 0, read: 0 }
         } else if ends_in(path, &["parquet"]) {
-            let bytes = input.metadata().map_err(unreadable)?.len();
+            let bytes = input.metadata().map_err(fault)?.len();
             let broken = |fault| broken(path, &fault);
-            let file = SerializedFileReader::new(input).map_err(broken)?;
+            let file = caught(|| SerializedFileReader::new(input));
+            let file = file.map_err(|why| unreadable(path, why))?.map_err(broken)?;
             let total = file.metadata().file_metadata().num_rows().max(1) as u64;
             let rows = RowIter::from_file_into(Box::new(file));
             Reader::Rows { rows, row: 0, total, bytes }
@@ -213,7 +216,10 @@ impl Records {
                 }
             },
             Reader::Rows { rows, row, .. } => {
-                let Some(next) = rows.next() else { return Ok(None) };
+                reading::step();
+                // The library is sure of some of what it finds, and panics where it is mistaken.
+                let next = caught(|| rows.next()).map_err(|why| unreadable(path, why))?;
+                let Some(next) = next else { return Ok(None) };
                 *row += 1;
                 let fields = fields_of(next.map_err(|fault| broken(path, &fault))?);
                 let bytes = fields.values().map(size).sum();
@@ -309,7 +315,11 @@ fn parse(line: &[u8]) -> Result<Map<String, Json>, String> {
 }
 
 fn broken(path: &Path, fault: &ParquetError) -> DataError {
-    DataError::Unreadable { path: path.to_owned(), why: fault.to_string() }
+    unreadable(path, fault.to_string())
+}
+
+fn unreadable(path: &Path, why: String) -> DataError {
+    DataError::Unreadable { path: path.to_owned(), why: why.split_whitespace().collect::<Vec<_>>().join(" ") }
 }
 
 fn fields_of(row: Row) -> Map<String, Json> {

@@ -16,6 +16,7 @@ use super::records::{Record, Records, files};
 use super::room::Room;
 use super::sample::{Encoded, Encoder, Fault};
 use super::{DataError, Task};
+use crate::reading;
 
 /// Records of a batch.
 const RECORDS: usize = 8192;
@@ -56,6 +57,10 @@ impl Tokenise<'_> {
         let mut writer = Writer::create(&cache)?;
         let mut before = 0;
         for file in &files {
+            match self.encoder.tokenizer.path() {
+                Some(tokenizer) => reading::begin_with(file, tokenizer),
+                None => reading::begin(file),
+            }
             let mut records = Records::open(file, self.room.record)?;
             while self.batch(file, &mut records, &mut writer)? {
                 progress(Progress { path, read: before + records.read(), total });
@@ -120,6 +125,7 @@ impl Tokenise<'_> {
     }
 
     fn encode(&self, record: &Record) -> Result<Encoded, Fault> {
+        reading::step();
         let encoded = match record {
             Record::Piece { .. } if matches!(self.encoder.task, Task::Classify { .. }) => {
                 return Err(Fault::Sample(

@@ -6,7 +6,7 @@
 //! found once by asking it, so that texts can be encoded in pieces and wrapped afterwards.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 use sha2::{Digest as _, Sha256};
@@ -16,12 +16,15 @@ use super::template::ChatTemplate;
 use super::windows;
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, PAD};
 use crate::caught::caught;
-use crate::files::read_bytes;
+use crate::files::{LARGE, open_file, read_bytes, read_whole};
+use crate::reading;
 
 /// A model's vocabulary, with the chat template that belongs to it.
 #[derive(Debug)]
 pub struct Tokenizer {
     kind: Kind,
+    /// The file it was read from, if any.
+    path: Option<PathBuf>,
     vocabulary: usize,
     opening: Vec<i32>,
     closing: Vec<i32>,
@@ -57,6 +60,7 @@ impl Tokenizer {
     pub fn bytes() -> Tokenizer {
         Tokenizer {
             kind: Kind::Bytes,
+            path: None,
             vocabulary: BYTE_VOCABULARY,
             opening: vec![BEGIN],
             closing: Vec::new(),
@@ -73,7 +77,9 @@ impl Tokenizer {
     /// When there is no `tokenizer.json`, or one of the files is not what it should be.
     pub fn open(folder: &Path) -> Result<Tokenizer, DataError> {
         let path = folder.join("tokenizer.json");
-        let bytes = read(&path)?.ok_or_else(|| DataError::NoTokenizer { folder: folder.to_owned() })?;
+        let bytes = open_file(&path).and_then(|file| read_whole(&path, file, LARGE));
+        let bytes =
+            found(&path, bytes)?.ok_or_else(|| DataError::NoTokenizer { folder: folder.to_owned() })?;
         let wrong = |why: String| DataError::Tokenizer { path: path.clone(), why };
         // The library is sure of what it finds in a file and panics where it is mistaken.
         let (inner, (opening, closing)) = caught(|| load(&bytes)).and_then(|loaded| loaded).map_err(wrong)?;
@@ -85,6 +91,7 @@ impl Tokenizer {
             mask: config.id(&inner, "mask_token")?,
         };
         let template = config.template(folder)?;
+        reading::begin(&path);
         let largest = inner.get_vocab(true).into_values().max();
         let mut hash = Sha256::new();
         hash.update(&bytes);
@@ -92,6 +99,7 @@ impl Tokenizer {
         hash.update(template.as_ref().map_or("", ChatTemplate::source));
         Ok(Tokenizer {
             kind: Kind::Trained(Box::new(inner)),
+            path: Some(path),
             vocabulary: largest.map_or(0, |id| id as usize + 1),
             opening,
             closing,
@@ -99,6 +107,11 @@ impl Tokenizer {
             template,
             fingerprint: hash.finalize().into(),
         })
+    }
+
+    /// The file it was read from, if any.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 
     /// One more than the largest id.
@@ -179,7 +192,7 @@ impl Tokenizer {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(i32::from).collect()),
             Kind::Trained(inner) => {
-                let encoding = inner.encode_fast(text, false).map_err(|fault| unreadable(&*fault))?;
+                let encoding = self.trusting_nothing(|| inner.encode_fast(text, false))?;
                 Ok(encoding.get_ids().iter().map(|&id| id as i32).collect())
             }
         }
@@ -209,7 +222,7 @@ impl Tokenizer {
                 Ok(text.bytes().enumerate().map(|(at, byte)| (i32::from(byte), (at, at + 1))).collect())
             }
             Kind::Trained(inner) => {
-                let encoding = inner.encode(text, false).map_err(|fault| unreadable(&*fault))?;
+                let encoding = self.trusting_nothing(|| inner.encode(text, false))?;
                 let ids = encoding.get_ids().iter().map(|&id| id as i32);
                 Ok(ids.zip(encoding.get_offsets().iter().copied()).collect())
             }
@@ -225,9 +238,16 @@ impl Tokenizer {
             }
             Kind::Trained(inner) => {
                 let ids: Vec<u32> = ids.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
-                inner.decode(&ids, true).unwrap_or_default()
+                self.trusting_nothing(|| inner.decode(&ids, true)).unwrap_or_default()
             }
         }
+    }
+
+    /// Calls the library, which is sure of what it finds in a file and panics where it is mistaken.
+    fn trusting_nothing<T>(&self, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
+        let done = caught(call).and_then(|done| done.map_err(|fault| one_line(&*fault)));
+        let path = || self.path.clone().unwrap_or_else(|| "tokenizer.json".into());
+        done.map_err(|why| DataError::Tokenizer { path: path(), why })
     }
 
     /// A text that comes id by id.
@@ -367,15 +387,15 @@ fn default_template(value: &Json) -> Option<String> {
 
 /// A file's bytes, or `None` when there is no such file.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
-    match read_bytes(path) {
+    found(path, read_bytes(path))
+}
+
+fn found(path: &Path, bytes: io::Result<Vec<u8>>) -> Result<Option<Vec<u8>>, DataError> {
+    match bytes {
         Ok(bytes) => Ok(Some(bytes)),
         Err(fault) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(fault) => Err(DataError::reading(path, &fault)),
     }
-}
-
-fn unreadable(fault: &(dyn std::error::Error + Send + Sync)) -> DataError {
-    DataError::Tokenizer { path: "tokenizer.json".into(), why: one_line(fault) }
 }
 
 fn one_line(fault: &(dyn std::error::Error + Send + Sync)) -> String {

@@ -13,6 +13,7 @@
 
 use super::sample::Fault;
 use super::tokenizer::Placed;
+use crate::reading;
 
 /// Bytes of a window, and of those that the next sees too.
 pub(super) const WINDOW: usize = 4096;
@@ -34,6 +35,7 @@ pub(super) fn encode(
     let window = |from: usize, len: usize| {
         let from = text.floor_char_boundary(from);
         let to = text.floor_char_boundary(from.saturating_add(len));
+        reading::step();
         let shifted = |(id, (a, b)): Placed| (id, (a + from, b + from));
         let tokens: Vec<Placed> = encode(&text[from..to])?.into_iter().map(shifted).collect();
         Ok::<_, Fault>((from, to, tokens))

@@ -34,6 +34,9 @@ use std::path::{Component, Path};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::reading;
+use crate::size::Size;
+
 /// Length and SHA-256 of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checksum {
@@ -57,6 +60,7 @@ impl Checksum {
             match file.read(&mut piece) {
                 Ok(0) => return Ok(Checksum { bytes, sha256: hex(&hash.finalize()) }),
                 Ok(count) => {
+                    reading::step();
                     hash.update(&piece[..count]);
                     bytes += count as u64;
                 }
@@ -101,16 +105,35 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     if fs::metadata(path)?.is_file() { File::open(path) } else { Err(io::Error::other("it is not a file")) }
 }
 
+/// The most bytes of a file that is read whole: settings, indices, states. The largest index that was published has 9 MB.
+pub const SMALL: u64 = 32 << 20;
+
+/// The most bytes of a vocabulary, a plan or a graph. The largest `tokenizer.json` that was published has 33 MB.
+pub const LARGE: u64 = 256 << 20;
+
 /// All of a small file.
 pub(crate) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open_file(path)?.read_to_end(&mut bytes)?;
-    Ok(bytes)
+    read_whole(path, open_file(path)?, SMALL)
+}
+
+/// All of an open file of at most `most` bytes, whatever its length is said to be.
+pub fn read_whole(path: &Path, file: File, most: u64) -> io::Result<Vec<u8>> {
+    reading::begin(path);
+    let too_long = || io::Error::other(format!("it has more than {}", Size { bytes: most }));
+    let said = file.metadata()?.len();
+    if said > most {
+        return Err(too_long());
+    }
+    let mut bytes = Vec::with_capacity(said as usize);
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most { Err(too_long()) } else { Ok(bytes) }
 }
 
 /// Reads a small file as text.
 pub(crate) fn read_text(path: &Path) -> Result<String, FileError> {
-    open_file(path).and_then(io::read_to_string).map_err(|fault| FileError::reading(path, &fault))
+    let unreadable = |fault: io::Error| FileError::reading(path, &fault);
+    let no_text = |_| unreadable(io::Error::other("stream did not contain valid UTF-8"));
+    String::from_utf8(read_bytes(path).map_err(unreadable)?).map_err(no_text)
 }
 
 /// Whether a name that stands in a file names something inside that file's folder.

@@ -9,19 +9,24 @@
 //! the tensor. Reading takes a buffer of the caller's and a small one on the stack, whatever the tensor's
 //! size. Absent: mapping into memory, whose pages would count beside the arena's.
 
+mod header;
+
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::Dtype;
-use safetensors::tensor::TensorInfo;
 
 use super::{FileError, open_file};
+use crate::reading;
 
 /// The longest header that is read: 100 MB, the limit the format's own library has.
 const LONGEST_HEADER: u64 = 100_000_000;
+/// Bytes of a header that are in memory at once.
+const HEADER_PIECE: usize = 64 << 10;
 /// Bytes read at a time while numbers are converted.
 const PIECE: usize = 16 << 10;
 
@@ -54,7 +59,8 @@ impl TensorFile {
     ///
     /// When it cannot be read, is cut off, or its header contradicts itself.
     pub fn open(path: &Path) -> Result<TensorFile, FileError> {
-        let unreadable = |fault: std::io::Error| FileError::reading(path, &fault);
+        reading::begin(path);
+        let unreadable = |fault: io::Error| FileError::reading(path, &fault);
         let file = open_file(path).map_err(unreadable)?;
         let found = file.metadata().map_err(unreadable)?;
         let mut length = [0; 8];
@@ -70,9 +76,9 @@ impl TensorFile {
         if begin > found.len() {
             return Err(FileError::wrong(path, "is cut off inside its header; fetch it again"));
         }
-        let mut header = vec![0; length as usize];
-        file.read_exact_at(&mut header, 8).map_err(unreadable)?;
-        let (tensors, metadata) = parse(path, &header, begin, found.len() - begin)?;
+        let text = BufReader::with_capacity(HEADER_PIECE, HeaderText { file: &file, at: 8, end: begin });
+        let (tensors, metadata) = header::parse(text, begin, found.len() - begin)
+            .map_err(|why| FileError::wrong(path, format!("{why}; fetch the file again")))?;
         Ok(TensorFile { path: path.to_owned(), file, tensors, metadata })
     }
 
@@ -145,6 +151,7 @@ impl TensorFile {
         let elements: usize = shape.iter().product();
         let mut pieces = [vec![0.0; PIECE], vec![0.0; PIECE]];
         for first in (0..elements).step_by(PIECE) {
+            reading::step();
             let [ours, others] = pieces.each_mut().map(|piece| &mut piece[..PIECE.min(elements - first)]);
             self.read(own, first, ours)?;
             other.read(theirs, first, others)?;
@@ -165,6 +172,7 @@ impl TensorFile {
         let bytes = self.tensor(name)?.bytes;
         let (mut sum, mut first, mut piece) = (0, 0, vec![0; 16 * PIECE]);
         while first < bytes {
+            reading::step();
             let count = (bytes - first).min(piece.len() as u64) as usize;
             self.read_bytes(name, first, &mut piece[..count])?;
             sum = crc32c::crc32c_append(sum, &piece[..count]);
@@ -184,63 +192,21 @@ impl TensorFile {
     }
 }
 
-type Header = (BTreeMap<String, Tensor>, BTreeMap<String, String>);
-
-/// Reads the JSON and checks it against the `room` bytes behind it, which start at byte `begin`.
-fn parse(path: &Path, header: &[u8], begin: u64, room: u64) -> Result<Header, FileError> {
-    let wrong = |why: String| FileError::wrong(path, format!("{why}; fetch the file again"));
-    let entries: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header)
-        .map_err(|fault| wrong(format!("has a header that is no JSON object ({fault})")))?;
-    let (mut tensors, mut metadata) = (BTreeMap::new(), BTreeMap::new());
-    for (name, entry) in entries {
-        if name == "__metadata__" {
-            metadata = serde_json::from_value(entry)
-                .map_err(|fault| wrong(format!("has metadata that is not text ({fault})")))?;
-            continue;
-        }
-        let info: TensorInfo = serde_json::from_value(entry)
-            .map_err(|fault| wrong(format!("describes `{name}` in a way nobody knows ({fault})")))?;
-        let (first, end) = info.data_offsets;
-        let elements = info.shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
-        let bits = elements.and_then(|elements| elements.checked_mul(info.dtype.bitsize()));
-        let held = end.checked_sub(first);
-        if bits.is_none() || held.and_then(|held| held.checked_mul(8)) != bits {
-            let (shape, dtype) = (&info.shape, info.dtype);
-            return Err(wrong(format!(
-                "says that `{name}` lies at bytes {first} to {end}, which is not the size of {dtype} {shape:?}"
-            )));
-        }
-        if end as u64 > room {
-            return Err(wrong(format!(
-                "is cut off: `{name}` would end at byte {end} of the data, of which there are {room}"
-            )));
-        }
-        let bytes = (end - first) as u64;
-        tensors.insert(
-            name,
-            Tensor { dtype: info.dtype, shape: info.shape, begin: begin + first as u64, bytes },
-        );
-    }
-    no_gaps(&tensors, begin, room).map_err(wrong)?;
-    Ok((tensors, metadata))
+/// The bytes of a header, one after the other.
+struct HeaderText<'a> {
+    file: &'a File,
+    at: u64,
+    end: u64,
 }
 
-/// Checks that every byte of the data belongs to exactly one tensor.
-fn no_gaps(tensors: &BTreeMap<String, Tensor>, begin: u64, room: u64) -> Result<(), String> {
-    let mut in_order: Vec<(&String, &Tensor)> = tensors.iter().collect();
-    in_order.sort_by_key(|(_, tensor)| (tensor.begin, tensor.bytes));
-    let mut end = begin;
-    for (name, tensor) in in_order {
-        if tensor.begin != end {
-            let what = if tensor.begin < end { "an overlap" } else { "a gap" };
-            return Err(format!("has {what} before the data of `{name}`"));
-        }
-        end += tensor.bytes;
+impl Read for HeaderText<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        reading::step();
+        let most = (self.end - self.at).min(into.len() as u64) as usize;
+        let count = self.file.read_at(&mut into[..most], self.at)?;
+        self.at += count as u64;
+        Ok(count)
     }
-    if end != begin + room {
-        return Err(format!("has {} bytes at its end that belong to no tensor", begin + room - end));
-    }
-    Ok(())
 }
 
 /// Turns the bytes of a file into numbers.

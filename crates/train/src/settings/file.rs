@@ -3,7 +3,8 @@
 //! Both become a table of values whose kinds have been checked, so that every mistake is told with the place
 //! it was made at: a file's line, or the flag.
 
-use std::fs;
+use std::fs::File;
+use std::io;
 use std::path::Path;
 
 use toml::de::DeTable;
@@ -11,6 +12,10 @@ use toml::{Table, Value};
 
 use super::{ELSEWHERE, Kind, RawConfig, SETTINGS, Setting, nearest};
 use crate::error::TrainError;
+use crate::files::read_whole;
+
+/// The longest file of settings.
+const LONGEST: u64 = 1 << 20;
 
 /// A setting given on the command line, as it was typed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +36,9 @@ impl RawConfig {
         let mut table = match file {
             Some(path) => {
                 let shown = path.display();
-                let text = fs::read_to_string(path).map_err(|error| {
+                let text = File::open(path).and_then(|file| read_whole(path, file, LONGEST));
+                let text = text.and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+                let text = text.map_err(|error| {
                     TrainError::Config(format!("cannot read the settings in `{shown}`: {error}"))
                 })?;
                 checked_table(&text).map_err(|(line, why)| {

@@ -1,0 +1,187 @@
+//! The last words: one line that names the file, written without taking memory or locks, since it may be said from an
+//! allocator or from a signal handler on a stack of a few KiB. So the line lies in a static.
+#![allow(unsafe_code, reason = "what may be called in a signal handler is in libc")]
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU8};
+
+use plimsoll::training::reading::{self, LONGEST};
+
+use super::{LIMIT, STATED, lower};
+
+/// Why a file is not read on.
+pub(super) enum Why<'a> {
+    /// It would take more memory than the budget has.
+    Memory,
+    /// The system gives no memory, so many bytes, whoever wants it.
+    System(usize),
+    /// The stack is full.
+    Deep,
+    /// The reading does not get on.
+    Stuck,
+    /// A library has aborted.
+    Aborted,
+    /// A library has panicked, with these words.
+    Panicked(&'a str),
+}
+
+/// The user's mistake: another file or a larger budget mends it.
+const MISTAKE: i32 = 2;
+const FAILURE: i32 = 1;
+
+/// Says why, removes the file that would never be finished, and ends the process. Of several threads that end it, one speaks.
+pub(super) fn end(why: &Why<'_>) -> ! {
+    static ENDING: AtomicBool = AtomicBool::new(false);
+    lower();
+    if ENDING.swap(true, Relaxed) {
+        loop {
+            // SAFETY: nothing is passed. The thread that came first ends this one too.
+            unsafe { libc::pause() };
+        }
+    }
+    let mut line = Line { len: 0 };
+    line.add(b"error: ");
+    let code = line.explain(why);
+    line.add(b"\n");
+    // SAFETY: the pointer and the length are those of the line.
+    unsafe { libc::write(libc::STDERR_FILENO, LINE.as_ptr().cast(), line.len) };
+    remove_unfinished();
+    // SAFETY: nothing is passed. Destructors must not run: their values may be half changed.
+    unsafe { libc::_exit(code) }
+}
+
+fn remove_unfinished() {
+    let mut path = Line { len: 0 };
+    reading::unfinished_name().for_each(|byte| path.put(byte));
+    if path.len > 0 {
+        path.put(0);
+        // SAFETY: the path ends in a zero.
+        unsafe { libc::unlink(LINE.as_ptr().cast()) };
+    }
+}
+
+/// Longer than any name with a sentence.
+const MOST: usize = LONGEST + 1024;
+
+/// The line that is said, and then the path that is removed. Only the thread that ends the process is here.
+static LINE: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
+
+/// How much of the line is there.
+struct Line {
+    len: usize,
+}
+
+impl Line {
+    fn put(&mut self, byte: u8) {
+        if let Some(place) = LINE.get(self.len) {
+            place.store(byte, Relaxed);
+            self.len += 1;
+        }
+    }
+
+    /// Adds text; what moves a terminal's cursor is not passed on.
+    fn add(&mut self, text: &[u8]) {
+        text.iter().for_each(|&byte| self.add_byte(byte));
+    }
+
+    fn add_byte(&mut self, byte: u8) {
+        let moves = byte < b' ' && byte != b'\n' || byte == 127;
+        self.put(if moves { b'?' } else { byte });
+    }
+
+    fn add_file(&mut self) {
+        let before = self.len;
+        reading::name().for_each(|byte| self.add_byte(byte));
+        if self.len == before {
+            self.add(b"a file");
+        }
+    }
+
+    /// The bytes in MiB with one place behind the point, as sizes are shown elsewhere.
+    fn add_mib(&mut self, bytes: u64) {
+        let tenths = (bytes as f64 / f64::from(1 << 20) * 10.0).round() as u64;
+        self.add_number(tenths / 10);
+        self.add(&[b'.', b'0' + (tenths % 10) as u8]);
+        self.add(b" MiB");
+    }
+
+    fn add_number(&mut self, number: u64) {
+        let mut digits = [0; 20];
+        let (mut at, mut rest) = (digits.len(), number);
+        while at == digits.len() || rest > 0 {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        self.add(&digits[at..]);
+    }
+
+    /// The sentence, and the exit code that goes with it.
+    fn explain(&mut self, why: &Why<'_>) -> i32 {
+        if let Why::System(bytes) = why {
+            self.add(b"the system refuses ");
+            self.add_mib(*bytes as u64);
+            self.add(b" of memory to this process; raise its limit (ulimit -v) or free memory");
+            return FAILURE;
+        }
+        self.add_file();
+        match why {
+            Why::Memory | Why::System(_) => self.explain_memory(),
+            Why::Deep => self.add(b" is nested too deeply to be read; take another file"),
+            Why::Stuck => self.add(b" keeps its reader busy without end; take another file"),
+            Why::Aborted => self.add(b" cannot be read: a library gave up on it; take another file"),
+            Why::Panicked(words) => {
+                self.add(b" cannot be read (");
+                self.add(words.lines().next().unwrap_or_default().as_bytes());
+                self.add(b"); take another file");
+            }
+        }
+        MISTAKE
+    }
+
+    fn explain_memory(&mut self) {
+        self.add(b" takes more memory to read than ");
+        match STATED.load(Relaxed) {
+            0 => {
+                self.add(b"this machine has free (");
+                self.add_mib(LIMIT.load(Relaxed));
+                self.add(b"); take another file or a machine with more");
+            }
+            stated => {
+                self.add(b"the budget of ");
+                self.add_mib(stated);
+                self.add(b" has; state a larger --memory, or take another file");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(why: &Why<'_>) -> String {
+        let mut line = Line { len: 0 };
+        line.explain(why);
+        String::from_utf8(LINE[..line.len].iter().map(|byte| byte.load(Relaxed)).collect()).unwrap()
+    }
+
+    #[test]
+    fn every_ending_names_the_file_and_a_way_out_in_one_line() {
+        reading::begin(std::path::Path::new("m/to\x1bken.json"));
+        STATED.store(64 << 20, Relaxed);
+        assert_eq!(
+            said(&Why::Memory),
+            "m/to?ken.json takes more memory to read than the budget of 64.0 MiB has; state a larger --memory, or take another file"
+        );
+        assert!(said(&Why::Deep).starts_with("m/to?ken.json is nested too deeply"));
+        assert_eq!(
+            said(&Why::Panicked("index out\n of bounds")),
+            "m/to?ken.json cannot be read (index out); take another file"
+        );
+        assert_eq!(
+            said(&Why::System(3 << 19)),
+            "the system refuses 1.5 MiB of memory to this process; raise its limit (ulimit -v) or free memory"
+        );
+    }
+}

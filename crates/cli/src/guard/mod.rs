@@ -1,0 +1,81 @@
+//! Files of others are read behind a guard. More memory than the budget has, a stack that overflows, work that never ends,
+//! a panic or an abort in a parser: each ends the program with one error that names the file.
+//!
+//! ```text
+//! raise ──▶ files are read ──▶ lower ──▶ planning, the arena, training
+//!            allocator   asks the kernel what is resident, before memory is taken
+//!            watch       a thread that looks whether the reading gets on
+//!            signals     stack overflow, abort
+//!            panic hook  panics that nobody catches
+//! ```
+//!
+//! To end there is crude and right: so far nothing was trained, and nothing that was saved is touched. Once the guard is
+//! lowered all of it costs one look at a flag per allocation. See `docs/decisions/0018-files-are-read-behind-a-guard.md`.
+
+mod allocator;
+mod ending;
+mod signals;
+mod watch;
+
+use std::panic;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use plimsoll::training::memory;
+use plimsoll::training::size::Size;
+
+use crate::exit::Failure;
+
+/// Whether files of others are being read.
+static RAISED: AtomicBool = AtomicBool::new(false);
+/// The most bytes that may be resident meanwhile.
+static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
+/// The budget that was stated, or 0.
+static STATED: AtomicU64 = AtomicU64::new(0);
+
+/// Files may always take this much more than the program has when it begins to read, so that budgets too small for
+/// anything are refused for what they are.
+const LEAST: u64 = 8 << 20;
+
+/// Raises the guard with a budget as it is written; with none, files may take what the machine has free.
+pub(crate) fn raise(memory: Option<&str>) -> Result<(), Failure> {
+    let stated = memory.filter(|&text| text != "auto").map(str::parse::<Size>).transpose();
+    let stated = stated.map_err(|why| plimsoll::TrainError::Config(why.to_string()))?.map(|size| size.bytes);
+    let held = memory::process().map_or(0, |process| process.resident);
+    let free = || memory::available().map_or(u64::MAX, |free| held.saturating_add(free));
+    STATED.store(stated.unwrap_or(0), Relaxed);
+    LIMIT.store(stated.map_or_else(free, |stated| stated.max(held + LEAST)), Relaxed);
+    install();
+    RAISED.store(true, Relaxed);
+    Ok(())
+}
+
+/// Raises the guard again, with the budget it had.
+pub(crate) fn raise_again() {
+    RAISED.store(LIMIT.load(Relaxed) != u64::MAX, Relaxed);
+}
+
+/// Ends the reading of files of others.
+pub(crate) fn lower() {
+    RAISED.store(false, Relaxed);
+}
+
+fn is_raised() -> bool {
+    RAISED.load(Relaxed)
+}
+
+fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        allocator::prepare();
+        signals::install();
+        watch::start();
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if is_raised() {
+                ending::end(&ending::Why::Panicked(info.payload_as_str().unwrap_or("it fails")));
+            }
+            usual(info);
+        }));
+    });
+}

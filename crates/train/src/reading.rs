@@ -1,0 +1,111 @@
+//! The file that is being read, and whether the reading gets on.
+//!
+//! Files of others pass through parsers of others. A program that guards itself against them (with an allocator that
+//! refuses, a watch on the time, handlers of signals) has to say which file it was when it ends. It can ask here from
+//! anywhere: names and counts lie in atomics, and asking takes neither a lock nor memory.
+//!
+//! One file is read at a time in a process that asks; with several, the last one named is told. Absent: the guard itself,
+//! which is the program's (see `docs/decisions/0018-files-are-read-behind-a-guard.md`).
+
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// The longest name that is told whole; of a longer one, the end.
+pub const LONGEST: usize = 4096;
+
+/// A name that can be read from a signal handler.
+struct Name {
+    bytes: [AtomicU8; LONGEST],
+    len: AtomicUsize,
+}
+
+impl Name {
+    const fn new() -> Name {
+        Name { bytes: [const { AtomicU8::new(0) }; LONGEST], len: AtomicUsize::new(0) }
+    }
+
+    /// Whoever asks meanwhile gets no name or part of one.
+    fn set(&self, parts: &[&[u8]]) {
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        let bytes = parts.iter().flat_map(|part| part.iter()).skip(total.saturating_sub(LONGEST));
+        self.len.store(0, Relaxed);
+        let mut len = 0;
+        for (place, &byte) in self.bytes.iter().zip(bytes) {
+            place.store(byte, Relaxed);
+            len += 1;
+        }
+        self.len.store(len, Relaxed);
+    }
+
+    fn get(&self) -> impl Iterator<Item = u8> {
+        self.bytes[..self.len.load(Relaxed)].iter().map(|byte| byte.load(Relaxed))
+    }
+}
+
+static FILE: Name = Name::new();
+static UNFINISHED: Name = Name::new();
+static STEPS: AtomicU64 = AtomicU64::new(0);
+
+/// Says that the file at `path` is read from now on.
+pub fn begin(path: &Path) {
+    FILE.set(&[path.as_os_str().as_bytes()]);
+    step();
+}
+
+/// Says that the data at `path` is read from now on, with a tokenizer from `tokenizer`.
+pub(crate) fn begin_with(path: &Path, tokenizer: &Path) {
+    FILE.set(&[path.as_os_str().as_bytes(), b" with ", tokenizer.as_os_str().as_bytes()]);
+    step();
+}
+
+/// Says that the reading gets on. To be said at least every second of work, however large a file is.
+pub fn step() {
+    STEPS.fetch_add(1, Relaxed);
+}
+
+/// A number that differs from the one before when the reading has got on.
+pub fn steps() -> u64 {
+    STEPS.load(Relaxed)
+}
+
+/// The name of the file that is being read; nothing where none was read yet.
+pub fn name() -> impl Iterator<Item = u8> {
+    FILE.get()
+}
+
+/// Says that there is a file at `path` that is worth nothing unless it is finished; with an empty path, that there is none.
+pub(crate) fn unfinished(path: &Path) {
+    UNFINISHED.set(&[path.as_os_str().as_bytes()]);
+}
+
+/// The path of the unfinished file, which a program that ends here should remove; nothing where there is none.
+pub fn unfinished_name() -> impl Iterator<Item = u8> {
+    UNFINISHED.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_as_they_were_given_and_of_long_ones_the_end() {
+        let told = Name::new();
+        let got = || told.get().collect::<Vec<u8>>();
+        assert!(got().is_empty());
+        told.set(&[b"d/x.txt", b" with ", b"t.json"]);
+        assert_eq!(got(), b"d/x.txt with t.json");
+        told.set(&[b"b"]);
+        assert_eq!(got(), b"b");
+        told.set(&[&[b"a".repeat(LONGEST), b"end".to_vec()].concat()]);
+        assert_eq!(got(), [b"a".repeat(LONGEST - 3), b"end".to_vec()].concat());
+    }
+
+    #[test]
+    fn every_file_and_every_step_counts() {
+        let before = steps();
+        begin(Path::new("x"));
+        step();
+        assert!(steps() >= before + 2);
+    }
+}
