@@ -24,6 +24,7 @@ use plimsoll_plan::{Choice, Plan, Program, Role};
 use crate::budget::Budget;
 use crate::error::TrainError;
 use crate::files::{self, Form, Loaded, ModelFolder};
+use crate::in_backward::SQUARES;
 use crate::memory;
 use crate::options::Options;
 use crate::planning::{Model, Planned, plan_for};
@@ -51,6 +52,8 @@ pub struct Run<D: Device = CpuDevice> {
     updating_passes: usize,
     /// The learning rate of this step, once it is known.
     lr: Option<f32>,
+    /// Whether state may be of two steps: an update was begun and did not come to its end.
+    torn: bool,
 }
 
 impl Run<CpuDevice> {
@@ -104,6 +107,7 @@ impl<D: Device> Run<D> {
             spoiled: false,
             updating_passes,
             lr: None,
+            torn: false,
         })
     }
 
@@ -128,6 +132,7 @@ impl<D: Device> Run<D> {
         if self.updating_passes == 2 {
             clip = self.clip_factor(inputs, &lr, &step, &rng)?;
         }
+        self.torn |= self.updating_passes > 0;
         self.run_pass(role, inputs, &OwnInputs { clip: &clip, lr: &lr, step: &step, rng: &rng })?;
         self.gathered += 1;
         let loss = self.engine.scalar(role, "loss")?;
@@ -177,7 +182,7 @@ impl<D: Device> Run<D> {
     /// # Errors
     ///
     /// When a loss or the norm is not finite: then nothing has changed, and the gathered gradients are
-    /// forgotten. Only where the backward pass updates parameters, a gradient that is not finite is found when
+    /// forgotten. Only where the backward pass updates parameters, a gradient that is not finite may be found when
     /// others have been applied, and the error says so.
     pub fn step(&mut self, lr: f32) -> Result<f32, TrainError> {
         if self.gathered == 0 {
@@ -186,18 +191,22 @@ impl<D: Device> Run<D> {
         self.gathered = 0;
         let step = self.steps + 1;
         if std::mem::take(&mut self.spoiled) {
+            // No update was begun, or each saw the loss and changed nothing.
+            self.torn = false;
             return Err(TrainError::NotFinite { step, what: "loss" });
         }
         if self.updating_passes > 0 {
             return self.finish_step(step, lr);
         }
         let (lr, number, rng) = ([lr], [step as f32], self.rng());
+        self.torn = true;
         self.run_pass(
             Role::Update,
             &[],
             &OwnInputs { clip: &[f32::NAN], lr: &lr, step: &number, rng: &rng },
         )?;
         let norm = self.engine.scalar(Role::Update, "grad_norm")?;
+        self.torn = false;
         if !norm.is_finite() {
             return Err(TrainError::NotFinite { step, what: "gradient norm" });
         }
@@ -232,11 +241,35 @@ impl<D: Device> Run<D> {
             )));
         }
         let norm = self.engine.scalar(Role::First, "grad_norm")?;
-        if self.updating_passes == 2 && !norm.is_finite() {
+        self.torn = !norm.is_finite() && self.updating_passes == 1 && self.some_gradient_is_finite()?;
+        if self.torn {
+            self.steps = step;
+            return Err(TrainError::PartlyUpdated { step });
+        }
+        if !norm.is_finite() {
             return Err(TrainError::NotFinite { step, what: "gradient norm" });
         }
         self.steps = step;
-        if norm.is_finite() { Ok(norm) } else { Err(TrainError::PartlyUpdated { step }) }
+        Ok(norm)
+    }
+
+    /// Whether a parameter was updated inside a backward pass whose norm is not finite: each sees to its own gradient.
+    fn some_gradient_is_finite(&self) -> Result<bool, TrainError> {
+        let names = self.engine.states().map(|(name, _)| name).filter(|name| name.starts_with(SQUARES));
+        for name in names {
+            let mut squares = [0.0];
+            self.engine.read_state(name, 0, &mut squares)?;
+            if squares[0].is_finite() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether all state is of one step. It is not after an update that failed on its way, or one that
+    /// [`TrainError::PartlyUpdated`] tells of; such a run must not be saved, and goes on only from a checkpoint.
+    pub fn is_whole(&self) -> bool {
+        !self.torn
     }
 
     /// The loss of a micro-batch, forward only: nothing changes, and no gradient is touched.
@@ -355,7 +388,7 @@ impl<D: Device> Run<D> {
     /// Goes on as after `steps` updates: what came before is in the state that the caller has put in place.
     /// Gathered gradients are forgotten.
     pub fn continue_after(&mut self, steps: u64) {
-        (self.steps, self.gathered, self.spoiled) = (steps, 0, false);
+        (self.steps, self.gathered, self.spoiled, self.torn) = (steps, 0, false, false);
     }
 
     /// Reads every parameter from a model's folder; see [`load_weights`](files::load_weights).
