@@ -35,19 +35,24 @@ impl<E: Into<TrainError>> From<E> for Failure {
     }
 }
 
-/// Whether the command goes on when nobody reads what it says.
+/// Whether the command goes on when its output cannot be written.
 static UNHEARD: AtomicBool = AtomicBool::new(false);
 
-/// From now on there is something to keep, which is worth more than being heard: what nobody reads is not said.
+/// From here on there is something to keep, which is worth more than output: what cannot be written is dropped.
 pub(crate) fn go_on_unheard() {
     UNHEARD.store(true, Ordering::Relaxed);
 }
 
-/// What has come of saying something.
+/// Whether output that cannot be written is dropped.
+pub(crate) fn goes_on_unheard() -> bool {
+    UNHEARD.load(Ordering::Relaxed)
+}
+
+/// The result of writing to the terminal.
 pub(crate) fn said(written: io::Result<()>) -> Result<(), Failure> {
-    match written.map_err(|error| Failure::output(&error)) {
-        Err(Failure::Unread) if UNHEARD.load(Ordering::Relaxed) => Ok(()),
-        result => result,
+    match written {
+        Err(_) if goes_on_unheard() => Ok(()),
+        written => written.map_err(|error| Failure::output(&error)),
     }
 }
 

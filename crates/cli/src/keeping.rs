@@ -28,6 +28,7 @@ impl Kept {
         let form = config.form()?;
         let checkpoints =
             Checkpoints::open(&output.folder, form.clone(), config.saving.limit).map_err(TrainError::from)?;
+        outputs::clear_left_over(&output.folder)?;
         let from = match &config.resume {
             None => None,
             Some(Resume::From(path)) => {
@@ -64,6 +65,9 @@ impl Kept {
             }
             for (name, then, now) in session.trainer.changes_since(from) {
                 say(&format!("note: {name} is {now} from here on, and was {then}\n"))?;
+            }
+            for note in kept.checkpoints.take_notes() {
+                say(&format!("note: {note}\n"))?;
             }
         }
         Ok(kept)
@@ -143,22 +147,40 @@ impl Kept {
 }
 
 /// The newest whole checkpoint. None where a run has begun, or not even that, but saved nothing: so a script may always
-/// ask for the latest.
+/// ask for the latest. Where something might be lost by beginning anew, that is an error.
 fn latest(checkpoints: &Checkpoints) -> Result<Option<Checkpoint>, Failure> {
     let found = checkpoints.latest().map_err(TrainError::from)?;
     for broken in &found.broken {
         say(&format!("passed over: {broken}\n"))?;
     }
+    let last_finite = checkpoints.last_finite().map_err(TrainError::from)?;
+    if let (Some(checkpoint), Some((step, last))) = (&found.checkpoint, &last_finite)
+        && *step > checkpoint.state.step
+    {
+        let last = last.display();
+        say(&format!(
+            "note: {last} is later, from before a step whose numbers were not finite; it is taken with `--resume {last}`\n"
+        ))?;
+    }
     if found.checkpoint.is_none() {
-        let folder = checkpoints.folder();
-        if let Some(name) = foreign(folder)? {
+        let (folder, shown) = (checkpoints.folder(), checkpoints.folder().display());
+        if let Some((_, last)) = last_finite {
+            let last = last.display();
             return Err(TrainError::Config(format!(
-                "`{}` holds no whole checkpoint, and has a `{name}`; to begin anew, name an empty folder",
-                folder.display()
+                "`{shown}` holds no checkpoint but {last}, from before a step whose numbers were not finite; the same settings \
+                 lead to that step again: go on with `--resume {last}` and a lower --learning-rate or --max-grad-norm, or \
+                 name an empty folder"
             ))
             .into());
         }
-        say(&format!("`{}` holds no whole checkpoint yet; the run begins anew\n", folder.display()))?;
+        if let Some(name) = foreign(folder, outputs::is_ours)? {
+            let why = found.foreign.first().map_or_else(String::new, |why| format!(" ({why})"));
+            return Err(TrainError::Config(format!(
+                "`{shown}` holds no whole checkpoint, and has a `{name}`{why}; to begin anew, name an empty folder"
+            ))
+            .into());
+        }
+        say(&format!("`{shown}` holds no whole checkpoint yet; the run begins anew\n"))?;
     }
     Ok(found.checkpoint)
 }
@@ -188,7 +210,8 @@ fn refuse_to_mix(checkpoints: &Checkpoints, from: &Checkpoint) -> Result<(), Fai
             )
         });
     }
-    match foreign(folder)? {
+    // Checkpoints have been judged.
+    match foreign(folder, |name| outputs::is_ours(name) || name.starts_with("checkpoint-"))? {
         Some(name) if !own => refused(format!(
             "`{shown}` holds no checkpoint, and has a `{name}`; name an empty folder as --output-dir"
         )),
@@ -196,16 +219,12 @@ fn refuse_to_mix(checkpoints: &Checkpoints, from: &Checkpoint) -> Result<(), Fai
     }
 }
 
-/// Something in the folder that no run leaves behind before its end.
-fn foreign(folder: &Path) -> Result<Option<String>, Failure> {
+/// The first of the names in a folder that are not `ours`. What a run leaves under temporary names has been cleared.
+fn foreign(folder: &Path, ours: impl Fn(&str) -> bool) -> Result<Option<String>, Failure> {
     let unreadable = |error| Failure::Other(format!("cannot read `{}`: {error}", folder.display()));
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         names.push(entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned());
     }
-    let ours = |name: &str| {
-        let begins = ["checkpoint-", ".tmp-"].iter().any(|begins| name.starts_with(begins));
-        begins || outputs::NAMES.contains(&name)
-    };
     Ok(names.into_iter().filter(|name| !ours(name)).min())
 }

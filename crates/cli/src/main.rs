@@ -7,6 +7,7 @@ mod commands;
 mod costs;
 mod curve;
 mod disks;
+mod dispensable;
 mod exit;
 mod guard;
 mod home;
@@ -17,6 +18,7 @@ mod page;
 mod progress;
 mod read_file;
 mod settings;
+mod signals;
 mod summary;
 mod table;
 mod tokenising;
@@ -32,6 +34,7 @@ use clap::{CommandFactory, Parser};
 
 use args::{Args, Command};
 use plimsoll::TrainError;
+use plimsoll::training::address_space;
 use plimsoll::training::settings::known_elsewhere;
 
 fn main() -> ExitCode {
@@ -44,6 +47,9 @@ fn main() -> ExitCode {
     };
     // A file that may not grow ends in an error that names it, not in a signal. Where that cannot be had, so be it.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
+    if let Err(error) = address_space::check() {
+        return exit::code(Err(error.into()));
+    }
     let result = match &args.command {
         Command::Demo(demo) => commands::demo::run(demo),
         Command::Plan(plan) => commands::plan::run(plan),

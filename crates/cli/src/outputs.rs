@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use plimsoll::TrainError;
-use plimsoll::training::course::Listener;
+use plimsoll::training::files::create_folder;
 use plimsoll::training::metrics::MetricsFile;
 use plimsoll::training::tensorboard::EventFile;
 use plimsoll::training::{Config, OutputConfig};
@@ -22,7 +22,12 @@ use crate::exit::Failure;
 use crate::json;
 
 /// What there may be in the folder beside checkpoints, before the trained model.
-pub(crate) const NAMES: [&str; 4] = ["metrics.jsonl", "metrics.jsonl.part", "report.html", "tensorboard"];
+const NAMES: [&str; 3] = ["metrics.jsonl", "report.html", "tensorboard"];
+
+/// Whether a run writes something by this name before its first checkpoint.
+pub(crate) fn is_ours(name: &str) -> bool {
+    NAMES.contains(&name)
+}
 
 /// What a run writes besides what it shows.
 pub(crate) struct Outputs<'a> {
@@ -31,8 +36,9 @@ pub(crate) struct Outputs<'a> {
     events: Option<EventFile>,
 }
 
-/// Refuses a folder that cannot be written to, or holds something already; before anything takes long.
-pub(crate) fn prepare(config: &OutputConfig, resumes: bool) -> Result<(), Failure> {
+/// Refuses a folder that cannot be written to, or holds something already; before anything takes long. Says whether the
+/// folder is new.
+pub(crate) fn prepare(config: &OutputConfig, resumes: bool) -> Result<bool, Failure> {
     let folder = &config.folder;
     let unwritable = |error: io::Error| {
         let folder = folder.display();
@@ -40,7 +46,8 @@ pub(crate) fn prepare(config: &OutputConfig, resumes: bool) -> Result<(), Failur
             "--output-dir `{folder}` cannot be written to ({error}); name another folder"
         ))
     };
-    fs::create_dir_all(folder).map_err(unwritable)?;
+    let is_new = !folder.exists();
+    create_folder(folder).map_err(unwritable)?;
     let mut entries = fs::read_dir(folder).map_err(unwritable)?;
     if entries.next().is_some() && !resumes {
         return Err(TrainError::Config(format!(
@@ -50,7 +57,24 @@ pub(crate) fn prepare(config: &OutputConfig, resumes: bool) -> Result<(), Failur
         .into());
     }
     let probe = folder.join(".tmp-probe");
-    Ok(File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(unwritable)?)
+    File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(unwritable)?;
+    Ok(is_new)
+}
+
+/// Removes halves of files that a killed run has left. The folder must be locked: a run that writes has them too.
+pub(crate) fn clear_left_over(folder: &Path) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::Other(format!("cannot tidy `{}`: {error}", folder.display()));
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let half = name.to_str().and_then(|name| name.strip_suffix(".part"));
+        let of =
+            |whole: &str| half.is_some_and(|half| half == whole || half.starts_with(&format!("{whole}.")));
+        if (of("report.html") || of("metrics.jsonl")) && entry.file_type().map_err(failed)?.is_file() {
+            fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    Ok(())
 }
 
 impl<'a> Outputs<'a> {
@@ -64,13 +88,9 @@ impl<'a> Outputs<'a> {
         Ok(Some(Outputs { config: output, metrics, events: events.transpose()? }))
     }
 
-    /// Those who write while the run goes on.
-    pub(crate) fn listeners(&mut self) -> Vec<&mut dyn Listener<Failure>> {
-        let mut listeners: Vec<&mut dyn Listener<Failure>> = vec![&mut self.metrics];
-        if let Some(events) = &mut self.events {
-            listeners.push(events);
-        }
-        listeners
+    /// Those who write while the run goes on: the record of the run, and what it can do without.
+    pub(crate) fn listeners(&mut self) -> (Option<&mut MetricsFile>, Option<&mut EventFile>) {
+        (Some(&mut self.metrics), self.events.as_mut())
     }
 
     /// Writes the page; returns its path if there is one.

@@ -84,9 +84,10 @@ impl Listener<Failure> for Progress {
     fn hear(&mut self, event: &Event<'_>) -> Result<(), Failure> {
         match event {
             Event::Step(record) => self.step(record),
-            Event::Log(_) => Ok(()),
+            Event::Log(_) | Event::Saving => Ok(()),
             Event::Evaluation(record) => self.evaluation(record),
             Event::Saved(folder) => self.bar.suspend(|| say(&format!("saved {}\n", folder.display()))),
+            Event::Note(note) => self.bar.suspend(|| say(&format!("note: {note}\n"))),
             Event::End(_) => {
                 self.bar.finish();
                 Ok(())

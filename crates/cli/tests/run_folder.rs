@@ -63,7 +63,7 @@ fn what_cannot_be_gone_on_from_is_refused() {
     );
     home.refused(
         &resume("model --output-dir out"),
-        "model is no checkpoint: it has no trainer_state.json; give the folder checkpoint-N of a run",
+        "model is a model, not a checkpoint: it has no trainer_state.json; train it further with `--model model` and a new --output-dir",
     );
 }
 

@@ -70,7 +70,8 @@ pub mod training {
     pub use plimsoll_train::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
     pub use plimsoll_train::{Programs, budget_for, fits_within, plan_from_file, plan_with};
     pub use plimsoll_train::{
-        budget, ceiling, checkpoint, costed_program, course, data, export, files, generate, generation, hub,
-        lr, machine, memory, metrics, pretrained, program, reading, settings, size, tensorboard,
+        address_space, budget, ceiling, checkpoint, costed_program, course, data, export, files, generate,
+        generation, hub, lr, machine, memory, metrics, pretrained, program, reading, settings, size,
+        tensorboard,
     };
 }

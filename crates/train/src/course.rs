@@ -13,7 +13,7 @@
 //! was due is made up for when the run goes on.
 //!
 //! A bar, a file of metrics, TensorBoard and a page are listeners alike: the loop knows none of them. The first
-//! that fails ends the run with its error.
+//! that fails ends the run with its error, and so does a step or an evaluation, but not before the run is saved.
 
 use std::path::Path;
 
@@ -68,8 +68,12 @@ pub enum Event<'a> {
     Log(&'a StepRecord),
     /// The model was evaluated.
     Evaluation(&'a EvaluationRecord),
+    /// A checkpoint is about to be written: whoever keeps a record of the run brings it to the disk first.
+    Saving,
     /// A checkpoint was written to this folder.
     Saved(&'a Path),
+    /// Something went otherwise than its user will expect, and the run goes on.
+    Note(&'a str),
     /// The run is over.
     End(&'a EndRecord),
 }
@@ -80,7 +84,7 @@ pub trait Listener<E> {
     ///
     /// # Errors
     ///
-    /// Whatever the listener cannot do; it ends the run.
+    /// Whatever the listener cannot do; the run is saved and ends.
     fn hear(&mut self, event: &Event<'_>) -> Result<(), E>;
 }
 
@@ -95,7 +99,8 @@ impl<D: Device> Trainer<D> {
     ///
     /// # Errors
     ///
-    /// The first fault of a step, an evaluation or a listener.
+    /// The first fault of a step, an evaluation or a listener. The run is saved before it ends with one, if its state is of
+    /// one step: as a regular checkpoint, or where the next step was not finite under a name of its own.
     pub fn train<E: From<TrainError>>(
         &mut self,
         course: &Course,
@@ -103,81 +108,172 @@ impl<D: Device> Trainer<D> {
         checkpoints: Option<&Checkpoints>,
         listeners: &mut [&mut dyn Listener<E>],
     ) -> Result<EndRecord, E> {
-        let mut tell = |event: Event<'_>| listeners.iter_mut().try_for_each(|listener| listener.hear(&event));
+        let mut told = Told { listeners, failed: None };
         let (mut window, mut progress) = (Window::default(), Progress::of(self.reached()));
         let keeping = course.save_steps.map(|every| every.max(1)).zip(checkpoints);
+        let mut saved = self.run().steps();
         if progress.owes_evaluation
             && let Some(validation) = validation.as_deref_mut()
             && let Some(evaluated) = self.evaluate_unless_stopped(validation)?
         {
             let before = progress.best_step();
-            tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)))?;
+            told.tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)));
             self.reach(progress.kept(self.reached().loss));
             // As the step before the interruption would have done.
             if let Some(keeping) = keeping.filter(|_| progress.best_step() != before) {
-                self.keep(keeping, before, &mut tell)?;
+                self.keep(keeping, before, &mut told)?;
             }
         }
         let mut over = self.run().steps() >= course.end()
             || progress.exhausted(course.stopping)
-            || self.stop_requested();
+            || self.is_asked_to_end(&told);
         while !over {
-            let record = self.step()?;
+            let record = match self.step() {
+                Ok(record) => record,
+                Err(fault) => {
+                    self.rescue(&fault, keeping.filter(|_| self.run().steps() != saved), window, &mut told);
+                    return Err(fault.into());
+                }
+            };
             let step = record.step;
-            over = step >= course.end() || self.stop_requested();
             window.add(&record);
-            tell(Event::Step(&record))?;
+            told.tell(Event::Step(&record));
+            over = step >= course.end() || self.is_asked_to_end(&told);
             let regular = |every: u64| step.is_multiple_of(every.max(1));
             if over || regular(course.logging_steps) {
-                tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
+                told.tell_window(&mut window);
             }
             let before = progress.best_step();
+            let mut unevaluated = None;
             if let (Some(every), Some(validation)) = (course.eval_steps, validation.as_deref_mut())
                 && (step >= course.steps || regular(every))
             {
-                match self.evaluate_unless_stopped(validation)? {
-                    Some(evaluated) => {
-                        tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)))?;
-                        over |= progress.exhausted(course.stopping);
+                let evaluated =
+                    if told.failed.is_some() { Ok(None) } else { self.evaluate_unless_stopped(validation) };
+                match evaluated {
+                    Ok(Some(evaluated)) => {
+                        told.tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)));
                     }
-                    None => progress.owes_evaluation = true,
+                    Ok(None) => progress.owes_evaluation = true,
+                    Err(fault) => (progress.owes_evaluation, unevaluated) = (true, Some(fault)),
                 }
-                over |= self.stop_requested();
+                let exhausted = !progress.owes_evaluation && progress.exhausted(course.stopping);
+                over |= exhausted || unevaluated.is_some() || self.is_asked_to_end(&told);
             }
             self.reach(progress.kept(Some(record.loss)));
+            if over {
+                told.tell_window(&mut window);
+            }
             let best = progress.best_step() != before;
             if let Some(keeping) = keeping.filter(|(every, _)| over || best || regular(*every)) {
-                self.keep(keeping, before.filter(|_| best), &mut tell)?;
+                self.keep(keeping, before.filter(|_| best), &mut told)?;
+                saved = step;
             }
-            if over && window.steps > 0 {
-                tell(Event::Log(&std::mem::take(&mut window).record(&record)))?;
+            if let Some(fault) = unevaluated {
+                return Err(fault.into());
             }
         }
+        told.result()?;
         let stopped_early = self.run().steps() < course.end() && !self.stop_requested();
         let end = EndRecord { best: progress.best.map(BestRecord::from), stopped_early, ..self.end()? };
-        tell(Event::End(&end))?;
+        told.tell(Event::End(&end));
+        told.result()?;
         Ok(end)
     }
 
+    /// Whether the run is to end for another reason than its course. A listener that failed ends it like a signal: at once,
+    /// but saved.
+    fn is_asked_to_end<E>(&self, told: &Told<'_, '_, E>) -> bool {
+        self.stop_requested() || told.failed.is_some()
+    }
+
     /// Saves the run. The checkpoint of the step `surpassed` goes if it was there for being the best alone.
-    fn keep<E: From<TrainError>>(
+    fn keep<E>(
         &self,
         (every, checkpoints): (u64, &Checkpoints),
         surpassed: Option<u64>,
-        tell: &mut impl FnMut(Event<'_>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let saved = self.save(checkpoints, self.reached())?;
-        tell(Event::Saved(&saved))?;
-        if let Some(surpassed) = surpassed.filter(|surpassed| !surpassed.is_multiple_of(every)) {
-            checkpoints.forget(surpassed).map_err(TrainError::from)?;
+        told: &mut Told<'_, '_, E>,
+    ) -> Result<(), TrainError> {
+        let surpasses = surpassed.filter(|surpassed| !surpassed.is_multiple_of(every));
+        told.tell(Event::Saving);
+        let saved = self.save(checkpoints, &Kept { surpasses, ..self.reached().clone() })?;
+        told.tell(Event::Saved(&saved));
+        if let Some(surpassed) = surpasses {
+            checkpoints.forget(surpassed, self.facts());
         }
+        told.tell_notes(checkpoints);
         Ok(())
+    }
+
+    /// Saves a run that ends with the fault of a step, as the step before left it.
+    fn rescue<E>(
+        &self,
+        fault: &TrainError,
+        keeping: Option<(u64, &Checkpoints)>,
+        mut window: Window,
+        told: &mut Told<'_, '_, E>,
+    ) {
+        told.tell_window(&mut window);
+        let Some((_, checkpoints)) = keeping.filter(|_| self.run().is_whole()) else { return };
+        told.tell(Event::Saving);
+        let not_finite = matches!(fault, TrainError::NotFinite { .. });
+        let saved = if not_finite {
+            self.save_last_finite(checkpoints, self.reached())
+        } else {
+            self.save(checkpoints, self.reached())
+        };
+        match saved {
+            Ok(saved) if not_finite => {
+                told.tell(Event::Saved(&saved));
+                told.tell(Event::Note(&format!(
+                    "the same settings lead to the same numbers: go on with `--resume {}` and a lower --learning-rate or \
+                     --max-grad-norm; --resume latest goes back to the checkpoint before",
+                    saved.display()
+                )));
+            }
+            Ok(saved) => told.tell(Event::Saved(&saved)),
+            Err(also) => told.tell(Event::Note(&format!("steps since the last checkpoint are lost: {also}"))),
+        }
+        told.tell_notes(checkpoints);
+    }
+}
+
+/// The listeners, and the first fault of one. The others hear on: what is saved then is worth telling.
+struct Told<'a, 'b, E> {
+    listeners: &'a mut [&'b mut dyn Listener<E>],
+    failed: Option<E>,
+}
+
+impl<E> Told<'_, '_, E> {
+    fn tell(&mut self, event: Event<'_>) {
+        for listener in self.listeners.iter_mut() {
+            let heard = listener.hear(&event);
+            self.failed = self.failed.take().or(heard.err());
+        }
+    }
+
+    /// Tells of the steps since the last record, if there are any.
+    fn tell_window(&mut self, window: &mut Window) {
+        if let Some(record) = std::mem::take(window).record() {
+            self.tell(Event::Log(&record));
+        }
+    }
+
+    fn tell_notes(&mut self, checkpoints: &Checkpoints) {
+        for note in checkpoints.take_notes() {
+            self.tell(Event::Note(&note));
+        }
+    }
+
+    fn result(&mut self) -> Result<(), E> {
+        self.failed.take().map_or(Ok(()), Err)
     }
 }
 
 /// Steps since the last record.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Window {
+    last: Option<StepRecord>,
     steps: u64,
     loss: f64,
     tokens: u64,
@@ -187,6 +283,7 @@ struct Window {
 
 impl Window {
     fn add(&mut self, record: &StepRecord) {
+        self.last = Some(*record);
         self.steps += 1;
         self.loss += record.loss;
         self.tokens += record.tokens;
@@ -194,18 +291,19 @@ impl Window {
         self.seconds += record.tokens as f64 / record.tokens_per_second;
     }
 
-    /// One record for all its steps. A single step is its own record, to the bit.
-    fn record(self, last: &StepRecord) -> StepRecord {
+    /// One record for all its steps, if there are any. A single step is its own record, to the bit.
+    fn record(self) -> Option<StepRecord> {
+        let last = self.last?;
         if self.steps == 1 {
-            return *last;
+            return Some(last);
         }
-        StepRecord {
+        Some(StepRecord {
             loss: self.loss / self.steps as f64,
             tokens: self.tokens,
             valid_tokens: self.valid_tokens,
             tokens_per_second: self.tokens as f64 / self.seconds,
-            ..*last
-        }
+            ..last
+        })
     }
 }
 
@@ -247,6 +345,7 @@ impl Progress {
             mark: self.mark,
             without_gain: self.waited,
             owes_evaluation: self.owes_evaluation,
+            surpasses: None,
         }
     }
 
@@ -348,7 +447,7 @@ mod tests {
         let (first, last) = (step(1, 2.0, 100.0), step(2, 1.0, 50.0));
         window.add(&first);
         window.add(&last);
-        let record = window.record(&last);
+        let record = window.record().unwrap();
         let expected =
             StepRecord { loss: 1.5, tokens: 200, valid_tokens: 180, tokens_per_second: 200.0 / 3.0, ..last };
         assert_eq!(record, expected);

@@ -170,8 +170,10 @@ impl fmt::Display for TrainError {
             ),
             TrainError::PartlyUpdated { step } => write!(
                 f,
-                "a gradient of step {step} is not a finite number, and some parameters were updated before it was \
-                 found; go back to a checkpoint, or train with `--update separate`, which finds it first"
+                "a gradient of step {step} is not a finite number, and parameters nearer to the loss were updated before it \
+                 was found: the weights are of two steps and are not saved; `--resume latest --stop-after {}` brings back \
+                 those before it, and `--update separate` finds such a gradient first",
+                step - 1
             ),
         }
     }

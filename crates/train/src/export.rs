@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::error::TrainError;
 use crate::files::{self, Dtype, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter, UNFINISHED};
-use crate::files::{beside, copy_file, replace_model, write_text};
+use crate::files::{BESIDE, beside, copy_file, replace_model, write_text};
 use crate::pretrained::{AdapterFolder, Pretrained};
 
 /// Numbers of a block, but for rows that are longer.
@@ -65,10 +65,14 @@ pub fn merge(base: &Pretrained, adapter: &AdapterFolder, out: &Path) -> Result<(
     written.map(drop)
 }
 
-/// Whether a folder holds nothing but what an interrupted merge has left.
+/// Whether a folder holds nothing but what an interrupted merge has left: its temporary folder, and files of a model that it
+/// had moved out of there.
 fn is_empty(folder: &Path) -> std::io::Result<bool> {
+    let interrupted = folder.join(UNFINISHED).is_dir();
     for entry in fs::read_dir(folder)? {
-        if entry?.file_name() != UNFINISHED {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let of_a_model = name == "config.json" || name.starts_with("model") || BESIDE.contains(&&*name);
+        if name != UNFINISHED && !(interrupted && of_a_model) {
             return Ok(false);
         }
     }

@@ -130,10 +130,13 @@ pub fn append_two_pass(
     interleave(graph)
 }
 
+/// What precedes a parameter's name in that of the sum of its gradient's squares.
+pub(crate) const SQUARES: &str = "grad_squares.";
+
 /// The newest version of a gradient, and the sum of its squares as state.
 fn with_squares(graph: &mut Graph, parameter: StateId, gradient: StateId) -> [Value; 2] {
     let newest = graph.newest(gradient);
-    let name = format!("grad_squares.{}", graph.state(parameter).name);
+    let name = format!("{SQUARES}{}", graph.state(parameter).name);
     [newest, scalar_state(graph, &name, Op::SumSquares, newest)]
 }
 

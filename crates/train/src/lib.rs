@@ -6,6 +6,7 @@
 //! fault comes back as an error whose sentence names a way out.
 
 mod adapted;
+pub mod address_space;
 pub mod budget;
 mod caught;
 pub mod ceiling;

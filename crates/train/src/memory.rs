@@ -5,11 +5,13 @@
 //! hold less than the machine. Room is limit − (usage − inactive page cache): the kernel takes that
 //! cache back before it kills anyone, and a run that has read its data would otherwise look full.
 //!
-//! Absent: GPUs, swap, per-user limits, other systems (there, [`MemoryError`] says so).
+//! Absent: GPUs, swap, other limits of a user than on address space, other systems (there, [`MemoryError`] says so).
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use crate::address_space;
 
 /// Memory of one process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,9 +57,9 @@ pub fn process() -> Result<ProcessMemory, MemoryError> {
     parse_status(&read(path)?).ok_or_else(|| lacks(path, "VmHWM and VmRSS"))
 }
 
-/// Bytes that this process can still take before the machine or its container has none left.
+/// Bytes that this process can still take before the machine or its container has none left, or its address space is full.
 pub fn available() -> Result<u64, MemoryError> {
-    available_under(Path::new("/"))
+    Ok(available_under(Path::new("/"))?.min(address_space::left().unwrap_or(u64::MAX)))
 }
 
 /// Bytes that the machine has, or its container where that may hold less.

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::Best;
 use crate::course::{Event, Listener};
 use crate::error::TrainError;
-use crate::files::open_file;
+use crate::files::{open_file, sync_folder};
 
 /// One optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -128,18 +128,18 @@ impl MetricsFile {
     ///
     /// When it cannot be written.
     pub fn open(path: &Path, after: u64) -> Result<MetricsFile, TrainError> {
+        let unwritable = |error: io::Error| TrainError::output(path, &error);
+        let sibling = path.with_extension("jsonl.part");
         if path.exists() {
-            let unwritable = |error: io::Error| TrainError::output(path, &error);
-            let sibling = path.with_extension("jsonl.part");
             copy_until(path, after, &sibling)
                 .and_then(|()| std::fs::rename(&sibling, path))
                 .map_err(unwritable)?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(path);
-        Ok(MetricsFile {
-            file: file.map_err(|error| TrainError::output(path, &error))?,
-            path: path.to_owned(),
-        })
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(unwritable)?;
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            sync_folder(folder)?;
+        }
+        Ok(MetricsFile { file, path: path.to_owned() })
     }
 
     /// Adds a line.
@@ -152,6 +152,11 @@ impl MetricsFile {
         write_line(&mut line, record)
             .and_then(|()| self.file.write_all(&line))
             .map_err(|error| TrainError::output(&self.path, &error))
+    }
+
+    /// Brings all lines to the disk, so that a checkpoint never knows more steps than this file.
+    fn sync(&self) -> Result<(), TrainError> {
+        self.file.sync_data().map_err(|error| TrainError::output(&self.path, &error))
     }
 }
 
@@ -175,13 +180,15 @@ fn copy_until(from: &Path, after: u64, to: &Path) -> io::Result<()> {
         }
         line.clear();
     }
-    out.flush()
+    out.flush()?;
+    out.get_ref().sync_data()
 }
 
 impl<E: From<TrainError>> Listener<E> for MetricsFile {
     fn hear(&mut self, event: &Event<'_>) -> Result<(), E> {
         match event {
-            Event::Step(_) | Event::Saved(_) => {}
+            Event::Step(_) | Event::Saved(_) | Event::Note(_) => {}
+            Event::Saving => self.sync()?,
             Event::Log(record) => self.add(record)?,
             Event::Evaluation(record) => self.add(record)?,
             Event::End(record) => self.add(record)?,

@@ -17,6 +17,7 @@ use plimsoll_plan::{Choice, Plan, Program, Role};
 use crate::budget::Budget;
 use crate::error::TrainError;
 use crate::files::{self, Form, Loaded, ModelFolder};
+use crate::in_backward::SQUARES;
 use crate::memory;
 use crate::options::Options;
 use crate::planning::{Model, Planned, plan_for};
@@ -40,6 +41,8 @@ pub struct Run<D: Device = CpuDevice> {
     /// Passes over a micro-batch that updates parameters itself, two where the first is for the norm alone; 0 where the
     /// update is a schedule of its own.
     pub(crate) updating_passes: usize,
+    /// Whether state may be of two steps: an update was begun and did not come to its end.
+    pub(crate) torn: bool,
 }
 
 impl Run<CpuDevice> {
@@ -92,6 +95,7 @@ impl<D: Device> Run<D> {
             targets,
             steps: 0,
             updating_passes,
+            torn: false,
         })
     }
 
@@ -122,6 +126,25 @@ impl<D: Device> Run<D> {
             count += 1;
         }
         Ok(self.engine.run(role, &all[..count])?)
+    }
+
+    /// Whether a parameter was updated inside a backward pass whose norm is not finite: each sees to its own gradient.
+    pub(crate) fn some_gradient_is_finite(&self) -> Result<bool, TrainError> {
+        let names = self.engine.states().map(|(name, _)| name).filter(|name| name.starts_with(SQUARES));
+        for name in names {
+            let mut squares = [0.0];
+            self.engine.read_state(name, 0, &mut squares)?;
+            if squares[0].is_finite() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether all state is of one step. It is not after an update that failed on its way, or one that
+    /// [`TrainError::PartlyUpdated`] tells of; such a run must not be saved, and goes on only from a checkpoint.
+    pub fn is_whole(&self) -> bool {
+        !self.torn
     }
 
     /// How many targets of a micro-batch carry a loss. A graph without targets counts as one.
@@ -297,7 +320,7 @@ impl<D: Device> Run<D> {
 
     /// Goes on as after `steps` updates: what came before is in the state that the caller has put in place.
     pub fn continue_after(&mut self, steps: u64) {
-        self.steps = steps;
+        (self.steps, self.torn) = (steps, false);
     }
 
     /// Reads every parameter from a model's folder; see [`load_weights`](files::load_weights).

@@ -90,6 +90,7 @@ impl<D: Device> Step<'_, D> {
         }
         let role = if self.gathered == 0 { Role::First } else { Role::Further };
         let clip = if passes == 2 { self.clip_factor(inputs)? } else { f32::NAN };
+        self.run.torn |= passes > 0;
         self.run_pass(role, inputs, clip)?;
         self.gathered += 1;
         let loss = self.run.engine().scalar(role, "loss")?;
@@ -102,8 +103,8 @@ impl<D: Device> Step<'_, D> {
     /// # Errors
     ///
     /// When the step has no micro-batch. When a loss or the norm is not finite: then nothing has changed, and the
-    /// gathered gradients are forgotten. Only where the backward pass updates parameters, a gradient that is not finite is
-    /// found when others have been applied, and the error says so.
+    /// gathered gradients are forgotten. Only where the backward pass updates parameters, a gradient that is not finite may
+    /// be found when others have been applied, and the error says so.
     pub fn finish(mut self) -> Result<Stepped, TrainError> {
         if self.gathered == 0 {
             return Err(TrainError::Config(
@@ -112,22 +113,26 @@ impl<D: Device> Step<'_, D> {
         }
         let (number, passes) = (self.run.steps() + 1, self.run.updating_passes);
         if !self.loss.is_finite() {
+            // No update was begun, or each saw the loss and changed nothing.
+            self.run.torn = false;
             return Err(TrainError::NotFinite { step: number, what: "loss" });
         }
         let role = if passes > 0 { Role::First } else { Role::Update };
         if passes == 0 {
+            self.run.torn = true;
             self.run_pass(role, &[], f32::NAN)?;
         }
         let grad_norm = self.run.engine().scalar(role, "grad_norm")?;
-        if !grad_norm.is_finite() && passes != 1 {
+        self.run.torn = !grad_norm.is_finite() && passes == 1 && self.run.some_gradient_is_finite()?;
+        if self.run.torn {
+            self.run.steps = number;
+            return Err(TrainError::PartlyUpdated { step: number });
+        }
+        if !grad_norm.is_finite() {
             return Err(TrainError::NotFinite { step: number, what: "gradient norm" });
         }
         self.run.steps = number;
-        if grad_norm.is_finite() {
-            Ok(Stepped { loss: self.loss, grad_norm })
-        } else {
-            Err(TrainError::PartlyUpdated { step: number })
-        }
+        Ok(Stepped { loss: self.loss, grad_norm })
     }
 
     /// The gradient of a parameter, summed over the micro-batches so far.

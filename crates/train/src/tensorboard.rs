@@ -81,7 +81,7 @@ impl<E: From<TrainError>> Listener<E> for EventFile {
                 values.extend(record.eval_accuracy.map(|accuracy| ("eval/accuracy", accuracy)));
                 self.scalars(record.step, &values)?;
             }
-            Event::Step(_) | Event::Saved(_) | Event::End(_) => {}
+            Event::Step(_) | Event::Saving | Event::Saved(_) | Event::Note(_) | Event::End(_) => {}
         }
         Ok(())
     }

@@ -31,6 +31,8 @@ pub struct Trainer<D: Device> {
     positions: u64,
     stop: Arc<AtomicBool>,
     facts: BTreeMap<String, String>,
+    /// Groups of the data that the steps so far have taken. One that a failed step has taken is not among them.
+    taken: u64,
     /// What has been measured so far, for the next checkpoint.
     reached: Progress,
 }
@@ -50,6 +52,7 @@ impl<D: Device> Trainer<D> {
             positions: 0,
             stop: Arc::default(),
             facts,
+            taken: 0,
             reached: Progress::default(),
         }
     }
@@ -78,11 +81,25 @@ impl<D: Device> Trainer<D> {
     ///
     /// When it cannot be written; then what was saved before is as it was.
     pub fn save(&self, checkpoints: &Checkpoints, progress: &Progress) -> Result<PathBuf, TrainError> {
-        checkpoints.save(&self.run, self.batches.position(), self.facts.clone(), progress)
+        checkpoints.save(&self.run, self.taken, self.facts.clone(), progress)
     }
 
-    /// Goes on where a checkpoint was saved: on the same plan to the bit, on another within rounding. The best checkpoint
-    /// so far comes along. Where it is nowhere to be found, the best is looked for anew, and what it was is returned.
+    /// Saves the run as it was before a step that was not finite; returns the checkpoint's folder, which rotation leaves
+    /// alone.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written; then what was saved before is as it was.
+    pub fn save_last_finite(
+        &self,
+        checkpoints: &Checkpoints,
+        progress: &Progress,
+    ) -> Result<PathBuf, TrainError> {
+        checkpoints.save_last_finite(&self.run, self.taken, &self.facts, progress)
+    }
+
+    /// Goes on where a checkpoint was saved: on the same plan to the bit, on another within rounding. What a kill after that
+    /// save has left is cleared. The best checkpoint so far comes along. Where it is nowhere to be found, the best is looked for anew, and what it was is returned.
     ///
     /// # Errors
     ///
@@ -95,8 +112,11 @@ impl<D: Device> Trainer<D> {
     ) -> Result<Option<Best>, TrainError> {
         checkpoints.restore(&mut self.run, from, &self.facts)?;
         self.batches.go_to(from.state.position);
+        self.taken = from.state.position;
         self.reached = from.state.progress.clone();
-        Ok(if checkpoints.bring_best(from)? { None } else { self.reached.best.take() })
+        let lost = if checkpoints.bring_best(from)? { None } else { self.reached.best.take() };
+        checkpoints.clear_left_over(from, &self.facts, &self.reached);
+        Ok(lost)
     }
 
     /// Settings that are not what they were when a checkpoint was saved, though they may differ: name, value then and
@@ -123,6 +143,7 @@ impl<D: Device> Trainer<D> {
             loss += f64::from(under_way.backward(self.feed.inputs().as_slice())?);
         }
         let grad_norm = f64::from(under_way.finish()?.grad_norm);
+        self.taken = self.batches.position();
         let tokens = group.sequences * self.batches.source().seq_len() as u64;
         let seconds = begin.elapsed().as_secs_f64();
         self.seconds += seconds;
@@ -203,6 +224,11 @@ impl<D: Device> Trainer<D> {
     /// What has been measured so far, as far as a checkpoint keeps it.
     pub(crate) fn reached(&self) -> &Progress {
         &self.reached
+    }
+
+    /// What must be the same in a run that goes on.
+    pub(crate) fn facts(&self) -> &BTreeMap<String, String> {
+        &self.facts
     }
 
     pub(crate) fn reach(&mut self, reached: Progress) {

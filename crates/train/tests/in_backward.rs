@@ -249,13 +249,30 @@ fn a_gradient_that_is_not_finite_is_owned_up_to() {
         let error = step(&mut run, 0).unwrap_err();
         let after = weights(&run);
         assert_eq!(after[&gate], before[&gate], "{update:?}");
+        assert_eq!(run.is_whole(), update != Update::InBackward, "{update:?}");
         if update == Update::InBackward {
             assert!(matches!(error, TrainError::PartlyUpdated { step: 1 }), "{error}");
+            assert!(error.to_string().contains("`--resume latest --stop-after 0`"), "{error}");
             assert!(after["lm_head.weight"] != before["lm_head.weight"], "the head came first");
         } else {
             assert!(matches!(error, TrainError::NotFinite { .. }) && after == before, "{error}");
         }
     }
+}
+
+#[test]
+fn where_no_gradient_is_finite_nothing_was_updated_and_the_weights_are_of_one_step() {
+    let mut run = start(&llama(SIZE), SIZE.seq, &asked(Update::InBackward, Strategy::None));
+    step(&mut run, 0).unwrap();
+    let before = weights(&run);
+    let batch = Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, false, 1);
+    // The loss is finite, and the squares of all gradients are not.
+    let scaled = batch.micro_batches(ROWS).next().unwrap().into_iter().chain([("scale", Data::F32(&[1e34]))]);
+    let mut step = run.begin(1e-2, 1);
+    assert!(step.backward(&scaled.collect::<Vec<_>>()).unwrap().is_finite());
+    let error = step.finish().unwrap_err();
+    assert!(matches!(error, TrainError::NotFinite { step: 2, what: "gradient norm" }), "{error}");
+    assert!(run.is_whole() && weights(&run) == before);
 }
 
 #[test]

@@ -212,7 +212,7 @@ fn the_best_comes_along_into_another_folder_and_is_looked_for_anew_where_it_is_g
     assert_eq!(one.in_the_way(&from).unwrap(), [0; 0]);
     assert_eq!(one.in_the_way(&Checkpoint::open(&one.path(4)).unwrap()).unwrap(), [5]);
 
-    one.forget(4).unwrap();
+    one.forget(4, &from.state.facts);
     let three = open(&folder.path().join("three"), None).unwrap();
     for place in [&one, &three] {
         assert_eq!(evaluating(&data, None).resume(place, &from).unwrap(), best);

@@ -1,5 +1,6 @@
 //! `plimsoll train`: the plan, a progress bar, records.
 
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -14,10 +15,12 @@ use plimsoll::{CpuDevice, Device, Options, Planned, Run, TrainError, Trainer, pl
 
 use crate::args::TrainArgs;
 use crate::commands::planfile;
+use crate::dispensable::Dispensable;
 use crate::exit::{self, Failure};
 use crate::keeping::Kept;
 use crate::outputs::{self, Outputs};
 use crate::progress::Progress;
+use crate::signals::Preparing;
 use crate::summary::{Summary, questions};
 use crate::{costs, guard, table, tokenising};
 
@@ -37,12 +40,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         return Err(TrainError::Config("--stop-after must be at least 1".into()).into());
     }
     config.target.trains()?;
+    let mut made = None;
     if let Some(output) = &config.output {
         // Before anything takes long: whether what will be trained can be written at all.
         config.form()?;
-        outputs::prepare(output, config.resume.is_some())?;
+        made = outputs::prepare(output, config.resume.is_some())?.then(|| output.folder.clone());
         exit::go_on_unheard();
     }
+    let signals = Preparing::begin(move || undo(made.as_deref()))?;
     let kept = Kept::open(&config)?;
     let before = kept.as_ref().and_then(Kept::micro_batch);
     let mut session = Session::open(&mut config, args.plan.as_deref(), before)?;
@@ -56,15 +61,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         Some(kept) => kept.announce(&config, &session, course.end())?,
         None => say("what is trained is not kept; give --output-dir to keep it\n")?,
     }
+    // From here on a signal ends the run like any other, also before its first step.
+    signals.train(session.trainer.stop_flag())?;
     let mut outputs = Outputs::open(&config, &session)?;
     let json = args.json;
-    let mut lines = |event: &Event<'_>| if json { line(event) } else { Ok(()) };
-    let mut listeners: Vec<&mut dyn Listener<Failure>> = vec![&mut lines];
-    if let Some(outputs) = &mut outputs {
-        listeners.extend(outputs.listeners());
-    }
-    end_on_signals(&session)?;
-    let result = session.train(&course, kept.as_ref().map(Kept::checkpoints), &mut listeners);
+    let result = session.train_telling(&course, kept.as_ref().map(Kept::checkpoints), outputs.as_mut(), json);
     // Also of a run that failed: what it had told is worth seeing.
     let page = outputs.as_ref().map(Outputs::finish).transpose().map(Option::flatten);
     let end = result?;
@@ -82,17 +83,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     session.judge(&end)
 }
 
-/// The first Ctrl-C or termination ends the run after its step, with a checkpoint; the second ends it at once.
-fn end_on_signals(session: &Session) -> Result<(), Failure> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
-    use signal_hook::flag::{register, register_conditional_shutdown};
-    let stop = session.trainer.stop_flag();
-    for signal in [SIGINT, SIGTERM] {
-        register_conditional_shutdown(signal, 128 + signal, stop.clone())
-            .and_then(|_| register(signal, stop.clone()))
-            .map_err(|error| Failure::Other(format!("signals cannot be heard: {error}")))?;
-    }
-    Ok(())
+/// Removes what a run that has not begun has made: its folder, if that is new and empty, and a plan that was handed on.
+fn undo(made: Option<&Path>) {
+    // Whatever stays is empty or temporary, and there is nobody left to tell.
+    let _ = made.map(fs::remove_dir);
+    let _ = planfile::made_before().map(fs::remove_file);
 }
 
 /// What is about to happen: the peak by purpose, and how long it will take.
@@ -180,6 +175,24 @@ impl Session {
         Ok(Session { summary, trainer, device_name, lr, ceiling, validation, stepped: false })
     }
 
+    /// Takes all steps and tells of them: as lines where scripts want `json`, and in the run's folder.
+    fn train_telling(
+        &mut self,
+        course: &Course,
+        checkpoints: Option<&Checkpoints>,
+        outputs: Option<&mut Outputs<'_>>,
+        json: bool,
+    ) -> Result<EndRecord, Failure> {
+        let mut lines = |event: &Event<'_>| if json { line(event) } else { Ok(()) };
+        let mut lines = Dispensable::new("what --json asks for", &mut lines);
+        let (metrics, events) = outputs.map_or((None, None), Outputs::listeners);
+        let mut events = events.map(|events| Dispensable::new("TensorBoard's file", events));
+        let mut listeners: Vec<&mut dyn Listener<Failure>> = vec![&mut lines];
+        listeners.extend(metrics.map(|metrics| metrics as &mut dyn Listener<Failure>));
+        listeners.extend(events.as_mut().map(|events| events as &mut dyn Listener<Failure>));
+        self.train(course, checkpoints, &mut listeners)
+    }
+
     /// Takes all steps behind a progress bar.
     pub(crate) fn train(
         &mut self,
@@ -190,11 +203,10 @@ impl Session {
         let budget = self.summary.planned.budget.total;
         let before = self.trainer.run().steps();
         let mut progress = Progress::new(course.end(), budget, self.ceiling);
-        let mut all = |event: &Event<'_>| {
-            progress.hear(event)?;
-            listeners.iter_mut().try_for_each(|listener| listener.hear(event))
-        };
-        let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut [&mut all]);
+        let mut bar = Dispensable::new("progress", &mut progress);
+        let mut all: Vec<&mut dyn Listener<Failure>> = vec![&mut bar];
+        all.extend(listeners.iter_mut().map(|listener| &mut **listener as &mut dyn Listener<Failure>));
+        let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut all);
         self.stepped = self.trainer.run().steps() != before;
         result.inspect_err(|_| progress.abandon())
     }
@@ -272,12 +284,12 @@ pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
 fn line(event: &Event<'_>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let written = match event {
-        Event::Step(_) | Event::Saved(_) => Ok(()),
+        Event::Step(_) | Event::Saving | Event::Saved(_) | Event::Note(_) => Ok(()),
         Event::Log(record) => write_line(&mut out, record),
         Event::Evaluation(record) => write_line(&mut out, record),
         Event::End(record) => write_line(&mut out, record),
     };
-    exit::said(written)
+    written.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))
 }
 
 /// Writes text to standard error, where everything goes that is not data.

@@ -1,7 +1,8 @@
 //! The folder that checkpoints of one run lie in: written, found, rotated.
 //!
 //! The folder is locked while a run has it open, so that no second run tidies away what the first is
-//! writing. The lock is the system's and ends with the process, however it ends.
+//! writing. The lock is the system's and ends with the process, however it ends. Which checkpoints may be
+//! removed is decided in [`own`](super::own) alone.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -10,16 +11,15 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_exec::Device;
 
-use super::optimizer;
-use super::state::{Checkpoint, PREFIX, PlanSummary, Progress, STATE, TrainerState};
+use super::names::{Kind, Name, is_taken, steps};
+use super::own::{Ledger, remove, set_aside};
+use super::recovery::recover;
+use super::state::{Checkpoint, Fault, PlanSummary, Progress, STATE, TrainerState};
+use super::{optimizer, own::Facts};
 use crate::error::TrainError;
-use crate::files::{FileError, Form, Loaded, ModelFolder, UNFINISHED};
-use crate::files::{copy_file, read_bytes, sync_folder, write_model};
+use crate::files::{FileError, Form, Loaded, ModelFolder};
+use crate::files::{copy_file, create_folder, read_bytes, sync_folder, write_model};
 use crate::run::Run;
-
-/// What is being written, and what is being removed.
-const TEMPORARY: &str = ".tmp-checkpoint-";
-const DISCARDED: &str = ".tmp-old-checkpoint-";
 
 /// Where a run saves itself.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub struct Checkpoints {
     form: Form,
     /// How many are kept; all when absent.
     limit: Option<usize>,
+    /// Which of them this process may remove.
+    ledger: Ledger,
     /// Holds the lock.
     _lock: File,
 }
@@ -36,10 +38,12 @@ pub struct Checkpoints {
 /// The newest whole checkpoint, and what was passed over on the way to it.
 #[derive(Debug)]
 pub struct Found {
-    /// The checkpoint, if any is whole.
+    /// The checkpoint; none where there is nothing by the name of one that a run of plimsoll wrote.
     pub checkpoint: Option<Checkpoint>,
     /// Newer ones that are broken, each with its reason.
     pub broken: Vec<FileError>,
+    /// Newer folders by the name of a checkpoint that no run of plimsoll wrote.
+    pub foreign: Vec<FileError>,
 }
 
 impl Checkpoints {
@@ -52,7 +56,7 @@ impl Checkpoints {
         let unwritable = |fault: io::Error| {
             FileError::wrong(folder, format!("cannot be written to ({fault}); give another --output-dir"))
         };
-        fs::create_dir_all(folder).map_err(unwritable)?;
+        create_folder(folder).map_err(unwritable)?;
         let lock = File::open(folder).map_err(unwritable)?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -65,8 +69,9 @@ impl Checkpoints {
         // Better known now than after the first hours.
         let probe = folder.join(".tmp-probe");
         File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(unwritable)?;
-        tidy(folder)?;
-        Ok(Checkpoints { folder: folder.to_owned(), form: Form::default(), limit, _lock: lock }.in_form(form))
+        recover(folder)?;
+        let (folder, ledger) = (folder.to_owned(), Ledger::default());
+        Ok(Checkpoints { folder, form: Form::default(), limit, ledger, _lock: lock }.in_form(form))
     }
 
     /// The same folder, in which models are laid down in another form.
@@ -81,29 +86,71 @@ impl Checkpoints {
         &self.folder
     }
 
-    /// How many checkpoints there are, whole or not.
+    /// How many checkpoints of plimsoll there are, by what they say about themselves.
     ///
     /// # Errors
     ///
     /// When the folder cannot be read.
     pub fn count(&self) -> Result<usize, FileError> {
-        Ok(steps(&self.folder, PREFIX)?.len())
+        let steps = steps(&self.folder, Kind::Regular)?;
+        Ok(steps.into_iter().filter(|&step| Checkpoint::glance(&self.path(step)).is_ok()).count())
     }
 
-    /// The newest checkpoint whose checksums hold.
+    /// The newest checkpoint whose checksums hold. Broken ones are passed over and named, as long as one is whole.
     ///
     /// # Errors
     ///
-    /// When the folder cannot be read. A broken checkpoint is no error: it is passed over and named.
+    /// When the folder or a newer checkpoint cannot be read, or all that there are are broken: a run that began anew would
+    /// lose them.
     pub fn latest(&self) -> Result<Found, FileError> {
-        let mut broken = Vec::new();
-        for step in steps(&self.folder, PREFIX)?.into_iter().rev() {
-            match Checkpoint::open(&self.path(step)) {
-                Ok(checkpoint) => return Ok(Found { checkpoint: Some(checkpoint), broken }),
-                Err(fault) => broken.push(fault),
+        let mut found = Found { checkpoint: None, broken: Vec::new(), foreign: Vec::new() };
+        for step in steps(&self.folder, Kind::Regular)?.into_iter().rev() {
+            match Checkpoint::examine(&self.path(step)) {
+                Ok(checkpoint) => {
+                    found.checkpoint = Some(checkpoint);
+                    return Ok(found);
+                }
+                Err(Fault::Broken(fault)) => found.broken.push(fault),
+                Err(Fault::Foreign(fault)) => found.foreign.push(fault),
+                Err(Fault::Unreadable(fault)) => return Err(self.unreadable(step, &fault)),
             }
         }
-        Ok(Found { checkpoint: None, broken })
+        match found.broken.first() {
+            None => Ok(found),
+            Some(newest) => {
+                let count = found.broken.len();
+                let them = if count == 1 { "a checkpoint".into() } else { format!("{count} checkpoints") };
+                let why = format!(
+                    "holds {them} and none that is whole: {newest}; to begin anew, name another --output-dir or move them \
+                     away"
+                );
+                Err(FileError::wrong(&self.folder, why))
+            }
+        }
+    }
+
+    /// The fault of a checkpoint that may be whole, with the way out.
+    fn unreadable(&self, step: u64, fault: &FileError) -> FileError {
+        let path = self.path(step);
+        let why = format!(
+            "may be whole and cannot be read now: {fault}; mend that, or move the checkpoint away to go on without it"
+        );
+        FileError::wrong(&path, why)
+    }
+
+    /// Step and folder of the newest state that was kept because the step after it was not finite, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot be read.
+    pub fn last_finite(&self) -> Result<Option<(u64, PathBuf)>, FileError> {
+        let step = steps(&self.folder, Kind::LastFinite)?.pop();
+        Ok(step.map(|step| (step, Name { kind: Kind::LastFinite, step }.path(&self.folder))))
+    }
+
+    /// Sentences about checkpoints that were left or set aside since the last call.
+    pub fn take_notes(&self) -> Vec<String> {
+        self.ledger.take_notes()
     }
 
     /// Saves a run that stands between two steps; returns the new checkpoint's folder.
@@ -121,23 +168,64 @@ impl Checkpoints {
         progress: &Progress,
     ) -> Result<PathBuf, TrainError> {
         let step = run.steps();
-        let temporary = self.folder.join(format!("{TEMPORARY}{step}"));
-        if let Err(error) = self.write(run, position, facts, progress, &temporary) {
-            // Why it failed matters more than what the next start will tidy away.
-            let _ = fs::remove_dir_all(&temporary);
-            return Err(error);
-        }
-        let saved = self.name(&temporary, step)?;
-        self.rotate(step, progress)?;
+        let saved = self.save_as(Name::regular(step), run, position, &facts, progress)?;
+        self.rotate(step, &facts, progress);
         Ok(saved)
     }
 
-    /// Gives what was written whole its name, in the place of an older one of the same step.
-    fn name(&self, temporary: &Path, step: u64) -> Result<PathBuf, FileError> {
-        self.forget(step)?;
-        let named = self.path(step);
-        fs::rename(temporary, &named).map_err(|fault| FileError::writing(&named, &fault))?;
+    /// Saves a run whose next step is not finite, under a name that rotation leaves alone.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written; then what was saved before is as it was.
+    pub fn save_last_finite<D: Device>(
+        &self,
+        run: &Run<D>,
+        position: u64,
+        facts: &BTreeMap<String, String>,
+        progress: &Progress,
+    ) -> Result<PathBuf, TrainError> {
+        self.save_as(Name { kind: Kind::LastFinite, step: run.steps() }, run, position, facts, progress)
+    }
+
+    fn save_as<D: Device>(
+        &self,
+        name: Name,
+        run: &Run<D>,
+        position: u64,
+        facts: &Facts,
+        progress: &Progress,
+    ) -> Result<PathBuf, TrainError> {
+        let temporary = name.temporary(&self.folder);
+        match self.write(run, position, facts, progress, &temporary) {
+            Ok(state) => Ok(self.name(name, &state, facts)?),
+            Err(error) => {
+                // Why it failed matters more than what the next start will tidy away.
+                let _ = fs::remove_dir_all(&temporary);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives what was written whole its name, in the place of an older one of the same step. Something else that has the
+    /// name is set aside.
+    fn name(&self, name: Name, state: &TrainerState, facts: &Facts) -> Result<PathBuf, FileError> {
+        let (temporary, named) = (name.temporary(&self.folder), name.path(&self.folder));
+        let mut replaced = None;
+        if is_taken(&named)? {
+            if let Some(own) = self.ledger.prove(name, &self.folder, facts) {
+                replaced = Some(own.rename_away(&self.folder)?);
+            } else {
+                let aside = set_aside(&named)?;
+                self.ledger.note(format!("its name is needed; it is now {}", aside.display()));
+            }
+        }
+        fs::rename(&temporary, &named).map_err(|fault| FileError::writing(&named, &fault))?;
         sync_folder(&self.folder)?;
+        self.ledger.know(&named, state);
+        if let Some(replaced) = replaced {
+            remove(&replaced)?;
+        }
         Ok(named)
     }
 
@@ -145,10 +233,10 @@ impl Checkpoints {
         &self,
         run: &Run<D>,
         position: u64,
-        facts: BTreeMap<String, String>,
+        facts: &Facts,
         progress: &Progress,
         folder: &Path,
-    ) -> Result<(), TrainError> {
+    ) -> Result<TrainerState, TrainError> {
         remove(folder)?;
         fs::create_dir(folder).map_err(|fault| FileError::writing(folder, &fault))?;
         let parameters = run.parameters(self.form.frozen);
@@ -156,8 +244,10 @@ impl Checkpoints {
             write_model(run.engine(), parameters, folder, &self.form)?.into_iter().collect();
         files.insert(optimizer::OPTIMIZER.to_owned(), optimizer::write(run, folder)?);
         let at = (run.steps(), position);
-        TrainerState::new(at, facts, progress.clone(), PlanSummary::of(run), files).write(folder)?;
-        Ok(sync_folder(folder)?)
+        let state = TrainerState::new(at, facts.clone(), progress.clone(), PlanSummary::of(run), files);
+        let state = state.write(folder)?;
+        sync_folder(folder)?;
+        Ok(state)
     }
 
     /// Puts a run back to where a checkpoint was saved. The data is the caller's to bring there too.
@@ -172,7 +262,13 @@ impl Checkpoints {
         facts: &BTreeMap<String, String>,
     ) -> Result<(), TrainError> {
         checkpoint.check_facts(facts)?;
-        self.return_to(run, checkpoint)
+        self.return_to(run, checkpoint)?;
+        if self.holds(checkpoint)
+            && checkpoint.path.file_name() == self.path(checkpoint.state.step).file_name()
+        {
+            self.ledger.know(&self.path(checkpoint.state.step), &checkpoint.state);
+        }
+        Ok(())
     }
 
     /// Gives a run the weights of a checkpoint and the optimizer state that belongs to them: of the best evaluation,
@@ -205,7 +301,7 @@ impl Checkpoints {
     ///
     /// When the folder cannot be read.
     pub fn in_the_way(&self, from: &Checkpoint) -> Result<Vec<u64>, FileError> {
-        let mut steps = steps(&self.folder, PREFIX)?;
+        let mut steps = steps(&self.folder, Kind::Regular)?;
         if self.holds(from) {
             steps.retain(|&step| step > from.state.step);
         } else {
@@ -245,98 +341,67 @@ impl Checkpoints {
     }
 
     fn copy(&self, checkpoint: &Checkpoint) -> Result<(), FileError> {
-        let step = checkpoint.state.step;
-        let temporary = self.folder.join(format!("{TEMPORARY}{step}"));
+        let name = Name::regular(checkpoint.state.step);
+        let temporary = name.temporary(&self.folder);
         remove(&temporary)?;
         fs::create_dir(&temporary).map_err(|fault| FileError::writing(&temporary, &fault))?;
         for name in checkpoint.state.files.keys().map(String::as_str).chain([STATE]) {
             copy_file(&checkpoint.path.join(name), &temporary.join(name))?;
         }
         sync_folder(&temporary)?;
-        self.name(&temporary, step).map(drop)
+        self.name(name, &checkpoint.state, &checkpoint.state.facts).map(drop)
     }
 
-    /// Removes the oldest beyond the limit, but never the one just saved nor the best.
-    fn rotate(&self, saved: u64, progress: &Progress) -> Result<(), FileError> {
-        let Some(limit) = self.limit else { return Ok(()) };
-        let best = progress.best.map(|best| best.step);
-        let mut others = steps(&self.folder, PREFIX)?;
-        others.retain(|&step| step != saved && Some(step) != best);
-        let spare = limit.saturating_sub(1);
-        for &step in &others[..others.len().saturating_sub(spare)] {
-            self.discard(step)?;
+    /// Clears what a kill after the last save has left in this folder: the best that `from` surpassed, and checkpoints beyond
+    /// the limit. `progress` is how far the run has come, its best among it.
+    pub(crate) fn clear_left_over(&self, from: &Checkpoint, facts: &Facts, progress: &Progress) {
+        if self.holds(from) {
+            if let Some(surpassed) = from.state.progress.surpasses {
+                self.forget(surpassed, facts);
+            }
+            self.rotate(from.state.step, facts, progress);
         }
-        Ok(())
     }
 
-    /// Removes the checkpoint after `step`, if it is there.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be removed.
-    pub fn forget(&self, step: u64) -> Result<(), FileError> {
-        if self.path(step).exists() { self.discard(step) } else { Ok(()) }
+    /// Removes the oldest beyond the limit, but never the one just saved nor the best. Only whole checkpoints of this run
+    /// count. What cannot be removed stays, and is noted: the run matters more than room on the disk.
+    fn rotate(&self, saved: u64, facts: &Facts, progress: &Progress) {
+        let Some(limit) = self.limit else { return };
+        let best = progress.best.map(|best| best.step);
+        let steps = steps(&self.folder, Kind::Regular).unwrap_or_else(|fault| {
+            self.ledger.note(format!("no checkpoint was removed: {fault}"));
+            Vec::new()
+        });
+        let others = steps.into_iter().rev().filter(|&step| step < saved && Some(step) != best);
+        let counts = |step: &u64| {
+            let other = Checkpoint::glance(&self.path(*step)).map_err(Fault::into_error);
+            other.is_ok_and(|other| other.check_facts(facts).is_ok())
+        };
+        for step in others.filter(counts).skip(limit.saturating_sub(1)).collect::<Vec<u64>>() {
+            self.forget(step, facts);
+        }
     }
 
-    /// Takes a checkpoint its name away, then its files: nobody finds it half removed.
-    fn discard(&self, step: u64) -> Result<(), FileError> {
-        let (path, discarded) = (self.path(step), self.folder.join(format!("{DISCARDED}{step}")));
-        remove(&discarded)?;
-        fs::rename(&path, &discarded).map_err(|fault| FileError::writing(&path, &fault))?;
-        sync_folder(&self.folder)?;
-        remove(&discarded)
+    /// Removes the checkpoint after `step`, if it is there and this run's; otherwise it stays, and is noted.
+    pub fn forget(&self, step: u64, facts: &BTreeMap<String, String>) {
+        let name = Name::regular(step);
+        if is_taken(&name.path(&self.folder)).is_ok_and(|taken| !taken) {
+            return;
+        }
+        let own = self.ledger.prove(name, &self.folder, facts);
+        if let Some(Err(fault)) = own.map(|own| own.discard(&self.folder)) {
+            self.ledger.note(format!("a checkpoint that is no longer needed was not removed: {fault}"));
+        }
     }
 
     /// Where the checkpoint after `step` lies, if there is one.
     pub fn path(&self, step: u64) -> PathBuf {
-        self.folder.join(format!("{PREFIX}{step}"))
+        Name::regular(step).path(&self.folder)
     }
-}
-
-/// Clears temporaries. One that is whole only lacks its name: the run was killed while it put the new in
-/// the place of an old one of the same step, and the old one may be gone.
-fn tidy(folder: &Path) -> Result<(), FileError> {
-    for step in steps(folder, TEMPORARY)? {
-        let temporary = folder.join(format!("{TEMPORARY}{step}"));
-        let named = folder.join(format!("{PREFIX}{step}"));
-        if !named.exists() && Checkpoint::open(&temporary).is_ok() {
-            fs::rename(&temporary, &named).map_err(|fault| FileError::writing(&named, &fault))?;
-        } else {
-            remove(&temporary)?;
-        }
-    }
-    for step in steps(folder, DISCARDED)? {
-        remove(&folder.join(format!("{DISCARDED}{step}")))?;
-    }
-    remove(&folder.join(UNFINISHED))
 }
 
 /// Whether two checkpoints say the same about themselves, checksums of their files included.
 fn same_state(one: &Path, other: &Path) -> bool {
     let [one, other] = [one, other].map(|checkpoint| read_bytes(&checkpoint.join(STATE)));
     matches!((one, other), (Ok(one), Ok(other)) if one == other)
-}
-
-/// The steps of all folders named so, in order.
-fn steps(folder: &Path, prefix: &str) -> Result<Vec<u64>, FileError> {
-    let unreadable = |fault: io::Error| FileError::reading(folder, &fault);
-    let mut steps = Vec::new();
-    for entry in fs::read_dir(folder).map_err(unreadable)? {
-        let name = entry.map_err(unreadable)?.file_name();
-        let step = name.to_str().and_then(|name| name.strip_prefix(prefix));
-        // Written back, so that `checkpoint-007` is not taken for ours.
-        let number =
-            step.and_then(|step| step.parse().ok().filter(|number: &u64| number.to_string() == step));
-        steps.extend(number);
-    }
-    steps.sort_unstable();
-    Ok(steps)
-}
-
-/// Removes a folder if it is there.
-fn remove(folder: &Path) -> Result<(), FileError> {
-    match fs::remove_dir_all(folder) {
-        Err(fault) if fault.kind() != io::ErrorKind::NotFound => Err(FileError::writing(folder, &fault)),
-        _ => Ok(()),
-    }
 }

@@ -11,10 +11,15 @@
 //!
 //! A checkpoint is written under another name, brought to the disk file by file, and renamed. So a folder
 //! called `checkpoint-N` was whole when it got its name; checksums tell whether it still is. One is removed
-//! the same way, renamed first. Whoever finds a temporary name finds nothing that anybody counts on.
+//! the same way, renamed first, and only with the proof of [`own`]: nothing is removed that this process has not written
+//! or read as whole. Whoever finds a temporary name finds nothing that anybody counts on.
 
 mod folder;
+mod names;
 mod optimizer;
+mod other_folder;
+mod own;
+mod recovery;
 mod state;
 
 pub use folder::{Checkpoints, Found};

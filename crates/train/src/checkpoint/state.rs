@@ -1,14 +1,17 @@
 //! What a checkpoint says about itself, and whether it can be believed.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use plimsoll_exec::Device;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::other_folder::other_folder;
 use crate::config::facts::{changeable, differ};
-use crate::files::{Checksum, FileError, hex, read_text, stays_inside, write_text};
+use crate::files::{Checksum, FileError, hex, open_file, stays_inside, write_text};
 use crate::run::Run;
 
 /// Name of the file that makes a folder a checkpoint.
@@ -54,6 +57,10 @@ pub struct Progress {
     /// Whether an evaluation was due after this step and the run was stopped before it: the next part begins with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub owes_evaluation: bool,
+    /// The best evaluation before, whose checkpoint goes once this one is written: a run that was killed in between
+    /// removes it when it goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub surpasses: Option<u64>,
 }
 
 /// The best evaluation so far.
@@ -104,35 +111,51 @@ impl TrainerState {
         TrainerState { format: FORMAT, step, position, facts, progress, plan, files, checksum }
     }
 
-    /// Writes the file into a checkpoint's folder.
-    pub(super) fn write(mut self, folder: &Path) -> Result<(), FileError> {
+    /// Writes the file into a checkpoint's folder; returns the state with its checksum.
+    pub(super) fn write(mut self, folder: &Path) -> Result<TrainerState, FileError> {
         self.checksum = self.sum();
-        write_text(&folder.join(STATE), &format!("{}\n", self.text())).map(drop)
+        write_text(&folder.join(STATE), &format!("{}\n", self.text()))?;
+        Ok(self)
     }
 
-    fn read(path: &Path) -> Result<TrainerState, FileError> {
+    /// Reads the file in a checkpoint's folder. A fault says whether the folder is another's, damaged, or merely not
+    /// readable now: the three are treated differently.
+    pub(super) fn read(folder: &Path) -> Result<TrainerState, Fault> {
         #[derive(Deserialize)]
         struct Version {
-            format: u32,
+            format: Option<u32>,
         }
-        let text = read_text(path)?;
-        let broken = |fault: serde_json::Error| {
-            FileError::wrong(path, format!("is broken ({fault}); take another checkpoint"))
+        let path = folder.join(STATE);
+        let text = match open_file(&path).and_then(io::read_to_string) {
+            Ok(text) => text,
+            Err(fault) if matches!(fault.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Err(no_state(folder));
+            }
+            Err(fault) if fault.kind() == io::ErrorKind::InvalidData => return Err(damaged(&path, &fault)),
+            Err(fault) => return Err(Fault::Unreadable(FileError::reading(&path, &fault))),
         };
-        let Version { format } = serde_json::from_str(&text).map_err(broken)?;
-        if format != FORMAT {
-            let why =
-                format!("has form {format} and this version reads {FORMAT}; use the version that wrote it");
-            return Err(FileError::wrong(path, why));
+        let Version { format } = serde_json::from_str(&text).map_err(|fault| damaged(&path, &fault))?;
+        match format {
+            Some(FORMAT) => {}
+            Some(format) => {
+                let why = format!(
+                    "has form {format} and this version reads {FORMAT}; use the version that wrote it"
+                );
+                return Err(Fault::Unreadable(FileError::wrong(&path, why)));
+            }
+            None => return Err(Fault::Foreign(other_folder(folder))),
         }
-        let state: TrainerState = serde_json::from_str(&text).map_err(broken)?;
+        let state: TrainerState = serde_json::from_str(&text).map_err(|fault| damaged(&path, &fault))?;
         if state.sum() != state.checksum {
-            return Err(FileError::wrong(
-                path,
-                "is not as it was written: its checksum differs; take another checkpoint",
-            ));
+            let why = "is not as it was written: its checksum differs; take another checkpoint";
+            return Err(Fault::Broken(FileError::wrong(&path, why)));
         }
         Ok(state)
+    }
+
+    /// SHA-256 over all it says, checksums of the checkpoint's files included: the same only for the same checkpoint.
+    pub(super) fn identity(&self) -> &str {
+        &self.checksum
     }
 
     fn sum(&self) -> String {
@@ -141,6 +164,39 @@ impl TrainerState {
 
     fn text(&self) -> String {
         serde_json::to_value(self).map_or_else(|fault| fault.to_string(), |value| format!("{value:#}"))
+    }
+}
+
+/// Why a folder is no checkpoint to go on from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Nothing shows that a run of plimsoll wrote it.
+    Foreign(FileError),
+    /// A run wrote it, and its content is known to be wrong: cut off, changed, incomplete.
+    Broken(FileError),
+    /// It may be whole: the system did not let it be read, or a later version wrote it.
+    Unreadable(FileError),
+}
+
+impl Fault {
+    pub(super) fn into_error(self) -> FileError {
+        match self {
+            Fault::Foreign(error) | Fault::Broken(error) | Fault::Unreadable(error) => error,
+        }
+    }
+}
+
+fn damaged(path: &Path, fault: &dyn std::fmt::Display) -> Fault {
+    Fault::Broken(FileError::wrong(path, format!("is broken ({fault}); take another checkpoint")))
+}
+
+/// The fault of a folder without the file that makes it a checkpoint, which may be because it cannot be looked into.
+fn no_state(folder: &Path) -> Fault {
+    match fs::metadata(folder) {
+        Err(fault) if fault.kind() != io::ErrorKind::NotFound => {
+            Fault::Unreadable(FileError::reading(folder, &fault))
+        }
+        _ => Fault::Foreign(other_folder(folder)),
     }
 }
 
@@ -160,29 +216,46 @@ impl Checkpoint {
     ///
     /// When it is none, or a file of it is missing, cut off or changed.
     pub fn open(path: &Path) -> Result<Checkpoint, FileError> {
-        if !path.join(STATE).is_file() {
-            return Err(FileError::wrong(
-                path,
-                format!("is no checkpoint: it has no {STATE}; give the folder checkpoint-N of a run"),
-            ));
+        Checkpoint::examine(path).map_err(Fault::into_error)
+    }
+
+    /// As [`open`](Self::open), with the kind of fault.
+    pub(super) fn examine(path: &Path) -> Result<Checkpoint, Fault> {
+        let checkpoint = Checkpoint::glance(path)?;
+        for (name, written) in &checkpoint.state.files {
+            let file = path.join(name);
+            let found = Checksum::of(&file).map_err(Fault::Unreadable)?;
+            if found != *written {
+                let why = "is not as it was saved: its checksum differs; take another checkpoint";
+                return Err(Fault::Broken(FileError::wrong(&file, why)));
+            }
         }
-        let state = TrainerState::read(&path.join(STATE))?;
+        Ok(checkpoint)
+    }
+
+    /// Reads what a checkpoint says about itself, and looks whether its files are there and as long as they were. A
+    /// number in them may be wrong: enough to count checkpoints, not to go on from one or to remove one.
+    pub(super) fn glance(path: &Path) -> Result<Checkpoint, Fault> {
+        let state = TrainerState::read(path)?;
         for (name, written) in &state.files {
             if !stays_inside(name) {
                 let why =
                     format!("names `{name}`, which lies outside its folder; only files beside it are read");
-                return Err(FileError::wrong(&path.join(STATE), why));
+                return Err(Fault::Broken(FileError::wrong(&path.join(STATE), why)));
             }
-            let file = path.join(name);
-            let found = Checksum::of(&file)?;
-            if found.bytes != written.bytes {
-                let (has, had) = (found.bytes, written.bytes);
-                let why = format!("has {has} bytes and had {had} when it was saved; take another checkpoint");
-                return Err(FileError::wrong(&file, why));
-            }
-            if found != *written {
-                let why = "is not as it was saved: its checksum differs; take another checkpoint";
-                return Err(FileError::wrong(&file, why));
+            let (file, had) = (path.join(name), written.bytes);
+            match fs::metadata(&file) {
+                Ok(found) if found.is_file() && found.len() != had => {
+                    let has = found.len();
+                    let why =
+                        format!("has {has} bytes and had {had} when it was saved; take another checkpoint");
+                    return Err(Fault::Broken(FileError::wrong(&file, why)));
+                }
+                Ok(_) => {}
+                Err(fault) if fault.kind() == io::ErrorKind::NotFound => {
+                    return Err(Fault::Broken(FileError::reading(&file, &fault)));
+                }
+                Err(fault) => return Err(Fault::Unreadable(FileError::reading(&file, &fault))),
             }
         }
         Ok(Checkpoint { path: path.to_owned(), state })

@@ -99,6 +99,22 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), FileError> {
     synced.map_err(|fault| FileError::writing(path, &fault))
 }
 
+/// Makes a folder and those above it that are missing, and brings the names of all of them to the disk.
+///
+/// # Errors
+///
+/// When one cannot be made.
+pub fn create_folder(path: &Path) -> io::Result<()> {
+    let missing = path.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+    let missing: Vec<&Path> = missing.collect();
+    fs::create_dir_all(path)?;
+    for folder in missing {
+        let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+    }
+    Ok(())
+}
+
 /// Opens a file to read it. Whatever else is at that path is not opened: a pipe would wait for somebody to write, and a
 /// device may have no end.
 pub(crate) fn open_file(path: &Path) -> io::Result<File> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{FileError, sync_folder};
+use super::{FileError, create_folder, sync_folder};
 use crate::error::TrainError;
 
 /// Where a model's files lie until all of them are whole: inside the folder itself, which may be the one somebody stands
@@ -29,7 +29,8 @@ pub(crate) fn replace_model(
     if temporary.exists() {
         fs::remove_dir_all(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
     }
-    fs::create_dir_all(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
+    create_folder(folder).map_err(|fault| unwritable(folder, fault))?;
+    fs::create_dir(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
     let written = write(&temporary).and_then(|names| {
         remove_others(folder, stem, &names)?;
         for name in &names {

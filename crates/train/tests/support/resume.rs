@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use plimsoll_exec::CpuDevice;
+use plimsoll_model::Architecture;
 use plimsoll_plan::Strategy;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints, Progress};
 use plimsoll_train::data::{Batches, Order, Source, Text};
@@ -12,7 +13,7 @@ use plimsoll_train::files::{FileError, Form};
 use plimsoll_train::lr::{Decay, Lr};
 use plimsoll_train::{Options, Trainer};
 
-use crate::support::{Size, gpt2, options, start};
+use crate::support::{Size, gpt2, llama, options, start};
 
 /// With dropout, so that a resumed run must also find its random numbers again.
 const SIZE: Size = Size { vocab: 259, seq: 16, width: 16, layers: 1, ffn: 32, dropout: 0.1 };
@@ -24,7 +25,16 @@ pub(crate) fn trainer(data: &Path, options: &Options) -> Trainer<CpuDevice> {
 }
 
 pub(crate) fn sized(size: Size, data: &Path, options: &Options) -> Trainer<CpuDevice> {
-    let run = start(&gpt2(size), size.seq, options);
+    of(&gpt2(size), size, data, options)
+}
+
+/// A trainer of a Llama, whose embedding is not its head.
+pub(crate) fn llama_trainer(data: &Path, options: &Options) -> Trainer<CpuDevice> {
+    of(&llama(SIZE), SIZE, data, options)
+}
+
+fn of(model: &Architecture, size: Size, data: &Path, options: &Options) -> Trainer<CpuDevice> {
+    let run = start(model, size.seq, options);
     let order = Order::Shuffled { seed: options.seed };
     let text = Text::open(data, size.seq, size.vocab, order).unwrap();
     let batches = Batches::new(Source::Text(text), options.global_batch as u64, run.micro_batch());

@@ -1,0 +1,237 @@
+//! Faults outside the run's state lose nothing: what cannot be read is no beginning, what is not the run's own stays, and
+//! what was trained is saved before the program ends.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use serde_json::json;
+
+mod support;
+use support::{Home, SMALL, texts};
+
+/// A run of four steps with two checkpoints, of which `rest` may leave a part for later.
+fn training(rest: &str) -> String {
+    format!("train --model model --data text.txt --max-steps 4 --save-steps 2 {SMALL} {rest}")
+}
+
+/// A home with a run in `out` that stands after its second step.
+fn begun() -> Home {
+    let home = Home::with_model();
+    home.done(&training("--output-dir out --stop-after 2"));
+    home
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn weights(home: &Home, run: &str) -> Vec<u8> {
+    home.read(&format!("{run}/model.safetensors"))
+}
+
+#[test]
+fn the_latest_of_checkpoints_that_cannot_be_read_is_refused_and_they_stay() {
+    let home = begun();
+    let state = "out/checkpoint-2/trainer_state.json";
+    let (whole, there) = (home.read(state), names(&home.path("out")));
+    let resume = training("--output-dir out --resume latest --save-total-limit 1");
+
+    fs::remove_file(home.path(state)).unwrap();
+    fs::create_dir(home.path(state)).unwrap();
+    let unread = |why: &str| {
+        format!(
+            "out/checkpoint-2 may be whole and cannot be read now: out/checkpoint-2/trainer_state.json {why}; mend that, or \
+             move the checkpoint away to go on without it"
+        )
+    };
+    home.refused(&resume, &unread("cannot be read (it is not a file); check the path and its permissions"));
+    fs::remove_dir(home.path(state)).unwrap();
+
+    home.write(state, String::from_utf8(whole.clone()).unwrap().replace("\"format\": 1", "\"format\": 2"));
+    home.refused(&resume, &unread("has form 2 and this version reads 1; use the version that wrote it"));
+
+    home.write(state, &whole[..200]);
+    let output = home.command(&resume).output().unwrap();
+    let (_, err) = texts(&output);
+    assert!(
+        err.starts_with("error: out holds a checkpoint and none that is whole: out/checkpoint-2/"),
+        "{err}"
+    );
+    assert!(err.ends_with("to begin anew, name another --output-dir or move them away\n"), "{err}");
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(names(&home.path("out")), there);
+
+    home.write(state, whole);
+    home.done(&resume);
+    assert_eq!(weights(&home, "out").len(), home.read("out/checkpoint-4/model.safetensors").len());
+}
+
+#[test]
+fn a_folder_of_somebody_else_survives_a_limit_of_one_checkpoint() {
+    let home = begun();
+    home.copy("hf/llama", "out/checkpoint-500");
+    home.write("out/checkpoint-500/trainer_state.json", json!({ "global_step": 500 }).to_string());
+    let theirs = names(&home.path("out/checkpoint-500"));
+    home.done(&training("--output-dir out --resume latest --save-total-limit 1"));
+    assert_eq!(names(&home.path("out/checkpoint-500")), theirs);
+    let checkpoints: Vec<String> =
+        names(&home.path("out")).into_iter().filter(|name| name.starts_with("checkpoint-")).collect();
+    assert_eq!(checkpoints, ["checkpoint-4", "checkpoint-500"]);
+
+    // Where there is nothing else, a run does not begin beside it.
+    fs::create_dir(home.path("new")).unwrap();
+    fs::rename(home.path("out/checkpoint-500"), home.path("new/checkpoint-500")).unwrap();
+    home.refused(
+        &training("--output-dir new --resume latest"),
+        "`new` holds no whole checkpoint, and has a `checkpoint-500` (new/checkpoint-500 is a checkpoint of Hugging Face's \
+         Trainer after step 500, whose optimizer state is not read here; it holds a model: train it further with `--model \
+         new/checkpoint-500` and a new --output-dir); to begin anew, name an empty folder",
+    );
+}
+
+#[test]
+fn a_folder_given_as_a_checkpoint_is_told_what_it_is_and_what_to_type() {
+    let home = begun();
+    let resume = |from: &str| training(&format!("--output-dir out --resume {from}"));
+    home.refused(
+        &resume("model"),
+        "model is a model, not a checkpoint: it has no trainer_state.json; train it further with `--model model` and a new \
+         --output-dir",
+    );
+    home.refused(
+        &resume("out"),
+        "out is the folder of a run, not a checkpoint; go on with `--resume latest --output-dir out`, or give one of its \
+         checkpoints, such as checkpoint-2",
+    );
+    home.refused(&resume("nowhere"), "nowhere does not exist; give the folder checkpoint-N of a run");
+    home.refused(&resume("text.txt"), "text.txt is not a folder; give the folder checkpoint-N of a run");
+    fs::create_dir(home.path("tuned")).unwrap();
+    home.write("tuned/adapter_config.json", "{}");
+    home.refused(
+        &resume("tuned"),
+        "tuned is an adapter, not a checkpoint: it has no trainer_state.json; train it further with `--model BASE --adapter \
+         tuned` and a new --output-dir",
+    );
+    home.write("tuned/trainer_state.json", json!({ "global_step": 30, "log_history": [] }).to_string());
+    home.refused(
+        &resume("tuned"),
+        "tuned is a checkpoint of Hugging Face's Trainer after step 30, whose optimizer state is not read here; it holds an \
+         adapter: train it further with `--model BASE --adapter tuned` and a new --output-dir",
+    );
+}
+
+#[test]
+fn records_that_cannot_be_written_to_standard_output_are_dropped_and_the_run_goes_on() {
+    let home = Home::with_model();
+    home.done(&training("--output-dir whole"));
+    let full = || Stdio::from(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let output = home.command(&training("--output-dir out --json")).stdout(full()).output().unwrap();
+    let (_, err) = texts(&output);
+    assert!(output.status.success(), "{err}");
+    let note = "note: what --json asks for from here on is not written (cannot write the output: No space left on device";
+    assert_eq!(err.matches(note).count(), 1, "{err}");
+    assert_eq!(weights(&home, "out"), weights(&home, "whole"));
+    assert_eq!(home.losses("out"), home.losses("whole"));
+    // Nobody to tell at all.
+    let mut command = home.command(&training("--output-dir silent --json"));
+    assert!(command.stdout(full()).stderr(full()).status().unwrap().success());
+    assert_eq!(weights(&home, "silent"), weights(&home, "whole"));
+    // Where nothing is kept, the records are all there is.
+    let mut command = home.command("train --max-steps 10000000 --memory 64MiB --json");
+    let output = command.stdout(full()).output().unwrap();
+    assert!(
+        texts(&output).1.ends_with("error: cannot write the output: No space left on device (os error 28)\n")
+    );
+    assert_eq!(output.status.code(), Some(1));
+}
+
+/// Makes the embedding of one token infinite.
+fn poison(home: &Home, token: usize) {
+    let mut weights = home.read("model/model.safetensors");
+    let length = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&weights[8..8 + length]).unwrap();
+    let tensor = &header["model.embed_tokens.weight"];
+    assert_eq!(tensor["dtype"], "F32");
+    let begin = 8 + length + tensor["data_offsets"][0].as_u64().unwrap() as usize;
+    let width = tensor["shape"][1].as_u64().unwrap() as usize;
+    for number in 0..width {
+        let at = begin + 4 * (token * width + number);
+        weights[at..at + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    }
+    home.write("model/model.safetensors", weights);
+}
+
+#[test]
+fn steps_before_one_that_is_not_finite_are_saved_and_gone_on_from_by_name() {
+    let home = Home::with_model();
+    // One whose embedding is not its head as well.
+    home.copy("hf/mistral", "model");
+    let train = |rest: &str| {
+        let run =
+            format!("train --model model --data text.txt --max-steps 60 --save-steps 500 {SMALL} {rest}");
+        let output = home.command(&run).output().unwrap();
+        (output.status.code(), texts(&output).1)
+    };
+    // One word that is nowhere else, deep in the text.
+    let vocabulary = home.json("model/tokenizer.json")["model"]["vocab"].clone();
+    let rare = vocabulary["ship"].as_u64().unwrap() as usize;
+    let text = String::from_utf8(home.read("text.txt")).unwrap();
+    home.write("text.txt", text.replacen("line 70 ", "ship line 70 ", 1));
+    poison(&home, rare);
+    let (code, err) = train("--output-dir out");
+    assert_eq!(code, Some(1), "{err}");
+    let checkpoints: Vec<String> =
+        names(&home.path("out")).into_iter().filter(|name| name.contains('-')).collect();
+    let [last] = &checkpoints[..] else { panic!("{checkpoints:?}\n{err}") };
+    let step: u64 = last.strip_prefix("last-finite-").unwrap().parse().unwrap();
+    assert!(step > 0);
+    assert!(
+        err.contains(&format!("saved out/{last}\nnote: the same settings lead to the same numbers")),
+        "{err}"
+    );
+    let told =
+        format!("of step {} is not a finite number; the weights are as step {step} left them\n", step + 1);
+    assert!(err.ends_with(&told), "{err}");
+
+    // The same bits as a run that paused there.
+    let (code, err) = train(&format!("--output-dir paused --stop-after {step}"));
+    assert_eq!(code, Some(0), "{err}");
+    let saved = home.read(&format!("out/{last}/model.safetensors"));
+    assert_eq!(saved, home.read(&format!("paused/checkpoint-{step}/model.safetensors")));
+
+    let (code, err) = train("--output-dir out --resume latest");
+    let expected = format!(
+        "error: `out` holds no checkpoint but out/{last}, from before a step whose numbers were not finite"
+    );
+    assert!(code == Some(2) && err.starts_with(&expected), "{err}");
+    let (code, err) = train(&format!("--output-dir out --resume out/{last} --learning-rate 0.00001"));
+    assert!(code == Some(1) && err.contains(&format!("going on after step {step} of out/{last}\n")), "{err}");
+    assert!(err.ends_with(&told), "the same word is met again: {err}");
+    assert_eq!(home.read(&format!("out/{last}/model.safetensors")), saved);
+}
+
+#[test]
+fn what_a_killed_run_leaves_beside_its_checkpoints_is_cleared_and_nothing_else() {
+    let home = begun();
+    for ours in ["report.html.4711.part", "metrics.jsonl.part"] {
+        home.write(&format!("out/{ours}"), "half");
+    }
+    for dir in [".tmp-model", ".tmp-checkpoint-3", ".tmp-old-checkpoint-1", ".tmp-last-finite-9"] {
+        fs::create_dir(home.path(&format!("out/{dir}"))).unwrap();
+    }
+    for theirs in ["notes.part", "report.htmlx.part", ".tmp-notes"] {
+        home.write(&format!("out/{theirs}"), "theirs");
+    }
+    home.done(&training("--output-dir out --resume latest"));
+    let left: Vec<String> = names(&home.path("out"))
+        .into_iter()
+        .filter(|name| name.contains(".part") || name.starts_with('.'))
+        .collect();
+    assert_eq!(left, [".tmp-notes", "notes.part", "report.htmlx.part"]);
+}

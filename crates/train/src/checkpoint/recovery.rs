@@ -1,0 +1,52 @@
+//! The start after a run that was killed: half-written and half-removed checkpoints, told by their temporary names.
+//!
+//! A checkpoint takes the place of an older one of the same step in three renames and a removal:
+//!
+//! ```text
+//! .tmp-checkpoint-4 whole | checkpoint-4 → .tmp-old-checkpoint-4 | .tmp-checkpoint-4 → checkpoint-4 | .tmp-old-… removed
+//! ```
+//!
+//! A kill between the renames leaves no `checkpoint-4`, but the new one whole and the old one too. So a temporary that is
+//! whole gets its name, and otherwise the old one gets it back.
+
+use std::fs;
+use std::path::Path;
+
+use super::names::{Kind, Name, discarded, is_taken, temporaries};
+use super::own::remove;
+use super::state::{Checkpoint, Fault};
+use crate::files::{FileError, UNFINISHED, sync_folder};
+
+/// Finishes what a killed run had begun and clears what it left under temporary names.
+pub(super) fn recover(folder: &Path) -> Result<(), FileError> {
+    for kind in Kind::ALL {
+        for step in temporaries(folder, kind)? {
+            finish(folder, Name { kind, step })?;
+        }
+        for step in discarded(folder, kind)? {
+            remove(&Name { kind, step }.discarded(folder))?;
+        }
+    }
+    remove(&folder.join(UNFINISHED))
+}
+
+fn finish(folder: &Path, name: Name) -> Result<(), FileError> {
+    let [temporary, old, path] = [name.temporary(folder), name.discarded(folder), name.path(folder)];
+    if is_taken(&path)? {
+        return remove(&temporary);
+    }
+    let rename = |from: &Path| {
+        fs::rename(from, &path).map_err(|fault| FileError::writing(&path, &fault))?;
+        sync_folder(folder)
+    };
+    match Checkpoint::examine(&temporary) {
+        Ok(_) => return rename(&temporary),
+        // It may be the only one of its step.
+        Err(Fault::Unreadable(fault)) => return Err(fault),
+        Err(Fault::Broken(_) | Fault::Foreign(_)) => {}
+    }
+    if is_taken(&old)? && Checkpoint::examine(&old).is_ok() {
+        rename(&old)?;
+    }
+    remove(&temporary)
+}

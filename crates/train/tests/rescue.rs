@@ -1,0 +1,204 @@
+//! A run that ends with a fault is saved first, as its last whole step left it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+
+use plimsoll_exec::CpuDevice;
+use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
+use plimsoll_train::course::{Course, Event, Listener};
+use plimsoll_train::data::{Order, Source, Text};
+use plimsoll_train::{Options, TrainError, Trainer, Validation};
+use tempfile::TempDir;
+
+#[path = "support/resume.rs"]
+mod running;
+mod support;
+use running::{bits, latest, llama_trainer, open, pinned, take, trainer, write_text};
+
+const COURSE: Course = Course {
+    steps: 12,
+    pause: None,
+    logging_steps: 4,
+    eval_steps: None,
+    stopping: None,
+    save_steps: Some(100),
+};
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Trains a course; returns its fault and what was told beside steps.
+fn train(
+    trainer: &mut Trainer<CpuDevice>,
+    course: &Course,
+    out: &Checkpoints,
+) -> (Option<TrainError>, Vec<String>) {
+    let mut told = Vec::new();
+    let mut listener = |event: &Event<'_>| {
+        match event {
+            Event::Log(record) => told.push(format!("log {}", record.step)),
+            Event::Saving => told.push("saving".to_owned()),
+            Event::Saved(path) => told.push(path.file_name().unwrap().to_str().unwrap().to_owned()),
+            Event::Note(note) => told.push((*note).to_owned()),
+            _ => {}
+        }
+        Ok(())
+    };
+    let listeners: &mut [&mut dyn Listener<TrainError>] = &mut [&mut listener];
+    let fault = trainer.train(course, None, Some(out), listeners).err();
+    (fault, told)
+}
+
+/// A trainer for which the embedding of `z` is not finite.
+fn poisoned(data: &Path) -> Trainer<CpuDevice> {
+    let mut trainer = llama_trainer(data, &pinned());
+    let name = "model.embed_tokens.weight";
+    let mut embedding = trainer.run().state(name).unwrap();
+    let width = embedding.len() / 259;
+    embedding[usize::from(b'z') * width..][..width].fill(f32::INFINITY);
+    trainer.run_mut().set_state(name, &embedding).unwrap();
+    trainer
+}
+
+/// Text with one `z`, and the step in which it is met.
+fn data_with_z(home: &TempDir) -> (PathBuf, u64) {
+    let data = write_text(home.path());
+    for place in (40..1800).step_by(160) {
+        write_text(home.path());
+        let mut text = fs::read(&data).unwrap();
+        text[place] = b'z';
+        fs::write(&data, text).unwrap();
+        let mut trainer = poisoned(&data);
+        let met = (1..=COURSE.steps).find(|_| trainer.step().is_err());
+        if let Some(step) = met.filter(|step| *step > 5) {
+            return (data, step);
+        }
+    }
+    panic!("no place of the text is met between steps 6 and {}", COURSE.steps)
+}
+
+#[test]
+fn a_run_whose_next_step_is_not_finite_is_saved_under_a_name_of_its_own() {
+    let home = TempDir::new().unwrap();
+    let (data, bad) = data_with_z(&home);
+    let out = open(&home.path().join("out"), Some(1)).unwrap();
+    let (fault, told) = train(&mut poisoned(&data), &COURSE, &out);
+    assert!(matches!(fault, Some(TrainError::NotFinite { step, .. }) if step == bad), "{fault:?}");
+    let name = format!("last-finite-{}", bad - 1);
+    assert_eq!(names(out.folder()), [name.clone()]);
+    assert!(told.contains(&name), "{told:?}");
+    let last = told.last().unwrap();
+    assert!(last.contains("go on with `--resume ") && last.contains("a lower --learning-rate"), "{last}");
+    // Steps that no record told of yet are told before the run is saved.
+    let at = |what: &str| told.iter().position(|told| told == what);
+    assert!(at(&format!("log {}", bad - 1)).is_some(), "{told:?}");
+    assert!(at(&format!("log {}", bad - 1)) < at("saving"), "{told:?}");
+
+    // It is the run after the step before, to the bit, and found only by its name.
+    assert!(out.latest().unwrap().checkpoint.is_none());
+    let mut expected = poisoned(&data);
+    take(&mut expected, bad - 1);
+    let mut resumed = llama_trainer(&data, &pinned());
+    resumed.resume(&out, &Checkpoint::open(&out.last_finite().unwrap().unwrap().1).unwrap()).unwrap();
+    assert_eq!(bits(&resumed), bits(&expected));
+    assert!(matches!(resumed.step(), Err(TrainError::NotFinite { step, .. }) if step == bad));
+
+    // Rotation leaves it alone, and a second one of the same step takes its place.
+    let mut again = poisoned(&data);
+    let (_, told) = train(&mut again, &Course { save_steps: Some(2), ..COURSE }, &out);
+    let checkpoints = names(out.folder());
+    assert_eq!(checkpoints.len(), 2, "{checkpoints:?} {told:?}");
+    assert!(checkpoints.contains(&name), "{checkpoints:?}");
+}
+
+#[test]
+fn a_step_that_was_just_saved_is_not_saved_again_when_the_next_is_not_finite() {
+    let home = TempDir::new().unwrap();
+    let (data, bad) = data_with_z(&home);
+    let out = open(&home.path().join("out"), None).unwrap();
+    let (fault, _) = train(&mut poisoned(&data), &Course { save_steps: Some(bad - 1), ..COURSE }, &out);
+    assert!(matches!(fault, Some(TrainError::NotFinite { .. })));
+    assert_eq!(names(out.folder()), [format!("checkpoint-{}", bad - 1)]);
+}
+
+#[test]
+fn data_that_can_no_longer_be_read_ends_the_run_saved() {
+    let home = TempDir::new().unwrap();
+    let data = write_text(home.path());
+    let out = open(&home.path().join("out"), None).unwrap();
+    let mut trained = trainer(&data, &pinned());
+    let text = fs::read(&data).unwrap();
+    let mut listener = |event: &Event<'_>| {
+        if matches!(event, Event::Step(record) if record.step == 3) {
+            OpenOptions::new().write(true).open(&data).unwrap().set_len(0).unwrap();
+        }
+        Ok(())
+    };
+    let listeners: &mut [&mut dyn Listener<TrainError>] = &mut [&mut listener];
+    let fault = trained.train(&COURSE, None, Some(&out), listeners).unwrap_err();
+    assert!(matches!(fault, TrainError::Data(_)), "{fault}");
+    assert_eq!(names(out.folder()), ["checkpoint-3"]);
+
+    fs::write(&data, text).unwrap();
+    let mut resumed = trainer(&data, &pinned());
+    resumed.resume(&out, &latest(&out).unwrap()).unwrap();
+    take(&mut resumed, 5);
+    let mut whole = trainer(&data, &pinned());
+    take(&mut whole, 8);
+    assert_eq!(bits(&resumed), bits(&whole));
+}
+
+#[test]
+fn a_listener_that_fails_ends_the_run_saved_and_the_evaluation_is_made_up_for() {
+    let home = TempDir::new().unwrap();
+    let data = write_text(home.path());
+    let course = Course { eval_steps: Some(3), ..COURSE };
+    let evaluating = Options { evaluate: true, ..pinned() };
+    let validation = |trainer: &Trainer<CpuDevice>| {
+        let text = Text::open(&data, 16, 259, Order::AsWritten).unwrap();
+        Validation::new(Source::Text(text), trainer.run().micro_batch(), Some(6))
+    };
+    let run = |trainer: &mut Trainer<CpuDevice>, out: &Checkpoints, fail_at: u64| {
+        let mut evaluated = Vec::new();
+        let mut heard_saved = false;
+        let mut fails = |event: &Event<'_>| match event {
+            Event::Step(record) if record.step == fail_at => Err(TrainError::Output("no room".into())),
+            _ => Ok(()),
+        };
+        let mut hears = |event: &Event<'_>| {
+            heard_saved |= matches!(event, Event::Saved(_));
+            if let Event::Evaluation(record) = event {
+                evaluated.push((record.step, record.eval_loss.to_bits()));
+            }
+            Ok(())
+        };
+        let mut validation = validation(trainer);
+        let listeners: &mut [&mut dyn Listener<TrainError>] = &mut [&mut fails, &mut hears];
+        let fault = trainer.train(&course, Some(&mut validation), Some(out), listeners).err();
+        assert!(heard_saved, "the others hear that the run was saved");
+        (fault.map(|fault| fault.to_string()), evaluated)
+    };
+    let whole_out = open(&home.path().join("whole"), None).unwrap();
+    let mut whole = trainer(&data, &evaluating);
+    let (none, expected) = run(&mut whole, &whole_out, 0);
+    assert_eq!((none, expected.len()), (None, 4));
+
+    let out = open(&home.path().join("out"), None).unwrap();
+    let (fault, before) = run(&mut trainer(&data, &evaluating), &out, 6);
+    assert_eq!(fault.unwrap(), "no room");
+    let from = latest(&out).unwrap();
+    assert_eq!((from.state.step, from.state.progress.owes_evaluation), (6, true));
+    let mut resumed = trainer(&data, &evaluating);
+    resumed.resume(&out, &from).unwrap();
+    let (none, after) = run(&mut resumed, &out, 0);
+    assert_eq!(none, None);
+    assert_eq!([before, after].concat(), expected);
+    assert_eq!(bits(&resumed), bits(&whole));
+}
