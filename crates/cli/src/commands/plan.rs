@@ -11,6 +11,7 @@ use plimsoll::{Device, DeviceSpec, Graph, GraphError, Model, Options, Planned, R
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer, BudgetOf};
+use crate::commands::train::say;
 use crate::commands::{compare, dag, html, planfile};
 use crate::exit::Failure;
 use crate::summary::{DeviceFacts, Questions, Summary, questions};
@@ -21,6 +22,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return dag::run(file, args.settings.raw()?.memory.as_deref().unwrap_or_default(), args.json);
     }
     let mut config = Config::check(&args.settings.raw()?)?;
+    for note in &config.configuration.notes {
+        say(&format!("note: {note}\n"))?;
+    }
     // Kept open, as a run keeps it: what it takes is taken from the arena.
     let data = open_data(args, &mut config)?;
     let steps = steps(&config, data.as_ref())?;
