@@ -8,11 +8,13 @@ mod costs;
 mod curve;
 mod disks;
 mod exit;
+mod heartbeat;
 mod home;
 mod json;
 mod keeping;
 mod outputs;
 mod page;
+mod planning;
 mod progress;
 mod settings;
 mod summary;
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
     };
     // A file that may not grow ends in an error that names it, not in a signal. Where that cannot be had, so be it.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
+    heartbeat::start();
     let result = match &args.command {
         Command::Demo(demo) => commands::demo::run(demo),
         Command::Plan(plan) => commands::plan::run(plan),

@@ -135,7 +135,7 @@ pub(crate) fn whole_mebibytes(bytes: u64) -> u64 {
 }
 
 /// A time with two units at most.
-fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
         0..60 => format!("{seconds:.1} s"),

@@ -15,7 +15,7 @@ use crate::commands::train::say;
 use crate::commands::{compare, dag, html, planfile};
 use crate::exit::Failure;
 use crate::summary::{DeviceFacts, Questions, Summary, questions};
-use crate::{costs, json, table, tokenising};
+use crate::{costs, heartbeat, json, planning, table, tokenising};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
@@ -80,6 +80,8 @@ fn answer(
     facts: DeviceFacts<'_>,
     budget: BudgetOf<'_>,
 ) -> Result<String, Failure> {
+    let _waiting = heartbeat::waiting_for("planning");
+    let facts: DeviceFacts<'_> = &planning::watched(facts);
     let answer = args.max.map(|what| max::find(args, what, &config, facts, budget)).transpose()?;
     if let Some(answer) = &answer {
         config = answer.config.clone();

@@ -10,16 +10,16 @@ use plimsoll::training::data::Batches;
 use plimsoll::training::lr::Lr;
 use plimsoll::training::metrics::{EndRecord, write_line};
 use plimsoll::training::{Config, Validation};
-use plimsoll::{CpuDevice, Device, Options, Planned, Run, TrainError, Trainer, plan_for};
+use plimsoll::{CpuDevice, Device, Options, Planned, Run, TrainError, Trainer};
 
 use crate::args::TrainArgs;
 use crate::commands::planfile;
 use crate::exit::{self, Failure};
 use crate::keeping::Kept;
 use crate::outputs::{self, Outputs};
-use crate::progress::Progress;
+use crate::progress::{Progress, Shown, Steps};
 use crate::summary::{Summary, questions};
-use crate::{costs, table, tokenising};
+use crate::{costs, heartbeat, planning, table, tokenising};
 
 /// Rows of the products whose speed is the ceiling: small enough to fit beside any budget.
 const CEILING_SIZE: usize = 384;
@@ -60,7 +60,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         listeners.extend(outputs.listeners());
     }
     end_on_signals(&session)?;
-    let result = session.train(&course, kept.as_ref().map(Kept::checkpoints), &mut listeners);
+    let shown = Shown::of(&config);
+    let result = session.train(&course, shown, kept.as_ref().map(Kept::checkpoints), &mut listeners);
     // Also of a run that failed: what it had told is worth seeing.
     let page = outputs.as_ref().map(Outputs::finish).transpose().map(Option::flatten);
     let end = result?;
@@ -126,6 +127,7 @@ impl Session {
         config.target.trains()?;
         let data = tokenising::open_data(config)?;
         let (device, device_name) = costs::device(config)?;
+        let waiting = heartbeat::waiting_for("planning");
         let before = before.filter(|_| plan.is_none() && config.options.micro_batch.is_none());
         let planned = match before.filter(|_| planfile::made_before().is_none()) {
             Some(rows) => planned_as_before(config, &device, rows)?,
@@ -149,6 +151,7 @@ impl Session {
             ))?;
         }
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
+        drop(waiting);
         let ceiling = ceiling(&summary, device.threads())?;
         let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
         if run.engine().device().disk().is_some_and(|disk| !disk.bypasses_page_cache()) {
@@ -173,21 +176,24 @@ impl Session {
         Ok(Session { summary, trainer, device_name, lr, ceiling, validation, stepped: false })
     }
 
-    /// Takes all steps behind a progress bar.
+    /// Takes all steps behind a progress bar. A line stands for each of the records that are `shown`.
     pub(crate) fn train(
         &mut self,
         course: &Course,
+        shown: Shown,
         checkpoints: Option<&Checkpoints>,
         listeners: &mut [&mut dyn Listener<Failure>],
     ) -> Result<EndRecord, Failure> {
         let budget = self.summary.planned.budget.total;
         let before = self.trainer.run().steps();
-        let mut progress = Progress::new(course.end(), budget, self.ceiling);
+        let steps = Steps { before, end: course.end(), shown };
+        let mut progress = Progress::new(steps, budget, self.ceiling);
         let mut all = |event: &Event<'_>| {
             progress.hear(event)?;
             listeners.iter_mut().try_for_each(|listener| listener.hear(event))
         };
         let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut [&mut all]);
+        heartbeat::idle();
         self.stepped = self.trainer.run().steps() != before;
         result.inspect_err(|_| progress.abandon())
     }
@@ -201,7 +207,7 @@ impl Session {
 /// A plan with the micro-batches a run had before, so that it goes on to the bit; nothing where the budget has no room.
 fn planned_as_before(config: &Config, device: &CpuDevice, rows: usize) -> Result<Option<Planned>, Failure> {
     let options = Options { micro_batch: Some(rows), ..config.options.clone() };
-    match plan_for(&config.model, device, &options) {
+    match planning::plan_for(config, device, &options) {
         Ok(planned) => Ok(Some(planned)),
         Err(TrainError::Budget { .. } | TrainError::Plan(_)) => {
             say(&format!(
@@ -275,5 +281,6 @@ fn line(event: &Event<'_>) -> Result<(), Failure> {
 
 /// Writes text to standard error, where everything goes that is not data.
 pub(crate) fn say(text: &str) -> Result<(), Failure> {
+    heartbeat::spoke();
     exit::said(io::stderr().lock().write_all(text.as_bytes()))
 }
