@@ -1,4 +1,4 @@
-//! The command line, as typed.
+//! The command line, as typed. A switch may be given twice, as scripts put together from parts do: it overrides itself.
 
 use std::path::PathBuf;
 
@@ -59,7 +59,7 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) settings: PlanSettings,
     /// Write JSON to standard output
-    #[arg(long)]
+    #[arg(long, overrides_with = "json")]
     pub(crate) json: bool,
     /// Print one stage of the pipeline instead of the table
     #[arg(long, value_name = "STAGE", conflicts_with_all = ["compare", "html", "max", "json"])]
@@ -69,7 +69,7 @@ pub(crate) struct PlanArgs {
     #[arg(conflicts_with_all = ["settings", "model", "seq_len", "global_batch", "micro_batch", "recompute", "data", "show", "compare", "max", "html"])]
     pub(crate) dag: Option<PathBuf>,
     /// Put the classic strategies beside the chosen plan: memory and slowdown
-    #[arg(long)]
+    #[arg(long, overrides_with = "compare")]
     pub(crate) compare: bool,
     /// Say what is the most that fits: seq-len, micro-batch, layers or lora-rank
     #[arg(long, value_name = "WHAT")]
@@ -128,11 +128,11 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) settings: TrainSettings,
     /// Write one line of JSON for each record to standard output
-    #[arg(long)]
+    #[arg(long, overrides_with = "json")]
     pub(crate) json: bool,
     /// Print the settings with their defaults, but for what the plan and the length of the run decide, as a file for
     /// --settings, and do nothing else
-    #[arg(long)]
+    #[arg(long, overrides_with = "print_config")]
     pub(crate) print_config: bool,
     /// Run the plan in FILE, which `plan --out` wrote for the same settings
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["micro_batch", "recompute"])]
@@ -155,7 +155,7 @@ pub(crate) struct ReportArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DoctorArgs {
     /// Write JSON to standard output
-    #[arg(long)]
+    #[arg(long, overrides_with = "json")]
     pub(crate) json: bool,
 }
 
@@ -211,7 +211,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: String,
     /// Take the prompt as what a user says in a chat, in the form of the model's own template
-    #[arg(long)]
+    #[arg(long, overrides_with = "chat")]
     pub(crate) chat: bool,
     /// Most tokens that are written [default: what generation_config.json says, else 64]
     #[arg(long, value_name = "N")]
@@ -242,7 +242,7 @@ pub(crate) struct GenerateArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ExportArgs {
     /// Add the adapter to the weights; the only export there is
-    #[arg(long, required = true)]
+    #[arg(long, required = true, overrides_with = "merge")]
     pub(crate) merge: bool,
     /// Folder of the model, or its hub id
     #[arg(long, value_name = "NAME")]

@@ -10,11 +10,13 @@ mod disks;
 mod dispensable;
 mod exit;
 mod guard;
+mod heartbeat;
 mod home;
 mod json;
 mod keeping;
 mod outputs;
 mod page;
+mod planning;
 mod progress;
 mod read_file;
 mod settings;
@@ -29,20 +31,20 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 
 use args::{Args, Command};
 use plimsoll::TrainError;
 use plimsoll::training::address_space;
-use plimsoll::training::settings::known_elsewhere;
+use plimsoll::training::settings::no_such_flag;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            let Some(instead) = instead(&error) else { error.exit() };
-            return exit::code(Err(TrainError::Config(instead).into()));
+            let Some(why) = unknown_flag(&error) else { error.exit() };
+            return exit::code(Err(TrainError::Config(why).into()));
         }
     };
     // A file that may not grow ends in an error that names it, not in a signal. Where that cannot be had, so be it.
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     if let Err(error) = address_space::check() {
         return exit::code(Err(error.into()));
     }
+    heartbeat::start();
     let result = match &args.command {
         Command::Demo(demo) => commands::demo::run(demo),
         Command::Plan(plan) => commands::plan::run(plan),
@@ -65,15 +68,20 @@ fn main() -> ExitCode {
     exit::code(result)
 }
 
-/// What to write in place of a flag that people know from elsewhere, among those that the command has.
-fn instead(error: &clap::Error) -> Option<String> {
+/// What is said of a flag that the command does not have; nothing of other faults.
+fn unknown_flag(error: &clap::Error) -> Option<String> {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
     let ContextValue::String(flag) = error.get(ContextKind::InvalidArg)? else { return None };
     let mut command = Args::command();
+    let mut name = vec![command.get_name().to_owned()];
     for word in env::args_os().skip(1) {
         let Some(named) = command.find_subcommand(&word) else { break };
+        name.push(named.get_name().to_owned());
         command = named.clone();
     }
-    let longs: Vec<String> =
-        command.get_arguments().filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect();
-    known_elsewhere(flag, |offered| longs.iter().any(|long| long == offered))
+    let flags = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let flags: Vec<String> = flags.filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect();
+    flag.starts_with('-').then(|| no_such_flag(flag, &flags, &format!("{} --help", name.join(" "))))
 }

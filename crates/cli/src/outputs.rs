@@ -1,22 +1,23 @@
-//! The folder of a run: `metrics.jsonl`, TensorBoard's event files, and a page at the end.
+//! The folder of a run: `metrics.jsonl`, TensorBoard's event files, and a page.
 //!
 //! The first line of `metrics.jsonl` says what is run and how it was planned, so that the page can be made
-//! from that file alone, also of a run that died or still goes on.
+//! from that file alone, also of a run that died. While the run goes on, the page is written again every now and then.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
 use plimsoll::TrainError;
+use plimsoll::training::course::{Event, Listener};
 use plimsoll::training::files::create_folder;
 use plimsoll::training::metrics::MetricsFile;
 use plimsoll::training::tensorboard::EventFile;
 use plimsoll::training::{Config, OutputConfig};
 
-use crate::commands::report;
+use crate::commands::report::{self, State};
 use crate::commands::train::Session;
 use crate::exit::Failure;
 use crate::json;
@@ -34,6 +35,7 @@ pub(crate) struct Outputs<'a> {
     config: &'a OutputConfig,
     metrics: MetricsFile,
     events: Option<EventFile>,
+    page: Option<LivePage<'a>>,
 }
 
 /// Refuses a folder that cannot be written to, or holds something already; before anything takes long. Says whether the
@@ -81,16 +83,19 @@ impl<'a> Outputs<'a> {
     /// Opens the files and writes the first line.
     pub(crate) fn open(config: &'a Config, session: &Session) -> Result<Option<Outputs<'a>>, Failure> {
         let Some(output) = &config.output else { return Ok(None) };
-        let mut metrics =
-            MetricsFile::open(&output.folder.join("metrics.jsonl"), session.trainer.run().steps())?;
+        let after = session.trainer.run().steps();
+        let mut metrics = MetricsFile::open(&output.folder.join("metrics.jsonl"), after)?;
         metrics.add(&start(config, session))?;
-        let events = output.tensorboard.then(|| EventFile::create(&output.folder.join("tensorboard")));
-        Ok(Some(Outputs { config: output, metrics, events: events.transpose()? }))
+        let events = output.tensorboard.then(|| EventFile::create(&output.folder.join("tensorboard"), after));
+        let page = output.html.then(|| LivePage::begin(output));
+        Ok(Some(Outputs { config: output, metrics, events: events.transpose()?, page }))
     }
 
     /// Those who write while the run goes on: the record of the run, and what it can do without.
-    pub(crate) fn listeners(&mut self) -> (Option<&mut MetricsFile>, Option<&mut EventFile>) {
-        (Some(&mut self.metrics), self.events.as_mut())
+    pub(crate) fn listeners(
+        &mut self,
+    ) -> (Option<&mut MetricsFile>, Option<&mut EventFile>, Option<&mut LivePage<'a>>) {
+        (Some(&mut self.metrics), self.events.as_mut(), self.page.as_mut())
     }
 
     /// Writes the page; returns its path if there is one.
@@ -99,8 +104,60 @@ impl<'a> Outputs<'a> {
             return Ok(None);
         }
         let page = self.config.folder.join("report.html");
-        report::write(&self.config.folder, &page)?;
+        report::write(&self.config.folder, &page, State::Over)?;
         Ok(Some(page.display().to_string()))
+    }
+}
+
+/// The page of a run that goes on. It is made from the file of metrics, so it comes after that in the order of listeners.
+struct LivePage<'a> {
+    config: &'a OutputConfig,
+    begun: Instant,
+    renewal: Renewal,
+}
+
+impl LivePage<'_> {
+    /// Writes the first, so that there is one to open.
+    fn begin(config: &OutputConfig) -> LivePage<'_> {
+        let mut page = LivePage { config, begun: Instant::now(), renewal: Renewal::default() };
+        page.write();
+        page
+    }
+
+    fn write(&mut self) {
+        let (folder, clock) = (&self.config.folder, Instant::now());
+        // The page that counts is the last one, whose fault is told.
+        let _ = report::write(folder, &folder.join("report.html"), State::Running);
+        self.renewal.written(self.begun.elapsed(), clock.elapsed());
+    }
+}
+
+impl Listener<Failure> for LivePage<'_> {
+    fn hear(&mut self, event: &Event<'_>) -> Result<(), Failure> {
+        if !matches!(event, Event::Step(_) | Event::End(_)) && self.renewal.is_due(self.begun.elapsed()) {
+            self.write();
+        }
+        Ok(())
+    }
+}
+
+/// When a page is written again: seldom enough to take no more than a fiftieth of the time.
+#[derive(Default)]
+struct Renewal {
+    next: Duration,
+}
+
+impl Renewal {
+    /// The least time between two pages.
+    const LEAST: Duration = Duration::from_secs(10);
+
+    fn is_due(&self, now: Duration) -> bool {
+        now >= self.next
+    }
+
+    /// A page was written up to `now`, which took `took`.
+    fn written(&mut self, now: Duration, took: Duration) {
+        self.next = now + Renewal::LEAST.max(49 * took);
     }
 }
 
@@ -123,4 +180,21 @@ fn start(config: &Config, session: &Session) -> Value {
 /// The file of metrics in a folder, or the file itself.
 pub(crate) fn metrics_path(path: &Path) -> std::path::PathBuf {
     if path.is_dir() { path.join("metrics.jsonl") } else { path.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_renewed_every_ten_seconds_unless_that_took_more_than_a_fiftieth_of_the_time() {
+        for (took, expected) in [(0.01, 10.0), (0.1, 10.0), (1.0, 50.0)] {
+            let (mut renewal, took) = (Renewal::default(), Duration::from_secs_f64(took));
+            assert!(renewal.is_due(Duration::ZERO), "the first is due at once");
+            let written = Duration::from_secs(100) + took;
+            renewal.written(written, took);
+            let due = Duration::from_secs_f64(100.0 + expected).max(written + Renewal::LEAST);
+            assert!(!renewal.is_due(due - Duration::from_millis(1)) && renewal.is_due(due));
+        }
+    }
 }

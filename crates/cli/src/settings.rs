@@ -59,7 +59,8 @@ fn flag(setting: &'static Setting) -> Arg {
         Kind::Text => arg,
         // Those that must not be negative are told so by the library.
         Kind::Whole | Kind::Number => arg.allow_negative_numbers(true),
-        Kind::Switch => arg.num_args(0..=1).default_missing_value("true"),
+        // Given twice, the last counts: scripts are put together from parts.
+        Kind::Switch => arg.num_args(0..=1).default_missing_value("true").overrides_with(setting.name),
         Kind::List => arg.action(ArgAction::Append),
     }
 }

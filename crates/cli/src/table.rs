@@ -74,7 +74,7 @@ pub(crate) fn rates(link: &Link) -> String {
 fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let (plan, budget) = (&summary.planned.choice.plan, &summary.planned.budget);
     let whole = size(summary.process_bytes(plan.arena_bytes));
-    writeln!(out, "budget {}{}   planned peak {whole}   fits", size(budget.total), origin(budget))?;
+    writeln!(out, "budget {}   planned peak {whole}   fits", budget.described())?;
     for (purpose, bytes) in plan.by_purpose.iter().filter(|(_, bytes)| *bytes > 0) {
         writeln!(out, "  {purpose:<18}{:>10}", size(bytes))?;
     }
@@ -85,7 +85,7 @@ fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
 pub(crate) fn origin(budget: &Budget) -> &'static str {
     match budget.origin {
         Origin::Stated => "",
-        Origin::Free => " (free memory less a margin)",
+        Origin::Free => " (automatic: free memory less a margin)",
         Origin::Device => " (all of the device)",
     }
 }
@@ -135,7 +135,7 @@ pub(crate) fn whole_mebibytes(bytes: u64) -> u64 {
 }
 
 /// A time with two units at most.
-fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
         0..60 => format!("{seconds:.1} s"),

@@ -1,12 +1,16 @@
 //! Every mistake gets one clear error that names the thing and the way out, and the right exit code.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 fn plimsoll(arguments: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    command.args(arguments.split_whitespace()).output().unwrap()
+    let mut output = command.args(arguments.split_whitespace()).output().unwrap();
+    output.stderr = support::texts(&output).1.into_bytes();
+    output
 }
 
 /// Runs a command that must fail with `code`, say exactly `expected` on standard error and nothing on

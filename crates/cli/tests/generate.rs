@@ -40,3 +40,29 @@ fn more_than_can_be_counted_is_refused_with_what_can_be_written() {
         "--max-new-tokens must be at most 30 after a prompt of 2 tokens, got 18446744073709551615",
     );
 }
+
+#[test]
+fn the_least_budget_that_is_named_is_the_same_again_and_is_enough() {
+    let home = Home::with_model();
+    let asked = |memory: &str| {
+        let arguments =
+            format!("generate --model model --prompt ship --threads 1 --max-new-tokens 8 --memory {memory}");
+        let output = home.command(&arguments).output().unwrap();
+        (output.status.success(), support::texts(&output).1)
+    };
+    let named = |memory: &str| {
+        let (done, said) = asked(memory);
+        assert!(!done, "{memory} is enough");
+        let least = said.split_once("state --memory ").unwrap_or_else(|| panic!("{said}")).1;
+        least.split(' ').next().unwrap().to_owned()
+    };
+    // Less than the tokenizer takes, less than the process takes, and less than the model takes.
+    let least = named("1MiB");
+    for memory in ["1MiB", "6MiB", "9MiB"] {
+        assert_eq!(named(memory), least, "at {memory}");
+    }
+    for _ in 0..3 {
+        let (done, said) = asked(&least);
+        assert!(done, "{least}: {said}");
+    }
+}

@@ -469,3 +469,18 @@ fn an_export_does_not_touch_what_is_there() {
     home.refused(&format!("{export} model"), "model is not empty; give a folder that does not exist yet");
     home.refused(&format!("{export} text.txt"), "text.txt is not a folder; give one that does not exist yet");
 }
+
+#[test]
+fn a_folder_with_the_name_of_a_preset_is_said_to_stand_before_it() {
+    let home = Home::with_model();
+    home.copy_from(&home.path("model"), "tiny");
+    let note = "--model tiny is the folder `tiny` here and not the preset of that name; rename the folder or run \
+                elsewhere to have the preset";
+    let (_, said) = home.done("plan --model tiny --seq-len 16 --memory 64MiB --threads 1");
+    assert_eq!(said, format!("note: {note}\n"));
+    std::fs::remove_file(home.path("tiny/config.json")).unwrap();
+    let (_, said) = support::texts(&home.command("plan --model tiny").output().unwrap());
+    assert!(said.starts_with("error: ") && said.trim_end().ends_with(note), "{said}");
+    let (_, said) = home.done("plan --model s --memory 1GiB --threads 1");
+    assert_eq!(said, "");
+}

@@ -1,6 +1,8 @@
 //! Settings from flags and files, and what a run writes: every mistake has one clear error.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -9,7 +11,9 @@ use serde_json::Value;
 fn plimsoll(arguments: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     command.current_dir(env!("CARGO_TARGET_TMPDIR"));
-    command.args(arguments.split_whitespace()).output().unwrap()
+    let mut output = command.args(arguments.split_whitespace()).output().unwrap();
+    output.stderr = support::texts(&output).1.into_bytes();
+    output
 }
 
 fn refused(arguments: &str, expected: &str) {
@@ -80,6 +84,18 @@ fn flags_of_the_wrong_kind_or_range_are_refused() {
         "train --overwrite_output_dir",
         "error: there is no flag `--overwrite_output_dir` here: name an empty --output-dir",
     );
+    refused(
+        "train --run-name first",
+        "error: there is no flag `--run-name` here: write --output-dir: a run is known by its folder",
+    );
+    refused(
+        "plan --run-name first",
+        "error: there is no flag `--run-name`; `plimsoll plan --help` lists them all",
+    );
+    refused(
+        "train --learning-rte 1",
+        "error: there is no flag `--learning-rte`; did you mean `--learning-rate`?",
+    );
     refused("train --warmup-ratio 1.5", "error: --warmup-ratio must lie in 0..1, got 1.5");
     refused(
         "train --lr_scheduler_type polynomial",
@@ -114,6 +130,18 @@ fn what_is_printed_as_configuration_prints_the_same_when_it_is_read() {
     assert_eq!(printed("train --settings effective.toml --print-config"), once);
     let other = printed("train --settings effective.toml --print-config --learning-rate 1");
     assert_eq!(other, once.replace("learning_rate = 0.0003", "learning_rate = 1.0"), "a flag counts more");
+}
+
+#[test]
+fn a_switch_that_is_given_twice_is_no_mistake_and_the_last_counts() {
+    let config = printed("train --bf16 --print-config --bf16 --print-config --packing false --packing true");
+    assert!(
+        config.contains("weights_dtype = \"bf16-master\"") && config.contains("packing = true"),
+        "{config}"
+    );
+    printed("plan --json --memory 64MiB --json");
+    let twice = plimsoll("train --max-steps 1 --max-steps 2");
+    assert_eq!(twice.status.code(), Some(2), "of values one would be dropped in silence");
 }
 
 #[test]

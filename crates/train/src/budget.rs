@@ -21,6 +21,8 @@ pub const ALLOWANCE: u64 = 2 << 20;
 const STEP: u64 = 4 << 20;
 /// What two processes of the same settings differ by.
 const JITTER: u64 = 512 << 10;
+/// Added to a budget that is named, so that what two processes differ by does not make it too small.
+const SPARE: u64 = 1 << 20;
 
 /// What a run touches of its code beyond what it has touched when it plans.
 const MORE_CODE: u64 = 2 << 20;
@@ -31,7 +33,8 @@ const BYTES_PER_ACTION: u64 = 2500;
 /// Actions whose bytes are part of [`ALLOWANCE`].
 const ACTIONS_ALLOWED: u64 = 1000;
 
-/// With no budget stated, this much of the free memory is left to others, or 5 % where that is more.
+/// With no budget stated, this much of the free memory is left to others: 5 % where that is more, and a quarter of it where
+/// that is less, as in a small container.
 pub const MARGIN: u64 = 256 << 20;
 
 /// Where the figure of a budget comes from.
@@ -70,9 +73,23 @@ impl Budget {
         if let Some(total) = stated {
             return Ok(Budget { total, outside, origin: Origin::Stated, ceiling: None });
         }
-        let free = memory::available()?;
-        let total = (process.resident + free).saturating_sub(MARGIN.max(free / 20));
+        let total = automatic(process.resident, memory::available()?);
         Ok(Budget { total, outside, origin: Origin::Free, ceiling: None })
+    }
+
+    /// The least budget that is named for an arena of `arena` bytes in a process that has held `peak` bytes. It is a
+    /// figure that can be typed, and with it [`holds`](Budget::holds) says yes in another process of the same settings,
+    /// which may hold a little more.
+    pub fn least_for(&self, arena: u64, peak: u64) -> u64 {
+        let needed = (arena + self.outside).max(peak.next_multiple_of(STEP));
+        (needed + SPARE).next_multiple_of(1 << 20)
+    }
+
+    /// Whether an arena of `arena` bytes fits beside a process that has held `peak` bytes, of which its size was rounded up
+    /// by `rounding`.
+    pub fn holds(&self, arena: u64, peak: u64, rounding: u64) -> bool {
+        let crossed = self.origin == Origin::Stated && peak > self.total;
+        !crossed && (arena + self.outside).saturating_sub(rounding) <= self.total
     }
 
     /// Bytes by which a process is counted larger than it is, and may be larger than another of the same settings. To be
@@ -84,6 +101,26 @@ impl Budget {
     pub fn rounding() -> Result<u64, TrainError> {
         let held = memory::process()?.anonymous();
         Ok(held.next_multiple_of(STEP) - held + JITTER)
+    }
+
+    /// As [`rounding`](Budget::rounding), with that of the code, of which the kernel maps now more and now less.
+    ///
+    /// # Errors
+    ///
+    /// When the memory of the machine cannot be read.
+    pub(crate) fn rounding_with_code() -> Result<u64, TrainError> {
+        let touched = memory::process()?.of_files;
+        Ok(Budget::rounding()? + code(touched) - touched - MORE_CODE)
+    }
+
+    /// The budget as text, with where it comes from if nobody stated it.
+    pub fn described(&self) -> String {
+        let total = Size { bytes: self.total };
+        match self.origin {
+            Origin::Stated => total.to_string(),
+            Origin::Free => format!("{total} (automatic: free memory less a margin)"),
+            Origin::Device => format!("{total} (all of the device)"),
+        }
     }
 
     /// The same budget with an arena of `needed` bytes, as another process of the same settings planned it. That one may
@@ -105,7 +142,7 @@ impl Budget {
             return Ok(());
         }
         // With room for what the next process may take more.
-        let (enough, budget) = ((held + STEP).div_ceil(1 << 20), Size { bytes: self.total });
+        let (enough, budget) = ((held + STEP).div_ceil(1 << 20), self.described());
         Err(TrainError::Config(format!(
             "reading the model's files and the data took {}, and the budget is {budget}; state --memory {enough}MiB or more",
             Size { bytes: held }
@@ -153,6 +190,12 @@ impl Budget {
     }
 }
 
+/// The budget of a process that holds `resident` bytes where `free` more can be had.
+fn automatic(resident: u64, free: u64) -> u64 {
+    let margin = MARGIN.max(free / 20).min(free / 4);
+    resident + free - margin
+}
+
 /// Bytes to reserve for code of which `touched` bytes are there. How many the kernel maps at a touch differs by some
 /// hundred KiB from one call to the next.
 fn code(touched: u64) -> u64 {
@@ -178,6 +221,46 @@ mod tests {
         assert_eq!(arena(83 << 20), 83 << 20);
         assert_eq!(arena(1 << 20), budget.arena());
         assert!((JITTER..STEP + JITTER).contains(&Budget::rounding().unwrap()));
+    }
+
+    #[test]
+    fn a_small_container_keeps_most_of_its_memory_and_a_large_machine_gives_a_margin() {
+        for mib in [40, 64, 100, 200, 500, 1024, 4096, 65536] {
+            let (resident, free) = (8 << 20, (mib << 20) - (8 << 20));
+            let budget = automatic(resident, free);
+            assert!(budget >= (mib << 20) / 4 * 3, "{mib} MiB give {budget}");
+            let left = (mib << 20) - budget;
+            assert_eq!(left, (256 << 20).max(free / 20).min(free / 4), "{mib} MiB");
+        }
+        assert_eq!(automatic(5, 0), 5);
+    }
+
+    #[test]
+    fn the_least_budget_that_is_named_is_accepted_also_where_the_next_process_holds_a_little_more() {
+        let mib = 1 << 20;
+        let budget = |total, outside| Budget { total, outside, origin: Origin::Stated, ceiling: None };
+        // Held memory one byte below a step, and half a MiB more the next time, which is a step more.
+        let (arena, held, more) = (30 * mib + 17, STEP - 1, STEP - 1 + JITTER);
+        let outside = |held: u64| held.next_multiple_of(STEP) + code(9 * mib) + ALLOWANCE;
+        for (first, next) in [(held, held), (held, more), (more, held)] {
+            for peak in [0, 70 * mib] {
+                let least = budget(mib, outside(first)).least_for(arena, peak);
+                let rounding = next.next_multiple_of(STEP) - next + JITTER;
+                assert!(least.is_multiple_of(mib));
+                assert!(budget(least, outside(next)).holds(arena, peak, rounding), "{first} {next} {peak}");
+                assert_eq!(least, budget(least, outside(first)).least_for(arena, peak), "the same again");
+            }
+        }
+        assert!(!budget(40 * mib, outside(held)).holds(arena, 0, 0));
+        assert!(!budget(60 * mib, outside(held)).holds(arena, 70 * mib, 0), "reading took more already");
+    }
+
+    #[test]
+    fn a_budget_that_nobody_stated_says_so() {
+        let budget = Budget { total: 2 << 30, outside: 0, origin: Origin::Stated, ceiling: None };
+        assert_eq!(budget.described(), "2.00 GiB");
+        let automatic = Budget { origin: Origin::Free, ..budget }.described();
+        assert_eq!(automatic, "2.00 GiB (automatic: free memory less a margin)");
     }
 
     #[test]

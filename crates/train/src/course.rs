@@ -3,7 +3,7 @@
 //! ```text
 //! step 1  step 2  step 3  step 4  …  last step
 //! Step    Step    Step    Step       Step         every step, for a progress bar
-//!         Log             Log        Log          the mean since the last, for files (logging_steps 2)
+//!         Log             Log        Log          the mean since the last, to be shown (logging_steps 2)
 //!                         Evaluation Evaluation   the validation loss (eval_steps 4), and at the end
 //!                 Saved   Saved      Saved        a checkpoint (save_steps 3), after the best evaluation, and at the end
 //!                                    End
@@ -11,6 +11,9 @@
 //!
 //! Whoever asks for the end has seconds, not an evaluation's time: the checkpoint comes at once, and the evaluation that
 //! was due is made up for when the run goes on.
+//!
+//! Whatever shows a loss shows that of a `Log`: so the number of a step is the same on the console, in files and on the
+//! page. A `Step` says how far the run is.
 //!
 //! A bar, a file of metrics, TensorBoard and a page are listeners alike: the loop knows none of them. The first
 //! that fails ends the run with its error, and so does a step or an evaluation, but not before the run is saved.
@@ -299,6 +302,7 @@ impl Window {
         }
         Some(StepRecord {
             loss: self.loss / self.steps as f64,
+            mean_over: self.steps,
             tokens: self.tokens,
             valid_tokens: self.valid_tokens,
             tokens_per_second: self.tokens as f64 / self.seconds,
@@ -384,8 +388,9 @@ mod tests {
         EvaluationRecord {
             step,
             eval_loss,
-            eval_perplexity: eval_loss.exp(),
+            eval_perplexity: None,
             eval_accuracy: None,
+            eval_f1: None,
             valid_tokens: 1,
             seconds: 1.0,
             best: false,
@@ -437,6 +442,7 @@ mod tests {
             step,
             epoch: None,
             loss,
+            mean_over: 1,
             grad_norm: loss,
             lr: 0.1,
             tokens: 100,
@@ -448,8 +454,14 @@ mod tests {
         window.add(&first);
         window.add(&last);
         let record = window.record().unwrap();
-        let expected =
-            StepRecord { loss: 1.5, tokens: 200, valid_tokens: 180, tokens_per_second: 200.0 / 3.0, ..last };
+        let expected = StepRecord {
+            loss: 1.5,
+            mean_over: 2,
+            tokens: 200,
+            valid_tokens: 180,
+            tokens_per_second: 200.0 / 3.0,
+            ..last
+        };
         assert_eq!(record, expected);
     }
 }

@@ -155,8 +155,7 @@ impl fmt::Display for TrainError {
             TrainError::Graph(error) => error.fmt(f),
             TrainError::Budget { budget, smallest, .. } => {
                 let needed = Size { bytes: smallest.arena_bytes + budget.outside };
-                let total = Size { bytes: budget.total };
-                write!(f, "the smallest plan needs {needed}, the budget is {total}")
+                write!(f, "the smallest plan needs {needed}, the budget is {}", budget.described())
             }
             TrainError::Plan(error) => error.fmt(f),
             TrainError::Exec(error) => error.fmt(f),

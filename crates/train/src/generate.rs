@@ -12,8 +12,8 @@ use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan}
 use crate::budget::Budget;
 use crate::error::TrainError;
 use crate::generation::GenerationConfig;
+use crate::memory;
 use crate::pretrained::{AdapterFolder, Pretrained};
-use crate::size::Size;
 
 /// How the next token is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -160,7 +160,8 @@ impl Generator {
     }
 }
 
-/// An engine that runs a forward graph and nothing else.
+/// An engine that runs a forward graph and nothing else. A budget that is too small, or that reading the model's files has
+/// crossed already, is answered with one that is not.
 fn forward_engine(device: CpuDevice, graph: Graph, budget: &Budget) -> Result<Engine<CpuDevice>, TrainError> {
     let facts = device.facts(&graph);
     let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
@@ -168,15 +169,16 @@ fn forward_engine(device: CpuDevice, graph: Graph, budget: &Budget) -> Result<En
         plan(&program, Strategy::None, scratch)
             .map_err(|error| TrainError::search(SearchError::Plan(error), budget))
     };
+    let (peak, rounding) = (memory::process()?.peak, Budget::rounding_with_code()?);
     let mut plan = planned(Scratch::Best)?;
     if plan.arena_bytes > budget.arena() {
         plan = planned(Scratch::Least)?;
     }
-    if plan.arena_bytes > budget.arena() {
-        let (needed, total) = (plan.arena_bytes + budget.outside, budget.total);
-        let (needed, total) = (Size { bytes: needed }, Size { bytes: total });
+    if !budget.holds(plan.arena_bytes, peak, rounding) {
+        let least = budget.least_for(plan.arena_bytes, peak) >> 20;
         return Err(TrainError::Config(format!(
-            "generating takes {needed} and the budget is {total}; state a larger --memory or fewer tokens"
+            "generating takes {least} MiB and the budget is {}; state --memory {least}MiB or more, or fewer tokens",
+            budget.described()
         )));
     }
     Ok(Engine::new(device, &program, &plan, 0)?)

@@ -12,6 +12,7 @@ mod caught;
 pub mod ceiling;
 pub mod checkpoint;
 mod config;
+mod confusion;
 pub mod course;
 pub mod data;
 mod error;

@@ -12,6 +12,7 @@ use plimsoll_exec::Device;
 use plimsoll_plan::Role;
 
 use crate::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
+use crate::confusion::Confusion;
 use crate::data::{Batches, Feed};
 use crate::error::TrainError;
 use crate::lr::Lr;
@@ -155,6 +156,7 @@ impl<D: Device> Trainer<D> {
             step,
             epoch: epoch_length.map(|length| group.epoch as f64 + passed as f64 / length as f64),
             loss,
+            mean_over: 1,
             grad_norm,
             lr,
             tokens,
@@ -176,9 +178,9 @@ impl<D: Device> Trainer<D> {
         let begin = Instant::now();
         let Some(group) = validation.group(|| self.stop_requested())? else { return Ok(None) };
         let mut eval_loss = 0.0;
-        let (mut right, mut sorted) = (0, 0);
         let logits = self.run.engine().output_type(Role::Evaluate, "logits");
         let mut logits = logits.map(|ty| (vec![0.0; ty.shape.elements()], ty.shape.columns()));
+        let mut confusion = logits.as_ref().map(|(_, classes)| Confusion::new(*classes));
         for which in 0..group.micro_batches {
             if self.stop_requested() {
                 return Ok(None);
@@ -186,19 +188,21 @@ impl<D: Device> Trainer<D> {
             self.feed.fill(|rows| validation.read(&group, which, rows))?;
             eval_loss +=
                 f64::from(self.run.evaluate_share(self.feed.inputs().as_slice(), group.valid_tokens)?);
-            if let (Some((logits, classes)), Some(labels)) = (&mut logits, self.feed.labels()) {
+            if let (Some((logits, classes)), Some(confusion), Some(labels)) =
+                (&mut logits, &mut confusion, self.feed.labels())
+            {
                 self.run.engine().output(Role::Evaluate, "logits", logits)?;
                 for (row, &label) in logits.chunks(*classes).zip(labels).filter(|(_, label)| **label >= 0) {
-                    right += u64::from(likeliest(row) == label as usize);
-                    sorted += 1;
+                    confusion.add(likeliest(row), label as usize);
                 }
             }
         }
         Ok(Some(EvaluationRecord {
             step: self.run.steps(),
             eval_loss,
-            eval_perplexity: eval_loss.exp(),
-            eval_accuracy: (sorted > 0).then(|| right as f64 / sorted as f64),
+            eval_perplexity: confusion.is_none().then(|| eval_loss.exp()),
+            eval_accuracy: confusion.as_ref().and_then(Confusion::accuracy),
+            eval_f1: confusion.as_ref().and_then(Confusion::macro_f1),
             valid_tokens: group.valid_tokens,
             seconds: begin.elapsed().as_secs_f64(),
             best: false,

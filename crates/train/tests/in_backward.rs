@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_exec::{CpuDevice, Device};
+use plimsoll_exec::{CpuDevice, Data, Device};
 use plimsoll_graph::Graph;
 use plimsoll_model::{Architecture, Llama};
 use plimsoll_plan::{Plan, Purpose, Request, Role, SearchError, Strategy, search, spans, timeline};

@@ -102,5 +102,8 @@ fn what_does_not_belong_together_is_refused() {
     assert!(why.contains("is not empty"), "{why}");
     let tight = Budget { total: 1 << 20, ..budget() };
     let error = Generator::open(&base, None, SEQ, &tight, 1).unwrap_err();
-    assert!(matches!(&error, TrainError::Config(why) if why.contains("state a larger --memory")), "{error}");
+    assert!(
+        matches!(&error, TrainError::Config(why) if why.contains("MiB or more, or fewer tokens")),
+        "{error}"
+    );
 }

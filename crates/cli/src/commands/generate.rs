@@ -53,8 +53,6 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let memory = args.memory.as_deref().filter(|&text| text != "auto").map(str::parse::<Size>);
     let memory = memory.transpose().map_err(|why| TrainError::Config(why.to_string()))?;
     let budget = Budget::resolve(memory.map(|size| size.bytes))?;
-    // The tokenizer is read by now, and has taken what it takes.
-    budget.keeps(memory::process().map_err(Failure::memory)?.peak)?;
     guard::lower();
     let mut generator = Generator::open(&model, adapter.as_ref(), length, &budget, args.threads)?;
 

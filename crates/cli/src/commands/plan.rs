@@ -11,10 +11,11 @@ use plimsoll::{Device, DeviceSpec, Graph, GraphError, Model, Options, Planned, R
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer, BudgetOf};
+use crate::commands::train::say;
 use crate::commands::{compare, dag, html, planfile};
 use crate::exit::Failure;
 use crate::summary::{DeviceFacts, Questions, Summary, questions};
-use crate::{costs, guard, json, table, tokenising};
+use crate::{costs, guard, heartbeat, json, planning, table, tokenising};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
@@ -25,6 +26,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let here = raw.memory.as_deref().filter(|_| raw.device.as_deref().is_none_or(|device| device == "cpu"));
     guard::raise(here)?;
     let mut config = Config::check(&raw)?;
+    for note in &config.configuration.notes {
+        say(&format!("note: {note}\n"))?;
+    }
     // Kept open, as a run keeps it: what it takes is taken from the arena.
     let data = open_data(args, &mut config)?;
     guard::lower();
@@ -81,6 +85,8 @@ fn answer(
     facts: DeviceFacts<'_>,
     budget: BudgetOf<'_>,
 ) -> Result<String, Failure> {
+    let _waiting = heartbeat::waiting_for("planning");
+    let facts: DeviceFacts<'_> = &planning::watched(facts);
     let answer = args.max.map(|what| max::find(args, what, &config, facts, budget)).transpose()?;
     if let Some(answer) = &answer {
         config = answer.config.clone();

@@ -6,10 +6,10 @@ use std::{env, fs, process};
 
 use plimsoll::training::budget::{Budget, Origin};
 use plimsoll::training::{Config, memory, plan_from_file};
-use plimsoll::{CpuDevice, Planned, TrainError, plan_for};
+use plimsoll::{CpuDevice, Planned, TrainError};
 
 use crate::exit::Failure;
-use crate::{again, guard, read_file, write_file};
+use crate::{again, guard, planning, read_file, write_file};
 
 /// Writes the plan.
 pub(crate) fn save(path: &Path, planned: &Planned) -> Result<(), Failure> {
@@ -56,7 +56,7 @@ pub(crate) fn load(path: Option<&Path>, config: &Config, device: &CpuDevice) -> 
             guard::lower();
             Ok(planned)
         }
-        None => Ok(plan_for(&config.model, device, &config.options)?),
+        None => Ok(planning::plan_for(config, device, &config.options)?),
     }
 }
 

@@ -2,11 +2,14 @@
 //!
 //! A run that was resumed has several beginnings; steps it took twice count as they were taken last. A line
 //! that a run did not finish writing before it died is passed over, but only at the end of the file.
+//!
+//! A run writes its page while it goes on, too. That page loads itself anew, until the last one, which does not.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,19 +31,28 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let metrics = metrics_path(&args.run);
     let path = args.html.clone().unwrap_or_else(|| metrics.with_file_name("report.html"));
     guard::raise(None)?;
-    write(&metrics, &path)?;
+    write(&metrics, &path, State::Over)?;
     say(&format!("the report is in {}\n", path.display()))
 }
 
+/// Whether a page will be written again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// By the run, which goes on.
+    Running,
+    /// No more.
+    Over,
+}
+
 /// Writes the page of the run whose metrics, or folder, is at `run`.
-pub(crate) fn write(run: &Path, page: &Path) -> Result<(), Failure> {
+pub(crate) fn write(run: &Path, page: &Path, state: State) -> Result<(), Failure> {
     let metrics = metrics_path(run);
     let shown = metrics.display();
     let file = File::open(&metrics)
         .map_err(|error| TrainError::Config(format!("cannot read the metrics in `{shown}`: {error}")))?;
     let story =
         Story::read(BufReader::new(file)).map_err(|why| TrainError::Config(format!("`{shown}`{why}")))?;
-    page::REPORT.write(page, &story.data())
+    page::REPORT.write(page, &story.data(state))
 }
 
 /// What a file of metrics tells.
@@ -48,6 +60,8 @@ pub(crate) fn write(run: &Path, page: &Path) -> Result<(), Failure> {
 struct Story {
     start: Value,
     steps: Curve,
+    /// The last record, as it was written.
+    last: Option<StepRecord>,
     evaluations: BTreeMap<u64, EvaluationRecord>,
     end: Option<EndRecord>,
 }
@@ -85,33 +99,47 @@ impl Story {
             // What a later version may add.
             Some(_) => {}
             None => {
-                self.steps.add(StepRecord::deserialize(value)?);
+                let record = StepRecord::deserialize(value)?;
+                self.last = Some(record);
+                self.steps.add(record);
             }
         }
         Ok(())
     }
 
     /// What the page draws.
-    fn data(&self) -> Value {
+    fn data(&self, state: State) -> Value {
         let step = |record: &StepRecord| {
-            let StepRecord { step, loss, lr, grad_norm, tokens_per_second, .. } = record;
-            json!([step, loss, lr, grad_norm, tokens_per_second])
+            let StepRecord { step, loss, lr, grad_norm, tokens_per_second, mean_over, .. } = record;
+            json!([step, loss, lr, grad_norm, tokens_per_second, mean_over])
         };
-        let evaluation =
-            |record: &EvaluationRecord| json!([record.step, record.eval_loss, record.eval_perplexity]);
+        let evaluation = |record: &EvaluationRecord| {
+            json!({
+                "step": record.step,
+                "loss": record.eval_loss,
+                "perplexity": record.eval_perplexity,
+                "accuracy": record.eval_accuracy,
+                "f1": record.eval_f1,
+            })
+        };
+        let running = state == State::Running;
         json!({
             "start": self.start,
             "steps": self.steps.points().iter().map(step).collect::<Vec<_>>(),
+            "last": self.last.as_ref().map(step),
             "evaluations": self.evaluations.values().map(evaluation).collect::<Vec<_>>(),
             "end": self.end,
+            "running": running,
+            "written": running.then(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
         })
     }
 }
 
-/// Steps as at most [`POINTS`] points, each the mean of neighbours at the step of the last.
+/// Records as at most [`POINTS`] points. Of neighbours that share one, loss and speed become means over all their steps,
+/// and the rest is that of the last: so the point is their record, as if it had been logged so.
 #[derive(Default)]
 struct Curve {
-    /// Sums of records, and how many they are of.
+    /// Each with how many records it is of.
     points: Vec<(StepRecord, u64)>,
     /// Records of a full point; 1 until there are too many, and then doubled.
     width: u64,
@@ -125,8 +153,8 @@ impl Curve {
             self.points.pop();
         }
         match self.points.last_mut() {
-            Some((sum, count)) if *count < self.width => {
-                (*sum, *count) = (added(sum, &record), *count + 1);
+            Some((point, count)) if *count < self.width => {
+                (*point, *count) = (merged(point, &record), *count + 1);
             }
             _ => self.points.push((record, 1)),
         }
@@ -134,30 +162,25 @@ impl Curve {
             self.width *= 2;
             let pairs = self.points.chunks(2);
             self.points = pairs
-                .filter_map(|pair| pair.iter().copied().reduce(|(a, n), (b, m)| (added(&a, &b), n + m)))
+                .filter_map(|pair| pair.iter().copied().reduce(|(a, n), (b, m)| (merged(&a, &b), n + m)))
                 .collect();
         }
     }
 
     fn points(&self) -> Vec<StepRecord> {
-        let mean = |(sum, count): &(StepRecord, u64)| StepRecord {
-            loss: sum.loss / *count as f64,
-            grad_norm: sum.grad_norm / *count as f64,
-            tokens_per_second: sum.tokens_per_second / *count as f64,
-            ..*sum
-        };
-        self.points.iter().map(mean).collect()
+        self.points.iter().map(|(point, _)| *point).collect()
     }
 }
 
-/// What is drawn as a mean, added up; the rest as it was last.
-fn added(sum: &StepRecord, last: &StepRecord) -> StepRecord {
-    StepRecord {
-        loss: sum.loss + last.loss,
-        grad_norm: sum.grad_norm + last.grad_norm,
-        tokens_per_second: sum.tokens_per_second + last.tokens_per_second,
-        ..*last
-    }
+/// Two records as one.
+fn merged(before: &StepRecord, last: &StepRecord) -> StepRecord {
+    let mean_over = before.mean_over + last.mean_over;
+    let mean = |of: fn(&StepRecord) -> f64| {
+        let part = |record: &StepRecord| of(record) * record.mean_over as f64;
+        (part(before) + part(last)) / mean_over as f64
+    };
+    let (loss, tokens_per_second) = (mean(|record| record.loss), mean(|record| record.tokens_per_second));
+    StepRecord { loss, tokens_per_second, mean_over, ..*last }
 }
 
 #[cfg(test)]
@@ -174,9 +197,9 @@ mod tests {
     fn a_resumed_run_is_told_once_and_a_line_cut_off_at_the_end_is_passed_over() {
         let start = "{\"event\":\"start\",\"model\":\"tiny\"}\n";
         let text = [start, &step(1, 3.0), &step(2, 2.5), start, &step(2, 2.25), "{\"step\":3,\"lo"].concat();
-        let data = Story::read(text.as_bytes()).map(|story| story.data()).unwrap();
-        assert_eq!(data["steps"], json!([[1, 3.0, 0.1, 1.0, 5.0], [2, 2.25, 0.1, 1.0, 5.0]]));
-        assert_eq!(data["end"], Value::Null);
+        let data = Story::read(text.as_bytes()).map(|story| story.data(State::Over)).unwrap();
+        assert_eq!(data["steps"], json!([[1, 3.0, 0.1, 1.0, 5.0, 1], [2, 2.25, 0.1, 1.0, 5.0, 1]]));
+        assert_eq!((&data["end"], &data["running"]), (&Value::Null, &json!(false)));
     }
 
     #[test]
@@ -197,7 +220,7 @@ mod tests {
         }
         let points = curve.points();
         assert_eq!(points.len(), 1250);
-        assert_eq!((points[0].step, points[0].loss), (4, 2.5));
+        assert_eq!((points[0].step, points[0].loss, points[0].mean_over), (4, 2.5, 4));
         assert_eq!(points.last().map(|last| (last.step, last.loss)), Some((5000, 4998.5)));
     }
 }

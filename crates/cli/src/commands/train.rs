@@ -11,7 +11,7 @@ use plimsoll::training::data::Batches;
 use plimsoll::training::lr::Lr;
 use plimsoll::training::metrics::{EndRecord, write_line};
 use plimsoll::training::{Config, Validation};
-use plimsoll::{CpuDevice, Device, Options, Planned, Run, TrainError, Trainer, plan_for};
+use plimsoll::{CpuDevice, Device, Options, Planned, Run, TrainError, Trainer};
 
 use crate::args::TrainArgs;
 use crate::commands::planfile;
@@ -19,10 +19,10 @@ use crate::dispensable::Dispensable;
 use crate::exit::{self, Failure};
 use crate::keeping::Kept;
 use crate::outputs::{self, Outputs};
-use crate::progress::Progress;
+use crate::progress::{Progress, Shown, Steps};
 use crate::signals::Preparing;
 use crate::summary::{Summary, questions};
-use crate::{costs, guard, table, tokenising};
+use crate::{costs, guard, heartbeat, planning, table, tokenising};
 
 /// Rows of the products whose speed is the ceiling: small enough to fit beside any budget.
 const CEILING_SIZE: usize = 384;
@@ -65,7 +65,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     signals.train(session.trainer.stop_flag())?;
     let mut outputs = Outputs::open(&config, &session)?;
     let json = args.json;
-    let result = session.train_telling(&course, kept.as_ref().map(Kept::checkpoints), outputs.as_mut(), json);
+    let telling = Telling { shown: Shown::of(&config), outputs: outputs.as_mut(), json };
+    let result = session.train_telling(&course, kept.as_ref().map(Kept::checkpoints), telling);
     // Also of a run that failed: what it had told is worth seeing.
     let page = outputs.as_ref().map(Outputs::finish).transpose().map(Option::flatten);
     let end = result?;
@@ -114,6 +115,13 @@ pub(crate) struct Session {
     stepped: bool,
 }
 
+/// Who is told of a run under way.
+struct Telling<'a, 'c> {
+    shown: Shown,
+    outputs: Option<&'a mut Outputs<'c>>,
+    json: bool,
+}
+
 impl Session {
     /// Opens the data, plans or reads the plan, takes the memory and reads what was trained before. A run that goes on
     /// had micro-batches of `before` sequences.
@@ -126,6 +134,7 @@ impl Session {
         let data = tokenising::open_data(config)?;
         guard::lower();
         let (device, device_name) = costs::device(config)?;
+        let waiting = heartbeat::waiting_for("planning");
         let before = before.filter(|_| plan.is_none() && config.options.micro_batch.is_none());
         let planned = match before.filter(|_| planfile::made_before().is_none()) {
             Some(rows) => planned_as_before(config, &device, rows)?,
@@ -149,6 +158,7 @@ impl Session {
             ))?;
         }
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
+        drop(waiting);
         let ceiling = ceiling(&summary, device.threads())?;
         let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
         if run.engine().device().disk().is_some_and(|disk| !disk.bypasses_page_cache()) {
@@ -180,33 +190,38 @@ impl Session {
         &mut self,
         course: &Course,
         checkpoints: Option<&Checkpoints>,
-        outputs: Option<&mut Outputs<'_>>,
-        json: bool,
+        telling: Telling<'_, '_>,
     ) -> Result<EndRecord, Failure> {
+        let Telling { shown, outputs, json } = telling;
         let mut lines = |event: &Event<'_>| if json { line(event) } else { Ok(()) };
         let mut lines = Dispensable::new("what --json asks for", &mut lines);
-        let (metrics, events) = outputs.map_or((None, None), Outputs::listeners);
+        let (metrics, events, page) = outputs.map_or((None, None, None), Outputs::listeners);
         let mut events = events.map(|events| Dispensable::new("TensorBoard's file", events));
+        let mut page = page.map(|page| Dispensable::new("the page of the run", page));
         let mut listeners: Vec<&mut dyn Listener<Failure>> = vec![&mut lines];
         listeners.extend(metrics.map(|metrics| metrics as &mut dyn Listener<Failure>));
         listeners.extend(events.as_mut().map(|events| events as &mut dyn Listener<Failure>));
-        self.train(course, checkpoints, &mut listeners)
+        listeners.extend(page.as_mut().map(|page| page as &mut dyn Listener<Failure>));
+        self.train(course, shown, checkpoints, &mut listeners)
     }
 
-    /// Takes all steps behind a progress bar.
+    /// Takes all steps behind a progress bar. A line stands for each of the records that are `shown`.
     pub(crate) fn train(
         &mut self,
         course: &Course,
+        shown: Shown,
         checkpoints: Option<&Checkpoints>,
         listeners: &mut [&mut dyn Listener<Failure>],
     ) -> Result<EndRecord, Failure> {
         let budget = self.summary.planned.budget.total;
         let before = self.trainer.run().steps();
-        let mut progress = Progress::new(course.end(), budget, self.ceiling);
+        let steps = Steps { before, end: course.end(), shown };
+        let mut progress = Progress::new(steps, budget, self.ceiling);
         let mut bar = Dispensable::new("progress", &mut progress);
         let mut all: Vec<&mut dyn Listener<Failure>> = vec![&mut bar];
         all.extend(listeners.iter_mut().map(|listener| &mut **listener as &mut dyn Listener<Failure>));
         let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut all);
+        heartbeat::idle();
         self.stepped = self.trainer.run().steps() != before;
         result.inspect_err(|_| progress.abandon())
     }
@@ -220,7 +235,7 @@ impl Session {
 /// A plan with the micro-batches a run had before, so that it goes on to the bit; nothing where the budget has no room.
 fn planned_as_before(config: &Config, device: &CpuDevice, rows: usize) -> Result<Option<Planned>, Failure> {
     let options = Options { micro_batch: Some(rows), ..config.options.clone() };
-    match plan_for(&config.model, device, &options) {
+    match planning::plan_for(config, device, &options) {
         Ok(planned) => Ok(Some(planned)),
         Err(TrainError::Budget { .. } | TrainError::Plan(_)) => {
             say(&format!(
@@ -294,5 +309,6 @@ fn line(event: &Event<'_>) -> Result<(), Failure> {
 
 /// Writes text to standard error, where everything goes that is not data.
 pub(crate) fn say(text: &str) -> Result<(), Failure> {
+    heartbeat::spoke();
     exit::said(io::stderr().lock().write_all(text.as_bytes()))
 }

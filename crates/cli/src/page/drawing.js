@@ -29,7 +29,9 @@ const color = purpose => `var(--p${purpose})`;
 const line = (x1, y1, x2, y2, name) => `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" class="${name}"/>`;
 const text = (x, y, words, more = "") => `<text x="${x}" y="${y}" ${more}>${escape(words)}</text>`;
 
-function row(cells, tag = "td") { return `<tr>${cells.map(c => `<${tag}>${escape(c)}</${tag}>`).join("")}</tr>`; }
+/* Cells break between words and never inside one; what is too wide is scrolled to. */
+const words = text => String(text).split(" ").map(word => `<span>${escape(word)}</span>`).join(" ");
+function row(cells, tag = "td") { return `<tr>${cells.map(c => `<${tag}>${words(c)}</${tag}>`).join("")}</tr>`; }
 
 /* ---- pointing ---- */
 const tip = by("tip");

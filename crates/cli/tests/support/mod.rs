@@ -105,8 +105,10 @@ impl Home {
     }
 }
 
-/// Standard output and standard error.
+/// Standard output and standard error, but for the lines that tell how far planning is where a machine is slow.
 pub(crate) fn texts(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (text(&output.stdout), text(&output.stderr))
+    let said = text(&output.stderr);
+    let said = said.split_inclusive('\n').filter(|line| !line.starts_with("planning, "));
+    (text(&output.stdout), said.collect())
 }

@@ -189,6 +189,12 @@ impl Place {
         *self.update_seconds.borrow_mut().entry(limit).or_insert_with(|| update.seconds_within(limit))
     }
 
+    /// No plan takes fewer bytes here, however little a micro-batch takes: this state stays, and the update has its own in
+    /// for a stay.
+    pub(crate) fn least_bytes(&self) -> u64 {
+        self.resident + self.update.as_ref().map_or(0, Spiller::least_bytes)
+    }
+
     /// No update is faster here.
     pub(crate) fn update_least(&self, whole: f64) -> f64 {
         self.update.as_ref().map_or(whole, |update| update.lower_bound(u64::MAX))

@@ -167,7 +167,7 @@ impl<'a> Market<'a> {
     fn search(&mut self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
         let mut open = BinaryHeap::new();
         for (place, at) in self.offers.places.iter().enumerate() {
-            if at.resident <= self.attempt.request.budget {
+            if at.least_bytes() <= self.attempt.request.budget {
                 let least = at.update_least(self.update_seconds);
                 let first = |(source, of): (usize, &Source)| {
                     let pass = of.least_seconds.max(at.weights_seconds);

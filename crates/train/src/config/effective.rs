@@ -116,7 +116,7 @@ impl Config {
         RawConfig {
             max_steps: if let Length::Steps(steps) = self.length { Some(steps) } else { None },
             num_train_epochs: if let Length::Epochs(epochs) = self.length { Some(epochs) } else { None },
-            logging_steps: Some(self.logging_steps),
+            logging_steps: self.logging_steps,
             eval_steps: evaluation.map(|evaluation| evaluation.every),
             eval_data: evaluation.and_then(|evaluation| paths(evaluation.data.as_ref()?)),
             eval_split: evaluation.and_then(|evaluation| evaluation.share),

@@ -182,8 +182,8 @@ pub struct Config {
     pub warmup: Warmup,
     /// How it falls.
     pub decay: Decay,
-    /// Steps between two records.
-    pub logging_steps: u64,
+    /// Steps between two records, where stated. Otherwise each step is one, and a console shows some of them.
+    pub logging_steps: Option<u64>,
     /// Evaluation, if there is any.
     pub evaluation: Option<EvaluationConfig>,
     /// Files, if any are to be written.
@@ -241,7 +241,10 @@ impl Config {
             learning_rate: learning_rate(raw)?,
             warmup: warmup(raw, decay)?,
             decay,
-            logging_steps: at_least_one("--logging-steps", raw.logging_steps.unwrap_or(1))?,
+            logging_steps: raw
+                .logging_steps
+                .map(|steps| at_least_one("--logging-steps", steps))
+                .transpose()?,
             evaluation,
             output: output(raw)?,
             costs: raw.costs.clone(),
@@ -283,7 +286,7 @@ impl Config {
         Course {
             steps,
             pause: None,
-            logging_steps: self.logging_steps,
+            logging_steps: self.logging_steps.unwrap_or(1),
             eval_steps: evaluation.map(|evaluation| evaluation.every),
             stopping: evaluation.and_then(|evaluation| evaluation.stopping),
             save_steps: self.output.as_ref().map(|_| self.saving.every),

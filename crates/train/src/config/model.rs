@@ -162,8 +162,9 @@ fn named(raw: &RawConfig) -> Result<(String, Configuration, Origin, usize), Trai
             Ok((name.clone(), configuration, Origin::Scratch, USUAL_SEQ_LEN))
         }
         (Some(name), None) if Path::new(name).is_dir() => {
-            let model = Pretrained::open(Path::new(name))?;
-            let configuration = model.configuration.clone();
+            let model = Pretrained::open(Path::new(name)).map_err(|error| unlike_the_preset(name, error))?;
+            let mut configuration = model.configuration.clone();
+            configuration.notes.extend(shadowed_preset(name));
             Ok((name.clone(), configuration, Origin::Pretrained(Box::new(model)), USUAL_SEQ_LEN))
         }
         (name, None) => {
@@ -173,6 +174,21 @@ fn named(raw: &RawConfig) -> Result<(String, Configuration, Origin, usize), Trai
             })?;
             Ok((name.to_owned(), preset.model.into(), Origin::Scratch, preset.seq))
         }
+    }
+}
+
+/// What is said where a folder has the name of a preset, and so stands before it.
+fn shadowed_preset(name: &str) -> Option<String> {
+    let preset = Preset::from_name(name).ok()?;
+    let (name, here) = (preset.name, "rename the folder or run elsewhere to have the preset");
+    Some(format!("--model {name} is the folder `{name}` here and not the preset of that name; {here}"))
+}
+
+/// A fault of a folder that has the name of a preset, whoever may have meant which.
+fn unlike_the_preset(name: &str, error: TrainError) -> TrainError {
+    match shadowed_preset(name) {
+        Some(note) if error.is_users() => mistake(format!("{error}; {note}")),
+        _ => error,
     }
 }
 

@@ -10,7 +10,8 @@ use std::path::Path;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
-use super::{ELSEWHERE, Kind, RawConfig, SETTINGS, Setting, nearest};
+use super::elsewhere::no_such_setting;
+use super::{Kind, RawConfig, Setting};
 use crate::error::TrainError;
 use crate::files::read_whole;
 
@@ -82,7 +83,7 @@ fn checked_table(text: &str) -> Result<Table, (Option<usize>, String)> {
     places.sort_unstable();
     for (position, name) in places {
         let fault = |why: String| (Some(line_at(position)), why);
-        let setting = Setting::named(&name).ok_or_else(|| fault(unknown(&name)))?;
+        let setting = Setting::named(&name).ok_or_else(|| fault(no_such_setting(&name)))?;
         if let Some(value) = table.remove(&name).filter(|value| !left_open(&name, value)) {
             let found = described(&value);
             let value = of_kind(setting.kind, value)
@@ -96,39 +97,6 @@ fn checked_table(text: &str) -> Result<Table, (Option<usize>, String)> {
 /// Whether a value says that there is none: `max_steps = -1`, as transformers writes it.
 fn left_open(name: &str, value: &Value) -> bool {
     name == "max_steps" && *value == Value::Integer(-1)
-}
-
-/// What to do instead of a setting that people know from elsewhere.
-fn instead_of(name: &str) -> Option<&'static str> {
-    let answers = ELSEWHERE.iter().filter(|(known, _)| *known == name).map(|(_, instead)| *instead);
-    answers.into_iter().find(|instead| !instead.contains("--"))
-}
-
-/// What is said of a flag, as it was typed, that people know from elsewhere and that is none here: the first answer of
-/// which the command `offers` every flag.
-pub fn known_elsewhere(flag: &str, offers: impl Fn(&str) -> bool) -> Option<String> {
-    let name = flag.trim_start_matches('-').replace('-', "_");
-    let bare = |word: &str| word.trim_end_matches([':', ';']).to_owned();
-    let as_flag = |word: &str| {
-        let named = Setting::named(&bare(word));
-        named.map_or_else(|| word.to_owned(), |setting| word.replace(setting.name, &setting.flag()))
-    };
-    let answers = ELSEWHERE.iter().filter(|(known, _)| *known == name);
-    let mut answers = answers.map(|(_, instead)| instead.split(' ').map(as_flag).collect::<Vec<String>>());
-    let is_offered = |word: &String| !word.starts_with("--") || offers(&bare(word));
-    let instead = answers.find(|words| words.iter().all(is_offered))?.join(" ");
-    Some(format!("there is no flag `{flag}` here: {instead}"))
-}
-
-/// What is said of a name that is no setting.
-fn unknown(name: &str) -> String {
-    if let Some(instead) = instead_of(name) {
-        return format!("there is no setting `{name}` here: {instead}");
-    }
-    match nearest(name, SETTINGS.iter().map(|setting| setting.name)) {
-        Some(near) => format!("there is no setting `{name}`; did you mean `{near}`?"),
-        None => format!("there is no setting `{name}`; `plimsoll train --help` lists them all"),
-    }
 }
 
 /// The value if it is of the kind, or can be read as if it were.
@@ -147,7 +115,7 @@ fn of_kind(kind: Kind, value: Value) -> Option<Value> {
 
 /// The value of a flag.
 fn typed(flag: &Flag) -> Result<Value, String> {
-    let setting = Setting::named(flag.name).ok_or_else(|| unknown(flag.name))?;
+    let setting = Setting::named(flag.name).ok_or_else(|| no_such_setting(flag.name))?;
     let text = flag.values.last().map_or("", String::as_str);
     let value = match setting.kind {
         Kind::Text => Some(Value::String(text.to_owned())),
@@ -318,20 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_is_known_from_elsewhere_is_answered_with_what_the_command_offers() {
-        let said = |flag| known_elsewhere(flag, |_| true).unwrap();
-        assert_eq!(said("--lr"), "there is no flag `--lr` here: write --learning-rate");
-        assert_eq!(
-            said("--batch-size"),
-            "there is no flag `--batch-size` here: write --per-device-train-batch-size or --global-batch"
-        );
-        assert_eq!(said("--fp16"), "there is no flag `--fp16` here: write --bf16: half precision overflows");
-        assert_eq!(known_elsewhere("--banana", |_| true), None);
-        assert_eq!(known_elsewhere("--lr", |flag| flag == "--model"), None);
-        assert_eq!(
-            known_elsewhere("--max_length", |flag| flag == "--max-new-tokens").as_deref(),
-            Some("there is no flag `--max_length` here: write --max-new-tokens")
-        );
+    fn a_name_that_is_known_from_elsewhere_is_answered_with_a_setting() {
         assert_eq!(
             read("max_length = 8").unwrap_err(),
             ", line 1: there is no setting `max_length` here: write seq_len"

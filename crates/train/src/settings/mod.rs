@@ -7,6 +7,7 @@
 //! Where a value stands twice, the command line's counts. Absent on purpose: environment variables, files that
 //! include others, and more than one level of nesting.
 
+mod elsewhere;
 mod file;
 mod nearest;
 
@@ -14,7 +15,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use file::{Flag, known_elsewhere};
+pub use elsewhere::no_such_flag;
+pub use file::Flag;
 pub use nearest::nearest;
 
 /// What can be written as the value of a setting.
@@ -248,36 +250,6 @@ settings! {
     }
 }
 
-/// Settings that people know from elsewhere, and what to do instead. Better than the name that is spelled alike. What
-/// names a flag is for a command whose flags are no settings.
-const ELSEWHERE: &[(&str, &str)] = &[
-    ("batch_size", "write per_device_train_batch_size or global_batch"),
-    ("block_size", "write seq_len"),
-    ("dataset", "write data"),
-    ("dataset_name", "write data"),
-    ("do_eval", "write eval_steps"),
-    ("do_train", "leave it out"),
-    ("epochs", "write num_train_epochs"),
-    ("eval_strategy", "write eval_steps"),
-    ("evaluation_strategy", "write eval_steps"),
-    ("fp16", "write bf16: half precision overflows"),
-    ("logging_dir", "write output_dir"),
-    ("lr", "write learning_rate"),
-    ("lora_rank", "write lora_r"),
-    ("max_length", "write seq_len"),
-    ("max_length", "write --max-new-tokens"),
-    ("max_seq_length", "write seq_len"),
-    ("max_tokens", "write --max-new-tokens"),
-    ("metric_for_best_model", "the best has the smallest validation loss; leave it out"),
-    ("model_name_or_path", "write model"),
-    ("num_epochs", "write num_train_epochs"),
-    ("overwrite_output_dir", "name an empty output_dir"),
-    ("per_device_eval_batch_size", "evaluation takes the micro-batch of training; leave it out"),
-    ("resume_from_checkpoint", "write resume"),
-    ("save_strategy", "write save_steps"),
-    ("train_file", "write data"),
-];
-
 impl Setting {
     /// The line of the table for a name as it is written in a file.
     pub fn named(name: &str) -> Option<&'static Setting> {
@@ -293,13 +265,6 @@ impl Setting {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_known_from_elsewhere_is_no_setting_of_ours() {
-        for (name, _) in ELSEWHERE {
-            assert!(Setting::named(name).is_none(), "{name} is in both tables");
-        }
-    }
 
     #[test]
     fn a_line_of_the_table_carries_its_words_and_its_kind() {

@@ -5,7 +5,8 @@ pub fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> O
     let written = written.replace('-', "_").to_lowercase();
     let by_distance = known.into_iter().map(|name| (distance(&written, name), name));
     let (edits, name) = by_distance.min_by_key(|(edits, _)| *edits)?;
-    (edits <= (name.chars().count() / 3).max(1)).then_some(name)
+    // Two slips in a short word make another word.
+    (edits <= if name.chars().count() < 8 { 1 } else { 2 }).then_some(name)
 }
 
 /// Characters to insert, remove, replace or swap with their neighbour: three rows of the classic table.

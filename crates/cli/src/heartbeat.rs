@@ -1,0 +1,193 @@
+//! Breaks long silences, so that nobody takes a process that works for one that hangs.
+//!
+//! Work that people wait for, such as planning, is told after a second, and then ever more seldom, in a terminal too.
+//! Training is told at least once a minute where no bar is drawn: one step, evaluation or checkpoint may take longer.
+//! The line says how far the work is and no figure of it, since records have those.
+//!
+//! [`Silence`] decides, by the times it is given; a thread only waits and writes.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::table;
+
+/// The longest silence: a minute less the time that it takes to wake up on a busy machine.
+const LONGEST: Duration = Duration::from_secs(55);
+/// How long work that people wait for may take before it is told.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// The work that is being done, when it began, and when something was said last. Times are those since the start.
+struct Silence {
+    work: Option<(String, Duration)>,
+    spoke: Duration,
+    patience: Duration,
+}
+
+impl Silence {
+    const fn new() -> Silence {
+        Silence { work: None, spoke: Duration::ZERO, patience: LONGEST }
+    }
+
+    /// How long to wait at `now` until a line may be due; for ever where no work is told.
+    fn wait(&self, now: Duration) -> Option<Duration> {
+        self.work.is_some().then(|| (self.spoke + self.patience).saturating_sub(now))
+    }
+
+    /// The line that is due at `now`, after which the next may wait twice as long.
+    fn line(&mut self, now: Duration) -> Option<String> {
+        let (what, begun) = self.work.as_ref()?;
+        if now < self.spoke + self.patience {
+            return None;
+        }
+        let line = format!("{what}, {} so far\n", table::duration((now - *begun).as_secs_f64()));
+        (self.spoke, self.patience) = (now, LONGEST.min(2 * self.patience));
+        Some(line)
+    }
+
+    fn begin(&mut self, now: Duration, what: String, patience: Duration) {
+        *self = Silence { work: Some((what, now)), spoke: now, patience };
+    }
+}
+
+struct Heartbeat {
+    /// The clock's start, once the thread runs.
+    state: Mutex<(Silence, Option<Instant>)>,
+    changed: Condvar,
+}
+
+static HEARTBEAT: Heartbeat =
+    Heartbeat { state: Mutex::new((Silence::new(), None)), changed: Condvar::new() };
+
+impl Heartbeat {
+    fn state(&self) -> MutexGuard<'_, (Silence, Option<Instant>)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits and writes, for as long as the process lives.
+    fn beat(&self) {
+        let mut state = self.state();
+        loop {
+            let now = state.1.map_or(Duration::ZERO, |start| start.elapsed());
+            if let Some(line) = state.0.line(now) {
+                // Where nobody reads it, nobody waits either.
+                let _ = io::stderr().lock().write_all(line.as_bytes());
+            }
+            state = match state.0.wait(now) {
+                Some(wait) => {
+                    self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Silence, Duration)) {
+        let mut state = self.state();
+        let start = *state.1.get_or_insert_with(Instant::now);
+        change(&mut state.0, start.elapsed());
+        drop(state);
+        self.changed.notify_one();
+    }
+}
+
+/// Begins to listen. To be called before the budget is divided: the thread takes some of the memory.
+pub(crate) fn start() {
+    // Without the thread there are silences, which is no reason to end.
+    let _ = thread::Builder::new().name("heartbeat".into()).stack_size(64 << 10).spawn(|| HEARTBEAT.beat());
+}
+
+/// Somebody waits for work that goes on until this is dropped.
+pub(crate) struct Waiting;
+
+/// From now on `what` is done, and somebody waits for it.
+pub(crate) fn waiting_for(what: &str) -> Waiting {
+    HEARTBEAT.change(|silence, now| silence.begin(now, what.to_owned(), SHORT));
+    Waiting
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        idle();
+    }
+}
+
+/// From now on `what` is done, which may take hours.
+pub(crate) fn at_length(what: String) {
+    if io::stderr().is_terminal() {
+        return idle();
+    }
+    HEARTBEAT.change(|silence, now| silence.begin(now, what, LONGEST));
+}
+
+/// The work goes on, and has come to `what`.
+pub(crate) fn come_to(what: String) {
+    HEARTBEAT.change(|silence, _| {
+        if let Some(work) = &mut silence.work {
+            work.0 = what;
+        }
+    });
+}
+
+/// Nothing is done that would be told.
+pub(crate) fn idle() {
+    HEARTBEAT.change(|silence, _| silence.work = None);
+}
+
+/// Somebody else has said something.
+pub(crate) fn spoke() {
+    HEARTBEAT.change(|silence, now| silence.spoke = now);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lets `silence` speak until `end`, where the work itself says something at the seconds `said`. Returns when anything
+    /// was said, and the lines.
+    fn heard(silence: &mut Silence, end: u64, said: &[u64]) -> (Vec<u64>, Vec<String>) {
+        let (mut times, mut lines, mut now) = (Vec::new(), Vec::new(), Duration::ZERO);
+        let mut said = said.iter().map(|&second| Duration::from_secs(second)).peekable();
+        while now < Duration::from_secs(end) {
+            let due = now + silence.wait(now).unwrap();
+            now = said.next_if(|&said| said <= due).inspect(|&said| silence.spoke = said).unwrap_or(due);
+            lines.extend(silence.line(now));
+            times.push(now.as_secs());
+        }
+        (times, lines)
+    }
+
+    #[test]
+    fn a_run_is_never_silent_for_more_than_a_minute_however_long_its_steps_are() {
+        let often: Vec<u64> = (1..1000).collect();
+        for said in [&[][..], &[3, 70, 71, 500], &[54, 109, 3000], &often] {
+            let mut silence = Silence::new();
+            silence.begin(Duration::ZERO, "12 of 100 steps are done".into(), LONGEST);
+            let (times, lines) = heard(&mut silence, 3600, said);
+            let longest = times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+            assert!(times[0] <= 60 && longest <= 60, "{said:?}: {times:?}");
+            assert!(lines[0].starts_with("12 of 100 steps are done, "), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_says_enough_is_not_interrupted() {
+        let mut silence = Silence::new();
+        silence.begin(Duration::ZERO, "12 of 100 steps are done".into(), LONGEST);
+        let often: Vec<u64> = (1..200).map(|n| 20 * n).collect();
+        assert_eq!(heard(&mut silence, 3600, &often).1, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_people_wait_for_is_told_after_a_second_and_then_ever_more_seldom() {
+        let mut silence = Silence::new();
+        silence.begin(Duration::ZERO, "planning".into(), SHORT);
+        let (times, lines) = heard(&mut silence, 300, &[]);
+        assert_eq!(times, [1, 3, 7, 15, 31, 63, 118, 173, 228, 283, 338]);
+        assert_eq!(lines[1], "planning, 3.0 s so far\n");
+        assert_eq!(lines[5], "planning, 1 min 3 s so far\n");
+        silence.work = None;
+        assert_eq!((silence.wait(Duration::ZERO), silence.line(Duration::from_secs(999))), (None, None));
+    }
+}
