@@ -6,7 +6,7 @@ use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError};
 use plimsoll_graph::{DType, Graph, Init, Phase, Value, differentiate};
 use plimsoll_plan::{
     Action, Buffer, BufferId, Contents, Copy, Costed, Direction, Plan, Program, Role, Schedule, Scratch,
-    Strategy, Tier, plan, replay,
+    Strategy, Tier, plan,
 };
 
 const ROWS: usize = 64;
@@ -82,13 +82,12 @@ fn gradients(engine: &mut Engine<CpuDevice>) -> Vec<u32> {
 fn offloading_plan(program: &Program, plain: &Plan) -> Plan {
     let graph = &program.train.graph;
     let value = offloaded(graph);
-    let mut plan = plain.clone();
-    plan.arena_bytes += graph.ty(value).bytes() as u64;
-    for (role, schedule) in &mut plan.schedules {
+    let mut draft = plain.to_draft();
+    draft.arena_bytes += graph.ty(value).bytes() as u64;
+    for schedule in draft.schedules.values_mut() {
         *schedule = with_offload(graph, schedule, value, plain.arena_bytes);
-        replay(graph, schedule, role.phases(), plan.arena_bytes).unwrap();
     }
-    plan
+    draft.judge(program).unwrap()
 }
 
 #[test]

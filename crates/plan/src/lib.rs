@@ -20,6 +20,7 @@
 //!
 //! Pure functions throughout: no clock, no randomness, no device. Facts of a device enter as [`Facts`].
 
+mod bytes;
 mod device;
 pub mod file;
 mod layout;
@@ -33,9 +34,10 @@ mod report;
 mod schedule;
 mod search;
 
+pub use bytes::{ArenaBytes, ProcessBytes, TransientBytes};
 pub use device::{DeviceSpec, Direction, Facts, Link, NodeFacts, Scratch, Tier, UnknownDevice, Workspace};
 pub use layout::{CsvError, CsvFault, Effort, Layout, Slot, Table, layout, solve};
-pub use plan::{ByPurpose, Plan, PlanError, Tiered, plan};
+pub use plan::{ByPurpose, Draft, Plan, PlanError, Tiered, plan};
 pub use program::{Build, Costed, Program, Purpose, Role, StateDiffers, StateRange};
 pub use recompute::Strategy;
 pub use remat as dag;

@@ -6,8 +6,8 @@
 use plimsoll_graph::op::Conv;
 use plimsoll_graph::{DType, Graph, Init, Value};
 use plimsoll_plan::{
-    Build, Costed, Link, Program, Request, Role, Scratch, SearchError, Searcher, Strategy, Tier, Workspace,
-    report, search, try_all,
+    Build, Costed, Link, Program, Request, Role, Scratch, Searcher, Strategy, Tier, Workspace, report,
+    search, try_all,
 };
 
 mod support;
@@ -95,10 +95,7 @@ fn request(budget: u64) -> Request {
 
 /// The least that any plan takes.
 fn smallest(build: impl Build) -> u64 {
-    match search(request(1), build) {
-        Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
-        other => panic!("a plan in one byte: {other:?}"),
-    }
+    Searcher::once(build).smallest(request(0)).unwrap().arena_bytes
 }
 
 fn check(name: &str, build: impl Fn(usize) -> Graph) {

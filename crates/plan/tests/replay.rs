@@ -32,7 +32,7 @@ static VALID: LazyLock<Vec<Valid>> = LazyLock::new(|| {
     for graph in [residual_chain(6), skip_network(3), family(&families()[0].1)] {
         let program: &'static Program = Box::leak(Box::new(program(graph, SCRATCH)));
         for strategy in STRATEGIES {
-            let mut plan = plan(program, strategy, Scratch::Best).unwrap();
+            let mut plan = plan(program, strategy, Scratch::Best).unwrap().to_draft();
             for role in [Role::First, Role::Further] {
                 let schedule = plan.schedules.remove(&role).unwrap();
                 all.push(Valid { program, schedule, arena: plan.arena_bytes });

@@ -4,8 +4,8 @@
 
 use plimsoll_graph::GraphError;
 use plimsoll_plan::{
-    Choice, Costed, Plan, Program, Request, Role, Scratch, SearchError, Strategy, Workspace, plan, search,
-    try_all,
+    Choice, Costed, Plan, Program, Request, Role, Scratch, SearchError, Searcher, Strategy, Workspace, plan,
+    search, try_all,
 };
 
 mod support;
@@ -69,6 +69,11 @@ fn an_impossible_budget_is_refused_with_the_smallest_that_works() {
     let SearchError::Budget { budget, smallest, hints } = error else { panic!("{error}") };
     let all = try_all(4, &[1, 2, 4], &Strategy::LADDER, build).unwrap();
     assert_eq!(budget, 1000);
+    assert_eq!(
+        Searcher::once(build).smallest(request(1000)).unwrap(),
+        smallest,
+        "the question has the same answer"
+    );
     assert_eq!(smallest.arena_bytes, all.iter().map(|tried| tried.arena_bytes).min().unwrap());
     assert!(hints.is_empty(), "nothing was fixed, so there is nothing to let go of");
     assert!(search(request(smallest.arena_bytes), build).is_ok(), "what is called the smallest works");
@@ -111,11 +116,7 @@ fn passing_over_micro_batches_loses_nothing() {
             Err(error) => panic!("{error}"),
         }
     };
-    let SearchError::Budget { smallest, .. } =
-        search(Request { global_batch: 8, ..request(0) }, build_llama).unwrap_err()
-    else {
-        panic!("nothing fits in no memory")
-    };
+    let smallest = Searcher::once(build_llama).smallest(Request { global_batch: 8, ..request(0) }).unwrap();
     let mut chosen = Vec::new();
     for step in 0..12 {
         let budget = smallest.arena_bytes + step * 40_000;

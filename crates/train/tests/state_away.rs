@@ -9,7 +9,7 @@
 use plimsoll_exec::CpuDevice;
 use plimsoll_graph::StateKind;
 use plimsoll_model::{Lora, Preset};
-use plimsoll_plan::{Choice, Link, Purpose, Request, Role, SearchError, file, report, search};
+use plimsoll_plan::{Choice, Draft, Link, Purpose, Request, Role, SearchError, file, report, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::data::{Batches, Order, Source, Text};
 use plimsoll_train::files::{Form, ModelFolder};
@@ -164,7 +164,7 @@ fn frozen_weights_under_adapters_leave_and_are_never_written() {
 }
 
 #[test]
-fn a_plan_file_says_where_state_lives_and_is_not_believed_when_it_lies() {
+fn a_plan_file_says_where_state_lives_and_the_judge_believes_no_draft_that_lies() {
     let case = Case::new(Options::default());
     let choice = case.plan(Some(DISK), case.smallest(Some(DISK))).unwrap();
     let text = file::write(&choice, choice.plan.arena_bytes);
@@ -173,17 +173,14 @@ fn a_plan_file_says_where_state_lives_and_is_not_believed_when_it_lies() {
     assert_eq!(read.plan.schedules, choice.plan.schedules);
     // One state moved onto its neighbour, and one that a schedule thinks is at home.
     let first = choice.plan.states.iter().position(|range| range.tier.is_some()).unwrap();
-    let refused = |choice: &Choice| {
-        let saved = file::Saved::parse(&file::write(choice, choice.plan.arena_bytes)).unwrap();
-        saved.for_program(choice.program.clone()).unwrap_err().to_string()
-    };
-    let mut moved = choice.clone();
-    moved.plan.states[first].offset += 4096;
-    assert!(refused(&moved).contains("must be a copy to where no other state is"), "{}", refused(&moved));
-    let mut forgotten = choice.clone();
-    forgotten.plan.schedules.get_mut(&Role::Update).unwrap().away.pop();
+    let refused = |draft: Draft| draft.judge(&choice.program).unwrap_err().to_string();
+    let mut moved = choice.plan.to_draft();
+    moved.states[first].offset += 4096;
+    assert!(refused(moved).contains("must be a copy to where no other state is"));
+    let mut forgotten = choice.plan.to_draft();
+    forgotten.schedules.get_mut(&Role::Update).unwrap().away.pop();
     let expected = "`schedules.update.away` must be the state that `states` has in a tier";
-    assert_eq!(refused(&forgotten), expected);
+    assert_eq!(refused(forgotten), expected);
     assert_eq!(case.train(read), case.train(choice));
 }
 

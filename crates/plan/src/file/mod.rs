@@ -17,15 +17,15 @@ mod rows;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use plimsoll_graph::{StateKind, name_hash};
+use plimsoll_graph::name_hash;
 use serde_json::{Map, Value, json};
 
 use crate::device::Scratch;
 use crate::offload::Placement;
-use crate::plan::{ByPurpose, Plan};
-use crate::program::{Costed, Program, Purpose, StateRange};
+use crate::plan::{ByPurpose, Draft, PlanError};
+use crate::program::{Costed, Program, Purpose, StateDiffers, StateRange};
 use crate::recompute::Strategy;
-use crate::schedule::{Contents, ReplayError, replay};
+use crate::schedule::ReplayError;
 use crate::search::Choice;
 
 /// The form this version writes and reads.
@@ -86,6 +86,16 @@ impl fmt::Display for FileError {
 }
 
 impl std::error::Error for FileError {}
+
+impl From<PlanError> for FileError {
+    fn from(error: PlanError) -> FileError {
+        match error {
+            PlanError::StateDiffers { name } => FileError::NotAPlan(StateDiffers { name }.to_string()),
+            PlanError::Unsound { place, expected } => FileError::Field { place, expected },
+            PlanError::Refused { schedule, error } => FileError::Refused { schedule, error },
+        }
+    }
+}
 
 /// The text of a plan file; `budget` is what the arena was allowed.
 pub fn write(choice: &Choice, budget: u64) -> String {
@@ -193,15 +203,7 @@ impl Saved {
             let hint = "alignment or scratch of its kernels differ; run it where it was made".to_owned();
             return Err(FileError::Differs { what: "device", hint });
         }
-        let plan = self.plan(&program)?;
-        for (role, part) in program.roles() {
-            let Some(schedule) = plan.schedules.get(&role) else {
-                return Err(rows::field(&format!("schedules.{}", role.name()), "there"));
-            };
-            rows::sound(part, schedule, &plan)?;
-            replay(&part.graph, schedule, role.phases(), plan.arena_bytes)
-                .map_err(|error| FileError::Refused { schedule: role.name(), error })?;
-        }
+        let plan = self.draft(&program)?.judge(&program)?;
         let lower_bound_seconds = self.body.get("lower_bound_seconds").and_then(Value::as_f64);
         let (micro_batch, accumulation) = (self.micro_batch, self.accumulation);
         Ok(Choice { plan, program, micro_batch, accumulation, lower_bound_seconds })
@@ -224,13 +226,8 @@ impl Saved {
         Ok(())
     }
 
-    fn plan(&self, program: &Program) -> Result<Plan, FileError> {
+    fn draft(&self, program: &Program) -> Result<Draft, FileError> {
         let body = &self.body;
-        let arena_bytes = rows::whole(body, "arena_bytes")?;
-        // Beyond it, sums of sizes could overflow; no machine has as much.
-        if arena_bytes > 1 << 50 {
-            return Err(rows::field("arena_bytes", "a size that a machine can have"));
-        }
         let mut schedules = BTreeMap::new();
         for (name, schedule) in rows::object(body, "schedules")? {
             let role = program.roles().map(|(role, _)| role).find(|role| role.name() == name);
@@ -239,14 +236,14 @@ impl Saved {
             schedules.insert(role, rows::parse_schedule(name, schedule)?);
         }
         let strategy = rows::text(body, "recompute")?.parse::<Strategy>();
-        Ok(Plan {
+        Ok(Draft {
             strategy: strategy.map_err(|_| rows::field("recompute", "the name of a strategy"))?,
             scratch: match rows::text(body, "scratch")? {
                 "best" => Scratch::Best,
                 "least" => Scratch::Least,
                 _ => return Err(rows::field("scratch", "`best` or `least`")),
             },
-            arena_bytes,
+            arena_bytes: rows::whole(body, "arena_bytes")?,
             liveness_bound: rows::whole(body, "liveness_bound_bytes")?,
             states: self.states(program)?,
             schedules,
@@ -275,9 +272,6 @@ impl Saved {
                 Value::Null => None,
                 number => Some(number.as_u64().and_then(rows::tier).ok_or_else(wrong)?),
             };
-            if offset > 1 << 50 {
-                return Err(wrong());
-            }
             range.offset = offset;
         }
         Ok(ranges)
@@ -317,13 +311,6 @@ fn device_hash(program: &Program) -> String {
 
 fn hash(text: &str) -> String {
     format!("{:016x}", name_hash(text))
-}
-
-/// Whether `contents` is state that all schedules see at the same place.
-fn persistent(part: &Costed, contents: Contents) -> Option<&str> {
-    let Contents::State(state) = contents else { return None };
-    let state = part.graph.states().get(state.index())?;
-    (state.kind != StateKind::Transient).then_some(&state.name)
 }
 
 /// Names of purposes by their position.

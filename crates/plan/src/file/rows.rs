@@ -8,19 +8,13 @@
 //! start    [1, copy]        wait   [2, copy]
 //! ```
 //!
-//! Reading checks that every number means something; [`sound`] checks what the judge takes for granted, because a
-//! planner cannot get it wrong: that ids exist, that bytes are aligned, that kernels get their scratch, that state
-//! is where the plan says and nothing else is sent there. The rest is the judge's.
-
-use std::collections::BTreeMap;
+//! Reading checks that every number means something. Whether it is right is the judge's business.
 
 use plimsoll_graph::{NodeId, StateId, Value as GraphValue};
 use serde_json::{Map, Value, json};
 
-use super::{FileError, persistent, purpose};
+use super::{FileError, purpose};
 use crate::device::{Direction, Tier};
-use crate::plan::Plan;
-use crate::program::{Costed, StateRange};
 use crate::schedule::{Action, Away, Buffer, BufferId, Contents, Copy, Schedule};
 
 pub(super) fn field(place: &str, expected: &'static str) -> FileError {
@@ -182,87 +176,4 @@ fn parse_action(json: &Value) -> Option<Action> {
         (2, [copy]) => Some(Action::Wait { copy: index(copy)? }),
         _ => None,
     }
-}
-
-/// Checks that state is away in a schedule where it is away in the plan, and nowhere else.
-fn waits_where_it_lives(part: &Costed, schedule: &Schedule, plan: &Plan) -> Result<(), FileError> {
-    let place = format!("schedules.{}.away", schedule.name);
-    let found: BTreeMap<Option<&str>, (Tier, u64, u64)> = (schedule.away.iter())
-        .map(|away| {
-            let name = persistent(part, Contents::State(away.state));
-            (name, (away.tier, away.tier_offset, away.bytes))
-        })
-        .collect();
-    let here = |range: &&StateRange| part.graph.state_named(&range.name).is_some();
-    let expected: BTreeMap<Option<&str>, (Tier, u64, u64)> = (plan.states.iter().filter(here))
-        .filter_map(|range| Some((Some(range.name.as_str()), (range.tier?, range.offset, range.bytes))))
-        .collect();
-    if found != expected || found.len() != schedule.away.len() {
-        return Err(field(&place, "the state that `states` has in a tier"));
-    }
-    Ok(())
-}
-
-/// Checks what the judge takes for granted of a schedule for `part`.
-pub(super) fn sound(part: &Costed, schedule: &Schedule, plan: &Plan) -> Result<(), FileError> {
-    let place = |what: &str, row: usize| format!("schedules.{}.{what}[{row}]", schedule.name);
-    for (row, buffer) in schedule.buffers.iter().enumerate() {
-        let wrong = |expected| Err(field(&place("buffers", row), expected));
-        let range = persistent(part, buffer.contents).and_then(|name| plan.state(name));
-        let away = range.is_some_and(|range| range.tier.is_some());
-        let own = row < part.graph.states().len();
-        let known = match buffer.contents {
-            Contents::Value(value) => !own && value.index() < part.graph.value_count(),
-            Contents::State(state) if own => state.index() == row,
-            Contents::State(_) => away,
-            Contents::Scratch => !own,
-        };
-        if !known {
-            return wrong("a buffer of this program, states first");
-        }
-        let end = buffer.offset.checked_add(buffer.bytes);
-        if end.is_none_or(|end| end > plan.arena_bytes) {
-            return wrong("inside the arena");
-        }
-        if buffer.start >= buffer.end || buffer.end > schedule.actions.len().max(1) {
-            return wrong("alive between two actions of the schedule");
-        }
-        if !(buffer.offset | buffer.bytes).is_multiple_of(part.facts.alignment) {
-            return wrong("aligned as the device wants it");
-        }
-        if persistent(part, buffer.contents).is_some() && !away {
-            let here = |range: &StateRange| (range.offset, range.bytes) == (buffer.offset, buffer.bytes);
-            if !range.is_some_and(here) {
-                return wrong("where `states` has it");
-            }
-        }
-    }
-    for (row, copy) in schedule.copies.iter().enumerate() {
-        let buffer = schedule.buffers.get(copy.buffer.index());
-        let end = buffer.and_then(|buffer| copy.tier_offset.checked_add(buffer.bytes));
-        let (Some(buffer), Some(end)) = (buffer, end.filter(|&end| end <= 1 << 50)) else {
-            return Err(field(&place("copies", row), "a copy of a buffer of the schedule"));
-        };
-        let name = persistent(part, buffer.contents);
-        let others = plan.states.iter().filter(|range| name != Some(&range.name));
-        let mut others = others.filter(|range| range.tier == Some(copy.tier));
-        if others.any(|range| range.offset < end && copy.tier_offset < range.offset + range.bytes) {
-            return Err(field(&place("copies", row), "a copy to where no other state is"));
-        }
-    }
-    waits_where_it_lives(part, schedule, plan)?;
-    for (row, action) in schedule.actions.iter().enumerate() {
-        let Action::Run { node, workspace, .. } = action else { continue };
-        let Some(facts) = part.facts.nodes.get(node.index()) else {
-            return Err(field(&place("actions", row), "a node of this program"));
-        };
-        let given = workspace.map(|id| schedule.buffers.get(id.index()).map_or(0, |buffer| buffer.bytes));
-        let scratch = |id: BufferId| {
-            schedule.buffers.get(id.index()).is_some_and(|buffer| buffer.contents == Contents::Scratch)
-        };
-        if given.unwrap_or(0) < facts.workspace.least || workspace.is_some_and(|id| !scratch(id)) {
-            return Err(field(&place("actions", row), "a run with the scratch its kernel needs"));
-        }
-    }
-    Ok(())
 }

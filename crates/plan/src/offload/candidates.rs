@@ -21,15 +21,16 @@ use std::collections::BTreeMap;
 
 use super::residency::{Placement, rungs};
 use super::transfers::Spiller;
+use crate::bytes::TransientBytes;
 use crate::device::Scratch;
-use crate::optimum::Planner;
+use crate::optimum::{Ladder, Optimum};
 use crate::program::{Costed, Program, Purpose, StateDiffers};
 use crate::recompute::{Order, Strategy, micro_batch, update};
 use crate::schedule::sequence::Sequence;
 
-/// Ratio of neighbouring limits where all state is in the arena, and where some is away.
-const LIMIT_RUNG: f64 = 1.03;
-const LIMIT_RUNG_AWAY: f64 = 1.2;
+/// Limits where all state is in the arena, and where some is away.
+const LIMITS: Ladder = Ladder::new(1.03);
+const LIMITS_AWAY: Ladder = Ladder::new(1.2);
 /// Which of the virtual budgets go with state that is away.
 const EVERY_AWAY: usize = 3;
 
@@ -38,7 +39,7 @@ const EVERY_AWAY: usize = 3;
 pub(crate) struct Source {
     pub(crate) strategy: Strategy,
     /// The virtual budget, where the table was asked.
-    pub(crate) rung: Option<u64>,
+    pub(crate) rung: Option<TransientBytes>,
     /// A micro-batch takes no less, as far as is known without its order.
     pub(crate) least_seconds: f64,
     /// Whether it goes with state that is away.
@@ -110,22 +111,22 @@ impl Source {
 
     /// Ways of rebuilding: those that have a name, and where there is a planner its own, from nothing to as much as ever
     /// fits.
-    pub(crate) fn all(program: &Program, scratch: Scratch, planner: Option<&Planner>) -> Vec<Source> {
+    pub(crate) fn all(program: &Program, scratch: Scratch, optimum: Option<&dyn Optimum>) -> Vec<Source> {
         let once = program.pass_seconds(scratch);
-        let least = |strategy| planner.map_or(once, |planner| planner.least_seconds(strategy).max(once));
+        let least = |strategy| optimum.map_or(once, |optimum| optimum.strategy_seconds(strategy).max(once));
         let named = Strategy::LADDER.into_iter().map(|strategy| Source::named(strategy, least(strategy)));
-        let optimal = |planner: &Planner, (index, rung): (usize, u64)| Source {
+        let optimal = |optimum: &dyn Optimum, (index, rung): (usize, TransientBytes)| Source {
             strategy: Strategy::Auto,
             rung: Some(rung),
-            least_seconds: planner.seconds(rung),
+            least_seconds: optimum.seconds(rung),
             // Counted from the least that works, so that it is among them.
             goes_with_away: index.is_multiple_of(EVERY_AWAY),
             order: OnceCell::new(),
         };
         let mut sources: Vec<Source> = named.collect();
-        if let Some(planner) = planner {
-            let rising = planner.virtual_rungs().into_iter().rev().enumerate();
-            sources.extend(rising.map(|rung| optimal(planner, rung)));
+        if let Some(optimum) = optimum {
+            let rising = optimum.budgets_with_tier().into_iter().rev().enumerate();
+            sources.extend(rising.map(|rung| optimal(optimum, rung)));
         }
         sources
     }
@@ -140,11 +141,11 @@ impl Source {
         &self,
         part: &Costed,
         scratch: Scratch,
-        planner: impl FnOnce() -> Option<&'a Planner>,
+        optimum: impl FnOnce() -> Option<&'a dyn Optimum>,
     ) -> Option<&Ordered> {
         let new = || {
             let order = match self.rung {
-                Some(rung) => planner()?.order(&part.graph, rung)?,
+                Some(rung) => optimum()?.order(&part.graph, rung)?,
                 None => Order::named(&part.graph, self.strategy),
             };
             let sequence = micro_batch(&part.graph, &order);
@@ -175,11 +176,16 @@ impl Place {
     /// nothing.
     pub(crate) fn limits(&self, spiller: &Spiller) -> Vec<Limit> {
         let most = self.update.as_ref().map_or(0, Spiller::most_bytes).max(spiller.most_bytes());
-        let top = if self.away > 0 { (most as f64 * LIMIT_RUNG_AWAY) as u64 } else { most.saturating_sub(1) };
-        let ratio = if self.away > 0 { LIMIT_RUNG_AWAY } else { LIMIT_RUNG };
+        let (ladder, top) = if self.away > 0 {
+            (LIMITS_AWAY, LIMITS_AWAY.above(most))
+        } else {
+            (LIMITS, most.saturating_sub(1))
+        };
         let least_bytes = spiller.least_bytes();
         let limit = |bytes| Limit { bytes, least_bytes, pass_seconds: spiller.lower_bound(bytes) };
-        limits(top, least_bytes, ratio).map(limit).collect()
+        // The last one sends away everything that can be sent.
+        let rungs = ladder.falling(top).take_while(|&bytes| bytes > least_bytes);
+        rungs.chain([0]).map(limit).collect()
     }
 
     /// Time of an update that keeps a limit, `whole` where all its state is in the arena; none when the tier has no
@@ -221,11 +227,4 @@ pub(crate) fn streamed(
     sequence: &Sequence,
 ) -> Option<Spiller> {
     Spiller::new(&part.graph, &part.facts, scratch, placement.stream(&part.graph, sequence.clone()))
-}
-
-/// Limits, falling, from just below `top` to the last above `least`, and one that sends away what can be sent.
-fn limits(top: u64, least: u64, ratio: f64) -> impl Iterator<Item = u64> {
-    let top = ((top.max(1) as f64).ln() / ratio.ln()).floor() as i32;
-    let rungs = (0..=top).rev().map(move |rung| ratio.powi(rung) as u64);
-    rungs.take_while(move |&limit| limit > least).chain([0])
 }

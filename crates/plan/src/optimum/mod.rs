@@ -1,92 +1,99 @@
 //! Plans one program for any transient budget: by table for chains, by graph search otherwise.
+//!
+//! [`Optimum`] is what the search over micro-batches asks. [`chain`] answers it with one table that knows every budget,
+//! [`graph`] with a search at each budget; both ask on the rungs of a [`Ladder`].
+//!
+//! Absent: budgets of whole arenas, offsets and tiers. Their folders come later and ask this one.
 
 mod chain;
 mod graph;
+mod ladder;
+
+use std::fmt;
 
 use plimsoll_graph::Graph;
 
+use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::{Link, Scratch};
 use crate::program::Costed;
 use crate::recompute::{Order, Strategy};
 
-pub(crate) use chain::{ChainPlanner, is_chain};
-pub(crate) use graph::GraphPlanner;
+pub(crate) use chain::{ChainOptimum, is_chain};
+pub(crate) use graph::GraphOptimum;
+pub(crate) use ladder::Ladder;
 
-/// Ratios of neighbouring budgets where what does not fit waits on a tier. Each of a graph is a search of its own.
-const CHAIN_RUNG: f64 = 1.1;
-const GRAPH_RUNG: f64 = 1.25;
+/// Plans one program for any transient budget.
+pub(crate) trait Optimum: fmt::Debug {
+    /// Whether every budget is a look-up and more bytes are never slower, so that the first budget that fits is the
+    /// fastest. Otherwise each budget takes a search, and it pays to rule budgets out by plans that are known.
+    fn is_table(&self) -> bool;
 
-/// A planner for transient budgets.
-#[derive(Debug)]
-pub(crate) enum Planner {
-    /// Equal layers, one behind the other.
-    Chain(Box<ChainPlanner>),
-    /// Anything else.
-    Graph(Box<GraphPlanner>),
-}
+    /// The ladder of its budgets.
+    fn ladder(&self) -> Ladder;
 
-impl Planner {
-    /// The planner of a program for budgets up to `cap`; none when it is no chain and too large to be anything else.
-    pub(crate) fn new(part: &Costed, scratch: Scratch, cap: u64) -> Option<Planner> {
-        let graph = || GraphPlanner::new(part, scratch).map(|planner| Planner::Graph(Box::new(planner)));
-        let chain = || {
-            let planner = ChainPlanner::new(&part.graph, &part.facts, scratch, cap)?;
-            Some(Planner::Chain(Box::new(planner)))
-        };
-        // Of a graph that is too large, equal layers are at least a part.
-        if is_chain(&part.graph) { chain() } else { graph().or_else(chain) }
+    /// The budgets to ask for where `room` is there, falling. They depend on the room only in where they begin.
+    fn budgets(&self, room: TransientBytes) -> Box<dyn Iterator<Item = TransientBytes> + '_>;
+
+    /// The smallest budgets that may have a plan, rising; none where named strategies are as small.
+    fn smallest_budgets(&self) -> Vec<TransientBytes>;
+
+    /// The budgets to ask for where what does not fit waits on a tier, falling, each slower than the one before.
+    fn budgets_with_tier(&self) -> Vec<TransientBytes>;
+
+    /// The budgets from `bytes` downwards, itself first.
+    fn budgets_below(&self, bytes: TransientBytes) -> Box<dyn Iterator<Item = TransientBytes>> {
+        Box::new(self.ladder().within(bytes.0, bytes.0).map(TransientBytes))
     }
 
-    /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.
-    pub(crate) fn seconds(&self, bytes: u64) -> f64 {
-        match self {
-            Planner::Chain(chain) => chain.seconds(bytes),
-            Planner::Graph(graph) => graph.seconds(bytes),
-        }
+    /// The highest budget that is asked for where `room` is there.
+    fn highest_budget(&self, room: TransientBytes) -> TransientBytes {
+        TransientBytes(self.ladder().above(room.0))
     }
 
-    /// The order of the plan in `bytes` of transient memory.
-    pub(crate) fn order(&self, graph: &Graph, bytes: u64) -> Option<Order> {
-        match self {
-            Planner::Chain(chain) => chain.regions(graph, bytes).map(Order::Regions),
-            Planner::Graph(graph) => graph.order(bytes),
-        }
-    }
+    /// Bytes in which nothing is recomputed.
+    fn keep_all_bytes(&self) -> TransientBytes;
 
-    /// No schedule of a micro-batch is faster in `bytes` of transient memory and what `link` carries.
-    pub(crate) fn lower_bound(&self, bytes: u64, link: Option<&Link>) -> f64 {
-        match self {
-            Planner::Chain(chain) => chain.lower_bound(bytes, link),
-            Planner::Graph(graph) => graph.lower_bound(bytes, link),
-        }
-    }
+    /// Predicted time of a micro-batch; infinite where no order was found.
+    fn seconds(&self, bytes: TransientBytes) -> f64;
 
-    /// Budgets to ask for where what does not fit waits on a tier, falling, each slower than the one before.
-    pub(crate) fn virtual_rungs(&self) -> Vec<u64> {
-        let (most, ratio, least) = match self {
-            Planner::Chain(chain) => (chain.most_bytes().unwrap_or(u64::MAX), CHAIN_RUNG, 1),
-            Planner::Graph(graph) => (graph.most_bytes(), GRAPH_RUNG, graph.enough_bytes()),
-        };
-        let top = ((most as f64).ln() / ratio.ln()).floor() as i32;
-        let mut rungs: Vec<u64> = (0..=top).rev().map(|rung| ratio.powi(rung) as u64).collect();
-        rungs.retain(|&rung| rung >= least && self.seconds(rung).is_finite());
-        rungs.dedup_by_key(|&mut rung| self.seconds(rung).to_bits());
-        rungs
-    }
+    /// No order that is offered at this budget or a smaller one is faster.
+    fn floor_seconds(&self, bytes: TransientBytes) -> f64;
 
-    /// Transient bytes in which nothing is rebuilt.
-    pub(crate) fn keep_all_bytes(&self) -> u64 {
-        match self {
-            Planner::Chain(chain) => chain.keep_all_bytes(),
-            Planner::Graph(graph) => graph.most_bytes(),
-        }
-    }
+    /// The order of runs.
+    fn order(&self, graph: &Graph, bytes: TransientBytes) -> Option<Order>;
+
+    /// No schedule of a micro-batch whatsoever is faster in these bytes and what `link` carries.
+    fn lower_bound(&self, bytes: TransientBytes, link: Option<&Link>) -> f64;
 
     /// A micro-batch under a strategy with a fixed rule takes no less.
-    pub(crate) fn least_seconds(&self, strategy: Strategy) -> f64 {
-        match self {
-            Planner::Chain(chain) if strategy == Strategy::Minimal => chain.minimal_seconds(),
-            _ => 0.0,
-        }
+    fn strategy_seconds(&self, _strategy: Strategy) -> f64 {
+        0.0
     }
+}
+
+/// The optimum of a program for budgets up to `cap`; none when it is no chain and too large for a search.
+pub(crate) fn optimum(part: &Costed, scratch: Scratch, cap: TransientBytes) -> Option<Box<dyn Optimum>> {
+    let chain = || {
+        let chain = ChainOptimum::new(&part.graph, &part.facts, scratch, cap)?;
+        Some(Box::new(chain) as Box<dyn Optimum>)
+    };
+    let graph = || {
+        let graph = GraphOptimum::new(part, scratch)?;
+        Some(Box::new(graph) as Box<dyn Optimum>)
+    };
+    // Of a graph that is too large, equal layers are at least a part.
+    if is_chain(&part.graph) { chain() } else { graph().or_else(chain) }
+}
+
+/// The largest arena of any budget that a request with this one asks for: tables of such a size answer it.
+pub(crate) fn highest_budget(budget: ArenaBytes) -> ArenaBytes {
+    ArenaBytes(chain::LADDER.above(budget.0))
+}
+
+/// The rungs from `most` down to `least` that have an order, falling; of those that are equally fast the highest.
+fn distinct_rungs(optimum: &dyn Optimum, ladder: Ladder, most: u64, least: u64) -> Vec<TransientBytes> {
+    let rungs = ladder.falling(most).take_while(|&rung| rung >= least).map(TransientBytes);
+    let mut rungs: Vec<TransientBytes> = rungs.filter(|&rung| optimum.seconds(rung).is_finite()).collect();
+    rungs.dedup_by_key(|&mut rung| optimum.seconds(rung).to_bits());
+    rungs
 }

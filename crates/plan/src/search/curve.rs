@@ -6,7 +6,10 @@
 
 use plimsoll_graph::Phase;
 
-use super::{Choice, Request, SearchError, Searcher, Tried};
+use super::error::SearchError;
+use super::request::Request;
+use super::searcher::Searcher;
+use super::tried::{Choice, Tried};
 use crate::program::{Build, Program};
 use crate::recompute::Strategy;
 

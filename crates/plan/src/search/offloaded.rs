@@ -14,21 +14,20 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::micro_batch::Attempt;
-use super::{SearchError, Tried};
+use super::error::SearchError;
+use super::micro_batch::MicroBatch;
+use super::tried::Tried;
+use crate::bytes::TransientBytes;
 use crate::device::Scratch;
 use crate::layout::{Effort, fits, slots_of};
-use crate::offload::{Found, Limit, Offers, Ordered, Place, Placement, Source, Spiller, streamed};
-use crate::optimum::Planner;
-use crate::plan::{PlanError, Tiered, unjudged};
-use crate::program::{Costed, Purpose, StateRange};
+use crate::offload::{Found, Limit, Offers, Ordered, Place, Source, Spiller, streamed};
+use crate::plan::{Tiered, draft};
+use crate::program::Costed;
 
 /// A layout that is too large by this factor is not worth the search for a better one.
 const HOPE: f64 = 1.05;
 /// Orders with state away that are held for the next question about them.
 const HELD: usize = 12;
-/// Parts into which the state is divided for the bound.
-const PARTS: u64 = 64;
 
 /// Combinations with what is known of them, those with the least figure first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,9 +69,9 @@ impl Ord for Candidate {
     }
 }
 
-/// A search among offers.
-struct Market<'a> {
-    attempt: &'a Attempt<'a>,
+/// A best-first search among the candidates of one micro-batch.
+struct BestFirst<'a> {
+    of: MicroBatch<'a>,
     scratch: Scratch,
     offers: &'a Offers,
     /// Time of the update with all state in the arena.
@@ -81,75 +80,45 @@ struct Market<'a> {
     held: Vec<(usize, usize, Spiller)>,
 }
 
-impl Attempt<'_> {
-    /// Plans that send values or state away; nothing where the device has nowhere to send them.
-    pub(crate) fn offloaded(&self, scratch: Scratch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
-        let program = &self.prepared.program;
-        // Nothing is sent away to spare memory that is there.
-        if program.train.facts.link.is_none() || self.once_seconds(scratch) >= self.fastest(tried) {
-            return Ok(());
-        }
-        let strategy = self.request.strategy;
-        let fixed = strategy.map(|strategy| Source::fixed(program, scratch, strategy));
-        let fixed =
-            fixed.map(|source| Offers::new(program, scratch, source).map_err(PlanError::from)).transpose()?;
-        let offers = match &fixed {
-            Some(offers) => offers,
-            None => self.prepared.offers(scratch)?,
-        };
-        Market::new(self, scratch, offers).search(tried)
+/// Plans of a micro-batch that send values or state away; nothing where the device has nowhere to send them.
+pub(super) fn offloaded(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+    let program = of.program();
+    // Nothing is sent away to spare memory that is there.
+    if program.train.facts.link.is_none() || of.once_seconds(scratch) >= of.fastest(tried) {
+        return Ok(());
     }
-
-    /// About what this micro-batch will take, to look at the most promising first: its bound, or with a tier that is
-    /// needed the time of keeping everything.
-    pub(crate) fn promise(&self, bound: f64) -> Result<f64, SearchError> {
-        let room = self.request.budget.saturating_sub(self.prepared.state_bytes());
-        let planner = self.prepared.planner(Scratch::Best);
-        if self.prepared.program.train.facts.link.is_none()
-            || planner.is_some_and(|planner| planner.keep_all_bytes() <= room)
-        {
-            return Ok(bound);
-        }
-        Ok(Market::new(self, Scratch::Best, self.prepared.offers(Scratch::Best)?).promise())
-    }
-
-    /// No plan of this micro-batch is faster in the request's budget, wherever its state is: what of that is not there
-    /// at some moment comes in at least once a step, but for gradients, which may begin afterwards.
-    pub(crate) fn forced_seconds(&self, planner: &Planner) -> Result<f64, SearchError> {
-        let program = &self.prepared.program;
-        let link = program.train.facts.link.as_ref();
-        let here = self.prepared.state_bytes();
-        let away = Placement::new(program, u64::MAX)
-            .map_err(PlanError::from)?
-            .states
-            .into_iter()
-            .filter(|range| range.tier.is_some());
-        let (gradients, others): (Vec<StateRange>, Vec<StateRange>) =
-            away.partition(|range| range.purpose == Purpose::Gradients);
-        let bytes = |ranges: &[StateRange]| ranges.iter().map(|range| range.bytes).sum::<u64>();
-        let (begun, fetched) = (bytes(&gradients), bytes(&others));
-        let forced = |away: u64| {
-            let bytes = self.request.budget.saturating_add(away).saturating_sub(here);
-            self.step_seconds(planner.lower_bound(bytes, link), Scratch::Best)
-        };
-        let part = |index: u64| fetched / PARTS * index + fetched % PARTS * index / PARTS;
-        let seconds = |index: u64| link.map_or(0.0, |link| part(index) as f64 / link.in_rate);
-        let bounds = (0..PARTS).map(|index| forced(begun + part(index + 1)).max(seconds(index)));
-        Ok(if fetched == 0 { forced(begun) } else { bounds.fold(f64::INFINITY, f64::min) })
-    }
+    let fixed = of.request.strategy.map(|strategy| Source::fixed(program, scratch, strategy));
+    let fixed = fixed.map(|source| Offers::new(program, scratch, source)).transpose()?;
+    let offers = match &fixed {
+        Some(offers) => offers,
+        None => of.tables.offers(scratch)?,
+    };
+    BestFirst::new(of, scratch, offers).search(tried)
 }
 
-impl<'a> Market<'a> {
-    fn new(attempt: &'a Attempt<'a>, scratch: Scratch, offers: &'a Offers) -> Market<'a> {
-        let update_seconds = attempt.prepared.program.update_seconds(scratch);
-        Market { attempt, scratch, offers, update_seconds, held: Vec::new() }
+/// About what a micro-batch will take, to look at the most promising first: its bound, or with a tier that is needed the
+/// time of keeping everything.
+pub(super) fn promise(of: MicroBatch, bound: f64) -> Result<f64, SearchError> {
+    let optimum = of.tables.optimum(Scratch::Best);
+    if of.program().train.facts.link.is_none()
+        || optimum.is_some_and(|optimum| optimum.keep_all_bytes() <= of.room())
+    {
+        return Ok(bound);
+    }
+    Ok(BestFirst::new(of, Scratch::Best, of.tables.offers(Scratch::Best)?).promise())
+}
+
+impl<'a> BestFirst<'a> {
+    fn new(of: MicroBatch<'a>, scratch: Scratch, offers: &'a Offers) -> BestFirst<'a> {
+        let update_seconds = of.program().update_seconds(scratch);
+        BestFirst { of, scratch, offers, update_seconds, held: Vec::new() }
     }
 
     /// Time of the first way of rebuilding, which rebuilds nothing, at the place and with the highest limit that suit
     /// it best.
     fn promise(&mut self) -> f64 {
         let mut best = f64::INFINITY;
-        let fits = |(_, place): &(usize, &Place)| place.resident <= self.attempt.request.budget;
+        let fits = |(_, place): &(usize, &Place)| place.resident <= self.of.request.budget;
         let places: Vec<(usize, &Place)> = self.offers.places.iter().enumerate().filter(fits).collect();
         for (place, _) in places {
             let candidate = Candidate { seconds: 0.0, place, source: 0, known: Known::Order };
@@ -167,7 +136,7 @@ impl<'a> Market<'a> {
     fn search(&mut self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
         let mut open = BinaryHeap::new();
         for (place, at) in self.offers.places.iter().enumerate() {
-            if at.least_bytes() <= self.attempt.request.budget {
+            if at.least_bytes() <= self.of.request.budget {
                 let least = at.update_least(self.update_seconds);
                 let first = |(source, of): (usize, &Source)| {
                     let pass = of.least_seconds.max(at.weights_seconds);
@@ -183,7 +152,7 @@ impl<'a> Market<'a> {
         loop {
             let next = if timed.peek() > open.peek() { timed.pop() } else { open.pop() };
             let Some(candidate) = next else { break };
-            let fastest = self.attempt.fastest(tried);
+            let fastest = self.of.fastest(tried);
             if candidate.seconds >= fastest {
                 break;
             }
@@ -202,24 +171,23 @@ impl<'a> Market<'a> {
         Ok(())
     }
 
-    fn part(&self) -> &Costed {
-        &self.attempt.prepared.program.train
+    fn part(&self) -> &'a Costed {
+        &self.of.program().train
     }
 
     /// Time of a step whose micro-batches take `pass` seconds in one pass, and whose update takes `update`.
     fn step_of(&self, pass: f64, update: f64) -> f64 {
-        pass * self.attempt.passes() + update
+        pass * self.of.passes() + update
     }
 
     /// What is left of the budget at a place.
     fn room(&self, place: &Place) -> u64 {
-        self.attempt.request.budget.saturating_sub(place.resident)
+        self.of.request.budget.saturating_sub(place.resident)
     }
 
     fn order(&self, source: usize) -> Option<&Ordered> {
-        let prepared = self.attempt.prepared;
-        let planner = || prepared.planner(self.scratch);
-        self.offers.sources[source].order(&prepared.program.train, self.scratch, planner)
+        let (tables, scratch) = (self.of.tables, self.scratch);
+        self.offers.sources[source].order(&tables.program.train, scratch, || tables.optimum(scratch))
     }
 
     /// The candidate with its order; none where that cannot fit.
@@ -258,7 +226,7 @@ impl<'a> Market<'a> {
         let update = self.offers.places[candidate.place].update_within(limit, self.update_seconds)?;
         let mut found = self.found(candidate, limit);
         found.least_seconds = found.least_seconds.max(self.pass_bound(pair, limit));
-        let enough = (best - update) / self.attempt.passes();
+        let enough = (best - update) / self.of.passes();
         if found.seconds.is_none() && found.least_seconds < enough {
             let pass = self.asked(pair, |spiller| spiller.seconds_below(limit, enough)).flatten()?;
             found.least_seconds = pass;
@@ -283,7 +251,7 @@ impl<'a> Market<'a> {
 
     /// The candidate as a plan, if it fits.
     fn laid_out(&mut self, candidate: Candidate, limit: u64) -> Result<Option<Tried>, SearchError> {
-        let budget = self.attempt.request.budget;
+        let budget = self.of.request.budget;
         let mut found = self.found(candidate, limit);
         if budget <= found.fails {
             return Ok(None);
@@ -296,20 +264,20 @@ impl<'a> Market<'a> {
         let Some((arena_bytes, (pass, update))) = fits.zip(found.seconds) else { return Ok(None) };
         let (place, source) = (&self.offers.places[candidate.place], &self.offers.sources[candidate.source]);
         Ok(Some(Tried {
-            micro_batch: self.attempt.micro_batch,
-            tiled: self.attempt.tiled,
+            micro_batch: self.of.rows,
+            tiled: self.of.tiled,
             strategy: source.strategy,
             scratch: self.scratch,
             arena_bytes,
             step_seconds: self.step_of(pass, update),
             rung: source.rung,
-            tiered: Tiered { limit: Some(limit), away: place.away },
+            tiered: Tiered { limit: Some(TransientBytes(limit)), away: place.away },
         }))
     }
 
     /// Finds out whether the candidate fits.
     fn lay_out(&mut self, candidate: Candidate, limit: u64, found: &mut Found) -> Result<(), SearchError> {
-        let budget = self.attempt.request.budget;
+        let budget = self.of.request.budget;
         found.fails = budget;
         let place = &self.offers.places[candidate.place];
         let pair = (candidate.place, candidate.source);
@@ -324,14 +292,14 @@ impl<'a> Market<'a> {
         let (hope, effort) = if smallest { (f64::INFINITY, Effort::PLAN) } else { (HOPE, Effort::TRIAL) };
         let Some(peak) = fits(&slots, self.room(place), hope, effort) else { return Ok(()) };
         let arena_bytes = if place.away == 0 {
-            place.resident + peak.max(self.attempt.prepared.beside_bytes(self.scratch))
+            TransientBytes(peak).max(self.of.tables.beside_bytes(self.scratch)).arena(place.resident).0
         } else {
             // What streams state beside the micro-batch has to fit too, and may take longer for it.
             let Some(Ordered { order, .. }) = self.order(candidate.source) else { return Ok(()) };
             let (program, tiered) =
-                (&self.attempt.prepared.program, Tiered { limit: Some(limit), away: place.away });
+                (self.of.program(), Tiered { limit: Some(TransientBytes(limit)), away: place.away });
             let strategy = self.offers.sources[candidate.source].strategy;
-            let plan = unjudged(program, order, strategy, self.scratch, tiered)?;
+            let plan = draft(program, order, strategy, self.scratch, tiered)?;
             let pass_seconds = plan.micro_batch_seconds / program.passes() as f64;
             found.seconds = Some((pass_seconds, plan.update_seconds));
             plan.arena_bytes
@@ -352,9 +320,9 @@ impl<'a> Market<'a> {
     /// What `ask` makes of the order with the state of a place away.
     fn asked<T>(&mut self, (place, source): (usize, usize), ask: impl FnOnce(&Spiller) -> T) -> Option<T> {
         let offers = self.offers;
-        let (prepared, scratch) = (self.attempt.prepared, self.scratch);
+        let (tables, scratch) = (self.of.tables, self.scratch);
         let ordered =
-            offers.sources[source].order(&prepared.program.train, scratch, || prepared.planner(scratch));
+            offers.sources[source].order(&tables.program.train, scratch, || tables.optimum(scratch));
         let spiller = &ordered?.spiller;
         if place == 0 {
             return Some(ask(spiller));

@@ -1,25 +1,26 @@
 //! A program with the tables that answer for every budget, each made when it is first asked for.
 //!
-//! One question needs a table once. Many questions about the same model (what would a larger budget bring,
-//! the curve of time against budget) need the same tables again, and making them is most of the work.
+//! One question needs a table once. Many questions about the same model (which larger budgets bring something, the curve
+//! of time against budget) need the same tables again, and making them is most of the work.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
 use plimsoll_graph::Value;
 
+use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
 use crate::offload::{Offers, Source, persistent_bytes};
-use crate::optimum::Planner;
-use crate::plan::{PlanError, beside_bytes};
-use crate::program::{Costed, Program};
+use crate::optimum::{Optimum, optimum};
+use crate::plan::beside_bytes;
+use crate::program::{Costed, Program, StateDiffers};
 
-/// The program of one micro-batch, ready to be planned.
+/// The program of one micro-batch with its tables.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct ProgramTables {
     pub(crate) program: Program,
     /// Transient bytes up to which the tables answer.
-    cap: u64,
+    cap: TransientBytes,
     /// Bytes of state, none of it away.
     state_bytes: u64,
     /// Bytes without which no plan fits.
@@ -31,18 +32,18 @@ pub(crate) struct Prepared {
 /// What was made for one amount of scratch.
 #[derive(Debug, Default)]
 struct Tables {
-    planner: OnceCell<Option<Planner>>,
+    optimum: OnceCell<Option<Box<dyn Optimum>>>,
     offers: OnceCell<Offers>,
-    beside_bytes: OnceCell<u64>,
+    beside_bytes: OnceCell<TransientBytes>,
 }
 
-impl Prepared {
-    /// Prepares a program; the tables answer for arenas of up to `cap` bytes.
-    pub(crate) fn new(program: Program, cap: u64) -> Result<Prepared, PlanError> {
+impl ProgramTables {
+    /// A program without tables yet; they will answer for arenas of up to `cap` bytes.
+    pub(crate) fn new(program: Program, cap: ArenaBytes) -> Result<ProgramTables, StateDiffers> {
         let state_bytes = persistent_bytes(&program, 0)?;
-        let cap = cap.saturating_sub(state_bytes);
+        let cap = cap.transient(state_bytes);
         let (best, least) = (Tables::default(), Tables::default());
-        Ok(Prepared { program, cap, state_bytes, least_bytes: OnceCell::new(), best, least })
+        Ok(ProgramTables { program, cap, state_bytes, least_bytes: OnceCell::new(), best, least })
     }
 
     /// Bytes of state, none of it away.
@@ -51,7 +52,7 @@ impl Prepared {
     }
 
     /// Bytes of state that cannot be away and of the largest operands of a node: no plan takes fewer.
-    pub(crate) fn least_bytes(&self) -> Result<u64, PlanError> {
+    pub(crate) fn least_bytes(&self) -> Result<u64, StateDiffers> {
         if let Some(&bytes) = self.least_bytes.get() {
             return Ok(bytes);
         }
@@ -69,23 +70,23 @@ impl Prepared {
     }
 
     /// Transient bytes that schedules beside those of a micro-batch take, where no state is away.
-    pub(crate) fn beside_bytes(&self, scratch: Scratch) -> u64 {
+    pub(crate) fn beside_bytes(&self, scratch: Scratch) -> TransientBytes {
         *self.tables(scratch).beside_bytes.get_or_init(|| beside_bytes(&self.program, scratch))
     }
 
-    /// The planner of the chain or the graph that the program is; none when it is too large to be either.
-    pub(crate) fn planner(&self, scratch: Scratch) -> Option<&Planner> {
-        let new = || Planner::new(&self.program.train, scratch, self.cap);
-        self.tables(scratch).planner.get_or_init(new).as_ref()
+    /// The optimum of the program; none when it is no chain and too large for a search.
+    pub(crate) fn optimum(&self, scratch: Scratch) -> Option<&dyn Optimum> {
+        let new = || optimum(&self.program.train, scratch, self.cap);
+        self.tables(scratch).optimum.get_or_init(new).as_deref()
     }
 
     /// What may wait on another tier.
-    pub(crate) fn offers(&self, scratch: Scratch) -> Result<&Offers, PlanError> {
+    pub(crate) fn offers(&self, scratch: Scratch) -> Result<&Offers, StateDiffers> {
         let offers = &self.tables(scratch).offers;
         if let Some(offers) = offers.get() {
             return Ok(offers);
         }
-        let sources = Source::all(&self.program, scratch, self.planner(scratch));
+        let sources = Source::all(&self.program, scratch, self.optimum(scratch));
         let new = Offers::new(&self.program, scratch, sources)?;
         Ok(offers.get_or_init(|| new))
     }

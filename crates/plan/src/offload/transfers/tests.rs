@@ -5,12 +5,13 @@ use plimsoll_graph::{differentiate, fuse, work};
 use plimsoll_model::Preset;
 
 use super::*;
+use crate::bytes::TransientBytes;
 use crate::device::{NodeFacts, Tier, Workspace};
 use crate::offload::persistent_bytes;
-use crate::plan::{Tiered, assemble_within};
+use crate::plan::{Tiered, assemble};
 use crate::program::{Costed, Program, Role};
 use crate::recompute::{Order, Strategy, micro_batch};
-use crate::search::{Choice, Request, SearchError, search};
+use crate::search::{Choice, Request, SearchError, Searcher, search};
 
 const SCRATCH: u64 = 4096;
 
@@ -58,8 +59,8 @@ fn every_limit_is_kept_and_the_judge_and_the_clock_agree() {
                 let seconds = spiller.seconds_within(limit).unwrap();
                 assert!(seconds >= spiller.lower_bound(limit) * (1.0 - 1e-12));
                 // The judge has the last word in there.
-                let tiered = Tiered { limit: Some(limit), away: 0 };
-                let plan = assemble_within(&program, &regions, strategy, Scratch::Best, tiered).unwrap();
+                let tiered = Tiered { limit: Some(TransientBytes(limit)), away: 0 };
+                let plan = assemble(&program, &regions, strategy, Scratch::Best, tiered).unwrap();
                 assert!(plan.liveness_bound - persistent <= limit, "{strategy} in {limit}");
                 assert!((plan.micro_batch_seconds / seconds - 1.0).abs() < 1e-9, "{strategy}");
             }
@@ -68,17 +69,18 @@ fn every_limit_is_kept_and_the_judge_and_the_clock_agree() {
     }
 }
 
-/// Searches with the micro-batch pinned.
+/// A request with the micro-batch pinned.
+fn pinned(budget: u64) -> Request {
+    Request { global_batch: 4, micro_batch: Some(2), strategy: None, budget, slack: 0.0 }
+}
+
 fn find(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
-    let request = Request { global_batch: 4, micro_batch: Some(2), strategy: None, budget, slack: 0.0 };
-    search(request, |rows| Ok(offered(rows, link)))
+    search(pinned(budget), |rows| Ok(offered(rows, link)))
 }
 
 fn smallest(link: Option<Link>) -> u64 {
-    match find(link, 1) {
-        Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
-        other => panic!("a plan in one byte: {other:?}"),
-    }
+    let mut searcher = Searcher::once(|rows: usize| Ok(offered(rows, link)));
+    searcher.smallest(pinned(0)).unwrap().arena_bytes
 }
 
 #[test]

@@ -26,9 +26,15 @@ use find::{Chain, Layer};
 use options::{LayerOption, Options, all_values, kept_values, made_within, options, peaks};
 use table::{Decision, Family, Table};
 
+use super::ladder::Ladder;
+use super::{Optimum, distinct_rungs};
+use crate::bytes::TransientBytes;
 use crate::device::{Facts, Link, Scratch, aligned};
-use crate::recompute::{Item, Regions};
+use crate::recompute::{Item, Order, Regions, Strategy};
 
+/// Budgets that are asked for, and those that are where what does not fit waits on a tier.
+pub(super) const LADDER: Ladder = Ladder::new(1.005);
+const COARSE_LADDER: Ladder = Ladder::new(1.1);
 /// Slots of the table: sizes are exact up to here and rounded up beyond.
 const MAX_SLOTS: usize = 40_000;
 /// Bytes the table may take while planning.
@@ -36,13 +42,13 @@ const MAX_TABLE_BYTES: usize = 64 << 20;
 
 /// A chain with its table filled.
 #[derive(Debug)]
-pub(crate) struct ChainPlanner {
+pub(crate) struct ChainOptimum {
     chain: Chain,
     options: Options,
     /// Filled when it is first asked: the bound of a micro-batch often settles that it is not.
     table: OnceCell<Table>,
     /// Transient budgets up to which it answers.
-    cap: u64,
+    cap: TransientBytes,
     turn_peak: u64,
     turn_seconds: f64,
     /// Of the moment at which all layers wait, and of those at which all but the last do.
@@ -80,9 +86,14 @@ struct Way {
     seconds: f64,
 }
 
-impl ChainPlanner {
-    /// A planner for transient budgets up to `budget`; none when the graph is no chain of equal layers.
-    pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch, budget: u64) -> Option<ChainPlanner> {
+impl ChainOptimum {
+    /// The optimum for transient budgets up to `cap`; none when the graph is no chain of equal layers.
+    pub(crate) fn new(
+        graph: &Graph,
+        facts: &Facts,
+        scratch: Scratch,
+        cap: TransientBytes,
+    ) -> Option<ChainOptimum> {
         let chain = Chain::find(graph)?;
         let layers = chain.layers.len();
         // Layers are equal, but the first reads a boundary made outside; one from the middle speaks for all.
@@ -116,11 +127,11 @@ impl ChainPlanner {
         ];
         let ways = ways(graph, facts, scratch, &chain);
         let passage_seconds = seconds(&passage(graph, &chain.layers[layers / 2]));
-        Some(ChainPlanner {
+        Some(ChainOptimum {
             chain,
             options,
             table: OnceCell::new(),
-            cap: budget,
+            cap,
             turn_peak,
             turn_seconds,
             bounds,
@@ -131,40 +142,23 @@ impl ChainPlanner {
         })
     }
 
-    /// Transient bytes in which the layers and the turn rebuild nothing.
-    pub(crate) fn keep_all_bytes(&self) -> u64 {
-        self.options.keep_all_bytes(self.chain.layers.len(), self.turn_peak)
-    }
-
     fn table(&self) -> &Table {
         let fill = || {
             let (layers, peak) = (self.chain.layers.len(), self.turn_peak);
-            let most = self.keep_all_bytes();
+            let most = self.keep_all_bytes().0;
             let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
-            Table::fill(&self.options, layers, peak, self.turn_seconds, most, max_slots, self.cap)
+            Table::fill(&self.options, layers, peak, self.turn_seconds, most, max_slots, self.cap.0)
         };
         self.table.get_or_init(fill)
     }
 
     /// The least transient budget at which nothing is rebuilt; none when it is larger than the planner's.
-    pub(crate) fn most_bytes(&self) -> Option<u64> {
+    fn most_bytes(&self) -> Option<u64> {
         let fastest = self.outside_seconds + self.table().seconds(u64::MAX);
         let everything_kept = self.ways.iter().filter(|way| way.seconds == 0.0);
         let least = everything_kept.map(|way| way.fixed_bytes + self.table().enough_bytes()).min();
         // Rebuilding a single node would be far more than what rounding makes of a sum.
         least.filter(|_| fastest <= self.once_seconds * (1.0 + 1e-9))
-    }
-
-    /// Predicted time of a micro-batch in `bytes` of transient memory; infinite when it does not fit.
-    pub(crate) fn seconds(&self, bytes: u64) -> f64 {
-        self.best_way(bytes).map_or(f64::INFINITY, |(_, seconds)| self.outside_seconds + seconds)
-    }
-
-    /// No less than the time of a micro-batch that keeps nothing ([`Strategy::Minimal`](crate::Strategy)): the backward
-    /// pass of each layer begins with the forward passes of all before it, as far as its input depends on them.
-    pub(crate) fn minimal_seconds(&self) -> f64 {
-        let layers = self.chain.layers.len();
-        self.once_seconds + self.passage_seconds * ((layers - 1) * (layers - 2) / 2) as f64
     }
 
     /// The fastest way in `bytes` of transient memory, with its time and that of the layers of the table.
@@ -174,18 +168,8 @@ impl ChainPlanner {
         timed.filter(|(_, seconds)| seconds.is_finite()).min_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
-    /// No schedule of a micro-batch is faster in `bytes` of transient memory and what `link` carries.
-    pub(crate) fn lower_bound(&self, bytes: u64, link: Option<&Link>) -> f64 {
-        let [turn, last] = &self.bounds;
-        let left = |moment: &Moment| bytes.saturating_sub(moment.beside);
-        match link {
-            Some(link) => turn.bound.seconds_with(left(turn), link),
-            None => turn.bound.seconds(left(turn)).max(last.bound.seconds(left(last))),
-        }
-    }
-
     /// The regions of the optimal plan in `bytes` of transient memory.
-    pub(crate) fn regions(&self, graph: &Graph, bytes: u64) -> Option<Regions> {
+    fn regions(&self, graph: &Graph, bytes: u64) -> Option<Regions> {
         let (way, _) = self.best_way(bytes)?;
         let slot = self.table().slot(bytes - way.fixed_bytes);
         let lead = way.keep.clone().map(|keep| Item::Layer { layers: 0..self.chain.first, keep });
@@ -231,6 +215,62 @@ impl ChainPlanner {
             }
         }
         Some(())
+    }
+}
+
+impl Optimum for ChainOptimum {
+    fn is_table(&self) -> bool {
+        true
+    }
+
+    fn ladder(&self) -> Ladder {
+        LADDER
+    }
+
+    fn budgets(&self, room: TransientBytes) -> Box<dyn Iterator<Item = TransientBytes> + '_> {
+        let most = self.most_bytes().unwrap_or(u64::MAX);
+        Box::new(LADDER.within(room.0, most).map(TransientBytes))
+    }
+
+    fn smallest_budgets(&self) -> Vec<TransientBytes> {
+        Vec::new()
+    }
+
+    fn budgets_with_tier(&self) -> Vec<TransientBytes> {
+        distinct_rungs(self, COARSE_LADDER, self.most_bytes().unwrap_or(u64::MAX), 1)
+    }
+
+    fn keep_all_bytes(&self) -> TransientBytes {
+        TransientBytes(self.options.keep_all_bytes(self.chain.layers.len(), self.turn_peak))
+    }
+
+    fn seconds(&self, bytes: TransientBytes) -> f64 {
+        self.best_way(bytes.0).map_or(f64::INFINITY, |(_, seconds)| self.outside_seconds + seconds)
+    }
+
+    fn floor_seconds(&self, bytes: TransientBytes) -> f64 {
+        self.seconds(bytes)
+    }
+
+    fn order(&self, graph: &Graph, bytes: TransientBytes) -> Option<Order> {
+        self.regions(graph, bytes.0).map(Order::Regions)
+    }
+
+    fn lower_bound(&self, bytes: TransientBytes, link: Option<&Link>) -> f64 {
+        let [turn, last] = &self.bounds;
+        let left = |moment: &Moment| bytes.0.saturating_sub(moment.beside);
+        match link {
+            Some(link) => turn.bound.seconds_with(left(turn), link),
+            None => turn.bound.seconds(left(turn)).max(last.bound.seconds(left(last))),
+        }
+    }
+
+    /// A micro-batch that keeps nothing begins the backward pass of each layer with the forward passes of all before it,
+    /// as far as its input depends on them.
+    fn strategy_seconds(&self, strategy: Strategy) -> f64 {
+        let layers = self.chain.layers.len();
+        let passages = ((layers - 1) * (layers - 2) / 2) as f64;
+        if strategy == Strategy::Minimal { self.once_seconds + self.passage_seconds * passages } else { 0.0 }
     }
 }
 

@@ -8,14 +8,16 @@ use std::time::Instant;
 use plimsoll_graph::{DType, Graph, Init, differentiate, fuse, work};
 use plimsoll_model::{Architecture, Bert, Gpt2, Lora, Preset};
 
+use crate::bytes::TransientBytes;
 use crate::device::{Facts, NodeFacts, Scratch, Workspace};
 use crate::offload::persistent_bytes;
-use crate::optimum::chain::ChainPlanner;
+use crate::optimum::Optimum;
+use crate::optimum::chain::ChainOptimum;
 use crate::optimum::chain::find::Chain;
-use crate::plan::{assemble, plan};
+use crate::plan::{Tiered, assemble, plan};
 use crate::program::{Costed, Program};
 use crate::recompute::{Order, Strategy};
-use crate::search::{Request, SearchError, search};
+use crate::search::{Request, Searcher, search};
 
 /// Rates of a device that is good at products, and its scratch for every action.
 const FLOPS: f64 = 100e12;
@@ -73,12 +75,12 @@ fn bert() -> Architecture {
 }
 
 /// Budgets in even ratios from the smallest that works to the one that keeps everything.
-fn grid(planner: &ChainPlanner, count: usize) -> Vec<u64> {
+fn grid(planner: &ChainOptimum, count: usize) -> Vec<u64> {
     let most = planner.most_bytes().unwrap();
     let (mut low, mut high) = (0, most);
     while low + 1 < high {
         let middle = u64::midpoint(low, high);
-        if planner.seconds(middle).is_finite() { high = middle } else { low = middle }
+        if planner.seconds(TransientBytes(middle)).is_finite() { high = middle } else { low = middle }
     }
     let ratio = most as f64 / high as f64;
     let at = |index: usize| (high as f64 * ratio.powf(index as f64 / (count - 1) as f64)).ceil() as u64;
@@ -89,17 +91,22 @@ fn grid(planner: &ChainPlanner, count: usize) -> Vec<u64> {
 fn check(name: &str, program: &Program, count: usize) {
     let part = &program.train;
     let start = Instant::now();
-    let planner = ChainPlanner::new(&part.graph, &part.facts, Scratch::Best, u64::MAX).unwrap();
+    let planner = ChainOptimum::new(&part.graph, &part.facts, Scratch::Best, TransientBytes::MAX).unwrap();
     let (most, options) = (planner.most_bytes().unwrap(), planner.options.list.len());
     println!("{name}: {options} options, table in {:.3} s", start.elapsed().as_secs_f64());
     println!("memory   bytes used   arena   overhead %   gap %");
     let persistent = persistent_bytes(program, 0).unwrap();
-    let everything_once = planner.seconds(most);
+    let everything_once = planner.seconds(TransientBytes(most));
     let mut before = f64::INFINITY;
     for bytes in grid(&planner, count) {
         let regions = planner.regions(&part.graph, bytes).unwrap();
-        let plan = assemble(program, &Order::Regions(regions), Strategy::Auto, Scratch::Best).unwrap();
-        let (predicted, bound) = (planner.seconds(bytes), planner.lower_bound(bytes, None));
+        let plan =
+            assemble(program, &Order::Regions(regions), Strategy::Auto, Scratch::Best, Tiered::default())
+                .unwrap();
+        let (predicted, bound) = {
+            let bytes = TransientBytes(bytes);
+            (planner.seconds(bytes), planner.lower_bound(bytes, None))
+        };
         let live = plan.liveness_bound - persistent;
         let of = |bytes: u64, whole: u64| bytes as f64 / whole as f64;
         println!(
@@ -118,7 +125,10 @@ fn check(name: &str, program: &Program, count: usize) {
     }
     let keep_all = plan(program, Strategy::None, Scratch::Best).unwrap();
     assert!((before / keep_all.micro_batch_seconds - 1.0).abs() < 1e-9, "{name}: nothing is rebuilt");
-    assert!((before / planner.lower_bound(most, None) - 1.0).abs() < 1e-9, "{name}: and that is the bound");
+    assert!(
+        (before / planner.lower_bound(TransientBytes(most), None) - 1.0).abs() < 1e-9,
+        "{name}: and that is the bound"
+    );
 }
 
 #[test]
@@ -190,13 +200,10 @@ fn layers_of_several_kinds_are_planned_by_the_table_too() {
 /// Over budgets from the smallest that works: all are kept, and a larger one is never slower.
 fn check_search(name: &str, model: &Architecture, seq: usize, micro_batch: Option<usize>, count: usize) {
     let build = |rows: usize| Ok(program(model, rows, seq));
-    let at = |budget: u64| {
-        let request = Request { global_batch: 4, micro_batch, strategy: None, budget, slack: 0.0 };
-        search(request, build)
-    };
+    let request = |budget| Request { global_batch: 4, micro_batch, strategy: None, budget, slack: 0.0 };
+    let at = |budget: u64| search(request(budget), build);
     let most = at(u64::MAX).unwrap().plan.arena_bytes;
-    let SearchError::Budget { smallest, .. } = at(1).unwrap_err() else { panic!("{name} in one byte") };
-    let least = smallest.arena_bytes;
+    let least = Searcher::once(build).smallest(request(0)).unwrap().arena_bytes;
     let mut before = f64::INFINITY;
     for index in 0..count {
         let budget = least + (most - least) * index as u64 / (count as u64 - 1);
@@ -233,9 +240,17 @@ fn models_of_32_and_80_layers_are_planned_in_well_under_a_second() {
         // The fastest of three: what else the machine does is not the planner's time.
         let seconds = (0..3).map(|_| {
             let start = Instant::now();
-            let planner = ChainPlanner::new(&part.graph, &part.facts, Scratch::Best, u64::MAX).unwrap();
+            let planner =
+                ChainOptimum::new(&part.graph, &part.facts, Scratch::Best, TransientBytes::MAX).unwrap();
             let regions = planner.regions(&part.graph, planner.most_bytes().unwrap() / 4).unwrap();
-            let plan = assemble(&program, &Order::Regions(regions), Strategy::Auto, Scratch::Best).unwrap();
+            let plan = assemble(
+                &program,
+                &Order::Regions(regions),
+                Strategy::Auto,
+                Scratch::Best,
+                Tiered::default(),
+            )
+            .unwrap();
             assert!(plan.arena_bytes as f64 <= plan.liveness_bound as f64 * 1.05);
             start.elapsed().as_secs_f64()
         });
@@ -250,7 +265,8 @@ fn models_of_32_and_80_layers_are_planned_in_well_under_a_second() {
 fn the_search_over_all_micro_batches_takes_under_two_seconds() {
     let model = Preset::from_name("llama-3.1-8b").unwrap().model;
     let one = program(&model, 1, 4096);
-    let planner = ChainPlanner::new(&one.train.graph, &one.train.facts, Scratch::Best, u64::MAX).unwrap();
+    let planner =
+        ChainOptimum::new(&one.train.graph, &one.train.facts, Scratch::Best, TransientBytes::MAX).unwrap();
     let whole = planner.most_bytes().unwrap();
     for share in [0.2, 4.0] {
         let budget = persistent_bytes(&one, 0).unwrap() + (whole as f64 * share) as u64;

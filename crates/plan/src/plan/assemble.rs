@@ -1,0 +1,213 @@
+//! From an order of runs to a draft: every schedule of a program, laid out in one arena.
+//!
+//! State that is away (see `offload`) has no lasting place: it passes through the transient part of every schedule that
+//! uses it. Gradients that are used up in the backward pass that makes them (see `interleave` of the graph) are not among
+//! the persistent ones: they lie in the schedule's own part, where activations have died.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use plimsoll_graph::Graph;
+
+use super::draft::{ByPurpose, Draft};
+use crate::bytes::TransientBytes;
+use crate::device::Scratch;
+use crate::layout::{Effort, Gradients, Layout, Lifetimes, Slot, layout, live_bytes, slots_of, solve};
+use crate::offload::{Placement, Spiller};
+use crate::program::{Costed, Program, Role, StateDiffers};
+use crate::recompute::{self, Order, Strategy};
+use crate::schedule::{self, Contents, Schedule};
+
+/// How much of what does not fit waits on the tier that the device offers; nothing by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Tiered {
+    /// Transient bytes of a micro-batch above which values wait there.
+    pub limit: Option<TransientBytes>,
+    /// Bytes of state that live there.
+    pub away: u64,
+}
+
+/// Drafts a plan: runs, lifetimes and offsets.
+pub(crate) fn draft(
+    program: &Program,
+    order: &Order,
+    strategy: Strategy,
+    scratch: Scratch,
+    tiered: Tiered,
+) -> Result<Draft, StateDiffers> {
+    let placement = Placement::new(program, tiered.away)?;
+    let mut assembly = Assembly::new(order, scratch, tiered, &placement);
+    for (role, part) in program.roles() {
+        assembly.add(role, part);
+    }
+    Ok(assembly.finish(program, strategy))
+}
+
+/// Transient bytes that schedules beside those of a micro-batch take, where no state is away: they do not depend on what a
+/// micro-batch recomputes.
+pub(crate) fn beside_bytes(program: &Program, scratch: Scratch) -> TransientBytes {
+    let peak = |(role, part): (Role, &Costed)| {
+        let sequence = match role {
+            Role::First | Role::Further => return 0,
+            Role::Update => recompute::update(&part.graph),
+            Role::Evaluate | Role::Generate => recompute::forward(&part.graph),
+        };
+        layout(&slots_of(&part.graph, &part.facts, scratch, &sequence)).peak
+    };
+    TransientBytes(program.roles().map(peak).max().unwrap_or(0))
+}
+
+/// The schedules that were laid out so far.
+struct Assembly<'a> {
+    order: &'a Order,
+    scratch: Scratch,
+    limit: Option<TransientBytes>,
+    placement: &'a Placement,
+    schedules: BTreeMap<Role, Schedule>,
+    /// Bytes of the largest layout, and of the largest liveness bound with its purposes.
+    transient: u64,
+    fullest: Option<(u64, ByPurpose)>,
+    /// What was laid out last, because first and further micro-batches differ in what they add to and not in lifetimes.
+    known: Option<(Vec<Slot>, Layout)>,
+}
+
+impl<'a> Assembly<'a> {
+    fn new(order: &'a Order, scratch: Scratch, tiered: Tiered, placement: &'a Placement) -> Assembly<'a> {
+        Assembly {
+            order,
+            scratch,
+            limit: tiered.limit,
+            placement,
+            schedules: BTreeMap::new(),
+            transient: 0,
+            fullest: None,
+            known: None,
+        }
+    }
+
+    /// Adds the schedule of a role, with the first limit whose layout is as small as it should be, or the last.
+    fn add(&mut self, role: Role, part: &Costed) {
+        let enough = self.transient.max(self.limit.map_or(0, |limit| limit.0));
+        let mut placed = None;
+        for limit in self.limits(role) {
+            let lifetimes = self.lifetimes(role, part, limit);
+            let places = self.places(&lifetimes.slots, enough);
+            let fits = places.peak <= enough;
+            placed = Some((lifetimes, places));
+            if fits {
+                break;
+            }
+        }
+        let Some((mut lifetimes, places)) = placed else { return };
+        assign(&mut lifetimes, &part.graph, self.placement, &places.offsets);
+        self.transient = self.transient.max(places.peak);
+        if self.fullest.is_none_or(|(most, _)| places.bound > most) {
+            self.fullest = Some((places.bound, purposes_at_peak(&lifetimes)));
+        }
+        self.schedules.insert(role, lifetimes.schedule);
+        self.known = Some((lifetimes.slots, places));
+    }
+
+    /// The limits to try for a schedule. A micro-batch gets what it is given. What else streams state gets as much, or what
+    /// a micro-batch takes anyway, and less where the layout of that is too large.
+    fn limits(&self, role: Role) -> Vec<Option<u64>> {
+        let limit = self.limit.map(|limit| limit.0);
+        match role {
+            Role::First | Role::Further => vec![limit],
+            _ if self.placement.taken == 0 => vec![None],
+            _ => [10, 8, 6, 0].map(|tenths| Some(limit.unwrap_or(self.transient) / 10 * tenths)).to_vec(),
+        }
+    }
+
+    fn lifetimes(&self, role: Role, part: &Costed, limit: Option<u64>) -> Lifetimes {
+        let Costed { graph, facts } = part;
+        let (whole, gradients) = match role {
+            Role::First => (recompute::micro_batch(graph, self.order), Gradients::Replace),
+            Role::Further => (recompute::micro_batch(graph, self.order), Gradients::Add),
+            Role::Update => (recompute::update(graph), Gradients::Add),
+            Role::Evaluate | Role::Generate => (recompute::forward(graph), Gradients::Add),
+        };
+        let whole = self.placement.stream(graph, whole);
+        let spiller = (limit.is_some() || !whole.away.is_empty())
+            .then(|| Spiller::new(graph, facts, self.scratch, whole.clone()));
+        let limit = limit.unwrap_or(u64::MAX);
+        // A tier that cannot take values as well takes state alone.
+        let spilled =
+            spiller.flatten().and_then(|spiller| spiller.within(limit).or_else(|| spiller.within(u64::MAX)));
+        let sequence = spilled.unwrap_or(whole);
+        let mut lifetimes = Lifetimes::of(graph, facts, self.scratch, &sequence, gradients);
+        role.name().clone_into(&mut lifetimes.schedule.name);
+        lifetimes
+    }
+
+    fn places(&self, slots: &[Slot], enough: u64) -> Layout {
+        match &self.known {
+            Some((known, places)) if known == slots => places.clone(),
+            // The micro-batch decides how large the arena is; what streams state beside it only has to fit.
+            _ if self.transient > 0 && self.placement.taken > 0 => solve(slots, Some(enough), Effort::PLAN),
+            _ => layout(slots),
+        }
+    }
+
+    fn finish(self, program: &Program, strategy: Strategy) -> Draft {
+        let persistent = self.placement.resident_bytes();
+        let arena_bytes = TransientBytes(self.transient).arena(persistent).0;
+        let (bound, mut by_purpose) = self.fullest.unwrap_or_default();
+        for range in self.placement.states.iter().filter(|range| range.tier.is_none()) {
+            by_purpose.add(range.purpose, range.bytes);
+        }
+        let (schedules, scratch) = (self.schedules, self.scratch);
+        let seconds = |role: Role| {
+            let schedule = schedules.get(&role);
+            schedule.map_or(0.0, |schedule| schedule::seconds(schedule, &program.train.facts, scratch))
+        };
+        Draft {
+            strategy,
+            scratch,
+            arena_bytes,
+            liveness_bound: persistent + bound,
+            states: self.placement.states.clone(),
+            by_purpose: by_purpose.in_arena(arena_bytes),
+            micro_batch_seconds: seconds(Role::First) * program.passes() as f64,
+            update_seconds: seconds(Role::Update),
+            schedules,
+        }
+    }
+}
+
+/// Writes offsets into the buffers of a schedule.
+fn assign(lifetimes: &mut Lifetimes, graph: &Graph, placement: &Placement, offsets: &[u64]) {
+    let (states, base) = (placement.resident_offsets(), placement.resident_bytes());
+    for (buffer, slot) in lifetimes.schedule.buffers.iter_mut().zip(&lifetimes.slot_of) {
+        buffer.offset = match (buffer.contents, slot) {
+            (_, Some(slot)) => base + offsets[*slot],
+            (Contents::State(state), None) => {
+                states.get(graph.state(state).name.as_str()).copied().unwrap_or(base)
+            }
+            // Every buffer that is not state has a slot.
+            (_, None) => base,
+        };
+    }
+}
+
+/// Bytes of transient slots by purpose at the fullest moment of a schedule.
+fn purposes_at_peak(lifetimes: &Lifetimes) -> ByPurpose {
+    let live = live_bytes(&lifetimes.slots);
+    // The earliest of equal maxima, so that the report does not depend on the iterator's taste.
+    let fullest = (0..live.len()).max_by_key(|&at| (live[at], Reverse(at))).unwrap_or(0);
+    let mut purpose_of = vec![None; lifetimes.slots.len()];
+    for (buffer, slot) in lifetimes.schedule.buffers.iter().zip(&lifetimes.slot_of) {
+        if let Some(slot) = *slot
+            && (buffer.start..buffer.end).contains(&fullest)
+        {
+            purpose_of[slot] = Some(buffer.purpose);
+        }
+    }
+    let mut by_purpose = ByPurpose::default();
+    for (slot, purpose) in lifetimes.slots.iter().zip(purpose_of) {
+        if let Some(purpose) = purpose {
+            by_purpose.add(purpose, slot.bytes);
+        }
+    }
+    by_purpose
+}

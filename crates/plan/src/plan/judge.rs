@@ -1,0 +1,100 @@
+//! The gate to a plan: a draft passes it or names what is wrong.
+//!
+//! [`sound`](super::sound) checks the draft's tables (ids exist, bytes are aligned, kernels get their scratch, state is
+//! where the plan says), and `replay` then walks every schedule byte range by byte range. Neither shares code with what
+//! makes drafts. A plan read from a file comes through here like one just made.
+
+use std::fmt;
+use std::ops::Deref;
+
+use super::draft::Draft;
+use super::sound::check;
+use crate::program::{Program, StateDiffers};
+use crate::schedule::{ReplayError, replay};
+
+/// A draft that passed the judge, to be read and run. Nobody can alter it, and only [`Draft::judge`] makes one: to change
+/// a plan, change a copy of its draft and have that judged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan(Draft);
+
+impl Deref for Plan {
+    type Target = Draft;
+
+    fn deref(&self) -> &Draft {
+        &self.0
+    }
+}
+
+impl Plan {
+    /// A copy of what was judged.
+    pub fn to_draft(&self) -> Draft {
+        self.0.clone()
+    }
+}
+
+impl Draft {
+    /// Makes a plan of a draft whose tables are sound and whose every schedule passes the replay.
+    ///
+    /// # Errors
+    ///
+    /// When the draft lacks a schedule of the program, has one that is unsound, or has one that `replay` refuses.
+    pub fn judge(self, program: &Program) -> Result<Plan, PlanError> {
+        check(&self, program)?;
+        for (role, part) in program.roles() {
+            replay(&part.graph, &self.schedules[&role], role.phases(), self.arena_bytes)
+                .map_err(|error| PlanError::Refused { schedule: role.name(), error })?;
+        }
+        Ok(Plan(self))
+    }
+}
+
+/// Why a program cannot be planned, or a draft is no plan. All are faults of the program, of a file or of the planner, not
+/// of a budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanError {
+    /// Two graphs of the program disagree about a range of state.
+    StateDiffers {
+        /// Its name.
+        name: String,
+    },
+    /// A table of the draft makes no sense.
+    Unsound {
+        /// Where, such as `schedules.first.buffers[3]`.
+        place: String,
+        /// What belongs there.
+        expected: &'static str,
+    },
+    /// The judge refused a schedule.
+    Refused {
+        /// Which.
+        schedule: &'static str,
+        /// Why.
+        error: ReplayError,
+    },
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PlanError::StateDiffers { name } => StateDiffers { name: name.clone() }.fmt(f),
+            PlanError::Unsound { place, expected } => write!(f, "`{place}` must be {expected}"),
+            PlanError::Refused { schedule, error } => {
+                write!(f, "schedule `{schedule}` failed its check, which is a fault of plimsoll: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+impl From<StateDiffers> for PlanError {
+    fn from(StateDiffers { name }: StateDiffers) -> PlanError {
+        PlanError::StateDiffers { name }
+    }
+}
+
+impl From<super::sound::Unsound> for PlanError {
+    fn from(super::sound::Unsound { place, expected }: super::sound::Unsound) -> PlanError {
+        PlanError::Unsound { place, expected }
+    }
+}

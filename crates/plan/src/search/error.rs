@@ -1,0 +1,74 @@
+//! Errors of a search, with what would work.
+
+use std::fmt;
+
+use plimsoll_graph::GraphError;
+
+use super::tried::Tried;
+use crate::plan::PlanError;
+use crate::program::StateDiffers;
+
+/// Why there is no plan.
+#[derive(Clone, Debug)]
+pub enum SearchError {
+    /// The micro-batch does not divide the global batch, or one of them is 0.
+    Batch {
+        /// As asked.
+        micro_batch: usize,
+        /// As asked.
+        global_batch: usize,
+    },
+    /// Nothing fits.
+    Budget {
+        /// Bytes the arena was allowed.
+        budget: u64,
+        /// The smallest plan of what was asked for.
+        smallest: Tried,
+        /// Plans that would fit if the user let go of what they fixed, fastest first.
+        hints: Vec<Tried>,
+    },
+    /// The model cannot be built.
+    Graph(GraphError),
+    /// The program cannot be planned.
+    Plan(PlanError),
+}
+
+impl fmt::Display for SearchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SearchError::Batch { micro_batch, global_batch } => write!(
+                f,
+                "a micro-batch of {micro_batch} does not divide a global batch of {global_batch} sequences"
+            ),
+            SearchError::Budget { budget, smallest, .. } => {
+                write!(
+                    f,
+                    "the smallest plan needs {} bytes, the arena may take {budget}",
+                    smallest.arena_bytes
+                )
+            }
+            SearchError::Graph(error) => error.fmt(f),
+            SearchError::Plan(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SearchError {}
+
+impl From<GraphError> for SearchError {
+    fn from(error: GraphError) -> SearchError {
+        SearchError::Graph(error)
+    }
+}
+
+impl From<PlanError> for SearchError {
+    fn from(error: PlanError) -> SearchError {
+        SearchError::Plan(error)
+    }
+}
+
+impl From<StateDiffers> for SearchError {
+    fn from(error: StateDiffers) -> SearchError {
+        SearchError::Plan(error.into())
+    }
+}

@@ -1,0 +1,194 @@
+//! The plans of one micro-batch: those that could be chosen in the budget, and the smallest ones.
+//!
+//! Three sources offer plans. The optimum of the program is asked on its ladder of budgets, from just above the room that
+//! is there downwards, until the real arena fits. The named strategies are planned as they are. Where the device has
+//! another tier, values and state may wait there ([`offloaded`](super::offloaded)). A plan is only looked at while its bound
+//! says that it could be chosen over what was tried.
+
+use super::error::SearchError;
+use super::micro_batch::MicroBatch;
+use super::offloaded::offloaded;
+use super::tried::Tried;
+use crate::bytes::{ArenaBytes, TransientBytes};
+use crate::device::Scratch;
+use crate::optimum::{Optimum, is_chain};
+use crate::plan::{Tiered, assemble, plan};
+use crate::recompute::{Order, Strategy};
+
+/// Smallest budgets of an optimum that are planned where nothing fits.
+const SMALLEST: usize = 5;
+
+/// The fastest plan with either amount of scratch: of the optimum, of the named strategies, and of what waits on a tier
+/// where the device offers one.
+pub(super) fn fastest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+    if !of.can_fit()? {
+        return Ok(());
+    }
+    for &scratch in of.amounts() {
+        // Nothing is faster than everything once: often that settles it.
+        if !of.could_matter(of.once_seconds(scratch), tried) {
+            break;
+        }
+        let optimum = of.tables.optimum(scratch);
+        if let Some(table) = optimum.filter(|optimum| optimum.is_table()) {
+            let fastest = down_the_ladder(of, table, scratch, tried);
+            if let Some(fastest) = fastest.filter(|_| of.request.slack > 0.0) {
+                tried.extend(spared(of, table, scratch, fastest, tried));
+            }
+        }
+        fitting_named(of, optimum, scratch, tried);
+        // Where everything can be kept, nothing else matters.
+        if let Some(search) = optimum.filter(|optimum| !optimum.is_table())
+            && of.could_matter(of.once_seconds(scratch), tried)
+        {
+            down_the_ladder(of, search, scratch, tried);
+        }
+        offloaded(of, scratch, tried)?;
+    }
+    Ok(())
+}
+
+/// The fastest plans of the one strategy that the request fixes, and what a tier makes of it, as far as they fit.
+pub(super) fn fixed_plans(
+    of: MicroBatch,
+    strategy: Strategy,
+    tried: &mut Vec<Tried>,
+) -> Result<(), SearchError> {
+    for &scratch in of.amounts() {
+        if of.could_matter(of.once_seconds(scratch), tried) {
+            let order = Order::named(&of.program().train.graph, strategy);
+            tried.extend(of.fitted(&order, strategy, scratch, None, tried));
+            offloaded(of, scratch, tried)?;
+        }
+    }
+    Ok(())
+}
+
+/// Plans named strategies with either amount of scratch, whatever the budget.
+pub(super) fn named_plans(
+    of: MicroBatch,
+    strategies: &[Strategy],
+    tried: &mut Vec<Tried>,
+) -> Result<(), SearchError> {
+    for &strategy in strategies {
+        for &scratch in of.amounts() {
+            let plan = plan(of.program(), strategy, scratch)?;
+            tried.push(of.entry(&plan, None, Tiered::default()));
+        }
+    }
+    Ok(())
+}
+
+/// The smallest plans: of the named strategies, of the lowest budgets of a graph that is no chain, and of sending away
+/// everything that can be sent.
+pub(super) fn smallest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+    named_plans(of, &Strategy::LADDER, tried)?;
+    // A chain has no use for its table here, which takes long to make.
+    for &scratch in of.amounts().iter().filter(|_| !is_chain(&of.program().train.graph)) {
+        if let Some(optimum) = of.tables.optimum(scratch) {
+            smallest_of_optimum(of, optimum, scratch, tried)?;
+        }
+    }
+    smallest_offloaded(of, Strategy::None, tried)
+}
+
+/// The smallest plans of the one strategy that the request fixes.
+pub(super) fn smallest_fixed_plans(
+    of: MicroBatch,
+    strategy: Strategy,
+    tried: &mut Vec<Tried>,
+) -> Result<(), SearchError> {
+    named_plans(of, &[strategy], tried)?;
+    smallest_offloaded(of, strategy, tried)
+}
+
+/// Asks the optimum from the highest budget that could fit downwards, as long as its plans could be chosen. Of a table the
+/// first plan that fits is the fastest, and is returned.
+fn down_the_ladder(
+    of: MicroBatch,
+    optimum: &dyn Optimum,
+    scratch: Scratch,
+    tried: &mut Vec<Tried>,
+) -> Option<Tried> {
+    let mut before = None;
+    for bytes in optimum.budgets(of.room()) {
+        if of.could_matter(of.step_seconds(optimum.seconds(bytes), scratch), tried)
+            && let Some(order) = optimum.order(&of.program().train.graph, bytes)
+            && before.as_ref() != Some(&order)
+        {
+            let fitted = of.fitted(&order, Strategy::Auto, scratch, Some(bytes), tried);
+            tried.extend(fitted);
+            if fitted.is_some() && optimum.is_table() {
+                return fitted;
+            }
+            before = Some(order);
+        }
+        if !of.could_matter(of.step_seconds(optimum.floor_seconds(bytes), scratch), tried) {
+            break;
+        }
+    }
+    None
+}
+
+/// The lowest budget of a table that is slower than `fastest` by no more than the slack: memory that hardly brings anything
+/// is spared.
+fn spared(
+    of: MicroBatch,
+    table: &dyn Optimum,
+    scratch: Scratch,
+    fastest: Tried,
+    tried: &[Tried],
+) -> Option<Tried> {
+    let limit = fastest.step_seconds * (1.0 + of.request.slack);
+    let fast_enough = |&bytes: &TransientBytes| of.step_seconds(table.seconds(bytes), scratch) <= limit;
+    let bytes = table.budgets_below(fastest.rung?).take_while(fast_enough).last()?;
+    let order = table.order(&of.program().train.graph, bytes)?;
+    of.fitted(&order, Strategy::Auto, scratch, Some(bytes), tried)
+}
+
+/// The named strategies, as far as they fit: a table rounds sizes up, and a layout of what it found may be larger than
+/// theirs, so each can be faster than it by a trifle.
+fn fitting_named(of: MicroBatch, optimum: Option<&dyn Optimum>, scratch: Scratch, tried: &mut Vec<Tried>) {
+    for strategy in Strategy::LADDER {
+        let least = optimum.map_or(0.0, |optimum| optimum.strategy_seconds(strategy));
+        if of.could_matter(of.step_seconds(least, scratch), tried) {
+            let order = Order::named(&of.program().train.graph, strategy);
+            tried.extend(of.fitted(&order, strategy, scratch, None, tried));
+        }
+    }
+}
+
+/// Plans the smallest budgets that a search with just the room they take finds again: the smallest plan that is named
+/// must itself be found.
+fn smallest_of_optimum(
+    of: MicroBatch,
+    optimum: &dyn Optimum,
+    scratch: Scratch,
+    tried: &mut Vec<Tried>,
+) -> Result<(), SearchError> {
+    let graph = &of.program().train.graph;
+    let budgets = optimum.smallest_budgets().into_iter();
+    let orders = budgets.filter_map(|bytes| Some((bytes, optimum.order(graph, bytes)?)));
+    for (bytes, order) in orders.take(SMALLEST) {
+        let plan = assemble(of.program(), &order, Strategy::Auto, scratch, Tiered::default())?;
+        let room = ArenaBytes(plan.arena_bytes).transient(of.tables.state_bytes());
+        if bytes <= optimum.highest_budget(room) {
+            tried.push(of.entry(&plan, Some(bytes), Tiered::default()));
+        }
+    }
+    Ok(())
+}
+
+/// The plans with the fewest bytes that sending everything away makes of a strategy, with state and without.
+fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+    let program = of.program();
+    for &scratch in of.amounts().iter().filter(|_| program.train.facts.link.is_some()) {
+        let order = Order::named(&program.train.graph, strategy);
+        for away in [0, u64::MAX] {
+            let tiered = Tiered { limit: Some(TransientBytes(0)), away };
+            let plan = assemble(program, &order, strategy, scratch, tiered)?;
+            tried.push(of.entry(&plan, None, tiered));
+        }
+    }
+    Ok(())
+}
