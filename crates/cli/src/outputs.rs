@@ -110,7 +110,7 @@ impl<'a> Outputs<'a> {
 }
 
 /// The page of a run that goes on. It is made from the file of metrics, so it comes after that in the order of listeners.
-struct LivePage<'a> {
+pub(crate) struct LivePage<'a> {
     config: &'a OutputConfig,
     begun: Instant,
     renewal: Renewal,
