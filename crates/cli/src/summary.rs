@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use plimsoll::planning::{Facts, Point, Report, Request, SearchError, Searcher, report};
+use plimsoll::planning::{Facts, Point, Report, Request, SearchError, Searcher, faster, report, unbudgeted};
 use plimsoll::training::budget::{Budget, Origin};
 use plimsoll::training::{Config, LanguageModel, Programs, plan_with};
 use plimsoll::{Graph, Options, Planned, TrainError, plan_within};
@@ -105,8 +105,8 @@ impl Questions<'_> {
         }
         if self.budget.origin == Origin::Stated {
             let chosen = Point::of(&summary.planned.choice);
-            let faster = self.searcher.faster(self.request, chosen, summary.unbudgeted);
-            summary.faster = faster.map_err(|error| self.failure(error))?;
+            let points = faster(&mut self.searcher, self.request, chosen, summary.unbudgeted);
+            summary.faster = points.map_err(|error| self.failure(error))?;
         }
         let comparing_seconds = clock.elapsed().as_secs_f64() - planning_seconds;
         Ok(Summary { planning_seconds, comparing_seconds, ..summary })
@@ -114,7 +114,7 @@ impl Questions<'_> {
 
     /// How a plan stands, without asking for others.
     pub(crate) fn summarise(&mut self, planned: Planned) -> Result<Summary, Failure> {
-        let unbudgeted = self.searcher.unbudgeted(self.request).map_err(|error| self.failure(error))?;
+        let unbudgeted = unbudgeted(&mut self.searcher, self.request).map_err(|error| self.failure(error))?;
         let choice = &planned.choice;
         // Both hold, so the higher one does.
         let bound = choice.lower_bound_seconds.unwrap_or(0.0).max(unbudgeted.step_seconds);

@@ -24,7 +24,7 @@ pub struct ArenaBytes(pub u64);
 pub struct TransientBytes(pub u64);
 
 impl ProcessBytes {
-    /// What is left for the arena where `outside` bytes are not the arena's; none left is no error here.
+    /// The arena of a process that has `outside` bytes beside it; 0 where those alone are more.
     pub fn arena(self, outside: u64) -> ArenaBytes {
         ArenaBytes(self.0.saturating_sub(outside))
     }
@@ -39,7 +39,7 @@ impl ArenaBytes {
         ProcessBytes(self.0.saturating_add(outside))
     }
 
-    /// What is left behind `state` bytes of state; none left is no error here.
+    /// The part behind `state` bytes of state; 0 where those alone are more.
     pub fn transient(self, state: u64) -> TransientBytes {
         TransientBytes(self.0.saturating_sub(state))
     }

@@ -4,16 +4,17 @@
 //! imports and holds them to it.
 //!
 //! ```text
+//! bytes        process, arena, transient part             counts of bytes that must not be mixed
 //! device/      facts, links, described GPUs               what a device says about itself
 //! program/     graphs with facts, roles, state ranges     what is to be planned
 //! schedule/    actions, buffers, time, replay/            the answer's form, and its judge
 //! layout/      lifetimes, greedy, local search, exact     runs → lifetimes → offsets
 //! recompute/   strategy, layers, regions, run order       what runs again, as a tree
 //! remat/       labels, bound, search, ladder              the planner for abstract graphs; imports nothing of ours
-//! optimum/     chain/, graph/                             the fastest order for any transient budget, and its bound
+//! optimum/     trait, ladder, chain/, graph/              the fastest order for any transient budget, and its bound
 //! offload/     residency, transfers, candidates           what waits elsewhere, and when it moves
-//! plan/        assembling, the judge's gate               all schedules of a run in one arena
-//! search/      request, micro-batches, tables, curve      the fastest plan in a budget
+//! plan/        draft, judge, plan                         all schedules of a run in one arena
+//! search/      request, tables, micro-batch, searcher     the fastest plan in a budget
 //! report/      by layer, timeline, compare                what people see
 //! file/        plan files                                 plans made once and run later
 //! ```
@@ -42,9 +43,12 @@ pub use program::{Build, Costed, Program, Purpose, Role, StateDiffers, StateRang
 pub use recompute::Strategy;
 pub use remat as dag;
 pub use report::{
-    Compared, GradientReport, LayerReport, Persist, Report, Span, gradients, report, spans, timeline,
+    Compared, GradientReport, LayerReport, Persist, Report, Span, compare, gradients, report, spans, timeline,
 };
 pub use schedule::{
     Action, Away, Buffer, BufferId, Contents, Copy, Fault, ReplayError, Schedule, Space, replay,
 };
-pub use search::{Choice, Point, Request, SearchError, Searcher, Tried, largest, search, spread, try_all};
+pub use search::{
+    Choice, Point, Request, SearchError, Searcher, Tried, curve, faster, largest, search, spread, try_all,
+    unbudgeted,
+};

@@ -133,7 +133,7 @@ fn state_is_not_there_before_it_has_come_in() {
 fn what_was_written_must_be_home_in_the_end() {
     let lost = Err(Fault::Copy("in the end the newest bits of `m` are not in its tier".into()));
     assert_eq!(judge_order(&[Start(IN), Wait(IN), Add(STAY), Silu(STAY)]), lost);
-    // What went out before the write is not the newest.
+    // The copy that went out before the write is not the newest.
     let early = [Start(IN), Wait(IN), Start(OUT), Wait(OUT), Add(STAY), Silu(STAY)];
     assert_eq!(judge_order(&early), lost);
     let nobody_waits = [Start(IN), Wait(IN), Add(STAY), Start(OUT), Silu(STAY)];

@@ -129,7 +129,7 @@ fn check(name: &str, build: impl Fn(usize) -> Graph) {
     }
     assert!(
         (slowest - most.step_seconds).abs() < 1e-9 * slowest,
-        "{name}: with room for it nothing is rebuilt"
+        "{name}: with room for it nothing is recomputed"
     );
     assert!(faster > 15, "{name}: faster than named strategies at {faster} budgets");
 }
@@ -178,7 +178,7 @@ fn with_a_tier_less_memory_is_enough_and_more_is_never_slower() {
 }
 
 #[test]
-fn what_is_rebuilt_is_told_by_layer() {
+fn what_is_recomputed_is_told_by_layer() {
     let build = |rows: usize| Ok(costed(u_net(rows, 3)));
     let least = smallest(build);
     let choice = search(request(least + least / 20), build).unwrap();

@@ -8,7 +8,7 @@
 //! none       3 units a layer                       no extra work
 //! selective  2 units a layer                       one cheap action a layer
 //! full       1 unit a layer                        < 1 extra forward
-//! sqrt       √n inputs kept + √n layers rebuilt    ≤ 1 extra forward
+//! sqrt       √n inputs kept + √n layers recomputed    ≤ 1 extra forward
 //! minimal    a constant                            n²/2 layers
 //! ```
 
@@ -28,7 +28,7 @@ const LAYER: f64 = 4.0;
 /// Bytes of one activation: 4 × 16 floats.
 const UNIT: f64 = 256.0;
 
-/// What one strategy takes at one depth.
+/// Memory and time of one strategy at one depth.
 #[derive(Clone, Copy)]
 struct Growth {
     depth: f64,

@@ -8,7 +8,7 @@ use plimsoll_plan::{Action, Fault, Plan, Program, Role, Schedule, Scratch, Strat
 mod support;
 use support::{STRATEGIES, program, residual_chain};
 
-/// Layers whose every weight takes up its gradient inside the backward pass. What the node computes does not matter
+/// Layers whose every weight takes up its gradient inside the backward pass. The result of the node does not matter
 /// here: it reads the gradient and writes the next version of the weight.
 fn updated() -> Program {
     let mut graph = residual_chain(6);

@@ -1,7 +1,7 @@
 //! The judge against mutated schedules: each mutation is harmful by construction, so each must be refused.
 //!
 //! Valid schedules come from three graphs (a chain, a network with skips, a Llama) under every strategy.
-//! What a mutation needs to know (who writes a buffer, who reads it) is found here from the actions alone,
+//! The facts that a mutation needs (who writes a buffer, who reads it) are found here from the actions alone,
 //! not from the lifetimes the planner wrote down.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -157,10 +157,10 @@ proptest! {
     }
 
     #[test]
-    fn a_rebuild_that_is_left_out_leaves_a_read_without_its_bytes(which: Index, at: Index) {
+    fn a_recomputation_that_is_left_out_leaves_a_read_without_its_bytes(which: Index, at: Index) {
         let valid = &VALID[which.index(VALID.len())];
         let mut seen = vec![false; valid.graph().nodes().len()];
-        let rebuilds: Vec<usize> = (valid.schedule.actions.iter().enumerate())
+        let recomputes: Vec<usize> = (valid.schedule.actions.iter().enumerate())
             .filter_map(|(index, action)| match action {
                 Action::Run { node, .. } => {
                     std::mem::replace(&mut seen[node.index()], true).then_some(index)
@@ -168,9 +168,9 @@ proptest! {
                 _ => None,
             })
             .collect();
-        prop_assume!(!rebuilds.is_empty());
+        prop_assume!(!recomputes.is_empty());
         let mut schedule = valid.schedule.clone();
-        schedule.actions.remove(pick(rebuilds, at));
+        schedule.actions.remove(pick(recomputes, at));
         let fault = valid.judge(&schedule).unwrap_err().fault;
         prop_assert!(matches!(fault, Fault::NotIntact(_)), "{fault:?}");
     }

@@ -1,9 +1,10 @@
-//! What is said of a plan agrees with its schedule.
+//! The report of a plan agrees with its schedule.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_plan::{
-    LayerReport, Plan, Program, Request, Role, Scratch, Searcher, Strategy, plan, report, spans, timeline,
+    LayerReport, Plan, Program, Request, Role, Scratch, Searcher, Strategy, compare, faster, plan, report,
+    spans, timeline, unbudgeted,
 };
 
 mod support;
@@ -22,7 +23,7 @@ fn layers(program: &Program, strategy: Strategy) -> Vec<LayerReport> {
 }
 
 #[test]
-fn a_plan_that_rebuilds_nothing_says_so_of_all_layers() {
+fn a_plan_that_recomputes_nothing_says_so_of_all_layers() {
     let layers = layers(&llama(), Strategy::None);
     assert!(layers.iter().all(|layer| layer.recompute.is_empty() && layer.offload.is_empty()));
     assert_eq!(layers.iter().map(|layer| layer.count).sum::<usize>(), 4);
@@ -65,7 +66,7 @@ fn full_keeps_what_passes_between_layers_and_selective_the_products() {
 }
 
 #[test]
-fn nothing_is_both_kept_and_rebuilt_and_the_fraction_counts_every_extra_run() {
+fn nothing_is_both_kept_and_recomputed_and_the_fraction_counts_every_extra_run() {
     for strategy in STRATEGIES {
         for graph in [family(&families()[0].1), residual_chain(7), skip_network(3)] {
             let program = program(graph, 0);
@@ -155,9 +156,9 @@ fn larger_budgets_that_are_offered_are_faster_when_they_are_asked_for() {
     let smallest = planned(&llama(), Strategy::Minimal).arena_bytes;
     let chosen = searcher.search(request(smallest)).unwrap();
     let chosen = plimsoll_plan::Point::of(&chosen);
-    let unbudgeted = searcher.unbudgeted(request(smallest)).unwrap();
-    assert!(unbudgeted.step_seconds < chosen.step_seconds);
-    let offered = searcher.faster(request(smallest), chosen, unbudgeted).unwrap();
+    let kept = unbudgeted(&mut searcher, request(smallest)).unwrap();
+    assert!(kept.step_seconds < chosen.step_seconds);
+    let offered = faster(&mut searcher, request(smallest), chosen, kept).unwrap();
     assert!(offered.len() > 1);
     let mut before = chosen.step_seconds;
     for point in offered {
@@ -165,7 +166,7 @@ fn larger_budgets_that_are_offered_are_faster_when_they_are_asked_for() {
         assert!(again.step_seconds <= point.step_seconds && point.step_seconds < before, "{point:?}");
         before = point.step_seconds;
     }
-    assert!((before - unbudgeted.step_seconds).abs() < 1e-9, "the last brings all there is");
+    assert!((before - kept.step_seconds).abs() < 1e-9, "the last brings all there is");
 }
 
 #[test]
@@ -173,7 +174,7 @@ fn the_comparison_is_made_of_plans_and_auto_is_not_beaten_by_anything_that_fits(
     let mut searcher = searcher();
     let full = planned(&llama(), Strategy::Full).arena_bytes;
     let auto = searcher.search(request(full)).unwrap();
-    let rows = searcher.compare(request(full), &auto).unwrap();
+    let rows = compare(&mut searcher, request(full), &auto).unwrap();
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     assert_eq!(names, ["none", "full", "sqrt", "selective", "minimal", "accumulation", "auto"]);
     assert!(rows[0].slowdown.abs() < 1e-12 && !rows[0].fits);

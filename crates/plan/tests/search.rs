@@ -1,4 +1,4 @@
-//! What a budget makes of a model whose nodes run faster with more scratch.
+//! Budgets for a model whose nodes run faster with more scratch.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -32,7 +32,7 @@ fn arena(strategy: Strategy, scratch: Scratch) -> u64 {
 }
 
 #[test]
-fn with_room_for_it_nothing_is_rebuilt_and_nothing_starves() {
+fn with_room_for_it_nothing_is_recomputed_and_nothing_starves() {
     let Choice { plan, micro_batch, .. } = search(request(u64::MAX), build).unwrap();
     assert_eq!((plan.scratch, micro_batch), (Scratch::Best, 4));
     let once = plimsoll_plan::plan(&build(4).unwrap(), Strategy::None, Scratch::Best).unwrap();

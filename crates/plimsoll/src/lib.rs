@@ -49,13 +49,14 @@ pub mod conformance {
 /// Planning in parts: one strategy at a time, and the judge.
 pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};
-    pub use plimsoll_plan::dag;
+    pub use plimsoll_plan::remat as dag;
     pub use plimsoll_plan::{
         Action, Away, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
-        CsvFault, Direction, Effort, Facts, Fault, GradientReport, LayerReport, Layout, Link, NodeFacts,
-        PlanError, Point, Purpose, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher,
-        Slot, Space, Span, StateRange, Table, Tier, Tiered, Tried, Workspace, gradients, largest, layout,
-        plan, replay, report, search, solve, spans, spread, timeline, try_all,
+        CsvFault, Direction, Draft, Effort, Facts, Fault, GradientReport, LayerReport, Layout, Link,
+        NodeFacts, PlanError, Point, Purpose, ReplayError, Report, Request, Schedule, Scratch, SearchError,
+        Searcher, Slot, Space, Span, StateRange, Table, Tier, Tiered, Tried, Workspace, compare, curve,
+        faster, gradients, largest, layout, plan, replay, report, search, solve, spans, spread, timeline,
+        try_all, unbudgeted,
     };
 }
 

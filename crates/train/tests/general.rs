@@ -6,7 +6,7 @@
 use plimsoll_exec::{CpuDevice, Data};
 use plimsoll_graph::op::Conv;
 use plimsoll_graph::{DType, Graph, GraphError, Init, Value};
-use plimsoll_plan::{Choice, Link, Request, Role, SearchError, Strategy, search};
+use plimsoll_plan::{Choice, Link, Request, Role, SearchError, Searcher, Strategy, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{Optimizer, Options, Planned, Run, Update, plan_from_file, program};
 
@@ -63,15 +63,17 @@ fn options(update: Update) -> Options {
 
 fn plan(link: Option<Link>, update: Update, budget: u64) -> Result<Choice, SearchError> {
     let (device, options) = (disk::device(THREADS, link), options(update));
-    let request = Request { global_batch: ROWS, micro_batch: Some(ROWS), strategy: None, budget, slack: 0.0 };
-    search(request, |rows| program(&u_net, &device, &options, rows))
+    search(request(budget), |rows| program(&u_net, &device, &options, rows))
+}
+
+fn request(budget: u64) -> Request {
+    Request { global_batch: ROWS, micro_batch: Some(ROWS), strategy: None, budget, slack: 0.0 }
 }
 
 fn smallest(link: Option<Link>, update: Update) -> u64 {
-    match plan(link, update, 1) {
-        Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
-        other => panic!("a plan in one byte: {other:?}"),
-    }
+    let (device, options) = (disk::device(THREADS, link), options(update));
+    let mut searcher = Searcher::once(|rows: usize| program(&u_net, &device, &options, rows));
+    searcher.smallest(request(0)).unwrap().arena_bytes
 }
 
 fn planned(choice: Choice) -> Planned {

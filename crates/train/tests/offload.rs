@@ -6,7 +6,7 @@
 
 use plimsoll_exec::CpuDevice;
 use plimsoll_model::Preset;
-use plimsoll_plan::{Choice, Direction, Link, Request, Role, SearchError, report, search};
+use plimsoll_plan::{Choice, Direction, Link, Request, Role, SearchError, Searcher, report, search};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{LanguageModel, Options, Planned, Run, program};
 
@@ -31,15 +31,17 @@ fn model() -> LanguageModel {
 /// The plan for an arena of `budget` bytes with the micro-batch pinned.
 fn plan(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
     let (device, options, model) = (device(link), Options::default(), model());
-    let request = Request { global_batch: ROWS, micro_batch: Some(2), strategy: None, budget, slack: 0.0 };
-    search(request, |rows| program(&model, &device, &options, rows))
+    search(request(budget), |rows| program(&model, &device, &options, rows))
+}
+
+fn request(budget: u64) -> Request {
+    Request { global_batch: ROWS, micro_batch: Some(2), strategy: None, budget, slack: 0.0 }
 }
 
 fn smallest(link: Option<Link>) -> u64 {
-    match plan(link, 1) {
-        Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
-        other => panic!("a plan in one byte: {other:?}"),
-    }
+    let (device, options, model) = (device(link), Options::default(), model());
+    let mut searcher = Searcher::once(|rows: usize| program(&model, &device, &options, rows));
+    searcher.smallest(request(0)).unwrap().arena_bytes
 }
 
 fn start(link: Option<Link>, choice: Choice) -> Run {

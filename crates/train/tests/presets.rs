@@ -10,7 +10,7 @@ use std::time::Instant;
 use plimsoll_exec::{CpuDevice, Device};
 use plimsoll_graph::Graph;
 use plimsoll_model::Preset;
-use plimsoll_plan::{Choice, DeviceSpec, Facts, Request, SearchError, Searcher};
+use plimsoll_plan::{Choice, DeviceSpec, Facts, Request, Searcher};
 use plimsoll_train::{LanguageModel, Options, Programs};
 
 /// Times are sums in different orders.
@@ -41,12 +41,11 @@ impl Case {
         let options = Options { global_batch: self.global_batch, ..Options::default() };
         let mut searcher = Searcher::new(Programs { model: &model, facts, options: &options });
         let (global_batch, micro_batch) = (self.global_batch, self.micro_batch);
-        let mut at = |budget: u64| {
-            searcher.search(Request { global_batch, micro_batch, strategy: None, budget, slack: 0.0 })
-        };
+        let request = |budget| Request { global_batch, micro_batch, strategy: None, budget, slack: 0.0 };
         let start = Instant::now();
+        let smallest = searcher.smallest(request(0)).unwrap();
+        let mut at = |budget: u64| searcher.search(request(budget));
         let most = at(u64::MAX).unwrap().plan.arena_bytes;
-        let SearchError::Budget { smallest, .. } = at(1).unwrap_err() else { panic!("{name} in one byte") };
         let mut before = f64::INFINITY;
         for budget in grid(smallest.arena_bytes, most, self.budgets) {
             let choice = at(budget).unwrap();

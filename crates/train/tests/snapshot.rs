@@ -325,14 +325,14 @@ fn curves_and_comparisons_are_those_of_the_table() {
     for (name, link) in [("no tier", None), ("disk", Some(DISK))] {
         let facts = |graph: &Graph| Facts { link, ..lean_facts(graph) };
         let mut searcher = searcher(&model, &options, facts);
-        let unbudgeted = searcher.unbudgeted(request(4, None)).unwrap();
+        let unbudgeted = plimsoll_plan::unbudgeted(&mut searcher, request(4, None)).unwrap();
         let asked = Request { budget: unbudgeted.arena_bytes / 2, ..request(4, None) };
         let choice = searcher.search(asked).unwrap();
         lines.add(&format!("{name}: chosen"), &planned(&choice, asked.budget));
         let budgets = plimsoll_plan::spread(unbudgeted.arena_bytes / 6, unbudgeted.arena_bytes, 8);
         let chosen = plimsoll_plan::Point::of(&choice);
-        let curve = searcher.curve(asked, &budgets).unwrap();
-        let faster = searcher.faster(asked, chosen, unbudgeted).unwrap();
+        let curve = plimsoll_plan::curve(&mut searcher, asked, &budgets).unwrap();
+        let faster = plimsoll_plan::faster(&mut searcher, asked, chosen, unbudgeted).unwrap();
         for (kind, points) in [("curve", curve), ("faster", faster)] {
             for point in points {
                 let bound = point.lower_bound_seconds.map_or(0, f64::to_bits);
@@ -341,7 +341,7 @@ fn curves_and_comparisons_are_those_of_the_table() {
                 lines.add(&format!("{name}: {kind}"), &text);
             }
         }
-        for row in searcher.compare(asked, &choice).unwrap() {
+        for row in plimsoll_plan::compare(&mut searcher, asked, &choice).unwrap() {
             let (bytes, bits) = (row.arena_bytes, row.step_seconds.to_bits());
             lines.add(&format!("{name}: {}", row.name), &format!("{} {bytes} {bits:016x}", row.micro_batch));
         }

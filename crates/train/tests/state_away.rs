@@ -9,7 +9,9 @@
 use plimsoll_exec::CpuDevice;
 use plimsoll_graph::StateKind;
 use plimsoll_model::{Lora, Preset};
-use plimsoll_plan::{Choice, Draft, Link, Purpose, Request, Role, SearchError, file, report, search};
+use plimsoll_plan::{
+    Choice, Draft, Link, Purpose, Request, Role, SearchError, Searcher, file, report, search,
+};
 use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::data::{Batches, Order, Source, Text};
 use plimsoll_train::files::{Form, ModelFolder};
@@ -50,17 +52,19 @@ impl Case {
     /// The plan for an arena of `budget` bytes with the micro-batch pinned.
     fn plan(&self, link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
         let device = self.device(link);
+        search(self.request(budget), |rows| program(&self.model, &device, &self.options, rows))
+    }
+
+    fn request(&self, budget: u64) -> Request {
         let in_backward = self.options.update != Update::Separate;
         let micro_batch = Some(if in_backward { ROWS } else { ROWS / 2 });
-        let request = Request { global_batch: ROWS, micro_batch, strategy: None, budget, slack: 0.0 };
-        search(request, |rows| program(&self.model, &device, &self.options, rows))
+        Request { global_batch: ROWS, micro_batch, strategy: None, budget, slack: 0.0 }
     }
 
     fn smallest(&self, link: Option<Link>) -> u64 {
-        match self.plan(link, 1) {
-            Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
-            other => panic!("a plan in one byte: {other:?}"),
-        }
+        let device = self.device(link);
+        let mut searcher = Searcher::once(|rows: usize| program(&self.model, &device, &self.options, rows));
+        searcher.smallest(self.request(0)).unwrap().arena_bytes
     }
 
     fn start(&self, choice: Choice) -> Run {

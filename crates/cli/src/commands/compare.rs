@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use plimsoll::Strategy;
-use plimsoll::planning::{Compared, Request};
+use plimsoll::planning::{Compared, Request, compare};
 
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary};
@@ -15,7 +15,7 @@ pub(crate) fn rows(questions: &mut Questions, summary: &Summary) -> Result<Vec<C
     let fixed = questions.request.strategy.is_some_and(|strategy| strategy != Strategy::Auto);
     let open = fixed.then(|| questions.search_open()).transpose()?;
     let auto = open.as_ref().unwrap_or(&summary.planned);
-    questions.searcher.compare(request, &auto.choice).map_err(|error| questions.failure(error))
+    compare(&mut questions.searcher, request, &auto.choice).map_err(|error| questions.failure(error))
 }
 
 /// The rows as a table.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use plimsoll::TrainError;
-use plimsoll::planning::dag::{Dag, DagPlan, Effort, Unplannable, parse, plan_dag};
+use plimsoll::planning::dag::{Dag, DagEffort, DagPlan, Unplannable, parse, plan_dag};
 use plimsoll::training::size::Size;
 
 use crate::exit::Failure;
@@ -21,7 +21,7 @@ pub(crate) fn run(file: &Path, memory: &str, as_json: bool) -> Result<(), Failur
     let dag = read(file)?;
     guard::lower();
     let started = Instant::now();
-    let plan = plan_dag(&dag, budget, Effort::default()).map_err(|error| refusal(budget, &error))?;
+    let plan = plan_dag(&dag, budget, DagEffort::default()).map_err(|error| refusal(budget, &error))?;
     let seconds = started.elapsed().as_secs_f64();
     let mut out = io::stdout().lock();
     let written = if as_json {

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use plimsoll::Role;
-use plimsoll::planning::{Action, Compared, Point, Purpose, Request, SearchError, Span, spans, spread};
+use plimsoll::planning::{self, Action, Compared, Point, Purpose, Request, Span, spans, spread};
 
 use crate::exit::Failure;
 use crate::summary::{Questions, Summary};
@@ -47,14 +47,12 @@ pub(crate) fn write(
 /// `auto` from the smallest budget that works to the one at which everything is kept.
 fn curve(questions: &mut Questions, summary: &Summary) -> Result<Vec<Point>, Failure> {
     let request = Request { strategy: None, ..questions.request };
-    let smallest = match questions.searcher.search(Request { budget: 0, ..request }) {
-        Err(SearchError::Budget { smallest, .. }) => smallest.arena_bytes,
-        Err(other) => return Err(questions.failure(other)),
-        Ok(choice) => choice.plan.arena_bytes,
-    };
+    let smallest =
+        questions.searcher.smallest(request).map_err(|error| questions.failure(error))?.arena_bytes;
     let mut budgets = vec![smallest];
     budgets.extend(spread(smallest, summary.unbudgeted.arena_bytes, BUDGETS - 1));
-    let mut points = questions.searcher.curve(request, &budgets).map_err(|error| questions.failure(error))?;
+    let mut points = planning::curve(&mut questions.searcher, request, &budgets)
+        .map_err(|error| questions.failure(error))?;
     if questions.request.strategy.is_none() {
         // It may be of a kind that a budget between is not asked for: two passes over each micro-batch.
         points.push(Point::of(&summary.planned.choice));

@@ -30,7 +30,7 @@ const HEAD_ROWS: u64 = 1024;
 
 /// Where described devices are taken from when the user names a kind and no model.
 const ASSUMED: &str = "h100";
-/// What a name begins with.
+/// The beginning of every name.
 const FAMILY: &str = "cuda";
 
 /// A device as its data sheet describes it.
@@ -105,7 +105,7 @@ impl DeviceSpec {
         found.copied().ok_or_else(|| UnknownDevice { name: name.to_owned() })
     }
 
-    /// What users type.
+    /// The name that users type.
     pub fn name(&self) -> String {
         format!("{FAMILY}:{}", self.model)
     }
@@ -166,7 +166,7 @@ impl DeviceSpec {
 /// No device of this name is described.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownDevice {
-    /// What was asked for.
+    /// The name that was asked for.
     pub name: String,
 }
 

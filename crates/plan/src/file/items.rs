@@ -1,4 +1,4 @@
-//! What a training graph is, item by item: a plan remembers them, so that a difference has a name.
+//! The items of a training graph in words: a plan remembers them, so that a difference has a name.
 //!
 //! Hashes decide whether a plan may run; these words only say to people why it may not.
 

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! A plan is good for the graphs and the device it was made for, so the file holds a hash of each graph's text form
-//! and of the device's facts that a schedule rests on (alignment and scratch, not timings). Who runs it builds the
-//! program anew; what differs is named. Then every schedule passes the judge like one just made: a file is believed
-//! no more than the planner is. The hash of the whole finds damage, not malice; malice meets the judge.
+//! and of the device's facts that a schedule rests on (alignment and scratch, not timings). To run it, the program is built
+//! anew and compared; the error names the difference. Then the plan is judged like one just made: a file is believed no more
+//! than the planner is. The hash of the whole finds damage, not malice; malice meets the judge.
 //!
 //! [`write()`] and [`Saved::parse`] are here, the form of a schedule in `rows`, the names of differences in `items`.
 
@@ -21,7 +21,7 @@ use plimsoll_graph::name_hash;
 use serde_json::{Map, Value, json};
 
 use crate::device::Scratch;
-use crate::offload::Placement;
+use crate::offload::Residency;
 use crate::plan::{ByPurpose, Draft, PlanError};
 use crate::program::{Costed, Program, Purpose, StateDiffers, StateRange};
 use crate::recompute::Strategy;
@@ -47,12 +47,12 @@ pub enum FileError {
     Field {
         /// Where, such as `schedules.first.buffers`.
         place: String,
-        /// What belongs there.
+        /// The kind of entry that belongs there.
         expected: &'static str,
     },
     /// It was made for something else.
     Differs {
-        /// What differs.
+        /// The part that differs.
         what: &'static str,
         /// The item that does, where it is known, and what to look at.
         hint: String,
@@ -256,7 +256,7 @@ impl Saved {
     /// The ranges of the program, where the file puts them.
     fn states(&self, program: &Program) -> Result<Vec<StateRange>, FileError> {
         let wrong = || rows::field("states", "the program's state, in its order");
-        let mut ranges = Placement::new(program, 0).map_err(|_| wrong())?.states;
+        let mut ranges = Residency::new(program, 0).map_err(|_| wrong())?.states;
         let saved = rows::list(&self.body, "states")?;
         if saved.len() != ranges.len() {
             return Err(wrong());

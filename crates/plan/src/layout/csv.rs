@@ -15,7 +15,7 @@ use std::fmt;
 
 use super::slot::Slot;
 
-/// What a file must have.
+/// Columns that a file must have.
 const COLUMNS: [&str; 4] = ["id", "lower", "upper", "size"];
 
 /// Columns that would make a layout found here wrong.
@@ -43,7 +43,7 @@ pub struct CsvError {
     pub fault: CsvFault,
 }
 
-/// What is wrong with a line.
+/// The fault of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CsvFault {
     /// There is not even a header.
@@ -74,7 +74,7 @@ pub enum CsvFault {
     NotANumber {
         /// Name of its column.
         column: &'static str,
-        /// What is there.
+        /// The text that is there.
         text: String,
     },
     /// A lifetime ends before or as it begins.

@@ -35,7 +35,7 @@ use std::ops::Range;
 
 use super::sections::{Sections, independent};
 
-/// What each decision costs for every slot it looks at, beside the sections it looks at.
+/// Operations that a decision costs for every slot it looks at, beside the sections it looks at.
 const OPERATIONS_PER_SLOT: u64 = 10;
 
 /// How a search ended.
@@ -119,11 +119,11 @@ struct Choice {
     /// Lengths of the trail and of the lists before anything was placed.
     trail: usize,
     lists: usize,
-    /// What is left after the placement: lists that no lifetime connects, still to be placed.
+    /// The rest after the placement: lists that no lifetime connects, still to be placed.
     parts: Vec<Range<usize>>,
 }
 
-/// What became of an attempt to decide anew.
+/// The outcome of an attempt to decide anew.
 enum Advance {
     Placed,
     Exhausted,
@@ -138,7 +138,7 @@ impl Search<'_> {
         let mut choices = vec![Choice { slots: 0..0, earliest: (0, 0), trail: 0, lists: lists.len(), parts }];
         while let Some(choice) = choices.last_mut() {
             let Some(slots) = choice.parts.pop() else {
-                // All is placed. What it took stays on the trail, for the choice below to undo.
+                // All is placed. The decisions stay on the trail, for the choice below to undo.
                 lists.truncate(choice.lists);
                 choices.pop();
                 continue;

@@ -20,7 +20,7 @@ use super::slot::Slot;
 /// Above this many slots the quadratic members of the portfolio are left out.
 const QUADRATIC_LIMIT: usize = 4000;
 
-/// What greedy placement sorts by, from the duration and the bytes of a slot.
+/// The key by which greedy placement sorts, from the duration and the bytes of a slot.
 type Key = fn(u64, u64) -> (u128, u64);
 
 const KEYS: [Key; 3] = [

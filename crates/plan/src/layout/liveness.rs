@@ -16,14 +16,14 @@ use plimsoll_graph::{Graph, NodeId, Op, StateId, StateKind, Value};
 use super::slot::Slot;
 use crate::device::{Direction, Facts, Scratch, aligned};
 use crate::program::Purpose;
-use crate::schedule::sequence::{Execution, Move, Place, Sequence, Transfer};
+use crate::schedule::sequence::{Execution, Move, Operand, Sequence, Transfer};
 use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Schedule};
 
 /// A schedule whose buffers have lifetimes but no offsets yet.
 pub(crate) struct Lifetimes {
     /// The schedule, without a name.
     pub(crate) schedule: Schedule,
-    /// What must be placed.
+    /// Lifetimes that must be placed.
     pub(crate) slots: Vec<Slot>,
     /// Slot of each buffer; none for state that outlives the schedule.
     pub(crate) slot_of: Vec<Option<usize>>,
@@ -168,10 +168,10 @@ impl<'a> Writer<'a> {
         })
     }
 
-    fn buffer_id(&self, place: &Place) -> BufferId {
+    fn buffer_id(&self, place: &Operand) -> BufferId {
         match *place {
-            Place::State(state) => BufferId(state.0),
-            Place::Instance(instance) => BufferId((self.graph.states().len() + instance) as u32),
+            Operand::State(state) => BufferId(state.0),
+            Operand::Instance(instance) => BufferId((self.graph.states().len() + instance) as u32),
         }
     }
 
@@ -242,13 +242,21 @@ fn keep_outputs(graph: &Graph, buffers: &mut [Buffer], last: usize) {
 
 /// Joins buffers that take over dying inputs, and lists what is left to place.
 fn slots(graph: &Graph, schedule: &Schedule) -> (Vec<Slot>, Vec<Option<usize>>) {
-    let mut slots: Vec<Slot> = Vec::new();
-    let mut slot_of: Vec<Option<usize>> = vec![None; schedule.buffers.len()];
-    let open = |slots: &mut Vec<Slot>, buffer: &Buffer| {
-        slots.push(Slot { start: buffer.start, end: buffer.end, bytes: buffer.bytes });
-        Some(slots.len() - 1)
-    };
-    // What a run begins gets its slot there; inputs and stays of state have theirs from elsewhere.
+    let mut joiner =
+        Joiner { graph, schedule, slots: Vec::new(), slot_of: vec![None; schedule.buffers.len()] };
+    let begun = begun(graph, schedule);
+    // A transient gradient that nobody writes here needs no place either.
+    for index in (graph.states().len()..schedule.buffers.len()).filter(|&index| !begun[index]) {
+        joiner.open(BufferId(index as u32));
+    }
+    for index in 0..schedule.actions.len() {
+        joiner.join(index);
+    }
+    (joiner.slots, joiner.slot_of)
+}
+
+/// Buffers that a run begins, which get their slot there; inputs and stays of state have theirs from elsewhere.
+fn begun(graph: &Graph, schedule: &Schedule) -> Vec<bool> {
     let mut begun = vec![false; schedule.buffers.len()];
     for action in &schedule.actions {
         let Action::Run { node, outputs, .. } = action else { continue };
@@ -256,40 +264,54 @@ fn slots(graph: &Graph, schedule: &Schedule) -> (Vec<Slot>, Vec<Option<usize>>) 
             begun[id.index()] |= begins(graph, value);
         }
     }
-    // A transient gradient that nobody writes here needs no place either.
-    for (index, buffer) in schedule.buffers.iter().enumerate().skip(graph.states().len()) {
-        if !begun[index] {
-            slot_of[index] = open(&mut slots, buffer);
-        }
+    begun
+}
+
+/// Slots of a schedule so far.
+struct Joiner<'a> {
+    graph: &'a Graph,
+    schedule: &'a Schedule,
+    slots: Vec<Slot>,
+    slot_of: Vec<Option<usize>>,
+}
+
+impl Joiner<'_> {
+    /// Gives a buffer a slot of its own.
+    fn open(&mut self, id: BufferId) {
+        let &Buffer { start, end, bytes, .. } = self.schedule.buffer(id);
+        self.slots.push(Slot { start, end, bytes });
+        self.slot_of[id.index()] = Some(self.slots.len() - 1);
     }
-    for (index, action) in schedule.actions.iter().enumerate() {
-        let Action::Run { node, inputs, outputs, .. } = action else { continue };
+
+    /// Gives the buffers that an action begins their slots: those of inputs that die there, as far as the op allows.
+    fn join(&mut self, index: usize) {
+        let Action::Run { node, inputs, outputs, .. } = &self.schedule.actions[index] else { return };
+        let node = self.graph.node(*node);
         let mut taken: Vec<BufferId> = Vec::new();
-        let values = &graph.node(*node).outputs;
-        let new = outputs.iter().enumerate().filter(|&(output, _)| begins(graph, values[output]));
-        for (output, id) in new {
-            let buffer = schedule.buffer(*id);
-            let heir = dying_input(&graph.node(*node).op, output, inputs, |input| {
-                let earlier = schedule.buffer(input);
-                !lasting(graph, earlier.contents)
-                    && earlier.end == index + 1
-                    && size(graph, earlier) == size(graph, buffer)
-                    && !taken.contains(&input)
-            });
-            slot_of[id.index()] = match heir {
+        let new = outputs.iter().enumerate().filter(|&(output, _)| begins(self.graph, node.outputs[output]));
+        for (output, &id) in new {
+            let dies = |input| self.passes_on(input, id, index) && !taken.contains(&input);
+            match dying_input(&node.op, output, inputs, dies) {
                 Some(input) => {
                     taken.push(input);
-                    let slot = slot_of[input.index()];
+                    let slot = self.slot_of[input.index()];
+                    self.slot_of[id.index()] = slot;
                     if let Some(slot) = slot {
-                        slots[slot].end = buffer.end;
+                        self.slots[slot].end = self.schedule.buffer(id).end;
                     }
-                    slot
                 }
-                None => open(&mut slots, buffer),
-            };
+                None => self.open(id),
+            }
         }
     }
-    (slots, slot_of)
+
+    /// Whether an input dies in this action and has the size of the buffer that is to take its bytes over.
+    fn passes_on(&self, input: BufferId, heir: BufferId, action: usize) -> bool {
+        let (earlier, heir) = (self.schedule.buffer(input), self.schedule.buffer(heir));
+        !lasting(self.graph, earlier.contents)
+            && earlier.end == action + 1
+            && size(self.graph, earlier) == size(self.graph, heir)
+    }
 }
 
 /// Size before it was rounded up: a row that is repeated is not the matrix it is added to, though both may round

@@ -12,14 +12,14 @@
 //! that change nothing are kept too: they are how the search leaves a plateau. Searching over orders of
 //! lowest-gap placement is old in packing (Jakobs, "On genetic algorithms for the packing of polygons",
 //! 1996) and found in memory planners (the hill climb of TVM's). Here time is fixed and only height is
-//! free, one order is improved instead of a population, and places are drawn from a fixed sequence, so
+//! free, one order is improved instead of a population, and places are drawn from a fixed numbers, so
 //! that the same slots give the same layout.
 //!
 //! Good at the last percent of training schedules, hopeless on perfect packings: those are for `exact`.
 
 use std::cmp::Reverse;
 
-use super::preference::Sequence;
+use super::preference::PseudoRandom;
 use super::sections::Sections;
 
 /// How good a layout is: its peak, then how many slots reach it.
@@ -29,15 +29,15 @@ type Score = (u64, usize);
 pub(super) fn improve(sections: &Sections, offsets: &[u64], goal: u64, operations: u64) -> Vec<u64> {
     let mut order: Vec<usize> = (0..sections.len()).collect();
     order.sort_by_key(|&slot| (offsets[slot], Reverse(sections.bytes[slot]), slot));
-    let mut sequence = Sequence::new(0);
+    let mut numbers = PseudoRandom::new(0);
     let mut placement = Placement::new(sections);
     let mut best = placement.run(&order);
     let mut score = score(sections, &best);
     while score.0 > goal && placement.operations < operations {
         let reaching: Vec<usize> =
             (0..order.len()).filter(|&at| top(sections, &best, order[at]) == score.0).collect();
-        let from = reaching[sequence.below(reaching.len())];
-        let to = sequence.below(from.max(1));
+        let from = reaching[numbers.below(reaching.len())];
+        let to = numbers.below(from.max(1));
         order[to..=from].rotate_right(1);
         let tried = placement.run(&order);
         let tried_score = self::score(sections, &tried);

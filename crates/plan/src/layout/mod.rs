@@ -166,7 +166,7 @@ struct Attempt<'a> {
     /// The best layout so far.
     offsets: Vec<u64>,
     peak: u64,
-    /// What is aimed at.
+    /// The peak that is aimed at.
     goal: u64,
     /// Where nothing else is asked: whether there is one of this size.
     enough: Option<u64>,
@@ -228,7 +228,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Tries capacities between the goal and the best peak. What was merely not found in a round is
+    /// Tries capacities between the goal and the best peak. A capacity at which a round found nothing is
     /// tried again in the next.
     fn bisect(&mut self, round: u32) {
         let mut missed = self.goal / self.grain * self.grain;

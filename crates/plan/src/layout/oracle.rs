@@ -7,7 +7,7 @@
 //! └─────┴─────┘      └───┴───────┘     slots fill the rectangle: its height is bound and optimum.
 //! ```
 
-use super::preference::Sequence;
+use super::preference::PseudoRandom;
 use super::slot::Slot;
 
 /// Which cuts are made.
@@ -28,14 +28,14 @@ struct Piece {
 
 /// At least `pieces` slots that fill `time` × `bytes` without a gap, if the rectangle has room for them.
 pub(super) fn perfect_packing(seed: u64, cuts: Cuts, pieces: usize, time: usize, bytes: u64) -> Vec<Slot> {
-    let mut sequence = Sequence::new(seed);
+    let mut numbers = PseudoRandom::new(seed);
     let mut done: Vec<Piece> = Vec::new();
     let mut open = vec![Piece { time: (0, time), bytes: (0, bytes) }];
     while !open.is_empty() && open.len() + done.len() < pieces {
-        let piece = open.swap_remove(sequence.below(open.len()));
+        let piece = open.swap_remove(numbers.below(open.len()));
         let parts = match cuts {
-            Cuts::Pinwheel if sequence.below(2) == 0 => pinwheel(piece, &mut sequence),
-            _ => guillotine(piece, &mut sequence),
+            Cuts::Pinwheel if numbers.below(2) == 0 => pinwheel(piece, &mut numbers),
+            _ => guillotine(piece, &mut numbers),
         };
         if parts.is_empty() {
             done.push(piece);
@@ -46,7 +46,7 @@ pub(super) fn perfect_packing(seed: u64, cuts: Cuts, pieces: usize, time: usize,
     done.extend(open);
     // Out of the order in which they were cut, which says much about where they were.
     for last in (1..done.len()).rev() {
-        done.swap(last, sequence.below(last + 1));
+        done.swap(last, numbers.below(last + 1));
     }
     let slot =
         |piece: Piece| Slot { start: piece.time.0, end: piece.time.1, bytes: piece.bytes.1 - piece.bytes.0 };
@@ -68,30 +68,30 @@ pub(super) fn joined_packing(seed: u64, pieces: usize, time: usize, bytes: u64) 
     slots
 }
 
-fn guillotine(piece: Piece, sequence: &mut Sequence) -> Vec<Piece> {
+fn guillotine(piece: Piece, numbers: &mut PseudoRandom) -> Vec<Piece> {
     let Piece { time, bytes } = piece;
     let (width, height) = (time.1 - time.0, (bytes.1 - bytes.0) as usize);
-    if width > 1 && (height == 1 || sequence.below(2) == 0) {
-        let at = time.0 + 1 + sequence.below(width - 1);
+    if width > 1 && (height == 1 || numbers.below(2) == 0) {
+        let at = time.0 + 1 + numbers.below(width - 1);
         vec![Piece { time: (time.0, at), bytes }, Piece { time: (at, time.1), bytes }]
     } else if height > 1 {
-        let at = bytes.0 + 1 + sequence.below(height - 1) as u64;
+        let at = bytes.0 + 1 + numbers.below(height - 1) as u64;
         vec![Piece { time, bytes: (bytes.0, at) }, Piece { time, bytes: (at, bytes.1) }]
     } else {
         Vec::new()
     }
 }
 
-fn pinwheel(piece: Piece, sequence: &mut Sequence) -> Vec<Piece> {
+fn pinwheel(piece: Piece, numbers: &mut PseudoRandom) -> Vec<Piece> {
     let Piece { time: (t0, t3), bytes: (b0, b3) } = piece;
     let height = (b3 - b0) as usize;
     if t3 - t0 < 3 || height < 3 {
         return Vec::new();
     }
-    let t1 = t0 + 1 + sequence.below(t3 - t0 - 2);
-    let t2 = t1 + 1 + sequence.below(t3 - t1 - 1);
-    let b1 = b0 + 1 + sequence.below(height - 2) as u64;
-    let b2 = b1 + 1 + sequence.below((b3 - b1 - 1) as usize) as u64;
+    let t1 = t0 + 1 + numbers.below(t3 - t0 - 2);
+    let t2 = t1 + 1 + numbers.below(t3 - t1 - 1);
+    let b1 = b0 + 1 + numbers.below(height - 2) as u64;
+    let b2 = b1 + 1 + numbers.below((b3 - b1 - 1) as usize) as u64;
     vec![
         Piece { time: (t0, t2), bytes: (b0, b1) },
         Piece { time: (t2, t3), bytes: (b0, b2) },

@@ -43,9 +43,9 @@ pub(super) fn ranks(sections: &Sections, fullest: &[u64], preference: usize, rou
 }
 
 fn shake(order: &mut [usize], seed: u64) {
-    let mut sequence = Sequence::new(seed);
+    let mut numbers = PseudoRandom::new(seed);
     let mut keyed: Vec<(usize, usize)> =
-        order.iter().enumerate().map(|(at, &slot)| (at + sequence.below(REACH), slot)).collect();
+        order.iter().enumerate().map(|(at, &slot)| (at + numbers.below(REACH), slot)).collect();
     keyed.sort_unstable();
     for (place, (_, slot)) in order.iter_mut().zip(keyed) {
         *place = slot;
@@ -54,15 +54,15 @@ fn shake(order: &mut [usize], seed: u64) {
 
 /// A fixed sequence of numbers without a visible pattern (a linear congruential generator with Knuth's
 /// constants): variety without randomness, so that plans can be repeated.
-pub(super) struct Sequence {
+pub(super) struct PseudoRandom {
     state: u64,
 }
 
-impl Sequence {
-    pub(super) fn new(seed: u64) -> Sequence {
-        let mut sequence = Sequence { state: seed };
-        sequence.below(1);
-        sequence
+impl PseudoRandom {
+    pub(super) fn new(seed: u64) -> PseudoRandom {
+        let mut numbers = PseudoRandom { state: seed };
+        numbers.below(1);
+        numbers
     }
 
     /// The next number below `end`, which is not 0.

@@ -1,26 +1,26 @@
-//! What may wait on another tier, where the device offers one: ways of rebuilding, places of state, and limits.
+//! The combinations on offer where the device has another tier: recomputation × residency of state × limit.
 //!
-//! Three numbers decide. What would be kept if there were `virtual` bytes says what is rebuilt; how many bytes of state
-//! are away ([`residency`](super::residency)) says what is left of the budget; and sending away what then does not
-//! fit into `limit` bytes ([`transfers`](super::transfers)) says which values wait:
+//! Three numbers make a candidate. The `virtual` budget says what is recomputed, as if that much memory were there. The
+//! bytes of state that are away ([`residency`](super::residency)) say how much of the budget is left. The `limit` is what
+//! must suffice: values that do not fit into it wait on the tier ([`transfers`](super::transfers)).
 //!
 //! ```text
-//! limit = virtual           everything rebuilt, nothing sent       time: what runs again
-//! limit < virtual           less rebuilt, the difference sent      time: what runs again, and standing still
-//! virtual = whole model     nothing rebuilt                        time: standing still alone
+//! limit = virtual           everything recomputed, nothing sent       time: runs again
+//! limit < virtual           less recomputed, the difference sent      time: runs again, and standing still
+//! virtual = whole model     nothing recomputed                        time: standing still alone
 //! ```
 //!
-//! All come from fixed ladders, and the named strategies are among the ways of rebuilding, so what is on offer does not
-//! depend on the budget, nor on what a request fixes. The plan for a budget is the fastest of the offers whose arena
-//! fits (`search` finds it), so more memory is never slower, and neither is asking for less.
+//! All numbers come from fixed ladders, and the named strategies are recomputations too. So the candidates depend neither
+//! on the budget nor on what a request fixes. The plan for a budget is the fastest candidate whose arena fits (`search` finds
+//! it). Hence more memory is never slower, and neither is asking for less.
 //!
-//! Nothing is made before it is asked for, and what was found out about an offer is kept for the next budget.
+//! A candidate is made when it is first asked for, and whatever was learnt about it is kept for the next budget.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 
-use super::residency::{Placement, rungs};
-use super::transfers::Spiller;
+use super::residency::{Residency, rungs};
+use super::transfers::Transfers;
 use crate::bytes::TransientBytes;
 use crate::device::Scratch;
 use crate::optimum::{Ladder, Optimum};
@@ -31,12 +31,12 @@ use crate::schedule::sequence::Sequence;
 /// Limits where all state is in the arena, and where some is away.
 const LIMITS: Ladder = Ladder::new(1.03);
 const LIMITS_AWAY: Ladder = Ladder::new(1.2);
-/// Which of the virtual budgets go with state that is away.
+/// Every so many-th virtual budget goes with state that is away.
 const EVERY_AWAY: usize = 3;
 
-/// What is rebuilt, before anything is sent away.
+/// A rule for recomputing, before anything is sent away.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct Recomputation {
     pub(crate) strategy: Strategy,
     /// The virtual budget, where the table was asked.
     pub(crate) rung: Option<TransientBytes>,
@@ -47,25 +47,25 @@ pub(crate) struct Source {
     order: OnceCell<Option<Ordered>>,
 }
 
-/// The order of runs that a way of rebuilding makes.
+/// The order of runs that a recomputation makes.
 #[derive(Debug)]
 pub(crate) struct Ordered {
     pub(crate) order: Order,
-    pub(crate) spiller: Spiller,
+    pub(crate) transfers: Transfers,
 }
 
-/// Where state is.
+/// A residency of state, with the times that follow from it.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ResidencyOption {
     /// Bytes of it that are away.
     pub(crate) away: u64,
-    pub(crate) placement: Placement,
+    pub(crate) residency: Residency,
     /// Bytes of it in the arena.
     pub(crate) resident: u64,
     /// Least time in which the weights that are away come in, once each.
     pub(crate) weights_seconds: f64,
     /// The update, where some of its state is away, and its times by limit, as far as they were asked for.
-    update: Option<Spiller>,
+    update: Option<Transfers>,
     update_seconds: RefCell<BTreeMap<u64, Option<f64>>>,
 }
 
@@ -78,10 +78,10 @@ pub(crate) struct Limit {
     pub(crate) pass_seconds: f64,
 }
 
-/// A place, a way of rebuilding and a limit.
+/// A residency, a recomputation and a limit.
 pub(crate) type Combination = (usize, usize, u64);
 
-/// What was found out about a combination.
+/// Knowledge about a combination so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Found {
     /// Time of a micro-batch, or less.
@@ -95,27 +95,31 @@ pub(crate) struct Found {
 
 /// Everything on offer for one micro-batch and amount of scratch.
 #[derive(Debug)]
-pub(crate) struct Offers {
-    pub(crate) sources: Vec<Source>,
+pub(crate) struct Candidates {
+    pub(crate) recomputations: Vec<Recomputation>,
     /// The first has everything in the arena.
-    pub(crate) places: Vec<Place>,
-    /// Limits of a place and a way of rebuilding, falling.
+    pub(crate) residencies: Vec<ResidencyOption>,
+    /// Limits of a residency and a recomputation, falling.
     pub(crate) limits: RefCell<BTreeMap<(usize, usize), Vec<Limit>>>,
     pub(crate) found: RefCell<BTreeMap<Combination, Found>>,
 }
 
-impl Source {
-    fn named(strategy: Strategy, least_seconds: f64) -> Source {
-        Source { strategy, rung: None, least_seconds, goes_with_away: true, order: OnceCell::new() }
+impl Recomputation {
+    fn named(strategy: Strategy, least_seconds: f64) -> Recomputation {
+        Recomputation { strategy, rung: None, least_seconds, goes_with_away: true, order: OnceCell::new() }
     }
 
-    /// Ways of rebuilding: those that have a name, and where there is a planner its own, from nothing to as much as ever
-    /// fits.
-    pub(crate) fn all(program: &Program, scratch: Scratch, optimum: Option<&dyn Optimum>) -> Vec<Source> {
+    /// All recomputations: the named strategies, and the budgets of the optimum where there is one.
+    pub(crate) fn all(
+        program: &Program,
+        scratch: Scratch,
+        optimum: Option<&dyn Optimum>,
+    ) -> Vec<Recomputation> {
         let once = program.pass_seconds(scratch);
         let least = |strategy| optimum.map_or(once, |optimum| optimum.strategy_seconds(strategy).max(once));
-        let named = Strategy::LADDER.into_iter().map(|strategy| Source::named(strategy, least(strategy)));
-        let optimal = |optimum: &dyn Optimum, (index, rung): (usize, TransientBytes)| Source {
+        let named =
+            Strategy::LADDER.into_iter().map(|strategy| Recomputation::named(strategy, least(strategy)));
+        let optimal = |optimum: &dyn Optimum, (index, rung): (usize, TransientBytes)| Recomputation {
             strategy: Strategy::Auto,
             rung: Some(rung),
             least_seconds: optimum.seconds(rung),
@@ -123,17 +127,17 @@ impl Source {
             goes_with_away: index.is_multiple_of(EVERY_AWAY),
             order: OnceCell::new(),
         };
-        let mut sources: Vec<Source> = named.collect();
+        let mut recomputations: Vec<Recomputation> = named.collect();
         if let Some(optimum) = optimum {
             let rising = optimum.budgets_with_tier().into_iter().rev().enumerate();
-            sources.extend(rising.map(|rung| optimal(optimum, rung)));
+            recomputations.extend(rising.map(|rung| optimal(optimum, rung)));
         }
-        sources
+        recomputations
     }
 
-    /// The one way of rebuilding that a request fixes.
-    pub(crate) fn fixed(program: &Program, scratch: Scratch, strategy: Strategy) -> Vec<Source> {
-        vec![Source::named(strategy, program.pass_seconds(scratch))]
+    /// The one recomputation that a request fixes.
+    pub(crate) fn fixed(program: &Program, scratch: Scratch, strategy: Strategy) -> Vec<Recomputation> {
+        vec![Recomputation::named(strategy, program.pass_seconds(scratch))]
     }
 
     /// Its order of runs; none where the device has no tier.
@@ -149,40 +153,40 @@ impl Source {
                 None => Order::named(&part.graph, self.strategy),
             };
             let sequence = micro_batch(&part.graph, &order);
-            let spiller = Spiller::new(&part.graph, &part.facts, scratch, sequence)?;
-            Some(Ordered { order, spiller })
+            let transfers = Transfers::new(&part.graph, &part.facts, scratch, sequence)?;
+            Some(Ordered { order, transfers })
         };
         self.order.get_or_init(new).as_ref()
     }
 }
 
-impl Place {
-    fn new(program: &Program, scratch: Scratch, away: u64) -> Result<Place, StateDiffers> {
-        let placement = Placement::new(program, away)?;
+impl ResidencyOption {
+    fn new(program: &Program, scratch: Scratch, away: u64) -> Result<ResidencyOption, StateDiffers> {
+        let residency = Residency::new(program, away)?;
         let part = &program.train;
         let in_rate = part.facts.link.map_or(f64::INFINITY, |link| link.in_rate);
-        let update = (away > 0).then(|| streamed(part, scratch, &placement, &update(&part.graph)));
-        Ok(Place {
+        let update = (away > 0).then(|| streamed(part, scratch, &residency, &update(&part.graph)));
+        Ok(ResidencyOption {
             away,
-            resident: placement.resident_bytes(),
-            weights_seconds: placement.bytes_away(Purpose::Weights) as f64 / in_rate,
+            resident: residency.resident_bytes(),
+            weights_seconds: residency.bytes_away(Purpose::Weights) as f64 / in_rate,
             update: update.flatten(),
             update_seconds: RefCell::default(),
-            placement,
+            residency,
         })
     }
 
     /// The limits to try of a micro-batch, falling: none beyond what keeping everything takes, which more brings
     /// nothing.
-    pub(crate) fn limits(&self, spiller: &Spiller) -> Vec<Limit> {
-        let most = self.update.as_ref().map_or(0, Spiller::most_bytes).max(spiller.most_bytes());
+    pub(crate) fn limits(&self, transfers: &Transfers) -> Vec<Limit> {
+        let most = self.update.as_ref().map_or(0, Transfers::most_bytes).max(transfers.most_bytes());
         let (ladder, top) = if self.away > 0 {
             (LIMITS_AWAY, LIMITS_AWAY.above(most))
         } else {
             (LIMITS, most.saturating_sub(1))
         };
-        let least_bytes = spiller.least_bytes();
-        let limit = |bytes| Limit { bytes, least_bytes, pass_seconds: spiller.lower_bound(bytes) };
+        let least_bytes = transfers.least_bytes();
+        let limit = |bytes| Limit { bytes, least_bytes, pass_seconds: transfers.lower_bound(bytes) };
         // The last one sends away everything that can be sent.
         let rungs = ladder.falling(top).take_while(|&bytes| bytes > least_bytes);
         rungs.chain([0]).map(limit).collect()
@@ -198,7 +202,7 @@ impl Place {
     /// No plan takes fewer bytes here, however little a micro-batch takes: this state stays, and the update has its own in
     /// for a stay.
     pub(crate) fn least_bytes(&self) -> u64 {
-        self.resident + self.update.as_ref().map_or(0, Spiller::least_bytes)
+        self.resident + self.update.as_ref().map_or(0, Transfers::least_bytes)
     }
 
     /// No update is faster here.
@@ -207,24 +211,25 @@ impl Place {
     }
 }
 
-impl Offers {
+impl Candidates {
     pub(crate) fn new(
         program: &Program,
         scratch: Scratch,
-        sources: Vec<Source>,
-    ) -> Result<Offers, StateDiffers> {
+        recomputations: Vec<Recomputation>,
+    ) -> Result<Candidates, StateDiffers> {
         let lengths = std::iter::once(0).chain(rungs(program)?);
-        let places = lengths.map(|away| Place::new(program, scratch, away)).collect::<Result<_, _>>()?;
-        Ok(Offers { sources, places, limits: RefCell::default(), found: RefCell::default() })
+        let residencies =
+            lengths.map(|away| ResidencyOption::new(program, scratch, away)).collect::<Result<_, _>>()?;
+        Ok(Candidates { recomputations, residencies, limits: RefCell::default(), found: RefCell::default() })
     }
 }
 
-/// A sequence whose state lies as in `placement`.
+/// A sequence whose state lies as in `residency`.
 pub(crate) fn streamed(
     part: &Costed,
     scratch: Scratch,
-    placement: &Placement,
+    residency: &Residency,
     sequence: &Sequence,
-) -> Option<Spiller> {
-    Spiller::new(&part.graph, &part.facts, scratch, placement.stream(&part.graph, sequence.clone()))
+) -> Option<Transfers> {
+    Transfers::new(&part.graph, &part.facts, scratch, residency.stream(&part.graph, sequence.clone()))
 }

@@ -5,14 +5,16 @@
 //! tier    | optimizer | weights | values that wait                                                            |
 //! ```
 //!
-//! What goes away is a prefix of one order, as long as it must be: first what the optimizer alone uses, because it is
-//! moved once a step however many micro-batches that has; then weights that can be fetched while what comes before
-//! them is computed; then the others, which the first layers read at once; then gradient sums, which every
-//! micro-batch both reads and writes. Within each in the order of declaration: of equal layers the first ones, whose
-//! weights nobody needs when the most is alive, around the turn. The order and the lengths that are tried depend on
-//! the program alone, so that more memory is never slower.
+//! State leaves in one order, and a prefix of that order is away, as long as it must be:
 //!
-//! What is smaller than a block of the tier stays, and so do constants and outputs.
+//! 1. moments of the optimizer, which move once a step however many micro-batches it has;
+//! 2. weights that can be fetched while the layers before them are computed;
+//! 3. the other weights, which the first layers read at once;
+//! 4. gradient sums, which every micro-batch both reads and writes.
+//!
+//! Within each kind the order is that of declaration. Of equal layers the first leave first: nobody needs their weights
+//! around the turn, when the most is alive. The order and the lengths that are tried depend on the program alone, so that
+//! more memory is never slower. State smaller than a block of the tier stays, and so do constants and outputs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,18 +30,18 @@ const RUNGS: [(Purpose, u64); 3] = [(Purpose::Optimizer, 4), (Purpose::Weights, 
 
 /// All state of a program, each in its place.
 #[derive(Clone, Debug)]
-pub(crate) struct Placement {
+pub(crate) struct Residency {
     /// By purpose, each in the order of declaration.
     pub(crate) states: Vec<StateRange>,
     /// Bytes that state takes of the tier.
     pub(crate) taken: u64,
 }
 
-impl Placement {
+impl Residency {
     /// Sends `away` bytes of state to the tier that the device offers, or as many as can go: weights, then gradients,
     /// then moments lie in the arena, one range per purpose, so that a pass over all of them is a pass over
     /// consecutive bytes.
-    pub(crate) fn new(program: &Program, away: u64) -> Result<Placement, StateDiffers> {
+    pub(crate) fn new(program: &Program, away: u64) -> Result<Residency, StateDiffers> {
         let mut states = declared_state(program)?;
         let mut taken = 0;
         if let Some(link) = program.train.facts.link.filter(|_| away > 0) {
@@ -59,7 +61,7 @@ impl Placement {
             range.offset = next;
             next += range.bytes;
         }
-        Ok(Placement { states, taken })
+        Ok(Residency { states, taken })
     }
 
     /// Bytes of state in the arena.
@@ -91,7 +93,7 @@ impl Placement {
 
 /// Bytes of the arena that state takes when `away` bytes of it are elsewhere.
 pub(crate) fn persistent_bytes(program: &Program, away: u64) -> Result<u64, StateDiffers> {
-    Ok(Placement::new(program, away)?.resident_bytes())
+    Ok(Residency::new(program, away)?.resident_bytes())
 }
 
 /// The lengths that are tried of what is away, rising; none where the device offers no tier.
@@ -110,7 +112,7 @@ pub(crate) fn rungs(program: &Program) -> Result<Vec<u64>, StateDiffers> {
     Ok(rungs)
 }
 
-/// What may be away, as indices of `states`, in the order in which it goes.
+/// State that may be away, as indices of `states`, in the order in which it leaves.
 fn preferred(program: &Program, states: &[StateRange], link: &Link) -> Vec<usize> {
     let graph = &program.train.graph;
     let leads = leads(program);

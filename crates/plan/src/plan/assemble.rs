@@ -13,7 +13,7 @@ use super::draft::{ByPurpose, Draft};
 use crate::bytes::TransientBytes;
 use crate::device::Scratch;
 use crate::layout::{Effort, Gradients, Layout, Lifetimes, Slot, layout, live_bytes, slots_of, solve};
-use crate::offload::{Placement, Spiller};
+use crate::offload::{Residency, Transfers};
 use crate::program::{Costed, Program, Role, StateDiffers};
 use crate::recompute::{self, Order, Strategy};
 use crate::schedule::{self, Contents, Schedule};
@@ -35,8 +35,8 @@ pub(crate) fn draft(
     scratch: Scratch,
     tiered: Tiered,
 ) -> Result<Draft, StateDiffers> {
-    let placement = Placement::new(program, tiered.away)?;
-    let mut assembly = Assembly::new(order, scratch, tiered, &placement);
+    let residency = Residency::new(program, tiered.away)?;
+    let mut assembly = Assembly::new(order, scratch, tiered, &residency);
     for (role, part) in program.roles() {
         assembly.add(role, part);
     }
@@ -62,22 +62,22 @@ struct Assembly<'a> {
     order: &'a Order,
     scratch: Scratch,
     limit: Option<TransientBytes>,
-    placement: &'a Placement,
+    residency: &'a Residency,
     schedules: BTreeMap<Role, Schedule>,
     /// Bytes of the largest layout, and of the largest liveness bound with its purposes.
     transient: u64,
     fullest: Option<(u64, ByPurpose)>,
-    /// What was laid out last, because first and further micro-batches differ in what they add to and not in lifetimes.
+    /// The last layout with its slots: first and further micro-batches have the same lifetimes.
     known: Option<(Vec<Slot>, Layout)>,
 }
 
 impl<'a> Assembly<'a> {
-    fn new(order: &'a Order, scratch: Scratch, tiered: Tiered, placement: &'a Placement) -> Assembly<'a> {
+    fn new(order: &'a Order, scratch: Scratch, tiered: Tiered, residency: &'a Residency) -> Assembly<'a> {
         Assembly {
             order,
             scratch,
             limit: tiered.limit,
-            placement,
+            residency,
             schedules: BTreeMap::new(),
             transient: 0,
             fullest: None,
@@ -99,7 +99,7 @@ impl<'a> Assembly<'a> {
             }
         }
         let Some((mut lifetimes, places)) = placed else { return };
-        assign(&mut lifetimes, &part.graph, self.placement, &places.offsets);
+        assign(&mut lifetimes, &part.graph, self.residency, &places.offsets);
         self.transient = self.transient.max(places.peak);
         if self.fullest.is_none_or(|(most, _)| places.bound > most) {
             self.fullest = Some((places.bound, purposes_at_peak(&lifetimes)));
@@ -108,13 +108,13 @@ impl<'a> Assembly<'a> {
         self.known = Some((lifetimes.slots, places));
     }
 
-    /// The limits to try for a schedule. A micro-batch gets what it is given. What else streams state gets as much, or what
-    /// a micro-batch takes anyway, and less where the layout of that is too large.
+    /// The limits to try for a schedule. A micro-batch gets the limit that is given. Other schedules that stream state get as
+    /// much, or what a micro-batch takes anyway, and less where the layout of that is too large.
     fn limits(&self, role: Role) -> Vec<Option<u64>> {
         let limit = self.limit.map(|limit| limit.0);
         match role {
             Role::First | Role::Further => vec![limit],
-            _ if self.placement.taken == 0 => vec![None],
+            _ if self.residency.taken == 0 => vec![None],
             _ => [10, 8, 6, 0].map(|tenths| Some(limit.unwrap_or(self.transient) / 10 * tenths)).to_vec(),
         }
     }
@@ -127,13 +127,14 @@ impl<'a> Assembly<'a> {
             Role::Update => (recompute::update(graph), Gradients::Add),
             Role::Evaluate | Role::Generate => (recompute::forward(graph), Gradients::Add),
         };
-        let whole = self.placement.stream(graph, whole);
-        let spiller = (limit.is_some() || !whole.away.is_empty())
-            .then(|| Spiller::new(graph, facts, self.scratch, whole.clone()));
+        let whole = self.residency.stream(graph, whole);
+        let transfers = (limit.is_some() || !whole.away.is_empty())
+            .then(|| Transfers::new(graph, facts, self.scratch, whole.clone()));
         let limit = limit.unwrap_or(u64::MAX);
         // A tier that cannot take values as well takes state alone.
-        let spilled =
-            spiller.flatten().and_then(|spiller| spiller.within(limit).or_else(|| spiller.within(u64::MAX)));
+        let spilled = transfers
+            .flatten()
+            .and_then(|transfers| transfers.within(limit).or_else(|| transfers.within(u64::MAX)));
         let sequence = spilled.unwrap_or(whole);
         let mut lifetimes = Lifetimes::of(graph, facts, self.scratch, &sequence, gradients);
         role.name().clone_into(&mut lifetimes.schedule.name);
@@ -143,17 +144,17 @@ impl<'a> Assembly<'a> {
     fn places(&self, slots: &[Slot], enough: u64) -> Layout {
         match &self.known {
             Some((known, places)) if known == slots => places.clone(),
-            // The micro-batch decides how large the arena is; what streams state beside it only has to fit.
-            _ if self.transient > 0 && self.placement.taken > 0 => solve(slots, Some(enough), Effort::PLAN),
+            // The micro-batch decides how large the arena is; other schedules that stream state only have to fit.
+            _ if self.transient > 0 && self.residency.taken > 0 => solve(slots, Some(enough), Effort::PLAN),
             _ => layout(slots),
         }
     }
 
     fn finish(self, program: &Program, strategy: Strategy) -> Draft {
-        let persistent = self.placement.resident_bytes();
+        let persistent = self.residency.resident_bytes();
         let arena_bytes = TransientBytes(self.transient).arena(persistent).0;
         let (bound, mut by_purpose) = self.fullest.unwrap_or_default();
-        for range in self.placement.states.iter().filter(|range| range.tier.is_none()) {
+        for range in self.residency.states.iter().filter(|range| range.tier.is_none()) {
             by_purpose.add(range.purpose, range.bytes);
         }
         let (schedules, scratch) = (self.schedules, self.scratch);
@@ -166,7 +167,7 @@ impl<'a> Assembly<'a> {
             scratch,
             arena_bytes,
             liveness_bound: persistent + bound,
-            states: self.placement.states.clone(),
+            states: self.residency.states.clone(),
             by_purpose: by_purpose.in_arena(arena_bytes),
             micro_batch_seconds: seconds(Role::First) * program.passes() as f64,
             update_seconds: seconds(Role::Update),
@@ -176,8 +177,8 @@ impl<'a> Assembly<'a> {
 }
 
 /// Writes offsets into the buffers of a schedule.
-fn assign(lifetimes: &mut Lifetimes, graph: &Graph, placement: &Placement, offsets: &[u64]) {
-    let (states, base) = (placement.resident_offsets(), placement.resident_bytes());
+fn assign(lifetimes: &mut Lifetimes, graph: &Graph, residency: &Residency, offsets: &[u64]) {
+    let (states, base) = (residency.resident_offsets(), residency.resident_bytes());
     for (buffer, slot) in lifetimes.schedule.buffers.iter_mut().zip(&lifetimes.slot_of) {
         buffer.offset = match (buffer.contents, slot) {
             (_, Some(slot)) => base + offsets[*slot],

@@ -11,7 +11,7 @@ use crate::schedule::Schedule;
 /// [`Plan`](super::Plan) of one that is sound.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draft {
-    /// What is dropped and recomputed.
+    /// The rule by which values are dropped and recomputed.
     pub strategy: Strategy,
     /// How much scratch actions get.
     pub scratch: Scratch,

@@ -61,7 +61,7 @@ pub enum PlanError {
     Unsound {
         /// Where, such as `schedules.first.buffers[3]`.
         place: String,
-        /// What belongs there.
+        /// The kind of entry that belongs there.
         expected: &'static str,
     },
     /// The judge refused a schedule.

@@ -58,7 +58,7 @@ impl Program {
             .filter_map(|role| self.part(role).map(|part| (role, part)))
             .filter(|(role, part)| match role {
                 Role::Update => part.graph.nodes().iter().any(|node| node.phase == Phase::Update),
-                // What is used up in one micro-batch cannot be added to in another.
+                // A gradient that is used up in one micro-batch cannot be added to in another.
                 Role::Further => !self.updates_in_backward(),
                 _ => true,
             })
@@ -71,13 +71,13 @@ impl Program {
         if takes && graph.output_named(Program::CLIP).is_some() { 2 } else { 1 }
     }
 
-    /// Time of a step of so many micro-batches that rebuilds nothing: none takes less.
+    /// Time of a step of so many micro-batches that recomputes nothing: none takes less.
     pub fn once_seconds(&self, scratch: Scratch, micro_batches: usize) -> f64 {
         let passes = (self.passes() * micro_batches) as f64;
         self.pass_seconds(scratch) * passes + self.update_seconds(scratch)
     }
 
-    /// Time of one pass over a micro-batch that rebuilds nothing.
+    /// Time of one pass over a micro-batch that recomputes nothing.
     pub(crate) fn pass_seconds(&self, scratch: Scratch) -> f64 {
         self.seconds_of(scratch, false)
     }

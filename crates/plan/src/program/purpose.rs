@@ -2,7 +2,7 @@
 
 use plimsoll_graph::StateKind;
 
-/// What a buffer is for.
+/// The purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
     /// Parameters and constants.
@@ -30,7 +30,7 @@ impl Purpose {
         Purpose::Staging,
     ];
 
-    /// What a range of state is for.
+    /// The purpose of a range of state.
     pub(crate) fn of_state(kind: StateKind) -> Purpose {
         match kind {
             StateKind::Parameter { .. } | StateKind::Constant => Purpose::Weights,

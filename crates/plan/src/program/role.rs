@@ -2,7 +2,7 @@
 
 use plimsoll_graph::Phase;
 
-/// What a schedule of a plan does.
+/// The role of a schedule in a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Forward and backward of the first micro-batch of a step: gradients are replaced.

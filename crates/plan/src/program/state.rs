@@ -16,7 +16,7 @@ pub struct StateRange {
     pub name: String,
     /// Shape and element type.
     pub ty: Type,
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// The tier it lives in, if not in the arena.
     pub tier: Option<Tier>,

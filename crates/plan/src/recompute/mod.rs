@@ -1,4 +1,4 @@
-//! What is dropped and computed again.
+//! Values that are dropped and computed again.
 //!
 //! In processing order: [`strategy`] names the rules that people choose from, [`layers`] cuts a graph into layers,
 //! [`regions`] turns a rule into a tree, and [`run_order`] turns the tree into the runs of a schedule. Which tree is best in

@@ -8,7 +8,7 @@
 //! none      root{ a b c d }                 everything belongs to the root
 //! full      root{ {a} {b} {c} {d} }         only what passes between layers does
 //! every:2   root{ {a b} {c d} }
-//! minimal   root{ {{{{a} b} c} d} }         opening d rebuilds a b c and holds none of them
+//! minimal   root{ {{{{a} b} c} d} }         opening d recomputes a b c and holds none of them
 //! manual    the user's own nest of checkpoint marks
 //! ```
 //!
@@ -35,10 +35,10 @@ pub(crate) struct Regions {
     owner: Vec<usize>,
 }
 
-/// What an optimal plan does with part of a chain.
+/// The treatment of part of a chain in an optimal plan.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
-    /// A layer, or several that are treated as one, that keeps these values and rebuilds the rest of what its
+    /// A layer, or several that are treated as one, that keeps these values and recomputes the rest of what its
     /// backward pass reads.
     Layer {
         /// Their indices.
@@ -72,8 +72,8 @@ impl Regions {
         regions
     }
 
-    /// The regions of an optimal plan: a region for each layer, inside one for each dropped segment. What a
-    /// layer keeps belongs to the region around it.
+    /// The regions of an optimal plan: a region for each layer, inside one for each dropped segment. The
+    /// values a layer keeps belong to the region around it.
     pub(crate) fn from_items(graph: &Graph, items: &[Item]) -> Regions {
         let mut regions = Regions::flat(graph);
         let (layer_of, count) = layers(graph);

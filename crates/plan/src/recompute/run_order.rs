@@ -15,7 +15,7 @@ use plimsoll_graph::{Graph, Node, NodeId, Phase, Source, Value};
 
 use super::regions::{ROOT, Regions};
 use super::strategy::Strategy;
-use crate::schedule::sequence::{Execution, Place, Sequence};
+use crate::schedule::sequence::{Execution, Operand, Sequence};
 
 /// How the order of runs is given.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +31,7 @@ pub(crate) enum Order {
 pub(crate) enum Run {
     /// The node runs, once more if it ran before.
     Node(NodeId),
-    /// Who reads the value from here on finds it only if its producer runs again.
+    /// A reader behind this point finds the value only if its producer runs again.
     Forget(Value),
 }
 
@@ -167,11 +167,11 @@ impl<'a> Writer<'a> {
         let mut open = vec![false; regions.count()];
         open[ROOT] = true;
         let mut current = ROOT;
-        let mut rebuilt: Vec<Value> = Vec::new();
+        let mut recomputed: Vec<Value> = Vec::new();
         for id in nodes_of(self.graph, Phase::Backward) {
             let region = regions.of_node(id);
             if region != current {
-                rebuilt.retain(|&value| {
+                recomputed.retain(|&value| {
                     let hold = open[regions.owner(value)];
                     if !hold {
                         self.resident[value.index()] = None;
@@ -183,7 +183,7 @@ impl<'a> Writer<'a> {
             }
             for missing in self.missing(id) {
                 self.run(missing);
-                rebuilt.extend(&self.graph.node(missing).outputs);
+                recomputed.extend(&self.graph.node(missing).outputs);
             }
             self.run(id);
         }
@@ -216,8 +216,8 @@ impl<'a> Writer<'a> {
             .outputs
             .iter()
             .map(|&value| match self.graph.value(value).state {
-                Some((state, _)) => Place::State(state),
-                None => Place::Instance(self.write(value)),
+                Some((state, _)) => Operand::State(state),
+                None => Operand::Instance(self.write(value)),
             })
             .collect();
         self.sequence.executions.push(Execution { node: id, inputs, outputs });
@@ -234,12 +234,12 @@ impl<'a> Writer<'a> {
         instance
     }
 
-    fn place(&self, value: Value) -> Place {
+    fn place(&self, value: Value) -> Operand {
         let storage = self.graph.storage(value);
         match (self.graph.value(storage).state, self.resident[storage.index()]) {
-            (Some((state, _)), _) => Place::State(state),
-            (None, Some(instance)) => Place::Instance(instance),
-            // `missing` has rebuilt everything a node reads; a graph that verified has no other gap.
+            (Some((state, _)), _) => Operand::State(state),
+            (None, Some(instance)) => Operand::Instance(instance),
+            // `missing` has recomputed everything a node reads; a graph that verified has no other gap.
             (None, None) => unreachable!("{storage} is read before it is computed"),
         }
     }
@@ -271,15 +271,15 @@ mod tests {
     }
 
     #[test]
-    fn each_strategy_rebuilds_what_it_says_and_no_more() {
+    fn each_strategy_recomputes_what_it_says_and_no_more() {
         let graph = chain(8);
         assert_eq!(reruns(&graph, Strategy::None), 0);
-        // Per layer the product is rebuilt; the silu behind it is the next layer's input and kept.
+        // Per layer the product is recomputed; the silu behind it is the next layer's input and kept.
         assert_eq!(reruns(&graph, Strategy::Full), 8);
         assert_eq!(reruns(&graph, Strategy::Selective), 0);
-        // Groups of three: all but the last silu of each group are rebuilt too.
+        // Groups of three: all but the last silu of each group are recomputed too.
         assert_eq!(reruns(&graph, Strategy::Every(3)), 8 + 5);
-        // Layer n rebuilds n − 1 whole layers before it and its own product.
+        // Layer n recomputes n − 1 whole layers before it and its own product.
         assert_eq!(reruns(&graph, Strategy::Minimal), 8 * 7 + 8);
     }
 
@@ -299,7 +299,7 @@ mod tests {
         });
         let loss = g.sum(y, &[0]);
         let graph = differentiate(&g, loss).unwrap();
-        // The outer region rebuilds b, its inner silus (transient) and so c; then the inner one rebuilds
+        // The outer region recomputes b, its inner silus (transient) and so c; then the inner one recomputes
         // its first silu once more.
         assert_eq!(reruns(&graph, Strategy::Manual), 4);
     }

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Which activations are dropped after the forward pass and rebuilt in the backward pass.
+/// Which activations are dropped after the forward pass and recomputed in the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Strategy {
     /// Keep everything: fastest, memory grows with depth.
     None,
-    /// Keep the results of matrix products and the inputs of layers, rebuild the cheap rest.
+    /// Keep the results of matrix products and the inputs of layers, recompute the cheap rest.
     Selective,
     /// Keep the inputs of every √n-th layer.
     Sqrt,
@@ -20,7 +20,7 @@ pub enum Strategy {
     Minimal,
     /// Drop what the model's `checkpoint` marks enclose.
     Manual,
-    /// What is fastest inside the budget, decided for every value of every layer.
+    /// The fastest inside the budget, decided for every value of every layer.
     Auto,
 }
 

@@ -1,8 +1,8 @@
-//! What every schedule must pay, whatever its order and however often it recomputes.
+//! A lower bound on the cost of every schedule, whatever its order and however often it recomputes.
 //!
 //! **At one instant.** Take the moment once-node `p` runs. Its own output, what it reads and the earlier
 //! once-outputs still to be read fill part of the budget; some set `S` of forward outputs fills at most
-//! the rest. Whatever later once-nodes need and `S` lacks must run after this moment, closure included;
+//! the rest. All nodes that later once-nodes need and `S` lacks must run after this moment, closure included;
 //! where that run is certainly not the first (the node is an ancestor of a once-node up to `p`) it is
 //! extra. The least extra cost over all `S` is a point of the label frontier. The same holds for the
 //! moment a forward node runs for the first time: its ancestors have run, nothing behind it has.
@@ -93,7 +93,7 @@ pub(crate) fn turn_labels<const W: usize>(graph: &SearchGraph<W>, memory: u64, l
 /// A moment that every schedule passes.
 struct Instant<'a, const W: usize> {
     graph: &'a SearchGraph<W>,
-    /// What certainly is resident, and paid for in `room`.
+    /// Outputs that certainly are resident, and paid for in `room`.
     resident: Set<W>,
     /// Bytes left for other forward outputs.
     room: u64,

@@ -14,7 +14,7 @@ use super::search::{Found, Search, Seed, Width};
 use super::search_graph::{Oddities, SearchGraph};
 use super::set::sized;
 use super::simulate::simulate;
-use super::solver::{DagPlan, Effort, Solver};
+use super::solver::{DagEffort, DagPlan, Solver};
 
 /// How much work a budget is worth, in steps.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ const SEEDS: usize = 4;
 /// Points of the frontier at a budget, and those of them that are tried.
 const LABELS: usize = 400;
 const TRIED: usize = 12;
-/// Forward runs over those of one forward pass, beyond which much is rebuilt.
+/// Forward runs over those of one forward pass, beyond which much is recomputed.
 const MUCH: f64 = 1.25;
 /// Beams: whether from the kept sets or from the start, sets of drops for each run, states that survive.
 const BEAMS: [(bool, usize, usize); 4] = [(true, 8, 8), (false, 2, 8), (false, 3, 8), (true, 8, 32)];
@@ -82,7 +82,7 @@ impl Budgeted {
     }
 
     fn plan_sized<const W: usize>(&self, memory: u64) -> Option<DagPlan> {
-        let solver: Solver<W> = Solver::new(&self.dag, Effort::default());
+        let solver: Solver<W> = Solver::new(&self.dag, DagEffort::default());
         let keep_all = self.dag.keep_all();
         if solver.judged(&keep_all).peak <= memory {
             return Some(solver.finished(keep_all, self.dag.base_cost()));
@@ -107,7 +107,7 @@ impl Budgeted {
         let refined = self.pool().refined(graph, memory, limit);
         let near = refined.iter().chain(fitting.iter().take(SEEDS)).chain(beyond.iter().rev().take(SEEDS));
         let mut trials: Vec<Trial<W>> = near.map(|kept| kept.trial(graph)).collect();
-        // Where little is rebuilt, the frontier of this very budget is the better guide: the fullest sets first.
+        // Where little is recomputed, the frontier of this very budget is the better guide: the fullest sets first.
         if limit < MUCH * graph.cost.iter().sum::<f64>() {
             for label in turn_labels(graph, memory, LABELS).iter().rev().take(TRIED) {
                 let trial = lazy(graph, &label.keep.iter().copied().collect(), usize::MAX);

@@ -48,7 +48,7 @@ pub struct Label {
     pub keep: Vec<usize>,
 }
 
-/// What to do when there are more labels or states than allowed.
+/// The rule where there are more labels or states than allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thinning {
     /// Drop some: every label left is reached by its set, and better ones may be missing.
@@ -57,7 +57,7 @@ pub enum Thinning {
     Optimistic,
 }
 
-/// What is not worth following, and how much is followed.
+/// Limits on what is followed.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Labels with more bytes are dropped.
@@ -68,7 +68,7 @@ pub struct Limits {
     pub labels: usize,
     /// States at once.
     pub states: usize,
-    /// What happens beyond the last two.
+    /// The rule beyond the last two.
     pub thinning: Thinning,
 }
 
@@ -227,7 +227,7 @@ fn within(mut states: BTreeMap<Demand, Vec<Point>>, limits: &Limits) -> BTreeMap
             ranked.truncate(limits.states);
             ranked.into_iter().collect()
         }
-        // Whoever demands less has less to pay: a state that demands what two states share bounds both.
+        // A state that demands less has less to pay: the common demand of two states bounds both.
         Thinning::Optimistic => {
             let mut merged: BTreeMap<Demand, Vec<Point>> = BTreeMap::new();
             let group = states.len().div_ceil(limits.states);

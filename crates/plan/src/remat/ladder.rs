@@ -29,7 +29,7 @@ const PRECISION: u64 = 500;
 /// How much longer an exact search is tried that ends at the rung above.
 const PERSISTENCE: u64 = 20;
 
-/// What the ladder of a graph spans.
+/// The budgets that the ladder of a graph spans.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ladder {
     /// Below this, no schedule exists.
@@ -128,7 +128,7 @@ fn cheaper<const W: usize>(
 mod tests {
     use super::*;
     use crate::remat::oracle::Dice;
-    use crate::remat::{Dag, DagNode, Effort, plan_dag, simulate};
+    use crate::remat::{Dag, DagEffort, DagNode, plan_dag, simulate};
 
     /// A network with skips: each gradient reads what its node reads and wrote, and the gradient before.
     fn network(seed: u64) -> Dag {
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_search_cut_short_can_find_less_in_more_memory_and_the_ladder_cannot() {
-        let hasty = Effort { labels: 50, pairs: 5, trials: 4, beam: 4, work: 60_000 };
+        let hasty = DagEffort { labels: 50, pairs: 5, trials: 4, beam: 4, work: 60_000 };
         let mut alone = 0;
         for seed in 4..7 {
             let dag = network(seed);

@@ -60,7 +60,7 @@ pub use labels::{Label, LabelOp, Limits, Thinning, frontier};
 pub use parse::{ParseError, parse};
 pub use plan_dag::{Unplannable, plan_dag};
 pub use simulate::{Outcome, Step, Violation, simulate};
-pub use solver::{DagPlan, Effort};
+pub use solver::{DagEffort, DagPlan};
 
 /// A training graph: nodes in topological order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -72,7 +72,7 @@ pub struct Dag {
 /// One operation and its output.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DagNode {
-    /// What people call it.
+    /// Its name.
     pub name: String,
     /// Whether it belongs to the backward pass and so runs exactly once, in order.
     pub backward: bool,

@@ -25,7 +25,7 @@ pub enum ParseError {
     Field {
         /// Where, such as `nodes[3].cost_ram`.
         place: String,
-        /// What belongs there.
+        /// The kind of entry that belongs there.
         expected: &'static str,
     },
     /// Two nodes have the same id.

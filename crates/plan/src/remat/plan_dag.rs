@@ -11,7 +11,7 @@ use super::bound::bound;
 use super::ladder::Ladder;
 use super::search_graph::{Oddities, SearchGraph};
 use super::set::{MOST, sized};
-use super::solver::{DagPlan, Effort, Solver};
+use super::solver::{DagEffort, DagPlan, Solver};
 
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl std::error::Error for Unplannable {}
 /// # Errors
 ///
 /// When no schedule was found, with the smallest budget that works, or the graph is too large.
-pub fn plan_dag(dag: &Dag, memory: u64, effort: Effort) -> Result<DagPlan, Unplannable> {
+pub fn plan_dag(dag: &Dag, memory: u64, effort: DagEffort) -> Result<DagPlan, Unplannable> {
     let forward = dag.forward_nodes();
     if forward > MOST {
         return Err(Unplannable::TooLarge { forward, most: MOST });

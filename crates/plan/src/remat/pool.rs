@@ -2,7 +2,7 @@
 //!
 //! The frontier at one instant ([`labels`](super::labels)) counts every run that must come again once. Where most of the
 //! forward pass comes again, it therefore sees no use in keeping anything: all runs are in the closure either way. But
-//! without kept values on the way, what was rebuilt early waits for readers that come late. So sets are made in two
+//! without kept values on the way, outputs that were recomputed early wait for readers that come late. So sets are made in two
 //! steps: the values that cross certain cuts of the forward pass are kept in any case, as a strategy with layers would,
 //! and a frontier says what to keep beside them.
 //!
@@ -11,7 +11,7 @@
 //!     └──────────▲             c crosses the first cut, and is kept
 //! ```
 //!
-//! Each set becomes a schedule in which rebuilt values stay until their last reader, and a small set two more, in which
+//! Each set becomes a schedule in which recomputed values stay until their last reader, and a small set two more, in which
 //! they stay for a little, or not at all.
 
 use super::labels::{Label, LabelOp, Limits, frontier};
@@ -32,7 +32,7 @@ pub(crate) struct Pool {
 struct Family {
     /// Numbers of the forward nodes that all of them keep.
     cut: Vec<usize>,
-    /// What they keep beside: bytes rising, so that cost falls and peaks mostly rise.
+    /// Their other kept nodes: bytes rising, so that cost falls and peaks mostly rise.
     points: Vec<Label>,
     /// Points whose schedule is known, rising, with its peak.
     known: Vec<(usize, u64)>,
@@ -43,7 +43,7 @@ struct Family {
 pub(crate) struct Kept {
     /// Numbers of forward nodes.
     pub(crate) keep: Vec<usize>,
-    /// How long rebuilt outputs stay, as in [`lazy`].
+    /// How long recomputed outputs stay, as in [`lazy`].
     pub(crate) hold: usize,
     /// Cost of the forward runs.
     pub(crate) cost: f64,
@@ -75,7 +75,7 @@ impl Pool {
                 (0..points).map(|index| index * last / (points - 1).max(1)).collect();
             chosen.dedup();
             for (index, point) in chosen.into_iter().enumerate() {
-                // Who keeps much has no need to rebuild often.
+                // A set that keeps much has no need to recompute often.
                 for &hold in if index < points / 2 { &[usize::MAX, 3, 1][..] } else { &[usize::MAX] } {
                     let kept = family.kept(graph, point, hold);
                     if hold == usize::MAX {
@@ -185,7 +185,7 @@ fn kept_at_cuts<const W: usize>(graph: &SearchGraph<W>, crossing: &[Set<W>], par
     keep
 }
 
-/// What to keep beside `cut`, from nothing to everything.
+/// Sets to keep beside `cut`, from nothing to everything.
 fn beside<const W: usize>(graph: &SearchGraph<W>, cut: &Set<W>) -> Vec<Label> {
     let op = |node: usize| LabelOp {
         deps: graph.sources[node].minus(cut).iter().collect(),

@@ -49,7 +49,7 @@ pub(crate) struct Seed<const W: usize> {
     pub(crate) cost: f64,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub(crate) struct Found<const W: usize> {
     /// A schedule cheaper than the limit, with the cost of its forward runs.
@@ -338,7 +338,7 @@ impl<'a, const W: usize> Search<'a, W> {
         room.drop_from(0, state.resident, 0, candidates.iter().map(|&node| graph.bytes[node]).sum());
     }
 
-    /// What may be dropped at all, by what a byte of it costs to get back; what is about to be read comes last.
+    /// Outputs that may be dropped, by the cost of getting a byte of them back; those about to be read come last.
     fn cheapest_first(&self, state: &State<W>, candidates: &[usize]) -> Vec<usize> {
         let position = state.position as usize;
         let free = self.to_pay(position, &state.resident);
@@ -355,7 +355,7 @@ impl<'a, const W: usize> Search<'a, W> {
         priced.into_iter().map(|(_, _, node)| node).collect()
     }
 
-    /// What the next once-node reads, and what is read to rebuild that. A cheap output among them is soon made again,
+    /// Outputs that the next once-node reads, and those that are read to recompute them. A cheap output among them is soon made again,
     /// in the place of another that is then made again: such circles are what a beam dies of.
     fn urgent(&self, state: &State<W>) -> Set<W> {
         let needs = &self.graph.needs[state.position as usize];
@@ -373,7 +373,7 @@ impl<'a, const W: usize> Search<'a, W> {
             }
             let before = match state.action {
                 Action::Forward(node) => state.resident.without(node),
-                // What the run read it still had; everything else that is gone may as well go before.
+                // The run still had what it read; everything else that is gone may as well go before.
                 Action::Once(position) => state.resident.union(&self.graph.needs[position]),
             };
             path.push((before, state.action));

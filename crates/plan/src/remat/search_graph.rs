@@ -17,7 +17,7 @@
 use super::Dag;
 use super::set::Set;
 
-/// What becomes of forward nodes that are not simply rerunnable.
+/// The treatment of forward nodes that are not simply rerunnable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Oddities {
     /// They run once, in the order of their ids.
@@ -38,7 +38,7 @@ pub(crate) struct SearchGraph<const W: usize> {
     pub(crate) bytes: Vec<u64>,
     /// Bytes each forward node takes while it runs.
     pub(crate) running: Vec<u64>,
-    /// What each forward node reads.
+    /// The forward nodes that each forward node reads.
     pub(crate) sources: Vec<Set<W>>,
     /// Forward outputs that each once-node reads.
     pub(crate) needs: Vec<Set<W>>,

@@ -14,7 +14,7 @@ pub enum Step {
     Drop(usize),
 }
 
-/// What a legal schedule takes.
+/// Cost and peak of a legal schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     /// Sum of the costs of all runs.
@@ -32,7 +32,7 @@ pub enum Violation {
     Missing {
         /// The node that ran.
         node: usize,
-        /// What it lacked.
+        /// The output that it lacked.
         source: usize,
     },
     /// A backward node ran a second time, or out of order.

@@ -19,7 +19,7 @@ use super::simulate::{Outcome, Step, simulate};
 
 /// How much work a plan may take, in steps rather than seconds.
 #[derive(Clone, Copy, Debug)]
-pub struct Effort {
+pub struct DagEffort {
     /// Labels per state of a frontier.
     pub labels: usize,
     /// Frontiers for pairs of instants in the bound.
@@ -32,19 +32,19 @@ pub struct Effort {
     pub work: u64,
 }
 
-impl Default for Effort {
-    fn default() -> Effort {
-        Effort { labels: 4000, pairs: 600, trials: 200, beam: 256, work: 12_000_000 }
+impl Default for DagEffort {
+    fn default() -> DagEffort {
+        DagEffort { labels: 4000, pairs: 600, trials: 200, beam: 256, work: 12_000_000 }
     }
 }
 
 /// Part of the work of beams that an exact search may take: it ends early or not at all.
 const EXACT_SHARE: u64 = 2;
 
-impl Effort {
-    /// What is spent on a budget that stands beside the one that was asked for.
-    pub(crate) fn in_passing(self) -> Effort {
-        Effort { pairs: self.pairs / 6, trials: self.trials / 4, ..self }
+impl DagEffort {
+    /// The effort for a budget that stands beside the one that was asked for.
+    pub(crate) fn in_passing(self) -> DagEffort {
+        DagEffort { pairs: self.pairs / 6, trials: self.trials / 4, ..self }
     }
 
     pub(crate) fn of_bound(self, worth: f64) -> BoundEffort {
@@ -67,7 +67,7 @@ pub struct DagPlan {
     pub schedule: Vec<Step>,
 }
 
-/// What the search leaves at one budget.
+/// The result of all searches at one budget.
 #[derive(Clone, Debug)]
 pub(crate) struct Best<const W: usize> {
     /// The cheapest schedule found, with the cost of its forward runs.
@@ -80,26 +80,26 @@ pub(crate) struct Best<const W: usize> {
 
 pub(crate) struct Solver<'a, const W: usize> {
     pub(crate) dag: &'a Dag,
-    pub(crate) effort: Effort,
+    pub(crate) effort: DagEffort,
     pub(crate) graph: SearchGraph<W>,
     /// Forward cost without recomputation.
     forward: f64,
 }
 
 impl<'a, const W: usize> Solver<'a, W> {
-    pub(crate) fn new(dag: &'a Dag, effort: Effort) -> Solver<'a, W> {
+    pub(crate) fn new(dag: &'a Dag, effort: DagEffort) -> Solver<'a, W> {
         let graph = SearchGraph::new(dag, Oddities::Once);
         let forward = graph.cost.iter().sum();
         Solver { dag, effort, graph, forward }
     }
 
     /// The best schedule for one budget, and what is known of it.
-    pub(crate) fn best(&self, memory: u64, effort: Effort) -> Best<W> {
+    pub(crate) fn best(&self, memory: u64, effort: DagEffort) -> Best<W> {
         self.best_with(memory, effort, effort.work / EXACT_SHARE)
     }
 
     /// The same with so much work for the exact search.
-    pub(crate) fn best_with(&self, memory: u64, effort: Effort, work: u64) -> Best<W> {
+    pub(crate) fn best_with(&self, memory: u64, effort: DagEffort, work: u64) -> Best<W> {
         let (trial, seeds) = self.trials(memory, effort);
         let mut best = trial.map(|trial| (trial.path, trial.cost));
         let worth = self.limit(best.as_ref()) - self.forward;
@@ -125,7 +125,7 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// Some schedule for a budget: the first that turns up.
     pub(crate) fn any(&self, memory: u64) -> Option<(Path<W>, f64)> {
-        let effort = Effort { labels: 200, pairs: 0, trials: 10, ..self.effort };
+        let effort = DagEffort { labels: 200, pairs: 0, trials: 10, ..self.effort };
         if let (Some(trial), _) = self.trials(memory, effort) {
             return Some((trial.path, trial.cost));
         }
@@ -151,7 +151,7 @@ impl<'a, const W: usize> Solver<'a, W> {
         memory: u64,
         bound: &Bound,
         seeds: &[Seed<W>],
-        effort: Effort,
+        effort: DagEffort,
         best: &mut Option<(Path<W>, f64)>,
     ) {
         let ways: [(&[Seed<W>], usize); 4] = [(&[], 2), (&[], 3), (seeds, 8), (&[], 6)];
@@ -173,7 +173,7 @@ impl<'a, const W: usize> Solver<'a, W> {
 
     /// The cheapest schedule from a kept set that fits, and the states in which such schedules stand at the
     /// turn.
-    fn trials(&self, memory: u64, effort: Effort) -> (Option<Trial<W>>, Vec<Seed<W>>) {
+    fn trials(&self, memory: u64, effort: DagEffort) -> (Option<Trial<W>>, Vec<Seed<W>>) {
         let labels = turn_labels(&self.graph, memory, effort.labels);
         let (mut best, mut seeds): (Option<Trial<W>>, _) = (None, Vec::new());
         // Half of the trials go to the fullest sets, half are spread over all: where a peak lies elsewhere

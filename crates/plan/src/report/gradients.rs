@@ -19,7 +19,7 @@ pub enum Persist {
     Separate,
 }
 
-/// What a plan does with gradients.
+/// Where the gradients of a plan are, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GradientReport {
     /// Bytes of all of them where they persist; else the most that are there at one time.

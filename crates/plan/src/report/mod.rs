@@ -1,6 +1,6 @@
-//! What a plan does, read back from its schedule: which layers keep, rebuild and offload what.
+//! Reports of a plan, read back from its schedule: which values each layer keeps, recomputes and offloads.
 //!
-//! Nothing here asks the planner what it meant. A node is rebuilt when the schedule runs it again, kept when
+//! Nothing here asks the planner what it meant. A node is recomputed when the schedule runs it again, kept when
 //! bytes it wrote in the forward pass are touched in the backward pass, offloaded when a copy takes
 //! them out; so the report is as true for a plan read from a file as for one just made.
 
@@ -21,7 +21,7 @@ use crate::program::{Program, Purpose, Role};
 use crate::recompute::{Strategy, layer_names, layers};
 use crate::schedule::{Action, Contents, Schedule};
 
-pub use compare::Compared;
+pub use compare::{Compared, compare};
 pub use gradients::{GradientReport, Persist, gradients};
 pub use timeline::{Span, spans, timeline};
 
@@ -32,15 +32,15 @@ pub struct LayerReport {
     pub kind: String,
     /// How many they are.
     pub count: usize,
-    /// What the forward pass leaves for the backward pass.
+    /// Values that the forward pass leaves for the backward pass.
     pub keep: Vec<String>,
-    /// What runs again.
+    /// Nodes that run again.
     pub recompute: Vec<String>,
-    /// What goes to another tier and comes back.
+    /// Values that go to another tier and come back.
     pub offload: Vec<String>,
 }
 
-/// What one micro-batch of a plan does beyond the forward and the backward pass.
+/// The work of one micro-batch of a plan beyond the forward and the backward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Layers in forward order, equal ones together.
@@ -94,16 +94,17 @@ fn state_bytes_away(plan: &Plan) -> Vec<(Purpose, u64)> {
     Purpose::ALL.map(of).into_iter().filter(|&(_, bytes)| bytes > 0).collect()
 }
 
-/// What becomes of the results of forward nodes.
+/// The fate of the results of forward nodes.
 struct Fates {
     kept: BTreeSet<NodeId>,
-    rebuilt: BTreeSet<NodeId>,
+    recomputed: BTreeSet<NodeId>,
     offloaded: BTreeSet<NodeId>,
 }
 
 impl Fates {
     fn of(graph: &Graph, schedule: &Schedule) -> Fates {
-        let mut fates = Fates { kept: BTreeSet::new(), rebuilt: BTreeSet::new(), offloaded: BTreeSet::new() };
+        let mut fates =
+            Fates { kept: BTreeSet::new(), recomputed: BTreeSet::new(), offloaded: BTreeSet::new() };
         let backward = |action: &Action| matches!(action, Action::Run { node, .. } if graph.node(*node).phase == Phase::Backward);
         let turn = schedule.actions.iter().position(backward).unwrap_or(schedule.actions.len());
         let sent: BTreeSet<_> = schedule.copies.iter().map(|copy| copy.buffer).collect();
@@ -114,7 +115,7 @@ impl Fates {
                 continue;
             }
             if !seen.insert(*node) {
-                fates.rebuilt.insert(*node);
+                fates.recomputed.insert(*node);
             }
             if index < turn && outputs.iter().any(|&id| schedule.buffer(id).end > turn) {
                 fates.kept.insert(*node);
@@ -123,8 +124,8 @@ impl Fates {
                 fates.offloaded.insert(*node);
             }
         }
-        // What is built again was not kept for all its readers, whatever lived on for some of them.
-        fates.kept.retain(|node| !fates.rebuilt.contains(node));
+        // A value that is recomputed was not kept for all its readers, even if some bytes of it lived on.
+        fates.kept.retain(|node| !fates.recomputed.contains(node));
         fates
     }
 }
@@ -146,7 +147,7 @@ fn layer_reports(graph: &Graph, fates: &Fates) -> Vec<LayerReport> {
             kind: String::new(),
             count: 1,
             keep: among(&fates.kept),
-            recompute: among(&fates.rebuilt),
+            recompute: among(&fates.recomputed),
             offload: among(&fates.offloaded),
         };
         let same = |known: &LayerReport| LayerReport { count: 1, ..known.clone() } == report;

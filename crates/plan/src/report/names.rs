@@ -28,7 +28,7 @@ pub(crate) fn forward_names(graph: &Graph, nodes: &[NodeId]) -> Vec<String> {
     names
 }
 
-/// What a buffer's value is called: its input name, or its producer with the block around it.
+/// The name of a buffer's value: that of an input, or its producer with the block around it.
 pub(crate) fn value_name(graph: &Graph, value: Value) -> String {
     let info = graph.value(value);
     match info.source {

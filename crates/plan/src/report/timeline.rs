@@ -20,9 +20,9 @@ use crate::schedule::{Buffer, Contents, Schedule};
 /// A buffer as a rectangle: bytes over actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// What it holds, in words.
+    /// Its contents in words.
     pub contents: String,
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// First byte in the arena.
     pub offset: u64,

@@ -44,7 +44,7 @@ impl BufferId {
     }
 }
 
-/// What a buffer holds.
+/// The contents of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Contents {
     /// A value that is not state; never a view.
@@ -58,9 +58,9 @@ pub enum Contents {
 /// Bytes with a lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// What it holds.
+    /// Its contents.
     pub contents: Contents,
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// Size, rounded up to the device's alignment.
     pub bytes: u64,
@@ -127,7 +127,7 @@ pub enum Action {
     },
 }
 
-/// What a run takes from the machine before its first step.
+/// Memory that a run takes from the machine before its first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Space {
     /// Bytes of the arena.
@@ -141,7 +141,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// What `schedules` need together.
+    /// The space that `schedules` need together.
     pub fn of<'a>(arena: u64, schedules: impl IntoIterator<Item = &'a Schedule>) -> Space {
         let mut space = Space { arena, ..Space::default() };
         for schedule in schedules {
@@ -166,7 +166,7 @@ impl Space {
 /// A list of actions with the buffers they work on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// What it does, such as `first` or `update`.
+    /// The name of its role, such as `first` or `update`.
     pub name: String,
     /// In execution order.
     pub actions: Vec<Action>,

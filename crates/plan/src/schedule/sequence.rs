@@ -12,7 +12,7 @@ use crate::device::{Direction, Tier};
 
 /// Where a node finds an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Operand {
     /// A lifetime of a value.
     Instance(usize),
     /// A range of state.
@@ -23,8 +23,8 @@ pub(crate) enum Place {
 #[derive(Clone, Debug)]
 pub(crate) struct Execution {
     pub(crate) node: NodeId,
-    pub(crate) inputs: Vec<Place>,
-    pub(crate) outputs: Vec<Place>,
+    pub(crate) inputs: Vec<Operand>,
+    pub(crate) outputs: Vec<Operand>,
 }
 
 /// A copy of an instance to another tier, or back from it into an instance of its own.
@@ -70,13 +70,13 @@ impl Sequence {
             away.iter().map(|away| (away.state, None)).collect();
         for execution in &mut self.executions {
             for place in execution.inputs.iter_mut().chain(&mut execution.outputs) {
-                let Place::State(state) = *place else { continue };
+                let Operand::State(state) = *place else { continue };
                 let Some(stay) = stays.get_mut(&state) else { continue };
                 let instance = *stay.get_or_insert_with(|| {
                     self.instances.push(graph.state(state).versions[0]);
                     self.instances.len() - 1
                 });
-                *place = Place::Instance(instance);
+                *place = Operand::Instance(instance);
             }
         }
         Sequence { away, taken, ..self }

@@ -51,84 +51,86 @@ impl Point {
     }
 }
 
-impl<B: Build> Searcher<B> {
-    /// The fastest plan without a budget, whatever strategy the request fixes: everything is kept.
-    ///
-    /// # Errors
-    ///
-    /// When the request or the model is at fault.
-    pub fn unbudgeted(&mut self, request: Request) -> Result<Point, SearchError> {
-        let mut fastest: Option<(f64, usize)> = None;
-        for micro_batch in request.micro_batches()? {
-            let seconds = step_seconds(self.program(micro_batch)?, request.global_batch / micro_batch);
-            if fastest.is_none_or(|(known, _)| seconds < known) {
-                fastest = Some((seconds, micro_batch));
-            }
+/// The fastest plan without a budget, whatever strategy the request fixes: everything is kept.
+///
+/// # Errors
+///
+/// When the request or the model is at fault.
+pub fn unbudgeted(searcher: &mut Searcher<impl Build>, request: Request) -> Result<Point, SearchError> {
+    let mut fastest: Option<(f64, usize)> = None;
+    for micro_batch in request.micro_batches()? {
+        let seconds = step_seconds(searcher.program(micro_batch)?, request.global_batch / micro_batch);
+        if fastest.is_none_or(|(known, _)| seconds < known) {
+            fastest = Some((seconds, micro_batch));
         }
-        let micro_batch = fastest.map_or(request.global_batch, |(_, micro_batch)| micro_batch);
-        let tried = self.try_named(request.global_batch, micro_batch, &[Strategy::None])?;
-        // Best scratch comes first.
-        let best = tried.first().ok_or(SearchError::Batch { micro_batch, global_batch: 0 })?;
-        Ok(Point {
-            arena_bytes: best.arena_bytes,
-            step_seconds: best.step_seconds,
-            lower_bound_seconds: Some(best.step_seconds),
-            micro_batch,
-        })
     }
+    let micro_batch = fastest.map_or(request.global_batch, |(_, micro_batch)| micro_batch);
+    let tried = searcher.try_named(request.global_batch, micro_batch, &[Strategy::None])?;
+    // Best scratch comes first.
+    let best = tried.first().ok_or(SearchError::Batch { micro_batch, global_batch: 0 })?;
+    Ok(Point {
+        arena_bytes: best.arena_bytes,
+        step_seconds: best.step_seconds,
+        lower_bound_seconds: Some(best.step_seconds),
+        micro_batch,
+    })
+}
 
-    /// The fastest plan in each of `budgets`, equal ones once; budgets in which nothing fits have none.
-    ///
-    /// # Errors
-    ///
-    /// When the request or the model is at fault.
-    pub fn curve(&mut self, request: Request, budgets: &[u64]) -> Result<Vec<Point>, SearchError> {
-        let mut points: Vec<Point> = Vec::new();
-        for &budget in budgets {
-            match self.best(Request { budget, slack: 0.0, ..request }) {
-                Ok((best, bound)) => points.push(Point::tried(&best, bound)),
-                Err(SearchError::Budget { .. }) => {}
-                Err(other) => return Err(other),
-            }
+/// The fastest plan in each of `budgets`, equal ones once; budgets in which nothing fits have none.
+///
+/// # Errors
+///
+/// When the request or the model is at fault.
+pub fn curve(
+    searcher: &mut Searcher<impl Build>,
+    request: Request,
+    budgets: &[u64],
+) -> Result<Vec<Point>, SearchError> {
+    let mut points: Vec<Point> = Vec::new();
+    for &budget in budgets {
+        match searcher.best(Request { budget, slack: 0.0, ..request }) {
+            Ok((best, bound)) => points.push(Point::tried(&best, bound)),
+            Err(SearchError::Budget { .. }) => {}
+            Err(other) => return Err(other),
         }
-        points.dedup_by_key(|point| (point.arena_bytes, point.step_seconds.to_bits()));
-        Ok(points)
     }
+    points.dedup_by_key(|point| (point.arena_bytes, point.step_seconds.to_bits()));
+    Ok(points)
+}
 
-    /// The next larger budgets that bring something, the one at which nothing more is to be had last. Nothing need fit
-    /// the budgets between: the chosen plan may be of another kind than those of this searcher.
-    ///
-    /// # Errors
-    ///
-    /// When the request or the model is at fault.
-    pub fn faster(
-        &mut self,
-        request: Request,
-        chosen: Point,
-        unbudgeted: Point,
-    ) -> Result<Vec<Point>, SearchError> {
-        let tier = self.program(chosen.micro_batch)?.train.facts.link.is_some();
-        let looks = if tier { LOOKS_WITH_A_TIER } else { LOOKS };
-        let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, looks);
-        let mut points = Vec::new();
-        for budget in budgets {
-            match self.best(Request { budget, slack: 0.0, ..request }) {
-                Ok((best, bound)) => points.push(Point { arena_bytes: budget, ..Point::tried(&best, bound) }),
-                Err(SearchError::Budget { .. }) => {}
-                Err(other) => return Err(other),
-            }
+/// The next larger budgets that bring something, the one at which nothing more is to be had last. Nothing need fit
+/// the budgets between: the chosen plan may be of another kind than those of this searcher.
+///
+/// # Errors
+///
+/// When the request or the model is at fault.
+pub fn faster(
+    searcher: &mut Searcher<impl Build>,
+    request: Request,
+    chosen: Point,
+    unbudgeted: Point,
+) -> Result<Vec<Point>, SearchError> {
+    let tier = searcher.program(chosen.micro_batch)?.train.facts.link.is_some();
+    let looks = if tier { LOOKS_WITH_A_TIER } else { LOOKS };
+    let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, looks);
+    let mut points = Vec::new();
+    for budget in budgets {
+        match searcher.best(Request { budget, slack: 0.0, ..request }) {
+            Ok((best, bound)) => points.push(Point { arena_bytes: budget, ..Point::tried(&best, bound) }),
+            Err(SearchError::Budget { .. }) => {}
+            Err(other) => return Err(other),
         }
-        points.push(unbudgeted);
-        let mut best = chosen.step_seconds;
-        let mut gains = Vec::new();
-        for point in points {
-            if point.arena_bytes > chosen.arena_bytes && point.step_seconds < best * (1.0 - WORTH) {
-                best = point.step_seconds;
-                gains.push(point);
-            }
-        }
-        Ok(gains)
     }
+    points.push(unbudgeted);
+    let mut best = chosen.step_seconds;
+    let mut gains = Vec::new();
+    for point in points {
+        if point.arena_bytes > chosen.arena_bytes && point.step_seconds < best * (1.0 - WORTH) {
+            best = point.step_seconds;
+            gains.push(point);
+        }
+    }
+    Ok(gains)
 }
 
 /// `count` sizes above `from`, each larger than the one before by the same ratio, the last `to`. None when

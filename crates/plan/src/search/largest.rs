@@ -1,7 +1,7 @@
 //! The largest number that works, by doubling and then halving the gap.
 
 /// The largest `n` in `1..=most` for which `probe` gives something, with what it gave; none when not even 1
-/// works. Whatever works for a number is taken to work for all smaller ones; `n` itself was probed, and so
+/// works. A number below one that works is taken to work too; `n` itself was probed, and so
 /// was `n + 1` unless `n` is `most`.
 ///
 /// # Errors

@@ -7,7 +7,7 @@ use super::tried::Tried;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
 use crate::layout::{Effort, fits, slots_of};
-use crate::offload::Placement;
+use crate::offload::Residency;
 use crate::optimum::Optimum;
 use crate::plan::{Draft, Tiered};
 use crate::program::{Costed, Program, Purpose, StateRange};
@@ -42,7 +42,7 @@ impl<'a> MicroBatch<'a> {
         }
     }
 
-    /// What the budget leaves to the transient part where all state stays.
+    /// Bytes that the budget leaves to the transient part where all state stays.
     pub(super) fn room(&self) -> TransientBytes {
         ArenaBytes(self.request.budget).transient(self.tables.state_bytes())
     }
@@ -102,7 +102,7 @@ impl<'a> MicroBatch<'a> {
         let program = self.program();
         let link = program.train.facts.link.as_ref();
         let here = self.tables.state_bytes();
-        let away = Placement::new(program, u64::MAX)?.states.into_iter().filter(|range| range.tier.is_some());
+        let away = Residency::new(program, u64::MAX)?.states.into_iter().filter(|range| range.tier.is_some());
         let (gradients, others): (Vec<StateRange>, Vec<StateRange>) =
             away.partition(|range| range.purpose == Purpose::Gradients);
         let bytes = |ranges: &[StateRange]| ranges.iter().map(|range| range.bytes).sum::<u64>();

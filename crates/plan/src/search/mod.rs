@@ -35,7 +35,7 @@ mod tried;
 use crate::program::Build;
 use crate::recompute::Strategy;
 
-pub use curve::{Point, spread};
+pub use curve::{Point, curve, faster, spread, unbudgeted};
 pub use error::SearchError;
 pub use largest::largest;
 pub use request::Request;

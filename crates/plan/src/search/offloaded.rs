@@ -1,15 +1,15 @@
-//! The fastest of what is on offer with another tier, where the device has one.
+//! Best-first search for the fastest candidate that uses another tier, where the device has one.
 //!
-//! There are thousands of combinations of a place for the state, a way of rebuilding and a limit
-//! (`offload`), so the best comes first: each is known by a bound, then by better ones, then by its
-//! time and at last by its layout, and only the one with the least figure is looked at more closely:
+//! There are thousands of combinations of a residency, a recomputation and a limit (`offload`). Each is known by a bound
+//! first, then by closer bounds, then by its time and at last by its layout. Only the one with the least figure is looked at
+//! more closely:
 //!
 //! ```text
-//! what is rebuilt takes ▶ its order takes ▶ with this state away and this limit ▶ its time ▶ does it fit?
+//! bound of the recomputation ▶ of its order ▶ with this residency and limit ▶ the time ▶ does it fit?
 //! ```
 //!
-//! The first that fits is the fastest. What sends nothing away and fits is known before, so state and values leave only
-//! where nothing that keeps them is as fast.
+//! The first that fits is the fastest. Plans that send nothing away are tried before, so state and values leave only where
+//! no plan that keeps them is as fast.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -20,7 +20,9 @@ use super::tried::Tried;
 use crate::bytes::TransientBytes;
 use crate::device::Scratch;
 use crate::layout::{Effort, fits, slots_of};
-use crate::offload::{Found, Limit, Offers, Ordered, Place, Source, Spiller, streamed};
+use crate::offload::{
+    Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption, Transfers, streamed,
+};
 use crate::plan::{Tiered, draft};
 use crate::program::Costed;
 
@@ -34,16 +36,16 @@ const HELD: usize = 12;
 struct Candidate {
     /// Time of a step, or less.
     seconds: f64,
-    place: usize,
-    source: usize,
+    residency: usize,
+    recomputation: usize,
     known: Known,
 }
 
 /// How much is known.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Known {
-    /// What is rebuilt.
-    Source,
+    /// A bound of its recomputation.
+    Recomputation,
     /// The order of runs with all state in the arena.
     Order,
     /// A bound for this limit.
@@ -64,8 +66,8 @@ impl Ord for Candidate {
     /// The greatest is looked at first: the one with the least figure, then the one of which the most is known.
     fn cmp(&self, other: &Candidate) -> Ordering {
         let known = self.known.partial_cmp(&other.known).unwrap_or(Ordering::Equal);
-        let place = (other.place, other.source).cmp(&(self.place, self.source));
-        other.seconds.total_cmp(&self.seconds).then(known).then(place)
+        let residency = (other.residency, other.recomputation).cmp(&(self.residency, self.recomputation));
+        other.seconds.total_cmp(&self.seconds).then(known).then(residency)
     }
 }
 
@@ -73,11 +75,11 @@ impl Ord for Candidate {
 struct BestFirst<'a> {
     of: MicroBatch<'a>,
     scratch: Scratch,
-    offers: &'a Offers,
+    candidates: &'a Candidates,
     /// Time of the update with all state in the arena.
     update_seconds: f64,
     /// The orders with state away that were asked for last.
-    held: Vec<(usize, usize, Spiller)>,
+    held: Vec<(usize, usize, Transfers)>,
 }
 
 /// Plans of a micro-batch that send values or state away; nothing where the device has nowhere to send them.
@@ -87,13 +89,13 @@ pub(super) fn offloaded(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>
     if program.train.facts.link.is_none() || of.once_seconds(scratch) >= of.fastest(tried) {
         return Ok(());
     }
-    let fixed = of.request.strategy.map(|strategy| Source::fixed(program, scratch, strategy));
-    let fixed = fixed.map(|source| Offers::new(program, scratch, source)).transpose()?;
-    let offers = match &fixed {
-        Some(offers) => offers,
-        None => of.tables.offers(scratch)?,
+    let fixed = of.request.strategy.map(|strategy| Recomputation::fixed(program, scratch, strategy));
+    let fixed = fixed.map(|recomputation| Candidates::new(program, scratch, recomputation)).transpose()?;
+    let candidates = match &fixed {
+        Some(candidates) => candidates,
+        None => of.tables.candidates(scratch)?,
     };
-    BestFirst::new(of, scratch, offers).search(tried)
+    BestFirst::new(of, scratch, candidates).search(tried)
 }
 
 /// About what a micro-batch will take, to look at the most promising first: its bound, or with a tier that is needed the
@@ -105,23 +107,24 @@ pub(super) fn promise(of: MicroBatch, bound: f64) -> Result<f64, SearchError> {
     {
         return Ok(bound);
     }
-    Ok(BestFirst::new(of, Scratch::Best, of.tables.offers(Scratch::Best)?).promise())
+    Ok(BestFirst::new(of, Scratch::Best, of.tables.candidates(Scratch::Best)?).promise())
 }
 
 impl<'a> BestFirst<'a> {
-    fn new(of: MicroBatch<'a>, scratch: Scratch, offers: &'a Offers) -> BestFirst<'a> {
+    fn new(of: MicroBatch<'a>, scratch: Scratch, candidates: &'a Candidates) -> BestFirst<'a> {
         let update_seconds = of.program().update_seconds(scratch);
-        BestFirst { of, scratch, offers, update_seconds, held: Vec::new() }
+        BestFirst { of, scratch, candidates, update_seconds, held: Vec::new() }
     }
 
-    /// Time of the first way of rebuilding, which rebuilds nothing, at the place and with the highest limit that suit
-    /// it best.
+    /// Time of the first recomputation, which recomputes nothing, with the residency and the highest limit that suit it
+    /// best.
     fn promise(&mut self) -> f64 {
         let mut best = f64::INFINITY;
-        let fits = |(_, place): &(usize, &Place)| place.resident <= self.of.request.budget;
-        let places: Vec<(usize, &Place)> = self.offers.places.iter().enumerate().filter(fits).collect();
-        for (place, _) in places {
-            let candidate = Candidate { seconds: 0.0, place, source: 0, known: Known::Order };
+        let fits = |(_, residency): &(usize, &ResidencyOption)| residency.resident <= self.of.request.budget;
+        let residencies: Vec<(usize, &ResidencyOption)> =
+            self.candidates.residencies.iter().enumerate().filter(fits).collect();
+        for (residency, _) in residencies {
+            let candidate = Candidate { seconds: 0.0, residency, recomputation: 0, known: Known::Order };
             let highest = self.limited(candidate).into_iter().next();
             if let Some(candidate) = highest
                 && let Known::Bound(limit) = candidate.known
@@ -135,16 +138,16 @@ impl<'a> BestFirst<'a> {
 
     fn search(&mut self, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
         let mut open = BinaryHeap::new();
-        for (place, at) in self.offers.places.iter().enumerate() {
+        for (residency, at) in self.candidates.residencies.iter().enumerate() {
             if at.least_bytes() <= self.of.request.budget {
                 let least = at.update_least(self.update_seconds);
-                let first = |(source, of): (usize, &Source)| {
+                let first = |(recomputation, of): (usize, &Recomputation)| {
                     let pass = of.least_seconds.max(at.weights_seconds);
                     let seconds = self.step_of(pass, least);
-                    Candidate { seconds, place, source, known: Known::Source }
+                    Candidate { seconds, residency, recomputation, known: Known::Recomputation }
                 };
-                let sources = self.offers.sources.iter().enumerate();
-                open.extend(sources.filter(|(_, of)| place == 0 || of.goes_with_away).map(first));
+                let recomputations = self.candidates.recomputations.iter().enumerate();
+                open.extend(recomputations.filter(|(_, of)| residency == 0 || of.goes_with_away).map(first));
             }
         }
         // Those whose time is known.
@@ -165,7 +168,7 @@ impl<'a> BestFirst<'a> {
                     if known.is_some() { timed.extend(known) } else { open.extend(closer) }
                 }
                 Known::Order => open.extend(self.limited(candidate)),
-                Known::Source => open.extend(self.ordered(candidate)),
+                Known::Recomputation => open.extend(self.ordered(candidate)),
             }
         }
         Ok(())
@@ -180,37 +183,38 @@ impl<'a> BestFirst<'a> {
         pass * self.of.passes() + update
     }
 
-    /// What is left of the budget at a place.
-    fn room(&self, place: &Place) -> u64 {
-        self.of.request.budget.saturating_sub(place.resident)
+    /// Bytes of the budget that a residency leaves.
+    fn room(&self, residency: &ResidencyOption) -> u64 {
+        self.of.request.budget.saturating_sub(residency.resident)
     }
 
-    fn order(&self, source: usize) -> Option<&Ordered> {
+    fn order(&self, recomputation: usize) -> Option<&Ordered> {
         let (tables, scratch) = (self.of.tables, self.scratch);
-        self.offers.sources[source].order(&tables.program.train, scratch, || tables.optimum(scratch))
+        self.candidates.recomputations[recomputation]
+            .order(&tables.program.train, scratch, || tables.optimum(scratch))
     }
 
     /// The candidate with its order; none where that cannot fit.
     fn ordered(&self, candidate: Candidate) -> Option<Candidate> {
-        let place = &self.offers.places[candidate.place];
-        let spiller = &self.order(candidate.source)?.spiller;
-        let pass = spiller.lower_bound(self.room(place)).max(place.weights_seconds);
-        let seconds = self.step_of(pass, place.update_least(self.update_seconds));
+        let residency = &self.candidates.residencies[candidate.residency];
+        let transfers = &self.order(candidate.recomputation)?.transfers;
+        let pass = transfers.lower_bound(self.room(residency)).max(residency.weights_seconds);
+        let seconds = self.step_of(pass, residency.update_least(self.update_seconds));
         Some(Candidate { seconds, known: Known::Order, ..candidate })
     }
 
     /// One candidate for each limit that leaves what is there inside the budget.
     fn limited(&mut self, candidate: Candidate) -> Vec<Candidate> {
-        let pair = (candidate.place, candidate.source);
-        let place = &self.offers.places[candidate.place];
-        let room = self.room(place);
-        if !self.offers.limits.borrow().contains_key(&pair) {
-            let limits = self.asked(pair, |spiller| place.limits(spiller));
-            self.offers.limits.borrow_mut().insert(pair, limits.unwrap_or_default());
+        let pair = (candidate.residency, candidate.recomputation);
+        let residency = &self.candidates.residencies[candidate.residency];
+        let room = self.room(residency);
+        if !self.candidates.limits.borrow().contains_key(&pair) {
+            let limits = self.asked(pair, |transfers| residency.limits(transfers));
+            self.candidates.limits.borrow_mut().insert(pair, limits.unwrap_or_default());
         }
-        let known = self.offers.limits.borrow();
+        let known = self.candidates.limits.borrow();
         let inside = known[&pair].iter().filter(|limit| limit.bytes.max(limit.least_bytes) <= room);
-        let update = place.update_least(self.update_seconds);
+        let update = residency.update_least(self.update_seconds);
         let bound = |limit: &Limit| Candidate {
             seconds: self.step_of(limit.pass_seconds, update),
             known: Known::Bound(limit.bytes),
@@ -222,13 +226,14 @@ impl<'a> BestFirst<'a> {
     /// The candidate with its time, or with a better bound where that is no less than `best`; none where the tier has no
     /// room.
     fn timed(&mut self, candidate: Candidate, limit: u64, best: f64) -> Option<Candidate> {
-        let pair = (candidate.place, candidate.source);
-        let update = self.offers.places[candidate.place].update_within(limit, self.update_seconds)?;
+        let pair = (candidate.residency, candidate.recomputation);
+        let update =
+            self.candidates.residencies[candidate.residency].update_within(limit, self.update_seconds)?;
         let mut found = self.found(candidate, limit);
         found.least_seconds = found.least_seconds.max(self.pass_bound(pair, limit));
         let enough = (best - update) / self.of.passes();
         if found.seconds.is_none() && found.least_seconds < enough {
-            let pass = self.asked(pair, |spiller| spiller.seconds_below(limit, enough)).flatten()?;
+            let pass = self.asked(pair, |transfers| transfers.seconds_below(limit, enough)).flatten()?;
             found.least_seconds = pass;
             found.seconds = (pass < enough).then_some((pass, update));
             self.keep(candidate, limit, found);
@@ -244,7 +249,7 @@ impl<'a> BestFirst<'a> {
 
     /// The bound of a micro-batch for a limit.
     fn pass_bound(&self, pair: (usize, usize), limit: u64) -> f64 {
-        let limits = self.offers.limits.borrow();
+        let limits = self.candidates.limits.borrow();
         let known = limits.get(&pair).and_then(|limits| limits.iter().find(|known| known.bytes == limit));
         known.map_or(0.0, |known| known.pass_seconds)
     }
@@ -262,16 +267,19 @@ impl<'a> BestFirst<'a> {
         }
         let fits = found.fits.filter(|&bytes| bytes <= budget);
         let Some((arena_bytes, (pass, update))) = fits.zip(found.seconds) else { return Ok(None) };
-        let (place, source) = (&self.offers.places[candidate.place], &self.offers.sources[candidate.source]);
+        let (residency, recomputation) = (
+            &self.candidates.residencies[candidate.residency],
+            &self.candidates.recomputations[candidate.recomputation],
+        );
         Ok(Some(Tried {
             micro_batch: self.of.rows,
             tiled: self.of.tiled,
-            strategy: source.strategy,
+            strategy: recomputation.strategy,
             scratch: self.scratch,
             arena_bytes,
             step_seconds: self.step_of(pass, update),
-            rung: source.rung,
-            tiered: Tiered { limit: Some(TransientBytes(limit)), away: place.away },
+            rung: recomputation.rung,
+            tiered: Tiered { limit: Some(TransientBytes(limit)), away: residency.away },
         }))
     }
 
@@ -279,26 +287,27 @@ impl<'a> BestFirst<'a> {
     fn lay_out(&mut self, candidate: Candidate, limit: u64, found: &mut Found) -> Result<(), SearchError> {
         let budget = self.of.request.budget;
         found.fails = budget;
-        let place = &self.offers.places[candidate.place];
-        let pair = (candidate.place, candidate.source);
-        let Some(sequence) = self.asked(pair, |spiller| spiller.within(limit)).flatten() else {
+        let residency = &self.candidates.residencies[candidate.residency];
+        let pair = (candidate.residency, candidate.recomputation);
+        let Some(sequence) = self.asked(pair, |transfers| transfers.within(limit)).flatten() else {
             return Ok(());
         };
         let Costed { graph, facts } = self.part();
         let slots = slots_of(graph, facts, self.scratch, &sequence);
-        // What is called the smallest where nothing fits must be found where it does.
-        let ends = candidate.place == 0 || candidate.place + 1 == self.offers.places.len();
-        let smallest = limit == 0 && ends && self.offers.sources[candidate.source].rung.is_none();
+        // The smallest budget named in the error must itself be accepted by the search.
+        let ends = candidate.residency == 0 || candidate.residency + 1 == self.candidates.residencies.len();
+        let smallest =
+            limit == 0 && ends && self.candidates.recomputations[candidate.recomputation].rung.is_none();
         let (hope, effort) = if smallest { (f64::INFINITY, Effort::PLAN) } else { (HOPE, Effort::TRIAL) };
-        let Some(peak) = fits(&slots, self.room(place), hope, effort) else { return Ok(()) };
-        let arena_bytes = if place.away == 0 {
-            TransientBytes(peak).max(self.of.tables.beside_bytes(self.scratch)).arena(place.resident).0
+        let Some(peak) = fits(&slots, self.room(residency), hope, effort) else { return Ok(()) };
+        let arena_bytes = if residency.away == 0 {
+            TransientBytes(peak).max(self.of.tables.beside_bytes(self.scratch)).arena(residency.resident).0
         } else {
-            // What streams state beside the micro-batch has to fit too, and may take longer for it.
-            let Some(Ordered { order, .. }) = self.order(candidate.source) else { return Ok(()) };
+            // The other schedules that stream state have to fit too, and may take longer for it.
+            let Some(Ordered { order, .. }) = self.order(candidate.recomputation) else { return Ok(()) };
             let (program, tiered) =
-                (self.of.program(), Tiered { limit: Some(TransientBytes(limit)), away: place.away });
-            let strategy = self.offers.sources[candidate.source].strategy;
+                (self.of.program(), Tiered { limit: Some(TransientBytes(limit)), away: residency.away });
+            let strategy = self.candidates.recomputations[candidate.recomputation].strategy;
             let plan = draft(program, order, strategy, self.scratch, tiered)?;
             let pass_seconds = plan.micro_batch_seconds / program.passes() as f64;
             found.seconds = Some((pass_seconds, plan.update_seconds));
@@ -309,36 +318,47 @@ impl<'a> BestFirst<'a> {
     }
 
     fn found(&self, candidate: Candidate, limit: u64) -> Found {
-        let key = (candidate.place, candidate.source, limit);
-        self.offers.found.borrow().get(&key).copied().unwrap_or_default()
+        let key = (candidate.residency, candidate.recomputation, limit);
+        self.candidates.found.borrow().get(&key).copied().unwrap_or_default()
     }
 
     fn keep(&self, candidate: Candidate, limit: u64, found: Found) {
-        self.offers.found.borrow_mut().insert((candidate.place, candidate.source, limit), found);
+        self.candidates
+            .found
+            .borrow_mut()
+            .insert((candidate.residency, candidate.recomputation, limit), found);
     }
 
-    /// What `ask` makes of the order with the state of a place away.
-    fn asked<T>(&mut self, (place, source): (usize, usize), ask: impl FnOnce(&Spiller) -> T) -> Option<T> {
-        let offers = self.offers;
+    /// The answer of `ask` about an order with the state of a residency away.
+    fn asked<T>(
+        &mut self,
+        (residency, recomputation): (usize, usize),
+        ask: impl FnOnce(&Transfers) -> T,
+    ) -> Option<T> {
+        let candidates = self.candidates;
         let (tables, scratch) = (self.of.tables, self.scratch);
-        let ordered =
-            offers.sources[source].order(&tables.program.train, scratch, || tables.optimum(scratch));
-        let spiller = &ordered?.spiller;
-        if place == 0 {
-            return Some(ask(spiller));
+        let ordered = candidates.recomputations[recomputation]
+            .order(&tables.program.train, scratch, || tables.optimum(scratch));
+        let transfers = &ordered?.transfers;
+        if residency == 0 {
+            return Some(ask(transfers));
         }
-        if let Some(at) = self.held.iter().position(|&(p, s, _)| (p, s) == (place, source)) {
+        if let Some(at) = self.held.iter().position(|&(p, s, _)| (p, s) == (residency, recomputation)) {
             // The one asked last stays longest.
             self.held[at..].rotate_left(1);
         } else {
-            let new =
-                streamed(self.part(), self.scratch, &offers.places[place].placement, spiller.sequence())?;
+            let new = streamed(
+                self.part(),
+                self.scratch,
+                &candidates.residencies[residency].residency,
+                transfers.sequence(),
+            )?;
             if self.held.len() == HELD {
                 self.held.remove(0);
             }
-            self.held.push((place, source, new));
+            self.held.push((residency, recomputation, new));
         }
-        self.held.last().map(|(_, _, spiller)| ask(spiller))
+        self.held.last().map(|(_, _, transfers)| ask(transfers))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::error::SearchError;
 use crate::recompute::Strategy;
 
-/// What is asked for. What is left open is chosen.
+/// A request. Whatever it leaves open is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
     /// Sequences of one step.

@@ -23,11 +23,11 @@ use crate::recompute::{Order, Strategy};
 /// Sequences of a micro-batch, and whether its feed-forward networks are in tiles.
 type Key = (usize, bool);
 
-/// Answers many requests about one model and keeps what it made for the first for the others.
+/// Answers many requests about one model, with tables that are made once.
 #[derive(Debug)]
 pub struct Searcher<B> {
     build: B,
-    /// Whether tables stay for the next request. They are large, and who is about to train wants the memory.
+    /// Whether tables stay for the next request. They are large, and a run that is about to train wants the memory.
     keep: bool,
     tables: BTreeMap<Key, ProgramTables>,
 }
@@ -38,12 +38,12 @@ impl<B: Build> Searcher<B> {
         Searcher { build, keep: true, tables: BTreeMap::new() }
     }
 
-    /// A searcher that keeps nothing from one request to the next, for who asks once.
+    /// A searcher that keeps nothing from one request to the next, for a single question.
     pub fn once(build: B) -> Searcher<B> {
         Searcher { keep: false, ..Searcher::new(build) }
     }
 
-    /// What makes the programs.
+    /// The builder of the programs.
     pub fn build(&self) -> &B {
         &self.build
     }
@@ -267,7 +267,7 @@ impl<B: Build> Searcher<B> {
         Ok(SearchError::Budget { budget: request.budget, smallest, hints })
     }
 
-    /// What would fit if the user fixed less: other strategies, then smaller micro-batches.
+    /// Plans that would fit if the user fixed less: other strategies, then smaller micro-batches.
     fn hints(&mut self, request: Request) -> Result<Vec<Tried>, SearchError> {
         if request.micro_batch.is_none() && request.strategy.is_none() {
             return Ok(Vec::new());
@@ -285,7 +285,7 @@ impl<B: Build> Searcher<B> {
         }
         let mut tiled = Vec::new();
         self.look(&open, (1, true), |of| fastest_plans(of, &mut tiled))?;
-        // A strategy that is fixed is not tiled, so what to type is that none is.
+        // A fixed strategy is never tiled, so the hint is to fix none.
         fitting.extend(tiled.into_iter().map(|tried| Tried { strategy: Strategy::Auto, ..tried }));
         fitting.retain(|t| t.arena_bytes <= request.budget);
         fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
@@ -312,7 +312,7 @@ impl<B: Build> Searcher<B> {
         };
         let made = self.look(&request, (tried.micro_batch, tried.tiled), make)?;
         self.forget_all_but(None, None);
-        // Whoever had tiles when the plan was tried has them still.
+        // A program that had tiles when the plan was tried has them still.
         made.ok_or(SearchError::Batch { micro_batch: tried.micro_batch, global_batch: request.global_batch })
     }
 

@@ -10,7 +10,7 @@ use plimsoll_graph::Value;
 
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
-use crate::offload::{Offers, Source, persistent_bytes};
+use crate::offload::{Candidates, Recomputation, persistent_bytes};
 use crate::optimum::{Optimum, optimum};
 use crate::plan::beside_bytes;
 use crate::program::{Costed, Program, StateDiffers};
@@ -29,11 +29,11 @@ pub(crate) struct ProgramTables {
     least: Tables,
 }
 
-/// What was made for one amount of scratch.
+/// Tables for one amount of scratch.
 #[derive(Debug, Default)]
 struct Tables {
     optimum: OnceCell<Option<Box<dyn Optimum>>>,
-    offers: OnceCell<Offers>,
+    candidates: OnceCell<Candidates>,
     beside_bytes: OnceCell<TransientBytes>,
 }
 
@@ -80,15 +80,15 @@ impl ProgramTables {
         self.tables(scratch).optimum.get_or_init(new).as_deref()
     }
 
-    /// What may wait on another tier.
-    pub(crate) fn offers(&self, scratch: Scratch) -> Result<&Offers, StateDiffers> {
-        let offers = &self.tables(scratch).offers;
-        if let Some(offers) = offers.get() {
-            return Ok(offers);
+    /// The candidates that use another tier.
+    pub(crate) fn candidates(&self, scratch: Scratch) -> Result<&Candidates, StateDiffers> {
+        let candidates = &self.tables(scratch).candidates;
+        if let Some(candidates) = candidates.get() {
+            return Ok(candidates);
         }
-        let sources = Source::all(&self.program, scratch, self.optimum(scratch));
-        let new = Offers::new(&self.program, scratch, sources)?;
-        Ok(offers.get_or_init(|| new))
+        let recomputations = Recomputation::all(&self.program, scratch, self.optimum(scratch));
+        let new = Candidates::new(&self.program, scratch, recomputations)?;
+        Ok(candidates.get_or_init(|| new))
     }
 
     fn tables(&self, scratch: Scratch) -> &Tables {

@@ -46,7 +46,7 @@ pub struct Tried {
     pub step_seconds: f64,
     /// For [`Strategy::Auto`], the transient bytes the optimum was asked for.
     pub rung: Option<TransientBytes>,
-    /// What waits on another tier.
+    /// Bytes that wait on another tier.
     pub tiered: Tiered,
 }
 

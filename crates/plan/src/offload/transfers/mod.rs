@@ -1,6 +1,7 @@
 //! Values and state that wait on another tier while nobody reads them, so that the rest fits into fewer bytes.
 //!
-//! What is there has *gaps*: stretches between two of its users. In a gap its bytes can be somebody else's:
+//! Every value and every range of state has *gaps*: stretches of runs between two of its users. In a gap its bytes can be
+//! somebody else's:
 //!
 //! ```text
 //!            written        last forward reader          first backward reader
@@ -13,16 +14,15 @@
 //! out                                                           start──wait  came in
 //! ```
 //!
-//! *Which gaps*: those before the first and behind the last user of state that is away, and for the rest Belady's
-//! rule: go through the runs in order, and wherever more bytes are alive than allowed,
-//! send away what is read again last. In training that is what the first layers made, so it is also what was
-//! made first: the way out is in use from the beginning of the forward pass, and the way in from the turn
-//! on, each for as long as compute takes. So the traffic that costs no time is as large as with a quota in every
-//! layer, without room set aside for two layers' transfers; and because whole values of the whole
-//! model are counted, not of one layer, nothing is gained by splitting one.
+//! *Which gaps are used*: those before the first and behind the last user of state that is away, and for the rest Belady's
+//! rule. Go through the runs in order; wherever more bytes are alive than allowed, send away the value that is read again
+//! last. In training the first layers made that value, so it was also made first. The link out is therefore in use from the
+//! beginning of the forward pass, and the link in from the turn on, each for as long as compute takes. So the traffic that
+//! costs no time is as large as with a quota in every layer, without room set aside for two layers' transfers. Values of the
+//! whole model are counted, not of one layer, so nothing is gained by splitting one.
 //!
-//! *When* is decided in `timing`. Not here: what is rebuilt instead, which the order of runs has decided, and which
-//! state is away, which is the placement's.
+//! *When* a transfer begins is decided in `timing`. Decided elsewhere: what is recomputed (by the order of runs), and which
+//! state is away (by the residency).
 
 mod timing;
 
@@ -33,12 +33,12 @@ use plimsoll_graph::{Graph, StateId, Value};
 
 use crate::device::{Facts, Link, Scratch, aligned};
 use crate::layout::{live_bytes, slots_of};
-use crate::schedule::sequence::{Place, Sequence};
+use crate::schedule::sequence::{Operand, Sequence};
 use timing::Placing;
 
 /// An order of runs whose values may be sent away.
 #[derive(Clone, Debug)]
-pub(crate) struct Spiller {
+pub(crate) struct Transfers {
     link: Link,
     sequence: Sequence,
     /// Bytes alive during each run when only the fixed gaps are used.
@@ -52,7 +52,7 @@ pub(crate) struct Spiller {
     begin: Vec<(usize, usize)>,
     /// Gaps that are used in any case: of state before its first user and behind its last.
     fixed: Vec<Gap>,
-    /// Place in the tier of each instance that is state.
+    /// Operand in the tier of each instance that is state.
     homes: Vec<Option<u64>>,
     /// Bytes of state that come in before each run, and that go out behind it because it or a later one writes them.
     inward: Vec<u64>,
@@ -74,9 +74,14 @@ struct Gap {
     before: usize,
 }
 
-impl Spiller {
+impl Transfers {
     /// Finds the gaps of `sequence`; none when the device has no other tier.
-    pub(crate) fn new(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: Sequence) -> Option<Spiller> {
+    pub(crate) fn new(
+        graph: &Graph,
+        facts: &Facts,
+        scratch: Scratch,
+        sequence: Sequence,
+    ) -> Option<Transfers> {
         let link = facts.link?;
         let slots = slots_of(graph, facts, scratch, &sequence);
         let seconds =
@@ -106,7 +111,7 @@ impl Spiller {
         begin.sort_unstable();
         let until = prefix_sums(&seconds);
         let (inward, outward) = certain(&fixed, runs);
-        let mut spiller = Spiller {
+        let mut transfers = Transfers {
             link,
             sequence,
             live,
@@ -120,8 +125,8 @@ impl Spiller {
             outward,
             least: 0,
         };
-        spiller.least = spiller.choose(0).1.into_iter().max().unwrap_or(0);
-        Some(spiller)
+        transfers.least = transfers.choose(0).1.into_iter().max().unwrap_or(0);
+        Some(transfers)
     }
 
     /// The order itself, without transfers.
@@ -144,7 +149,7 @@ impl Spiller {
         self.live.iter().copied().max().unwrap_or(0)
     }
 
-    /// No way of keeping at most `limit` bytes alive is faster. What does not fit beside a run has gone out before it
+    /// No way of keeping at most `limit` bytes alive is faster. Values that do not fit beside a run have gone out before it
     /// and comes in behind it; state that is away comes in before its first user and goes out behind its last writer.
     /// So neither part of the schedule, up to any run and from it on, takes less time than its transfers.
     pub(crate) fn lower_bound(&self, limit: u64) -> f64 {
@@ -205,7 +210,7 @@ impl Spiller {
     fn choose(&self, limit: u64) -> (Vec<Gap>, Vec<u64>) {
         let runs = self.live.len();
         let mut chosen = self.fixed.clone();
-        // What is spared from a run on, and no longer from a run on, by chosen gaps.
+        // Bytes that chosen gaps spare from a run on, and bytes that they spare no longer.
         let (mut spared, mut regained) = (vec![0; runs + 1], vec![0; runs + 1]);
         let mut sparing = 0;
         // Gaps that have begun, the one that ends last first.
@@ -248,7 +253,7 @@ fn gaps(sequence: &Sequence, homes: &[Option<u64>]) -> Vec<Gap> {
     for (run, execution) in sequence.executions.iter().enumerate() {
         let inputs = execution.inputs.iter().map(|place| (place, false));
         for (place, writes) in inputs.chain(execution.outputs.iter().map(|place| (place, true))) {
-            let Place::Instance(instance) = *place else { continue };
+            let Operand::Instance(instance) = *place else { continue };
             let mut written = None;
             if let Some((before, from)) = known[instance] {
                 if from < run || from == 0 {

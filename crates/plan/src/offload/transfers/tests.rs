@@ -1,4 +1,4 @@
-//! What the pass promises, on graphs with every kind of gap: the judge passes it, the bytes are kept and the time
+//! Promises of the pass, on graphs with every kind of gap: the judge passes it, the bytes are kept and the time
 //! is that of an account of its own.
 
 use plimsoll_graph::{differentiate, fuse, work};
@@ -39,10 +39,10 @@ fn offered(rows: usize, link: Option<Link>) -> Program {
     Program { train: Costed { graph, facts }, evaluate: None, generate: None }
 }
 
-fn spiller(program: &Program, strategy: Strategy) -> Spiller {
+fn transfers(program: &Program, strategy: Strategy) -> Transfers {
     let part = &program.train;
     let sequence = micro_batch(&part.graph, &Order::named(&part.graph, strategy));
-    Spiller::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap()
+    Transfers::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap()
 }
 
 #[test]
@@ -51,20 +51,20 @@ fn every_limit_is_kept_and_the_judge_and_the_clock_agree() {
         let program = program(2, rate);
         let persistent = persistent_bytes(&program, 0).unwrap();
         for strategy in [Strategy::None, Strategy::Selective, Strategy::Full, Strategy::Minimal] {
-            let spiller = spiller(&program, strategy);
-            let (least, most) = (spiller.least_bytes(), spiller.most_bytes());
+            let transfers = transfers(&program, strategy);
+            let (least, most) = (transfers.least_bytes(), transfers.most_bytes());
             let regions = Order::named(&program.train.graph, strategy);
             for share in 0..=10 {
                 let limit = least + (most - least) * share / 10;
-                let seconds = spiller.seconds_within(limit).unwrap();
-                assert!(seconds >= spiller.lower_bound(limit) * (1.0 - 1e-12));
+                let seconds = transfers.seconds_within(limit).unwrap();
+                assert!(seconds >= transfers.lower_bound(limit) * (1.0 - 1e-12));
                 // The judge has the last word in there.
                 let tiered = Tiered { limit: Some(TransientBytes(limit)), away: 0 };
                 let plan = assemble(&program, &regions, strategy, Scratch::Best, tiered).unwrap();
                 assert!(plan.liveness_bound - persistent <= limit, "{strategy} in {limit}");
                 assert!((plan.micro_batch_seconds / seconds - 1.0).abs() < 1e-9, "{strategy}");
             }
-            assert!(spiller.within(most).unwrap().moves.is_empty(), "nothing has to go");
+            assert!(transfers.within(most).unwrap().moves.is_empty(), "nothing has to go");
         }
     }
 }
@@ -130,10 +130,10 @@ fn a_tier_without_room_is_not_written_to() {
 #[test]
 fn a_link_that_carries_everything_in_time_costs_no_time() {
     let program = offered(2, Some(Link { latency: 0.0, toll: 0.0, ..link(1e12) }));
-    let spiller = spiller(&program, Strategy::None);
+    let transfers = transfers(&program, Strategy::None);
     for share in 0..=4 {
-        let limit = spiller.least_bytes() + (spiller.most_bytes() - spiller.least_bytes()) * share / 4;
-        let stall = spiller.seconds_within(limit).unwrap() / spiller.busy_seconds() - 1.0;
+        let limit = transfers.least_bytes() + (transfers.most_bytes() - transfers.least_bytes()) * share / 4;
+        let stall = transfers.seconds_within(limit).unwrap() / transfers.busy_seconds() - 1.0;
         assert!(stall < 1e-3, "{limit} bytes: {stall} of the time stands still");
     }
 }

@@ -1,19 +1,18 @@
 //! When transfers begin and when they are waited for: a walk over the runs that keeps a clock and the bytes alive.
 //!
-//! What goes out does so as soon as it is written. It is waited for when it should have arrived, or when its bytes
-//! are needed, if that is earlier. It comes back when there is room until its user, but no earlier than is
-//! useful, and else just before the user, which then stands still. What did not change since it went out, or since it
-//! came in, is dropped and fetched again: a value goes out once, however often it comes back, and a frozen weight
-//! never.
+//! A value goes out as soon as it is written. The schedule waits for that transfer when it should have arrived, or when the
+//! bytes are needed, if that is earlier. The value comes back when there is room until its user, but no earlier than is
+//! useful, and else just before the user, which then stands still. A value that has not changed since it went out is dropped
+//! and fetched again: it goes out once, however often it comes back, and a frozen weight never goes out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use plimsoll_graph::Value;
 
-use super::{Gap, Spiller};
+use super::{Gap, Transfers};
 use crate::device::{Direction, Link, aligned};
-use crate::schedule::sequence::{Move, Place, Sequence, Transfer};
+use crate::schedule::sequence::{Move, Operand, Sequence, Transfer};
 
 /// Transfers are expected after this many times the time they should take: disks are not punctual.
 const PATIENCE: f64 = 2.0;
@@ -30,13 +29,13 @@ struct Leaving {
 }
 
 /// When the first of those who wait must be sent for, so that it and all who come in behind it are there in time: the
-/// least of (time of the run that wants one, less the transfers of it and of all before it). A tree over the runs: what
-/// lies to the right waits for the transfers of what lies to the left.
+/// least of (time of the run that wants one, less the transfers of it and of all before it). A tree over the runs:
+/// its right half waits for the transfers of its left half.
 struct Due {
     nodes: Vec<Waiting>,
 }
 
-/// Who waits in a range of runs.
+/// Instances that runs of a range wait for.
 #[derive(Clone, Copy)]
 struct Waiting {
     count: usize,
@@ -146,16 +145,16 @@ pub(super) struct Placing<'a> {
 impl<'a> Placing<'a> {
     /// Prepares the walk; none when the tier has no room for what is to be sent.
     pub(super) fn new(
-        spiller: &'a Spiller,
+        transfers: &'a Transfers,
         chosen: &'a [Gap],
         live: Vec<u64>,
         limit: u64,
     ) -> Option<Placing<'a>> {
         let mut placing = Placing {
-            link: spiller.link,
+            link: transfers.link,
             limit,
-            runs: spiller.sequence.executions.len(),
-            until: &spiller.until,
+            runs: transfers.sequence.executions.len(),
+            until: &transfers.until,
             chosen,
             begin: ByRun::default(),
             finish: ByRun::default(),
@@ -168,7 +167,7 @@ impl<'a> Placing<'a> {
             leaving: VecDeque::new(),
             gone: Vec::new(),
             wanted: BTreeSet::new(),
-            due: Due::new(spiller.sequence.executions.len()),
+            due: Due::new(transfers.sequence.executions.len()),
             coming: VecDeque::new(),
             clock: 0.0,
             out_free: 0.0,
@@ -176,9 +175,9 @@ impl<'a> Placing<'a> {
             moves: Vec::new(),
             transfers: Vec::new(),
             parts: BTreeMap::new(),
-            instances: spiller.sequence.instances.len(),
+            instances: transfers.sequence.instances.len(),
         };
-        placing.split(spiller).then_some(placing)
+        placing.split(transfers).then_some(placing)
     }
 
     /// The runs of `sequence` with the transfers of a walk that has come to its end.
@@ -192,7 +191,7 @@ impl<'a> Placing<'a> {
         }
         for (run, execution) in sequence.executions.iter_mut().enumerate() {
             for place in execution.inputs.iter_mut().chain(&mut execution.outputs) {
-                if let Place::Instance(instance) = place
+                if let Operand::Instance(instance) = place
                     && let Some(parts) = self.parts.get(instance)
                     && let Some(&(_, part)) = parts.iter().rev().find(|(from, _)| *from <= run)
                 {
@@ -204,18 +203,18 @@ impl<'a> Placing<'a> {
     }
 
     /// Gives every gap its moves and its users an instance of their own; says whether the tier has room.
-    fn split(&mut self, spiller: &Spiller) -> bool {
+    fn split(&mut self, transfers: &Transfers) -> bool {
         let mut order: Vec<usize> = (0..self.chosen.len()).collect();
         order.sort_by_key(|&gap| (self.chosen[gap].instance, self.chosen[gap].from));
-        let mut next_offset = spiller.sequence.taken;
+        let mut next_offset = transfers.sequence.taken;
         let mut gaps = order.into_iter().peekable();
         while let Some(&first) = gaps.peek() {
             let Gap { instance, bytes, .. } = self.chosen[first];
-            let home = spiller.homes[instance].unwrap_or_else(|| {
+            let home = transfers.homes[instance].unwrap_or_else(|| {
                 next_offset += aligned(bytes, self.link.block);
                 next_offset - aligned(bytes, self.link.block)
             });
-            // Who holds the instance, and the move that took out what was written last, with the run that wrote it.
+            // The instance that holds the value, and the move that took out the last write, with the run that wrote.
             let (mut holder, mut sent) = (instance, None);
             while let Some(index) = gaps.next_if(|&gap| self.chosen[gap].instance == instance) {
                 let Gap { written, from, before, .. } = self.chosen[index];
@@ -273,7 +272,7 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// What comes behind the last run: state that was written goes home.
+    /// Transfers behind the last run: state that was written goes home.
     pub(super) fn close(&mut self) {
         let runs = self.runs;
         self.leave(runs);

@@ -1,13 +1,13 @@
-//! A lower bound over all schedules of a chain: no order, no number of rebuildings, does better.
+//! A lower bound over all schedules of a chain: no order, no number of recomputations, does better.
 //!
-//! When the first gradient node runs, some forward values are resident. Whatever the backward pass reads
-//! and is not resident must run again, and so must what that needs: its closure. So the time is at least
+//! When the first gradient node runs, some forward values are resident. A value that the backward pass
+//! reads and that is not resident must run again, and so must all it needs: its closure. So the time is at least
 //! that of everything once, plus the least closure over all resident sets that fit beside the turn. For
 //! equal layers the least closure is the lower convex hull of one layer's frontier, `L` times:
 //!
 //! ```text
 //! seconds
-//!    │╲ •          points: a kept set with the layer's output kept, or with the output rebuilt too
+//!    │╲ •          points: a kept set with the layer's output kept, or with the output recomputed too
 //!    │ ╲  •        g: their lower hull      bound(M) = base + L · g((M − h) / L)
 //!    │  ╲___•__
 //!    └───────────── bytes of one layer
@@ -17,7 +17,7 @@
 //! works on stands beside them. That is more than at the turn itself, so the larger of both bounds counts.
 //!
 //! The hull allows a fraction of a layer to be kept, so the bound also covers layers treated differently.
-//! Where several rebuildings of the same layer are needed (a few percent of the memory) it is loose.
+//! Where several recomputations of the same layer are needed (a few percent of the memory) it is loose.
 //!
 //! With another tier, `q` bytes more are there to be had behind the turn. They went out before it and come in
 //! behind it, so neither part takes less time than its transfers, and the bound is the least over all `q`.
@@ -66,16 +66,16 @@ impl LowerBound {
     /// Least time of any schedule that has at most `bytes` of forward values at the turn, and others in a tier.
     pub(crate) fn seconds_with(&self, bytes: u64, link: &Link) -> f64 {
         let seconds = |sent: f64| {
-            let rebuilt = self.layers as f64 * self.at((bytes as f64 + sent) / self.layers as f64);
+            let recomputed = self.layers as f64 * self.at((bytes as f64 + sent) / self.layers as f64);
             // Each way takes its toll of what runs beside it.
             let lost = link.toll * sent;
             let before = (self.forward.layers + lost).max(sent / link.out_rate);
-            let behind = (self.base_seconds - self.forward.all + rebuilt + lost).max(sent / link.in_rate);
-            (self.base_seconds + rebuilt + 2.0 * lost).max(before + behind)
+            let behind = (self.base_seconds - self.forward.all + recomputed + lost).max(sent / link.in_rate);
+            (self.base_seconds + recomputed + 2.0 * lost).max(before + behind)
         };
         let whole = self.hull.last().map_or(0.0, |corner| corner.0) * self.layers as f64;
         let (mut low, mut high) = (0.0, whole.min(link.room as f64));
-        // What is rebuilt is convex in what is there, so the time is convex in what is sent.
+        // Recomputation is convex in the bytes that are there, so the time is convex in the bytes that are sent.
         for _ in 0..HALVINGS {
             let third = (high - low) / 3.0;
             if seconds(low + third) <= seconds(high - third) { high -= third } else { low += third }

@@ -10,7 +10,7 @@
 //! same ops on the same shapes wired the same way; then one of them is planned for all. Layers of two or more
 //! kinds in turn (dense and expert ones) are taken together as one layer of the chain. Layers before the run (the
 //! first of a model with adapters, which sends nothing back) are taken together as the *lead*, which has options of
-//! its own. What cannot be one (an embedding that is a block of its own) and layers behind the run (a head that
+//! its own. Layers that cannot be part of it (an embedding that is a block of its own) and layers behind the run (a head that
 //! is one) keep what they need.
 
 use std::collections::BTreeMap;
@@ -28,9 +28,9 @@ pub(crate) struct Layer {
     pub(crate) forward: Vec<NodeId>,
     /// In execution order, views left out.
     pub(crate) backward: Vec<NodeId>,
-    /// What the layer before passes to it.
+    /// The value that the layer before passes to it.
     pub(crate) input: Value,
-    /// What it passes to the layer behind.
+    /// The value that it passes to the layer behind.
     pub(crate) output: Value,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Chain {
     pub(crate) period: usize,
     /// Other layers in front of them, as one.
     pub(crate) lead: Option<Layer>,
-    /// What makes the first one's input, or that of the lead, and its backward pass.
+    /// The nodes that make the first one's input, or that of the lead, and their backward pass.
     pub(crate) before: Layer,
     /// Nodes between the last layer's forward and its backward: the turn.
     pub(crate) turn: Layer,

@@ -5,7 +5,7 @@
 //! could be. The answer is a tree of regions like any strategy's, so what follows (order, lifetimes, layout,
 //! judge) is the same code for all.
 //!
-//! Absent: graphs that are no chain (see `graph`), rebuilding in layers behind the longest
+//! Absent: graphs that are no chain (see `graph`), recomputing in layers behind the longest
 //! run of equal ones, and persistent values across nested segments beyond what rotor's recurrence allows. What
 //! waits on another tier is decided after the table, not in it: see `offload`.
 
@@ -24,7 +24,7 @@ use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
 use bound::{LowerBound, Passes};
 use find::{Chain, Layer};
 use options::{LayerOption, Options, all_values, kept_values, made_within, options, peaks};
-use table::{Decision, Family, Table};
+use table::{Decision, Family, Table, Turn};
 
 use super::ladder::Ladder;
 use super::{Optimum, distinct_rungs};
@@ -49,11 +49,10 @@ pub(crate) struct ChainOptimum {
     table: OnceCell<Table>,
     /// Transient budgets up to which it answers.
     cap: TransientBytes,
-    turn_peak: u64,
-    turn_seconds: f64,
+    turn: Turn,
     /// Of the moment at which all layers wait, and of those at which all but the last do.
     bounds: [Moment; 2],
-    /// What can be done ahead of the layers of the table.
+    /// The ways of treating the nodes ahead of the layers of the table.
     ways: Vec<Way>,
     /// Time of what lies before the first layer, forward and backward.
     outside_seconds: f64,
@@ -63,10 +62,18 @@ pub(crate) struct ChainOptimum {
     passage_seconds: f64,
 }
 
+/// `length` layers from `first` on, with so many slots of the table.
+struct Segment {
+    family: Family,
+    first: usize,
+    length: usize,
+    slot: usize,
+}
+
 /// A moment that comes in every schedule, while layers wait for their backward pass.
 #[derive(Debug)]
 struct Moment {
-    /// What those layers cost in the bytes they have.
+    /// The bound of those layers for the bytes they have.
     bound: LowerBound,
     /// Bytes that are there beside what those layers hold.
     beside: u64,
@@ -75,14 +82,14 @@ struct Moment {
 /// A way of treating what lies ahead of the layers of the table.
 #[derive(Debug)]
 struct Way {
-    /// What the lead keeps, if there is one.
+    /// Values that the lead keeps, if there is one.
     keep: Option<Vec<Value>>,
     /// Bytes that are there while the layers of the table run: graph inputs, named outputs, what is made ahead of
     /// them and read behind, and gradients that several parts contribute to.
     fixed_bytes: u64,
     /// Bytes without which what lies ahead does not run.
     least_bytes: u64,
-    /// Time of what the lead rebuilds.
+    /// Time of what the lead recomputes.
     seconds: f64,
 }
 
@@ -132,8 +139,7 @@ impl ChainOptimum {
             options,
             table: OnceCell::new(),
             cap,
-            turn_peak,
-            turn_seconds,
+            turn: Turn { peak: turn_peak, seconds: turn_seconds },
             bounds,
             ways,
             outside_seconds,
@@ -144,20 +150,20 @@ impl ChainOptimum {
 
     fn table(&self) -> &Table {
         let fill = || {
-            let (layers, peak) = (self.chain.layers.len(), self.turn_peak);
+            let layers = self.chain.layers.len();
             let most = self.keep_all_bytes().0;
             let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
-            Table::fill(&self.options, layers, peak, self.turn_seconds, most, max_slots, self.cap.0)
+            Table::fill(&self.options, layers, self.turn, most, max_slots, self.cap.0)
         };
         self.table.get_or_init(fill)
     }
 
-    /// The least transient budget at which nothing is rebuilt; none when it is larger than the planner's.
+    /// The least transient budget at which nothing is recomputed; none when it is larger than the planner's.
     fn most_bytes(&self) -> Option<u64> {
         let fastest = self.outside_seconds + self.table().seconds(u64::MAX);
         let everything_kept = self.ways.iter().filter(|way| way.seconds == 0.0);
         let least = everything_kept.map(|way| way.fixed_bytes + self.table().enough_bytes()).min();
-        // Rebuilding a single node would be far more than what rounding makes of a sum.
+        // Recomputing a single node would be far more than what rounding makes of a sum.
         least.filter(|_| fastest <= self.once_seconds * (1.0 + 1e-9))
     }
 
@@ -173,48 +179,41 @@ impl ChainOptimum {
         let (way, _) = self.best_way(bytes)?;
         let slot = self.table().slot(bytes - way.fixed_bytes);
         let lead = way.keep.clone().map(|keep| Item::Layer { layers: 0..self.chain.first, keep });
-        let mut items = Vec::from_iter(lead);
-        self.descend(graph, Family::Turn, 0, self.chain.layers.len(), slot, &mut items)?;
+        let segment = Segment { family: Family::Turn, first: 0, length: self.chain.layers.len(), slot };
+        let items: Vec<Item> = lead.into_iter().chain(self.items(graph, segment)?).collect();
         Some(Regions::from_items(graph, &items))
     }
 
-    /// Follows the table: `length` layers from `first` on.
-    fn descend(
-        &self,
-        graph: &Graph,
-        family: Family,
-        mut first: usize,
-        mut length: usize,
-        mut slot: usize,
-        items: &mut Vec<Item>,
-    ) -> Option<()> {
-        while length > 0 {
-            let (decision, fewest) = self.table().decision(family, length, slot)?;
-            slot = fewest;
-            match decision {
+    /// Follows the table: the items of a segment.
+    fn items(&self, graph: &Graph, mut segment: Segment) -> Option<Vec<Item>> {
+        let mut items = Vec::new();
+        while segment.length > 0 {
+            let Segment { family, first, length, slot } = segment;
+            let (decision, slot) = self.table().decision(family, length, slot)?;
+            let (item, layers, slot) = match decision {
                 Decision::Option(option) => {
-                    let keep = &self.options.list[option].keep;
-                    let layer = &self.chain.layers[first];
-                    let start = self.chain.first + first * self.chain.period;
-                    items.push(Item::Layer {
-                        layers: start..start + self.chain.period,
-                        keep: kept_values(graph, layer, keep),
-                    });
-                    if !(family == Family::Inner && length == 1) {
-                        slot = self.table().after_option(slot, option);
-                    }
-                    (first, length) = (first + 1, length - 1);
+                    // Of the last layer inside a segment nothing is kept.
+                    let last = family == Family::Inner && length == 1;
+                    let left = if last { slot } else { self.table().after_option(slot, option) };
+                    (self.layer(graph, first, option), 1, left)
                 }
                 Decision::Drop(dropped) => {
-                    let mut inside = Vec::new();
-                    self.descend(graph, Family::Inner, first, dropped, slot, &mut inside)?;
-                    items.push(Item::Segment(inside));
-                    slot = self.table().after_boundary(slot);
-                    (first, length) = (first + dropped, length - dropped);
+                    let inside = Segment { family: Family::Inner, first, length: dropped, slot };
+                    let item = Item::Segment(self.items(graph, inside)?);
+                    (item, dropped, self.table().after_boundary(slot))
                 }
-            }
+            };
+            items.push(item);
+            segment = Segment { family, first: first + layers, length: length - layers, slot };
         }
-        Some(())
+        Some(items)
+    }
+
+    fn layer(&self, graph: &Graph, layer: usize, option: usize) -> Item {
+        let start = self.chain.first + layer * self.chain.period;
+        let keep = &self.options.list[option].keep;
+        let keep = kept_values(graph, &self.chain.layers[layer], keep);
+        Item::Layer { layers: start..start + self.chain.period, keep }
     }
 }
 
@@ -241,7 +240,7 @@ impl Optimum for ChainOptimum {
     }
 
     fn keep_all_bytes(&self) -> TransientBytes {
-        TransientBytes(self.options.keep_all_bytes(self.chain.layers.len(), self.turn_peak))
+        TransientBytes(self.options.keep_all_bytes(self.chain.layers.len(), self.turn.peak))
     }
 
     fn seconds(&self, bytes: TransientBytes) -> f64 {
@@ -275,7 +274,7 @@ impl Optimum for ChainOptimum {
 }
 
 /// Whether a graph is best planned as a chain: equal layers are most of it, and nothing behind them reads what they passed
-/// to each other. What is neither such a layer nor ahead of them would keep all that it needs.
+/// to each other. Any other part of a chain keeps all that it needs.
 pub(crate) fn is_chain(graph: &Graph) -> bool {
     Chain::find(graph).is_some_and(|chain| {
         let inside = chain.layers.iter().map(|layer| layer.forward.len()).sum::<usize>();
@@ -376,7 +375,7 @@ fn passing(graph: &Graph, nodes: &[NodeId], id: NodeId) -> BTreeSet<Value> {
     passing
 }
 
-/// What a node reads and writes. An output that may take over an input's bytes is not counted.
+/// Values that a node reads and writes. An output that may take over an input's bytes is not counted.
 fn operands(graph: &Graph, id: NodeId) -> BTreeSet<Value> {
     let node = graph.node(id);
     let outputs = node.outputs.iter().enumerate();

@@ -1,6 +1,6 @@
-//! What one layer may keep: options with their exact bytes, peaks and times.
+//! Options of one layer: sets of kept values with their exact bytes, peaks and times.
 //!
-//! The labels give every set of kept values that no other set beats (fewer bytes and less to rebuild).
+//! The labels give every set of kept values that no other set beats (fewer bytes and less to recompute).
 //! Each is then run through the same order and liveness as a real schedule, one layer alone, which tells
 //! its peaks:
 //!
@@ -26,7 +26,7 @@ use crate::schedule::Contents;
 /// One way of treating a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LayerOption {
-    /// What is kept, as positions in the list that [`kept_values`] reads.
+    /// The kept values, as positions in the list that [`kept_values`] reads.
     pub(crate) keep: Vec<usize>,
     /// Bytes kept from the forward pass to the backward pass, the output included.
     pub(crate) kept_bytes: u64,
@@ -34,7 +34,7 @@ pub(crate) struct LayerOption {
     pub(crate) forward_peak: u64,
     /// Most bytes alive during its backward pass.
     pub(crate) backward_peak: u64,
-    /// Time of its backward pass, rebuilding included.
+    /// Time of its backward pass, recomputing included.
     pub(crate) backward_seconds: f64,
 }
 
@@ -57,13 +57,13 @@ pub(crate) struct Options {
     pub(crate) forward_seconds: f64,
     /// Bytes of its output, and so of the gradient that comes back.
     pub(crate) boundary_bytes: u64,
-    /// The frontier at the turn when the output is kept, and when it must be rebuilt too:
+    /// The frontier at the turn when the output is kept, and when it must be recomputed too:
     /// (bytes, seconds).
     pub(crate) frontiers: [Vec<(u64, f64)>; 2],
 }
 
 impl Options {
-    /// Bytes in which `layers` layers and a turn of `turn_peak` bytes run without rebuilding anything.
+    /// Bytes in which `layers` layers and a turn of `turn_peak` bytes run without recomputing anything.
     pub(crate) fn keep_all_bytes(&self, layers: usize, turn_peak: u64) -> u64 {
         let fastest = self.list.iter().min_by(|a, b| a.backward_seconds.total_cmp(&b.backward_seconds));
         fastest.map_or(turn_peak, |option| {
@@ -96,11 +96,11 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
             backward_seconds: backward_seconds + closure_cost(&ops, &demanded, keep),
         }
     });
-    let mut rebuilt_ops = ops.clone();
+    let mut recomputed_ops = ops.clone();
     if let Some(output) = parts.iter().position(|part| part.values.contains(&layer.output)) {
-        rebuilt_ops[output].keepable = false;
+        recomputed_ops[output].keepable = false;
     }
-    let with_output = frontier(&rebuilt_ops, &self::demanded(graph, layer, &parts, true), &Limits::NONE);
+    let with_output = frontier(&recomputed_ops, &self::demanded(graph, layer, &parts, true), &Limits::NONE);
     Options {
         list,
         forward_seconds: seconds(&layer.forward),
@@ -169,7 +169,7 @@ fn closure_cost(ops: &[LabelOp], demanded: &[usize], keep: &[usize]) -> f64 {
     ops.iter().zip(runs).filter(|(_, runs)| *runs).map(|(op, _)| op.cost).sum()
 }
 
-/// What the labels decide on: to keep some outputs of a forward node, or to run it again.
+/// A unit of decision for the labels: to keep some outputs of a forward node, or to run it again.
 struct Part {
     /// The node's position in the layer.
     node: usize,
@@ -181,7 +181,7 @@ struct Part {
 }
 
 /// The parts of a layer. Outputs that the backward pass reads go together: whoever lacks one of them runs the node and
-/// has them all. Others are needed only where what was made of them is rebuilt, and may be dropped alone: a norm
+/// has them all. Others are needed only where what was made of them is recomputed, and may be dropped alone: a norm
 /// whose result nobody reads but the next op keeps its statistics.
 fn parts(graph: &Graph, layer: &Layer) -> Vec<Part> {
     let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
@@ -239,7 +239,7 @@ fn read_by(graph: &Graph, layer: &Layer, readers: &[NodeId]) -> BTreeSet<Value> 
         .collect()
 }
 
-/// Positions of the parts that the backward pass needs, and of the output's if it must be rebuilt.
+/// Positions of the parts that the backward pass needs, and of the output's if it must be recomputed.
 fn demanded(graph: &Graph, layer: &Layer, parts: &[Part], output_too: bool) -> Vec<usize> {
     let read = read_by(graph, layer, &layer.backward);
     let wanted = |value: &Value| read.contains(value) || (output_too && *value == layer.output);
@@ -292,7 +292,7 @@ pub(crate) fn peaks(
             match graph.value(value).source {
                 Source::Input | Source::State => continue,
                 Source::Node { .. } if value == layer.input => continue,
-                // What comes from outside and is not the input is the gradient that arrives at the turn.
+                // A value from outside that is not the input is the gradient that arrives at the turn.
                 Source::Node { .. } if !own => start = start.max(turn),
                 Source::Node { .. } if value == layer.output && start < turn => end = end.max(turn),
                 Source::Node { .. } => {}

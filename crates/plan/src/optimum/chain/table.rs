@@ -11,7 +11,7 @@
 //! first j > 1 dropped:       j·forward + T[n−j][m − a] + I[j][m]        a: the boundary that is kept
 //! ```
 //!
-//! A dropped segment of one layer runs no forward pass first: its backward pass rebuilds what it reads and
+//! A dropped segment of one layer runs no forward pass first: its backward pass recomputes what it reads and
 //! stops there. One table answers every budget up to its largest.
 //!
 //! More memory is never slower, so a row falls and then stays at its least time; it is stored up to there.
@@ -23,7 +23,7 @@
 
 use super::options::Options;
 
-/// What the first layer of a segment does.
+/// The treatment of the first layer of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// It is treated by this option.
@@ -39,6 +39,14 @@ pub(crate) enum Family {
     Turn,
     /// Inside a dropped segment.
     Inner,
+}
+
+/// The nodes between the forward and the backward pass of the last layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    /// The most bytes alive while they run.
+    pub(crate) peak: u64,
+    pub(crate) seconds: f64,
 }
 
 /// The filled table.
@@ -76,7 +84,7 @@ struct Candidate<'a> {
     decision: Decision,
     from: usize,
     seconds: f64,
-    /// What follows, in so many slots less.
+    /// The layers that follow, in so many slots less.
     rest: &'a Row,
     held: usize,
     /// The dropped segment, if there is one.
@@ -89,20 +97,19 @@ impl Table {
     pub(crate) fn fill(
         options: &Options,
         layers: usize,
-        turn_peak: u64,
-        turn_seconds: f64,
+        turn: Turn,
         most: u64,
         max_slots: usize,
         cap: u64,
     ) -> Table {
-        let unit = unit(options, turn_peak, most, max_slots);
+        let unit = unit(options, turn.peak, most, max_slots);
         // Each size may be rounded up once.
         let slots = ((most / unit) as usize + layers + 3).min(((cap / unit) as usize).saturating_add(1));
         let mut table = Table {
             unit,
             slots,
             units: Units::new(options, unit),
-            turn: vec![Row::step(turn_peak.div_ceil(unit) as usize, turn_seconds, slots)],
+            turn: vec![Row::step(turn.peak.div_ceil(unit) as usize, turn.seconds, slots)],
             inner: vec![Row::step(0, 0.0, slots)],
         };
         for length in 1..=layers {
@@ -129,7 +136,7 @@ impl Table {
         ((bytes / self.unit) as usize).min(self.slots - 1)
     }
 
-    /// What the first layer of a segment does with `slot` slots, and the fewest slots in which it is as
+    /// The treatment of the first layer of a segment in `slot` slots, and the fewest slots in which it is as
     /// fast; none when it does not fit.
     pub(crate) fn decision(&self, family: Family, length: usize, slot: usize) -> Option<(Decision, usize)> {
         let row = &self.rows(family)[length];
@@ -296,7 +303,7 @@ impl Row {
         Row::new((0..slots).map(|slot| if slot >= from { seconds } else { f64::INFINITY }).collect())
     }
 
-    /// What was possible with less is possible with more; the constant end is cut off.
+    /// A time that was possible with less is possible with more; the constant end is cut off.
     fn new(mut seconds: Vec<f64>) -> Row {
         let mut least = f64::INFINITY;
         for slot in &mut seconds {

@@ -24,7 +24,7 @@ use crate::device::{Facts, NodeFacts, aligned};
 use crate::recompute::Run;
 use crate::remat::{Dag, DagNode, Step};
 
-/// What the nodes of the abstract graph stand for, and what is not in it.
+/// The meaning of the nodes of the abstract graph, and the bytes that are not in it.
 #[derive(Debug)]
 pub(crate) struct Model {
     parts: Vec<Part>,
@@ -34,7 +34,7 @@ pub(crate) struct Model {
     pub(crate) surely_beside: u64,
 }
 
-/// What a node of the abstract graph stands for.
+/// The meaning of a node of the abstract graph.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     /// A run, and the value that is its output, unless nobody reads one.
@@ -105,7 +105,7 @@ impl Model {
     }
 }
 
-/// What runs in a micro-batch, in order.
+/// Nodes that run in a micro-batch, in order.
 fn micro_batch_nodes(graph: &Graph) -> impl Iterator<Item = NodeId> + use<'_> {
     let runs = |node: &Node| node.phase != Phase::Update && !node.op.is_view();
     graph.node_ids().filter(move |&id| runs(graph.node(id)))

@@ -164,7 +164,7 @@ impl Optimum for GraphOptimum {
     }
 }
 
-/// What a rung of a graph of so many forward nodes is worth, and the ratio of neighbouring rungs: less care and fewer
+/// The work that a rung is worth in a graph of so many forward nodes, and the ladder of rungs: less care and fewer
 /// rungs for a larger graph, so that all of them take a second or two.
 fn care(forward_nodes: usize) -> (Care, Ladder) {
     match forward_nodes {

@@ -5,7 +5,7 @@
 
 use super::exhaustive::{optimum, random_dag, random_kernels};
 use crate::remat::search_graph::{Oddities, SearchGraph};
-use crate::remat::{Dag, Effort, Unplannable, plan_dag, simulate};
+use crate::remat::{Dag, DagEffort, Unplannable, plan_dag, simulate};
 
 fn peak(dag: &Dag) -> u64 {
     simulate(dag, &dag.keep_all()).unwrap().peak
@@ -19,7 +19,7 @@ fn small_graphs_are_planned_at_the_exhaustive_optimum() {
         let full = peak(&dag);
         for memory in [full / 2, full * 2 / 3, full - 1, full] {
             let best = optimum(&dag, memory);
-            match (plan_dag(&dag, memory, Effort::default()), best) {
+            match (plan_dag(&dag, memory, DagEffort::default()), best) {
                 (Ok(plan), Some(best)) => {
                     assert!(plan.peak_bytes <= memory);
                     assert!(plan.lower_bound_cost <= best, "seed {seed}, memory {memory}: {plan:?} {best}");
@@ -42,11 +42,11 @@ fn small_graphs_are_planned_at_the_exhaustive_optimum() {
 fn the_smallest_budget_that_is_named_works() {
     for seed in 0..200 {
         let dag = random_dag(seed);
-        let Err(refused) = plan_dag(&dag, 1, Effort::default()) else { continue };
+        let Err(refused) = plan_dag(&dag, 1, DagEffort::default()) else { continue };
         let (Unplannable::TooSmall { smallest } | Unplannable::NotFound { smallest, .. }) = refused else {
             panic!("{refused}");
         };
-        assert!(plan_dag(&dag, smallest, Effort::default()).is_ok(), "seed {seed}");
+        assert!(plan_dag(&dag, smallest, DagEffort::default()).is_ok(), "seed {seed}");
         if let Unplannable::TooSmall { smallest } = refused {
             assert_eq!(optimum(&dag, smallest - 1), None, "seed {seed}");
         }
@@ -68,7 +68,7 @@ fn unit_chains_cost_what_is_known_to_be_least() {
     for (length, first, costs) in known {
         let dag = Dag::unit_chain(length);
         for (memory, &cost) in (first..).zip(costs) {
-            let plan = plan_dag(&dag, memory, Effort::default()).unwrap();
+            let plan = plan_dag(&dag, memory, DagEffort::default()).unwrap();
             assert_eq!(plan.total_cost, cost as f64, "length {length}, budget {memory}");
             assert_eq!(plan.lower_bound_cost, cost as f64, "length {length}, budget {memory}");
         }
@@ -81,7 +81,7 @@ fn more_memory_never_costs_more_and_all_of_it_costs_nothing() {
         let dag = random_dag(seed);
         let mut before = f64::INFINITY;
         for memory in 1..=peak(&dag) {
-            if let Ok(plan) = plan_dag(&dag, memory, Effort::default()) {
+            if let Ok(plan) = plan_dag(&dag, memory, DagEffort::default()) {
                 assert!(plan.total_cost <= before, "seed {seed}, memory {memory}");
                 assert!(plan.lower_bound_cost <= plan.total_cost);
                 before = plan.total_cost;
@@ -96,7 +96,7 @@ fn a_long_chain_is_planned_inside_every_budget_with_a_valid_bound() {
     // Too long for a proof: the beam and the bound have to carry it.
     let dag = Dag::unit_chain(100);
     for memory in [8, 16, 30, 60] {
-        let plan = plan_dag(&dag, memory, Effort::default()).unwrap();
+        let plan = plan_dag(&dag, memory, DagEffort::default()).unwrap();
         assert!(plan.peak_bytes <= memory);
         assert!(plan.lower_bound_cost <= plan.total_cost);
         assert!(plan.total_cost < 3.5 * dag.base_cost(), "budget {memory}: {}", plan.total_cost);

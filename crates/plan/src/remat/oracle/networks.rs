@@ -1,12 +1,12 @@
 //! Whole networks of the literature: one made here from its shapes, and the published graphs where they are at hand.
 //!
-//! The graphs that Checkmate published carry measured costs and are no part of this repository. Whoever has them
-//! names their folder in `PLIMSOLL_CHECKMATE` and runs `cargo test -p plimsoll-plan --release -- --ignored checkmate`.
+//! The graphs that Checkmate published carry measured costs and are no part of this repository. To use them,
+//! name their folder in `PLIMSOLL_CHECKMATE` and run `cargo test -p plimsoll-plan --release -- --ignored checkmate`.
 
 use std::path::PathBuf;
 use std::time::Instant;
 
-use crate::remat::{Dag, DagNode, DagPlan, Effort, Unplannable, parse, plan_dag, simulate};
+use crate::remat::{Dag, DagEffort, DagNode, DagPlan, Unplannable, parse, plan_dag, simulate};
 
 const GB: f64 = 1e9;
 
@@ -63,7 +63,7 @@ fn check_grid(name: &str, dag: &Dag, least: u64, count: u64) {
     let (most, mut before) = (peak(dag), f64::INFINITY);
     for index in 0..=count {
         let memory = least + (most - least) * index / count;
-        let plan = plan_dag(dag, memory, Effort::default()).unwrap();
+        let plan = plan_dag(dag, memory, DagEffort::default()).unwrap();
         assert!(plan.peak_bytes <= memory, "{name}, {memory} bytes: {} used", plan.peak_bytes);
         assert!(plan.lower_bound_cost <= plan.total_cost, "{name}, {memory} bytes");
         assert!(
@@ -78,7 +78,7 @@ fn check_grid(name: &str, dag: &Dag, least: u64, count: u64) {
 
 /// The smallest budget that a refusal names.
 fn smallest(dag: &Dag) -> u64 {
-    match plan_dag(dag, 1, Effort::default()) {
+    match plan_dag(dag, 1, DagEffort::default()) {
         Err(Unplannable::TooSmall { smallest } | Unplannable::NotFound { smallest, .. }) => smallest,
         other => panic!("{other:?}"),
     }
@@ -91,13 +91,13 @@ fn vgg16_is_planned_optimally_down_to_what_its_last_gradient_needs() {
     assert_eq!(peak(&dag), 15_825_108_992);
     let least = 4 * 3_288_334_336;
     assert_eq!(
-        plan_dag(&dag, least - 1, Effort::default()).unwrap_err(),
+        plan_dag(&dag, least - 1, DagEffort::default()).unwrap_err(),
         Unplannable::TooSmall { smallest: least }
     );
     for memory in
         [15.8, 15.5, 15.03, 15.0, 14.5, 13.155].map(|budget| (budget * GB) as u64).into_iter().chain([least])
     {
-        let plan = plan_dag(&dag, memory, Effort::default()).unwrap();
+        let plan = plan_dag(&dag, memory, DagEffort::default()).unwrap();
         assert!(plan.peak_bytes <= memory);
         assert_eq!(plan.total_cost.to_bits(), plan.lower_bound_cost.to_bits(), "{memory} bytes");
         assert!(plan.total_cost > dag.base_cost(), "{memory} bytes");
@@ -114,7 +114,7 @@ fn published(name: &str) -> Dag {
 }
 
 fn planned(dag: &Dag, memory: f64) -> DagPlan {
-    plan_dag(dag, memory as u64, Effort::default()).unwrap()
+    plan_dag(dag, memory as u64, DagEffort::default()).unwrap()
 }
 
 /// Overhead in per cent at a share of the peak.
@@ -143,7 +143,7 @@ fn checkmate_vgg16_and_vgg19_cost_what_an_exhaustive_search_found() {
         );
     }
     assert!(matches!(
-        plan_dag(&dag, (13.1 * GB) as u64, Effort::default()),
+        plan_dag(&dag, (13.1 * GB) as u64, DagEffort::default()),
         Err(Unplannable::TooSmall { .. })
     ));
     let dag = published("vgg19");
@@ -200,7 +200,7 @@ fn checkmate_table() {
         let budgets = shares.map(|share| (share * peak as f64) as u64).filter(|&memory| memory > least);
         for memory in budgets.chain([least]) {
             let start = Instant::now();
-            let plan = plan_dag(&dag, memory, Effort::default()).unwrap();
+            let plan = plan_dag(&dag, memory, DagEffort::default()).unwrap();
             let (share, seconds) = (memory as f64 / peak as f64, start.elapsed().as_secs_f64());
             let [cost, bound] =
                 [plan.total_cost, plan.lower_bound_cost].map(|cost| 100.0 * (cost / plan.base_cost - 1.0));

@@ -10,11 +10,11 @@ use crate::schedule::{Away, Buffer, Contents, Copy};
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     pub(super) under_way: BTreeMap<Direction, VecDeque<usize>>,
-    /// What arrived in each tier, by its first byte there.
+    /// Ranges that arrived in each tier, by their first byte there.
     arrived: BTreeMap<(Tier, u64), Arrived>,
 }
 
-/// What a range of a tier holds.
+/// The contents of a range of a tier.
 #[derive(Debug)]
 struct Arrived {
     bytes: u64,

@@ -35,11 +35,11 @@ use copies::Copies;
 pub struct ReplayError {
     /// The action at fault; none when the fault shows at the end.
     pub action: Option<usize>,
-    /// What is wrong with it.
+    /// The fault.
     pub fault: Fault,
 }
 
-/// What can be wrong with a schedule.
+/// The faults of schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A buffer reaches beyond the arena.

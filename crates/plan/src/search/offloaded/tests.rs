@@ -1,4 +1,4 @@
-//! What the search promises where state may live elsewhere: the judge passes every placement, limits are kept, times
+//! Promises of the search where state may live elsewhere: the judge passes every residency, limits are kept, times
 //! are those of an account of its own, and more memory is never slower.
 
 use plimsoll_graph::op::{AdamW, Moments, Stored, Weights};
@@ -11,7 +11,7 @@ use super::*;
 use crate::bytes::TransientBytes;
 use crate::device::{Facts, Link, NodeFacts, Tier, Workspace};
 use crate::layout::live_bytes;
-use crate::offload::{Placement, rungs};
+use crate::offload::{Residency, rungs};
 use crate::plan::{Plan, assemble};
 use crate::program::{Program, Purpose};
 use crate::recompute::{Order, Strategy, micro_batch};
@@ -100,15 +100,15 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
         for strategy in [Strategy::None, Strategy::Full] {
             let order = Order::named(&part.graph, strategy);
             for bytes in rungs(&program).unwrap().into_iter().rev().step_by(3) {
-                let placement = Placement::new(&program, bytes).unwrap();
-                let sequence = placement.stream(&part.graph, micro_batch(&part.graph, &order));
-                let spiller = Spiller::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap();
-                let (least, most) = (spiller.least_bytes(), spiller.most_bytes());
+                let residency = Residency::new(&program, bytes).unwrap();
+                let sequence = residency.stream(&part.graph, micro_batch(&part.graph, &order));
+                let transfers = Transfers::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap();
+                let (least, most) = (transfers.least_bytes(), transfers.most_bytes());
                 for share in [0, 4, 10] {
                     let limit = least + (most - least) * share / 10;
                     let (seconds, spilled) =
-                        spiller.seconds_within(limit).zip(spiller.within(limit)).unwrap();
-                    assert!(seconds >= spiller.lower_bound(limit) * (1.0 - 1e-12));
+                        transfers.seconds_within(limit).zip(transfers.within(limit)).unwrap();
+                    assert!(seconds >= transfers.lower_bound(limit) * (1.0 - 1e-12));
                     let tiered = Tiered { limit: Some(TransientBytes(limit)), away: bytes };
                     // The judge has the last word in there.
                     let plan = assemble(&program, &order, strategy, Scratch::Best, tiered).unwrap();
@@ -168,7 +168,7 @@ fn state_leaves_when_it_must_and_more_memory_is_never_slower() {
 fn the_optimizer_leaves_first_and_gradients_last_and_a_full_tier_keeps_what_it_has_room_for() {
     let order = |link: Link, bytes| {
         let program = program(2, Some(link), false);
-        let plan = Placement::new(&program, bytes).unwrap();
+        let plan = Residency::new(&program, bytes).unwrap();
         let away = |purpose| {
             let away = plan.states.iter().filter(|range| range.tier.is_some() && range.purpose == purpose);
             away.map(|range| range.bytes).sum::<u64>()
@@ -184,7 +184,7 @@ fn the_optimizer_leaves_first_and_gradients_last_and_a_full_tier_keeps_what_it_h
     assert!(taken <= full.room && less < optimizer && less > 0);
 }
 
-/// What is asked of one budget: everything open, and with something fixed.
+/// Requests for one budget: everything open, and with something fixed.
 fn asked(budget: u64, micro_batch: Option<usize>, strategy: Option<Strategy>) -> Request {
     Request { global_batch: 4, micro_batch, strategy, budget, slack: 0.0 }
 }

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use crate::optimum::chain::options::{LayerOption, Options};
-use crate::optimum::chain::table::{Decision, Family, Table};
+use crate::optimum::chain::table::{Decision, Family, Table, Turn};
 
 /// A chain with small whole numbers for sizes and times.
 #[derive(Debug)]
@@ -74,7 +74,8 @@ impl Instance {
 
     fn table(&self) -> Table {
         let (most, slots) = (self.most(), 100_000);
-        Table::fill(&self.options, self.layers, self.turn_peak, self.turn_seconds, most, slots, u64::MAX)
+        let turn = Turn { peak: self.turn_peak, seconds: self.turn_seconds };
+        Table::fill(&self.options, self.layers, turn, most, slots, u64::MAX)
     }
 }
 

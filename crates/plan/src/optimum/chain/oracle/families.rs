@@ -124,7 +124,7 @@ fn check(name: &str, program: &Program, count: usize) {
         before = predicted;
     }
     let keep_all = plan(program, Strategy::None, Scratch::Best).unwrap();
-    assert!((before / keep_all.micro_batch_seconds - 1.0).abs() < 1e-9, "{name}: nothing is rebuilt");
+    assert!((before / keep_all.micro_batch_seconds - 1.0).abs() < 1e-9, "{name}: nothing is recomputed");
     assert!(
         (before / planner.lower_bound(TransientBytes(most), None) - 1.0).abs() < 1e-9,
         "{name}: and that is the bound"

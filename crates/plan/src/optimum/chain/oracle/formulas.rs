@@ -70,10 +70,10 @@ fn a_layer_with_plain_attention_keeps_what_the_published_formula_says() {
         let input = 2 * layer.tokens * layer.width;
         let (ops, demanded) = layer.ops();
         let labels = frontier(&ops, &demanded, &Limits::NONE);
-        let nothing_rebuilt = labels.iter().find(|label| label.time == 0.0).unwrap();
+        let nothing_recomputed = labels.iter().find(|label| label.time == 0.0).unwrap();
         // The input of a layer is what the layer before it keeps as its output.
-        assert_eq!(nothing_rebuilt.bytes + input, layer.published());
-        let everything_rebuilt = labels.iter().min_by_key(|label| label.bytes).unwrap();
-        assert_eq!(everything_rebuilt.bytes + input, 2 * layer.tokens * layer.width);
+        assert_eq!(nothing_recomputed.bytes + input, layer.published());
+        let everything_recomputed = labels.iter().min_by_key(|label| label.bytes).unwrap();
+        assert_eq!(everything_recomputed.bytes + input, 2 * layer.tokens * layer.width);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::optimum::chain::bound::{LowerBound, Passes};
 use crate::optimum::chain::options::{LayerOption, Options, around_frontier};
-use crate::optimum::chain::table::Table;
+use crate::optimum::chain::table::{Table, Turn};
 use crate::remat::{LabelOp, Limits, frontier};
 
 /// Rates of the study's device: products, fused attention, bytes moved.
@@ -145,7 +145,7 @@ impl Block {
         (0..NAMES.len()).map(live_during).max().unwrap_or(0)
     }
 
-    /// The backward pass: (most bytes, seconds of rebuilding).
+    /// The backward pass: (most bytes, seconds of recomputing).
     fn backward_run(&self, keep: &[bool]) -> (u64, f64) {
         // First the order of runs, then lifetimes: from being written (or the start) to the last read.
         let mut there = keep.to_vec();
@@ -205,14 +205,14 @@ impl Block {
         let demanded = self.demanded();
         let labels = frontier(&self.forward, &demanded, &Limits::NONE);
         let with_output: Vec<usize> = demanded.iter().copied().chain([OUTPUT]).collect();
-        let rebuilt = frontier(&self.forward, &with_output, &Limits::NONE);
+        let recomputed = frontier(&self.forward, &with_output, &Limits::NONE);
         Options {
             list: around_frontier(&labels, |keep| self.option(keep.to_vec())),
             forward_seconds: self.forward.iter().map(|op| op.cost).sum(),
             boundary_bytes: self.boundary,
             frontiers: [
                 labels.iter().map(|label| (label.bytes + self.boundary, label.time)).collect(),
-                rebuilt.iter().map(|label| (label.bytes, label.time)).collect(),
+                recomputed.iter().map(|label| (label.bytes, label.time)).collect(),
             ],
         }
     }
@@ -240,11 +240,12 @@ fn compare(shape: &Shape, published: &[f64]) {
     let plan = || {
         let start = Instant::now();
         let options = block.options();
-        // What the study calls the whole memory.
+        // The whole memory, as the study defines it.
         let all = options.list.iter().max_by_key(|option| option.kept_bytes).unwrap();
         let whole = shape.layers as u64 * all.kept_bytes + block.head_peak.max(all.backward_peak);
         let (peak, cost) = (block.head_peak, block.head_cost);
-        let table = Table::fill(&options, shape.layers, peak, cost, whole, 40_000, u64::MAX);
+        let table =
+            Table::fill(&options, shape.layers, Turn { peak, seconds: cost }, whole, 40_000, u64::MAX);
         (start.elapsed().as_secs_f64(), options, whole, table)
     };
     // The fastest of three: what else the machine does is not the planner's time.
@@ -273,7 +274,7 @@ fn compare(shape: &Shape, published: &[f64]) {
         assert!(gap >= -1e-9, "{}: a bound above a plan at {fraction}", shape.name);
         assert!(fraction < 0.15 || gap <= 1.0, "{}: gap of {gap} % at {fraction}", shape.name);
     }
-    assert!((table.seconds(whole) / base - 1.0).abs() < 1e-12, "nothing is rebuilt in the whole memory");
+    assert!((table.seconds(whole) / base - 1.0).abs() < 1e-12, "nothing is recomputed in the whole memory");
     let limit = if shape.layers > 32 { 0.8 } else { 0.3 };
     // The limits are for optimised code.
     assert!(cfg!(debug_assertions) || took < limit, "{}: {took} s", shape.name);
