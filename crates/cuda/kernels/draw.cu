@@ -21,8 +21,8 @@ __device__ inline void cos_sin(float angle, float& cosine, float& sine) {
     int quarter = int(double(angle) * 0.6366197723675814 + 0.5);
     double x = double(angle) - double(quarter) * 1.5707963267948966, square = x * x;
     double s = 1.0, c = 1.0;
-    for (int n = 16; n >= 2; n -= 2) s = 1.0 - s * square / double(n * (n + 1));
-    for (int n = 15; n >= 1; n -= 2) c = 1.0 - c * square / double(n * (n + 1));
+    for (int n = 16; n >= 2; n -= 2) s = 1.0 - s * square * (1.0 / double(n * (n + 1)));
+    for (int n = 15; n >= 1; n -= 2) c = 1.0 - c * square * (1.0 / double(n * (n + 1)));
     s = s * x;
     double at_cosine = quarter & 1 ? s : c, at_sine = quarter & 1 ? c : s;
     cosine = float((quarter + 1) & 2 ? -at_cosine : at_cosine);

@@ -10,8 +10,16 @@
 //!
 //! Nothing here decides anything about memory: operands and scratch are the plan's.
 
+mod device;
+mod driver;
 mod facts;
 pub mod kernels;
 pub mod lower;
+mod resources;
+mod trials;
 
+pub use device::{CudaDevice, Options, Prepared, Products};
+pub use driver::{Card, Compiled, Libraries, Target, library_folders};
 pub use facts::{Rates, facts};
+pub use resources::{Resources, resources};
+pub use trials::{faulty_cases, half_cases};

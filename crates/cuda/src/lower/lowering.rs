@@ -158,7 +158,7 @@ pub(super) fn suffix(call: &Call, dtype: DType) -> Result<&'static str, ExecErro
 }
 
 /// The tag of an element type, as kernels know it.
-pub(super) fn kind(dtype: DType) -> Arg {
+pub(crate) fn kind(dtype: DType) -> Arg {
     Arg::I32(match dtype {
         DType::F32 => 0,
         DType::Bf16 => 1,

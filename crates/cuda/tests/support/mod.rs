@@ -161,6 +161,7 @@ pub(crate) struct HostDevice {
 
 #[derive(Clone, Copy)]
 #[repr(align(256))]
+#[allow(dead_code, reason = "read by address")]
 struct Line([u8; 256]);
 
 impl HostDevice {
