@@ -164,6 +164,9 @@ pub(crate) struct CheckArgs {
     /// Only cases whose name contains this
     #[arg(value_name = "NAME")]
     pub(crate) filter: Option<String>,
+    /// The device judged: cpu, cuda, or cuda:1 for the second GPU
+    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    pub(crate) device: String,
     /// Threads, one for each core by default
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,

@@ -6,6 +6,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use plimsoll::TrainError;
+use plimsoll::cuda;
 use plimsoll::training::RawConfig;
 use plimsoll::training::hub::{Hub, Limits, is_id};
 
@@ -21,6 +22,22 @@ fn variable(name: &str) -> Option<String> {
 pub(crate) fn caches() -> Option<PathBuf> {
     let home = || variable("HOME").map(|home| PathBuf::from(home).join(".cache"));
     variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)
+}
+
+/// How GPU `index` is opened here: libraries of the active Python environment or a toolkit, kernels kept among caches.
+pub(crate) fn gpu(index: usize) -> Result<cuda::Options, Failure> {
+    let path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let environment = variable("VIRTUAL_ENV").or_else(|| variable("CONDA_PREFIX")).map(PathBuf::from);
+    let cache = caches().ok_or_else(|| {
+        TrainError::Config("there is no folder to keep compiled kernels in; set HOME or XDG_CACHE_HOME".into())
+    })?;
+    Ok(cuda::Options {
+        target: cuda::Target { index },
+        libraries: cuda::Libraries { folders: cuda::library_folders(environment.as_deref(), &path) },
+        cache: cache.join("plimsoll").join("cubin"),
+        products: cuda::Products::Library,
+        limits: cuda::Limits::default(),
+    })
 }
 
 /// Fills in what the environment decides: the folder of a model that was named by its hub id, and the folder for

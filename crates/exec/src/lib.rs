@@ -7,6 +7,7 @@
 //! Nothing here decides anything, and nothing allocates after the start.
 
 mod arena;
+mod box_muller;
 pub mod cases;
 pub mod codes;
 pub mod conformance;

@@ -6,6 +6,8 @@
 
 pub use plimsoll_graph::name_hash;
 
+use crate::box_muller::{cos_sin, ln};
+
 /// Where in the space of random numbers a draw lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
@@ -48,9 +50,8 @@ impl Stream {
         let quad = self.quad(row, pair / 2);
         let at = 2 * (pair % 2) as usize;
         // Box-Muller; 1 − u keeps the logarithm finite.
-        let radius = (-2.0 * (1.0 - unit(quad[at])).ln()).sqrt();
-        let angle = std::f32::consts::TAU * unit(quad[at + 1]);
-        [radius * angle.cos(), radius * angle.sin()]
+        let radius = (-2.0 * ln(1.0 - unit(quad[at]))).sqrt();
+        cos_sin(std::f32::consts::TAU * unit(quad[at + 1])).map(|part| radius * part)
     }
 }
 

@@ -46,6 +46,14 @@ pub mod conformance {
     pub use plimsoll_exec::{cases, reference};
 }
 
+/// NVIDIA GPUs: opened by index, judged by the same cases.
+pub mod cuda {
+    pub use plimsoll_cuda::lower::Limits;
+    pub use plimsoll_cuda::{
+        Card, CudaDevice, Libraries, Options, Products, Target, half_cases, library_folders,
+    };
+}
+
 /// Planning in parts: one strategy at a time, and the judge.
 pub mod planning {
     pub use plimsoll_graph::{NodeId, Phase};

@@ -1,0 +1,158 @@
+//! What a GPU is asked beside the conformance cases: numbers drawn on it, the memory it takes, rates of products.
+//!
+//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory` or `products`. Each result is one line of JSON;
+//! the program fails when one is wrong. `scripts/gpu_check.sh` runs it with time limits.
+#![allow(clippy::print_stdout, reason = "an example that reports")]
+
+use std::path::PathBuf;
+
+use plimsoll_cuda::lower::{Addend, Limits, Place, Product, Signature};
+use plimsoll_cuda::{CudaDevice, Libraries, Options, Products, Target, faulty_cases, library_folders};
+use plimsoll_exec::conformance::judge;
+use plimsoll_exec::{CpuDevice, Device, ExecError, cases, init};
+use plimsoll_graph::{DType, Init};
+use plimsoll_plan::{Scratch, Space};
+
+fn main() -> Result<(), ExecError> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [stage, cache] = &arguments[..] else {
+        return Err(ExecError::Mismatch("usage: gpu_stages faults|draws|memory|products CACHE-FOLDER".into()));
+    };
+    match stage.as_str() {
+        "faults" => faults(&mut open(cache)?),
+        "draws" => draws(&mut open(cache)?),
+        "memory" => memory(cache),
+        "products" => products(&mut open(cache)?),
+        other => Err(ExecError::Mismatch(format!("there is no stage `{other}`"))),
+    }
+}
+
+fn open(cache: &str) -> Result<CudaDevice, ExecError> {
+    let path: Vec<PathBuf> = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
+    let environment = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
+    CudaDevice::open(&Options {
+        target: Target { index: 0 },
+        libraries: Libraries { folders: library_folders(environment.as_deref(), &path) },
+        cache: cache.into(),
+        products: Products::Library,
+        limits: Limits::default(),
+    })
+}
+
+/// Ids outside their tables: the sentence of the CPU, when results are read, and good data judged well after it.
+fn faults(device: &mut CudaDevice) -> Result<(), ExecError> {
+    let mut cpu = CpuDevice::new(1)?;
+    for case in faulty_cases() {
+        let [expected, found] = [judge(&mut cpu, &case, Scratch::Best), judge(device, &case, Scratch::Best)];
+        println!("{{\"stage\":\"faults\",\"found\":{found:?},\"same\":{}}}", found == expected);
+        if found != expected || found.is_ok() {
+            return Err(ExecError::Device(format!("{found:?} instead of {expected:?}")));
+        }
+    }
+    let good = cases::all().into_iter().find(|case| case.op.name() == "embedding");
+    let verdict = good.map(|case| judge(device, &case, Scratch::Best));
+    if matches!(verdict, Some(Ok(_))) { Ok(()) } else { Err(ExecError::Device(format!("afterwards: {verdict:?}"))) }
+}
+
+/// Initial numbers of the GPU against the CPU's, bit by bit.
+fn draws(device: &mut CudaDevice) -> Result<(), ExecError> {
+    const COUNT: usize = 1 << 22;
+    device.allocate(Space { arena: 4 * COUNT as u64, ..Space::default() })?;
+    let mut other = 0;
+    for (kind, init) in [("normal", Init::Normal(0.02)), ("uniform", Init::Uniform(0.5)), ("fill", Init::Fill(1.5))] {
+        for offset in [0, 1, 7_000_003] {
+            let (name, seed) = ("blocks.3.mlp.up.weight", 0x1234_5678_9abc);
+            device.draw(&init, (name, seed), (0, DType::F32), (offset, COUNT))?;
+            let mut bytes = vec![0; 4 * COUNT];
+            device.read(0, &mut bytes)?;
+            let mut expected = vec![0.0; COUNT];
+            init::fill(&init, name, seed, offset, &mut expected);
+            let (words, _) = bytes.as_chunks::<4>();
+            let differ = words.iter().zip(&expected).filter(|(a, b)| **a != b.to_le_bytes()).count();
+            println!("{{\"stage\":\"draws\",\"kind\":\"{kind}\",\"offset\":{offset},\"count\":{COUNT},\"differ\":{differ}}}");
+            other += differ;
+        }
+    }
+    if other > 0 { Err(ExecError::Device(format!("{other} numbers differ from the CPU's"))) } else { Ok(()) }
+}
+
+/// What the process takes of the card, before and with an arena.
+fn memory(cache: &str) -> Result<(), ExecError> {
+    let mut device = open(cache)?;
+    let taken = |device: &CudaDevice| device.taken().map(|taken| taken.unwrap_or(0));
+    let outside = taken(&device)?;
+    for gib in [1u64, 20] {
+        device.allocate(Space { arena: gib << 30, ..Space::default() })?;
+        let with = taken(&device)?;
+        println!(
+            "{{\"stage\":\"memory\",\"outside\":{outside},\"arena\":{},\"taken\":{with},\"beside\":{}}}",
+            gib << 30,
+            with - (gib << 30)
+        );
+    }
+    Ok(())
+}
+
+/// Rates of the products of `cuda.md`, in bf16, on normal numbers.
+fn products(device: &mut CudaDevice) -> Result<(), ExecError> {
+    device.allocate(Space { arena: 24 << 30, ..Space::default() })?;
+    // Three operands of at most 6 GiB each, then scratch.
+    let places = [Place(0), Place(6 << 30), Place(12 << 30)];
+    let workspace = Place(20 << 30);
+    for place in [places[0], places[1]] {
+        device.draw(&Init::Normal(1.0), ("numbers", 1), (place.0, DType::Bf16), (0, 3 << 30))?;
+    }
+    let shapes = [
+        (16384, 2048, 2048),
+        (16384, 8192, 2048),
+        (16384, 2048, 8192),
+        (16384, 128_256, 2048),
+        (8192, 14336, 4096),
+        (32768, 4864, 896),
+        (8192, 8192, 8192),
+    ];
+    let half = [DType::Bf16; 3];
+    for (rows, out, input) in shapes {
+        let of = |m, n, k, transpose_a, transpose_b, dtypes, addend| {
+            let signature =
+                Signature { m, n, k, batch: 1, transpose_a, transpose_b, dtypes, addend, alignment: 256 };
+            let [a, b, c] = places;
+            Product { signature, a, b, c, addend: None, workspace }
+        };
+        let weight = |dtype, addend| of(out, input, rows, true, false, [DType::Bf16, DType::Bf16, dtype], addend);
+        for (what, product) in [
+            ("forward", of(rows, out, input, false, true, half, Addend::None)),
+            ("input gradient", of(rows, input, out, false, false, half, Addend::None)),
+            ("weight gradient", weight(DType::Bf16, Addend::None)),
+            ("weight gradient added in bf16", weight(DType::Bf16, Addend::Result)),
+            ("weight gradient added in f32", weight(DType::F32, Addend::Result)),
+        ] {
+            let seconds = device.time_product(&product, 10)?;
+            let flops = 2.0 * rows as f64 * out as f64 * input as f64;
+            let scratch = device.product_workspace(&product).unwrap_or(0);
+            println!(
+                "{{\"stage\":\"products\",\"rows\":{rows},\"out\":{out},\"in\":{input},\"what\":\"{what}\",\
+                 \"tflops\":{:.0},\"workspace\":{scratch}}}",
+                flops / seconds / 1e12
+            );
+        }
+    }
+    let signature = Signature {
+        m: 8192,
+        n: 8192,
+        k: 8192,
+        batch: 1,
+        transpose_a: false,
+        transpose_b: true,
+        dtypes: [DType::F32; 3],
+        addend: Addend::None,
+        alignment: 256,
+    };
+    for place in [places[0], places[1]] {
+        device.draw(&Init::Normal(1.0), ("numbers", 1), (place.0, DType::F32), (0, 1 << 27))?;
+    }
+    let [a, b, c] = places;
+    let seconds = device.time_product(&Product { signature, a, b, c, addend: None, workspace }, 3)?;
+    println!("{{\"stage\":\"products\",\"what\":\"f32 8192\",\"tflops\":{:.1}}}", 2.0 * 8192f64.powi(3) / seconds / 1e12);
+    Ok(())
+}

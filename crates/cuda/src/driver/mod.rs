@@ -1,0 +1,49 @@
+//! The only place that calls CUDA: libraries found and loaded, a context, streams, memory, modules, products.
+//!
+//! Thin on purpose: each function is a call or a short fixed order of calls, with its fault in words. The order in which
+//! a device comes up follows from measurements of what each step takes of the card's memory:
+//!
+//! ```text
+//! free memory by NVML ─▶ context ─▶ stack limit 0 ─▶ stream ─▶ address range ─▶ modules ─▶ library handle ─▶ arena
+//! ```
+//!
+//! Modules load lazily whatever the user's environment says: eager loading of the library costs 338 MiB.
+
+mod arena;
+mod blas;
+mod compiler;
+mod context;
+mod libraries;
+mod modules;
+mod nvml;
+mod stream;
+
+pub(crate) use arena::{Mapping, Reserved};
+pub(crate) use blas::Blas;
+pub use compiler::Compiled;
+pub(crate) use compiler::Compiler;
+pub(crate) use context::Context;
+pub use context::{Card, Target};
+pub use libraries::{Libraries, library_folders};
+pub(crate) use modules::{Bound, Modules};
+pub(crate) use stream::Stream;
+
+use cudarc::driver::sys as cuda;
+use plimsoll_exec::ExecError;
+
+/// Turns a result of the driver into an error that says what was being done.
+fn ok(result: cuda::CUresult, doing: &str) -> Result<(), ExecError> {
+    match result {
+        cuda::CUresult::CUDA_SUCCESS => Ok(()),
+        cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            Err(ExecError::Memory(format!("the GPU has no memory left: {doing} failed")))
+        }
+        other => Err(ExecError::Device(format!("the GPU failed: {doing}: {}", words(other)))),
+    }
+}
+
+/// The name of a fault without the prefix that all of them share.
+fn words(fault: cuda::CUresult) -> String {
+    let name = format!("{fault:?}");
+    name.trim_start_matches("CUDA_ERROR_").to_lowercase().replace('_', " ")
+}

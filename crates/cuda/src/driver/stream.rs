@@ -1,0 +1,157 @@
+//! One queue of work: copies, fills, waiting, and the time between two points.
+#![allow(unsafe_code, reason = "calls the driver")]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys as cuda;
+use plimsoll_exec::ExecError;
+
+use super::{Context, ok};
+
+/// Words where kernels report bad ids.
+const WORDS: usize = 256;
+
+/// A stream and the words that its kernels report to.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    context: Arc<Context>,
+    stream: cuda::CUstream,
+    words: u64,
+}
+
+// SAFETY: a stream may be used from any thread in whose context it is; every use enters the context first.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver locks its queues.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Stream, ExecError> {
+        context.enter()?;
+        let (mut stream, mut words) = (std::ptr::null_mut(), 0);
+        let flags = cuda::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: out-parameters that live here; the words are set before anybody reads them.
+        unsafe {
+            ok(cuda::cuStreamCreate(&raw mut stream, flags), "making a stream")?;
+            ok(cuda::cuMemAlloc_v2(&raw mut words, 8 * WORDS), "taking words for reports")?;
+            ok(cuda::cuMemsetD8_v2(words, 0xff, 8 * WORDS), "clearing the reports")?;
+        }
+        Ok(Stream { context: Arc::clone(context), stream, words })
+    }
+
+    pub(crate) fn raw(&self) -> cuda::CUstream {
+        self.stream
+    }
+
+    /// Address of the word number `index`.
+    ///
+    /// # Errors
+    ///
+    /// When there are not so many.
+    pub(crate) fn word(&self, index: usize) -> Result<u64, ExecError> {
+        if index >= WORDS {
+            return Err(ExecError::Unsupported(format!("more than {WORDS} tables of different sizes")));
+        }
+        Ok(self.words + 8 * index as u64)
+    }
+
+    /// Copies bytes to the GPU; the slice is free when this returns.
+    pub(crate) fn write(&self, to: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        self.context.enter()?;
+        // SAFETY: the caller has checked the range; memory that is not pinned is staged before the call returns.
+        unsafe {
+            let from = bytes.as_ptr().cast::<c_void>();
+            ok(cuda::cuMemcpyHtoDAsync_v2(to, from, bytes.len(), self.stream), "copying to the GPU")
+        }
+    }
+
+    /// Reads bytes after all that was queued, together with the first `words` reports.
+    pub(crate) fn read(&self, from: u64, bytes: &mut [u8], words: &mut [u64]) -> Result<(), ExecError> {
+        self.context.enter()?;
+        // SAFETY: the caller has checked the range; the slices are not touched before `wait` returns.
+        unsafe {
+            let (to, count) = (bytes.as_mut_ptr().cast::<c_void>(), bytes.len());
+            ok(cuda::cuMemcpyDtoHAsync_v2(to, from, count, self.stream), "copying from the GPU")?;
+            if !words.is_empty() {
+                let (to, count) = (words.as_mut_ptr().cast::<c_void>(), 8 * words.len());
+                ok(cuda::cuMemcpyDtoHAsync_v2(to, self.words, count, self.stream), "reading the reports")?;
+            }
+        }
+        self.wait()
+    }
+
+    /// Forgets all reports.
+    pub(crate) fn clear_words(&self) -> Result<(), ExecError> {
+        self.fill(self.words, 8 * WORDS as u64, 0xff)
+    }
+
+    /// Sets bytes.
+    pub(crate) fn fill(&self, to: u64, bytes: u64, byte: u8) -> Result<(), ExecError> {
+        self.context.enter()?;
+        // SAFETY: the caller has checked the range.
+        unsafe { ok(cuda::cuMemsetD8Async(to, byte, bytes as usize, self.stream), "setting bytes") }
+    }
+
+    /// Copies bytes within the GPU.
+    pub(crate) fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<(), ExecError> {
+        // SAFETY: the caller has checked the ranges.
+        unsafe { ok(cuda::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, self.stream), "copying in the GPU") }
+    }
+
+    /// Waits for all that was queued.
+    pub(crate) fn wait(&self) -> Result<(), ExecError> {
+        self.context.enter()?;
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { ok(cuda::cuStreamSynchronize(self.stream), "waiting for the GPU") }
+    }
+
+    /// Seconds that the GPU takes for what `body` queues.
+    pub(crate) fn time(&self, body: impl FnOnce() -> Result<(), ExecError>) -> Result<f64, ExecError> {
+        self.context.enter()?;
+        let [start, end] = [self.event()?, self.event()?];
+        self.record(&start)?;
+        body()?;
+        self.record(&end)?;
+        self.wait()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events were recorded and are done.
+        let read = unsafe { cuda::cuEventElapsedTime_v2(&raw mut milliseconds, start.0, end.0) };
+        ok(read, "reading the GPU's clock")?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+
+    fn event(&self) -> Result<Event, ExecError> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: an out-parameter that lives here.
+        unsafe { ok(cuda::cuEventCreate(&raw mut event, 0), "making an event")? };
+        Ok(Event(event))
+    }
+
+    fn record(&self, event: &Event) -> Result<(), ExecError> {
+        // SAFETY: event and stream live.
+        unsafe { ok(cuda::cuEventRecord(event.0, self.stream), "recording an event") }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made once; nothing is queued behind the destruction.
+            unsafe {
+                cuda::cuStreamSynchronize(self.stream);
+                cuda::cuStreamDestroy_v2(self.stream);
+                cuda::cuMemFree_v2(self.words);
+            }
+        }
+    }
+}
+
+/// A point in a stream, destroyed when it goes.
+struct Event(cuda::CUevent);
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made once and not used again.
+        unsafe { cuda::cuEventDestroy_v2(self.0) };
+    }
+}

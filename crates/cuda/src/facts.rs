@@ -1,0 +1,41 @@
+//! What the planner is told of a GPU: scratch as the lowering takes it, and seconds by rates.
+//!
+//! Rates are those of the card's description until its ops are measured; only ratios between plans depend on them.
+
+use plimsoll_graph::{DType, Graph, Node, work};
+use plimsoll_plan::{Facts, NodeFacts, Workspace};
+
+use crate::lower::{ALIGNMENT, Library, Limits, workspace};
+
+/// Rates that turn work into seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Floating-point operations per second of products in f32.
+    pub flops: f64,
+    /// The same in bf16.
+    pub half_flops: f64,
+    /// Bytes per second of the card's memory.
+    pub bytes: f64,
+    /// Seconds that one action takes whatever its size.
+    pub launch: f64,
+}
+
+/// Time and scratch of every node.
+pub fn facts(graph: &Graph, rates: Rates, library: &dyn Library, limits: Limits) -> Facts {
+    let nodes = graph.nodes().iter().map(|node| node_facts(graph, node, rates, library, limits)).collect();
+    Facts { alignment: ALIGNMENT, nodes, link: None }
+}
+
+fn node_facts(graph: &Graph, node: &Node, rates: Rates, library: &dyn Library, limits: Limits) -> NodeFacts {
+    if node.op.is_view() {
+        return NodeFacts::default();
+    }
+    let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
+    // An op without a kernel is refused when the schedule is prepared, with the reason.
+    let scratch = workspace(&node.op, &inputs, &outputs, library, limits).unwrap_or(0);
+    let work = work(&node.op, &inputs, &outputs);
+    let half = inputs.first().is_some_and(|input| input.dtype == DType::Bf16);
+    let compute = work.matmul_flops / if half { rates.half_flops } else { rates.flops };
+    let seconds = compute.max(work.bytes / rates.bytes) + rates.launch;
+    NodeFacts { seconds, lean_seconds: seconds, workspace: Workspace::exactly(scratch) }
+}

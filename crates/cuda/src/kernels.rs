@@ -1,0 +1,105 @@
+//! The kernels' sources, as they were when the crate was compiled.
+//!
+//! Headers are handed to the compiler by name, so no folder is needed at run time. `codes.cuh` is written here: it
+//! holds the tables of [`plimsoll_exec::codes`], so that both devices round to the same numbers.
+
+use std::fmt::Write;
+
+use plimsoll_exec::codes::{Codes, SIGNED, UNSIGNED};
+
+/// One file of kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// Its name, without the ending `.cu`.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+    /// Whether products and sums may be fused into one operation. Files that must give the CPU's bits forbid it.
+    pub fused: bool,
+}
+
+macro_rules! source {
+    ($name:literal, $fused:literal) => {
+        Source { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")), fused: $fused }
+    };
+}
+
+/// Every file of kernels.
+pub const SOURCES: [Source; 15] = [
+    source!("movement", true),
+    source!("cast", true),
+    source!("elementwise", true),
+    source!("dropout", true),
+    source!("product", true),
+    source!("conv", true),
+    source!("sums", true),
+    source!("norms", true),
+    source!("softmax", true),
+    source!("embedding", true),
+    source!("rope", true),
+    source!("attention", true),
+    source!("attention_grad", true),
+    source!("updates", false),
+    source!("draw", false),
+];
+
+/// Names and texts of the headers that sources include.
+pub fn headers() -> Vec<(&'static str, String)> {
+    let fixed = [
+        ("block.cuh", include_str!("../kernels/block.cuh")),
+        ("columns.cuh", include_str!("../kernels/columns.cuh")),
+        ("random.cuh", include_str!("../kernels/random.cuh")),
+        ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ];
+    let mut headers: Vec<(&str, String)> = fixed.map(|(name, text)| (name, text.to_owned())).into();
+    headers.push(("codes.cuh", codes()));
+    headers
+}
+
+/// Tables of 8-bit codes: the numbers, and the middles between neighbours.
+fn codes() -> String {
+    let mut text = String::from("// The tables of `exec/src/codes.rs`.\n#pragma once\n");
+    for (name, codes) in [("SIGNED", &*SIGNED), ("UNSIGNED", &*UNSIGNED)] {
+        table(&mut text, &format!("{name}_NUMBERS"), &codes.numbers);
+        table(&mut text, &format!("{name}_MIDDLES"), &middles(codes));
+    }
+    text
+}
+
+fn middles(codes: &Codes) -> Vec<f32> {
+    let pairs = codes.numbers.windows(2).map(|pair| 0.5 * (pair[0] + pair[1]));
+    pairs.chain([f32::MAX]).collect() // the last is never passed
+}
+
+fn table(text: &mut String, name: &str, numbers: &[f32]) {
+    // Exponents of ten lose no bit of a float that is printed with all its digits.
+    let numbers: Vec<String> = numbers.iter().map(|number| format!("{number:e}f")).collect();
+    let _ = writeln!(text, "__device__ const float {name}[256] = {{{}}};", numbers.join(", "));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_hold_256_numbers_that_read_back_to_the_bit() {
+        let text = codes();
+        let line = text.lines().find(|line| line.contains("UNSIGNED_NUMBERS")).unwrap();
+        let list = line.split(['{', '}']).nth(1).unwrap();
+        let numbers: Vec<f32> =
+            list.split(", ").map(|number| number.trim_end_matches('f').parse().unwrap()).collect();
+        assert_eq!(numbers, UNSIGNED.numbers);
+    }
+
+    #[test]
+    fn every_header_that_a_source_includes_is_there() {
+        let headers = headers();
+        let texts = SOURCES.iter().map(|source| source.text).chain(headers.iter().map(|(_, text)| text.as_str()));
+        for text in texts {
+            for line in text.lines().filter_map(|line| line.strip_prefix("#include \"")) {
+                let name = line.trim_end_matches('"');
+                assert!(headers.iter().any(|(header, _)| *header == name), "{name}");
+            }
+        }
+    }
+}

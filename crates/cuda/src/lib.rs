@@ -1,0 +1,25 @@
+//! NVIDIA GPUs as a device: the same graph, the same plan, other kernels.
+//!
+//! Three layers, each testable without the one above it:
+//!
+//! ```text
+//! lower     schedule → launches, products, copies     plain data, no GPU needed
+//! driver    the only place that calls CUDA            loads libraries when asked, never at start
+//! kernels   *.cu, one readable file per family        compiled by NVRTC on first use, cached on disk
+//! ```
+//!
+//! Nothing here decides anything about memory: operands and scratch are the plan's.
+
+mod device;
+mod driver;
+mod facts;
+pub mod kernels;
+pub mod lower;
+mod resources;
+mod trials;
+
+pub use device::{CudaDevice, Options, Prepared, Products};
+pub use driver::{Card, Compiled, Libraries, Target, library_folders};
+pub use facts::{Rates, facts};
+pub use resources::{Resources, resources};
+pub use trials::{faulty_cases, half_cases};

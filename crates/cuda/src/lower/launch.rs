@@ -1,0 +1,187 @@
+//! The steps of a program: launches, products of the library, copies and fills.
+
+use std::fmt;
+
+use super::product::Product;
+
+/// First byte of something, counted from the beginning of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place(pub u64);
+
+impl Place {
+    /// The place so many bytes further on.
+    #[must_use]
+    pub fn after(self, bytes: u64) -> Place {
+        Place(self.0 + bytes)
+    }
+}
+
+/// Ids that a kernel checks while it runs. The device keeps one word for each table size and reads it when it next
+/// waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Check {
+    /// Ids of rows of a table with so many rows.
+    Token {
+        /// Rows of the table.
+        rows: usize,
+    },
+    /// Targets among so many words.
+    Target {
+        /// Words of the vocabulary.
+        words: usize,
+    },
+}
+
+impl Check {
+    /// The sentence for an id that lies outside, as the CPU words it.
+    pub fn fault(self, id: i32) -> String {
+        match self {
+            Check::Token { rows } => format!("token id {id} is outside the vocabulary of {rows}"),
+            Check::Target { words } => format!("target {id} is outside the vocabulary of {words}"),
+        }
+    }
+}
+
+/// One argument of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arg {
+    /// An address in the arena.
+    Pointer(Place),
+    /// The null address: an operand that is missing.
+    Null,
+    /// The address of the word where a check reports.
+    Check(Check),
+    /// 32 bits without a sign.
+    U32(u32),
+    /// 32 bits with a sign.
+    I32(i32),
+    /// 64 bits without a sign.
+    U64(u64),
+    /// 64 bits with a sign.
+    I64(i64),
+    /// A float.
+    F32(f32),
+    /// A struct that is passed by value, its fields in order, laid out as C does.
+    Struct(Vec<Arg>),
+}
+
+impl Arg {
+    /// Alignment in C.
+    pub fn alignment(&self) -> usize {
+        match self {
+            Arg::Pointer(_) | Arg::Null | Arg::Check(_) | Arg::U64(_) | Arg::I64(_) => 8,
+            Arg::U32(_) | Arg::I32(_) | Arg::F32(_) => 4,
+            Arg::Struct(fields) => fields.iter().map(Arg::alignment).max().unwrap_or(1),
+        }
+    }
+
+    /// Appends the bytes of the argument as a kernel expects them; `address` turns places into addresses and `check`
+    /// names the word of a check.
+    pub fn write(
+        &self,
+        to: &mut Vec<u8>,
+        address: &dyn Fn(Place) -> u64,
+        check: &mut dyn FnMut(Check) -> u64,
+    ) {
+        match self {
+            Arg::Pointer(place) => to.extend(address(*place).to_ne_bytes()),
+            Arg::Null => to.extend(0u64.to_ne_bytes()),
+            Arg::Check(which) => to.extend(check(*which).to_ne_bytes()),
+            Arg::U32(number) => to.extend(number.to_ne_bytes()),
+            Arg::I32(number) => to.extend(number.to_ne_bytes()),
+            Arg::U64(number) => to.extend(number.to_ne_bytes()),
+            Arg::I64(number) => to.extend(number.to_ne_bytes()),
+            Arg::F32(number) => to.extend(number.to_ne_bytes()),
+            Arg::Struct(fields) => {
+                let mut bytes = Vec::new();
+                for field in fields {
+                    bytes.resize(bytes.len().next_multiple_of(field.alignment()), 0);
+                    field.write(&mut bytes, address, check);
+                }
+                bytes.resize(bytes.len().next_multiple_of(self.alignment()), 0);
+                to.append(&mut bytes);
+            }
+        }
+    }
+}
+
+/// One launch of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block along x and y.
+    pub block: [u32; 2],
+    /// Bytes of shared memory beside what the kernel declares.
+    pub shared: u32,
+    /// Arguments, in the kernel's order.
+    pub args: Vec<Arg>,
+}
+
+/// One thing a stream does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Launches a kernel.
+    Launch(Launch),
+    /// Has the library multiply matrices.
+    Product(Product),
+    /// Copies bytes within the arena; the ranges do not overlap.
+    Copy {
+        /// First byte read.
+        from: Place,
+        /// First byte written.
+        to: Place,
+        /// How many.
+        bytes: u64,
+    },
+    /// Sets bytes to zero.
+    Zero {
+        /// First byte written.
+        to: Place,
+        /// How many.
+        bytes: u64,
+    },
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Launch(launch) => {
+                let ([x, y, z], [a, b]) = (launch.grid, launch.block);
+                write!(f, "{}<<<{x}x{y}x{z}, {a}x{b}, {}>>>", launch.kernel, launch.shared)
+            }
+            Step::Product(product) => write!(f, "product {:?}", product.signature),
+            Step::Copy { from, to, bytes } => write!(f, "copy {}+{bytes} -> {}", from.0, to.0),
+            Step::Zero { to, bytes } => write!(f, "zero {}+{bytes}", to.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(arg: &Arg) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        arg.write(&mut bytes, &|place| 0x1000 + place.0, &mut |_| 7);
+        bytes
+    }
+
+    #[test]
+    fn a_struct_is_laid_out_as_c_does() {
+        let fields = vec![Arg::I32(1), Arg::Pointer(Place(2)), Arg::F32(0.0), Arg::I32(3), Arg::U32(4)];
+        let all = bytes(&Arg::Struct(fields));
+        assert_eq!(all.len(), 32, "padding before the pointer and at the end");
+        assert_eq!(all[..4], 1i32.to_ne_bytes());
+        assert_eq!(all[8..16], 0x1002u64.to_ne_bytes());
+        assert_eq!(all[24..28], 4u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_missing_operand_is_the_null_address() {
+        assert_eq!(bytes(&Arg::Null), [0; 8]);
+        assert_eq!(bytes(&Arg::Check(Check::Token { rows: 3 })), 7u64.to_ne_bytes());
+    }
+}

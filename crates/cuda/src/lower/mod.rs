@@ -1,0 +1,135 @@
+//! From actions to launches: what a GPU is asked to do, as plain data.
+//!
+//! [`lower`] turns one op on operands with places into [`Step`]s; [`workspace`] is the same walk with no places, which
+//! notes how much scratch it would take, so the two cannot disagree. Everything that a result's bits could depend on
+//! (chunks, tiles, partial sums) follows from shapes here, never from what is free.
+//!
+//! Absent on purpose: addresses, streams and every call of a driver. This module needs no GPU to be tested.
+
+mod attention;
+mod conv;
+mod elementwise;
+mod embedding;
+mod launch;
+mod losses;
+mod lowering;
+mod mlp;
+mod movement;
+mod norms;
+mod product;
+mod program;
+mod sums;
+mod updates;
+
+use plimsoll_exec::ExecError;
+use plimsoll_graph::{Op, Type};
+
+pub use launch::{Arg, Check, Launch, Place, Step};
+pub use lowering::{Limits, Operand};
+pub(crate) use lowering::kind;
+use lowering::{Call, Lowering};
+pub use product::{Addend, Library, NoLibrary, Product, Signature};
+pub use program::Program;
+
+/// Bytes that offsets in scratch are multiples of, and that kernels and libraries expect of every operand.
+pub const ALIGNMENT: u64 = 256;
+
+/// One op and where its operands lie.
+#[derive(Clone, Debug)]
+pub struct Work<'a> {
+    /// What is computed.
+    pub op: &'a Op,
+    /// What it reads.
+    pub inputs: &'a [Operand],
+    /// What it writes.
+    pub outputs: &'a [Operand],
+    /// First byte of its scratch.
+    pub scratch: Place,
+}
+
+/// The steps of one op.
+///
+/// # Errors
+///
+/// When there is no kernel for these element types or sizes.
+pub fn lower(work: &Work, library: &dyn Library, limits: Limits) -> Result<Vec<Step>, ExecError> {
+    let mut lowering = Lowering::new(library, limits, work.scratch);
+    emit(&mut lowering, &Call { op: work.op, inputs: work.inputs, outputs: work.outputs })?;
+    Ok(lowering.steps)
+}
+
+/// Scratch bytes of one op.
+///
+/// # Errors
+///
+/// As for [`lower`].
+pub fn workspace(
+    op: &Op,
+    inputs: &[Type],
+    outputs: &[Type],
+    library: &dyn Library,
+    limits: Limits,
+) -> Result<u64, ExecError> {
+    let nowhere = |&ty: &Type| Operand { place: Place(0), ty, accumulate: false };
+    let (inputs, outputs): (Vec<_>, Vec<_>) =
+        (inputs.iter().map(nowhere).collect(), outputs.iter().map(nowhere).collect());
+    let mut lowering = Lowering::new(library, limits, Place(0));
+    emit(&mut lowering, &Call { op, inputs: &inputs, outputs: &outputs })?;
+    Ok(lowering.most)
+}
+
+/// One arm per op, in the order of `op.rs`.
+fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
+    match call.op {
+        Op::Reshape { .. } => movement::reshape(to, call),
+        Op::Transpose { permutation } => movement::transpose(to, call, permutation),
+        Op::Slice { axis, start, .. } => movement::slice(to, call, *axis, *start),
+        Op::Pad { axis, start, .. } => movement::pad(to, call, *axis, *start),
+        Op::Concat { axis } => movement::concat(to, call, *axis),
+        Op::Cast { .. } => elementwise::cast(to, call),
+        Op::Broadcast { axes, .. } => movement::broadcast(to, call, *axes),
+        Op::Add
+        | Op::Mul
+        | Op::Scale { .. }
+        | Op::Silu
+        | Op::SiluGrad
+        | Op::Gelu(_)
+        | Op::GeluGrad(_)
+        | Op::Tanh
+        | Op::TanhGrad
+        | Op::Sigmoid
+        | Op::SigmoidGrad
+        | Op::Swiglu
+        | Op::SwigluGrad => elementwise::elementwise(to, call),
+        Op::Dropout { p, stream } => elementwise::dropout(to, call, *p, *stream),
+        Op::Linear { transposed, bias } => product::linear(to, call, *transposed, *bias),
+        Op::LinearGradInput { transposed } => product::linear_grad_input(to, call, *transposed),
+        Op::LinearGradWeight { transposed } => product::linear_grad_weight(to, call, *transposed),
+        Op::Matmul { transpose_a, transpose_b } => product::matmul(to, call, *transpose_a, *transpose_b),
+        Op::Conv2d { conv, bias } => conv::conv2d(to, call, *conv, *bias),
+        Op::Conv2dGradInput { conv, .. } => conv::conv2d_grad_input(to, call, *conv),
+        Op::Conv2dGradWeight { conv, .. } => conv::conv2d_grad_weight(to, call, *conv),
+        Op::Sum { axes } => sums::sum(to, call, *axes),
+        Op::Softmax | Op::SoftmaxGrad => losses::softmax(to, call),
+        Op::LayerNorm { epsilon } => norms::layer_norm(to, call, *epsilon),
+        Op::RmsNorm { epsilon } => norms::rms_norm(to, call, *epsilon),
+        Op::LayerNormGradInput | Op::RmsNormGradInput => norms::grad_input(to, call),
+        Op::LayerNormGradWeight | Op::RmsNormGradWeight => norms::grad_weight(to, call),
+        Op::Embedding => embedding::embedding(to, call),
+        Op::EmbeddingGrad { rows } => embedding::embedding_grad(to, call, *rows),
+        Op::Rope { inverse, positions } => attention::rope(to, call, *inverse, *positions),
+        Op::Attention { mask, scale } => attention::attention(to, call, *mask, *scale),
+        Op::AttentionGrad { mask, scale } => attention::attention_grad(to, call, *mask, *scale),
+        Op::Mlp(form) => mlp::mlp(to, call, *form),
+        Op::MlpGrad { mlp: form, weights, biases } => mlp::mlp_grad(to, call, *form, *weights, *biases),
+        Op::CrossEntropy { ignore_index } => losses::cross_entropy(to, call, *ignore_index),
+        Op::CrossEntropyGrad { ignore_index } => losses::cross_entropy_grad(to, call, *ignore_index),
+        Op::HeadLoss(head) => losses::head_loss(to, call, *head),
+        Op::HeadLossGrad { head, weight, bias } => losses::head_loss_grad(to, call, *head, *weight, *bias),
+        Op::Accumulate { .. } => elementwise::accumulate(to, call),
+        Op::SumSquares => updates::sum_squares(to, call),
+        Op::ClipScale { max_norm } => updates::clip_scale(to, call, *max_norm),
+        Op::Sgd(rates) => updates::sgd(to, call, *rates),
+        Op::AdamW(rates) => updates::adamw(to, call, *rates),
+    }
+}

@@ -1,0 +1,79 @@
+//! A whole schedule as one flat list of steps, each action a range of it.
+
+use std::ops::Range;
+
+use plimsoll_exec::ExecError;
+use plimsoll_graph::{Graph, Type};
+use plimsoll_plan::{Action, BufferId, Schedule};
+
+use super::{Library, Limits, Operand, Place, Step, Work, lower};
+
+/// The steps of a schedule in their order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Program {
+    /// All steps.
+    pub steps: Vec<Step>,
+    /// Where each action ends in the list.
+    ends: Vec<usize>,
+}
+
+impl Program {
+    /// Lowers every action of `schedule`.
+    ///
+    /// # Errors
+    ///
+    /// When a node has no kernel, or the schedule copies to another tier.
+    pub fn of(
+        graph: &Graph,
+        schedule: &Schedule,
+        library: &dyn Library,
+        limits: Limits,
+    ) -> Result<Program, ExecError> {
+        let mut program = Program::default();
+        for action in &schedule.actions {
+            program.steps.extend(steps_of(graph, schedule, action, library, limits)?);
+            program.ends.push(program.steps.len());
+        }
+        Ok(program)
+    }
+
+    /// Which steps belong to action `action`.
+    pub fn range(&self, action: usize) -> Range<usize> {
+        let start = action.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[action]
+    }
+
+    /// Number of actions.
+    pub fn actions(&self) -> usize {
+        self.ends.len()
+    }
+}
+
+fn steps_of(
+    graph: &Graph,
+    schedule: &Schedule,
+    action: &Action,
+    library: &dyn Library,
+    limits: Limits,
+) -> Result<Vec<Step>, ExecError> {
+    let Action::Run { node, inputs, outputs, workspace, accumulate } = action else {
+        let why = "the CUDA device does not offload yet; leave out --offload";
+        return Err(ExecError::Unsupported(why.into()));
+    };
+    let place = |id: BufferId| Place(schedule.buffer(id).offset);
+    let operand = |id: BufferId, ty: Type, accumulate: bool| {
+        let bytes = schedule.buffer(id).bytes;
+        if ty.bytes() as u64 > bytes {
+            return Err(ExecError::Mismatch(format!("a buffer of {bytes} bytes cannot hold {ty}")));
+        }
+        Ok(Operand { place: place(id), ty, accumulate })
+    };
+    let node = graph.node(*node);
+    let inputs = node.inputs.iter().zip(inputs).map(|(&value, &id)| operand(id, graph.ty(value), false));
+    let outputs = (node.outputs.iter().zip(outputs).enumerate())
+        .map(|(output, (&value, &id))| operand(id, graph.ty(value), accumulate >> output & 1 == 1));
+    let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+    let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+    let scratch = workspace.map_or(Place(0), place);
+    lower(&Work { op: &node.op, inputs: &inputs, outputs: &outputs, scratch }, library, limits)
+}

@@ -1,0 +1,58 @@
+//! Every kernel compiles for every architecture and takes what the committed table says. Runs where NVRTC is found: on
+//! the loader's path, or fetched by `scripts/kernel_table.sh`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::PathBuf;
+
+use plimsoll_cuda::{Libraries, Resources, resources};
+
+const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_89", "sm_90a", "sm_120"];
+
+fn libraries() -> Option<Libraries> {
+    let caches = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let caches = caches.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
+    let libraries = Libraries { folders: vec![caches.join("plimsoll/nvrtc-13.0.88")] };
+    match libraries.compiler() {
+        Ok(()) => Some(libraries),
+        Err(why) => {
+            println!("NOT RUN: kernels by NVRTC: {why} (or run scripts/kernel_table.sh --fetch-only)");
+            None
+        }
+    }
+}
+
+/// The committed table: the kernels below each line `# architecture`.
+fn committed(architecture: &str) -> Vec<String> {
+    let table = include_str!("../kernels/resources.txt");
+    let heading = format!("# {architecture}");
+    let lines = table.lines().skip_while(|line| *line != heading).skip(1);
+    lines.take_while(|line| !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+#[test]
+fn kernels_compile_everywhere_without_a_stack_and_take_what_the_table_says() {
+    let Some(libraries) = libraries() else { return };
+    let compile = |architecture: &'static str| {
+        let compiled = libraries.compile_all(architecture).unwrap();
+        let kernels = compiled.iter().flat_map(|file| resources(file.log.as_deref().unwrap_or_default()));
+        (architecture, kernels.collect::<Vec<Resources>>())
+    };
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let jobs = ARCHITECTURES.map(|architecture| scope.spawn(move || compile(architecture)));
+        jobs.into_iter().map(|job| job.join().unwrap()).collect()
+    });
+    for (architecture, kernels) in all {
+        assert!(kernels.len() > 100, "{architecture}: {} kernels", kernels.len());
+        let deep: Vec<_> = kernels.iter().filter(|kernel| kernel.stack > 0).collect();
+        assert!(deep.is_empty(), "{architecture}: a context has no stack to give: {deep:?}");
+        let found: Vec<String> = kernels.iter().map(ToString::to_string).collect();
+        let table = committed(architecture);
+        let fresh: Vec<&String> = found.iter().filter(|line| !table.contains(line)).collect();
+        let gone: Vec<&String> = table.iter().filter(|line| !found.contains(line)).collect();
+        assert!(
+            fresh.is_empty() && gone.is_empty(),
+            "{architecture}: write the table again with scripts/kernel_table.sh\nnow {fresh:#?}\nbefore {gone:#?}"
+        );
+    }
+}

@@ -1,0 +1,60 @@
+//! Every kernel, compiled for the host, judged by the conformance cases.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use plimsoll_cuda::{faulty_cases, half_cases};
+use plimsoll_cuda::lower::Limits;
+use plimsoll_exec::cases::{self, Case};
+use plimsoll_exec::conformance::judge;
+use plimsoll_exec::CpuDevice;
+use plimsoll_plan::Scratch;
+use support::{HostDevice, host_kernels};
+
+/// Limits that cut a head of a few rows into chunks.
+const SMALL: Limits = Limits { head_bytes: 0, head_rows: 40 };
+
+fn faults(limits: Limits, cases: Vec<Case>) -> Vec<String> {
+    let Some(kernels) = host_kernels() else { return Vec::new() };
+    let mut device = HostDevice::new(kernels, limits);
+    cases.iter().filter_map(|case| judge(&mut device, case, Scratch::Best).err()).collect()
+}
+
+#[test]
+fn every_case_holds_with_kernels_built_for_the_host() {
+    let faults = faults(Limits::default(), cases::all());
+    assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn a_head_in_chunks_of_forty_rows_gives_the_same_loss_and_gradients() {
+    let faults = faults(SMALL, heads());
+    assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
+}
+
+fn heads() -> Vec<Case> {
+    cases::all().into_iter().filter(|case| case.op.name().starts_with("head_loss")).collect()
+}
+
+#[test]
+fn every_case_holds_with_activations_in_bf16() {
+    let cases = half_cases();
+    assert!(cases.len() > 300, "{} cases", cases.len());
+    let faults = faults(Limits::default(), cases);
+    assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn an_id_outside_its_table_is_told_when_results_are_read_in_the_words_of_the_cpu() {
+    let Some(kernels) = host_kernels() else { return };
+    let (mut host, mut cpu) = (HostDevice::new(kernels, Limits::default()), CpuDevice::new(1).unwrap());
+    for case in faulty_cases() {
+        let expected = judge(&mut cpu, &case, Scratch::Best).unwrap_err();
+        assert!(expected.contains("is outside the vocabulary of"), "{expected}");
+        assert_eq!(judge(&mut host, &case, Scratch::Best).unwrap_err(), expected);
+    }
+    // What was reported is forgotten.
+    let good = cases::all().into_iter().find(|case| case.op.name() == "embedding").unwrap();
+    assert!(judge(&mut host, &good, Scratch::Best).is_ok());
+}

@@ -1,0 +1,254 @@
+//! A device of the tests: the lowered program, run by kernels that a host compiler built.
+//!
+//! Everything between a schedule and a kernel's arguments is the code that a GPU runs; only the kernels' threads are
+//! fibers instead of a card's. Products are those of our own kernel.
+#![allow(unsafe_code, reason = "kernels are called by address, on an arena of bytes")]
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock};
+
+use libloading::Library;
+use plimsoll_cuda::kernels::{SOURCES, headers};
+use plimsoll_cuda::lower::{Arg, Check, Launch, Limits, NoLibrary, Program, Step};
+use plimsoll_cuda::{Rates, facts};
+use plimsoll_exec::{Device, ExecError};
+use plimsoll_graph::Graph;
+use plimsoll_plan::{Facts, Schedule, Space};
+
+type Call = unsafe extern "C" fn(*mut *mut c_void);
+
+/// Kernels built for the host, by name.
+pub(crate) struct HostKernels {
+    calls: BTreeMap<String, Call>,
+    launch: unsafe extern "C" fn(Call, *const u32, *const u32, *mut *mut c_void),
+    /// Blocks share static memory, so one launch runs at a time.
+    turn: Mutex<()>,
+    _library: Library,
+}
+
+/// The kernels, built once for a test program; `None`, said loudly, where there is no compiler.
+pub(crate) fn host_kernels() -> Option<&'static HostKernels> {
+    static KERNELS: OnceLock<Option<HostKernels>> = OnceLock::new();
+    KERNELS.get_or_init(build).as_ref()
+}
+
+fn build() -> Option<HostKernels> {
+    if Command::new("g++").arg("--version").output().is_err() {
+        println!("NOT RUN: kernels on the host, because there is no g++ here");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in headers() {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/host");
+    let mut objects = vec![compile(folder.path(), &host, &host.join("fibers.cpp"))];
+    for source in SOURCES {
+        let file = folder.path().join(format!("{}.cpp", source.name));
+        fs::write(&file, format!("#include \"cuda_on_host.h\"\n{}", source.text)).unwrap();
+        let names = kernel_names(folder.path(), &host, &file);
+        let rows: Vec<String> = names
+            .iter()
+            .map(|name| format!("    {{\"{name}\", [](void** args) {{ host_call({name}, args); }}}},\n"))
+            .collect();
+        let table = format!(
+            "#include \"cuda_on_host.h\"\n{}\nstatic const HostKernel table[] = {{\n{}    {{nullptr, nullptr}}}};\n\
+             extern \"C\" const HostKernel* kernels_of_{}() {{ return table; }}\n",
+            source.text,
+            rows.concat(),
+            source.name
+        );
+        fs::write(&file, table).unwrap();
+        objects.push(compile(folder.path(), &host, &file));
+    }
+    let library = folder.path().join("kernels.so");
+    run(Command::new("g++").arg("-shared").args(&objects).arg("-o").arg(&library));
+    Some(load(&library))
+}
+
+const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wno-unknown-pragmas", "-x"];
+
+fn compile(folder: &Path, host: &Path, file: &Path) -> PathBuf {
+    let object = folder.join(file.file_name().unwrap()).with_extension("o");
+    let includes = [format!("-I{}", folder.display()), format!("-I{}", host.display())];
+    run(Command::new("g++").args(FLAGS).arg("c++").args(includes).arg("-c").arg(file).arg("-o").arg(&object));
+    object
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Names of the kernels in a file, as the preprocessor leaves them.
+fn kernel_names(folder: &Path, host: &Path, file: &Path) -> Vec<String> {
+    let includes = [format!("-I{}", folder.display()), format!("-I{}", host.display())];
+    let text = run(Command::new("g++").args(FLAGS).arg("c++").args(includes).arg("-E").arg("-P").arg(file));
+    let marker = "extern \"C\" __attribute__((visibility(\"default\"))) void";
+    let after = text.split(marker).skip(1);
+    after.map(|rest| rest.split('(').next().unwrap().trim().to_owned()).collect()
+}
+
+type Table = unsafe extern "C" fn() -> *const Row;
+
+#[repr(C)]
+struct Row {
+    name: *const std::ffi::c_char,
+    call: Option<Call>,
+}
+
+fn load(path: &Path) -> HostKernels {
+    // SAFETY: the library was built above; the tables end with an empty row, and names are constants in it.
+    unsafe {
+        let library = Library::new(path).unwrap();
+        let mut calls = BTreeMap::new();
+        for source in SOURCES {
+            let table = library.get::<Table>(format!("kernels_of_{}", source.name).as_bytes()).unwrap();
+            let mut row = table();
+            while let Some(call) = (*row).call {
+                let name = std::ffi::CStr::from_ptr((*row).name).to_str().unwrap();
+                assert!(calls.insert(name.to_owned(), call).is_none(), "{name} twice");
+                row = row.add(1);
+            }
+        }
+        let launch = *library.get(b"host_launch").unwrap();
+        HostKernels { calls, launch, turn: Mutex::new(()), _library: library }
+    }
+}
+
+impl HostKernels {
+    /// Runs one launch on memory at `base`.
+    pub(crate) fn launch(&self, launch: &Launch, base: u64, checks: &mut Vec<(Check, Box<u64>)>) {
+        let call = self.calls.get(&launch.kernel).unwrap_or_else(|| panic!("no kernel {}", launch.kernel));
+        let mut word = |check: Check| {
+            let at = checks.iter().position(|(known, _)| *known == check).unwrap_or_else(|| {
+                checks.push((check, Box::new(u64::MAX)));
+                checks.len() - 1
+            });
+            std::ptr::from_mut(&mut *checks[at].1) as u64
+        };
+        let mut bytes: Vec<Vec<u64>> = (launch.args.iter())
+            .map(|arg| aligned(arg, base, &mut word))
+            .collect();
+        let mut pointers: Vec<*mut c_void> = bytes.iter_mut().map(|arg| arg.as_mut_ptr().cast()).collect();
+        let _turn = self.turn.lock().unwrap();
+        // SAFETY: arguments have the kernel's own types, which the lowering is judged by; places lie in the arena.
+        unsafe { (self.launch)(*call, launch.grid.as_ptr(), launch.block.as_ptr(), pointers.as_mut_ptr()) };
+    }
+}
+
+/// The bytes of an argument in memory aligned for any type.
+fn aligned(arg: &Arg, base: u64, word: &mut dyn FnMut(Check) -> u64) -> Vec<u64> {
+    let mut bytes = Vec::new();
+    arg.write(&mut bytes, &|place| base + place.0, word);
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes.chunks_exact(8).map(|chunk| u64::from_ne_bytes(chunk.try_into().unwrap())).collect()
+}
+
+/// The device of the tests.
+pub(crate) struct HostDevice {
+    pub(crate) kernels: &'static HostKernels,
+    pub(crate) limits: Limits,
+    /// Aligned as a GPU's arena is; every byte 0xff, so that what was not written is no number.
+    arena: Vec<Line>,
+    checks: Mutex<Vec<(Check, Box<u64>)>>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(align(256))]
+#[allow(dead_code, reason = "read by address")]
+struct Line([u8; 256]);
+
+impl HostDevice {
+    pub(crate) fn new(kernels: &'static HostKernels, limits: Limits) -> HostDevice {
+        HostDevice { kernels, limits, arena: Vec::new(), checks: Mutex::default() }
+    }
+
+    fn base(&self) -> u64 {
+        self.arena.as_ptr() as u64
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.arena.as_flattened_bytes()
+    }
+
+    pub(crate) fn step(&mut self, step: &Step) {
+        let base = self.base();
+        match step {
+            Step::Launch(launch) => self.kernels.launch(launch, base, &mut self.checks.lock().unwrap()),
+            Step::Product(product) => panic!("{product:?} without a library"),
+            // SAFETY: the lowering is judged by these tests; places lie in the arena.
+            Step::Copy { from, to, bytes } => unsafe {
+                ((base + to.0) as *mut u8).copy_from((base + from.0) as *const u8, *bytes as usize);
+            },
+            // SAFETY: as above.
+            Step::Zero { to, bytes } => unsafe { ((base + to.0) as *mut u8).write_bytes(0, *bytes as usize) },
+        }
+    }
+}
+
+trait Flat {
+    fn as_flattened_bytes(&self) -> &[u8];
+}
+
+impl Flat for Vec<Line> {
+    fn as_flattened_bytes(&self) -> &[u8] {
+        // SAFETY: a line is 256 bytes with no padding.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), 256 * self.len()) }
+    }
+}
+
+impl Device for HostDevice {
+    type Prepared = Program;
+
+    fn name(&self) -> String {
+        "kernels on the host".into()
+    }
+
+    fn facts(&self, graph: &Graph) -> Facts {
+        let rates = Rates { flops: 1e12, half_flops: 1e13, bytes: 1e12, launch: 1e-6 };
+        facts(graph, rates, &NoLibrary, self.limits)
+    }
+
+    fn allocate(&mut self, space: Space) -> Result<(), ExecError> {
+        self.arena = vec![Line([0xff; 256]); space.arena.div_ceil(256) as usize];
+        Ok(())
+    }
+
+    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Program, ExecError> {
+        Program::of(graph, schedule, &NoLibrary, self.limits)
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        assert!(offset as usize + bytes.len() <= self.bytes().len());
+        // SAFETY: inside the arena, as just checked.
+        unsafe { ((self.base() + offset) as *mut u8).copy_from(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        for (check, word) in &mut *self.checks.lock().unwrap() {
+            if **word != u64::MAX {
+                let id = **word as u32 as i32;
+                **word = u64::MAX;
+                return Err(ExecError::Data(check.fault(id)));
+            }
+        }
+        bytes.copy_from_slice(&self.bytes()[offset as usize..offset as usize + bytes.len()]);
+        Ok(())
+    }
+
+    fn run(&mut self, prepared: &Program, action: usize) -> Result<(), ExecError> {
+        prepared.steps[prepared.range(action)].iter().for_each(|step| self.step(step));
+        Ok(())
+    }
+
+    fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
+        body(self)
+    }
+}
