@@ -109,7 +109,7 @@ impl Files<'_> {
         match done {
             Ok(()) => partial.finish(&self.store.path(blob)),
             Err(fault) => {
-                if matches!(fault, Fault::Refused(_)) || !lock.holds() {
+                if matches!(fault, Fault::Excess(_)) || !lock.holds() {
                     partial.discard();
                 }
                 Err(fault)
@@ -150,9 +150,8 @@ impl Files<'_> {
     }
 
     fn copy(&self, answer: Answer, bytes: u64, partial: &mut Partial) -> Result<(), Fault> {
-        let too_long = || Fault::Refused(format!("it sends more than the {bytes} bytes that it announced"));
         if answer.body.content_length().is_some_and(|length| length > partial.missing()) {
-            return Err(too_long());
+            return Err(Fault::Excess(bytes));
         }
         let (mut body, mut piece) = (answer.body.into_reader(), vec![0; 256 << 10]);
         loop {
@@ -162,7 +161,7 @@ impl Files<'_> {
                 Err(fault) => return Err(self.client.broken(fault)),
             };
             if count as u64 > partial.missing() {
-                return Err(too_long());
+                return Err(Fault::Excess(bytes));
             }
             if count > 0 {
                 partial.append(&piece[..count])?;

@@ -24,6 +24,8 @@ pub(super) enum Fault {
     Broken(String),
     /// The server's answer is refused: it breaks a rule, so that asking again brings nothing.
     Refused(String),
+    /// The server sends more than these bytes, which it had announced.
+    Excess(u64),
     /// A setting of the user's is wrong.
     Setting(String),
     /// The cache cannot be written.
@@ -79,13 +81,16 @@ impl Fault {
             Fault::Unreachable(why) | Fault::Broken(why) => {
                 format!("`{id}` could not be had from {server}: {why}; {again}")
             }
-            Fault::Refused(why) => {
-                format!(
-                    "`{id}` is not taken from {server}: {why}; try later, or state another server as HF_ENDPOINT"
-                )
+            Fault::Refused(why) => not_taken(id, server, &why),
+            Fault::Excess(bytes) => {
+                not_taken(id, server, &format!("it sends more than the {bytes} bytes that it announced"))
             }
         })
     }
+}
+
+fn not_taken(id: &str, server: &str, why: &str) -> String {
+    format!("`{id}` is not taken from {server}: {why}; try later, or state another server as HF_ENDPOINT")
 }
 
 /// Text from a server, safe to show and not too long.

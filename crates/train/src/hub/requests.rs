@@ -189,9 +189,9 @@ impl<'a> Client<'a> {
         let mut at: Uri =
             url.parse().map_err(|_| Fault::Refused(format!("`{}` is no address", shown(url))))?;
         let (mut from_home, mut seen) = (true, BTreeSet::from([at.to_string()]));
-        let until = Instant::now() + self.limits.metadata;
+        let since = Instant::now();
         loop {
-            let answer = self.exchange(question, &at, from_home, until)?;
+            let answer = self.exchange(question, &at, from_home, since)?;
             let Some(location) = location(&answer)? else { return accepted(answer) };
             let next = redirected(&at, &location)?;
             let stays = Origin::of(&next).as_ref() == Some(&self.home);
@@ -217,7 +217,7 @@ impl<'a> Client<'a> {
         question: Question,
         at: &Uri,
         from_home: bool,
-        until: Instant,
+        since: Instant,
     ) -> Result<Answer, Fault> {
         let describes = matches!(question, Question::Describe);
         let mut request = if describes { self.agent.head(at.clone()) } else { self.agent.get(at.clone()) };
@@ -235,7 +235,7 @@ impl<'a> Client<'a> {
             _ => {}
         }
         if !matches!(question, Question::From { .. }) {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.limits.metadata.saturating_sub(since.elapsed());
             request = request.config().timeout_per_call(Some(left)).build();
         }
         let response = request.call().map_err(|error| self.fault(error))?;
