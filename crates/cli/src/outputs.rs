@@ -3,7 +3,7 @@
 //! The first line of `metrics.jsonl` says what is run and how it was planned, so that the page can be made
 //! from that file alone, also of a run that died. While the run goes on, the page is written again every now and then.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use plimsoll::TrainError;
 use plimsoll::training::course::{Event, Listener};
-use plimsoll::training::files::create_folder;
+use plimsoll::training::files::{check_writable, create_folder};
 use plimsoll::training::metrics::MetricsFile;
 use plimsoll::training::tensorboard::EventFile;
 use plimsoll::training::{Config, OutputConfig};
@@ -49,7 +49,7 @@ pub(crate) fn prepare(config: &OutputConfig, resumes: bool) -> Result<bool, Fail
         ))
     };
     let is_new = !folder.exists();
-    create_folder(folder).map_err(unwritable)?;
+    create_folder(folder).and_then(|()| check_writable(folder)).map_err(unwritable)?;
     let mut entries = fs::read_dir(folder).map_err(unwritable)?;
     if entries.next().is_some() && !resumes {
         return Err(TrainError::Config(format!(
@@ -58,8 +58,6 @@ pub(crate) fn prepare(config: &OutputConfig, resumes: bool) -> Result<bool, Fail
         ))
         .into());
     }
-    let probe = folder.join(".tmp-probe");
-    File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(unwritable)?;
     Ok(is_new)
 }
 

@@ -1,23 +1,24 @@
-//! Files appear whole or not at all: written to a sibling, synced, renamed.
+//! Files appear whole or not at all: written to a sibling with a name of its own, synced, renamed.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
+
+use plimsoll::training::files::temporary_file;
 
 use crate::exit::Failure;
 
 /// Writes `contents` to `path`; what was there before stays until the new file is complete.
 pub(crate) fn whole(path: &Path, contents: &[u8]) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::Other(format!("cannot write `{}`: {error}", path.display()));
-    let Some(name) = path.file_name() else {
+    let (Some(name), Some(folder)) = (path.file_name(), path.parent()) else {
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it names no file")));
     };
-    let mut sibling_name = name.to_owned();
-    sibling_name.push(format!(".{}.part", std::process::id()));
-    let sibling = path.with_file_name(sibling_name);
-    let written = File::create(&sibling)
-        .and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&sibling, path));
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let begins = format!("{}.", name.to_string_lossy());
+    let (mut file, sibling) = temporary_file(folder, (&begins, ".part"), 0o666).map_err(failed)?;
+    let written = file.write_all(contents).and_then(|()| file.sync_all());
+    let written = written.and_then(|()| fs::rename(&sibling, path));
     written.map_err(|error| {
         // Half a file is of no use; that it cannot be removed either is not what went wrong.
         let _ = fs::remove_file(&sibling);

@@ -143,6 +143,8 @@ impl MetricsFile {
         let unwritable = |error: io::Error| TrainError::output(path, &error);
         let sibling = path.with_extension("jsonl.part");
         if path.exists() {
+            // Left by a run that was killed here, or put there by somebody: a link would lead the copy elsewhere.
+            let _ = std::fs::remove_file(&sibling);
             copy_until(path, after, &sibling)
                 .and_then(|()| std::fs::rename(&sibling, path))
                 .map_err(unwritable)?;
@@ -180,7 +182,7 @@ fn copy_until(from: &Path, after: u64, to: &Path) -> io::Result<()> {
         event: Option<String>,
         step: Option<u64>,
     }
-    let mut out = BufWriter::new(File::create(to)?);
+    let mut out = BufWriter::new(File::create_new(to)?);
     let (mut lines, mut line) = (BufReader::new(open_file(from)?), Vec::new());
     while lines.read_until(b'\n', &mut line)? > 0 {
         let stays = serde_json::from_slice(&line).is_ok_and(|place: Place| {

@@ -1,10 +1,12 @@
 //! Plans as files: `plan --out FILE` writes one, `train --plan FILE` runs it, and a run whose plan took more memory to find
 //! than it may take itself hands it on to a process that begins anew.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::{env, fs, process};
+use std::{env, fs};
 
 use plimsoll::training::budget::{Budget, Origin};
+use plimsoll::training::files::temporary_file;
 use plimsoll::training::{Config, memory, plan_from_file};
 use plimsoll::{CpuDevice, Planned, TrainError};
 
@@ -33,10 +35,11 @@ pub(crate) fn begin_anew_with(planned: &Planned) -> Result<(), Failure> {
     if small || origin != Origin::Stated || made_before().is_some() {
         return Ok(());
     }
-    let path = env::temp_dir().join(format!("plimsoll-{}.json", process::id()));
     // Where no file can be written or nothing be begun, the run goes on, and says at its end what it held.
-    if save(&path, planned).is_ok() {
-        again::begin(PLANNED, path.as_os_str());
+    if let Ok((mut file, path)) = temporary_file(&env::temp_dir(), ("plimsoll-plan-", ".json"), 0o600) {
+        if file.write_all(planned.to_file().as_bytes()).is_ok() {
+            again::begin(PLANNED, path.as_os_str());
+        }
         let _ = fs::remove_file(&path);
     }
     Ok(())

@@ -18,7 +18,7 @@ use super::state::{Checkpoint, Fault, PlanSummary, Progress, STATE, TrainerState
 use super::{optimizer, own::Facts};
 use crate::error::TrainError;
 use crate::files::{FileError, Form, Loaded, ModelFolder};
-use crate::files::{copy_file, create_folder, read_bytes, sync_folder, write_model};
+use crate::files::{check_writable, copy_file, create_folder, read_bytes, sync_folder, write_model};
 use crate::run::Run;
 
 /// Where a run saves itself.
@@ -67,8 +67,7 @@ impl Checkpoints {
             Err(TryLockError::Error(fault)) => return Err(unwritable(fault)),
         }
         // Better known now than after the first hours.
-        let probe = folder.join(".tmp-probe");
-        File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(unwritable)?;
+        check_writable(folder).map_err(unwritable)?;
         recover(folder)?;
         let (folder, ledger) = (folder.to_owned(), Ledger::default());
         Ok(Checkpoints { folder, form: Form::default(), limit, ledger, _lock: lock }.in_form(form))

@@ -1,6 +1,9 @@
 //! Which data a run sees, and opening it.
 
-use std::path::PathBuf;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use plimsoll_model::Architecture;
@@ -159,7 +162,10 @@ impl Config {
             vocabulary: self.model.architecture.vocab(),
             seed: self.options.seed,
             skip_bad_lines: self.samples.skip_bad_lines,
-            cache: self.samples.cache.clone().unwrap_or_else(|| std::env::temp_dir().join("plimsoll-data")),
+            cache: match &self.samples.cache {
+                Some(folder) => folder.clone(),
+                None => temporary_cache(&std::env::temp_dir())?,
+            },
             threads: match self.options.threads {
                 0 => thread::available_parallelism().map_or(1, usize::from),
                 stated => stated,
@@ -270,5 +276,46 @@ impl Config {
                 Err(mistake("validation samples go with training samples; give both as .jsonl or .parquet"))
             }
         }
+    }
+}
+
+/// A folder for tokenised data among those of all users, where no other is stated. It must be this user's alone: its files are
+/// believed when their checksums hold.
+fn temporary_cache(temporary: &Path) -> Result<PathBuf, TrainError> {
+    let unusable = |path: &Path, why: &str| {
+        mistake(format!("{} {why}; state a folder for tokenised data as data_cache", path.display()))
+    };
+    // Linux lets a process own the folder that tells of it.
+    let user = fs::metadata("/proc/self").map_or(0, |own| own.uid());
+    let path = temporary.join(format!("plimsoll-data-{user}"));
+    match DirBuilder::new().mode(0o700).create(&path) {
+        Err(fault) if fault.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(unusable(&path, &format!("cannot be made ({fault})")));
+        }
+        _ => {}
+    }
+    let own = fs::symlink_metadata(&path)
+        .is_ok_and(|found| found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0);
+    if own { Ok(path) } else { Err(unusable(&path, "is not a folder that only you can write to")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn tokenised_data_of_others_is_not_believed() {
+        let folder = Scratch::new();
+        let cache = temporary_cache(folder.path()).unwrap();
+        assert_eq!(temporary_cache(folder.path()).unwrap(), cache, "the second time");
+        fs::set_permissions(&cache, fs::Permissions::from_mode(0o777)).unwrap();
+        let why = temporary_cache(folder.path()).unwrap_err().to_string();
+        assert!(why.contains("is not a folder that only you can write to; state a folder"), "{why}");
+        fs::rename(&cache, folder.path().join("moved")).unwrap();
+        symlink("moved", &cache).unwrap();
+        assert!(temporary_cache(folder.path()).is_err());
     }
 }

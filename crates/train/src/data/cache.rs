@@ -21,6 +21,7 @@ use serde_json::{Value as Json, json};
 
 use super::DataError;
 use super::sample::Label;
+use crate::files::temporary_file;
 use crate::reading;
 
 const MAGIC: &[u8; 16] = b"plimsoll ids 01\n";
@@ -28,6 +29,8 @@ const MAGIC: &[u8; 16] = b"plimsoll ids 01\n";
 const HEADER: usize = 16 + 32 + 5 * 8 + 2 * 4;
 /// Bytes read at once to check a file.
 const PIECE: usize = 1 << 20;
+/// In the names of files that are not whole yet.
+const PARTIAL: &str = ".partial-";
 /// Ids written at once.
 const WRITTEN: usize = 1 << 14;
 
@@ -169,13 +172,13 @@ pub(super) struct Writer {
 impl Writer {
     /// Begins the cache that will be at `path`.
     pub(super) fn create(path: &Path) -> Result<Writer, DataError> {
-        let partial = path.with_extension(format!("partial-{}", std::process::id()));
         let fault = |fault: io::Error| unwritten(path, &fault);
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(fault)?;
-        }
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&partial);
-        let mut out = BufWriter::with_capacity(PIECE, file.map_err(fault)?);
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::create_dir_all(folder).map_err(fault)?;
+        clear_litter(folder);
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let (file, partial) = locked_file(folder, &format!("{stem}{PARTIAL}")).map_err(fault)?;
+        let mut out = BufWriter::with_capacity(PIECE, file);
         reading::unfinished(&partial);
         out.write_all(&[0; HEADER]).map_err(fault)?;
         let (ends, labels, notes) = (Vec::new(), Vec::new(), Notes::default());
@@ -268,6 +271,60 @@ impl Drop for Writer {
     }
 }
 
+/// Creates a file that stays locked for as long as it is written: so it is told from what a killed run has left.
+fn locked_file(folder: &Path, begins: &str) -> io::Result<(File, PathBuf)> {
+    loop {
+        let (file, path) = temporary_file(folder, (begins, ""), 0o666)?;
+        // Where the file system has no locks, nothing is taken for litter either.
+        let locked = file.lock().is_ok();
+        // Another process may have taken the file for litter before it was locked.
+        if !locked || path.exists() {
+            return Ok((file, path));
+        }
+    }
+}
+
+/// Removes the files of runs that were killed while they wrote.
+fn clear_litter(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let partial = entry.file_name().to_str().is_some_and(|name| name.contains(PARTIAL));
+        let plain = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if partial && plain && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            // Litter that stays is in nobody's way.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 fn unwritten(path: &Path, fault: &io::Error) -> DataError {
     DataError::Cache { path: path.to_owned(), why: fault.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn files_of_killed_runs_go_and_those_of_running_ones_and_links_stay() {
+        let folder = Scratch::new();
+        let precious = folder.write("precious", "kept");
+        folder.write("cache/0123.partial-77", "of a run that was killed");
+        let link = folder.path().join("cache/4567.partial-78");
+        symlink(&precious, &link).unwrap();
+        let cache = folder.path().join("cache/0123.ids");
+        let (one, other) = (Writer::create(&cache).unwrap(), Writer::create(&cache).unwrap());
+        assert!(one.partial.exists() && other.partial.exists(), "two that run at once");
+        let mut names: Vec<PathBuf> =
+            fs::read_dir(link.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        names.sort();
+        let mut expected = vec![one.partial.clone(), other.partial.clone(), link];
+        expected.sort();
+        assert_eq!(names, expected);
+        drop((one.finish(&[0; 32]).unwrap(), other));
+        assert!(Cache::open(&cache, &[0; 32]).is_some());
+        assert_eq!(fs::read_to_string(precious).unwrap(), "kept");
+    }
 }
