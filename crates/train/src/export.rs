@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::error::TrainError;
 use crate::files::{self, Dtype, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter, UNFINISHED};
-use crate::files::{BESIDE, beside, copy_file, replace_model, write_text};
+use crate::files::{BESIDE, beside, copy_file, refuse_links_elsewhere, replace_model, write_text};
 use crate::pretrained::{AdapterFolder, Pretrained};
 
 /// Numbers of a block, but for rows that are longer.
@@ -57,6 +57,7 @@ pub fn merge(base: &Pretrained, adapter: &AdapterFolder, out: &Path) -> Result<(
     if there && !is_empty(out).map_err(unwritable)? {
         return Err(FileError::wrong(out, "is not empty; give a folder that does not exist yet").into());
     }
+    refuse_links_elsewhere(&base.folder)?;
     let merge = Merge::new(base, adapter)?;
     let written = replace_model(out, "model", |temporary| merge.write(temporary));
     if written.is_err() && !there {

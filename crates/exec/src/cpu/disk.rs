@@ -20,10 +20,9 @@
 )]
 
 use std::alloc::Layout;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,6 +30,7 @@ use std::thread::JoinHandle;
 
 use plimsoll_plan::Direction;
 
+use super::disk_file::{open, reserve};
 use crate::ExecError;
 
 /// Offsets in the file and lengths of transfers are multiples of this: what direct I/O asks for.
@@ -63,7 +63,7 @@ impl DiskTier {
     pub fn create(folder: &Path, bytes: u64, transfers: usize) -> Result<DiskTier, ExecError> {
         let bytes = bytes.next_multiple_of(BLOCK).max(BLOCK);
         let (file, direct) = open(folder)?;
-        reserve(&file, bytes).map_err(|error| {
+        reserve(&file, folder, bytes, Bounce::new().bytes()).map_err(|error| {
             let folder = folder.display();
             ExecError::Device(format!(
                 "cannot reserve {bytes} bytes for offload in {folder}: {error}; name another folder with --offload-folder"
@@ -350,29 +350,6 @@ impl Drop for Bounce {
     fn drop(&mut self) {
         // SAFETY: mapped in `new` with this very length, and nobody else has the address.
         unsafe { libc::munmap(self.0.as_ptr().cast(), BOUNCE) };
-    }
-}
-
-/// A nameless file in `folder`, past the page cache if the file system allows it.
-fn open(folder: &Path) -> Result<(File, bool), ExecError> {
-    let nameless = |flags: i32| {
-        OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE | flags).open(folder)
-    };
-    match nameless(libc::O_DIRECT) {
-        Ok(file) => Ok((file, true)),
-        Err(_) => nameless(0).map(|file| (file, false)).map_err(|error| {
-            ExecError::Device(format!("cannot make a file for offload in {}: {error}", folder.display()))
-        }),
-    }
-}
-
-/// Takes the space now, so that a full disk cannot end a run half-way.
-fn reserve(file: &File, bytes: u64) -> io::Result<()> {
-    let length = i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    // SAFETY: the descriptor belongs to `file`, which is alive.
-    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
-        0 => Ok(()),
-        code => Err(io::Error::from_raw_os_error(code)),
     }
 }
 

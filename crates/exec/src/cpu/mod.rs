@@ -12,6 +12,7 @@ mod cast;
 mod conv;
 mod device;
 mod disk;
+mod disk_file;
 mod disk_ranges;
 mod disk_speed;
 mod dropout;

@@ -13,7 +13,7 @@ use super::Config;
 use super::rules::{mistake, within};
 use crate::data::Tokenizer;
 use crate::error::TrainError;
-use crate::files::{Form, Loaded, read_text};
+use crate::files::{Form, Loaded, read_text, refuse_links_elsewhere};
 use crate::optimizer::WeightStorage;
 use crate::planning::Model;
 use crate::pretrained::{
@@ -300,6 +300,10 @@ impl Config {
     ///
     /// When it cannot be written so that others can read it.
     pub fn form(&self) -> Result<Form, TrainError> {
+        let base = if let Origin::Pretrained(base) = &self.origin { Some(base.folder.clone()) } else { None };
+        for folder in self.tokenizer_folder().iter().chain(&base) {
+            refuse_links_elsewhere(folder)?;
+        }
         if let Some(lora) = &self.model.lora {
             let Origin::Pretrained(base) = &self.origin else {
                 return Err(mistake(

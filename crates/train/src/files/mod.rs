@@ -17,7 +17,7 @@ mod writer;
 
 pub use error::FileError;
 pub use folder::ModelFolder;
-pub(crate) use folder::{BESIDE, Index, beside};
+pub(crate) use folder::{BESIDE, Index, beside, refuse_links_elsewhere};
 pub use plimsoll_model::hf::Stored;
 pub use safetensors::Dtype;
 pub use temporary::{check_writable, temporary_file};

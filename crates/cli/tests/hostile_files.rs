@@ -1,0 +1,97 @@
+//! Files that lead elsewhere: links in a model's folder, and links put where temporary files go.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+mod support;
+use support::{Home, SMALL, texts};
+
+const SECRET: &str = "the user's own\n";
+
+fn with_secret() -> Home {
+    let home = Home::with_model();
+    home.write("secret", SECRET);
+    home
+}
+
+#[test]
+fn a_link_in_a_models_folder_carries_no_file_of_the_user_into_the_output() {
+    let home = with_secret();
+    symlink("../secret", home.path("model/tokenizer.model")).unwrap();
+    let secret = fs::canonicalize(home.path("secret")).unwrap();
+    let sentence = format!(
+        "model/tokenizer.model is a link to {}, outside the model's folder; put the file itself there, or remove the link",
+        secret.display()
+    );
+    let train = format!("train --model model --data text.txt {SMALL} --max-steps 1 --output-dir out");
+    home.refused(&train, &sentence);
+    assert!(!home.path("out/tokenizer.model").exists());
+}
+
+#[test]
+fn links_of_the_hubs_cache_are_copied_as_files() {
+    let home = with_secret();
+    let (folder, blobs) = ("hub/models--a--b/snapshots/c0ffee", "hub/models--a--b/blobs");
+    home.copy_from(&home.path("model"), blobs);
+    fs::create_dir_all(home.path(folder)).unwrap();
+    for entry in fs::read_dir(home.path(blobs)).unwrap() {
+        let name = entry.unwrap().file_name();
+        symlink(std::path::Path::new("../../blobs").join(&name), home.path(folder).join(&name)).unwrap();
+    }
+    home.done(&format!("train --model {folder} --data text.txt {SMALL} --max-steps 1 --output-dir out"));
+    assert!(fs::symlink_metadata(home.path("out/tokenizer.json")).unwrap().is_file());
+    assert_eq!(home.read("out/tokenizer.json"), home.read("model/tokenizer.json"));
+}
+
+#[test]
+fn looking_whether_the_output_folder_can_be_written_truncates_nothing() {
+    let home = with_secret();
+    fs::create_dir(home.path("out")).unwrap();
+    for name in [".tmp-probe", "metrics.jsonl.part"] {
+        symlink("../secret", home.path("out").join(name)).unwrap();
+    }
+    let train =
+        format!("train --model tiny --data text.txt {SMALL} --max-steps 2 --output-dir out --resume latest");
+    home.done(&train);
+    home.done(&train.replace("--max-steps 2", "--max-steps 3"));
+    assert_eq!(home.read("secret"), SECRET.as_bytes());
+    let left: Vec<_> =
+        fs::read_dir(home.path("out")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".tmp-")), "{left:?}");
+}
+
+#[test]
+fn a_file_is_written_whole_beside_a_link_that_has_its_temporary_name() {
+    let home = with_secret();
+    let mut command = home.command("plan --model tiny --data text.txt --memory 64MiB --out plan.json");
+    let child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    // The name that was used before, which anybody could foresee.
+    let _ = symlink("secret", home.path(&format!("plan.json.{}.part", child.id())));
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", texts(&output).1);
+    assert_eq!(home.read("secret"), SECRET.as_bytes());
+    assert!(home.json("plan.json").is_object());
+}
+
+#[test]
+fn a_plan_is_handed_on_under_a_name_that_nobody_foresees() {
+    let home = with_secret();
+    fs::create_dir_all(home.path("tmp")).unwrap();
+    // So little memory that the plan goes to a process that begins anew.
+    let train = "train --model tiny --synthetic --layers 24 --threads 1 --max-steps 1 --offload disk --offload-folder .";
+    let output = home.command(&format!("{train} --memory 1MiB")).output().unwrap();
+    let (_, said) = texts(&output);
+    let smallest = said.split("--memory ").nth(1).and_then(|rest| rest.split("MiB").next()).unwrap();
+    let memory = smallest.parse::<u64>().unwrap() + 4;
+    let mut command = home.command(&format!("{train} --memory {memory}MiB"));
+    command.env("TMPDIR", home.path("tmp")).stdout(std::process::Stdio::null());
+    let child = command.spawn().unwrap();
+    let link = home.path(&format!("tmp/plimsoll-{0}.json.{0}.part", child.id()));
+    symlink(home.path("secret"), &link).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", texts(&output).1);
+    assert_eq!(home.read("secret"), SECRET.as_bytes());
+    let left: Vec<_> = fs::read_dir(home.path("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(left, [link], "the plan is gone again");
+}
