@@ -4,7 +4,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -234,4 +236,65 @@ fn what_a_killed_run_leaves_beside_its_checkpoints_is_cleared_and_nothing_else()
         .filter(|name| name.contains(".part") || name.starts_with('.'))
         .collect();
     assert_eq!(left, [".tmp-notes", "notes.part", "report.htmlx.part"]);
+}
+
+/// Sends a signal to a run once it says something, which is long before its first step.
+fn signalled(home: &Home, arguments: &str, signal: &str) -> (Option<i32>, String) {
+    let mut child = home.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // The folder is made first; then millions of lines have to be read.
+    while !home.path("out").exists() {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended");
+        sleep(Duration::from_millis(1));
+    }
+    sleep(Duration::from_millis(100));
+    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), texts(&output).1)
+}
+
+#[test]
+fn a_signal_before_the_first_step_is_a_sentence_and_the_usual_code() {
+    let home = Home::with_model();
+    let line = format!("{}\n", json!({ "text": "the ship grows" }));
+    home.write("long.jsonl", line.repeat(2_000_000));
+    let train = format!("train --model model --data long.jsonl --output-dir out {SMALL}");
+    for (signal, how, code) in [("-INT", "interrupted", 130), ("-TERM", "terminated", 143)] {
+        let (status, err) = signalled(&home, &train, signal);
+        let said = format!(
+            "{how} before the first step; nothing was trained, and nothing saved before was changed\n"
+        );
+        assert!(err.ends_with(&said), "{err}");
+        assert_eq!(status, Some(code), "{err}");
+        assert!(!home.path("out").exists(), "the folder was new, and nothing is in it");
+    }
+}
+
+#[test]
+fn a_low_limit_on_address_space_is_one_sentence() {
+    let home = Home::with_model();
+    let limited = |kib: u64, arguments: &str| {
+        let mut command = Command::new("bash");
+        command.args(["-c", &format!("ulimit -v {kib}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_plimsoll")]);
+        command.args(arguments.split_whitespace());
+        command.current_dir(home.path("")).env("XDG_CACHE_HOME", home.path("cache")).output().unwrap()
+    };
+    let mut refused = 0;
+    for kib in (16_000..80_000).step_by(4_000) {
+        if !limited(kib, "--version").status.success() {
+            continue; // Not even the system's loader has room.
+        }
+        let _ = fs::remove_dir_all(home.path("out"));
+        let output = limited(kib, &training("--output-dir out"));
+        let (_, err) = texts(&output);
+        match output.status.code() {
+            Some(0) => {}
+            Some(1 | 2) => {
+                assert_eq!(err.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{kib}: {err}");
+                refused += usize::from(err.contains("(ulimit -v)"));
+            }
+            code => panic!("{kib} KiB end with {code:?}: {err}"),
+        }
+    }
+    assert!(refused > 0);
 }

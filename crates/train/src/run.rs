@@ -14,6 +14,7 @@ use plimsoll_exec::{CpuDevice, Data, Device, Engine};
 use plimsoll_graph::{Graph, Op, StateKind, Type};
 use plimsoll_plan::{Choice, Plan, Program, Role};
 
+use crate::address_space;
 use crate::budget::Budget;
 use crate::error::TrainError;
 use crate::files::{self, Form, Loaded, ModelFolder};
@@ -72,9 +73,11 @@ impl<D: Device> Run<D> {
         // The system lends more than it has and takes it back by force; better to say so now.
         let free = memory::available()?;
         if plan.arena_bytes > free {
+            let limited = address_space::left().is_some_and(|left| left <= free);
+            let why = if limited { " of the address space that ulimit -v allows" } else { "" };
             let (needed, free) = (Size { bytes: plan.arena_bytes }, Size { bytes: free });
             return Err(TrainError::Config(format!(
-                "the plan needs {needed} but only {free} of memory are free; state a smaller --memory"
+                "the plan needs {needed} but only {free} of memory are free{why}; state a smaller --memory"
             )));
         }
         let engine = Engine::new(device, &program, &plan, seed)?;

@@ -82,7 +82,7 @@ impl<D: Device> Trainer<D> {
     ///
     /// When it cannot be written; then what was saved before is as it was.
     pub fn save(&self, checkpoints: &Checkpoints, progress: &Progress) -> Result<PathBuf, TrainError> {
-        checkpoints.save(&self.run, self.taken, self.facts.clone(), progress)
+        checkpoints.save(&self.run, self.taken, &self.facts, progress)
     }
 
     /// Saves the run as it was before a step that was not finite; returns the checkpoint's folder, which rotation leaves

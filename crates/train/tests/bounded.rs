@@ -58,7 +58,7 @@ fn stays_bounded(matrices: usize) {
     }
 
     let checkpoints = Checkpoints::open(&folder.path().join("out"), Form::default(), None).unwrap();
-    checkpoints.save(&run, 0, BTreeMap::new(), &Progress::default()).unwrap();
+    checkpoints.save(&run, 0, &BTreeMap::new(), &Progress::default()).unwrap();
     let checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
     checkpoints.restore(&mut run, &checkpoint, &BTreeMap::new()).unwrap();
 

@@ -351,7 +351,7 @@ fn what_is_not_trained_may_be_left_out_and_other_state_is_refused() {
     let body = run.state("body").unwrap();
     run.set_state("head", &[0.5; 12]).unwrap();
     run.set_state("v.head", &[0.25; 12]).unwrap();
-    let saved = checkpoints.save(&run, 3, facts.clone(), &Progress::default()).unwrap();
+    let saved = checkpoints.save(&run, 3, &facts, &Progress::default()).unwrap();
     let held = TensorFile::open(&saved.join("adapter_model.safetensors")).unwrap();
     assert_eq!(held.tensors().keys().collect::<Vec<_>>(), ["head"]);
     let checkpoint = latest(&checkpoints).unwrap();
@@ -367,7 +367,7 @@ fn what_is_not_trained_may_be_left_out_and_other_state_is_refused() {
     drop(checkpoints);
     let checkpoints = Checkpoints::open(&folder.path().join("all"), Form::default(), None).unwrap();
     for trained in [false, true] {
-        checkpoints.save(&adapted(trained), 0, facts.clone(), &Progress::default()).unwrap();
+        checkpoints.save(&adapted(trained), 0, &facts, &Progress::default()).unwrap();
         let error = checkpoints.restore(&mut adapted(!trained), &latest(&checkpoints).unwrap(), &facts);
         let fault = error.unwrap_err().to_string();
         let expected =

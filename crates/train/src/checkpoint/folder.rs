@@ -2,7 +2,7 @@
 //!
 //! The folder is locked while a run has it open, so that no second run tidies away what the first is
 //! writing. The lock is the system's and ends with the process, however it ends. Which checkpoints may be
-//! removed is decided in [`own`](super::own) alone.
+//! removed is decided in `own.rs` alone.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -163,12 +163,12 @@ impl Checkpoints {
         &self,
         run: &Run<D>,
         position: u64,
-        facts: BTreeMap<String, String>,
+        facts: &BTreeMap<String, String>,
         progress: &Progress,
     ) -> Result<PathBuf, TrainError> {
         let step = run.steps();
-        let saved = self.save_as(Name::regular(step), run, position, &facts, progress)?;
-        self.rotate(step, &facts, progress);
+        let saved = self.save_as(Name::regular(step), run, position, facts, progress)?;
+        self.rotate(step, facts, progress);
         Ok(saved)
     }
 

@@ -1,0 +1,292 @@
+//! A run that trains, evaluates, saves, rotates, goes on, offloads and exports, struck at points spread over its calls: killed,
+//! or a call fails, or the power is cut. After each, the same command ends in the bits of a run that nobody disturbed, and
+//! leaves no litter.
+//!
+//! Here the points are few. `scripts/crash` asks for more, up to every call, through `PLIMSOLL_CRASH_POINTS` (points of each
+//! phase) and `PLIMSOLL_CRASH_SEED` (where they begin, and what a power cut leaves).
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Output;
+
+mod power;
+mod shim;
+#[path = "../support/mod.rs"]
+mod support;
+use power::{Disk, Random, records};
+use shim::{Strike, WATCHED, run, shim};
+use support::{Home, texts};
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+
+/// What all runs share: evaluations that find a new best, a limit that removes what is older, adapters to export.
+const TRAIN: &str = "train --model model --data text.txt --eval-data text.txt --eval-steps 2 --max-eval-samples 4 \
+                     --max-steps 7 --save-steps 3 --save-total-limit 1 --lora-r 2 --learning-rate 0.01 --global-batch 4 \
+                     --micro-batch 4 --threads 1 --output-dir run/out --resume latest";
+const EXPORT: &str = "export --merge --model model --adapter run/out --out run/merged";
+
+/// How a run is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scenario {
+    /// With room for everything.
+    Roomy,
+    /// So narrow that activations wait on the disk.
+    Offloaded,
+}
+
+impl Scenario {
+    fn train(self) -> String {
+        let rest = match self {
+            Scenario::Roomy => "--seq-len 16 --memory 64MiB --report-to tensorboard,html",
+            Scenario::Offloaded => {
+                "--seq-len 512 --memory 28MiB --report-to none --recompute none --offload disk --offload-folder run"
+            }
+        };
+        format!("{TRAIN} {rest}")
+    }
+}
+
+/// A part of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    /// From nothing to a pause.
+    First,
+    /// From there to the end.
+    Second,
+    /// The merged model.
+    Export,
+}
+
+impl Phase {
+    const ALL: [Phase; 3] = [Phase::First, Phase::Second, Phase::Export];
+
+    fn command(self, scenario: Scenario) -> String {
+        match self {
+            Phase::First => format!("{} --stop-after 4", scenario.train()),
+            Phase::Second => scenario.train(),
+            Phase::Export => EXPORT.to_owned(),
+        }
+    }
+}
+
+/// The run that nobody disturbs.
+struct Undisturbed {
+    scenario: Scenario,
+    home: Home,
+    shim: &'static Path,
+    /// Calls of each phase.
+    calls: Vec<u64>,
+}
+
+impl Undisturbed {
+    /// Runs all phases; the watched folder is kept as it was before each.
+    fn new(scenario: Scenario) -> Option<Undisturbed> {
+        let shim = shim()?;
+        let (home, mut calls) = (home(), Vec::new());
+        for phase in Phase::ALL {
+            copy(&home.path(WATCHED), &home.path(&format!("before-{phase:?}")));
+            let (output, count) = run(&home, shim, &phase.command(scenario), Strike::Never, None);
+            let (_, said) = texts(&output);
+            assert!(output.status.success(), "{phase:?}: {said}");
+            let offloads = said.contains("\noffload to disk: ") && !said.contains("nothing has to leave");
+            assert!(
+                offloads == (scenario == Scenario::Offloaded) || phase == Phase::Export,
+                "the budget is too much or too little for this test: {said}"
+            );
+            calls.push(count);
+        }
+        assert!(calls.iter().all(|&calls| calls > 50), "{calls:?}");
+        Some(Undisturbed { scenario, home, shim, calls })
+    }
+
+    /// A home that stands before a phase.
+    fn before(&self, phase: Phase) -> Home {
+        let home = home();
+        fs::remove_dir(home.path(WATCHED)).unwrap();
+        copy(&self.home.path(&format!("before-{phase:?}")), &home.path(WATCHED));
+        home
+    }
+
+    /// Takes a home that was struck to the end, and compares.
+    fn recover(&self, home: &Home, struck: Phase, what: &str) {
+        for phase in [Phase::Second, Phase::Export].into_iter().filter(|phase| struck <= *phase) {
+            let output = home.command(&phase.command(self.scenario)).output().unwrap();
+            assert!(output.status.success(), "after {what}: {}", texts(&output).1);
+        }
+        for file in ["out/adapter_model.safetensors", "merged/model.safetensors"] {
+            let [got, expected] = [home, &self.home].map(|home| home.read(&format!("{WATCHED}/{file}")));
+            assert!(got == expected, "{file} differs after {what}");
+        }
+        for folder in ["", "out", "merged"] {
+            let [got, expected] = [home, &self.home].map(|home| names(&home.path(WATCHED).join(folder)));
+            assert_eq!(got, expected, "after {what}");
+        }
+    }
+
+    /// Points spread over the calls of a phase, the same in every run.
+    fn points(&self, phase: Phase, most: u64) -> impl Iterator<Item = u64> {
+        let calls = self.calls[Phase::ALL.iter().position(|known| *known == phase).unwrap()];
+        let stride = (calls / most).max(1);
+        (1 + seed() % stride..=calls).step_by(stride as usize)
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+fn seed() -> u64 {
+    number("PLIMSOLL_CRASH_SEED").unwrap_or(7)
+}
+
+/// Points of each phase: `few` in the ordinary tests.
+fn most(few: u64) -> u64 {
+    number("PLIMSOLL_CRASH_POINTS").unwrap_or(few)
+}
+
+fn home() -> Home {
+    let home = Home::with_model();
+    home.set("model/config.json", "max_position_embeddings", 512.into());
+    fs::create_dir(home.path(WATCHED)).unwrap();
+    home
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A command that met a fault ends well or with one sentence, never by a panic or an abort.
+fn ended_in_words(output: &Output, what: &str) {
+    let (_, err) = texts(output);
+    let code = output.status.code();
+    assert!(matches!(code, Some(0..=2)), "{what}: {:?} {err}", output.status);
+    let sentences = err.lines().filter(|line| line.starts_with("error: ")).count();
+    assert_eq!(sentences, usize::from(code != Some(0)), "{what}: {err}");
+}
+
+/// Kills a run at points of its phases and takes it to its end.
+fn kill(scenario: Scenario, phases: &[Phase], few: u64) {
+    let Some(undisturbed) = Undisturbed::new(scenario) else { return };
+    for &phase in phases {
+        for point in undisturbed.points(phase, most(few)) {
+            let home = undisturbed.before(phase);
+            let command = phase.command(scenario);
+            let (output, calls) = run(&home, undisturbed.shim, &command, Strike::Kill(point), None);
+            let what = format!("a kill at call {point} of {phase:?}, {scenario:?}");
+            // Transfers of the tier come in any order, and a few more or less of them.
+            let killed = output.status.signal() == Some(9) || calls < point;
+            assert!(killed, "{what}: {}", texts(&output).1);
+            undisturbed.recover(&home, phase, &what);
+            assert_eq!(home.losses("run/out"), undisturbed.home.losses("run/out"), "after {what}");
+        }
+    }
+}
+
+/// Lets calls of a run fail, one or all from a point on, and takes it to its end.
+fn fail(scenario: Scenario, phases: &[Phase], few: u64) {
+    let Some(undisturbed) = Undisturbed::new(scenario) else { return };
+    for &phase in phases {
+        for (count, point) in undisturbed.points(phase, most(few)).enumerate() {
+            let home = undisturbed.before(phase);
+            let strike = match count % 2 {
+                0 => Strike::Fail(point, EIO),
+                _ => Strike::Last(point, ENOSPC, ""),
+            };
+            let (output, _) = run(&home, undisturbed.shim, &phase.command(scenario), strike, None);
+            let what = format!("{strike:?} in {phase:?}, {scenario:?}");
+            ended_in_words(&output, &what);
+            undisturbed.recover(&home, phase, &what);
+        }
+    }
+}
+
+#[test]
+fn a_kill_at_any_call_changes_no_bit_and_leaves_no_litter() {
+    kill(Scenario::Roomy, &Phase::ALL, 4);
+}
+
+#[test]
+fn a_call_that_fails_is_a_sentence_and_loses_nothing() {
+    fail(Scenario::Roomy, &Phase::ALL, 4);
+}
+
+#[test]
+fn a_run_that_offloads_survives_kills_and_failing_calls() {
+    kill(Scenario::Offloaded, &[Phase::Second], 2);
+    fail(Scenario::Offloaded, &[Phase::Second], 2);
+}
+
+#[test]
+fn a_power_cut_at_any_change_loses_no_more_than_steps_that_are_taken_again() {
+    let Some(undisturbed) = Undisturbed::new(Scenario::Roomy) else { return };
+    for phase in [Phase::First, Phase::Second] {
+        let home = undisturbed.before(phase);
+        let mut disk = Disk::of(&home.path(WATCHED));
+        let log = home.path("log");
+        let command = phase.command(Scenario::Roomy);
+        let (output, _) = run(&home, undisturbed.shim, &command, Strike::Never, Some(&log));
+        assert!(output.status.success());
+        let records = records(&log);
+        let stride = (records.len() as u64 / most(5)).max(1);
+        for (at, record) in (1..).zip(&records) {
+            disk.apply(record);
+            if at % stride != seed() % stride {
+                continue;
+            }
+            let struck = undisturbed.before(phase);
+            fs::remove_dir_all(struck.path(WATCHED)).unwrap();
+            disk.cut(&struck.path(WATCHED), &mut Random(seed() + at));
+            let what = format!("a power cut after change {at} of {phase:?}");
+            undisturbed.recover(&struck, phase, &what);
+            assert_eq!(struck.losses("run/out"), undisturbed.home.losses("run/out"), "after {what}");
+        }
+    }
+}
+
+#[test]
+fn event_files_that_cannot_be_written_are_dropped_and_metrics_that_cannot_end_the_run_saved() {
+    let Some(shim) = shim() else { return };
+    let home = home();
+    let train = "train --model model --data text.txt --max-steps 6 --save-steps 100 --seq-len 16 --global-batch 4 --memory \
+                 64MiB --threads 1 --output-dir run/";
+    home.done(&format!("{train}whole"));
+    let strike = |at, only| Strike::Last(at, ENOSPC, only);
+    // The first calls open the file and write its version.
+    let (output, _) = run(&home, shim, &format!("{train}events"), strike(4, "tfevents"), None);
+    let (_, err) = texts(&output);
+    assert!(output.status.success(), "{err}");
+    assert_eq!(err.matches("note: TensorBoard's file from here on is not written (").count(), 1, "{err}");
+    let weights = |run: &str| home.read(&format!("run/{run}/model.safetensors"));
+    assert!(weights("events") == weights("whole"));
+
+    let (output, _) = run(&home, shim, &format!("{train}metrics"), strike(5, "metrics.jsonl"), None);
+    let (_, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(
+        err.contains("error: cannot write `run/metrics/metrics.jsonl`: No space left on device"),
+        "{err}"
+    );
+    let saved = names(&home.path("run/metrics"));
+    assert!(saved.iter().any(|name| name.starts_with("checkpoint-")), "{saved:?}");
+    home.done(&format!("{train}metrics --resume latest"));
+    assert!(weights("metrics") == weights("whole"));
+}
