@@ -1,7 +1,7 @@
 //! Breaks long silences, so that nobody takes a process that works for one that hangs.
 //!
-//! Work that people wait for, such as planning, is told after a second, and then ever more seldom, in a terminal too.
-//! Training is told at least once a minute where no bar is drawn: one step, evaluation or checkpoint may take longer.
+//! Work that people wait for, such as planning, is told after a second, and then ever more seldom, in a terminal too. All
+//! else is told at least once a minute outside a terminal: one step, evaluation or checkpoint may take longer.
 //! The line says how far the work is and no figure of it, since records have those.
 //!
 //! [`Silence`] decides, by the times it is given; a thread only waits and writes.
@@ -17,6 +17,9 @@ use crate::table;
 const LONGEST: Duration = Duration::from_secs(55);
 /// How long work that people wait for may take before it is told.
 const SHORT: Duration = Duration::from_secs(1);
+
+/// Work that has no name.
+const AT_WORK: &str = "at work";
 
 /// The work that is being done, when it began, and when something was said last. Times are those since the start.
 struct Silence {
@@ -94,6 +97,7 @@ impl Heartbeat {
 
 /// Begins to listen. To be called before the budget is divided: the thread takes some of the memory.
 pub(crate) fn start() {
+    at_work();
     // Without the thread there are silences, which is no reason to end.
     let _ = thread::Builder::new().name("heartbeat".into()).stack_size(64 << 10).spawn(|| HEARTBEAT.beat());
 }
@@ -109,16 +113,24 @@ pub(crate) fn waiting_for(what: &str) -> Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        idle();
+        at_work();
     }
 }
 
-/// From now on `what` is done, which may take hours.
+/// From now on `what` is done, which may take hours. In a terminal it has a bar or needs none.
 pub(crate) fn at_length(what: String) {
-    if io::stderr().is_terminal() {
-        return idle();
-    }
-    HEARTBEAT.change(|silence, now| silence.begin(now, what, LONGEST));
+    let terminal = io::stderr().is_terminal();
+    HEARTBEAT.change(|silence, now| {
+        silence.begin(now, what, LONGEST);
+        if terminal {
+            silence.work = None;
+        }
+    });
+}
+
+/// From now on nobody says what is done.
+pub(crate) fn at_work() {
+    at_length(AT_WORK.into());
 }
 
 /// The work goes on, and has come to `what`.
@@ -128,11 +140,6 @@ pub(crate) fn come_to(what: String) {
             work.0 = what;
         }
     });
-}
-
-/// Nothing is done that would be told.
-pub(crate) fn idle() {
-    HEARTBEAT.change(|silence, _| silence.work = None);
 }
 
 /// Somebody else has said something.

@@ -51,7 +51,7 @@ impl Steps {
     fn shows(&self, step: u64, bar: bool) -> bool {
         let every = (self.end / LINES).max(1);
         let some = step.is_multiple_of(every) || step == self.before + 1 || step == self.end;
-        self.shown == Shown::All || !bar && some
+        self.shown == Shown::All || (!bar && some)
     }
 
     /// How far a run is after `step`, `taken` after its first.

@@ -16,8 +16,9 @@ use crate::commands::train::say;
 use crate::exit::Failure;
 use crate::{again, table};
 
-/// How long tokenising may take before a line says so; each further line waits twice as long.
+/// How long tokenising may take before a line says so; each further line waits twice as long, up to a minute.
 const PATIENCE: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(55);
 
 /// Set in a process that was begun anew, so that it is not done again.
 const TOKENISED: &str = "PLIMSOLL_TOKENISED";
@@ -72,7 +73,7 @@ fn line(path: &Path, read: u64, total: u64, waited: Duration, patience: &mut Dur
     if read >= total || waited < *patience {
         return None;
     }
-    *patience *= 2;
+    *patience = waited + LONGEST.min(*patience);
     let (path, percent) = (path.display(), 100 * read / total);
     Some(format!("tokenising {path}: {} of {}, {percent} %\n", table::size(read), table::size(total)))
 }
@@ -92,5 +93,8 @@ mod tests {
         assert_eq!(at(3, 1), None);
         assert!(at(4, 2).is_some() && at(5, 3).is_none());
         assert_eq!(at(8, 60), None, "done");
+        let told: Vec<u64> = (4..1000).filter(|&second| at(5, second).is_some()).collect();
+        assert_eq!(told[..5], [4, 8, 16, 32, 64]);
+        assert!(told.windows(2).all(|pair| pair[1] - pair[0] <= 60), "{told:?}");
     }
 }

@@ -96,8 +96,9 @@ impl EventFile {
 /// The sentence that TensorBoard shows with a curve.
 fn meaning(tag: &str) -> Option<&'static str> {
     Some(match tag {
-        "train/loss" => "mean over the steps since the last point (--logging-steps)",
-        "train/tokens_per_second" => "mean over the steps since the last point (--logging-steps)",
+        "train/loss" | "train/tokens_per_second" => {
+            "mean over the steps since the last point (--logging-steps)"
+        }
         "train/learning_rate" => "of the step itself",
         "train/grad_norm" => "of the step itself, before clipping",
         "eval/f1" => "macro F1, the mean over the classes",

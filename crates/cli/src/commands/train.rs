@@ -221,7 +221,7 @@ impl Session {
         let mut all: Vec<&mut dyn Listener<Failure>> = vec![&mut bar];
         all.extend(listeners.iter_mut().map(|listener| &mut **listener as &mut dyn Listener<Failure>));
         let result = self.trainer.train(course, self.validation.as_mut(), checkpoints, &mut all);
-        heartbeat::idle();
+        heartbeat::at_work();
         self.stepped = self.trainer.run().steps() != before;
         result.inspect_err(|_| progress.abandon())
     }

@@ -15,6 +15,7 @@ use crate::offload::{Residency, rungs};
 use crate::plan::{Plan, assemble};
 use crate::program::{Program, Purpose};
 use crate::recompute::{Order, Strategy, micro_batch};
+use crate::search::tables::Prepared;
 use crate::search::{Choice, Request, Searcher, search};
 
 fn link(rate: f64) -> Link {
@@ -61,11 +62,13 @@ fn program(rows: usize, link: Option<Link>, in_backward: bool) -> Program {
     of_graph(preset.model.training(rows, preset.seq).unwrap(), link, in_backward)
 }
 
-/// `tiny`, or a GPT-2 of four layers.
-fn of_model(name: &str, rows: usize, link: Option<Link>) -> Program {
-    const SEQ: usize = 64;
+/// Tokens of a sequence of GPT-2.
+const SEQ: usize = 64;
+
+/// A GPT-2 of four layers, whose head reads the table of its embedding.
+fn gpt2(vocab: usize, rows: usize, link: Option<Link>) -> Program {
     let gpt2 = Gpt2 {
-        vocab: 500,
+        vocab,
         positions: SEQ,
         width: 64,
         layers: 4,
@@ -74,8 +77,13 @@ fn of_model(name: &str, rows: usize, link: Option<Link>) -> Program {
         dropout: 0.1,
         documents: false,
     };
+    of_graph(Architecture::from(gpt2).training(rows, SEQ).unwrap(), link, false)
+}
+
+/// `tiny`, or a GPT-2 of four layers.
+fn of_model(name: &str, rows: usize, link: Option<Link>) -> Program {
     match name {
-        "gpt2" => of_graph(Architecture::from(gpt2).training(rows, SEQ).unwrap(), link, false),
+        "gpt2" => gpt2(500, rows, link),
         _ => program(rows, link, false),
     }
 }
@@ -230,5 +238,41 @@ fn what_was_asked_before_changes_no_answer() {
         let (kept, new) = (searcher.search(request).unwrap(), search(request, build).unwrap());
         assert_eq!(kept.step_seconds().to_bits(), new.step_seconds().to_bits(), "{share} tenths");
         assert_eq!(kept.plan.arena_bytes, new.plan.arena_bytes, "{share} tenths");
+    }
+}
+
+#[test]
+fn a_budget_below_what_an_update_has_in_at_once_is_refused_without_a_layout() {
+    // The update of the table takes four of its size, and a micro-batch two.
+    let prepared = Prepared::new(gpt2(8000, 1, Some(link(1e9))), u64::MAX).unwrap();
+    let offers = prepared.offers(Scratch::Best).unwrap();
+    let least = offers.places.iter().map(Place::least_bytes).min().unwrap();
+    let request = Request { global_batch: 1, ..asked(least - 1, Some(1), None) };
+    let attempt = Attempt { request: &request, micro_batch: 1, tiled: false, prepared: &prepared };
+    let mut tried = Vec::new();
+    attempt.offloaded(Scratch::Best, &mut tried).unwrap();
+    assert!(tried.is_empty(), "{tried:?}");
+    let laid_out = offers.found.borrow().values().filter(|found| found.fails > 0).count();
+    assert_eq!(laid_out, 0, "of {} combinations", offers.found.borrow().len());
+}
+
+#[test]
+fn no_plan_takes_fewer_bytes_than_its_place_says() {
+    for program in [
+        program(2, Some(link(1e9)), false),
+        program(2, Some(link(1e9)), true),
+        gpt2(3000, 1, Some(link(1e9))),
+    ] {
+        let prepared = Prepared::new(program, u64::MAX).unwrap();
+        let program = &prepared.program;
+        let order = Order::named(&program.train.graph, Strategy::Full);
+        for place in &prepared.offers(Scratch::Best).unwrap().places {
+            for limit in [0, 1 << 18, 1 << 22] {
+                let tiered = Tiered { limit: Some(limit), away: place.away };
+                let plan = assemble_within(program, &order, Strategy::Full, Scratch::Best, tiered).unwrap();
+                let (takes, least) = (plan.arena_bytes, place.least_bytes());
+                assert!(takes >= least, "{takes} bytes, at least {least} with {} away", place.away);
+            }
+        }
     }
 }
