@@ -26,10 +26,13 @@ pub(crate) fn caches() -> Option<PathBuf> {
 
 /// How GPU `index` is opened here: libraries of the active Python environment or a toolkit, kernels kept among caches.
 pub(crate) fn gpu(index: usize) -> Result<cuda::Options, Failure> {
-    let path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let path =
+        env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
     let environment = variable("VIRTUAL_ENV").or_else(|| variable("CONDA_PREFIX")).map(PathBuf::from);
     let cache = caches().ok_or_else(|| {
-        TrainError::Config("there is no folder to keep compiled kernels in; set HOME or XDG_CACHE_HOME".into())
+        TrainError::Config(
+            "there is no folder to keep compiled kernels in; set HOME or XDG_CACHE_HOME".into(),
+        )
     })?;
     Ok(cuda::Options {
         target: cuda::Target { index },

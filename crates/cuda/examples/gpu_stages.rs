@@ -16,7 +16,9 @@ use plimsoll_plan::{Scratch, Space};
 fn main() -> Result<(), ExecError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [stage, cache] = &arguments[..] else {
-        return Err(ExecError::Mismatch("usage: gpu_stages faults|draws|memory|products CACHE-FOLDER".into()));
+        return Err(ExecError::Mismatch(
+            "usage: gpu_stages faults|draws|memory|products CACHE-FOLDER".into(),
+        ));
     };
     match stage.as_str() {
         "faults" => faults(&mut open(cache)?),
@@ -28,7 +30,8 @@ fn main() -> Result<(), ExecError> {
 }
 
 fn open(cache: &str) -> Result<CudaDevice, ExecError> {
-    let path: Vec<PathBuf> = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
+    let path: Vec<PathBuf> =
+        std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
     let environment = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
     CudaDevice::open(&Options {
         target: Target { index: 0 },
@@ -51,7 +54,11 @@ fn faults(device: &mut CudaDevice) -> Result<(), ExecError> {
     }
     let good = cases::all().into_iter().find(|case| case.op.name() == "embedding");
     let verdict = good.map(|case| judge(device, &case, Scratch::Best));
-    if matches!(verdict, Some(Ok(_))) { Ok(()) } else { Err(ExecError::Device(format!("afterwards: {verdict:?}"))) }
+    if matches!(verdict, Some(Ok(_))) {
+        Ok(())
+    } else {
+        Err(ExecError::Device(format!("afterwards: {verdict:?}")))
+    }
 }
 
 /// Initial numbers of the GPU against the CPU's, bit by bit.
@@ -59,7 +66,9 @@ fn draws(device: &mut CudaDevice) -> Result<(), ExecError> {
     const COUNT: usize = 1 << 22;
     device.allocate(Space { arena: 4 * COUNT as u64, ..Space::default() })?;
     let mut other = 0;
-    for (kind, init) in [("normal", Init::Normal(0.02)), ("uniform", Init::Uniform(0.5)), ("fill", Init::Fill(1.5))] {
+    for (kind, init) in
+        [("normal", Init::Normal(0.02)), ("uniform", Init::Uniform(0.5)), ("fill", Init::Fill(1.5))]
+    {
         for offset in [0, 1, 7_000_003] {
             let (name, seed) = ("blocks.3.mlp.up.weight", 0x1234_5678_9abc);
             device.draw(&init, (name, seed), (0, DType::F32), (offset, COUNT))?;
@@ -69,7 +78,9 @@ fn draws(device: &mut CudaDevice) -> Result<(), ExecError> {
             init::fill(&init, name, seed, offset, &mut expected);
             let (words, _) = bytes.as_chunks::<4>();
             let differ = words.iter().zip(&expected).filter(|(a, b)| **a != b.to_le_bytes()).count();
-            println!("{{\"stage\":\"draws\",\"kind\":\"{kind}\",\"offset\":{offset},\"count\":{COUNT},\"differ\":{differ}}}");
+            println!(
+                "{{\"stage\":\"draws\",\"kind\":\"{kind}\",\"offset\":{offset},\"count\":{COUNT},\"differ\":{differ}}}"
+            );
             other += differ;
         }
     }
@@ -119,7 +130,8 @@ fn products(device: &mut CudaDevice) -> Result<(), ExecError> {
             let [a, b, c] = places;
             Product { signature, a, b, c, addend: None, workspace }
         };
-        let weight = |dtype, addend| of(out, input, rows, true, false, [DType::Bf16, DType::Bf16, dtype], addend);
+        let weight =
+            |dtype, addend| of(out, input, rows, true, false, [DType::Bf16, DType::Bf16, dtype], addend);
         for (what, product) in [
             ("forward", of(rows, out, input, false, true, half, Addend::None)),
             ("input gradient", of(rows, input, out, false, false, half, Addend::None)),
@@ -153,6 +165,9 @@ fn products(device: &mut CudaDevice) -> Result<(), ExecError> {
     }
     let [a, b, c] = places;
     let seconds = device.time_product(&Product { signature, a, b, c, addend: None, workspace }, 3)?;
-    println!("{{\"stage\":\"products\",\"what\":\"f32 8192\",\"tflops\":{:.1}}}", 2.0 * 8192f64.powi(3) / seconds / 1e12);
+    println!(
+        "{{\"stage\":\"products\",\"what\":\"f32 8192\",\"tflops\":{:.1}}}",
+        2.0 * 8192f64.powi(3) / seconds / 1e12
+    );
     Ok(())
 }

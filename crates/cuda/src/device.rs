@@ -12,7 +12,9 @@ use plimsoll_exec::{Device, ExecError};
 use plimsoll_graph::{DType, Graph, Init};
 use plimsoll_plan::{Facts, Schedule, Space};
 
-use crate::driver::{Blas, Bound, Card, Compiler, Context, Libraries, Mapping, Modules, Reserved, Stream, Target};
+use crate::driver::{
+    Blas, Bound, Card, Compiler, Context, Libraries, Mapping, Modules, Reserved, Stream, Target,
+};
 use crate::facts::{Rates, facts};
 use crate::lower::{Arg, Check, Launch, Library, Limits, NoLibrary, Place, Product, Program, Step};
 
@@ -79,7 +81,16 @@ impl CudaDevice {
             Products::Own => None,
         };
         let limits = options.limits;
-        Ok(CudaDevice { stream, modules, blas, mapping: None, range, context, limits, checks: Mutex::default() })
+        Ok(CudaDevice {
+            stream,
+            modules,
+            blas,
+            mapping: None,
+            range,
+            context,
+            limits,
+            checks: Mutex::default(),
+        })
     }
 
     /// The GPU in figures.
@@ -119,7 +130,8 @@ impl CudaDevice {
         let pointer = Arg::Pointer(Place(to));
         let kind = crate::lower::kind(dtype);
         let random = |kernel: &str, size: f32| {
-            let place = [Arg::U64(seed), Arg::U64(name_hash(name)), Arg::I64(offset as i64), Arg::I64(count as i64)];
+            let place =
+                [Arg::U64(seed), Arg::U64(name_hash(name)), Arg::I64(offset as i64), Arg::I64(count as i64)];
             let mut args = vec![pointer.clone(), kind.clone()];
             args.extend(place);
             args.push(Arg::F32(size));
@@ -181,15 +193,19 @@ impl CudaDevice {
         Ok(match step {
             Step::Launch(launch) => {
                 let mut refused = None;
-                let mut word = |check| self.word(check).unwrap_or_else(|error| {
-                    refused = Some(error);
-                    0
-                });
+                let mut word = |check| {
+                    self.word(check).unwrap_or_else(|error| {
+                        refused = Some(error);
+                        0
+                    })
+                };
                 let bound = self.modules.bind(launch, &|place| base + place.0, &mut word)?;
                 refused.map_or(Ok(Ready::Launch(bound)), Err)?
             }
             Step::Product(product) => Ready::Product(product.clone()),
-            Step::Copy { from, to, bytes } => Ready::Copy { from: base + from.0, to: base + to.0, bytes: *bytes },
+            Step::Copy { from, to, bytes } => {
+                Ready::Copy { from: base + from.0, to: base + to.0, bytes: *bytes }
+            }
             Step::Zero { to, bytes } => Ready::Zero { to: base + to.0, bytes: *bytes },
         })
     }
@@ -253,7 +269,9 @@ impl Device for CudaDevice {
 
     fn allocate(&mut self, space: Space) -> Result<(), ExecError> {
         if space.host > 0 || space.disk > 0 {
-            return Err(ExecError::Unsupported("the CUDA device does not offload yet; leave out --offload".into()));
+            return Err(ExecError::Unsupported(
+                "the CUDA device does not offload yet; leave out --offload".into(),
+            ));
         }
         if let Some(held) = self.mapping.take()
             && Arc::strong_count(&held) > 1
@@ -312,5 +330,10 @@ fn rates(card: &Card) -> Rates {
         _ => 512.0,
     };
     let cycles = f64::from(card.processors) * card.clock;
-    Rates { flops: 0.8 * 256.0 * cycles, half_flops: 0.75 * per_processor * cycles, bytes: 0.85 * card.bandwidth, launch: 3e-6 }
+    Rates {
+        flops: 0.8 * 256.0 * cycles,
+        half_flops: 0.75 * per_processor * cycles,
+        bytes: 0.85 * card.bandwidth,
+        launch: 3e-6,
+    }
 }

@@ -94,7 +94,8 @@ mod tests {
     #[test]
     fn every_header_that_a_source_includes_is_there() {
         let headers = headers();
-        let texts = SOURCES.iter().map(|source| source.text).chain(headers.iter().map(|(_, text)| text.as_str()));
+        let texts =
+            SOURCES.iter().map(|source| source.text).chain(headers.iter().map(|(_, text)| text.as_str()));
         for text in texts {
             for line in text.lines().filter_map(|line| line.strip_prefix("#include \"")) {
                 let name = line.trim_end_matches('"');

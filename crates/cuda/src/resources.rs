@@ -58,7 +58,12 @@ mod tests {
                    ptxas info    : Compiling entry function 'a' for 'sm_90a'\n\
                    ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
                    ptxas info    : Used 12 registers, used 0 barriers\n";
-        let of = |kernel: &str, registers, shared, stack| Resources { kernel: kernel.into(), registers, shared, stack };
+        let of = |kernel: &str, registers, shared, stack| Resources {
+            kernel: kernel.into(),
+            registers,
+            shared,
+            stack,
+        };
         assert_eq!(resources(log), [of("a", 12, 0, 0), of("b", 31, 256, 8)]);
     }
 }

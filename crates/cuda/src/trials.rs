@@ -8,8 +8,10 @@ use plimsoll_exec::cases::{self, Case, Fill, Tolerance};
 use plimsoll_graph::{DType, Op, Type, infer};
 
 /// Half a place of bf16 is 2⁻⁹ of a number; one that lies near a tie may fall to the other side.
-const ROUNDED: Tolerance =
-    Tolerance { relative: 1.0 / 128.0, reason: "an f32 result rounded once to bf16, perhaps to the other neighbour" };
+const ROUNDED: Tolerance = Tolerance {
+    relative: 1.0 / 128.0,
+    reason: "an f32 result rounded once to bf16, perhaps to the other neighbour",
+};
 /// Logits and hidden values are rounded on their way to the result.
 const TWICE: Tolerance =
     Tolerance { relative: 1.0 / 32.0, reason: "values inside the op are rounded to bf16 as well" };
@@ -20,10 +22,13 @@ pub fn half_cases() -> Vec<Case> {
 }
 
 fn halved(case: &Case) -> Option<Case> {
-    if case.op.updates() || matches!(case.op, Op::Cast { .. } | Op::Accumulate { .. } | Op::SumSquares | Op::ClipScale { .. }) {
+    if case.op.updates()
+        || matches!(case.op, Op::Cast { .. } | Op::Accumulate { .. } | Op::SumSquares | Op::ClipScale { .. })
+    {
         return None; // has cases of its own element types
     }
-    let mut half = Case { name: format!("{} in bf16", case.name), tolerance: tolerance(case), ..case.clone() };
+    let mut half =
+        Case { name: format!("{} in bf16", case.name), tolerance: tolerance(case), ..case.clone() };
     for (index, input) in half.inputs.iter_mut().enumerate() {
         let drawn = !matches!(input.fill, Fill::Frequencies | Fill::Forward { .. });
         if input.ty.dtype == DType::F32 && drawn && !stays_whole(&case.op, index) {
@@ -50,10 +55,16 @@ pub fn faulty_cases() -> Vec<Case> {
             case
         })
     };
-    [("embedding", 1), ("embedding_grad", 0), ("cross_entropy", 1), ("cross_entropy_grad", 1), ("head_loss_grad", 2)]
-        .into_iter()
-        .filter_map(|(op, input)| faulty(op, input))
-        .collect()
+    [
+        ("embedding", 1),
+        ("embedding_grad", 0),
+        ("cross_entropy", 1),
+        ("cross_entropy_grad", 1),
+        ("head_loss_grad", 2),
+    ]
+    .into_iter()
+    .filter_map(|(op, input)| faulty(op, input))
+    .collect()
 }
 
 /// Scalars, and statistics that a case draws instead of storing.

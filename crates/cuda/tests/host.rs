@@ -4,11 +4,11 @@
 
 mod support;
 
-use plimsoll_cuda::{faulty_cases, half_cases};
 use plimsoll_cuda::lower::Limits;
+use plimsoll_cuda::{faulty_cases, half_cases};
+use plimsoll_exec::CpuDevice;
 use plimsoll_exec::cases::{self, Case};
 use plimsoll_exec::conformance::judge;
-use plimsoll_exec::CpuDevice;
 use plimsoll_plan::Scratch;
 use support::{HostDevice, host_kernels};
 

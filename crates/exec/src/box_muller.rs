@@ -52,7 +52,10 @@ mod tests {
     /// Fractions with 24 bits, as they are drawn: both ends and 20 000 between.
     fn fractions() -> impl Iterator<Item = f32> {
         let step = 16_777_216 / 20_000;
-        (0..=20_000).map(move |i| (i * step).min(16_777_215)).chain([1, 2, 16_777_215]).map(|k| k as f32 / 16_777_216.0)
+        (0..=20_000)
+            .map(move |i| (i * step).min(16_777_215))
+            .chain([1, 2, 16_777_215])
+            .map(|k| k as f32 / 16_777_216.0)
     }
 
     #[test]

@@ -34,7 +34,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
 /// The index of the GPU that a device's name means, none for the CPU.
 fn gpu_index(name: &str) -> Result<Option<usize>, Failure> {
     let unknown = || {
-        let why = format!("no device is called `{name}`; known are cpu, cuda, and cuda:0, cuda:1, … for one of several GPUs");
+        let why = format!(
+            "no device is called `{name}`; known are cpu, cuda, and cuda:0, cuda:1, … for one of several GPUs"
+        );
         Failure::from(TrainError::Config(why))
     };
     match name.split_once(':') {
@@ -61,9 +63,8 @@ fn judge_all<D: Device>(
     let mut failed = 0;
     for case in &cases {
         let verdict = devices.iter_mut().try_fold(0.0f64, |worst, device| {
-            (scratches.iter()).try_fold(worst, |worst, &scratch| {
-                judge(device, case, scratch).map(|off| worst.max(off))
-            })
+            (scratches.iter())
+                .try_fold(worst, |worst, &scratch| judge(device, case, scratch).map(|off| worst.max(off)))
         });
         let line = match verdict {
             Ok(off) => format!("ok    {:<8.1e} {}", off, case.name),

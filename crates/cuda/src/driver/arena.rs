@@ -26,7 +26,8 @@ impl Reserved {
         // SAFETY: out-parameters that live here.
         unsafe {
             let least = cuda::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-            let asked = cuda::cuMemGetAllocationGranularity(&raw mut granularity, &raw const properties, least);
+            let asked =
+                cuda::cuMemGetAllocationGranularity(&raw mut granularity, &raw const properties, least);
             ok(asked, "asking how memory is cut")?;
             let bytes = (context.card.memory as usize).next_multiple_of(granularity);
             ok(cuda::cuMemAddressReserve(&raw mut base, bytes, 0, 0, 0), "reserving addresses")?;

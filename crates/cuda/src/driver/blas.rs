@@ -167,10 +167,12 @@ fn describe(handle: sys::cublasLtHandle_t, s: &Signature, kinds: [Kind; 3]) -> R
         }
         Ok(layout)
     };
-    let layouts =
-        [layout(kinds[1], b_rows, b_columns)?, layout(kinds[0], a_rows, a_columns)?, layout(kinds[2], s.n, s.m)?];
-    let description =
-        lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, Kind::CUDA_R_32F)?;
+    let layouts = [
+        layout(kinds[1], b_rows, b_columns)?,
+        layout(kinds[0], a_rows, a_columns)?,
+        layout(kinds[2], s.n, s.m)?,
+    ];
+    let description = lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, Kind::CUDA_R_32F)?;
     let preference = lt::create_matmul_pref()?;
     // SAFETY: everything was made above and lives; values are of the types that the attributes have.
     unsafe {
@@ -215,7 +217,9 @@ unsafe fn set_layout<T>(
     value: &T,
 ) -> Result<(), CublasError> {
     // SAFETY: the caller's promise.
-    unsafe { lt::set_matrix_layout_attribute(to, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+    unsafe {
+        lt::set_matrix_layout_attribute(to, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
+    }
 }
 
 /// # Safety

@@ -177,7 +177,10 @@ unsafe fn log_of(program: &Program) -> String {
         }
         let mut log = vec![0u8; bytes];
         let read = nvrtc::nvrtcGetProgramLog(program.0, log.as_mut_ptr().cast()).result();
-        read.map_or_else(|_| String::new(), |()| String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned())
+        read.map_or_else(
+            |_| String::new(),
+            |()| String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned(),
+        )
     }
 }
 
@@ -201,10 +204,10 @@ mod tests {
     #[test]
     fn a_kept_result_is_found_by_all_it_depends_on() {
         let libraries = Libraries::default();
-        let compiler =
-            Compiler { libraries: &libraries, cache: Path::new("/cache"), architecture: "sm_90a" };
+        let compiler = Compiler { libraries: &libraries, cache: Path::new("/cache"), architecture: "sm_90a" };
         let headers = headers();
-        let file = |compiler: &Compiler, source: &Source, headers: &[(&str, String)]| compiler.file(source, headers);
+        let file =
+            |compiler: &Compiler, source: &Source, headers: &[(&str, String)]| compiler.file(source, headers);
         let first = file(&compiler, &SOURCES[0], &headers);
         assert_eq!(first, file(&compiler, &SOURCES[0], &headers));
         let other = Compiler { architecture: "sm_80", ..compiler.clone() };
@@ -231,6 +234,9 @@ mod tests {
         let cache = file.join("cubin");
         let compiler = Compiler { libraries: &libraries, cache: &cache, architecture: "sm_90a" };
         let why = compiler.all().unwrap_err().to_string();
-        assert!(why.starts_with("the folder for compiled kernels, ") && why.contains("XDG_CACHE_HOME"), "{why}");
+        assert!(
+            why.starts_with("the folder for compiled kernels, ") && why.contains("XDG_CACHE_HOME"),
+            "{why}"
+        );
     }
 }

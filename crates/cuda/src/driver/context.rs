@@ -1,8 +1,8 @@
 //! One GPU: what it is, and the primary context on it.
 #![allow(unsafe_code, reason = "calls the driver")]
 
-use cudarc::driver::sys as cuda;
 use cuda::CUdevice_attribute as Attribute;
+use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
 use super::nvml::{self, Free};
@@ -231,7 +231,8 @@ mod tests {
     #[test]
     fn errors_name_the_card_and_the_way_out() {
         let why = too_old(&card((7, 5)));
-        let expected = "NVIDIA X is too old: its compute capability is 7.5, and kernels want 8.0 (Ampere) or newer";
+        let expected =
+            "NVIDIA X is too old: its compute capability is 7.5, and kernels want 8.0 (Ampere) or newer";
         assert_eq!(why, expected);
         assert_eq!(no_such_gpu(3, 2), "there is no GPU 3 here: they are cuda:0 to cuda:1");
         assert_eq!(no_such_gpu(1, 1), "there is no GPU 1 here: the only one is cuda:0");

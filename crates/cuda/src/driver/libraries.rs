@@ -37,8 +37,10 @@ pub fn library_folders(environment: Option<&Path>, path: &[PathBuf]) -> Vec<Path
 /// Entries of a folder whose name passes, in the order of their names.
 fn within(folder: &Path, passes: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> =
-        entries.filter(|entry| entry.file_name().to_str().is_some_and(&passes)).map(|entry| entry.path()).collect();
+    let mut found: Vec<PathBuf> = entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(&passes))
+        .map(|entry| entry.path())
+        .collect();
     found.sort();
     found
 }

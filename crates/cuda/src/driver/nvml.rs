@@ -64,10 +64,8 @@ unsafe fn ask() -> Option<Vec<Free>> {
         }
         let one = |index: u32| {
             let mut card = std::ptr::null_mut();
-            let mut bytes =
-                Memory { version: size_of::<Memory>() as u32 | 2 << 24, ..Memory::default() };
-            let mut bus =
-                Bus { legacy: [0; 16], domain: 0, bus: 0, device: 0, ids: [0; 2], text: [0; 32] };
+            let mut bytes = Memory { version: size_of::<Memory>() as u32 | 2 << 24, ..Memory::default() };
+            let mut bus = Bus { legacy: [0; 16], domain: 0, bus: 0, device: 0, ids: [0; 2], text: [0; 32] };
             let told = handle(index, &raw mut card) == 0
                 && memory(card, &raw mut bytes) == 0
                 && pci(card, &raw mut bus) == 0;

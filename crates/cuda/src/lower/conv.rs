@@ -38,8 +38,17 @@ pub(super) fn conv2d_grad_weight(to: &mut Lowering, call: &Call, conv: Conv) -> 
 /// The struct `Conv` of `conv.cu`: image (B, C, Y, X), window (O, C, h, w), result (B, O, Y', X').
 fn geometry(image: Shape, window: Shape, result: Shape, conv: Conv) -> Arg {
     let extents = [
-        image[0], image[1], window[0], image[2], image[3], window[2], window[3], result[2], result[3],
-        conv.stride, conv.padding,
+        image[0],
+        image[1],
+        window[0],
+        image[2],
+        image[3],
+        window[2],
+        window[3],
+        result[2],
+        result[3],
+        conv.stride,
+        conv.padding,
     ];
     Arg::Struct(extents.iter().map(|&extent| Arg::I32(extent as i32)).collect())
 }

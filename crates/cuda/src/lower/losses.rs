@@ -17,7 +17,11 @@ pub(super) fn softmax(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
     let columns = x.shape().columns();
     let operands = call.inputs.iter().chain(call.outputs).map(Operand::pointer);
     let args = operands.chain([i64(columns)]).collect();
-    let kernel = format!("{}_{}", if matches!(call.op, Op::Softmax) { "softmax" } else { "softmax_grad" }, suffix(call, x.ty.dtype)?);
+    let kernel = format!(
+        "{}_{}",
+        if matches!(call.op, Op::Softmax) { "softmax" } else { "softmax_grad" },
+        suffix(call, x.ty.dtype)?
+    );
     to.launch(kernel, x.shape().rows(), threads_for(columns, x.ty.dtype, 512), args);
     Ok(())
 }

@@ -41,9 +41,21 @@ impl<'a> Network<'a> {
     }
 
     /// Linear layer `index` of `x`.
-    fn layer(&self, to: &mut Lowering, call: &Call, index: usize, [x, y]: [Matrix; 2]) -> Result<(), ExecError> {
+    fn layer(
+        &self,
+        to: &mut Lowering,
+        call: &Call,
+        index: usize,
+        [x, y]: [Matrix; 2],
+    ) -> Result<(), ExecError> {
         let weight = Matrix::of(&self.weights[index]);
-        product(to, call, [(x, false), (weight, !self.form.transposed)], y, Plus::bias(self.biases.get(index)))
+        product(
+            to,
+            call,
+            [(x, false), (weight, !self.form.transposed)],
+            y,
+            Plus::bias(self.biases.get(index)),
+        )
     }
 
     /// The gradient that layer `index` sends back, added where `plus` says so.

@@ -25,9 +25,9 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::{Op, Type};
 
 pub use launch::{Arg, Check, Launch, Place, Step};
-pub use lowering::{Limits, Operand};
 pub(crate) use lowering::kind;
 use lowering::{Call, Lowering};
+pub use lowering::{Limits, Operand};
 pub use product::{Addend, Library, NoLibrary, Product, Signature};
 pub use program::Program;
 

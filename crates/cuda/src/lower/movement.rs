@@ -146,8 +146,8 @@ impl Walk {
             _ => return None,
         };
         let [columns, rows] = matrix.map(|axis| axis.extent);
-        let turned =
-            matrix == [Axis { extent: columns, from: 1, to: rows }, Axis { extent: rows, from: columns, to: 1 }];
+        let turned = matrix
+            == [Axis { extent: columns, from: 1, to: rows }, Axis { extent: rows, from: columns, to: 1 }];
         let size = rows * columns;
         let apart = batch.is_none_or(|outer| outer.from == size && outer.to == size);
         let batch = batch.map_or(1, |outer| outer.extent);

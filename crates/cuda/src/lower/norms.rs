@@ -40,8 +40,7 @@ pub(super) fn grad_weight(to: &mut Lowering, call: &Call) -> Result<(), ExecErro
     let [mean, rstd, dy] = statistics(call, &call.inputs[1..])?;
     let (count, chunk) = chunks(rows);
     let partial = to.take((4 * count * columns) as u64);
-    let args =
-        vec![x.pointer(), mean, rstd, dy, Arg::Pointer(partial), i64(rows), i64(columns), i64(chunk)];
+    let args = vec![x.pointer(), mean, rstd, dy, Arg::Pointer(partial), i64(rows), i64(columns), i64(chunk)];
     let kernel = format!("norm_grad_weight_{}", suffix(call, x.ty.dtype)?);
     let grid = [column_tiles(columns, x.ty.dtype) as u32, count as u32, 1];
     to.launch_grid(kernel, grid, [32, 8], 0, args);

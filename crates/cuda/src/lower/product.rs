@@ -157,7 +157,8 @@ pub(super) fn linear(to: &mut Lowering, call: &Call, transposed: bool, bias: boo
 }
 
 pub(super) fn linear_grad_input(to: &mut Lowering, call: &Call, transposed: bool) -> Result<(), ExecError> {
-    let (w, dy, dx) = (Matrix::of(&call.inputs[0]), Matrix::of(&call.inputs[1]), Matrix::of(&call.outputs[0]));
+    let (w, dy, dx) =
+        (Matrix::of(&call.inputs[0]), Matrix::of(&call.inputs[1]), Matrix::of(&call.outputs[0]));
     product(to, call, [(dy, false), (w, transposed)], dx, Plus::Nothing)
 }
 
@@ -212,8 +213,7 @@ fn batched(
     let places = [Some(a.place), Some(b.place), Some(c.place), addend_place];
     let dtypes = [a.dtype, b.dtype, c.dtype];
     let alignment = alignment_of(&places);
-    let signature =
-        Signature { m, n, k, batch, transpose_a: ta, transpose_b: tb, dtypes, addend, alignment };
+    let signature = Signature { m, n, k, batch, transpose_a: ta, transpose_b: tb, dtypes, addend, alignment };
     if m * n * batch == 0 {
         return Ok(());
     }
@@ -230,7 +230,13 @@ fn batched(
     Ok(())
 }
 
-fn by_library(to: &mut Lowering, signature: Signature, places: [Place; 3], addend: Option<Place>, bytes: u64) {
+fn by_library(
+    to: &mut Lowering,
+    signature: Signature,
+    places: [Place; 3],
+    addend: Option<Place>,
+    bytes: u64,
+) {
     let [a, b, c] = places;
     let mark = to.mark();
     let workspace = to.take(bytes);
@@ -297,7 +303,9 @@ mod tests {
 
     #[test]
     fn alignment_is_that_of_the_worst_place() {
-        let of = |places: &[u64]| alignment_of(&places.iter().map(|&place| Some(Place(place))).collect::<Vec<_>>());
+        let of = |places: &[u64]| {
+            alignment_of(&places.iter().map(|&place| Some(Place(place))).collect::<Vec<_>>())
+        };
         assert_eq!(of(&[0, 256, 512]), 256);
         assert_eq!(of(&[0, 256, 12]), 4);
         assert_eq!(of(&[1024, 96]), 32);

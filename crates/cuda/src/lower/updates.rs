@@ -96,9 +96,7 @@ fn ranges(call: &Call, stored: Stored, moments: usize) -> Arg {
     };
     let ([m, m_scale], [v, v_scale]) = (first, second);
     let count = i64(grad.count());
-    Arg::Struct(vec![
-        grad.pointer(), grad.kind(), parameter, lower, m, v, m_scale, v_scale, rng, name, count,
-    ])
+    Arg::Struct(vec![grad.pointer(), grad.kind(), parameter, lower, m, v, m_scale, v_scale, rng, name, count])
 }
 
 fn weights_name(stored: Stored) -> &'static str {

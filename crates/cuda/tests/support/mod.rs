@@ -132,9 +132,8 @@ impl HostKernels {
             });
             std::ptr::from_mut(&mut *checks[at].1) as u64
         };
-        let mut bytes: Vec<Vec<u64>> = (launch.args.iter())
-            .map(|arg| aligned(arg, base, &mut word))
-            .collect();
+        let mut bytes: Vec<Vec<u64>> =
+            (launch.args.iter()).map(|arg| aligned(arg, base, &mut word)).collect();
         let mut pointers: Vec<*mut c_void> = bytes.iter_mut().map(|arg| arg.as_mut_ptr().cast()).collect();
         let _turn = self.turn.lock().unwrap();
         // SAFETY: arguments have the kernel's own types, which the lowering is judged by; places lie in the arena.
