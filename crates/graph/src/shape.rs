@@ -153,7 +153,7 @@ impl Type {
     pub(crate) fn is_addressable(&self) -> bool {
         let axes = self.shape.iter().map(|&extent| extent.max(1));
         let elements = axes.fold(1, |product: usize, extent| product.saturating_mul(extent));
-        elements.saturating_mul(self.dtype.bytes()) <= isize::MAX as usize
+        isize::try_from(elements.saturating_mul(self.dtype.bytes())).is_ok()
     }
 }
 

@@ -166,7 +166,7 @@ impl Records {
             let bytes = input.metadata().map_err(fault)?.len();
             let broken = |fault| broken(path, &fault);
             let file = caught(|| SerializedFileReader::new(input));
-            let file = file.map_err(|why| unreadable(path, why))?.map_err(broken)?;
+            let file = file.map_err(|why| unreadable(path, &why))?.map_err(broken)?;
             let total = file.metadata().file_metadata().num_rows().max(1) as u64;
             let rows = RowIter::from_file_into(Box::new(file));
             Reader::Rows { rows, row: 0, total, bytes }
@@ -218,7 +218,7 @@ impl Records {
             Reader::Rows { rows, row, .. } => {
                 reading::step();
                 // The library is sure of some of what it finds, and panics where it is mistaken.
-                let next = caught(|| rows.next()).map_err(|why| unreadable(path, why))?;
+                let next = caught(|| rows.next()).map_err(|why| unreadable(path, &why))?;
                 let Some(next) = next else { return Ok(None) };
                 *row += 1;
                 let fields = fields_of(next.map_err(|fault| broken(path, &fault))?);
@@ -315,10 +315,10 @@ fn parse(line: &[u8]) -> Result<Map<String, Json>, String> {
 }
 
 fn broken(path: &Path, fault: &ParquetError) -> DataError {
-    unreadable(path, fault.to_string())
+    unreadable(path, &fault.to_string())
 }
 
-fn unreadable(path: &Path, why: String) -> DataError {
+fn unreadable(path: &Path, why: &str) -> DataError {
     DataError::Unreadable { path: path.to_owned(), why: why.split_whitespace().collect::<Vec<_>>().join(" ") }
 }
 

@@ -8,14 +8,14 @@ use plimsoll_graph::{
 use plimsoll_model::{Architecture, Gpt2, Preset};
 
 use super::*;
-use crate::bytes::TransientBytes;
+use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::{Facts, Link, NodeFacts, Tier, Workspace};
 use crate::layout::live_bytes;
 use crate::offload::{Residency, rungs};
 use crate::plan::{Plan, assemble};
 use crate::program::{Program, Purpose};
 use crate::recompute::{Order, Strategy, micro_batch};
-use crate::search::tables::Prepared;
+use crate::search::tables::ProgramTables;
 use crate::search::{Choice, Request, Searcher, search};
 
 fn link(rate: f64) -> Link {
@@ -244,13 +244,13 @@ fn what_was_asked_before_changes_no_answer() {
 #[test]
 fn a_budget_below_what_an_update_has_in_at_once_is_refused_without_a_layout() {
     // The update of the table takes four of its size, and a micro-batch two.
-    let prepared = Prepared::new(gpt2(8000, 1, Some(link(1e9))), u64::MAX).unwrap();
-    let offers = prepared.offers(Scratch::Best).unwrap();
-    let least = offers.places.iter().map(Place::least_bytes).min().unwrap();
+    let tables = ProgramTables::new(gpt2(8000, 1, Some(link(1e9))), ArenaBytes(u64::MAX)).unwrap();
+    let offers = tables.candidates(Scratch::Best).unwrap();
+    let least = offers.residencies.iter().map(ResidencyOption::least_bytes).min().unwrap();
     let request = Request { global_batch: 1, ..asked(least - 1, Some(1), None) };
-    let attempt = Attempt { request: &request, micro_batch: 1, tiled: false, prepared: &prepared };
+    let of = MicroBatch { request: &request, rows: 1, tiled: false, tables: &tables };
     let mut tried = Vec::new();
-    attempt.offloaded(Scratch::Best, &mut tried).unwrap();
+    offloaded(of, Scratch::Best, &mut tried).unwrap();
     assert!(tried.is_empty(), "{tried:?}");
     let laid_out = offers.found.borrow().values().filter(|found| found.fails > 0).count();
     assert_eq!(laid_out, 0, "of {} combinations", offers.found.borrow().len());
@@ -263,13 +263,13 @@ fn no_plan_takes_fewer_bytes_than_its_place_says() {
         program(2, Some(link(1e9)), true),
         gpt2(3000, 1, Some(link(1e9))),
     ] {
-        let prepared = Prepared::new(program, u64::MAX).unwrap();
-        let program = &prepared.program;
+        let tables = ProgramTables::new(program, ArenaBytes(u64::MAX)).unwrap();
+        let program = &tables.program;
         let order = Order::named(&program.train.graph, Strategy::Full);
-        for place in &prepared.offers(Scratch::Best).unwrap().places {
+        for place in &tables.candidates(Scratch::Best).unwrap().residencies {
             for limit in [0, 1 << 18, 1 << 22] {
-                let tiered = Tiered { limit: Some(limit), away: place.away };
-                let plan = assemble_within(program, &order, Strategy::Full, Scratch::Best, tiered).unwrap();
+                let tiered = Tiered { limit: Some(TransientBytes(limit)), away: place.away };
+                let plan = assemble(program, &order, Strategy::Full, Scratch::Best, tiered).unwrap();
                 let (takes, least) = (plan.arena_bytes, place.least_bytes());
                 assert!(takes >= least, "{takes} bytes, at least {least} with {} away", place.away);
             }
