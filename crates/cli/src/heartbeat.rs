@@ -44,7 +44,7 @@ impl Silence {
         if now < self.spoke + self.patience {
             return None;
         }
-        let line = format!("{what}, {} so far\n", table::duration((now - *begun).as_secs_f64()));
+        let line = format!("{what}, {} so far\n", table::duration(now.saturating_sub(*begun).as_secs_f64()));
         (self.spoke, self.patience) = (now, LONGEST.min(2 * self.patience));
         Some(line)
     }

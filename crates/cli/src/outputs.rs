@@ -192,7 +192,7 @@ mod tests {
             let written = Duration::from_secs(100) + took;
             renewal.written(written, took);
             let due = Duration::from_secs_f64(100.0 + expected).max(written + Renewal::LEAST);
-            assert!(!renewal.is_due(due - Duration::from_millis(1)) && renewal.is_due(due));
+            assert!(!renewal.is_due(due.saturating_sub(Duration::from_millis(1))) && renewal.is_due(due));
         }
     }
 }

@@ -28,13 +28,12 @@ impl Preparing {
         let run = Arc::clone(&stop);
         let wait = move || {
             let Some(signal) = signals.forever().next() else { return };
-            match run.get() {
+            if let Some(stop) = run.get() {
                 // It may have come before the run had a switch.
-                Some(stop) => stop.store(true, Ordering::Relaxed),
-                None => {
-                    undo();
-                    end(signal);
-                }
+                stop.store(true, Ordering::Relaxed);
+            } else {
+                undo();
+                end(signal);
             }
         };
         let thread = thread::Builder::new().name("signals".into()).stack_size(256 << 10);

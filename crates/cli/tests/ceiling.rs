@@ -63,9 +63,12 @@ fn starts_the_program() {
     let program = env::var("CEILING_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_plimsoll").to_owned());
     let mut command = Command::new(program);
     command.args(arguments.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::null());
+    #[allow(clippy::zombie_processes, reason = "wait4 waits for it, and tells its peak")]
     let child = command.stderr(File::create("said").unwrap()).spawn().unwrap();
+    // SAFETY: a plain record of numbers, for which zeros are a value.
     let (mut status, mut usage) = (0, unsafe { std::mem::zeroed::<libc::rusage>() });
     let pid = child.id() as libc::pid_t;
+    // SAFETY: both out-parameters live here.
     assert_eq!(unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) }, pid);
     let code = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
     fs::write("peak", json!({ "code": code, "peak": usage.ru_maxrss * 1024 }).to_string()).unwrap();
@@ -274,8 +277,11 @@ fn adapters_of_absurd_sizes_are_refused() {
     refused(&home, "a deep object", &adapter, file);
 }
 
+/// A name, a change of a tokenizer, and whether it must be refused.
+type TokenizerCase<'a> = (&'a str, &'a dyn Fn(&mut Value), bool);
+
 /// What a tokenizer of `testdata` becomes, and a command is refused for it or keeps to the budget.
-fn tokenizers(cases: &[(&str, &dyn Fn(&mut Value), bool)]) {
+fn tokenizers(cases: &[TokenizerCase]) {
     for (what, change, must_fail) in cases {
         let home = Home::with_model();
         home.write("text.txt", "a".repeat(60_000) + &" a b c".repeat(1000));

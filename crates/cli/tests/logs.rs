@@ -163,8 +163,8 @@ fn the_report_of_a_classifier_shows_accuracy_and_f1_and_no_perplexity() {
          --learning-rate 0.003 --output-dir out {WATCHED}"
     ));
     let metrics = String::from_utf8(home.read("out/metrics.jsonl")).unwrap();
-    let evaluations = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let last = evaluations.filter(|record| record["event"] == "evaluation").last().unwrap();
+    let mut evaluations = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let last = evaluations.rfind(|record| record["event"] == "evaluation").unwrap();
     assert_eq!((&last["eval_accuracy"], &last["eval_f1"]), (&json!(1.0), &json!(1.0)), "{last}");
     assert_eq!(last.get("eval_perplexity"), None);
     assert!(said.contains(", accuracy 100.0 %, macro F1 1.000"), "{said}");

@@ -13,7 +13,9 @@ fn main() -> Result<(), ExecError> {
     for architecture in &arguments[..cut] {
         println!("# {architecture}");
         for compiled in libraries.compile_all(architecture)? {
-            resources(&compiled.log.unwrap_or_default()).iter().for_each(|kernel| println!("{kernel}"));
+            for kernel in &resources(&compiled.log.unwrap_or_default()) {
+                println!("{kernel}");
+            }
         }
     }
     Ok(())

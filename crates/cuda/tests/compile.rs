@@ -2,6 +2,7 @@
 //! the loader's path, or fetched by `scripts/kernel_table.sh`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "what could not be run is said")]
 
 use std::path::PathBuf;
 

@@ -15,7 +15,7 @@ use support::{HostDevice, host_kernels};
 /// Limits that cut a head of a few rows into chunks.
 const SMALL: Limits = Limits { head_bytes: 0, head_rows: 40 };
 
-fn faults(limits: Limits, cases: Vec<Case>) -> Vec<String> {
+fn faults(limits: Limits, cases: &[Case]) -> Vec<String> {
     let Some(kernels) = host_kernels() else { return Vec::new() };
     let mut device = HostDevice::new(kernels, limits);
     cases.iter().filter_map(|case| judge(&mut device, case, Scratch::Best).err()).collect()
@@ -23,13 +23,13 @@ fn faults(limits: Limits, cases: Vec<Case>) -> Vec<String> {
 
 #[test]
 fn every_case_holds_with_kernels_built_for_the_host() {
-    let faults = faults(Limits::default(), cases::all());
+    let faults = faults(Limits::default(), &cases::all());
     assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
 }
 
 #[test]
 fn a_head_in_chunks_of_forty_rows_gives_the_same_loss_and_gradients() {
-    let faults = faults(SMALL, heads());
+    let faults = faults(SMALL, &heads());
     assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
 }
 
@@ -41,7 +41,7 @@ fn heads() -> Vec<Case> {
 fn every_case_holds_with_activations_in_bf16() {
     let cases = half_cases();
     assert!(cases.len() > 300, "{} cases", cases.len());
-    let faults = faults(Limits::default(), cases);
+    let faults = faults(Limits::default(), &cases);
     assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
 }
 

@@ -72,7 +72,8 @@ mod tests {
     #[test]
     fn accuracy_and_f1_are_those_of_scikit_learn() {
         // accuracy_score and f1_score(average="macro") of scikit-learn 1.9, the last with a class that never occurs.
-        let cases: [(usize, &[usize], &[usize], f64, f64); 4] = [
+        type Case<'a> = (usize, &'a [usize], &'a [usize], f64, f64);
+        let cases: [Case; 4] = [
             (2, &[0, 1, 1, 0], &[0, 1, 0, 0], 0.75, 0.733_333_333_333_333_4),
             (3, &[0, 2, 1, 2, 2, 0], &[0, 1, 1, 2, 0, 0], 0.666_666_666_666_666_6, 0.655_555_555_555_555_6),
             (2, &[0, 0, 0, 0], &[0, 0, 1, 0], 0.75, 0.428_571_428_571_428_55),

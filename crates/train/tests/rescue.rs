@@ -92,7 +92,7 @@ fn a_run_whose_next_step_is_not_finite_is_saved_under_a_name_of_its_own() {
     let (fault, told) = train(&mut poisoned(&data), &COURSE, &out);
     assert!(matches!(fault, Some(TrainError::NotFinite { step, .. }) if step == bad), "{fault:?}");
     let name = format!("last-finite-{}", bad - 1);
-    assert_eq!(names(out.folder()), [name.clone()]);
+    assert_eq!(names(out.folder()), std::slice::from_ref(&name));
     assert!(told.contains(&name), "{told:?}");
     let last = told.last().unwrap();
     assert!(last.contains("go on with `--resume ") && last.contains("a lower --learning-rate"), "{last}");

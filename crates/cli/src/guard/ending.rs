@@ -81,7 +81,9 @@ impl Line {
 
     /// Adds text; what moves a terminal's cursor is not passed on.
     fn add(&mut self, text: &[u8]) {
-        text.iter().for_each(|&byte| self.add_byte(byte));
+        for &byte in text {
+            self.add_byte(byte);
+        }
     }
 
     fn add_byte(&mut self, byte: u8) {

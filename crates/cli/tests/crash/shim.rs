@@ -86,7 +86,7 @@ pub(crate) fn run(
 /// Waits for a command, but not for ever: a fault must not make it hang.
 fn finished(mut command: Command, arguments: &str, strike: Strike) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + Duration::from_mins(2);
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {
             let threads = threads(child.id());

@@ -88,7 +88,11 @@ impl Compiler<'_> {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text);
         }
-        let name: String = hash.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+        let hash = hash.finalize();
+        let (high, low) = hash.split_at(8);
+        let number =
+            |bytes: &[u8]| bytes.iter().take(8).fold(0u64, |number, &byte| number << 8 | u64::from(byte));
+        let name = format!("{:016x}{:08x}", number(high), number(&low[..4]));
         self.cache.join(format!("{}-{}-{name}.cubin", source.name, self.architecture))
     }
 }

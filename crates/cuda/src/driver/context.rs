@@ -51,6 +51,7 @@ impl Card {
 
 /// The primary context of a GPU, current on the threads that ask.
 #[derive(Debug)]
+#[allow(clippy::struct_field_names, reason = "the driver's own words")]
 pub(crate) struct Context {
     device: cuda::CUdevice,
     context: cuda::CUcontext,

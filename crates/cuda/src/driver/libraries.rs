@@ -131,7 +131,7 @@ mod tests {
         std::fs::create_dir_all(&lib).unwrap();
         let bin = root.path().join("bin");
         std::fs::create_dir_all(&bin).unwrap();
-        assert!(!library_folders(None, &[bin.clone()]).contains(&lib), "no Python there");
+        assert!(!library_folders(None, std::slice::from_ref(&bin)).contains(&lib), "no Python there");
         std::fs::write(bin.join("python3"), "").unwrap();
         assert!(library_folders(None, &[bin]).contains(&lib));
         assert!(library_folders(Some(root.path()), &[]).contains(&lib));

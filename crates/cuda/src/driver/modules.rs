@@ -19,6 +19,7 @@ const MOST_ARGUMENTS: usize = 16;
 
 /// All modules of the crate, loaded.
 #[derive(Debug)]
+#[allow(clippy::struct_field_names, reason = "the driver's own words")]
 pub(crate) struct Modules {
     context: Arc<Context>,
     modules: Vec<cuda::CUmodule>,

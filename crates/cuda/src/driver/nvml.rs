@@ -25,6 +25,7 @@ struct Memory {
 
 /// `nvmlPciInfo_t`.
 #[repr(C)]
+#[allow(clippy::struct_field_names, reason = "the driver's own words")]
 struct Bus {
     legacy: [u8; 16],
     domain: u32,

@@ -14,6 +14,7 @@ const WORDS: usize = 256;
 
 /// A stream and the words that its kernels report to.
 #[derive(Debug)]
+#[allow(clippy::struct_field_names, reason = "the driver's own words")]
 pub(crate) struct Stream {
     context: Arc<Context>,
     stream: cuda::CUstream,
@@ -108,7 +109,7 @@ impl Stream {
     /// Seconds that the GPU takes for what `body` queues.
     pub(crate) fn time(&self, body: impl FnOnce() -> Result<(), ExecError>) -> Result<f64, ExecError> {
         self.context.enter()?;
-        let [start, end] = [self.event()?, self.event()?];
+        let [start, end] = [Self::event()?, Self::event()?];
         self.record(&start)?;
         body()?;
         self.record(&end)?;
@@ -120,7 +121,7 @@ impl Stream {
         Ok(f64::from(milliseconds) / 1e3)
     }
 
-    fn event(&self) -> Result<Event, ExecError> {
+    fn event() -> Result<Event, ExecError> {
         let mut event = std::ptr::null_mut();
         // SAFETY: an out-parameter that lives here.
         unsafe { ok(cuda::cuEventCreate(&raw mut event, 0), "making an event")? };

@@ -5,6 +5,7 @@
 //! (chunks, tiles, partial sums) follows from shapes here, never from what is free.
 //!
 //! Absent on purpose: addresses, streams and every call of a driver. This module needs no GPU to be tested.
+#![allow(clippy::unnecessary_wraps, reason = "all lowerings have one signature")]
 
 mod attention;
 mod conv;

@@ -172,7 +172,7 @@ impl Walk {
     fn can_double(&self) -> bool {
         let Some((inner, outer)) = self.axes.split_last() else { return false };
         let wide = 2 * self.bytes as u64;
-        let even = |axis: &Axis| axis.from % 2 == 0 && axis.to % 2 == 0;
+        let even = |axis: &Axis| axis.from.is_multiple_of(2) && axis.to.is_multiple_of(2);
         (inner.from, inner.to) == (1, 1)
             && inner.extent.is_multiple_of(2)
             && outer.iter().all(even)

@@ -3,6 +3,7 @@
 //! Everything between a schedule and a kernel's arguments is the code that a GPU runs; only the kernels' threads are
 //! fibers instead of a card's. Products are those of our own kernel.
 #![allow(unsafe_code, reason = "kernels are called by address, on an arena of bytes")]
+#![allow(clippy::print_stdout, reason = "what could not be run is said")]
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;

@@ -190,7 +190,7 @@ impl Reader<'_> {
             "use" => self.read_use(),
             "crate" | "super" | "self" if self.token(1) == "::" && self.before() != "::" => {
                 let paths = self.tree(&[]);
-                self.name(paths);
+                self.name(&paths);
             }
             _ => self.at += 1,
         }
@@ -241,7 +241,7 @@ impl Reader<'_> {
             }
         }
         if !own {
-            self.name(paths);
+            self.name(&paths);
         }
     }
 
@@ -261,7 +261,7 @@ impl Reader<'_> {
         Some((from, name))
     }
 
-    fn name(&mut self, paths: Vec<Vec<String>>) {
+    fn name(&mut self, paths: &[Vec<String>]) {
         let absolute: Vec<Vec<String>> = paths.iter().filter_map(|path| self.absolute(path)).collect();
         self.read.named.extend(absolute);
     }

@@ -1,4 +1,4 @@
-//! Settings that people know from elsewhere: Hugging Face's Trainer, TRL, PEFT, DeepSpeed, Unsloth and their kin.
+//! Settings that people know from elsewhere: Hugging Face's Trainer, TRL, PEFT, `DeepSpeed`, Unsloth and their kin.
 //!
 //! Each has an answer: the setting to write here, or why none is needed. A name that is spelled alike is offered only where
 //! it can be a slip of the finger; a wrong tip is worse than none.
