@@ -22,6 +22,7 @@ pub mod generate;
 pub mod generation;
 pub mod hub;
 mod in_backward;
+mod jinja;
 pub mod lr;
 pub mod machine;
 mod measure;

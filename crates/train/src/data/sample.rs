@@ -3,7 +3,7 @@
 //! | columns | rows are made of | learned from |
 //! |---|---|---|
 //! | `text` | opening, text, end | every token |
-//! | `messages` (and `tools`) | the chat template's rendering | what the assistant said |
+//! | `messages` (with `tools`, `chat_template_kwargs`) | the chat template's rendering | what the assistant said |
 //! | `prompt`, `completion` | opening, both, end; or a rendering, where both are lists of messages | the completion |
 //! | `text`, `label` | the text; opening and closing are put around it when rows are made | the label |
 //!
@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value as Json};
 
+use super::template::{Conversation, parsed_list};
 use super::tokenizer::Tokenizer;
 use super::{DataError, Task};
 
@@ -93,7 +94,7 @@ impl Encoder<'_> {
         let has = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
         match self.task {
             Task::Causal if has("messages") => {
-                self.conversation(list(fields, "messages")?, 0, fields.get("tools"))
+                self.conversation(&parsed_list(&fields["messages"], "messages")?, 0, fields)
             }
             Task::Causal if has("prompt") && has("completion") => self.completion(fields),
             Task::Causal if has("text") => {
@@ -114,7 +115,7 @@ impl Encoder<'_> {
     fn completion(&self, fields: &Map<String, Json>) -> Result<Encoded, Fault> {
         if let (Some(prompt), Some(answer)) = (fields["prompt"].as_array(), fields["completion"].as_array()) {
             let messages = [&prompt[..], answer].concat();
-            return self.conversation(&messages, prompt.len(), fields.get("tools"));
+            return self.conversation(&messages, prompt.len(), fields);
         }
         let (prompt, completion) = (text(fields, "prompt")?, filled(fields, "completion")?);
         let opening = self.tokenizer.opening().iter().map(|&id| id as u32 | UNLEARNED);
@@ -126,12 +127,18 @@ impl Encoder<'_> {
     }
 
     /// The answers among the messages from `from` on are learned.
-    fn conversation(&self, messages: &[Json], from: usize, tools: Option<&Json>) -> Result<Encoded, Fault> {
+    fn conversation(
+        &self,
+        messages: &[Json],
+        from: usize,
+        fields: &Map<String, Json>,
+    ) -> Result<Encoded, Fault> {
         let template = self.tokenizer.template().ok_or(DataError::NoTemplate)?;
         check_messages(messages)?;
-        let tools = tools.filter(|tools| !tools.is_null());
+        let more = fields.get("chat_template_kwargs");
+        let conversation = Conversation::new(messages, fields.get("tools"), more)?;
         let rendered = template
-            .render_answers(messages, tools, from)
+            .answers(&conversation, from)
             .map_err(|why| format!("the conversation cannot be rendered: {why}"))?;
         if rendered.answers.iter().all(Range::is_empty) {
             return Err(Fault::Sample(
@@ -182,12 +189,6 @@ fn text<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a str, Fault>
 fn filled<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a str, Fault> {
     let text = text(fields, name)?;
     if text.is_empty() { Err(Fault::Sample(format!("`{name}` is empty"))) } else { Ok(text) }
-}
-
-fn list<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a [Json], Fault> {
-    let value = fields.get(name).unwrap_or(&Json::Null);
-    let items = value.as_array().map(Vec::as_slice);
-    items.ok_or_else(|| Fault::Sample(format!("`{name}` is {}, not a list", kind(value))))
 }
 
 fn label(value: &Json, known: &[String], classes: Option<usize>) -> Result<Label, Fault> {

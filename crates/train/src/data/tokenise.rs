@@ -18,6 +18,8 @@ use super::sample::{Encoded, Encoder, Fault};
 use super::{DataError, Task};
 use crate::reading;
 
+/// Rises when the same files and tokenizer come to other ids than before, so that ids of earlier versions are not used.
+const RENDERING: u32 = 2;
 /// Records of a batch.
 const RECORDS: usize = 8192;
 
@@ -89,7 +91,7 @@ impl Tokenise<'_> {
         let Encoder { tokenizer, task, classes, .. } = self.encoder;
         let mut hash = Sha256::new();
         hash.update(tokenizer.fingerprint());
-        hash.update(format!("{task:?} {classes:?} {}", self.skip_bad_lines));
+        hash.update(format!("{RENDERING} {task:?} {classes:?} {}", self.skip_bad_lines));
         for file in files {
             let unreadable = |fault| DataError::reading(file, &fault);
             let mut content = File::open(file).map_err(unreadable)?;

@@ -5,6 +5,7 @@
 //! `chat_template.jinja`. What the tokenizer puts around every text (`[CLS]` and `[SEP]`, a first token) is
 //! found once by asking it, so that texts can be encoded in pieces and wrapped afterwards.
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -250,6 +251,17 @@ impl Tokenizer {
         done.map_err(|why| DataError::Tokenizer { path: path(), why })
     }
 
+    /// The text of ids with those that only have a meaning.
+    pub(super) fn decode_whole(&self, ids: &[i32]) -> String {
+        match &self.kind {
+            Kind::Bytes => self.decode(ids),
+            Kind::Trained(inner) => {
+                let ids: Vec<u32> = ids.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
+                inner.decode(&ids, false).unwrap_or_default()
+            }
+        }
+    }
+
     /// A text that comes id by id.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream { tokenizer: self, ids: Vec::new(), shown: 0 }
@@ -351,6 +363,9 @@ impl Settings {
 
     fn template(&self, folder: &Path) -> Result<Option<ChatTemplate>, DataError> {
         let path = folder.join("chat_template.jinja");
+        if let Ok(found) = fs::metadata(&path) {
+            ChatTemplate::check_size(found.len()).map_err(|why| DataError::Template { why })?;
+        }
         let file = read(&path)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let inside = self.0.iter().map(|file| &file["chat_template"]).find(|value| !value.is_null());
         let Some(source) = file.or_else(|| inside.and_then(default_template)) else { return Ok(None) };

@@ -1,6 +1,5 @@
 //! Tokenizers and chat templates against what transformers made of the same files; see `reference/tokenizer.py`.
 
-use std::fs;
 use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};

@@ -1,0 +1,39 @@
+//! Renders chats for a comparison with Jinja2: one JSON object a line on standard input, with `template`, `messages`, and
+//! optionally `tools`, `add_generation_prompt`, `special` and `answers`; one a line on standard output, with `text` or
+//! `error`, and with `answers` as pairs of byte offsets where they were asked for.
+//!
+//! `reference/chat_templates.py` and `benchmarks/chat_templates.py` drive it.
+#![allow(clippy::print_stdout, reason = "the other side of a pipe")]
+
+use std::io::{self, BufRead as _, Write as _};
+
+use plimsoll_train::data::ChatTemplate;
+use serde_json::{Value as Json, json};
+
+fn main() -> io::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for line in io::stdin().lock().lines() {
+        let request: Json = serde_json::from_str(&line?)?;
+        let answer = rendered(&request).unwrap_or_else(|error| json!({ "error": error }));
+        writeln!(out, "{answer}")?;
+    }
+    out.flush()
+}
+
+fn rendered(request: &Json) -> Result<Json, String> {
+    let source = request["template"].as_str().unwrap_or_default();
+    let special = request["special"].as_object().into_iter().flatten();
+    let special = special.filter_map(|(name, token)| Some((name.clone(), token.as_str()?.to_owned())));
+    let template = ChatTemplate::new(source, special.collect())?;
+    let none = Vec::new();
+    let messages = request["messages"].as_array().unwrap_or(&none);
+    let tools = Some(&request["tools"]).filter(|tools| !tools.is_null());
+    if request["answers"] == true {
+        let rendered = template.render_answers(messages, tools, 0)?;
+        let answers: Vec<[usize; 2]> =
+            rendered.answers.iter().map(|range| [range.start, range.end]).collect();
+        return Ok(json!({ "text": rendered.text, "answers": answers }));
+    }
+    let text = template.render(messages, tools, request["add_generation_prompt"] == true)?;
+    Ok(json!({ "text": text }))
+}

@@ -1,0 +1,270 @@
+//! A conversation of a data set as templates see it.
+//!
+//! Tables hold one type per column, so people store what differs from row to row as JSON text. `tools`, each tool, a tool's
+//! `parameters`, `messages` and `tool_calls` are of no use to a template as text, so they are parsed; TRL does so for
+//! `tools`. The `arguments` of a call are printed by some templates as they are and looked into by others: as text they
+//! stay a text that also answers as what it holds. `content` is always what it is.
+//!
+//! As in transformers, a message's reasoning is found under all of the names that templates know for it.
+
+use serde_json::{Map, Value as Json};
+
+use super::super::sample::kind;
+use crate::jinja::{Value, dictionary};
+
+/// Lists and objects of data inside each other.
+const MOST_DEPTH: usize = 100;
+/// Bytes that count for a value besides its text.
+const PER_VALUE: usize = 64;
+/// Names a message's reasoning is given under, the usual one first.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+#[derive(Debug)]
+pub(in super::super) struct Conversation {
+    messages: Vec<Value>,
+    roles: Vec<Role>,
+    tools: Value,
+    more: Vec<(String, Value)>,
+    bytes: usize,
+}
+
+/// Who speaks, as far as that matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    System,
+    User,
+    Assistant,
+    Other,
+}
+
+impl Conversation {
+    /// A conversation; `more` are further variables of its template.
+    pub(in super::super) fn new(
+        messages: &[Json],
+        tools: Option<&Json>,
+        more: Option<&Json>,
+    ) -> Result<Conversation, String> {
+        let mut bytes = 0;
+        let role = |message: &Json| match message["role"].as_str() {
+            Some("system" | "developer") => Role::System,
+            Some("user") => Role::User,
+            Some("assistant") => Role::Assistant,
+            _ => Role::Other,
+        };
+        let mut reader = Reader { bytes: &mut bytes };
+        Ok(Conversation {
+            roles: messages.iter().map(role).collect(),
+            messages: messages.iter().map(|message| reader.message(message)).collect::<Result<_, _>>()?,
+            tools: reader.tools(tools)?,
+            more: reader.variables(more)?,
+            bytes,
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    pub(super) fn role(&self, at: usize) -> Role {
+        self.roles[at]
+    }
+
+    /// What a message says, where that is a text.
+    pub(super) fn words(&self, at: usize) -> &str {
+        self.messages[at].field_text("content").unwrap_or_default()
+    }
+
+    pub(super) fn tools(&self) -> Value {
+        self.tools.clone()
+    }
+
+    pub(super) fn more(&self) -> impl Iterator<Item = (&str, Value)> {
+        self.more.iter().map(|(name, value)| (name.as_str(), value.clone()))
+    }
+
+    /// About how many bytes it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// All messages.
+    pub(super) fn all(&self) -> Value {
+        Value::list(self.messages.clone())
+    }
+
+    /// Messages by number, and empty ones by the user behind them.
+    pub(super) fn picked(&self, numbers: &[usize], turns: usize) -> Value {
+        let turn = || dictionary(vec![("role", Value::text("user")), ("content", Value::text(""))]);
+        let picked = numbers.iter().map(|&at| self.messages[at].clone());
+        Value::list(picked.chain((0..turns).map(|_| turn())).collect())
+    }
+}
+
+/// A list, or the text of one in JSON.
+pub(in super::super) fn parsed_list(value: &Json, name: &str) -> Result<Vec<Json>, String> {
+    match value {
+        Json::Array(items) => Ok(items.clone()),
+        Json::String(text) => match parsed(text, name)? {
+            Json::Array(items) => Ok(items),
+            other => Err(format!("`{name}` is a text with {} in JSON, not a list", kind(&other))),
+        },
+        other => Err(format!("`{name}` is {}, not a list", kind(other))),
+    }
+}
+
+fn parsed(text: &str, name: &str) -> Result<Json, String> {
+    serde_json::from_str(text).map_err(|fault| {
+        let words = fault.to_string();
+        let words = words.split(" at line ").next().unwrap_or_default();
+        format!("`{name}` is a text that is not JSON ({words}, at column {})", fault.column())
+    })
+}
+
+/// What a text holds, where it is an object or a list in JSON.
+fn held(text: &str) -> Option<Json> {
+    let begins = text.trim_start().starts_with(['{', '[']);
+    serde_json::from_str(text).ok().filter(|value: &Json| begins && (value.is_object() || value.is_array()))
+}
+
+/// Turns JSON into values and counts their bytes.
+struct Reader<'a> {
+    bytes: &'a mut usize,
+}
+
+impl Reader<'_> {
+    fn value(&mut self, json: &Json, depth: usize) -> Result<Value, String> {
+        if depth > MOST_DEPTH {
+            return Err(format!("lists and objects lie more than {MOST_DEPTH} deep inside each other"));
+        }
+        *self.bytes += PER_VALUE;
+        Ok(match json {
+            Json::Null => Value::None,
+            Json::Bool(bool) => Value::Bool(*bool),
+            Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+                (Some(number), _) => Value::Int(number.into()),
+                (_, Some(number)) => Value::Int(number.into()),
+                _ => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => {
+                *self.bytes += text.len();
+                Value::text(text)
+            }
+            Json::Array(items) => {
+                let items = items.iter().map(|item| self.value(item, depth + 1));
+                Value::list(items.collect::<Result<_, _>>()?)
+            }
+            Json::Object(fields) => self.object(fields, |reader, _, value| reader.value(value, depth + 1))?,
+        })
+    }
+
+    /// An object whose fields are read by name.
+    fn object(
+        &mut self,
+        fields: &Map<String, Json>,
+        mut read: impl FnMut(&mut Self, &str, &Json) -> Result<Value, String>,
+    ) -> Result<Value, String> {
+        let mut made = Vec::with_capacity(fields.len());
+        for (name, value) in fields {
+            *self.bytes += name.len();
+            made.push((name.as_str(), read(self, name, value)?));
+        }
+        Ok(dictionary(made))
+    }
+
+    fn message(&mut self, message: &Json) -> Result<Value, String> {
+        let Json::Object(fields) = message else { return self.value(message, 0) };
+        let reasoned = with_reasoning(fields);
+        self.object(reasoned.as_ref().unwrap_or(fields), |reader, name, value| match (name, value) {
+            ("tool_calls", Json::String(text)) => match held(text) {
+                Some(Json::Array(calls)) => reader.calls(&calls),
+                _ => reader.value(value, 1),
+            },
+            ("tool_calls", Json::Array(calls)) => reader.calls(calls),
+            ("function_call", call) => reader.call(call),
+            _ => reader.value(value, 1),
+        })
+    }
+
+    fn calls(&mut self, calls: &[Json]) -> Result<Value, String> {
+        *self.bytes += PER_VALUE;
+        Ok(Value::list(calls.iter().map(|call| self.call(call)).collect::<Result<_, _>>()?))
+    }
+
+    /// A call of a tool, or the `function` inside it.
+    fn call(&mut self, call: &Json) -> Result<Value, String> {
+        let held = call.as_str().and_then(held);
+        let Json::Object(fields) = held.as_ref().unwrap_or(call) else { return self.value(call, 2) };
+        self.object(fields, |reader, name, value| match (name, value) {
+            ("function", Json::Object(_)) => reader.call(value),
+            ("arguments", Json::String(text)) => reader.arguments(text),
+            _ => reader.value(value, 3),
+        })
+    }
+
+    fn arguments(&mut self, text: &str) -> Result<Value, String> {
+        let Some(inside) = held(text) else { return self.value(&Json::from(text), 3) };
+        *self.bytes += text.len();
+        Ok(Value::json(text, self.value(&inside, 3)?))
+    }
+
+    fn tools(&mut self, tools: Option<&Json>) -> Result<Value, String> {
+        let given = match tools {
+            None | Some(Json::Null) => return Ok(Value::None),
+            Some(Json::String(text)) if text.trim().is_empty() => return Ok(Value::None),
+            Some(Json::String(text)) if parsed(text, "tools")?.is_null() => return Ok(Value::None),
+            Some(tools) => parsed_list(tools, "tools")?,
+        };
+        *self.bytes += PER_VALUE;
+        let tools = given.iter().enumerate().map(|(at, tool)| {
+            let read = match tool {
+                Json::String(text) => parsed(text, "tools")?,
+                tool => tool.clone(),
+            };
+            match &read {
+                Json::Object(fields) => self.tool(fields),
+                other => Err(format!("tool {} of `tools` is {}, not an object", at + 1, kind(other))),
+            }
+        });
+        Ok(Value::list(tools.collect::<Result<_, _>>()?))
+    }
+
+    /// A tool, or the `function` inside it.
+    fn tool(&mut self, fields: &Map<String, Json>) -> Result<Value, String> {
+        self.object(fields, |reader, name, value| match (name, value) {
+            ("function", Json::Object(function)) => reader.tool(function),
+            ("parameters", Json::String(text)) => match held(text) {
+                Some(schema) => reader.value(&schema, 3),
+                None => reader.value(value, 3),
+            },
+            _ => reader.value(value, 3),
+        })
+    }
+
+    /// Variables of the template that come with the sample, as an object or the text of one in JSON.
+    fn variables(&mut self, more: Option<&Json>) -> Result<Vec<(String, Value)>, String> {
+        let name = "chat_template_kwargs";
+        let parsed = match more {
+            None | Some(Json::Null) => return Ok(Vec::new()),
+            Some(Json::String(text)) => parsed(text, name)?,
+            Some(more) => more.clone(),
+        };
+        match &parsed {
+            Json::Object(fields) => {
+                fields.iter().map(|(name, value)| Ok((name.clone(), self.value(value, 1)?))).collect()
+            }
+            Json::Null => Ok(Vec::new()),
+            other => Err(format!("`{name}` is {}, not an object", kind(other))),
+        }
+    }
+}
+
+/// A message with its reasoning under all names, where it has some.
+fn with_reasoning(message: &Map<String, Json>) -> Option<Map<String, Json>> {
+    let given = REASONING.iter().filter_map(|name| message.get(*name));
+    let reasoning = given.filter(|value| !value.is_null()).next()?.clone();
+    let mut fields = Map::new();
+    fields.insert("thinking".into(), reasoning.clone());
+    fields.extend(message.iter().map(|(name, value)| (name.clone(), value.clone())));
+    fields.insert("reasoning_content".into(), reasoning);
+    Some(fields)
+}

@@ -1,0 +1,312 @@
+use serde_json::json;
+
+use super::*;
+
+#[test]
+fn python_methods_slices_and_loop_controls_work_as_templates_use_them() {
+    let template = ChatTemplate::new(
+        "{%- for m in messages[::-1] %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ m.role.upper() }}\
+         {% for k, v in m.items() %}[{{ k }}={{ v }}]{% endfor %}{{ m.get('x', 'none') }}{% endfor %}\
+         {{ messages | tojson(indent=2) }}{{ '<&>' }}{{ messages[1:] | length }}",
+        Vec::new(),
+    );
+    let messages = [json!({"role": "a", "content": "b"}), json!({"role": "user", "z": [], "content": "é<"})];
+    assert_eq!(
+        template.unwrap().render(&messages, None, false).unwrap(),
+        "USER[role=user][z=[]][content=é<]none[\n  {\n    \"role\": \"a\",\n    \"content\": \"b\"\n  },\n  {\n    \
+         \"role\": \"user\",\n    \"z\": [],\n    \"content\": \"é<\"\n  }\n]<&>1"
+    );
+}
+
+#[test]
+fn a_refusal_and_a_mistake_come_with_their_words_and_line() {
+    let template = ChatTemplate::new("\n{{ raise_exception('roles must take turns') }}", Vec::new()).unwrap();
+    assert_eq!(
+        template.render(&[], None, false).unwrap_err(),
+        "roles must take turns (line 2 of the template)"
+    );
+    let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+    let fault = ChatTemplate::new(endless, Vec::new()).unwrap().render(&[], None, false).unwrap_err();
+    assert!(
+        fault.starts_with("the template is not done after 33554432 instructions; look for a loop"),
+        "{fault}"
+    );
+    let fault = ChatTemplate::new("{% for %}", Vec::new()).unwrap_err();
+    assert!(fault.ends_with("(line 1 of the template)"), "{fault}");
+}
+
+fn render(source: &str, messages: &[Json], tools: Option<&Json>) -> Result<String, String> {
+    ChatTemplate::new(source, Vec::new())?.render(messages, tools, false)
+}
+
+#[test]
+fn tools_are_the_same_as_a_list_and_as_json_text() {
+    let source = "{% for tool in tools %}{{ tool | tojson }};{{ tool.function.parameters.type }}{% endfor %}";
+    let parameters = json!({"type": "object"});
+    let tool =
+        |parameters: Json| json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+    let wanted =
+        r#"{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}};object"#;
+    let ways = [
+        json!([tool(parameters.clone())]),
+        json!(json!([tool(parameters.clone())]).to_string()),
+        json!([tool(parameters.clone()).to_string()]),
+        json!([tool(json!(parameters.to_string()))]),
+    ];
+    for tools in &ways {
+        assert_eq!(render(source, &[], Some(tools)).unwrap(), wanted, "{tools}");
+    }
+    let none = "{{ tools is none }}";
+    for tools in [json!(""), json!("null"), Json::Null] {
+        assert_eq!(render(none, &[], Some(&tools)).unwrap(), "True");
+    }
+    let fault = |tools: Json| render(none, &[], Some(&tools)).unwrap_err();
+    assert_eq!(
+        fault(json!("[{")),
+        "`tools` is a text that is not JSON (EOF while parsing an object, at column 2)"
+    );
+    assert_eq!(fault(json!("{}")), "`tools` is a text with an object in JSON, not a list");
+    assert_eq!(fault(json!([3])), "tool 1 of `tools` is a number, not an object");
+}
+
+#[test]
+fn arguments_in_json_text_serve_templates_that_print_them_and_templates_that_look_inside() {
+    let call = |arguments: Json| json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]});
+    let text = call(json!(r#"{"b":1,"a":"x"}"#));
+    let object = call(json!({"b": 1, "a": "x"}));
+    let arguments =
+        |with: &str| format!("{{% set a = messages[0].tool_calls[0].function.arguments %}}{with}");
+    let show =
+        |message: &Json, with: &str| render(&arguments(with), std::slice::from_ref(message), None).unwrap();
+    // As they are, where a template takes them for text.
+    assert_eq!(
+        show(&text, "{{ a }}{{ '<' + a }}{{ a is string }}"),
+        r#"{"b":1,"a":"x"}<{"b":1,"a":"x"}True"#
+    );
+    // As what they hold, where it looks inside.
+    let inside = "{{ a | tojson }}{% for k, v in a.items() %}{{ k }}={{ v }}{% endfor %}{% for k in a %}{{ k }}{% endfor %}\
+                  {{ a.b + 1 }}{{ a['a'] }}{{ a is mapping }}{{ 'b' in a }}{{ a | length }}{{ (a | dictsort)[0] }}";
+    assert_eq!(show(&text, inside), show(&object, inside));
+    assert!(show(&text, "{{ a | tojson }}") == r#"{"b": 1, "a": "x"}"#);
+    // The usual way of templates for both.
+    let both = "{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}";
+    assert_eq!(show(&text, both), r#"{"b":1,"a":"x"}"#);
+    assert_eq!(show(&object, both), r#"{"b": 1, "a": "x"}"#);
+    // Text that is no JSON stays text, and calls themselves may be JSON text.
+    assert_eq!(show(&call(json!("free text")), "{{ a | tojson }}"), "\"free text\"");
+    let calls = json!({"role": "assistant", "tool_calls": object["tool_calls"].to_string()});
+    assert_eq!(show(&calls, "{{ a.b }}"), "1");
+    // Words of a tool or a user are never taken for more than text.
+    let words = json!({"role": "tool", "content": "{\"a\": 1}"});
+    assert_eq!(render("{{ messages[0].content | tojson }}", &[words], None).unwrap(), r#""{\"a\": 1}""#);
+}
+
+#[test]
+fn further_variables_come_with_the_sample() {
+    let template = ChatTemplate::new("{{ enable_thinking }}{{ messages | length }}", Vec::new()).unwrap();
+    let render = |more: Json| -> Result<String, String> {
+        let conversation = Conversation::new(&[json!({"role": "assistant"})], None, Some(&more))?;
+        Ok(template.run(&conversation, conversation.all(), false)?.text)
+    };
+    assert_eq!(render(json!({"enable_thinking": false})).unwrap(), "False1");
+    assert_eq!(render(json!("{\"enable_thinking\": false, \"messages\": []}")).unwrap(), "False1");
+    assert_eq!(render(json!(3)).unwrap_err(), "`chat_template_kwargs` is a number, not an object");
+}
+
+/// Runs on a thread with the stack that threads usually have.
+fn refused(source: String, messages: Vec<Json>) -> String {
+    let run = move || {
+        let template = match ChatTemplate::new(&source, Vec::new()) {
+            Ok(template) => template,
+            Err(why) => return why,
+        };
+        template.render(&messages, None, false).err().unwrap_or_else(|| "it is not refused".into())
+    };
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().unwrap()
+}
+
+#[test]
+fn a_hostile_template_is_refused_before_it_takes_the_stack_or_the_memory() {
+    let chat = || vec![json!({"role": "user", "content": "x"})];
+    let growth = "holds more than";
+    let cases = [
+        ("{{ messages|tojson(indent=1000000000) }}".to_owned(), growth),
+        ("{{ messages|tojson(indent=2 ** 100) }}".into(), growth),
+        (format!("{{{{ {}1 }}}}", "-".repeat(20_000)), "nests more than"),
+        (format!("{{{{ {}1 }}}}", "not ".repeat(20_000)), "nests more than"),
+        (format!("{{{{ {}{} }}}}", "[".repeat(50_000), "]".repeat(50_000)), "nests more than"),
+        (format!("{{{{ {}1{} }}}}", "(".repeat(50_000), ")".repeat(50_000)), "nests more than"),
+        (format!("{{{{ x{}{} }}}}", "[x".repeat(50_000), "]".repeat(50_000)), "nests more than"),
+        (format!("{{{{ 1{} }}}}", " if 1 else 1".repeat(20_000)), "nests more than"),
+        (format!("{}x", "{% if 1 %}".repeat(20_000)), "nests more than"),
+        ("x".repeat((1 << 18) + 1), "262144 are the most"),
+        (
+            "{% set ns = namespace(s='x') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}".into(),
+            growth,
+        ),
+        (
+            "{% set ns = namespace(s='x') %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}".into(),
+            growth,
+        ),
+        (
+            "{% set ns = namespace(s=[1]) %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}".into(),
+            growth,
+        ),
+        ("{% set ns = namespace(s='x') %}{% for i in range(64) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}".into(), growth),
+        ("{{ 'x' * 10 ** 18 }}".into(), growth),
+        ("{{ [0] * 10 ** 18 }}".into(), growth),
+        ("{{ 'x'.center(10 ** 15) }}".into(), growth),
+        ("{{ '%1000000000000s' % 1 }}".into(), growth),
+        ("{{ '{:1000000000000}'.format(1) }}".into(), growth),
+        ("{% set a = 'x' * 100000 %}{{ a.replace('x', a) }}".into(), growth),
+        ("{% set a = 'x' * 100000 %}{{ a.join(a) }}".into(), growth),
+        ("{% set a = 'x' * 100000 %}{{ a|list|map('replace', 'x', a)|join }}".into(), growth),
+        ("{{ 'a\\n' * 10000 | indent(10000) }}".into(), ""),
+        ("{{ ('a\\n' * 10000) | indent(10000) }}".into(), growth),
+        ("{{ 'x'|batch(10 ** 15, 'y')|list }}".into(), ""),
+        ("{% for i in range(100000) %}{% for j in range(100000) %}{{ i }}{% endfor %}{% endfor %}".into(), growth),
+        ("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}".into(), "not done after"),
+        (
+            "{% set a = 'x' * 1000000 %}{% for i in range(100000) %}{% set b = a|upper %}{% endfor %}".into(),
+            "not done after",
+        ),
+        (
+            "{% set ns = namespace(x=[]) %}{% for i in range(50000) %}{% set ns.x = [ns.x] %}{% endfor %}".into(),
+            "128 deep",
+        ),
+        (
+            "{% set ns = namespace(x={}) %}{% for i in range(50000) %}{% set ns.x = {'a': ns.x} %}{% endfor %}".into(),
+            "128 deep",
+        ),
+        (
+            "{% set ns = namespace() %}{% for i in range(50000) %}{% set ns.x = [u]|map('default', ns.x) %}{% endfor %}".into(),
+            "128 deep",
+        ),
+        ("{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns }}".into(), "holds itself"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".into(), "too deeply"),
+        ("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}".into(), "too deeply"),
+        ("{% macro m(f) %}{{ caller() }}{% endmacro %}{% macro n() %}{% call m() %}{{ n() }}{% endcall %}{% endmacro %}{{ n() }}".into(), "too deeply"),
+        (
+            "{% set ns = namespace() %}{% for i in range(100000) %}{% set p = ns.f %}{% macro g() %}{{ p }}{% endmacro %}\
+             {% set ns.f = g %}{% endfor %}".into(),
+            growth,
+        ),
+        (
+            "{% set ns = namespace() %}{% for i in range(100000) %}{% set ns.n = namespace(p=ns.n) %}{% endfor %}".into(),
+            growth,
+        ),
+        ("{{ 10 ** 100 }}".into(), "beyond 128 bits"),
+        ("{{ range(10 ** 10) }}".into(), "more than 100000"),
+        ("{{ '%.999999f' % 1 }}".into(), "400 digits"),
+    ];
+    let mut wrong = Vec::new();
+    for (source, words) in cases {
+        let start: String = source.chars().take(60).collect();
+        let why = refused(source, chat());
+        if !why.contains(words) {
+            wrong.push(format!("{start}: {why}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn data_that_nests_deeply_is_refused() {
+    let mut content = json!("x");
+    for _ in 0..110 {
+        content = json!([content]);
+    }
+    let why = refused("{{ messages }}".into(), vec![json!({"role": "user", "content": content})]);
+    assert_eq!(why, "lists and objects lie more than 100 deep inside each other");
+}
+
+/// ChatML, one that drops thoughts of all answers but the last, and one that opens with the system prompt inside the
+/// first turn and insists on turns.
+const STYLES: [&str; 3] = [
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}\
+     {% endif %}{% endfor %}{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}\
+     {% if '</think>' in m.content and loop.index0 < ns.last %}{{ m.content.split('</think>')[-1].strip() }}\
+     {% else %}{{ m.content }}{% endif %}{% else %}{{ m.content }}{% endif %}</{{ m.role }}>\n{% endfor %}\
+     {% if add_generation_prompt %}<assistant>{% endif %}",
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set rest = messages[1:] %}\
+     {% else %}{% set rest = messages %}{% endif %}{% for m in rest %}\
+     {% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}\
+     {% if m.role == 'user' %}[INST] {% if loop.first and system %}<<SYS>>{{ system }}<</SYS>>{% endif %}\
+     {{ m.content.strip() }} [/INST]{% else %} {{ m.content.strip() }} </s>{% endif %}{% endfor %}",
+];
+
+fn exchanges(count: usize) -> Vec<Json> {
+    let mut messages = vec![json!({"role": "system", "content": "Be brief."})];
+    for at in 0..count {
+        messages.push(json!({"role": "user", "content": format!("question {at}")}));
+        let thought = if at % 3 == 0 { "<think>hm\n</think>\n" } else { "" };
+        messages.push(json!({"role": "assistant", "content": format!("{thought}answer {at} é")}));
+    }
+    messages
+}
+
+#[test]
+fn windows_find_the_answers_that_the_careful_way_finds() {
+    for (style, source) in STYLES.into_iter().enumerate() {
+        let template = ChatTemplate::new(source, Vec::new()).unwrap();
+        for count in [9, 10, 13, 30] {
+            let mut messages = exchanges(count);
+            for (from, last) in [(0, messages.len()), (7, messages.len()), (0, messages.len() - 1)] {
+                messages.truncate(last);
+                let conversation = Conversation::new(&messages, None, None).unwrap();
+                let search = Search::new(&template, &conversation);
+                let (text, answers) = search.answers(from).unwrap();
+                let (wanted_text, wanted) = search.carefully(from).unwrap();
+                assert_eq!((text, answers), (wanted_text, wanted), "style {style}, {count} exchanges");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_round_of_calls_is_found_by_windows_too() {
+    let mut messages = vec![json!({"role": "user", "content": "go"})];
+    for at in 0..60 {
+        messages.push(json!({"role": "assistant", "content": format!("<think>t{at}</think>call {at}")}));
+        messages.push(json!({"role": "tool", "content": format!("result {at}")}));
+    }
+    messages.push(json!({"role": "assistant", "content": "done"}));
+    for source in &STYLES[..2] {
+        let template = ChatTemplate::new(source, Vec::new()).unwrap();
+        let conversation = Conversation::new(&messages, None, None).unwrap();
+        let search = Search::new(&template, &conversation);
+        let found = search.answers(0).unwrap();
+        let rendered = search.rendered();
+        assert_eq!(found, search.carefully(0).unwrap());
+        assert!(rendered < 40 * found.0.len() as u64, "{rendered} of {}", found.0.len());
+    }
+}
+
+#[test]
+fn the_work_of_finding_answers_grows_with_the_conversation_and_not_with_its_square() {
+    for source in STYLES {
+        let template = ChatTemplate::new(source, Vec::new()).unwrap();
+        let times = |count: usize| {
+            let conversation = Conversation::new(&exchanges(count), None, None).unwrap();
+            let search = Search::new(&template, &conversation);
+            let (text, answers) = search.answers(0).unwrap();
+            assert_eq!(answers.len(), count);
+            search.rendered() as f64 / text.len() as f64
+        };
+        let (short, long) = (times(100), times(2_000));
+        assert!(short < 30.0 && long < 1.25 * short, "renderings of the whole: {short}, {long}");
+    }
+}
+
+#[test]
+fn a_template_that_looks_at_the_whole_is_asked_carefully() {
+    // What stands before each answer depends on how many messages there are before it, in a way no window sees.
+    let source = "{% for m in messages %}{{ loop.index0 * loop.index0 }}{{ m.role }}:{{ m.content }};{% endfor %}\
+                  {% if add_generation_prompt %}{{ (messages | length) ** 2 }}assistant:{% endif %}";
+    let template = ChatTemplate::new(source, Vec::new()).unwrap();
+    let conversation = Conversation::new(&exchanges(20), None, None).unwrap();
+    let search = Search::new(&template, &conversation);
+    assert_eq!(search.answers(0).unwrap(), search.carefully(0).unwrap());
+}

@@ -1,0 +1,89 @@
+//! `value.name` and `value[item]`: Jinja looks for one and then for the other.
+
+use std::rc::Rc;
+
+use super::fault::Answer;
+use super::interpreter::Run;
+use super::methods::{DICT_METHODS, has_method};
+use super::numbers;
+use super::slices::place;
+use super::value::{Missing, Value};
+
+impl Run<'_> {
+    /// `value.name`: an attribute, or else an item.
+    pub(super) fn attribute(&mut self, value: &Value, name: &str) -> Answer<Value> {
+        if let Value::Undefined(missing) = value {
+            return Err(missing.fault());
+        }
+        if let Some(found) = self.own_attribute(value, name)? {
+            return Ok(found);
+        }
+        let found = match value.inside() {
+            Value::Dict(dict) => dict.get_text(name).cloned(),
+            _ => None,
+        };
+        Ok(found.unwrap_or_else(|| Value::attribute_of(value, name)))
+    }
+
+    /// `value[item]`: an item, or else an attribute.
+    pub(super) fn item(&mut self, value: &Value, item: &Value) -> Answer<Value> {
+        if let Value::Undefined(missing) = value {
+            return Err(missing.fault());
+        }
+        if let Some(found) = self.own_item(value, item)? {
+            return Ok(found);
+        }
+        match item.as_text() {
+            Some(name) => match self.own_attribute(value, name)? {
+                Some(found) => Ok(found),
+                None => Ok(Value::attribute_of(value, name)),
+            },
+            None => Ok(Value::Undefined(Missing::Element { of: value.kind() })),
+        }
+    }
+
+    fn own_item(&mut self, value: &Value, item: &Value) -> Answer<Option<Value>> {
+        // A text of JSON is a text for numbers and slices, and what it holds for names.
+        let held = if item.as_text().is_some() { value.inside() } else { value };
+        let at = |len: usize| numbers::whole(item).and_then(|number| place(number, len));
+        Ok(match held {
+            Value::Dict(dict) => {
+                super::dict::check_key(item)?;
+                dict.get(item).cloned()
+            }
+            Value::List(items) | Value::Tuple(items) => at(items.len()).map(|at| items[at].clone()),
+            Value::Range(span) => at(span.len).map(|at| Value::Int(span.get(at))),
+            other => match other.as_text() {
+                Some(text) if numbers::whole(item).is_some() => {
+                    self.meter.pass(text.len())?;
+                    let found = at(text.chars().count()).and_then(|at| text.chars().nth(at));
+                    found.map(|found| Value::text(found.encode_utf8(&mut [0; 4])))
+                }
+                _ => None,
+            },
+        })
+    }
+
+    fn own_attribute(&mut self, value: &Value, name: &str) -> Answer<Option<Value>> {
+        if name.starts_with("__") {
+            return Ok(None);
+        }
+        Ok(match value {
+            Value::Loop(id) => self.loop_attribute(*id, name)?,
+            Value::Namespace(at) => self.namespace(*at).get_text(name).cloned(),
+            Value::Macro(made) if name == "name" => {
+                Some(Value::text(&self.program.functions[made.function].name))
+            }
+            // A group of `groupby` is a tuple with names.
+            Value::Tuple(pair) if pair.len() == 2 && ["grouper", "list"].contains(&name) => {
+                Some(pair[usize::from(name == "list")].clone())
+            }
+            Value::Cycler(cycler) if name == "current" => Some(cycler.0[cycler.1.get()].clone()),
+            Value::Json(json) if matches!(json.inside, Value::Dict(_)) && DICT_METHODS.contains(&name) => {
+                Some(Value::Method(Rc::new((json.inside.clone(), name.into()))))
+            }
+            _ if has_method(value, name) => Some(Value::Method(Rc::new((value.clone(), name.into())))),
+            _ => None,
+        })
+    }
+}

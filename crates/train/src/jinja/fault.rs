@@ -1,0 +1,34 @@
+//! Why a template cannot be compiled, or ended before its end.
+
+use std::fmt;
+
+/// A fault, in the words of whoever raised it, with the line it happened on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    words: String,
+    line: Option<u32>,
+}
+
+/// A result of the interpreter.
+pub(super) type Answer<T> = Result<T, Fault>;
+
+impl Fault {
+    pub(super) fn new(words: impl Into<String>) -> Fault {
+        Fault { words: words.into(), line: None }
+    }
+
+    /// The same fault with a line, if it has none yet: the innermost place is the one to look at.
+    pub(super) fn at(mut self, line: u32) -> Fault {
+        self.line.get_or_insert(line);
+        self
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{} (line {line} of the template)", self.words),
+            None => f.write_str(&self.words),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Jinja as Jinja2 runs it for chat templates: an interpreter with Python's values, and a bound on everything.
+//!
+//! ```text
+//! source ──▶ lexer ──▶ parser ──▶ Program ──▶ interpreter ──▶ text, marked ranges
+//! ```
+//!
+//! The meaning is that of Jinja2 3.1 as transformers configures it: a sandbox without mutation, blocks that take their line
+//! with them, loop controls, the tag `generation`, `tojson` without escapes for HTML, `raise_exception`, `strftime_now`.
+//! Values print, compare, slice and divide as Python's do, because templates were written against that.
+//!
+//! A template is a program of a stranger. Its source is bounded in bytes and nesting before it runs; while it runs, every
+//! instruction, every byte of text and list that is alive, and every level of nesting is counted by a [`Meter`], and a
+//! template that asks for more ends with an error. Nothing it can call reads files, the network or the environment.
+//!
+//! Absent: inheritance, imports and other files (transformers gives templates no loader), HTML escaping by
+//! `autoescape`, integers beyond 128 bits, and the local time zone (`strftime_now` speaks UTC).
+
+mod attributes;
+mod braces;
+mod calls;
+mod checks;
+mod clock;
+mod dict;
+mod evaluate;
+mod expressions;
+mod fault;
+mod filters;
+mod interpreter;
+mod json;
+mod lexer;
+mod loops;
+mod meter;
+mod methods;
+mod numbers;
+mod operators;
+mod parser;
+mod percent;
+mod show;
+mod slices;
+mod syntax;
+mod value;
+
+use std::ops::Range;
+
+pub(crate) use fault::Fault;
+pub(crate) use meter::Limits;
+use meter::Meter;
+pub(crate) use value::Value;
+
+use interpreter::Run;
+use syntax::Program;
+
+/// The most bytes of a template: the longest published ones have about 30 KiB, and a tree takes some fifty times its source.
+const MOST_SOURCE: usize = 1 << 18;
+
+/// A dictionary that came with the data.
+pub(crate) fn dictionary(fields: Vec<(&str, Value)>) -> Value {
+    dict::Dict::given(fields.into_iter().map(|(name, value)| (Value::text(name), value)).collect())
+}
+
+/// A template, ready to render.
+#[derive(Debug)]
+pub(crate) struct Template {
+    program: Program,
+}
+
+/// A rendering.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rendering {
+    pub(crate) text: String,
+    /// Byte ranges of `text` inside `{% generation %}`, in order.
+    pub(crate) marked: Vec<Range<usize>>,
+}
+
+impl Template {
+    /// Compiles a template.
+    pub(crate) fn new(source: &str) -> Result<Template, Fault> {
+        Template::check_size(source.len() as u64)?;
+        Ok(Template { program: parser::parse(source)? })
+    }
+
+    /// Refuses a template that is too large to be one.
+    pub(crate) fn check_size(bytes: u64) -> Result<(), Fault> {
+        if bytes > MOST_SOURCE as u64 {
+            return Err(Fault::new(format!("it has {bytes} bytes, and {MOST_SOURCE} are the most")));
+        }
+        Ok(())
+    }
+
+    /// Whether the template marks itself what the assistant said.
+    pub(crate) fn marks(&self) -> bool {
+        self.program.marks
+    }
+
+    /// Renders with the given variables.
+    pub(crate) fn render(&self, variables: &[(&str, Value)], limits: Limits) -> Result<Rendering, Fault> {
+        Run::new(&self.program, variables, Meter::new(limits)).render()
+    }
+}

@@ -1,0 +1,269 @@
+"""Writes testdata/chat/cases.jsonl: templates that cover Jinja2's constructs, as transformers renders them.
+
+Each line is a JSON object with the template, its messages, tools and special tokens, and either the `text` that
+transformers rendered or `error: true` where it refused. Where the template has `generation` marks, `answers` holds their
+byte ranges.
+
+    python reference/chat_templates.py
+"""
+
+import json
+import pathlib
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+OUT = pathlib.Path(__file__).parent.parent / "testdata" / "chat" / "cases.jsonl"
+
+CHAT = [
+    {"role": "system", "content": "Be brief.\n"},
+    {"role": "user", "content": "  What's 2 + 2? <b>é</b> "},
+    {"role": "assistant", "content": "Four.", "reasoning_content": "2 + 2 = 4"},
+    {"role": "user", "content": "And \"three\" \\ 'times'?"},
+    {"role": "assistant", "content": "Six \U0001F600"},
+]
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Tells the weather of a town",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "town": {"type": "string", "description": "Größe <b>"},
+                    "days": {"type": "integer", "enum": [1, 2, 3], "default": None},
+                    "exact": {"type": "boolean", "default": True},
+                },
+                "required": ["town"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "clock", "description": "", "parameters": {}}},
+]
+
+CALLS = [
+    {"role": "user", "content": "The weather in Köln?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {
+                    "name": "weather",
+                    "arguments": {"town": "Köln", "days": 2, "share": 1e-07, "big": 9223372036854775808, "one": 1.0,
+                                  "huge": 1e16, "tiny": 0.0001, "off": False, "none": None, "list": [1, [2.5, "x"]]},
+                },
+            }
+        ],
+    },
+    {"role": "tool", "name": "weather", "tool_call_id": "call_1", "content": "{\"rain\": true}"},
+    {"role": "assistant", "content": "It rains."},
+]
+
+# What a table of structs gives: every key is there, and many are null.
+NULLS = [
+    {"role": "user", "content": "Hi", "name": None, "tool_calls": None, "tool_call_id": None},
+    {"role": "assistant", "content": "Hello", "name": None, "tool_calls": None, "tool_call_id": None},
+]
+
+# Each is a template, or a pair of one and the conversation it is for.
+CASES = {
+    # Text, tags and white space
+    "plain text": "just text",
+    "empty": "",
+    "line ends of Windows": "a\r\n{% if true %}\r\n  b\r\n{% endif %}\r\nc\r\n{{ 'x\r\ny' }}",
+    "line ends of old Macs": "a\r{% if true %}\rb\r{% endif %}\rc\r",
+    "one trailing line break is dropped": "a\n\n",
+    "trailing line break of a block": "a{% if true %}b{% endif %}\n\n",
+    "blocks take their line": "a\n  {% if true %}  \n    b\n  {% endif %}  \nc",
+    "minus": "a \n {%- if true -%} \n b \n {%- endif -%} \n c {{- ' d ' -}} e",
+    "plus": "  {%+ if true +%}\n  b\n  {%+ endif +%}\n c",
+    "variables keep their line": "a\n  {{ 'x' }}\n  b",
+    "comments": "a\n  {# one #}\nb {#- two -#} c {# {% if %} {{ #} d\n{#+ x +#}\ne",
+    "comment at the start": "  {# x #}  \ny",
+    "raw": "{% raw %}\n {{ not }} {% this %} {% endraw %}\nx {%- raw -%} \n{# y #} {%- endraw -%} \n z",
+    "tabs before blocks": "x\n\t {% set a = 1 %}\n\t{{ a }}",
+    "block after a variable on a line": "{{ 1 }}  {% if true %}x{% endif %}",
+    "two blocks on a line": "  {% if true %}{% if true %}x{% endif %}\n{% endif %}\ny",
+    "vertical white space": "a\u00a0\u2003{%- if true %}\x0b\x0cb{% endif %}",
+    # Literals
+    "strings": r"""{{ 'a\'b' }}{{ "c\"d" }}{{ 'e\nf\tg\\h\x41\u00e9\U0001F600\101\q' }}{{ 'a' 'b' "c" }}{{ 'é\é' }}""",
+    "numbers": "{{ 1 }} {{ 1_000 }} {{ 0x1F }} {{ 0o17 }} {{ 0b101 }} {{ 1.5 }} {{ 1e3 }} {{ 1.5e-7 }} {{ 2E+2 }} {{ 1_0.2_5 }}",
+    "constants": "{{ true }} {{ True }} {{ false }} {{ none }} {{ None }} {{ [true, none, 'a', 1.0] }}",
+    "lists and dictionaries": "{{ [] }} {{ [1, 'two', [3.0]] }} {{ {} }} {{ {'a': 1, 2: 'b', none: [true], 1.5: ()} }} {{ (1,) }} {{ (1, 2) }} {{ () }}",
+    "tuples without brackets": "{{ 1, 2 }}{% set x = 1, 'a' %}{{ x }}{{ x[1] }}",
+    "quotes in lists": """{{ ["it's", 'say "x"', "both ' and \\"", 'é', '\\n', '\\x00', '\\u200b', '\\u00ad', '\\\\'] }}""",
+    "trailing commas": "{{ [1, 2,] }}{{ {'a': 1,} }}{{ (1, 2,) }}",
+    # Operators
+    "arithmetic": "{{ 1 + 2 * 3 - 4 }} {{ 7 / 2 }} {{ 7 // 2 }} {{ -7 // 2 }} {{ 7 % 3 }} {{ -7 % 3 }} {{ 2 ** 10 }} {{ 2 ** -1 }} {{ 6 / 3 }} {{ 1.5 + 1 }} {{ 7.5 // 2 }} {{ -7.5 % 2 }} {{ 2 ** 3 ** 2 }}",
+    "signs": "{{ -1 }} {{ +1 }} {{ --1 }} {{ - -1 }} {{ -1|abs }} {{ -(1 + 2) }} {{ not true }} {{ not not 1 }} {{ -true }}",
+    "booleans are numbers": "{{ true + true }} {{ true * 3 }} {{ true == 1 }} {{ 1.0 == 1 }} {{ false < true }}",
+    "joining": "{{ 'a' + 'b' }} {{ 'a' ~ 1 ~ none ~ true ~ 1.0 ~ [1] }} {{ 'ab' * 3 }} {{ 3 * 'ab' }} {{ 'x' * -1 }}. {{ [1] + [2] }} {{ [0] * 3 }} {{ (1,) + (2,) }}",
+    "comparison": "{{ 1 < 2 < 3 }} {{ 1 < 2 > 3 }} {{ 'a' < 'b' }} {{ [1, 2] < [1, 3] }} {{ 1 == 1.0 }} {{ 'a' != 'b' }} {{ 2 >= 2 }} {{ 3 <= 2 }} {{ none == none }} {{ [1] == [1.0] }} {{ {'a': 1} == {'a': 1} }} {{ (1,) == [1] }} {{ x == y }} {{ x == none }}",
+    "logic": "{{ 1 and 2 }} {{ 0 and 2 }} {{ 0 or 'x' }} {{ '' or [] or none }} {{ not '' and 1 }} {{ true or false and false }}",
+    "in": "{{ 'b' in 'abc' }} {{ 1 in [1, 2] }} {{ 3 not in [1, 2] }} {{ 'a' in {'a': 1} }} {{ 'x' in undefined_name }} {{ 2 in range(5) }} {{ 'a' in 'b' 'a' }} {{ ('a', 1) in {'a': 1}.items() }}",
+    "conditions": "{{ 'a' if true else 'b' }} {{ 'a' if false }}|{{ 'a' if false else 'b' if false else 'c' }} {{ ('x' if 1 else 'y') ~ 'z' }} {{ 'a' if '' else 'b' }}",
+    "precedence": "{{ 'a' + 2 ~ 3 }} {{ 'a' ~ 'b' == 'ab' }} {{ not 1 == 2 }} {{ 1 if 1 == 1 and 2 in [2] else 0 }} {{ 2 * 3 ~ 4 }} {{ -2 ** 2 }} {{ 'a' ~ 'b' | upper }}",
+    "slices": "{{ 'abcdef'[1:3] }} {{ 'abcdef'[::-1] }} {{ 'abcdef'[-2:] }} {{ [1,2,3,4][::2] }} {{ [1,2,3,4][3:0:-1] }} {{ [1,2,3][5:] }} {{ (1,2,3)[:-1] }} {{ 'é😀x'[1] }} {{ 'abc'[-1] }} {{ range(10)[2:8:3] | list }} {{ 'abc'[10:] }}.",
+    "attributes and items": "{{ {'a': {'b': 1}}.a.b }} {{ {'a': 1}['a'] }} {{ [1, 2].0 }} {{ [[1, 2]].0.1 }} {{ {'items': 5}['items'] }} {{ {1: 'x'}[1] }} {{ 'abc'['upper']() }} {{ {'a': none}.a }} {{ {}.x }}|{{ [1][5] }}|{{ none.x }}|",
+    "percent formatting": "{{ '%s and %d' % ('a', 3) }} {{ '%5.2f|%-5s|%05d|%+d|%x|%X|%o|%e|%g|%%' % (3.14159, 'ab', 42, 7, 255, 255, 8, 12345.678, 0.0001) }} {{ '%(a)s' % {'a': 1} }} {{ '%s' % 'x' }} {{ '%r' % 'x' }} {{ '%c%c' % ('a', 98) }} {{ '%s' % [1, 2] }} {{ '%.3s' % 'abcdef' }} {{ '%*d' % (5, 3) }} {{ '%g' % 1e20 }} {{ '%g' % 100000.0 }}",
+    "brace formatting": "{{ '{} {}'.format(1, 'a') }} {{ '{1}{0}'.format('a', 'b') }} {{ '{x}'.format(x=3) }} {{ '{:>5}|{:<5}|{:^5}|{:05d}|{:.2f}|{:,}|{:x}|{:%}|{:+d}|{:*^7}'.format('a', 'b', 'c', 42, 3.14159, 1234567, 255, 0.25, 3, 'm') }} {{ '{{}}'.format() }} {{ '{0[a]} {1.real}'.format({'a': 1}, 2) if false else '' }} {{ '{!r}'.format('x') }} {{ '{:e}'.format(1234.5) }} {{ '{:{}}'.format('a', 4) }}|",
+    # Numbers and how they print
+    "floats": "{{ 1e-07 }} {{ 0.0001 }} {{ 0.00001 }} {{ 1e16 }} {{ 1e15 }} {{ 123456789012345680.0 }} {{ 1.0 }} {{ 0.1 + 0.2 }} {{ 1e100 }} {{ -0.0 }} {{ 1e22 }} {{ 5e-324 }} {{ 1.7976931348623157e308 }} {{ 1e400 }} {{ 100.0 }}",
+    "large whole numbers": "{{ 9223372036854775808 }} {{ 18446744073709551616 * 2 }} {{ 2 ** 100 }} {{ -2 ** 64 }} {{ 10 ** 20 // 3 }}",
+    "numbers of data": ("{% for k, v in messages[1].tool_calls[0].function.arguments.items() %}{{ k }}={{ v }};{% endfor %}{{ messages[1].tool_calls[0].function.arguments | tojson }}", CALLS),
+    "rounding": "{{ 2.5|round }} {{ 3.5|round }} {{ 2.675|round(2) }} {{ 42|round }} {{ 1234.567|round(-2) }} {{ 1.21|round(1, 'ceil') }} {{ 1.29|round(1, 'floor') }} {{ 0.5|round|int }} {{ 2.4|round(0, 'ceil') }}",
+    "conversion": "{{ '42'|int }} {{ ' 7 '|int }} {{ '3.9'|int }} {{ 'x'|int }} {{ 'x'|int(5) }} {{ 'ff'|int(base=16) }} {{ 3.9|int }} {{ none|int(2) }} {{ true|int }} {{ '1.5'|float }} {{ 'x'|float }} {{ 'x'|float(1.5) }} {{ 2|float }} {{ 3|string ~ 'a' }} {{ '1_000'|int }} {{ '0x1f'|int(base=16) }} {{ '-3'|int }}",
+    "abs, sum, min, max": "{{ -3|abs }} {{ (-2.5)|abs }} {{ [1, 2, 3]|sum }} {{ [1.5, 2]|sum(start=10) }} {{ [{'v': 1}, {'v': 2}]|sum(attribute='v') }} {{ [3, 1, 2]|min }} {{ ['b', 'A']|max }} {{ []|min }}| {{ ['b', 'A']|min(case_sensitive=true) }} {{ [{'v': 3}, {'v': 1}]|min(attribute='v') }}",
+    # Undefined
+    "undefined prints nothing": "[{{ nothing }}] [{{ messages[0].nothing }}] [{{ nothing is defined }}] [{{ nothing is undefined }}] [{{ not nothing }}] {% if nothing %}x{% else %}y{% endif %}{% for x in nothing %}z{% endfor %}[{{ nothing|length }}][{{ nothing|list }}][{{ nothing|default('d') }}][{{ nothing|join }}][{{ [nothing] }}][{{ nothing ~ 'a' }}]",
+    "undefined attribute of undefined": "{{ nothing.x }}",
+    "undefined is not added": "{{ nothing + 'a' }}",
+    "undefined is not called": "{{ nothing() }}",
+    "undefined is not JSON": "{{ nothing|tojson }}",
+    "undefined is not ordered": "{{ nothing < 1 }}",
+    "none and default": "{{ none|default('x') }} {{ none|default('x', true) }} {{ ''|d('x', boolean=true) }} {{ 0|default(5) }} {{ false|default('x', true) }}",
+    # Tests
+    "tests": "{% for x in [1, 1.5, 'a', '', true, none, [], {}, (), nothing] %}{{ [x is string, x is number, x is integer, x is float, x is boolean, x is mapping, x is sequence, x is iterable, x is none, x is true, x is false, x is defined, x is callable] }}\n{% endfor %}",
+    "tests with values": "{{ 4 is divisibleby 2 }} {{ 4 is divisibleby(3) }} {{ 3 is odd }} {{ 3 is even }} {{ 1 is eq 1 }} {{ 1 is ne 1 }} {{ 1 is lt 2 }} {{ 2 is ge 3 }} {{ 1 is in [1] }} {{ 1 is not in [1] }} {{ 1 is sameas 1 }} {{ none is sameas none }} {{ true is sameas 1 }} {{ 'ab' is lower }} {{ 'AB' is upper }} {{ 'Ab' is upper }} {{ 2 is greaterthan 1 }} {{ 2 is equalto(2) }}",
+    "not tests": "{{ 1 is not string }} {{ not 1 is string }} {{ 'a' is string and 1 is number }} {{ 'x' if 1 is string else 'y' }} {{ 'upper' is filter }} {{ 'nope' is filter }} {{ 'odd' is test }}",
+    "tests of values that iterate": "{{ range(3) is iterable }} {{ {}.items() is iterable }} {{ {}.keys() is sequence }} {{ ([]|map('upper')) is iterable }} {{ loop is defined }} {{ raise_exception is callable }} {{ namespace() is mapping }}",
+    # Filters
+    "cases": "{{ 'hello World'|upper }} {{ 'HeLLo'|lower }} {{ 'hELLO wORLD'|capitalize }} {{ \"it's a-small (world) [x]\"|title }} {{ 'ß'|upper }} {{ 'éa'|capitalize }}",
+    "trim and replace": "[{{ '  a b \\n'|trim }}] [{{ 'xxaxx'|trim('x') }}] {{ 'aaa'|replace('a', 'b') }} {{ 'aaa'|replace('a', 'b', 2) }} {{ 'abc'|replace('', '-') }} {{ 123|replace(2, 'x') }} [{{ '\\u00a0a\\u3000'|trim }}]",
+    "indent": "{{ 'a\\nb\\n\\nc'|indent }}|{{ 'a\\nb'|indent(2, true) }}|{{ 'a\\n\\nb'|indent(2, blank=true) }}|{{ 'a\\nb'|indent('> ') }}|{{ 'a\\nb\\n'|indent(width=1, first=True) }}|",
+    "length and count": "{{ 'é😀'|length }} {{ [1, 2]|count }} {{ {'a': 1}|length }} {{ messages|length }} {{ ''|length }} {{ range(7)|length }}",
+    "first and last": "{{ [1, 2, 3]|first }} {{ [1, 2, 3]|last }} {{ 'abc'|first }} {{ 'abc'|last }} [{{ []|first }}] {{ {'a': 1, 'b': 2}|last }} {{ messages|first|length }}",
+    "join": "{{ [1, 2, 'a', none, true]|join(', ') }} {{ 'abc'|join('-') }} {{ [{'n': 'x'}, {'n': 'y'}]|join('/', attribute='n') }} {{ []|join(',') }} {{ messages|join(' ', attribute='role') }} {{ [1]|join }} {{ {'a': 1, 'b': 2}|join(',') }}",
+    "sort and reverse": "{{ [3, 1, 2]|sort }} {{ ['b', 'A', 'c']|sort }} {{ ['b', 'A']|sort(case_sensitive=true) }} {{ [1, 3, 2]|sort(reverse=true) }} {{ [{'a': 2, 'b': 1}, {'a': 1, 'b': 2}]|sort(attribute='a') }} {{ 'abc'|reverse }} {{ [1, 2]|reverse|list }} {{ [{'a': 1, 'b': 'y'}, {'a': 1, 'b': 'x'}]|sort(attribute='a,b') }}",
+    "dictsort": "{{ {'b': 1, 'A': 2}|dictsort }} {{ {'b': 1, 'A': 2}|dictsort(true) }} {{ {'b': 1, 'a': 2}|dictsort(by='value') }} {{ {'b': 1, 'a': 2}|dictsort(reverse=true) }} {% for k, v in {'z': 1, 'y': 2}|dictsort %}{{ k }}{{ v }}{% endfor %}",
+    "items": "{% for k, v in {'a': 1, 'b': 2}|items %}{{ k }}={{ v }};{% endfor %}{% for k, v in nothing|items %}x{% endfor %}{{ {'a': 1}.items() }} {{ {'a': 1}.keys() }} {{ {'a': 1}.values() }} {{ {'a': 1}.items()|list }}",
+    "map": "{{ ['a', 'b']|map('upper')|list }} {{ messages|map(attribute='role')|join(',') }} {{ [{'a': {'b': 1}}, {}]|map(attribute='a.b', default='x')|list if false else '' }} {{ [{'a': 1}, {}]|map(attribute='a', default='x')|list }} {{ ['1', '2']|map('int')|sum }} {{ [[1, 2], [3, 4]]|map(attribute=1)|list }} {{ ['a']|map('replace', 'a', 'b')|first }} {{ []|map('upper')|list }} {{ ['x ', ' y']|map('trim')|map('upper')|join }}",
+    "select and reject": "{{ [1, 0, 2]|select|list }} {{ [1, 2, 3]|select('odd')|list }} {{ [1, 2, 3]|reject('odd')|list }} {{ [1, 2, 3]|select('gt', 1)|list }} {{ messages|selectattr('role', 'equalto', 'user')|map(attribute='role')|list }} {{ messages|rejectattr('role', 'eq', 'user')|list|length }} {{ messages|selectattr('reasoning_content')|list|length }} {{ messages|selectattr('reasoning_content', 'defined')|list|length }} {{ ['a', none]|reject('none')|list }} {{ messages|selectattr('role', 'in', ['system', 'user'])|list|length }} {{ (messages|selectattr('role', '==', 'user')|first).role }}",
+    "unique, batch, slice, groupby": "{{ [1, 2, 1]|unique|list }} {{ ['a', 'A', 'b']|unique|list }} {{ [1, 2, 3]|batch(2)|list }} {{ [1, 2, 3]|batch(2, 'x')|list }} {{ [1, 2, 3, 4, 5]|slice(3)|list }} {{ [1, 2, 3]|slice(2, 0)|list }} {% for g in messages|groupby('role') %}{{ g.grouper }}:{{ g.list|length }} {% endfor %}{% for role, list in messages|groupby('role') %}{{ role }}{{ list|length }}{% endfor %}",
+    "streams are taken once": "{% set s = [1, 2]|map('string') %}{{ s|list }}{{ s|list }}{% set t = []|select %}{% if t %}yes{% else %}no{% endif %}",
+    "a stream has no length": "{{ [1]|map('string')|length }}",
+    "list and string": "{{ 'abc'|list }} {{ {'a': 1}|list }} {{ range(3)|list }} {{ (1, 2)|list }} {{ 1|string }}{{ [1]|string }}{{ none|string }}",
+    "escape and safe": "{{ '<a href=\"x\">&\\'</a>'|escape }} {{ '<b>'|e|e }} {{ '<b>'|safe }} {{ ('<b>'|safe) + '<i>' }} {{ '<i>' + ('<b>'|safe) }} {{ '<b>'|forceescape }} {{ ('<b>'|safe) ~ '<i>' }}",
+    "truncate and words": "{{ 'hello big wide world'|truncate(10) }} {{ 'hello big wide world'|truncate(10, true) }} {{ 'hello big wide'|truncate(11, false, '!', 0) }} {{ 'hello world'|truncate(10) }} {{ 'a b  c_d é'|wordcount }} [{{ 'ab'|center(6) }}]",
+    "urlencode": "{{ 'a b/ä&?=~'|urlencode }} {{ {'a b': 1, 'c': 'é/'}|urlencode }} {{ [('x', 1)]|urlencode }}",
+    "filesizeformat": "{{ 1|filesizeformat }} {{ 999|filesizeformat }} {{ 1000|filesizeformat }} {{ 1500000|filesizeformat }} {{ 2048|filesizeformat(true) }}",
+    "format filter": "{{ '%s-%s'|format('a', 1) }} {{ '%(x)s'|format(x=2) }}",
+    "xmlattr": "<a{{ {'b': 1, 'c': none, 'd': '<'}|xmlattr }}>",
+    "attr": "[{{ {'a': 1}|attr('a') }}]",
+    "chained filters": "{{ ' Hello '|trim|upper|replace('L', 'x')|length }} {{ ('a' ~ 'b')|upper }}{{ 'a'|upper ~ 'b'|upper }}",
+    "unknown filter": "{{ 'a'|nope }}",
+    "unknown test": "{{ 'a' is nope }}",
+    # tojson
+    "tojson": "{{ {'a': [1, 2.0, true, none, 'é\"\\\\/\\n\\t\\x01\\x7f<>&']}|tojson }} {{ []|tojson }} {{ {}|tojson }} {{ 'x'|tojson }} {{ {1: 2, true: 3, none: 4, 1.5: 5}|tojson }} {{ (1, 2)|tojson }} {{ 1e-07|tojson }} {{ 1e400|tojson }}",
+    "tojson options": "{{ {'b': 1, 'a': [2]}|tojson(indent=2) }}{{ {'b': 1, 'a': {}}|tojson(indent=4, sort_keys=true) }}{{ {'b': 1, 'a': 2}|tojson(separators=(',', ':')) }}{{ 'é😀'|tojson(ensure_ascii=true) }}{{ [1]|tojson(indent=0) }}{{ [1, [2]]|tojson(indent='\\t') }}{{ {'a': [1]}|tojson(true, 1) }}",
+    "tojson of tools": "{% for tool in tools %}{{ tool|tojson }}\n{{ tool|tojson(indent=4) }}{% endfor %}{{ tools|tojson }}",
+    "tojson of a stream": "{{ [1]|map('string')|tojson }}",
+    # Methods of texts
+    "strip and split": "[{{ ' a '.strip() }}][{{ 'xax'.strip('x') }}][{{ 'xxa'.lstrip('x') }}][{{ 'axx'.rstrip('x') }}] {{ 'a,b,c'.split(',') }} {{ 'a,b,c'.split(',', 1) }} {{ ' a  b '.split() }} {{ 'a b c'.rsplit(' ', 1) }} {{ 'a\\nb\\r\\nc'.splitlines() }} {{ 'a</think>b'.split('</think>')[-1].lstrip('\\n') }} {{ ' a b c '.split(None, 1) }} {{ 'a\\nb\\n'.splitlines(true) }} {{ ' a b  c '.rsplit(none, 1) }} {{ ''.split() }} {{ ''.split(',') }}",
+    "search in texts": "{{ 'abcabc'.find('c') }} {{ 'abcabc'.rfind('c') }} {{ 'abc'.find('x') }} {{ 'abc'.index('b') }} {{ 'banana'.count('an') }} {{ 'éabc'.find('b') }} {{ 'abc'.startswith('ab') }} {{ 'abc'.endswith(('x', 'c')) }} {{ 'abc'.startswith('b', 1) }} {{ 'abcabc'.find('c', 3) }} {{ 'abc'.count('') }}",
+    "changed texts": "{{ 'aXb'.lower() }} {{ 'aXb'.upper() }} {{ 'heLLo wORLD'.title() }} {{ 'heLLo'.capitalize() }} {{ 'aB'.swapcase() }} {{ 'a-b'.replace('-', '+') }} {{ 'aaa'.replace('a', 'b', 1) }} {{ '7'.zfill(3) }} {{ '-7'.zfill(4) }} [{{ 'a'.ljust(3) }}] [{{ 'a'.rjust(3, '*') }}] [{{ 'ab'.center(5, '.') }}] {{ '-'.join(['a', 'b']) }} {{ 'a=b=c'.partition('=') }} {{ 'a=b=c'.rpartition('=') }} {{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('c') }} [{{ 'a\\tb'.expandtabs(4) }}] {{ \"they're bill's\".title() }} {{ 'STRASSE ß'.casefold() }}",
+    "questions to texts": "{{ 'abc'.isalpha() }} {{ 'a1'.isalnum() }} {{ '12'.isdigit() }} {{ '1.2'.isdigit() }} {{ ' \\n'.isspace() }} {{ 'ab'.islower() }} {{ 'AB'.isupper() }} {{ 'Ab Cd'.istitle() }} {{ ''.isalpha() }} {{ 'a b'.isidentifier() }} {{ 'é'.isascii() }} {{ '12'.isnumeric() }} {{ '²'.isdecimal() }}",
+    "methods of dictionaries": "{{ {'a': 1}.get('a') }} {{ {'a': 1}.get('b') }} {{ {'a': 1}.get('b', 2) }} {{ {'a': 1}.keys()|list }} {{ {'a': 1}.values()|list }} {% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %} {{ {'a': 1}.copy() }}",
+    "methods of lists": "{{ [1, 2, 1].index(2) }} {{ [1, 2, 1].count(1) }} {{ (1, 2).index(2) }}",
+    "lists do not change": "{% set x = [] %}{{ x.append(1) }}",
+    "dictionaries do not change": "{% set x = {} %}{% set _ = x.update({'a': 1}) %}",
+    "private attributes": "[{{ ''.__class__ }}]",
+    "private attributes are not used": "{{ ''.__class__.__mro__ }}",
+    # Statements
+    "if": "{% if false %}a{% elif 0 %}b{% elif 'x' %}c{% else %}d{% endif %}{% if not true %}e{% else %}f{% endif %}",
+    "for": "{% for x in [1, 2, 3] %}{{ x }}{% if not loop.last %},{% endif %}{% endfor %}{% for x in [] %}a{% else %}empty{% endfor %}{% for k in {'a': 1} %}{{ k }}{% endfor %}{% for c in 'ab' %}{{ c }};{% endfor %}",
+    "loop": "{% for x in 'abc' %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.depth }}{{ loop.depth0 }}{{ loop.previtem }}{{ loop.nextitem }}|{{ loop.previtem is defined }}{{ loop.nextitem is defined }}{{ loop.cycle('x', 'y') }}{{ loop.changed(x == 'a') }}\n{% endfor %}",
+    "loop conditions": "{% for x in range(10) if x % 2 == 0 %}{{ x }}{{ loop.index }}{{ loop.length }}{{ loop.last }} {% else %}none{% endfor %}{% for x in [1] if x > 5 %}a{% else %}none{% endfor %}",
+    "loop condition sees the body": "{% set ns = namespace(n=0) %}{% for x in range(10) if ns.n < 3 %}{% set ns.n = ns.n + 1 %}{{ x }}{% endfor %}",
+    "loop unpacking": "{% for a, b in [(1, 2), [3, 4], 'xy'] %}{{ a }}{{ b }} {% endfor %}{% for a, (b, c) in [(1, (2, 3))] %}{{ a }}{{ b }}{{ c }}{% endfor %}{% for (a, b) in {'k': 'v'}.items() %}{{ a }}{{ b }}{% endfor %}",
+    "wrong unpacking": "{% for a, b in [1] %}x{% endfor %}",
+    "nested loops": "{% for x in 'ab' %}{% set outer = loop %}{% for y in [1, 2] %}{{ outer.index }}{{ loop.index }}{{ x }}{{ y }} {% endfor %}{% endfor %}",
+    "break and continue": "{% for x in range(10) %}{% if x == 2 %}{% continue %}{% endif %}{% if x == 5 %}{% break %}{% endif %}{{ x }}{% endfor %}{% for x in [1] %}{% break %}{% else %}not empty{% endfor %}",
+    "recursive loops": "{% for n in [{'v': 1, 'c': [{'v': 2, 'c': [{'v': 3}]}]}, {'v': 4}] recursive %}{{ loop.depth }}:{{ n.v }}{% if n.c %}({{ loop(n.c) }}){% endif %}{% endfor %}",
+    "loop scope": "{% set x = 1 %}{% for i in [1, 2] %}{{ x }}{% set x = x + 1 %}{{ x }} {% endfor %}{{ x }}{% if true %}{% set x = 9 %}{% endif %}{{ x }}{% for i in [1] %}{% set inner = 1 %}{% endfor %}[{{ inner }}]",
+    "set": "{% set a = 1 %}{% set b, c = 2, [3] %}{{ a }}{{ b }}{{ c }}{% set a = a + 1 %}{{ a }}{% set d = namespace(x=1, y='z') %}{% set d.x = d.x + 1 %}{{ d.x }}{{ d.y }}{{ d.z }}",
+    "set blocks": "{% set a %}x{{ 1 }}\n y{% endset %}[{{ a }}]{% set b | upper | trim %} hi {% endset %}[{{ b }}]{{ a is string }}{% set ns = namespace() %}{% set ns.t %}in{% endset %}{{ ns.t }}",
+    "namespaces": "{% set ns = namespace(a=0, l=[]) %}{% for i in range(3) %}{% set ns.a = ns.a + i %}{% set ns.l = ns.l + [i] %}{% endfor %}{{ ns.a }}{{ ns.l }}{{ ns.missing is defined }}{{ ns['a'] }}{% set n2 = namespace({'q': 1}, w=2) %}{{ n2.q }}{{ n2.w }}{{ ns }}",
+    "only namespaces are assigned to": "{% set d = {} %}{% set d.x = 1 %}",
+    "with": "{% with a = 1, b = 2 %}{{ a }}{{ b }}{% set c = 3 %}{{ c }}{% endwith %}[{{ a }}{{ c }}]{% set a = 5 %}{% with a = 1, b = a %}{{ a }}{{ b }}{% endwith %}{% with %}x{% endwith %}",
+    "macros": "{% macro m(a, b='x', c=none) %}[{{ a }}{{ b }}{{ c }}]{% endmacro %}{{ m(1) }}{{ m(1, 2) }}{{ m(1, c=3) }}{{ m(b=1, a=2) }}{{ m() }}{{ m(1)|upper }}{% macro n() %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ n(1, 2, x=3) }}{{ m.name }}",
+    "macros see their surroundings": "{% set x = 1 %}{% macro m() %}{{ x }}{{ y }}{% set x = 7 %}{{ x }}{% endmacro %}{% set x = 2 %}{% set y = 3 %}{{ m() }}{{ x }}{% macro d(a, b=a) %}{{ b }}{% endmacro %}{{ d(4) }}",
+    "macros call themselves": "{% macro f(n) %}{{ n }}{% if n > 0 %},{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(5) }}",
+    "macros see messages": "{% macro m(i) %}{{ messages[i].role }}{% endmacro %}{% for i in range(2) %}{{ m(i) }}{% endfor %}",
+    "a macro refuses arguments": "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, 2) }}",
+    "a macro refuses names": "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(z=2) }}",
+    "call blocks": "{% macro m(t) %}<{{ t }}>{{ caller() }}</{{ t }}>{% endmacro %}{% call m('a') %}in {{ 1 }}{% endcall %}{% macro l(xs) %}{% for x in xs %}{{ caller(x, loop.index) }}{% endfor %}{% endmacro %}{% call(x, i) l('ab') %}{{ i }}{{ x }} {% endcall %}",
+    "filter blocks": "{% filter upper %}a{{ 'b' }}{% set x = 1 %}{% endfilter %}[{{ x }}]{% filter replace('a', 'b')|trim %} aaa {% endfilter %}",
+    "blocks": "{% set x = 1 %}{% block a %}in {{ x }}{% endblock %}{% block b scoped %}b{% endblock b %}",
+    "autoescape": "{% autoescape false %}<{{ '<' }}>{% endautoescape %}",
+    "print": "{% print 'a', 1 %}|",
+    "cycler and joiner": "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}{{ c.current }}{% set j = joiner(', ') %}{% for x in [1, 2] %}{{ j() }}{{ x }}{% endfor %}",
+    "dict and range": "{{ dict(a=1, b=2) }} {{ dict({'x': 1}, y=2) }} {{ range(3)|list }} {{ range(1, 4)|list }} {{ range(5, 0, -2)|list }} {{ range(3) }} {{ dict([('k', 'v')]) }}",
+    "calls with spread arguments": "{% macro m(a, b, c=0) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(*[1, 2], **{'c': 3}) }}{{ m(1, *[2]) }}{{ '{}{}'.format(*'ab') }}",
+    "raise_exception": "a{{ raise_exception('no \x1b[31m') }}b",
+    "raise_exception that is not reached": "{% if messages[0].role != 'system' %}{{ raise_exception('x') }}{% endif %}ok",
+    "unknown tag": "{% nope %}",
+    "unclosed block": "{% if true %}",
+    "unclosed variable": "{{ 1 ",
+    "wrong nesting": "{% if true %}{% for x in [] %}{% endif %}{% endfor %}",
+    "include": "{% include 'x' %}",
+    "break outside a loop": "{% break %}",
+    "division by zero": "{{ 1 / 0 }}",
+    "texts and numbers are not added": "{{ 'a' + 1 }}",
+    "key that is a list": "{{ {[1]: 2} }}",
+    # Marks
+    "generation": "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% generation %}{{ m.content }}</a>{% endgeneration %}\n{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    "generation takes its line": "{% for m in messages %}\n{%- if m.role == 'assistant' %}\n  {% generation %}\n{{ m.content }}\n  {% endgeneration %}\nx\n{% endif %}{% endfor %}",
+    "generation has a scope": "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}{%- generation -%} y {%- endgeneration -%} z",
+    # Templates as models have them
+    "chatml": "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "special tokens": "{{ bos_token }}{% for m in messages %}{{ '[INST] ' + m.content | trim + ' [/INST]' if m.role == 'user' else m.content + eos_token }}{% endfor %}{{ unk_token }}",
+    "tools or none": "{%- if tools is iterable and tools | length > 0 %}has{% else %}none{% endif %}{% if tools %}T{% endif %}{% if tools is not none %}N{% endif %}{% if not tools is defined %}U{% endif %}{{ documents }}",
+    "nulls of a table": ("{% for m in messages %}{{ m.role }}:{% if m.tool_calls is defined and m.tool_calls %}calls{% endif %}{% if m.name %}{{ m.name }}{% endif %}{{ m.tool_calls is none }}{{ 'name' in m }}{{ m.content }}{{ m|tojson }}\n{% endfor %}", NULLS),
+    "calls": ("{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v|tojson if v is not string else v }}{{ ', ' if not loop.last }}{% endfor %}){{ c.function.arguments }}{{ c.function|tojson }}{% endfor %}{% elif m.content is string %}{{ m.content }}{% endif %}{% endfor %}", CALLS),
+    "reasoning has all names": "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }}|{{ m.keys()|list }}{% endfor %}",
+    "content in parts": ("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% elif p['type'] == 'image' %}<image>{% endif %}{% endfor %}{% endif %}{% endfor %}", [{"role": "user", "content": [{"type": "text", "text": "Look: "}, {"type": "image"}]}, {"role": "assistant", "content": "ok"}]),
+    "last user query": "{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}{%- if ns.multi_step_tool and message.role == 'user' and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}{%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}{%- endif %}{%- endfor %}{{ ns.last_query_index }}",
+    "alternation": "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 1) %}{{ loop.index0 }}{% endif %}{% endfor %}{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% endif %}{{ loop_messages|length }}{{ system_message }}",
+}
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def rendered(template, messages, tools, prompt, marked):
+    try:
+        texts, ranges = render_jinja_template(
+            [messages], tools=tools, chat_template=template, add_generation_prompt=prompt,
+            return_assistant_tokens_mask=marked, **SPECIAL)
+    except Exception as error:  # whatever refuses a template or a conversation
+        return {"error": True, "why": f"{type(error).__name__}: {error}"}
+    answer = {"text": texts[0]}
+    if marked:
+        offset = lambda at: len(texts[0][:at].encode())
+        answer["answers"] = [[offset(a), offset(b)] for a, b in ranges[0]]
+    return answer
+
+
+def main():
+    lines = []
+    for name, case in CASES.items():
+        template, messages = case if isinstance(case, tuple) else (case, CHAT)
+        for variant, tools, prompt in [("", None, False), (" with tools", TOOLS, True), (" with no tool", [], True)]:
+            if variant and "tools" not in template and "add_generation_prompt" not in template:
+                continue
+            request = {"name": name + variant, "template": template, "messages": messages, "tools": tools,
+                       "add_generation_prompt": prompt, "special": SPECIAL}
+            marked = "generation" in name and not variant
+            lines.append(request | rendered(template, messages, tools, prompt, marked))
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    refused = sum("error" in line for line in lines)
+    print(f"{len(lines)} cases, {refused} of them refused, in {OUT}")
+
+
+if __name__ == "__main__":
+    main()
