@@ -3,7 +3,6 @@
 Writes `testdata/lora/<case>/`, for each case below:
 
     adapter_config.json, adapter_model.safetensors    as PEFT saves them, before the first step; B is not 0
-                                                      (names in `target_modules` come in any order)
     golden.safetensors                                the numbers to compare with
 
 The model's own weights are those of `testdata/<family>.safetensors`, which `models.py` writes from the same seed;
@@ -18,6 +17,7 @@ other models have their own, under their names. In `golden.safetensors` paramete
     merged.<weight>   weights after `merge_and_unload` of the adapter as saved, for two layers of each case
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def label_batch(random: torch.Generator) -> dict[str, torch.Tensor]:
     return masked_word_batch(random) | {"targets": torch.tensor([2, 0, 1, 2])}
 
 
-# Models that no other golden file holds.
+# Models that no other golden file holds; each has its weights in the case of its name.
 OWN = [qwen2, mistral, qwen3, bert_labels]
 
 CASES = {
@@ -121,6 +121,70 @@ CASES = {
         label_batch,
         dict(target_modules=["query", "value"], r=4, lora_alpha=8, task_type="SEQ_CLS"),
     ),
+    # A module whose whole name is a target counts in every layer; the first pattern that fits says rank or alpha.
+    "llama_patterns": (
+        llama,
+        next_word_batch,
+        dict(
+            target_modules=["q_proj", "v_proj", "up_proj", "model.layers.0.mlp.down_proj", "nowhere"],
+            exclude_modules=["layers.1.self_attn.v_proj"],
+            layers_to_transform=[1],
+            layers_pattern="layers",
+            r=3,
+            lora_alpha=6,
+            rank_pattern={"mlp.*": 2, "q_proj": 5},
+            alpha_pattern={r"layers\.\d+\.mlp\.up_proj": 9, "up_proj|q_proj": 1.5},
+            use_rslora=True,
+        ),
+    ),
+    "llama_regex": (
+        llama,
+        next_word_batch,
+        dict(
+            target_modules=r"(?!.*layers\.0\.mlp).*\.(q|k|down)_proj|model\.embed_tokens",
+            exclude_modules=r".*\.1\.self_attn\.k_proj",
+            r=3,
+            lora_alpha=6,
+        ),
+    ),
+    # PEFT puts a copy of the table beside an adapter that is called so.
+    "llama_embedding": (
+        llama,
+        next_word_batch,
+        dict(target_modules=["embed_tokens", "q_proj"], r=2, lora_alpha=4, rank_pattern={"embed_tokens": 3}),
+    ),
+    # The table is the output head too; the adapter is for what is read, not for what is written.
+    "gpt2_embedding": (
+        gpt2,
+        next_word_batch,
+        dict(target_modules=["wte", "c_attn"], r=2, lora_alpha=4, fan_in_fan_out=True),
+    ),
+    "bert_embedding": (
+        bert,
+        masked_word_batch,
+        dict(target_modules=["word_embeddings", "query"], r=2, lora_alpha=4),
+    ),
+    "llama_tokens": (
+        llama,
+        next_word_batch,
+        dict(target_modules=["v_proj"], r=2, lora_alpha=4, trainable_token_indices=[7, 3, 60]),
+    ),
+    "llama_tokens_head": (
+        llama,
+        next_word_batch,
+        dict(
+            target_modules=["v_proj"],
+            r=2,
+            lora_alpha=4,
+            trainable_token_indices={"embed_tokens": [3, 7], "lm_head": [63, 0, 3]},
+        ),
+    ),
+    # Tied: the tokens change in the table and in the head.
+    "qwen2_tokens": (
+        qwen2,
+        next_word_batch,
+        dict(target_modules=["v_proj"], r=2, lora_alpha=4, trainable_token_indices=[7, 3, 60]),
+    ),
 }
 
 MERGED = {
@@ -133,6 +197,14 @@ MERGED = {
     "mistral": ["model.layers.0.self_attn.v_proj.weight", "model.layers.1.mlp.up_proj.weight"],
     "qwen3": ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.o_proj.weight"],
     "bert_labels": ["bert.encoder.layer.0.attention.self.query.weight", "bert.encoder.layer.1.attention.self.value.weight"],
+    "llama_patterns": ["model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.weight"],
+    "llama_regex": ["model.layers.0.self_attn.k_proj.weight", "model.embed_tokens.weight"],
+    "llama_embedding": ["model.embed_tokens.weight"],
+    "gpt2_embedding": ["transformer.wte.weight", "transformer.h.1.attn.c_attn.weight"],
+    "bert_embedding": ["bert.embeddings.word_embeddings.weight"],
+    "llama_tokens": ["model.layers.0.self_attn.v_proj.weight", "model.embed_tokens.weight"],
+    "llama_tokens_head": ["model.layers.0.self_attn.v_proj.weight", "model.embed_tokens.weight", "lm_head.weight"],
+    "qwen2_tokens": ["model.layers.0.self_attn.v_proj.weight", "model.embed_tokens.weight"],
 }
 
 
@@ -162,16 +234,26 @@ def trained(model: PeftModel, pick) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone().contiguous() for name, value in get_peft_model_state_dict(model, picked).items()}
 
 
+def sort_names(path: Path) -> None:
+    """PEFT writes sets, in whatever order; a golden file is the same every time."""
+    config = json.loads(path.read_text())
+    for key in ["target_modules", "exclude_modules", "modules_to_save"]:
+        if isinstance(config.get(key), list):
+            config[key] = sorted(config[key])
+    path.write_text(json.dumps(config, indent=2, sort_keys=True))
+
+
 def record(case: str, folder: Path) -> None:
     build, make_batch, settings = CASES[case]
     model, batch = base(build, make_batch)
     tensors = {}
-    if build in OWN:
+    if build in OWN and case == build.__name__:
         tensors |= {name: weight.detach().clone() for name, weight in model.named_parameters()}
         tensors |= {f"batch.{name}": tensor.to(torch.int32) for name, tensor in batch.items()}
     model = adapted(model, settings)
     model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
+    sort_names(folder / "adapter_config.json")
 
     valid = int((batch["targets"] != IGNORED).sum())
     loss = loss_of(model, batch, valid)

@@ -220,6 +220,11 @@ def losses():
     dx, dw = torch.autograd.grad(loss, [x, w])
     zeros = [torch.zeros(()), torch.zeros(5, 6)]
     record("head_loss_grad.adding", [x, w, targets, scale], [loss, dx, held + dw], [*zeros, held])
+    x2, w2 = normal(5, 2).requires_grad_(), normal(9, 2)
+    loss = loss_of(F.linear(x, w) + F.linear(x2, w2))
+    gradients = torch.autograd.grad(loss, [x, x2, w])
+    record("head_loss.second", [x, w, targets, scale, x2, w2], [loss])
+    record("head_loss_grad.second", [x, w, targets, scale, x2, w2], [loss, *gradients])
 
 
 def updates():

@@ -8,6 +8,9 @@ use std::ffi::OsStr;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, id};
 
+/// Set in every process that was begun anew.
+const BEGUN: &str = "PLIMSOLL_BEGUN_ANEW";
+
 /// Begins anew with `variable` set for [`noted`] to find. Returns where that is not possible.
 pub(crate) fn begin(variable: &str, note: &OsStr) {
     let mut arguments = env::args_os();
@@ -16,9 +19,15 @@ pub(crate) fn begin(variable: &str, note: &OsStr) {
     let mut again = Command::new("/proc/self/exe");
     again.arg0(name.as_deref().unwrap_or(OsStr::new("plimsoll"))).args(arguments);
     // A process that begins anew keeps its number; whom it starts has another, and must not take the note for its own.
-    let mut value = OsStr::new(&format!("{}:", id())).to_owned();
+    let begun = OsStr::new(&format!("{}:", id())).to_owned();
+    let mut value = begun.clone();
     value.push(note);
-    let _ = again.env(variable, value).exec();
+    let _ = again.env(BEGUN, begun).env(variable, value).exec();
+}
+
+/// Whether this process has not begun anew, so that nothing was said before.
+pub(crate) fn is_first() -> bool {
+    noted(BEGUN).is_none()
 }
 
 /// What this process noted before it began anew.

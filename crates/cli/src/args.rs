@@ -204,7 +204,8 @@ pub(crate) struct OpsArgs {
 #[derive(Debug, ClapArgs)]
 #[allow(clippy::doc_markdown, reason = "the words are shown in a terminal")]
 pub(crate) struct GenerateArgs {
-    /// Folder with config.json and weights, or a hub id such as Qwen/Qwen3-0.6B
+    /// Folder with config.json and weights, a hub id such as Qwen/Qwen3-0.6B, or the folder of an adapter, which names its
+    /// model
     #[arg(long, value_name = "NAME")]
     pub(crate) model: String,
     /// Folder of an adapter for the model
@@ -247,12 +248,12 @@ pub(crate) struct ExportArgs {
     /// Add the adapter to the weights; the only export there is
     #[arg(long, required = true, overrides_with = "merge")]
     pub(crate) merge: bool,
-    /// Folder of the model, or its hub id
+    /// Folder of the model, or its hub id; or the folder of the adapter, which names its model
     #[arg(long, value_name = "NAME")]
     pub(crate) model: String,
     /// Folder of the adapter
     #[arg(long, value_name = "PATH")]
-    pub(crate) adapter: PathBuf,
+    pub(crate) adapter: Option<PathBuf>,
     /// Folder to write, which must not hold anything yet
     #[arg(long, value_name = "PATH")]
     pub(crate) out: PathBuf,

@@ -4,15 +4,17 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll::TrainError;
 use plimsoll::cuda;
 use plimsoll::training::RawConfig;
 use plimsoll::training::hub::{Hub, Limits, is_id};
+use plimsoll::training::pretrained::base_of;
 
 use crate::commands::train::say;
 use crate::exit::Failure;
-use crate::table;
+use crate::{again, table};
 
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
@@ -43,11 +45,12 @@ pub(crate) fn gpu(index: usize) -> Result<cuda::Options, Failure> {
     })
 }
 
-/// Fills in what the environment decides: the folder of a model that was named by its hub id, and the folder for
-/// tokenised data.
+/// Fills in what the environment decides: the folder of a model that was named by its hub id or by an adapter for it,
+/// and the folder for tokenised data.
 pub(crate) fn complete(mut raw: RawConfig) -> Result<RawConfig, Failure> {
     if let Some(name) = &raw.model {
-        raw.model = Some(model(name)?);
+        let (model, adapter) = with_adapter(name, raw.adapter.take())?;
+        (raw.model, raw.adapter) = (Some(model), adapter);
     }
     if raw.data_cache.is_none() {
         raw.data_cache = caches().map(|caches| caches.join("plimsoll").join("data"));
@@ -55,8 +58,36 @@ pub(crate) fn complete(mut raw: RawConfig) -> Result<RawConfig, Failure> {
     Ok(raw)
 }
 
+/// The folder of a model, and that of its adapter. A name that is an adapter's folder stands for both, as in transformers.
+pub(crate) fn with_adapter(
+    name: &str,
+    adapter: Option<PathBuf>,
+) -> Result<(String, Option<PathBuf>), Failure> {
+    let folder = model(name)?;
+    let Some(base) = base_of(Path::new(&folder))? else { return Ok((folder, adapter)) };
+    if let Some(other) = adapter {
+        let why = format!(
+            "--model {name} is an adapter for `{base}`, and --adapter {} another; give `{base}` as --model",
+            other.display()
+        );
+        return Err(TrainError::Config(why).into());
+    }
+    if !Path::new(&base).is_dir() && !is_id(&base) {
+        let why = format!(
+            "--model {name} is an adapter for `{base}`, and there is no such folder here; give the folder of that \
+             model as --model and {name} as --adapter"
+        );
+        return Err(TrainError::Config(why).into());
+    }
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if again::is_first() && !SAID.swap(true, Ordering::Relaxed) {
+        say(&format!("{name} is an adapter for {base}, which is the model\n"))?;
+    }
+    Ok((model(&base)?, Some(folder.into())))
+}
+
 /// The folder of a model named by its hub id; any other name as it is.
-pub(crate) fn model(name: &str) -> Result<String, Failure> {
+fn model(name: &str) -> Result<String, Failure> {
     if Path::new(name).exists() || !is_id(name) {
         return Ok(name.to_owned());
     }

@@ -61,7 +61,7 @@ fn flag(setting: &'static Setting) -> Arg {
         Kind::Whole | Kind::Number => arg.allow_negative_numbers(true),
         // Given twice, the last counts: scripts are put together from parts.
         Kind::Switch => arg.num_args(0..=1).default_missing_value("true").overrides_with(setting.name),
-        Kind::List => arg.action(ArgAction::Append),
+        Kind::List | Kind::Numbers | Kind::Pairs => arg.action(ArgAction::Append),
     }
 }
 

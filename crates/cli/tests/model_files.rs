@@ -279,7 +279,7 @@ fn an_adapter_for_another_model_is_refused() {
     let home = Home::with_model();
     home.copy("lora/gpt2", "adapter");
     home.set("adapter/adapter_config.json", "auto_mapping", Value::Null);
-    let expected = "adapter does not go with this model (lora: no linear layer is called `c_attn`; the model has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj); give the one it was trained on as --model";
+    let expected = "adapter does not go with this model (lora: no module of the model is a target; it has down_proj, embed_tokens, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj); give the one it was trained on as --model";
     home.refused(&training("--adapter adapter"), expected);
     home.refused("generate --model model --adapter adapter --prompt a", expected);
     home.refused("export --merge --model model --adapter adapter --out merged", expected);
@@ -292,7 +292,7 @@ fn an_adapter_for_another_model_is_refused() {
     home.set("adapter/adapter_config.json", "peft_type", json!("IA3"));
     home.refused(
         &training("--adapter adapter"),
-        "adapter/adapter_config.json: `peft_type` is IA3; only LORA is supported",
+        "adapter/adapter_config.json: `peft_type` is IA3, and only LORA is supported here; where PEFT can merge it, merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model",
     );
     home.refused(
         &training("--adapter model"),
@@ -405,14 +405,14 @@ fn a_garbled_tokenizer_is_an_error_and_no_panic() {
 }
 
 #[test]
-fn an_adapter_of_an_embedding_is_refused_for_what_it_is() {
+fn an_adapter_of_a_module_that_can_have_none_here_is_refused_with_a_way_that_keeps_it() {
     let home = Home::with_model();
     home.copy("lora/llama", "adapter");
-    for name in ["embed_tokens", "lm_head"] {
+    for name in ["lm_head", "wpe"] {
         home.set("adapter/adapter_config.json", "target_modules", json!(["q_proj", name]));
         home.refused(
             "generate --model model --adapter adapter --prompt a",
-            &format!("adapter has an adapter for `{name}`, an embedding or output head, and only linear layers between them can have one here; merge it into its model with PEFT and give that"),
+            &format!("adapter holds an adapter for `{name}`, an output head or a table of positions, which is not supported here; merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model"),
         );
     }
 }

@@ -145,7 +145,9 @@ impl CudaDevice {
                 let args = vec![pointer, kind, Arg::I64(count as i64), Arg::F32(*number)];
                 self.launch_now("draw_constant", count, args)
             }
-            Init::Table(_) => Err(ExecError::Unsupported("a table is written, not drawn".into())),
+            Init::Table(_) | Init::OneHot(_) => {
+                Err(ExecError::Unsupported("a table is written, not drawn".into()))
+            }
         }
     }
 

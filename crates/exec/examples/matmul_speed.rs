@@ -48,7 +48,7 @@ fn main() {
     for (rows, words, width) in heads {
         let (x, w) = (Type::f32([rows, width]), Type::f32([words, width]));
         let (inputs, loss) = ([x, w, Type::i32([rows]), Type::f32([])], Type::f32([]));
-        let head = Head { ignore_index: -100, bias: false };
+        let head = Head { ignore_index: -100, bias: false, second: false };
         report(&Op::HeadLoss(head), &inputs, &[loss], (rows, words, width), 2);
         let op = Op::HeadLossGrad { head, weight: true, bias: false };
         report(&op, &inputs, &[loss, x, w], (rows, words, width), 6);

@@ -20,6 +20,12 @@ pub fn fill(init: &Init, name: &str, seed: u64, offset: usize, out: &mut [f32]) 
             }
         }
         Init::Table(table) => out.copy_from_slice(&table[offset..offset + out.len()]),
+        Init::OneHot(rows) => {
+            for (index, slot) in (offset..).zip(out) {
+                let (row, column) = (index / rows.len(), index % rows.len());
+                *slot = if rows[column] == row { 1.0 } else { 0.0 };
+            }
+        }
     }
 }
 
@@ -47,8 +53,8 @@ mod tests {
 
     #[test]
     fn pieces_of_any_size_hold_the_numbers_of_the_whole() {
-        for init in [Init::Normal(0.02), Init::Uniform(0.5), Init::Table((0..23).map(|i| i as f32).collect())]
-        {
+        let table = Init::Table((0..23).map(|i| i as f32).collect());
+        for init in [Init::Normal(0.02), Init::Uniform(0.5), table, Init::OneHot(vec![4, 0, 2])] {
             let mut whole = [0.0; 23];
             fill(&init, "w", 5, 0, &mut whole);
             for size in [1, 3, 8] {
@@ -78,5 +84,12 @@ mod tests {
         fill(&Init::Uniform(0.25), "w", 1, 0, &mut out);
         let (least, most) = out.iter().fold((0.0f32, 0.0f32), |(a, b), &x| (a.min(x), b.max(x)));
         assert!((-0.25..-0.24).contains(&least) && (0.24..=0.25).contains(&most), "{least} {most}");
+    }
+
+    #[test]
+    fn a_column_of_a_one_hot_matrix_is_one_in_its_row() {
+        let mut out = [9.0; 8];
+        fill(&Init::OneHot(vec![3, 1]), "w", 5, 0, &mut out);
+        assert_eq!(out, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]);
     }
 }

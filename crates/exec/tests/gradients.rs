@@ -76,9 +76,9 @@ fn is_judged(case: &Case) -> bool {
         && !matches!(case.op, Op::Cast { to } if to != DType::F32)
 }
 
-/// Whether an operand has a derivative: neither integers, nor a loss's scale, nor the table of rotations.
+/// Whether an operand has a derivative: neither integers, nor a loss's scale, nor a table that is never trained.
 fn is_parameter(input: &Input) -> bool {
-    input.ty.dtype == DType::F32 && !matches!(input.fill, Fill::Number(_) | Fill::Frequencies)
+    input.ty.dtype == DType::F32 && !matches!(input.fill, Fill::Number(_) | Fill::Frequencies | Fill::Picks)
 }
 
 /// The sum of `y` times fixed random numbers.

@@ -102,6 +102,18 @@ impl Graph {
         self.states[state.index()].versions[0]
     }
 
+    /// The matrix `(rows, n)` whose column `i` is 1 in row `chosen[i]` and 0 elsewhere, which picks those rows of another.
+    #[track_caller]
+    pub fn one_hot(&mut self, name: &str, rows: usize, chosen: &[usize]) -> Value {
+        let ty = Type::f32([rows, chosen.len()]);
+        if let Some(row) = chosen.iter().find(|&&row| row >= rows) {
+            self.fail("one_hot", format!("`{name}` has {rows} rows, and row {row} is asked for"));
+        }
+        let init = Init::OneHot(chosen.to_vec());
+        let state = self.find_or_push_state(name.to_owned(), ty, StateKind::Constant, init);
+        self.states[state.index()].versions[0]
+    }
+
     /// State that is not a parameter: gradient sums and optimizer moments.
     #[track_caller]
     pub fn state_range(&mut self, name: &str, ty: Type, kind: StateKind) -> Value {

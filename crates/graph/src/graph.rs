@@ -149,6 +149,8 @@ pub enum Init {
     Uniform(f32),
     /// These numbers; for small tables only, such as rotary frequencies.
     Table(Vec<f32>),
+    /// A matrix with a column for each of these rows, in which that row is 1 and the others are 0.
+    OneHot(Vec<usize>),
 }
 
 /// A named range that outlives a micro-batch.

@@ -141,8 +141,24 @@ pub struct AdamW {
 pub struct Head {
     /// Targets with this id carry no loss.
     pub ignore_index: i32,
-    /// Whether a bias `[V]` is the last input.
+    /// Whether there is a bias `[V]`.
     pub bias: bool,
+    /// Whether a second product is added to the logits, of few columns: what an adapter adds to the head's weight.
+    pub second: bool,
+}
+
+impl Head {
+    /// Where the operands of the second product begin.
+    pub fn second_at(&self) -> usize {
+        4 + usize::from(self.bias)
+    }
+
+    /// Which input each output of the gradient but the loss belongs to: `x`, `x₂`, then those that are wanted of `w` and
+    /// `b`.
+    pub fn gradients(&self, weight: bool, bias: bool) -> Vec<usize> {
+        let all = [(0, true), (self.second_at(), self.second), (1, weight), (4, bias)];
+        all.into_iter().filter(|(_, wanted)| *wanted).map(|(input, _)| input).collect()
+    }
 }
 
 /// What stands between the products of a feed-forward network.
@@ -418,11 +434,11 @@ pub enum Op {
         /// As in the forward op.
         ignore_index: i32,
     },
-    /// `(x[N,C], w[V,C], targets[N], scale[][, b[V]]) → loss`: [`Op::CrossEntropy`] of the logits
-    /// `x·wᵀ + b`, which exist a chunk of rows at a time.
+    /// `(x[N,C], w[V,C], targets[N], scale[][, b[V]][, x₂[N,R], w₂[V,R]]) → loss`: [`Op::CrossEntropy`] of the logits
+    /// `x·wᵀ + b + x₂·w₂ᵀ`, which exist a chunk of rows at a time.
     HeadLoss(Head),
-    /// `(x, w, targets, scale[, b]) → (loss, dx[, dw][, db])`: [`Op::HeadLoss`] forward and backward at
-    /// once, chunk by chunk. It is the turning point of a training schedule and never runs twice.
+    /// `(x, w, targets, scale[, b][, x₂, w₂]) → (loss, dx[, dx₂][, dw][, db])`: [`Op::HeadLoss`] forward and backward at
+    /// once, chunk by chunk. It is the turning point of a training schedule and never runs twice. `w₂` is not trained.
     HeadLossGrad {
         /// As in the forward op.
         head: Head,
@@ -632,7 +648,7 @@ impl Op {
             | Op::EmbeddingGrad { .. }
             | Op::Accumulate { .. } => output == 0,
             Op::MlpGrad { .. } => output >= 1,
-            Op::HeadLossGrad { .. } => output >= 2,
+            Op::HeadLossGrad { head, .. } => output >= 2 + usize::from(head.second),
             _ => false,
         }
     }

@@ -19,7 +19,7 @@ impl Graph {
         kind: impl Fn(&State) -> StateKind,
         mut instead: impl FnMut(&mut Graph, NodeId) -> Value,
     ) -> Result<Graph, GraphError> {
-        self.rebuild(kind, |graph, node, moved| {
+        self.rewrite_nodes(kind, |graph, node, moved| {
             let copy = graph.copy(self.node(node), moved);
             let mut outputs = graph.node(copy).outputs.clone();
             outputs[0] = instead(graph, copy);
@@ -27,8 +27,8 @@ impl Graph {
         })
     }
 
-    /// The node again, on what its inputs are now.
-    pub(crate) fn copy(&mut self, node: &Node, moved: &[Value]) -> NodeId {
+    /// A node of another graph again, on what its inputs are now.
+    pub fn copy(&mut self, node: &Node, moved: &[Value]) -> NodeId {
         let inputs: Vec<Value> = node.inputs.iter().map(|input| moved[input.index()]).collect();
         self.apply_all(node.op.clone(), &inputs)
     }
@@ -36,7 +36,11 @@ impl Graph {
     /// The graph again, node by node: `make` adds what takes the place of a node of this graph, and returns what
     /// its readers read instead of each of its outputs, or nothing where it has no readers any more. It is told
     /// where each value made so far is found.
-    pub(crate) fn rebuild(
+    ///
+    /// # Errors
+    ///
+    /// When the graph is more than a forward graph, or what is added to it is at fault.
+    pub fn rewrite_nodes(
         &self,
         kind: impl Fn(&State) -> StateKind,
         mut make: impl FnMut(&mut Graph, NodeId, &[Value]) -> Vec<Value>,

@@ -40,7 +40,7 @@ pub fn tile(graph: &Graph) -> Result<Option<Graph>, GraphError> {
         return Ok(None);
     }
     let inner: Vec<NodeId> = networks.iter().flatten().flat_map(|network| network.inner.clone()).collect();
-    let tiled = graph.rebuild(
+    let tiled = graph.rewrite_nodes(
         |state| state.kind,
         |made, id, moved| {
             if inner.contains(&id) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use plimsoll_graph::{Graph, Op, Phase, StateKind, differentiate};
-use plimsoll_model::lora::{AdapterConfig, file_name, parameter_name};
+use plimsoll_model::lora::{AdapterConfig, Excluded, LayerChoice, Pattern, file_name, parameter_name};
 use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Lora, Preset, Rope, Targets};
 use safetensors::SafeTensors;
 
@@ -77,8 +77,12 @@ fn what_cannot_be_adapted_is_refused_with_its_name() {
     let targets = |name: &str| Targets::Names(vec![name.to_owned()]);
     assert_eq!(
         fault(Lora { targets: targets("query"), ..Lora::default() }),
-        "lora: no linear layer is called `query`; the model has down_proj, gate_proj, k_proj, o_proj, q_proj, \
-         up_proj, v_proj"
+        "lora: no module of the model is a target; it has down_proj, embed_tokens, gate_proj, k_proj, o_proj, \
+         q_proj, up_proj, v_proj"
+    );
+    assert_eq!(
+        fault(Lora { targets: Targets::Pattern(Pattern::whole("lm_.*").unwrap()), ..Lora::default() }),
+        "lora: `lm_head` is the output head, which has no adapter; name it as a module to save"
     );
     assert_eq!(
         fault(Lora { targets: targets("lm_head"), ..Lora::default() }),
@@ -96,6 +100,57 @@ fn what_cannot_be_adapted_is_refused_with_its_name() {
     let tied = model("qwen2").training(4, 16).unwrap();
     let error = Lora { modules_to_save: vec!["embed_tokens".into()], ..Lora::default() }.adapt(&tied);
     assert!(error.unwrap_err().to_string().contains("embedding and output head at once"));
+}
+
+#[test]
+fn a_name_that_fits_nothing_is_refused_in_a_new_adapter_and_passed_over_in_a_trained_one() {
+    let forward = model("llama").training(4, 16).unwrap();
+    let names = |names: &[&str]| Targets::Names(names.iter().map(|&name| name.to_owned()).collect());
+    let lora = Lora { targets: names(&["q_proj", "query"]), ..Lora::default() };
+    let fault = |lora: &Lora| lora.check_names(&forward).unwrap_err().to_string();
+    assert_eq!(
+        fault(&lora),
+        "lora: no layer is called `query`; the model has down_proj, embed_tokens, gate_proj, k_proj, o_proj, q_proj, \
+         up_proj, v_proj"
+    );
+    assert_eq!(lora.adapters(&forward).unwrap().len(), 2);
+    assert_eq!(lora.without_absent(&forward).targets, names(&["q_proj"]));
+
+    let rank_pattern = vec![(Pattern::ending("v_proj").unwrap(), 2)];
+    let lora = Lora { targets: names(&["q_proj"]), rank_pattern, ..Lora::default() };
+    assert_eq!(
+        fault(&lora),
+        "lora: the rank pattern `v_proj` fits none of the modules that get adapters: q_proj"
+    );
+    let excluded = Excluded::Names(vec!["layers.2.mlp.up_proj".into()]);
+    let said = fault(&Lora { excluded, ..Lora::default() });
+    assert!(
+        said.starts_with("lora: no layer is excluded by `layers.2.mlp.up_proj`; the model has"),
+        "{said}"
+    );
+    let layers = Some(LayerChoice { numbers: vec![1, 2], patterns: Vec::new() });
+    let lora = Lora { targets: names(&["q_proj"]), layers, ..Lora::default() };
+    assert_eq!(fault(&lora), "lora: the model has no layer 2; they count from 0");
+}
+
+#[test]
+fn targets_of_a_new_adapter_are_written_so_that_peft_takes_the_same_modules() {
+    let forward = model("llama").training(4, 16).unwrap();
+    let modules = |lora: &Lora| -> Vec<String> {
+        lora.adapters(&forward).unwrap().into_iter().map(|adapter| adapter.module).collect()
+    };
+    let pattern = Lora {
+        targets: Targets::Pattern(Pattern::whole(r".*\.mlp\..*").unwrap()),
+        excluded: Excluded::Names(vec!["gate_proj".into()]),
+        ..Lora::default()
+    };
+    let plain = pattern.clone().with_plain_targets(&forward).unwrap();
+    assert!(matches!(&plain.targets, Targets::Names(names) if names.len() == 4));
+    assert_eq!(modules(&plain), modules(&pattern));
+    let layers = Some(LayerChoice { numbers: vec![1], patterns: Vec::new() });
+    let all = Lora { layers, ..Lora::default() }.with_plain_targets(&forward).unwrap();
+    assert!(modules(&all).iter().all(|module| module.starts_with("model.layers.1.")));
+    assert_eq!(modules(&all).len(), 7);
 }
 
 fn folder(case: &str) -> PathBuf {

@@ -3,6 +3,9 @@
 //! Tensors pass through one by one, a block of rows at a time; in memory are that block and the two small matrices
 //! of one adapter. So a model of any size is merged in the same few MiB. A head that the adapter brings takes the place
 //! of the model's own.
+//!
+//! An adapter for the table of words changes what is read and not what is written: PEFT leaves the output head as it was.
+//! Where the head is that table, the merged model has two, the changed one and the old one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,8 +13,7 @@ use std::path::Path;
 
 use half::f16;
 use plimsoll_graph::StateKind;
-use plimsoll_model::Lora;
-use plimsoll_model::lora::{Adapter, Delta, file_name};
+use plimsoll_model::lora::{Adapter, Delta, Form, TokenAdapter, file_name};
 use serde_json::Value;
 
 use crate::error::TrainError;
@@ -28,6 +30,10 @@ enum Change {
     Merged(Adapter),
     /// The adapter's folder has it, trained as a whole, under this name.
     Replaced(String),
+    /// It is another tensor of the model as it was.
+    Copied(String),
+    /// These rows of it were trained.
+    Rows(TokenAdapter),
 }
 
 /// A model on its way.
@@ -40,6 +46,8 @@ struct Merge<'a> {
     changes: BTreeMap<String, Change>,
     /// Tensors of a head that the model has not.
     added: Vec<TensorSpec>,
+    /// Whether the table of words and the output head become two.
+    untied: bool,
 }
 
 /// Writes `base` with `adapter` merged in to `out`, which must not hold anything yet. Element types, files and names
@@ -85,11 +93,12 @@ impl Merge<'_> {
         let (folder, weights) = (ModelFolder::open(&base.folder)?, adapter.weights()?);
         let (architecture, lora) = (&adapter.configuration.architecture, &adapter.config.lora);
         let graph = architecture.training(1, 1)?;
-        let mut adapters: BTreeMap<String, Adapter> = lora
-            .adapters(&graph)?
-            .into_iter()
-            .map(|adapter| (format!("{}.weight", adapter.module), adapter))
-            .collect();
+        let mut adapters: BTreeMap<String, Adapter> =
+            lora.adapters(&graph)?.into_iter().map(|adapter| (adapter.weight(), adapter)).collect();
+        let mut tokens: BTreeMap<String, TokenAdapter> =
+            lora.token_adapters(&graph)?.into_iter().map(|table| (table.weight(), table)).collect();
+        let tables = adapters.values().any(|adapter| adapter.form == Form::Table);
+        let untied = tables && !architecture.tied().is_empty();
         let new_dtype = folder.files().iter().flat_map(|file| file.tensors().values()).next();
         let new_dtype = new_dtype.map_or(Dtype::F32, |tensor| tensor.dtype);
         let (mut changes, mut added) = (BTreeMap::new(), Vec::new());
@@ -115,9 +124,31 @@ impl Merge<'_> {
                 changes.insert(name, Change::Replaced(file_name(&state.name)));
             } else if let Some(adapter) = adapters.remove(&state.name) {
                 changes.insert(name, Change::Merged(adapter));
+            } else if let Some(table) = tokens.remove(&state.name) {
+                changes.insert(name, Change::Rows(table));
             }
         }
-        Ok(Merge { base, adapter, folder, weights, changes, added })
+        let mut merge = Merge { base, adapter, folder, weights, changes, added, untied };
+        if untied {
+            merge.keep_second_names();
+        }
+        Ok(merge)
+    }
+
+    /// Gives tensors that served twice a second copy, as they were.
+    fn keep_second_names(&mut self) {
+        let architecture = &self.adapter.configuration.architecture;
+        for (second, parameter) in architecture.tied() {
+            let stored = architecture.stored(parameter);
+            let Some((file, name)) = self.folder.find(stored.names()) else { continue };
+            let Some(tensor) = file.tensors().get(name).filter(|_| self.folder.find([*second]).is_none())
+            else {
+                continue;
+            };
+            let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+            self.changes.insert((*second).to_owned(), Change::Copied(name.to_owned()));
+            self.added.push(TensorSpec { name: (*second).to_owned(), dtype, shape });
+        }
     }
 
     /// Writes all files and returns their names, the configuration's last: without it nobody takes the folder for a model.
@@ -154,8 +185,12 @@ impl Merge<'_> {
             copy_file(&self.base.folder.join(name), &out.join(name))?;
             names.push(name.into());
         }
-        let config = if new_head {
-            format!("{:#}\n", Value::from(self.base.config_with(&self.adapter.configuration)?))
+        let config = if new_head || self.untied {
+            let mut config = self.base.config_with(&self.adapter.configuration)?;
+            if self.untied {
+                config.insert("tie_word_embeddings".into(), false.into());
+            }
+            format!("{:#}\n", Value::from(config))
         } else {
             self.base.config.clone()
         };
@@ -166,6 +201,9 @@ impl Merge<'_> {
 
     /// Whether a tensor is the second name of one that changes; the copy would be taken for a head of its own.
     fn is_stale(&self, name: &str) -> bool {
+        if self.untied {
+            return false;
+        }
         let architecture = &self.adapter.configuration.architecture;
         let tied = architecture.tied().iter().find(|(second, _)| *second == name);
         tied.is_some_and(|(_, parameter)| {
@@ -175,12 +213,19 @@ impl Merge<'_> {
 
     fn write_file(&self, file: &TensorFile, path: &Path, specs: Vec<TensorSpec>) -> Result<(), TrainError> {
         let mut writer = TensorWriter::create(path, specs)?;
-        let (lora, weights) = (&self.adapter.config.lora, &self.weights);
         for spec in writer.tensors().to_vec() {
             match self.changes.get(&spec.name) {
-                None => copy(file, &spec, &mut writer)?,
-                Some(Change::Merged(adapter)) => merged(file, &spec, lora, adapter, weights, &mut writer)?,
-                Some(Change::Replaced(name)) => replaced(weights, name, &spec, &mut writer)?,
+                None => copy(file, &spec.name, &spec, &mut writer)?,
+                Some(Change::Merged(adapter)) => merged(file, &spec, adapter, &self.weights, &mut writer)?,
+                Some(Change::Replaced(name)) => replaced(&self.weights, name, &spec, &mut writer)?,
+                Some(Change::Rows(table)) => with_rows(file, &spec, table, &self.weights, &mut writer)?,
+                Some(Change::Copied(name)) => {
+                    let (file, name) = self
+                        .folder
+                        .find([name.as_str()])
+                        .ok_or_else(|| FileError::wrong(self.folder.path(), format!("lost `{name}`")))?;
+                    copy(file, name, &spec, &mut writer)?;
+                }
             }
         }
         writer.finish()?;
@@ -196,12 +241,17 @@ fn blocks(spec: &TensorSpec) -> (impl Iterator<Item = (usize, usize)>, usize) {
     ((0..rows).step_by(many).map(move |first| (first, many.min(rows - first))), columns)
 }
 
-fn copy(file: &TensorFile, spec: &TensorSpec, writer: &mut TensorWriter) -> Result<(), TrainError> {
+fn copy(
+    file: &TensorFile,
+    name: &str,
+    spec: &TensorSpec,
+    writer: &mut TensorWriter,
+) -> Result<(), TrainError> {
     let mut bytes = vec![0; (4 * BLOCK).min(spec.bytes() as usize)];
     let mut first = 0;
     while first < spec.bytes() {
         let count = bytes.len().min((spec.bytes() - first) as usize);
-        file.read_bytes(&spec.name, first, &mut bytes[..count])?;
+        file.read_bytes(name, first, &mut bytes[..count])?;
         writer.write_bytes(&bytes[..count])?;
         first += count as u64;
     }
@@ -211,29 +261,56 @@ fn copy(file: &TensorFile, spec: &TensorSpec, writer: &mut TensorWriter) -> Resu
 fn merged(
     file: &TensorFile,
     spec: &TensorSpec,
-    lora: &Lora,
     adapter: &Adapter,
     weights: &ModelFolder,
     writer: &mut TensorWriter,
 ) -> Result<(), TrainError> {
-    let whole = |parameter: String, elements: usize| {
-        let name = file_name(&parameter);
-        let (file, _) = weights
-            .find([name.as_str()])
-            .ok_or_else(|| FileError::wrong(weights.path(), format!("holds no tensor `{name}`")))?;
-        let mut numbers = vec![0.0; elements];
-        file.read(&name, 0, &mut numbers)?;
-        Ok::<_, FileError>(numbers)
-    };
-    let a = whole(adapter.a(), lora.rank * adapter.input)?;
-    let b = whole(adapter.b(), lora.rank * adapter.output)?;
-    let delta = Delta::new(lora, adapter, &a, &b)?;
+    let a = whole(weights, &adapter.a(), adapter.rank * adapter.input)?;
+    let b = whole(weights, &adapter.b(), adapter.rank * adapter.output)?;
+    let delta = Delta::new(adapter, &a, &b)?;
     let (blocks, columns) = blocks(spec);
     let mut block = Vec::new();
     for (first, rows) in blocks {
         block.resize(rows * columns, 0.0);
         file.read(&spec.name, first * columns, &mut block)?;
         delta.merge_rows(first, &mut block)?;
+        finite(&block, spec, weights)?;
+        writer.write(&block)?;
+    }
+    Ok(())
+}
+
+/// A parameter of the adapter, which is small.
+fn whole(weights: &ModelFolder, parameter: &str, elements: usize) -> Result<Vec<f32>, FileError> {
+    let name = file_name(parameter);
+    let (file, _) = weights
+        .find([name.as_str()])
+        .ok_or_else(|| FileError::wrong(weights.path(), format!("holds no tensor `{name}`")))?;
+    let mut numbers = vec![0.0; elements];
+    file.read(&name, 0, &mut numbers)?;
+    Ok(numbers)
+}
+
+/// The table with the rows that were trained in their places.
+fn with_rows(
+    file: &TensorFile,
+    spec: &TensorSpec,
+    table: &TokenAdapter,
+    weights: &ModelFolder,
+    writer: &mut TensorWriter,
+) -> Result<(), TrainError> {
+    let width = table.width;
+    let trained = whole(weights, &table.parameter(), table.rows.len() * width)?;
+    let (blocks, columns) = blocks(spec);
+    let mut block = Vec::new();
+    for (first, rows) in blocks {
+        block.resize(rows * columns, 0.0);
+        file.read(&spec.name, first * columns, &mut block)?;
+        for (row, numbers) in table.rows.iter().zip(trained.chunks_exact(width)) {
+            if (first..first + rows).contains(row) {
+                block[(row - first) * columns..][..columns].copy_from_slice(numbers);
+            }
+        }
         finite(&block, spec, weights)?;
         writer.write(&block)?;
     }

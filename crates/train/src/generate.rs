@@ -14,6 +14,7 @@ use crate::error::TrainError;
 use crate::generation::GenerationConfig;
 use crate::memory;
 use crate::pretrained::{AdapterFolder, Pretrained};
+use crate::trained_tokens::move_rows;
 
 /// How the next token is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,6 +100,9 @@ impl Generator {
         model.load(&mut engine, parameters())?;
         if let Some(adapter) = adapter {
             adapter.load(&mut engine, parameters())?;
+            let training = adapter.configuration.architecture.training(1, 1)?;
+            let tables = adapter.config.lora.token_adapters(&training)?;
+            move_rows(&mut engine, &tables, false)?;
         }
         Ok(Generator {
             engine,

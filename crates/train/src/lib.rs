@@ -39,6 +39,7 @@ pub mod settings;
 pub mod size;
 mod step;
 pub mod tensorboard;
+mod trained_tokens;
 mod trainer;
 mod validation;
 mod ways;

@@ -12,6 +12,7 @@ use plimsoll_exec::{Device, Engine};
 use plimsoll_graph::Type;
 use plimsoll_model::Architecture;
 use plimsoll_model::hf::{ConfigError, Configuration};
+use plimsoll_model::lora::is_adapter;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -20,8 +21,7 @@ use crate::error::TrainError;
 use crate::files::{FileError, Form, Loaded, ModelFolder, hex, load_weights, read_text};
 use crate::hub;
 
-use adapter::is_adapter;
-pub use adapter::{AdapterFolder, adapter_form};
+pub use adapter::{AdapterFolder, adapter_form, base_of};
 
 /// What a `config.json` says of a model that reads bytes. Written by us alone: other models without a `tokenizer.json`
 /// have lost it, and bytes would be noise to them.
@@ -87,6 +87,17 @@ impl Pretrained {
         config.insert("tie_word_embeddings".into(), false.into());
         self.config = format!("{:#}\n", Value::from(config));
         Ok(())
+    }
+
+    /// Opens an adapter and looks whether it belongs to this model.
+    ///
+    /// # Errors
+    ///
+    /// When there is no adapter, one that is not supported, or one for another model.
+    pub fn open_adapter(&self, folder: &Path) -> Result<AdapterFolder, TrainError> {
+        let adapter = AdapterFolder::open(folder, &self.configuration)?;
+        adapter.check_copies(self)?;
+        Ok(adapter)
     }
 
     /// The model's tokenizer; one id per byte where `config.json` says so.

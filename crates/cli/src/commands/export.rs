@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use plimsoll::TrainError;
 use plimsoll::training::export::merge;
-use plimsoll::training::pretrained::{AdapterFolder, Pretrained};
+use plimsoll::training::pretrained::Pretrained;
 
 use crate::args::ExportArgs;
 use crate::commands::train::say;
@@ -11,10 +12,14 @@ use crate::exit::Failure;
 use crate::{guard, home};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
-    let folder = home::model(&args.model)?;
+    let (model, adapter) = home::with_adapter(&args.model, args.adapter.clone())?;
+    let adapter = adapter.ok_or_else(|| {
+        let why = format!("{} is no adapter; give the folder of one as --adapter", args.model);
+        TrainError::Config(why)
+    })?;
     guard::raise(None)?;
-    let base = Pretrained::open(Path::new(&folder))?;
-    let adapter = AdapterFolder::open(&args.adapter, &base.configuration)?;
+    let base = Pretrained::open(Path::new(&model))?;
+    let adapter = base.open_adapter(&adapter)?;
     guard::lower();
     merge(&base, &adapter, &args.out)?;
     say(&format!("the merged model is in {}\n", args.out.display()))

@@ -1,7 +1,7 @@
 //! `plimsoll generate`: a trained model writes on from a prompt.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::json;
 
@@ -12,7 +12,7 @@ use plimsoll::training::data::Tokenizer;
 use plimsoll::training::generate::{Generator, Sampling};
 use plimsoll::training::generation::GenerationConfig;
 use plimsoll::training::memory;
-use plimsoll::training::pretrained::{AdapterFolder, Pretrained};
+use plimsoll::training::pretrained::Pretrained;
 use plimsoll::training::size::Size;
 
 use crate::args::GenerateArgs;
@@ -26,7 +26,7 @@ const USUAL_COUNT: usize = 64;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     check(args)?;
-    let folder = home::model(&args.model)?;
+    let (folder, adapter) = home::with_adapter(&args.model, args.adapter.clone())?;
     guard::raise(args.memory.as_deref())?;
     let model = Pretrained::open(Path::new(&folder))?;
     let stated = GenerationConfig::read(&model.folder).map_err(TrainError::from)?;
@@ -48,8 +48,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let count =
         args.max_new_tokens.or(stated.and_then(|stated| stated.max_new_tokens)).unwrap_or(USUAL_COUNT);
     let length = longest.min(prompt.len().saturating_add(count));
-    let open = |folder: &PathBuf| AdapterFolder::open(folder, &model.configuration);
-    let adapter = args.adapter.as_ref().map(open).transpose()?;
+    let adapter = adapter.map(|folder| model.open_adapter(&folder)).transpose()?;
     let memory = args.memory.as_deref().filter(|&text| text != "auto").map(str::parse::<Size>);
     let memory = memory.transpose().map_err(|why| TrainError::Config(why.to_string()))?;
     let budget = Budget::resolve(memory.map(|size| size.bytes))?;

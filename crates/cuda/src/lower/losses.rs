@@ -105,11 +105,17 @@ pub(super) fn head_loss_grad(
 ) -> Result<(), ExecError> {
     let (x, w) = (Matrix::of(&call.inputs[0]), Matrix::of(&call.inputs[1]));
     let dx = Matrix::of(&call.outputs[1]);
-    let dw = weight.then(|| &call.outputs[2]);
-    let db = bias.then(|| &call.outputs[2 + usize::from(weight)]);
+    let second = head.second.then(|| [&call.outputs[2], &call.inputs[head.second_at() + 1]].map(Matrix::of));
+    let first_sum = 2 + usize::from(head.second);
+    let dw = weight.then(|| &call.outputs[first_sum]);
+    let db = bias.then(|| &call.outputs[first_sum + usize::from(weight)]);
     let backward = |to: &mut Lowering, dlogits: Matrix, first: usize| {
         let (x, dx) = (x.rows_from(first, dlogits.rows), dx.rows_from(first, dlogits.rows));
         product(to, call, [(dlogits, false), (w, false)], dx, Plus::Nothing)?;
+        if let Some([dx, w]) = second {
+            let dx = dx.rows_from(first, dlogits.rows);
+            product(to, call, [(dlogits, false), (w, false)], dx, Plus::Nothing)?;
+        }
         if let Some(dw) = dw {
             let adds = dw.accumulate || first > 0;
             grad_weight(to, call, [x, dlogits], (Matrix::of(dw), adds), false)?;
@@ -142,6 +148,11 @@ fn chunks(
         let logits = logits.rows_from(0, most.min(x.rows - first));
         let part = x.rows_from(first, logits.rows);
         product(to, call, [(part, false), (w, true)], logits, Plus::Nothing)?;
+        if head.second {
+            let [x, w] = [0, 1].map(|which| Matrix::of(&call.inputs[head.second_at() + which]));
+            let part = x.rows_from(first, logits.rows);
+            product(to, call, [(part, false), (w, true)], logits, Plus::Result)?;
+        }
         let bias = head.bias.then(|| call.inputs[4]);
         let rows = Rows { logits, bias, targets, scale, ignore: head.ignore_index, first };
         rows.launch(to, call, Some(losses), gradient.then_some(Arg::Pointer(logits.place)))?;

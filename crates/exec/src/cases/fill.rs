@@ -42,6 +42,8 @@ pub enum Fill {
     Rng,
     /// Rotary frequencies `10000^(−i/n)`.
     Frequencies,
+    /// A matrix that picks rows of another: 1 in one row of each column, and 0 elsewhere.
+    Picks,
     /// Output `output` of `op` on other inputs of the case: what the forward pass has stored.
     Forward {
         /// The forward op.
@@ -94,6 +96,11 @@ fn draw(input: &Input, stream: Stream) -> Tensor {
         Fill::Documents => documents(ty.shape.columns(), count, |i| below(i, 7) == 0.0),
         Fill::Rng => vec![12345.0, -7.0, 3.0, 40.0],
         Fill::Frequencies => each(&|i| 10_000f64.powf(-(i as f64) / count as f64)),
+        Fill::Picks => {
+            let (rows, columns) = (ty.shape.rows(), ty.shape.columns());
+            let row_of = |column: usize| below(column, rows) as usize;
+            each(&|i| if row_of(i % columns) == i / columns { 1.0 } else { 0.0 })
+        }
         Fill::Forward { .. } => vec![0.0; count],
     };
     Tensor::from_numbers(*ty, &numbers)

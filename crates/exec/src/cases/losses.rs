@@ -30,12 +30,15 @@ fn head_loss() -> Vec<Case> {
     let mut cases = Vec::new();
     // (rows, width, words)
     for (rows, width, words) in [(1, 3, 5), (7, 5, 11), (129, 64, 131), (200, 33, 57)] {
-        for bias in [false, true] {
-            let head = Head { ignore_index: IGNORE, bias };
+        for (bias, second) in [(false, 0), (true, 0), (false, 2), (true, 70)] {
+            let head = Head { ignore_index: IGNORE, bias, second: second > 0 };
             let targets = integers([rows], Fill::Targets { words, ignore_index: IGNORE });
             let weight = floats([words, width], Fill::Normal(0.3));
             let mut inputs = vec![normal([rows, width]), weight, targets, scalar(0.03)];
             inputs.extend(bias.then(|| normal([words])));
+            if head.second {
+                inputs.extend([normal([rows, second]), floats([words, second], Fill::Picks)]);
+            }
             // As for the cross-entropy on its own.
             let scaled = |op| cancelling(case(op, inputs.clone(), DEEP), 0.03);
             let gradient = |weight, bias| scaled(Op::HeadLossGrad { head, weight, bias });
@@ -52,7 +55,8 @@ fn head_loss() -> Vec<Case> {
 
 /// Parameters of each case of `reference/ops.py`.
 pub(super) fn golden() -> Vec<(&'static str, Op)> {
-    let head = |bias| Head { ignore_index: -100, bias };
+    let head = |bias| Head { ignore_index: -100, bias, second: false };
+    let second = Head { second: true, ..head(false) };
     let gradient = |bias| Op::HeadLossGrad { head: head(bias), weight: true, bias };
     vec![
         ("cross_entropy.plain", Op::CrossEntropy { ignore_index: -100 }),
@@ -62,5 +66,7 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
         ("head_loss_grad.plain", gradient(false)),
         ("head_loss_grad.bias", gradient(true)),
         ("head_loss_grad.adding", gradient(false)),
+        ("head_loss.second", Op::HeadLoss(second)),
+        ("head_loss_grad.second", Op::HeadLossGrad { head: second, weight: true, bias: false }),
     ]
 }

@@ -8,6 +8,8 @@
 //!  │       │                                        db += sum of the rows of dlogits
 //! ```
 //!
+//! A second product of few columns may be added to the logits, `x₂·w₂ᵀ`; then `dx₂ = dlogits · w₂` too.
+//!
 //! How many rows go at once depends on the workspace that was granted, and no bit depends on that: every sum
 //! over rows (loss, `dw`, `db`) takes one row after the other, and a chunk continues where the last stopped.
 
@@ -35,7 +37,7 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
 /// The scratch that an op of this file needs.
 pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Option<Workspace> {
     Some(match op {
-        Op::HeadLoss(_) | Op::HeadLossGrad { .. } => head_workspace(inputs),
+        Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => head_workspace(*head, inputs),
         _ => return None,
     })
 }
@@ -51,20 +53,22 @@ const WORTH_SHARING: usize = 8192;
 /// Columns of the bias gradient that a thread takes at once.
 const BIAS_COLUMNS: usize = 2048;
 
-/// `(x, w, targets, scale[, b]) → loss`.
+/// `(x, w, targets, scale[, b][, x₂, w₂]) → loss`.
 fn head_loss(call: &Call, head: Head) -> Result<(), ExecError> {
     HeadCall::new(call, head)?.run(None);
     Ok(())
 }
 
-/// `(x, w, targets, scale[, b]) → (loss, dx[, dw][, db])`.
+/// `(x, w, targets, scale[, b][, x₂, w₂]) → (loss, dx[, dx₂][, dw][, db])`.
 fn head_loss_grad(call: &Call, head: Head, weight: bool, bias: bool) -> Result<(), ExecError> {
     let accumulates = |output: usize| call.outputs[output].accumulate;
+    let first = 2 + usize::from(head.second);
     let gradients = Gradients {
         dx: call.output(1),
-        dw: weight.then(|| Sum { into: call.output(2), kept: accumulates(2) }),
+        second: head.second.then(|| call.output(2)),
+        dw: weight.then(|| Sum { into: call.output(first), kept: accumulates(first) }),
         db: bias.then(|| {
-            let output = 2 + usize::from(weight);
+            let output = first + usize::from(weight);
             Sum { into: call.output(output), kept: accumulates(output) }
         }),
     };
@@ -73,14 +77,16 @@ fn head_loss_grad(call: &Call, head: Head, weight: bool, bias: bool) -> Result<(
 }
 
 /// Scratch of [`head_loss`] and [`head_loss_grad`].
-fn head_workspace(inputs: &[Type]) -> Workspace {
-    let (n, c, v) = (inputs[0].shape[0], inputs[0].shape[1], inputs[1].shape[0]);
+fn head_workspace(head: Head, inputs: &[Type]) -> Workspace {
+    let (n, v) = (inputs[0].shape[0], inputs[1].shape[0]);
+    let second = if head.second { inputs[head.second_at()].shape[1] } else { 0 };
+    let c = inputs[0].shape[1].max(second);
     let bytes = |rows: usize, product: u64| (4 * (rows.min(n) * (v + 1) + LINE)) as u64 + product;
     let product = product_workspace(c, v);
     Workspace { least: bytes(FEWEST_ROWS, product.least), best: bytes(MOST_ROWS, product.best) }
 }
 
-/// Scratch of the three products of a chunk, which run one after the other.
+/// Scratch of the products of a chunk, which run one after the other; the widest has `c` columns.
 fn product_workspace(c: usize, v: usize) -> Workspace {
     let rows = MOST_ROWS;
     let logits = matmul::workspace(Extents { m: rows, n: v, k: c });
@@ -93,6 +99,7 @@ fn product_workspace(c: usize, v: usize) -> Workspace {
 /// What the backward pass writes.
 struct Gradients<'a> {
     dx: &'a mut [f32],
+    second: Option<&'a mut [f32]>,
     dw: Option<Sum<'a>>,
     db: Option<Sum<'a>>,
 }
@@ -101,6 +108,16 @@ struct Gradients<'a> {
 struct Sum<'a> {
     into: &'a mut [f32],
     kept: bool,
+}
+
+/// The operands of the second product.
+#[derive(Clone, Copy)]
+struct Second<'a> {
+    /// (N, R)
+    x: &'a [f32],
+    /// (V, R)
+    w: &'a [f32],
+    columns: usize,
 }
 
 /// The checked operands of a call.
@@ -112,6 +129,7 @@ struct HeadCall<'a> {
     /// (N)
     targets: &'a [i32],
     bias: Option<&'a [f32]>,
+    second: Option<Second<'a>>,
     scale: f32,
     ignore_index: i32,
     c: usize,
@@ -134,6 +152,10 @@ impl<'a> HeadCall<'a> {
             w: call.weight(1),
             targets,
             bias: head.bias.then(|| call.input(4)),
+            second: head.second.then(|| {
+                let at = head.second_at();
+                Second { x: call.input(at), w: call.input(at + 1), columns: call.inputs[at].ty.shape[1] }
+            }),
             scale: call.input(3)[0],
             ignore_index: head.ignore_index,
             c,
@@ -145,7 +167,8 @@ impl<'a> HeadCall<'a> {
 
     /// Rows of a chunk in the scratch that was granted.
     fn chunk_rows(&self) -> usize {
-        let reserved = product_workspace(self.c, self.v).least as usize / 4 + LINE;
+        let widest = self.c.max(self.second.map_or(0, |second| second.columns));
+        let reserved = product_workspace(widest, self.v).least as usize / 4 + LINE;
         let rows = self.scratch.len().saturating_sub(reserved) / (self.v + 1);
         let whole = rows / FEWEST_ROWS * FEWEST_ROWS;
         let most = MOST_ROWS.min(self.targets.len());
@@ -181,6 +204,11 @@ impl<'a> HeadCall<'a> {
         let w = View::of(self.w, v, c, c, 1);
         let start = self.bias.map_or(Start::Zero, Start::Bias);
         product(Extents { m: rows, n: v, k: c }, x, w, start, logits, packing);
+        if let Some(Second { x, w, columns }) = self.second {
+            let x = View::new(&x[first * columns..], rows, columns, columns, 1);
+            let w = View::new(w, v, columns, columns, 1);
+            product(Extents { m: rows, n: v, k: columns }, x, w, Start::Kept, logits, packing);
+        }
     }
 
     /// The loss of each row. With `backward`, logits become dlogits.
@@ -226,6 +254,11 @@ impl<'a> HeadCall<'a> {
         let along_words = View::new(dlogits, rows, v, v, 1);
         let w = View::of(self.w, c, v, 1, c);
         product(Extents { m: rows, n: c, k: v }, along_words, w, Start::Zero, dx, packing);
+        if let (Some(dx), Some(Second { w, columns, .. })) = (&mut into.second, self.second) {
+            let dx = &mut dx[first * columns..][..rows * columns];
+            let (along_words, w) = (View::new(dlogits, rows, v, v, 1), View::new(w, columns, v, 1, columns));
+            product(Extents { m: rows, n: columns, k: v }, along_words, w, Start::Zero, dx, packing);
+        }
         if let Some(dw) = &mut into.dw {
             let along_rows = View::new(dlogits, v, rows, 1, v);
             let x = View::new(&self.x[first * c..], c, rows, 1, c);
@@ -325,7 +358,7 @@ mod tests {
     impl Sample {
         fn new(gradient: bool, bias: bool) -> Sample {
             let (n, c, v) = (301, 24, 83);
-            let head = Head { ignore_index: IGNORED, bias };
+            let head = Head { ignore_index: IGNORED, bias, second: false };
             let op =
                 if gradient { Op::HeadLossGrad { head, weight: true, bias } } else { Op::HeadLoss(head) };
             let target = |row: usize| if row % 7 == 3 { IGNORED } else { (row * 31 % v) as i32 };

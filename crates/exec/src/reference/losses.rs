@@ -1,5 +1,6 @@
 //! Cross-entropy, on its own and fused with the language-model head.
 
+use plimsoll_graph::op::Head;
 use plimsoll_graph::{Axes, Op};
 
 use super::Operands;
@@ -22,10 +23,10 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError
             Ok(vec![cross_entropy_grad(x(0), targets(1, *ignore_index))?])
         }
         Op::HeadLoss(head) => {
-            Ok(vec![head_loss(x(0), x(1), operands.get(4), targets(2, head.ignore_index))?])
+            Ok(vec![cross_entropy(&Logits::of(*head, operands).all(), targets(2, head.ignore_index))?])
         }
         Op::HeadLossGrad { head, weight, bias } => {
-            head_loss_grad(x(0), x(1), operands.get(4), targets(2, head.ignore_index), [*weight, *bias])
+            head_loss_grad(Logits::of(*head, operands), targets(2, head.ignore_index), [*weight, *bias])
         }
         other => unreachable!("`{}` is of another family", other.name()),
     }
@@ -76,21 +77,43 @@ fn cross_entropy_grad(logits: &Array, targets: Targets) -> Result<Array, ExecErr
     Ok(gradient.map(|x| targets.scale * x))
 }
 
-fn head_loss(x: &Array, w: &Array, bias: Option<&Array>, targets: Targets) -> Result<Array, ExecError> {
-    cross_entropy(&linear(x, w, bias, false), targets)
+/// What logits are made of: `x·wᵀ + b`, and what the second product adds.
+#[derive(Clone, Copy)]
+struct Logits<'a> {
+    x: &'a Array,
+    w: &'a Array,
+    bias: Option<&'a Array>,
+    second: Option<[&'a Array; 2]>,
 }
 
-/// `(loss, dx[, dw][, db])`.
-fn head_loss_grad(
-    x: &Array,
-    w: &Array,
-    bias: Option<&Array>,
-    targets: Targets,
-    wanted: [bool; 2],
-) -> Result<Vec<Array>, ExecError> {
-    let logits = linear(x, w, bias, false);
+impl<'a> Logits<'a> {
+    fn of(head: Head, operands: &'a Operands) -> Logits<'a> {
+        let at = head.second_at();
+        Logits {
+            x: operands.x(0),
+            w: operands.x(1),
+            bias: head.bias.then(|| operands.x(4)),
+            second: head.second.then(|| [operands.x(at), operands.x(at + 1)]),
+        }
+    }
+
+    fn all(&self) -> Array {
+        let logits = linear(self.x, self.w, self.bias, false);
+        match self.second {
+            Some([x, w]) => linear(x, w, Some(&logits), false),
+            None => logits,
+        }
+    }
+}
+
+/// `(loss, dx[, dx₂][, dw][, db])`.
+fn head_loss_grad(of: Logits, targets: Targets, wanted: [bool; 2]) -> Result<Vec<Array>, ExecError> {
+    let (logits, x) = (of.all(), of.x);
     let dlogits = cross_entropy_grad(&logits, targets)?;
-    let mut results = vec![cross_entropy(&logits, targets)?, linear_grad_input(w, &dlogits, false)];
+    let mut results = vec![cross_entropy(&logits, targets)?, linear_grad_input(of.w, &dlogits, false)];
+    if let Some([_, w]) = of.second {
+        results.push(linear_grad_input(w, &dlogits, false));
+    }
     if wanted[0] {
         results.push(linear_grad_weight(x, &dlogits, false));
     }

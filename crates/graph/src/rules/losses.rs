@@ -26,7 +26,7 @@ impl Graph {
         ignore_index: i32,
     ) -> Value {
         let inputs: Vec<Value> = [x, w, targets, scale].into_iter().chain(bias).collect();
-        self.apply(Op::HeadLoss(Head { ignore_index, bias: bias.is_some() }), &inputs)
+        self.apply(Op::HeadLoss(Head { ignore_index, bias: bias.is_some(), second: false }), &inputs)
     }
 
     /// The scalar graph input `scale` that every loss is multiplied by: one over the number of valid
@@ -43,15 +43,13 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Op::CrossEntropyGrad { .. } => cross_entropy(inputs).map(|logits| vec![logits]),
         Op::HeadLoss(head) => head_loss(inputs, *head).map(|_| vec![Type::f32([])]),
         Op::HeadLossGrad { head, weight, bias } => {
-            let (x, w) = head_loss(inputs, *head)?;
-            let mut outputs = vec![Type::f32([]), x];
-            if *weight {
-                outputs.push(Type { dtype: x.dtype, ..w });
+            let x = head_loss(inputs, *head)?;
+            if *bias && !head.bias {
+                return Err("a bias gradient needs a bias".into());
             }
-            if *bias {
-                outputs.push(*inputs.get(4).ok_or("a bias gradient needs a bias")?);
-            }
-            Ok(outputs)
+            let gradients = head.gradients(*weight, *bias).into_iter();
+            let gradients = gradients.map(|input| Type { dtype: x.dtype, ..inputs[input] });
+            Ok([Type::f32([])].into_iter().chain(gradients).collect())
         }
         other => no_types(other),
     }
@@ -71,7 +69,7 @@ pub(super) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), 
             let mut operands = inputs.clone();
             operands[3] = tape.graph.mul(inputs[3], dy);
             let gradient = tape.graph.apply_all(Op::HeadLossGrad { head: *head, weight, bias }, &operands);
-            give_gradients(tape, gradient, inputs, weight, bias);
+            give_gradients(tape, gradient, inputs, &head.gradients(weight, bias));
         }
         other => return no_derivative(other),
     }
@@ -86,16 +84,23 @@ pub(crate) fn turn_head(tape: &mut Tape) {
     };
     let (weight, bias) = wanted(tape, &inputs, head);
     tape.graph.turn_backward(id, Op::HeadLossGrad { head, weight, bias });
-    give_gradients(tape, id, &inputs, weight, bias);
+    give_gradients(tape, id, &inputs, &head.gradients(weight, bias));
 }
 
 pub(super) fn flops(op: &Op, inputs: &[Type]) -> f64 {
     let product = |inputs: &[Type]| 2.0 * inputs[0].shape.elements() as f64 * inputs[1].shape[0] as f64;
     match op {
-        Op::HeadLoss(_) => product(inputs),
-        Op::HeadLossGrad { weight, .. } => product(inputs) * if *weight { 3.0 } else { 2.0 },
+        Op::HeadLoss(head) => product(inputs) + second(inputs, *head, product),
+        Op::HeadLossGrad { head, weight, .. } => {
+            product(inputs) * if *weight { 3.0 } else { 2.0 } + 2.0 * second(inputs, *head, product)
+        }
         _ => 0.0,
     }
+}
+
+/// The second product of a head, if it has one.
+fn second(inputs: &[Type], head: Head, product: impl Fn(&[Type]) -> f64) -> f64 {
+    if head.second { product(&inputs[head.second_at()..]) } else { 0.0 }
 }
 
 /// Whether the weight and the bias of a head need a gradient.
@@ -103,13 +108,9 @@ fn wanted(tape: &Tape, inputs: &[Value], head: Head) -> (bool, bool) {
     (tape.needs(inputs[1]), head.bias && tape.needs(inputs[4]))
 }
 
-fn give_gradients(tape: &mut Tape, node: NodeId, inputs: &[Value], weight: bool, bias: bool) {
-    tape.give(inputs[0], node, 1);
-    if weight {
-        tape.give(inputs[1], node, 2);
-    }
-    if bias {
-        tape.give(inputs[4], node, 2 + usize::from(weight));
+fn give_gradients(tape: &mut Tape, node: NodeId, inputs: &[Value], gradients: &[usize]) {
+    for (output, &input) in (1..).zip(gradients) {
+        tape.give(inputs[input], node, output);
     }
 }
 
@@ -125,9 +126,9 @@ fn cross_entropy(inputs: &[Type]) -> Result<Type, String> {
     Ok(logits)
 }
 
-/// Checks the operands of a fused head; returns the types of its input and weight.
-fn head_loss(inputs: &[Type], head: Head) -> Result<(Type, Type), String> {
-    let (first, bias) = inputs.split_at(inputs.len().min(4));
+/// Checks the operands of a fused head; returns the type of its input.
+fn head_loss(inputs: &[Type], head: Head) -> Result<Type, String> {
+    let (first, rest) = inputs.split_at(inputs.len().min(4));
     let [x, w, targets, scale] = operands(first)?;
     let (&[rows, width], &[words, weight_width]) = (&x.shape[..], &w.shape[..]) else {
         return Err(format!("input {} and weight {} must be matrices", x.shape, w.shape));
@@ -138,9 +139,19 @@ fn head_loss(inputs: &[Type], head: Head) -> Result<(Type, Type), String> {
     }
     equal(targets, Type::i32([rows]), "targets")?;
     equal(scale, Type::f32([]), "scale")?;
-    match (bias, head.bias) {
-        ([], false) => Ok((x, w)),
-        (&[bias], true) => vector(bias, words, "bias").map(|()| (x, w)),
-        _ => Err(format!("takes {} inputs, got {}", 4 + usize::from(head.bias), inputs.len())),
+    let wanted = head.second_at() + 2 * usize::from(head.second);
+    if inputs.len() != wanted {
+        return Err(format!("takes {wanted} inputs, got {}", inputs.len()));
     }
+    if head.bias {
+        vector(rest[0], words, "bias")?;
+    }
+    if let [.., x2, w2] = rest
+        && head.second
+    {
+        let columns = w2.shape.columns();
+        equal(*x2, Type { shape: [rows, columns].into(), ..x }, "second input")?;
+        equal(*w2, Type { shape: [words, columns].into(), ..*w2 }, "second weight")?;
+    }
+    Ok(x)
 }

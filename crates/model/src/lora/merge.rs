@@ -5,7 +5,7 @@
 
 use plimsoll_graph::GraphError;
 
-use super::{Adapter, Lora};
+use super::Adapter;
 use crate::language::refuse;
 
 /// What an adapter adds to its weight.
@@ -44,8 +44,8 @@ impl<'a> Delta<'a> {
     /// # Errors
     ///
     /// When they have another size.
-    pub fn new(lora: &Lora, layer: &Adapter, a: &'a [f32], b: &'a [f32]) -> Result<Delta<'a>, GraphError> {
-        let (rank, scale) = (lora.rank, lora.scale());
+    pub fn new(layer: &Adapter, a: &'a [f32], b: &'a [f32]) -> Result<Delta<'a>, GraphError> {
+        let (rank, scale) = (layer.rank, layer.scale);
         let sizes = [(layer.a(), a.len(), rank * layer.input), (layer.b(), b.len(), layer.output * rank)];
         for (name, size, wanted) in sizes {
             if size != wanted {
@@ -55,7 +55,7 @@ impl<'a> Delta<'a> {
         }
         let a = Strided { data: a, line: 1, depth: layer.input };
         let b = Strided { data: b, line: rank, depth: 1 };
-        Ok(if layer.transposed {
+        Ok(if layer.rows_are_inputs() {
             Delta { left: a, right: b, rank, scale, rows: layer.input, columns: layer.output }
         } else {
             Delta { left: b, right: a, rank, scale, rows: layer.output, columns: layer.input }
@@ -103,19 +103,11 @@ impl<'a> Delta<'a> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use super::super::Form;
     use super::*;
 
-    const LORA: Lora = Lora {
-        rank: 3,
-        alpha: 6.0,
-        dropout: 0.0,
-        rslora: false,
-        targets: super::super::Targets::AllLinear,
-        modules_to_save: Vec::new(),
-    };
-
-    fn layer(transposed: bool) -> Adapter {
-        Adapter { module: "m".into(), input: 70, output: 5, transposed }
+    fn layer(form: Form) -> Adapter {
+        Adapter { module: "m".into(), form, input: 70, output: 5, rank: 3, scale: 2.0 }
     }
 
     fn numbers(count: usize, salt: usize) -> Vec<f32> {
@@ -125,9 +117,9 @@ mod tests {
     #[test]
     fn blocks_of_rows_of_either_form_add_the_scaled_product() {
         let (a, b, w) = (numbers(3 * 70, 1), numbers(5 * 3, 2), numbers(5 * 70, 3));
-        for transposed in [false, true] {
-            let layer = layer(transposed);
-            let delta = Delta::new(&LORA, &layer, &a, &b).unwrap();
+        for form in [Form::Linear, Form::Transposed, Form::Table] {
+            let (layer, transposed) = (layer(form), form != Form::Linear);
+            let delta = Delta::new(&layer, &a, &b).unwrap();
             let columns = if transposed { 5 } else { 70 };
             for block in [1, 2, 5] {
                 let mut merged = w.clone();
@@ -138,7 +130,7 @@ mod tests {
                     let (row, column) = (at / columns, at % columns);
                     let (out, input) = if transposed { (column, row) } else { (row, column) };
                     let product: f32 = (0..3).map(|r| b[out * 3 + r] * a[r * 70 + input]).sum();
-                    assert!((got - (before + 2.0 * product)).abs() < 1e-5, "{transposed} {block} at {at}");
+                    assert!((got - (before + 2.0 * product)).abs() < 1e-5, "{form:?} {block} at {at}");
                 }
             }
         }
@@ -147,10 +139,10 @@ mod tests {
     #[test]
     fn sizes_that_do_not_fit_are_named() {
         let (a, b) = (numbers(3 * 70, 1), numbers(5 * 3, 2));
-        let error = Delta::new(&LORA, &layer(false), &a[1..], &b).unwrap_err();
+        let error = Delta::new(&layer(Form::Linear), &a[1..], &b).unwrap_err();
         assert_eq!(error.to_string(), "lora: `m.lora_A.weight` has 209 numbers, but at rank 3 it has 210");
-        let layer = layer(false);
-        let delta = Delta::new(&LORA, &layer, &a, &b).unwrap();
+        let layer = layer(Form::Linear);
+        let delta = Delta::new(&layer, &a, &b).unwrap();
         assert!(delta.merge_rows(4, &mut [0.0; 140]).is_err(), "ends behind the weight");
         assert!(delta.merge_rows(0, &mut [0.0; 71]).is_err(), "no whole rows");
     }

@@ -1,52 +1,66 @@
-//! Low-rank adapters (Hu et al. 2021): a pass that freezes a model and gives its linear layers small ones.
+//! Low-rank adapters (Hu et al. 2021): a pass that freezes a model and gives its modules small ones.
 //!
 //! ```text
 //! y = x·Wᵀ + b      becomes      y = x·Wᵀ + b + (s · dropout(x)·Aᵀ)·Bᵀ        W, b frozen; A (r, in), B (out, r)
+//! y = W[ids]        becomes      y = W[ids] + (s · Aᵀ[ids])·Bᵀ               a table of words; A (r, words)
 //! ```
 //!
-//! `s` is `alpha / r`, or `alpha / √r` with `rslora`. The scale is applied where rows have `r` numbers, and the
-//! second product is added onto the first result, so that an adapter needs no second buffer of that size.
+//! `s` is `alpha / r`, or `alpha / √r` with `rslora`; rank and alpha can differ from module to module. The scale is applied
+//! where rows have `r` numbers, and the second product is added onto the first result, so that an adapter needs no second
+//! buffer of that size.
 //!
-//! Which layers are meant, what the new parameters are called and how they begin is as in the library PEFT:
-//! `<module>.lora_A.weight` and `<module>.lora_B.weight` beside `<module>.weight`. The pass serves training,
-//! evaluation and generation graphs of any model alike; the fused head is never adapted.
+//! Which modules are meant, what the new parameters are called and how they begin is as in the library PEFT:
+//! `<module>.lora_A.weight` and `<module>.lora_B.weight` beside `<module>.weight`, `<module>.lora_embedding_A` and `…_B` for
+//! tables. The pass serves training, evaluation and generation graphs of any model alike; the fused head is never adapted.
 
+mod layers;
 mod merge;
+mod pattern;
 mod peft;
+mod refused;
+mod selection;
+mod tokens;
 
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{DType, Graph, GraphError, Init, NodeId, Op, State, StateKind, Value, name_hash};
+use plimsoll_graph::{DType, Graph, GraphError, Init, Node, Op, State, StateKind, Value, name_hash};
 
 use crate::language::refuse;
 
+pub use layers::{Adapter, Form, is_adapter};
+use layers::{head_modules, heads, is_named, is_table, layer, layers, parameter};
 pub use merge::Delta;
+pub use pattern::{Pattern, is_expression};
 pub use peft::{AdapterConfig, AdapterConfigError, BaseClass, file_name, parameter_name};
-
-/// Which linear layers get an adapter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Targets {
-    /// Every one but the output head.
-    AllLinear,
-    /// Those whose module has one of these names, or ends in one after a dot.
-    Names(Vec<String>),
-}
+pub use refused::unusable;
+pub use selection::{Excluded, LayerChoice, Targets};
+pub use tokens::{TokenAdapter, TrainedTokens};
 
 /// What is trained instead of the model's own weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
-    /// Rows of `A` and columns of `B`.
+    /// Rows of `A` and columns of `B`, where no pattern says another number.
     pub rank: usize,
-    /// How strongly an adapter counts, before it is divided by the rank or its root.
+    /// How strongly an adapter counts, before it is divided by the rank or its root; where no pattern says otherwise.
     pub alpha: f32,
-    /// Probability of a zero in what an adapter reads, in training only.
+    /// Probability of a zero in what an adapter reads, in training only. Tables of words have none.
     pub dropout: f32,
     /// Whether `alpha` is divided by the root of the rank, so that high ranks do not fade.
     pub rslora: bool,
-    /// Which layers are adapted.
+    /// Which modules are adapted.
     pub targets: Targets,
+    /// Which of those are left out.
+    pub excluded: Excluded,
+    /// The layers whose modules are adapted, where not all are. Modules whose whole name is a target count in any layer.
+    pub layers: Option<LayerChoice>,
+    /// Ranks of modules whose name ends in what a pattern fits; the first that fits counts.
+    pub rank_pattern: Vec<(Pattern, usize)>,
+    /// Alphas, likewise.
+    pub alpha_pattern: Vec<(Pattern, f32)>,
     /// Modules that are trained as a whole: those whose name ends in one of these.
     pub modules_to_save: Vec<String>,
+    /// Tokens whose vectors are trained.
+    pub tokens: TrainedTokens,
 }
 
 impl Default for Lora {
@@ -57,79 +71,39 @@ impl Default for Lora {
             dropout: 0.0,
             rslora: false,
             targets: Targets::AllLinear,
+            excluded: Excluded::default(),
+            layers: None,
+            rank_pattern: Vec::new(),
+            alpha_pattern: Vec::new(),
             modules_to_save: Vec::new(),
+            tokens: TrainedTokens::None,
         }
     }
 }
 
-/// A linear layer and the adapter it has.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Adapter {
-    /// Its name; `<module>.weight` is the frozen weight.
-    pub module: String,
-    /// Columns of what it reads.
-    pub input: usize,
-    /// Columns of its result.
-    pub output: usize,
-    /// Whether the weight is stored `(in, out)`.
-    pub transposed: bool,
-}
-
-impl Adapter {
-    /// Name of the parameter `A (r, in)`.
-    pub fn a(&self) -> String {
-        format!("{}.lora_A.weight", self.module)
-    }
-
-    /// Name of the parameter `B (out, r)`.
-    pub fn b(&self) -> String {
-        format!("{}.lora_B.weight", self.module)
-    }
-}
-
 impl Lora {
-    /// What `B·A` is multiplied by.
-    pub fn scale(&self) -> f32 {
-        let rank = self.rank as f32;
-        self.alpha / if self.rslora { rank.sqrt() } else { rank }
-    }
-
     /// The same adapters for graphs that do not train.
     #[must_use]
     pub fn without_dropout(&self) -> Lora {
         Lora { dropout: 0.0, ..self.clone() }
     }
 
-    /// Without the names of heads that the model has not: PEFT saves the head of a classifier under each name that any
-    /// family has for it.
-    #[must_use]
-    pub fn without_absent_heads(mut self, forward: &Graph) -> Lora {
-        let has = |head: &str| forward.states().iter().any(|state| saves(head, &state.name));
-        self.modules_to_save.retain(|name| !CLASSIFIERS.contains(&name.as_str()) || has(name));
-        self
-    }
-
     /// The forward graph with adapters, and everything else frozen but the modules to save.
     ///
     /// # Errors
     ///
-    /// When a number is out of range, a name fits no layer of the model, or the head is asked for.
+    /// When a number is out of range, no module is meant, or the head is asked for.
     pub fn adapt(&self, forward: &Graph) -> Result<Graph, GraphError> {
-        let layers: BTreeSet<Adapter> = self.adapters(forward)?.into_iter().collect();
+        let (adapters, tokens) = (self.adapters(forward)?, self.token_adapters(forward)?);
         let kind = |state: &State| match state.kind {
             StateKind::Parameter { .. } => StateKind::Parameter { trainable: self.saves(&state.name) },
             other => other,
         };
-        forward.rewrite(kind, |g, node| {
-            let y = g.node(node).outputs[0];
-            match linear(g, node).filter(|layer| layers.contains(layer)) {
-                Some(layer) => self.add(g, g.node(node).inputs[0], y, &layer),
-                None => y,
-            }
-        })
+        let pass = Pass { lora: self, forward, adapters, tokens };
+        forward.rewrite_nodes(kind, |g, node, moved| pass.make(g, forward.node(node), moved))
     }
 
-    /// The layers of a forward graph that this adapts, in the order they run.
+    /// The modules of a forward graph that this adapts, in the order they run.
     ///
     /// # Errors
     ///
@@ -138,29 +112,38 @@ impl Lora {
         self.check_numbers()?;
         let heads = heads(forward);
         self.check_saved(forward, &heads)?;
-        let mut layers: Vec<Adapter> = Vec::new();
-        for layer in forward.node_ids().filter_map(|node| linear(forward, node)) {
-            let weight = format!("{}.weight", layer.module);
-            if !layers.contains(&layer) && !self.saves(&weight) && !heads.contains(&weight) {
-                layers.push(layer);
+        self.check_heads(forward, &heads)?;
+        let mut adapters = Vec::new();
+        for layer in layers(forward) {
+            let is_head = layer.form != Form::Table && heads.contains(&layer.weight());
+            if !is_head && self.means(&layer)? {
+                adapters.push(self.sized(layer)?);
             }
         }
-        if let Targets::Names(names) = &self.targets {
-            check_names(names, &layers, &heads)?;
-            layers.retain(|layer| names.iter().any(|name| is_named(&layer.module, name)));
+        if adapters.is_empty() {
+            let known = selection::short_names(&layers(forward));
+            return Err(refuse("lora", format!("no module of the model is a target; it has {known}")));
         }
-        Ok(layers)
+        Ok(adapters)
+    }
+
+    /// A module's adapter with its rank and scale.
+    fn sized(&self, layer: Adapter) -> Result<Adapter, GraphError> {
+        let (rank, alpha) = (self.rank_of(&layer.module)?, self.alpha_of(&layer.module)?);
+        let divisor = if self.rslora { (rank as f32).sqrt() } else { rank as f32 };
+        Ok(Adapter { rank, scale: alpha / divisor, ..layer })
     }
 
     /// `y + (s · dropout(x)·Aᵀ)·Bᵀ`.
-    fn add(&self, g: &mut Graph, x: Value, y: Value, layer: &Adapter) -> Value {
+    fn add(&self, g: &mut Graph, x: Value, y: Value, adapter: &Adapter) -> Value {
+        let Adapter { rank, input, output, .. } = *adapter;
         // Kaiming's uniform numbers with a = √5, PEFT's choice, reach up to 1/√in.
-        let bound = 1.0 / (layer.input as f32).sqrt();
-        let a = g.param_named(&layer.a(), [self.rank, layer.input], Init::Uniform(bound)); // (r, in)
-        let b = g.param_named(&layer.b(), [layer.output, self.rank], Init::Fill(0.0)); // (out, r)
-        let x = self.drop(g, x, &layer.module); // (…, in)
+        let bound = 1.0 / (input as f32).sqrt();
+        let a = g.param_named(&adapter.a(), [rank, input], Init::Uniform(bound)); // (r, in)
+        let b = g.param_named(&adapter.b(), [output, rank], Init::Fill(0.0)); // (out, r)
+        let x = self.drop(g, x, &adapter.module); // (…, in)
         let small = g.linear(x, a, None); // (…, r)
-        let small = g.scale(small, self.scale()); // (…, r)
+        let small = g.scale(small, adapter.scale); // (…, r)
         g.linear(small, b, Some(y)) // (…, out)
     }
 
@@ -180,10 +163,12 @@ impl Lora {
     }
 
     fn check_numbers(&self) -> Result<(), GraphError> {
-        let why = if self.rank == 0 {
+        let ranks = || self.rank_pattern.iter().map(|(_, rank)| rank).chain([&self.rank]);
+        let mut alphas = self.alpha_pattern.iter().map(|(_, alpha)| alpha).chain([&self.alpha]);
+        let why = if ranks().any(|&rank| rank == 0) {
             "the rank is 0; it must be at least 1".to_owned()
-        } else if !self.alpha.is_finite() {
-            format!("alpha must be a number, got {}", self.alpha)
+        } else if let Some(alpha) = alphas.find(|alpha| !alpha.is_finite()) {
+            format!("alpha must be a number, got {alpha}")
         } else if !(0.0..1.0).contains(&self.dropout) {
             format!("the dropout must be at least 0 and less than 1, got {}", self.dropout)
         } else if self.targets == Targets::Names(Vec::new()) {
@@ -194,6 +179,23 @@ impl Lora {
         Err(refuse("lora", why))
     }
 
+    /// Refuses a target that is the output head.
+    fn check_heads(&self, forward: &Graph, heads: &BTreeSet<String>) -> Result<(), GraphError> {
+        for head in head_modules(heads).filter(|head| !is_table(forward, &format!("{head}.weight"))) {
+            let targeted = match &self.targets {
+                Targets::AllLinear => false,
+                Targets::Names(names) => names.iter().any(|name| is_named(head, name)),
+                Targets::Pattern(pattern) => pattern.fits(head)?,
+            };
+            if targeted && !self.excludes(head)? {
+                let why =
+                    format!("`{head}` is the output head, which has no adapter; name it as a module to save");
+                return Err(refuse("lora", why));
+            }
+        }
+        Ok(())
+    }
+
     fn check_saved(&self, forward: &Graph, heads: &BTreeSet<String>) -> Result<(), GraphError> {
         let parameters = || forward.states().iter().filter(|s| matches!(s.kind, StateKind::Parameter { .. }));
         for name in &self.modules_to_save {
@@ -202,7 +204,7 @@ impl Lora {
                 return Err(refuse("lora", format!("the model has no module `{name}` to save{hint}")));
             }
         }
-        let tied = |name: &String| self.saves(name) && is_embedding(forward, name);
+        let tied = |name: &String| self.saves(name) && is_table(forward, name);
         match heads.iter().find(|name| tied(name)) {
             Some(name) => Err(refuse(
                 "lora",
@@ -216,65 +218,60 @@ impl Lora {
     }
 }
 
-/// The linear layer of a node, if its weight is a parameter of a module.
-fn linear(g: &Graph, node: NodeId) -> Option<Adapter> {
-    let Op::Linear { transposed, .. } = g.node(node).op else { return None };
-    let node = g.node(node);
-    let (state, _) = g.value(node.inputs[1]).state?;
-    Some(Adapter {
-        module: g.state(state).name.strip_suffix(".weight")?.to_owned(),
-        input: g.shape(node.inputs[0]).columns(),
-        output: g.shape(node.outputs[0]).columns(),
-        transposed,
-    })
+/// A forward graph on its way to the same with adapters.
+struct Pass<'a> {
+    lora: &'a Lora,
+    forward: &'a Graph,
+    adapters: Vec<Adapter>,
+    tokens: Vec<TokenAdapter>,
 }
 
-/// Modules of classification heads, which PEFT trains as a whole and never adapts.
-const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
-
-/// Names of the weights that turn hidden states into logits.
-fn heads(g: &Graph) -> BTreeSet<String> {
-    let logits = g.output_named("logits").and_then(|logits| g.producer(g.storage(logits)));
-    let is_head = |id: NodeId| match g.node(id).op {
-        Op::HeadLoss(_) => true,
-        Op::Linear { .. } => {
-            logits == Some(id)
-                || linear(g, id).is_some_and(|layer| CLASSIFIERS.contains(&layer.module.as_str()))
+impl Pass<'_> {
+    /// A node again, with what an adapter adds to its first output; the values to read in place of its outputs.
+    fn make(&self, g: &mut Graph, node: &Node, moved: &[Value]) -> Vec<Value> {
+        let head = self.tokens_of_head(node);
+        if let (Op::HeadLoss(form), Some(tokens)) = (&node.op, head) {
+            let inputs: Vec<Value> = node.inputs.iter().map(|input| moved[input.index()]).collect();
+            return vec![tokens.head_loss(g, *form, &inputs)];
         }
-        _ => false,
-    };
-    let weight_of = |id: NodeId| Some(g.state(g.value(g.node(id).inputs[1]).state?.0).name.clone());
-    g.node_ids().filter(|&id| is_head(id)).filter_map(weight_of).collect()
+        let copy = g.copy(node, moved);
+        let (inputs, mut outputs) = (g.node(copy).inputs.clone(), g.node(copy).outputs.clone());
+        let Some(found) = layer(g, copy) else { return outputs };
+        let same = |adapter: &&Adapter| adapter.module == found.module && adapter.form == found.form;
+        if let Some(adapter) = self.adapters.iter().find(same) {
+            outputs[0] = match adapter.form {
+                Form::Table => add_rows(g, inputs[1], outputs[0], adapter),
+                Form::Linear | Form::Transposed => self.lora.add(g, inputs[0], outputs[0], adapter),
+            };
+        } else if let Some(tokens) = self.tokens.iter().find(|tokens| tokens.reads(&found)) {
+            outputs[0] = tokens.add_rows(g, inputs[1], outputs[0], found.input);
+        } else if let (Form::Linear, Some(tokens)) = (found.form, head) {
+            outputs[0] = tokens.add_logits(g, inputs[0], outputs[0]);
+        }
+        outputs
+    }
+
+    /// The trained tokens of the weight that a node reads, if it is the output head.
+    fn tokens_of_head(&self, node: &Node) -> Option<&TokenAdapter> {
+        let weight = parameter(self.forward, *node.inputs.get(1)?)?;
+        self.tokens.iter().find(|tokens| tokens.writes(weight))
+    }
 }
 
-fn is_embedding(g: &Graph, parameter: &str) -> bool {
-    let reads =
-        |value: Value| g.value(value).state.is_some_and(|(state, _)| g.state(state).name == parameter);
-    g.nodes().iter().any(|node| node.op == Op::Embedding && reads(node.inputs[0]))
+/// `y + (s · Aᵀ[ids])·Bᵀ`. `A` lies as in PEFT's files, a column for each word, and is turned for the lookup: it has but
+/// `r` numbers a word.
+fn add_rows(g: &mut Graph, ids: Value, y: Value, adapter: &Adapter) -> Value {
+    let Adapter { rank, input, output, .. } = *adapter;
+    // PEFT begins tables the other way round: A is zero and B is drawn.
+    let a = g.param_named(&adapter.a(), [rank, input], Init::Fill(0.0)); // (r, V)
+    let b = g.param_named(&adapter.b(), [output, rank], Init::Normal(1.0)); // (C, r)
+    let rows = g.transpose(a, &[1, 0]); // (V, r)
+    let small = g.embedding(rows, ids); // (…, r)
+    let small = g.scale(small, adapter.scale); // (…, r)
+    g.linear(small, b, Some(y)) // (…, C)
 }
 
 /// Whether the parameter is of a module whose name ends in `name`, which is PEFT's rule for modules to save.
 fn saves(name: &str, parameter: &str) -> bool {
     parameter.match_indices('.').any(|(dot, _)| parameter[..dot].ends_with(name))
-}
-
-/// PEFT's rule.
-fn is_named(module: &str, name: &str) -> bool {
-    module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-}
-
-/// Refuses names that fit no layer; a typing error would otherwise train less than was asked for.
-fn check_names(names: &[String], layers: &[Adapter], heads: &BTreeSet<String>) -> Result<(), GraphError> {
-    let fits = |name: &String| layers.iter().any(|layer| is_named(&layer.module, name));
-    let Some(name) = names.iter().find(|name| !fits(name)) else { return Ok(()) };
-    if name == "lm_head"
-        || heads.iter().any(|head| head.strip_suffix(".weight").is_some_and(|m| is_named(m, name)))
-    {
-        let why = format!("`{name}` is the output head, which has no adapter; name it as a module to save");
-        return Err(refuse("lora", why));
-    }
-    let known: BTreeSet<&str> =
-        layers.iter().map(|layer| layer.module.rsplit('.').next().unwrap_or_default()).collect();
-    let known: Vec<&str> = known.into_iter().collect();
-    Err(refuse("lora", format!("no linear layer is called `{name}`; the model has {}", known.join(", "))))
 }

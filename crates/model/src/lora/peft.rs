@@ -2,13 +2,16 @@
 //! `adapter_model.safetensors`.
 //!
 //! A setting that changes what an adapter computes and that is not known here is refused by name, also one that
-//! only later versions have: whatever is not listed below must be absent, null, false or empty.
+//! only later versions have: see `fields.rs`, which reads them one by one.
+
+mod fields;
 
 use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::{Lora, Targets};
+use super::{Excluded, LayerChoice, Lora, Pattern, Targets, TrainedTokens, refused};
+use fields::{Fields, float, whole};
 
 /// What stands before the name of a parameter in an adapter file.
 const PREFIX: &str = "base_model.model.";
@@ -62,40 +65,8 @@ impl fmt::Display for AdapterConfigError {
 
 impl std::error::Error for AdapterConfigError {}
 
-/// Settings that are read below.
-const READ: [&str; 13] = [
-    "auto_mapping",
-    "peft_type",
-    "r",
-    "lora_alpha",
-    "lora_dropout",
-    "use_rslora",
-    "target_modules",
-    "modules_to_save",
-    "bias",
-    "fan_in_fan_out",
-    "base_model_name_or_path",
-    "task_type",
-    "init_lora_weights",
-];
-
-/// Settings that say nothing about what an adapter that is there computes.
-const WITHOUT_EFFECT: [&str; 11] = [
-    "revision",
-    "inference_mode",
-    "peft_version",
-    "runtime_config",
-    "megatron_core",
-    "megatron_config",
-    "qalora_group_size",
-    "eva_config",
-    "corda_config",
-    "lora_ga_config",
-    "loftq_config",
-];
-
-/// Ways to begin that leave the model's own weights as they are; others move a part of them into the adapter.
-const BEGINNINGS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
+/// The setting of trained tokens.
+const TOKENS: &str = "trainable_token_indices";
 
 impl AdapterConfig {
     /// Reads the text of the file.
@@ -108,10 +79,7 @@ impl AdapterConfig {
         let fields = Fields { map };
         match fields.text("peft_type")?.as_deref() {
             Some("LORA") => {}
-            other => {
-                let other = other.unwrap_or("missing");
-                return Err(wrong(format!("`peft_type` is {other}; only LORA is supported")));
-            }
+            other => return Err(wrong(refused::method(other))),
         }
         fields.refuse_unsupported()?;
         let lora = Lora {
@@ -120,7 +88,12 @@ impl AdapterConfig {
             dropout: fields.number("lora_dropout", 0.0)?,
             rslora: fields.flag("use_rslora")?,
             targets: fields.targets()?,
+            excluded: fields.excluded()?,
+            layers: fields.layers()?,
+            rank_pattern: fields.patterns("rank_pattern", "a whole number of at least 1", whole)?,
+            alpha_pattern: fields.patterns("alpha_pattern", "a number", float)?,
             modules_to_save: fields.names("modules_to_save")?.unwrap_or_default(),
+            tokens: fields.tokens()?,
         };
         Ok(AdapterConfig {
             lora,
@@ -137,25 +110,23 @@ impl AdapterConfig {
         let targets = match &lora.targets {
             Targets::AllLinear => json!("all-linear"),
             Targets::Names(names) => json!(names),
+            Targets::Pattern(pattern) => json!(pattern.text()),
         };
         let saved = if lora.modules_to_save.is_empty() { Value::Null } else { json!(lora.modules_to_save) };
-        // PEFT's own files have whole numbers here, and some readers expect them.
-        let whole = lora.alpha.fract() == 0.0 && lora.alpha.abs() < 1e9;
-        let alpha = if whole { json!(lora.alpha as i64) } else { json!(shortest(lora.alpha)) };
         let base_class = self.base_class.as_ref().map(|BaseClass { class, family }| {
             json!({
                 "base_model_class": class,
                 "parent_library": format!("{LIBRARY}{family}.modeling_{family}"),
             })
         });
-        let config = json!({
+        let mut config = json!({
             "auto_mapping": base_class,
             "base_model_name_or_path": self.base_model,
             "bias": "none",
             "fan_in_fan_out": self.fan_in_fan_out,
             "inference_mode": true,
             "init_lora_weights": true,
-            "lora_alpha": alpha,
+            "lora_alpha": short(lora.alpha),
             "lora_dropout": shortest(lora.dropout),
             "modules_to_save": saved,
             "peft_type": "LORA",
@@ -165,8 +136,53 @@ impl AdapterConfig {
             "use_dora": false,
             "use_rslora": lora.rslora,
         });
+        if let Value::Object(config) = &mut config {
+            config.extend(chosen(lora));
+        }
         format!("{config:#}\n")
     }
+}
+
+/// Settings that most adapters have not.
+fn chosen(lora: &Lora) -> Map<String, Value> {
+    let mut chosen = Map::new();
+    match &lora.excluded {
+        Excluded::Names(names) if names.is_empty() => {}
+        Excluded::Names(names) => drop(chosen.insert("exclude_modules".into(), json!(names))),
+        Excluded::Pattern(pattern) => drop(chosen.insert("exclude_modules".into(), json!(pattern.text()))),
+    }
+    if let Some(LayerChoice { numbers, patterns }) = &lora.layers {
+        chosen.insert("layers_to_transform".into(), json!(numbers));
+        let patterns: Vec<&str> = patterns.iter().map(Pattern::text).collect();
+        if !patterns.is_empty() {
+            chosen.insert("layers_pattern".into(), json!(patterns));
+        }
+    }
+    match &lora.tokens {
+        TrainedTokens::None => {}
+        TrainedTokens::Input(rows) => drop(chosen.insert(TOKENS.into(), json!(rows))),
+        TrainedTokens::Modules(modules) => {
+            let modules: Map<String, Value> =
+                modules.iter().map(|(name, rows)| (name.clone(), json!(rows))).collect();
+            chosen.insert(TOKENS.into(), Value::Object(modules));
+        }
+    }
+    let ranks = lora.rank_pattern.iter().map(|(pattern, rank)| (pattern.text().to_owned(), json!(rank)));
+    let alphas = lora.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.text().to_owned(), short(*alpha)));
+    for (name, values) in
+        [("rank_pattern", ranks.collect::<Map<_, _>>()), ("alpha_pattern", alphas.collect())]
+    {
+        if !values.is_empty() {
+            chosen.insert(name.into(), Value::Object(values));
+        }
+    }
+    chosen
+}
+
+/// A whole number where it is one: PEFT's own files have those, and some readers expect them.
+fn short(number: f32) -> Value {
+    let whole = number.fract() == 0.0 && number.abs() < 1e9;
+    if whole { json!(number as i64) } else { json!(shortest(number)) }
 }
 
 /// The double with the fewest digits that is this float: 0.1, not 0.10000000149.
@@ -176,112 +192,6 @@ fn shortest(number: f32) -> f64 {
 
 fn wrong(why: String) -> AdapterConfigError {
     AdapterConfigError(why)
-}
-
-/// The settings by name; null is as good as absent.
-struct Fields {
-    map: Map<String, Value>,
-}
-
-impl Fields {
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(key).filter(|value| !value.is_null())
-    }
-
-    fn must(&self, key: &str, what: &str) -> AdapterConfigError {
-        let found = self.map.get(key).unwrap_or(&Value::Null);
-        wrong(format!("`{key}` must be {what}, got {found}"))
-    }
-
-    fn refuse_unsupported(&self) -> Result<(), AdapterConfigError> {
-        if self.get("bias").is_some_and(|bias| bias != "none") {
-            return Err(self.must("bias", "\"none\"; trained biases are not supported"));
-        }
-        if let Some(Value::String(begin)) = self.get("init_lora_weights")
-            && !BEGINNINGS.contains(&begin.as_str())
-        {
-            return Err(wrong(format!(
-                "`init_lora_weights` is {begin}, which changes the model's own weights; convert the adapter to a \
-                 plain one with PEFT first"
-            )));
-        }
-        let known = |key: &String| READ.contains(&key.as_str()) || WITHOUT_EFFECT.contains(&key.as_str());
-        match self.map.iter().find(|(key, value)| !known(key) && !is_empty(value)) {
-            Some((key, value)) => {
-                Err(wrong(format!("`{key}` is set to {value}, which is not supported; leave it out")))
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn rank(&self) -> Result<usize, AdapterConfigError> {
-        let Some(value) = self.get("r") else { return Ok(8) };
-        let rank = value.as_u64().and_then(|rank| usize::try_from(rank).ok()).filter(|&rank| rank > 0);
-        rank.ok_or_else(|| self.must("r", "a whole number of at least 1"))
-    }
-
-    fn number(&self, key: &str, default: f32) -> Result<f32, AdapterConfigError> {
-        match self.get(key) {
-            None => Ok(default),
-            Some(value) => value.as_f64().map(|x| x as f32).ok_or_else(|| self.must(key, "a number")),
-        }
-    }
-
-    fn flag(&self, key: &str) -> Result<bool, AdapterConfigError> {
-        match self.get(key) {
-            None => Ok(false),
-            Some(value) => value.as_bool().ok_or_else(|| self.must(key, "true or false")),
-        }
-    }
-
-    fn text(&self, key: &str) -> Result<Option<String>, AdapterConfigError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text.clone())),
-            Some(_) => Err(self.must(key, "a text")),
-        }
-    }
-
-    fn names(&self, key: &str) -> Result<Option<Vec<String>>, AdapterConfigError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let text = |name: &Value| name.as_str().map(str::to_owned);
-        let names = value.as_array().and_then(|names| names.iter().map(text).collect());
-        names.map(Some).ok_or_else(|| self.must(key, "a list of names"))
-    }
-
-    /// Classes of other libraries say nothing here.
-    fn base_class(&self) -> Option<BaseClass> {
-        let mapping = self.get("auto_mapping")?;
-        let class = mapping.get("base_model_class")?.as_str()?.to_owned();
-        let module = mapping.get("parent_library")?.as_str()?.strip_prefix(LIBRARY)?;
-        Some(BaseClass { class, family: module.split('.').next()?.to_owned() })
-    }
-
-    fn targets(&self) -> Result<Targets, AdapterConfigError> {
-        match self.get("target_modules") {
-            Some(Value::String(text)) if text.eq_ignore_ascii_case("all-linear") => Ok(Targets::AllLinear),
-            Some(Value::String(pattern)) => Err(wrong(format!(
-                "`target_modules` is the pattern \"{pattern}\"; write a list of names or \"all-linear\""
-            ))),
-            _ => match self.names("target_modules")? {
-                Some(mut names) => {
-                    // PEFT writes a set, in whatever order.
-                    names.sort();
-                    Ok(Targets::Names(names))
-                }
-                None => Err(self.must("target_modules", "a list of names or \"all-linear\"")),
-            },
-        }
-    }
-}
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Array(list) => list.is_empty(),
-        Value::Object(map) => map.is_empty(),
-        Value::Bool(true) | Value::Number(_) | Value::String(_) => false,
-    }
 }
 
 #[cfg(test)]
@@ -297,7 +207,19 @@ mod tests {
             dropout: 0.1,
             rslora: true,
             targets: Targets::Names(vec!["k_proj".into(), "q_proj".into()]),
+            excluded: Excluded::Pattern(Pattern::whole(r".*\.1\..*").unwrap()),
+            layers: Some(LayerChoice {
+                numbers: vec![3, 0],
+                patterns: vec![Pattern::before_layer("layers").unwrap()],
+            }),
+            // The first that fits counts, so the order is a part of the meaning.
+            rank_pattern: vec![
+                (Pattern::ending("q_proj").unwrap(), 16),
+                (Pattern::ending("a.*").unwrap(), 2),
+            ],
+            alpha_pattern: vec![(Pattern::ending("k_proj").unwrap(), 0.5)],
             modules_to_save: vec!["lm_head".into()],
+            tokens: TrainedTokens::Modules(vec![("embed_tokens".into(), vec![7, 3])]),
         };
         let config = AdapterConfig {
             lora,
@@ -316,35 +238,84 @@ mod tests {
 
     fn fault(settings: &str) -> String {
         let text = format!(r#"{{"peft_type": "LORA", "target_modules": ["q_proj"], {settings}}}"#);
-        AdapterConfig::from_json(&text).unwrap_err().to_string()
+        let error = AdapterConfig::from_json(&text).unwrap_err().to_string();
+        error.strip_prefix("adapter_config.json: ").unwrap().to_owned()
     }
 
     #[test]
-    fn settings_that_are_not_supported_are_named() {
+    fn a_setting_that_is_not_supported_is_answered_with_what_it_is_and_how_peft_helps() {
+        let settings = [
+            (r#""use_dora": true"#, "`use_dora` is set: this is DoRA"),
+            (r#""lora_bias": true"#, "`lora_bias` is set: this is an adapter with a bias of its own"),
+            (
+                r#""megatron_config": {"a": 1}"#,
+                "`megatron_config` is set: this is an adapter for the parallel",
+            ),
+            (r#""of_next_year": 3"#, "`of_next_year` is set to 3, which is not supported here"),
+            (r#""bias": "all""#, "`bias` is all: trained biases are not supported here"),
+            (
+                r#""init_lora_weights": "pissa_niter_4""#,
+                "`init_lora_weights` is pissa_niter_4, so this adapter",
+            ),
+        ];
+        for (settings, expected) in settings {
+            let said = fault(settings);
+            assert!(said.starts_with(expected) && said.contains("merge_and_unload()"), "{said}");
+            assert!(!said.contains("leave it out"), "{said}");
+        }
+        for settings in [r#""layer_replication": [[0, 2]]"#, r#""alora_invocation_tokens": [3]"#] {
+            let said = fault(settings);
+            assert!(said.contains("PEFT cannot merge it either") && !said.contains("leave"), "{said}");
+        }
+        let error = AdapterConfig::from_json(r#"{"peft_type": "IA3"}"#).unwrap_err().to_string();
+        assert!(
+            error.starts_with("adapter_config.json: `peft_type` is IA3, and only LORA is supported here")
+        );
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_kind_is_named() {
         let cases = [
-            (r#""use_dora": true"#, "`use_dora` is set to true, which is not supported; leave it out"),
-            (
-                r#""layers_to_transform": [1]"#,
-                "`layers_to_transform` is set to [1], which is not supported; leave it out",
-            ),
-            (
-                r#""rank_pattern": {"q_proj": 2}"#,
-                "`rank_pattern` is set to {\"q_proj\":2}, which is not supported; leave it out",
-            ),
-            (r#""of_next_year": 3"#, "`of_next_year` is set to 3, which is not supported; leave it out"),
-            (r#""bias": "all""#, "`bias` must be \"none\"; trained biases are not supported, got \"all\""),
             (r#""r": 0"#, "`r` must be a whole number of at least 1, got 0"),
             (r#""lora_alpha": "much""#, "`lora_alpha` must be a number, got \"much\""),
             (
-                r#""target_modules": ".*_proj""#,
-                "`target_modules` is the pattern \".*_proj\"; write a list of names or \"all-linear\"",
+                r#""rank_pattern": {"q_proj": 0}"#,
+                "`rank_pattern` must have a whole number of at least 1 for `q_proj`, got 0",
+            ),
+            (
+                r#""layers_to_transform": ["a"]"#,
+                "`layers_to_transform` must be numbers of layers, got [\"a\"]",
+            ),
+            (
+                r#""layers_pattern": "h""#,
+                "`layers_to_transform` must be given where `layers_pattern` is, got null",
+            ),
+            (
+                r#""target_modules": ".*", "layers_to_transform": 1"#,
+                "`target_modules` must be a list of names where `layers_to_transform` is given, got \".*\"",
             ),
         ];
         for (settings, expected) in cases {
-            assert_eq!(fault(settings), format!("adapter_config.json: {expected}"));
+            assert_eq!(fault(settings), expected);
         }
-        let error = AdapterConfig::from_json(r#"{"peft_type": "IA3"}"#).unwrap_err().to_string();
-        assert_eq!(error, "adapter_config.json: `peft_type` is IA3; only LORA is supported");
-        assert!(fault(r#""init_lora_weights": "pissa""#).contains("changes the model's own weights"));
+        assert!(fault(r#""target_modules": "(a""#).starts_with("`(a` is no regular expression"));
+    }
+
+    #[test]
+    fn settings_that_choose_modules_are_read_as_peft_writes_them() {
+        let text = r#"{"peft_type": "LORA", "target_modules": ["v_proj", "q_proj"], "exclude_modules": ["b", "a"],
+            "layers_to_transform": 2, "layers_pattern": "h", "rank_pattern": {"b": 2, "a": 3}, "alpha_pattern": {"a": 5}}"#;
+        let lora = AdapterConfig::from_json(text).unwrap().lora;
+        assert_eq!(lora.targets, Targets::Names(vec!["q_proj".into(), "v_proj".into()]));
+        assert_eq!(lora.excluded, Excluded::Names(vec!["a".into(), "b".into()]));
+        let layers = lora.layers.unwrap();
+        assert_eq!((layers.numbers.as_slice(), layers.patterns[0].text()), (&[2][..], "h"));
+        let ranks: Vec<(&str, usize)> =
+            lora.rank_pattern.iter().map(|(key, rank)| (key.text(), *rank)).collect();
+        assert_eq!(ranks, [("b", 2), ("a", 3)]);
+        let text = r#"{"peft_type": "LORA", "target_modules": ".*_proj", "layers_to_transform": [], "layers_pattern": ""}"#;
+        let lora = AdapterConfig::from_json(text).unwrap().lora;
+        assert_eq!(lora.targets, Targets::Pattern(Pattern::whole(".*_proj").unwrap()));
+        assert_eq!(lora.layers, None);
     }
 }

@@ -2,10 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_model::Targets;
-
 use super::rules::shortest;
-use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup};
+use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters};
 use crate::data::{Layout, Part, Task};
 use crate::optimizer::OptimizerKind;
 use crate::settings::RawConfig;
@@ -50,19 +48,7 @@ impl Config {
         let Some(lora) = self.model.lora.as_ref().filter(|_| adapter.is_none()) else {
             return RawConfig { adapter, ..raw };
         };
-        let targets = match &lora.targets {
-            Targets::AllLinear => vec!["all-linear".to_owned()],
-            Targets::Names(names) => names.clone(),
-        };
-        RawConfig {
-            lora_r: Some(lora.rank),
-            lora_alpha: Some(shortest(lora.alpha)),
-            lora_dropout: Some(shortest(lora.dropout)),
-            use_rslora: Some(lora.rslora),
-            lora_target_modules: Some(targets),
-            modules_to_save: Some(lora.modules_to_save.clone()).filter(|names| !names.is_empty()),
-            ..raw
-        }
+        adapters::effective(lora, raw)
     }
 
     fn with_fit(&self, raw: RawConfig) -> RawConfig {

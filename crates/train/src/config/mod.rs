@@ -5,6 +5,7 @@
 //! a sentence that says what to change. [`Config::effective`] writes it down again, so that a run can be
 //! repeated without its defaults.
 
+mod adapters;
 mod data;
 mod defaults;
 mod effective;

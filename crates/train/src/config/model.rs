@@ -6,11 +6,11 @@ use std::sync::Arc;
 use plimsoll_exec::Device;
 use plimsoll_graph::{Graph, GraphError, Type};
 use plimsoll_model::hf::Configuration;
-use plimsoll_model::{Architecture, Lora, Preset, Targets};
+use plimsoll_model::{Architecture, Lora, Preset};
 use serde_json::Value;
 
-use super::Config;
 use super::rules::{mistake, within};
+use super::{Config, adapters};
 use crate::data::Tokenizer;
 use crate::error::TrainError;
 use crate::files::{Form, Loaded, read_text, refuse_links_elsewhere};
@@ -21,6 +21,7 @@ use crate::pretrained::{
 };
 use crate::run::Run;
 use crate::settings::RawConfig;
+use crate::trained_tokens::move_rows;
 
 /// Where a model's weights come from.
 #[derive(Clone, Debug)]
@@ -71,20 +72,8 @@ impl LanguageModel {
             }
             _ => vec![("model".to_owned(), format!("{:?}", self.architecture))],
         };
-        if let Some(Lora { rank, alpha, dropout, rslora, targets, modules_to_save }) = &self.lora {
-            let targets = match targets {
-                Targets::AllLinear => "all-linear".to_owned(),
-                Targets::Names(names) => names.join(","),
-            };
-            let adapters = [
-                ("lora_r", rank.to_string()),
-                ("lora_alpha", alpha.to_string()),
-                ("lora_dropout", dropout.to_string()),
-                ("use_rslora", rslora.to_string()),
-                ("lora_target_modules", targets),
-                ("modules_to_save", modules_to_save.join(",")),
-            ];
-            facts.extend(adapters.map(|(name, value)| (name.to_owned(), value)));
+        if let Some(lora) = &self.lora {
+            facts.extend(adapters::facts(lora));
         }
         facts
     }
@@ -124,15 +113,18 @@ pub(super) fn resolve(raw: &RawConfig) -> Result<Resolved, TrainError> {
             "--seq-len {seq_len} is longer than the {longest} positions that `{name}` can read; give {longest} or less"
         )));
     }
-    let open = |folder| AdapterFolder::open(folder, &configuration);
+    let open = |folder| match &origin {
+        Origin::Pretrained(model) => model.open_adapter(folder),
+        Origin::Scratch => AdapterFolder::open(folder, &configuration),
+    };
     let adapter = raw.adapter.as_deref().map(open).transpose()?;
     let lora = match &adapter {
         Some(adapter) => {
-            refuse_beside_adapter(raw)?;
+            adapters::refuse_beside_adapter(raw)?;
             configuration.clone_from(&adapter.configuration);
             Some(adapter.config.lora.clone())
         }
-        None => lora(raw)?,
+        None => adapters::new(raw, &configuration.architecture)?,
     };
     Ok(Resolved { name, configuration, origin, seq_len, lora, adapter })
 }
@@ -192,52 +184,6 @@ fn unlike_the_preset(name: &str, error: TrainError) -> TrainError {
     }
 }
 
-fn lora(raw: &RawConfig) -> Result<Option<Lora>, TrainError> {
-    let Some(rank) = raw.lora_r else {
-        return match beside_rank(raw) {
-            Some(flag) => Err(mistake(format!("{flag} needs --lora-r, the rank of adapters"))),
-            None => Ok(None),
-        };
-    };
-    within("--lora-r", rank)?;
-    let dropout = raw.lora_dropout.unwrap_or(0.0);
-    if !(0.0..1.0).contains(&dropout) {
-        return Err(mistake(format!("--lora-dropout must be at least 0 and below 1, got {dropout}")));
-    }
-    let targets = match raw.lora_target_modules.as_deref() {
-        None => Targets::AllLinear,
-        Some([one]) if one == "all-linear" => Targets::AllLinear,
-        Some(names) => Targets::Names(names.to_vec()),
-    };
-    Ok(Some(Lora {
-        rank,
-        alpha: raw.lora_alpha.map_or(2.0 * rank as f32, |alpha| alpha as f32),
-        dropout: dropout as f32,
-        rslora: raw.use_rslora.unwrap_or(false),
-        targets,
-        modules_to_save: raw.modules_to_save.clone().unwrap_or_default(),
-    }))
-}
-
-/// A setting that says what adapters are like, beside their rank.
-fn beside_rank(raw: &RawConfig) -> Option<&'static str> {
-    let given = [
-        ("--lora-alpha", raw.lora_alpha.is_some()),
-        ("--lora-dropout", raw.lora_dropout.is_some()),
-        ("--use-rslora", raw.use_rslora.is_some()),
-        ("--lora-target-modules", raw.lora_target_modules.is_some()),
-        ("--modules-to-save", raw.modules_to_save.is_some()),
-    ];
-    given.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
-}
-
-fn refuse_beside_adapter(raw: &RawConfig) -> Result<(), TrainError> {
-    match raw.lora_r.map(|_| "--lora-r").or(beside_rank(raw)) {
-        Some(flag) => Err(mistake(format!("--adapter has its own settings; leave out {flag}"))),
-        None => Ok(()),
-    }
-}
-
 impl Config {
     /// The folder whose tokenizer is used, if any is.
     pub fn tokenizer_folder(&self) -> Option<PathBuf> {
@@ -290,6 +236,10 @@ impl Config {
         if let Some(adapter) = &self.adapter {
             adapter.load(run.engine_mut(), parameters())?;
             loaded.absent.retain(|name| !adapter.config.lora.saves(name));
+        }
+        if let Some(lora) = &self.model.lora {
+            let tables = lora.token_adapters(&self.model.architecture.training(1, 1)?)?;
+            move_rows(run.engine_mut(), &tables, self.adapter.is_none())?;
         }
         Ok(loaded)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use plimsoll_exec::{Device, Engine};
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
 use plimsoll_model::hf::{Configuration, Stored};
-use plimsoll_model::lora::{AdapterConfig, BaseClass, file_name};
+use plimsoll_model::lora::{AdapterConfig, BaseClass, file_name, is_adapter, parameter_name, unusable};
 use plimsoll_model::{Architecture, Lora, Targets};
 use serde_json::Value;
 
@@ -22,17 +22,11 @@ const ADAPTER_STEM: &str = "adapter_model";
 const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// The weight of the head that sorts texts, in an adapter's file.
 const CLASSIFIER: &str = "base_model.model.classifier.weight";
-/// Modules that turn ids into vectors or back.
-const TABLES: [&str; 8] = [
-    "embed_tokens",
-    "lm_head",
-    "wte",
-    "wpe",
-    "word_embeddings",
-    "position_embeddings",
-    "token_type_embeddings",
-    "decoder",
-];
+/// Modules that PEFT can adapt and we cannot: output heads, and tables that are looked up by position.
+const WITHOUT_ADAPTERS: [&str; 5] =
+    ["lm_head", "decoder", "wpe", "position_embeddings", "token_type_embeddings"];
+/// What PEFT calls the weight that an adapter stands beside.
+const BESIDE: &str = ".base_layer.weight";
 
 /// An adapter in a folder, as the library PEFT writes them.
 #[derive(Clone, Debug)]
@@ -43,6 +37,9 @@ pub struct AdapterFolder {
     pub config: AdapterConfig,
     /// The model with the head that the adapter brings, or with its own where it brings none.
     pub configuration: Configuration,
+    /// Tensors of the file that are copies of the model's own, as PEFT writes them beside an adapted embedding: the name in
+    /// the file, and the parameter.
+    copies: Vec<(String, String)>,
 }
 
 impl AdapterFolder {
@@ -55,14 +52,16 @@ impl AdapterFolder {
         let path = folder.join(ADAPTER_CONFIG);
         let config = AdapterConfig::from_json(&read_text(&path)?)
             .map_err(|error| said_of(&path, ADAPTER_CONFIG, &error.to_string()))?;
-        let mut adapter = AdapterFolder { folder: folder.to_owned(), config, configuration: base.clone() };
+        let configuration = base.clone();
+        let mut adapter =
+            AdapterFolder { folder: folder.to_owned(), config, configuration, copies: Vec::new() };
         let weights = adapter.weights()?;
         adapter.check_family()?;
-        adapter.check_targets()?;
+        adapter.check_modules(&weights)?;
         adapter.take_head(&weights)?;
         let graph = adapter.configuration.architecture.training(1, 1)?;
-        adapter.config.lora = adapter.config.lora.without_absent_heads(&graph);
-        adapter.check(&graph, &weights)?;
+        adapter.config.lora = adapter.config.lora.without_absent(&graph);
+        adapter.copies = adapter.check(&graph, &weights)?;
         Ok(adapter)
     }
 
@@ -82,17 +81,20 @@ impl AdapterFolder {
         }
     }
 
-    /// PEFT can adapt embeddings and heads; no other model would help with those.
-    fn check_targets(&self) -> Result<(), FileError> {
-        let Targets::Names(names) = &self.config.lora.targets else { return Ok(()) };
-        let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
-        match names.iter().find(|name| TABLES.contains(&last(name).as_str())) {
-            Some(name) => {
-                let why = format!(
-                    "has an adapter for `{name}`, an embedding or output head, and only linear layers between them \
-                     can have one here; merge it into its model with PEFT and give that"
-                );
-                Err(FileError::wrong(&self.folder, why))
+    /// PEFT can adapt modules that cannot have an adapter here; no other model would help with those.
+    fn check_modules(&self, weights: &ModelFolder) -> Result<(), FileError> {
+        let module = |name| parameter_name(name)?.split_once(".lora_").map(|(module, _)| module);
+        let without =
+            |module: &&str| module.rsplit('.').next().is_some_and(|last| WITHOUT_ADAPTERS.contains(&last));
+        let named = match &self.config.lora.targets {
+            Targets::Names(names) => names.as_slice(),
+            Targets::AllLinear | Targets::Pattern(_) => &[],
+        };
+        let modules = weights.names().filter_map(module).chain(named.iter().map(String::as_str));
+        match modules.into_iter().find(without) {
+            Some(module) => {
+                let what = format!("an adapter for `{module}`, an output head or a table of positions");
+                Err(FileError::wrong(&self.folder, unusable(&what)))
             }
             None => Ok(()),
         }
@@ -120,8 +122,8 @@ impl AdapterFolder {
         Ok(())
     }
 
-    /// Every tensor must belong to this model, with its shape.
-    fn check(&self, graph: &Graph, weights: &ModelFolder) -> Result<(), TrainError> {
+    /// Every tensor must belong to this model, with its shape. Returns those that are copies of the model's own.
+    fn check(&self, graph: &Graph, weights: &ModelFolder) -> Result<Vec<(String, String)>, TrainError> {
         let lora = &self.config.lora;
         let adapted = lora.adapt(graph).map_err(|error: GraphError| self.other_base(&error.to_string()))?;
         let mut strange: BTreeSet<&str> = weights.names().collect();
@@ -137,13 +139,49 @@ impl AdapterFolder {
                 return Err(self.other_base(&why).into());
             }
         }
-        match strange.first() {
-            Some(name) => {
-                let why = format!("it holds `{name}`, and {ADAPTER_CONFIG} makes no use of that here");
-                Err(self.other_base(&why).into())
-            }
-            None => Ok(()),
+        strange.into_iter().map(|name| self.copied(graph, name)).collect()
+    }
+
+    /// The parameter that a tensor of the file is a copy of. PEFT writes the tables beside an adapter for them, and both
+    /// tables where their size has changed.
+    fn copied(&self, graph: &Graph, name: &str) -> Result<(String, String), TrainError> {
+        let parameter = parameter_name(name).map(|parameter| match parameter.strip_suffix(BESIDE) {
+            Some(module) => format!("{module}.weight"),
+            None => parameter.to_owned(),
+        });
+        let tied = self.configuration.architecture.tied();
+        let known = parameter.and_then(|parameter| {
+            let second = tied.iter().find(|(second, _)| *second == parameter);
+            let parameter = second.map_or(parameter, |(_, first)| (*first).to_owned());
+            graph.states().iter().any(|state| state.name == parameter).then_some(parameter)
+        });
+        let Some(parameter) = known else {
+            let why = format!("it holds `{name}`, and {ADAPTER_CONFIG} makes no use of that here");
+            return Err(self.other_base(&why).into());
+        };
+        Ok((name.to_owned(), parameter))
+    }
+
+    /// Refuses copies of the model's weights that differ from them: what they were trained for is not in the
+    /// configuration.
+    pub(super) fn check_copies(&self, base: &Pretrained) -> Result<(), TrainError> {
+        if self.copies.is_empty() {
+            return Ok(());
         }
+        let (own, model) = (self.weights()?, ModelFolder::open(&base.folder)?);
+        for (name, parameter) in &self.copies {
+            let stored = self.configuration.architecture.stored(parameter);
+            let (Some((copy, _)), Some((file, known))) =
+                (own.find([name.as_str()]), model.find(stored.names()))
+            else {
+                continue;
+            };
+            if !copy.same_numbers(name, file, known)? {
+                let what = format!("`{name}`, a table with other numbers than the model's");
+                return Err(FileError::wrong(&self.folder, unusable(&what)).into());
+            }
+        }
+        Ok(())
     }
 
     fn other_base(&self, why: &str) -> FileError {
@@ -174,6 +212,30 @@ impl AdapterFolder {
         let lora = &self.config.lora;
         let own = parameters.into_iter().filter(|(name, _)| is_adapter(name) || lora.saves(name));
         load_weights(engine, own, &self.weights()?, |name| Stored::plain(&file_name(name)))
+    }
+}
+
+/// The name of the model that an adapter in a folder belongs to, as its configuration has it; nothing where the folder
+/// holds a model of its own, or no adapter.
+///
+/// # Errors
+///
+/// When the configuration cannot be read or names no model.
+pub fn base_of(folder: &Path) -> Result<Option<String>, TrainError> {
+    let path = folder.join(ADAPTER_CONFIG);
+    let model = ["model.safetensors", "model.safetensors.index.json"];
+    if !path.is_file() || model.iter().any(|name| folder.join(name).exists()) {
+        return Ok(None);
+    }
+    let config: Value = serde_json::from_str(&read_text(&path)?)
+        .map_err(|error| said_of(&path, ADAPTER_CONFIG, &format!("{ADAPTER_CONFIG}: {error}")))?;
+    match config["base_model_name_or_path"].as_str() {
+        Some(base) if !base.is_empty() => Ok(Some(base.to_owned())),
+        _ => {
+            let why = "is an adapter that does not say which model it belongs to; give that as --model, and this \
+                       folder as --adapter";
+            Err(FileError::wrong(folder, why).into())
+        }
     }
 }
 
@@ -220,11 +282,6 @@ fn task(architecture: &Architecture) -> Option<&'static str> {
         (Architecture::Bert(_), None) => None,
         _ => Some("CAUSAL_LM"),
     }
-}
-
-/// Whether a parameter is part of an adapter.
-pub(super) fn is_adapter(parameter: &str) -> bool {
-    parameter.ends_with(".lora_A.weight") || parameter.ends_with(".lora_B.weight")
 }
 
 /// Names and types of what is trained.

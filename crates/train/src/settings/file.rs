@@ -108,7 +108,24 @@ fn of_kind(kind: Kind, value: Value) -> Option<Value> {
         (Kind::Number, Value::Integer(number)) => Some(Value::Float(number as f64)),
         (Kind::Switch, Value::Boolean(yes)) => Some(Value::Boolean(yes)),
         (Kind::List, Value::String(text)) => Some(list([text.as_str()])),
-        (Kind::List, Value::Array(items)) => items.iter().all(Value::is_str).then_some(Value::Array(items)),
+        (Kind::List | Kind::Pairs, Value::Array(items)) => {
+            items.iter().all(Value::is_str).then_some(Value::Array(items))
+        }
+        (Kind::Numbers, Value::Integer(number)) if number >= 0 => {
+            Some(Value::Array(vec![Value::Integer(number)]))
+        }
+        (Kind::Numbers, Value::Array(items)) => {
+            let is_whole = |item: &Value| item.as_integer().is_some_and(|number| number >= 0);
+            items.iter().all(is_whole).then_some(Value::Array(items))
+        }
+        (Kind::Pairs, Value::Table(table)) => {
+            let pair = |(pattern, value): (&String, &Value)| match value {
+                Value::Integer(number) => Some(Value::String(format!("{pattern}={number}"))),
+                Value::Float(number) => Some(Value::String(format!("{pattern}={number}"))),
+                _ => None,
+            };
+            table.iter().map(pair).collect::<Option<Vec<Value>>>().map(Value::Array)
+        }
         _ => None,
     }
 }
@@ -127,6 +144,8 @@ fn typed(flag: &Flag) -> Result<Value, String> {
         // As Python writes it, too.
         Kind::Switch => text.to_lowercase().parse().ok().map(Value::Boolean),
         Kind::List => Some(list(flag.values.iter().map(String::as_str))),
+        Kind::Numbers => numbers(&flag.values),
+        Kind::Pairs => Some(pairs(&flag.values)),
     };
     let digits = !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
     value.ok_or_else(|| match setting.kind {
@@ -144,6 +163,25 @@ fn list<'a>(words: impl IntoIterator<Item = &'a str>) -> Value {
     Value::Array(words.map(|word| Value::String(word.to_owned())).collect())
 }
 
+/// Whole numbers with commas between them.
+fn numbers(words: &[String]) -> Option<Value> {
+    let words = words.iter().flat_map(|word| word.split(',')).map(str::trim);
+    let number = |word: &str| word.parse().ok().filter(|&number: &i64| number >= 0).map(Value::Integer);
+    words.map(number).collect::<Option<Vec<Value>>>().map(Value::Array)
+}
+
+/// Patterns with a number each and commas between them; a comma before the equals sign belongs to the pattern.
+fn pairs(words: &[String]) -> Value {
+    let mut pairs: Vec<String> = Vec::new();
+    for word in words.iter().flat_map(|word| word.split(',')) {
+        match pairs.last_mut().filter(|last| !last.contains('=')) {
+            Some(begun) => *begun = format!("{begun},{word}"),
+            None => pairs.push(word.trim().to_owned()),
+        }
+    }
+    Value::Array(pairs.into_iter().map(Value::String).collect())
+}
+
 /// Whether a word is the name of a file or folder, perhaps with how often it is seen: `PATH@WEIGHT`.
 fn names_file(word: &str) -> bool {
     let unweighted = word.rsplit_once('@').map_or(word, |(path, _)| path);
@@ -157,6 +195,8 @@ fn wanted(kind: Kind) -> &'static str {
         Kind::Number => "a number",
         Kind::Switch => "true or false",
         Kind::List => "a list of words",
+        Kind::Numbers => "a list of whole numbers",
+        Kind::Pairs => "a table of patterns with a number each",
     }
 }
 
@@ -173,6 +213,7 @@ fn described(value: &Value) -> String {
 mod tests {
     use super::*;
     use crate::scratch::Scratch;
+    use crate::settings::Pairs;
 
     fn read(text: &str) -> Result<RawConfig, String> {
         let folder = Scratch::new();
@@ -219,6 +260,30 @@ mod tests {
         assert_eq!(raw.data.as_deref(), Some(&["a,b.txt".to_owned(), "c.txt".to_owned()][..]));
         assert_eq!(raw.report_to.as_deref().map(<[String]>::len), Some(2));
         assert_eq!(read(&raw.to_toml().unwrap()).unwrap(), raw);
+    }
+
+    #[test]
+    fn numbers_and_patterns_are_read_from_flags_arrays_and_tables_alike() {
+        let expected = RawConfig {
+            lora_layers_to_transform: Some(vec![0, 3]),
+            lora_rank_pattern: Some(Pairs(vec!["a{1,2}=4".into(), "q_proj=16".into()])),
+            lora_alpha_pattern: Some(Pairs(vec!["q_proj=0.5".into()])),
+            ..RawConfig::default()
+        };
+        let flags = [
+            flag("lora_layers_to_transform", "0, 3"),
+            flag("lora_rank_pattern", "a{1,2}=4,q_proj=16"),
+            flag("lora_alpha_pattern", "q_proj=0.5"),
+        ];
+        assert_eq!(RawConfig::gather(None, &flags).unwrap(), expected);
+        let text = "lora_layers_to_transform = [0, 3]\nlora_rank_pattern = [\"a{1,2}=4\", \"q_proj=16\"]\n\
+                    [lora_alpha_pattern]\nq_proj = 0.5\n";
+        assert_eq!(read(text).unwrap(), expected);
+        assert_eq!(read(&expected.to_toml().unwrap()).unwrap(), expected);
+        assert_eq!(
+            read("lora_layers_to_transform = [\"a\"]").unwrap_err(),
+            ", line 1: lora_layers_to_transform must be a list of whole numbers, got a list"
+        );
     }
 
     #[test]

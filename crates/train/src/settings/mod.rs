@@ -32,7 +32,16 @@ pub enum Kind {
     Switch,
     /// Words: an array in a file; several times or with commas between them on the command line.
     List,
+    /// Whole numbers, given as words are.
+    Numbers,
+    /// Patterns with a number each, `PATTERN=NUMBER`, given as words are; a table in a file.
+    Pairs,
 }
+
+/// Patterns with a number each, as they were written: `PATTERN=NUMBER`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Pairs(pub Vec<String>);
 
 /// Which part of a run a setting is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,6 +80,7 @@ macro_rules! held {
     ($($ty:ty: $kind:ident),*) => { $(impl Held for $ty { const KIND: Kind = Kind::$kind; })* };
 }
 held!(String: Text, PathBuf: Text, usize: Whole, u64: Whole, f64: Number, bool: Switch, Vec<String>: List);
+held!(Vec<usize>: Numbers, Pairs: Pairs);
 
 macro_rules! settings {
     ($($section:ident { $($(#[doc = $help:literal])+ $name:ident: $ty:ty, $value_name:literal;)* })*) => {
@@ -100,8 +110,8 @@ macro_rules! settings {
 
 settings! {
     Fit {
-        /// A folder with config.json and weights, a hub id such as Qwen/Qwen3-0.6B, or a shape to begin from scratch:
-        /// tiny, s, m, llama-3.2-1b, qwen2.5-0.5b, gpt2, bert-base, … [default: tiny]
+        /// A folder with config.json and weights, the folder of an adapter, which names its model, a hub id such as
+        /// Qwen/Qwen3-0.6B, or a shape to begin from scratch: tiny, s, m, llama-3.2-1b, qwen2.5-0.5b, gpt2, bert-base, … [default: tiny]
         model: String, "NAME";
         /// config.json of a model to begin from scratch, in place of --model
         config: PathBuf, "FILE";
@@ -167,10 +177,23 @@ settings! {
         lora_dropout: f64, "PART";
         /// Whether alpha is divided by the root of the rank [default: false]
         use_rslora: bool, "BOOL";
-        /// Linear layers that get an adapter, such as q_proj,v_proj, or all-linear [default: all-linear]
+        /// Modules that get an adapter: names such as q_proj,v_proj,embed_tokens, a regular expression for whole names
+        /// such as '.*\.(q|v)_proj', or all-linear [default: all-linear]
         lora_target_modules: Vec<String>, "NAMES";
+        /// Modules that get none though they are targets: names, or a regular expression for whole names
+        lora_exclude_modules: Vec<String>, "NAMES";
+        /// Numbers of the layers whose modules get adapters, from 0 [default: all]
+        lora_layers_to_transform: Vec<usize>, "NUMBERS";
+        /// Names before the numbers of layers, where modules have more than one number
+        lora_layers_pattern: Vec<String>, "NAMES";
+        /// Ranks of modules whose names end in a pattern, such as q_proj=16; the first that fits counts
+        lora_rank_pattern: Pairs, "PAIRS";
+        /// Alphas of modules, likewise
+        lora_alpha_pattern: Pairs, "PAIRS";
         /// Modules that are trained as a whole beside the adapters
         modules_to_save: Vec<String>, "NAMES";
+        /// Numbers of tokens whose vectors are trained beside the adapters, in a tied output head too
+        trainable_token_indices: Vec<usize>, "NUMBERS";
         /// Folder of an adapter to go on with, which says its own rank and layers
         adapter: PathBuf, "PATH";
     }

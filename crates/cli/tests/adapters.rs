@@ -1,0 +1,199 @@
+//! Adapters by their folders alone, and adapters of chosen modules, ranks and tokens from training to merging.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+mod support;
+use support::{Home, SMALL};
+
+fn training(rest: &str) -> String {
+    format!("train --data text.txt --max-steps 3 --learning-rate 0.01 {SMALL} {rest}")
+}
+
+/// What `generate` writes without chance.
+fn written(home: &Home, model: &str) -> String {
+    home.done(&format!("generate {model} --prompt line --max-new-tokens 12 --temperature 0 --memory 64MiB")).0
+}
+
+/// With an adapter for `model` in `adapter`, which says so.
+fn with_adapter() -> Home {
+    let home = Home::with_model();
+    home.done(&training("--model model --lora-r 2 --output-dir adapter"));
+    home
+}
+
+#[test]
+fn an_adapter_as_the_model_stands_for_its_model_and_itself() {
+    let home = with_adapter();
+    assert_eq!(home.json("adapter/adapter_config.json")["base_model_name_or_path"], "model");
+    let (alone, both) = ("--model adapter", "--model model --adapter adapter");
+    let said = "adapter is an adapter for model, which is the model\n";
+    assert_eq!(written(&home, alone), written(&home, both));
+    let (_, told) = home.done(&training(&format!("{alone} --output-dir further")));
+    assert_eq!(told.matches(said).count(), 1, "{told}");
+    home.done(&training(&format!("{both} --output-dir same")));
+    let weights = |run: &str| home.read(&format!("{run}/adapter_model.safetensors"));
+    assert!(weights("further") == weights("same"), "trained further either way");
+    let (planned, told) = home.done(&format!("plan --data text.txt {alone} --seq-len 16 --memory 64MiB"));
+    assert!(told.contains(said) && !planned.is_empty(), "{told}");
+    home.done(&format!("export --merge {alone} --out merged"));
+    home.done(&format!("export --merge {both} --out beside"));
+    assert!(home.read("merged/model.safetensors") == home.read("beside/model.safetensors"));
+}
+
+#[test]
+fn an_adapter_whose_model_is_not_here_says_what_to_type() {
+    let home = with_adapter();
+    fs::rename(home.path("model"), home.path("moved")).unwrap();
+    let expected = "--model adapter is an adapter for `model`, and there is no such folder here; give the folder of that \
+                    model as --model and adapter as --adapter";
+    home.refused(&training("--model adapter"), expected);
+    home.refused("generate --model adapter --prompt a", expected);
+    home.refused("export --merge --model adapter --out merged", expected);
+    home.set("adapter/adapter_config.json", "base_model_name_or_path", Value::Null);
+    home.refused(
+        "generate --model adapter --prompt a",
+        "adapter is an adapter that does not say which model it belongs to; give that as --model, and this folder as --adapter",
+    );
+    home.set("adapter/adapter_config.json", "base_model_name_or_path", json!("moved"));
+    home.refused(
+        &training("--model adapter --adapter adapter"),
+        "--model adapter is an adapter for `moved`, and --adapter adapter another; give `moved` as --model",
+    );
+    home.refused(
+        "export --merge --model moved --out merged",
+        "moved is no adapter; give the folder of one as --adapter",
+    );
+}
+
+#[test]
+fn modules_ranks_layers_and_tokens_of_an_adapter_are_chosen_trained_resumed_and_merged() {
+    let home = Home::with_model();
+    let runs = [
+        (
+            r"--lora-target-modules .*\.(q|v|down)_proj --lora-exclude-modules .*\.0\.mlp.* --lora-rank-pattern q_proj=5",
+            "pattern",
+        ),
+        (
+            "--lora-target-modules q_proj,up_proj,model.embed_tokens --lora-layers-to-transform 1 --lora-alpha-pattern up_proj=3",
+            "layers",
+        ),
+        ("--lora-target-modules v_proj --trainable-token-indices 5,101,7", "tokens"),
+    ];
+    for (flags, name) in runs {
+        let train = training(&format!("--model model --lora-r 2 {flags} --save-steps 1 --output-dir {name}"));
+        home.done(&format!("{train} --stop-after 1"));
+        home.done(&format!("{train} --resume latest"));
+        home.done(&train.replace(&format!("--output-dir {name}"), &format!("--output-dir {name}-at-once")));
+        let weights = |run: &str| home.read(&format!("{run}/adapter_model.safetensors"));
+        assert!(weights(name) == weights(&format!("{name}-at-once")), "{name}: a pause changes nothing");
+        home.done(&training(&format!("--model {name} --output-dir {name}-further")));
+        home.done(&format!("export --merge --model {name} --out {name}-merged"));
+        let text = written(&home, &format!("--model {name}"));
+        assert_eq!(text, written(&home, &format!("--model {name}-merged")), "{name}");
+    }
+    let config = |name: &str| home.json(&format!("{name}/adapter_config.json"));
+    // PEFT refuses patterns that also fit modules without weights, so the modules are written down.
+    assert_eq!(
+        config("pattern")["target_modules"],
+        json!([
+            "model.layers.0.self_attn.q_proj",
+            "model.layers.0.self_attn.v_proj",
+            "model.layers.1.self_attn.q_proj",
+            "model.layers.1.self_attn.v_proj",
+            "model.layers.1.mlp.down_proj"
+        ])
+    );
+    assert_eq!(config("pattern")["rank_pattern"], json!({"q_proj": 5}));
+    assert_eq!(config("layers")["layers_to_transform"], json!([1]));
+    assert_eq!(config("layers")["alpha_pattern"], json!({"up_proj": 3}));
+    assert_eq!(config("tokens")["trainable_token_indices"], json!([5, 101, 7]));
+    // Its table is the output head too, which the adapter leaves as it was: merged, they are two.
+    assert_eq!(home.json("layers-merged/config.json")["tie_word_embeddings"], false);
+    assert_eq!(home.json("tokens-merged/config.json")["tie_word_embeddings"], true);
+}
+
+#[test]
+fn a_run_that_goes_on_with_other_modules_is_refused() {
+    let home = Home::with_model();
+    let train = |rest: &str| training(&format!("--model model --lora-r 2 --output-dir run {rest}"));
+    home.done(&format!("{} --stop-after 1", train("--lora-rank-pattern q_proj=3")));
+    let output = home.command(&format!("{} --resume latest", train(""))).output().unwrap();
+    let (_, said) = support::texts(&output);
+    assert!(said.contains("lora_rank_pattern is q_proj=3, here it is none"), "{said}");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+}
+
+#[test]
+fn a_module_that_is_not_there_is_refused_before_anything_is_planned() {
+    let home = Home::with_model();
+    let refused = |flags: &str, expected: &str| {
+        home.refused(&training(&format!("--model model --lora-r 2 {flags}")), expected);
+    };
+    let known = "the model has down_proj, embed_tokens, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj";
+    refused("--lora-target-modules query", &format!("lora: no layer is called `query`; {known}"));
+    refused("--lora-layers-to-transform 1,2", "lora: the model has no layer 2; they count from 0");
+    refused(
+        "--lora-rank-pattern q_proj",
+        "--lora-rank-pattern wants PATTERN=NUMBER, such as q_proj=16, got `q_proj`",
+    );
+    refused(
+        "--lora-layers-pattern layers",
+        "--lora-layers-pattern needs --lora-layers-to-transform, the numbers of layers",
+    );
+    refused(
+        "--trainable-token-indices 256",
+        "lora: trained tokens: there is no token 256; the model knows 256 of them",
+    );
+    home.refused(
+        &training("--model model --lora-exclude-modules q_proj"),
+        "--lora-exclude-modules needs --lora-r, the rank of adapters",
+    );
+}
+
+/// The header of a safetensors file, and the bytes behind it.
+fn tensors(bytes: &[u8]) -> (Value, Vec<u8>) {
+    let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    (serde_json::from_slice(header).unwrap(), data.to_vec())
+}
+
+#[test]
+fn a_copy_of_the_table_beside_an_adapter_is_passed_over_unless_it_differs_from_the_model() {
+    let home = Home::with_model();
+    home.done(&training("--model model --lora-r 2 --lora-target-modules embed_tokens --output-dir adapter"));
+    let (model, numbers) = tensors(&home.read("model/model.safetensors"));
+    let table = &model["model.embed_tokens.weight"];
+    let offsets = table["data_offsets"].as_array().unwrap();
+    let offset = |which: usize| offsets[which].as_u64().unwrap() as usize;
+    let mut copy = numbers[offset(0)..offset(1)].to_vec();
+    let (header, data) = tensors(&home.read("adapter/adapter_model.safetensors"));
+    let alone = written(&home, "--model adapter");
+    // As PEFT writes it.
+    let mut write = |change: u8| {
+        copy[5] ^= change;
+        let (mut header, mut data) = (header.clone(), data.clone());
+        let name = "base_model.model.model.embed_tokens.base_layer.weight";
+        header[name] = json!({
+            "dtype": table["dtype"], "shape": table["shape"], "data_offsets": [data.len(), data.len() + copy.len()],
+        });
+        data.extend(&copy);
+        let header = header.to_string();
+        let length = (header.len() as u64).to_le_bytes();
+        home.write("adapter/adapter_model.safetensors", [&length, header.as_bytes(), &data].concat());
+    };
+    write(0);
+    assert_eq!(written(&home, "--model adapter"), alone);
+    write(1);
+    let expected = "adapter holds `base_model.model.model.embed_tokens.base_layer.weight`, a table with other numbers than \
+                    the model's, which is not supported here; merge it with PEFT \
+                    (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with \
+                    `save_pretrained`, and give that folder as --model";
+    for command in
+        ["generate --prompt a", "export --merge --out merged", "train --data text.txt --max-steps 1"]
+    {
+        home.refused(&format!("{command} --model model --adapter adapter"), expected);
+    }
+}

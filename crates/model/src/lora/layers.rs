@@ -1,0 +1,145 @@
+//! The modules of a forward graph that can have an adapter, and those that cannot.
+
+use std::collections::BTreeSet;
+
+use plimsoll_graph::{Graph, NodeId, Op, Value};
+
+/// How a module uses its weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A linear layer whose weight is stored `(out, in)`.
+    Linear,
+    /// A linear layer whose weight is stored `(in, out)`, as in GPT-2.
+    Transposed,
+    /// A table of word vectors `(words, width)`, from which a row is taken for each token.
+    Table,
+}
+
+/// A module and the adapter it has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    /// Its name; `<module>.weight` is the frozen weight.
+    pub module: String,
+    /// How it uses its weight.
+    pub form: Form,
+    /// Columns of what it reads; words of a table.
+    pub input: usize,
+    /// Columns of its result.
+    pub output: usize,
+    /// Rows of `A` and columns of `B`.
+    pub rank: usize,
+    /// What `B·A` is multiplied by.
+    pub scale: f32,
+}
+
+impl Adapter {
+    /// Name of the parameter `A (r, in)`.
+    pub fn a(&self) -> String {
+        match self.form {
+            Form::Table => format!("{}.lora_embedding_A", self.module),
+            Form::Linear | Form::Transposed => format!("{}.lora_A.weight", self.module),
+        }
+    }
+
+    /// Name of the parameter `B (out, r)`.
+    pub fn b(&self) -> String {
+        match self.form {
+            Form::Table => format!("{}.lora_embedding_B", self.module),
+            Form::Linear | Form::Transposed => format!("{}.lora_B.weight", self.module),
+        }
+    }
+
+    /// Name of the frozen weight.
+    pub fn weight(&self) -> String {
+        format!("{}.weight", self.module)
+    }
+
+    /// Whether rows of the stored weight belong to what the module reads, not to its result.
+    pub(super) fn rows_are_inputs(&self) -> bool {
+        self.form != Form::Linear
+    }
+}
+
+/// Whether a parameter is one of an adapter.
+pub fn is_adapter(parameter: &str) -> bool {
+    let ends = [
+        ".lora_A.weight",
+        ".lora_B.weight",
+        ".lora_embedding_A",
+        ".lora_embedding_B",
+        ".token_adapter.trainable_tokens_delta",
+    ];
+    ends.iter().any(|end| parameter.ends_with(end))
+}
+
+/// Every linear layer and table of words, once, in the order they run; ranks are not known yet.
+pub(super) fn layers(g: &Graph) -> Vec<Adapter> {
+    let mut seen = BTreeSet::new();
+    let layers = g.node_ids().filter_map(|node| layer(g, node));
+    layers.filter(|layer| seen.insert((layer.module.clone(), layer.form == Form::Table))).collect()
+}
+
+/// The module of a node, if its weight is a parameter and an adapter can be added to what it yields.
+pub(super) fn layer(g: &Graph, node: NodeId) -> Option<Adapter> {
+    let node = g.node(node);
+    let (weight, form) = match node.op {
+        Op::Linear { transposed: true, .. } => (node.inputs[1], Form::Transposed),
+        Op::Linear { .. } => (node.inputs[1], Form::Linear),
+        Op::Embedding if g.value(node.inputs[1]).name == "tokens" => (node.inputs[0], Form::Table),
+        _ => return None,
+    };
+    let input = if form == Form::Table { g.shape(weight)[0] } else { g.shape(node.inputs[0]).columns() };
+    Some(Adapter {
+        module: parameter(g, weight)?.strip_suffix(".weight")?.to_owned(),
+        form,
+        input,
+        output: g.shape(node.outputs[0]).columns(),
+        rank: 0,
+        scale: 0.0,
+    })
+}
+
+/// The name of the parameter that a value is.
+pub(super) fn parameter(g: &Graph, value: Value) -> Option<&str> {
+    Some(&g.state(g.value(value).state?.0).name)
+}
+
+/// Modules of classification heads, which PEFT trains as a whole and never adapts.
+pub(super) const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
+/// What the output head is called where it has no weight of its own.
+const HEADS: [&str; 2] = ["lm_head", "cls.predictions.decoder"];
+
+/// Names of the weights that turn hidden states into logits.
+pub(super) fn heads(g: &Graph) -> BTreeSet<String> {
+    let logits = g.output_named("logits").and_then(|logits| g.producer(g.storage(logits)));
+    let is_head = |id: NodeId| match g.node(id).op {
+        Op::HeadLoss(_) => true,
+        Op::Linear { .. } => {
+            let classifies = |layer: Adapter| CLASSIFIERS.contains(&layer.module.as_str());
+            logits == Some(id) || layer(g, id).is_some_and(classifies)
+        }
+        _ => false,
+    };
+    let weight_of = |id: NodeId| parameter(g, g.node(id).inputs[1]).map(str::to_owned);
+    g.node_ids().filter(|&id| is_head(id)).filter_map(weight_of).collect()
+}
+
+/// Modules that are the output head, under the names PEFT has for them.
+pub(super) fn head_modules(heads: &BTreeSet<String>) -> impl Iterator<Item = &str> {
+    HEADS.into_iter().chain(heads.iter().filter_map(|head| head.strip_suffix(".weight")))
+}
+
+/// Whether a module has a name, or ends in it after a dot.
+pub(super) fn is_named(module: &str, name: &str) -> bool {
+    module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// Whether a name means the output head.
+pub(super) fn is_head_name(name: &str, heads: &BTreeSet<String>) -> bool {
+    head_modules(heads).any(|head| is_named(head, name))
+}
+
+/// Whether a parameter is a table that rows are taken from.
+pub(super) fn is_table(g: &Graph, name: &str) -> bool {
+    g.nodes().iter().any(|node| node.op == Op::Embedding && parameter(g, node.inputs[0]) == Some(name))
+}

@@ -1,0 +1,85 @@
+//! Settings of PEFT that change what an adapter computes and are not supported here, each with what it is and a way out.
+//!
+//! An adapter that somebody has trained keeps its meaning only with all of its settings, so none is ever to be left out.
+//! The way out is PEFT itself, which can merge most of them into their model.
+
+/// How to use an adapter that is not supported here.
+const MERGE: &str = "merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result \
+                     with `save_pretrained`, and give that folder as --model";
+/// What to do with an adapter that PEFT cannot merge.
+const KEEP: &str = "PEFT cannot merge it either, so use it there";
+
+/// A setting, the kind of adapter it makes, and whether PEFT can merge that.
+struct Refused {
+    setting: &'static str,
+    kind: &'static str,
+    merges: bool,
+}
+
+const fn refused(setting: &'static str, kind: &'static str) -> Refused {
+    Refused { setting, kind, merges: true }
+}
+
+const fn fixed(setting: &'static str, kind: &'static str) -> Refused {
+    Refused { setting, kind, merges: false }
+}
+
+const REFUSED: [Refused; 13] = [
+    refused("use_dora", "DoRA, which also learns the length of every row of a weight"),
+    refused("lora_bias", "an adapter with a bias of its own"),
+    refused("target_parameters", "an adapter for single parameters, such as those of experts"),
+    refused("use_qalora", "QALoRA, which averages what an adapter reads"),
+    refused("use_bdlora", "an adapter of block-diagonal matrices"),
+    refused("velora_config", "VeLoRA, which trains with compressed inputs"),
+    refused("kasa_config", "KaSA, which changes the model's own weights"),
+    refused("monteclora_config", "MonteCLoRA, which draws adapters at random"),
+    refused("ensure_weight_tying", "an adapter that embedding and output head share"),
+    refused("megatron_config", "an adapter for the parallel layers of Megatron"),
+    fixed("layer_replication", "an adapter for a model whose layers are repeated"),
+    fixed("alora_invocation_tokens", "aLoRA, which counts only behind certain tokens"),
+    fixed("arrow_config", "Arrow, which chooses between several adapters"),
+];
+
+/// Ways to begin that leave the model's own weights as they are; others move a part of them into the adapter.
+const BEGINNINGS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
+
+/// What is said of a setting that is not supported, with its value.
+pub(super) fn setting(name: &str, value: &serde_json::Value) -> String {
+    match REFUSED.iter().find(|refused| refused.setting == name) {
+        Some(Refused { kind, merges, .. }) => {
+            let way = if *merges { MERGE } else { KEEP };
+            format!("`{name}` is set: this is {kind}, which is not supported here; {way}")
+        }
+        None => format!("`{name}` is set to {value}, which is not supported here; {MERGE}"),
+    }
+}
+
+/// What is said of a way to begin, unless it leaves the model as it is.
+pub(super) fn beginning(name: &str) -> Option<String> {
+    let plain = BEGINNINGS.contains(&name.to_lowercase().as_str());
+    (!plain).then(|| {
+        format!(
+            "`init_lora_weights` is {name}, so this adapter belongs to weights that were changed when it began; {MERGE}"
+        )
+    })
+}
+
+/// What is said of an adapter that is no `LoRA`.
+pub(super) fn method(name: Option<&str>) -> String {
+    match name {
+        None => "`peft_type` is missing, so this is no adapter of PEFT".to_owned(),
+        Some(name) => format!(
+            "`peft_type` is {name}, and only LORA is supported here; where PEFT can merge it, {MERGE}"
+        ),
+    }
+}
+
+/// What is said of trained biases.
+pub(super) fn biases(which: &str) -> String {
+    format!("`bias` is {which}: trained biases are not supported here; {MERGE}")
+}
+
+/// What is said of an adapter's folder that holds something which cannot be used here.
+pub fn unusable(what: &str) -> String {
+    format!("holds {what}, which is not supported here; {MERGE}")
+}

@@ -1,0 +1,51 @@
+//! Moves the rows of trained tokens out of their tables, once weights are loaded or drawn.
+//!
+//! The graph reads a table whose rows of trained tokens are zero and adds what is trained there; see
+//! [`plimsoll_model::lora::TokenAdapter`]. A new adapter begins with the rows that the table had.
+
+use plimsoll_exec::{Device, Engine};
+use plimsoll_model::lora::TokenAdapter;
+
+use crate::error::TrainError;
+use crate::optimizer::low_name;
+
+/// Makes the rows of trained tokens zero in their tables. With `begin` they become what is trained; otherwise that was loaded.
+///
+/// # Errors
+///
+/// When the engine has no such state.
+pub(crate) fn move_rows<D: Device>(
+    engine: &mut Engine<D>,
+    tables: &[TokenAdapter],
+    begin: bool,
+) -> Result<(), TrainError> {
+    for table in tables {
+        let (weight, trained, width) = (table.weight(), table.parameter(), table.width);
+        let mut numbers = vec![0.0; width];
+        for (place, row) in table.rows.iter().enumerate() {
+            if begin {
+                engine.read_state(&weight, row * width, &mut numbers)?;
+                write(engine, &trained, place * width, &numbers)?;
+            }
+            numbers.fill(0.0);
+            write(engine, &weight, row * width, &numbers)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes to a parameter, and to both halves where it has a master copy.
+fn write<D: Device>(
+    engine: &mut Engine<D>,
+    parameter: &str,
+    first: usize,
+    numbers: &[f32],
+) -> Result<(), TrainError> {
+    let low = low_name(parameter);
+    if engine.has_state(&low) {
+        engine.write_state_halves([parameter, &low], first, numbers)?;
+    } else {
+        engine.write_state(parameter, first, numbers)?;
+    }
+    Ok(())
+}
