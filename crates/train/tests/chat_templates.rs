@@ -1,5 +1,7 @@
 //! Templates that cover Jinja2's constructs, against what transformers rendered; see `reference/chat_templates.py`.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::path::Path;
 

@@ -60,7 +60,7 @@ impl Run<'_> {
             let (place, after) =
                 behind.split_once('}').ok_or_else(|| Fault::new("a format has a brace alone"))?;
             let value = self.placed(place, given, next)?;
-            made.push_str(&*self.str(&value)?);
+            made.push_str(&self.str(&value)?);
             self.meter.pass(made.len())?;
             rest = after;
         }
@@ -110,7 +110,7 @@ impl Run<'_> {
         bounded(&field)?;
         let is_number = numbers::float(value).is_some() && value.as_text().is_none();
         let text = match (value, kind) {
-            (_, 's') | (_, '\0') if !is_number => {
+            (_, 's' | '\0') if !is_number => {
                 let text = self.str(value)?;
                 match field.precision {
                     Some(most) => Text::made(text.chars().take(most).collect(), &self.meter)?,

@@ -112,20 +112,26 @@ impl<'a> Run<'a> {
             let caller = named.iter().position(|(name, _)| &**name == "caller");
             let none = || Value::Undefined(Missing::Because("the macro was called without a `call` block"));
             let caller = caller.map_or_else(none, |at| named.remove(at).1);
-            place("caller").into_iter().for_each(|name| scope.assign(name, caller.clone()));
+            if let Some(name) = place("caller") {
+                scope.assign(name, caller.clone());
+            }
         }
         if code.uses_kwargs {
             let pairs =
                 named.drain(..).map(|(name, value)| (Value::Text(Text::Fixed(name)), value)).collect();
             let kwargs = self.dict(pairs)?;
-            place("kwargs").into_iter().for_each(|name| scope.assign(name, kwargs.clone()));
+            if let Some(name) = place("kwargs") {
+                scope.assign(name, kwargs.clone());
+            }
         }
         if let Some((name, _)) = named.first() {
             return Err(Fault::new(format!("the macro `{}` has no parameter `{name}`", code.name)));
         }
         if code.uses_varargs {
             let varargs = self.tuple(rest)?;
-            place("varargs").into_iter().for_each(|name| scope.assign(name, varargs.clone()));
+            if let Some(name) = place("varargs") {
+                scope.assign(name, varargs.clone());
+            }
         } else if !rest.is_empty() {
             let most = code.parameters.len();
             return Err(Fault::new(format!("the macro `{}` takes at most {most} arguments", code.name)));

@@ -297,7 +297,7 @@ fn number(rest: &str, after_dot: bool) -> Answer<(Token, usize)> {
         }
     }
     let text = rest[..whole].replace('_', "");
-    if text.len() > 1 && text.starts_with('0') && text.trim_start_matches('0') != "" {
+    if text.len() > 1 && text.starts_with('0') && !text.trim_start_matches('0').is_empty() {
         return Err(Fault::new(format!("the number `{text}` begins with 0")));
     }
     let value = text.parse().map_err(|_| Fault::new(format!("the number {text} is too large")))?;

@@ -14,6 +14,13 @@
 //!
 //! Absent: inheritance, imports and other files (transformers gives templates no loader), HTML escaping by
 //! `autoescape`, integers beyond 128 bits, and the local time zone (`strftime_now` speaks UTC).
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "the arguments of a call are handed over to whoever answers it"
+)]
+#![allow(clippy::single_match_else, reason = "both arms are answers of equal weight")]
+#![allow(clippy::format_collect, clippy::format_push_string, reason = "a few characters at a time")]
+#![allow(clippy::unused_self, reason = "filters and tests have one signature")]
 
 mod attributes;
 mod braces;

@@ -151,14 +151,14 @@ pub(super) fn in_base(number: u128, kind: char, prefixed: bool) -> String {
 /// The digits of a number that is not negative, as `f`, `e` or `g` write them.
 pub(super) fn float_digits(number: f64, kind: char, field: &Field) -> String {
     let precision = field.precision.unwrap_or(6);
-    let text = if !number.is_finite() {
-        numbers::float_text(number)
-    } else {
+    let text = if number.is_finite() {
         match kind.to_ascii_lowercase() {
             'f' => format!("{number:.precision$}"),
             'e' => with_exponent(number, precision),
             _ => general(number, precision.max(1), field.alternate),
         }
+    } else {
+        numbers::float_text(number)
     };
     if kind.is_uppercase() { text.to_uppercase() } else { text }
 }

@@ -22,7 +22,7 @@ pub(super) fn is_printable(character: char) -> bool {
     // Behind another character, only what cannot be printed is escaped.
     let mut escaped = String::from("a");
     escaped.push(character);
-    !escaped.escape_debug().nth(1).is_some_and(|first| first == '\\')
+    escaped.escape_debug().nth(1).is_none_or(|first| first != '\\')
 }
 
 impl Run<'_> {

@@ -260,8 +260,8 @@ impl Reader<'_> {
 
 /// A message with its reasoning under all names, where it has some.
 fn with_reasoning(message: &Map<String, Json>) -> Option<Map<String, Json>> {
-    let given = REASONING.iter().filter_map(|name| message.get(*name));
-    let reasoning = given.filter(|value| !value.is_null()).next()?.clone();
+    let mut given = REASONING.iter().filter_map(|name| message.get(*name));
+    let reasoning = given.find(|value| !value.is_null())?.clone();
     let mut fields = Map::new();
     fields.insert("thinking".into(), reasoning.clone());
     fields.extend(message.iter().map(|(name, value)| (name.clone(), value.clone())));

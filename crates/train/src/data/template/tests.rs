@@ -220,7 +220,7 @@ fn data_that_nests_deeply_is_refused() {
     assert_eq!(why, "lists and objects lie more than 100 deep inside each other");
 }
 
-/// ChatML, one that drops thoughts of all answers but the last, and one that opens with the system prompt inside the
+/// `ChatML`, one that drops thoughts of all answers but the last, and one that opens with the system prompt inside the
 /// first turn and insists on turns.
 const STYLES: [&str; 3] = [
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\

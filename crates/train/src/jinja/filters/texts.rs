@@ -123,7 +123,7 @@ impl Run<'_> {
             Some(width) => match (width.as_text(), numbers::whole(&width)) {
                 (Some(text), _) => margin.push(text)?,
                 (_, Some(width)) => {
-                    margin.repeat(" ", usize::try_from(width.max(0)).unwrap_or(usize::MAX))?
+                    margin.repeat(" ", usize::try_from(width.max(0)).unwrap_or(usize::MAX))?;
                 }
                 _ => return Err(Fault::new("`indent` needs a number or a text")),
             },

@@ -204,7 +204,7 @@ impl Run<'_> {
             _ => missing,
         };
         let mut pen = Pen::new(&self.meter);
-        let sign = if name == "zfill" && text.starts_with(['-', '+']) { 1 } else { 0 };
+        let sign = usize::from(name == "zfill" && text.starts_with(['-', '+']));
         pen.push(&text[..sign])?;
         pen.repeat(fill, left)?;
         pen.push(&text[sign..])?;
