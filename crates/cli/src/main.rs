@@ -14,6 +14,7 @@ mod keeping;
 mod outputs;
 mod page;
 mod progress;
+mod samples;
 mod settings;
 mod summary;
 mod table;

@@ -19,7 +19,7 @@ use plimsoll::training::{Config, OutputConfig};
 use crate::commands::report;
 use crate::commands::train::Session;
 use crate::exit::Failure;
-use crate::json;
+use crate::{json, samples};
 
 /// What there may be in the folder beside checkpoints, before the trained model.
 pub(crate) const NAMES: [&str; 4] = ["metrics.jsonl", "metrics.jsonl.part", "report.html", "tensorboard"];
@@ -96,6 +96,7 @@ fn start(config: &Config, session: &Session) -> Value {
         "seq_len": config.model.seq_len,
         "ceiling_tokens_per_second": session.ceiling,
         "settings": config.effective(),
+        "samples": samples::json(&session.shown, &config.configuration.labels),
         "plan": json::plan(&session.summary),
     })
 }
