@@ -71,6 +71,21 @@ impl Failure {
     }
 }
 
+/// One line that does no more to a terminal than to be read. Words of errors come from files too: from a chat template that
+/// refuses a conversation, from the names of tensors and columns. An escape among them could hide or forge output.
+pub(crate) fn printable(text: &str) -> String {
+    let unsafe_to_show = |c: char| {
+        // Control characters, and those that change the direction of what follows.
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(unsafe_to_show) {
+        return text.to_owned();
+    }
+    let shown = |c: char| if unsafe_to_show(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
+}
+
 /// Reports a failure on standard error and chooses the exit code.
 pub(crate) fn code(result: Result<(), Failure>) -> ExitCode {
     let Err(failure) = result else {
@@ -83,9 +98,21 @@ pub(crate) fn code(result: Result<(), Failure>) -> ExitCode {
     };
     // Where standard error cannot be written to, the exit code is all that is left to say.
     let mut err = io::stderr().lock();
-    let _ = writeln!(err, "error: {failure}");
+    let _ = writeln!(err, "error: {}", printable(&failure.to_string()));
     for hint in hints {
-        let _ = writeln!(err, "hint: {hint}");
+        let _ = writeln!(err, "hint: {}", printable(&hint));
     }
     ExitCode::from(if users { 2 } else { 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_file_cannot_steer_the_terminal_or_forge_a_line() {
+        let shown = printable("no \u{1b}[31m red\nhint: do it\r\u{9b}2J \u{202e}x é 東京\t");
+        assert_eq!(shown, "no \\u{1b}[31m red\\nhint: do it\\r\\u{9b}2J \\u{202e}x é 東京\\t");
+        assert_eq!(printable("plain é"), "plain é");
+    }
 }

@@ -63,6 +63,7 @@ pub(crate) fn with_adapter(
     name: &str,
     adapter: Option<PathBuf>,
 ) -> Result<(String, Option<PathBuf>), Failure> {
+    static SAID: AtomicBool = AtomicBool::new(false);
     let folder = model(name)?;
     let Some(base) = base_of(Path::new(&folder))? else { return Ok((folder, adapter)) };
     if let Some(other) = adapter {
@@ -79,7 +80,6 @@ pub(crate) fn with_adapter(
         );
         return Err(TrainError::Config(why).into());
     }
-    static SAID: AtomicBool = AtomicBool::new(false);
     if again::is_first() && !SAID.swap(true, Ordering::Relaxed) {
         say(&format!("{name} is an adapter for {base}, which is the model\n"))?;
     }

@@ -19,6 +19,7 @@ mod page;
 mod planning;
 mod progress;
 mod read_file;
+mod samples;
 mod settings;
 mod signals;
 mod summary;

@@ -20,7 +20,7 @@ use plimsoll::training::{Config, OutputConfig};
 use crate::commands::report::{self, State};
 use crate::commands::train::Session;
 use crate::exit::Failure;
-use crate::json;
+use crate::{json, samples};
 
 /// What there may be in the folder beside checkpoints, before the trained model.
 const NAMES: [&str; 3] = ["metrics.jsonl", "report.html", "tensorboard"];
@@ -171,6 +171,7 @@ fn start(config: &Config, session: &Session) -> Value {
         "seq_len": config.model.seq_len,
         "ceiling_tokens_per_second": session.ceiling,
         "settings": config.effective(),
+        "samples": samples::json(&session.shown, &config.configuration.labels),
         "plan": json::plan(&session.summary),
     })
 }

@@ -1,13 +1,13 @@
 //! `plimsoll train`: the plan, a progress bar, records.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::path::Path;
 
 use plimsoll::training::ceiling::{matmul_flops, matmul_rate};
 use plimsoll::training::checkpoint::Checkpoints;
 use plimsoll::training::course::{Course, Event, Listener};
-use plimsoll::training::data::Batches;
+use plimsoll::training::data::{Batches, Shown};
 use plimsoll::training::lr::Lr;
 use plimsoll::training::metrics::{EndRecord, write_line};
 use plimsoll::training::{Config, Validation};
@@ -16,13 +16,13 @@ use plimsoll::{CpuDevice, Device, Options, Planned, Run, TrainError, Trainer};
 use crate::args::TrainArgs;
 use crate::commands::planfile;
 use crate::dispensable::Dispensable;
-use crate::exit::{self, Failure};
+use crate::exit::{self, Failure, printable};
 use crate::keeping::Kept;
 use crate::outputs::{self, Outputs};
 use crate::progress::{Progress, Shown, Steps};
 use crate::signals::Preparing;
 use crate::summary::{Summary, questions};
-use crate::{costs, guard, heartbeat, planning, table, tokenising};
+use crate::{costs, guard, heartbeat, planning, samples, table, tokenising};
 
 /// Rows of the products whose speed is the ceiling: small enough to fit beside any budget.
 const CEILING_SIZE: usize = 384;
@@ -110,6 +110,8 @@ pub(crate) struct Session {
     pub(crate) lr: Lr,
     /// Tokens per second if all time went into the model's matrix products.
     pub(crate) ceiling: f64,
+    /// Samples to be seen on the page of the run.
+    pub(crate) shown: Vec<Shown>,
     validation: Option<Validation>,
     /// Whether this part of the run took any step: one that goes on after the last takes none.
     stepped: bool,
@@ -146,10 +148,10 @@ impl Session {
             planfile::begin_anew_with(&planned)?;
         }
         for note in &config.configuration.notes {
-            say(&format!("note: {note}\n"))?;
+            say(&format!("note: {}\n", printable(note)))?;
         }
         if let Some((count, first)) = &data.skipped {
-            say(&format!("{count} samples were passed over; the first: {first}\n"))?;
+            say(&format!("{count} samples were passed over; the first: {}\n", printable(first)))?;
         }
         if data.untaught > 0 {
             say(&format!(
@@ -157,6 +159,9 @@ impl Session {
                 data.untaught, config.model.seq_len
             ))?;
         }
+        say(&samples::counted(&data, &config.samples.task, config.model.seq_len))?;
+        let labels = &config.configuration.labels;
+        say(&samples::text(&data.shown, labels, io::stderr().is_terminal()))?;
         let summary = questions(config, &|graph| device.facts(graph), planned.budget).summarise(planned)?;
         drop(waiting);
         let ceiling = ceiling(&summary, device.threads())?;
@@ -182,7 +187,8 @@ impl Session {
         // Facts are for checkpoints, and those of the data take a look at all of it.
         let facts = if config.output.is_some() { config.facts(batches.source())? } else { Vec::new() };
         let trainer = Trainer::new(run, batches, lr).with_facts(facts);
-        Ok(Session { summary, trainer, device_name, lr, ceiling, validation, stepped: false })
+        let shown = data.shown;
+        Ok(Session { summary, trainer, device_name, lr, ceiling, shown, validation, stepped: false })
     }
 
     /// Takes all steps and tells of them: as lines where scripts want `json`, and in the run's folder.

@@ -13,8 +13,10 @@ use super::rules::mistake;
 use super::{Config, Origin, Target};
 use crate::budget::Budget;
 use crate::data::Validation as Apart;
-use crate::data::holds_samples;
-use crate::data::{DataSpec, Dataset, Layout, Order, Part, Progress, Source, Synthetic, Task, Text};
+use crate::data::{
+    Counts, DataSpec, Dataset, Layout, Order, Part, Progress, Shown, Source, Synthetic, Task, Text, Tokenizer,
+};
+use crate::data::{holds_samples, shown};
 use crate::error::TrainError;
 use crate::memory;
 use crate::settings::RawConfig;
@@ -39,6 +41,8 @@ pub struct SampleConfig {
     pub layout: Layout,
     /// Whether samples that cannot be used are counted instead of refused.
     pub skip_bad_lines: bool,
+    /// Samples that are shown before a run, with what is learned of them.
+    pub shown: usize,
     /// The folder for tokenised data; one of the system's for temporary files when not stated.
     pub cache: Option<PathBuf>,
 }
@@ -54,6 +58,10 @@ pub struct OpenedData {
     pub skipped: Option<(u64, String)>,
     /// Samples, or parts of them as long as a row, that were left out because nothing in them is learned.
     pub untaught: u64,
+    /// How much there is to train on, where samples are counted.
+    pub counts: Option<Counts>,
+    /// The first samples, as many as were asked for.
+    pub shown: Vec<Shown>,
 }
 
 /// The data that `--data` and `--synthetic` name, for a model that has a tokenizer or not.
@@ -120,6 +128,7 @@ pub(super) fn samples(raw: &RawConfig, architecture: &Architecture) -> Result<Sa
         task,
         layout: if packed { Layout::Packed } else { Layout::Padded },
         skip_bad_lines: raw.skip_bad_lines.unwrap_or(false),
+        shown: usize::try_from(raw.show_samples.unwrap_or(0)).unwrap_or(usize::MAX),
         cache: raw.data_cache.clone(),
     })
 }
@@ -176,8 +185,11 @@ impl Config {
         let dataset = Dataset::open(&spec, &tokenizer, progress)?;
         self.settle(dataset.classes.max(dataset.labels.len()), &dataset.labels)?;
         let skipped = dataset.first_skipped.map(|first| (dataset.skipped, first));
+        let mut train = Source::Corpus(dataset.train);
         Ok(OpenedData {
-            train: Source::Corpus(dataset.train),
+            shown: shown(&mut train, &tokenizer, &spec.task, self.samples.shown)?,
+            counts: Some(dataset.counts),
+            train,
             validation: dataset.validation.map(Source::Corpus),
             skipped,
             untaught: dataset.untaught,
@@ -261,10 +273,14 @@ impl Config {
                 "BERT learns from masked words or labels: give --data with a text or .jsonl, and --tokenizer where the model has none",
             ));
         }
-        let train = self.open_one(&self.data, Order::Shuffled { seed: self.options.seed })?;
+        let mut train = self.open_one(&self.data, Order::Shuffled { seed: self.options.seed })?;
+        // Made-up ids are no text.
+        let is_text = matches!(train, Source::Text(_));
+        let most = if is_text { self.samples.shown } else { 0 };
+        let shown = shown(&mut train, &Tokenizer::bytes(), &Task::Causal, most)?;
         let validation = self.evaluation.as_ref().and_then(|evaluation| evaluation.data.as_ref());
         let validation = validation.map(|data| self.open_one(data, Order::AsWritten)).transpose()?;
-        Ok(OpenedData { train, validation, skipped: None, untaught: 0 })
+        Ok(OpenedData { train, validation, skipped: None, untaught: 0, counts: None, shown })
     }
 
     fn open_one(&self, data: &DataConfig, order: Order) -> Result<Source, TrainError> {

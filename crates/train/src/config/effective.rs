@@ -37,6 +37,7 @@ impl Config {
             synthetic: Some(self.data == DataConfig::Synthetic),
             packing: Some(self.samples.layout == Layout::Packed),
             skip_bad_lines: Some(self.samples.skip_bad_lines),
+            show_samples: Some(self.samples.shown as u64).filter(|&shown| shown > 0),
             data_cache: self.samples.cache.clone(),
             ..RawConfig::default()
         }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use plimsoll_exec::random::{Stream, name_hash};
 
 use super::cache::Cache;
-use super::dataset::{DataSpec, Layout, Part, Task};
+use super::dataset::{Counts, DataSpec, Layout, Part, Task};
 use super::pack::{Packing, Piece, cut};
 use super::sample::UNLEARNED;
 use super::tokenizer::Tokenizer;
@@ -82,6 +82,25 @@ impl Shape {
             Task::Classify { .. } => {
                 numbered.filter_map(|(ids, which)| cut(ids, body, which).next()).collect()
             }
+        }
+    }
+
+    /// Adds what the pieces of a part come to.
+    pub(super) fn count(&self, cache: &Cache, pieces: &[Piece], counts: &mut Counts) {
+        let causal = self.task == Task::Causal;
+        let around = if causal { 0 } else { self.opening.len() + self.closing.len() };
+        let body = (self.seq_len - around.min(self.seq_len)) as u64;
+        for (at, piece) in pieces.iter().enumerate() {
+            counts.tokens += u64::from(piece.len);
+            if at > 0 && pieces[at - 1].document == piece.document {
+                continue;
+            }
+            let ids = cache.document(piece.document as usize);
+            // The last token of a document is only a target.
+            let positions = (ids.end - ids.start).saturating_sub(u64::from(causal));
+            counts.samples += 1;
+            counts.cut += u64::from(positions > body);
+            counts.beyond += positions.saturating_sub(body);
         }
     }
 

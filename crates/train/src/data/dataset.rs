@@ -108,6 +108,24 @@ pub struct Dataset {
     pub first_skipped: Option<String>,
     /// Samples, or parts of them as long as a row, that were left out because nothing in them is learned.
     pub untaught: u64,
+    /// How much there is to train on.
+    pub counts: Counts,
+}
+
+/// How much data there is, and how much of it does not fit into a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Documents, conversations or texts.
+    pub samples: u64,
+    /// Rows of an epoch.
+    pub rows: u64,
+    /// Tokens of all samples, as far as they are read.
+    pub tokens: u64,
+    /// Samples longer than a row.
+    pub cut: u64,
+    /// Tokens of those that lie beyond their first row. A classifier does not read them; others have them in
+    /// further rows.
+    pub beyond: u64,
 }
 
 impl Dataset {
@@ -143,6 +161,7 @@ impl Dataset {
         let labels = all_labels(spec, all().zip(spec.parts.iter().chain(apart.1)))?;
 
         let (mut train, mut judge, mut untaught) = (Vec::new(), Vec::new(), 0);
+        let mut counts = Counts::default();
         let mut pieces_of = |cache: &Cache, part: &Part| {
             let mut pieces = shape.pieces(cache);
             let left_out = shape.leave_out_untaught(&mut pieces, cache)?;
@@ -158,6 +177,7 @@ impl Dataset {
                 Validation::Share(share) => divide(&pieces, cache.documents(), share, &part.path)?,
                 _ => (pieces, Vec::new()),
             };
+            shape.count(cache, &kept, &mut counts);
             train.push(Mixed::new(cache, kept, part, &shape, &labels)?);
             if !split_off.is_empty() {
                 judge.push(Mixed::new(cache, split_off, &Part::from(&*part.path), &shape, &labels)?);
@@ -167,8 +187,11 @@ impl Dataset {
             judge.push(Mixed::new(cache, pieces_of(cache, part)?, part, &shape, &labels)?);
         }
         let notes = || all().map(|cache| cache.notes());
+        let train = Corpus::new(train, Order::Shuffled { seed: spec.seed }, shape.clone());
+        counts.rows = train.sequences();
         Ok(Dataset {
-            train: Corpus::new(train, Order::Shuffled { seed: spec.seed }, shape.clone()),
+            train,
+            counts,
             validation: (!judge.is_empty()).then(|| Corpus::new(judge, Order::AsWritten, shape)),
             classes: all()
                 .flat_map(|cache| cache.labels())

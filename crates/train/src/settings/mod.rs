@@ -240,6 +240,9 @@ settings! {
         max_steps: u64, "N";
         /// Passes over the data, also parts of one such as 0.5 [default: 3; from scratch see --max-steps]
         num_train_epochs: f64, "N";
+        /// Show the first so many samples before training, as text with the learned tokens marked; the report page has
+        /// them too [default: 0]
+        show_samples: u64, "N";
         /// Steps between two records, each the mean of the steps since the last [default: 1]
         logging_steps: u64, "N";
         /// Steps between two evaluations on validation data [default: no evaluation]

@@ -15,6 +15,7 @@ use super::super::{BEGIN, Batches, END, Group, IGNORED, PAD, Sequence, Source};
 use super::*;
 use crate::scratch::Scratch;
 
+mod chats;
 mod refusals;
 
 const B: i32 = BEGIN;

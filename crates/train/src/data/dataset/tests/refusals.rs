@@ -14,7 +14,7 @@ fn every_bad_line_is_named_with_its_file_and_number_and_what_is_wrong() {
             "the columns are `body`, `id`, and `text`, `messages`, or `prompt` and `completion` is needed",
         ),
         ("{}", "there are no columns, and `text`, `messages`, or `prompt` and `completion` is needed"),
-        ("{\"messages\": \"hello\"}", "`messages` is a text, not a list"),
+        ("{\"messages\": \"hello\"}", "`messages` is a text that is not JSON (expected value, at column 1)"),
         ("{\"messages\": []}", "`messages` is empty"),
         ("{\"messages\": [{\"content\": \"a\"}]}", "message 1 has no `role`"),
         (

@@ -1,0 +1,130 @@
+//! Samples before a run: how many there are, how much does not fit into rows, and what is learned of the first ones.
+
+use std::fmt::Write as _;
+
+use plimsoll::training::OpenedData;
+use plimsoll::training::data::{Counts, Shown, Task};
+use serde_json::{Value, json};
+
+use crate::exit::printable;
+
+/// Stand around what is learned where there is no colour.
+const MARKS: [&str; 2] = ["⟦", "⟧"];
+/// Green, and back.
+const COLOURS: [&str; 2] = ["\u{1b}[32m", "\u{1b}[0m"];
+
+/// One or two lines about the data of a run.
+pub(crate) fn counted(data: &OpenedData, task: &Task, seq_len: usize) -> String {
+    let Some(Counts { samples, rows, tokens, cut, beyond }) = data.counts else {
+        let rows = data.train.sequences_per_epoch();
+        return rows
+            .map_or_else(String::new, |rows| format!("data: {} of {seq_len} tokens\n", number(rows, "row")));
+    };
+    let mut text = format!(
+        "data: {} in {} of {seq_len} tokens, {}\n",
+        number(samples, "sample"),
+        number(rows, "row"),
+        number(tokens, "token")
+    );
+    if cut > 0 {
+        let fate = match task {
+            Task::Classify { .. } => "are not read",
+            Task::Causal | Task::Masked => "lie in further rows, without what comes before them",
+        };
+        let longer = if cut == 1 { "is" } else { "are" };
+        let _ = writeln!(
+            text,
+            "{} {longer} longer than --seq-len {seq_len}: {} of {} {fate}",
+            number(cut, "sample"),
+            number(beyond, "token"),
+            if cut == 1 { "it" } else { "them" }
+        );
+    }
+    text
+}
+
+/// `1 row`, `12,345 rows`.
+fn number(count: u64, what: &str) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{text} {what}{plural}")
+}
+
+/// Samples for a terminal, or for a file where `colour` is not set.
+pub(crate) fn text(samples: &[Shown], labels: &[String], colour: bool) -> String {
+    let [begin, end] = if colour { COLOURS } else { MARKS };
+    let mut text = String::new();
+    for (at, sample) in samples.iter().enumerate() {
+        let _ = writeln!(text, "sample {}, {begin}learned{end}:", at + 1);
+        for part in &sample.parts {
+            let words = part.text.split_inclusive('\n').map(|line| match line.strip_suffix('\n') {
+                Some(line) => printable(line) + "\n",
+                None => printable(line),
+            });
+            let words: String = words.collect();
+            let _ = if part.learned { write!(text, "{begin}{words}{end}") } else { write!(text, "{words}") };
+        }
+        if !text.ends_with('\n') {
+            text.push('\n');
+        }
+        if let Some(class) = class(sample, labels) {
+            let _ = writeln!(text, "{begin}{}{end}", printable(&class));
+        }
+    }
+    text
+}
+
+fn class(sample: &Shown, labels: &[String]) -> Option<String> {
+    let class = sample.class?;
+    let name = usize::try_from(class).ok().and_then(|class| labels.get(class));
+    Some(name.map_or_else(|| format!("class {class}"), |name| format!("class {class}, {name}")))
+}
+
+/// Samples for the page.
+pub(crate) fn json(samples: &[Shown], labels: &[String]) -> Value {
+    let sample = |sample: &Shown| {
+        let parts: Vec<Value> = sample.parts.iter().map(|part| json!([part.text, part.learned])).collect();
+        json!({ "parts": parts, "class": class(sample, labels) })
+    };
+    samples.iter().map(sample).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll::training::data::ShownPart;
+
+    use super::*;
+
+    fn sample() -> Shown {
+        let part = |text: &str, learned| ShownPart { text: text.into(), learned };
+        Shown { parts: vec![part("<user>\nhi\u{1b}[0m\n", false), part("hello</s>", true)], class: None }
+    }
+
+    #[test]
+    fn learned_text_is_marked_with_and_without_colour_and_nothing_else_steers_the_terminal() {
+        let plain = text(&[sample()], &[], false);
+        assert_eq!(plain, "sample 1, ⟦learned⟧:\n<user>\nhi\\u{1b}[0m\n⟦hello</s>⟧\n");
+        let coloured = text(&[sample()], &[], true);
+        assert_eq!(coloured.matches('\u{1b}').count(), 4);
+    }
+
+    #[test]
+    fn a_class_is_shown_with_its_name() {
+        let shown = Shown { class: Some(1), ..sample() };
+        assert!(text(&[shown.clone()], &["no".into(), "yes".into()], false).ends_with("⟦class 1, yes⟧\n"));
+        assert_eq!(json(&[shown], &[])[0]["class"], "class 1");
+    }
+
+    #[test]
+    fn counts_are_readable() {
+        assert_eq!(number(1, "row"), "1 row");
+        assert_eq!(number(1_234_567, "token"), "1,234,567 tokens");
+    }
+}

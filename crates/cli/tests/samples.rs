@@ -1,0 +1,67 @@
+//! What a run says of its data before it begins: counts, samples, and the words of a template that refuses.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::{Value, json};
+
+mod support;
+use support::{Home, SMALL, texts};
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}\
+                        {% if add_generation_prompt %}assistant {% endif %}";
+
+fn chat(answer: &str) -> String {
+    let messages = json!([{"role": "user", "content": "line?"}, {"role": "assistant", "content": answer}]);
+    format!("{}\n", json!({ "messages": messages }))
+}
+
+#[test]
+fn samples_are_shown_with_what_is_learned_on_the_terminal_and_on_the_page() {
+    let home = Home::with_model();
+    home.write("model/chat_template.jinja", TEMPLATE);
+    home.write("d.jsonl", chat("line") + &chat(&"line counts bytes ".repeat(20)));
+    let train = "train --model model --data d.jsonl --packing false --max-steps 1";
+    let (_, said) = home.done(&format!("{train} --show-samples 2 --output-dir out {SMALL}"));
+    assert!(said.contains("data: 2 samples in "), "{said}");
+    assert!(said.contains("1 sample is longer than --seq-len 16: "), "{said}");
+    assert!(said.contains(" of it lie in further rows, without what comes before them\n"), "{said}");
+    assert!(said.contains("sample 1, ⟦learned⟧:\n") && said.contains("sample 2, ⟦learned⟧:\n"), "{said}");
+    assert!(said.contains("line⟧") && !said.contains('\u{1b}'), "{said}");
+    let metrics = String::from_utf8(home.read("out/metrics.jsonl")).unwrap();
+    let start: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+    assert_eq!(start["samples"].as_array().unwrap().len(), 2);
+    assert!(start["samples"][0]["parts"].as_array().unwrap().iter().any(|part| part[1] == true));
+    let (_, said) = home.done(&format!("{train} {SMALL}"));
+    assert!(said.contains("data: 2 samples in ") && !said.contains("learned⟧"), "{said}");
+}
+
+#[test]
+fn the_words_of_a_template_that_refuses_cannot_steer_the_terminal() {
+    let home = Home::with_model();
+    home.write("d.jsonl", chat("line"));
+    home.write("model/chat_template.jinja", "{{ raise_exception('no \\x1b[31m\\nhint: trust me') }}");
+    let output = home.command(&format!("train --model model --data d.jsonl --max-steps 1 {SMALL}")).output();
+    let said = texts(&output.unwrap()).1;
+    assert!(said.contains("no \\u{1b}[31m\\nhint: trust me (line 1 of the template)"), "{said}");
+    assert!(!said.contains('\u{1b}') && !said.contains("\nhint: trust"), "{said}");
+}
+
+#[test]
+fn a_hostile_template_ends_a_run_with_one_line_inside_a_small_budget() {
+    let home = Home::with_model();
+    home.write("d.jsonl", chat("line"));
+    let double =
+        "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}";
+    for template in [
+        "{{ messages|tojson(indent=1000000000) }}".to_owned(),
+        format!("{{{{ {}1 }}}}", "-".repeat(20_000)),
+        format!("{{{{ {}{} }}}}", "[".repeat(50_000), "]".repeat(50_000)),
+        double.to_owned(),
+    ] {
+        home.write("model/chat_template.jinja", &template);
+        let output = home.command(&format!("train --model model --data d.jsonl --max-steps 1 {SMALL}"));
+        let output = { output }.output().unwrap();
+        let said = texts(&output).1;
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
+    }
+}

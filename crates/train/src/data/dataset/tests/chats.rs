@@ -1,0 +1,124 @@
+//! Conversations whose columns hold JSON as text or nulls of a table, how samples are counted, and what is shown of them.
+
+use super::*;
+use crate::data::{Counts, Shown, shown};
+
+/// Shows tools, calls and whether a key is null.
+const TEMPLATE: &str = "{% for t in tools %}{{ t.name }};{% endfor %}{% for m in messages %}<{{ m.role }}>\
+    {% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }} {% endfor %}{% endfor %}\
+    {{ m.content }}{{ m.name is none }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+
+fn seen(folder: &Scratch, path: &Path, template: &str) -> Vec<Shown> {
+    let tokenizer = tokenizer("chatml").with_template(template).unwrap();
+    let spec = spec(folder, path, 200);
+    let mut source = Source::Corpus(open(&spec, &tokenizer).unwrap().train);
+    shown(&mut source, &tokenizer, &Task::Causal, 10).unwrap()
+}
+
+fn marked(sample: &Shown) -> String {
+    let part = |part: &crate::data::ShownPart| {
+        if part.learned { format!("[{}]", part.text) } else { part.text.clone() }
+    };
+    sample.parts.iter().map(part).collect()
+}
+
+#[test]
+fn tools_messages_and_arguments_may_be_json_text_in_lines() {
+    let folder = Scratch::new();
+    let arguments = json!({"town": "x"});
+    let call = |arguments: serde_json::Value| json!([{"function": {"name": "f", "arguments": arguments}}]);
+    let messages = |calls: serde_json::Value| {
+        json!([
+            {"role": "user", "content": "a", "name": null},
+            {"role": "assistant", "content": "b", "name": null, "tool_calls": calls},
+        ])
+    };
+    let tools = json!([{"name": "f"}]);
+    let ways = [
+        json!({"messages": messages(call(arguments.clone())), "tools": tools}),
+        json!({"messages": messages(call(json!(arguments.to_string()))), "tools": tools.to_string()}),
+        json!({"messages": messages(json!(call(arguments.clone()).to_string())), "tools": tools.to_string()}),
+        json!({"messages": messages(call(arguments)).to_string(), "tools": tools.to_string()}),
+    ];
+    for (at, way) in ways.iter().enumerate() {
+        let path = lines(&folder, &format!("{at}.jsonl"), std::slice::from_ref(way));
+        let samples = seen(&folder, &path, TEMPLATE);
+        assert_eq!(marked(&samples[0]), "f;<user>aTrue<assistant>[town=x bTrue]", "{way}");
+    }
+    let broken = lines(&folder, "broken.jsonl", &[json!({"messages": "[", "tools": null})]);
+    let fault = fault(&spec(&folder, &broken, 16));
+    assert!(fault.contains("broken.jsonl, line 1: `messages` is a text that is not JSON (EOF"), "{fault}");
+}
+
+#[test]
+fn nulls_of_a_table_are_none_as_in_transformers_and_text_columns_may_be_json() {
+    let folder = Scratch::new();
+    let path = folder.path().join("d.parquet");
+    let schema = "message m {
+        optional group messages (LIST) { repeated group list { optional group element {
+            optional binary role (UTF8); optional binary content (UTF8); optional binary name (UTF8); } } }
+        optional binary tools (UTF8); }";
+    let schema = parse_message_type(schema).unwrap();
+    let file = fs::File::create(&path).unwrap();
+    let properties = Shared::new(WriterProperties::builder().build());
+    let mut writer = SerializedFileWriter::new(file, Shared::new(schema), properties).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    // Two messages of one row; the last column of both is null.
+    let columns: [(&[&str], &[i16], Option<&[i16]>); 4] = [
+        (&["user", "assistant"], &[4, 4], Some(&[0, 1])),
+        (&["a", "b"], &[4, 4], Some(&[0, 1])),
+        (&[], &[3, 3], Some(&[0, 1])),
+        (&["[{\"name\": \"f\"}]"], &[1], None),
+    ];
+    for (values, definition, repetition) in columns {
+        let values: Vec<ByteArray> = values.iter().map(|&text| ByteArray::from(text)).collect();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&values, Some(definition), repetition).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+    let samples = seen(&folder, &path, TEMPLATE);
+    assert_eq!(marked(&samples[0]), "f;<user>aTrue<assistant>[bTrue]");
+}
+
+#[test]
+fn a_template_with_line_ends_of_windows_gives_the_tokens_of_the_same_template_without() {
+    let folder = Scratch::new();
+    let chat = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
+    let path = lines(&folder, "d.jsonl", &[chat]);
+    let source = "{% for m in messages %}\n<{{ m.role }}>\n{{ m.content }}\n{% endfor %}\n";
+    let unix = seen(&folder, &path, source);
+    assert_eq!(seen(&folder, &path, &source.replace('\n', "\r\n")), unix);
+    assert!(marked(&unix[0]).contains("<user>\na\n"), "{unix:?}");
+}
+
+#[test]
+fn samples_are_counted_and_those_longer_than_a_row_told() {
+    let folder = Scratch::new();
+    let path = lines(
+        &folder,
+        "d.jsonl",
+        &[json!({"text": "ab"}), json!({"text": "abcdefghij"}), json!({"text": "c"})],
+    );
+    // With what opens and ends it, a text of n bytes has n + 1 positions.
+    let packed = bytes(&spec(&folder, &path, 5));
+    assert_eq!(packed.counts, Counts { samples: 3, rows: 4, tokens: 3 + 11 + 2, cut: 1, beyond: 6 });
+    let padded = bytes(&DataSpec { layout: Layout::Padded, ..spec(&folder, &path, 5) });
+    assert_eq!(padded.counts, Counts { rows: 5, ..packed.counts });
+    let labelled = lines(
+        &folder,
+        "l.jsonl",
+        &[json!({"text": "the mark and no deeper load it", "label": 0}), json!({"text": "ship", "label": 1})],
+    );
+    let tokenizer = tokenizer("bert");
+    let classify = DataSpec { task: Task::Classify { labels: Vec::new() }, ..spec(&folder, &labelled, 5) };
+    let long = tokenizer.encode_plain("the mark and no deeper load it").unwrap().len() as u64;
+    let counts = open(&classify, &tokenizer).unwrap().counts;
+    assert_eq!((counts.samples, counts.rows, counts.cut, counts.beyond), (2, 2, 1, long - 3));
+    let mut source = Source::Corpus(open(&classify, &tokenizer).unwrap().train);
+    let samples = shown(&mut source, &tokenizer, &classify.task, 2).unwrap();
+    let mut classes: Vec<_> = samples.iter().map(|sample| sample.class).collect();
+    classes.sort_unstable();
+    assert_eq!(classes, [Some(0), Some(1)]);
+}
