@@ -21,17 +21,17 @@ const LINES: u64 = 20;
 
 /// Which records get a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shown {
+pub(crate) enum ShownRecords {
     /// Each.
     All,
     /// About twenty, and none where a bar is drawn.
     Some,
 }
 
-impl Shown {
+impl ShownRecords {
     /// Whoever states `--logging-steps` wants to see them.
-    pub(crate) fn of(config: &Config) -> Shown {
-        if config.logging_steps.is_some() { Shown::All } else { Shown::Some }
+    pub(crate) fn of(config: &Config) -> ShownRecords {
+        if config.logging_steps.is_some() { ShownRecords::All } else { ShownRecords::Some }
     }
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Steps {
     /// The last.
     pub(crate) end: u64,
     /// Which of them get a line.
-    pub(crate) shown: Shown,
+    pub(crate) shown: ShownRecords,
 }
 
 impl Steps {
@@ -51,7 +51,7 @@ impl Steps {
     fn shows(&self, step: u64, bar: bool) -> bool {
         let every = (self.end / LINES).max(1);
         let some = step.is_multiple_of(every) || step == self.before + 1 || step == self.end;
-        self.shown == Shown::All || (!bar && some)
+        self.shown == ShownRecords::All || (!bar && some)
     }
 
     /// How far a run is after `step`, `taken` after its first.
@@ -216,13 +216,13 @@ mod tests {
             let steps = Steps { before: 0, end: 1000, shown };
             (1..=1000).filter(|&step| steps.shows(step, bar)).count()
         };
-        assert_eq!((shown(Shown::All, false), shown(Shown::All, true)), (1000, 1000));
-        assert_eq!((shown(Shown::Some, false), shown(Shown::Some, true)), (21, 0));
+        assert_eq!((shown(ShownRecords::All, false), shown(ShownRecords::All, true)), (1000, 1000));
+        assert_eq!((shown(ShownRecords::Some, false), shown(ShownRecords::Some, true)), (21, 0));
     }
 
     #[test]
     fn how_far_a_run_is_counts_from_where_it_went_on() {
-        let steps = Steps { before: 100, end: 200, shown: Shown::Some };
+        let steps = Steps { before: 100, end: 200, shown: ShownRecords::Some };
         assert_eq!(steps.said(100, Duration::ZERO), "100 of 200 steps are done");
         assert_eq!(
             steps.said(120, Duration::from_secs(40)),

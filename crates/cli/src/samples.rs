@@ -48,7 +48,7 @@ fn number(count: u64, what: &str) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn a_class_is_shown_with_its_name() {
         let shown = Shown { class: Some(1), ..sample() };
-        assert!(text(&[shown.clone()], &["no".into(), "yes".into()], false).ends_with("⟦class 1, yes⟧\n"));
+        assert!(text(std::slice::from_ref(&shown), &["no".into(), "yes".into()], false).ends_with("⟦class 1, yes⟧\n"));
         assert_eq!(json(&[shown], &[])[0]["class"], "class 1");
     }
 

@@ -18,7 +18,7 @@ use plimsoll::{CpuDevice, Run};
 use crate::args::DemoArgs;
 use crate::commands::train::{Session, say, summary};
 use crate::exit::Failure;
-use crate::progress::Shown;
+use crate::progress::ShownRecords;
 use crate::{curve, table};
 
 /// Sequences of a step and of a micro-batch: large enough not to fit 64 MiB when everything is kept.
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         Ok(())
     };
     let steps = session.lr.max_steps;
-    let end = session.train(&config.course(steps), Shown::Some, None, &mut [&mut note])?;
+    let end = session.train(&config.course(steps), ShownRecords::Some, None, &mut [&mut note])?;
     session.judge(&end)?;
     say(&format!("\nloss\n{}\n", curve::draw(&losses)))?;
     let text = sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;

@@ -19,7 +19,7 @@ use crate::dispensable::Dispensable;
 use crate::exit::{self, Failure, printable};
 use crate::keeping::Kept;
 use crate::outputs::{self, Outputs};
-use crate::progress::{Progress, Shown, Steps};
+use crate::progress::{Progress, ShownRecords, Steps};
 use crate::signals::Preparing;
 use crate::summary::{Summary, questions};
 use crate::{costs, guard, heartbeat, planning, samples, table, tokenising};
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     signals.train(session.trainer.stop_flag())?;
     let mut outputs = Outputs::open(&config, &session)?;
     let json = args.json;
-    let telling = Telling { shown: Shown::of(&config), outputs: outputs.as_mut(), json };
+    let telling = Telling { shown: ShownRecords::of(&config), outputs: outputs.as_mut(), json };
     let result = session.train_telling(&course, kept.as_ref().map(Kept::checkpoints), telling);
     // Also of a run that failed: what it had told is worth seeing.
     let page = outputs.as_ref().map(Outputs::finish).transpose().map(Option::flatten);
@@ -119,7 +119,7 @@ pub(crate) struct Session {
 
 /// Who is told of a run under way.
 struct Telling<'a, 'c> {
-    shown: Shown,
+    shown: ShownRecords,
     outputs: Option<&'a mut Outputs<'c>>,
     json: bool,
 }
@@ -215,7 +215,7 @@ impl Session {
     pub(crate) fn train(
         &mut self,
         course: &Course,
-        shown: Shown,
+        shown: ShownRecords,
         checkpoints: Option<&Checkpoints>,
         listeners: &mut [&mut dyn Listener<Failure>],
     ) -> Result<EndRecord, Failure> {

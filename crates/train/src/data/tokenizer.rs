@@ -251,6 +251,17 @@ impl Tokenizer {
         done.map_err(|why| DataError::Tokenizer { path: path(), why })
     }
 
+    /// The text of ids with those that only have a meaning.
+    pub(super) fn decode_whole(&self, ids: &[i32]) -> String {
+        match &self.kind {
+            Kind::Bytes => self.decode(ids),
+            Kind::Trained(inner) => {
+                let ids: Vec<u32> = ids.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
+                inner.decode(&ids, false).unwrap_or_default()
+            }
+        }
+    }
+
     /// A text that comes id by id.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream { tokenizer: self, ids: Vec::new(), shown: 0 }

@@ -50,6 +50,9 @@ fn tools_messages_and_arguments_may_be_json_text_in_lines() {
     assert!(fault.contains("broken.jsonl, line 1: `messages` is a text that is not JSON (EOF"), "{fault}");
 }
 
+/// Names of a struct's columns, and definition and repetition levels of its values.
+type Column<'a> = (&'a [&'a str], &'a [i16], Option<&'a [i16]>);
+
 #[test]
 fn nulls_of_a_table_are_none_as_in_transformers_and_text_columns_may_be_json() {
     let folder = Scratch::new();
@@ -64,7 +67,7 @@ fn nulls_of_a_table_are_none_as_in_transformers_and_text_columns_may_be_json() {
     let mut writer = SerializedFileWriter::new(file, Shared::new(schema), properties).unwrap();
     let mut group = writer.next_row_group().unwrap();
     // Two messages of one row; the last column of both is null.
-    let columns: [(&[&str], &[i16], Option<&[i16]>); 4] = [
+    let columns: [Column; 4] = [
         (&["user", "assistant"], &[4, 4], Some(&[0, 1])),
         (&["a", "b"], &[4, 4], Some(&[0, 1])),
         (&[], &[3, 3], Some(&[0, 1])),
