@@ -57,6 +57,17 @@ CONVERSATIONS = {
 }
 
 
+# Long enough that plimsoll looks for the answers in windows; some have thoughts.
+LONG = [{"role": "system", "content": "Be brief."}] + [
+    message
+    for at in range(14)
+    for message in (
+        {"role": "user", "content": f"Question {at}?"},
+        {"role": "assistant", "content": ("<think>\nhm\n</think>\n\n" if at % 4 == 1 else "") + f"Answer {at}."},
+    )
+]
+
+
 def looks_like_template(text):
     return "messages" in text and "{%" in text and "%}" in text and "{{" in text
 
@@ -125,6 +136,62 @@ def short(text):
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def careful_answers(template, messages):
+    """Byte ranges of what the assistant says, found with Jinja2 by rendering up to every answer; None where that fails."""
+
+    def text(part, prompt=False):
+        answer = rendered(template, part, None, prompt, False)
+        if "error" in answer:
+            raise ValueError
+        return answer["text"]
+
+    def common(a, b):
+        return next((at for at, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+    try:
+        whole, ranges = text(messages), []
+        for at, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            begin, end = common(text(messages[:at], True), whole), len(whole)
+            if at + 1 < len(messages):
+                closed, turn = text(messages[: at + 1]), {"role": "user", "content": ""}
+                if not whole.startswith(closed):
+                    one, two = text(messages[: at + 1] + [turn]), text(messages[: at + 1] + [turn] * 2)
+                    closed = one[: max(0, 2 * len(one) - len(two))]
+                if not whole.startswith(closed):
+                    return None
+                end = len(closed)
+            if begin > end or ranges and ranges[-1][1] > begin:
+                return None
+            ranges.append((begin, end))
+    except ValueError:
+        return None
+    return [[len(whole[:a].encode()), len(whole[:b].encode())] for a, b in ranges]
+
+
+def compare_answers(templates, program):
+    """Whether windows find the answers of long conversations that the careful way finds."""
+    unmarked = [template for template in templates if not re.search(r"{%[-+]?\s*generation\b", template)]
+    chats = {"with a system prompt": LONG, "without": LONG[1:]}
+    requests = [{"template": template, "messages": chat, "special": SPECIAL, "answers": True}
+                for template in unmarked for chat in chats.values()]
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    ours = subprocess.run([program], input=lines, capture_output=True, text=True, check=True).stdout
+    tally, differing = collections.Counter(), []
+    for request, line in zip(requests, ours.rstrip("\n").split("\n"), strict=True):
+        mine = json.loads(line).get("answers")
+        theirs = careful_answers(request["template"], request["messages"])
+        kind = "equal" if mine == theirs else "differ"
+        tally["both refuse" if mine is None and theirs is None else kind] += 1
+        if kind == "differ":
+            differing.append((short(request["template"]), len(request["messages"]), theirs, mine))
+    print(f"answers of {len(requests)} long conversations:", dict(tally))
+    for case in differing:
+        print("answers differ:", *case)
+    return differing
+
+
 def main():
     folder, program = pathlib.Path(sys.argv[1]), sys.argv[2]
     found, packages = {}, collections.Counter()
@@ -168,6 +235,7 @@ def main():
         if kind == "differ" and "-v" in sys.argv:
             print("  theirs", repr(theirs["text"])[:2000])
             print("  ours  ", repr(mine["text"])[:2000])
+    differing += compare_answers(found, program)
     sys.exit(bool(differing))
 
 
