@@ -57,7 +57,7 @@ pub(crate) use value::Value;
 use interpreter::Run;
 use syntax::Program;
 
-/// The most bytes of a template: the longest published ones have about 30 KiB, and a tree takes some fifty times its source.
+/// The most bytes of a template: far above published ones, and low because a tree takes many times its source (estimated, not measured).
 const MOST_SOURCE: usize = 1 << 18;
 
 /// A dictionary that came with the data.
