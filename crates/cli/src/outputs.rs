@@ -23,7 +23,7 @@ use crate::exit::Failure;
 use crate::{json, samples};
 
 /// What there may be in the folder beside checkpoints, before the trained model.
-const NAMES: [&str; 3] = ["metrics.jsonl", "report.html", "tensorboard"];
+const NAMES: [&str; 4] = ["metrics.jsonl", "metrics.jsonl.part", "report.html", "tensorboard"];
 
 /// Whether a run writes something by this name before its first checkpoint.
 pub(crate) fn is_ours(name: &str) -> bool {

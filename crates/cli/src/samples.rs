@@ -118,7 +118,10 @@ mod tests {
     #[test]
     fn a_class_is_shown_with_its_name() {
         let shown = Shown { class: Some(1), ..sample() };
-        assert!(text(std::slice::from_ref(&shown), &["no".into(), "yes".into()], false).ends_with("⟦class 1, yes⟧\n"));
+        assert!(
+            text(std::slice::from_ref(&shown), &["no".into(), "yes".into()], false)
+                .ends_with("⟦class 1, yes⟧\n")
+        );
         assert_eq!(json(&[shown], &[])[0]["class"], "class 1");
     }
 

@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag::{register, register_conditional_shutdown};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
@@ -26,14 +25,17 @@ impl Preparing {
         let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|error| unheard(&error))?;
         let stop = Arc::new(OnceLock::<Arc<AtomicBool>>::new());
         let run = Arc::clone(&stop);
+        let mut undo = Some(undo);
         let wait = move || {
-            let Some(signal) = signals.forever().next() else { return };
-            if let Some(stop) = run.get() {
-                // It may have come before the run had a switch.
-                stop.store(true, Ordering::Relaxed);
-            } else {
-                undo();
-                end(signal);
+            for signal in signals.forever() {
+                match run.get() {
+                    None => {
+                        undo.take().map_or((), |undo| undo());
+                        end(signal);
+                    }
+                    Some(stop) if !stop.swap(true, Ordering::Relaxed) => {}
+                    Some(_) => low_level::exit(128 + signal),
+                }
             }
         };
         let thread = thread::Builder::new().name("signals".into()).stack_size(256 << 10);
@@ -41,16 +43,9 @@ impl Preparing {
         Ok(Preparing { stop })
     }
 
-    /// From here on signals set `stop`, and a second one ends the program.
-    pub(crate) fn train(self, stop: Arc<AtomicBool>) -> Result<(), Failure> {
-        for signal in [SIGINT, SIGTERM] {
-            register_conditional_shutdown(signal, 128 + signal, stop.clone())
-                .and_then(|_| register(signal, stop.clone()))
-                .map_err(|error| unheard(&error))?;
-        }
-        // Last: until then, the thread ends the program.
+    /// From here on the first signal sets `stop`, and the second ends the program.
+    pub(crate) fn train(self, stop: Arc<AtomicBool>) {
         let _ = self.stop.set(stop);
-        Ok(())
     }
 }
 

@@ -80,7 +80,8 @@ fn a_plan_is_handed_on_under_a_name_that_nobody_foresees() {
     fs::create_dir_all(home.path("tmp")).unwrap();
     // So little memory that the plan goes to a process that begins anew.
     let train = "train --model tiny --synthetic --layers 24 --threads 1 --max-steps 1 --offload disk --offload-folder .";
-    let output = home.command(&format!("{train} --memory 1MiB")).output().unwrap();
+    // Enough to read the files, and too little for any plan.
+    let output = home.command(&format!("{train} --memory 20MiB")).output().unwrap();
     let (_, said) = texts(&output);
     let smallest = said.split("--memory ").nth(1).and_then(|rest| rest.split("MiB").next()).unwrap();
     let memory = smallest.parse::<u64>().unwrap() + 4;

@@ -375,7 +375,7 @@ fn kills_at_random_instants_of_training_and_saving_change_no_bit() {
 fn the_printed_configuration_of_an_adapted_run_is_a_file_that_prints_the_same() {
     let home = Home::with_model();
     let settings = "--lora-r 3 --lora-alpha 5 --lora-dropout 0.1 --use-rslora --lora-target-modules q_proj,v_proj \
-                    --modules-to-save lm_head --weights-dtype bf16-master --gradients-dtype bf16 --optim adamw_8bit \
+                    --modules-to-save norm --weights-dtype bf16-master --gradients-dtype bf16 --optim adamw_8bit \
                     --save-steps 7 --save-total-limit 2 --output-dir out --resume latest --packing false --skip-bad-lines";
     let (printed, _) = home.done(&format!(
         "train --model model --data text.txt --eval-split 0.1 --eval-steps 5 --print-config {SMALL} {settings}"
@@ -387,7 +387,7 @@ fn the_printed_configuration_of_an_adapted_run_is_a_file_that_prints_the_same() 
         "lora_dropout = 0.1",
         "use_rslora = true",
         "lora_target_modules = [\"q_proj\", \"v_proj\"]",
-        "modules_to_save = [\"lm_head\"]",
+        "modules_to_save = [\"norm\"]",
         "weights_dtype = \"bf16-master\"",
         "gradients_dtype = \"bf16\"",
         "optim = \"adamw_8bit\"",

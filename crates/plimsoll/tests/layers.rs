@@ -60,6 +60,7 @@ const RINGS: &[(&str, &str, &[&str])] = &[
             "tokenising",
         ],
     ),
+    ("cuda", "lower", &["elementwise", "launch", "lowering", "product"]),
     ("exec", "", &["elements", "engine"]),
     ("graph", "", &["autodiff", "rules"]),
     (
@@ -71,7 +72,7 @@ const RINGS: &[(&str, &str, &[&str])] = &[
     ("train", "", &["generate", "generation"]),
     ("train", "", &["hub", "pretrained"]),
     ("train", "checkpoint", &["other_folder", "state"]),
-    ("train", "config", &["data", "effective", "model", "rules"]),
+    ("train", "config", &["adapters", "data", "effective", "model", "rules"]),
     (
         "train",
         "data",
@@ -83,11 +84,14 @@ const RINGS: &[(&str, &str, &[&str])] = &[
             "records",
             "room",
             "sample",
+            "template",
             "tokenise",
             "tokenizer",
             "windows",
         ],
     ),
+    ("train", "jinja", &["checks", "filters", "methods"]),
+    ("train", "jinja", &["dict", "interpreter", "loops", "numbers", "show", "value"]),
 ];
 
 fn root() -> PathBuf {

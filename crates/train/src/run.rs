@@ -373,6 +373,8 @@ fn target_inputs(graph: &Graph) -> Vec<(String, i32)> {
             Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => (node.inputs[2], head.ignore_index),
             _ => continue,
         };
+        // Targets may be read under another shape than they are given in.
+        let targets = graph.storage(targets);
         let name = &graph.value(targets).name;
         if graph.inputs().contains(&targets) && !inputs.iter().any(|(known, _)| known == name) {
             inputs.push((name.clone(), ignored));

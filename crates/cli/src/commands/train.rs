@@ -62,7 +62,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         None => say("what is trained is not kept; give --output-dir to keep it\n")?,
     }
     // From here on a signal ends the run like any other, also before its first step.
-    signals.train(session.trainer.stop_flag())?;
+    signals.train(session.trainer.stop_flag());
     let mut outputs = Outputs::open(&config, &session)?;
     let json = args.json;
     let telling = Telling { shown: ShownRecords::of(&config), outputs: outputs.as_mut(), json };

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::other_folder::other_folder;
 use crate::config::facts::{changeable, differ};
-use crate::files::{Checksum, FileError, hex, open_file, stays_inside, write_text};
+use crate::files::{Checksum, FileError, hex, read_bytes, stays_inside, write_text};
 use crate::run::Run;
 
 /// Name of the file that makes a folder a checkpoint.
@@ -126,7 +126,10 @@ impl TrainerState {
             format: Option<u32>,
         }
         let path = folder.join(STATE);
-        let text = match open_file(&path).and_then(io::read_to_string) {
+        let text = read_bytes(&path).and_then(|bytes| {
+            String::from_utf8(bytes).map_err(|fault| io::Error::new(io::ErrorKind::InvalidData, fault))
+        });
+        let text = match text {
             Ok(text) => text,
             Err(fault) if matches!(fault.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Err(no_state(folder));
