@@ -7,7 +7,7 @@ use plimsoll_graph::GraphError;
 use plimsoll_model::lora::{Excluded, LayerChoice, Pattern, TrainedTokens, is_expression};
 use plimsoll_model::{Architecture, Lora, Targets};
 
-use super::rules::{mistake, shortest, within};
+use super::bounds::{mistake, shortest, within};
 use crate::error::TrainError;
 use crate::settings::{Pairs, RawConfig};
 

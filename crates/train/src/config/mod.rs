@@ -6,6 +6,7 @@
 //! repeated without its defaults.
 
 mod adapters;
+mod bounds;
 mod data;
 mod defaults;
 mod effective;

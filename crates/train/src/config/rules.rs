@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use plimsoll_plan::{Strategy, Tier};
 
+pub(super) use super::bounds::{MOST, mistake, shortest, within};
 use super::data::files;
 use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Resume, SavingConfig, Target, Warmup};
 use crate::course::EarlyStopping;
@@ -129,11 +130,6 @@ fn beginning_with_a_flag(why: &str) -> String {
     Setting::named(name).map_or_else(|| why.to_owned(), |setting| format!("{} {rest}", setting.flag()))
 }
 
-/// The shortest decimal number that is this one in single precision, as people would write it.
-pub(super) fn shortest(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
-}
-
 /// Processes that train together.
 const RANKS: usize = 1;
 /// Sequences of a step where nobody says, and of a micro-batch where only their number is said.
@@ -203,18 +199,8 @@ fn divides(flag: &str, part: usize, global: usize) -> Result<(), TrainError> {
     )))
 }
 
-/// The most of anything that is counted: beyond it, sizes in bytes could overflow.
-pub(super) const MOST: usize = 1 << 24;
 /// The most threads: no machine has more cores, and each takes a stack.
 const MOST_THREADS: usize = 1024;
-
-pub(super) fn within(flag: &str, value: usize) -> Result<(), TrainError> {
-    match value {
-        0 => Err(mistake(format!("{flag} must be at least 1"))),
-        1..=MOST => Ok(()),
-        _ => Err(mistake(format!("{flag} must be at most {MOST}, got {value}"))),
-    }
-}
 
 pub(super) fn at_least_one(flag: &str, value: u64) -> Result<u64, TrainError> {
     if value == 0 { Err(mistake(format!("{flag} must be at least 1"))) } else { Ok(value) }
@@ -377,9 +363,4 @@ pub(super) fn output(raw: &RawConfig) -> Result<Option<OutputConfig>, TrainError
     };
     let wants = |name: &str| names.contains(&name);
     Ok(Some(OutputConfig { folder, tensorboard: wants("tensorboard"), html: wants("html") }))
-}
-
-#[allow(clippy::needless_pass_by_value, reason = "it serves as `map_err(mistake)`")]
-pub(super) fn mistake(why: impl ToString) -> TrainError {
-    TrainError::Config(why.to_string())
 }

@@ -198,6 +198,11 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["use_peft", "use_lora", "lora"], "write {lora_r}: with a rank, adapters are trained"),
     (&["full_finetuning"], "leave it out: without {lora_r} all weights are trained"),
     (&["target_modules", "lora_target", "lora_targets"], "write {lora_target_modules}"),
+    (&["exclude_modules"], "write {lora_exclude_modules}"),
+    (&["layers_to_transform", "lora_layers"], "write {lora_layers_to_transform}"),
+    (&["layers_pattern"], "write {lora_layers_pattern}"),
+    (&["rank_pattern"], "write {lora_rank_pattern}"),
+    (&["alpha_pattern"], "write {lora_alpha_pattern}"),
     (&["lora_modules_to_save", "additional_target"], "write {modules_to_save}"),
     (&["adapter_name_or_path", "peft_model_id", "lora_path"], "write {adapter}"),
     // Evaluation.
