@@ -30,7 +30,9 @@ impl Preparing {
             for signal in signals.forever() {
                 match run.get() {
                     None => {
-                        undo.take().map_or((), |undo| undo());
+                        if let Some(undo) = undo.take() {
+                            undo();
+                        }
                         end(signal);
                     }
                     Some(stop) if !stop.swap(true, Ordering::Relaxed) => {}

@@ -72,7 +72,7 @@ const RINGS: &[(&str, &str, &[&str])] = &[
     ("train", "", &["generate", "generation"]),
     ("train", "", &["hub", "pretrained"]),
     ("train", "checkpoint", &["other_folder", "state"]),
-    ("train", "config", &["adapters", "data", "effective", "model", "rules"]),
+    ("train", "config", &["data", "effective", "model", "rules"]),
     (
         "train",
         "data",
