@@ -42,7 +42,7 @@ fn more_than_can_be_counted_is_refused_with_what_can_be_written() {
 }
 
 #[test]
-fn the_least_budget_that_is_named_is_the_same_again_and_is_enough() {
+fn the_least_budget_that_is_named_is_the_same_again_within_a_step_of_the_reserve_and_is_enough() {
     let home = Home::with_model();
     let asked = |memory: &str| {
         let arguments =
@@ -54,13 +54,14 @@ fn the_least_budget_that_is_named_is_the_same_again_and_is_enough() {
         let (done, said) = asked(memory);
         assert!(!done, "{memory} is enough");
         let least = said.split_once("state --memory ").unwrap_or_else(|| panic!("{said}")).1;
-        least.split(' ').next().unwrap().to_owned()
+        least.split("MiB").next().unwrap().parse::<u64>().unwrap()
     };
-    // Less than the tokenizer takes, less than the process takes, and less than the model takes.
-    let least = named("1MiB");
-    for memory in ["1MiB", "6MiB", "9MiB"] {
-        assert_eq!(named(memory), least, "at {memory}");
-    }
+    // Less than the tokenizer takes, less than the process takes, and less than the model takes. The reserve of the process
+    // counts in steps of 4 MiB, and a process at the edge of one may fall on either side.
+    let all = ["1MiB", "6MiB", "9MiB", "1MiB"].map(named);
+    let (fewest, most) = (all.iter().min().unwrap(), all.iter().max().unwrap());
+    assert!(most - fewest <= 4, "{all:?}");
+    let least = format!("{most}MiB");
     for _ in 0..3 {
         let (done, said) = asked(&least);
         assert!(done, "{least}: {said}");

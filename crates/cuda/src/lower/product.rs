@@ -219,7 +219,11 @@ fn batched(
     }
     let plain = Signature { addend: Addend::None, ..signature };
     let row = if let Plus::Row(place, dtype) = plus { Some((place, dtype)) } else { None };
-    if let Some(bytes) = to.library.workspace(&signature) {
+    // A result of one row may take the bytes of its bias, which then must be read before they are written: our kernel
+    // does so. Shapes decide, since the walk that asks for scratch knows no places.
+    let apart = row.is_none() || m * batch > 1;
+    let row = row.filter(|_| apart);
+    if let Some(bytes) = to.library.workspace(&signature).filter(|_| apart) {
         by_library(to, signature, [a.place, b.place, c.place], addend_place, bytes);
     } else if let (Some(row), Some(bytes)) = (row, to.library.workspace(&plain)) {
         by_library(to, plain, [a.place, b.place, c.place], None, bytes);
