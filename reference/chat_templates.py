@@ -63,7 +63,7 @@ CALLS = [
     {"role": "assistant", "content": "It rains."},
 ]
 
-# What a table of structs gives: every key is there, and many are null.
+# A table of structs gives every key, and many are null.
 NULLS = [
     {"role": "user", "content": "Hi", "name": None, "tool_calls": None, "tool_call_id": None},
     {"role": "assistant", "content": "Hello", "name": None, "tool_calls": None, "tool_call_id": None},

@@ -9,7 +9,7 @@ use crate::exit::{self, Failure};
 /// A listener that the run can do without.
 pub(crate) struct Dispensable<'a> {
     listener: &'a mut dyn Listener<Failure>,
-    /// What is written, for the note.
+    /// Name of the output, for the note.
     what: &'static str,
     failed: bool,
 }

@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     exit::code(result)
 }
 
-/// What is said of a flag that the command does not have; nothing of other faults.
+/// The answer to a flag that the command does not have; none to other faults.
 fn unknown_flag(error: &clap::Error) -> Option<String> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;

@@ -16,7 +16,7 @@ pub(crate) fn plan_for(
     plan_within(&config.model, watched(|graph| device.facts(graph)), options, budget)
 }
 
-/// What a device says of graphs, where each program that a search asks about is told.
+/// Facts of graphs from a device, with a word to the user for each program that a search asks about.
 pub(crate) fn watched(facts: impl Fn(&Graph) -> Facts) -> impl Fn(&Graph) -> Facts {
     move |graph| {
         if let Some(what) = looked_at(graph) {

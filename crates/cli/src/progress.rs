@@ -1,4 +1,4 @@
-//! What people see while a run goes on: a bar in a terminal, and lines that stay.
+//! Progress of a run for people: a bar in a terminal, and lines that stay.
 //!
 //! A line stands for a record, and shows its numbers, as the files do. With `--logging-steps` each record gets one, in a
 //! terminal too. Otherwise every step is a record: a bar shows the last, and where none can be drawn, some twenty get a
@@ -121,7 +121,7 @@ impl Progress {
     }
 }
 
-/// What a record says of learning and speed.
+/// Learning and speed, as a record has them.
 fn learning(record: &StepRecord, ceiling: f64) -> String {
     let epoch = record.epoch.map_or_else(String::new, |epoch| format!("epoch {epoch:.2}  "));
     let mean =
@@ -136,7 +136,7 @@ fn learning(record: &StepRecord, ceiling: f64) -> String {
     )
 }
 
-/// What an evaluation found: of words the perplexity, of classes how many are right.
+/// The result of an evaluation: perplexity for words, the share that is right for classes.
 fn evaluated(record: &EvaluationRecord) -> String {
     let perplexity = record.eval_perplexity.map(|perplexity| format!(", perplexity {perplexity:.2}"));
     let accuracy = record.eval_accuracy.map(|accuracy| format!(", accuracy {:.1} %", 100.0 * accuracy));

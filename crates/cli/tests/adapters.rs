@@ -12,7 +12,7 @@ fn training(rest: &str) -> String {
     format!("train --data text.txt --max-steps 3 --learning-rate 0.01 {SMALL} {rest}")
 }
 
-/// What `generate` writes without chance.
+/// The text that `generate` writes without chance.
 fn written(home: &Home, model: &str) -> String {
     home.done(&format!("generate {model} --prompt line --max-new-tokens 12 --temperature 0 --memory 64MiB")).0
 }

@@ -1,4 +1,4 @@
-//! What is told of a run: the same numbers on the console, in `metrics.jsonl`, on the page and in TensorBoard's files.
+//! A run tells the same numbers on the console, in `metrics.jsonl`, on the page and in TensorBoard's files.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;

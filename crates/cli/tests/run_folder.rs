@@ -8,19 +8,7 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 mod support;
-use support::{Home, SMALL, texts};
-
-/// A run of four steps with two checkpoints, of which `rest` may leave a part for later.
-fn training(rest: &str) -> String {
-    format!("train --model model --data text.txt --max-steps 4 --save-steps 2 {SMALL} {rest}")
-}
-
-/// A home with a run in `out` that stands after its second step.
-fn begun() -> Home {
-    let home = Home::with_model();
-    home.done(&training("--output-dir out --stop-after 2"));
-    home
-}
+use support::{Home, SMALL, begun, texts, training};
 
 /// Runs a command that must fail with this sentence as its last, whatever was said before.
 fn ends_with(mut command: Command, code: i32, expected: &str) {

@@ -1,4 +1,4 @@
-//! What a run says of its data before it begins: counts, samples, and the words of a template that refuses.
+//! A run describes its data before it begins: counts, samples, and the words of a template that refuses.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::{Value, json};

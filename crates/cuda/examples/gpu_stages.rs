@@ -1,4 +1,4 @@
-//! What a GPU is asked beside the conformance cases: numbers drawn on it, the memory it takes, rates of products.
+//! Questions to a GPU beside the conformance cases: numbers drawn on it, the memory it takes, rates of products.
 //!
 //! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory` or `products`. Each result is one line of JSON;
 //! the program fails when one is wrong. `scripts/gpu_check.sh` runs it with time limits.
@@ -87,7 +87,7 @@ fn draws(device: &mut CudaDevice) -> Result<(), ExecError> {
     if other > 0 { Err(ExecError::Device(format!("{other} numbers differ from the CPU's"))) } else { Ok(()) }
 }
 
-/// What the process takes of the card, before and with an arena.
+/// Bytes of the card that the process takes, before and with an arena.
 fn memory(cache: &str) -> Result<(), ExecError> {
     let mut device = open(cache)?;
     let taken = |device: &CudaDevice| device.taken().map(|taken| taken.unwrap_or(0));

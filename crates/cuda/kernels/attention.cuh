@@ -1,4 +1,4 @@
-// What the attention kernels share: visibility, tiles in shared memory, and the geometry of a block.
+// Shared by the attention kernels: visibility, tiles in shared memory, and the geometry of a block.
 //
 // A block has eight threads for each row of its tile: thread (row, lane) makes the scores of columns lane, lane + 8, …
 // and holds packs of four columns lane, lane + 8, … of what the row accumulates. Heads narrower than the compiled width

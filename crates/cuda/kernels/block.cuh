@@ -1,4 +1,4 @@
-// What all kernels share: element types, 16-byte packs, and sums over a warp and a block.
+// Shared by all kernels: element types, 16-byte packs, and sums over a warp and a block.
 //
 // No header of a CUDA toolkit is needed. Values are widened to f32 on load and rounded to nearest even on store, so a
 // kernel is written once over the element type `T` of activations. Operands that are small beside them (weights of

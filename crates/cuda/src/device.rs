@@ -21,7 +21,7 @@ use crate::lower::{Arg, Check, Launch, Library, Limits, NoLibrary, Place, Produc
 /// Fills memory that nobody has written: no float of this is a number.
 const POISON: u8 = 0xff;
 
-/// Who multiplies matrices.
+/// The kernel or library that multiplies matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Products {
     /// cuBLASLt, and our own kernel where it has no such product.
@@ -40,7 +40,7 @@ pub struct Options {
     pub libraries: Libraries,
     /// Folder that keeps compiled kernels.
     pub cache: PathBuf,
-    /// Who multiplies matrices.
+    /// The kernel or library that multiplies matrices.
     pub products: Products,
     /// Sizes of chunks.
     pub limits: Limits,

@@ -1,4 +1,4 @@
-//! What the planner is told of a GPU: scratch as the lowering takes it, and seconds by rates.
+//! Facts of a GPU for the planner: scratch as the lowering takes it, and seconds by rates.
 //!
 //! Rates are those of the card's description until its ops are measured; only ratios between plans depend on them.
 

@@ -1,4 +1,4 @@
-//! What each kernel takes of a multiprocessor, as the compiler's log says.
+//! Registers and shared memory of each kernel, from the compiler's log.
 
 use std::fmt;
 

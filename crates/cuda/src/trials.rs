@@ -35,7 +35,7 @@ fn halved(case: &Case) -> Option<Case> {
             input.ty.dtype = DType::Bf16;
         }
     }
-    // What a forward op stored has the type that it yields.
+    // A value stored by a forward op has the type that the op yields.
     for index in 0..half.inputs.len() {
         if let Fill::Forward { op, from, output } = &half.inputs[index].fill {
             let types: Vec<Type> = from.iter().map(|&from| half.inputs[from].ty).collect();

@@ -54,7 +54,7 @@ fn an_id_outside_its_table_is_told_when_results_are_read_in_the_words_of_the_cpu
         assert!(expected.contains("is outside the vocabulary of"), "{expected}");
         assert_eq!(judge(&mut host, &case, Scratch::Best).unwrap_err(), expected);
     }
-    // What was reported is forgotten.
+    // Reports are cleared.
     let good = cases::all().into_iter().find(|case| case.op.name() == "embedding").unwrap();
     assert!(judge(&mut host, &good, Scratch::Best).is_ok());
 }

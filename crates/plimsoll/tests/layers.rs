@@ -62,7 +62,6 @@ const RINGS: &[(&str, &str, &[&str])] = &[
     ),
     ("cuda", "lower", &["elementwise", "launch", "lowering", "product"]),
     ("exec", "", &["elements", "engine"]),
-    ("graph", "", &["autodiff", "rules"]),
     (
         "train",
         "",

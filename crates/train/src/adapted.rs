@@ -11,7 +11,7 @@ use crate::planning::Model;
 pub struct Adapted<M> {
     /// The model.
     pub model: M,
-    /// What is trained.
+    /// Model and method.
     pub lora: Lora,
 }
 

@@ -130,7 +130,7 @@ pub fn append_two_pass(
     interleave(graph)
 }
 
-/// What precedes a parameter's name in that of the sum of its gradient's squares.
+/// Prefix of a parameter's name in the name of the sum of its gradient's squares.
 pub(crate) const SQUARES: &str = "grad_squares.";
 
 /// The newest version of a gradient, and the sum of its squares as state.

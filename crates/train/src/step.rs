@@ -35,7 +35,7 @@ pub struct Step<'r, D: Device = CpuDevice> {
     loss: f32,
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stepped {
     /// Mean loss over the targets of the step, before its update.

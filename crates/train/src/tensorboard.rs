@@ -267,7 +267,7 @@ mod tests {
         let expected = [(1, 3.0), (2, 3.0), (3, 3.0), (4, 1.0), (5, 1.0), (6, 1.0)];
         assert_eq!(points(path), expected);
         assert_eq!(parts_before(path).unwrap().len(), 3);
-        // What was killed while it wrote ends within a record.
+        // A file whose writer was killed ends within a record.
         let whole = fs::metadata(&third.path).unwrap().len();
         OpenOptions::new().write(true).open(&third.path).unwrap().set_len(whole - 7).unwrap();
         drop(EventFile::create(path, 6).unwrap());

@@ -230,7 +230,7 @@ impl<D: Device> Trainer<D> {
         &self.reached
     }
 
-    /// What must be the same in a run that goes on.
+    /// Facts that must be the same in a resumed run.
     pub(crate) fn facts(&self) -> &BTreeMap<String, String> {
         &self.facts
     }

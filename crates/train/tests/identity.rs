@@ -18,17 +18,8 @@ use plimsoll_train::lr::{Decay, Lr};
 use plimsoll_train::{LanguageModel, Run, Trainer, plan_for};
 
 mod support;
-use support::{Batch, Size, bert, gpt2, llama, options, parameters, start};
+use support::{Batch, STRATEGIES, Size, bert, gpt2, llama, options, parameters, start};
 
-const STRATEGIES: [Strategy; 7] = [
-    Strategy::None,
-    Strategy::Selective,
-    Strategy::Full,
-    Strategy::Sqrt,
-    Strategy::Every(2),
-    Strategy::Minimal,
-    Strategy::Manual,
-];
 const STEPS: usize = 5;
 const ROWS: usize = 4;
 const MICRO_BATCH: usize = 2;

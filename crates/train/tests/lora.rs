@@ -120,7 +120,7 @@ impl Case {
         Some(values)
     }
 
-    /// What the adapter's file holds beside copies of the model's own tables.
+    /// Tensors of the adapter's file beside copies of the model's own tables.
     fn adapted_names(&self) -> Vec<String> {
         let names = self.adapter.names().into_iter();
         names.filter(|name| !name.ends_with(".base_layer.weight")).collect()

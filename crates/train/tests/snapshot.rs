@@ -25,7 +25,7 @@ use plimsoll_plan::{
 use plimsoll_train::{LanguageModel, Model, Optimizer, Options, Programs, Update};
 
 mod support;
-use support::{Batch, Size, families, options, start};
+use support::{Batch, STRATEGIES, Size, families, options, start};
 
 /// A disk of a stated speed.
 const DISK: Link = Link {
@@ -233,17 +233,8 @@ fn searches_that_leave_more_or_less_open_find_the_plans_of_the_table() {
             Searcher::once(Programs { model: &model, facts: |g: &Graph| l4.facts(g), options: &options });
         lines.ask("s once", &mut once, Request { budget: gibibytes << 30, ..request(6, None) });
     }
-    let strategies = [
-        Strategy::None,
-        Strategy::Selective,
-        Strategy::Full,
-        Strategy::Sqrt,
-        Strategy::Every(2),
-        Strategy::Minimal,
-        Strategy::Manual,
-    ];
     let mut named = searcher(&model, &options, |graph| l4.facts(graph));
-    for strategy in strategies {
+    for strategy in STRATEGIES {
         let asked = Request { strategy: Some(strategy), ..request(6, None) };
         lines.ask(&format!("s {strategy}, all"), &mut named, asked);
         lines.ask(&format!("s {strategy}, tight"), &mut named, Request { budget: 240 << 20, ..asked });

@@ -117,7 +117,7 @@ pub(crate) struct Session {
     stepped: bool,
 }
 
-/// Who is told of a run under way.
+/// Listeners of a run under way.
 struct Telling<'a, 'c> {
     shown: ShownRecords,
     outputs: Option<&'a mut Outputs<'c>>,

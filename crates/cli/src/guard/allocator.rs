@@ -20,7 +20,7 @@ use super::{LIMIT, is_raised};
 
 /// Bytes that a thread takes before the kernel is asked again, and the size from which on pieces are touched.
 const STRIDE: usize = 64 << 10;
-/// What the kernel hands out at once.
+/// Bytes that the kernel hands out at once.
 const PAGE: usize = 4096;
 /// From this size on a piece is a mapping of its own: it grows in place, and goes back to the system when it is freed.
 const OWN_MAPPING: libc::c_int = 1 << 20;

@@ -43,7 +43,7 @@ struct Lost {
 }
 
 impl Lost {
-    /// What is lost after another look.
+    /// Losses after another look.
     fn after(&mut self, raised: bool, steps: u64, worked: Duration) -> Duration {
         // Several threads at work lose no more than one would.
         let share = worked.saturating_sub(self.worked).min(EVERY);

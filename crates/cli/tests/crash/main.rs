@@ -22,7 +22,7 @@ use support::{Home, texts};
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// What all runs share: evaluations that find a new best, a limit that removes what is older, adapters to export.
+/// Arguments of all runs: evaluations that find a new best, a limit that removes older checkpoints, adapters to export.
 const TRAIN: &str = "train --model model --data text.txt --eval-data text.txt --eval-steps 2 --max-eval-samples 4 \
                      --max-steps 7 --save-steps 3 --save-total-limit 1 --lora-r 2 --learning-rate 0.01 --global-batch 4 \
                      --micro-batch 4 --threads 1 --output-dir run/out --resume latest";

@@ -40,7 +40,7 @@ pub(crate) fn shim() -> Option<&'static Path> {
     .as_deref()
 }
 
-/// What happens to the calls of a command.
+/// The fate of a command's calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Strike {
     /// Nothing; they are counted.
@@ -99,7 +99,7 @@ fn finished(mut command: Command, arguments: &str, strike: Strike) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// What the threads of a process wait for.
+/// The places where the threads of a process wait.
 fn threads(process: u32) -> String {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().filter_map(Result::ok);
     let of = |task: &Path, file: &str| fs::read_to_string(task.join(file)).unwrap_or_default();

@@ -109,6 +109,18 @@ impl Home {
     }
 }
 
+/// A run of four steps with two checkpoints, of which `rest` may leave a part for later.
+pub(crate) fn training(rest: &str) -> String {
+    format!("train --model model --data text.txt --max-steps 4 --save-steps 2 {SMALL} {rest}")
+}
+
+/// A home with a run in `out` that stands after its second step.
+pub(crate) fn begun() -> Home {
+    let home = Home::with_model();
+    home.done(&training("--output-dir out --stop-after 2"));
+    home
+}
+
 /// Standard output and standard error, but for the lines that tell how far planning is where a machine is slow.
 pub(crate) fn texts(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();

@@ -11,7 +11,7 @@ use super::{Libraries, ok};
 /// Compute capability from which the matrix units know bf16.
 const OLDEST: (i32, i32) = (8, 0);
 
-/// What an operator names with `cuda:n`.
+/// The device that an operator names with `cuda:n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Index of the GPU, as CUDA counts.
@@ -174,7 +174,7 @@ fn attribute_of(device: cuda::CUdevice, attribute: Attribute) -> Result<i32, Exe
     Ok(number)
 }
 
-/// What NVML said of the card at the same place on the bus.
+/// NVML's figures of the card at the same place on the bus.
 fn free_of(device: cuda::CUdevice, free: &[Free]) -> Result<Option<u64>, ExecError> {
     let bus = [
         attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)? as u32,

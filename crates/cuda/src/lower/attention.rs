@@ -36,7 +36,7 @@ pub(super) fn rope(to: &mut Lowering, call: &Call, inverse: bool, positions: boo
     Ok(())
 }
 
-/// What the tiled kernels need to know: `Tiling` of `attention.cuh`, and the struct `Attention`.
+/// Parameters of the tiled kernels: `Tiling` of `attention.cuh`, and the struct `Attention`.
 struct Tiled {
     suffix: &'static str,
     /// Width the kernel is compiled for.

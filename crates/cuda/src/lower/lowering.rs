@@ -95,7 +95,7 @@ impl<'a> Lowering<'a> {
         Operand { place: self.take(ty.bytes() as u64), ty, accumulate: false }
     }
 
-    /// What is in use, to be handed to [`release`](Self::release).
+    /// The bytes in use, to be handed to [`release`](Self::release).
     pub(super) fn mark(&self) -> u64 {
         self.used
     }

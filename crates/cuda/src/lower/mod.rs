@@ -38,11 +38,11 @@ pub const ALIGNMENT: u64 = 256;
 /// One op and where its operands lie.
 #[derive(Clone, Debug)]
 pub struct Work<'a> {
-    /// What is computed.
+    /// The op.
     pub op: &'a Op,
-    /// What it reads.
+    /// Its inputs.
     pub inputs: &'a [Operand],
-    /// What it writes.
+    /// Its outputs.
     pub outputs: &'a [Operand],
     /// First byte of its scratch.
     pub scratch: Place,

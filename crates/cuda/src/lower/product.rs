@@ -15,12 +15,12 @@ const TILE: usize = 64;
 /// The most blocks along the second axis of a grid.
 const MOST_TILES: usize = 65_535;
 
-/// What is added to a product before it is stored.
+/// The addend of a product, before the sum is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Addend {
     /// Nothing.
     None,
-    /// What the result's place holds.
+    /// The numbers that the result's place holds.
     Result,
     /// A matrix of the result's shape and type.
     Matrix,
@@ -46,7 +46,7 @@ pub struct Signature {
     pub transpose_b: bool,
     /// Element types of `a`, `b` and `c`.
     pub dtypes: [DType; 3],
-    /// What is added.
+    /// The addend.
     pub addend: Addend,
     /// The largest power of two that divides every address, at most [`ALIGNMENT`].
     pub alignment: u64,
@@ -69,7 +69,7 @@ pub struct Product {
     pub workspace: Place,
 }
 
-/// What multiplies matrices beside our own kernel.
+/// A library that multiplies matrices beside our own kernel.
 pub trait Library: fmt::Debug {
     /// Scratch bytes of the algorithm chosen for such a product; `None` when there is none.
     fn workspace(&self, signature: &Signature) -> Option<u64>;

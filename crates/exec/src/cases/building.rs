@@ -66,7 +66,7 @@ pub(super) fn scalar(number: f32) -> Input {
     floats([], Fill::Number(number))
 }
 
-/// What the forward op stored as its output `output`, of type `ty`.
+/// Output `output` of the forward op, of type `ty`.
 pub(super) fn stored(ty: Type, op: &Op, from: &[usize], output: usize) -> Input {
     Input { ty, fill: Fill::Forward { op: op.clone(), from: from.to_vec(), output } }
 }

@@ -77,7 +77,7 @@ fn cross_entropy_grad(logits: &Array, targets: Targets) -> Result<Array, ExecErr
     Ok(gradient.map(|x| targets.scale * x))
 }
 
-/// What logits are made of: `x·wᵀ + b`, and what the second product adds.
+/// The parts of logits: `x·wᵀ + b`, and the second product.
 #[derive(Clone, Copy)]
 struct Logits<'a> {
     x: &'a Array,

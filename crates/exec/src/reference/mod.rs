@@ -104,12 +104,12 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
     }
 }
 
-/// What one op reads.
+/// The operands of one op.
 struct Operands<'a> {
     /// Every input as numbers.
     arrays: Vec<Array>,
     tensors: &'a [&'a Tensor],
-    /// What the outputs hold before the op runs.
+    /// The outputs before the op runs.
     outputs: &'a [Tensor],
 }
 

@@ -1,9 +1,9 @@
 //! Elementwise ops: sums, products, activations and dropout.
 
 use super::{equal, float, no_derivative, no_types, operands};
-use crate::autodiff::Tape;
 use crate::graph::{Graph, Node};
 use crate::op::Gelu;
+use crate::tape::Tape;
 use crate::{DType, GraphError, Op, Type, Value};
 
 impl Graph {

@@ -1,9 +1,9 @@
 //! Losses: cross entropy of logits, and the language-model head fused with it.
 
 use super::{equal, float, no_derivative, no_types, operands, vector};
-use crate::autodiff::Tape;
 use crate::graph::{Graph, Node, NodeId};
 use crate::op::Head;
+use crate::tape::Tape;
 use crate::{DType, GraphError, Op, Type, Value};
 
 impl Graph {

@@ -13,9 +13,9 @@ mod products;
 mod state;
 mod transformer;
 
-use crate::autodiff::Tape;
 use crate::graph::Node;
 use crate::op::Family;
+use crate::tape::Tape;
 use crate::{DType, GraphError, Op, Shape, Type, Value};
 
 pub(crate) use losses::turn_head;

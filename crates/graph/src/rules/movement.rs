@@ -1,8 +1,8 @@
 //! Data movement: reshape, transpose, slice, pad, concat, cast, broadcast.
 
 use super::{equal, no_derivative, no_types, operands};
-use crate::autodiff::Tape;
 use crate::graph::{Graph, Node};
+use crate::tape::Tape;
 use crate::{DType, GraphError, Op, Shape, Type, Value};
 
 impl Graph {

@@ -3,9 +3,9 @@
 //! Models do not call it: the pass [`tile`](crate::tile) puts it in place of the nodes of a network.
 
 use super::{equal, no_derivative, no_types, products, vector};
-use crate::autodiff::Tape;
 use crate::graph::Node;
 use crate::op::Mlp;
+use crate::tape::Tape;
 use crate::{GraphError, Op, Type, Value};
 
 pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {

@@ -1,8 +1,8 @@
 //! Normalisation and reductions: sums, softmax, layer norm and RMS norm.
 
 use super::{equal, float, no_derivative, no_types, operands, vector};
-use crate::autodiff::Tape;
 use crate::graph::{Graph, Node};
+use crate::tape::Tape;
 use crate::{Axes, GraphError, Op, Type, Value};
 
 impl Graph {

@@ -1,9 +1,9 @@
 //! Matrix products: linear layers, batched products and convolutions.
 
 use super::{columns, float, no_derivative, no_types, operands, rank4, vector};
-use crate::autodiff::Tape;
 use crate::graph::{Graph, Node};
 use crate::op::Conv;
+use crate::tape::Tape;
 use crate::{Axes, DType, GraphError, Op, Shape, Type, Value};
 
 impl Graph {

@@ -1,9 +1,9 @@
 //! Ops of transformers: embeddings, rotary positions and attention.
 
 use super::{equal, float, integers, no_derivative, no_types, operands, rank4, vector};
-use crate::autodiff::Tape;
 use crate::graph::{Graph, Node};
 use crate::op::Mask;
+use crate::tape::Tape;
 use crate::{GraphError, Op, Shape, Type, Value};
 
 /// The positions that an attention query may see.

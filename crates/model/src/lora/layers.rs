@@ -28,7 +28,7 @@ pub struct Adapter {
     pub output: usize,
     /// Rows of `A` and columns of `B`.
     pub rank: usize,
-    /// What `B·A` is multiplied by.
+    /// The factor of `B·A`.
     pub scale: f32,
 }
 
@@ -106,7 +106,7 @@ pub(super) fn parameter(g: &Graph, value: Value) -> Option<&str> {
 
 /// Modules of classification heads, which PEFT trains as a whole and never adapts.
 pub(super) const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
-/// What the output head is called where it has no weight of its own.
+/// Name of an output head without a weight of its own.
 const HEADS: [&str; 2] = ["lm_head", "cls.predictions.decoder"];
 
 /// Names of the weights that turn hidden states into logits.

@@ -6,7 +6,7 @@
 /// How to use an adapter that is not supported here.
 const MERGE: &str = "merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result \
                      with `save_pretrained`, and give that folder as --model";
-/// What to do with an adapter that PEFT cannot merge.
+/// The way out for an adapter that PEFT cannot merge.
 const KEEP: &str = "PEFT cannot merge it either, so use it there";
 
 /// A setting, the kind of adapter it makes, and whether PEFT can merge that.
@@ -43,7 +43,7 @@ const REFUSED: [Refused; 13] = [
 /// Ways to begin that leave the model's own weights as they are; others move a part of them into the adapter.
 const BEGINNINGS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 
-/// What is said of a setting that is not supported, with its value.
+/// The answer to a setting that is not supported, with its value.
 pub(super) fn setting(name: &str, value: &serde_json::Value) -> String {
     match REFUSED.iter().find(|refused| refused.setting == name) {
         Some(Refused { kind, merges, .. }) => {
@@ -54,7 +54,7 @@ pub(super) fn setting(name: &str, value: &serde_json::Value) -> String {
     }
 }
 
-/// What is said of a way to begin, unless it leaves the model as it is.
+/// The answer to a way of initialising that changes the model.
 pub(super) fn beginning(name: &str) -> Option<String> {
     let plain = BEGINNINGS.contains(&name.to_lowercase().as_str());
     (!plain).then(|| {
@@ -64,7 +64,7 @@ pub(super) fn beginning(name: &str) -> Option<String> {
     })
 }
 
-/// What is said of an adapter that is no `LoRA`.
+/// The answer to an adapter that is no `LoRA`.
 pub(super) fn method(name: Option<&str>) -> String {
     match name {
         None => "`peft_type` is missing, so this is no adapter of PEFT".to_owned(),
@@ -74,12 +74,12 @@ pub(super) fn method(name: Option<&str>) -> String {
     }
 }
 
-/// What is said of trained biases.
+/// The answer to trained biases.
 pub(super) fn biases(which: &str) -> String {
     format!("`bias` is {which}: trained biases are not supported here; {MERGE}")
 }
 
-/// What is said of an adapter's folder that holds something which cannot be used here.
+/// The answer to an adapter's folder that holds something which cannot be used here.
 pub fn unusable(what: &str) -> String {
     format!("holds {what}, which is not supported here; {MERGE}")
 }

@@ -61,7 +61,7 @@ impl Modules {
         names.collect::<BTreeSet<String>>().into_iter().collect()
     }
 
-    /// Who uses whom among the children of a folder.
+    /// Uses among the children of a folder.
     pub(crate) fn edges(&self, folder: &str) -> Vec<Edge> {
         let mut edges = Vec::new();
         for (path, named) in &self.named {
@@ -120,7 +120,7 @@ fn collect(folder: &Path, module: &str, files: &mut Vec<(String, String)>) {
     }
 }
 
-/// What was read of one module.
+/// The paths and names of one module.
 #[derive(Default)]
 struct Read {
     named: Vec<Vec<String>>,

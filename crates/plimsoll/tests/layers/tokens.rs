@@ -22,7 +22,7 @@ pub(crate) fn tokens(source: &str) -> Vec<String> {
     tokens
 }
 
-/// What is left of a source.
+/// The rest of a source.
 struct Source<'a> {
     left: &'a str,
 }

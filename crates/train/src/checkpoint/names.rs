@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::state::PREFIX;
 use crate::files::FileError;
 
-/// What a checkpoint is kept for.
+/// The purpose of a kept checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One of the run's course: `--resume latest` takes the newest, rotation removes the oldest.
@@ -20,7 +20,7 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) const ALL: [Kind; 2] = [Kind::Regular, Kind::LastFinite];
 
-    /// What precedes the step.
+    /// The text before the step.
     fn prefix(self) -> &'static str {
         match self {
             Kind::Regular => PREFIX,

@@ -15,7 +15,7 @@ use super::names::{Name, is_taken};
 use super::state::{Checkpoint, TrainerState};
 use crate::files::{FileError, sync_folder};
 
-/// What a run that goes on must share with the one that saved.
+/// Facts that a resumed run must share with the run that saved.
 pub(super) type Facts = BTreeMap<String, String>;
 
 /// Checkpoints that this process has written or read as whole, and what there is to say about others.

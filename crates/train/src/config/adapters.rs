@@ -185,7 +185,7 @@ fn target_words(targets: &Targets) -> Vec<String> {
     }
 }
 
-/// What a checkpoint remembers of adapters. Settings that most have not are absent where they are not given.
+/// Settings of adapters in a checkpoint. Rare ones are absent where they are not given.
 pub(super) fn facts(lora: &Lora) -> Vec<(String, String)> {
     let settings = effective(lora, RawConfig::default());
     let joined = |words: Option<Vec<String>>| words.map(|words| words.join(","));

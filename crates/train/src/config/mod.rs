@@ -154,7 +154,7 @@ pub enum Resume {
 pub struct Config {
     /// The model's name, as people know it.
     pub name: String,
-    /// What is trained.
+    /// Model and method.
     pub model: LanguageModel,
     /// What is known of the model beside its shape.
     pub configuration: Configuration,

@@ -169,7 +169,7 @@ fn named(raw: &RawConfig) -> Result<(String, Configuration, Origin, usize), Trai
     }
 }
 
-/// What is said where a folder has the name of a preset, and so stands before it.
+/// The note about a folder that has the name of a preset, and so stands before it.
 fn shadowed_preset(name: &str) -> Option<String> {
     let preset = Preset::from_name(name).ok()?;
     let (name, here) = (preset.name, "rename the folder or run elsewhere to have the preset");

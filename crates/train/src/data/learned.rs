@@ -76,7 +76,7 @@ fn document(ids: &[i32], targets: &[i32], task: &Task) -> Document {
             let last = targets.last().filter(|&&target| target != IGNORED).map(|&target| (target, true));
             Document { ids: read.chain(last).collect(), class: None }
         }
-        // What is hidden is shown.
+        // Hidden characters are shown.
         Task::Masked => {
             let hidden = |(&id, &target): (&i32, &i32)| {
                 if target == IGNORED { (id, false) } else { (target, true) }

@@ -199,7 +199,8 @@ impl Run<'_> {
         let number = value.as_text().map_or_else(|| numbers::float(value), numbers::parse_float);
         let bytes = number.ok_or_else(|| Fault::new("`filesizeformat` needs a number"))?;
         let (base, mark) = if binary { (1024.0, "iB") } else { (1000.0, "B") };
-        if (bytes - 1.0).abs() <= 0.0 {
+        #[allow(clippy::float_cmp, reason = "one byte is a whole number")]
+        if bytes == 1.0 {
             return Ok(Value::text("1 Byte"));
         }
         if bytes < base {

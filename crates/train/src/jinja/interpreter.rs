@@ -58,7 +58,7 @@ impl Scope {
     }
 }
 
-/// What a statement leaves to be done.
+/// The next move after a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     On,
@@ -77,7 +77,7 @@ pub(super) struct Run<'a> {
     pub(super) next_loop: u64,
     /// Scopes that macros keep: they are emptied at the end, since a scope that holds its macro would never be dropped.
     kept: Vec<Rc<Scope>>,
-    /// What is being written; the last is written to, and all but the first are captured.
+    /// The texts being written; the last is written to, and all but the first are captured.
     out: Vec<Pen>,
     marked: Vec<Range<usize>>,
     deep: usize,

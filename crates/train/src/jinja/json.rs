@@ -15,10 +15,10 @@ pub(super) struct Layout {
     pub(super) ascii: bool,
     /// Whether keys are sorted.
     pub(super) sorted: bool,
-    /// What stands between items, and behind keys.
+    /// The text between items, and behind keys.
     pub(super) item: Text,
     pub(super) key: Text,
-    /// What lines begin with, for each level, where items have lines of their own.
+    /// The margin of a level, where items have lines of their own.
     pub(super) indent: Option<Text>,
 }
 

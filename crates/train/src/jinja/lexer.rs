@@ -108,7 +108,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// What is left of a text before a tag.
+    /// The rest of a text before a tag.
     fn stripped(&self, text: &'a str, sign: Option<char>, block: bool) -> &'a str {
         match sign {
             Some('-') => text.trim_end_matches(is_space),

@@ -15,7 +15,7 @@ pub(super) const PER_TEXT: usize = 64;
 /// Bytes of text that cost as much as evaluating a node.
 const BYTES_PER_WORK: usize = 16;
 
-/// What one rendering may take.
+/// Limits of one rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Bytes of texts and lists alive at once, the output among them.

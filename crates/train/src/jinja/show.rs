@@ -9,7 +9,7 @@ use super::meter::{Meter, Pen};
 use super::numbers::float_text;
 use super::value::{Function, MOST_DEPTH, Text, Value, View};
 
-/// What Python calls white space: Unicode's, and four separators of ASCII.
+/// White space as Python has it: Unicode's, and four separators of ASCII.
 pub(super) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }

@@ -282,7 +282,7 @@ impl Value {
         }
     }
 
-    /// What a text of JSON holds; other values are themselves.
+    /// The value that a text of JSON holds; other values are themselves.
     pub(super) fn inside(&self) -> &Value {
         match self {
             Value::Json(json) => &json.inside,

@@ -25,7 +25,7 @@ const CLASSIFIER: &str = "base_model.model.classifier.weight";
 /// Modules that PEFT can adapt and we cannot: output heads, and tables that are looked up by position.
 const WITHOUT_ADAPTERS: [&str; 5] =
     ["lm_head", "decoder", "wpe", "position_embeddings", "token_type_embeddings"];
-/// What PEFT calls the weight that an adapter stands beside.
+/// PEFT's name for the weight that an adapter stands beside.
 const BESIDE: &str = ".base_layer.weight";
 
 /// An adapter in a folder, as the library PEFT writes them.

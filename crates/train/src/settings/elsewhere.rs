@@ -8,7 +8,7 @@ use super::{SETTINGS, Setting, nearest};
 /// Names with their answer. A setting stands in braces, since a file and a command line write it differently. An answer
 /// with a flag that is no setting is for the command that has this flag.
 const ELSEWHERE: &[(&[&str], &str)] = &[
-    // What is trained.
+    // Model and method.
     (
         &[
             "model_name_or_path",
@@ -259,7 +259,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
         ],
         "records go to files alone, which {report_to} names",
     ),
-    // What is kept.
+    // Saving.
     (&["save_dir", "output", "out_dir", "output_path"], "write {output_dir}"),
     (&["overwrite_output_dir"], "name an empty {output_dir}"),
     (&["save_strategy", "save_every", "checkpointing_steps"], "write {save_steps}"),
@@ -311,7 +311,7 @@ fn flags_of(answer: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| word.starts_with("--"))
 }
 
-/// What is said of a flag, as it was typed, that the command does not have: it has those that are `offered`, and `help`
+/// The answer to a flag, as it was typed, that the command does not have: it has those that are `offered`, and `help`
 /// lists them.
 pub fn no_such_flag(flag: &str, offered: &[String], help: &str) -> String {
     let name = flag.trim_start_matches('-').replace('-', "_");
@@ -328,7 +328,7 @@ pub fn no_such_flag(flag: &str, offered: &[String], help: &str) -> String {
     }
 }
 
-/// What is said of a name in a file that is no setting.
+/// The answer to a name in a file that is no setting.
 pub(super) fn no_such_setting(name: &str) -> String {
     let answers = answers(name).map(|answer| with_settings(answer, |setting| setting.name.to_owned()));
     if let Some(answer) = answers.into_iter().find(|answer| flags_of(answer).next().is_none()) {

@@ -152,7 +152,7 @@ pub(crate) fn listing<'a>(names: impl Iterator<Item = &'a str>, commit: &str) ->
     Reply::new("200 OK", &[("Content-Type", "application/json")], body.as_bytes())
 }
 
-/// What an honest hub with `files` answers. Its tags are no hashes, as on servers that are not Hugging Face's own.
+/// The answers of an honest hub with `files`. Its tags are no hashes, as on servers that are not Hugging Face's own.
 pub(crate) fn honest(files: &BTreeMap<&'static str, Vec<u8>>, request: &Request) -> Reply {
     if request.path.starts_with("/api/models/owner/model/") {
         return listing(files.keys().copied(), "c0ffee");

@@ -15,6 +15,17 @@ pub(crate) const GOLDEN_SEQ: usize = 16;
 /// Far more than any of these models needs.
 const MEMORY: u64 = 2 << 30;
 
+/// Every strategy that has a name.
+pub(crate) const STRATEGIES: [Strategy; 7] = [
+    Strategy::None,
+    Strategy::Selective,
+    Strategy::Full,
+    Strategy::Sqrt,
+    Strategy::Every(2),
+    Strategy::Minimal,
+    Strategy::Manual,
+];
+
 /// Numbers that a family of small models is made of.
 #[derive(Clone, Copy)]
 pub(crate) struct Size {

@@ -208,7 +208,7 @@ impl Search<'_> {
         self.rendered.get()
     }
 
-    /// What [`Search::answers`] finds, without windows.
+    /// The answers as [`Search::answers`] finds them, without windows.
     pub(super) fn carefully(&self, from: usize) -> Result<(String, Vec<Range<usize>>), String> {
         let conversation = self.conversation;
         let whole = self.part((0..conversation.len()).collect())?;

@@ -28,7 +28,7 @@ pub(in super::super) struct Conversation {
     bytes: usize,
 }
 
-/// Who speaks, as far as that matters here.
+/// The speaker, as far as that matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     System,
@@ -69,7 +69,7 @@ impl Conversation {
         self.roles[at]
     }
 
-    /// What a message says, where that is a text.
+    /// The content of a message, where it is a text.
     pub(super) fn words(&self, at: usize) -> &str {
         self.messages[at].field_text("content").unwrap_or_default()
     }
@@ -120,7 +120,7 @@ fn parsed(text: &str, name: &str) -> Result<Json, String> {
     })
 }
 
-/// What a text holds, where it is an object or a list in JSON.
+/// The object or list that a text holds as JSON.
 fn held(text: &str) -> Option<Json> {
     let begins = text.trim_start().starts_with(['{', '[']);
     serde_json::from_str(text).ok().filter(|value: &Json| begins && (value.is_object() || value.is_array()))

@@ -302,7 +302,7 @@ fn the_work_of_finding_answers_grows_with_the_conversation_and_not_with_its_squa
 
 #[test]
 fn a_template_that_looks_at_the_whole_is_asked_carefully() {
-    // What stands before each answer depends on how many messages there are before it, in a way no window sees.
+    // The text before each answer depends on the number of messages before it, in a way no window sees.
     let source = "{% for m in messages %}{{ loop.index0 * loop.index0 }}{{ m.role }}:{{ m.content }};{% endfor %}\
                   {% if add_generation_prompt %}{{ (messages | length) ** 2 }}assistant:{% endif %}";
     let template = ChatTemplate::new(source, Vec::new()).unwrap();

@@ -1,6 +1,6 @@
 //! The header of a safetensors file, entry by entry: no more of it is in memory than the tensors it comes to.
 //!
-//! What would make a parser hold more than a file of that length deserves is refused: names that come twice (other readers
+//! Files that would make a parser hold more than their length deserves are refused: names that come twice (other readers
 //! take the first or the last, so what one has checked another may not load), more extents than any tensor has, more
 //! tensors than any model has.
 

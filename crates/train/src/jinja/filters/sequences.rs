@@ -156,7 +156,7 @@ impl Run<'_> {
         }
     }
 
-    /// What lies along paths of keys; the first path alone, where there is one.
+    /// The values along paths of keys; the first path alone, where there is one.
     fn along(&mut self, item: &Value, paths: &[Vec<Value>], default: Option<&Value>) -> Answer<Value> {
         let mut found = item.clone();
         for key in paths.first().into_iter().flatten() {
