@@ -92,7 +92,7 @@ impl Stored {
     }
 }
 
-/// Hyper-parameters of [`Op::Sgd`] that stay the same over a run.
+/// Hyper-parameters of [`Op::Sgd`](super::Op::Sgd) that stay the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
     /// Decay rate of the running sum of gradients; without it, at 0, there is no such sum.
@@ -112,7 +112,7 @@ impl Sgd {
     }
 }
 
-/// Hyper-parameters of [`Op::AdamW`] that stay the same over a run.
+/// Hyper-parameters of [`Op::AdamW`](super::Op::AdamW) that stay the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Decay rate of the first moment.
