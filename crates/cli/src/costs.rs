@@ -2,39 +2,36 @@
 
 use std::path::{Path, PathBuf};
 
+use plimsoll::devices::{self, Setup};
 use plimsoll::training::{Config, Measured, OPS_FILE_VERSION, measured_machine};
-use plimsoll::{CpuDevice, Device, TrainError};
+use plimsoll::{Device, TrainError};
 
 use crate::exit::Failure;
 use crate::{disks, home, read_file};
 
-/// The CPU with the costs that `--costs` names (a file, `modelled`, or by default what was measured here), and
+/// The device with the costs that `--costs` names (a file, `modelled`, or by default what was measured here), and
 /// what to call it.
-pub(crate) fn device(config: &Config) -> Result<(CpuDevice, String), Failure> {
-    let device = CpuDevice::new(config.options.threads)?;
-    let device = match &config.options.offload {
-        Some(offload) => {
-            let link = disks::link(offload, device.threads())?;
-            device.with_offload(offload.folder.clone(), link)
-        }
-        None => device,
-    };
+pub(crate) fn device(config: &Config) -> Result<(Box<dyn Device>, String), Failure> {
+    let options = &config.options;
+    let threads = devices::threads(options.threads);
+    let offload = options.offload.as_ref();
+    let offload =
+        offload.map(|offload| Ok::<_, Failure>((offload.folder.clone(), disks::link(offload, threads)?)));
     let measured = match config.costs.as_deref() {
         Some("modelled") => None,
-        Some(file) => Some(read(Path::new(file), device.threads())?),
-        None => match cache_file(device.threads()) {
+        Some(file) => Some(read(Path::new(file), threads)?),
+        None => match cache_file(threads) {
             // A file that is no longer readable must not keep anybody from training.
-            Some(file) => read(&file, device.threads()).ok(),
+            Some(file) => read(&file, threads).ok(),
             None => None,
         },
     };
-    let name = device.name();
-    Ok(match measured {
-        Some(measured) => {
-            (device.with_timings(measured.timings()), format!("{name}, times from measured ops"))
-        }
-        None => (device, format!("{name}, times modelled")),
-    })
+    let source = if measured.is_some() { "times from measured ops" } else { "times modelled" };
+    let timings = measured.map(|measured| measured.timings()).unwrap_or_default();
+    let setup = Setup { offload: offload.transpose()?, timings, ..options.setup() };
+    let device = devices::open(options.device, &setup)?;
+    let name = format!("{}, {source}", device.name());
+    Ok((device, name))
 }
 
 /// Reads a file of measured times and refuses those of another machine.

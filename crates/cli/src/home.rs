@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll::TrainError;
-use plimsoll::cuda;
+use plimsoll::devices::{GpuFiles, library_folders};
 use plimsoll::training::RawConfig;
 use plimsoll::training::hub::{Hub, Limits, is_id};
 use plimsoll::training::pretrained::base_of;
@@ -26,8 +26,8 @@ pub(crate) fn caches() -> Option<PathBuf> {
     variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)
 }
 
-/// How GPU `index` is opened here: libraries of the active Python environment or a toolkit, kernels kept among caches.
-pub(crate) fn gpu(index: usize) -> Result<cuda::Options, Failure> {
+/// Files of a GPU: libraries of the active Python environment or a toolkit, kernels kept among caches.
+pub(crate) fn gpu() -> Result<GpuFiles, Failure> {
     let path =
         env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
     let environment = variable("VIRTUAL_ENV").or_else(|| variable("CONDA_PREFIX")).map(PathBuf::from);
@@ -36,12 +36,9 @@ pub(crate) fn gpu(index: usize) -> Result<cuda::Options, Failure> {
             "there is no folder to keep compiled kernels in; set HOME or XDG_CACHE_HOME".into(),
         )
     })?;
-    Ok(cuda::Options {
-        target: cuda::Target { index },
-        libraries: cuda::Libraries { folders: cuda::library_folders(environment.as_deref(), &path) },
+    Ok(GpuFiles {
+        libraries: library_folders(environment.as_deref(), &path),
         cache: cache.join("plimsoll").join("cubin"),
-        products: cuda::Products::Library,
-        limits: cuda::Limits::default(),
     })
 }
 

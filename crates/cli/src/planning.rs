@@ -2,14 +2,14 @@
 
 use plimsoll::planning::Facts;
 use plimsoll::training::{Config, budget_for};
-use plimsoll::{CpuDevice, Device, Graph, Options, Planned, TrainError, plan_within};
+use plimsoll::{Device, Graph, Options, Planned, TrainError, plan_within};
 
 use crate::heartbeat;
 
 /// The fastest plan for the model of `config` on this machine, where `options` are asked of it.
 pub(crate) fn plan_for(
     config: &Config,
-    device: &CpuDevice,
+    device: &dyn Device,
     options: &Options,
 ) -> Result<Planned, TrainError> {
     let budget = budget_for(&config.model, device, options)?;

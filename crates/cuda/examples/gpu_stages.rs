@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use plimsoll_cuda::lower::{Addend, Limits, Place, Product, Signature};
 use plimsoll_cuda::{CudaDevice, Libraries, Options, Products, Target, faulty_cases, library_folders};
 use plimsoll_exec::conformance::judge;
-use plimsoll_exec::{CpuDevice, Device, ExecError, cases, init};
+use plimsoll_exec::{CpuDevice, Device, Draw, ExecError, MemoryPool, cases, init};
 use plimsoll_graph::{DType, Init};
 use plimsoll_plan::{Scratch, Space};
 
@@ -42,6 +42,12 @@ fn open(cache: &str) -> Result<CudaDevice, ExecError> {
     })
 }
 
+/// Takes an arena that no schedule uses.
+fn take(device: &mut CudaDevice, arena: u64) -> Result<(), ExecError> {
+    device.reserve(Space { arena, ..Space::default() })?;
+    device.map()
+}
+
 /// Ids outside their tables: the sentence of the CPU, when results are read, and good data judged well after it.
 fn faults(device: &mut CudaDevice) -> Result<(), ExecError> {
     let mut cpu = CpuDevice::new(1)?;
@@ -64,14 +70,14 @@ fn faults(device: &mut CudaDevice) -> Result<(), ExecError> {
 /// Initial numbers of the GPU against the CPU's, bit by bit.
 fn draws(device: &mut CudaDevice) -> Result<(), ExecError> {
     const COUNT: usize = 1 << 22;
-    device.allocate(Space { arena: 4 * COUNT as u64, ..Space::default() })?;
+    take(device, 4 * COUNT as u64)?;
     let mut other = 0;
     for (kind, init) in
         [("normal", Init::Normal(0.02)), ("uniform", Init::Uniform(0.5)), ("fill", Init::Fill(1.5))]
     {
         for offset in [0, 1, 7_000_003] {
             let (name, seed) = ("blocks.3.mlp.up.weight", 0x1234_5678_9abc);
-            device.draw(&init, (name, seed), (0, DType::F32), (offset, COUNT))?;
+            device.draw_part(&Draw { init: &init, name, seed }, (0, DType::F32), (offset, COUNT))?;
             let mut bytes = vec![0; 4 * COUNT];
             device.read(0, &mut bytes)?;
             let mut expected = vec![0.0; COUNT];
@@ -90,10 +96,14 @@ fn draws(device: &mut CudaDevice) -> Result<(), ExecError> {
 /// Bytes of the card that the process takes, before and with an arena.
 fn memory(cache: &str) -> Result<(), ExecError> {
     let mut device = open(cache)?;
-    let taken = |device: &CudaDevice| device.taken().map(|taken| taken.unwrap_or(0));
+    let taken = |device: &CudaDevice| match device.pool() {
+        Ok(MemoryPool::Own { taken, .. }) => Ok(taken),
+        Ok(MemoryPool::Process) => Ok(0),
+        Err(error) => Err(error),
+    };
     let outside = taken(&device)?;
     for gib in [1u64, 20] {
-        device.allocate(Space { arena: gib << 30, ..Space::default() })?;
+        take(&mut device, gib << 30)?;
         let with = taken(&device)?;
         println!(
             "{{\"stage\":\"memory\",\"outside\":{outside},\"arena\":{},\"taken\":{with},\"beside\":{}}}",
@@ -106,12 +116,13 @@ fn memory(cache: &str) -> Result<(), ExecError> {
 
 /// Rates of the products of `cuda.md`, in bf16, on normal numbers.
 fn products(device: &mut CudaDevice) -> Result<(), ExecError> {
-    device.allocate(Space { arena: 24 << 30, ..Space::default() })?;
+    take(device, 24 << 30)?;
     // Three operands of at most 6 GiB each, then scratch.
     let places = [Place(0), Place(6 << 30), Place(12 << 30)];
     let workspace = Place(20 << 30);
     for place in [places[0], places[1]] {
-        device.draw(&Init::Normal(1.0), ("numbers", 1), (place.0, DType::Bf16), (0, 3 << 30))?;
+        let numbers = Draw { init: &Init::Normal(1.0), name: "numbers", seed: 1 };
+        device.draw_part(&numbers, (place.0, DType::Bf16), (0, 3 << 30))?;
     }
     let shapes = [
         (16384, 2048, 2048),
@@ -161,7 +172,8 @@ fn products(device: &mut CudaDevice) -> Result<(), ExecError> {
         alignment: 256,
     };
     for place in [places[0], places[1]] {
-        device.draw(&Init::Normal(1.0), ("numbers", 1), (place.0, DType::F32), (0, 1 << 27))?;
+        let numbers = Draw { init: &Init::Normal(1.0), name: "numbers", seed: 1 };
+        device.draw_part(&numbers, (place.0, DType::F32), (0, 1 << 27))?;
     }
     let [a, b, c] = places;
     let seconds = device.time_product(&Product { signature, a, b, c, addend: None, workspace }, 3)?;

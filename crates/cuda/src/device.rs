@@ -8,23 +8,24 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_exec::random::name_hash;
-use plimsoll_exec::{Device, ExecError};
-use plimsoll_graph::{DType, Graph, Init};
+use plimsoll_exec::{Device, Draw, ExecError, MemoryPool, ScheduleId, no_schedule};
+use plimsoll_graph::{DType, Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space};
 
 use crate::driver::{
-    Blas, Bound, Card, Compiler, Context, Libraries, Mapping, Modules, Reserved, Stream, Target,
+    Bound, BoundAttention, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Reserved, Stream,
+    Target, Vendor,
 };
 use crate::facts::{Rates, facts};
-use crate::lower::{Arg, Check, Launch, Library, Limits, NoLibrary, Place, Product, Program, Step};
+use crate::lower::{Arg, Check, Launch, Library, Limits, Place, Product, Program, Step};
 
 /// Fills memory that nobody has written: no float of this is a number.
 const POISON: u8 = 0xff;
 
-/// The kernel or library that multiplies matrices.
+/// Kernels or libraries that multiply matrices and compute attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Products {
-    /// cuBLASLt, and our own kernel where it has no such product.
+    /// cuBLASLt and, where it is installed, cuDNN; our own kernels where they have no such op.
     #[default]
     Library,
     /// Our own kernel alone.
@@ -40,7 +41,7 @@ pub struct Options {
     pub libraries: Libraries,
     /// Folder that keeps compiled kernels.
     pub cache: PathBuf,
-    /// The kernel or library that multiplies matrices.
+    /// Kernels or libraries for products and attention.
     pub products: Products,
     /// Sizes of chunks.
     pub limits: Limits,
@@ -49,12 +50,16 @@ pub struct Options {
 /// A GPU with its arena.
 #[derive(Debug)]
 pub struct CudaDevice {
-    stream: Stream,
+    // In the order in which they must go: unmapping waits for the GPU, and a library lets go of the stream before it ends.
+    schedules: Vec<Prepared>,
+    mapping: Option<Mapping>,
+    library: Vendor,
     modules: Modules,
-    blas: Option<Blas>,
-    mapping: Option<Arc<Mapping>>,
+    stream: Stream,
     range: Arc<Reserved>,
     context: Arc<Context>,
+    /// Bytes that the arena has or will have.
+    arena_bytes: u64,
     limits: Limits,
     /// Which check reports to which word.
     checks: Mutex<Vec<Check>>,
@@ -76,16 +81,18 @@ impl CudaDevice {
             architecture: &context.card.architecture(),
         };
         let modules = Modules::load(&context, &compiler.all()?)?;
-        let blas = match options.products {
-            Products::Library => Some(Blas::new(&context, &options.libraries)?),
-            Products::Own => None,
+        let library = match options.products {
+            Products::Library => Vendor::open(&context, &options.libraries, &stream)?,
+            Products::Own => Vendor::default(),
         };
         let limits = options.limits;
         Ok(CudaDevice {
             stream,
             modules,
-            blas,
+            library,
             mapping: None,
+            arena_bytes: 0,
+            schedules: Vec::new(),
             range,
             context,
             limits,
@@ -98,31 +105,19 @@ impl CudaDevice {
         &self.context.card
     }
 
-    /// Version of cuBLASLt as it counts, if it is in use.
-    pub fn library_version(&self) -> Option<usize> {
-        self.blas.as_ref().map(|_| Blas::version())
-    }
-
-    /// Bytes that this process has taken of the card, arena included: free before it began less free now. Only NVML knows
-    /// the former, and only while no other process takes or gives any.
-    ///
-    /// # Errors
-    ///
-    /// When the driver fails.
-    pub fn taken(&self) -> Result<Option<u64>, ExecError> {
-        let now = self.context.free()?;
-        Ok(self.context.free_before.map(|before| before.saturating_sub(now)))
+    /// Versions of the libraries in use, as each counts.
+    pub fn library_versions(&self) -> Vec<(&'static str, usize)> {
+        self.library.versions()
     }
 
     /// Draws elements `offset … offset + count` of a state into the arena, with the CPU's bits.
     ///
     /// # Errors
     ///
-    /// When the range lies outside the arena.
-    pub fn draw(
+    /// When the range lies outside the arena, or the numbers come from a table.
+    pub fn draw_part(
         &mut self,
-        init: &Init,
-        (name, seed): (&str, u64),
+        &Draw { init, name, seed }: &Draw,
         (to, dtype): (u64, DType),
         (offset, count): (usize, usize),
     ) -> Result<(), ExecError> {
@@ -157,7 +152,7 @@ impl CudaDevice {
     ///
     /// When the library has no such product.
     pub fn time_product(&mut self, product: &Product, repeats: usize) -> Result<f64, ExecError> {
-        let blas = self.blas.as_ref().ok_or_else(|| ExecError::Unsupported("there is no library".into()))?;
+        let blas = self.library.products()?;
         if blas.workspace(&product.signature).is_none() {
             return Err(ExecError::Unsupported(format!("cuBLASLt has no product {:?}", product.signature)));
         }
@@ -172,7 +167,7 @@ impl CudaDevice {
 
     /// Scratch bytes of a library product, if there is one.
     pub fn product_workspace(&self, product: &Product) -> Option<u64> {
-        self.library().workspace(&product.signature)
+        self.library.workspace(&product.signature)
     }
 
     fn launch_now(&self, kernel: &str, threads: usize, args: Vec<Arg>) -> Result<(), ExecError> {
@@ -182,11 +177,11 @@ impl CudaDevice {
         self.queue(&bound)
     }
 
-    fn library(&self) -> &dyn Library {
-        self.blas.as_ref().map_or(&NoLibrary, |blas| blas)
+    fn prepared(&self, schedule: ScheduleId) -> Result<&Prepared, ExecError> {
+        self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))
     }
 
-    fn arena(&self) -> Result<&Arc<Mapping>, ExecError> {
+    fn arena(&self) -> Result<&Mapping, ExecError> {
         self.mapping.as_ref().ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))
     }
 
@@ -205,6 +200,10 @@ impl CudaDevice {
                 refused.map_or(Ok(Ready::Launch(bound)), Err)?
             }
             Step::Product(product) => Ready::Product(product.clone()),
+            Step::Attention(attention) => {
+                let plans = self.library.attentions();
+                Ready::Attention(plans?.bind(attention, &|place| base + place.0)?)
+            }
             Step::Copy { from, to, bytes } => {
                 Ready::Copy { from: base + from.0, to: base + to.0, bytes: *bytes }
             }
@@ -224,15 +223,15 @@ impl CudaDevice {
 
     fn queue(&self, step: &Ready) -> Result<(), ExecError> {
         let base = self.range.base();
-        // SAFETY: operands lie in the mapping, which whoever asks holds; `replay` proved that no other action that is
+        // SAFETY: operands lie in the arena or, while the device warms up, in what stands for it; `replay` proved that no other action that is
         // under way touches them against the rules, and one stream keeps their order.
         unsafe {
             match step {
                 Ready::Launch(bound) => bound.launch(&self.stream),
-                Ready::Product(product) => match &self.blas {
-                    Some(blas) => blas.run(product, |place| base + place.0, &self.stream),
-                    None => Err(ExecError::Device("a product of a library that is not there".into())),
-                },
+                Ready::Product(product) => {
+                    self.library.products()?.run(product, |place| base + place.0, &self.stream)
+                }
+                Ready::Attention(bound) => self.library.attentions()?.run(bound),
                 Ready::Copy { from, to, bytes } => self.stream.copy(*from, *to, *bytes),
                 Ready::Zero { to, bytes } => self.stream.fill(*to, *bytes, 0),
             }
@@ -245,55 +244,82 @@ impl CudaDevice {
 enum Ready {
     Launch(Bound),
     Product(Product),
+    Attention(BoundAttention),
     Copy { from: u64, to: u64, bytes: u64 },
     Zero { to: u64, bytes: u64 },
 }
 
-/// A schedule bound to the addresses of an arena, which it keeps mapped.
+/// A schedule bound to the addresses of the arena.
 #[derive(Debug)]
-pub struct Prepared {
-    _arena: Arc<Mapping>,
+struct Prepared {
     steps: Vec<Ready>,
     program: Program,
+    actions: usize,
 }
 
 impl Device for CudaDevice {
-    type Prepared = Prepared;
-
     fn name(&self) -> String {
-        let products = if self.blas.is_some() { "cuBLASLt" } else { "own products" };
-        format!("{}, {products}", self.context.card.name)
+        format!("{}, {}", self.context.card.name, self.library.name())
+    }
+
+    fn pool(&self) -> Result<MemoryPool, ExecError> {
+        let free = self.context.free()?;
+        let total = self.context.card.memory;
+        // Without NVML others on the card count as ours, which is the safe side.
+        let taken = self.context.free_before.unwrap_or(total).saturating_sub(free);
+        Ok(MemoryPool::Own { total, free, taken })
     }
 
     fn facts(&self, graph: &Graph) -> Facts {
-        facts(graph, rates(&self.context.card), self.library(), self.limits)
+        facts(graph, rates(&self.context.card), &self.library, self.limits)
     }
 
-    fn allocate(&mut self, space: Space) -> Result<(), ExecError> {
+    fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
         if space.host > 0 || space.disk > 0 {
             return Err(ExecError::Unsupported(
                 "the CUDA device does not offload yet; leave out --offload".into(),
             ));
         }
-        if let Some(held) = self.mapping.take()
-            && Arc::strong_count(&held) > 1
-        {
-            self.mapping = Some(held);
-            return Err(ExecError::Memory("schedules still use the arena that was taken before".into()));
-        }
-        let mapping = Mapping::new(&self.range, space.arena)?;
-        self.stream.fill(mapping.address(0, space.arena)?, space.arena, POISON)?;
-        self.mapping = Some(Arc::new(mapping));
+        self.schedules.clear();
+        self.mapping = None;
+        self.range.holds(space.arena)?;
+        self.arena_bytes = space.arena;
         Ok(())
     }
 
-    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Prepared, ExecError> {
-        let arena = Arc::clone(self.arena()?);
-        arena.address(0, schedule.peak())?;
-        let mut program = Program::of(graph, schedule, self.library(), self.limits)?;
+    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
+        if schedule.peak() > self.arena_bytes {
+            return Err(ExecError::Mismatch(format!(
+                "the schedule reaches byte {} of an arena of {}",
+                schedule.peak(),
+                self.arena_bytes
+            )));
+        }
+        let mut program = Program::of(graph, schedule, &self.library, self.limits)?;
         let steps = program.steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>, _>>()?;
         program.steps.clear(); // bound above; only the ranges are needed
-        Ok(Prepared { _arena: arena, steps, program })
+        self.schedules.push(Prepared { steps, program, actions: schedule.actions.len() });
+        Ok(ScheduleId(self.schedules.len() - 1))
+    }
+
+    /// Runs everything once on memory that is there only in part: every block of the arena's addresses leads to the same
+    /// few bytes. Numbers are nonsense, and nobody reads them; but the driver has loaded and taken whatever it will.
+    fn warm_up(&mut self) -> Result<(), ExecError> {
+        let folded = Folded::new(&self.range, self.arena_bytes)?;
+        self.stream.fill(self.range.base(), folded.bytes(), 0)?;
+        for schedule in 0..self.schedules.len() {
+            self.run(ScheduleId(schedule))?;
+        }
+        self.stream.wait()?;
+        self.stream.clear_words()?;
+        self.stream.wait()
+    }
+
+    fn map(&mut self) -> Result<(), ExecError> {
+        let mapping = Mapping::new(&self.range, self.arena_bytes)?;
+        self.stream.fill(mapping.address(0, self.arena_bytes)?, self.arena_bytes, POISON)?;
+        self.mapping = Some(mapping);
+        Ok(())
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
@@ -313,13 +339,29 @@ impl Device for CudaDevice {
         }
     }
 
-    fn run(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
-        self.context.enter()?;
-        prepared.steps[prepared.program.range(action)].iter().try_for_each(|step| self.queue(step))
+    fn draw(&mut self, offset: u64, ty: Type, draw: Draw) -> Result<bool, ExecError> {
+        if matches!(draw.init, Init::Table(_) | Init::OneHot(_)) {
+            return Ok(false);
+        }
+        self.draw_part(&draw, (offset, ty.dtype), (0, ty.shape.elements()))?;
+        Ok(true)
     }
 
-    fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
-        body(self)
+    fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
+        self.context.enter()?;
+        self.prepared(schedule)?.steps.iter().try_for_each(|step| self.queue(step))
+    }
+
+    fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError> {
+        let prepared = self.prepared(schedule)?;
+        let queue = |action: usize| {
+            prepared.steps[prepared.program.range(action)].iter().try_for_each(|step| self.queue(step))
+        };
+        let taken = self.stream.time_each(prepared.actions, queue)?;
+        for (seconds, taken) in seconds.iter_mut().zip(taken) {
+            seconds.push(taken);
+        }
+        Ok(())
     }
 }
 

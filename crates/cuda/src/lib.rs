@@ -18,7 +18,7 @@ pub mod lower;
 mod resources;
 mod trials;
 
-pub use device::{CudaDevice, Options, Prepared, Products};
+pub use device::{CudaDevice, Options, Products};
 pub use driver::{Card, Compiled, Libraries, Target, library_folders};
 pub use facts::{Rates, facts};
 pub use resources::{Resources, resources};

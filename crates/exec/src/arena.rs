@@ -1,7 +1,7 @@
 //! The one allocation of a run on the CPU.
 //!
-//! Taken and touched page by page before the first step, so that a lack of memory shows at the start.
-//! Behind it lies a strip of known bytes: a kernel that writes past its operand at the very end of the
+//! Its addresses are known first, so that schedules can be bound to them. Its memory is taken page by page before the
+//! first step, so that a lack of it shows at the start. Behind it lies a strip of known bytes: a kernel that writes past its operand at the very end of the
 //! arena is caught by [`Arena::guard_is_intact`]. Nothing here knows what the bytes mean.
 #![allow(unsafe_code, reason = "this module owns the arena and lends ranges of it")]
 
@@ -21,6 +21,7 @@ const GUARD_BYTE: u8 = 0xa5;
 pub struct Arena {
     pointer: NonNull<u8>,
     bytes: usize,
+    mapped: bool,
 }
 
 // SAFETY: the arena owns its allocation; access goes through `&self`/`&mut self` or through operands whose
@@ -30,22 +31,33 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Takes `bytes` of memory and touches every page.
+    /// Sets `bytes` of addresses aside.
     ///
     /// # Errors
     ///
-    /// When the memory cannot be had.
-    pub fn new(bytes: u64) -> Result<Arena, ExecError> {
+    /// When they cannot be had.
+    pub fn reserve(bytes: u64) -> Result<Arena, ExecError> {
         let refused = || ExecError::Memory(format!("cannot take an arena of {bytes} bytes from the system"));
         let bytes = usize::try_from(bytes).map_err(|_| refused())?;
-        give_back_freed_memory();
         // SAFETY: the layout has a size above 0, because of the guard.
         let pointer = unsafe { alloc(Arena::layout(bytes).ok_or_else(refused)?) };
-        let mut arena = Arena { pointer: NonNull::new(pointer).ok_or_else(refused)?, bytes };
-        arena.fill(0);
+        Ok(Arena { pointer: NonNull::new(pointer).ok_or_else(refused)?, bytes, mapped: false })
+    }
+
+    /// Touches every page, so that the memory is there.
+    pub fn map(&mut self) {
+        give_back_freed_memory();
         // SAFETY: the guard lies inside the allocation, behind the bytes that are lent out.
-        unsafe { arena.pointer.as_ptr().add(bytes).write_bytes(GUARD_BYTE, GUARD) };
-        Ok(arena)
+        unsafe {
+            self.pointer.as_ptr().write_bytes(0, self.bytes);
+            self.pointer.as_ptr().add(self.bytes).write_bytes(GUARD_BYTE, GUARD);
+        }
+        self.mapped = true;
+    }
+
+    /// Whether the memory is there.
+    pub fn is_mapped(&self) -> bool {
+        self.mapped
     }
 
     /// Size in bytes.
@@ -53,15 +65,12 @@ impl Arena {
         self.bytes as u64
     }
 
-    /// Sets every byte. Tests use it to show that nothing reads what it did not write.
-    pub fn fill(&mut self, byte: u8) {
-        // SAFETY: `bytes` bytes from the pointer on belong to the arena.
-        unsafe { self.pointer.as_ptr().write_bytes(byte, self.bytes) };
-    }
-
     /// Whether the bytes behind the arena are as they were.
     pub fn guard_is_intact(&self) -> bool {
-        // SAFETY: the guard was allocated and written together with the arena.
+        if !self.mapped {
+            return true;
+        }
+        // SAFETY: the guard was allocated with the arena and written when it was mapped.
         let guard = unsafe { std::slice::from_raw_parts(self.pointer.as_ptr().add(self.bytes), GUARD) };
         guard.iter().all(|&byte| byte == GUARD_BYTE)
     }
@@ -70,10 +79,13 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// When the range lies outside the arena.
+    /// When the range lies outside the arena, or its memory is not there yet.
     pub fn range(&self, offset: u64, bytes: u64) -> Result<&[u8], ExecError> {
+        if !self.mapped {
+            return Err(ExecError::Memory("the arena has not been taken yet".into()));
+        }
         let pointer = self.address(offset, bytes)?;
-        // SAFETY: `address` has checked the range; the bytes were initialised by `fill`.
+        // SAFETY: `address` has checked the range; the bytes were initialised by `map`.
         Ok(unsafe { std::slice::from_raw_parts(pointer, bytes as usize) })
     }
 
@@ -138,7 +150,9 @@ mod tests {
 
     #[test]
     fn a_range_outside_the_arena_is_refused() {
-        let arena = Arena::new(100).unwrap();
+        let mut arena = Arena::reserve(100).unwrap();
+        assert!(arena.range(0, 100).is_err(), "no memory is there yet");
+        arena.map();
         assert!(arena.range(0, 100).is_ok());
         assert!(arena.range(1, 100).is_err());
         assert!(arena.range(u64::MAX, 2).is_err());
@@ -146,13 +160,14 @@ mod tests {
 
     #[test]
     fn an_arena_that_no_machine_has_is_an_error() {
-        assert!(matches!(Arena::new(u64::MAX / 4), Err(ExecError::Memory(_))));
+        assert!(matches!(Arena::reserve(u64::MAX / 4), Err(ExecError::Memory(_))));
     }
 
     #[test]
     #[allow(unsafe_code, reason = "the test is the fault it looks for")]
     fn a_write_behind_the_end_is_seen() {
-        let arena = Arena::new(64).unwrap();
+        let mut arena = Arena::reserve(64).unwrap();
+        arena.map();
         assert!(arena.guard_is_intact());
         // SAFETY: the byte behind the arena belongs to the guard, which is allocated.
         unsafe { arena.address(0, 64).unwrap().add(64).write(0) };

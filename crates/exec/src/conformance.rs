@@ -8,7 +8,8 @@ use plimsoll_graph::{Graph, StateKind, Value};
 use plimsoll_plan::{Costed, Program, Role, Schedule, Scratch, Space, Strategy, plan};
 
 use crate::cases::Case;
-use crate::device::Device;
+use crate::device::{Device, ScheduleId};
+use crate::error::ExecError;
 use crate::reference::Tensor;
 
 /// Runs `case` on `device` with the given amount of scratch and returns the largest relative difference.
@@ -16,21 +17,18 @@ use crate::reference::Tensor;
 /// # Errors
 ///
 /// A sentence that names the case and what is wrong with the device's answer.
-pub fn judge<D: Device>(device: &mut D, case: &Case, scratch: Scratch) -> Result<f64, String> {
+pub fn judge(device: &mut dyn Device, case: &Case, scratch: Scratch) -> Result<f64, String> {
     let outputs = run(device, case, scratch).map_err(|why| format!("{}: {why}", case.name))?;
     case.judge(&outputs)
 }
 
-fn run<D: Device>(device: &mut D, case: &Case, scratch: Scratch) -> Result<Vec<Tensor>, String> {
+fn run(device: &mut dyn Device, case: &Case, scratch: Scratch) -> Result<Vec<Tensor>, String> {
     let (graph, inputs, outputs) = graph_of(case).map_err(|error| error.to_string())?;
     let facts = device.facts(&graph);
     let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
     let plan = plan(&program, Strategy::None, scratch).map_err(|error| error.to_string())?;
     let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
-    device
-        .allocate(Space { arena: plan.arena_bytes, ..Space::default() })
-        .map_err(|error| error.to_string())?;
-    let prepared = device.prepare(graph, schedule).map_err(|error| error.to_string())?;
+    let id = ready(device, graph, schedule, plan.arena_bytes).map_err(|error| error.to_string())?;
     let given = inputs.iter().copied().zip(case.tensors()).chain(outputs.iter().copied().zip(case.outputs()));
     for (value, tensor) in given {
         let offset = offset(graph, schedule, value)?;
@@ -40,9 +38,7 @@ fn run<D: Device>(device: &mut D, case: &Case, scratch: Scratch) -> Result<Vec<T
             device.write(offset, &tensor.to_bytes()).map_err(|error| error.to_string())?;
         }
     }
-    device
-        .enter(|device| (0..schedule.actions.len()).try_for_each(|action| device.run(&prepared, action)))
-        .map_err(|error| error.to_string())?;
+    device.run(id).map_err(|error| error.to_string())?;
     outputs
         .iter()
         .map(|&value| {
@@ -52,6 +48,19 @@ fn run<D: Device>(device: &mut D, case: &Case, scratch: Scratch) -> Result<Vec<T
             Ok(Tensor::from_bytes(ty, &bytes))
         })
         .collect()
+}
+
+/// The device with an arena and one schedule.
+fn ready(
+    device: &mut dyn Device,
+    graph: &Graph,
+    schedule: &Schedule,
+    arena: u64,
+) -> Result<ScheduleId, ExecError> {
+    device.reserve(Space { arena, ..Space::default() })?;
+    let id = device.prepare(graph, schedule)?;
+    device.map()?;
+    Ok(id)
 }
 
 /// A graph of the one op: results that are added to, or updated in place, are state.

@@ -1,40 +1,111 @@
 //! What a device is to the rest of the system.
 //!
-//! A device gives data ([`Device::facts`]) and obeys: it takes an arena, makes schedules ready, and runs
-//! their actions one by one. Actions are asynchronous by design. Copies have a start and a wait; a
-//! compute action may return before it is done, as long as later actions see its result; [`Device::read`]
-//! waits for everything before it.
+//! A device gives data ([`Device::facts`]) and obeys. Its life has one order:
+//!
+//! ```text
+//! facts      seconds and scratch of nodes, for the planner
+//! reserve    addresses of the arena and room in other tiers; no memory yet
+//! prepare    each schedule, bound to those addresses
+//! warm_up    everything else that running them takes beside the arena
+//! outside    how much that was; where it is more than planned, the planner is asked again
+//! map        the memory of the arena
+//! run        whole schedules, with writes and reads between them
+//! ```
+//!
+//! Running is asynchronous by design. [`Device::run`] may return before the schedule is done, as long as whatever follows
+//! sees its results; [`Device::read`] waits for everything before it. A fault of the data, such as an id outside its table,
+//! may be told as late as that.
 
-use plimsoll_graph::Graph;
+use std::fmt::Debug;
+
+use plimsoll_graph::{Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space, Tier};
 
 use crate::ExecError;
 
-/// Something that runs schedules.
-pub trait Device: Send {
-    /// A schedule made ready: operands bound to addresses, so that running it looks nothing up and
-    /// allocates nothing.
-    type Prepared: Send + Sync + std::fmt::Debug;
+/// A schedule that a device has made ready, by its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ScheduleId(pub usize);
 
+/// The memory that an arena lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryPool {
+    /// The process's own, which the kernel counts.
+    Process,
+    /// Memory of the device alone, which its driver counts.
+    Own {
+        /// Bytes that the device has.
+        total: u64,
+        /// Bytes that are free now.
+        free: u64,
+        /// Bytes that this process has taken so far, the arena included.
+        taken: u64,
+    },
+}
+
+/// Initial numbers of a state: a function of seed, name and index.
+#[derive(Clone, Copy, Debug)]
+pub struct Draw<'a> {
+    /// The distribution.
+    pub init: &'a Init,
+    /// Name of the state.
+    pub name: &'a str,
+    /// Seed of the run.
+    pub seed: u64,
+}
+
+/// Something that runs schedules.
+pub trait Device: Send + Debug {
     /// What people call it.
     fn name(&self) -> String;
+
+    /// Threads of this machine's processor that it computes with.
+    fn threads(&self) -> usize {
+        1
+    }
+
+    /// The memory its arena lies in, as it is now.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    fn pool(&self) -> Result<MemoryPool, ExecError> {
+        Ok(MemoryPool::Process)
+    }
 
     /// Time and scratch of every node, for the planner.
     fn facts(&self, graph: &Graph) -> Facts;
 
-    /// Takes the arena and room in other tiers. Called once, before anything below.
+    /// Sets addresses of the arena and room in other tiers aside. An arena that was taken before is given back, and
+    /// schedules that were prepared on it are forgotten.
     ///
     /// # Errors
     ///
-    /// When the memory or the room cannot be had.
-    fn allocate(&mut self, space: Space) -> Result<(), ExecError>;
+    /// When the addresses or the room cannot be had.
+    fn reserve(&mut self, space: Space) -> Result<(), ExecError>;
 
-    /// Makes a schedule ready.
+    /// Makes a schedule ready: operands bound to addresses, so that running it looks nothing up and allocates nothing.
     ///
     /// # Errors
     ///
     /// When the device has no kernel for one of its nodes or no such tier.
-    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Self::Prepared, ExecError>;
+    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError>;
+
+    /// Takes whatever running the prepared schedules will need beside the arena.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had.
+    fn warm_up(&mut self) -> Result<(), ExecError> {
+        Ok(())
+    }
+
+    /// Takes the memory of the arena.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be had.
+    fn map(&mut self) -> Result<(), ExecError>;
 
     /// Writes bytes into the arena.
     ///
@@ -47,8 +118,18 @@ pub trait Device: Send {
     ///
     /// # Errors
     ///
-    /// When the range lies outside.
+    /// When the range lies outside, or something that was started has failed.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError>;
+
+    /// Fills a state of the arena with its initial numbers, if the device can draw them itself; else returns false, and
+    /// the caller draws and writes them.
+    ///
+    /// # Errors
+    ///
+    /// When the range lies outside.
+    fn draw(&mut self, _offset: u64, _ty: Type, _draw: Draw) -> Result<bool, ExecError> {
+        Ok(false)
+    }
 
     /// Writes bytes into another tier, where state lives that is not in the arena. Between schedules.
     ///
@@ -68,18 +149,37 @@ pub trait Device: Send {
         Err(no_tier(&self.name(), tier))
     }
 
-    /// Runs one action.
+    /// Runs a schedule.
     ///
     /// # Errors
     ///
     /// When the data is bad or the device fails.
-    fn run(&mut self, prepared: &Self::Prepared, action: usize) -> Result<(), ExecError>;
+    fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError>;
 
-    /// Runs `body` with whatever the device wants to enter once per schedule, such as a thread pool.
-    fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T;
+    /// Runs a schedule and adds the seconds of each action to its list, by the device's own clock.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError>;
+
+    /// Whether the bytes behind the arena are as they were, where the device can tell.
+    fn guard_is_intact(&self) -> bool {
+        true
+    }
+
+    /// Remarks that its user should see before a run begins.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The error of a device that has no such tier, or has taken no room in it.
 pub(crate) fn no_tier(device: &str, tier: Tier) -> ExecError {
     ExecError::Unsupported(format!("{device} keeps nothing in the tier `{}`", tier.name()))
+}
+
+/// The error of a device that has not prepared such a schedule.
+pub fn no_schedule(schedule: ScheduleId) -> ExecError {
+    ExecError::Mismatch(format!("no schedule {} was prepared on this device", schedule.0))
 }

@@ -1,20 +1,39 @@
-//! Numbers as bytes of a device: encoded and decoded a piece at a time, without a copy of the whole.
+//! Numbers as bytes of a device: f32 moves as it is, other types are encoded and decoded a piece at a time, without a copy
+//! of the whole.
 
 use half::{bf16, f16};
 use plimsoll_graph::{DType, Type};
 use plimsoll_plan::Tier;
+use zerocopy::IntoBytes;
 
 use crate::device::Device;
-use crate::engine::Data;
 use crate::error::ExecError;
 use crate::rounding::split;
 
-/// Elements initialised, or moved to or from a tier, at a time: bounded, because the bytes are outside the arena.
+/// Elements initialised, converted or moved to or from a tier at a time: bounded, because the bytes are outside the arena.
 pub(crate) const PIECE: usize = 16 << 10;
-/// Elements moved to or from the arena at a time: few, because inputs pass here in every step, and on the stack.
+/// Elements that are converted on the stack: scalars and short vectors.
 const SMALL_PIECE: usize = 256;
 /// Bytes of the widest element.
 const WIDEST: usize = 4;
+
+/// Values for a graph input.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// Floats.
+    F32(&'a [f32]),
+    /// Integers.
+    I32(&'a [i32]),
+}
+
+impl Data<'_> {
+    pub(crate) fn ty(&self) -> (DType, usize) {
+        match self {
+            Data::F32(values) => (DType::F32, values.len()),
+            Data::I32(values) => (DType::I32, values.len()),
+        }
+    }
+}
 
 /// A range that the caller writes or reads, of the arena or of a tier.
 #[derive(Clone, Copy, Debug)]
@@ -30,28 +49,29 @@ impl Place {
         Place { offset: self.offset + first, ..self }
     }
 
-    pub(crate) fn read<D: Device>(self, device: &D, bytes: &mut [u8]) -> Result<(), ExecError> {
+    pub(crate) fn read(self, device: &dyn Device, bytes: &mut [u8]) -> Result<(), ExecError> {
         match self.tier {
             None => device.read(self.offset, bytes),
             Some(tier) => device.read_tier(tier, self.offset, bytes),
         }
     }
 
-    pub(crate) fn write<D: Device>(self, device: &mut D, bytes: &[u8]) -> Result<(), ExecError> {
+    pub(crate) fn write(self, device: &mut dyn Device, bytes: &[u8]) -> Result<(), ExecError> {
         match self.tier {
             None => device.write(self.offset, bytes),
             Some(tier) => device.write_tier(tier, self.offset, bytes),
         }
     }
+}
 
-    /// Calls `body` with a buffer for so many elements at a time.
-    fn with_piece<T>(self, body: impl FnOnce(&mut [u8], usize) -> T) -> T {
-        match self.tier {
-            None => body(&mut [0; WIDEST * SMALL_PIECE], SMALL_PIECE),
-            // A transfer takes time beside that of its bytes, so there are fewer of them.
-            Some(_) => body(&mut vec![0; WIDEST * PIECE], PIECE),
-        }
+/// Calls `body` with a buffer for `count` elements, or for so many at a time.
+fn with_piece<T>(count: usize, body: impl FnOnce(&mut [u8], usize) -> T) -> T {
+    if count <= SMALL_PIECE {
+        return body(&mut [0; WIDEST * SMALL_PIECE], SMALL_PIECE);
     }
+    // A transfer takes time beside that of its bytes, so there are few of them.
+    let elements = count.min(PIECE);
+    body(&mut vec![0; WIDEST * elements], elements)
 }
 
 /// Refuses a range that is not all there.
@@ -66,8 +86,8 @@ pub(crate) fn fits(name: &str, place: Place, first: usize, count: usize) -> Resu
 }
 
 /// Reads elements `first …` of a range of any type.
-pub(crate) fn read_numbers<D: Device>(
-    device: &D,
+pub(crate) fn read_numbers(
+    device: &dyn Device,
     name: &str,
     place: Place,
     first: usize,
@@ -75,7 +95,10 @@ pub(crate) fn read_numbers<D: Device>(
 ) -> Result<(), ExecError> {
     fits(name, place, first, values.len())?;
     let (dtype, width) = (place.ty.dtype, place.ty.dtype.bytes());
-    place.with_piece(|bytes, elements| {
+    if dtype == DType::F32 {
+        return place.from((width * first) as u64).read(device, values.as_mut_bytes());
+    }
+    with_piece(values.len(), |bytes, elements| {
         for (piece, values) in values.chunks_mut(elements).enumerate() {
             let bytes = &mut bytes[..width * values.len()];
             place.from((width * (first + elements * piece)) as u64).read(device, bytes)?;
@@ -88,31 +111,30 @@ pub(crate) fn read_numbers<D: Device>(
 }
 
 /// Writes an input of a graph, which is of the type of `data`.
-pub(crate) fn write<D: Device>(device: &mut D, place: Place, data: Data) -> Result<(), ExecError> {
+pub(crate) fn write(device: &mut dyn Device, place: Place, data: Data) -> Result<(), ExecError> {
     match data {
-        Data::F32(values) => {
-            write_each(device, place, 0, values, |value, bytes| encode(DType::F32, value, bytes))
-        }
-        Data::I32(values) => {
-            write_each(device, place, 0, values, |value, bytes| bytes.copy_from_slice(&value.to_ne_bytes()))
-        }
+        Data::F32(values) => place.write(device, values.as_bytes()),
+        Data::I32(values) => place.write(device, values.as_bytes()),
     }
 }
 
 /// Writes elements `first …` of a range of any float type or code.
-pub(crate) fn write_numbers<D: Device>(
-    device: &mut D,
+pub(crate) fn write_numbers(
+    device: &mut dyn Device,
     place: Place,
     first: usize,
     values: &[f32],
 ) -> Result<(), ExecError> {
     let dtype = place.ty.dtype;
+    if dtype == DType::F32 {
+        return place.from((dtype.bytes() * first) as u64).write(device, values.as_bytes());
+    }
     write_each(device, place, first, values, |value, bytes| encode(dtype, value, bytes))
 }
 
 /// Writes elements `first …` of two ranges that together are f32: the nearest bf16, and what completes it.
-pub(crate) fn write_halves<D: Device>(
-    device: &mut D,
+pub(crate) fn write_halves(
+    device: &mut dyn Device,
     [upper, lower]: [Place; 2],
     first: usize,
     values: &[f32],
@@ -126,15 +148,15 @@ pub(crate) fn write_halves<D: Device>(
 }
 
 /// Writes elements in pieces.
-fn write_each<T: Copy, D: Device>(
-    device: &mut D,
+fn write_each<T: Copy>(
+    device: &mut dyn Device,
     place: Place,
     first: usize,
     values: &[T],
     encode: impl Fn(T, &mut [u8]),
 ) -> Result<(), ExecError> {
     let width = place.ty.dtype.bytes();
-    place.with_piece(|bytes, elements| {
+    with_piece(values.len(), |bytes, elements| {
         for (piece, values) in values.chunks(elements).enumerate() {
             let bytes = &mut bytes[..width * values.len()];
             for (bytes, &value) in bytes.chunks_exact_mut(width).zip(values) {

@@ -1,43 +1,23 @@
 //! The run loop: a plan on a device.
 //!
-//! [`Engine::new`] takes the arena, makes every schedule ready and fills in the initial state. From then
-//! on [`Engine::run`] walks a list: it allocates nothing and chooses nothing. While it walks, it keeps the
-//! highest byte that any operand reached; after all schedules have run, that is the planned peak, to the
-//! byte.
+//! [`Engine::prepare`] makes every schedule ready, [`Engine::start`] takes the arena and fills in the initial state. From
+//! then on [`Engine::run`] has the device run a schedule as a whole: it allocates nothing and chooses nothing. It keeps the
+//! highest byte that any operand reached; after all schedules have run, that is the planned peak, to the byte.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
-use plimsoll_graph::{DType, Graph, Type, Value};
+use plimsoll_graph::{Graph, Type, Value};
 use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
 
-use crate::device::Device;
-use crate::elements::{Place, read_numbers, write};
+use crate::device::{Device, MemoryPool, ScheduleId};
+use crate::elements::{Data, Place, read_numbers, write};
 use crate::error::ExecError;
-
-/// Values for a graph input.
-#[derive(Clone, Copy, Debug)]
-pub enum Data<'a> {
-    /// Floats.
-    F32(&'a [f32]),
-    /// Integers.
-    I32(&'a [i32]),
-}
-
-impl Data<'_> {
-    pub(crate) fn ty(&self) -> (DType, usize) {
-        match self {
-            Data::F32(values) => (DType::F32, values.len()),
-            Data::I32(values) => (DType::I32, values.len()),
-        }
-    }
-}
 
 /// A plan on a device, ready to run.
 #[derive(Debug)]
-pub struct Engine<D: Device> {
-    pub(crate) device: D,
-    schedules: BTreeMap<Role, Ready<D::Prepared>>,
+pub struct Engine {
+    pub(crate) device: Box<dyn Device>,
+    schedules: BTreeMap<Role, Ready>,
     pub(crate) states: BTreeMap<String, Place>,
     arena_bytes: u64,
     measured_peak: u64,
@@ -46,24 +26,40 @@ pub struct Engine<D: Device> {
 
 /// A schedule made ready.
 #[derive(Debug)]
-struct Ready<P> {
-    prepared: P,
-    /// The highest byte end among the operands of each action.
-    reach: Vec<u64>,
+struct Ready {
+    id: ScheduleId,
+    /// The highest byte end among the operands of all actions.
+    reach: u64,
     /// Seconds of each action in each timed run.
     seconds: Vec<Vec<f64>>,
     inputs: Vec<(String, Place, u64)>,
     outputs: Vec<(String, Place)>,
 }
 
-impl<D: Device> Engine<D> {
+impl Engine {
     /// Takes the arena and fills in the initial state, drawn from `seed`.
     ///
     /// # Errors
     ///
     /// When the memory cannot be had or the device lacks a kernel.
-    pub fn new(mut device: D, program: &Program, plan: &Plan, seed: u64) -> Result<Engine<D>, ExecError> {
-        device.allocate(Space::of(plan.arena_bytes, plan.schedules.values()))?;
+    pub fn new(
+        device: Box<dyn Device>,
+        program: &Program,
+        plan: &Plan,
+        seed: u64,
+    ) -> Result<Engine, ExecError> {
+        let mut engine = Engine::prepare(device, program, plan)?;
+        engine.start(program, seed)?;
+        Ok(engine)
+    }
+
+    /// Makes a device ready to run a plan, up to the memory of the arena, which it does not take yet.
+    ///
+    /// # Errors
+    ///
+    /// When the device lacks a kernel, or something beside the arena cannot be had.
+    pub fn prepare(mut device: Box<dyn Device>, program: &Program, plan: &Plan) -> Result<Engine, ExecError> {
+        device.reserve(Space::of(plan.arena_bytes, plan.schedules.values()))?;
         let mut schedules = BTreeMap::new();
         for (&role, schedule) in &plan.schedules {
             let part = program.part(role).ok_or_else(|| {
@@ -75,9 +71,10 @@ impl<D: Device> Engine<D> {
             replay(&part.graph, schedule, role.phases(), plan.arena_bytes).map_err(|error| {
                 ExecError::Mismatch(format!("schedule `{}` must not run: {error}", role.name()))
             })?;
-            let prepared = device.prepare(&part.graph, schedule)?;
-            schedules.insert(role, Ready::new(&part.graph, schedule, prepared));
+            let id = device.prepare(&part.graph, schedule)?;
+            schedules.insert(role, Ready::new(&part.graph, schedule, id));
         }
+        device.warm_up()?;
         let states: BTreeMap<String, Place> = (plan.states.iter())
             .map(|range| (range.name.clone(), Place { ty: range.ty, tier: range.tier, offset: range.offset }))
             .collect();
@@ -85,14 +82,40 @@ impl<D: Device> Engine<D> {
         let resident = plan.states.iter().filter(|range| range.tier.is_none());
         let measured_peak = resident.map(|range| range.offset + range.bytes).max().unwrap_or(0);
         let arena_bytes = plan.arena_bytes;
-        let mut engine = Engine { device, schedules, states, arena_bytes, measured_peak, timed: false };
+        Ok(Engine { device, schedules, states, arena_bytes, measured_peak, timed: false })
+    }
+
+    /// Bytes that the device holds beside the arena once it is ready, where its memory is its own.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    pub fn outside(&self) -> Result<Option<u64>, ExecError> {
+        Ok(match self.device.pool()? {
+            MemoryPool::Process => None,
+            MemoryPool::Own { taken, .. } => Some(taken),
+        })
+    }
+
+    /// The device of an engine that is not to run.
+    pub fn into_device(self) -> Box<dyn Device> {
+        self.device
+    }
+
+    /// Takes the arena and fills in the initial state, drawn from `seed`.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be had.
+    pub fn start(&mut self, program: &Program, seed: u64) -> Result<(), ExecError> {
+        self.device.map()?;
         // The other schedules of training have the graph of the first.
         for role in [Role::First, Role::Evaluate, Role::Generate] {
-            if let Some(part) = program.part(role).filter(|_| plan.schedules.contains_key(&role)) {
-                engine.initialise(&part.graph, seed)?;
+            if let Some(part) = program.part(role).filter(|_| self.schedules.contains_key(&role)) {
+                self.initialise(&part.graph, seed)?;
             }
         }
-        Ok(engine)
+        Ok(())
     }
 
     /// The type of a schedule's input, if it has one of that name.
@@ -118,13 +141,13 @@ impl<D: Device> Engine<D> {
     }
 
     /// The device.
-    pub fn device(&self) -> &D {
-        &self.device
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
     }
 
     /// The device, for tests that disturb it.
-    pub fn device_mut(&mut self) -> &mut D {
-        &mut self.device
+    pub fn device_mut(&mut self) -> &mut dyn Device {
+        &mut *self.device
     }
 
     /// Size of the arena, which is the planned peak.
@@ -161,29 +184,19 @@ impl<D: Device> Engine<D> {
                     place.ty
                 )));
             }
-            write(&mut self.device, *place, *data)?;
+            write(&mut *self.device, *place, *data)?;
             self.measured_peak = self.measured_peak.max(*end);
         }
-        let (prepared, reach) = (&ready.prepared, &ready.reach);
-        let mut seconds = self.timed.then_some(&mut ready.seconds);
-        let reached = self.device.enter(|device| {
-            let mut reached = 0;
-            for (action, &end) in reach.iter().enumerate() {
-                let begin = seconds.is_some().then(Instant::now);
-                device.run(prepared, action)?;
-                if let (Some(seconds), Some(begin)) = (&mut seconds, begin) {
-                    seconds[action].push(begin.elapsed().as_secs_f64());
-                }
-                reached = reached.max(end);
-            }
-            Ok(reached)
-        })?;
-        self.measured_peak = self.measured_peak.max(reached);
+        if self.timed {
+            self.device.run_timed(ready.id, &mut ready.seconds)?;
+        } else {
+            self.device.run(ready.id)?;
+        }
+        self.measured_peak = self.measured_peak.max(ready.reach);
         Ok(())
     }
 
-    /// From now on notes the time of every action, which allocates; for devices that are done with an action
-    /// when they return from it.
+    /// From now on notes the time of every action, which allocates.
     pub fn time_actions(&mut self) {
         self.timed = true;
     }
@@ -213,7 +226,7 @@ impl<D: Device> Engine<D> {
         let Some((_, place)) = place else {
             return Err(ExecError::Mismatch(format!("schedule `{}` has no output `{name}`", role.name())));
         };
-        read_numbers(&self.device, name, *place, 0, values)
+        read_numbers(&*self.device, name, *place, 0, values)
     }
 
     /// A named output that is a scalar.
@@ -228,8 +241,8 @@ impl<D: Device> Engine<D> {
     }
 }
 
-impl<P> Ready<P> {
-    fn new(graph: &Graph, schedule: &Schedule, prepared: P) -> Ready<P> {
+impl Ready {
+    fn new(graph: &Graph, schedule: &Schedule, id: ScheduleId) -> Ready {
         let place = |value: Value| {
             let buffer = schedule.buffer_of(graph, value)?;
             let place = Place { ty: graph.ty(value), tier: None, offset: buffer.offset };
@@ -242,8 +255,8 @@ impl<P> Ready<P> {
         let outputs =
             graph.outputs().iter().filter_map(|(name, value)| Some((name.clone(), place(*value)?.0)));
         Ready {
-            prepared,
-            reach: schedule.actions.iter().map(|action| reach(schedule, action)).collect(),
+            id,
+            reach: schedule.actions.iter().map(|action| reach(schedule, action)).max().unwrap_or(0),
             seconds: vec![Vec::new(); schedule.actions.len()],
             inputs: inputs.collect(),
             outputs: outputs.collect(),

@@ -25,7 +25,8 @@ mod timings;
 
 pub use arena::Arena;
 pub use cpu::{CpuDevice, DiskSpeed, measure_disk};
-pub use device::Device;
-pub use engine::{Data, Engine};
+pub use device::{Device, Draw, MemoryPool, ScheduleId, no_schedule};
+pub use elements::Data;
+pub use engine::Engine;
 pub use error::ExecError;
 pub use timings::{Pace, Paces, Timing, Timings};

@@ -5,13 +5,13 @@
 
 use plimsoll_graph::{DType, Graph, StateKind, Type};
 
-use crate::device::Device;
+use crate::device::Draw;
 use crate::elements::{PIECE, Place, fits, read_numbers, write_halves, write_numbers};
 use crate::engine::Engine;
 use crate::error::ExecError;
 use crate::init;
 
-impl<D: Device> Engine<D> {
+impl Engine {
     /// Names and types of all state.
     pub fn states(&self) -> impl Iterator<Item = (&str, Type)> {
         self.states.iter().map(|(name, place)| (name.as_str(), place.ty))
@@ -28,7 +28,7 @@ impl<D: Device> Engine<D> {
     ///
     /// When there is no such state or it is shorter.
     pub fn read_state(&self, name: &str, first: usize, values: &mut [f32]) -> Result<(), ExecError> {
-        read_numbers(&self.device, name, self.state(name)?, first, values)
+        read_numbers(&*self.device, name, self.state(name)?, first, values)
     }
 
     /// Writes state from element `first` on, rounded to nearest even where it is stored in fewer bits.
@@ -39,7 +39,7 @@ impl<D: Device> Engine<D> {
     pub fn write_state(&mut self, name: &str, first: usize, values: &[f32]) -> Result<(), ExecError> {
         let place = self.state(name)?;
         fits(name, place, first, values.len())?;
-        write_numbers(&mut self.device, place, first, values)
+        write_numbers(&mut *self.device, place, first, values)
     }
 
     /// Writes a weight that is kept in halves from element `first` on, without rounding: the nearest bf16 to `upper`,
@@ -64,7 +64,7 @@ impl<D: Device> Engine<D> {
             Ok(place)
         };
         let places = [half(upper, DType::Bf16)?, half(lower, DType::I16)?];
-        write_halves(&mut self.device, places, first, values)
+        write_halves(&mut *self.device, places, first, values)
     }
 
     /// Reads state as it is stored, whatever its element type, from byte `first` on.
@@ -73,7 +73,7 @@ impl<D: Device> Engine<D> {
     ///
     /// When there is no such state or it is shorter.
     pub fn read_state_bytes(&self, name: &str, first: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        self.state_bytes(name, first, bytes.len())?.read(&self.device, bytes)
+        self.state_bytes(name, first, bytes.len())?.read(&*self.device, bytes)
     }
 
     /// Writes state as it is to be stored, from byte `first` on.
@@ -82,7 +82,7 @@ impl<D: Device> Engine<D> {
     ///
     /// When there is no such state or it is shorter.
     pub fn write_state_bytes(&mut self, name: &str, first: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        self.state_bytes(name, first, bytes.len())?.write(&mut self.device, bytes)
+        self.state_bytes(name, first, bytes.len())?.write(&mut *self.device, bytes)
     }
 
     /// The place of `count` bytes of a state, from its byte `first` on.
@@ -108,11 +108,15 @@ impl<D: Device> Engine<D> {
         // A transient gradient is there only while a schedule runs.
         for state in graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
             let place = self.state(&state.name)?;
+            let draw = Draw { init: &state.init, name: &state.name, seed };
+            if place.tier.is_none() && self.device.draw(place.offset, place.ty, draw)? {
+                continue;
+            }
             let elements = state.ty.shape.elements();
             for first in (0..elements).step_by(PIECE) {
                 let values = &mut piece[..PIECE.min(elements - first)];
                 init::fill(&state.init, &state.name, seed, first, values);
-                write_numbers(&mut self.device, place, first, values)?;
+                write_numbers(&mut *self.device, place, first, values)?;
             }
         }
         Ok(())

@@ -63,12 +63,12 @@ fn limit_files(bytes: libc::rlim_t) {
 fn a_disk_that_fails_half_way_is_an_error_that_says_so() {
     let choice = smallest();
     assert!(!choice.plan.schedules[&Role::First].copies.is_empty());
-    let mut engine = Engine::new(device(), &choice.program, &choice.plan, 1).unwrap();
+    let mut engine = Engine::new(Box::new(device()), &choice.program, &choice.plan, 1).unwrap();
     let x: Vec<f32> = (0..ROWS * WIDTH).map(|i| (i as f32 * 0.37).sin()).collect();
-    let run = |engine: &mut Engine<CpuDevice>| engine.run(Role::First, &[("x", Data::F32(&x))]);
+    let run = |engine: &mut Engine| engine.run(Role::First, &[("x", Data::F32(&x))]);
     run(&mut engine).unwrap();
     assert!(choice.plan.state("layer.0.w").unwrap().tier.is_some(), "weights are away, too");
-    let weights = |engine: &Engine<CpuDevice>| {
+    let weights = |engine: &Engine| {
         let mut weights = vec![0.0; WIDTH * WIDTH];
         engine.read_state("layer.0.w", 0, &mut weights).unwrap();
         weights

@@ -67,7 +67,7 @@ fn with_offload(graph: &Graph, schedule: &Schedule, value: Value, fresh: u64) ->
     Schedule { actions, ..schedule }
 }
 
-fn gradients(engine: &mut Engine<CpuDevice>) -> Vec<u32> {
+fn gradients(engine: &mut Engine) -> Vec<u32> {
     let x: Vec<f32> = (0..ROWS * WIDTH).map(|i| (i as f32 * 0.37).sin()).collect();
     engine.run(Role::First, &[("x", Data::F32(&x))]).unwrap();
     let mut all = Vec::new();
@@ -96,9 +96,9 @@ fn what_went_to_disk_and_back_is_the_same_to_the_bit() {
     let program = program(&device);
     let plain = plan(&program, Strategy::None, Scratch::Best).unwrap();
     let offloading = offloading_plan(&program, &plain);
-    let mut kept = Engine::new(device, &program, &plain, 1).unwrap();
+    let mut kept = Engine::new(Box::new(device), &program, &plain, 1).unwrap();
     let device = CpuDevice::new(2).unwrap().with_offload_folder(std::env::temp_dir());
-    let mut sent = Engine::new(device, &program, &offloading, 1).unwrap();
+    let mut sent = Engine::new(Box::new(device), &program, &offloading, 1).unwrap();
     for _ in 0..3 {
         assert_eq!(gradients(&mut sent), gradients(&mut kept));
     }
@@ -111,6 +111,6 @@ fn a_schedule_that_offloads_needs_a_folder() {
     let program = program(&device);
     let plain = plan(&program, Strategy::None, Scratch::Best).unwrap();
     let plan = offloading_plan(&program, &plain);
-    let error = Engine::new(device, &program, &plan, 1).unwrap_err();
+    let error = Engine::new(Box::new(device), &program, &plan, 1).unwrap_err();
     assert_eq!(error, ExecError::Unsupported("no folder was named to offload to".into()));
 }

@@ -17,7 +17,7 @@ use std::path::Path;
 
 use plimsoll::training::data::{Batches, DataError, Rows, Sequence};
 use plimsoll::training::{Config, RawConfig};
-use plimsoll::{CpuDevice, Run, plan_for};
+use plimsoll::{Run, plan_for};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let [_, settings, folder] = &std::env::args().collect::<Vec<_>>()[..] else {
@@ -54,8 +54,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn save_initial(config: &Config, folder: &Path) -> Result<(), Box<dyn Error>> {
-    let device = CpuDevice::new(config.options.threads)?;
-    let planned = plan_for(&config.model, &device, &config.options)?;
+    let device = config.options.plain_device()?;
+    let planned = plan_for(&config.model, &*device, &config.options)?;
     let mut run = Run::start(device, planned, config.options.seed)?;
     config.load(&mut run)?;
     fs::create_dir_all(folder)?;

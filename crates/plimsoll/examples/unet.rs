@@ -8,9 +8,7 @@
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use plimsoll::op::Conv;
-use plimsoll::{
-    CpuDevice, DType, Data, Graph, GraphError, Init, Options, Run, Strategy, TrainError, Value, plan_for,
-};
+use plimsoll::{DType, Data, Graph, GraphError, Init, Options, Run, Strategy, TrainError, Value, plan_for};
 
 const SIDE: usize = 16;
 const PICTURES: usize = 8;
@@ -74,7 +72,7 @@ fn main() -> Result<(), TrainError> {
     let options = Options { memory: Some(64 << 20), global_batch: PICTURES, ..Options::default() };
     let options = Options { micro_batch: Some(PICTURES), recompute: Some(Strategy::Sqrt), ..options };
     let keeping = Options { recompute: Some(Strategy::None), ..options.clone() };
-    let kept = plan_for(&model, &CpuDevice::new(0)?, &keeping)?.choice.plan.arena_bytes;
+    let kept = plan_for(&model, &*keeping.device()?, &keeping)?.choice.plan.arena_bytes;
     let mut run = Run::new(model, &options)?;
 
     let (pictures, inside) = discs(); // (B, 1, S, S), (B·S·S)

@@ -25,7 +25,7 @@
 //! # Ok::<(), plimsoll::TrainError>(())
 //! ```
 
-pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Timing, Timings};
+pub use plimsoll_exec::{Data, Device, Engine, ExecError, Timing, Timings};
 pub use plimsoll_graph::{
     Chain, DType, Graph, GraphError, Init, Shape, StateKind, Type, Value, Visible, checkpoint, differentiate,
     op, tile,
@@ -46,12 +46,9 @@ pub mod conformance {
     pub use plimsoll_exec::{cases, reference};
 }
 
-/// NVIDIA GPUs: opened by index, judged by the same cases.
-pub mod cuda {
-    pub use plimsoll_cuda::lower::Limits;
-    pub use plimsoll_cuda::{
-        Card, CudaDevice, Libraries, Options, Products, Target, half_cases, library_folders,
-    };
+/// Every device there is, opened by its name.
+pub mod devices {
+    pub use plimsoll_devices::{DeviceKind, GpuFiles, Setup, Trial, library_folders, open, threads, trial};
 }
 
 /// Planning in parts: one strategy at a time, and the judge.

@@ -11,13 +11,17 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each crate with the crates it may use.
-const ALLOWED: [(&str, &[&str]); 8] = [
+const ALLOWED: [(&str, &[&str]); 9] = [
     ("plimsoll-graph", &[]),
     ("plimsoll-model", &["plimsoll-graph"]),
     ("plimsoll-plan", &["plimsoll-graph"]),
     ("plimsoll-exec", &["plimsoll-graph", "plimsoll-plan"]),
     ("plimsoll-cuda", &["plimsoll-graph", "plimsoll-plan", "plimsoll-exec"]),
-    ("plimsoll-train", &["plimsoll-graph", "plimsoll-model", "plimsoll-plan", "plimsoll-exec"]),
+    ("plimsoll-devices", &["plimsoll-graph", "plimsoll-plan", "plimsoll-exec", "plimsoll-cuda"]),
+    (
+        "plimsoll-train",
+        &["plimsoll-graph", "plimsoll-model", "plimsoll-plan", "plimsoll-exec", "plimsoll-devices"],
+    ),
     (
         "plimsoll",
         &[
@@ -25,7 +29,7 @@ const ALLOWED: [(&str, &[&str]); 8] = [
             "plimsoll-model",
             "plimsoll-plan",
             "plimsoll-exec",
-            "plimsoll-cuda",
+            "plimsoll-devices",
             "plimsoll-train",
         ],
     ),
@@ -128,4 +132,31 @@ fn architecture_md_describes_every_crate() {
         let spellings = [format!("`{folder}`"), format!("`crates/{folder}`"), format!("crates/{folder}/")];
         assert!(spellings.iter().any(|spelling| text.contains(spelling)), "ARCHITECTURE.md lacks `{folder}`");
     }
+}
+
+#[test]
+fn types_of_devices_are_named_where_they_are_made_and_opened_alone() {
+    let homes = ["exec", "cuda", "devices"];
+    let mut named = Vec::new();
+    for package in crates().iter().filter(|package| !homes.contains(&package.folder.as_str())) {
+        for file in rust_files(&root().join("crates").join(&package.folder)) {
+            let text = std::fs::read_to_string(&file).unwrap();
+            // In two parts, so that this line names none.
+            if ["Cpu", "Cuda"].iter().any(|kind| text.contains(&format!("{kind}Device"))) {
+                named.push(file.display().to_string());
+            }
+        }
+    }
+    assert!(
+        named.is_empty(),
+        "open a device by its name, with plimsoll_devices::open, in {}",
+        named.join(", ")
+    );
+}
+
+/// All Rust files below a folder.
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = entries.flat_map(|path| if path.is_dir() { rust_files(&path) } else { vec![path] });
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
 }

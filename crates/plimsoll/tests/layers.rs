@@ -60,8 +60,6 @@ const RINGS: &[(&str, &str, &[&str])] = &[
             "tokenising",
         ],
     ),
-    ("cuda", "lower", &["elementwise", "launch", "lowering", "product"]),
-    ("exec", "", &["elements", "engine"]),
     (
         "train",
         "",

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use plimsoll_exec::{CpuDevice, Data, Device, Engine};
+use plimsoll_exec::{Data, Engine};
 use plimsoll_graph::{DType, Graph, GraphError, Init, work};
 use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan};
 
@@ -22,7 +22,7 @@ const CHAIN: usize = 8;
 ///
 /// When the memory or the threads cannot be had.
 pub fn matmul_rate(threads: usize, size: usize, seconds: f64) -> Result<f64, TrainError> {
-    let device = CpuDevice::new(threads)?;
+    let device = plimsoll_devices::cpu(threads)?;
     let graph = chain(size)?;
     let flops = matmul_flops(&graph);
     let facts = device.facts(&graph);

@@ -20,8 +20,6 @@
 
 use std::path::Path;
 
-use plimsoll_exec::Device;
-
 use crate::checkpoint::{Best, Checkpoints, Progress as Kept};
 use crate::error::TrainError;
 use crate::metrics::{BestRecord, EndRecord, EvaluationRecord, StepRecord};
@@ -97,7 +95,7 @@ impl<E, F: FnMut(&Event<'_>) -> Result<(), E>> Listener<E> for F {
     }
 }
 
-impl<D: Device> Trainer<D> {
+impl Trainer {
     /// Takes the steps of a course and tells the listeners, in their order.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 //! keys and values of earlier tokens are not kept.
 
 use plimsoll_exec::random::{Stream, name_hash};
-use plimsoll_exec::{CpuDevice, Data, Device, Engine};
+use plimsoll_exec::{Data, Device, Engine};
 use plimsoll_graph::{Graph, StateKind, Type};
 use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan};
 
@@ -67,7 +67,7 @@ impl Sampling {
 /// A model that writes.
 #[derive(Debug)]
 pub struct Generator {
-    engine: Engine<CpuDevice>,
+    engine: Engine,
     tokens: Vec<i32>,
     logits: Vec<f32>,
     end: Vec<i32>,
@@ -93,7 +93,7 @@ impl Generator {
         };
         let stated = GenerationConfig::read(&model.folder)?.map(|stated| stated.eos).unwrap_or_default();
         let end = if stated.is_empty() { model.configuration.eos.clone() } else { stated };
-        let device = CpuDevice::new(threads)?;
+        let device = plimsoll_devices::cpu(threads)?;
         let mut engine = forward_engine(device, graph.clone(), budget)?;
         let parameters = parameters(&graph);
         let parameters = || parameters.iter().map(|(name, ty)| (name.as_str(), *ty));
@@ -166,7 +166,7 @@ impl Generator {
 
 /// An engine that runs a forward graph and nothing else. A budget that is too small, or that reading the model's files has
 /// crossed already, is answered with one that is not.
-fn forward_engine(device: CpuDevice, graph: Graph, budget: &Budget) -> Result<Engine<CpuDevice>, TrainError> {
+fn forward_engine(device: Box<dyn Device>, graph: Graph, budget: &Budget) -> Result<Engine, TrainError> {
     let facts = device.facts(&graph);
     let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
     let planned = |scratch| {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use plimsoll_exec::{CpuDevice, Device, Timing, Timings};
+use plimsoll_exec::{Device, Timing, Timings};
 use plimsoll_graph::Graph;
 use plimsoll_plan::{Action, Build, Choice, Plan, Program, Role, Scratch, SearchError, Strategy, plan};
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,7 @@ impl Measured {
         Measured { version: OPS_FILE_VERSION, machine, ops }
     }
 
-    /// The times, for [`CpuDevice::with_timings`].
+    /// The times, for [`Setup::timings`](plimsoll_devices::Setup::timings).
     pub fn timings(&self) -> Timings {
         let mut timings = Timings::default();
         for (signature, &(seconds, lean_seconds, matmul_flops, bytes)) in &self.ops {
@@ -104,7 +104,7 @@ pub fn measured_machine(threads: usize) -> String {
 pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> {
     let mut timings = Timings::default();
     for scratch in [Scratch::Best, Scratch::Least] {
-        let device = || CpuDevice::new(config.options.threads);
+        let device = || config.options.plain_device();
         let facts = device()?;
         let facts = |graph: &Graph| facts.facts(graph);
         let mut programs = Programs { model: &config.model, facts, options: &config.options };
@@ -121,7 +121,7 @@ pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> 
 fn measure_program(
     timings: &mut Timings,
     config: &Config,
-    device: CpuDevice,
+    device: Box<dyn Device>,
     program: &Program,
     scratch: Scratch,
     rows: usize,
@@ -189,12 +189,12 @@ fn small_enough(program: &Program, scratch: Scratch, budget: &Budget) -> Result<
 
 /// The median over all nodes of a signature and all steps: a run that something else disturbed then counts
 /// for no more than one that nothing did.
-fn collect<D: Device>(
+fn collect(
     timings: &mut Timings,
     program: &Program,
     plan: &Plan,
     scratch: Scratch,
-    trainer: &Trainer<D>,
+    trainer: &Trainer,
 ) -> Result<(), TrainError> {
     let graph = &program.train.graph;
     let mut all: BTreeMap<String, (_, Vec<f64>)> = BTreeMap::new();
@@ -241,7 +241,7 @@ mod tests {
     fn every_op_measured(raw: &RawConfig) -> Timings {
         let config = Config::check(raw).unwrap();
         let timings = measure_ops(&config, 2).unwrap();
-        let device = CpuDevice::new(1).unwrap();
+        let device = config.options.plain_device().unwrap();
         let facts = |graph: &Graph| device.facts(graph);
         let mut programs = Programs { model: &config.model, facts, options: &config.options };
         for program in [programs.whole(2).unwrap(), programs.tiled(2).unwrap().unwrap()] {

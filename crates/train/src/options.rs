@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
 use plimsoll_exec::cpu::OUTSIDE_BYTES;
-use plimsoll_exec::{CpuDevice, measure_disk};
+use plimsoll_exec::{Device, measure_disk};
 use plimsoll_graph::Graph;
 use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
 
@@ -31,6 +32,10 @@ pub struct Options {
     pub storage: Storage,
     /// Makes weights and dropout masks repeatable.
     pub seed: u64,
+    /// The device that computes.
+    pub device: DeviceKind,
+    /// Files of a GPU.
+    pub gpu: GpuFiles,
     /// Threads, or one for each core when 0.
     pub threads: usize,
     /// Whether the run is also to compute losses without training ([`Run::evaluate`](crate::Run::evaluate)).
@@ -51,6 +56,8 @@ impl Default for Options {
             optimizer: Optimizer::default(),
             storage: Storage::default(),
             seed: 0,
+            device: DeviceKind::default(),
+            gpu: GpuFiles::default(),
             threads: 0,
             evaluate: false,
             update: Update::default(),
@@ -72,21 +79,35 @@ pub struct Offload {
 }
 
 impl Options {
-    /// This machine's CPU, with the disk that the options offer tried.
+    /// The device, with the disk that the options offer tried.
     ///
     /// # Errors
     ///
-    /// When the threads cannot be had, or the folder cannot hold a file.
-    pub fn device(&self) -> Result<CpuDevice, TrainError> {
-        let device = CpuDevice::new(self.threads)?;
-        let Some(Offload { folder, budget, link, .. }) = &self.offload else { return Ok(device) };
+    /// When the device is not here, the threads cannot be had, or the folder cannot hold a file.
+    pub fn device(&self) -> Result<Box<dyn Device>, TrainError> {
+        let Some(Offload { folder, budget, link, .. }) = &self.offload else { return self.plain_device() };
         let link = if let Some(link) = link {
             *link
         } else {
-            let tried = measure_disk(folder, *budget, device.threads());
+            let tried = measure_disk(folder, *budget, plimsoll_devices::threads(self.threads));
             tried.map_err(|error| TrainError::Config(error.to_string()))?.link
         };
-        Ok(device.with_offload(folder.clone(), link))
+        let setup = Setup { offload: Some((folder.clone(), link)), ..self.setup() };
+        Ok(plimsoll_devices::open(self.device, &setup)?)
+    }
+
+    /// The device with no tier beside its memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`device`](Self::device).
+    pub fn plain_device(&self) -> Result<Box<dyn Device>, TrainError> {
+        Ok(plimsoll_devices::open(self.device, &self.setup())?)
+    }
+
+    /// The way its device is set up, with neither a tier nor measured times.
+    pub fn setup(&self) -> Setup {
+        Setup { threads: self.threads, gpu: self.gpu.clone(), ..Setup::default() }
     }
 
     /// What a described device says of a graph, with the host's memory beside it where the options offer that.

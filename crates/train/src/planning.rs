@@ -59,7 +59,7 @@ pub struct Planned {
 /// # Errors
 ///
 /// When nothing fits (with hints), or the model or the request is at fault.
-pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Planned, TrainError> {
+pub fn plan_for(model: &impl Model, device: &dyn Device, options: &Options) -> Result<Planned, TrainError> {
     let budget = budget_for(model, device, options)?;
     plan_within(model, |graph: &Graph| device.facts(graph), options, budget)
 }
@@ -69,14 +69,14 @@ pub fn plan_for(model: &impl Model, device: &impl Device, options: &Options) -> 
 /// # Errors
 ///
 /// When the memory of the machine cannot be read, or the model is wrong.
-pub fn budget_for(model: &impl Model, device: &impl Device, options: &Options) -> Result<Budget, TrainError> {
+pub fn budget_for(model: &impl Model, device: &dyn Device, options: &Options) -> Result<Budget, TrainError> {
     budget_with_rounding(model, device, options).map(|(budget, _)| budget)
 }
 
 /// As [`budget_for`], with the [`rounding`](Budget::rounding) that is in it.
 pub(crate) fn budget_with_rounding(
     model: &impl Model,
-    device: &impl Device,
+    device: &dyn Device,
     options: &Options,
 ) -> Result<(Budget, u64), TrainError> {
     // How many nodes there are does not depend on the rows.
@@ -210,7 +210,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts> Build for Programs<'_, M, F> {
 /// When the model is wrong.
 pub fn program(
     model: &impl Model,
-    device: &impl Device,
+    device: &dyn Device,
     options: &Options,
     rows: usize,
 ) -> Result<Program, GraphError> {

@@ -8,7 +8,7 @@ mod adapter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use plimsoll_exec::{Device, Engine};
+use plimsoll_exec::Engine;
 use plimsoll_graph::Type;
 use plimsoll_model::Architecture;
 use plimsoll_model::hf::{ConfigError, Configuration};
@@ -115,9 +115,9 @@ impl Pretrained {
     /// # Errors
     ///
     /// When one is missing, has another shape, or cannot be read.
-    pub fn load<'a, D: Device>(
+    pub fn load<'a>(
         &self,
-        engine: &mut Engine<D>,
+        engine: &mut Engine,
         parameters: impl IntoIterator<Item = (&'a str, Type)>,
     ) -> Result<Loaded, TrainError> {
         let architecture = &self.configuration.architecture;

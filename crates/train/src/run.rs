@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use plimsoll_exec::{CpuDevice, Data, Device, Engine};
+use plimsoll_exec::{Data, Device, Engine};
 use plimsoll_graph::{Graph, Op, StateKind, Type};
 use plimsoll_plan::{Choice, Plan, Program, Role};
 
@@ -26,8 +26,8 @@ use crate::size::Size;
 
 /// A planned model in its arena.
 #[derive(Debug)]
-pub struct Run<D: Device = CpuDevice> {
-    engine: Engine<D>,
+pub struct Run {
+    engine: Engine,
     plan: Plan,
     budget: Budget,
     micro_batch: usize,
@@ -46,8 +46,8 @@ pub struct Run<D: Device = CpuDevice> {
     pub(crate) torn: bool,
 }
 
-impl Run<CpuDevice> {
-    /// Plans a model for this machine's CPU and takes the memory.
+impl Run {
+    /// Plans a model for the device that `options` name and takes the memory.
     ///
     /// # Errors
     ///
@@ -55,18 +55,16 @@ impl Run<CpuDevice> {
     #[allow(clippy::needless_pass_by_value, reason = "a closure is handed over and forgotten")]
     pub fn new(model: impl Model, options: &Options) -> Result<Run, TrainError> {
         let device = options.device()?;
-        let planned = plan_for(&model, &device, options)?;
+        let planned = plan_for(&model, &*device, options)?;
         Run::start(device, planned, options.seed)
     }
-}
 
-impl<D: Device> Run<D> {
     /// Takes the memory of a plan and fills in the weights.
     ///
     /// # Errors
     ///
     /// When the memory cannot be had.
-    pub fn start(device: D, planned: Planned, seed: u64) -> Result<Run<D>, TrainError> {
+    pub fn start(device: Box<dyn Device>, planned: Planned, seed: u64) -> Result<Run, TrainError> {
         let Planned { choice, budget } = planned;
         let Choice { plan, program, micro_batch, accumulation, .. } = choice;
         let updating_passes = if program.updates_in_backward() { program.passes() } else { 0 };
@@ -348,12 +346,12 @@ impl<D: Device> Run<D> {
     }
 
     /// The engine: its peak, its state and what it timed.
-    pub fn engine(&self) -> &Engine<D> {
+    pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
     /// The engine, for who writes its state or has it time its actions.
-    pub fn engine_mut(&mut self) -> &mut Engine<D> {
+    pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
 

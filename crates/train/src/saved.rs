@@ -31,7 +31,7 @@ impl Planned {
 /// the machine, or holds a schedule that must not run.
 pub fn plan_from_file(
     model: &impl Model,
-    device: &impl Device,
+    device: &dyn Device,
     options: &Options,
     text: &str,
 ) -> Result<Planned, TrainError> {

@@ -14,7 +14,7 @@
 
 use std::panic::Location;
 
-use plimsoll_exec::{CpuDevice, Data, Device, ExecError};
+use plimsoll_exec::{Data, ExecError};
 use plimsoll_graph::gradient_name;
 use plimsoll_plan::{Program, Role};
 
@@ -24,8 +24,8 @@ use crate::run::{OwnInputs, Run};
 /// An optimizer step under way.
 #[derive(Debug)]
 #[must_use = "a step changes nothing until it is finished"]
-pub struct Step<'r, D: Device = CpuDevice> {
-    run: &'r mut Run<D>,
+pub struct Step<'r> {
+    run: &'r mut Run,
     lr: f32,
     /// One over the targets of the whole step.
     scale: f32,
@@ -44,10 +44,10 @@ pub struct Stepped {
     pub grad_norm: f32,
 }
 
-impl<D: Device> Run<D> {
+impl Run {
     /// Begins a step with the learning rate `lr`, whose micro-batches have `targets` targets that carry a loss; see
     /// [`count_targets`](Self::count_targets).
-    pub fn begin(&mut self, lr: f32, targets: u64) -> Step<'_, D> {
+    pub fn begin(&mut self, lr: f32, targets: u64) -> Step<'_> {
         Step { run: self, lr, scale: 1.0 / targets.max(1) as f32, gathered: 0, loss: 0.0 }
     }
 
@@ -71,7 +71,7 @@ impl<D: Device> Run<D> {
     }
 }
 
-impl<D: Device> Step<'_, D> {
+impl Step<'_> {
     /// Runs forward and backward of one micro-batch; returns its share of the loss.
     ///
     /// `inputs` are the graph's inputs by name. The run supplies `scale` and `rng` itself, unless they are given.

@@ -3,7 +3,7 @@
 //! The graph reads a table whose rows of trained tokens are zero and adds what is trained there; see
 //! [`plimsoll_model::lora::TokenAdapter`]. A new adapter begins with the rows that the table had.
 
-use plimsoll_exec::{Device, Engine};
+use plimsoll_exec::Engine;
 use plimsoll_model::lora::TokenAdapter;
 
 use crate::error::TrainError;
@@ -14,11 +14,7 @@ use crate::optimizer::low_name;
 /// # Errors
 ///
 /// When the engine has no such state.
-pub(crate) fn move_rows<D: Device>(
-    engine: &mut Engine<D>,
-    tables: &[TokenAdapter],
-    begin: bool,
-) -> Result<(), TrainError> {
+pub(crate) fn move_rows(engine: &mut Engine, tables: &[TokenAdapter], begin: bool) -> Result<(), TrainError> {
     for table in tables {
         let (weight, trained, width) = (table.weight(), table.parameter(), table.width);
         let mut numbers = vec![0.0; width];
@@ -35,12 +31,7 @@ pub(crate) fn move_rows<D: Device>(
 }
 
 /// Writes to a parameter, and to both halves where it has a master copy.
-fn write<D: Device>(
-    engine: &mut Engine<D>,
-    parameter: &str,
-    first: usize,
-    numbers: &[f32],
-) -> Result<(), TrainError> {
+fn write(engine: &mut Engine, parameter: &str, first: usize, numbers: &[f32]) -> Result<(), TrainError> {
     let low = low_name(parameter);
     if engine.has_state(&low) {
         engine.write_state_halves([parameter, &low], first, numbers)?;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use plimsoll_exec::Device;
 use plimsoll_plan::Role;
 
 use crate::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
@@ -23,8 +22,8 @@ use crate::validation::Validation;
 
 /// A run that feeds itself.
 #[derive(Debug)]
-pub struct Trainer<D: Device> {
-    run: Run<D>,
+pub struct Trainer {
+    run: Run,
     batches: Batches,
     lr: Lr,
     feed: Feed,
@@ -38,9 +37,9 @@ pub struct Trainer<D: Device> {
     reached: Progress,
 }
 
-impl<D: Device> Trainer<D> {
+impl Trainer {
     /// A trainer of `run` on `batches`, which must have the run's micro-batch.
-    pub fn new(run: Run<D>, batches: Batches, lr: Lr) -> Trainer<D> {
+    pub fn new(run: Run, batches: Batches, lr: Lr) -> Trainer {
         let type_of = |name: &str| run.engine().input(Role::First, name);
         let feed = Feed::new(run.micro_batch(), batches.source().seq_len(), type_of);
         let facts = facts(&run, &batches);
@@ -61,7 +60,7 @@ impl<D: Device> Trainer<D> {
     /// Adds what else must be the same in a run that goes on from a checkpoint of this one, by the name its
     /// user knows it by: the model's configuration, the data.
     #[must_use]
-    pub fn with_facts(mut self, facts: impl IntoIterator<Item = (String, String)>) -> Trainer<D> {
+    pub fn with_facts(mut self, facts: impl IntoIterator<Item = (String, String)>) -> Trainer {
         self.facts.extend(facts);
         self
     }
@@ -240,12 +239,12 @@ impl<D: Device> Trainer<D> {
     }
 
     /// The run inside.
-    pub fn run(&self) -> &Run<D> {
+    pub fn run(&self) -> &Run {
         &self.run
     }
 
     /// The run inside, to generate with.
-    pub fn run_mut(&mut self) -> &mut Run<D> {
+    pub fn run_mut(&mut self) -> &mut Run {
         &mut self.run
     }
 }
@@ -257,7 +256,7 @@ fn likeliest(numbers: &[f32]) -> usize {
 }
 
 /// What decides which numbers a step sees, whatever the plan.
-fn facts<D: Device>(run: &Run<D>, batches: &Batches) -> BTreeMap<String, String> {
+fn facts(run: &Run, batches: &Batches) -> BTreeMap<String, String> {
     let epoch = batches.source().sequences_per_epoch();
     let facts = [
         ("seed", run.seed().to_string()),

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 
-use plimsoll_exec::CpuDevice;
 use plimsoll_model::{Architecture, Preset};
 use plimsoll_plan::{Choice, Request, Role, SearchError, search};
 use plimsoll_train::budget::{Budget, Origin};
@@ -35,7 +34,7 @@ impl Case {
 
     /// The plan for an arena of `budget` bytes with the micro-batch pinned.
     fn plan(&self, budget: u64) -> Result<Choice, SearchError> {
-        let (device, options) = (CpuDevice::new(THREADS).unwrap(), Options::default());
+        let (device, options) = (plimsoll_devices::cpu(THREADS).unwrap(), Options::default());
         let request = Request {
             global_batch: ROWS,
             micro_batch: Some(MICRO_BATCH),
@@ -43,14 +42,14 @@ impl Case {
             budget,
             slack: 0.0,
         };
-        search(request, |rows| program(&self.model, &device, &options, rows))
+        search(request, |rows| program(&self.model, &*device, &options, rows))
     }
 
     /// Trains by a plan; every loss, every norm and the final weights, as bits.
     fn train(&self, choice: Choice) -> Vec<u32> {
         let arena = choice.plan.arena_bytes;
         let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
-        let device = CpuDevice::new(THREADS).unwrap();
+        let device = plimsoll_devices::cpu(THREADS).unwrap();
         let mut run = Run::start(device, Planned { choice, budget }, 7).unwrap();
         let mut numbers = Vec::new();
         for step in 0..STEPS {
@@ -64,7 +63,7 @@ impl Case {
             numbers.extend(run.state(&name).unwrap());
         }
         assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-        assert!(run.engine().device().arena().unwrap().guard_is_intact(), "bytes behind the arena");
+        assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
         numbers.into_iter().map(f32::to_bits).collect()
     }
 }

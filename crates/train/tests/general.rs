@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use plimsoll_exec::{CpuDevice, Data};
+use plimsoll_exec::Data;
 use plimsoll_graph::op::Conv;
 use plimsoll_graph::{DType, Graph, GraphError, Init, Value};
 use plimsoll_plan::{Choice, Link, Request, Role, SearchError, Searcher, Strategy, search};
@@ -63,7 +63,7 @@ fn options(update: Update) -> Options {
 
 fn plan(link: Option<Link>, update: Update, budget: u64) -> Result<Choice, SearchError> {
     let (device, options) = (disk::device(THREADS, link), options(update));
-    search(request(budget), |rows| program(&u_net, &device, &options, rows))
+    search(request(budget), |rows| program(&u_net, &*device, &options, rows))
 }
 
 fn request(budget: u64) -> Request {
@@ -72,7 +72,7 @@ fn request(budget: u64) -> Request {
 
 fn smallest(link: Option<Link>, update: Update) -> u64 {
     let (device, options) = (disk::device(THREADS, link), options(update));
-    let mut searcher = Searcher::once(|rows: usize| program(&u_net, &device, &options, rows));
+    let mut searcher = Searcher::once(|rows: usize| program(&u_net, &*device, &options, rows));
     searcher.smallest(request(0)).unwrap().arena_bytes
 }
 
@@ -98,7 +98,7 @@ fn train(link: Option<Link>, planned: Planned) -> Vec<u32> {
         numbers.extend(run.state(name).unwrap());
     }
     assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-    assert!(run.engine().device().arena().unwrap().guard_is_intact(), "bytes behind the arena");
+    assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
     numbers.into_iter().map(f32::to_bits).collect()
 }
 
@@ -138,8 +138,8 @@ fn a_plan_that_was_written_and_read_runs_to_the_bit() {
     let least = smallest(None, Update::Separate);
     let made = planned(plan(None, Update::Separate, least + least / 10).unwrap());
     let text = made.to_file();
-    let device = CpuDevice::new(THREADS).unwrap();
-    let read = plan_from_file(&u_net, &device, &options(Update::Separate), &text).unwrap();
+    let device = plimsoll_devices::cpu(THREADS).unwrap();
+    let read = plan_from_file(&u_net, &*device, &options(Update::Separate), &text).unwrap();
     assert!(read.choice.plan.schedules == made.choice.plan.schedules);
     assert!(train(None, read) == train(None, made), "other bits from the file");
 }

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_exec::{CpuDevice, Data, Device};
+use plimsoll_exec::Data;
 use plimsoll_graph::{DType, Graph, GraphError, Init};
 use plimsoll_model::Architecture;
 use plimsoll_plan::{Purpose, Role, Scratch, Strategy, plan};
@@ -61,7 +61,7 @@ fn trace(
 
 fn check_arena(run: &Run) {
     assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes, "measured and planned peak");
-    assert!(run.engine().device().arena().unwrap().guard_is_intact(), "bytes behind the arena");
+    assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
 }
 
 #[track_caller]
@@ -120,8 +120,8 @@ fn the_amount_of_scratch_changes_no_bit() {
     let options = options(ROWS, MICRO_BATCH, Strategy::Full, 2);
     let model = LanguageModel { architecture: llama(size), seq_len: size.seq, generate: false, lora: None };
     let traced = |scratch: Scratch| {
-        let device = CpuDevice::new(2).unwrap();
-        let mut planned = plan_for(&model, &device, &options).unwrap();
+        let device = plimsoll_devices::cpu(2).unwrap();
+        let mut planned = plan_for(&model, &*device, &options).unwrap();
         planned.choice.plan = plan(&planned.choice.program, Strategy::Full, scratch).unwrap();
         let mut run = Run::start(device, planned, options.seed).unwrap();
         let step = |run: &mut Run, step: usize| {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_exec::{CpuDevice, Data, Device};
+use plimsoll_exec::Data;
 use plimsoll_graph::Graph;
 use plimsoll_model::{Architecture, Llama};
 use plimsoll_plan::{Plan, Purpose, Request, Role, Searcher, Strategy, search, spans, timeline};
@@ -47,7 +47,7 @@ fn trace(model: &Architecture, options: &Options) -> (Run, BTreeMap<String, Vec<
     let mut trace = BTreeMap::from([("steps".to_owned(), steps)]);
     trace.extend(weights(&run));
     assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes, "measured and planned peak");
-    assert!(run.engine().device().arena().unwrap().guard_is_intact());
+    assert!(run.engine().device().guard_is_intact());
     (run, trace)
 }
 
@@ -114,9 +114,9 @@ fn gradients_take_the_bytes_of_the_largest_and_not_of_all() {
         let waiting = shared.map_or(0, |name| gradients[name]);
         let others = gradients.iter().filter(|(name, _)| Some(name.as_str()) != shared);
         let largest = others.map(|(_, bytes)| bytes).max().unwrap();
-        let device = CpuDevice::new(2).unwrap();
+        let device = plimsoll_devices::cpu(2).unwrap();
         let options = asked(Update::InBackward, Strategy::Minimal);
-        let program = program(&language(&model), &device, &options, ROWS).unwrap();
+        let program = program(&language(&model), &*device, &options, ROWS).unwrap();
         assert_eq!(transient_gradients(&within, &program.train.graph), waiting + largest);
         // And the inputs `lr` and `step`, which are there during the whole micro-batch.
         let rates = 2 * 64;
@@ -127,10 +127,10 @@ fn gradients_take_the_bytes_of_the_largest_and_not_of_all() {
 
 #[test]
 fn every_budget_is_kept_and_more_is_never_slower_when_gradients_come_and_go() {
-    let device = CpuDevice::new(1).unwrap();
+    let device = plimsoll_devices::cpu(1).unwrap();
     for model in [llama(SIZE), tied()] {
         let asked = Options { global_batch: 4, ..asked(Update::Auto, Strategy::Auto) };
-        let build = |rows: usize| program(&language(&model), &device, &asked, rows);
+        let build = |rows: usize| program(&language(&model), &*device, &asked, rows);
         let request =
             |budget| Request { global_batch: 4, micro_batch: None, strategy: None, budget, slack: 0.0 };
         let at = |budget: u64| search(request(budget), build);
@@ -166,13 +166,13 @@ fn with_a_limit_on_the_norm_two_passes_train_to_the_same_bits_and_are_the_last_r
             assert!(two.plan().micro_batch_seconds > 1.9 * one.plan().micro_batch_seconds);
         }
     }
-    let device = CpuDevice::new(1).unwrap();
+    let device = plimsoll_devices::cpu(1).unwrap();
     let planned = |memory, update| {
         let options = Options { memory: Some(memory), ..limited(update, Strategy::Minimal) };
-        plimsoll_train::plan_for(&language(&llama(SIZE)), &device, &options)
+        plimsoll_train::plan_for(&language(&llama(SIZE)), &*device, &options)
     };
     let open = Options { memory: Some(1 << 30), ..limited(Update::TwoPass, Strategy::Auto) };
-    let choice = plimsoll_train::plan_for(&language(&llama(SIZE)), &device, &open).unwrap().choice;
+    let choice = plimsoll_train::plan_for(&language(&llama(SIZE)), &*device, &open).unwrap().choice;
     let (seconds, bound) = (choice.plan.step_seconds(1), choice.lower_bound_seconds.unwrap());
     assert!(
         bound <= seconds * (1.0 + 1e-9) && bound > 0.99 * seconds,
@@ -193,7 +193,7 @@ fn left_free_a_step_is_never_slower_than_in_two_passes() {
     let optimizer = Optimizer { max_grad_norm: Some(1.0), ..Optimizer::default() };
     let options = |update| Options { optimizer, update, global_batch: 4, ..Options::default() };
     let model = language(&llama(SIZE));
-    let device = CpuDevice::new(1).unwrap();
+    let device = plimsoll_devices::cpu(1).unwrap();
     // As a head with many words is.
     let slow_in_little_scratch = |graph: &Graph| {
         let mut facts = device.facts(graph);

@@ -7,7 +7,6 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use plimsoll_exec::CpuDevice;
 use plimsoll_train::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
 use plimsoll_train::{Options, Trainer};
 use tempfile::TempDir;
@@ -26,7 +25,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 /// A run with a checkpoint after each of the first `steps` steps in `out`.
-fn saved(home: &TempDir, steps: u64) -> (Trainer<CpuDevice>, PathBuf) {
+fn saved(home: &TempDir, steps: u64) -> (Trainer, PathBuf) {
     let (mut trained, out) = (trainer(&write_text(home.path()), &pinned()), home.path().join("out"));
     let checkpoints = open(&out, None).unwrap();
     for _ in 0..steps {

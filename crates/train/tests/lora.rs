@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use plimsoll_exec::CpuDevice;
 use plimsoll_graph::{Op, StateKind, differentiate};
 use plimsoll_model::lora::{AdapterConfig, Delta, Excluded, Pattern, TrainedTokens, file_name};
 use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
@@ -264,17 +263,17 @@ fn uneven(architecture: Architecture, tokens: TrainedTokens) -> Adapted<Language
 }
 
 fn planned(adapted: &Adapted<LanguageModel>, strategy: Option<Strategy>, budget: u64) -> Option<Choice> {
-    let (device, options) = (CpuDevice::new(2).unwrap(), Options::default());
+    let (device, options) = (plimsoll_devices::cpu(2).unwrap(), Options::default());
     let request =
         Request { global_batch: ROWS, micro_batch: Some(MICRO_BATCH), strategy, budget, slack: 0.0 };
-    search(request, |rows| program(adapted, &device, &options, rows)).ok()
+    search(request, |rows| program(adapted, &*device, &options, rows)).ok()
 }
 
 /// Two steps by a plan; every loss and norm and the final adapters, as bits.
 fn train(adapted: &Adapted<LanguageModel>, choice: Choice) -> Vec<u32> {
     let arena = choice.plan.arena_bytes;
     let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
-    let mut run = Run::start(CpuDevice::new(2).unwrap(), Planned { choice, budget }, 7).unwrap();
+    let mut run = Run::start(plimsoll_devices::cpu(2).unwrap(), Planned { choice, budget }, 7).unwrap();
     let mut numbers = Vec::new();
     for step in 0..2 {
         let documents = adapted.model.architecture.reads_documents();

@@ -9,7 +9,6 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use plimsoll_exec::CpuDevice;
 use plimsoll_graph::{Graph, tile};
 use plimsoll_plan::Strategy;
 use plimsoll_train::{Run, plan_for};
@@ -75,7 +74,7 @@ fn no_thread_allocates_from_the_second_step_on() {
     let size = Size { vocab: 96, seq: 80, width: 64, layers: 3, ffn: 136, dropout: 0.1 };
     for (name, model) in families(size) {
         for threads in [1, 2, 3] {
-            let device = CpuDevice::new(threads).unwrap();
+            let device = plimsoll_devices::cpu(threads).unwrap();
             let options = options(4, 2, Strategy::Sqrt, threads);
             // Networks in tiles on two threads, whole ones on the others.
             let tiled = |graph: &Graph| if threads == 2 { tile(graph) } else { Ok(None) };
@@ -83,7 +82,7 @@ fn no_thread_allocates_from_the_second_step_on() {
                 let graph = model.training(rows, size.seq)?;
                 Ok(tiled(&graph)?.unwrap_or(graph))
             };
-            let planned = plan_for(&model, &device, &options).unwrap();
+            let planned = plan_for(&model, &*device, &options).unwrap();
             assert_eq!(planned.choice.program.train.graph.tile_rows().is_some(), threads == 2);
             let mut run = Run::start(device, planned, 0).unwrap();
             let batch = Batch::synthetic(4, size.seq, size.vocab, name == "bert", 0);

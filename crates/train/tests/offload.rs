@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the table is what a reader wants to see")]
 
-use plimsoll_exec::CpuDevice;
+use plimsoll_exec::Device;
 use plimsoll_model::Preset;
 use plimsoll_plan::{Choice, Direction, Link, Request, Role, SearchError, Searcher, report, search};
 use plimsoll_train::budget::{Budget, Origin};
@@ -19,7 +19,7 @@ use support::{Batch, parameters};
 const ROWS: usize = 4;
 const THREADS: usize = 2;
 
-fn device(link: Option<Link>) -> CpuDevice {
+fn device(link: Option<Link>) -> Box<dyn Device> {
     disk::device(THREADS, link)
 }
 
@@ -31,7 +31,7 @@ fn model() -> LanguageModel {
 /// The plan for an arena of `budget` bytes with the micro-batch pinned.
 fn plan(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
     let (device, options, model) = (device(link), Options::default(), model());
-    search(request(budget), |rows| program(&model, &device, &options, rows))
+    search(request(budget), |rows| program(&model, &*device, &options, rows))
 }
 
 fn request(budget: u64) -> Request {
@@ -40,7 +40,7 @@ fn request(budget: u64) -> Request {
 
 fn smallest(link: Option<Link>) -> u64 {
     let (device, options, model) = (device(link), Options::default(), model());
-    let mut searcher = Searcher::once(|rows: usize| program(&model, &device, &options, rows));
+    let mut searcher = Searcher::once(|rows: usize| program(&model, &*device, &options, rows));
     searcher.smallest(request(0)).unwrap().arena_bytes
 }
 
@@ -64,7 +64,7 @@ fn train(link: Option<Link>, choice: Choice) -> Vec<u32> {
         numbers.extend(run.state(&name).unwrap());
     }
     assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-    assert!(run.engine().device().arena().unwrap().guard_is_intact(), "bytes behind the arena");
+    assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
     numbers.into_iter().map(f32::to_bits).collect()
 }
 

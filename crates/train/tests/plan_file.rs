@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use plimsoll_exec::CpuDevice;
+use plimsoll_exec::Device;
 use plimsoll_plan::file::{FileError, Saved};
 use plimsoll_plan::{Program, Strategy};
 use plimsoll_train::{
@@ -25,13 +25,13 @@ fn in_backward() -> Options {
     Options { update: Update::InBackward, optimizer, ..options(ROWS, ROWS, Strategy::Full, 1) }
 }
 
-fn made(model: &LanguageModel, options: &Options) -> (CpuDevice, Planned) {
-    let device = CpuDevice::new(1).unwrap();
-    let planned = plan_for(model, &device, options).unwrap();
+fn made(model: &LanguageModel, options: &Options) -> (Box<dyn Device>, Planned) {
+    let device = plimsoll_devices::cpu(1).unwrap();
+    let planned = plan_for(model, &*device, options).unwrap();
     (device, planned)
 }
 
-fn losses(device: CpuDevice, planned: Planned) -> Vec<u32> {
+fn losses(device: Box<dyn Device>, planned: Planned) -> Vec<u32> {
     let mut run = Run::start(device, planned, 7).unwrap();
     let step = |salt| {
         let batch = Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, false, salt);
@@ -51,11 +51,11 @@ fn a_plan_reads_back_to_the_byte_and_runs_to_the_bit() {
     ] {
         let (device, planned) = made(&model, &options);
         let text = planned.to_file();
-        let read = plan_from_file(&model, &device, &options, &text).unwrap();
+        let read = plan_from_file(&model, &*device, &options, &text).unwrap();
         assert_eq!(read.to_file(), text);
         assert_eq!(read.choice.plan.schedules, planned.choice.plan.schedules);
         assert_eq!(read.choice.plan.by_purpose, planned.choice.plan.by_purpose);
-        assert_eq!(losses(device, read), losses(CpuDevice::new(1).unwrap(), planned));
+        assert_eq!(losses(device, read), losses(plimsoll_devices::cpu(1).unwrap(), planned));
     }
 }
 
@@ -65,7 +65,7 @@ fn what_differs_is_named() {
     let (device, planned) = made(&model(2), &asked);
     let text = planned.to_file();
     let refused = |model: &LanguageModel, options: &Options, text: &str| {
-        plan_from_file(model, &device, options, text).unwrap_err().to_string()
+        plan_from_file(model, &*device, options, text).unwrap_err().to_string()
     };
     let deeper = refused(&model(3), &asked, &text);
     assert!(deeper.starts_with("the plan was made for another training graph: its parameters: "), "{deeper}");
@@ -126,10 +126,10 @@ fn edited(text: &str, edit: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
 
 #[test]
 fn a_file_changed_by_hand_meets_the_judge() {
-    let device = CpuDevice::new(1).unwrap();
+    let device = plimsoll_devices::cpu(1).unwrap();
     let asked = in_backward();
     let (_, planned) = made(&model(2), &asked);
-    let program = program(&model(2), &device, &asked, ROWS).unwrap();
+    let program = program(&model(2), &*device, &asked, ROWS).unwrap();
     let text = planned.to_file();
     let buffers = planned.choice.plan.schedules.values().next().unwrap().buffers.len();
     // One number of one buffer at a time: what passes is a schedule the judge would pass, or nothing.

@@ -7,7 +7,6 @@
 
 use std::time::Instant;
 
-use plimsoll_exec::{CpuDevice, Device};
 use plimsoll_graph::Graph;
 use plimsoll_model::Preset;
 use plimsoll_plan::{Choice, DeviceSpec, Facts, Request, Searcher};
@@ -113,7 +112,7 @@ fn with_the_micro_batch_free_it_is_the_same() {
 
 #[test]
 fn presets_for_a_cpu_whose_kernels_can_do_with_less_scratch_keep_every_budget_too() {
-    let device = CpuDevice::new(2).unwrap();
+    let device = plimsoll_devices::cpu(2).unwrap();
     for case in [Case::pinned("tiny", 40), Case::pinned("s", 20), Case::free("tiny", 20)] {
         case.check(|graph| device.facts(graph));
     }

@@ -5,7 +5,6 @@
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
-use plimsoll_exec::CpuDevice;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll_train::course::{Course, Event, Listener};
 use plimsoll_train::data::{Order, Source, Text};
@@ -35,11 +34,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 /// Trains a course; returns its fault and what was told beside steps.
-fn train(
-    trainer: &mut Trainer<CpuDevice>,
-    course: &Course,
-    out: &Checkpoints,
-) -> (Option<TrainError>, Vec<String>) {
+fn train(trainer: &mut Trainer, course: &Course, out: &Checkpoints) -> (Option<TrainError>, Vec<String>) {
     let mut told = Vec::new();
     let mut listener = |event: &Event<'_>| {
         match event {
@@ -57,7 +52,7 @@ fn train(
 }
 
 /// A trainer for which the embedding of `z` is not finite.
-fn poisoned(data: &Path) -> Trainer<CpuDevice> {
+fn poisoned(data: &Path) -> Trainer {
     let mut trainer = llama_trainer(data, &pinned());
     let name = "model.embed_tokens.weight";
     let mut embedding = trainer.run().state(name).unwrap();
@@ -161,11 +156,11 @@ fn a_listener_that_fails_ends_the_run_saved_and_the_evaluation_is_made_up_for() 
     let data = write_text(home.path());
     let course = Course { eval_steps: Some(3), ..COURSE };
     let evaluating = Options { evaluate: true, ..pinned() };
-    let validation = |trainer: &Trainer<CpuDevice>| {
+    let validation = |trainer: &Trainer| {
         let text = Text::open(&data, 16, 259, Order::AsWritten).unwrap();
         Validation::new(Source::Text(text), trainer.run().micro_batch(), Some(6))
     };
-    let run = |trainer: &mut Trainer<CpuDevice>, out: &Checkpoints, fail_at: u64| {
+    let run = |trainer: &mut Trainer, out: &Checkpoints, fail_at: u64| {
         let mut evaluated = Vec::new();
         let mut heard_saved = false;
         let mut fails = |event: &Event<'_>| match event {

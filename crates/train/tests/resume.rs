@@ -9,7 +9,6 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use plimsoll_exec::CpuDevice;
 use plimsoll_graph::{DType, Graph, Init};
 use plimsoll_plan::Strategy;
 use plimsoll_train::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
@@ -104,7 +103,7 @@ enum Until {
 
 /// Trains to step 8 with an evaluation every 4 steps and a checkpoint every 5, or to where it ends before. Returns what
 /// happened, but for steps and records.
-fn evaluated(trainer: &mut Trainer<CpuDevice>, data: &Path, out: &Checkpoints, until: Until) -> Vec<String> {
+fn evaluated(trainer: &mut Trainer, data: &Path, out: &Checkpoints, until: Until) -> Vec<String> {
     let text = Text::open(data, 16, 259, Order::AsWritten).unwrap();
     let mut validation = Validation::new(Source::Text(text), trainer.run().micro_batch(), Some(6));
     let (pause, stop_at) = match until {
@@ -137,7 +136,7 @@ fn evaluated(trainer: &mut Trainer<CpuDevice>, data: &Path, out: &Checkpoints, u
 }
 
 /// A run that is planned to evaluate too, at its beginning or after the latest checkpoint.
-fn evaluating(data: &Path, from: Option<&Checkpoints>) -> Trainer<CpuDevice> {
+fn evaluating(data: &Path, from: Option<&Checkpoints>) -> Trainer {
     let mut trainer = trainer(data, &Options { evaluate: true, ..pinned() });
     if let Some(from) = from {
         assert_eq!(trainer.resume(from, &latest(from).unwrap()).unwrap(), None);
@@ -300,9 +299,8 @@ fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
     let checkpoints = open(&folder.path().join("out"), None).unwrap();
     save(&trainer(&data, &pinned()), &checkpoints);
     let checkpoint = latest(&checkpoints).unwrap();
-    let refused = |mut other: plimsoll_train::Trainer<_>| {
-        other.resume(&checkpoints, &checkpoint).unwrap_err().to_string()
-    };
+    let refused =
+        |mut other: plimsoll_train::Trainer| other.resume(&checkpoints, &checkpoint).unwrap_err().to_string();
     let fault = refused(trainer(&data, &Options { seed: 8, ..pinned() }));
     assert!(fault.contains("is a checkpoint of another run: its seed is 7, here it is 8"), "{fault}");
     let fault = refused(trainer(&data, &options(6, 2, Strategy::None, 1)));

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the table is what a reader wants to see")]
 
-use plimsoll_exec::CpuDevice;
+use plimsoll_exec::Device;
 use plimsoll_graph::StateKind;
 use plimsoll_model::{Lora, Preset};
 use plimsoll_plan::{
@@ -45,14 +45,14 @@ impl Case {
         Case { model, options: Options { global_batch: ROWS, threads: 2, ..options } }
     }
 
-    fn device(&self, link: Option<Link>) -> CpuDevice {
+    fn device(&self, link: Option<Link>) -> Box<dyn Device> {
         disk::device(self.options.threads, link)
     }
 
     /// The plan for an arena of `budget` bytes with the micro-batch pinned.
     fn plan(&self, link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
         let device = self.device(link);
-        search(self.request(budget), |rows| program(&self.model, &device, &self.options, rows))
+        search(self.request(budget), |rows| program(&self.model, &*device, &self.options, rows))
     }
 
     fn request(&self, budget: u64) -> Request {
@@ -63,7 +63,7 @@ impl Case {
 
     fn smallest(&self, link: Option<Link>) -> u64 {
         let device = self.device(link);
-        let mut searcher = Searcher::once(|rows: usize| program(&self.model, &device, &self.options, rows));
+        let mut searcher = Searcher::once(|rows: usize| program(&self.model, &*device, &self.options, rows));
         searcher.smallest(self.request(0)).unwrap().arena_bytes
     }
 
@@ -95,7 +95,7 @@ impl Case {
             }
         }
         assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-        assert!(run.engine().device().arena().unwrap().guard_is_intact(), "bytes behind the arena");
+        assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
         let lasting = run.states_of(|kind| !matches!(kind, StateKind::Gradient));
         let lasting: Vec<String> = lasting.map(|(name, _)| name.to_owned()).collect();
         numbers.extend(lasting.iter().flat_map(|name| run.state(name).unwrap()));
@@ -189,7 +189,7 @@ fn a_plan_file_says_where_state_lives_and_the_judge_believes_no_draft_that_lies(
 }
 
 /// A trainer on a text, in a plan of `budget` bytes.
-fn trainer(link: Option<Link>, budget: u64, text: &std::path::Path) -> Trainer<CpuDevice> {
+fn trainer(link: Option<Link>, budget: u64, text: &std::path::Path) -> Trainer {
     let size = Size { vocab: 259, seq: 16, width: 32, layers: 2, ffn: 64, dropout: 0.1 };
     let mut case = Case::new(Options::default());
     case.model.architecture = gpt2(size);

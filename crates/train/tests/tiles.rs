@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the figures are what a reader wants to see")]
 
-use plimsoll_exec::{CpuDevice, Device};
 use plimsoll_graph::{Graph, Op};
 use plimsoll_model::{Architecture, Lora, Targets};
 use plimsoll_plan::{Build, Choice, DeviceSpec, Request, SearchError, Strategy, search};
@@ -37,22 +36,22 @@ impl Case {
 
     /// The plan for an arena of `budget` bytes at micro-batch 1.
     fn plan(&self, budget: u64) -> Result<Choice, SearchError> {
-        let device = CpuDevice::new(THREADS).unwrap();
+        let device = plimsoll_devices::cpu(THREADS).unwrap();
         let facts = |graph: &Graph| device.facts(graph);
         search(Case::request(budget), Programs { model: &self.model, facts, options: &self.options })
     }
 
     /// The same for a planner that knows nothing of tiles.
     fn plan_whole(&self, budget: u64) -> Result<Choice, SearchError> {
-        let device = CpuDevice::new(THREADS).unwrap();
-        search(Case::request(budget), |rows| program(&self.model, &device, &self.options, rows))
+        let device = plimsoll_devices::cpu(THREADS).unwrap();
+        search(Case::request(budget), |rows| program(&self.model, &*device, &self.options, rows))
     }
 
     /// Trains and evaluates by a plan; every loss, every norm and the final weights, as bits.
     fn train(&self, choice: Choice) -> Vec<u32> {
         let arena = choice.plan.arena_bytes;
         let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
-        let device = CpuDevice::new(THREADS).unwrap();
+        let device = plimsoll_devices::cpu(THREADS).unwrap();
         let mut run = Run::start(device, Planned { choice, budget }, 7).unwrap();
         let mut numbers = Vec::new();
         for step in 0..2 {
@@ -68,7 +67,7 @@ impl Case {
             numbers.extend(run.state(&name).unwrap());
         }
         assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-        assert!(run.engine().device().arena().unwrap().guard_is_intact(), "bytes behind the arena");
+        assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
         numbers.into_iter().map(f32::to_bits).collect()
     }
 }
@@ -164,7 +163,7 @@ fn no_pinned_micro_batch_is_faster_than_a_free_one_or_than_its_bound() {
 fn a_fixed_strategy_is_not_tiled_and_the_hint_that_lets_go_of_it_works() {
     let case = Case::new(llama(SIZE));
     let budget = least(|budget| case.plan(budget));
-    let device = CpuDevice::new(THREADS).unwrap();
+    let device = plimsoll_devices::cpu(THREADS).unwrap();
     let facts = |graph: &Graph| device.facts(graph);
     let programs = || Programs { model: &case.model, facts, options: &case.options };
     let fixed = Request { strategy: Some(Strategy::Full), ..Case::request(budget) };
@@ -181,8 +180,8 @@ fn a_plan_in_tiles_is_read_back_from_its_file() {
     let choice = case.plan(least(|budget| case.plan(budget))).unwrap();
     let budget = Budget { total: choice.plan.arena_bytes, outside: 0, origin: Origin::Stated, ceiling: None };
     let planned = Planned { choice, budget };
-    let device = CpuDevice::new(THREADS).unwrap();
-    let read = plan_from_file(&case.model, &device, &case.options, &planned.to_file()).unwrap();
+    let device = plimsoll_devices::cpu(THREADS).unwrap();
+    let read = plan_from_file(&case.model, &*device, &case.options, &planned.to_file()).unwrap();
     assert_eq!(read.choice.plan.schedules, planned.choice.plan.schedules);
     assert_eq!(read.choice.program.train.graph.tile_rows(), Some(128));
     let facts = |graph: &Graph| device.facts(graph);

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 
 use plimsoll::training::{Config, Measured, measure_ops, measured_machine};
-use plimsoll::{CpuDevice, Timings, TrainError};
+use plimsoll::{Timings, TrainError, devices};
 
 use crate::args::{BenchArgs, BenchWhat};
 use crate::commands::train::say;
@@ -18,7 +18,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     config.target.trains()?;
     config.options.check_update()?;
     tokenising::settle(&mut config)?;
-    let threads = CpuDevice::new(config.options.threads)?.threads();
+    let threads = devices::threads(config.options.threads);
     let file = costs::cache_file(threads).ok_or_else(|| {
         TrainError::Config("there is no folder to keep the times in; set HOME or XDG_CACHE_HOME".into())
     })?;

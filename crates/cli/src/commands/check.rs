@@ -2,58 +2,24 @@
 
 use std::io::{self, Write};
 
-use plimsoll::conformance::cases::Case;
-use plimsoll::conformance::{cases, judge};
-use plimsoll::cuda::{CudaDevice, Limits, Options, Products, half_cases};
-use plimsoll::planning::Scratch;
-use plimsoll::{CpuDevice, Device, TrainError};
+use plimsoll::TrainError;
+use plimsoll::conformance::judge;
+use plimsoll::devices::{self, DeviceKind, GpuFiles, Setup, Trial};
 
 use crate::args::CheckArgs;
 use crate::exit::Failure;
 use crate::home;
 
-/// Chunks so small that a head of a few rows is cut into several.
-const SMALL: Limits = Limits { head_bytes: 0, head_rows: 40 };
-
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
-    match gpu_index(&args.device)? {
-        None => {
-            let device = CpuDevice::new(args.threads.unwrap_or(0))?;
-            judge_all(args, cases::all(), &mut [device], &[Scratch::Least, Scratch::Best])
-        }
-        Some(index) => {
-            let library = home::gpu(index)?;
-            // Products of our own, and every head in chunks, are judged beside the library's.
-            let own = Options { products: Products::Own, limits: SMALL, ..library.clone() };
-            let mut devices = [CudaDevice::open(&library)?, CudaDevice::open(&own)?];
-            judge_all(args, [cases::all(), half_cases()].concat(), &mut devices, &[Scratch::Best])
-        }
-    }
-}
-
-/// The index of the GPU that a device's name means, none for the CPU.
-fn gpu_index(name: &str) -> Result<Option<usize>, Failure> {
-    let unknown = || {
-        let why = format!(
-            "no device is called `{name}`; known are cpu, cuda, and cuda:0, cuda:1, … for one of several GPUs"
-        );
-        Failure::from(TrainError::Config(why))
-    };
-    match name.split_once(':') {
-        None if name == "cpu" => Ok(None),
-        None if name == "cuda" => Ok(Some(0)),
-        Some(("cuda", index)) => index.parse().map(Some).map_err(|_| unknown()),
-        _ => Err(unknown()),
-    }
+    let kind: DeviceKind = args.device.parse()?;
+    let gpu = if kind == DeviceKind::Cpu { GpuFiles::default() } else { home::gpu()? };
+    let setup = Setup { threads: args.threads.unwrap_or(0), gpu, ..Setup::default() };
+    judge_all(args, devices::trial(kind, &setup)?)
 }
 
 /// Judges every device by the cases that the filter lets through, with each amount of scratch.
-fn judge_all<D: Device>(
-    args: &CheckArgs,
-    cases: Vec<Case>,
-    devices: &mut [D],
-    scratches: &[Scratch],
-) -> Result<(), Failure> {
+fn judge_all(args: &CheckArgs, trial: Trial) -> Result<(), Failure> {
+    let Trial { mut devices, cases, scratches } = trial;
     let filter = args.filter.as_deref().unwrap_or("");
     let cases: Vec<_> = cases.into_iter().filter(|case| case.name.contains(filter)).collect();
     if cases.is_empty() {
@@ -63,8 +29,9 @@ fn judge_all<D: Device>(
     let mut failed = 0;
     for case in &cases {
         let verdict = devices.iter_mut().try_fold(0.0f64, |worst, device| {
-            (scratches.iter())
-                .try_fold(worst, |worst, &scratch| judge(device, case, scratch).map(|off| worst.max(off)))
+            (scratches.iter()).try_fold(worst, |worst, &scratch| {
+                judge(&mut **device, case, scratch).map(|off| worst.max(off))
+            })
         });
         let line = match verdict {
             Ok(off) => format!("ok    {:<8.1e} {}", off, case.name),
@@ -76,7 +43,7 @@ fn judge_all<D: Device>(
         writeln!(out, "{line}").map_err(|error| Failure::output(&error))?;
     }
     let total = cases.len();
-    let names: Vec<String> = devices.iter().map(Device::name).collect();
+    let names: Vec<String> = devices.iter().map(|device| device.name()).collect();
     writeln!(out, "{} of {total} cases hold on {}", total - failed, names.join("; "))
         .map_err(|error| Failure::output(&error))?;
     if failed > 0 {

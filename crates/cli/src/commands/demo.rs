@@ -9,11 +9,11 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use plimsoll::Run;
 use plimsoll::training::course::Event;
 use plimsoll::training::data::BEGIN;
 use plimsoll::training::generate::Sampling;
 use plimsoll::training::{Config, RawConfig};
-use plimsoll::{CpuDevice, Run};
 
 use crate::args::DemoArgs;
 use crate::commands::train::{Session, say, summary};
@@ -139,7 +139,7 @@ fn unbudgeted(args: &DemoArgs, raw: &RawConfig) -> Result<Vec<Value>, Failure> {
 }
 
 /// A text the model writes, one byte at a time, drawn at temperature 0.7 from a fixed seed.
-fn sample(run: &mut Run<CpuDevice>, seq_len: usize, vocab: usize) -> Result<String, Failure> {
+fn sample(run: &mut Run, seq_len: usize, vocab: usize) -> Result<String, Failure> {
     let mut tokens = vec![0; seq_len];
     tokens[0] = BEGIN;
     for (slot, byte) in tokens[1..].iter_mut().zip(PROMPT.bytes()) {

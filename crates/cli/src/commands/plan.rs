@@ -7,7 +7,7 @@ use serde_json::Value;
 use plimsoll::planning::{Compared, Contents, Schedule};
 use plimsoll::training::budget::Budget;
 use plimsoll::training::{Config, DataConfig, Length, OpenedData, Target, program};
-use plimsoll::{Device, DeviceSpec, Graph, GraphError, Model, Options, Planned, Role, differentiate, tile};
+use plimsoll::{DeviceSpec, Graph, GraphError, Model, Options, Planned, Role, differentiate, tile};
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer, BudgetOf};
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             let (device, name) = costs::device(&config)?;
             let of = |config: &Config| {
                 let Options { micro_batch, .. } = config.options;
-                program(&config.model, &device, &config.options, micro_batch.unwrap_or(1))
+                program(&config.model, &*device, &config.options, micro_batch.unwrap_or(1))
             };
             // The memory is looked at as by a run: after a program was built, and before planning takes more.
             of(&config)?;

@@ -8,7 +8,7 @@ use std::{env, fs};
 use plimsoll::training::budget::{Budget, Origin};
 use plimsoll::training::files::temporary_file;
 use plimsoll::training::{Config, memory, plan_from_file};
-use plimsoll::{CpuDevice, Planned, TrainError};
+use plimsoll::{Device, Planned, TrainError};
 
 use crate::exit::Failure;
 use crate::{again, guard, planning, read_file, write_file};
@@ -46,7 +46,7 @@ pub(crate) fn begin_anew_with(planned: &Planned) -> Result<(), Failure> {
 }
 
 /// The plan in `path`, or one made now where no file is given.
-pub(crate) fn load(path: Option<&Path>, config: &Config, device: &CpuDevice) -> Result<Planned, Failure> {
+pub(crate) fn load(path: Option<&Path>, config: &Config, device: &dyn Device) -> Result<Planned, Failure> {
     if let Some(path) = made_before() {
         let planned = load_from(&path, config, device);
         let _ = fs::remove_file(&path);
@@ -63,7 +63,7 @@ pub(crate) fn load(path: Option<&Path>, config: &Config, device: &CpuDevice) -> 
     }
 }
 
-fn load_from(path: &Path, config: &Config, device: &CpuDevice) -> Result<Planned, Failure> {
+fn load_from(path: &Path, config: &Config, device: &dyn Device) -> Result<Planned, Failure> {
     let named = |why: String| TrainError::Config(format!("{}: {why}", path.display()));
     let text = read_file::text(path).map_err(|error| named(error.to_string()))?;
     let planned = plan_from_file(&config.model, device, &config.options, &text);

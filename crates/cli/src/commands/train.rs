@@ -11,7 +11,7 @@ use plimsoll::training::data::{Batches, Shown};
 use plimsoll::training::lr::Lr;
 use plimsoll::training::metrics::{EndRecord, write_line};
 use plimsoll::training::{Config, Validation};
-use plimsoll::{CpuDevice, Device, Options, Planned, Run, TrainError, Trainer};
+use plimsoll::{Device, Options, Planned, Run, TrainError, Trainer};
 
 use crate::args::TrainArgs;
 use crate::commands::planfile;
@@ -104,7 +104,7 @@ fn announce(config: &Config, session: &Session, json: bool) -> Result<(), Failur
 /// A planned run with its data, ready to step.
 pub(crate) struct Session {
     pub(crate) summary: Summary,
-    pub(crate) trainer: Trainer<CpuDevice>,
+    pub(crate) trainer: Trainer,
     pub(crate) device_name: String,
     /// The learning rate, and in it the length of the whole run.
     pub(crate) lr: Lr,
@@ -139,10 +139,10 @@ impl Session {
         let waiting = heartbeat::waiting_for("planning");
         let before = before.filter(|_| plan.is_none() && config.options.micro_batch.is_none());
         let planned = match before.filter(|_| planfile::made_before().is_none()) {
-            Some(rows) => planned_as_before(config, &device, rows)?,
+            Some(rows) => planned_as_before(config, &*device, rows)?,
             None => None,
         };
-        let planned = planned.map_or_else(|| planfile::load(plan, config, &device), Ok)?;
+        let planned = planned.map_or_else(|| planfile::load(plan, config, &*device), Ok)?;
         if plan.is_none() {
             // Nothing was said so far that would be said again.
             planfile::begin_anew_with(&planned)?;
@@ -166,10 +166,8 @@ impl Session {
         drop(waiting);
         let ceiling = ceiling(&summary, device.threads())?;
         let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
-        if run.engine().device().disk().is_some_and(|disk| !disk.bypasses_page_cache()) {
-            say(
-                "note: this file system does not let --offload bypass the page cache; the kernel may keep copies in memory\n",
-            )?;
+        for note in run.engine().device().notes() {
+            say(&format!("note: {note}\n"))?;
         }
         guard::raise_again();
         let loaded = config.load(&mut run)?;
@@ -239,7 +237,7 @@ impl Session {
 }
 
 /// A plan with the micro-batches a run had before, so that it goes on to the bit; nothing where the budget has no room.
-fn planned_as_before(config: &Config, device: &CpuDevice, rows: usize) -> Result<Option<Planned>, Failure> {
+fn planned_as_before(config: &Config, device: &dyn Device, rows: usize) -> Result<Option<Planned>, Failure> {
     let options = Options { micro_batch: Some(rows), ..config.options.clone() };
     match planning::plan_for(config, device, &options) {
         Ok(planned) => Ok(Some(planned)),

@@ -35,6 +35,21 @@ impl Reserved {
         }
     }
 
+    /// Refuses an arena that the card could never hold.
+    pub(crate) fn holds(&self, bytes: u64) -> Result<(), ExecError> {
+        let card = self.context.card.memory;
+        if bytes > card { Err(refused(bytes, card)) } else { Ok(()) }
+    }
+
+    fn open(&self, mapped: usize) -> Result<(), ExecError> {
+        let access = cuda::CUmemAccessDesc {
+            location: properties(&self.context).location,
+            flags: cuda::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the first `mapped` bytes of the range have memory behind them.
+        unsafe { ok(cuda::cuMemSetAccess(self.base, mapped, &raw const access, 1), "opening the arena") }
+    }
+
     /// The first address.
     pub(crate) fn base(&self) -> u64 {
         self.base
@@ -74,10 +89,6 @@ impl Mapping {
             return Err(refused(bytes, context.card.memory));
         }
         let properties = properties(context);
-        let access = cuda::CUmemAccessDesc {
-            location: properties.location,
-            flags: cuda::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
         let mut memory = 0;
         // SAFETY: the range is reserved and, as the device drops one mapping before it makes the next, unmapped.
         unsafe {
@@ -91,7 +102,7 @@ impl Mapping {
                 cuda::cuMemRelease(memory);
             })?;
             let mapping = Mapping { range: Arc::clone(range), memory, mapped, bytes };
-            ok(cuda::cuMemSetAccess(range.base, mapped, &raw const access, 1), "opening the arena")?;
+            range.open(mapped)?;
             Ok(mapping)
         }
     }
@@ -113,13 +124,79 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.range.context.enter().is_ok() {
-            // SAFETY: mapped and created once; `synchronize` lets work end that still reads it.
-            unsafe {
-                cuda::cuCtxSynchronize();
-                cuda::cuMemUnmap(self.range.base, self.mapped);
-                cuda::cuMemRelease(self.memory);
+        unmap(&self.range, [(0, self.mapped)], self.memory);
+    }
+}
+
+/// Bytes of memory that stand for a whole arena.
+const FOLD: usize = 64 << 20;
+
+/// A range every part of which leads to the same few bytes: kernels run on it, and the memory of an arena is not needed.
+#[derive(Debug)]
+pub(crate) struct Folded {
+    range: Arc<Reserved>,
+    memory: cuda::CUmemGenericAllocationHandle,
+    /// Bytes of the memory, and of each mapping but the last.
+    fold: usize,
+    mapped: usize,
+    bytes: u64,
+}
+
+impl Folded {
+    /// Maps `bytes` of addresses onto little memory.
+    ///
+    /// # Errors
+    ///
+    /// When the card has not even that left.
+    pub(crate) fn new(range: &Arc<Reserved>, bytes: u64) -> Result<Folded, ExecError> {
+        range.context.enter()?;
+        let whole = (bytes.max(1) as usize).next_multiple_of(range.granularity);
+        let fold = FOLD.next_multiple_of(range.granularity).min(whole);
+        let properties = properties(&range.context);
+        let mut memory = 0;
+        // SAFETY: an out-parameter that lives here.
+        let created = unsafe { cuda::cuMemCreate(&raw mut memory, fold, &raw const properties, 0) };
+        ok(created, "taking memory to warm up on")?;
+        let mut folded = Folded { range: Arc::clone(range), memory, fold, mapped: 0, bytes };
+        while folded.mapped < whole {
+            let part = fold.min(whole - folded.mapped);
+            let at = range.base + folded.mapped as u64;
+            // SAFETY: the range is reserved, and nothing is mapped from `at` on.
+            unsafe { ok(cuda::cuMemMap(at, part, 0, memory, 0), "mapping memory to warm up on")? };
+            folded.mapped += part;
+        }
+        range.open(whole)?;
+        Ok(folded)
+    }
+
+    /// Bytes of addresses.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Folded {
+    fn drop(&mut self) {
+        // The driver takes mappings back one by one.
+        let parts = (0..self.mapped).step_by(self.fold).map(|at| (at, self.fold.min(self.mapped - at)));
+        unmap(&self.range, parts, self.memory);
+    }
+}
+
+/// Ends mappings, each the offset and length of one, and gives the memory behind them back.
+fn unmap(
+    range: &Reserved,
+    mappings: impl IntoIterator<Item = (usize, usize)>,
+    memory: cuda::CUmemGenericAllocationHandle,
+) {
+    if range.context.enter().is_ok() {
+        // SAFETY: mapped and created once; the synchronisation lets work end that still reads it.
+        unsafe {
+            cuda::cuCtxSynchronize();
+            for (at, length) in mappings {
+                cuda::cuMemUnmap(range.base + at as u64, length);
             }
+            cuda::cuMemRelease(memory);
         }
     }
 }

@@ -86,6 +86,16 @@ impl Libraries {
         self.ensure("cuBLASLt", "nvidia-cublas", &["libcublasLt.so"], present)
     }
 
+    /// cuDNN, where there is one: first in the folders, since the system's may be older.
+    pub(super) fn attention(&self) -> Option<Library> {
+        let files = self.folders.iter().flat_map(|folder| within(folder, |name| name == "libcudnn.so.9"));
+        let named = [PathBuf::from("libcudnn.so.9")];
+        files.chain(named).find_map(|path| {
+            // SAFETY: a library of CUDA, which is never closed while its functions are in use.
+            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.ok()
+        })
+    }
+
     fn ensure(
         &self,
         name: &str,

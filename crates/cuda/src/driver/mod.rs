@@ -10,23 +10,29 @@
 //! Modules load lazily whatever the user's environment says: eager loading of the library costs 338 MiB.
 
 mod arena;
+mod attention;
 mod blas;
 mod compiler;
 mod context;
+mod cudnn;
 mod libraries;
 mod modules;
 mod nvml;
 mod stream;
+mod vendor;
 
-pub(crate) use arena::{Mapping, Reserved};
+pub(crate) use arena::{Folded, Mapping, Reserved};
+pub(crate) use attention::{Attentions, BoundAttention};
 pub(crate) use blas::Blas;
 pub use compiler::Compiled;
 pub(crate) use compiler::Compiler;
 pub(crate) use context::Context;
 pub use context::{Card, Target};
+pub(crate) use cudnn::Cudnn;
 pub use libraries::{Libraries, library_folders};
 pub(crate) use modules::{Bound, Modules};
 pub(crate) use stream::Stream;
+pub(crate) use vendor::Vendor;
 
 use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;

@@ -114,6 +114,28 @@ impl Stream {
         body()?;
         self.record(&end)?;
         self.wait()?;
+        Self::between(&start, &end)
+    }
+
+    /// Seconds that the GPU takes for each of `count` parts that `queue` queues.
+    pub(crate) fn time_each(
+        &self,
+        count: usize,
+        queue: impl Fn(usize) -> Result<(), ExecError>,
+    ) -> Result<Vec<f64>, ExecError> {
+        self.context.enter()?;
+        let points = (0..=count).map(|_| Self::event()).collect::<Result<Vec<_>, _>>()?;
+        for (part, point) in points[..count].iter().enumerate() {
+            self.record(point)?;
+            queue(part)?;
+        }
+        self.record(&points[count])?;
+        self.wait()?;
+        points.windows(2).map(|pair| Self::between(&pair[0], &pair[1])).collect()
+    }
+
+    /// Seconds from one point to a later one; both have been passed.
+    fn between(start: &Event, end: &Event) -> Result<f64, ExecError> {
         let mut milliseconds = 0.0;
         // SAFETY: both events were recorded and are done.
         let read = unsafe { cuda::cuEventElapsedTime_v2(&raw mut milliseconds, start.0, end.0) };

@@ -1,12 +1,14 @@
-//! Rotary positions and attention by the plain tiled kernels. cuDNN's plans will be chosen here, before them.
+//! Rotary positions; attention by the library where it has a plan for the shape, else by the plain tiled kernels.
 
 use plimsoll_exec::ExecError;
 use plimsoll_graph::DType;
 use plimsoll_graph::op::Mask;
 
 use super::elementwise::blocks;
-use super::launch::Arg;
+use super::launch::{Arg, Step};
+use super::library::{Attention, AttentionShape, AttentionTensor};
 use super::lowering::{Call, Lowering, Operand, i32, i64, suffix, unsupported};
+use super::place::Place;
 
 /// Widths of a head that kernels are compiled for; a narrower one is filled up.
 const WIDTHS: [usize; 4] = [32, 64, 128, 256];
@@ -83,7 +85,62 @@ impl Tiled {
     }
 }
 
+/// The shape of a call that a plan may serve.
+fn shape_of(to: &Lowering, call: &Call, mask: Mask, scale: f32, backward: bool) -> Option<AttentionShape> {
+    let halves = |operands: &[Operand]| operands.iter().all(|operand| operand.ty.dtype == DType::Bf16);
+    let values = if backward { &call.inputs[..4] } else { &call.inputs[..3] };
+    let results = if backward { &call.outputs[..] } else { &call.outputs[..1] };
+    let [batch, length, heads, width] = extents(call, &call.inputs[0]).ok()?;
+    let key_heads = extents(call, &call.inputs[1]).ok()?[2];
+    let documents = call.inputs.len() > if backward { 6 } else { 3 };
+    let plain = mask.window.is_none() && (mask.causal || !documents);
+    let adds = call.outputs.iter().any(|output| output.accumulate);
+    let takes =
+        halves(values) && halves(results) && plain && !adds && width.is_multiple_of(8) && width <= 128;
+    let deterministic = to.limits.deterministic && backward;
+    let shape = AttentionShape {
+        batch,
+        length,
+        heads,
+        key_heads,
+        width,
+        causal: mask.causal,
+        documents,
+        backward,
+        deterministic,
+        scale_bits: scale.to_bits(),
+    };
+    takes.then_some(shape)
+}
+
+/// Has the library run a call, if it has a plan for it.
+fn by_library(to: &mut Lowering, call: &Call, shape: Option<AttentionShape>) -> bool {
+    use AttentionTensor::{DK, DO, DQ, DV, Delta, DqSum, K, Lse, O, Q, Starts, V};
+    let Some((shape, bytes)) = shape.and_then(|shape| Some((shape, to.library.attention(&shape)?))) else {
+        return false;
+    };
+    let names: &[AttentionTensor] =
+        if shape.backward { &[Q, K, V, O, Lse, DO, Starts] } else { &[Q, K, V, Starts] };
+    let results: &[AttentionTensor] = if shape.backward { &[DQ, DK, DV] } else { &[O, Lse] };
+    let inputs = names.iter().zip(call.inputs).map(|(name, operand)| (*name, operand.place));
+    let outputs = results.iter().zip(call.outputs).map(|(name, operand)| (*name, operand.place));
+    let mut places: Vec<(AttentionTensor, Place)> = inputs.chain(outputs).collect();
+    let rows = (shape.batch * shape.length * shape.heads) as u64;
+    if shape.backward {
+        places.push((Delta, to.take(4 * rows)));
+    }
+    if shape.backward && !shape.deterministic {
+        places.push((DqSum, to.take(4 * rows * shape.width as u64)));
+    }
+    let workspace = to.take(bytes);
+    to.steps.push(Step::Attention(Attention { shape, places, workspace }));
+    true
+}
+
 pub(super) fn attention(to: &mut Lowering, call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
+    if by_library(to, call, shape_of(to, call, mask, scale, false)) {
+        return Ok(());
+    }
     let tiled = Tiled::new(call, mask, scale)?;
     let mut args: Vec<Arg> = call.inputs[..3].iter().map(Operand::pointer).collect();
     args.push(starts(call, 3));
@@ -98,6 +155,9 @@ pub(super) fn attention_grad(
     mask: Mask,
     scale: f32,
 ) -> Result<(), ExecError> {
+    if by_library(to, call, shape_of(to, call, mask, scale, true)) {
+        return Ok(());
+    }
     let tiled = Tiled::new(call, mask, scale)?;
     let (o, lse, d_o) = (&call.inputs[3], &call.inputs[4], &call.inputs[5]);
     let rows = tiled.batch * tiled.length * tiled.heads;

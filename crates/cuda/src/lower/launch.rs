@@ -2,19 +2,8 @@
 
 use std::fmt;
 
-use super::product::Product;
-
-/// First byte of something, counted from the beginning of the arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place(pub u64);
-
-impl Place {
-    /// The place so many bytes further on.
-    #[must_use]
-    pub fn after(self, bytes: u64) -> Place {
-        Place(self.0 + bytes)
-    }
-}
+use super::library::{Attention, Product};
+use super::place::Place;
 
 /// Ids that a kernel checks while it runs. The device keeps one word for each table size and reads it when it next
 /// waits.
@@ -127,6 +116,8 @@ pub enum Step {
     Launch(Launch),
     /// Has the library multiply matrices.
     Product(Product),
+    /// Has the library run attention or its derivative.
+    Attention(Attention),
     /// Copies bytes within the arena; the ranges do not overlap.
     Copy {
         /// First byte read.
@@ -153,6 +144,7 @@ impl fmt::Display for Step {
                 write!(f, "{}<<<{x}x{y}x{z}, {a}x{b}, {}>>>", launch.kernel, launch.shared)
             }
             Step::Product(product) => write!(f, "product {:?}", product.signature),
+            Step::Attention(attention) => write!(f, "attention {:?}", attention.shape),
             Step::Copy { from, to, bytes } => write!(f, "copy {}+{bytes} -> {}", from.0, to.0),
             Step::Zero { to, bytes } => write!(f, "zero {}+{bytes}", to.0),
         }

@@ -4,8 +4,9 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::{DType, Op, Shape, Type};
 
 use super::ALIGNMENT;
-use super::launch::{Arg, Launch, Place, Step};
-use super::product::Library;
+use super::launch::{Arg, Launch, Step};
+use super::library::Library;
+use super::place::Place;
 
 /// A value and where it lies.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,18 +44,20 @@ impl Operand {
     }
 }
 
-/// Sizes that are chosen once for a device.
+/// Choices that are made once for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes that the logits of one chunk of a head may take, within the bounds of its rows.
     pub head_bytes: u64,
     /// The fewest rows of a chunk.
     pub head_rows: usize,
+    /// Whether every sum has one order, so that runs agree to the bit.
+    pub deterministic: bool,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { head_bytes: 256 << 20, head_rows: 256 }
+        Limits { head_bytes: 256 << 20, head_rows: 256, deterministic: false }
     }
 }
 

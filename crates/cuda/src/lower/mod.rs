@@ -12,11 +12,13 @@ mod conv;
 mod elementwise;
 mod embedding;
 mod launch;
+mod library;
 mod losses;
 mod lowering;
 mod mlp;
 mod movement;
 mod norms;
+mod place;
 mod product;
 mod program;
 mod sums;
@@ -25,11 +27,14 @@ mod updates;
 use plimsoll_exec::ExecError;
 use plimsoll_graph::{Op, Type};
 
-pub use launch::{Arg, Check, Launch, Place, Step};
+pub use launch::{Arg, Check, Launch, Step};
+pub use library::{
+    Addend, Attention, AttentionShape, AttentionTensor, Library, NoLibrary, Product, Signature,
+};
 pub(crate) use lowering::kind;
 use lowering::{Call, Lowering};
 pub use lowering::{Limits, Operand};
-pub use product::{Addend, Library, NoLibrary, Product, Signature};
+pub use place::Place;
 pub use program::Program;
 
 /// Bytes that offsets in scratch are multiples of, and that kernels and libraries expect of every operand.

@@ -4,8 +4,9 @@
 use plimsoll_exec::ExecError;
 use plimsoll_graph::{Axes, MAX_RANK, Shape};
 
-use super::launch::{Arg, Place};
+use super::launch::Arg;
 use super::lowering::{Call, Lowering, Operand};
+use super::place::Place;
 
 /// Elements of one launch; more are cut along the outermost axis.
 const MOST: usize = 1 << 30;

@@ -1,89 +1,19 @@
 //! Matrix products: by the library where it has one for these types, else by the tiled kernel.
 
-use std::fmt;
-
 use plimsoll_exec::ExecError;
 use plimsoll_graph::DType;
 
 use super::ALIGNMENT;
 use super::elementwise::blocks;
-use super::launch::{Arg, Place, Step};
+use super::launch::{Arg, Step};
+use super::library::{Addend, Product, Signature};
 use super::lowering::{Call, Lowering, Operand, i64, kind, lanes, suffix, unsupported};
+use super::place::Place;
 
 /// Rows and columns of a tile of the kernel `product`.
 const TILE: usize = 64;
 /// The most blocks along the second axis of a grid.
 const MOST_TILES: usize = 65_535;
-
-/// The addend of a product, before the sum is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Addend {
-    /// Nothing.
-    None,
-    /// The numbers that the result's place holds.
-    Result,
-    /// A matrix of the result's shape and type.
-    Matrix,
-    /// One row for all rows, of this type.
-    Row(DType),
-}
-
-/// All that an algorithm may depend on. Matrices lie row by row: `c (m, n) = a·b`, `a` being `(m, k)`, or `(k, m)` when
-/// transposed, and `b` `(k, n)`, or `(n, k)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Signature {
-    /// Rows of the result.
-    pub m: usize,
-    /// Columns of the result.
-    pub n: usize,
-    /// Terms of each sum.
-    pub k: usize,
-    /// Matrices in a batch, each right behind the other.
-    pub batch: usize,
-    /// Whether `aᵀ` is meant.
-    pub transpose_a: bool,
-    /// Whether `bᵀ` is meant.
-    pub transpose_b: bool,
-    /// Element types of `a`, `b` and `c`.
-    pub dtypes: [DType; 3],
-    /// The addend.
-    pub addend: Addend,
-    /// The largest power of two that divides every address, at most [`ALIGNMENT`].
-    pub alignment: u64,
-}
-
-/// One product of the library.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Product {
-    /// Shape and types.
-    pub signature: Signature,
-    /// First factor.
-    pub a: Place,
-    /// Second factor.
-    pub b: Place,
-    /// Result.
-    pub c: Place,
-    /// The matrix or row that is added, if there is one.
-    pub addend: Option<Place>,
-    /// Scratch of the algorithm.
-    pub workspace: Place,
-}
-
-/// A library that multiplies matrices beside our own kernel.
-pub trait Library: fmt::Debug {
-    /// Scratch bytes of the algorithm chosen for such a product; `None` when there is none.
-    fn workspace(&self, signature: &Signature) -> Option<u64>;
-}
-
-/// No library: every product is our own.
-#[derive(Clone, Copy, Debug)]
-pub struct NoLibrary;
-
-impl Library for NoLibrary {
-    fn workspace(&self, _: &Signature) -> Option<u64> {
-        None
-    }
-}
 
 /// A matrix, row by row.
 #[derive(Clone, Copy, Debug)]

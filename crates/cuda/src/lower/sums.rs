@@ -4,8 +4,9 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::{Axes, DType};
 
 use super::elementwise::blocks;
-use super::launch::{Arg, Place};
+use super::launch::Arg;
 use super::lowering::{Call, Lowering, Operand, i64, kind, lanes, suffix};
+use super::place::Place;
 
 /// The most chunks of a sum, and the fewest terms of one.
 const CHUNKS: usize = 64;

@@ -16,7 +16,7 @@ use libloading::Library;
 use plimsoll_cuda::kernels::{SOURCES, headers};
 use plimsoll_cuda::lower::{Arg, Check, Launch, Limits, NoLibrary, Program, Step};
 use plimsoll_cuda::{Rates, facts};
-use plimsoll_exec::{Device, ExecError};
+use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
 use plimsoll_plan::{Facts, Schedule, Space};
 
@@ -157,6 +157,13 @@ pub(crate) struct HostDevice {
     /// Aligned as a GPU's arena is; every byte 0xff, so that what was not written is no number.
     arena: Vec<Line>,
     checks: Mutex<Vec<(Check, Box<u64>)>>,
+    schedules: Vec<Program>,
+}
+
+impl std::fmt::Debug for HostDevice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter) -> std::fmt::Result {
+        formatter.write_str("kernels on the host")
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -166,7 +173,7 @@ struct Line([u8; 256]);
 
 impl HostDevice {
     pub(crate) fn new(kernels: &'static HostKernels, limits: Limits) -> HostDevice {
-        HostDevice { kernels, limits, arena: Vec::new(), checks: Mutex::default() }
+        HostDevice { kernels, limits, arena: Vec::new(), checks: Mutex::default(), schedules: Vec::new() }
     }
 
     fn base(&self) -> u64 {
@@ -181,7 +188,7 @@ impl HostDevice {
         let base = self.base();
         match step {
             Step::Launch(launch) => self.kernels.launch(launch, base, &mut self.checks.lock().unwrap()),
-            Step::Product(product) => panic!("{product:?} without a library"),
+            Step::Product(_) | Step::Attention(_) => panic!("{step} without a library"),
             // SAFETY: the lowering is judged by these tests; places lie in the arena.
             Step::Copy { from, to, bytes } => unsafe {
                 ((base + to.0) as *mut u8).copy_from((base + from.0) as *const u8, *bytes as usize);
@@ -204,8 +211,6 @@ impl Flat for Vec<Line> {
 }
 
 impl Device for HostDevice {
-    type Prepared = Program;
-
     fn name(&self) -> String {
         "kernels on the host".into()
     }
@@ -215,13 +220,19 @@ impl Device for HostDevice {
         facts(graph, rates, &NoLibrary, self.limits)
     }
 
-    fn allocate(&mut self, space: Space) -> Result<(), ExecError> {
+    fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
+        self.schedules.clear();
         self.arena = vec![Line([0xff; 256]); space.arena.div_ceil(256) as usize];
         Ok(())
     }
 
-    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Program, ExecError> {
-        Program::of(graph, schedule, &NoLibrary, self.limits)
+    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
+        self.schedules.push(Program::of(graph, schedule, &NoLibrary, self.limits)?);
+        Ok(ScheduleId(self.schedules.len() - 1))
+    }
+
+    fn map(&mut self) -> Result<(), ExecError> {
+        Ok(())
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
@@ -243,12 +254,13 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn run(&mut self, prepared: &Program, action: usize) -> Result<(), ExecError> {
-        prepared.steps[prepared.range(action)].iter().for_each(|step| self.step(step));
+    fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
+        let program = self.schedules[schedule.0].clone();
+        program.steps.iter().for_each(|step| self.step(step));
         Ok(())
     }
 
-    fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
-        body(self)
+    fn run_timed(&mut self, schedule: ScheduleId, _: &mut [Vec<f64>]) -> Result<(), ExecError> {
+        self.run(schedule)
     }
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "it hands ranges of the arena to the disk tier")]
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::time::Instant;
 
 use plimsoll_graph::{Graph, Node, Op, Type, work};
 use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
@@ -11,7 +11,7 @@ use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, S
 use crate::arena::Arena;
 use crate::cpu::disk::SECTOR;
 use crate::cpu::{Call, DiskTier, Operand, Pool, Scratch, run, workspace};
-use crate::device::{Device, no_tier};
+use crate::device::{Device, ScheduleId, no_schedule, no_tier};
 use crate::error::ExecError;
 use crate::timings::{Paces, Timings};
 
@@ -30,13 +30,13 @@ const LEAN_FACTOR: f64 = 1.5;
 /// The CPU with its arena and threads.
 #[derive(Debug)]
 pub struct CpuDevice {
-    /// Shared with the body of [`Device::enter`], which borrows the device while its threads are in use.
-    pool: Arc<Pool>,
+    pool: Pool,
     threads: usize,
     /// Before the arena, so that its threads are gone before the bytes they copy are.
     disk: Option<DiskTier>,
-    /// Shared with the schedules that were prepared on it, which hold addresses inside.
-    arena: Option<Arc<Arena>>,
+    arena: Option<Arena>,
+    /// Schedules with addresses inside the arena.
+    schedules: Vec<Vec<Bound>>,
     /// What ops were measured to take.
     timings: Timings,
     /// Where buffers may be sent, if anywhere.
@@ -58,12 +58,12 @@ impl CpuDevice {
             if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
         let pool = Pool::new(threads)
             .map_err(|error| ExecError::Memory(format!("cannot start {threads} threads: {error}")))?;
-        let pool = Arc::new(pool);
         Ok(CpuDevice {
             pool,
             threads,
             disk: None,
             arena: None,
+            schedules: Vec::new(),
             timings: Timings::default(),
             offload_folder: None,
             link: None,
@@ -92,21 +92,6 @@ impl CpuDevice {
         CpuDevice { link: Some(link), ..self.with_offload_folder(folder) }
     }
 
-    /// The disk tier, once room in it is taken.
-    pub fn disk(&self) -> Option<&DiskTier> {
-        self.disk.as_ref()
-    }
-
-    /// Number of threads.
-    pub fn threads(&self) -> usize {
-        self.threads
-    }
-
-    /// The arena, once it is taken.
-    pub fn arena(&self) -> Option<&Arena> {
-        self.arena.as_deref()
-    }
-
     /// Time and scratch of a node: as measured, or at the pace of what was measured, or by typical rates.
     fn node_facts(&self, graph: &Graph, node: &Node, paces: Option<&Paces>) -> NodeFacts {
         let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
@@ -130,16 +115,10 @@ impl CpuDevice {
         NodeFacts { seconds, lean_seconds: lean.max(seconds), workspace }
     }
 
-    fn taken(&self) -> Result<&Arc<Arena>, ExecError> {
-        self.arena.as_ref().ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))
+    fn taken(&self) -> Result<&Arena, ExecError> {
+        let taken = self.arena.as_ref().filter(|arena| arena.is_mapped());
+        taken.ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))
     }
-}
-
-/// A schedule bound to the addresses of an arena, which it keeps alive.
-#[derive(Debug)]
-pub struct Prepared {
-    arena: Arc<Arena>,
-    actions: Vec<Bound>,
 }
 
 /// An action with its operands bound to addresses.
@@ -154,10 +133,12 @@ enum Bound {
 }
 
 impl Device for CpuDevice {
-    type Prepared = Prepared;
-
     fn name(&self) -> String {
         format!("cpu, {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" })
+    }
+
+    fn threads(&self) -> usize {
+        self.threads
     }
 
     fn facts(&self, graph: &Graph) -> Facts {
@@ -168,27 +149,40 @@ impl Device for CpuDevice {
         Facts { alignment, nodes: graph.nodes().iter().map(facts).collect(), link: self.link }
     }
 
-    fn allocate(&mut self, space: Space) -> Result<(), ExecError> {
+    fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
         if space.host > 0 {
             return Err(ExecError::Unsupported(
                 "on the CPU host memory is the arena: offload to disk".into(),
             ));
         }
+        self.schedules.clear();
         self.tickets = vec![0; space.transfers];
+        // Its threads are gone before the bytes they copy are.
+        self.disk = None;
         self.disk = match (&self.offload_folder, space.disk) {
             (_, 0) => None,
             (Some(folder), bytes) => Some(DiskTier::create(folder, bytes, space.transfers)?),
             (None, _) => return Err(ExecError::Unsupported("no folder was named to offload to".into())),
         };
-        self.arena = Some(Arc::new(Arena::new(space.arena)?));
+        self.arena = None;
+        self.arena = Some(Arena::reserve(space.arena)?);
         Ok(())
     }
 
-    fn prepare(&self, graph: &Graph, schedule: &Schedule) -> Result<Prepared, ExecError> {
-        let arena = Arc::clone(self.taken()?);
-        let actions = schedule.actions.iter().map(|action| bind(&arena, graph, schedule, action));
+    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
+        let arena = self.arena.as_ref();
+        let arena = arena.ok_or_else(|| ExecError::Memory("no addresses were reserved yet".into()))?;
+        let actions = schedule.actions.iter().map(|action| bind(arena, graph, schedule, action));
         let actions = actions.collect::<Result<_, _>>()?;
-        Ok(Prepared { arena, actions })
+        self.schedules.push(actions);
+        Ok(ScheduleId(self.schedules.len() - 1))
+    }
+
+    fn map(&mut self) -> Result<(), ExecError> {
+        if let Some(arena) = &mut self.arena {
+            arena.map();
+        }
+        Ok(())
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
@@ -211,17 +205,27 @@ impl Device for CpuDevice {
         self.tier(tier)?.read(offset, bytes)
     }
 
-    fn run(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
-        let result = self.act(prepared, action);
-        if result.is_err() {
-            // The schedule ends here, and nobody will wait for the transfers it has started.
-            self.settle();
-        }
-        result
+    fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
+        self.each_action(schedule, |_, run| run())
     }
 
-    fn enter<T: Send>(&mut self, body: impl FnOnce(&mut Self) -> T + Send) -> T {
-        Arc::clone(&self.pool).enter(|| body(self))
+    fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError> {
+        self.each_action(schedule, |action, run| {
+            let begin = Instant::now();
+            run()?;
+            seconds[action].push(begin.elapsed().as_secs_f64());
+            Ok(())
+        })
+    }
+
+    fn guard_is_intact(&self) -> bool {
+        self.arena.as_ref().is_none_or(Arena::guard_is_intact)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let cached = self.disk.as_ref().is_some_and(|disk| !disk.bypasses_page_cache());
+        let note = "this file system does not let --offload bypass the page cache; the kernel may keep copies in memory";
+        cached.then(|| note.to_owned()).into_iter().collect()
     }
 }
 
@@ -238,31 +242,45 @@ impl CpuDevice {
         disk.ok_or_else(|| no_tier(&self.name(), tier))
     }
 
-    fn act(&mut self, prepared: &Prepared, action: usize) -> Result<(), ExecError> {
-        let no_disk =
-            || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
-        // The arena of another device may be in use by that device at this moment.
-        if !self.arena.as_ref().is_some_and(|own| Arc::ptr_eq(own, &prepared.arena)) {
-            return Err(ExecError::Mismatch("the schedule was prepared on another device or arena".into()));
+    /// Calls `each` with every action of a schedule, inside the thread pool.
+    fn each_action(
+        &mut self,
+        schedule: ScheduleId,
+        mut each: impl FnMut(usize, &mut dyn FnMut() -> Result<(), ExecError>) -> Result<(), ExecError> + Send,
+    ) -> Result<(), ExecError> {
+        self.taken()?;
+        let actions = self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))?;
+        let (disk, tickets) = (self.disk.as_ref(), &mut self.tickets);
+        let result = self.pool.enter(|| {
+            let mut actions = actions.iter().enumerate();
+            actions.try_for_each(|(index, action)| each(index, &mut || act(action, disk, tickets)))
+        });
+        if result.is_err() {
+            // The schedule ends here, and nobody will wait for the transfers it has started.
+            self.settle();
         }
-        match &prepared.actions[action] {
-            Bound::Call { op, inputs, outputs, workspace } => {
-                // SAFETY: the operands lie in the arena that `prepared` keeps alive; the engine runs only
-                // schedules that `replay` has passed, which proves the rest of the contract.
-                unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
-            }
-            Bound::Start { copy, direction, buffer, offset } => {
-                let disk = self.disk.as_ref().ok_or_else(no_disk)?;
-                // SAFETY: the bytes lie in the arena, which outlives the tier's threads; `replay` proved that
-                // nobody touches them against the rules before the schedule waits for the copy.
-                let ticket = unsafe { disk.start(*direction, buffer.pointer, buffer.bytes as u64, *offset) }?;
-                self.tickets[*copy] = ticket;
-                Ok(())
-            }
-            Bound::Wait { copy, direction } => {
-                self.disk.as_ref().ok_or_else(no_disk)?.wait(*direction, self.tickets[*copy])
-            }
+        result
+    }
+}
+
+/// Runs one action.
+fn act(action: &Bound, disk: Option<&DiskTier>, tickets: &mut [u64]) -> Result<(), ExecError> {
+    let no_disk = || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
+    match action {
+        Bound::Call { op, inputs, outputs, workspace } => {
+            // SAFETY: the operands lie in the arena of the device that runs the schedule; the engine runs only
+            // schedules that `replay` has passed, which proves the rest of the contract.
+            unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
         }
+        Bound::Start { copy, direction, buffer, offset } => {
+            let disk = disk.ok_or_else(no_disk)?;
+            // SAFETY: the bytes lie in the arena, which outlives the tier's threads; `replay` proved that
+            // nobody touches them against the rules before the schedule waits for the copy.
+            let ticket = unsafe { disk.start(*direction, buffer.pointer, buffer.bytes as u64, *offset) }?;
+            tickets[*copy] = ticket;
+            Ok(())
+        }
+        Bound::Wait { copy, direction } => disk.ok_or_else(no_disk)?.wait(*direction, tickets[*copy]),
     }
 }
 

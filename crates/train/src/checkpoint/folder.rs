@@ -9,8 +9,6 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use plimsoll_exec::Device;
-
 use super::names::{Kind, Name, is_taken, steps};
 use super::own::{Ledger, remove, set_aside};
 use super::recovery::recover;
@@ -159,9 +157,9 @@ impl Checkpoints {
     /// # Errors
     ///
     /// When it cannot be written; then what was saved before is as it was.
-    pub fn save<D: Device>(
+    pub fn save(
         &self,
-        run: &Run<D>,
+        run: &Run,
         position: u64,
         facts: &BTreeMap<String, String>,
         progress: &Progress,
@@ -177,9 +175,9 @@ impl Checkpoints {
     /// # Errors
     ///
     /// When it cannot be written; then what was saved before is as it was.
-    pub fn save_last_finite<D: Device>(
+    pub fn save_last_finite(
         &self,
-        run: &Run<D>,
+        run: &Run,
         position: u64,
         facts: &BTreeMap<String, String>,
         progress: &Progress,
@@ -187,10 +185,10 @@ impl Checkpoints {
         self.save_as(Name { kind: Kind::LastFinite, step: run.steps() }, run, position, facts, progress)
     }
 
-    fn save_as<D: Device>(
+    fn save_as(
         &self,
         name: Name,
-        run: &Run<D>,
+        run: &Run,
         position: u64,
         facts: &Facts,
         progress: &Progress,
@@ -228,9 +226,9 @@ impl Checkpoints {
         Ok(named)
     }
 
-    fn write<D: Device>(
+    fn write(
         &self,
-        run: &Run<D>,
+        run: &Run,
         position: u64,
         facts: &Facts,
         progress: &Progress,
@@ -254,9 +252,9 @@ impl Checkpoints {
     /// # Errors
     ///
     /// When the checkpoint is of another model or another run; then the run must not go on.
-    pub fn restore<D: Device>(
+    pub fn restore(
         &self,
-        run: &mut Run<D>,
+        run: &mut Run,
         checkpoint: &Checkpoint,
         facts: &BTreeMap<String, String>,
     ) -> Result<(), TrainError> {
@@ -276,7 +274,7 @@ impl Checkpoints {
     /// # Errors
     ///
     /// When the checkpoint is of another model; then the run must not go on.
-    pub fn return_to<D: Device>(&self, run: &mut Run<D>, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    pub fn return_to(&self, run: &mut Run, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let model = ModelFolder::open_named(&checkpoint.path, &self.form.stem)?;
         let Loaded { unused, absent } = run.load_weights(&model, &self.form)?;
         let of_another_model = |why: String| FileError::wrong(&checkpoint.path, why);

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use plimsoll_exec::Device;
 use plimsoll_graph::{StateKind, Type};
 
 use crate::error::TrainError;
@@ -20,14 +19,14 @@ const PIECE: usize = 1 << 20;
 const _: () = assert!(cfg!(target_endian = "little"));
 
 /// Everything but parameters, which are the model's, and what a step makes anew: gradients and tables.
-fn kept<D: Device>(run: &Run<D>) -> BTreeMap<String, Type> {
+fn kept(run: &Run) -> BTreeMap<String, Type> {
     let kept = run.states_of(|kind| {
         !matches!(kind, StateKind::Parameter { .. } | StateKind::Constant | StateKind::Gradient)
     });
     kept.map(|(name, ty)| (name.to_owned(), ty)).collect()
 }
 
-pub(super) fn write<D: Device>(run: &Run<D>, folder: &Path) -> Result<Checksum, TrainError> {
+pub(super) fn write(run: &Run, folder: &Path) -> Result<Checksum, TrainError> {
     let kept = kept(run);
     let specs = kept.iter().map(|(name, ty)| TensorSpec {
         name: name.clone(),
@@ -47,7 +46,7 @@ pub(super) fn write<D: Device>(run: &Run<D>, folder: &Path) -> Result<Checksum, 
     Ok(writer.finish()?)
 }
 
-pub(super) fn read<D: Device>(run: &mut Run<D>, folder: &Path) -> Result<(), TrainError> {
+pub(super) fn read(run: &mut Run, folder: &Path) -> Result<(), TrainError> {
     let (file, kept) = (TensorFile::open(&folder.join(OPTIMIZER))?, kept(run));
     if let Some(why) = difference(&file, &kept) {
         return Err(FileError::wrong(file.path(), why).into());

@@ -5,7 +5,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use plimsoll_exec::Device;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -88,7 +87,7 @@ pub struct PlanSummary {
 }
 
 impl PlanSummary {
-    pub(super) fn of<D: Device>(run: &Run<D>) -> PlanSummary {
+    pub(super) fn of(run: &Run) -> PlanSummary {
         PlanSummary {
             recompute: run.plan().strategy.to_string(),
             micro_batch: run.micro_batch(),

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use plimsoll_exec::Device;
 use plimsoll_graph::{Graph, GraphError, Type};
 use plimsoll_model::hf::Configuration;
 use plimsoll_model::{Architecture, Lora, Preset};
@@ -224,7 +223,7 @@ impl Config {
     /// # Errors
     ///
     /// When a tensor is missing, has another shape, or cannot be read.
-    pub fn load<D: Device>(&self, run: &mut Run<D>) -> Result<Loaded, TrainError> {
+    pub fn load(&self, run: &mut Run) -> Result<Loaded, TrainError> {
         let parameters: Vec<(String, Type)> =
             run.parameters(true).map(|(name, ty)| (name.to_owned(), ty)).collect();
         let parameters = || parameters.iter().map(|(name, ty)| (name.as_str(), *ty));

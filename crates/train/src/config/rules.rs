@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use plimsoll_devices::{DeviceKind, GpuFiles};
 use plimsoll_plan::{Strategy, Tier};
 
 pub(super) use super::bounds::{MOST, mistake, shortest, within};
@@ -40,6 +41,8 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         optimizer: optimizer(raw)?,
         storage: storage(raw)?,
         seed: raw.seed.unwrap_or(0),
+        device: DeviceKind::Cpu,
+        gpu: GpuFiles::default(),
         threads,
         evaluate: false,
         update: raw.update.as_deref().map_or(Ok(Update::Auto), str::parse).map_err(mistake)?,

@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use plimsoll_exec::{Device, Engine};
+use plimsoll_exec::Engine;
 use plimsoll_graph::{DType, Type};
 use plimsoll_model::hf::Stored;
 use safetensors::Dtype;
@@ -79,8 +79,8 @@ pub struct Loaded {
 /// # Errors
 ///
 /// When one is missing, has another shape, or cannot be read. What was read before stays.
-pub fn load_weights<'a, D: Device>(
-    engine: &mut Engine<D>,
+pub fn load_weights<'a>(
+    engine: &mut Engine,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &ModelFolder,
     stored: impl Fn(&str) -> Stored,
@@ -140,8 +140,8 @@ fn pieces(elements: usize) -> impl Iterator<Item = (usize, usize)> {
 /// # Errors
 ///
 /// When the folder cannot be written.
-pub fn save_weights<'a, D: Device>(
-    engine: &Engine<D>,
+pub fn save_weights<'a>(
+    engine: &Engine,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &Path,
     form: &Form,
@@ -153,8 +153,8 @@ pub fn save_weights<'a, D: Device>(
 }
 
 /// Writes `parameters` and what lies beside them into an empty folder, each file down to the disk.
-pub(crate) fn write_model<'a, D: Device>(
-    engine: &Engine<D>,
+pub(crate) fn write_model<'a>(
+    engine: &Engine,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &Path,
     form: &Form,
@@ -234,7 +234,7 @@ fn divide(parts: Vec<Part<'_>>, limit: u64) -> Vec<Vec<Part<'_>>> {
     shards
 }
 
-fn write_shard<D: Device>(engine: &Engine<D>, path: &Path, parts: &[Part]) -> Result<Checksum, TrainError> {
+fn write_shard(engine: &Engine, path: &Path, parts: &[Part]) -> Result<Checksum, TrainError> {
     let mut writer = TensorWriter::create(path, parts.iter().map(|part| part.spec.clone()).collect())?;
     let order: Vec<String> = writer.tensors().iter().map(|spec| spec.name.clone()).collect();
     let mut piece = vec![0.0; PIECE];

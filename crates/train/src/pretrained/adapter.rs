@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use plimsoll_exec::{Device, Engine};
+use plimsoll_exec::Engine;
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
 use plimsoll_model::hf::{Configuration, Stored};
 use plimsoll_model::lora::{AdapterConfig, BaseClass, file_name, is_adapter, parameter_name, unusable};
@@ -204,9 +204,9 @@ impl AdapterFolder {
     /// # Errors
     ///
     /// When one is missing, has another shape, or cannot be read.
-    pub fn load<'a, D: Device>(
+    pub fn load<'a>(
         &self,
-        engine: &mut Engine<D>,
+        engine: &mut Engine,
         parameters: impl IntoIterator<Item = (&'a str, Type)>,
     ) -> Result<Loaded, TrainError> {
         let lora = &self.config.lora;

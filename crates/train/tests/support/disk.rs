@@ -1,6 +1,7 @@
 //! A disk for tests to offload to.
 
-use plimsoll_exec::CpuDevice;
+use plimsoll_devices::{DeviceKind, Setup, open};
+use plimsoll_exec::Device;
 use plimsoll_plan::{Link, Tier};
 
 /// Of a stated speed, so that the same plans are made on every machine.
@@ -15,10 +16,7 @@ pub(crate) const DISK: Link = Link {
 };
 
 /// The CPU, with a disk where there is a link to one.
-pub(crate) fn device(threads: usize, link: Option<Link>) -> CpuDevice {
-    let device = CpuDevice::new(threads).unwrap();
-    match link {
-        Some(link) => device.with_offload(std::env::temp_dir(), link),
-        None => device,
-    }
+pub(crate) fn device(threads: usize, link: Option<Link>) -> Box<dyn Device> {
+    let offload = link.map(|link| (std::env::temp_dir(), link));
+    open(DeviceKind::Cpu, &Setup { threads, offload, ..Setup::default() }).unwrap()
 }

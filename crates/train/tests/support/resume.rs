@@ -4,7 +4,6 @@
 
 use std::path::Path;
 
-use plimsoll_exec::CpuDevice;
 use plimsoll_model::Architecture;
 use plimsoll_plan::Strategy;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints, Progress};
@@ -20,20 +19,20 @@ const SIZE: Size = Size { vocab: 259, seq: 16, width: 16, layers: 1, ffn: 32, dr
 pub(crate) const GLOBAL_BATCH: usize = 4;
 
 /// A trainer at its beginning, on the text at `data`: an epoch is a few dozen steps, the last of them short.
-pub(crate) fn trainer(data: &Path, options: &Options) -> Trainer<CpuDevice> {
+pub(crate) fn trainer(data: &Path, options: &Options) -> Trainer {
     sized(SIZE, data, options)
 }
 
-pub(crate) fn sized(size: Size, data: &Path, options: &Options) -> Trainer<CpuDevice> {
+pub(crate) fn sized(size: Size, data: &Path, options: &Options) -> Trainer {
     of(&gpt2(size), size, data, options)
 }
 
 /// A trainer of a Llama, whose embedding is not its head.
-pub(crate) fn llama_trainer(data: &Path, options: &Options) -> Trainer<CpuDevice> {
+pub(crate) fn llama_trainer(data: &Path, options: &Options) -> Trainer {
     of(&llama(SIZE), SIZE, data, options)
 }
 
-fn of(model: &Architecture, size: Size, data: &Path, options: &Options) -> Trainer<CpuDevice> {
+fn of(model: &Architecture, size: Size, data: &Path, options: &Options) -> Trainer {
     let run = start(model, size.seq, options);
     let order = Order::Shuffled { seed: options.seed };
     let text = Text::open(data, size.seq, size.vocab, order).unwrap();
@@ -69,12 +68,12 @@ pub(crate) fn latest(checkpoints: &Checkpoints) -> Option<Checkpoint> {
     found.checkpoint
 }
 
-pub(crate) fn save(trainer: &Trainer<CpuDevice>, checkpoints: &Checkpoints) -> std::path::PathBuf {
+pub(crate) fn save(trainer: &Trainer, checkpoints: &Checkpoints) -> std::path::PathBuf {
     trainer.save(checkpoints, &Progress::default()).unwrap()
 }
 
 /// Bits of all parameters and moments.
-pub(crate) fn bits(trainer: &Trainer<CpuDevice>) -> Vec<(String, Vec<u32>)> {
+pub(crate) fn bits(trainer: &Trainer) -> Vec<(String, Vec<u32>)> {
     let run = trainer.run();
     let kept = run.states().filter(|(name, _)| !name.starts_with("grad."));
     kept.map(|(name, _)| {
@@ -84,7 +83,7 @@ pub(crate) fn bits(trainer: &Trainer<CpuDevice>) -> Vec<(String, Vec<u32>)> {
     .collect()
 }
 
-pub(crate) fn take(trainer: &mut Trainer<CpuDevice>, steps: u64) {
+pub(crate) fn take(trainer: &mut Trainer, steps: u64) {
     for _ in 0..steps {
         trainer.step().unwrap();
     }

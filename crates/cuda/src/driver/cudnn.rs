@@ -1,0 +1,342 @@
+//! cuDNN's backend interface: descriptors that are made, given attributes and finalised.
+//!
+//! Eleven functions of its C library, found by name in the file that [`Libraries`] names, so that a missing or an old
+//! library is an error and never a crash. Numbers of enumerations are those of `cudnn_backend.h` and `cudnn_graph.h`, which
+//! keep them from version to version.
+#![allow(unsafe_code, reason = "calls cuDNN")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+use libloading::os::unix::Library as Shared;
+use plimsoll_exec::ExecError;
+
+use super::{Context, Libraries, Stream};
+
+/// The oldest version whose graphs were tried.
+const OLDEST: usize = 91_400;
+/// Versions whose forward attention is known to be wrong.
+const WRONG: [usize; 2] = [91_000, 91_001];
+/// From this version on a reduction says whether its order is fixed.
+const SAYS_ORDER: usize = 91_100;
+
+/// Kinds of descriptors.
+#[derive(Clone, Copy, Debug)]
+#[repr(i32)]
+pub(super) enum Kind {
+    Pointwise = 0,
+    EngineConfig = 3,
+    Heuristics = 4,
+    Plan = 5,
+    PointwiseNode = 13,
+    Graph = 15,
+    Pack = 16,
+    Tensor = 17,
+    Matmul = 18,
+    MatmulNode = 19,
+    Reduction = 21,
+    ReductionNode = 22,
+    ReshapeNode = 31,
+}
+
+/// Types of attributes.
+#[derive(Clone, Copy, Debug)]
+#[repr(i32)]
+pub(super) enum Of {
+    Handle = 0,
+    DataType = 1,
+    Boolean = 2,
+    Int64 = 3,
+    Float = 4,
+    Pointer = 6,
+    HeuristicMode = 8,
+    PointwiseMode = 14,
+    Descriptor = 15,
+    ReductionOperator = 18,
+}
+
+/// Attributes.
+pub(super) mod attribute {
+    pub(in super::super) const POINTWISE_MODE: i32 = 0;
+    pub(in super::super) const POINTWISE_PRECISION: i32 = 1;
+    pub(in super::super) const POINTWISE_AXIS: i32 = 9;
+    pub(in super::super) const HEURISTICS_MODE: i32 = 200;
+    pub(in super::super) const HEURISTICS_GRAPH: i32 = 201;
+    pub(in super::super) const HEURISTICS_RESULTS: i32 = 202;
+    pub(in super::super) const PLAN_HANDLE: i32 = 400;
+    pub(in super::super) const PLAN_CONFIG: i32 = 401;
+    pub(in super::super) const PLAN_WORKSPACE: i32 = 402;
+    pub(in super::super) const POINTWISE_NODE_DESCRIPTOR: i32 = 750;
+    pub(in super::super) const POINTWISE_NODE_X: i32 = 751;
+    pub(in super::super) const POINTWISE_NODE_B: i32 = 752;
+    pub(in super::super) const POINTWISE_NODE_Y: i32 = 753;
+    pub(in super::super) const POINTWISE_NODE_ALPHA1: i32 = 754;
+    pub(in super::super) const POINTWISE_NODE_ALPHA2: i32 = 755;
+    pub(in super::super) const POINTWISE_NODE_T: i32 = 758;
+    pub(in super::super) const GRAPH_HANDLE: i32 = 800;
+    pub(in super::super) const GRAPH_NODES: i32 = 801;
+    pub(in super::super) const TENSOR_ALIGNMENT: i32 = 900;
+    pub(in super::super) const TENSOR_TYPE: i32 = 901;
+    pub(in super::super) const TENSOR_EXTENTS: i32 = 902;
+    pub(in super::super) const TENSOR_STRIDES: i32 = 903;
+    pub(in super::super) const TENSOR_ID: i32 = 906;
+    pub(in super::super) const TENSOR_VIRTUAL: i32 = 907;
+    pub(in super::super) const TENSOR_BY_VALUE: i32 = 908;
+    pub(in super::super) const PACK_IDS: i32 = 1000;
+    pub(in super::super) const PACK_POINTERS: i32 = 1001;
+    pub(in super::super) const PACK_WORKSPACE: i32 = 1003;
+    pub(in super::super) const MATMUL_TYPE: i32 = 1500;
+    pub(in super::super) const MATMUL_NODE_A: i32 = 1520;
+    pub(in super::super) const MATMUL_NODE_B: i32 = 1521;
+    pub(in super::super) const MATMUL_NODE_C: i32 = 1522;
+    pub(in super::super) const MATMUL_NODE_DESCRIPTOR: i32 = 1523;
+    pub(in super::super) const REDUCTION_OPERATOR: i32 = 1600;
+    pub(in super::super) const REDUCTION_TYPE: i32 = 1601;
+    pub(in super::super) const REDUCTION_IS_DETERMINISTIC: i32 = 1602;
+    pub(in super::super) const REDUCTION_NODE_X: i32 = 1610;
+    pub(in super::super) const REDUCTION_NODE_Y: i32 = 1611;
+    pub(in super::super) const REDUCTION_NODE_DESCRIPTOR: i32 = 1612;
+    pub(in super::super) const RESHAPE_NODE_X: i32 = 2200;
+    pub(in super::super) const RESHAPE_NODE_Y: i32 = 2201;
+}
+
+/// The heuristic that chooses engines by the shape of a graph.
+const HEURISTIC_A: i32 = 3;
+
+type Raw = *mut c_void;
+type Status = c_int;
+
+/// The functions, by the names they have in the library.
+struct Functions {
+    get_version: unsafe extern "C" fn() -> usize,
+    create: unsafe extern "C" fn(*mut Raw) -> Status,
+    destroy: unsafe extern "C" fn(Raw) -> Status,
+    set_stream: unsafe extern "C" fn(Raw, Raw) -> Status,
+    last_error: unsafe extern "C" fn(*mut c_char, usize),
+    create_descriptor: unsafe extern "C" fn(c_int, *mut Raw) -> Status,
+    destroy_descriptor: unsafe extern "C" fn(Raw) -> Status,
+    set_attribute: unsafe extern "C" fn(Raw, c_int, c_int, i64, *const c_void) -> Status,
+    get_attribute: unsafe extern "C" fn(Raw, c_int, c_int, i64, *mut i64, *mut c_void) -> Status,
+    finalize: unsafe extern "C" fn(Raw) -> Status,
+    execute: unsafe extern "C" fn(Raw, Raw, Raw) -> Status,
+    /// Keeps the addresses above alive.
+    _library: Shared,
+}
+
+impl Functions {
+    fn find(library: Shared) -> Option<Functions> {
+        /// # Safety
+        ///
+        /// The function of that name has the type `T`.
+        unsafe fn named<T: Copy>(library: &Shared, name: &str) -> Option<T> {
+            // SAFETY: the caller's promise.
+            unsafe { library.get::<T>(name.as_bytes()).ok().map(|found| *found) }
+        }
+        // SAFETY: the types are those of the library's headers.
+        unsafe {
+            Some(Functions {
+                get_version: named(&library, "cudnnGetVersion")?,
+                create: named(&library, "cudnnCreate")?,
+                destroy: named(&library, "cudnnDestroy")?,
+                set_stream: named(&library, "cudnnSetStream")?,
+                last_error: named(&library, "cudnnGetLastErrorString")?,
+                create_descriptor: named(&library, "cudnnBackendCreateDescriptor")?,
+                destroy_descriptor: named(&library, "cudnnBackendDestroyDescriptor")?,
+                set_attribute: named(&library, "cudnnBackendSetAttribute")?,
+                get_attribute: named(&library, "cudnnBackendGetAttribute")?,
+                finalize: named(&library, "cudnnBackendFinalize")?,
+                execute: named(&library, "cudnnBackendExecute")?,
+                _library: library,
+            })
+        }
+    }
+}
+
+/// The library, open on one stream.
+pub(crate) struct Cudnn {
+    functions: Functions,
+    handle: Raw,
+    context: Arc<Context>,
+    version: usize,
+}
+
+impl std::fmt::Debug for Cudnn {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(formatter, "cuDNN {}", self.version)
+    }
+}
+
+// SAFETY: the handle is used by one thread at a time, as its owner locks the plans it runs; descriptors are plain memory.
+unsafe impl Send for Cudnn {}
+// SAFETY: as above.
+unsafe impl Sync for Cudnn {}
+
+impl Cudnn {
+    /// Opens the library, if there is one that can be used.
+    ///
+    /// # Errors
+    ///
+    /// When it is there and refuses to open.
+    pub(crate) fn open(
+        context: &Arc<Context>,
+        libraries: &Libraries,
+        stream: &Stream,
+    ) -> Result<Option<Arc<Cudnn>>, ExecError> {
+        let Some(functions) = libraries.attention().and_then(Functions::find) else { return Ok(None) };
+        // SAFETY: no operands.
+        let version = unsafe { (functions.get_version)() };
+        if version < OLDEST || WRONG.contains(&version) {
+            return Ok(None);
+        }
+        context.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: an out-parameter that lives here.
+        let status = unsafe { (functions.create)(&raw mut handle) };
+        let cudnn = Cudnn { functions, handle, context: Arc::clone(context), version };
+        cudnn.ok(status, "opening")?;
+        // SAFETY: handle and stream live; the device drops this before its stream.
+        let status = unsafe { (cudnn.functions.set_stream)(cudnn.handle, stream.raw().cast()) };
+        cudnn.ok(status, "taking the stream")?;
+        Ok(Some(Arc::new(cudnn)))
+    }
+
+    /// Version, as 10,000 · major + 100 · minor + patch.
+    pub(crate) fn version(&self) -> usize {
+        self.version
+    }
+
+    /// A descriptor with no attributes.
+    pub(super) fn describe(self: &Arc<Self>, kind: Kind) -> Result<Descriptor, ExecError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: an out-parameter that lives here.
+        let status = unsafe { (self.functions.create_descriptor)(kind as c_int, &raw mut raw) };
+        self.ok(status, &format!("describing {kind:?}"))?;
+        Ok(Descriptor { cudnn: Arc::clone(self), raw, kind })
+    }
+
+    /// Whether a reduction says that its order is fixed.
+    pub(super) fn says_order(&self) -> bool {
+        self.version >= SAYS_ORDER
+    }
+
+    /// The first plan that can be made for these nodes.
+    ///
+    /// # Errors
+    ///
+    /// When no engine takes the graph.
+    pub(super) fn plan(self: &Arc<Self>, nodes: &[Descriptor]) -> Result<Descriptor, ExecError> {
+        self.context.enter()?;
+        let mut graph = self.describe(Kind::Graph)?;
+        let raw: Vec<Raw> = nodes.iter().map(|node| node.raw).collect();
+        graph.set(attribute::GRAPH_NODES, Of::Descriptor, &raw)?;
+        graph.set(attribute::GRAPH_HANDLE, Of::Handle, &[self.handle])?;
+        graph.finalize()?;
+        let mut heuristics = self.describe(Kind::Heuristics)?;
+        heuristics.set(attribute::HEURISTICS_GRAPH, Of::Descriptor, &[graph.raw])?;
+        heuristics.set(attribute::HEURISTICS_MODE, Of::HeuristicMode, &[HEURISTIC_A])?;
+        heuristics.finalize()?;
+        let count = heuristics.get::<Raw>(attribute::HEURISTICS_RESULTS, Of::Descriptor, &mut [])?;
+        let configs = (0..count).map(|_| self.describe(Kind::EngineConfig)).collect::<Result<Vec<_>, _>>()?;
+        let mut raw: Vec<Raw> = configs.iter().map(|config| config.raw).collect();
+        let given = heuristics.get(attribute::HEURISTICS_RESULTS, Of::Descriptor, &mut raw)?;
+        let mut refused = ExecError::Unsupported("cuDNN has no engine for this graph".into());
+        for config in &configs[..given.min(count)] {
+            let mut plan = self.describe(Kind::Plan)?;
+            plan.set(attribute::PLAN_HANDLE, Of::Handle, &[self.handle])?;
+            plan.set(attribute::PLAN_CONFIG, Of::Descriptor, &[config.raw])?;
+            match plan.finalize() {
+                Ok(()) => return Ok(plan),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    /// Queues a plan on the stream.
+    ///
+    /// # Safety
+    ///
+    /// The pack names memory that holds every operand and the workspace, and nothing else uses.
+    pub(super) unsafe fn execute(&self, plan: &Descriptor, pack: &Descriptor) -> Result<(), ExecError> {
+        // SAFETY: the caller's promise; both were finalised.
+        let status = unsafe { (self.functions.execute)(self.handle, plan.raw, pack.raw) };
+        self.ok(status, "running attention")
+    }
+
+    fn ok(&self, status: Status, doing: &str) -> Result<(), ExecError> {
+        if status == 0 {
+            return Ok(());
+        }
+        let mut text = [0u8; 1024];
+        // SAFETY: the buffer is as long as said.
+        unsafe { (self.functions.last_error)(text.as_mut_ptr().cast(), text.len()) };
+        let length = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+        let words = String::from_utf8_lossy(&text[..length]);
+        Err(ExecError::Device(format!("cuDNN failed: {doing}: status {status}: {words}")))
+    }
+}
+
+impl Drop for Cudnn {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() && !self.handle.is_null() {
+            // SAFETY: created once; every descriptor holds the library, so none is left.
+            unsafe { (self.functions.destroy)(self.handle) };
+        }
+    }
+}
+
+/// One descriptor, destroyed when it goes.
+#[derive(Debug)]
+pub(super) struct Descriptor {
+    cudnn: Arc<Cudnn>,
+    raw: Raw,
+    kind: Kind,
+}
+
+// SAFETY: a descriptor is plain memory of the library, used by one thread at a time.
+unsafe impl Send for Descriptor {}
+// SAFETY: as above; shared references only read it.
+unsafe impl Sync for Descriptor {}
+
+impl Descriptor {
+    /// Gives an attribute its values.
+    pub(super) fn set<T>(&mut self, name: i32, of: Of, values: &[T]) -> Result<(), ExecError> {
+        // SAFETY: the slice is as long as said, and its elements have the size of the attribute's type.
+        let status = unsafe {
+            let from = values.as_ptr().cast();
+            (self.cudnn.functions.set_attribute)(self.raw, name, of as c_int, values.len() as i64, from)
+        };
+        self.cudnn.ok(status, &format!("setting attribute {name} of {:?}", self.kind))
+    }
+
+    /// Gives an attribute another descriptor.
+    pub(super) fn link(&mut self, name: i32, to: &Descriptor) -> Result<(), ExecError> {
+        self.set(name, Of::Descriptor, &[to.raw])
+    }
+
+    /// Reads an attribute; returns how many values it has.
+    pub(super) fn get<T>(&self, name: i32, of: Of, values: &mut [T]) -> Result<usize, ExecError> {
+        let mut count = 0;
+        // SAFETY: as for `set`; an empty slice only asks for the count.
+        let status = unsafe {
+            let (length, to) = (values.len() as i64, values.as_mut_ptr().cast());
+            (self.cudnn.functions.get_attribute)(self.raw, name, of as c_int, length, &raw mut count, to)
+        };
+        self.cudnn.ok(status, &format!("reading attribute {name} of {:?}", self.kind))?;
+        Ok(count as usize)
+    }
+
+    /// Ends the description.
+    pub(super) fn finalize(&mut self) -> Result<(), ExecError> {
+        // SAFETY: the descriptor lives.
+        let status = unsafe { (self.cudnn.functions.finalize)(self.raw) };
+        self.cudnn.ok(status, &format!("finishing {:?}", self.kind))
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: made once and not used again.
+        unsafe { (self.cudnn.functions.destroy_descriptor)(self.raw) };
+    }
+}

@@ -1,0 +1,63 @@
+//! The vendor's libraries of one device: cuBLASLt for products, and cuDNN for attention where it is installed.
+
+use std::sync::Arc;
+
+use plimsoll_exec::ExecError;
+
+use super::{Attentions, Blas, Context, Cudnn, Libraries, Stream};
+use crate::lower::{AttentionShape, Library, Signature};
+
+/// The libraries that are open; none by default.
+#[derive(Debug, Default)]
+pub(crate) struct Vendor {
+    products: Option<Blas>,
+    attentions: Option<Attentions>,
+}
+
+impl Vendor {
+    /// Opens the libraries.
+    ///
+    /// # Errors
+    ///
+    /// When cuBLASLt is missing, or one refuses to open.
+    pub(crate) fn open(
+        context: &Arc<Context>,
+        libraries: &Libraries,
+        stream: &Stream,
+    ) -> Result<Vendor, ExecError> {
+        let products = Some(Blas::new(context, libraries)?);
+        let attentions = Cudnn::open(context, libraries, stream)?.map(Attentions::new);
+        Ok(Vendor { products, attentions })
+    }
+
+    pub(crate) fn products(&self) -> Result<&Blas, ExecError> {
+        self.products.as_ref().ok_or_else(|| ExecError::Unsupported("cuBLASLt is not in use".into()))
+    }
+
+    pub(crate) fn attentions(&self) -> Result<&Attentions, ExecError> {
+        self.attentions.as_ref().ok_or_else(|| ExecError::Unsupported("cuDNN is not in use".into()))
+    }
+
+    /// Each library in use with its version, as it counts.
+    pub(crate) fn versions(&self) -> Vec<(&'static str, usize)> {
+        let products = self.products.as_ref().map(|_| ("cuBLASLt", Blas::version()));
+        let attentions = self.attentions.as_ref().map(|plans| ("cuDNN", plans.version()));
+        products.into_iter().chain(attentions).collect()
+    }
+
+    /// The libraries in words.
+    pub(crate) fn name(&self) -> String {
+        let names: Vec<&str> = self.versions().into_iter().map(|(name, _)| name).collect();
+        if names.is_empty() { "own kernels".into() } else { names.join(", ") }
+    }
+}
+
+impl Library for Vendor {
+    fn workspace(&self, signature: &Signature) -> Option<u64> {
+        self.products.as_ref()?.workspace(signature)
+    }
+
+    fn attention(&self, shape: &AttentionShape) -> Option<u64> {
+        self.attentions.as_ref()?.workspace(shape)
+    }
+}

@@ -1,0 +1,147 @@
+//! Products and attention as libraries are asked for them: shapes, places, and the scratch they take.
+
+use std::fmt;
+
+use plimsoll_graph::DType;
+
+use super::place::Place;
+
+/// The addend of a product, before the sum is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Addend {
+    /// Nothing.
+    None,
+    /// The numbers that the result's place holds.
+    Result,
+    /// A matrix of the result's shape and type.
+    Matrix,
+    /// One row for all rows, of this type.
+    Row(DType),
+}
+
+/// All that an algorithm may depend on. Matrices lie row by row: `c (m, n) = a·b`, `a` being `(m, k)`, or `(k, m)` when
+/// transposed, and `b` `(k, n)`, or `(n, k)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Signature {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// Matrices in a batch, each right behind the other.
+    pub batch: usize,
+    /// Whether `aᵀ` is meant.
+    pub transpose_a: bool,
+    /// Whether `bᵀ` is meant.
+    pub transpose_b: bool,
+    /// Element types of `a`, `b` and `c`.
+    pub dtypes: [DType; 3],
+    /// The addend.
+    pub addend: Addend,
+    /// The largest power of two that divides every address, at most [`ALIGNMENT`](super::ALIGNMENT).
+    pub alignment: u64,
+}
+
+/// One product of the library.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Product {
+    /// Shape and types.
+    pub signature: Signature,
+    /// First factor.
+    pub a: Place,
+    /// Second factor.
+    pub b: Place,
+    /// Result.
+    pub c: Place,
+    /// The matrix or row that is added, if there is one.
+    pub addend: Option<Place>,
+    /// Scratch of the algorithm.
+    pub workspace: Place,
+}
+
+/// Libraries beside our own kernels.
+pub trait Library: fmt::Debug {
+    /// Scratch bytes of the algorithm chosen for such a product; `None` when there is none.
+    fn workspace(&self, signature: &Signature) -> Option<u64>;
+
+    /// Scratch bytes of the plan for such attention, beside the values that the graph keeps in memory; `None` when there
+    /// is none.
+    fn attention(&self, _: &AttentionShape) -> Option<u64> {
+        None
+    }
+}
+
+/// No library: every product is our own.
+#[derive(Clone, Copy, Debug)]
+pub struct NoLibrary;
+
+impl Library for NoLibrary {
+    fn workspace(&self, _: &Signature) -> Option<u64> {
+        None
+    }
+}
+
+/// All that a plan of the library may depend on. Values are bf16, `(B, T, H, D)`; statistics are f32, `(B, H, T)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Positions of a sequence.
+    pub length: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub key_heads: usize,
+    /// Columns of a head.
+    pub width: usize,
+    /// Whether a query sees no key behind it.
+    pub causal: bool,
+    /// Whether a query sees no key before its document.
+    pub documents: bool,
+    /// Whether the derivative is meant.
+    pub backward: bool,
+    /// Whether every sum has one order.
+    pub deterministic: bool,
+    /// The factor of scores, as bits, so that shapes can be ordered.
+    pub scale_bits: u32,
+}
+
+impl AttentionShape {
+    /// The factor of scores.
+    pub fn scale(&self) -> f32 {
+        f32::from_bits(self.scale_bits)
+    }
+}
+
+/// A value of attention in memory; the numbers are ids in the library's graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the op's equation")]
+pub enum AttentionTensor {
+    Q = 1,
+    K = 2,
+    V = 3,
+    O = 4,
+    Lse = 5,
+    DO = 6,
+    DQ = 7,
+    DK = 8,
+    DV = 9,
+    /// `Σ do · o` of each query.
+    Delta = 10,
+    /// The sum of `dq` in f32.
+    DqSum = 11,
+    /// First positions of documents.
+    Starts = 12,
+}
+
+/// Attention by the library.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Its shape.
+    pub shape: AttentionShape,
+    /// Where its values lie.
+    pub places: Vec<(AttentionTensor, Place)>,
+    /// Scratch of the plan.
+    pub workspace: Place,
+}

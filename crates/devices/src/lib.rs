@@ -1,0 +1,183 @@
+//! Every device there is, opened by its name: the one place that names their types.
+//!
+//! ```
+//! use plimsoll_devices::{DeviceKind, Setup, open};
+//!
+//! let device = open("cpu".parse()?, &Setup { threads: 2, ..Setup::default() })?;
+//! assert_eq!((device.name().as_str(), DeviceKind::Cpu.to_string().as_str()), ("cpu, 2 threads", "cpu"));
+//! # Ok::<(), plimsoll_exec::ExecError>(())
+//! ```
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+pub use plimsoll_cuda::library_folders;
+use plimsoll_cuda::lower::Limits;
+use plimsoll_cuda::{CudaDevice, Libraries, Products, Target};
+use plimsoll_exec::cases::{self, Case};
+use plimsoll_exec::{CpuDevice, Device, ExecError, Timings};
+use plimsoll_plan::{Link, Scratch};
+
+/// A device by its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// This machine's processor.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU of this machine, by its index.
+    Cuda(usize),
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            DeviceKind::Cpu => formatter.write_str("cpu"),
+            DeviceKind::Cuda(index) => write!(formatter, "cuda:{index}"),
+        }
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = ExecError;
+
+    fn from_str(name: &str) -> Result<DeviceKind, ExecError> {
+        let index = match name.split_once(':') {
+            None if name == "cpu" => return Ok(DeviceKind::Cpu),
+            None if name == "cuda" => Some(0),
+            Some(("cuda", index)) => index.parse().ok(),
+            _ => None,
+        };
+        index.map(DeviceKind::Cuda).ok_or_else(|| {
+            ExecError::Unsupported(format!(
+                "no device is called `{name}`; known are cpu, cuda, and cuda:0, cuda:1, … for one of several GPUs"
+            ))
+        })
+    }
+}
+
+/// The way a device is set up.
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    /// Threads of the processor, or one for each core when 0.
+    pub threads: usize,
+    /// Times that ops were measured to take.
+    pub timings: Timings,
+    /// A folder to offload to, and the rates of the way there and back.
+    pub offload: Option<(PathBuf, Link)>,
+    /// Files of a GPU.
+    pub gpu: GpuFiles,
+}
+
+/// Files that a GPU needs beside its driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuFiles {
+    /// Folders where CUDA's libraries are looked for, before the system's own.
+    pub libraries: Vec<PathBuf>,
+    /// Folder that keeps compiled kernels.
+    pub cache: PathBuf,
+}
+
+/// Opens a device.
+///
+/// # Errors
+///
+/// When it is not here, or something that it needs is missing.
+pub fn open(kind: DeviceKind, setup: &Setup) -> Result<Box<dyn Device>, ExecError> {
+    Ok(match kind {
+        DeviceKind::Cpu => Box::new(processor(setup)?),
+        DeviceKind::Cuda(index) => {
+            if setup.offload.is_some() {
+                return Err(ExecError::Unsupported("a GPU offloads nothing yet; leave --offload out".into()));
+            }
+            Box::new(CudaDevice::open(&card(index, setup))?)
+        }
+    })
+}
+
+/// This machine's processor with a number of threads, or one for each core when 0.
+///
+/// # Errors
+///
+/// When the system refuses the threads.
+pub fn cpu(threads: usize) -> Result<Box<dyn Device>, ExecError> {
+    open(DeviceKind::Cpu, &Setup { threads, ..Setup::default() })
+}
+
+/// Threads that are meant by a number of threads: itself, or one for each core when it is 0.
+pub fn threads(asked: usize) -> usize {
+    if asked == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { asked }
+}
+
+/// The cases that a kind of device is judged by, the ways it is opened for them, and the amounts of scratch.
+///
+/// # Errors
+///
+/// As [`open`].
+pub fn trial(kind: DeviceKind, setup: &Setup) -> Result<Trial, ExecError> {
+    Ok(match kind {
+        DeviceKind::Cpu => Trial {
+            devices: vec![Box::new(processor(setup)?)],
+            cases: cases::all(),
+            scratches: vec![Scratch::Least, Scratch::Best],
+        },
+        DeviceKind::Cuda(index) => {
+            let library = card(index, setup);
+            // Products of our own, and every head in chunks, are judged beside the library's.
+            let limits = Limits { head_bytes: 0, head_rows: 40, deterministic: true };
+            let own = plimsoll_cuda::Options { products: Products::Own, limits, ..library.clone() };
+            Trial {
+                devices: vec![Box::new(CudaDevice::open(&library)?), Box::new(CudaDevice::open(&own)?)],
+                cases: [cases::all(), plimsoll_cuda::half_cases()].concat(),
+                scratches: vec![Scratch::Best],
+            }
+        }
+    })
+}
+
+/// Devices of one kind and the cases they are judged by.
+#[derive(Debug)]
+pub struct Trial {
+    /// The device, opened in each way that there is.
+    pub devices: Vec<Box<dyn Device>>,
+    /// The cases.
+    pub cases: Vec<Case>,
+    /// The amounts of scratch that each case is run with.
+    pub scratches: Vec<Scratch>,
+}
+
+fn processor(setup: &Setup) -> Result<CpuDevice, ExecError> {
+    let device = CpuDevice::new(setup.threads)?.with_timings(setup.timings.clone());
+    Ok(match &setup.offload {
+        Some((folder, link)) => device.with_offload(folder.clone(), *link),
+        None => device,
+    })
+}
+
+fn card(index: usize, setup: &Setup) -> plimsoll_cuda::Options {
+    plimsoll_cuda::Options {
+        target: Target { index },
+        libraries: Libraries { folders: setup.gpu.libraries.clone() },
+        cache: setup.gpu.cache.clone(),
+        products: Products::Library,
+        limits: Limits::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_found_by_their_names_and_unknown_names_get_a_list() {
+        for (name, kind) in
+            [("cpu", DeviceKind::Cpu), ("cuda", DeviceKind::Cuda(0)), ("cuda:3", DeviceKind::Cuda(3))]
+        {
+            assert_eq!(name.parse::<DeviceKind>().unwrap(), kind);
+        }
+        for name in ["gpu", "cuda:", "cuda:x", "CPU", ""] {
+            let why = name.parse::<DeviceKind>().unwrap_err().to_string();
+            assert!(why.contains(&format!("`{name}`")) && why.contains("cuda:1"), "{why}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! A device as unlike the CPU as the trait allows: it does nothing when told and everything when asked.
+//!
+//! Writes and schedules are put into a queue and carried out when somebody reads; a fault of the data is told then. The
+//! first run of a schedule only captures it, as a device does that records its launches and replays them. It is judged by
+//! the conformance cases and trains a model beside the CPU.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::{Mutex, PoisonError};
+
+use plimsoll_devices::{cpu, threads};
+use plimsoll_exec::conformance::judge;
+use plimsoll_exec::{Data, Device, Engine, ExecError, ScheduleId, cases};
+use plimsoll_graph::{DType, Graph, GraphError, Init, differentiate};
+use plimsoll_plan::{Costed, Facts, Plan, Program, Role, Schedule, Scratch, Space, Strategy, Tier, plan};
+
+/// Work that was asked for and not yet done.
+#[derive(Debug)]
+enum Pending {
+    Write { offset: u64, bytes: Vec<u8> },
+    Run(ScheduleId),
+}
+
+/// The device, with a processor that does the work in the end.
+#[derive(Debug)]
+struct Late {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    device: Box<dyn Device>,
+    queue: Vec<Pending>,
+    /// The inner schedules, each bound when it was first run.
+    captured: Vec<Option<ScheduleId>>,
+    /// Schedules as they were given.
+    known: Vec<(Graph, Schedule)>,
+}
+
+impl Late {
+    fn new(threads: usize) -> Late {
+        let device = cpu(threads).unwrap();
+        Late {
+            inner: Mutex::new(Inner { device, queue: Vec::new(), captured: Vec::new(), known: Vec::new() }),
+        }
+    }
+
+    fn own(&mut self) -> &mut Inner {
+        self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Does everything that was asked for, up to the first fault, which ends it as a fault ends a stream.
+    fn flush(&mut self) -> Result<(), ExecError> {
+        for work in std::mem::take(&mut self.queue) {
+            match work {
+                Pending::Write { offset, bytes } => self.device.write(offset, &bytes)?,
+                Pending::Run(schedule) => {
+                    let captured = match self.captured[schedule.0] {
+                        Some(captured) => captured,
+                        None => {
+                            let (graph, schedule) = &self.known[schedule.0];
+                            self.device.prepare(graph, schedule)?
+                        }
+                    };
+                    self.captured[schedule.0] = Some(captured);
+                    self.device.run(captured)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Device for Late {
+    fn name(&self) -> String {
+        "late".into()
+    }
+
+    fn facts(&self, graph: &Graph) -> Facts {
+        self.inner.lock().unwrap().device.facts(graph)
+    }
+
+    fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
+        let inner = self.own();
+        inner.queue.clear();
+        inner.captured.clear();
+        inner.known.clear();
+        inner.device.reserve(space)
+    }
+
+    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
+        let inner = self.own();
+        inner.known.push((graph.clone(), schedule.clone()));
+        inner.captured.push(None);
+        Ok(ScheduleId(inner.known.len() - 1))
+    }
+
+    fn map(&mut self) -> Result<(), ExecError> {
+        self.own().device.map()
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        self.own().queue.push(Pending::Write { offset, bytes: bytes.to_vec() });
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        let mut inner = self.inner.lock().unwrap();
+        inner.flush()?;
+        inner.device.read(offset, bytes)
+    }
+
+    fn read_tier(&self, tier: Tier, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        let mut inner = self.inner.lock().unwrap();
+        inner.flush()?;
+        inner.device.read_tier(tier, offset, bytes)
+    }
+
+    fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
+        self.own().queue.push(Pending::Run(schedule));
+        Ok(())
+    }
+
+    fn run_timed(&mut self, schedule: ScheduleId, _: &mut [Vec<f64>]) -> Result<(), ExecError> {
+        self.run(schedule)
+    }
+}
+
+#[test]
+fn a_device_that_works_late_passes_all_conformance_cases() {
+    let mut device = Late::new(1);
+    let faults: Vec<String> =
+        (cases::all().iter()).filter_map(|case| judge(&mut device, case, Scratch::Best).err()).collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+const ROWS: usize = 6;
+const WIDTH: usize = 8;
+
+/// Two layers, a head and its loss.
+fn model() -> Result<Graph, GraphError> {
+    let mut g = Graph::new();
+    let x = g.input("x", [ROWS, WIDTH], DType::F32); // (N, C)
+    let targets = g.input("targets", [ROWS], DType::I32); // (N)
+    let scale = g.loss_scale(); // ()
+    let mut h = x;
+    for layer in 0..2 {
+        let w = g.param(&format!("layer.{layer}"), [WIDTH, WIDTH], Init::Normal(0.3)); // (C, C)
+        let y = g.linear(h, w, None); // (N, C)
+        h = g.silu(y); // (N, C)
+    }
+    let head = g.param("head", [5, WIDTH], Init::Normal(0.3)); // (V, C)
+    let loss = g.head_loss(h, head, None, targets, scale, -100); // ()
+    g.output("loss", loss);
+    let forward = g.finish()?;
+    differentiate(&forward, loss)
+}
+
+/// The loss and all gradients after a micro-batch that replaces them and one that adds to them.
+fn trained(device: Box<dyn Device>, program: &Program, plan: &Plan) -> Result<Vec<u32>, ExecError> {
+    let mut engine = Engine::new(device, program, plan, 3)?;
+    let x: Vec<f32> = (0..ROWS * WIDTH).map(|i| (i as f32).sin()).collect();
+    for (role, targets) in [(Role::First, [0, 1, 2, 3, 4, 0]), (Role::Further, [1, 1, 2, -100, 3, 0])] {
+        let inputs = [("x", Data::F32(&x)), ("targets", Data::I32(&targets)), ("scale", Data::F32(&[0.2]))];
+        engine.run(role, &inputs)?;
+    }
+    let mut bits = vec![engine.scalar(Role::Further, "loss")?.to_bits()];
+    let states: Vec<(String, usize)> =
+        engine.states().map(|(name, ty)| (name.to_owned(), ty.shape.elements())).collect();
+    for (name, elements) in states {
+        let mut values = vec![0.0; elements];
+        engine.read_state(&name, 0, &mut values)?;
+        bits.extend(values.iter().map(|value| value.to_bits()));
+    }
+    assert_eq!(engine.measured_peak(), plan.arena_bytes);
+    Ok(bits)
+}
+
+#[test]
+fn a_device_that_works_late_computes_the_same_bits_under_every_strategy() {
+    let graph = model().unwrap();
+    let device = cpu(2).unwrap();
+    let facts = device.facts(&graph);
+    let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
+    for strategy in [Strategy::None, Strategy::Full, Strategy::Minimal] {
+        let plan = plan(&program, strategy, Scratch::Best).unwrap();
+        let expected = trained(cpu(2).unwrap(), &program, &plan).unwrap();
+        assert_eq!(
+            trained(Box::new(Late::new(threads(0))), &program, &plan).unwrap(),
+            expected,
+            "{strategy}"
+        );
+    }
+}
+
+#[test]
+fn a_fault_of_the_data_is_told_when_results_are_read() {
+    let embedding = cases::all().into_iter().find(|case| case.op.name() == "embedding").unwrap();
+    let mut faulty = embedding.clone();
+    faulty.inputs[1].fill = cases::Fill::Number(1234.0);
+    let mut late = Late::new(1);
+    let said = judge(&mut late, &faulty, Scratch::Best).unwrap_err();
+    assert_eq!(said, judge(&mut *cpu(1).unwrap(), &faulty, Scratch::Best).unwrap_err());
+    assert!(judge(&mut late, &embedding, Scratch::Best).is_ok(), "the fault is over");
+}
