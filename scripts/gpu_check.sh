@@ -47,6 +47,8 @@ cat "$logs/memory.log"
 if [ "$quick" = 0 ]; then
     stage products 120 "$folder/gpu_stages" products "$cache/plimsoll/cubin"
     cat "$logs/products.log"
+    stage attention 120 "$folder/gpu_stages" attention "$cache/plimsoll/cubin"
+    cat "$logs/attention.log"
 fi
 rm -rf "$cache"
 printf '{"stage":"all","failed":%d}\n' "$failed"

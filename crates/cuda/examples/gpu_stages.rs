@@ -1,6 +1,6 @@
 //! Questions to a GPU beside the conformance cases: numbers drawn on it, the memory it takes, rates of products.
 //!
-//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory` or `products`. Each result is one line of JSON;
+//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory`, `products` or `attention`. Each result is one line of JSON;
 //! the program fails when one is wrong. `scripts/gpu_check.sh` runs it with time limits.
 #![allow(clippy::print_stdout, reason = "an example that reports")]
 
@@ -10,14 +10,15 @@ use plimsoll_cuda::lower::{Addend, Limits, Place, Product, Signature};
 use plimsoll_cuda::{CudaDevice, Libraries, Options, Products, Target, faulty_cases, library_folders};
 use plimsoll_exec::conformance::judge;
 use plimsoll_exec::{CpuDevice, Device, Draw, ExecError, MemoryPool, cases, init};
-use plimsoll_graph::{DType, Init};
-use plimsoll_plan::{Scratch, Space};
+use plimsoll_graph::op::Mask;
+use plimsoll_graph::{DType, Graph, GraphError, Init, Op, Value};
+use plimsoll_plan::{Costed, Program, Role, Scratch, Space, Strategy, plan};
 
 fn main() -> Result<(), ExecError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [stage, cache] = &arguments[..] else {
         return Err(ExecError::Mismatch(
-            "usage: gpu_stages faults|draws|memory|products CACHE-FOLDER".into(),
+            "usage: gpu_stages faults|draws|memory|products|attention CACHE-FOLDER".into(),
         ));
     };
     match stage.as_str() {
@@ -25,6 +26,7 @@ fn main() -> Result<(), ExecError> {
         "draws" => draws(&mut open(cache)?),
         "memory" => memory(cache),
         "products" => products(&mut open(cache)?),
+        "attention" => attention(&mut open(cache)?),
         other => Err(ExecError::Mismatch(format!("there is no stage `{other}`"))),
     }
 }
@@ -182,4 +184,86 @@ fn products(device: &mut CudaDevice) -> Result<(), ExecError> {
         2.0 * 8192f64.powi(3) / seconds / 1e12
     );
     Ok(())
+}
+
+/// Attention and its derivative at the shapes of `cuda.md`, in bf16, causal, with and without documents, by the GPU's clock.
+fn attention(device: &mut CudaDevice) -> Result<(), ExecError> {
+    for [batch, heads, key_heads, length, width] in
+        [[8, 32, 8, 2048, 64], [2, 32, 8, 4096, 128], [32, 14, 2, 1024, 64]]
+    {
+        for documents in [false, true] {
+            let mask = Mask { causal: true, documents, window: None };
+            let scale = 1.0 / (width as f32).sqrt();
+            let graph = attention_graph([batch, heads, key_heads, length, width], mask, scale, documents)
+                .map_err(|error| ExecError::Mismatch(error.to_string()))?;
+            let seconds = median_seconds(device, graph)?;
+            let flops = 2.0 * (batch * heads * length * length * width) as f64;
+            let [forward, backward] = [flops / seconds[0] / 1e12, 2.5 * flops / seconds[1] / 1e12];
+            println!(
+                "{{\"stage\":\"attention\",\"shape\":[{batch},{heads},{key_heads},{length},{width}],\"documents\":{documents},\
+                 \"forward_ms\":{:.3},\"backward_ms\":{:.3},\"forward_tflops\":{forward:.1},\"backward_tflops\":{backward:.1}}}",
+                1e3 * seconds[0],
+                1e3 * seconds[1]
+            );
+        }
+    }
+    Ok(())
+}
+
+fn attention_graph(
+    [batch, heads, key_heads, length, width]: [usize; 5],
+    mask: Mask,
+    scale: f32,
+    documents: bool,
+) -> Result<Graph, GraphError> {
+    let mut g = Graph::new();
+    let q = g.input("q", [batch, length, heads, width], DType::Bf16); // (B, T, H, D)
+    let [k, v] = ["k", "v"].map(|name| g.input(name, [batch, length, key_heads, width], DType::Bf16)); // (B, T, K, D)
+    let d_o = g.input("do", [batch, length, heads, width], DType::Bf16); // (B, T, H, D)
+    let starts: Vec<Value> =
+        documents.then(|| g.input("starts", [batch, length], DType::I32)).into_iter().collect(); // (B, T)
+    let inputs = [&[q, k, v][..], &starts].concat();
+    let forward = g.apply_all(Op::Attention { mask, scale }, &inputs);
+    let [o, lse] = [0, 1].map(|output| g.node(forward).outputs[output]);
+    let inputs = [&[q, k, v, o, lse, d_o][..], &starts].concat();
+    let backward = g.apply_all(Op::AttentionGrad { mask, scale }, &inputs);
+    for (name, output) in ["dq", "dk", "dv"].into_iter().zip(g.node(backward).outputs.clone()) {
+        g.output(name, output);
+    }
+    g.finish()
+}
+
+/// The median seconds of each action of a graph, on normal numbers.
+fn median_seconds(device: &mut CudaDevice, graph: Graph) -> Result<Vec<f64>, ExecError> {
+    let facts = device.facts(&graph);
+    let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
+    let plan = plan(&program, Strategy::None, Scratch::Best)
+        .map_err(|error| ExecError::Mismatch(error.to_string()))?;
+    let (graph, schedule) = (&program.train.graph, &plan.schedules[&Role::Further]);
+    device.reserve(Space { arena: plan.arena_bytes, ..Space::default() })?;
+    let id = device.prepare(graph, schedule)?;
+    device.map()?;
+    for &input in graph.inputs() {
+        let (name, ty) = (&graph.value(input).name, graph.ty(input));
+        let init = if ty.dtype == DType::I32 { Init::Fill(0.0) } else { Init::Normal(1.0) };
+        let buffer = schedule.buffer_of(graph, input);
+        let offset = buffer.map_or(0, |buffer| buffer.offset);
+        device.draw_part(
+            &Draw { init: &init, name, seed: 1 },
+            (offset, ty.dtype),
+            (0, ty.shape.elements()),
+        )?;
+    }
+    let mut seconds = vec![Vec::new(); schedule.actions.len()];
+    for _ in 0..3 {
+        device.run(id)?;
+    }
+    for _ in 0..20 {
+        device.run_timed(id, &mut seconds)?;
+    }
+    let median = |mut each: Vec<f64>| {
+        each.sort_by(f64::total_cmp);
+        each[each.len() / 2]
+    };
+    Ok(seconds.into_iter().map(median).collect())
 }
