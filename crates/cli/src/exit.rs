@@ -22,9 +22,9 @@ pub(crate) enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Train(error) => error.fmt(f),
+            Failure::Train(error) => f.write_str(&error.with_flags()),
             Failure::Other(why) => f.write_str(why),
-            Failure::Unread => Ok(()),
+            Failure::Unread => f.write_str("nobody reads it any more"),
         }
     }
 }

@@ -1,31 +1,26 @@
 //! The binary `plimsoll`: arguments in, output and an exit code out. Everything worth testing without a
 //! command line lives in the library.
 
-mod again;
 mod args;
 mod commands;
-mod costs;
 mod curve;
-mod disks;
-mod dispensable;
+mod environment;
 mod exit;
 mod guard;
 mod heartbeat;
-mod home;
-mod json;
-mod keeping;
-mod outputs;
+mod live_page;
+mod notes;
 mod page;
-mod planning;
 mod progress;
-mod read_file;
+mod reexec;
+mod report_page;
 mod samples;
+mod say;
 mod settings;
 mod signals;
-mod summary;
+mod starting;
 mod table;
-mod tokenising;
-mod write_file;
+mod watching;
 
 use std::env;
 use std::process::ExitCode;
@@ -37,7 +32,7 @@ use clap::{CommandFactory, Parser};
 
 use args::{Args, Command};
 use plimsoll::TrainError;
-use plimsoll::training::address_space;
+use plimsoll::training::memory::address_space;
 use plimsoll::training::settings::no_such_flag;
 
 fn main() -> ExitCode {

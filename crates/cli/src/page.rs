@@ -6,8 +6,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use plimsoll::TrainError;
+use plimsoll::training::files::write_whole;
+
 use crate::exit::Failure;
-use crate::write_file;
 
 /// What all pages look like, and the parts of drawing they share.
 const STYLE: &str = include_str!("page/style.css");
@@ -24,7 +26,8 @@ pub(crate) const REPORT: Page = Page(include_str!("page/report.html"));
 impl Page {
     /// Writes the page with its data.
     pub(crate) fn write(&self, path: &Path, data: &Value) -> Result<(), Failure> {
-        write_file::whole(path, self.fill(data).as_bytes())
+        let written = write_whole(path, self.fill(data).as_bytes());
+        Ok(written.map_err(|error| TrainError::output(path, &error))?)
     }
 
     /// The data goes in last, so that nothing in it is taken for a place. In a script element nothing but `<`

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use plimsoll::training::course::{Event, Listener};
-use plimsoll::training::metrics::{EvaluationRecord, StepRecord};
+use plimsoll::training::trainer::{EvaluationRecord, StepRecord};
+use plimsoll::training::trainer::{Event, Listener};
 use plimsoll::training::{Config, memory};
 
-use crate::commands::train::say;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
+use crate::say::say;
 use crate::{heartbeat, table};
 
 /// Lines of a run that was not told how many.
@@ -162,6 +162,10 @@ impl Listener<Failure> for Progress {
                 Ok(())
             }
         }
+    }
+
+    fn dispensable(&self) -> Option<&'static str> {
+        exit::goes_on_unheard().then_some("progress")
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use plimsoll::training::OpenedData;
 use plimsoll::training::data::{Counts, Shown, Task};
-use serde_json::{Value, json};
+use plimsoll::training::job::class_of;
 
 use crate::exit::printable;
 
@@ -74,26 +74,11 @@ pub(crate) fn text(samples: &[Shown], labels: &[String], colour: bool) -> String
         if !text.ends_with('\n') {
             text.push('\n');
         }
-        if let Some(class) = class(sample, labels) {
+        if let Some(class) = class_of(sample, labels) {
             let _ = writeln!(text, "{begin}{}{end}", printable(&class));
         }
     }
     text
-}
-
-fn class(sample: &Shown, labels: &[String]) -> Option<String> {
-    let class = sample.class?;
-    let name = usize::try_from(class).ok().and_then(|class| labels.get(class));
-    Some(name.map_or_else(|| format!("class {class}"), |name| format!("class {class}, {name}")))
-}
-
-/// Samples for the page.
-pub(crate) fn json(samples: &[Shown], labels: &[String]) -> Value {
-    let sample = |sample: &Shown| {
-        let parts: Vec<Value> = sample.parts.iter().map(|part| json!([part.text, part.learned])).collect();
-        json!({ "parts": parts, "class": class(sample, labels) })
-    };
-    samples.iter().map(sample).collect()
 }
 
 #[cfg(test)]
@@ -122,7 +107,7 @@ mod tests {
             text(std::slice::from_ref(&shown), &["no".into(), "yes".into()], false)
                 .ends_with("⟦class 1, yes⟧\n")
         );
-        assert_eq!(json(&[shown], &[])[0]["class"], "class 1");
+        assert!(text(&[shown], &[], false).ends_with("⟦class 1⟧\n"));
     }
 
     #[test]

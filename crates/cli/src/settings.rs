@@ -10,8 +10,9 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 use plimsoll::training::RawConfig;
 use plimsoll::training::settings::{Flag, Kind, SETTINGS, Section, Setting};
 
+use crate::environment::environment;
 use crate::exit::Failure;
-use crate::home;
+use crate::watching::Watching;
 
 /// What a command was given: the settings it needs as flags, and all of them in a file.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +36,8 @@ const COURSE_OF_A_PLAN: [&str; 5] =
 impl<const PLANS: bool, const TRAINS: bool> Settings<PLANS, TRAINS> {
     /// The settings as they were written.
     pub(crate) fn raw(&self) -> Result<RawConfig, Failure> {
-        home::complete(RawConfig::gather(self.file.as_deref(), &self.flags)?)
+        let raw = RawConfig::gather(self.file.as_deref(), &self.flags)?;
+        Ok(environment().complete(raw, &mut Watching::default())?)
     }
 
     /// The flags a command has.

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use plimsoll::planning::{LayerReport, Link, Point, gradients};
-use plimsoll::training::budget::{Budget, Origin};
-use plimsoll::training::size::Size;
+use plimsoll::training::memory::Size;
+use plimsoll::training::memory::{Budget, BudgetOrigin};
 
-use crate::summary::Summary;
+use plimsoll::training::job::Summary;
 
 /// Larger budgets that are named besides the one at which nothing more is to be had.
 const GAINS: usize = 3;
@@ -84,9 +84,9 @@ fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
 /// What a budget is that was not stated.
 pub(crate) fn origin(budget: &Budget) -> &'static str {
     match budget.origin {
-        Origin::Stated => "",
-        Origin::Free => " (automatic: free memory less a margin)",
-        Origin::Device => " (all of the device)",
+        BudgetOrigin::Stated => "",
+        BudgetOrigin::Free => " (automatic: free memory less a margin)",
+        BudgetOrigin::Device => " (all of the device)",
     }
 }
 

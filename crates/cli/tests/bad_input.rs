@@ -4,11 +4,10 @@
 mod support;
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 
 fn plimsoll(arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    let mut output = command.args(arguments.split_whitespace()).output().unwrap();
+    let mut output = support::plimsoll(arguments).output().unwrap();
     output.stderr = support::texts(&output).1.into_bytes();
     output
 }

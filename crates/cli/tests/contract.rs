@@ -1,13 +1,14 @@
 //! What scripts may rely on: the JSON of `plan` and `train`, and the budget itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::{Command, Output};
+mod support;
+
+use std::process::Output;
 
 use serde_json::Value;
 
 fn plimsoll(arguments: &str) -> Output {
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(arguments.split_whitespace()).output().unwrap();
+    let output = support::plimsoll(arguments).output().unwrap();
     assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
     output
 }
@@ -118,7 +119,7 @@ fn the_most_that_fits_is_a_plan_and_one_more_does_not_fit() {
         // With a mebibyte to spare on either side: what the process takes outside the arena differs.
         plimsoll(&format!("plan --memory {}MiB {flag} {value}", memory + 1));
         let arguments = format!("plan --memory {}MiB {flag} {}", memory - 1, value + 1);
-        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(arguments.split_whitespace()).output();
+        let output = support::plimsoll(&arguments).output();
         assert_eq!(output.unwrap().status.code(), Some(2), "{arguments}");
     }
     let (rank, what) =
@@ -209,8 +210,7 @@ fn a_published_model_fits_one_large_card_in_fp32() {
 /// The smallest `--memory` that works, in MiB, as the refusal of one that does not names it.
 fn smallest_memory(arguments: &str) -> u64 {
     let command = format!("plan --memory 1MiB {arguments}");
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(command.split_whitespace()).output().unwrap();
+    let output = support::plimsoll(&command).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     let figure = said.split("`--memory ").nth(1).and_then(|rest| rest.split("MiB`").next());
     figure.and_then(|figure| figure.parse().ok()).unwrap_or_else(|| panic!("{command}: {said}"))
@@ -264,7 +264,7 @@ fn one_more_than_the_most_does_not_fit_also_where_gradients_come_and_go() {
     let most = answer.as_u64().unwrap();
     let fits = |layers: u64| {
         let command = format!("plan {asked} --layers {layers}");
-        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(command.split_whitespace()).output();
+        let output = support::plimsoll(&command).output();
         output.unwrap().status.success()
     };
     assert!(fits(most) && !fits(most + 1) && !fits(most + 2), "{most}");

@@ -1,16 +1,14 @@
 //! Measured times of ops: taken once, kept per machine, used by later plans, refused on other machines.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 fn plimsoll(caches: &Path, arguments: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-        .args(arguments.split_whitespace())
-        .env("XDG_CACHE_HOME", caches)
-        .output()
-        .unwrap()
+    support::plimsoll(arguments).env("XDG_CACHE_HOME", caches).output().unwrap()
 }
 
 #[test]

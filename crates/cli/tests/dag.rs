@@ -3,16 +3,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::{Value, json};
 
 fn plan(name: &str, graph: &str, options: &[&str]) -> Output {
     std::fs::write(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name), graph).unwrap();
-    Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+    support::plimsoll("plan --dag")
         .current_dir(env!("CARGO_TARGET_TMPDIR"))
-        .args(["plan", "--dag", name])
+        .arg(name)
         .args(options)
         .output()
         .unwrap()
@@ -118,10 +120,7 @@ fn broken_graphs_are_refused_with_file_and_place() {
 
 #[test]
 fn a_missing_file_a_missing_budget_and_a_bad_size_are_the_users_to_mend() {
-    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-        .args(["plan", "--dag", "no-such.json", "--memory", "1KiB"])
-        .output()
-        .unwrap();
+    let output = support::plimsoll("plan --dag no-such.json --memory 1KiB").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: no-such.json cannot be read: "));
     assert_eq!(output.status.code(), Some(2));
     let output = plan("lone.json", &small(), &[]);

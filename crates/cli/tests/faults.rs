@@ -226,15 +226,16 @@ fn what_a_killed_run_leaves_beside_its_checkpoints_is_cleared_and_nothing_else()
     assert_eq!(left, [".tmp-notes", "notes.part", "report.htmlx.part"]);
 }
 
-/// Sends a signal to a run once it says something, which is long before its first step.
+/// Sends a signal to a run that tokenises its data, which is long before its first step.
 fn signalled(home: &Home, arguments: &str, signal: &str) -> (Option<i32>, String) {
+    let ids = home.path("cache/plimsoll/data");
+    let _ = fs::remove_dir_all(&ids);
     let mut child = home.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    // The folder is made first; then millions of lines have to be read.
-    while !home.path("out").exists() {
+    // The run's folder is made first; then millions of lines have to be read, whose ids go to a file.
+    while !fs::read_dir(&ids).is_ok_and(|mut files| files.next().is_some()) {
         assert!(child.try_wait().unwrap().is_none(), "the run ended");
         sleep(Duration::from_millis(1));
     }
-    sleep(Duration::from_millis(100));
     let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let output = child.wait_with_output().unwrap();
@@ -261,12 +262,8 @@ fn a_signal_before_the_first_step_is_a_sentence_and_the_usual_code() {
 #[test]
 fn a_low_limit_on_address_space_is_one_sentence() {
     let home = Home::with_model();
-    let limited = |kib: u64, arguments: &str| {
-        let mut command = Command::new("bash");
-        command.args(["-c", &format!("ulimit -v {kib}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_plimsoll")]);
-        command.args(arguments.split_whitespace());
-        command.current_dir(home.path("")).env("XDG_CACHE_HOME", home.path("cache")).output().unwrap()
-    };
+    let limited =
+        |kib: u64, arguments: &str| home.limited(&format!("ulimit -v {kib}"), arguments).output().unwrap();
     let mut refused = 0;
     for kib in (16_000..80_000).step_by(4_000) {
         if !limited(kib, "--version").status.success() {

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 
 fn file(name: &str, contents: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -12,9 +14,9 @@ fn file(name: &str, contents: &str) -> PathBuf {
 }
 
 fn layout(name: &str, options: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+    support::plimsoll("layout")
         .current_dir(env!("CARGO_TARGET_TMPDIR"))
-        .args(["layout", name])
+        .arg(name)
         .args(options)
         .output()
         .unwrap()

@@ -1,10 +1,12 @@
 //! A plan on disk, and the way out of a budget that gradients overfill.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::{Command, Output};
+mod support;
+
+use std::process::Output;
 
 fn plimsoll(arguments: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(arguments.split_whitespace()).output().unwrap()
+    support::plimsoll(arguments).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {

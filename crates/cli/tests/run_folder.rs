@@ -272,11 +272,8 @@ fn a_disk_that_fills_up_leaves_the_checkpoint_before_and_it_can_be_gone_on_from(
     for (file, blocks) in
         [("model", size("model.safetensors") / 2048), ("optimizer", size("optimizer.safetensors") / 1024)]
     {
-        let mut limited = Command::new("bash");
-        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
-        limited.args(["-c", &script, env!("CARGO_BIN_EXE_plimsoll")]);
-        limited.args(training("--output-dir out --resume latest").split_whitespace());
-        limited.current_dir(home.path("")).env("XDG_CACHE_HOME", home.path("cache"));
+        let first = format!("trap '' XFSZ; ulimit -f {blocks}");
+        let limited = home.limited(&first, &training("--output-dir out --resume latest"));
         let expected = format!(
             "out/.tmp-checkpoint-4/{file}.safetensors cannot be written (File too large (os error 27)); make room or give another folder; what was saved before is untouched"
         );

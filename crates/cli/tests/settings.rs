@@ -4,14 +4,12 @@
 mod support;
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
 fn plimsoll(arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
-    let mut output = command.args(arguments.split_whitespace()).output().unwrap();
+    let mut output = support::plimsoll(arguments).current_dir(env!("CARGO_TARGET_TMPDIR")).output().unwrap();
     output.stderr = support::texts(&output).1.into_bytes();
     output
 }

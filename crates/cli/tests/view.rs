@@ -5,18 +5,14 @@
 //! nobody for anything, and holds the numbers of the plan.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::path::PathBuf;
-use std::process::Command;
 
 use serde_json::Value;
 
 fn plimsoll(arguments: &str) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-        .args(arguments.split_whitespace())
-        // Times that somebody measured on this machine are not to show here.
-        .env("XDG_CACHE_HOME", "no such folder")
-        .output()
-        .unwrap();
+    let output = support::plimsoll(arguments).output().unwrap();
     assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }

@@ -24,6 +24,8 @@
 //! assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
 //! # Ok::<(), plimsoll::TrainError>(())
 //! ```
+//!
+//! A whole run of a model in a folder, with data, checkpoints and records, is a [`Job`]: see `examples/fine_tune.rs`.
 
 pub use plimsoll_exec::{Data, Device, Engine, ExecError, Timing, Timings};
 pub use plimsoll_graph::{
@@ -34,9 +36,11 @@ pub use plimsoll_model::{
     Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,
 };
 pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
+pub use plimsoll_train::job::{Environment, Job, Note, Session};
+pub use plimsoll_train::trainer::{Event, Listener};
 pub use plimsoll_train::{
-    FloatStorage, Model, Offload, Optimizer, OptimizerKind, Options, Planned, Run, Step, Stepped, Storage,
-    TrainError, Trainer, Update, WeightStorage, plan_for, plan_within,
+    Config, FloatStorage, Model, Offload, Optimizer, OptimizerKind, Options, Planned, RawConfig, Run,
+    StateStorage, Step, Stepped, TrainError, Trainer, Update, WeightStorage, plan_for, plan_within,
 };
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
@@ -65,19 +69,102 @@ pub mod planning {
     };
 }
 
-/// Data, learning rate, metrics, sizes and the machine's memory.
+/// Whole runs: settings, jobs, data, files, the trainer and the machine's memory.
 pub mod training {
     pub use plimsoll_exec::cpu::{BLOCK as DISK_BLOCK, disk_room, free_disk_bytes};
     pub use plimsoll_exec::{DiskSpeed, measure_disk};
     pub use plimsoll_train::{
-        Config, DataConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig, RawConfig, Resume,
-        Target, Validation,
+        Adapted, Alternative, Config, DataConfig, EvaluationConfig, LanguageModel, Length, Measured,
+        OPS_FILE_VERSION, OpenedData, Origin, OutputConfig, Programs, RawConfig, Resume, SampleConfig,
+        SavingConfig, Target, Warmup, budget_for, costed_program, fits_within, measure_ops, measured_machine,
+        plan_from_file, plan_with, program,
     };
-    pub use plimsoll_train::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
-    pub use plimsoll_train::{Programs, budget_for, fits_within, plan_from_file, plan_with};
-    pub use plimsoll_train::{
-        address_space, budget, ceiling, checkpoint, costed_program, course, data, export, files, generate,
-        generation, hub, lr, machine, memory, metrics, pretrained, program, reading, settings, size,
-        tensorboard,
-    };
+
+    /// A run on disk, whole or not at all.
+    pub mod checkpoint {
+        pub use plimsoll_train::checkpoint::{
+            Best, Checkpoint, Checkpoints, EvaluationState, Found, PlanSummary, TrainerState,
+        };
+    }
+
+    /// Where token sequences come from.
+    pub mod data {
+        pub use plimsoll_train::data::{
+            BEGIN, BYTE_VOCABULARY, Batches, ChatTemplate, Corpus, Counts, DataError, DataSpec, Dataset, END,
+            Feed, Group, IGNORED, Inputs, Layout, Order, PAD, Part, Permutation, Progress, Rendered, Rows,
+            Sequence, Shown, ShownPart, Source, Special, Synthetic, Task, Text, TextStream, Tokenizer,
+            Validation,
+        };
+    }
+
+    /// Files of models, and files that appear whole or not at all.
+    pub mod files {
+        pub use plimsoll_train::files::{
+            Checksum, Dtype, FileError, LARGE, Loaded, ModelFolder, ModelFormat, SMALL, Stored, StoredTensor,
+            TensorFile, TensorSpec, TensorWriter, WeightError, check_writable, create_folder, load_weights,
+            read_any_text, read_whole, save_weights, temporary_file, write_whole,
+        };
+    }
+
+    /// Writing text with a trained model.
+    pub mod generate {
+        pub use plimsoll_train::generate::{GenerationConfig, Generator, Sampling};
+    }
+
+    /// Models from the Hugging Face hub.
+    pub mod hub {
+        pub use plimsoll_train::hub::{Hub, HubLimits, id_of, is_id};
+    }
+
+    /// A whole run from its settings, as `plimsoll train` has it.
+    pub mod job {
+        pub use plimsoll_train::job::{
+            BetterStep, DeviceFacts, DiskNeed, Environment, Finished, Job, NamedModel, Note,
+            OpenedDevice, Questions, Session, Stage, Summary, Watch, class_of, read_costs, watched,
+        };
+    }
+
+    /// How fast this machine is.
+    pub mod measure {
+        pub use plimsoll_train::measure::{matmul_flops, matmul_rate};
+    }
+
+    /// The machine's memory, and how a budget divides.
+    pub mod memory {
+        pub use plimsoll_train::memory::machine::{Cpu, Disk, Gpu, Machine};
+        pub use plimsoll_train::memory::{
+            ALLOWANCE, Budget, BudgetError, BudgetOrigin, MARGIN, MemoryError, ProcessMemory, Size,
+            SizeError, available, process, total,
+        };
+
+        /// The limit on a process's address space.
+        pub mod address_space {
+            pub use plimsoll_train::memory::address_space::{check, left};
+        }
+    }
+
+    /// Models that somebody has trained before.
+    pub mod pretrained {
+        pub use plimsoll_train::pretrained::{AdapterFolder, Pretrained, adapter_form, base_of, merge};
+    }
+
+    /// How far the reading of files of others is.
+    pub mod reading {
+        pub use plimsoll_train::reading::{LONGEST, begin, name, step, steps, unfinished_name};
+    }
+
+    /// Every setting in one table.
+    pub mod settings {
+        pub use plimsoll_train::settings::{
+            Flag, Kind, Pairs, SETTINGS, Section, Setting, nearest, no_such_flag,
+        };
+    }
+
+    /// The loop over the steps of a run, and those who are told of it.
+    pub mod trainer {
+        pub use plimsoll_train::trainer::{
+            BestRecord, Decay, EarlyStopping, EndRecord, EvaluationRecord, Event, EventFile, Listener, Lr,
+            MetricsFile, StepRecord, TrainLoop, Trainer, ValidationSet, write_line,
+        };
+    }
 }

@@ -8,12 +8,18 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::GraphError;
 use plimsoll_plan::{DeviceSpec, SearchError, Tried};
 
-use crate::budget::Budget;
 use crate::data::DataError;
-use crate::files::FileError;
-use crate::memory::MemoryError;
-use crate::size::Size;
-use crate::ways::Way;
+use crate::files::{FileError, WeightError};
+use crate::memory::{Budget, BudgetError, MemoryError, Size};
+
+/// Another way of asking, which fits where what was asked for does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alternative {
+    /// What to type beside the rest.
+    pub flags: String,
+    /// What it does.
+    pub why: String,
+}
 
 /// A fault of a run. [`TrainError::is_users`] tells the user's mistakes from failures.
 #[derive(Debug)]
@@ -31,7 +37,7 @@ pub enum TrainError {
         /// Plans that would fit if less were fixed.
         hints: Vec<Tried>,
         /// Other ways of asking, which fit.
-        ways: Vec<Way>,
+        alternatives: Vec<Alternative>,
     },
     /// Planning failed for another reason.
     Plan(SearchError),
@@ -45,6 +51,20 @@ pub enum TrainError {
     Memory(MemoryError),
     /// A file could not be written.
     Output(String),
+    /// The arena was not used to the planned byte.
+    Peak {
+        /// Bytes that were used.
+        measured: u64,
+        /// Bytes that were planned.
+        planned: u64,
+    },
+    /// The process took more memory than its budget.
+    Crossed {
+        /// The most bytes that it held.
+        peak: u64,
+        /// The budget.
+        budget: u64,
+    },
     /// A loss or a gradient norm that is not a number, found before the update.
     NotFinite {
         /// The step that was not taken.
@@ -67,7 +87,7 @@ impl TrainError {
                 budget: Box::new(*budget),
                 smallest: Box::new(smallest),
                 hints,
-                ways: Vec::new(),
+                alternatives: Vec::new(),
             },
             SearchError::Graph(error) => TrainError::Graph(error),
             other => TrainError::Plan(other),
@@ -106,9 +126,15 @@ impl TrainError {
         )
     }
 
+    /// The sentence of the error for a command line: settings are flags, `--seq-len`, where the error itself says
+    /// `seq_len`.
+    pub fn with_flags(&self) -> String {
+        WithFlags(self).to_string()
+    }
+
     /// Ways out that were tried and work, as flags.
     pub fn hints(&self) -> Vec<String> {
-        let TrainError::Budget { budget, smallest, hints, ways } = self else {
+        let TrainError::Budget { budget, smallest, hints, alternatives } = self else {
             return Vec::new();
         };
         let outside = budget.outside;
@@ -124,7 +150,7 @@ impl TrainError {
                 format!("`--micro-batch {micro_batch} --recompute {strategy}` fits in {bytes}")
             })
             .collect();
-        lines.extend(ways.iter().map(|Way { flags, why }| format!("`{flags}` fits: {why}")));
+        lines.extend(alternatives.iter().map(|Alternative { flags, why }| format!("`{flags}` fits: {why}")));
         if whole << 20 <= budget.total {
             return lines;
         }
@@ -150,7 +176,39 @@ fn larger_device(bytes: u64) -> String {
 
 impl fmt::Display for TrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
+        f.write_str(&in_fields(&self.with_flags()))
+    }
+}
+
+/// A sentence in which `--micro-batch` is `micro_batch`: flags of a command line as fields of the settings.
+fn in_fields(text: &str) -> String {
+    let (mut fields, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = rest.find("--") {
+        let (before, flag) = (&rest[..at], &rest[at + 2..]);
+        let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let length = flag.find(|c| !is_part(c)).unwrap_or(flag.len());
+        let name = flag[..length].trim_end_matches('-');
+        // Two dashes inside a word are part of a name, as in the hub's cache; `--help` is no setting.
+        let is_word = before.ends_with(|c: char| c.is_alphanumeric() || "-_/.".contains(c));
+        fields.push_str(before);
+        let is_setting = !is_word && name != "help" && name.starts_with(|c: char| c.is_ascii_lowercase());
+        if is_setting {
+            fields.push_str(&name.replace('-', "_"));
+            rest = &flag[name.len()..];
+        } else {
+            fields.push_str("--");
+            rest = flag;
+        }
+    }
+    fields + rest
+}
+
+/// The sentence of an error, with settings as flags.
+struct WithFlags<'a>(&'a TrainError);
+
+impl fmt::Display for WithFlags<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
             TrainError::Config(why) | TrainError::Output(why) => f.write_str(why),
             TrainError::Graph(error) => error.fmt(f),
             TrainError::Budget { budget, smallest, .. } => {
@@ -162,6 +220,13 @@ impl fmt::Display for TrainError {
             TrainError::Data(error) => error.fmt(f),
             TrainError::File(error) => error.fmt(f),
             TrainError::Memory(error) => error.fmt(f),
+            TrainError::Peak { measured, planned } => write!(
+                f,
+                "the arena was used up to byte {measured} and planned up to byte {planned}, which is a fault of plimsoll"
+            ),
+            TrainError::Crossed { peak, budget } => {
+                BudgetError::Crossed { peak: *peak, budget: *budget }.fmt(f)
+            }
             TrainError::NotFinite { step, what } => write!(
                 f,
                 "the {what} of step {step} is not a finite number; the weights are as step {} left them",
@@ -207,5 +272,40 @@ impl From<FileError> for TrainError {
 impl From<MemoryError> for TrainError {
     fn from(error: MemoryError) -> TrainError {
         TrainError::Memory(error)
+    }
+}
+
+impl From<BudgetError> for TrainError {
+    fn from(error: BudgetError) -> TrainError {
+        match error {
+            BudgetError::Memory(error) => TrainError::Memory(error),
+            BudgetError::Refused(why) => TrainError::Config(why),
+            BudgetError::Crossed { peak, budget } => TrainError::Crossed { peak, budget },
+        }
+    }
+}
+
+impl From<WeightError> for TrainError {
+    fn from(error: WeightError) -> TrainError {
+        match error {
+            WeightError::File(error) => TrainError::File(error),
+            WeightError::Device(error) => TrainError::Exec(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_fields_and_flags_for_a_command_line() {
+        let why = "--micro-batch 2 × `--seq-len 16` (--data), models--a--b and `--resume x--y` -- 5";
+        let error = TrainError::Config(why.into());
+        assert_eq!(
+            error.to_string(),
+            "micro_batch 2 × `seq_len 16` (data), models--a--b and `resume x--y` -- 5"
+        );
+        assert_eq!(error.with_flags(), why);
     }
 }

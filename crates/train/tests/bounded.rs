@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use plimsoll_graph::{DType, Graph, GraphError, Init};
-use plimsoll_train::checkpoint::{Checkpoints, Progress};
-use plimsoll_train::files::{Dtype, Form, ModelFolder};
+use plimsoll_train::checkpoint::{Checkpoints, EvaluationState};
+use plimsoll_train::files::{Dtype, ModelFolder, ModelFormat};
 use plimsoll_train::{Options, Run, memory};
 use tempfile::TempDir;
 
@@ -46,7 +46,7 @@ fn stays_bounded(matrices: usize) {
     let mut run = Run::new(chain(matrices), &options).unwrap();
     assert!(run.plan().arena_bytes < weights + 32 * MIB, "the arena is more than weights");
 
-    let halves = Form { dtype: Some(Dtype::BF16), ..Form::default() };
+    let halves = ModelFormat { dtype: Some(Dtype::BF16), ..ModelFormat::default() };
     run.save_weights(&folder.path().join("model"), &halves).unwrap();
     let spoil = vec![9.0; NARROW];
     for (name, expected) in [("w0", 0.25), ("w3", 3.25)] {
@@ -57,8 +57,8 @@ fn stays_bounded(matrices: usize) {
         assert_eq!(row, vec![expected; NARROW]);
     }
 
-    let checkpoints = Checkpoints::open(&folder.path().join("out"), Form::default(), None).unwrap();
-    checkpoints.save(&run, 0, &BTreeMap::new(), &Progress::default()).unwrap();
+    let checkpoints = Checkpoints::open(&folder.path().join("out"), ModelFormat::default(), None).unwrap();
+    checkpoints.save(&run, 0, &BTreeMap::new(), &EvaluationState::default()).unwrap();
     let checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
     checkpoints.restore(&mut run, &checkpoint, &BTreeMap::new()).unwrap();
 

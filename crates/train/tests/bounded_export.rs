@@ -10,9 +10,9 @@ use std::path::Path;
 use plimsoll_graph::{Graph, StateKind, Type};
 use plimsoll_model::lora::{AdapterConfig, file_name};
 use plimsoll_model::{Architecture, Lora};
-use plimsoll_train::export::merge;
 use plimsoll_train::files::{Dtype, ModelFolder, TensorSpec, TensorWriter};
 use plimsoll_train::memory;
+use plimsoll_train::pretrained::merge;
 use plimsoll_train::pretrained::{AdapterFolder, Pretrained};
 
 const MIB: u64 = 1 << 20;

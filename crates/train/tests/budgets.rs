@@ -8,10 +8,12 @@ use std::collections::BTreeSet;
 
 use plimsoll_model::{Architecture, Preset};
 use plimsoll_plan::{Choice, Request, Role, SearchError, search};
-use plimsoll_train::budget::{Budget, Origin};
-use plimsoll_train::{LanguageModel, Options, Planned, Run, program};
+use plimsoll_train::{LanguageModel, Options, program};
 
+#[path = "support/arena.rs"]
+mod arena;
 mod support;
+use arena::{assert_planned_peak, exactly, start};
 use support::{Batch, Size, bert, gpt2, parameters};
 
 const ROWS: usize = 4;
@@ -47,10 +49,7 @@ impl Case {
 
     /// Trains by a plan; every loss, every norm and the final weights, as bits.
     fn train(&self, choice: Choice) -> Vec<u32> {
-        let arena = choice.plan.arena_bytes;
-        let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
-        let device = plimsoll_devices::cpu(THREADS).unwrap();
-        let mut run = Run::start(device, Planned { choice, budget }, 7).unwrap();
+        let mut run = start(THREADS, exactly(choice));
         let mut numbers = Vec::new();
         for step in 0..STEPS {
             let (seq, documents) = (self.model.seq_len, self.model.architecture.reads_documents());
@@ -62,8 +61,7 @@ impl Case {
         for name in parameters(&run) {
             numbers.extend(run.state(&name).unwrap());
         }
-        assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-        assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
+        assert_planned_peak(&run);
         numbers.into_iter().map(f32::to_bits).collect()
     }
 }

@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use plimsoll_model::Architecture;
-use plimsoll_train::budget::Budget;
-use plimsoll_train::export::merge;
 use plimsoll_train::generate::{Generator, Sampling};
+use plimsoll_train::memory::Budget;
+use plimsoll_train::pretrained::merge;
 use plimsoll_train::pretrained::{AdapterFolder, Pretrained};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};

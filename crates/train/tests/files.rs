@@ -10,8 +10,8 @@ use std::sync::Arc;
 use half::bf16;
 use plimsoll_exec::rounding;
 use plimsoll_plan::Strategy;
-use plimsoll_train::files::{Dtype, Form, ModelFolder, Stored, TensorSpec, TensorWriter};
-use plimsoll_train::{Options, Run, Storage, WeightStorage};
+use plimsoll_train::files::{Dtype, ModelFolder, ModelFormat, Stored, TensorSpec, TensorWriter};
+use plimsoll_train::{Options, Run, StateStorage, WeightStorage};
 use tempfile::TempDir;
 
 mod support;
@@ -28,8 +28,8 @@ fn stored(name: &str) -> Stored {
     Stored { name: format!("transformer.{bare}"), alternatives: vec![bare.to_owned()], optional: false }
 }
 
-fn form() -> Form {
-    Form { stored: Arc::new(stored), ..Form::default() }
+fn form() -> ModelFormat {
+    ModelFormat { stored: Arc::new(stored), ..ModelFormat::default() }
 }
 
 fn all_equal(one: &Run, other: &Run) -> bool {
@@ -41,7 +41,7 @@ fn weights_come_back_bit_for_bit_from_one_file_and_from_many() {
     let folder = TempDir::new().unwrap();
     let saved = run(1);
     for shard_bytes in [u64::MAX, 20_000] {
-        let form = Form { shard_bytes, ..form() };
+        let form = ModelFormat { shard_bytes, ..form() };
         let written = saved.save_weights(folder.path(), &form).unwrap();
         let mut loaded = run(2);
         assert!(!all_equal(&saved, &loaded));
@@ -59,7 +59,7 @@ fn half_precision_files_load_as_their_rounded_numbers_and_other_names_are_found(
     let folder = TempDir::new().unwrap();
     let saved = run(1);
     let bare = |name: &str| Stored::plain(name.trim_start_matches("transformer."));
-    let written = Form { dtype: Some(Dtype::BF16), stored: Arc::new(bare), ..Form::default() };
+    let written = ModelFormat { dtype: Some(Dtype::BF16), stored: Arc::new(bare), ..ModelFormat::default() };
     saved.save_weights(folder.path(), &written).unwrap();
     let mut loaded = run(2);
     loaded.load_weights(&ModelFolder::open(folder.path()).unwrap(), &form()).unwrap();
@@ -75,7 +75,7 @@ fn a_master_copy_begins_with_every_bit_of_the_file() {
     let folder = TempDir::new().unwrap();
     let saved = run(1);
     saved.save_weights(folder.path(), &form()).unwrap();
-    let storage = Storage { weights: WeightStorage::Bf16Master, ..Storage::default() };
+    let storage = StateStorage { weights: WeightStorage::Bf16Master, ..StateStorage::default() };
     let options = Options { storage, ..options(2, 2, Strategy::None, 1) };
     let mut loaded = start(&gpt2(Size::GOLDEN), GOLDEN_SEQ, &options);
     loaded.load_weights(&ModelFolder::open(folder.path()).unwrap(), &form()).unwrap();
@@ -101,7 +101,7 @@ fn what_lies_beside_a_model_goes_with_it() {
         fs::write(source.path().join(name), name).unwrap();
     }
     let texts = vec![("config.json".to_owned(), "{}".to_owned())];
-    let form = Form { texts, beside: Some(source.path().to_owned()), ..form() };
+    let form = ModelFormat { texts, beside: Some(source.path().to_owned()), ..form() };
     run(1).save_weights(target.path(), &form).unwrap();
     let text = |name: &str| fs::read_to_string(target.path().join(name)).unwrap();
     assert_eq!(
@@ -162,7 +162,7 @@ fn weights_of_another_configuration_are_refused_by_the_tensor_that_differs() {
     let fault = refused(folder.path());
     assert!(fault.contains("where the configuration has"), "{fault}");
     let other = start(&llama(Size::GOLDEN), GOLDEN_SEQ, &options(2, 2, Strategy::None, 1));
-    other.save_weights(folder.path(), &Form::default()).unwrap();
+    other.save_weights(folder.path(), &ModelFormat::default()).unwrap();
     let fault = refused(folder.path());
     assert!(fault.contains("holds no tensor `transformer."), "{fault}");
 }
@@ -185,7 +185,7 @@ fn tensors_that_nobody_asked_for_and_parameters_that_may_be_new_are_listed() {
     let mut loaded = three;
     let drawn = loaded.state("transformer.h.2.ln_1.weight").unwrap();
     let optional = |name: &str| Stored { optional: name.contains(".h.2."), ..stored(name) };
-    let form = Form { stored: Arc::new(optional), ..Form::default() };
+    let form = ModelFormat { stored: Arc::new(optional), ..ModelFormat::default() };
     let absent = loaded.load_weights(&ModelFolder::open(folder.path()).unwrap(), &form).unwrap().absent;
     assert_eq!(absent.len(), 12);
     assert_eq!(loaded.state("transformer.h.2.ln_1.weight").unwrap(), drawn);

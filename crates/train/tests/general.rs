@@ -6,13 +6,12 @@
 use plimsoll_exec::Data;
 use plimsoll_graph::op::Conv;
 use plimsoll_graph::{DType, Graph, GraphError, Init, Value};
-use plimsoll_plan::{Choice, Link, Request, Role, SearchError, Searcher, Strategy, search};
-use plimsoll_train::budget::{Budget, Origin};
-use plimsoll_train::{Optimizer, Options, Planned, Run, Update, plan_from_file, program};
+use plimsoll_plan::{Role, Strategy};
+use plimsoll_train::{Optimizer, Options, Planned, Update, plan_from_file};
 
-#[path = "support/disk.rs"]
-mod disk;
-use disk::DISK;
+#[path = "support/arena.rs"]
+mod arena;
+use arena::{DISK, InArena, assert_planned_peak, exactly, start};
 
 const ROWS: usize = 4;
 const SIDE: usize = 16;
@@ -58,33 +57,23 @@ fn u_net(rows: usize) -> Result<Graph, GraphError> {
 
 fn options(update: Update) -> Options {
     let optimizer = Optimizer { max_grad_norm: None, ..Optimizer::default() };
-    Options { global_batch: ROWS, micro_batch: Some(ROWS), update, optimizer, ..Options::default() }
+    Options {
+        global_batch: ROWS,
+        micro_batch: Some(ROWS),
+        update,
+        optimizer,
+        threads: THREADS,
+        ..Options::default()
+    }
 }
 
-fn plan(link: Option<Link>, update: Update, budget: u64) -> Result<Choice, SearchError> {
-    let (device, options) = (disk::device(THREADS, link), options(update));
-    search(request(budget), |rows| program(&u_net, &*device, &options, rows))
-}
-
-fn request(budget: u64) -> Request {
-    Request { global_batch: ROWS, micro_batch: Some(ROWS), strategy: None, budget, slack: 0.0 }
-}
-
-fn smallest(link: Option<Link>, update: Update) -> u64 {
-    let (device, options) = (disk::device(THREADS, link), options(update));
-    let mut searcher = Searcher::once(|rows: usize| program(&u_net, &*device, &options, rows));
-    searcher.smallest(request(0)).unwrap().arena_bytes
-}
-
-fn planned(choice: Choice) -> Planned {
-    let budget = Budget { total: choice.plan.arena_bytes, outside: 0, origin: Origin::Stated, ceiling: None };
-    Planned { choice, budget }
+fn case(update: Update) -> InArena<fn(usize) -> Result<Graph, GraphError>> {
+    InArena { model: u_net, options: options(update), micro_batch: ROWS }
 }
 
 /// Trains two steps; the losses and the final weights, as bits.
-fn train(link: Option<Link>, planned: Planned) -> Vec<u32> {
-    let arena = planned.choice.plan.arena_bytes;
-    let mut run = Run::start(disk::device(THREADS, link), planned, 7).unwrap();
+fn train(planned: Planned) -> Vec<u32> {
+    let mut run = start(THREADS, planned);
     let pixels = ROWS * SIDE * SIDE;
     let picture: Vec<f32> = (0..2 * pixels).map(|at| ((at * 7919 + 13) % 101) as f32 / 50.0 - 1.0).collect();
     let inside: Vec<i32> = (0..pixels).map(|at| i32::from(at % SIDE > at / SIDE % SIDE)).collect();
@@ -97,49 +86,48 @@ fn train(link: Option<Link>, planned: Planned) -> Vec<u32> {
     for name in names.iter().filter(|name| !name.starts_with("grad")) {
         numbers.extend(run.state(name).unwrap());
     }
-    assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-    assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
+    assert_planned_peak(&run);
     numbers.into_iter().map(f32::to_bits).collect()
 }
 
 #[test]
 fn every_budget_gives_the_same_bits() {
-    let unlimited = plan(None, Update::Separate, u64::MAX).unwrap();
-    let expected = train(None, planned(unlimited));
+    let unlimited = case(Update::Separate).plan(None, u64::MAX).unwrap();
+    let expected = train(exactly(unlimited));
     for update in [Update::Separate, Update::InBackward] {
-        let most = plan(None, update, u64::MAX).unwrap().plan.arena_bytes;
-        let least = smallest(None, update);
+        let most = case(update).plan(None, u64::MAX).unwrap().plan.arena_bytes;
+        let least = case(update).smallest(None);
         for budget in [least, least + (most - least) / 4, u64::midpoint(least, most)] {
-            let choice = plan(None, update, budget).unwrap();
+            let choice = case(update).plan(None, budget).unwrap();
             let runs = choice.plan.schedules[&Role::First].executions(&choice.program.train.graph);
             assert_eq!(choice.plan.strategy, Strategy::Auto, "{budget} bytes");
             assert!(runs.iter().any(|&times| times > 1), "{budget} bytes: something runs again");
             assert!(choice.lower_bound_seconds.unwrap() <= choice.step_seconds());
             assert!(choice.plan.arena_bytes <= budget);
-            assert!(train(None, planned(choice)) == expected, "other bits in {budget} bytes");
+            assert!(train(exactly(choice)) == expected, "other bits in {budget} bytes");
         }
     }
 }
 
 #[test]
 fn with_a_disk_less_memory_gives_the_same_bits() {
-    let expected = train(None, planned(plan(None, Update::Separate, u64::MAX).unwrap()));
-    let (alone, least) = (smallest(None, Update::Separate), smallest(Some(DISK), Update::Separate));
+    let expected = train(exactly(case(Update::Separate).plan(None, u64::MAX).unwrap()));
+    let (alone, least) = (case(Update::Separate).smallest(None), case(Update::Separate).smallest(Some(DISK)));
     assert!(least < alone, "{least} bytes with a disk, {alone} without");
     for budget in [least, u64::midpoint(least, alone), alone + alone / 10] {
-        let choice = plan(Some(DISK), Update::Separate, budget).unwrap();
+        let choice = case(Update::Separate).plan(Some(DISK), budget).unwrap();
         assert!(choice.plan.arena_bytes <= budget);
-        assert!(train(Some(DISK), planned(choice)) == expected, "other bits in {budget} bytes");
+        assert!(train(exactly(choice)) == expected, "other bits in {budget} bytes");
     }
 }
 
 #[test]
 fn a_plan_that_was_written_and_read_runs_to_the_bit() {
-    let least = smallest(None, Update::Separate);
-    let made = planned(plan(None, Update::Separate, least + least / 10).unwrap());
+    let least = case(Update::Separate).smallest(None);
+    let made = exactly(case(Update::Separate).plan(None, least + least / 10).unwrap());
     let text = made.to_file();
     let device = plimsoll_devices::cpu(THREADS).unwrap();
     let read = plan_from_file(&u_net, &*device, &options(Update::Separate), &text).unwrap();
     assert!(read.choice.plan.schedules == made.choice.plan.schedules);
-    assert!(train(None, read) == train(None, made), "other bits from the file");
+    assert!(train(read) == train(made), "other bits from the file");
 }

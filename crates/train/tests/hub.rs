@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use plimsoll_train::hub::{Hub, Limits, id_of, is_id};
+use plimsoll_train::hub::{Hub, HubLimits, id_of, is_id};
 
 #[path = "support/hub.rs"]
 mod server;
@@ -28,7 +28,7 @@ fn hub(cache: &Path, server: &Server) -> Hub {
         endpoint: Some(server.address.clone()),
         token: Some("secret".into()),
         offline: false,
-        limits: Limits { pause: Duration::from_millis(1), ..Limits::default() },
+        limits: HubLimits { pause: Duration::from_millis(1), ..HubLimits::default() },
     }
 }
 

@@ -14,7 +14,7 @@ use plimsoll_graph::{DType, Graph, GraphError, Init};
 use plimsoll_model::Architecture;
 use plimsoll_plan::{Purpose, Role, Scratch, Strategy, plan};
 use plimsoll_train::data::{Batches, Rows, Sequence, Source, Synthetic};
-use plimsoll_train::lr::{Decay, Lr};
+use plimsoll_train::trainer::{Decay, Lr};
 use plimsoll_train::{LanguageModel, Run, Trainer, plan_for};
 
 mod support;

@@ -8,7 +8,7 @@ use plimsoll_exec::Data;
 use plimsoll_graph::Graph;
 use plimsoll_model::{Architecture, Llama};
 use plimsoll_plan::{Plan, Purpose, Request, Role, Searcher, Strategy, search, spans, timeline};
-use plimsoll_train::budget::{Budget, Origin};
+use plimsoll_train::memory::{Budget, BudgetOrigin};
 use plimsoll_train::{LanguageModel, Optimizer, Options, Run, TrainError, Update, plan_within, program};
 
 mod support;
@@ -203,7 +203,7 @@ fn left_free_a_step_is_never_slower_than_in_two_passes() {
         facts
     };
     let seconds = |update, arena: u64| {
-        let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
+        let budget = Budget { total: arena, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
         let planned = plan_within(&model, slow_in_little_scratch, &options(update), budget);
         planned.ok().map(|planned| planned.choice.step_seconds())
     };
@@ -251,7 +251,7 @@ fn a_gradient_that_is_not_finite_is_owned_up_to() {
         assert_eq!(run.is_whole(), update != Update::InBackward, "{update:?}");
         if update == Update::InBackward {
             assert!(matches!(error, TrainError::PartlyUpdated { step: 1 }), "{error}");
-            assert!(error.to_string().contains("`--resume latest --stop-after 0`"), "{error}");
+            assert!(error.to_string().contains("`resume latest stop_after 0`"), "{error}");
             assert!(after["lm_head.weight"] != before["lm_head.weight"], "the head came first");
         } else {
             assert!(matches!(error, TrainError::NotFinite { .. }) && after == before, "{error}");
@@ -289,7 +289,7 @@ fn a_loop_that_asks_for_the_impossible_is_told() {
 
     let refused = |options: &Options| Run::new(language(&llama(SIZE)), options).unwrap_err().to_string();
     let clipped = Options { optimizer: Optimizer::default(), ..asked(Update::InBackward, Strategy::None) };
-    assert!(refused(&clipped).contains("add `--max-grad-norm 0`"), "{}", refused(&clipped));
+    assert!(refused(&clipped).contains("add `max_grad_norm 0`"), "{}", refused(&clipped));
     let divided = Options { global_batch: 2 * ROWS, ..asked(Update::InBackward, Strategy::None) };
     assert!(refused(&divided).contains("one micro-batch a step"), "{}", refused(&divided));
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use plimsoll_train::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
+use plimsoll_train::checkpoint::{Best, Checkpoint, Checkpoints, EvaluationState};
 use plimsoll_train::{Options, Trainer};
 use tempfile::TempDir;
 
@@ -237,7 +237,7 @@ fn what_a_kill_after_a_save_leaves_goes_when_the_run_goes_on() {
     // The best was that of step 2; step 4 is better, and the run is killed once that is written.
     take(&mut trained, 1);
     let best = Some(Best { step: 4, metric: 1.0 });
-    let progress = Progress { best, surpasses: Some(2), ..Progress::default() };
+    let progress = EvaluationState { best, surpasses: Some(2), ..EvaluationState::default() };
     trained.save(&open(&out, None).unwrap(), &progress).unwrap();
     assert_eq!(names(&out), ["checkpoint-1", "checkpoint-2", "checkpoint-3", "checkpoint-4"]);
 

@@ -10,12 +10,14 @@ use plimsoll_graph::{Op, StateKind, differentiate};
 use plimsoll_model::lora::{AdapterConfig, Delta, Excluded, Pattern, TrainedTokens, file_name};
 use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
 use plimsoll_plan::{Choice, Request, Role, Strategy, search};
-use plimsoll_train::budget::{Budget, Origin};
 use plimsoll_train::{
-    Adapted, LanguageModel, Model, Optimizer, Options, Planned, Run, Storage, append_optimizer, program,
+    Adapted, LanguageModel, Model, Optimizer, Options, Run, StateStorage, append_optimizer, program,
 };
 
+#[path = "support/arena.rs"]
+mod arena;
 mod support;
+use arena::{assert_planned_peak, exactly, start};
 use support::{Batch, Golden, Size, bert, distance, gpt2, llama, options, parameters};
 
 const CASES: [&str; 17] = [
@@ -204,7 +206,7 @@ fn nothing_is_spent_on_the_frozen_weights_of_preset_m() {
     let lora = Lora::default();
     let graph = lora.adapt(&preset.model.training(2, preset.seq).unwrap()).unwrap();
     let training = differentiate(&graph, graph.output_named("loss").unwrap()).unwrap();
-    let training = append_optimizer(training, &Optimizer::default(), Storage::default()).unwrap();
+    let training = append_optimizer(training, &Optimizer::default(), StateStorage::default()).unwrap();
 
     let is_adapter = |name: &str| name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
     let of_kind = |kind: StateKind| training.states().iter().filter(move |state| state.kind == kind);
@@ -271,9 +273,7 @@ fn planned(adapted: &Adapted<LanguageModel>, strategy: Option<Strategy>, budget:
 
 /// Two steps by a plan; every loss and norm and the final adapters, as bits.
 fn train(adapted: &Adapted<LanguageModel>, choice: Choice) -> Vec<u32> {
-    let arena = choice.plan.arena_bytes;
-    let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
-    let mut run = Run::start(plimsoll_devices::cpu(2).unwrap(), Planned { choice, budget }, 7).unwrap();
+    let mut run = start(2, exactly(choice));
     let mut numbers = Vec::new();
     for step in 0..2 {
         let documents = adapted.model.architecture.reads_documents();
@@ -285,7 +285,7 @@ fn train(adapted: &Adapted<LanguageModel>, choice: Choice) -> Vec<u32> {
     for name in parameters(&run) {
         numbers.extend(run.state(&name).unwrap());
     }
-    assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
+    assert_planned_peak(&run);
     numbers.into_iter().map(f32::to_bits).collect()
 }
 

@@ -4,56 +4,29 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the table is what a reader wants to see")]
 
-use plimsoll_exec::Device;
 use plimsoll_model::Preset;
-use plimsoll_plan::{Choice, Direction, Link, Request, Role, SearchError, Searcher, report, search};
-use plimsoll_train::budget::{Budget, Origin};
-use plimsoll_train::{LanguageModel, Options, Planned, Run, program};
+use plimsoll_plan::{Choice, Direction, Role, report};
+use plimsoll_train::{LanguageModel, Options};
 
-#[path = "support/disk.rs"]
-mod disk;
+#[path = "support/arena.rs"]
+mod arena;
 mod support;
-use disk::DISK;
+use arena::{DISK, InArena, assert_planned_peak, exactly, start};
 use support::{Batch, parameters};
 
 const ROWS: usize = 4;
-const THREADS: usize = 2;
 
-fn device(link: Option<Link>) -> Box<dyn Device> {
-    disk::device(THREADS, link)
-}
-
-fn model() -> LanguageModel {
+/// Micro-batches of two rows.
+fn case() -> InArena<LanguageModel> {
     let Preset { model, seq, .. } = Preset::from_name("tiny").unwrap();
-    LanguageModel { architecture: model, seq_len: seq, generate: false, lora: None }
-}
-
-/// The plan for an arena of `budget` bytes with the micro-batch pinned.
-fn plan(link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
-    let (device, options, model) = (device(link), Options::default(), model());
-    search(request(budget), |rows| program(&model, &*device, &options, rows))
-}
-
-fn request(budget: u64) -> Request {
-    Request { global_batch: ROWS, micro_batch: Some(2), strategy: None, budget, slack: 0.0 }
-}
-
-fn smallest(link: Option<Link>) -> u64 {
-    let (device, options, model) = (device(link), Options::default(), model());
-    let mut searcher = Searcher::once(|rows: usize| program(&model, &*device, &options, rows));
-    searcher.smallest(request(0)).unwrap().arena_bytes
-}
-
-fn start(link: Option<Link>, choice: Choice) -> Run {
-    let total = choice.plan.arena_bytes;
-    let budget = Budget { total, outside: 0, origin: Origin::Stated, ceiling: None };
-    Run::start(device(link), Planned { choice, budget }, 7).unwrap()
+    let model = LanguageModel { architecture: model, seq_len: seq, generate: false, lora: None };
+    let options = Options { global_batch: ROWS, threads: 2, ..Options::default() };
+    InArena { model, options, micro_batch: 2 }
 }
 
 /// Trains two steps by a plan; every loss, every norm and the final weights, as bits.
-fn train(link: Option<Link>, choice: Choice) -> Vec<u32> {
-    let arena = choice.plan.arena_bytes;
-    let mut run = start(link, choice);
+fn train(choice: Choice) -> Vec<u32> {
+    let mut run = start(2, exactly(choice));
     let mut numbers = Vec::new();
     for step in 0..2 {
         let (losses, norm) = batch(step).step(&mut run, 1e-2);
@@ -63,27 +36,27 @@ fn train(link: Option<Link>, choice: Choice) -> Vec<u32> {
     for name in parameters(&run) {
         numbers.extend(run.state(&name).unwrap());
     }
-    assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-    assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
+    assert_planned_peak(&run);
     numbers.into_iter().map(f32::to_bits).collect()
 }
 
 fn batch(step: usize) -> Batch {
-    let model = model();
+    let model = case().model;
     Batch::synthetic(ROWS, model.seq_len, model.architecture.vocab(), false, step)
 }
 
 #[test]
 fn a_budget_that_recompute_alone_cannot_keep_trains_to_the_same_bits() {
-    let unlimited = plan(None, u64::MAX).unwrap();
+    let case = case();
+    let unlimited = case.plan(None, u64::MAX).unwrap();
     let most = unlimited.plan.arena_bytes;
-    let expected = train(None, unlimited);
-    let (least, without_disk) = (smallest(Some(DISK)), smallest(None));
+    let expected = train(unlimited);
+    let (least, without_disk) = (case.smallest(Some(DISK)), case.smallest(None));
     assert!(least < without_disk, "{least} bytes with a disk, {without_disk} without");
     for budget in [least, u64::midpoint(least, without_disk), without_disk, u64::midpoint(without_disk, most)]
     {
-        let alone = plan(None, budget);
-        let choice = plan(Some(DISK), budget).unwrap();
+        let alone = case.plan(None, budget);
+        let choice = case.plan(Some(DISK), budget).unwrap();
         let report = report(&choice.program, &choice.plan);
         let copies = &choice.plan.schedules[&Role::First].copies;
         let ways = |way| copies.iter().filter(|copy| copy.direction == way).count();
@@ -98,6 +71,6 @@ fn a_budget_that_recompute_alone_cannot_keep_trains_to_the_same_bits() {
         assert!(ways(Direction::In) >= ways(Direction::Out) && ways(Direction::Out) > 0);
         assert!(report.layers.iter().any(|layer| !layer.offload.is_empty()));
         assert!(choice.plan.arena_bytes <= budget);
-        assert!(train(Some(DISK), choice) == expected, "other bits in {budget} bytes");
+        assert!(train(choice) == expected, "other bits in {budget} bytes");
     }
 }

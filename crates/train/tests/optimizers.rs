@@ -10,7 +10,7 @@ use plimsoll_exec::{Data, rounding};
 use plimsoll_graph::{Axes, DType, Graph, GraphError, Init, Op, StateKind};
 use plimsoll_plan::{Purpose, Strategy};
 use plimsoll_train::{
-    FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Options, Run, Storage, TrainError,
+    FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Options, Run, StateStorage, TrainError,
     WeightStorage,
 };
 use safetensors::SafeTensors;
@@ -23,13 +23,13 @@ const COLUMNS: usize = 64;
 const COUNT: usize = ROWS * COLUMNS;
 const LR: f32 = 1.0 / 128.0;
 
-const F32: Storage =
-    Storage { weights: WeightStorage::F32, gradients: FloatStorage::F32, moments: FloatStorage::F32 };
-const HALF_MOMENTS: Storage = Storage { moments: FloatStorage::Bf16, ..F32 };
-const MASTER: Storage = Storage { weights: WeightStorage::Bf16Master, ..F32 };
-const RANDOM: Storage = Storage { weights: WeightStorage::Bf16, ..F32 };
-const HALVES: Storage =
-    Storage { weights: WeightStorage::Bf16, gradients: FloatStorage::Bf16, moments: FloatStorage::Bf16 };
+const F32: StateStorage =
+    StateStorage { weights: WeightStorage::F32, gradients: FloatStorage::F32, moments: FloatStorage::F32 };
+const HALF_MOMENTS: StateStorage = StateStorage { moments: FloatStorage::Bf16, ..F32 };
+const MASTER: StateStorage = StateStorage { weights: WeightStorage::Bf16Master, ..F32 };
+const RANDOM: StateStorage = StateStorage { weights: WeightStorage::Bf16, ..F32 };
+const HALVES: StateStorage =
+    StateStorage { weights: WeightStorage::Bf16, gradients: FloatStorage::Bf16, moments: FloatStorage::Bf16 };
 
 /// The numbers of `reference/optimizers.py`.
 fn numbers(seed: u32) -> Vec<f32> {
@@ -60,7 +60,7 @@ fn given_gradient(rows: usize) -> Result<Graph, GraphError> {
     g.finish()
 }
 
-fn ten_steps(optimizer: Optimizer, storage: Storage, seed: u64) -> Run {
+fn ten_steps(optimizer: Optimizer, storage: StateStorage, seed: u64) -> Run {
     let options = Options {
         memory: Some(1 << 30),
         micro_batch: Some(1),
@@ -196,9 +196,9 @@ fn rounding_at_random_is_right_on_average_and_never_the_same_for_two_seeds() {
 }
 
 /// All optimizers, each with some way to keep its state.
-fn variants() -> Vec<(Optimizer, Storage)> {
+fn variants() -> Vec<(Optimizer, StateStorage)> {
     let storages = [F32, HALF_MOMENTS, MASTER, RANDOM, HALVES];
-    let mut variants: Vec<(Optimizer, Storage)> =
+    let mut variants: Vec<(Optimizer, StateStorage)> =
         storages.iter().map(|&storage| (Optimizer::default(), storage)).collect();
     let of = |kind| Optimizer { kind, ..Optimizer::default() };
     let heavy = Optimizer { momentum: 0.9, ..of(OptimizerKind::Sgd) };
@@ -209,7 +209,12 @@ fn variants() -> Vec<(Optimizer, Storage)> {
 
 const SIZE: Size = Size { vocab: 130, seq: 24, width: 64, layers: 2, ffn: 136, dropout: 0.1 };
 
-fn trained(optimizer: Optimizer, storage: Storage, strategy: Strategy, threads: usize) -> (Run, Vec<f32>) {
+fn trained(
+    optimizer: Optimizer,
+    storage: StateStorage,
+    strategy: Strategy,
+    threads: usize,
+) -> (Run, Vec<f32>) {
     let options = Options { optimizer, storage, ..options(4, 2, strategy, threads) };
     let mut run = start(&gpt2(SIZE), SIZE.seq, &options);
     let mut losses = Vec::new();
@@ -277,7 +282,7 @@ fn state_takes_the_bytes_one_computes_by_hand() {
 /// 16-bit weight is the upper half of the master copy here and takes nothing.
 #[test]
 fn a_parameter_takes_sixteen_bytes_as_published_and_two_less_where_halves_are_shared() {
-    let mixed = Storage { gradients: FloatStorage::Bf16, ..MASTER };
+    let mixed = StateStorage { gradients: FloatStorage::Bf16, ..MASTER };
     for (storage, each) in [(F32, 16), (mixed, 14)] {
         let run = start(&llama(SIZE), SIZE.seq, &Options { storage, ..options(4, 2, Strategy::Full, 1) });
         let elements: usize = run.parameters(true).map(|(_, ty)| ty.shape.elements()).sum();

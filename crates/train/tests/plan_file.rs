@@ -73,7 +73,7 @@ fn what_differs_is_named() {
     let other = refused(&model(2), &Options { optimizer: momentum, ..asked.clone() }, &text);
     assert!(other.contains("its moments: ") && other.contains("; here: none; "), "{other}");
     let larger = refused(&model(2), &Options { global_batch: 4, ..asked.clone() }, &text);
-    assert!(larger.contains("state `--global-batch 2`"), "{larger}");
+    assert!(larger.contains("state `global_batch 2`"), "{larger}");
     let tight = refused(&model(2), &Options { memory: Some(1 << 20), ..asked.clone() }, &text);
     assert!(tight.contains("the budget is 1.00 MiB; plan again"), "{tight}");
     let newer = refused(&model(2), &asked, &text.replace("\"plimsoll_plan\":2", "\"plimsoll_plan\":3"));
@@ -89,7 +89,7 @@ fn what_differs_is_named() {
 fn read(text: &[u8], program: &Program) -> Option<Planned> {
     let saved = Saved::parse(std::str::from_utf8(text).ok()?).ok()?;
     let choice = saved.for_program(program.clone()).ok()?;
-    Some(Planned { choice, budget: plimsoll_train::budget::Budget::resolve(Some(1 << 30)).unwrap() })
+    Some(Planned { choice, budget: plimsoll_train::memory::Budget::resolve(Some(1 << 30)).unwrap() })
 }
 
 #[test]

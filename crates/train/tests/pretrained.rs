@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use plimsoll_exec::Data;
 use plimsoll_model::Lora;
 use plimsoll_model::lora::AdapterConfig;
-use plimsoll_train::budget::Budget;
-use plimsoll_train::export::merge;
 use plimsoll_train::generate::{Generator, Sampling};
+use plimsoll_train::memory::Budget;
+use plimsoll_train::pretrained::merge;
 use plimsoll_train::pretrained::{AdapterFolder, Pretrained, adapter_form};
 use plimsoll_train::{Adapted, LanguageModel, Options, Run, TrainError};
 

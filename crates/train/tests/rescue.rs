@@ -6,9 +6,9 @@ use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
-use plimsoll_train::course::{Course, Event, Listener};
 use plimsoll_train::data::{Order, Source, Text};
-use plimsoll_train::{Options, TrainError, Trainer, Validation};
+use plimsoll_train::trainer::{Event, Listener, TrainLoop};
+use plimsoll_train::{Options, TrainError, Trainer, ValidationSet};
 use tempfile::TempDir;
 
 #[path = "support/resume.rs"]
@@ -16,7 +16,7 @@ mod running;
 mod support;
 use running::{bits, latest, llama_trainer, open, pinned, take, trainer, write_text};
 
-const COURSE: Course = Course {
+const COURSE: TrainLoop = TrainLoop {
     steps: 12,
     pause: None,
     logging_steps: 4,
@@ -34,7 +34,11 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 /// Trains a course; returns its fault and what was told beside steps.
-fn train(trainer: &mut Trainer, course: &Course, out: &Checkpoints) -> (Option<TrainError>, Vec<String>) {
+fn train(
+    trainer: &mut Trainer,
+    course: &TrainLoop,
+    out: &Checkpoints,
+) -> (Option<TrainError>, Vec<String>) {
     let mut told = Vec::new();
     let mut listener = |event: &Event<'_>| {
         match event {
@@ -107,7 +111,7 @@ fn a_run_whose_next_step_is_not_finite_is_saved_under_a_name_of_its_own() {
 
     // Rotation leaves it alone, and a second one of the same step takes its place.
     let mut again = poisoned(&data);
-    let (_, told) = train(&mut again, &Course { save_steps: Some(2), ..COURSE }, &out);
+    let (_, told) = train(&mut again, &TrainLoop { save_steps: Some(2), ..COURSE }, &out);
     let checkpoints = names(out.folder());
     assert_eq!(checkpoints.len(), 2, "{checkpoints:?} {told:?}");
     assert!(checkpoints.contains(&name), "{checkpoints:?}");
@@ -118,7 +122,7 @@ fn a_step_that_was_just_saved_is_not_saved_again_when_the_next_is_not_finite() {
     let home = TempDir::new().unwrap();
     let (data, bad) = data_with_z(&home);
     let out = open(&home.path().join("out"), None).unwrap();
-    let (fault, _) = train(&mut poisoned(&data), &Course { save_steps: Some(bad - 1), ..COURSE }, &out);
+    let (fault, _) = train(&mut poisoned(&data), &TrainLoop { save_steps: Some(bad - 1), ..COURSE }, &out);
     assert!(matches!(fault, Some(TrainError::NotFinite { .. })));
     assert_eq!(names(out.folder()), [format!("checkpoint-{}", bad - 1)]);
 }
@@ -154,11 +158,11 @@ fn data_that_can_no_longer_be_read_ends_the_run_saved() {
 fn a_listener_that_fails_ends_the_run_saved_and_the_evaluation_is_made_up_for() {
     let home = TempDir::new().unwrap();
     let data = write_text(home.path());
-    let course = Course { eval_steps: Some(3), ..COURSE };
+    let course = TrainLoop { eval_steps: Some(3), ..COURSE };
     let evaluating = Options { evaluate: true, ..pinned() };
     let validation = |trainer: &Trainer| {
         let text = Text::open(&data, 16, 259, Order::AsWritten).unwrap();
-        Validation::new(Source::Text(text), trainer.run().micro_batch(), Some(6))
+        ValidationSet::new(Source::Text(text), trainer.run().micro_batch(), Some(6))
     };
     let run = |trainer: &mut Trainer, out: &Checkpoints, fail_at: u64| {
         let mut evaluated = Vec::new();

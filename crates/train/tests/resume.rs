@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering;
 
 use plimsoll_graph::{DType, Graph, Init};
 use plimsoll_plan::Strategy;
-use plimsoll_train::checkpoint::{Best, Checkpoint, Checkpoints, Progress};
-use plimsoll_train::course::{Course, Event, Listener};
+use plimsoll_train::checkpoint::{Best, Checkpoint, Checkpoints, EvaluationState};
 use plimsoll_train::data::{Order, Source, Text};
-use plimsoll_train::files::{Form, ModelFolder, TensorFile};
-use plimsoll_train::{Options, Run, TrainError, Trainer, Validation};
+use plimsoll_train::files::{ModelFolder, ModelFormat, TensorFile};
+use plimsoll_train::trainer::{Event, Listener, TrainLoop};
+use plimsoll_train::{Options, Run, TrainError, Trainer, ValidationSet};
 use tempfile::TempDir;
 
 #[path = "support/resume.rs"]
@@ -105,13 +105,13 @@ enum Until {
 /// happened, but for steps and records.
 fn evaluated(trainer: &mut Trainer, data: &Path, out: &Checkpoints, until: Until) -> Vec<String> {
     let text = Text::open(data, 16, 259, Order::AsWritten).unwrap();
-    let mut validation = Validation::new(Source::Text(text), trainer.run().micro_batch(), Some(6));
+    let mut validation = ValidationSet::new(Source::Text(text), trainer.run().micro_batch(), Some(6));
     let (pause, stop_at) = match until {
         Until::Last => (None, 0),
         Until::Stopped(step) => (None, step),
         Until::Paused(step) => (Some(step), 0),
     };
-    let course = Course {
+    let course = TrainLoop {
         steps: 8,
         pause,
         logging_steps: 1,
@@ -229,14 +229,14 @@ fn the_oldest_go_but_never_the_newest_nor_the_best() {
     for _ in 0..5 {
         let step = trained.step().unwrap().step;
         let best = Some(Best { step: step.min(2), metric: 1.5 });
-        trained.save(&checkpoints, &Progress { best, ..Progress::default() }).unwrap();
+        trained.save(&checkpoints, &EvaluationState { best, ..EvaluationState::default() }).unwrap();
         kept.push(names(&output).join(" ").replace("checkpoint-", ""));
     }
     assert_eq!(kept, ["1", "1 2", "1 2 3", "2 3 4", "2 4 5"]);
     let state = latest(&checkpoints).unwrap().state;
     assert_eq!((state.step, state.progress.best), (5, Some(Best { step: 2, metric: 1.5 })));
     // One more of the same step takes the place of the first.
-    trained.save(&checkpoints, &Progress { metric: Some(0.5), ..state.progress }).unwrap();
+    trained.save(&checkpoints, &EvaluationState { metric: Some(0.5), ..state.progress }).unwrap();
     assert_eq!(names(&output), ["checkpoint-2", "checkpoint-4", "checkpoint-5"]);
     assert_eq!(latest(&checkpoints).unwrap().state.progress.metric, Some(0.5));
 }
@@ -343,13 +343,13 @@ fn adapted(body_is_trained: bool) -> Run {
 #[test]
 fn what_is_not_trained_may_be_left_out_and_other_state_is_refused() {
     let folder = TempDir::new().unwrap();
-    let form = Form { stem: "adapter_model".into(), frozen: false, ..Form::default() };
+    let form = ModelFormat { stem: "adapter_model".into(), frozen: false, ..ModelFormat::default() };
     let checkpoints = Checkpoints::open(folder.path(), form, None).unwrap();
     let (mut run, facts) = (adapted(false), BTreeMap::new());
     let body = run.state("body").unwrap();
     run.set_state("head", &[0.5; 12]).unwrap();
     run.set_state("v.head", &[0.25; 12]).unwrap();
-    let saved = checkpoints.save(&run, 3, &facts, &Progress::default()).unwrap();
+    let saved = checkpoints.save(&run, 3, &facts, &EvaluationState::default()).unwrap();
     let held = TensorFile::open(&saved.join("adapter_model.safetensors")).unwrap();
     assert_eq!(held.tensors().keys().collect::<Vec<_>>(), ["head"]);
     let checkpoint = latest(&checkpoints).unwrap();
@@ -363,9 +363,9 @@ fn what_is_not_trained_may_be_left_out_and_other_state_is_refused() {
 
     // The same parameters, but more of them trained: then there are moments that the file lacks, or has too many.
     drop(checkpoints);
-    let checkpoints = Checkpoints::open(&folder.path().join("all"), Form::default(), None).unwrap();
+    let checkpoints = Checkpoints::open(&folder.path().join("all"), ModelFormat::default(), None).unwrap();
     for trained in [false, true] {
-        checkpoints.save(&adapted(trained), 0, &facts, &Progress::default()).unwrap();
+        checkpoints.save(&adapted(trained), 0, &facts, &EvaluationState::default()).unwrap();
         let error = checkpoints.restore(&mut adapted(!trained), &latest(&checkpoints).unwrap(), &facts);
         let fault = error.unwrap_err().to_string();
         let expected =
@@ -385,7 +385,7 @@ fn a_path_out_of_the_checkpoint_and_a_later_form_are_refused() {
     assert!(fault.contains("has form 2 and this version reads 1"), "{fault}");
 
     let texts = vec![("../outside.txt".to_owned(), "x".to_owned())];
-    let form = Form { texts, ..Form::default() };
+    let form = ModelFormat { texts, ..ModelFormat::default() };
     let checkpoints = Checkpoints::open(folder.path(), form, None).unwrap();
     let saved = save(&trainer(&write_text(folder.path()), &pinned()), &checkpoints);
     let fault = Checkpoint::open(&saved).unwrap_err().to_string();

@@ -6,25 +6,21 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "the table is what a reader wants to see")]
 
-use plimsoll_exec::Device;
 use plimsoll_graph::StateKind;
 use plimsoll_model::{Lora, Preset};
-use plimsoll_plan::{
-    Choice, Draft, Link, Purpose, Request, Role, SearchError, Searcher, file, report, search,
-};
-use plimsoll_train::budget::{Budget, Origin};
+use plimsoll_plan::{Choice, Draft, Link, Purpose, Role, file, report};
 use plimsoll_train::data::{Batches, Order, Source, Text};
-use plimsoll_train::files::{Form, ModelFolder};
-use plimsoll_train::lr::{Decay, Lr};
-use plimsoll_train::{LanguageModel, Optimizer, Options, Planned, Run, Trainer, Update, program};
+use plimsoll_train::files::{ModelFolder, ModelFormat};
+use plimsoll_train::trainer::{Decay, Lr};
+use plimsoll_train::{LanguageModel, Optimizer, Options, Trainer, Update};
 use tempfile::TempDir;
 
-#[path = "support/disk.rs"]
-mod disk;
+#[path = "support/arena.rs"]
+mod arena;
 #[path = "support/resume.rs"]
 mod running;
 mod support;
-use disk::DISK;
+use arena::{DISK, InArena, assert_planned_peak, exactly, start};
 use running::{bits, latest, open, save, take, write_text};
 use support::{Batch, Size, gpt2};
 
@@ -33,69 +29,40 @@ const STEPS: usize = 2;
 const LR: f32 = 1e-2;
 
 /// A model and how it is trained.
-struct Case {
-    model: LanguageModel,
-    options: Options,
-}
+struct Case(InArena<LanguageModel>);
 
 impl Case {
     fn new(options: Options) -> Case {
         let Preset { model, seq, .. } = Preset::from_name("tiny").unwrap();
         let model = LanguageModel { architecture: model, seq_len: seq, generate: false, lora: None };
-        Case { model, options: Options { global_batch: ROWS, threads: 2, ..options } }
-    }
-
-    fn device(&self, link: Option<Link>) -> Box<dyn Device> {
-        disk::device(self.options.threads, link)
-    }
-
-    /// The plan for an arena of `budget` bytes with the micro-batch pinned.
-    fn plan(&self, link: Option<Link>, budget: u64) -> Result<Choice, SearchError> {
-        let device = self.device(link);
-        search(self.request(budget), |rows| program(&self.model, &*device, &self.options, rows))
-    }
-
-    fn request(&self, budget: u64) -> Request {
-        let in_backward = self.options.update != Update::Separate;
-        let micro_batch = Some(if in_backward { ROWS } else { ROWS / 2 });
-        Request { global_batch: ROWS, micro_batch, strategy: None, budget, slack: 0.0 }
-    }
-
-    fn smallest(&self, link: Option<Link>) -> u64 {
-        let device = self.device(link);
-        let mut searcher = Searcher::once(|rows: usize| program(&self.model, &*device, &self.options, rows));
-        searcher.smallest(self.request(0)).unwrap().arena_bytes
-    }
-
-    fn start(&self, choice: Choice) -> Run {
-        let link = choice.program.train.facts.link;
-        let total = choice.plan.arena_bytes;
-        let budget = Budget { total, outside: 0, origin: Origin::Stated, ceiling: None };
-        Run::start(self.device(link), Planned { choice, budget }, 7).unwrap()
+        let in_backward = options.update != Update::Separate;
+        let micro_batch = if in_backward { ROWS } else { ROWS / 2 };
+        let options = Options { global_batch: ROWS, threads: 2, ..options };
+        Case(InArena { model, options, micro_batch })
     }
 
     /// Trains by a plan; every loss, every norm, what evaluation and generation say, and all that outlives a step.
     fn train(&self, choice: Choice) -> Vec<u32> {
-        let (arena, vocab) = (choice.plan.arena_bytes, self.model.architecture.vocab());
-        let mut run = self.start(choice);
+        let Case(InArena { model, options, .. }) = self;
+        let vocab = model.architecture.vocab();
+        let mut run = start(2, exactly(choice));
         let mut numbers = Vec::new();
         for step in 0..STEPS {
-            let batch = Batch::synthetic(ROWS, self.model.seq_len, vocab, false, step);
+            let batch = Batch::synthetic(ROWS, model.seq_len, vocab, false, step);
             let (losses, norm) = batch.step(&mut run, LR);
             numbers.extend(losses);
             numbers.push(norm);
-            if self.options.evaluate {
+            if options.evaluate {
                 let rows = run.micro_batch();
                 numbers.extend(batch.micro_batches(rows).map(|inputs| run.evaluate(&inputs).unwrap()));
             }
-            if self.model.generate {
+            if model.generate {
                 let mut logits = vec![0.0; vocab];
-                run.generate(&batch.tokens[..self.model.seq_len], 5, &mut logits).unwrap();
+                run.generate(&batch.tokens[..model.seq_len], 5, &mut logits).unwrap();
                 numbers.extend(logits);
             }
         }
-        assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-        assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
+        assert_planned_peak(&run);
         let lasting = run.states_of(|kind| !matches!(kind, StateKind::Gradient));
         let lasting: Vec<String> = lasting.map(|(name, _)| name.to_owned()).collect();
         numbers.extend(lasting.iter().flat_map(|name| run.state(name).unwrap()));
@@ -104,14 +71,14 @@ impl Case {
 
     /// Trains in budgets below what the state alone has, and returns what was away in the smallest and the largest.
     fn check(&self, name: &str) -> [Vec<(Purpose, u64)>; 2] {
-        let unlimited = self.plan(None, u64::MAX).unwrap();
+        let unlimited = self.0.plan(None, u64::MAX).unwrap();
         let state: u64 = unlimited.plan.states.iter().map(|range| range.bytes).sum();
         let expected = self.train(unlimited);
-        let least = self.smallest(Some(DISK));
+        let least = self.0.smallest(Some(DISK));
         assert!(least < state, "{name}: {least} bytes with a disk, {state} of state");
         let away = [least, u64::midpoint(least, state), state].map(|budget| {
-            assert!(self.plan(None, budget).is_err(), "{name}: {budget} bytes need no disk");
-            let choice = self.plan(Some(DISK), budget).unwrap();
+            assert!(self.0.plan(None, budget).is_err(), "{name}: {budget} bytes need no disk");
+            let choice = self.0.plan(Some(DISK), budget).unwrap();
             let report = report(&choice.program, &choice.plan);
             println!(
                 "{name}: budget {budget} of {state}, away {:?}, {} bytes of values sent, {:.4} s a step",
@@ -135,7 +102,7 @@ fn of(away: &[(Purpose, u64)], purpose: Purpose) -> u64 {
 #[test]
 fn moments_leave_first_then_weights_then_gradients_and_no_bit_changes() {
     let mut case = Case::new(Options { evaluate: true, ..Options::default() });
-    case.model.generate = true;
+    case.0.model.generate = true;
     let [smallest, largest] = case.check("separate");
     assert!(of(&largest, Purpose::Optimizer) > 0);
     assert_eq!(of(&largest, Purpose::Gradients), 0);
@@ -158,10 +125,10 @@ fn updates_inside_the_backward_pass_find_their_state_in_one_pass_and_in_two() {
 #[test]
 fn frozen_weights_under_adapters_leave_and_are_never_written() {
     let mut case = Case::new(Options::default());
-    case.model.lora = Some(Lora { rank: 4, ..Lora::default() });
+    case.0.model.lora = Some(Lora { rank: 4, ..Lora::default() });
     let [smallest, largest] = case.check("adapters");
     assert!(of(&largest, Purpose::Weights) > 0);
-    let choice = case.plan(Some(DISK), case.smallest(Some(DISK))).unwrap();
+    let choice = case.0.plan(Some(DISK), case.0.smallest(Some(DISK))).unwrap();
     let update = &choice.plan.schedules[&Role::Update];
     let moved: u64 = update.copies.iter().map(|copy| update.buffer(copy.buffer).bytes).sum();
     assert!(moved < of(&smallest, Purpose::Weights) / 2, "an update moves {moved} bytes");
@@ -170,7 +137,7 @@ fn frozen_weights_under_adapters_leave_and_are_never_written() {
 #[test]
 fn a_plan_file_says_where_state_lives_and_the_judge_believes_no_draft_that_lies() {
     let case = Case::new(Options::default());
-    let choice = case.plan(Some(DISK), case.smallest(Some(DISK))).unwrap();
+    let choice = case.0.plan(Some(DISK), case.0.smallest(Some(DISK))).unwrap();
     let text = file::write(&choice, choice.plan.arena_bytes);
     let read = file::Saved::parse(&text).unwrap().for_program(choice.program.clone()).unwrap();
     assert_eq!(read.plan.states, choice.plan.states);
@@ -192,10 +159,10 @@ fn a_plan_file_says_where_state_lives_and_the_judge_believes_no_draft_that_lies(
 fn trainer(link: Option<Link>, budget: u64, text: &std::path::Path) -> Trainer {
     let size = Size { vocab: 259, seq: 16, width: 32, layers: 2, ffn: 64, dropout: 0.1 };
     let mut case = Case::new(Options::default());
-    case.model.architecture = gpt2(size);
-    case.model.seq_len = size.seq;
-    let budget = if budget == 0 { case.smallest(link) } else { budget };
-    let run = case.start(case.plan(link, budget).unwrap());
+    case.0.model.architecture = gpt2(size);
+    case.0.model.seq_len = size.seq;
+    let budget = if budget == 0 { case.0.smallest(link) } else { budget };
+    let run = start(2, exactly(case.0.plan(link, budget).unwrap()));
     let text = Text::open(text, size.seq, size.vocab, Order::Shuffled { seed: 7 }).unwrap();
     let batches = Batches::new(Source::Text(text), ROWS as u64, run.micro_batch());
     Trainer::new(run, batches, Lr { peak: 1e-2, warmup_steps: 2, max_steps: 100, decay: Decay::Cosine })
@@ -223,9 +190,9 @@ fn checkpoints_and_models_are_the_same_wherever_the_state_lives() {
         // The saved model, read by a run whose weights are elsewhere again.
         let model = output.join("model");
         std::fs::create_dir_all(&model).unwrap();
-        second.run().save_weights(&model, &Form::default()).unwrap();
+        second.run().save_weights(&model, &ModelFormat::default()).unwrap();
         let mut reader = trainer(first_link, budget(first_link), &text);
-        reader.run_mut().load_weights(&ModelFolder::open(&model).unwrap(), &Form::default()).unwrap();
+        reader.run_mut().load_weights(&ModelFolder::open(&model).unwrap(), &ModelFormat::default()).unwrap();
         for (name, _) in whole.run().parameters(true) {
             assert_eq!(reader.run().state(name).unwrap(), whole.run().state(name).unwrap(), "{name}");
         }

@@ -7,10 +7,12 @@
 use plimsoll_graph::{Graph, Op};
 use plimsoll_model::{Architecture, Lora, Targets};
 use plimsoll_plan::{Build, Choice, DeviceSpec, Request, SearchError, Strategy, search};
-use plimsoll_train::budget::{Budget, Origin};
-use plimsoll_train::{LanguageModel, Options, Planned, Programs, Run, plan_from_file, program};
+use plimsoll_train::{LanguageModel, Options, Programs, plan_from_file, program};
 
+#[path = "support/arena.rs"]
+mod arena;
 mod support;
+use arena::{assert_planned_peak, exactly, start};
 use support::{Batch, Size, families, llama, parameters};
 
 /// A sequence that is much longer than the model is wide, and a network that is much wider.
@@ -49,10 +51,7 @@ impl Case {
 
     /// Trains and evaluates by a plan; every loss, every norm and the final weights, as bits.
     fn train(&self, choice: Choice) -> Vec<u32> {
-        let arena = choice.plan.arena_bytes;
-        let budget = Budget { total: arena, outside: 0, origin: Origin::Stated, ceiling: None };
-        let device = plimsoll_devices::cpu(THREADS).unwrap();
-        let mut run = Run::start(device, Planned { choice, budget }, 7).unwrap();
+        let mut run = start(THREADS, exactly(choice));
         let mut numbers = Vec::new();
         for step in 0..2 {
             let (seq, vocab) = (SIZE.seq, SIZE.vocab);
@@ -66,8 +65,7 @@ impl Case {
         for name in parameters(&run) {
             numbers.extend(run.state(&name).unwrap());
         }
-        assert_eq!(run.engine().measured_peak(), arena, "measured and planned peak");
-        assert!(run.engine().device().guard_is_intact(), "bytes behind the arena");
+        assert_planned_peak(&run);
         numbers.into_iter().map(f32::to_bits).collect()
     }
 }
@@ -178,8 +176,7 @@ fn a_fixed_strategy_is_not_tiled_and_the_hint_that_lets_go_of_it_works() {
 fn a_plan_in_tiles_is_read_back_from_its_file() {
     let case = Case::new(llama(SIZE));
     let choice = case.plan(least(|budget| case.plan(budget))).unwrap();
-    let budget = Budget { total: choice.plan.arena_bytes, outside: 0, origin: Origin::Stated, ceiling: None };
-    let planned = Planned { choice, budget };
+    let planned = exactly(choice);
     let device = plimsoll_devices::cpu(THREADS).unwrap();
     let read = plan_from_file(&case.model, &*device, &case.options, &planned.to_file()).unwrap();
     assert_eq!(read.choice.plan.schedules, planned.choice.plan.schedules);

@@ -4,22 +4,26 @@
 use std::fs;
 use std::io::{self, Write};
 
+use plimsoll::training::files::write_whole;
+use plimsoll::training::job::read_costs;
 use plimsoll::training::{Config, Measured, measure_ops, measured_machine};
 use plimsoll::{Timings, TrainError, devices};
 
 use crate::args::{BenchArgs, BenchWhat};
-use crate::commands::train::say;
+use crate::environment::environment;
 use crate::exit::Failure;
-use crate::{costs, disks, table, tokenising, write_file};
+use crate::say::say;
+use crate::{table, watching};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let BenchWhat::Ops(ops) = &args.what;
     let mut config = Config::check(&ops.settings.raw()?)?;
     config.target.trains()?;
     config.options.check_update()?;
-    tokenising::settle(&mut config)?;
+    watching::settle(&mut config)?;
+    let environment = environment();
     let threads = devices::threads(config.options.threads);
-    let file = costs::cache_file(threads).ok_or_else(|| {
+    let file = environment.costs_file(threads).ok_or_else(|| {
         TrainError::Config("there is no folder to keep the times in; set HOME or XDG_CACHE_HOME".into())
     })?;
     let mut all = Measured::new(measured_machine(threads), &Timings::default());
@@ -29,25 +33,26 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
             match measure_ops(&config, rows) {
                 Ok(timings) => all = all.fastest(Measured::new(measured_machine(threads), &timings)),
                 // What does not fit cannot be planned either.
-                Err(error) if !all.is_empty() => say(&format!("skipped: {error}\n"))?,
+                Err(error) if !all.is_empty() => say(&format!("skipped: {}\n", error.with_flags()))?,
                 Err(error) => return Err(error.into()),
             }
         }
     }
     let new = all.clone();
-    if let Ok(before) = costs::read(&file, threads) {
+    if let Ok(before) = read_costs(&file, threads) {
         all = before.updated(all);
     }
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)
             .map_err(|error| Failure::Other(format!("cannot make `{}`: {error}", folder.display())))?;
     }
-    write_file::whole(&file, &serde_json::to_vec(&all).unwrap_or_default())?;
+    let written = write_whole(&file, &serde_json::to_vec(&all).unwrap_or_default());
+    written.map_err(|error| TrainError::output(&file, &error))?;
     let mut out = io::stdout().lock();
     out.write_all(slowest(&new).as_bytes()).map_err(|error| Failure::output(&error))?;
     say(&format!("{} ops of {} are kept in `{}`\n", all.len(), measured_machine(threads), file.display()))?;
     if let Some(offload) = &config.options.offload {
-        let link = disks::measure(offload, threads)?;
+        let link = environment.measure_disk(offload, threads)?;
         say(&format!("the disk, at {}, is kept too\n", table::rates(&link)))?;
     }
     Ok(())

@@ -8,11 +8,11 @@ use plimsoll::devices::{self, DeviceKind, GpuFiles, Setup, Trial};
 
 use crate::args::CheckArgs;
 use crate::exit::Failure;
-use crate::home;
+use crate::environment;
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let kind: DeviceKind = args.device.parse()?;
-    let gpu = if kind == DeviceKind::Cpu { GpuFiles::default() } else { home::gpu()? };
+    let gpu = if kind == DeviceKind::Cpu { GpuFiles::default() } else { environment::gpu()? };
     let setup = Setup { threads: args.threads.unwrap_or(0), gpu, ..Setup::default() };
     judge_all(args, devices::trial(kind, &setup)?)
 }

@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use plimsoll::Strategy;
 use plimsoll::planning::{Compared, Request, compare};
+use plimsoll::training::job::{Questions, Summary};
+use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::summary::{Questions, Summary};
 use crate::table::size;
 
 /// The rows, with `auto` chosen anew when the plan at hand has a fixed strategy.
@@ -15,7 +16,8 @@ pub(crate) fn rows(questions: &mut Questions, summary: &Summary) -> Result<Vec<C
     let fixed = questions.request.strategy.is_some_and(|strategy| strategy != Strategy::Auto);
     let open = fixed.then(|| questions.search_open()).transpose()?;
     let auto = open.as_ref().unwrap_or(&summary.planned);
-    compare(&mut questions.searcher, request, &auto.choice).map_err(|error| questions.failure(error))
+    let rows = compare(&mut questions.searcher, request, &auto.choice);
+    Ok(rows.map_err(|error| questions.failure(error))?)
 }
 
 /// The rows as a table.
@@ -33,4 +35,18 @@ pub(crate) fn table(summary: &Summary, rows: &[Compared]) -> String {
         );
     }
     text
+}
+
+/// One row, by the names that scripts rely on.
+pub(crate) fn json(summary: &Summary, row: &Compared) -> Value {
+    json!({
+        "strategy": row.name,
+        "micro_batch": row.micro_batch,
+        "accumulation": row.accumulation,
+        "planned_peak_bytes": row.arena_bytes,
+        "process_bytes": summary.process_bytes(row.arena_bytes),
+        "predicted_step_seconds": row.step_seconds,
+        "slowdown": row.slowdown,
+        "fits": row.fits,
+    })
 }

@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 
 use plimsoll::TrainError;
 use plimsoll::planning::dag::{Dag, DagEffort, DagPlan, Unplannable, parse, plan_dag};
-use plimsoll::training::size::Size;
+use plimsoll::training::files::read_any_text;
+use plimsoll::training::memory::Size;
 
 use crate::exit::Failure;
+use crate::guard;
 use crate::table::size;
-use crate::{guard, read_file};
 
 pub(crate) fn run(file: &Path, memory: &str, as_json: bool) -> Result<(), Failure> {
     let budget: Result<Size, _> = memory.parse();
@@ -34,8 +35,8 @@ pub(crate) fn run(file: &Path, memory: &str, as_json: bool) -> Result<(), Failur
 
 fn read(file: &Path) -> Result<Dag, TrainError> {
     let name = file.display();
-    let text = read_file::text(file)
-        .map_err(|error| TrainError::Config(format!("{name} cannot be read: {error}")))?;
+    let text =
+        read_any_text(file).map_err(|error| TrainError::Config(format!("{name} cannot be read: {error}")))?;
     parse(&text).map_err(|error| TrainError::Config(format!("{name}: {error}")))
 }
 

@@ -10,15 +10,18 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use plimsoll::Run;
-use plimsoll::training::course::Event;
 use plimsoll::training::data::BEGIN;
 use plimsoll::training::generate::Sampling;
+use plimsoll::training::trainer::Event;
 use plimsoll::training::{Config, RawConfig};
 
 use crate::args::DemoArgs;
-use crate::commands::train::{Session, say, summary};
+use crate::commands::train::{summary, train};
 use crate::exit::Failure;
 use crate::progress::ShownRecords;
+use crate::say::say;
+use crate::starting::{Start, start};
+use crate::watching::Watching;
 use crate::{curve, table};
 
 /// Sequences of a step and of a micro-batch: large enough not to fit 64 MiB when everything is kept.
@@ -32,15 +35,16 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let raw = raw(args);
     let mut config = Config::check(&raw)?;
     config.model.generate = true;
-    let mut session = Session::open(&mut config, None, None)?;
-    say(&format!("preset tiny on {}, trained on {}\n\n", session.device_name, data_name(&raw)))?;
+    let mut session = start(config, &Start::default(), Watching::default())?;
+    let (seq_len, vocab) = (session.config().model.seq_len, session.config().model.architecture.vocab());
+    say(&format!("preset tiny on {}, trained on {}\n\n", session.device_name(), data_name(&raw)))?;
     let mut plan = Vec::new();
-    table::plan(&mut plan, &session.summary).map_err(|error| Failure::output(&error))?;
+    table::plan(&mut plan, session.summary()).map_err(|error| Failure::output(&error))?;
     say(&String::from_utf8_lossy(&plan))?;
     say("\n")?;
 
     // Once before the first step, so that the arena's peak is the plan's also in a run cut short.
-    sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;
+    sample(session.trainer_mut().run_mut(), seq_len, vocab)?;
     let mut losses = Vec::new();
     let mut rates = Vec::new();
     let mut note = |event: &Event<'_>| {
@@ -50,13 +54,12 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         }
         Ok(())
     };
-    let steps = session.lr.max_steps;
-    let end = session.train(&config.course(steps), ShownRecords::Some, None, &mut [&mut note])?;
+    let end = train(&mut session, ShownRecords::Some, &mut [&mut note])?;
     session.judge(&end)?;
     say(&format!("\nloss\n{}\n", curve::draw(&losses)))?;
-    let text = sample(session.trainer.run_mut(), config.model.seq_len, config.model.architecture.vocab())?;
+    let text = sample(session.trainer_mut().run_mut(), seq_len, vocab)?;
     say(&format!("sample\n  {}\n\n", text.trim_end().replace('\n', "\n  ")))?;
-    say(&summary(&end, session.summary.planned.budget.total))?;
+    say(&summary(&end, session.summary().planned.budget.total))?;
     compare(args, &raw, &losses, &rates, end.process_peak_bytes)
 }
 

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use plimsoll::training::ceiling::matmul_rate;
-use plimsoll::training::machine::{Gpu, Machine};
+use plimsoll::training::measure::matmul_rate;
+use plimsoll::training::memory::{Gpu, Machine};
 
 use crate::args::DoctorArgs;
 use crate::exit::Failure;

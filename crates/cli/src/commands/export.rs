@@ -3,16 +3,20 @@
 use std::path::Path;
 
 use plimsoll::TrainError;
-use plimsoll::training::export::merge;
+use plimsoll::training::job::NamedModel;
 use plimsoll::training::pretrained::Pretrained;
+use plimsoll::training::pretrained::merge;
 
 use crate::args::ExportArgs;
-use crate::commands::train::say;
+use crate::environment::environment;
 use crate::exit::Failure;
-use crate::{guard, home};
+use crate::guard;
+use crate::say::say;
+use crate::watching::Watching;
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
-    let (model, adapter) = home::with_adapter(&args.model, args.adapter.clone())?;
+    let named = environment().model(&args.model, args.adapter.clone(), &mut Watching::default())?;
+    let NamedModel { model, adapter } = named;
     let adapter = adapter.ok_or_else(|| {
         let why = format!("{} is no adapter; give the folder of one as --adapter", args.model);
         TrainError::Config(why)

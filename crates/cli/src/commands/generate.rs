@@ -7,18 +7,20 @@ use serde_json::json;
 
 use plimsoll::TrainError;
 use plimsoll::training::Config;
-use plimsoll::training::budget::Budget;
 use plimsoll::training::data::Tokenizer;
+use plimsoll::training::generate::GenerationConfig;
 use plimsoll::training::generate::{Generator, Sampling};
-use plimsoll::training::generation::GenerationConfig;
+use plimsoll::training::job::NamedModel;
 use plimsoll::training::memory;
+use plimsoll::training::memory::Budget;
+use plimsoll::training::memory::Size;
 use plimsoll::training::pretrained::Pretrained;
-use plimsoll::training::size::Size;
 
 use crate::args::GenerateArgs;
-use crate::commands::train::inside;
+use crate::environment::environment;
 use crate::exit::Failure;
-use crate::{guard, home};
+use crate::guard;
+use crate::watching::Watching;
 
 /// What is drawn with where neither a flag nor the model says.
 const USUAL: Sampling = Sampling { temperature: 0.7, top_k: None, top_p: 1.0, seed: 0 };
@@ -26,7 +28,8 @@ const USUAL_COUNT: usize = 64;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     check(args)?;
-    let (folder, adapter) = home::with_adapter(&args.model, args.adapter.clone())?;
+    let named = environment().model(&args.model, args.adapter.clone(), &mut Watching::default())?;
+    let NamedModel { model: folder, adapter } = named;
     guard::raise(args.memory.as_deref())?;
     let model = Pretrained::open(Path::new(&folder))?;
     let stated = GenerationConfig::read(&model.folder).map_err(TrainError::from)?;
@@ -71,7 +74,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         written.is_ok()
     })?;
     written.and_then(|()| writeln!(out)).map_err(|error| Failure::output(&error))?;
-    inside(memory::process().map_err(Failure::memory)?.peak, budget.total)
+    Ok(budget.stayed_inside(memory::process().map_err(Failure::memory)?.peak)?)
 }
 
 /// Refuses flags that make no sense.

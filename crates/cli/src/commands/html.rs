@@ -6,10 +6,11 @@ use serde_json::{Value, json};
 
 use plimsoll::Role;
 use plimsoll::planning::{self, Action, Compared, Point, Purpose, Request, Span, spans, spread};
+use plimsoll::training::job::{Questions, Summary};
 
+use crate::commands::compare;
 use crate::exit::Failure;
-use crate::summary::{Questions, Summary};
-use crate::{json, page, table};
+use crate::{page, table};
 
 /// Budgets on the curve.
 const BUDGETS: u32 = 24;
@@ -36,10 +37,10 @@ pub(crate) fn write(
         "seq_len": summary.seq_len,
         "budget_is": table::origin(&summary.planned.budget),
         "purposes": Purpose::ALL.map(Purpose::name),
-        "plan": json::plan(summary),
+        "plan": summary.to_json(),
         "schedules": [schedule(summary, Role::First), schedule(summary, Role::Update)],
         "curve": curve.iter().map(on_curve).collect::<Vec<_>>(),
-        "compare": rows.iter().map(|row| json::compared(summary, row)).collect::<Vec<_>>(),
+        "compare": rows.iter().map(|row| compare::json(summary, row)).collect::<Vec<_>>(),
     });
     page::PLAN.write(path, &data)
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 
 use plimsoll::TrainError;
 use plimsoll::planning::{Effort, Layout, Table, solve};
-use plimsoll::training::size::Size;
+use plimsoll::training::files::read_any_text;
+use plimsoll::training::memory::Size;
 
 use crate::args::LayoutArgs;
 use crate::exit::Failure;
-use crate::{guard, read_file};
+use crate::guard;
 
 pub(crate) fn run(args: &LayoutArgs) -> Result<(), Failure> {
     let capacity = args.capacity.as_deref().map(capacity).transpose()?;
@@ -43,8 +44,8 @@ fn capacity(text: &str) -> Result<u64, TrainError> {
 
 fn read(path: &Path) -> Result<Table, TrainError> {
     let name = path.display();
-    let text = read_file::text(path)
-        .map_err(|error| TrainError::Config(format!("{name} cannot be read: {error}")))?;
+    let text =
+        read_any_text(path).map_err(|error| TrainError::Config(format!("{name} cannot be read: {error}")))?;
     Table::parse(&text).map_err(|error| TrainError::Config(format!("{name}, {error}")))
 }
 

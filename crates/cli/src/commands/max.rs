@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use plimsoll::TrainError;
 use plimsoll::planning::largest;
-use plimsoll::training::budget::Budget;
+use plimsoll::training::job::DeviceFacts;
+use plimsoll::training::memory::Budget;
 use plimsoll::training::{Config, LanguageModel, RawConfig, fits_within};
 
 use crate::args::{PlanArgs, What};
 use crate::exit::Failure;
-use crate::summary::DeviceFacts;
 
 /// How the memory divides: a larger model has a larger plan, which takes room too.
 pub(crate) type BudgetOf<'a> = &'a dyn Fn(&Config) -> Result<Budget, TrainError>;

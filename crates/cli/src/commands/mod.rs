@@ -12,6 +12,5 @@ pub(crate) mod html;
 pub(crate) mod layout;
 pub(crate) mod max;
 pub(crate) mod plan;
-pub(crate) mod planfile;
 pub(crate) mod report;
 pub(crate) mod train;

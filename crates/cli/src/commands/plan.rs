@@ -5,17 +5,21 @@ use std::io::{self, Write};
 use serde_json::Value;
 
 use plimsoll::planning::{Compared, Contents, Schedule};
-use plimsoll::training::budget::Budget;
+use plimsoll::training::files::write_whole;
+use plimsoll::training::job::{DeviceFacts, OpenedDevice, Questions, Summary, watched};
+use plimsoll::training::memory::Budget;
 use plimsoll::training::{Config, DataConfig, Length, OpenedData, Target, program};
-use plimsoll::{DeviceSpec, Graph, GraphError, Model, Options, Planned, Role, differentiate, tile};
+use plimsoll::{
+    DeviceSpec, Graph, GraphError, Model, Options, Planned, Role, TrainError, differentiate, tile,
+};
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer, BudgetOf};
-use crate::commands::train::say;
-use crate::commands::{compare, dag, html, planfile};
+use crate::commands::{compare, dag, html};
+use crate::environment::environment;
 use crate::exit::Failure;
-use crate::summary::{DeviceFacts, Questions, Summary, questions};
-use crate::{costs, guard, heartbeat, json, planning, table, tokenising};
+use crate::say::say;
+use crate::{guard, heartbeat, table, watching};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
@@ -35,7 +39,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let steps = steps(&config, data.as_ref())?;
     let text = match &config.target {
         Target::Cpu => {
-            let (device, name) = costs::device(&config)?;
+            let OpenedDevice { device, name } = environment().device(&config)?;
             let of = |config: &Config| {
                 let Options { micro_batch, .. } = config.options;
                 program(&config.model, &*device, &config.options, micro_batch.unwrap_or(1))
@@ -60,8 +64,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
 fn open_data(args: &PlanArgs, config: &mut Config) -> Result<Option<OpenedData>, Failure> {
     match config.data {
         DataConfig::Synthetic => Ok(None),
-        _ if args.max.is_some() => tokenising::settle(config).map(|()| None),
-        _ => tokenising::open_data(config).map(Some),
+        _ if args.max.is_some() => watching::settle(config).map(|()| None),
+        _ => watching::open_data(config).map(Some),
     }
 }
 
@@ -86,12 +90,12 @@ fn answer(
     budget: BudgetOf<'_>,
 ) -> Result<String, Failure> {
     let _waiting = heartbeat::waiting_for("planning");
-    let facts: DeviceFacts<'_> = &planning::watched(facts);
+    let facts: DeviceFacts<'_> = &watched(facts, |stage| watching::considering(&stage));
     let answer = args.max.map(|what| max::find(args, what, &config, facts, budget)).transpose()?;
     if let Some(answer) = &answer {
         config = answer.config.clone();
     }
-    let mut questions = questions(&config, facts, budget(&config)?);
+    let mut questions = Questions::new(&config, facts, budget(&config)?);
     if let Some(stage) = args.show {
         return shown(stage, &config, &questions.search()?);
     }
@@ -125,7 +129,8 @@ fn answered(
     let rows =
         if args.compare || args.html.is_some() { compare::rows(questions, summary)? } else { Vec::new() };
     if let Some(path) = &args.out {
-        planfile::save(path, &summary.planned)?;
+        let written = write_whole(path, summary.planned.to_file().as_bytes());
+        written.map_err(|error| TrainError::output(path, &error))?;
     }
     if let Some(path) = &args.html {
         html::write(path, title, summary, &rows, questions)?;
@@ -148,10 +153,10 @@ fn answered(
 }
 
 fn as_json(target: &str, summary: &Summary, rows: &[Compared], answer: Option<&Answer>) -> String {
-    let mut fields = json::plan(summary);
+    let mut fields = summary.to_json();
     fields.insert("device".into(), target.into());
     if !rows.is_empty() {
-        let rows = rows.iter().map(|row| json::compared(summary, row)).collect();
+        let rows = rows.iter().map(|row| compare::json(summary, row)).collect();
         fields.insert("compare".into(), Value::Array(rows));
     }
     if let Some(answer) = answer {

@@ -22,7 +22,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use plimsoll::training::memory;
-use plimsoll::training::size::Size;
+use plimsoll::training::memory::Size;
 
 use crate::exit::Failure;
 

@@ -42,9 +42,9 @@ struct Ended {
 
 fn run(home: &Home, arguments: &str) -> Ended {
     let [said, peak] = ["said", "peak"].map(|name| home.path(name));
-    let mut starter = Command::new(env::current_exe().unwrap());
+    let mut starter = support::hermetic(Command::new(env::current_exe().unwrap()), &home.path(""));
     starter.args(["--exact", "starts_the_program", "--ignored", "--nocapture"]).current_dir(home.path(""));
-    starter.env("XDG_CACHE_HOME", home.path("cache")).env("CEILING_ARGUMENTS", arguments);
+    starter.env("CEILING_ARGUMENTS", arguments);
     let output = starter.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let ended: Value = serde_json::from_slice(&fs::read(peak).unwrap()).unwrap();

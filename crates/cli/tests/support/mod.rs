@@ -5,9 +5,43 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
 use serde_json::Value;
 use tempfile::TempDir;
+
+/// The program under test.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_plimsoll");
+
+/// A command that sees no home, caches, hub or notes but those in `home`: whatever the developer has measured, tokenised
+/// or downloaded must not show in a test.
+pub(crate) fn hermetic(mut command: Command, home: &Path) -> Command {
+    for (name, _) in std::env::vars_os() {
+        let known = name.to_string_lossy();
+        if known.starts_with("HF_") || known.starts_with("PLIMSOLL_") {
+            command.env_remove(&name);
+        }
+    }
+    command
+        .env("HOME", home)
+        .env("XDG_CACHE_HOME", home.join("cache"))
+        .env("HF_HOME", home.join("huggingface"));
+    command
+}
+
+/// The program with caches that are this test file's own and new, where no folder is needed otherwise.
+pub(crate) fn plimsoll(arguments: &str) -> Command {
+    static HOME: OnceLock<PathBuf> = OnceLock::new();
+    let home = HOME.get_or_init(|| {
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(concat!("home-", env!("CARGO_CRATE_NAME")));
+        let _ = fs::remove_dir_all(&home);
+        fs::create_dir_all(&home).unwrap();
+        home
+    });
+    let mut command = hermetic(Command::new(PROGRAM), home);
+    command.args(arguments.split_whitespace());
+    command
+}
 
 /// What every run here has: small, and inside a stated budget.
 pub(crate) const SMALL: &str = "--seq-len 16 --global-batch 4 --memory 64MiB --threads 1 --report-to none";
@@ -74,9 +108,16 @@ impl Home {
     }
 
     pub(crate) fn command(&self, arguments: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-        command.current_dir(self.folder.path()).env("XDG_CACHE_HOME", self.path("cache"));
-        command.args(arguments.split_whitespace());
+        let mut command = hermetic(Command::new(PROGRAM), self.folder.path());
+        command.current_dir(self.folder.path()).args(arguments.split_whitespace());
+        command
+    }
+
+    /// The program, started by a shell that does `first` before.
+    pub(crate) fn limited(&self, first: &str, arguments: &str) -> Command {
+        let mut command = hermetic(Command::new("bash"), self.folder.path());
+        command.args(["-c", &format!("{first}; exec \"$0\" \"$@\""), PROGRAM]);
+        command.current_dir(self.folder.path()).args(arguments.split_whitespace());
         command
     }
 

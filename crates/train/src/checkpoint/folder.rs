@@ -9,13 +9,13 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::names::{Kind, Name, is_taken, steps};
+use super::names::{Kind, Name, STATE, is_taken, steps};
 use super::own::{Ledger, remove, set_aside};
 use super::recovery::recover;
-use super::state::{Checkpoint, Fault, PlanSummary, Progress, STATE, TrainerState};
+use super::state::{Checkpoint, EvaluationState, Fault, PlanSummary, TrainerState};
 use super::{optimizer, own::Facts};
 use crate::error::TrainError;
-use crate::files::{FileError, Form, Loaded, ModelFolder};
+use crate::files::{FileError, Loaded, ModelFolder, ModelFormat};
 use crate::files::{check_writable, copy_file, create_folder, read_bytes, sync_folder, write_model};
 use crate::run::Run;
 
@@ -24,7 +24,7 @@ use crate::run::Run;
 pub struct Checkpoints {
     folder: PathBuf,
     /// How the model is laid down in each.
-    form: Form,
+    form: ModelFormat,
     /// How many are kept; all when absent.
     limit: Option<usize>,
     /// Which of them this process may remove.
@@ -50,7 +50,7 @@ impl Checkpoints {
     /// # Errors
     ///
     /// When it cannot be written, or another run has it.
-    pub fn open(folder: &Path, form: Form, limit: Option<usize>) -> Result<Checkpoints, FileError> {
+    pub fn open(folder: &Path, form: ModelFormat, limit: Option<usize>) -> Result<Checkpoints, FileError> {
         let unwritable = |fault: io::Error| {
             FileError::wrong(folder, format!("cannot be written to ({fault}); give another --output-dir"))
         };
@@ -68,14 +68,14 @@ impl Checkpoints {
         check_writable(folder).map_err(unwritable)?;
         recover(folder)?;
         let (folder, ledger) = (folder.to_owned(), Ledger::default());
-        Ok(Checkpoints { folder, form: Form::default(), limit, ledger, _lock: lock }.in_form(form))
+        Ok(Checkpoints { folder, form: ModelFormat::default(), limit, ledger, _lock: lock }.in_form(form))
     }
 
     /// The same folder, in which models are laid down in another form.
     #[must_use]
-    pub fn in_form(self, form: Form) -> Checkpoints {
+    pub fn in_form(self, form: ModelFormat) -> Checkpoints {
         // A run goes on from the very numbers it had, whatever the model is to be written as in the end.
-        Checkpoints { form: Form { dtype: None, ..form }, ..self }
+        Checkpoints { form: ModelFormat { dtype: None, ..form }, ..self }
     }
 
     /// The folder.
@@ -162,7 +162,7 @@ impl Checkpoints {
         run: &Run,
         position: u64,
         facts: &BTreeMap<String, String>,
-        progress: &Progress,
+        progress: &EvaluationState,
     ) -> Result<PathBuf, TrainError> {
         let step = run.steps();
         let saved = self.save_as(Name::regular(step), run, position, facts, progress)?;
@@ -180,7 +180,7 @@ impl Checkpoints {
         run: &Run,
         position: u64,
         facts: &BTreeMap<String, String>,
-        progress: &Progress,
+        progress: &EvaluationState,
     ) -> Result<PathBuf, TrainError> {
         self.save_as(Name { kind: Kind::LastFinite, step: run.steps() }, run, position, facts, progress)
     }
@@ -191,7 +191,7 @@ impl Checkpoints {
         run: &Run,
         position: u64,
         facts: &Facts,
-        progress: &Progress,
+        progress: &EvaluationState,
     ) -> Result<PathBuf, TrainError> {
         let temporary = name.temporary(&self.folder);
         match self.write(run, position, facts, progress, &temporary) {
@@ -231,7 +231,7 @@ impl Checkpoints {
         run: &Run,
         position: u64,
         facts: &Facts,
-        progress: &Progress,
+        progress: &EvaluationState,
         folder: &Path,
     ) -> Result<TrainerState, TrainError> {
         remove(folder)?;
@@ -351,7 +351,7 @@ impl Checkpoints {
 
     /// Clears what a kill after the last save has left in this folder: the best that `from` surpassed, and checkpoints beyond
     /// the limit. `progress` is how far the run has come, its best among it.
-    pub(crate) fn clear_left_over(&self, from: &Checkpoint, facts: &Facts, progress: &Progress) {
+    pub(crate) fn clear_left_over(&self, from: &Checkpoint, facts: &Facts, progress: &EvaluationState) {
         if self.holds(from) {
             if let Some(surpassed) = from.state.progress.surpasses {
                 self.forget(surpassed, facts);
@@ -362,7 +362,7 @@ impl Checkpoints {
 
     /// Removes the oldest beyond the limit, but never the one just saved nor the best. Only whole checkpoints of this run
     /// count. What cannot be removed stays, and is noted: the run matters more than room on the disk.
-    fn rotate(&self, saved: u64, facts: &Facts, progress: &Progress) {
+    fn rotate(&self, saved: u64, facts: &Facts, progress: &EvaluationState) {
         let Some(limit) = self.limit else { return };
         let best = progress.best.map(|best| best.step);
         let steps = steps(&self.folder, Kind::Regular).unwrap_or_else(|fault| {

@@ -23,4 +23,4 @@ mod recovery;
 mod state;
 
 pub use folder::{Checkpoints, Found};
-pub use state::{Best, Checkpoint, PlanSummary, Progress, TrainerState};
+pub use state::{Best, Checkpoint, EvaluationState, PlanSummary, TrainerState};

@@ -4,8 +4,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::state::PREFIX;
 use crate::files::FileError;
+
+/// What precedes the step in the name of a checkpoint's folder.
+pub(super) const PREFIX: &str = "checkpoint-";
+/// Name of the file that makes a folder a checkpoint.
+pub(super) const STATE: &str = "trainer_state.json";
 
 /// The purpose of a kept checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::state::{PREFIX, STATE};
+use super::names::{PREFIX, STATE};
 use crate::files::{FileError, read_text};
 
 /// Says what a folder is that was given as a checkpoint and is none.

@@ -8,15 +8,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::names::{PREFIX, STATE};
 use super::other_folder::other_folder;
-use crate::config::facts::{changeable, differ};
 use crate::files::{Checksum, FileError, hex, read_bytes, stays_inside, write_text};
 use crate::run::Run;
+use crate::settings::{changeable, differ};
 
-/// Name of the file that makes a folder a checkpoint.
-pub(super) const STATE: &str = "trainer_state.json";
-/// What precedes the step in the name of a checkpoint's folder.
-pub(super) const PREFIX: &str = "checkpoint-";
 /// Checkpoints of this form are read.
 const FORMAT: u32 = 1;
 
@@ -31,7 +28,7 @@ pub struct TrainerState {
     /// What must be the same for the run to go on as if never interrupted: seed, global batch, data.
     pub facts: BTreeMap<String, String>,
     /// What has been measured so far.
-    pub progress: Progress,
+    pub progress: EvaluationState,
     /// The plan that ran. Another may go on.
     pub plan: PlanSummary,
     /// All other files of the checkpoint.
@@ -42,7 +39,7 @@ pub struct TrainerState {
 
 /// What a run has come to, as far as the next part of it wants to know.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct EvaluationState {
     /// Training loss of the last step.
     pub loss: Option<f64>,
     /// The last evaluation.
@@ -102,7 +99,7 @@ impl TrainerState {
     pub(super) fn new(
         (step, position): (u64, u64),
         facts: BTreeMap<String, String>,
-        progress: Progress,
+        progress: EvaluationState,
         plan: PlanSummary,
         files: BTreeMap<String, Checksum>,
     ) -> TrainerState {

@@ -24,3 +24,9 @@ pub(super) fn shortest(value: f32) -> f64 {
 pub(super) fn mistake(why: impl ToString) -> TrainError {
     TrainError::Config(why.to_string())
 }
+
+/// Whether a file is seen as often as any other. Weights are typed, not computed.
+#[allow(clippy::float_cmp, reason = "what is typed as 1 is 1")]
+pub(super) fn is_one(weight: f64) -> bool {
+    weight == 1.0
+}

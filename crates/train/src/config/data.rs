@@ -8,10 +8,8 @@ use std::thread;
 
 use plimsoll_model::Architecture;
 
-use super::effective::is_one;
-use super::rules::mistake;
+use super::bounds::{is_one, mistake};
 use super::{Config, Origin, Target};
-use crate::budget::Budget;
 use crate::data::Validation as Apart;
 use crate::data::{
     Counts, DataSpec, Dataset, Layout, Order, Part, Progress, Shown, Source, Synthetic, Task, Text, Tokenizer,
@@ -19,6 +17,7 @@ use crate::data::{
 use crate::data::{holds_samples, shown};
 use crate::error::TrainError;
 use crate::memory;
+use crate::memory::Budget;
 use crate::settings::RawConfig;
 
 /// Where sequences come from.
@@ -202,7 +201,7 @@ impl Config {
     ///
     /// With a budget that is large enough.
     pub fn keeps_budget(&self) -> Result<(), TrainError> {
-        Budget::resolve(self.stated_here())?.keeps(memory::process()?.peak)
+        Ok(Budget::resolve(self.stated_here())?.keeps(memory::process()?.peak)?)
     }
 
     /// The stated bytes of this process; those of another device say nothing of it.

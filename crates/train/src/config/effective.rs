@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::rules::shortest;
+use super::bounds::{is_one, shortest};
 use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters};
 use crate::data::{Layout, Part, Task};
 use crate::optimizer::OptimizerKind;
@@ -135,10 +135,4 @@ fn paths(data: &DataConfig) -> Option<Vec<String>> {
 /// As it is typed.
 fn part(Part { path, weight }: &Part) -> String {
     if is_one(*weight) { path.display().to_string() } else { format!("{}@{weight}", path.display()) }
-}
-
-/// Whether a file is seen as often as any other. Weights are typed, not computed.
-#[allow(clippy::float_cmp, reason = "what is typed as 1 is 1")]
-pub(super) fn is_one(weight: f64) -> bool {
-    weight == 1.0
 }

@@ -10,7 +10,7 @@ mod bounds;
 mod data;
 mod defaults;
 mod effective;
-pub(crate) mod facts;
+mod facts;
 mod model;
 mod rules;
 
@@ -19,19 +19,17 @@ use std::path::PathBuf;
 use plimsoll_model::hf::Configuration;
 use plimsoll_plan::DeviceSpec;
 
-use crate::course::{Course, EarlyStopping};
 use crate::data::{Layout, Source};
 use crate::error::TrainError;
-use crate::lr::{Decay, Lr};
-use crate::options::Options;
+use crate::planning::Options;
 use crate::pretrained::AdapterFolder;
 use crate::settings::RawConfig;
-use crate::validation::Validation;
+use crate::trainer::{Decay, EarlyStopping, Lr, TrainLoop, ValidationSet};
+use bounds::mistake;
 pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
 use rules::{
-    at_least_one, evaluation, learning_rate, length, mistake, offload, options, output, resume, saving,
-    warmup,
+    at_least_one, evaluation, learning_rate, length, offload, options, output, resume, saving, warmup,
 };
 
 /// What a run is planned for.
@@ -196,7 +194,7 @@ pub struct Config {
 
 impl Config {
     /// The most of anything that is counted.
-    pub const MOST: usize = rules::MOST;
+    pub const MOST: usize = bounds::MOST;
 
     /// Fills in defaults and resolves names.
     ///
@@ -254,8 +252,8 @@ impl Config {
     }
 
     /// Validation on `source` in micro-batches of `rows` rows.
-    pub fn validation(&self, source: Source, rows: usize) -> Validation {
-        Validation::new(source, rows, self.evaluation.as_ref().and_then(|evaluation| evaluation.most))
+    pub fn validation(&self, source: Source, rows: usize) -> ValidationSet {
+        ValidationSet::new(source, rows, self.evaluation.as_ref().and_then(|evaluation| evaluation.most))
     }
 
     /// The learning rate of each step of a run over data whose epoch has `steps_per_epoch` steps; the run's
@@ -283,9 +281,9 @@ impl Config {
     }
 
     /// What the loop is to do in `steps` steps.
-    pub fn course(&self, steps: u64) -> Course {
+    pub fn train_loop(&self, steps: u64) -> TrainLoop {
         let evaluation = self.evaluation.as_ref();
-        Course {
+        TrainLoop {
             steps,
             pause: None,
             logging_steps: self.logging_steps.unwrap_or(1),
@@ -333,7 +331,7 @@ mod tests {
         assert_eq!(batch_of(Some(32), None, None), Ok((32, None)));
         assert_eq!(
             batch_of(Some(10), None, Some(4)).unwrap_err(),
-            "--gradient-accumulation-steps 4 does not divide --global-batch 10; the next global batch that works is 12"
+            "gradient_accumulation_steps 4 does not divide global_batch 10; the next global batch that works is 12"
         );
     }
 
@@ -343,7 +341,7 @@ mod tests {
         assert_eq!(batch_of(None, None, Some(1)), Ok((8, Some(8))));
         assert_eq!(batch_of(None, None, None), Ok((8, None)));
         let error = batch_of(None, None, Some(1 << 24)).unwrap_err();
-        assert_eq!(error, "--global-batch must be at most 16777216, got 134217728");
+        assert_eq!(error, "global_batch must be at most 16777216, got 134217728");
     }
 
     #[test]
@@ -351,12 +349,12 @@ mod tests {
         let error = batch_of(Some(32), Some(4), Some(4)).unwrap_err();
         assert_eq!(
             error,
-            "--micro-batch 4 × --gradient-accumulation-steps 4 × 1 rank is 16, not --global-batch 32; leave one of the three out"
+            "micro_batch 4 × gradient_accumulation_steps 4 × 1 rank is 16, not global_batch 32; leave one of the three out"
         );
         let error = batch_of(Some(10), Some(4), None).unwrap_err();
         assert_eq!(
             error,
-            "--micro-batch 4 does not divide --global-batch 10; the next global batch that works is 12"
+            "micro_batch 4 does not divide global_batch 10; the next global batch that works is 12"
         );
     }
 
@@ -388,11 +386,11 @@ mod tests {
         assert_eq!(batch("micro_batch = 4"), Ok((8, Some(4))));
         assert_eq!(
             batch("per_device_train_batch_size = 4\nglobal_batch = 12\ngradient_accumulation_steps = 2"),
-            Err("--per-device-train-batch-size 4 × --gradient-accumulation-steps 2 × 1 rank is 8, not --global-batch 12; leave one of the three out".into())
+            Err("per_device_train_batch_size 4 × gradient_accumulation_steps 2 × 1 rank is 8, not global_batch 12; leave one of the three out".into())
         );
         assert_eq!(
             batch("per_device_train_batch_size = 4\nmicro_batch = 2"),
-            Err("--micro-batch 2 and --per-device-train-batch-size 4 are two names of one setting; leave one of them out".into())
+            Err("micro_batch 2 and per_device_train_batch_size 4 are two names of one setting; leave one of them out".into())
         );
     }
 
@@ -416,7 +414,7 @@ mod tests {
         assert_eq!(lr("max_steps = 50\nwarmup_steps = 4\nwarmup_ratio = 0.5", None), Ok((50, 4)));
         assert_eq!(
             lr("num_train_epochs = 1", None),
-            Err("made-up data has no epochs; give --max-steps in place of --num-train-epochs".into())
+            Err("made-up data has no epochs; give max_steps in place of num_train_epochs".into())
         );
     }
 
@@ -425,7 +423,7 @@ mod tests {
         let fault = |text: &str| checked(text).unwrap_err();
         assert_eq!(
             fault("early_stopping_patience = 2"),
-            "--early-stopping-patience needs --eval-steps, which says how often to evaluate"
+            "early_stopping_patience needs eval_steps, which says how often to evaluate"
         );
         assert_eq!(
             fault("lr_scheduler_type = \"constant\"\nwarmup_ratio = 0.1"),
@@ -435,12 +433,12 @@ mod tests {
             fault("optim = \"adafactor\""),
             "there is no optimizer `adafactor`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd"
         );
-        assert_eq!(fault("adam_beta2 = 1.0"), "--adam-beta2 must be at least 0 and below 1, got 1");
-        assert_eq!(fault("adam_epsilon = 0"), "--adam-epsilon must be a number above 0, got 0");
-        assert_eq!(fault("optim = \"sgd\"\nnesterov = true"), "--nesterov needs a momentum greater than 0");
+        assert_eq!(fault("adam_beta2 = 1.0"), "adam_beta2 must be at least 0 and below 1, got 1");
+        assert_eq!(fault("adam_epsilon = 0"), "adam_epsilon must be a number above 0, got 0");
+        assert_eq!(fault("optim = \"sgd\"\nnesterov = true"), "nesterov needs a momentum greater than 0");
         assert_eq!(
             fault("data = [\"x\"]\neval_steps = 5"),
-            "--eval-steps needs --eval-data, which is not trained on, or --eval-split, a part to keep back"
+            "eval_steps needs eval_data, which is not trained on, or eval_split, a part to keep back"
         );
     }
 
@@ -480,14 +478,10 @@ mod tests {
         assert_eq!((disk.tier, disk.budget, disk.folder), (Tier::Disk, Some(2 << 30), PathBuf::from(".")));
         assert_eq!(offload(Some("host"), Some("cuda:h200")).unwrap().unwrap().tier, Tier::Host);
         let refused = [
-            (None, None, "--offload-folder and --offload-budget need --offload disk or host"),
-            (
-                Some("host"),
-                None,
-                "on the CPU the host's memory is what the budget limits; use --offload disk",
-            ),
-            (Some("disk"), Some("cuda:l4"), "cuda:l4 offloads to memory of the host; use --offload host"),
-            (Some("tape"), None, "unknown tier `tape` for --offload; choose disk or host"),
+            (None, None, "offload_folder and offload_budget need offload disk or host"),
+            (Some("host"), None, "on the CPU the host's memory is what the budget limits; use offload disk"),
+            (Some("disk"), Some("cuda:l4"), "cuda:l4 offloads to memory of the host; use offload host"),
+            (Some("tape"), None, "unknown tier `tape` for offload; choose disk or host"),
         ];
         for (tier, device, expected) in refused {
             assert_eq!(offload(tier, device).unwrap_err(), expected);

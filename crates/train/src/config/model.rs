@@ -8,19 +8,16 @@ use plimsoll_model::hf::Configuration;
 use plimsoll_model::{Architecture, Lora, Preset};
 use serde_json::Value;
 
-use super::rules::{mistake, within};
+use super::bounds::{mistake, within};
 use super::{Config, adapters};
 use crate::data::Tokenizer;
 use crate::error::TrainError;
-use crate::files::{Form, Loaded, read_text, refuse_links_elsewhere};
+use crate::files::{Loaded, ModelFormat, TOKENS, read_text, reads_bytes, refuse_links_elsewhere};
 use crate::optimizer::WeightStorage;
 use crate::planning::Model;
-use crate::pretrained::{
-    AdapterFolder, Pretrained, TOKENS, adapter_form, configuration, reads_bytes, tokenizer,
-};
+use crate::pretrained::{AdapterFolder, Pretrained, adapter_form, configuration, move_rows, tokenizer};
 use crate::run::Run;
 use crate::settings::RawConfig;
-use crate::trained_tokens::move_rows;
 
 /// Where a model's weights come from.
 #[derive(Clone, Debug)]
@@ -178,7 +175,7 @@ fn shadowed_preset(name: &str) -> Option<String> {
 /// A fault of a folder that has the name of a preset, whoever may have meant which.
 fn unlike_the_preset(name: &str, error: TrainError) -> TrainError {
     match shadowed_preset(name) {
-        Some(note) if error.is_users() => mistake(format!("{error}; {note}")),
+        Some(note) if error.is_users() => mistake(format!("{}; {note}", error.with_flags())),
         _ => error,
     }
 }
@@ -248,7 +245,7 @@ impl Config {
     /// # Errors
     ///
     /// When it cannot be written so that others can read it.
-    pub fn form(&self) -> Result<Form, TrainError> {
+    pub fn form(&self) -> Result<ModelFormat, TrainError> {
         let base = if let Origin::Pretrained(base) = &self.origin { Some(base.folder.clone()) } else { None };
         for folder in self.tokenizer_folder().iter().chain(&base) {
             refuse_links_elsewhere(folder)?;
@@ -262,11 +259,11 @@ impl Config {
             return adapter_form(lora, base, &self.configuration);
         }
         let architecture = self.model.architecture.clone();
-        Ok(Form {
+        Ok(ModelFormat {
             stored: Arc::new(move |name| architecture.stored(name)),
             texts: vec![("config.json".into(), self.config_text()?)],
             beside: self.tokenizer_folder(),
-            ..Form::default()
+            ..ModelFormat::default()
         })
     }
 

@@ -6,17 +6,17 @@ use std::path::PathBuf;
 use plimsoll_devices::{DeviceKind, GpuFiles};
 use plimsoll_plan::{Strategy, Tier};
 
-pub(super) use super::bounds::{MOST, mistake, shortest, within};
+use super::bounds::{mistake, shortest, within};
 use super::data::files;
 use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Resume, SavingConfig, Target, Warmup};
-use crate::course::EarlyStopping;
 use crate::error::TrainError;
-use crate::in_backward::Update;
-use crate::lr::Decay;
-use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, Storage, WeightStorage};
-use crate::options::{Offload, Options};
+use crate::memory::Size;
+use crate::optimizer::Update;
+use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, StateStorage, WeightStorage};
+use crate::planning::{Offload, Options};
 use crate::settings::{RawConfig, Setting};
-use crate::size::Size;
+use crate::trainer::Decay;
+use crate::trainer::EarlyStopping;
 
 pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
     let (global_batch, micro_batch) = batch(raw)?;
@@ -77,14 +77,14 @@ pub(super) fn offload(raw: &RawConfig, target: &Target) -> Result<Option<Offload
 }
 
 /// In which element types weights, gradients and moments are kept.
-fn storage(raw: &RawConfig) -> Result<Storage, TrainError> {
+fn storage(raw: &RawConfig) -> Result<StateStorage, TrainError> {
     let weights = match (raw.weights_dtype.as_deref(), raw.bf16) {
         (Some(name), _) => name.parse().map_err(mistake)?,
         (None, Some(true)) => WeightStorage::Bf16Master,
         (None, _) => WeightStorage::F32,
     };
     let float = |name: &Option<String>| name.as_deref().map(str::parse::<FloatStorage>).transpose();
-    Ok(Storage {
+    Ok(StateStorage {
         weights,
         gradients: float(&raw.gradients_dtype).map_err(mistake)?.unwrap_or_default(),
         moments: float(&raw.moments_dtype).map_err(mistake)?.unwrap_or_default(),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::size::Size;
+use crate::memory::Size;
 
 use super::records::{LISTS, TEXTS};
 

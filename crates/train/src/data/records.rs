@@ -18,7 +18,7 @@ use serde_json::{Map, Value as Json};
 
 use super::DataError;
 use super::sample::kind;
-use crate::caught::caught;
+use crate::panics::caught;
 use crate::reading;
 
 /// Bytes of a piece of text, where there is room for that.

@@ -16,8 +16,8 @@ use super::sample::Fault;
 use super::template::ChatTemplate;
 use super::windows;
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, PAD};
-use crate::caught::caught;
 use crate::files::{LARGE, open_file, read_bytes, read_whole};
+use crate::panics::caught;
 use crate::reading;
 
 /// A model's vocabulary, with the chat template that belongs to it.

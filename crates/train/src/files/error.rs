@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use plimsoll_exec::ExecError;
+
 /// A fault of a file, with the way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileError {
@@ -74,3 +76,35 @@ impl fmt::Display for FileError {
 }
 
 impl std::error::Error for FileError {}
+
+/// A fault between weight files and a device.
+#[derive(Debug)]
+pub enum WeightError {
+    /// Of a file.
+    File(FileError),
+    /// Of the device that holds the numbers.
+    Device(ExecError),
+}
+
+impl fmt::Display for WeightError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WeightError::File(error) => error.fmt(f),
+            WeightError::Device(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for WeightError {}
+
+impl From<FileError> for WeightError {
+    fn from(error: FileError) -> WeightError {
+        WeightError::File(error)
+    }
+}
+
+impl From<ExecError> for WeightError {
+    fn from(error: ExecError) -> WeightError {
+        WeightError::Device(error)
+    }
+}

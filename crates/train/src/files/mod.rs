@@ -7,24 +7,28 @@
 //!
 //! Absent: the meaning of `config.json` (crate `model`), tokenizers, downloads.
 
+mod byte_models;
 mod error;
 mod folder;
 mod temporary;
 mod tensors;
 mod weights;
 mod whole;
+mod write;
 mod writer;
 
-pub use error::FileError;
+pub(crate) use byte_models::{TOKENS, reads_bytes};
+pub use error::{FileError, WeightError};
 pub use folder::ModelFolder;
 pub(crate) use folder::{BESIDE, Index, beside, refuse_links_elsewhere};
 pub use plimsoll_model::hf::Stored;
 pub use safetensors::Dtype;
 pub use temporary::{check_writable, temporary_file};
-pub use tensors::{Tensor, TensorFile};
-pub use weights::{Form, Loaded, load_weights, save_weights};
+pub use tensors::{StoredTensor, TensorFile};
+pub use weights::{Loaded, ModelFormat, load_weights, save_weights};
 pub(crate) use weights::{in_file, write_model};
 pub(crate) use whole::{UNFINISHED, index, replace_model};
+pub use write::write_whole;
 pub use writer::{TensorSpec, TensorWriter};
 
 use std::fs::{self, File};
@@ -34,8 +38,8 @@ use std::path::{Component, Path};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::memory::Size;
 use crate::reading;
-use crate::size::Size;
 
 /// Length and SHA-256 of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,6 +147,16 @@ pub fn read_whole(path: &Path, file: File, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(said as usize);
     file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(too_long()) } else { Ok(bytes) }
+}
+
+/// The text of a whole file that somebody names: a plan, a graph, a table. Pipes are read too, and none without end.
+///
+/// # Errors
+///
+/// When it cannot be read, has more than [`LARGE`] bytes or is no text.
+pub fn read_any_text(path: &Path) -> io::Result<String> {
+    let no_text = |_| io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8");
+    String::from_utf8(read_whole(path, File::open(path)?, LARGE)?).map_err(no_text)
 }
 
 /// Reads a small file as text.

@@ -35,13 +35,13 @@ const PIECE: usize = 16 << 10;
 pub struct TensorFile {
     path: PathBuf,
     file: File,
-    tensors: BTreeMap<String, Tensor>,
+    tensors: BTreeMap<String, StoredTensor>,
     metadata: BTreeMap<String, String>,
 }
 
 /// Where a tensor lies in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
+pub struct StoredTensor {
     /// Element type.
     pub dtype: Dtype,
     /// Extents.
@@ -88,7 +88,7 @@ impl TensorFile {
     }
 
     /// All tensors by name.
-    pub fn tensors(&self) -> &BTreeMap<String, Tensor> {
+    pub fn tensors(&self) -> &BTreeMap<String, StoredTensor> {
         &self.tensors
     }
 
@@ -186,7 +186,7 @@ impl TensorFile {
     /// # Errors
     ///
     /// When the file has none of that name.
-    pub fn tensor(&self, name: &str) -> Result<&Tensor, FileError> {
+    pub fn tensor(&self, name: &str) -> Result<&StoredTensor, FileError> {
         let tensor = self.tensors.get(name);
         tensor.ok_or_else(|| FileError::wrong(&self.path, format!("holds no tensor `{name}`")))
     }

@@ -15,9 +15,8 @@ use plimsoll_model::hf::Stored;
 use safetensors::Dtype;
 
 use super::folder::beside;
-use super::{Checksum, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter};
+use super::{Checksum, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter, WeightError};
 use super::{copy_file, replace_model, write_text};
-use crate::error::TrainError;
 use crate::optimizer::low_name;
 
 /// Numbers in a piece: a MiB of them.
@@ -27,7 +26,7 @@ const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// How a model is laid down in a folder.
 #[derive(Clone)]
-pub struct Form {
+pub struct ModelFormat {
     /// How each parameter is stored.
     pub stored: Arc<dyn Fn(&str) -> Stored + Send + Sync>,
     /// Name of the weights' file without its ending: `model`, or `adapter_model`.
@@ -44,9 +43,9 @@ pub struct Form {
     pub beside: Option<PathBuf>,
 }
 
-impl Default for Form {
-    fn default() -> Form {
-        Form {
+impl Default for ModelFormat {
+    fn default() -> ModelFormat {
+        ModelFormat {
             stored: Arc::new(Stored::plain),
             stem: "model".into(),
             frozen: true,
@@ -58,10 +57,10 @@ impl Default for Form {
     }
 }
 
-impl fmt::Debug for Form {
+impl fmt::Debug for ModelFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&String> = self.texts.iter().map(|(name, _)| name).collect();
-        f.debug_struct("Form").field("stem", &self.stem).field("texts", &names).finish_non_exhaustive()
+        f.debug_struct("ModelFormat").field("stem", &self.stem).field("texts", &names).finish_non_exhaustive()
     }
 }
 
@@ -84,7 +83,7 @@ pub fn load_weights<'a>(
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &ModelFolder,
     stored: impl Fn(&str) -> Stored,
-) -> Result<Loaded, TrainError> {
+) -> Result<Loaded, WeightError> {
     let mut unused: BTreeSet<&str> = folder.names().collect();
     let mut absent = Vec::new();
     let mut piece = vec![0.0; PIECE];
@@ -144,8 +143,8 @@ pub fn save_weights<'a>(
     engine: &Engine,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &Path,
-    form: &Form,
-) -> Result<Vec<String>, TrainError> {
+    form: &ModelFormat,
+) -> Result<Vec<String>, WeightError> {
     replace_model(folder, &form.stem, |temporary| {
         let written = write_model(engine, parameters, temporary, form)?;
         Ok(written.into_iter().map(|(name, _)| name).collect())
@@ -157,8 +156,8 @@ pub(crate) fn write_model<'a>(
     engine: &Engine,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &Path,
-    form: &Form,
-) -> Result<Vec<(String, Checksum)>, TrainError> {
+    form: &ModelFormat,
+) -> Result<Vec<(String, Checksum)>, WeightError> {
     let parts: Vec<Part> = parameters.into_iter().map(|(name, ty)| Part::new(name, ty, form)).collect();
     let total: u64 = parts.iter().map(|part| part.spec.bytes()).sum();
     let shards = divide(parts, form.shard_bytes);
@@ -196,7 +195,7 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    fn new(state: &'a str, ty: Type, form: &Form) -> Part<'a> {
+    fn new(state: &'a str, ty: Type, form: &ModelFormat) -> Part<'a> {
         let name = (form.stored)(state).name;
         let dtype = form.dtype.unwrap_or_else(|| in_file(ty.dtype));
         let spec = TensorSpec { name, dtype, shape: ty.shape.to_vec() };
@@ -234,7 +233,7 @@ fn divide(parts: Vec<Part<'_>>, limit: u64) -> Vec<Vec<Part<'_>>> {
     shards
 }
 
-fn write_shard(engine: &Engine, path: &Path, parts: &[Part]) -> Result<Checksum, TrainError> {
+fn write_shard(engine: &Engine, path: &Path, parts: &[Part]) -> Result<Checksum, WeightError> {
     let mut writer = TensorWriter::create(path, parts.iter().map(|part| part.spec.clone()).collect())?;
     let order: Vec<String> = writer.tensors().iter().map(|spec| spec.name.clone()).collect();
     let mut piece = vec![0.0; PIECE];

@@ -7,7 +7,6 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::{FileError, create_folder, sync_folder};
-use crate::error::TrainError;
 
 /// Where a model's files lie until all of them are whole: inside the folder itself, which may be the one somebody stands
 /// in and must not be replaced.
@@ -19,11 +18,11 @@ pub(crate) const UNFINISHED: &str = ".tmp-model";
 /// # Errors
 ///
 /// When the folder cannot be written, or `write` fails.
-pub(crate) fn replace_model(
+pub(crate) fn replace_model<E: From<FileError>>(
     folder: &Path,
     stem: &str,
-    write: impl FnOnce(&Path) -> Result<Vec<String>, TrainError>,
-) -> Result<Vec<String>, TrainError> {
+    write: impl FnOnce(&Path) -> Result<Vec<String>, E>,
+) -> Result<Vec<String>, E> {
     let unwritable = |path: &Path, fault: std::io::Error| FileError::writing(path, &fault);
     let temporary = folder.join(UNFINISHED);
     if temporary.exists() {

@@ -13,8 +13,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::names::{is_commit, is_file_name, is_full_commit};
+use crate::files::reads_bytes;
 use crate::files::{Index, read_bytes};
-use crate::pretrained::reads_bytes;
 
 /// The weights in one file, and the list of them where they are in several.
 pub(super) const SINGLE: &str = "model.safetensors";

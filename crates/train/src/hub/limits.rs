@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The most that a server gets. The defaults suit a slow line; tests set them low.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct HubLimits {
     /// Time to find a server's address, and again to connect to it.
     pub connect: Duration,
     /// Time without a single byte after which a connection counts as broken. Another process that downloads the same
@@ -26,9 +26,9 @@ pub struct Limits {
     pub text_bytes: u64,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for HubLimits {
+    fn default() -> HubLimits {
+        HubLimits {
             connect: Duration::from_secs(15),
             stall: Duration::from_secs(30),
             metadata: Duration::from_secs(30),

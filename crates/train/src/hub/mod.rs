@@ -2,7 +2,7 @@
 //!
 //! A model that is in the cache already is taken from there without asking anybody. Every other file is downloaded
 //! beside its place, checked, and renamed; an interrupted download goes on where it stopped. The server is not trusted:
-//! its answers are bounded in size, time and number ([`Limits`]), every name from it is checked before it becomes part
+//! its answers are bounded in size, time and number ([`HubLimits`]), every name from it is checked before it becomes part
 //! of a path, and the token goes to the stated server alone.
 //!
 //! Reading order: `names` and `blobs` (checks), `cache` (the layout), `store` (writing into it), `addresses` and `requests` (HTTP),
@@ -33,7 +33,7 @@ use std::path::PathBuf;
 
 use crate::error::TrainError;
 use cache::CachedModel;
-pub use limits::Limits;
+pub use limits::HubLimits;
 pub use names::{id_of, is_id};
 
 /// A hub and the cache of what came from it.
@@ -48,7 +48,7 @@ pub struct Hub {
     /// Whether only the cache may be asked.
     pub offline: bool,
     /// The most that the server gets.
-    pub limits: Limits,
+    pub limits: HubLimits,
 }
 
 impl Hub {

@@ -1,5 +1,5 @@
 //! Requests to the hub. Redirects are followed here, one by one: the token stays with the server it is meant for,
-//! circles end, and no answer takes longer or is larger than [`Limits`] allow.
+//! circles end, and no answer takes longer or is larger than [`HubLimits`] allow.
 //!
 //! Absent: compressed bodies, which could grow without end; none is asked for and none is accepted.
 
@@ -17,7 +17,7 @@ use ureq::{Agent, Body, Error, Timeout};
 use super::addresses::{Origin, encoded, redirected};
 use super::blobs::Blob;
 use super::fault::{Fault, shown};
-use super::limits::Limits;
+use super::limits::HubLimits;
 use super::names::is_commit;
 
 const PUBLIC: &str = "https://huggingface.co";
@@ -29,7 +29,7 @@ pub(super) struct Client<'a> {
     endpoint: String,
     home: Origin,
     token: Option<String>,
-    limits: &'a Limits,
+    limits: &'a HubLimits,
     /// Whether anybody ever answered.
     answered: Cell<bool>,
 }
@@ -88,7 +88,7 @@ impl<'a> Client<'a> {
     pub(super) fn new(
         endpoint: Option<&str>,
         token: Option<String>,
-        limits: &'a Limits,
+        limits: &'a HubLimits,
     ) -> Result<Client<'a>, Fault> {
         let endpoint = endpoint.unwrap_or(PUBLIC).trim_end_matches('/').to_owned();
         let home = endpoint.parse().ok().filter(|uri: &Uri| uri.query().is_none());

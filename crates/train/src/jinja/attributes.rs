@@ -5,8 +5,8 @@ use std::rc::Rc;
 use super::fault::Answer;
 use super::interpreter::Run;
 use super::methods::{DICT_METHODS, has_method};
-use super::numbers;
 use super::slices::place;
+use super::value::numbers;
 use super::value::{Missing, Value};
 
 impl Run<'_> {
@@ -48,7 +48,7 @@ impl Run<'_> {
         let at = |len: usize| numbers::whole(item).and_then(|number| place(number, len));
         Ok(match held {
             Value::Dict(dict) => {
-                super::dict::check_key(item)?;
+                super::value::dict::check_key(item)?;
                 dict.get(item).cloned()
             }
             Value::List(items) | Value::Tuple(items) => at(items.len()).map(|at| items[at].clone()),

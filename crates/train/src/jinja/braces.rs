@@ -4,8 +4,8 @@ use super::calls::Given;
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
 use super::meter::Pen;
-use super::numbers;
 use super::percent::{Field, bounded, float_digits, in_base, signed};
+use super::value::numbers;
 use super::value::{Text, Value};
 
 impl Run<'_> {

@@ -5,11 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::clock;
-use super::dict::{Dict, check_key};
 use super::fault::{Answer, Fault};
-use super::interpreter::{Run, Scope};
+use super::interpreter::Run;
 use super::meter::Pen;
-use super::numbers;
+use super::value::Scope;
+use super::value::dict::{Dict, check_key};
+use super::value::numbers;
 use super::value::{Function, Items, Macro, Missing, Span, Text, Value};
 
 /// The most numbers of a `range`, as in Jinja2's sandbox.

@@ -1,12 +1,13 @@
 //! Tests: what stands behind `is`.
 
 use super::calls::Given;
+use super::characters::is_cased;
 use super::fault::{Answer, Fault};
 use super::filters::is_filter;
 use super::interpreter::Run;
-use super::numbers;
 use super::syntax::Comparison;
 use super::value::Value;
+use super::value::numbers;
 
 const NAMES: &[&str] = &[
     "odd",
@@ -100,11 +101,6 @@ fn divides(value: &Value, by: &Value) -> Answer<bool> {
         Some(rest) => Ok(!rest?.is_true()),
         None => Err(Fault::new(format!("{} is no number", value.kind()))),
     }
-}
-
-/// Whether all letters that have a case have this one, and there is one.
-pub(super) fn is_cased(text: &str, wanted: fn(char) -> bool, other: fn(char) -> bool) -> bool {
-    text.chars().any(wanted) && !text.chars().any(other)
 }
 
 fn is_of_kind(name: &str, value: &Value) -> Option<bool> {

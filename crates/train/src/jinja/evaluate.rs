@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::calls::Given;
 use super::fault::{Answer, Fault};
-use super::interpreter::{Run, Scope};
+use super::interpreter::Run;
 use super::meter::Pen;
-use super::numbers;
 use super::syntax::{Arguments, Comparison, Constant, Expression, Operator, Step, StepKind};
+use super::value::Scope;
+use super::value::numbers;
 use super::value::{Missing, Text, Value};
 
 impl<'a> Run<'a> {

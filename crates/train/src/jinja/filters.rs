@@ -9,7 +9,7 @@ use super::calls::Given;
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
 use super::json;
-use super::numbers;
+use super::value::numbers;
 use super::value::{Text, Value};
 
 const NAMES: &[&str] = &[

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::fault::{Answer, Fault};
 use super::meter::{Meter, Pen};
-use super::numbers::float_text;
+use super::value::numbers::float_text;
 use super::value::{Text, Value};
 
 /// How JSON is laid out.

@@ -3,8 +3,8 @@
 //! Line ends of any kind become `\n`, and one at the very end is dropped. A block takes the line break behind it and the
 //! blanks before it on its line; `-` takes all white space on its side, `+` takes none.
 
+use super::characters::is_space;
 use super::fault::{Answer, Fault};
-use super::show::is_space;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {

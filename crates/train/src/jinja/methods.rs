@@ -5,7 +5,7 @@ mod texts;
 use super::calls::Given;
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
-use super::numbers;
+use super::value::numbers;
 use super::value::{Missing, Value, View};
 
 pub(super) use texts::lines;
@@ -36,7 +36,7 @@ impl Run<'_> {
                 "get" => {
                     let [key, default] = given.bind(name, ["key", "default"])?;
                     let key = key.ok_or_else(|| Fault::new("`get` needs a key"))?;
-                    super::dict::check_key(&key)?;
+                    super::value::dict::check_key(&key)?;
                     Ok(dict.get(&key).cloned().or(default).unwrap_or(Value::None))
                 }
                 "items" | "keys" | "values" | "copy" => {

@@ -25,9 +25,9 @@
 mod attributes;
 mod braces;
 mod calls;
+mod characters;
 mod checks;
 mod clock;
-mod dict;
 mod evaluate;
 mod expressions;
 mod fault;
@@ -35,10 +35,8 @@ mod filters;
 mod interpreter;
 mod json;
 mod lexer;
-mod loops;
 mod meter;
 mod methods;
-mod numbers;
 mod operators;
 mod parser;
 mod percent;
@@ -62,7 +60,7 @@ const MOST_SOURCE: usize = 1 << 18;
 
 /// A dictionary that came with the data.
 pub(crate) fn dictionary(fields: Vec<(&str, Value)>) -> Value {
-    dict::Dict::given(fields.into_iter().map(|(name, value)| (Value::text(name), value)).collect())
+    value::dict::Dict::given(fields.into_iter().map(|(name, value)| (Value::text(name), value)).collect())
 }
 
 /// A template, ready to render.

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
 use super::meter::Pen;
-use super::numbers;
 use super::show::escaped;
 use super::syntax::Operator;
+use super::value::numbers;
 use super::value::{Items, PER_ITEM, Text, Value};
 
 impl Run<'_> {

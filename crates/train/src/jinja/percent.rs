@@ -3,7 +3,7 @@
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
 use super::meter::Pen;
-use super::numbers;
+use super::value::numbers;
 use super::value::{Text, Value};
 
 /// A field of a format: what pads it and how exact it is.

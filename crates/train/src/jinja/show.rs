@@ -3,27 +3,12 @@
 use std::fmt::Write as _;
 use std::rc::Rc;
 
+use super::characters::is_printable;
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
 use super::meter::{Meter, Pen};
-use super::numbers::float_text;
+use super::value::numbers::float_text;
 use super::value::{Function, MOST_DEPTH, Text, Value, View};
-
-/// White space as Python has it: Unicode's, and four separators of ASCII.
-pub(super) fn is_space(character: char) -> bool {
-    character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
-}
-
-/// Whether Python's `repr` shows a character as it is.
-pub(super) fn is_printable(character: char) -> bool {
-    if character.is_ascii() {
-        return (' '..='~').contains(&character);
-    }
-    // Behind another character, only what cannot be printed is escaped.
-    let mut escaped = String::from("a");
-    escaped.push(character);
-    escaped.escape_debug().nth(1).is_none_or(|first| first != '\\')
-}
 
 impl Run<'_> {
     /// Python's `str` of a value.
@@ -149,7 +134,7 @@ impl Run<'_> {
     }
 
     /// The items of a view of a dictionary.
-    pub(super) fn view(&self, view: View, dict: &super::dict::Dict) -> Answer<Vec<Value>> {
+    pub(super) fn view(&self, view: View, dict: &super::value::dict::Dict) -> Answer<Vec<Value>> {
         self.meter.work(dict.len() as u64)?;
         dict.iter()
             .map(|(key, value)| match view {

@@ -2,7 +2,7 @@
 
 use super::fault::{Answer, Fault};
 use super::interpreter::Run;
-use super::numbers;
+use super::value::numbers;
 use super::value::{Span, Value};
 
 /// The place an index means in a list of this length; negative ones count from its end.

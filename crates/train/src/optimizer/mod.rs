@@ -11,13 +11,16 @@
 //! State of a parameter `w`, each only where it is needed: `low.w` (what completes a bf16 weight to its master),
 //! `m.w` and `v.w` (moments), `m_scale.w` and `v_scale.w` (one number per block of 8-bit moments).
 
+mod in_backward;
 mod storage;
 
 use std::str::FromStr;
 
+pub(crate) use in_backward::SQUARES;
+pub use in_backward::{Update, append_in_backward, append_two_pass};
 use plimsoll_graph::op::{AdamW, Moments, Sgd, Stored, Weights};
 use plimsoll_graph::{DType, Graph, GraphError, NodeId, Op, Phase, StateId, StateKind, Value, gradient_name};
-pub use storage::{FloatStorage, Storage, WeightStorage};
+pub use storage::{FloatStorage, StateStorage, WeightStorage};
 
 /// Parameters of fewer elements keep whole moments where others keep 8-bit ones: norms and biases are few
 /// and sensitive.
@@ -131,7 +134,7 @@ impl Optimizer {
     }
 
     /// The update of a parameter.
-    fn op(&self, name: &str, shape: plimsoll_graph::Shape, storage: Storage) -> Op {
+    fn op(&self, name: &str, shape: plimsoll_graph::Shape, storage: StateStorage) -> Op {
         let Optimizer { beta1, beta2, epsilon, momentum, nesterov, .. } = *self;
         let weight_decay = if shape.len() >= 2 { self.weight_decay } else { 0.0 };
         let in_codes = self.kind == OptimizerKind::AdamW8bit && shape.elements() >= FEWEST_FOR_CODES;
@@ -152,7 +155,7 @@ impl Optimizer {
 /// # Errors
 ///
 /// When a rate is out of range, the graph has no gradients, or it does not verify afterwards.
-pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: Storage) -> Result<Graph, GraphError> {
+pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: StateStorage) -> Result<Graph, GraphError> {
     let refused = |why| GraphError { what: "optimizer".into(), block: String::new(), why, at: None };
     optimizer.check().map_err(refused)?;
     graph.set_phase(Phase::Update);
@@ -177,7 +180,7 @@ pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: Storage) -> Resu
 pub(crate) fn update(
     graph: &mut Graph,
     optimizer: &Optimizer,
-    storage: Storage,
+    storage: StateStorage,
     parameter: StateId,
     [gradient, lr, scale]: [Value; 3],
 ) {
@@ -236,7 +239,7 @@ mod tests {
     use super::*;
     use plimsoll_graph::{Init, differentiate, store};
 
-    fn classifier(optimizer: &Optimizer, storage: Storage) -> Result<Graph, GraphError> {
+    fn classifier(optimizer: &Optimizer, storage: StateStorage) -> Result<Graph, GraphError> {
         let mut g = Graph::new();
         let x = g.input("x", [4, 64], DType::F32);
         let targets = g.input("targets", [4], DType::I32);
@@ -250,7 +253,7 @@ mod tests {
     }
 
     /// Names and types of all optimizer state.
-    fn moments(optimizer: &Optimizer, storage: Storage) -> Vec<String> {
+    fn moments(optimizer: &Optimizer, storage: StateStorage) -> Vec<String> {
         let graph = classifier(optimizer, storage).unwrap();
         let moments = graph.states().iter().filter(|state| state.kind == StateKind::Moment);
         moments.map(|state| format!("{} {}", state.name, state.ty)).collect()
@@ -259,7 +262,7 @@ mod tests {
     #[test]
     fn every_optimizer_keeps_the_state_it_needs_and_no_more() {
         let of = |kind| Optimizer { kind, ..Optimizer::default() };
-        let plain = Storage::default();
+        let plain = StateStorage::default();
         assert_eq!(
             moments(&of(OptimizerKind::AdamW), plain),
             ["m.norm f32[64]", "v.norm f32[64]", "m.w f32[65,64]", "v.w f32[65,64]"]
@@ -278,7 +281,7 @@ mod tests {
         );
         assert_eq!(moments(&of(OptimizerKind::Sgd), plain), [""; 0]);
         let heavy = Optimizer { momentum: 0.9, ..of(OptimizerKind::Sgd) };
-        let halves = Storage {
+        let halves = StateStorage {
             weights: WeightStorage::Bf16Master,
             gradients: FloatStorage::Bf16,
             moments: FloatStorage::Bf16,
@@ -291,7 +294,7 @@ mod tests {
 
     #[test]
     fn only_matrices_decay() {
-        let graph = classifier(&Optimizer::default(), Storage::default()).unwrap();
+        let graph = classifier(&Optimizer::default(), StateStorage::default()).unwrap();
         let decays: Vec<f32> = (graph.nodes().iter())
             .filter_map(|node| match node.op {
                 Op::AdamW(adamw) => Some(adamw.weight_decay),
@@ -310,7 +313,7 @@ mod tests {
             "there is no optimizer `lion`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd"
         );
         let wrong = Optimizer { beta2: 1.0, ..Optimizer::default() };
-        let error = classifier(&wrong, Storage::default()).unwrap_err();
+        let error = classifier(&wrong, StateStorage::default()).unwrap_err();
         assert_eq!(error.to_string(), "optimizer: adam_beta2 must be at least 0 and below 1, got 1");
         assert!("fp8".parse::<WeightStorage>().unwrap_err().contains("bf16-master"));
         assert!("i8".parse::<FloatStorage>().unwrap_err().contains("f32 and bf16"));

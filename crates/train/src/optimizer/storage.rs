@@ -76,7 +76,7 @@ impl FromStr for FloatStorage {
 
 /// Element types of weights, gradients and moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Storage {
+pub struct StateStorage {
     /// Parameters, frozen ones included; those have no master copy.
     pub weights: WeightStorage,
     /// Sums of gradients.
@@ -85,7 +85,7 @@ pub struct Storage {
     pub moments: FloatStorage,
 }
 
-impl Storage {
+impl StateStorage {
     /// What the graph's pass is asked for.
     pub(crate) fn of_graph(self) -> plimsoll_graph::Storage {
         let weights = match self.weights {

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::{Pretrained, configuration, said_of};
 use crate::error::TrainError;
-use crate::files::{FileError, Form, Loaded, ModelFolder, load_weights, read_text};
+use crate::files::{FileError, Loaded, ModelFolder, ModelFormat, load_weights, read_text};
 
 /// Name of an adapter's weights without its ending.
 const ADAPTER_STEM: &str = "adapter_model";
@@ -211,7 +211,7 @@ impl AdapterFolder {
     ) -> Result<Loaded, TrainError> {
         let lora = &self.config.lora;
         let own = parameters.into_iter().filter(|(name, _)| is_adapter(name) || lora.saves(name));
-        load_weights(engine, own, &self.weights()?, |name| Stored::plain(&file_name(name)))
+        Ok(load_weights(engine, own, &self.weights()?, |name| Stored::plain(&file_name(name)))?)
     }
 }
 
@@ -249,7 +249,7 @@ pub fn adapter_form(
     lora: &Lora,
     base: &Pretrained,
     configuration: &Configuration,
-) -> Result<Form, TrainError> {
+) -> Result<ModelFormat, TrainError> {
     let gpt2 = matches!(base.configuration.architecture, Architecture::Gpt2(_));
     let base_class = configuration.class().zip(configuration.family);
     let config = AdapterConfig {
@@ -265,13 +265,13 @@ pub fn adapter_form(
         let config = Value::from(base.config_with(configuration)?);
         texts.push(("config.json".into(), format!("{config:#}\n")));
     }
-    Ok(Form {
+    Ok(ModelFormat {
         stored: Arc::new(|name| Stored::plain(&file_name(name))),
         stem: ADAPTER_STEM.into(),
         frozen: false,
         texts,
         beside: Some(base.folder.clone()),
-        ..Form::default()
+        ..ModelFormat::default()
     })
 }
 

@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_flag_of_the_wrong_kind_is_named() {
-        let fault = |name, value| RawConfig::gather(None, &[flag(name, value)]).unwrap_err().to_string();
+        let fault = |name, value| RawConfig::gather(None, &[flag(name, value)]).unwrap_err().with_flags();
         assert_eq!(
             fault("max_steps", "2.5"),
             "--max-steps must be a whole number that is not negative, got `2.5`"
@@ -346,7 +346,7 @@ mod tests {
         let path = folder.write("run.toml", "max_steps = 7\n");
         let raw = RawConfig::gather(Some(&path), &[flag("max_steps", "-1")]).unwrap();
         assert_eq!(raw, RawConfig::default());
-        let fault = RawConfig::gather(None, &[flag("seed", "-1")]).unwrap_err().to_string();
+        let fault = RawConfig::gather(None, &[flag("seed", "-1")]).unwrap_err().with_flags();
         assert_eq!(fault, "--seed must be a whole number that is not negative, got `-1`");
     }
 

@@ -10,6 +10,7 @@
 mod elsewhere;
 mod file;
 mod nearest;
+mod resumed;
 
 use std::path::PathBuf;
 
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use elsewhere::no_such_flag;
 pub use file::Flag;
 pub use nearest::nearest;
+pub(crate) use resumed::{changeable, differ, remembered};
 
 /// What can be written as the value of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use plimsoll_train::hub::{Hub, Limits};
+use plimsoll_train::hub::{Hub, HubLimits};
 use sha2::{Digest, Sha256};
 
 use crate::server::{Reply, Request, Server, file, listing};
@@ -94,11 +94,11 @@ impl Home {
     }
 
     pub(crate) fn hub(&self, server: &Server) -> Hub {
-        let limits = Limits {
+        let limits = HubLimits {
             pause: Duration::from_millis(1),
             longest_pause: Duration::from_millis(5),
             listing_bytes: 1 << 20,
-            ..Limits::default()
+            ..HubLimits::default()
         };
         Hub {
             cache: self.folder.path().join("hf/hub"),

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use plimsoll_model::Architecture;
 use plimsoll_plan::Strategy;
-use plimsoll_train::checkpoint::{Checkpoint, Checkpoints, Progress};
+use plimsoll_train::checkpoint::{Checkpoint, Checkpoints, EvaluationState};
 use plimsoll_train::data::{Batches, Order, Source, Text};
-use plimsoll_train::files::{FileError, Form};
-use plimsoll_train::lr::{Decay, Lr};
+use plimsoll_train::files::{FileError, ModelFormat};
+use plimsoll_train::trainer::{Decay, Lr};
 use plimsoll_train::{Options, Trainer};
 
 use crate::support::{Size, gpt2, llama, options, start};
@@ -59,7 +59,7 @@ pub(crate) fn write_text(folder: &Path) -> std::path::PathBuf {
 
 pub(crate) fn open(folder: &Path, limit: Option<usize>) -> Result<Checkpoints, FileError> {
     let texts = vec![("config.json".to_owned(), "{}\n".to_owned())];
-    Checkpoints::open(folder, Form { texts, ..Form::default() }, limit)
+    Checkpoints::open(folder, ModelFormat { texts, ..ModelFormat::default() }, limit)
 }
 
 pub(crate) fn latest(checkpoints: &Checkpoints) -> Option<Checkpoint> {
@@ -69,7 +69,7 @@ pub(crate) fn latest(checkpoints: &Checkpoints) -> Option<Checkpoint> {
 }
 
 pub(crate) fn save(trainer: &Trainer, checkpoints: &Checkpoints) -> std::path::PathBuf {
-    trainer.save(checkpoints, &Progress::default()).unwrap()
+    trainer.save(checkpoints, &EvaluationState::default()).unwrap()
 }
 
 /// Bits of all parameters and moments.

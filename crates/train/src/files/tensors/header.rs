@@ -12,7 +12,7 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::Tensor;
+use super::StoredTensor;
 
 /// More than a model of 256 experts in 128 layers has together with its optimizer.
 const MOST_TENSORS: usize = 1 << 20;
@@ -20,7 +20,7 @@ const MOST_TENSORS: usize = 1 << 20;
 const MOST_EXTENTS: usize = 16;
 
 /// Tensors and metadata by name.
-pub(super) type Header = (BTreeMap<String, Tensor>, BTreeMap<String, String>);
+pub(super) type Header = (BTreeMap<String, StoredTensor>, BTreeMap<String, String>);
 
 /// Reads the JSON and checks it against the `room` bytes behind it, which start at byte `begin`.
 pub(super) fn parse(text: impl Read, begin: u64, room: u64) -> Result<Header, String> {
@@ -90,7 +90,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn checked(self, name: &str, begin: u64, room: u64) -> Result<Tensor, String> {
+    fn checked(self, name: &str, begin: u64, room: u64) -> Result<StoredTensor, String> {
         let Entry { dtype, shape: Extents(shape), data_offsets: (first, end) } = self;
         let elements = shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
         let bits = elements.and_then(|elements| elements.checked_mul(dtype.bitsize()));
@@ -107,7 +107,7 @@ impl Entry {
                 name()
             ));
         }
-        Ok(Tensor { dtype, shape, begin: begin + first as u64, bytes: (end - first) as u64 })
+        Ok(StoredTensor { dtype, shape, begin: begin + first as u64, bytes: (end - first) as u64 })
     }
 }
 
@@ -180,8 +180,8 @@ fn shown(name: &str) -> String {
 const LONGEST_SHOWN: usize = 200;
 
 /// Checks that every byte of the data belongs to exactly one tensor.
-fn no_gaps(tensors: &BTreeMap<String, Tensor>, begin: u64, room: u64) -> Result<(), String> {
-    let mut in_order: Vec<(&String, &Tensor)> = tensors.iter().collect();
+fn no_gaps(tensors: &BTreeMap<String, StoredTensor>, begin: u64, room: u64) -> Result<(), String> {
+    let mut in_order: Vec<(&String, &StoredTensor)> = tensors.iter().collect();
     in_order.sort_by_key(|(_, tensor)| (tensor.begin, tensor.bytes));
     let mut end = begin;
     for (name, tensor) in in_order {

@@ -3,12 +3,12 @@
 use std::cmp::Ordering;
 
 use super::super::calls::Given;
-use super::super::dict::check_key;
 use super::super::fault::{Answer, Fault};
 use super::super::interpreter::Run;
 use super::super::meter::Pen;
-use super::super::numbers;
 use super::super::syntax::Operator;
+use super::super::value::dict::check_key;
+use super::super::value::numbers;
 use super::super::value::{Missing, Stream, Text, Value};
 
 fn is_set(value: Option<Value>) -> bool {
@@ -172,7 +172,7 @@ impl Run<'_> {
     fn unique(&mut self, value: &Value, given: Given) -> Answer<Value> {
         let [case, attribute] = given.bind("unique", ["case_sensitive", "attribute"])?;
         let (case, paths) = (is_set(case), Paths::one(attribute.as_ref())?);
-        let mut seen = super::super::dict::Dict::default();
+        let mut seen = super::super::value::dict::Dict::default();
         let mut kept = Vec::new();
         for item in self.items(value)? {
             let key = self.along(&item, &paths.0, None)?;

@@ -1,12 +1,13 @@
 //! Filters on texts.
 
 use super::super::calls::Given;
+use super::super::characters::is_space;
 use super::super::fault::{Answer, Fault};
 use super::super::interpreter::Run;
 use super::super::meter::Pen;
 use super::super::methods::lines;
-use super::super::numbers;
-use super::super::show::{escaped, is_space};
+use super::super::show::escaped;
+use super::super::value::numbers;
 use super::super::value::{Text, Value};
 
 pub(super) const NAMES: &[&str] = &[

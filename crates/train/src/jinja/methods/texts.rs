@@ -1,13 +1,13 @@
 //! Methods of Python's texts. Places and lengths count characters.
 
 use super::super::calls::Given;
-use super::super::checks::is_cased;
+use super::super::characters::is_cased;
+use super::super::characters::{is_printable, is_space};
 use super::super::fault::{Answer, Fault};
 use super::super::interpreter::Run;
 use super::super::meter::Pen;
-use super::super::numbers;
-use super::super::show::{is_printable, is_space};
 use super::super::value::Value;
+use super::super::value::numbers;
 
 pub(super) const NAMES: &[&str] = &[
     "capitalize",

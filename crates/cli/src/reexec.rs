@@ -1,0 +1,85 @@
+//! Re-exec: the program in place of itself, with the same arguments and none of the memory it has taken.
+//!
+//! The kernel counts the most that a process has ever held, and the allocator keeps some of it. Work that comes before
+//! training must leave no trace in a run that keeps to a budget, so the process starts anew in two cases and no other:
+//!
+//! - [`after_tokenising`]: data was tokenised. The next process finds the ids in the cache, and plans as every later one.
+//! - [`with_plan`]: looking for a plan took more memory than the budget has, or than the run may still hold. The next
+//!   process reads the plan from a file.
+//!
+//! A process that starts anew keeps its number and is told by environment variables what was done. Where it cannot start
+//! anew it goes on as it is.
+
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, id};
+use std::{env, fs};
+
+use plimsoll::Planned;
+use plimsoll::training::files::temporary_file;
+
+use crate::exit::Failure;
+
+/// Set in every process that was started anew.
+const BEGUN: &str = "PLIMSOLL_BEGUN_ANEW";
+/// Set in a process that was started anew after tokenising.
+const TOKENISED: &str = "PLIMSOLL_TOKENISED";
+/// Set in a process that was started anew with a plan: the path of its file.
+const PLANNED: &str = "PLIMSOLL_PLANNED";
+
+/// Starts anew after tokenising, once. Nothing may have been written before that a second start would stumble over.
+/// Where that cannot be, the run goes on: it keeps its budget, and may be planned differently the next time.
+pub(crate) fn after_tokenising() {
+    if noted(TOKENISED).is_none() {
+        start_anew(TOKENISED, OsStr::new("1"));
+    }
+}
+
+/// Starts anew with `planned` where looking for it took memory that the budget does not have, or that the run would
+/// still hold.
+pub(crate) fn with_plan(planned: &Planned) -> Result<(), Failure> {
+    if plan_made_before().is_some() || !planned.budget.wants_fresh_process()? {
+        return Ok(());
+    }
+    // Where no file can be written or nothing be started, the run goes on, and says at its end what it held.
+    if let Ok((mut file, path)) = temporary_file(&env::temp_dir(), ("plimsoll-plan-", ".json"), 0o600) {
+        if file.write_all(planned.to_file().as_bytes()).is_ok() {
+            start_anew(PLANNED, path.as_os_str());
+        }
+        let _ = fs::remove_file(&path);
+    }
+    Ok(())
+}
+
+/// Where this process has put the plan that it made before it started anew.
+pub(crate) fn plan_made_before() -> Option<PathBuf> {
+    noted(PLANNED).map(PathBuf::from)
+}
+
+/// Whether this process has not started anew, so that nothing was said before.
+pub(crate) fn is_first() -> bool {
+    noted(BEGUN).is_none()
+}
+
+/// Starts anew with `variable` set for [`noted`] to find. Returns where that is not possible.
+fn start_anew(variable: &str, note: &OsStr) {
+    let mut arguments = env::args_os();
+    let name = arguments.next();
+    // The program that is running, also where its file was replaced since.
+    let mut again = Command::new("/proc/self/exe");
+    again.arg0(name.as_deref().unwrap_or(OsStr::new("plimsoll"))).args(arguments);
+    // A process that starts anew keeps its number; one that it starts has another, and must not take the note for its own.
+    let begun = OsStr::new(&format!("{}:", id())).to_owned();
+    let mut value = begun.clone();
+    value.push(note);
+    let _ = again.env(BEGUN, begun).env(variable, value).exec();
+}
+
+/// What this process noted before it started anew.
+fn noted(variable: &str) -> Option<String> {
+    let value = env::var(variable).ok()?;
+    let (process, note) = value.split_once(':')?;
+    (process == id().to_string()).then(|| note.to_owned())
+}

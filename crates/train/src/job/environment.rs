@@ -1,0 +1,161 @@
+//! The user's folders for what can be made again, and the way to the hub.
+//!
+//! The library reads no environment variable: [`Environment::from_variables`] is given them. Their names are those of
+//! Python's library, so that models it has downloaded are found.
+
+use std::path::{Path, PathBuf};
+
+use super::watch::{Stage, Watch};
+use crate::error::TrainError;
+use crate::hub::{Hub, HubLimits, is_id};
+use crate::pretrained::base_of;
+use crate::settings::RawConfig;
+
+/// Where a run finds and keeps what belongs to no single run.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    /// The user's folder for caches. Measured times, disk speeds and tokenised data are in its folder `plimsoll`; without
+    /// it nothing is kept.
+    pub caches: Option<PathBuf>,
+    /// The hub for models that are named by their id. Without it a model is a folder or a preset.
+    pub hub: Option<Hub>,
+}
+
+/// A model's folder, and that of its adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedModel {
+    /// The folder, or the name of a preset.
+    pub model: String,
+    /// The adapter's folder.
+    pub adapter: Option<PathBuf>,
+}
+
+impl Environment {
+    /// The environment that `variable` tells of: `HOME`, `XDG_CACHE_HOME`, and those of the hub. An empty value is none.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Environment {
+        let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let home = || variable("HOME").map(|home| PathBuf::from(home).join(".cache"));
+        let caches = variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+        let home = variable("HF_HOME").map(PathBuf::from);
+        let home = home.or_else(|| caches.as_ref().map(|caches| caches.join("huggingface")));
+        let cache = variable("HF_HUB_CACHE").map(PathBuf::from).or_else(|| home.map(|home| home.join("hub")));
+        let offline = variable("HF_HUB_OFFLINE")
+            .is_some_and(|value| ["1", "true", "yes", "on"].contains(&value.to_lowercase().as_str()));
+        let hub = cache.map(|cache| Hub {
+            cache,
+            endpoint: variable("HF_ENDPOINT"),
+            token: variable("HF_TOKEN"),
+            offline,
+            limits: HubLimits::default(),
+        });
+        Environment { caches, hub }
+    }
+
+    /// A file or folder among the caches.
+    pub fn cached(&self, name: &str) -> Option<PathBuf> {
+        Some(self.caches.as_ref()?.join("plimsoll").join(name))
+    }
+
+    /// Fills in what the environment decides: the folder of a model that is named by its hub id or by an adapter for it,
+    /// and the folder for tokenised data.
+    ///
+    /// # Errors
+    ///
+    /// When the model cannot be found or downloaded, or two adapters are named.
+    pub fn complete(&self, mut raw: RawConfig, watch: &mut dyn Watch) -> Result<RawConfig, TrainError> {
+        if let Some(name) = &raw.model {
+            let named = self.model(name, raw.adapter.take(), watch)?;
+            (raw.model, raw.adapter) = (Some(named.model), named.adapter);
+        }
+        if raw.data_cache.is_none() {
+            raw.data_cache = self.cached("data");
+        }
+        Ok(raw)
+    }
+
+    /// The folder of a model, and that of its adapter. A name that is an adapter's folder stands for both, as in
+    /// transformers.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Environment::complete).
+    pub fn model(
+        &self,
+        name: &str,
+        adapter: Option<PathBuf>,
+        watch: &mut dyn Watch,
+    ) -> Result<NamedModel, TrainError> {
+        let folder = self.folder(name, watch)?;
+        let Some(base) = base_of(Path::new(&folder))? else {
+            return Ok(NamedModel { model: folder, adapter });
+        };
+        if let Some(other) = adapter {
+            return Err(TrainError::Config(format!(
+                "--model {name} is an adapter for `{base}`, and --adapter {} another; give `{base}` as --model",
+                other.display()
+            )));
+        }
+        if !Path::new(&base).is_dir() && !is_id(&base) {
+            return Err(TrainError::Config(format!(
+                "--model {name} is an adapter for `{base}`, and there is no such folder here; give the folder of that \
+                 model as --model and {name} as --adapter"
+            )));
+        }
+        watch.hear(Stage::Adapter { name, base: &base });
+        Ok(NamedModel { model: self.folder(&base, watch)?, adapter: Some(folder.into()) })
+    }
+
+    /// The folder of a model named by its hub id; any other name as it is.
+    fn folder(&self, name: &str, watch: &mut dyn Watch) -> Result<String, TrainError> {
+        if Path::new(name).exists() || !is_id(name) {
+            return Ok(name.to_owned());
+        }
+        let hub = self.hub.as_ref().ok_or_else(|| {
+            TrainError::Config("there is no folder to keep models in; set HOME or HF_HOME".into())
+        })?;
+        let folder = hub.model(name, "main", |file, bytes| watch.hear(Stage::Downloading { file, bytes }));
+        // A folder with a typing error in its path looks like an id.
+        let folder = folder.map_err(|error| match error {
+            TrainError::Config(why) => TrainError::Config(format!("there is no folder `{name}`, and {why}")),
+            other => other,
+        })?;
+        Ok(folder.display().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> Environment {
+        Environment::from_variables(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn caches_and_the_hub_are_where_python_has_them() {
+        let cache = |variables: &[(&str, &str)]| of(variables).hub.map(|hub| hub.cache);
+        assert_eq!(of(&[("HOME", "/h")]).cached("data"), Some("/h/.cache/plimsoll/data".into()));
+        assert_eq!(cache(&[("HOME", "/h")]), Some("/h/.cache/huggingface/hub".into()));
+        assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/c")]), Some("/c/huggingface/hub".into()));
+        assert_eq!(cache(&[("HF_HOME", "/f"), ("XDG_CACHE_HOME", "")]), Some("/f/hub".into()));
+        assert_eq!(cache(&[("HF_HOME", "/f"), ("HF_HUB_CACHE", "/x")]), Some("/x".into()));
+        let nothing = of(&[]);
+        assert!(nothing.caches.is_none() && nothing.hub.is_none() && nothing.cached("data").is_none());
+    }
+
+    #[test]
+    fn the_hub_is_left_alone_where_python_would_leave_it_alone() {
+        for (value, offline) in [("1", true), ("True", true), ("on", true), ("0", false), ("", false)] {
+            let hub = of(&[("HOME", "/h"), ("HF_HUB_OFFLINE", value)]).hub.unwrap();
+            assert_eq!(hub.offline, offline, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_the_hub_without_a_cache_says_how_to_get_one() {
+        let error = of(&[]).model("somebody/something", None, &mut ()).unwrap_err().to_string();
+        assert_eq!(error, "there is no folder to keep models in; set HOME or HF_HOME");
+    }
+}

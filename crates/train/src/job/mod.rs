@@ -1,0 +1,258 @@
+//! A whole run from its settings, as `plimsoll train` has it: data, device, plan, weights, a checkpoint to go on from,
+//! and the folder for results.
+//!
+//! ```text
+//! Environment::complete ─▶ Config::check ─▶ Config::open ─▶ Job::plan ─▶ Job::start ─▶ Session::train ─▶ Session::finish
+//! names become folders     settings         folder, data    Planned      memory,      steps, records,    the trained
+//!                                                                        weights      checkpoints        model
+//! ```
+//!
+//! Nothing is printed: [`Note`]s are for the user, [`Watch`] hears how far the work is, errors name a way out. A process
+//! that has tokenised or planned holds memory that a fresh one would not; the binary starts itself anew then
+//! ([`Job::has_tokenised`], [`Budget::wants_fresh_process`](crate::memory::Budget::wants_fresh_process)), and a library
+//! cannot.
+//!
+//! Absent: the page of a run, progress bars, signals, and the guard around files of others, which are the binary's.
+
+mod device;
+mod disk_speed;
+mod environment;
+mod notes;
+mod records;
+mod run_folder;
+mod session;
+mod summary;
+mod summary_json;
+mod watch;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::path::Path;
+
+use plimsoll_graph::Graph;
+use plimsoll_plan::Facts;
+
+use crate::config::{Config, OpenedData};
+use crate::error::TrainError;
+use crate::files::read_any_text;
+use crate::planning::Options;
+use crate::planning::plan_from_file;
+use crate::planning::{Planned, budget_for, plan_within};
+pub use device::{OpenedDevice, read_costs};
+pub use environment::{Environment, NamedModel};
+pub use notes::Note;
+pub use records::class_of;
+use run_folder::RunFolder;
+pub use run_folder::{BetterStep, DiskNeed, Finished};
+pub use session::Session;
+pub use summary::{DeviceFacts, Questions, Summary};
+pub use watch::{Stage, Watch};
+
+/// A run whose folder is locked and whose data is open.
+pub struct Job<'w> {
+    config: Config,
+    environment: Environment,
+    data: OpenedData,
+    tokenised: bool,
+    folder: Option<RunFolder>,
+    device: Option<OpenedDevice>,
+    pause: Option<u64>,
+    notes: Vec<Note>,
+    watch: Box<dyn Watch + 'w>,
+}
+
+impl fmt::Debug for Job<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("config", &self.config).field("data", &self.data).finish_non_exhaustive()
+    }
+}
+
+impl Config {
+    /// Opens a run: makes and locks its folder, finds the checkpoint to go on from, and opens the data, which is
+    /// tokenised where that was not done before.
+    ///
+    /// # Errors
+    ///
+    /// When the settings are for a device that is only described, the folder cannot be used, or the data is missing or
+    /// broken.
+    pub fn open(self, environment: &Environment) -> Result<Job<'static>, TrainError> {
+        Job::open(self, environment, Box::new(()))
+    }
+}
+
+impl<'w> Job<'w> {
+    /// As [`Config::open`], with somebody who is told how far the work is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::open`].
+    pub fn open(
+        mut config: Config,
+        environment: &Environment,
+        mut watch: Box<dyn Watch + 'w>,
+    ) -> Result<Job<'w>, TrainError> {
+        config.target.trains()?;
+        let mut notes = Vec::new();
+        if let Some(output) = &config.output {
+            // Before anything takes long: whether the trained model can be written at all.
+            config.form()?;
+            let new = run_folder::prepare(output, config.resume.is_some())?;
+            watch.hear(Stage::Folder { path: &output.folder, new });
+        }
+        watch.hear(Stage::Reading);
+        let folder = RunFolder::open(&config, &mut notes)?;
+        let mut tokenised = false;
+        let data = config.open_data(&mut |progress| {
+            tokenised = true;
+            watch.hear(Stage::Tokenising(progress));
+        })?;
+        config.keeps_budget()?;
+        watch.hear(Stage::Working);
+        notes.extend(config.configuration.notes.iter().cloned().map(Note::Model));
+        let skipped = data.skipped.clone();
+        notes.extend(skipped.map(|(count, first)| Note::SkippedSamples { count, first }));
+        if data.untaught > 0 {
+            notes.push(Note::UntaughtSamples { count: data.untaught, seq_len: config.model.seq_len });
+        }
+        let environment = environment.clone();
+        Ok(Job { config, environment, data, tokenised, folder, device: None, pause: None, notes, watch })
+    }
+
+    /// Ends the run after `steps` steps, though it is planned for more; it can be resumed.
+    #[must_use]
+    pub fn pause_after(self, steps: Option<u64>) -> Job<'w> {
+        Job { pause: steps, ..self }
+    }
+
+    /// The fastest plan inside the budget. A run that goes on keeps its micro-batches where they fit, so that it goes on
+    /// to the bit.
+    ///
+    /// # Errors
+    ///
+    /// When nothing fits (with hints), or the settings are at fault.
+    pub fn plan(&mut self) -> Result<Planned, TrainError> {
+        let device = self.take_device()?;
+        self.watch.hear(Stage::Planning);
+        let before = self.folder.as_ref().and_then(RunFolder::micro_batch);
+        let before = before.filter(|_| self.config.options.micro_batch.is_none());
+        let watch = RefCell::new(&mut self.watch);
+        let config = &self.config;
+        let plan = |options: &Options| {
+            let budget = budget_for(&config.model, &*device.device, options)?;
+            let facts = |graph: &Graph| device.device.facts(graph);
+            plan_within(
+                &config.model,
+                watched(facts, |stage| watch.borrow_mut().hear(stage)),
+                options,
+                budget,
+            )
+        };
+        let planned = match before {
+            Some(rows) => match plan(&Options { micro_batch: Some(rows), ..config.options.clone() }) {
+                Err(TrainError::Budget { .. } | TrainError::Plan(_)) => {
+                    self.notes.push(Note::OtherMicroBatch { before: rows });
+                    plan(&config.options)
+                }
+                planned => planned,
+            },
+            None => plan(&config.options),
+        };
+        self.device = Some(device);
+        planned
+    }
+
+    /// The plan in a file that [`Planned::to_file`] wrote, for the same settings.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read, was made for something else, or does not fit.
+    pub fn plan_from(&mut self, path: &Path) -> Result<Planned, TrainError> {
+        let device = self.take_device()?;
+        self.watch.hear(Stage::Planning);
+        let named = |why: String| TrainError::Config(format!("{}: {why}", path.display()));
+        let text = read_any_text(path).map_err(|error| named(error.to_string()))?;
+        let planned = plan_from_file(&self.config.model, &*device.device, &self.config.options, &text);
+        self.device = Some(device);
+        planned.map_err(|error| match error {
+            TrainError::Config(why) => named(why),
+            other => other,
+        })
+    }
+
+    /// Takes the memory of a plan, reads weights, and goes on from the checkpoint if there is one.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be had, weights cannot be read, a checkpoint is of another run, or the disk has no room for
+    /// what the run will save.
+    pub fn start(self, planned: Planned) -> Result<Session, TrainError> {
+        Session::start(self, planned)
+    }
+
+    /// The device, opened at the first call.
+    ///
+    /// # Errors
+    ///
+    /// When its threads cannot be had, its disk cannot be used, or the file of costs is of another machine.
+    pub fn device(&mut self) -> Result<&OpenedDevice, TrainError> {
+        let device = self.take_device()?;
+        Ok(self.device.insert(device))
+    }
+
+    fn take_device(&mut self) -> Result<OpenedDevice, TrainError> {
+        self.device.take().map_or_else(|| self.environment.device(&self.config), Ok)
+    }
+
+    /// The settings, with what the data has settled.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The data.
+    pub fn data(&self) -> &OpenedData {
+        &self.data
+    }
+
+    /// Whether this process has tokenised data, which leaves it larger than one that finds the ids in the cache: the same
+    /// settings may be planned differently the next time.
+    pub fn has_tokenised(&self) -> bool {
+        self.tokenised
+    }
+
+    /// Notes since the last call.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+}
+
+/// Facts of graphs from a device, where `hear` is told of each program that a search asks about.
+pub fn watched(facts: impl Fn(&Graph) -> Facts, hear: impl Fn(Stage<'_>)) -> impl Fn(&Graph) -> Facts {
+    move |graph| {
+        if let Some(stage) = considered(graph) {
+            hear(stage);
+        }
+        facts(graph)
+    }
+}
+
+/// The program whose graph this is.
+fn considered(graph: &Graph) -> Option<Stage<'static>> {
+    let tokens = graph.input_named("tokens")?; // (B, T)
+    let micro_batch = graph.shape(tokens).rows();
+    Some(Stage::Considering { micro_batch, tiles: graph.tile_rows().is_some() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planning::Model as _;
+    use crate::settings::RawConfig;
+
+    #[test]
+    fn whoever_waits_is_told_which_micro_batch_is_looked_at() {
+        let raw = RawConfig { memory: Some("64MiB".into()), ..RawConfig::default() };
+        let model = Config::check(&raw).unwrap().model;
+        let graph = model.training(4).unwrap();
+        assert!(matches!(considered(&graph), Some(Stage::Considering { micro_batch: 4, tiles: false })));
+    }
+}

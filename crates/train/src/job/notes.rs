@@ -1,0 +1,101 @@
+//! Things a user should know before the first step, as data: whoever shows them chooses the words for his users.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::checkpoint::Best;
+
+/// One thing that a user should know.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Note {
+    /// About the model's configuration.
+    Model(String),
+    /// A checkpoint is broken and was passed over.
+    BrokenCheckpoint(String),
+    /// A checkpoint is later than the one that is resumed, from before a step whose numbers were not finite.
+    LaterCheckpoint(PathBuf),
+    /// The folder that is resumed holds no checkpoint, so the run begins anew.
+    NothingToResume(PathBuf),
+    /// Samples that cannot be used were passed over.
+    SkippedSamples {
+        /// How many.
+        count: u64,
+        /// The fault of the first.
+        first: String,
+    },
+    /// Samples, or parts of them, have nothing to learn within a row and are left out.
+    UntaughtSamples {
+        /// How many.
+        count: u64,
+        /// Tokens of a row.
+        seq_len: usize,
+    },
+    /// The micro-batches that a run had before do not fit, so it goes on within rounding.
+    OtherMicroBatch {
+        /// Rows of the micro-batches before.
+        before: usize,
+    },
+    /// About the device.
+    Device(String),
+    /// Parameters that are not in the model's files, and so are new.
+    NewParameters(Vec<String>),
+    /// Tensors of the model's files that nothing uses.
+    UnusedTensors(Vec<String>),
+    /// The run goes on from a checkpoint.
+    Resumed {
+        /// Its last step.
+        step: u64,
+        /// Its folder.
+        from: PathBuf,
+    },
+    /// The best checkpoint so far is gone.
+    LostBest(Best),
+    /// A setting is not what it was before the run was interrupted.
+    Changed {
+        /// The setting.
+        name: &'static str,
+        /// Its value then.
+        then: String,
+        /// Its value now.
+        now: String,
+    },
+    /// About checkpoints that were left or set aside.
+    Checkpoints(String),
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Note::Model(note) | Note::Device(note) | Note::Checkpoints(note) => f.write_str(note),
+            Note::BrokenCheckpoint(fault) => write!(f, "passed over: {fault}"),
+            Note::LaterCheckpoint(last) => write!(
+                f,
+                "{0} is later, from before a step whose numbers were not finite; it is taken with resume = \"{0}\"",
+                last.display()
+            ),
+            Note::NothingToResume(folder) => {
+                write!(f, "`{}` holds no whole checkpoint yet; the run begins anew", folder.display())
+            }
+            Note::SkippedSamples { count, first } => {
+                write!(f, "{count} samples were passed over; the first: {first}")
+            }
+            Note::UntaughtSamples { count, seq_len } => write!(
+                f,
+                "{count} samples or parts of them have no target within seq_len {seq_len} and are left out; a longer \
+                 one has their prompts and answers in one row"
+            ),
+            Note::OtherMicroBatch { before } => write!(
+                f,
+                "micro-batches of {before}, as they were, do not fit; with others the run goes on within rounding"
+            ),
+            Note::NewParameters(names) => write!(f, "not in the folder, so new: {}", names.join(", ")),
+            Note::UnusedTensors(names) => write!(f, "passed over: {}", names.join(", ")),
+            Note::Resumed { step, from } => write!(f, "going on after step {step} of {}", from.display()),
+            Note::LostBest(Best { step, metric }) => write!(
+                f,
+                "the best so far, {metric:.4} after step {step}, has no checkpoint any more; it is looked for anew"
+            ),
+            Note::Changed { name, then, now } => write!(f, "{name} is {now} from here on, and was {then}"),
+        }
+    }
+}

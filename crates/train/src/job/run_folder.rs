@@ -1,0 +1,312 @@
+//! The folder of a run: made, locked, searched for a checkpoint to go on from, and in the end given the trained model.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use plimsoll_exec::cpu::free_disk_bytes;
+use plimsoll_graph::StateKind;
+
+use super::notes::Note;
+use crate::checkpoint::{Checkpoint, Checkpoints};
+use crate::config::{Config, OutputConfig, Resume};
+use crate::error::TrainError;
+use crate::files::{ModelFormat, check_writable, create_folder};
+use crate::memory::Size;
+use crate::run::Run;
+use crate::trainer::EndRecord;
+use crate::trainer::Trainer;
+
+/// Names that a run writes beside checkpoints, before the trained model.
+const NAMES: [&str; 4] = ["metrics.jsonl", "metrics.jsonl.part", "report.html", "tensorboard"];
+
+/// Refuses a folder that cannot be written to, or holds something already; before anything takes long. Says whether the
+/// folder is new.
+pub(super) fn prepare(config: &OutputConfig, resumes: bool) -> Result<bool, TrainError> {
+    let folder = &config.folder;
+    let unwritable = |error: io::Error| {
+        let folder = folder.display();
+        TrainError::Config(format!(
+            "--output-dir `{folder}` cannot be written to ({error}); name another folder"
+        ))
+    };
+    let is_new = !folder.exists();
+    create_folder(folder).and_then(|()| check_writable(folder)).map_err(unwritable)?;
+    let mut entries = fs::read_dir(folder).map_err(unwritable)?;
+    if entries.next().is_some() && !resumes {
+        return Err(TrainError::Config(format!(
+            "--output-dir `{}` is not empty; name another folder, or go on with --resume latest",
+            folder.display()
+        )));
+    }
+    Ok(is_new)
+}
+
+/// Removes halves of files that a killed run has left. The folder must be locked: a run that writes has them too.
+fn clear_left_over(folder: &Path) -> Result<(), TrainError> {
+    let failed =
+        |error: io::Error| TrainError::Output(format!("cannot tidy `{}`: {error}", folder.display()));
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let half = name.to_str().and_then(|name| name.strip_suffix(".part"));
+        let of =
+            |whole: &str| half.is_some_and(|half| half == whole || half.starts_with(&format!("{whole}.")));
+        if (of("report.html") || of("metrics.jsonl")) && entry.file_type().map_err(failed)?.is_file() {
+            fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// The folder of a run, locked.
+#[derive(Debug)]
+pub(super) struct RunFolder {
+    checkpoints: Checkpoints,
+    form: ModelFormat,
+    /// Where the run goes on.
+    from: Option<Checkpoint>,
+}
+
+/// Bytes that the rest of a run takes on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskNeed {
+    /// Checkpoints that there will be at one time beside those that there are.
+    pub checkpoints: u64,
+    /// Bytes of each.
+    pub each: u64,
+    /// Bytes of all of them and of the trained model.
+    pub all: u64,
+    /// Bytes that are free, where the system says so.
+    pub free: Option<u64>,
+}
+
+/// Which weights a run has left in its folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finished {
+    /// The run was asked to end before it was done: its checkpoints are there, and no model.
+    Stopped,
+    /// Those after the last step, which nothing surpasses.
+    Last,
+    /// Those of the best evaluation, after this step.
+    Best(u64),
+    /// Those after the last step, though an earlier step was better.
+    NotTheBest {
+        /// The last step.
+        last: u64,
+        /// The better one.
+        best: BetterStep,
+    },
+}
+
+/// A step that was better than the last one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BetterStep {
+    /// Its checkpoint is there.
+    Kept(PathBuf),
+    /// Its checkpoint is gone, as the limit on their number allows.
+    Gone,
+    /// Its checkpoint was to be taken and cannot be read.
+    Lost {
+        /// The step.
+        step: u64,
+        /// The fault.
+        fault: String,
+    },
+}
+
+impl RunFolder {
+    /// Locks the folder and finds the checkpoint to go on from: before anything is planned, since it says how.
+    pub(super) fn open(config: &Config, notes: &mut Vec<Note>) -> Result<Option<RunFolder>, TrainError> {
+        let Some(output) = &config.output else { return Ok(None) };
+        let form = config.form()?;
+        let checkpoints = Checkpoints::open(&output.folder, form.clone(), config.saving.limit)?;
+        clear_left_over(&output.folder)?;
+        let from = match &config.resume {
+            None => None,
+            Some(Resume::From(path)) => {
+                let from = Checkpoint::open(path)?;
+                refuse_to_mix(&checkpoints, &from)?;
+                Some(from)
+            }
+            Some(Resume::Latest) => latest(&checkpoints, notes)?,
+        };
+        Ok(Some(RunFolder { checkpoints, form, from }))
+    }
+
+    pub(super) fn checkpoints(&self) -> &Checkpoints {
+        &self.checkpoints
+    }
+
+    /// Sequences per micro-batch of the run so far: the same again give the same bits.
+    pub(super) fn micro_batch(&self) -> Option<usize> {
+        self.from.as_ref().map(|from| from.state.plan.micro_batch)
+    }
+
+    /// Puts a run back to its checkpoint, where it goes on from one.
+    pub(super) fn resume(
+        self,
+        config: &Config,
+        trainer: &mut Trainer,
+        notes: &mut Vec<Note>,
+    ) -> Result<RunFolder, TrainError> {
+        // Only now is it settled: the data has told the number of classes.
+        let form = config.form()?;
+        let folder = RunFolder { checkpoints: self.checkpoints.in_form(form.clone()), form, from: self.from };
+        if let Some(from) = &folder.from {
+            let lost = trainer.resume(&folder.checkpoints, from)?;
+            notes.push(Note::Resumed { step: from.state.step, from: from.path.clone() });
+            notes.extend(lost.map(Note::LostBest));
+            let changes = trainer.changes_since(from).into_iter();
+            notes.extend(changes.map(|(name, then, now)| Note::Changed { name, then, now }));
+            notes.extend(folder.checkpoints.take_notes().into_iter().map(Note::Checkpoints));
+        }
+        Ok(folder)
+    }
+
+    /// The room that the rest of the run, up to `steps`, takes on the disk. Refuses to begin where that is not there.
+    pub(super) fn disk_need(
+        &self,
+        config: &Config,
+        run: &Run,
+        steps: u64,
+    ) -> Result<DiskNeed, TrainError> {
+        let model: u64 = run.parameters(self.form.frozen).map(|(_, ty)| ty.bytes() as u64).sum();
+        let moments = run.states_of(|kind| kind == StateKind::Moment).map(|(_, ty)| ty.bytes() as u64);
+        let each = model + moments.sum::<u64>();
+        let checkpoints = self.more_checkpoints(config, run.steps(), steps)?;
+        let all = checkpoints.saturating_mul(each).saturating_add(model);
+        let folder = self.checkpoints.folder();
+        let free = free_disk_bytes(folder).ok();
+        if let Some(free) = free.filter(|&free| free < all) {
+            let size = |bytes| Size { bytes };
+            return Err(TrainError::Config(format!(
+                "the run needs {} on the disk of `{}` ({checkpoints} × {} of checkpoints and the model), and {} are free; \
+                 make room, name another --output-dir, or keep fewer with --save-total-limit or --save-steps",
+                size(all),
+                folder.display(),
+                size(each),
+                size(free)
+            )));
+        }
+        Ok(DiskNeed { checkpoints, each, all, free })
+    }
+
+    /// How many more checkpoints there will be at one time than there are, the one being written included.
+    fn more_checkpoints(&self, config: &Config, done: u64, steps: u64) -> Result<u64, TrainError> {
+        let (every, best) = (config.saving.every, u64::from(config.evaluation.is_some()));
+        let regular = (steps / every).saturating_sub(done / every);
+        let new = regular + u64::from(steps > done && !steps.is_multiple_of(every)) + best;
+        let Some(limit) = config.saving.limit else { return Ok(new) };
+        let there = self.checkpoints.count()? as u64;
+        Ok(new.min((limit as u64 + best + 1).saturating_sub(there).max(1)))
+    }
+
+    /// Writes the trained model, unless the run was asked to end before it was done.
+    pub(super) fn finish(
+        &self,
+        config: &Config,
+        trainer: &mut Trainer,
+        end: &EndRecord,
+    ) -> Result<Finished, TrainError> {
+        if trainer.stop_requested() {
+            return Ok(Finished::Stopped);
+        }
+        let last = trainer.run().steps();
+        let better = end.best.map(|best| best.step).filter(|&step| step != last);
+        let better = better.map(|step| (step, self.checkpoints.path(step)));
+        let finished = match better {
+            None => Finished::Last,
+            Some((step, path)) if config.saving.load_best => match Checkpoint::open(&path) {
+                Ok(best) => {
+                    self.checkpoints.return_to(trainer.run_mut(), &best)?;
+                    Finished::Best(step)
+                }
+                // If the best checkpoint was deleted during the run, the last weights are still written.
+                Err(fault) => {
+                    Finished::NotTheBest { last, best: BetterStep::Lost { step, fault: fault.to_string() } }
+                }
+            },
+            Some((_, path)) if path.is_dir() => Finished::NotTheBest { last, best: BetterStep::Kept(path) },
+            Some(_) => Finished::NotTheBest { last, best: BetterStep::Gone },
+        };
+        trainer.run().save_weights(self.checkpoints.folder(), &self.form)?;
+        Ok(finished)
+    }
+}
+
+/// The newest whole checkpoint. None where a run has begun, or not even that, but saved nothing: so a script may always
+/// ask for the latest. Where something might be lost by beginning anew, that is an error.
+fn latest(checkpoints: &Checkpoints, notes: &mut Vec<Note>) -> Result<Option<Checkpoint>, TrainError> {
+    let found = checkpoints.latest()?;
+    notes.extend(found.broken.iter().map(|broken| Note::BrokenCheckpoint(broken.to_string())));
+    let last_finite = checkpoints.last_finite()?;
+    if let (Some(checkpoint), Some((step, last))) = (&found.checkpoint, &last_finite)
+        && *step > checkpoint.state.step
+    {
+        notes.push(Note::LaterCheckpoint(last.clone()));
+    }
+    if found.checkpoint.is_none() {
+        let (folder, shown) = (checkpoints.folder(), checkpoints.folder().display());
+        if let Some((_, last)) = last_finite {
+            let last = last.display();
+            return Err(TrainError::Config(format!(
+                "`{shown}` holds no checkpoint but {last}, from before a step whose numbers were not finite; the same settings \
+                 lead to that step again: go on with `--resume {last}` and a lower --learning-rate or --max-grad-norm, or \
+                 name an empty folder"
+            )));
+        }
+        if let Some(name) = foreign(folder, |name| NAMES.contains(&name))? {
+            let why = found.foreign.first().map_or_else(String::new, |why| format!(" ({why})"));
+            return Err(TrainError::Config(format!(
+                "`{shown}` holds no whole checkpoint, and has a `{name}`{why}; to begin anew, name an empty folder"
+            )));
+        }
+        notes.push(Note::NothingToResume(folder.to_owned()));
+    }
+    Ok(found.checkpoint)
+}
+
+/// Refuses to go on from a checkpoint in a folder that holds another model, another run, or another course of this one:
+/// they would be overwritten, rotated away or gone on from by mistake.
+fn refuse_to_mix(checkpoints: &Checkpoints, from: &Checkpoint) -> Result<(), TrainError> {
+    let (folder, shown) = (checkpoints.folder(), checkpoints.folder().display());
+    let refused = |why: String| Err(TrainError::Config(why));
+    let own = checkpoints.holds(from);
+    let in_the_way = checkpoints.in_the_way(from)?;
+    if let (Some(first), Some(last)) = (in_the_way.first(), in_the_way.last()) {
+        let them = match in_the_way.len() {
+            1 => format!("checkpoint-{first}"),
+            count => format!("{count} checkpoints from checkpoint-{first} to checkpoint-{last}"),
+        };
+        return refused(if own {
+            let from = from.path.display();
+            format!(
+                "`{shown}` holds {them}, later than {from}; move that away or name another --output-dir, or go on after \
+                 it with --resume latest"
+            )
+        } else {
+            format!(
+                "`{shown}` holds {them} already; name an empty folder as --output-dir, or go on with what is there with \
+                 --resume latest"
+            )
+        });
+    }
+    // Checkpoints have been judged.
+    match foreign(folder, |name| NAMES.contains(&name) || name.starts_with("checkpoint-"))? {
+        Some(name) if !own => refused(format!(
+            "`{shown}` holds no checkpoint, and has a `{name}`; name an empty folder as --output-dir"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The first of the names in a folder that are not `ours`. What a run leaves under temporary names has been cleared.
+fn foreign(folder: &Path, ours: impl Fn(&str) -> bool) -> Result<Option<String>, TrainError> {
+    let unreadable = |error| TrainError::Output(format!("cannot read `{}`: {error}", folder.display()));
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        names.push(entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names.into_iter().filter(|name| !ours(name)).min())
+}

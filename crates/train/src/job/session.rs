@@ -1,0 +1,239 @@
+//! A job under way: the trainer with its data, its folder, and the files that tell of it.
+
+use std::fmt;
+
+use plimsoll_graph::Graph;
+use serde_json::{Value, json};
+
+use super::Job;
+use super::device::OpenedDevice;
+use super::notes::Note;
+use super::records::{self, Records};
+use super::run_folder::{DiskNeed, Finished, RunFolder};
+use super::summary::{Questions, Summary};
+use super::watch::Stage;
+use crate::config::Config;
+use crate::data::{Batches, Shown};
+use crate::error::TrainError;
+use crate::measure::{matmul_flops, matmul_rate};
+use crate::planning::Planned;
+use crate::run::Run;
+use crate::trainer::EndRecord;
+use crate::trainer::Lr;
+use crate::trainer::Trainer;
+use crate::trainer::ValidationSet;
+use crate::trainer::{Listener, TrainLoop};
+
+/// Rows of the products whose speed is the ceiling: small enough to fit beside any budget.
+const CEILING_SIZE: usize = 384;
+const CEILING_SECONDS: f64 = 0.15;
+
+/// A planned run in its memory, with its weights and its data, ready to step.
+#[derive(Debug)]
+pub struct Session {
+    config: Config,
+    summary: Summary,
+    trainer: Trainer,
+    device_name: String,
+    lr: Lr,
+    course: TrainLoop,
+    ceiling: f64,
+    shown: Vec<Shown>,
+    validation: Option<ValidationSet>,
+    folder: Option<RunFolder>,
+    disk_need: Option<DiskNeed>,
+    records: Option<Records>,
+    notes: Vec<Note>,
+    /// Whether this part of the run took any step: one that goes on after the last takes none.
+    stepped: bool,
+}
+
+impl Session {
+    /// Takes the memory of `planned` and fills it: with weights, and with a checkpoint where the run goes on from one.
+    pub(super) fn start(mut job: Job<'_>, planned: Planned) -> Result<Session, TrainError> {
+        let OpenedDevice { device, name: device_name } = job.take_device()?;
+        let Job { config, data, folder, mut watch, mut notes, pause, .. } = job;
+        let facts = |graph: &Graph| device.facts(graph);
+        let mut summary = Questions::new(&config, &facts, planned.budget).summarise(planned)?;
+        watch.hear(Stage::Working);
+        let ceiling = ceiling(&summary, device.threads())?;
+        let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
+        notes.extend(run.engine().device().notes().into_iter().map(Note::Device));
+        watch.hear(Stage::Reading);
+        let loaded = config.load(&mut run)?;
+        watch.hear(Stage::Working);
+        notes.extend(some(loaded.absent).map(Note::NewParameters));
+        notes.extend(some(loaded.unused).map(Note::UnusedTensors));
+        let rows = run.micro_batch();
+        let batches = Batches::new(data.train, config.options.global_batch as u64, rows);
+        let lr = config.lr(batches.steps_per_epoch())?;
+        let validation = data.validation.map(|source| config.validation(source, rows));
+        // Facts are for checkpoints, and those of the data take a look at all of it.
+        let facts = if config.output.is_some() { config.facts(batches.source())? } else { Vec::new() };
+        let mut trainer = Trainer::new(run, batches, lr).with_facts(facts);
+        watch.hear(Stage::Reading);
+        let folder = folder.map(|folder| folder.resume(&config, &mut trainer, &mut notes)).transpose()?;
+        watch.hear(Stage::Working);
+        let course = TrainLoop { pause, ..config.train_loop(lr.max_steps) };
+        summary.steps = Some(course.end().saturating_sub(trainer.run().steps()));
+        let disk_need = folder.as_ref().map(|folder| folder.disk_need(&config, trainer.run(), course.end()));
+        Ok(Session {
+            disk_need: disk_need.transpose()?,
+            shown: data.shown,
+            records: None,
+            stepped: false,
+            config,
+            summary,
+            trainer,
+            device_name,
+            lr,
+            course,
+            ceiling,
+            validation,
+            folder,
+            notes,
+        })
+    }
+
+    /// Takes all steps and tells the listeners, in their order; what the settings ask for is kept in the run's folder.
+    ///
+    /// # Errors
+    ///
+    /// The first fault of a step, an evaluation or a listener. The run is saved before it ends with one.
+    pub fn train<E: From<TrainError> + fmt::Display + 'static>(
+        &mut self,
+        listeners: &mut [&mut dyn Listener<E>],
+    ) -> Result<EndRecord, E> {
+        self.open_records()?;
+        let mut all: Vec<&mut dyn Listener<E>> = Vec::new();
+        if let Some(records) = &mut self.records {
+            all.extend(records.listeners());
+        }
+        all.extend(listeners.iter_mut().map(|listener| &mut **listener as &mut dyn Listener<E>));
+        let before = self.trainer.run().steps();
+        let checkpoints = self.folder.as_ref().map(RunFolder::checkpoints);
+        let result = self.trainer.train(&self.course, self.validation.as_mut(), checkpoints, &mut all);
+        self.stepped = self.trainer.run().steps() != before;
+        result
+    }
+
+    /// Opens the files that tell of the run, where it has a folder. [`train`](Session::train) does so where nobody has.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be written.
+    pub fn open_records(&mut self) -> Result<(), TrainError> {
+        if let (None, Some(output)) = (&self.records, &self.config.output) {
+            self.records = Some(Records::open(output, self.trainer.run().steps(), &self.start_record())?);
+        }
+        Ok(())
+    }
+
+    /// What is run, how it was planned, and what the machine can do.
+    fn start_record(&self) -> Value {
+        json!({
+            "event": "start",
+            "time": records::now(),
+            "version": env!("CARGO_PKG_VERSION"),
+            "model": self.config.name,
+            "device": self.device_name,
+            "steps": self.lr.max_steps,
+            "seq_len": self.config.model.seq_len,
+            "ceiling_tokens_per_second": self.ceiling,
+            "settings": self.config.effective(),
+            "samples": records::samples(&self.shown, &self.config.configuration.labels),
+            "plan": self.summary.to_json(),
+        })
+    }
+
+    /// Writes the trained model into the run's folder and says which weights those are; nothing where the run has none.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn finish(&mut self, end: &EndRecord) -> Result<Option<Finished>, TrainError> {
+        let Session { folder, config, trainer, .. } = self;
+        folder.as_ref().map(|folder| folder.finish(config, trainer, end)).transpose()
+    }
+
+    /// Whether the promise was kept: the arena was used to the planned byte and the process stayed inside the budget.
+    ///
+    /// # Errors
+    ///
+    /// When it was not.
+    pub fn judge(&self, end: &EndRecord) -> Result<(), TrainError> {
+        let &EndRecord { measured_peak_bytes: measured, planned_peak_bytes: planned, .. } = end;
+        // Without a step the arena is used for its state alone.
+        if self.stepped && measured != planned {
+            return Err(TrainError::Peak { measured, planned });
+        }
+        Ok(self.summary.planned.budget.stayed_inside(end.process_peak_bytes)?)
+    }
+
+    /// The settings, with what the data has settled.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The plan with everything people ask about it.
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    /// The trainer inside.
+    pub fn trainer(&self) -> &Trainer {
+        &self.trainer
+    }
+
+    /// The trainer inside, to drive it by hand.
+    pub fn trainer_mut(&mut self) -> &mut Trainer {
+        &mut self.trainer
+    }
+
+    /// The device, and where its times come from.
+    pub fn device_name(&self) -> &str {
+        &self.device_name
+    }
+
+    /// The learning rate, and in it the length of the whole run.
+    pub fn lr(&self) -> &Lr {
+        &self.lr
+    }
+
+    /// What the loop does besides its steps, and where it ends.
+    pub fn train_loop(&self) -> &TrainLoop {
+        &self.course
+    }
+
+    /// Tokens per second if all time went into the model's matrix products.
+    pub fn ceiling(&self) -> f64 {
+        self.ceiling
+    }
+
+    /// The first samples, as many as the settings ask for.
+    pub fn shown(&self) -> &[Shown] {
+        &self.shown
+    }
+
+    /// Bytes that the rest of the run takes on the disk, where it is kept.
+    pub fn disk_need(&self) -> Option<DiskNeed> {
+        self.disk_need
+    }
+
+    /// Notes since the last call.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+}
+
+fn some(names: Vec<String>) -> Option<Vec<String>> {
+    Some(names).filter(|names| !names.is_empty())
+}
+
+/// Measured before the arena is taken, so that it needs no memory of its own.
+fn ceiling(summary: &Summary, threads: usize) -> Result<f64, TrainError> {
+    let choice = &summary.planned.choice;
+    let tokens = (choice.micro_batch * summary.seq_len) as f64;
+    let flops_per_token = matmul_flops(&choice.program.train.graph) / tokens;
+    Ok(matmul_rate(threads, CEILING_SIZE, CEILING_SECONDS)? / flops_per_token)
+}

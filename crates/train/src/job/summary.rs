@@ -1,0 +1,172 @@
+//! What is said of a plan, gathered once for the table, the JSON and the page.
+
+use std::time::Instant;
+
+use plimsoll_graph::Graph;
+use plimsoll_plan::{Facts, Point, Report, Request, SearchError, Searcher, faster, report, unbudgeted};
+
+use crate::config::{Config, LanguageModel};
+use crate::error::TrainError;
+use crate::memory::{Budget, BudgetOrigin};
+use crate::planning::Options;
+use crate::planning::{Planned, Programs, plan_with, plan_within};
+
+/// A plan with everything people ask about it.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The plan and its budget.
+    pub planned: Planned,
+    /// What its layers keep and recompute.
+    pub report: Report,
+    /// The fastest plan without a budget.
+    pub unbudgeted: Point,
+    /// No schedule inside the budget is faster.
+    pub lower_bound_seconds: f64,
+    /// Larger budgets that bring something.
+    pub faster: Vec<Point>,
+    /// How long it took to find the plan.
+    pub planning_seconds: f64,
+    /// How long it then took to find out how it stands: the plan without a budget, the optimum inside it where a
+    /// strategy was fixed, and what larger ones would bring.
+    pub comparing_seconds: f64,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Steps that the run would take, where that is known.
+    pub steps: Option<u64>,
+}
+
+impl Summary {
+    /// Predicted time of the whole run.
+    pub fn run_seconds(&self) -> Option<f64> {
+        self.steps.map(|steps| steps as f64 * self.step_seconds())
+    }
+
+    /// Predicted time of one step.
+    pub fn step_seconds(&self) -> f64 {
+        self.planned.choice.step_seconds()
+    }
+
+    /// At most this fraction slower than the optimum.
+    pub fn gap(&self) -> f64 {
+        (self.step_seconds() / self.lower_bound_seconds - 1.0).max(0.0)
+    }
+
+    /// Sequences of one step.
+    pub fn global_batch(&self) -> usize {
+        self.planned.choice.micro_batch * self.planned.choice.accumulation
+    }
+
+    /// Bytes of the whole process with an arena of `arena` bytes.
+    pub fn process_bytes(&self, arena: u64) -> u64 {
+        arena + self.planned.budget.outside
+    }
+}
+
+/// What a device says of a graph.
+pub type DeviceFacts<'a> = &'a dyn Fn(&Graph) -> Facts;
+
+/// Questions about one model under one budget.
+#[allow(missing_debug_implementations, reason = "it holds a function")]
+pub struct Questions<'a> {
+    /// Answers them.
+    pub searcher: Searcher<Programs<'a, LanguageModel, DeviceFacts<'a>>>,
+    /// What is asked for.
+    pub request: Request,
+    budget: Budget,
+    seq_len: usize,
+}
+
+impl<'a> Questions<'a> {
+    /// Questions about the model of `config` on a device that `facts` speaks for.
+    pub fn new(config: &'a Config, facts: DeviceFacts<'a>, budget: Budget) -> Questions<'a> {
+        Questions {
+            searcher: Searcher::new(Programs { model: &config.model, facts, options: &config.options }),
+            request: config.options.request(&budget),
+            budget,
+            seq_len: config.model.seq_len,
+        }
+    }
+}
+
+impl Questions<'_> {
+    /// The plan.
+    ///
+    /// # Errors
+    ///
+    /// When nothing fits, or the model or the request is at fault.
+    pub fn search(&mut self) -> Result<Planned, TrainError> {
+        plan_with(&mut self.searcher, self.budget)
+    }
+
+    /// The plan with no strategy fixed.
+    ///
+    /// # Errors
+    ///
+    /// When nothing fits, or the model or the request is at fault.
+    pub fn search_open(&self) -> Result<Planned, TrainError> {
+        let &Programs { model, facts, options } = self.searcher.build();
+        let options = Options { recompute: None, ..options.clone() };
+        plan_within(model, facts, &options, self.budget)
+    }
+
+    /// Searches for the plan and says how it stands.
+    ///
+    /// # Errors
+    ///
+    /// When nothing fits, or the model or the request is at fault.
+    pub fn plan(&mut self) -> Result<Summary, TrainError> {
+        let clock = Instant::now();
+        let planned = self.search()?;
+        let planning_seconds = clock.elapsed().as_secs_f64();
+        let mut summary = self.summarise(planned)?;
+        if self.request.strategy.is_some() && summary.planned.choice.lower_bound_seconds.is_none() {
+            // What is optimal inside the budget is another question than what the fixed strategy takes.
+            if let Some(bound) = self.auto_bound()? {
+                summary.lower_bound_seconds = summary.lower_bound_seconds.max(bound);
+            }
+        }
+        if self.budget.origin == BudgetOrigin::Stated {
+            let chosen = Point::of(&summary.planned.choice);
+            let points = faster(&mut self.searcher, self.request, chosen, summary.unbudgeted);
+            summary.faster = points.map_err(|error| self.failure(error))?;
+        }
+        let comparing_seconds = clock.elapsed().as_secs_f64() - planning_seconds;
+        Ok(Summary { planning_seconds, comparing_seconds, ..summary })
+    }
+
+    /// How a plan stands, without asking for others.
+    ///
+    /// # Errors
+    ///
+    /// When nothing fits, or the model or the request is at fault.
+    pub fn summarise(&mut self, planned: Planned) -> Result<Summary, TrainError> {
+        let unbudgeted = unbudgeted(&mut self.searcher, self.request).map_err(|error| self.failure(error))?;
+        let choice = &planned.choice;
+        // Both hold, so the higher one does.
+        let bound = choice.lower_bound_seconds.unwrap_or(0.0).max(unbudgeted.step_seconds);
+        Ok(Summary {
+            report: report(&choice.program, &choice.plan),
+            unbudgeted,
+            lower_bound_seconds: bound,
+            faster: Vec::new(),
+            planning_seconds: 0.0,
+            comparing_seconds: 0.0,
+            seq_len: self.seq_len,
+            steps: None,
+            planned,
+        })
+    }
+
+    fn auto_bound(&mut self) -> Result<Option<f64>, TrainError> {
+        match self.searcher.search(Request { strategy: None, ..self.request }) {
+            Ok(choice) => Ok(choice.lower_bound_seconds),
+            Err(SearchError::Budget { .. }) => Ok(None),
+            Err(other) => Err(self.failure(other)),
+        }
+    }
+
+    /// What a search that failed means to the user.
+    pub fn failure(&self, error: SearchError) -> TrainError {
+        TrainError::search(error, &self.budget)
+    }
+}

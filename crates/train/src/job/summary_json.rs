@@ -1,0 +1,73 @@
+//! A plan as JSON, for `plan --json` and the first line of `metrics.jsonl`: scripts rely on these names.
+
+use serde_json::{Map, Value, json};
+
+use plimsoll_plan::{LayerReport, Point, gradients};
+
+use super::summary::Summary;
+
+impl Summary {
+    /// The plan by the names that scripts know.
+    pub fn to_json(&self) -> Map<String, Value> {
+        fields(self)
+    }
+}
+
+fn fields(summary: &Summary) -> Map<String, Value> {
+    let (choice, budget) = (&summary.planned.choice, &summary.planned.budget);
+    let plan = &choice.plan;
+    let by_purpose: Map<String, Value> =
+        plan.by_purpose.iter().map(|(purpose, bytes)| (purpose.to_owned(), bytes.into())).collect();
+    let away = summary.report.state_bytes_away.iter();
+    let away: Map<String, Value> =
+        away.map(|&(purpose, bytes)| (purpose.name().to_owned(), bytes.into())).collect();
+    let gradients = gradients(choice);
+    let fields = json!({
+        "budget_bytes": budget.total,
+        "planned_peak_bytes": plan.arena_bytes,
+        "arena_bytes": plan.arena_bytes,
+        "planned_process_bytes": summary.process_bytes(plan.arena_bytes),
+        "outside_bytes": budget.outside,
+        "by_purpose": by_purpose,
+        "micro_batch": choice.micro_batch,
+        "accumulation": choice.accumulation,
+        "recompute": plan.strategy.to_string(),
+        "tile_rows": summary.report.tile_rows,
+        "liveness_bound_bytes": plan.liveness_bound,
+        "predicted_step_seconds": summary.step_seconds(),
+        "steps": summary.steps,
+        "predicted_run_seconds": summary.run_seconds(),
+        "unbudgeted_step_seconds": summary.unbudgeted.step_seconds,
+        "lower_bound_step_seconds": summary.lower_bound_seconds.min(summary.step_seconds()),
+        "gap": summary.gap(),
+        "recompute_fraction": summary.report.recompute_fraction,
+        "gradients": {
+            "bytes": gradients.bytes,
+            "persist": gradients.persist.is_some(),
+            "why": gradients.to_string(),
+        },
+        "offload_bytes": summary.report.offload_bytes,
+        "offload_state_bytes": away,
+        "planning_seconds": summary.planning_seconds,
+        "comparing_seconds": summary.comparing_seconds,
+        "layers": summary.report.layers.iter().map(layer).collect::<Vec<_>>(),
+        "faster": summary.faster.iter().map(|point| faster(summary, point)).collect::<Vec<_>>(),
+    });
+    match fields {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+/// One group of layers.
+fn layer(layer: &LayerReport) -> Value {
+    let LayerReport { kind, count, keep, recompute, offload } = layer;
+    json!({ "kind": kind, "count": count, "keep": keep, "recompute": recompute, "offload": offload })
+}
+
+fn faster(summary: &Summary, point: &Point) -> Value {
+    json!({
+        "memory_bytes": summary.process_bytes(point.arena_bytes),
+        "predicted_step_seconds": point.step_seconds,
+    })
+}

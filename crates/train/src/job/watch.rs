@@ -1,0 +1,62 @@
+//! How far a job is before its first step, for whoever waits for it: downloads, tokenising, planning.
+
+use std::path::Path;
+
+use crate::data::Progress;
+
+/// Work that a job has come to.
+#[derive(Debug)]
+pub enum Stage<'a> {
+    /// A name stands for an adapter, so the model is its base.
+    Adapter {
+        /// The name that was given.
+        name: &'a str,
+        /// The model that the adapter belongs to.
+        base: &'a str,
+    },
+    /// The download of a file begins.
+    Downloading {
+        /// Its name.
+        file: &'a str,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The run's folder can be written to.
+    Folder {
+        /// The folder.
+        path: &'a Path,
+        /// Whether the job has made it.
+        new: bool,
+    },
+    /// Files of others are being read from here on: the model's, its tokenizer's, data, checkpoints.
+    Reading,
+    /// Part of the data was tokenised.
+    Tokenising(Progress<'a>),
+    /// No more files of others are read, until the next [`Reading`](Stage::Reading).
+    Working,
+    /// A plan is being looked for, until the next [`Working`](Stage::Working).
+    Planning,
+    /// The search asks about a program.
+    Considering {
+        /// Rows of its micro-batches.
+        micro_batch: usize,
+        /// Whether its networks run in tiles of rows.
+        tiles: bool,
+    },
+}
+
+/// Hears how far a job is. `()` hears nothing.
+pub trait Watch {
+    /// Takes note of a stage.
+    fn hear(&mut self, stage: Stage<'_>);
+}
+
+impl Watch for () {
+    fn hear(&mut self, _: Stage<'_>) {}
+}
+
+impl<F: FnMut(Stage<'_>)> Watch for F {
+    fn hear(&mut self, stage: Stage<'_>) {
+        self(stage);
+    }
+}

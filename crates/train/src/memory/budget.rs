@@ -1,0 +1,345 @@
+//! How much of the stated memory is left for the arena.
+//!
+//! On the CPU a budget is the whole process as the kernel counts it (`VmHWM`). What the process holds
+//! when it is ready to plan, plus an allowance for what it will still take outside the arena, is a
+//! reserve fixed before planning; the rest is the arena's. The run checks at the end that it held. On a
+//! device that is only described, a budget is the device's memory, and the reserve one of its figures.
+
+use std::fmt;
+
+use plimsoll_graph::Phase;
+use plimsoll_plan::{Costed, DeviceSpec, Program};
+
+use crate::memory::{self, MemoryError, Size};
+
+/// Bytes allowed for what the process still takes outside the arena: stacks of threads, the plan itself, and
+/// buffers for data and files.
+pub const ALLOWANCE: u64 = 2 << 20;
+
+/// What the process holds is counted in steps of this many bytes, so that a few pages more or less seldom change the plan
+/// from run to run. Without a tokenizer or tables of data it is one step.
+const STEP: u64 = 4 << 20;
+/// What two processes of the same settings differ by.
+const JITTER: u64 = 512 << 10;
+/// Added to a budget that is named, so that what two processes differ by does not make it too small.
+const SPARE: u64 = 1 << 20;
+
+/// What a run touches of its code beyond what it has touched when it plans.
+const MORE_CODE: u64 = 2 << 20;
+
+/// Bytes that one action takes outside the arena: in the plan, in the graph behind it, and bound to addresses. Measured
+/// on plans of 500 to 10,000 actions as 2,150, and rounded up.
+const BYTES_PER_ACTION: u64 = 2500;
+/// Actions whose bytes are part of [`ALLOWANCE`].
+const ACTIONS_ALLOWED: u64 = 1000;
+
+/// With no budget stated, this much of the free memory is left to others: 5 % where that is more, and a quarter of it where
+/// that is less, as in a small container.
+pub const MARGIN: u64 = 256 << 20;
+
+/// Where the figure of a budget comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BudgetOrigin {
+    /// The user stated it.
+    Stated,
+    /// The free memory of this machine less a margin.
+    Free,
+    /// The memory of a device that is described.
+    Device,
+}
+
+/// A budget and how it divides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Bytes of the whole process, or of the device.
+    pub total: u64,
+    /// Bytes reserved for everything outside the arena.
+    pub outside: u64,
+    /// Where `total` comes from.
+    pub origin: BudgetOrigin,
+    /// The most that could be stated, where that is known: the memory of a described device.
+    pub ceiling: Option<u64>,
+}
+
+/// Why a budget cannot be had, or was not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BudgetError {
+    /// The machine does not say how much memory it has.
+    Memory(MemoryError),
+    /// The budget makes no sense here, with the way out.
+    Refused(String),
+    /// The process took more memory than its budget.
+    Crossed {
+        /// The most bytes that it held.
+        peak: u64,
+        /// The budget.
+        budget: u64,
+    },
+}
+
+impl From<MemoryError> for BudgetError {
+    fn from(error: MemoryError) -> BudgetError {
+        BudgetError::Memory(error)
+    }
+}
+
+impl fmt::Display for BudgetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BudgetError::Memory(error) => error.fmt(f),
+            BudgetError::Refused(why) => f.write_str(why),
+            BudgetError::Crossed { peak, budget } => write!(
+                f,
+                "the process reached {}, above the budget of {}: more than was reserved outside the arena",
+                Size { bytes: *peak },
+                Size { bytes: *budget }
+            ),
+        }
+    }
+}
+
+impl std::error::Error for BudgetError {}
+
+impl Budget {
+    /// Divides the stated budget, or the free memory less a margin when none is stated.
+    ///
+    /// # Errors
+    ///
+    /// When the memory of the machine cannot be read.
+    pub fn resolve(stated: Option<u64>) -> Result<Budget, BudgetError> {
+        let process = memory::process()?;
+        let outside = process.anonymous().next_multiple_of(STEP) + code(process.of_files) + ALLOWANCE;
+        if let Some(total) = stated {
+            return Ok(Budget { total, outside, origin: BudgetOrigin::Stated, ceiling: None });
+        }
+        let total = automatic(process.resident, memory::available()?);
+        Ok(Budget { total, outside, origin: BudgetOrigin::Free, ceiling: None })
+    }
+
+    /// The least budget that is named for an arena of `arena` bytes in a process that has held `peak` bytes. It is a
+    /// figure that can be typed, and with it [`holds`](Budget::holds) says yes in another process of the same settings,
+    /// which may hold a little more.
+    pub fn least_for(&self, arena: u64, peak: u64) -> u64 {
+        let needed = (arena + self.outside).max(peak.next_multiple_of(STEP));
+        (needed + SPARE).next_multiple_of(1 << 20)
+    }
+
+    /// Whether an arena of `arena` bytes fits beside a process that has held `peak` bytes, of which its size was rounded up
+    /// by `rounding`.
+    pub fn holds(&self, arena: u64, peak: u64, rounding: u64) -> bool {
+        let crossed = self.origin == BudgetOrigin::Stated && peak > self.total;
+        !crossed && (arena + self.outside).saturating_sub(rounding) <= self.total
+    }
+
+    /// Bytes by which a process is counted larger than it is, and may be larger than another of the same settings. To be
+    /// asked when the budget is made.
+    ///
+    /// # Errors
+    ///
+    /// When the memory of the machine cannot be read.
+    pub fn rounding() -> Result<u64, BudgetError> {
+        let held = memory::process()?.anonymous();
+        Ok(held.next_multiple_of(STEP) - held + JITTER)
+    }
+
+    /// As [`rounding`](Budget::rounding), with that of the code, of which the kernel maps now more and now less.
+    ///
+    /// # Errors
+    ///
+    /// When the memory of the machine cannot be read.
+    pub(crate) fn rounding_with_code() -> Result<u64, BudgetError> {
+        let touched = memory::process()?.of_files;
+        Ok(Budget::rounding()? + code(touched) - touched - MORE_CODE)
+    }
+
+    /// Whether a process that reached `peak` bytes stayed inside the budget.
+    ///
+    /// # Errors
+    ///
+    /// When it did not.
+    pub fn stayed_inside(&self, peak: u64) -> Result<(), BudgetError> {
+        if peak <= self.total { Ok(()) } else { Err(BudgetError::Crossed { peak, budget: self.total }) }
+    }
+
+    /// Whether this process, before the arena is taken, holds or has held more than a run inside a stated budget may:
+    /// looking for a plan takes memory that the allocator keeps. A fresh process that is given the plan does not.
+    ///
+    /// # Errors
+    ///
+    /// When the memory of the process cannot be read.
+    pub fn wants_fresh_process(&self) -> Result<bool, BudgetError> {
+        let held = memory::process()?;
+        let small = held.peak <= self.total && held.resident <= self.outside;
+        Ok(!small && self.origin == BudgetOrigin::Stated)
+    }
+
+    /// The budget as text, with where it comes from if nobody stated it.
+    pub fn described(&self) -> String {
+        let total = Size { bytes: self.total };
+        match self.origin {
+            BudgetOrigin::Stated => total.to_string(),
+            BudgetOrigin::Free => format!("{total} (automatic: free memory less a margin)"),
+            BudgetOrigin::Device => format!("{total} (all of the device)"),
+        }
+    }
+
+    /// The same budget with an arena of `needed` bytes, as another process of the same settings planned it. That one may
+    /// have held a little less and so have counted a step less; where the bytes are there all the same, they are given.
+    #[must_use]
+    pub fn as_planned(self, needed: u64, rounding: u64) -> Budget {
+        let lacking = needed.saturating_sub(self.arena());
+        let given = if lacking <= rounding { lacking.min(self.outside) } else { 0 };
+        Budget { outside: self.outside - given, ..self }
+    }
+
+    /// Refuses a stated budget that a process of `held` bytes has crossed already, as reading a large tokenizer may.
+    ///
+    /// # Errors
+    ///
+    /// With a budget that is large enough.
+    pub fn keeps(&self, held: u64) -> Result<(), BudgetError> {
+        if self.origin != BudgetOrigin::Stated || held <= self.total {
+            return Ok(());
+        }
+        // With room for what the next process may take more.
+        let (enough, budget) = ((held + STEP).div_ceil(1 << 20), self.described());
+        Err(BudgetError::Refused(format!(
+            "reading the model's files and the data took {}, and the budget is {budget}; state --memory {enough}MiB or more",
+            Size { bytes: held }
+        )))
+    }
+
+    /// The same budget with room for the plan of `program` outside the arena, were every layer rebuilt once.
+    #[must_use]
+    pub fn beside(self, program: &Program) -> Budget {
+        let nodes = |part: &Costed, phase: Phase| {
+            part.graph.nodes().iter().filter(|node| node.phase == phase && !node.op.is_view()).count() as u64
+        };
+        let train = &program.train;
+        let pass = 2 * nodes(train, Phase::Forward) + nodes(train, Phase::Backward);
+        let others = [&program.evaluate, &program.generate].into_iter().flatten();
+        let others: u64 = others.map(|part| nodes(part, Phase::Forward)).sum();
+        let actions = 2 * pass + nodes(train, Phase::Update) + others;
+        let bytes = BYTES_PER_ACTION * actions.saturating_sub(ACTIONS_ALLOWED);
+        Budget { outside: self.outside + bytes.next_multiple_of(1 << 20), ..self }
+    }
+
+    /// Divides the memory of a described device, or what is stated of it.
+    ///
+    /// # Errors
+    ///
+    /// When more is stated than the device has.
+    pub fn of_device(spec: &DeviceSpec, stated: Option<u64>) -> Result<Budget, BudgetError> {
+        let (total, origin) = match stated {
+            Some(bytes) if bytes > spec.memory_bytes => {
+                let (bytes, has) = (Size { bytes }, Size { bytes: spec.memory_bytes });
+                let name = spec.name();
+                return Err(BudgetError::Refused(format!(
+                    "--memory {bytes} is more than the {has} that {name} has; leave it out to plan for all of it"
+                )));
+            }
+            Some(bytes) => (bytes, BudgetOrigin::Stated),
+            None => (spec.memory_bytes, BudgetOrigin::Device),
+        };
+        Ok(Budget { total, outside: spec.reserve_bytes, origin, ceiling: Some(spec.memory_bytes) })
+    }
+
+    /// Bytes left for the arena.
+    pub fn arena(&self) -> u64 {
+        self.total.saturating_sub(self.outside)
+    }
+}
+
+/// The budget of a process that holds `resident` bytes where `free` more can be had.
+fn automatic(resident: u64, free: u64) -> u64 {
+    let margin = MARGIN.max(free / 20).min(free / 4);
+    resident + free - margin
+}
+
+/// Bytes to reserve for code of which `touched` bytes are there. How many the kernel maps at a touch differs by some
+/// hundred KiB from one call to the next.
+fn code(touched: u64) -> u64 {
+    (touched + MORE_CODE).next_multiple_of(STEP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arena_gets_what_the_process_does_not_need() {
+        let budget = Budget { total: 100, outside: 30, origin: BudgetOrigin::Stated, ceiling: None };
+        assert_eq!(budget.arena(), 70);
+        assert_eq!(Budget { total: 10, ..budget }.arena(), 0);
+    }
+
+    #[test]
+    fn a_plan_of_a_process_that_counted_a_step_less_is_kept_where_its_bytes_are_there() {
+        let budget =
+            Budget { total: 100 << 20, outside: 20 << 20, origin: BudgetOrigin::Stated, ceiling: None };
+        let arena = |needed| budget.as_planned(needed, 3 << 20).arena();
+        assert_eq!(arena(90 << 20), budget.arena(), "what is not there is not given");
+        assert_eq!(arena(83 << 20), 83 << 20);
+        assert_eq!(arena(1 << 20), budget.arena());
+        assert!((JITTER..STEP + JITTER).contains(&Budget::rounding().unwrap()));
+    }
+
+    #[test]
+    fn a_small_container_keeps_most_of_its_memory_and_a_large_machine_gives_a_margin() {
+        for mib in [40, 64, 100, 200, 500, 1024, 4096, 65536] {
+            let (resident, free) = (8 << 20, (mib << 20) - (8 << 20));
+            let budget = automatic(resident, free);
+            assert!(budget >= (mib << 20) / 4 * 3, "{mib} MiB give {budget}");
+            let left = (mib << 20) - budget;
+            assert_eq!(left, (256 << 20).max(free / 20).min(free / 4), "{mib} MiB");
+        }
+        assert_eq!(automatic(5, 0), 5);
+    }
+
+    #[test]
+    fn the_least_budget_that_is_named_is_accepted_also_where_the_next_process_holds_a_little_more() {
+        let mib = 1 << 20;
+        let budget = |total, outside| Budget { total, outside, origin: BudgetOrigin::Stated, ceiling: None };
+        // Held memory one byte below a step, and half a MiB more the next time, which is a step more.
+        let (arena, held, more) = (30 * mib + 17, STEP - 1, STEP - 1 + JITTER);
+        let outside = |held: u64| held.next_multiple_of(STEP) + code(9 * mib) + ALLOWANCE;
+        for (first, next) in [(held, held), (held, more), (more, held)] {
+            for peak in [0, 70 * mib] {
+                let least = budget(mib, outside(first)).least_for(arena, peak);
+                let rounding = next.next_multiple_of(STEP) - next + JITTER;
+                assert!(least.is_multiple_of(mib));
+                assert!(budget(least, outside(next)).holds(arena, peak, rounding), "{first} {next} {peak}");
+                assert_eq!(least, budget(least, outside(first)).least_for(arena, peak), "the same again");
+            }
+        }
+        assert!(!budget(40 * mib, outside(held)).holds(arena, 0, 0));
+        assert!(!budget(60 * mib, outside(held)).holds(arena, 70 * mib, 0), "reading took more already");
+    }
+
+    #[test]
+    fn a_budget_that_nobody_stated_says_so() {
+        let budget = Budget { total: 2 << 30, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
+        assert_eq!(budget.described(), "2.00 GiB");
+        let automatic = Budget { origin: BudgetOrigin::Free, ..budget }.described();
+        assert_eq!(automatic, "2.00 GiB (automatic: free memory less a margin)");
+    }
+
+    #[test]
+    fn without_a_stated_budget_some_memory_is_left_to_others() {
+        let budget = Budget::resolve(None).unwrap();
+        let free = memory::available().unwrap();
+        assert!(budget.total < free + memory::process().unwrap().peak);
+        assert!(budget.origin == BudgetOrigin::Free && budget.outside >= ALLOWANCE);
+    }
+
+    #[test]
+    fn a_described_device_gives_its_memory_less_its_reserve_and_no_more_than_it_has() {
+        let spec = DeviceSpec::from_name("cuda:4090").unwrap();
+        let whole = Budget::of_device(&spec, None).unwrap();
+        assert_eq!(whole.arena(), (24_564 - 600) << 20);
+        let part = Budget::of_device(&spec, Some(8 << 30)).unwrap();
+        assert_eq!((part.total, part.outside, part.origin), (8 << 30, 600 << 20, BudgetOrigin::Stated));
+        let error = Budget::of_device(&spec, Some(80 << 30)).unwrap_err().to_string();
+        assert!(error.contains("--memory 80.0 GiB is more than the 24.0 GiB that cuda:4090 has"), "{error}");
+    }
+}

@@ -1,0 +1,90 @@
+//! What would fit where nothing does: other ways of asking, each planned before it is proposed.
+//!
+//! A budget never changes what is computed beyond the order of sums, and takes no place that was not offered. So the
+//! limit on the gradient norm, the optimizer's precision and another tier are the user's to choose.
+
+use std::path::Path;
+
+use plimsoll_exec::cpu::{BLOCK, OUTSIDE_BYTES, disk_room};
+use plimsoll_graph::{Graph, StateKind};
+use plimsoll_plan::{Facts, Link, Tier, gradients, search};
+
+use super::options::{Offload, Options};
+use super::{Model, Programs, fits_within};
+use crate::error::{Alternative, TrainError};
+use crate::memory::{Budget, Size};
+use crate::optimizer::{Optimizer, OptimizerKind, Update};
+
+/// Adds the alternatives that were found to the error of a budget. Other errors stay as they are.
+pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
+    error: TrainError,
+    asked: &Programs<'_, M, F>,
+) -> TrainError {
+    let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
+    let found = [asked.offloaded(&budget), asked.in_eight_bits(&budget), asked.unlimited(&budget)];
+    TrainError::Budget { budget, smallest, hints, alternatives: found.into_iter().flatten().collect() }
+}
+
+impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
+    /// With gradients that are used up inside the backward pass, which a limit on their norm does not allow.
+    fn unlimited(&self, budget: &Budget) -> Option<Alternative> {
+        let &Programs { model, facts, options } = self;
+        let optimizer = Optimizer { max_grad_norm: None, ..options.optimizer };
+        let relaxed = Options { optimizer, update: Update::InBackward, ..options.clone() };
+        let separate = options.update == Update::Separate;
+        let limited = options.optimizer.max_grad_norm.is_some() || separate;
+        if !limited || relaxed.check_update().is_err() {
+            return None;
+        }
+        let choice = search(relaxed.request(budget), Programs { model, facts, options: &relaxed }).ok()?;
+        let states = choice.program.train.graph.states().iter();
+        let all = states.filter(|state| state.kind == StateKind::Transient);
+        let all: u64 = all.map(|state| state.ty.bytes() as u64).sum();
+        let saved = Size { bytes: all.saturating_sub(gradients(&choice).bytes) };
+        let update = if separate { "--update auto " } else { "" };
+        Some(Alternative {
+            flags: format!("{update}--max-grad-norm 0 --micro-batch {}", choice.micro_batch),
+            why: format!("{saved} of gradients need not persist"),
+        })
+    }
+
+    /// With moments of eight bits.
+    fn in_eight_bits(&self, budget: &Budget) -> Option<Alternative> {
+        let &Programs { model, facts, options } = self;
+        let optimizer = Optimizer { kind: OptimizerKind::AdamW8bit, ..options.optimizer };
+        let relaxed = Options { optimizer, ..options.clone() };
+        let adamw = options.optimizer.kind == OptimizerKind::AdamW;
+        let fits = adamw && fits_within(model, facts, &relaxed, budget).unwrap_or(false);
+        fits.then(|| Alternative {
+            flags: "--optim adamw_8bit".into(),
+            why: "the optimizer's moments take a quarter of their bytes".into(),
+        })
+    }
+
+    /// With values and state that wait on another tier.
+    fn offloaded(&self, budget: &Budget) -> Option<Alternative> {
+        let &Programs { model, facts, options } = self;
+        if options.offload.is_some() {
+            return None;
+        }
+        // A device that is described has a host beside it; the CPU has a disk.
+        let (tier, outside) =
+            if budget.ceiling.is_some() { (Tier::Host, 0) } else { (Tier::Disk, OUTSIDE_BYTES) };
+        let folder = Path::new(".");
+        let room = if tier == Tier::Disk { disk_room(folder, None).ok()? } else { u64::MAX };
+        // Whether something fits does not depend on how fast the way is.
+        let link = Link { tier, room, block: BLOCK, out_rate: 1e9, in_rate: 1e9, latency: 1e-5, toll: 0.0 };
+        let offload = Offload { tier, folder: folder.into(), budget: None, link: Some(link) };
+        let relaxed = Options { offload: Some(offload), ..options.clone() };
+        let budget = Budget { outside: budget.outside + outside, ..*budget };
+        let offered = |graph: &Graph| {
+            let facts = facts(graph);
+            Facts { alignment: facts.alignment.max(BLOCK), link: Some(link), ..facts }
+        };
+        let place = if tier == Tier::Disk { "on the disk" } else { "in the host's memory" };
+        fits_within(model, offered, &relaxed, &budget).unwrap_or(false).then(|| Alternative {
+            flags: format!("--offload {}", tier.name()),
+            why: format!("what is not at work waits {place}"),
+        })
+    }
+}

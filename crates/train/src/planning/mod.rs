@@ -1,0 +1,274 @@
+//! From a model and options to a plan: the graphs a run needs, and the fastest way to run them in the budget.
+
+mod adapted;
+mod alternatives;
+mod options;
+mod plan_file;
+
+use plimsoll_exec::Device;
+use plimsoll_graph::{Graph, GraphError, differentiate, fuse, store, tile};
+use plimsoll_plan::{Build, Choice, Costed, Facts, Program, Scratch, Searcher, search};
+
+use crate::error::TrainError;
+use crate::memory::Budget;
+use crate::optimizer::{self, Update, append_in_backward, append_two_pass};
+pub use adapted::Adapted;
+use alternatives::propose;
+pub use options::{Offload, Options};
+pub use plan_file::plan_from_file;
+
+/// The graphs of a model, each for a number of rows.
+pub trait Model {
+    /// The forward graph for `rows` rows, with a scalar output `loss`.
+    ///
+    /// # Errors
+    ///
+    /// When the model is wrong.
+    fn training(&self, rows: usize) -> Result<Graph, GraphError>;
+
+    /// The forward graph that computes the same loss for evaluation: without dropout, where there is any.
+    ///
+    /// # Errors
+    ///
+    /// When the model is wrong.
+    fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
+        self.training(rows)
+    }
+
+    /// The forward graph that yields the next token, if the run is to generate.
+    ///
+    /// # Errors
+    ///
+    /// When the model is wrong.
+    fn generation(&self) -> Option<Result<Graph, GraphError>> {
+        None
+    }
+}
+
+impl<F: Fn(usize) -> Result<Graph, GraphError>> Model for F {
+    fn training(&self, rows: usize) -> Result<Graph, GraphError> {
+        self(rows)
+    }
+}
+
+/// A plan for a model on this machine, before any memory is taken.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The plan, its graphs, and how the global batch divides.
+    pub choice: Choice,
+    /// The budget it was made for.
+    pub budget: Budget,
+}
+
+/// Finds the fastest plan inside the budget.
+///
+/// # Errors
+///
+/// When nothing fits (with hints), or the model or the request is at fault.
+pub fn plan_for(model: &impl Model, device: &dyn Device, options: &Options) -> Result<Planned, TrainError> {
+    let budget = budget_for(model, device, options)?;
+    plan_within(model, |graph: &Graph| device.facts(graph), options, budget)
+}
+
+/// How the memory divides for a model on this machine, its plan taken into account.
+///
+/// # Errors
+///
+/// When the memory of the machine cannot be read, or the model is wrong.
+pub fn budget_for(model: &impl Model, device: &dyn Device, options: &Options) -> Result<Budget, TrainError> {
+    budget_with_rounding(model, device, options).map(|(budget, _)| budget)
+}
+
+/// As [`budget_for`], with the [`rounding`](Budget::rounding) that is in it.
+pub(crate) fn budget_with_rounding(
+    model: &impl Model,
+    device: &dyn Device,
+    options: &Options,
+) -> Result<(Budget, u64), TrainError> {
+    // How many nodes there are does not depend on the rows.
+    let program = program(model, device, options, options.micro_batch.unwrap_or(1))?;
+    Ok((options.budget()?.beside(&program), Budget::rounding()?))
+}
+
+/// Finds the fastest plan inside `budget` for a device that `facts` speaks for and that need not be here.
+///
+/// # Errors
+///
+/// When nothing fits (with hints), or the model or the request is at fault.
+pub fn plan_within(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    options: &Options,
+    budget: Budget,
+) -> Result<Planned, TrainError> {
+    plan_with(&mut Searcher::once(Programs { model, facts: &facts, options }), budget)
+}
+
+/// As [`plan_within`], with a searcher that its owner has more questions for.
+///
+/// # Errors
+///
+/// When nothing fits (with hints), or the model or the request is at fault.
+pub fn plan_with<M: Model, F: Fn(&Graph) -> Facts + Copy>(
+    searcher: &mut Searcher<Programs<'_, M, F>>,
+    budget: Budget,
+) -> Result<Planned, TrainError> {
+    let &Programs { model, facts, options } = searcher.build();
+    options.check_update()?;
+    let found = searcher.search(options.request(&budget));
+    let two = options.in_two_passes();
+    let in_two = |two: &Options| search(two.request(&budget), Programs { model, facts, options: two });
+    let mut error = match found {
+        Ok(choice) => {
+            let worth = |two: &&Options| could_be_faster(model, facts, two, &choice);
+            let other = two.as_ref().filter(worth).and_then(|two| in_two(two).ok());
+            let choice = match other {
+                Some(other) => faster(choice, other),
+                None => choice,
+            };
+            return Ok(Planned { choice, budget });
+        }
+        Err(error) => TrainError::search(error, &budget),
+    };
+    if let (TrainError::Budget { .. }, Some(two)) = (&error, &two) {
+        match in_two(two) {
+            Ok(choice) => return Ok(Planned { choice, budget }),
+            Err(other) => error = error.closer(TrainError::search(other, &budget)),
+        }
+    }
+    Err(propose(error, searcher.build()))
+}
+
+/// Whether two passes, which rebuild everything once but keep no gradients, could take less time than a plan that
+/// rebuilds much or has little scratch.
+fn could_be_faster(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    two: &Options,
+    choice: &Choice,
+) -> bool {
+    let batch = two.global_batch;
+    let seconds = choice.step_seconds();
+    // In two passes a step takes twice as long as in one: most often that settles it.
+    if choice.micro_batch == batch && seconds < 1.5 * choice.program.once_seconds(Scratch::Best, 1) {
+        return false;
+    }
+    let program = costed_program(model, &facts, two, batch);
+    program.is_ok_and(|program| program.once_seconds(Scratch::Best, 1) < seconds)
+}
+
+/// The faster of two choices, the first of equals, with a bound for both.
+fn faster(one: Choice, other: Choice) -> Choice {
+    let bound = one.lower_bound_seconds.zip(other.lower_bound_seconds).map(|(a, b)| a.min(b));
+    let fastest = if other.step_seconds() < one.step_seconds() { other } else { one };
+    Choice { lower_bound_seconds: bound, ..fastest }
+}
+
+/// Whether [`plan_within`] would find a plan, without looking for the fastest.
+///
+/// # Errors
+///
+/// When the model or the request is at fault.
+pub fn fits_within(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    options: &Options,
+    budget: &Budget,
+) -> Result<bool, TrainError> {
+    options.check_update()?;
+    let two = options.in_two_passes();
+    for options in [Some(options), two.as_ref()].into_iter().flatten() {
+        let mut searcher = Searcher::once(Programs { model, facts: &facts, options });
+        let fits = searcher.fits(options.request(budget));
+        if fits.map_err(|error| TrainError::search(error, budget))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The programs of a model, for a device that `facts` speaks for: what a search builds.
+#[derive(Clone, Copy, Debug)]
+pub struct Programs<'a, M, F> {
+    /// The model.
+    pub model: &'a M,
+    /// What the device says of a graph.
+    pub facts: F,
+    /// What is asked of the run.
+    pub options: &'a Options,
+}
+
+impl<M: Model, F: Fn(&Graph) -> Facts> Build for Programs<'_, M, F> {
+    fn whole(&mut self, rows: usize) -> Result<Program, GraphError> {
+        costed_program(self.model, &self.facts, self.options, rows)
+    }
+
+    fn tiled(&mut self, rows: usize) -> Result<Option<Program>, GraphError> {
+        let Some(forward) = tile(&self.model.training(rows)?)? else { return Ok(None) };
+        assembled(self.model, &self.facts, self.options, rows, &forward).map(Some)
+    }
+}
+
+/// All graphs of a run with micro-batches of `rows` rows.
+///
+/// # Errors
+///
+/// When the model is wrong.
+pub fn program(
+    model: &impl Model,
+    device: &dyn Device,
+    options: &Options,
+    rows: usize,
+) -> Result<Program, GraphError> {
+    costed_program(model, |graph| device.facts(graph), options, rows)
+}
+
+/// All graphs of a run with micro-batches of `rows` rows, for a device that `facts` speaks for.
+///
+/// # Errors
+///
+/// When the model is wrong.
+pub fn costed_program(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    options: &Options,
+    rows: usize,
+) -> Result<Program, GraphError> {
+    assembled(model, facts, options, rows, &model.training(rows)?)
+}
+
+/// All graphs of a run whose forward pass is `forward`. Where that works on tiles, so do the others.
+fn assembled(
+    model: &impl Model,
+    facts: impl Fn(&Graph) -> Facts,
+    options: &Options,
+    rows: usize,
+    forward: &Graph,
+) -> Result<Program, GraphError> {
+    let costed = |graph: Graph| Costed { facts: facts(&graph), graph };
+    let loss = forward.output_named("loss").ok_or_else(|| GraphError {
+        what: "model".into(),
+        block: String::new(),
+        why: "has no output `loss`; name the scalar to be minimised with `g.output(\"loss\", value)`".into(),
+        at: None,
+    })?;
+    let stored = |graph: Graph| store(graph, options.storage.of_graph());
+    let backward = stored(fuse(differentiate(forward, loss)?)?)?;
+    let (optimizer, storage) = (&options.optimizer, options.storage);
+    let train = if options.update == Update::TwoPass && rows == options.global_batch {
+        append_two_pass(backward, optimizer, storage)?
+    } else if options.updates_in_backward(rows) {
+        append_in_backward(backward, optimizer, storage)?
+    } else {
+        optimizer::append(backward, optimizer, storage)?
+    };
+    let tiled = forward.tile_rows().is_some();
+    let forward_only = |graph: Graph| {
+        let tiles = if tiled { tile(&graph)? } else { None };
+        stored(tiles.unwrap_or(graph)).map(&costed)
+    };
+    let generate = model.generation().transpose()?.map(forward_only).transpose()?;
+    let evaluate = options.evaluate.then(|| model.evaluation(rows)).transpose()?;
+    let evaluate = evaluate.map(forward_only).transpose()?;
+    Ok(Program { train: costed(train), evaluate, generate })
+}

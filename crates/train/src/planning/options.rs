@@ -1,0 +1,195 @@
+//! What is asked of a run, and what follows from it: the device, the budget, the request to the planner.
+
+use std::path::PathBuf;
+
+use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
+use plimsoll_exec::cpu::OUTSIDE_BYTES;
+use plimsoll_exec::{Device, measure_disk};
+use plimsoll_graph::Graph;
+use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
+
+use crate::error::TrainError;
+use crate::memory::{Budget, BudgetOrigin};
+use crate::optimizer::Update;
+use crate::optimizer::{Optimizer, StateStorage};
+
+/// What is asked of a run. What is left open is chosen to be fastest inside the budget.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of the whole process; the free memory less a margin when not stated.
+    pub memory: Option<u64>,
+    /// Sequences (rows of the batch axis) of one optimizer step.
+    pub global_batch: usize,
+    /// Rows of one micro-batch.
+    pub micro_batch: Option<usize>,
+    /// What is dropped and rebuilt.
+    pub recompute: Option<Strategy>,
+    /// Where values and state may wait that do not fit; nowhere when absent.
+    pub offload: Option<Offload>,
+    /// How parameters are updated.
+    pub optimizer: Optimizer,
+    /// In which element types weights, gradients and moments are kept.
+    pub storage: StateStorage,
+    /// Makes weights and dropout masks repeatable.
+    pub seed: u64,
+    /// The device that computes.
+    pub device: DeviceKind,
+    /// Files of a GPU.
+    pub gpu: GpuFiles,
+    /// Threads, or one for each core when 0.
+    pub threads: usize,
+    /// Whether the run is also to compute losses without training ([`Run::evaluate`](crate::Run::evaluate)).
+    pub evaluate: bool,
+    /// When parameters are updated. [`Update::Separate`] unless stated: the other ways need [`Run::begin`](crate::Run::begin),
+    /// and have no gradients to look at.
+    pub update: Update,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            memory: None,
+            global_batch: 1,
+            micro_batch: None,
+            recompute: None,
+            offload: None,
+            optimizer: Optimizer::default(),
+            storage: StateStorage::default(),
+            seed: 0,
+            device: DeviceKind::default(),
+            gpu: GpuFiles::default(),
+            threads: 0,
+            evaluate: false,
+            update: Update::default(),
+        }
+    }
+}
+
+/// Where values and state may wait that do not fit into memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offload {
+    /// A disk, for the CPU; memory of the host, for a device that is not the host.
+    pub tier: Tier,
+    /// Where a file on disk may lie. It has no name and leaves nothing behind.
+    pub folder: PathBuf,
+    /// Bytes that may be taken; all that is free less a tenth when not stated.
+    pub budget: Option<u64>,
+    /// Rates of the way there and back; measured when not stated.
+    pub link: Option<Link>,
+}
+
+impl Options {
+    /// The device, with the disk that the options offer tried.
+    ///
+    /// # Errors
+    ///
+    /// When the device is not here, the threads cannot be had, or the folder cannot hold a file.
+    pub fn device(&self) -> Result<Box<dyn Device>, TrainError> {
+        let Some(Offload { folder, budget, link, .. }) = &self.offload else { return self.plain_device() };
+        let link = if let Some(link) = link {
+            *link
+        } else {
+            let tried = measure_disk(folder, *budget, plimsoll_devices::threads(self.threads));
+            tried.map_err(|error| TrainError::Config(error.to_string()))?.link
+        };
+        let setup = Setup { offload: Some((folder.clone(), link)), ..self.setup() };
+        Ok(plimsoll_devices::open(self.device, &setup)?)
+    }
+
+    /// The device with no tier beside its memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`device`](Self::device).
+    pub fn plain_device(&self) -> Result<Box<dyn Device>, TrainError> {
+        Ok(plimsoll_devices::open(self.device, &self.setup())?)
+    }
+
+    /// The way its device is set up, with neither a tier nor measured times.
+    pub fn setup(&self) -> Setup {
+        Setup { threads: self.threads, gpu: self.gpu.clone(), ..Setup::default() }
+    }
+
+    /// What a described device says of a graph, with the host's memory beside it where the options offer that.
+    pub fn facts_of<'a>(&self, spec: &'a DeviceSpec) -> impl Fn(&Graph) -> Facts + Copy + use<'a> {
+        let link = self.offload.as_ref().map(|offload| spec.host_link(offload.budget));
+        move |graph| Facts { link, ..spec.facts(graph) }
+    }
+
+    /// How the memory of this machine divides.
+    ///
+    /// # Errors
+    ///
+    /// When the memory of the machine cannot be read.
+    pub fn budget(&self) -> Result<Budget, TrainError> {
+        let mut budget = Budget::resolve(self.memory)?;
+        if self.offload.is_some() {
+            budget.outside += OUTSIDE_BYTES;
+        }
+        Ok(budget)
+    }
+
+    /// What is asked of the planner when `budget` is there.
+    pub fn request(&self, budget: &Budget) -> Request {
+        Request {
+            global_batch: self.global_batch,
+            micro_batch: self.fixed_micro_batch(),
+            strategy: self.recompute,
+            budget: budget.arena(),
+            // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
+            // Nor is anything spared in two passes, which are there because little fits.
+            slack: if budget.origin == BudgetOrigin::Stated || self.update == Update::TwoPass {
+                0.0
+            } else {
+                0.01
+            },
+        }
+    }
+
+    /// Rows of one micro-batch, where it was stated or the update takes all of a step at once.
+    pub fn fixed_micro_batch(&self) -> Option<usize> {
+        match self.update {
+            Update::InBackward | Update::TwoPass => self.micro_batch.or(Some(self.global_batch)),
+            Update::Auto | Update::Separate => self.micro_batch,
+        }
+    }
+
+    /// Whether micro-batches of `rows` rows are updated inside their backward pass.
+    pub(crate) fn updates_in_backward(&self, rows: usize) -> bool {
+        let possible = rows == self.global_batch && self.optimizer.max_grad_norm.is_none();
+        possible && matches!(self.update, Update::Auto | Update::InBackward)
+    }
+
+    /// The same with two passes, if they were not asked for and could help.
+    pub(crate) fn in_two_passes(&self) -> Option<Options> {
+        let two = Options { update: Update::TwoPass, ..self.clone() };
+        let helps = self.update == Update::Auto && self.optimizer.max_grad_norm.is_some();
+        (helps && two.check_update().is_ok()).then_some(two)
+    }
+
+    /// Refuses an update inside the backward pass where all gradients must be there first.
+    ///
+    /// # Errors
+    ///
+    /// When the norm of the gradients is limited, or a step has several micro-batches.
+    pub fn check_update(&self) -> Result<(), TrainError> {
+        if matches!(self.update, Update::Auto | Update::Separate) {
+            return Ok(());
+        }
+        let limit = self.optimizer.max_grad_norm.filter(|_| self.update == Update::InBackward);
+        if let Some(norm) = limit {
+            return Err(TrainError::Config(format!(
+                "updates inside the backward pass cannot limit the norm of all gradients to {norm}; \
+                 add `--max-grad-norm 0`, or take `--update two-pass`"
+            )));
+        }
+        match self.micro_batch {
+            Some(micro_batch) if micro_batch != self.global_batch => Err(TrainError::Config(format!(
+                "updates inside the backward pass take one micro-batch a step, and a global batch of {} in \
+                 micro-batches of {micro_batch} has more; leave out `--update`",
+                self.global_batch
+            ))),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Plans that were made before: `plan --out FILE`, `train --plan FILE`.
+//!
+//! The program is built anew for the file's micro-batch, in tiles or not, in one pass or two, and [`Saved::for_program`]
+//! refuses what does not belong to it. What the file says of micro-batch, recompute and passes holds where the options
+//! leave them open.
+
+use plimsoll_exec::Device;
+use plimsoll_graph::Graph;
+use plimsoll_plan::Build;
+use plimsoll_plan::file::{self, FileError, Saved};
+
+use crate::error::TrainError;
+use crate::memory;
+use crate::memory::Size;
+use crate::memory::{Budget, BudgetOrigin};
+use crate::planning::Options;
+use crate::planning::{Model, Planned, Programs, budget_with_rounding};
+
+impl Planned {
+    /// The text of a file that [`plan_from_file`] reads back.
+    pub fn to_file(&self) -> String {
+        file::write(&self.choice, self.budget.total)
+    }
+}
+
+/// The plan in a file, for the same model on the same kind of device.
+///
+/// # Errors
+///
+/// When the file is damaged, was made for something else (the difference is named), does not fit the stated budget or
+/// the machine, or holds a schedule that must not run.
+pub fn plan_from_file(
+    model: &impl Model,
+    device: &dyn Device,
+    options: &Options,
+    text: &str,
+) -> Result<Planned, TrainError> {
+    // Before the file is taken apart: what that takes is given back before the arena is taken.
+    let (mut budget, rounding) = budget_with_rounding(model, device, options)?;
+    let saved = Saved::parse(text).map_err(refused)?;
+    let (micro_batch, planned_for) = (saved.micro_batch(), saved.micro_batch() * saved.accumulation());
+    if planned_for != options.global_batch {
+        return Err(TrainError::Config(format!(
+            "the plan is for a global batch of {planned_for} and {} was asked for; state `--global-batch {planned_for}`",
+            options.global_batch
+        )));
+    }
+    let two_passes = if saved.two_passes() { options.in_two_passes() } else { None };
+    let built = two_passes.as_ref().unwrap_or(options);
+    let mut programs = Programs { model, facts: |graph: &Graph| device.facts(graph), options: built };
+    // A model that has no tiles any more is another model, as the whole program will show.
+    let tiled = if saved.tiled() { programs.tiled(micro_batch)? } else { None };
+    let program = tiled.map_or_else(|| programs.whole(micro_batch), Ok)?;
+    let choice = saved.for_program(program).map_err(refused)?;
+    let needed = choice.plan.arena_bytes;
+    let free = memory::available()?;
+    if options.memory.is_none() && needed <= free {
+        // What is outside the arena may have grown a little since.
+        let total = saved.budget().max(needed + budget.outside);
+        budget = Budget { total, origin: BudgetOrigin::Stated, ..budget };
+    }
+    budget = budget.as_planned(needed, rounding + text.len() as u64);
+    if needed > budget.arena() {
+        let (needs, has) = (Size { bytes: needed + budget.outside }, Size { bytes: budget.total });
+        return Err(TrainError::Config(format!(
+            "the plan needs {needs}, the budget is {has}; plan again for this budget"
+        )));
+    }
+    Ok(Planned { choice, budget })
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it serves as `map_err(refused)`")]
+fn refused(error: FileError) -> TrainError {
+    TrainError::Config(error.to_string())
+}

@@ -1,0 +1,395 @@
+//! A planned model that can be trained: the loop is yours, or the [`Trainer`](crate::Trainer)'s.
+//!
+//! ```text
+//! let mut run = Run::new(model, &options)?;           plans, takes the arena, fills in the weights
+//! for batches in data { run.step(lr, &batches)?; }    one update over a few micro-batches
+//! ```
+//!
+//! A step can also be driven micro-batch by micro-batch: see [`Run::begin`].
+
+mod step;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use plimsoll_exec::{Data, Device, Engine};
+use plimsoll_graph::{Graph, Op, StateKind, Type};
+use plimsoll_plan::{Choice, Plan, Program, Role};
+
+use crate::error::TrainError;
+use crate::files::{self, Loaded, ModelFolder, ModelFormat};
+use crate::memory::{self, Budget, Size, address_space};
+use crate::optimizer::SQUARES;
+use crate::planning::{Model, Options, Planned, plan_for};
+pub use step::{Step, Stepped};
+
+/// A planned model in its arena.
+#[derive(Debug)]
+pub struct Run {
+    engine: Engine,
+    plan: Plan,
+    budget: Budget,
+    micro_batch: usize,
+    accumulation: usize,
+    seed: u64,
+    /// What each state is for.
+    kinds: BTreeMap<String, StateKind>,
+    /// Inputs that hold targets, each with the id that carries no loss.
+    targets: Vec<(String, i32)>,
+    /// Updates so far.
+    pub(crate) steps: u64,
+    /// Passes over a micro-batch that updates parameters itself, two where the first is for the norm alone; 0 where the
+    /// update is a schedule of its own.
+    pub(crate) updating_passes: usize,
+    /// Whether state may be of two steps: an update was begun and did not come to its end.
+    pub(crate) torn: bool,
+}
+
+impl Run {
+    /// Plans a model for the device that `options` name and takes the memory.
+    ///
+    /// # Errors
+    ///
+    /// When nothing fits, the memory cannot be had, or the model is wrong.
+    #[allow(clippy::needless_pass_by_value, reason = "a closure is handed over and forgotten")]
+    pub fn new(model: impl Model, options: &Options) -> Result<Run, TrainError> {
+        let device = options.device()?;
+        let planned = plan_for(&model, &*device, options)?;
+        Run::start(device, planned, options.seed)
+    }
+
+    /// Takes the memory of a plan and fills in the weights.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be had.
+    pub fn start(device: Box<dyn Device>, planned: Planned, seed: u64) -> Result<Run, TrainError> {
+        let Planned { choice, budget } = planned;
+        let Choice { plan, program, micro_batch, accumulation, .. } = choice;
+        let updating_passes = if program.updates_in_backward() { program.passes() } else { 0 };
+        // The system lends more than it has and takes it back by force; better to say so now.
+        let free = memory::available()?;
+        if plan.arena_bytes > free {
+            let limited = address_space::left().is_some_and(|left| left <= free);
+            let why = if limited { " of the address space that ulimit -v allows" } else { "" };
+            let (needed, free) = (Size { bytes: plan.arena_bytes }, Size { bytes: free });
+            return Err(TrainError::Config(format!(
+                "the plan needs {needed} but only {free} of memory are free{why}; state a smaller --memory"
+            )));
+        }
+        let engine = Engine::new(device, &program, &plan, seed)?;
+        let targets = target_inputs(&program.train.graph);
+        // Last, so that the training graph has the say: others do not train and may know less.
+        let kinds = [program.generate, program.evaluate, Some(program.train)].into_iter().flatten();
+        let kinds = kinds.flat_map(|part| {
+            part.graph.states().iter().map(|state| (state.name.clone(), state.kind)).collect::<Vec<_>>()
+        });
+        Ok(Run {
+            engine,
+            plan,
+            budget,
+            micro_batch,
+            accumulation,
+            seed,
+            kinds: kinds.collect(),
+            targets,
+            steps: 0,
+            updating_passes,
+            torn: false,
+        })
+    }
+
+    /// Runs a schedule with the caller's inputs and those of the run's own that it has.
+    pub(crate) fn run_pass(
+        &mut self,
+        role: Role,
+        inputs: &[(&str, Data)],
+        own: &OwnInputs,
+    ) -> Result<(), TrainError> {
+        let OwnInputs { clip, lr, scale, step, rng } = own;
+        let own = [
+            (Program::CLIP, Data::F32(clip)),
+            ("scale", Data::F32(scale)),
+            ("lr", Data::F32(lr)),
+            ("step", Data::F32(step)),
+            ("rng", Data::I32(rng)),
+            ("rounding", Data::I32(rng)),
+        ];
+        let mut all = [("", Data::F32(&[])); MAX_INPUTS];
+        let mut count = 0;
+        let given = |name: &str| inputs.iter().any(|(known, _)| *known == name);
+        let read = own.into_iter().filter(|(name, _)| self.engine.reads(role, name) && !given(name));
+        for input in read.chain(inputs.iter().copied()) {
+            *all.get_mut(count).ok_or_else(|| {
+                TrainError::Config(format!("a batch has at most {} inputs", MAX_INPUTS - own.len()))
+            })? = input;
+            count += 1;
+        }
+        Ok(self.engine.run(role, &all[..count])?)
+    }
+
+    /// Whether a parameter was updated inside a backward pass whose norm is not finite: each sees to its own gradient.
+    pub(crate) fn some_gradient_is_finite(&self) -> Result<bool, TrainError> {
+        let names = self.engine.states().map(|(name, _)| name).filter(|name| name.starts_with(SQUARES));
+        for name in names {
+            let mut squares = [0.0];
+            self.engine.read_state(name, 0, &mut squares)?;
+            if squares[0].is_finite() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether all state is of one step. It is not after an update that failed on its way, or one that
+    /// [`TrainError::PartlyUpdated`] tells of; such a run must not be saved, and goes on only from a checkpoint.
+    pub fn is_whole(&self) -> bool {
+        !self.torn
+    }
+
+    /// How many targets of a micro-batch carry a loss. A graph without targets counts as one.
+    pub fn count_targets(&self, inputs: &[(&str, Data)]) -> u64 {
+        if self.targets.is_empty() {
+            return 1;
+        }
+        let counted = self.targets.iter().filter_map(|(name, ignored)| {
+            let (_, Data::I32(ids)) = inputs.iter().find(|(given, _)| given == name)? else { return None };
+            Some(ids.iter().filter(|id| *id != ignored).count() as u64)
+        });
+        counted.sum()
+    }
+
+    /// The mean loss of a micro-batch, forward only: nothing changes, and no gradient is touched.
+    ///
+    /// # Errors
+    ///
+    /// When the run was not planned to evaluate, or an input is missing or bad.
+    pub fn evaluate(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
+        self.evaluate_share(inputs, self.count_targets(inputs))
+    }
+
+    /// The share of a micro-batch in the mean loss over `targets` targets, forward only.
+    ///
+    /// # Errors
+    ///
+    /// As [`evaluate`](Self::evaluate).
+    pub fn evaluate_share(&mut self, inputs: &[(&str, Data)], targets: u64) -> Result<f32, TrainError> {
+        let scale = [1.0 / targets.max(1) as f32];
+        let own = OwnInputs { scale, ..OwnInputs::default() };
+        self.run_pass(Role::Evaluate, inputs, &own)?;
+        Ok(self.engine.scalar(Role::Evaluate, "loss")?)
+    }
+
+    /// The named outputs of the model for a micro-batch, `loss` left out, forward only. Targets need not be given.
+    ///
+    /// # Errors
+    ///
+    /// When the run was not planned to evaluate, the model names no output but its loss, or an input is missing or bad.
+    pub fn predict(&mut self, inputs: &[(&str, Data)]) -> Result<BTreeMap<String, Vec<f32>>, TrainError> {
+        let names: Vec<String> = self.engine.outputs(Role::Evaluate)?.map(str::to_owned).collect();
+        let wanted: Vec<String> = names.into_iter().filter(|name| name != "loss").collect();
+        if wanted.is_empty() {
+            return Err(TrainError::Config(
+                "the model names no output but `loss`; name a value with `g.output(\"logits\", value)`"
+                    .into(),
+            ));
+        }
+        let absent = self.targets.iter().filter(|(name, _)| !inputs.iter().any(|(given, _)| given == name));
+        let absent: Vec<(String, Vec<i32>)> = absent
+            .filter_map(|(name, ignored)| {
+                let count = self.engine.input(Role::Evaluate, name)?.shape.elements();
+                Some((name.clone(), vec![*ignored; count]))
+            })
+            .collect();
+        let unknown = absent.iter().map(|(name, ids)| (name.as_str(), Data::I32(ids)));
+        let all: Vec<(&str, Data)> = inputs.iter().copied().chain(unknown).collect();
+        self.evaluate_share(&all, 1)?;
+        wanted.into_iter().map(|name| Ok((name.clone(), self.output(&name)?))).collect()
+    }
+
+    /// A named output of the evaluation that ran last.
+    fn output(&self, name: &str) -> Result<Vec<f32>, TrainError> {
+        let elements = self.engine.output_type(Role::Evaluate, name).map_or(0, |ty| ty.shape.elements());
+        let mut values = vec![0.0; elements];
+        self.engine.output(Role::Evaluate, name, &mut values)?;
+        Ok(values)
+    }
+
+    /// Logits of the token after `position` of `tokens`.
+    ///
+    /// # Errors
+    ///
+    /// When the run was not planned to generate.
+    pub fn generate(
+        &mut self,
+        tokens: &[i32],
+        position: usize,
+        logits: &mut [f32],
+    ) -> Result<(), TrainError> {
+        let position = [position as i32];
+        let inputs = [("tokens", Data::I32(tokens)), ("position", Data::I32(&position))];
+        self.engine.run(Role::Generate, &inputs)?;
+        Ok(self.engine.output(Role::Generate, "logits", logits)?)
+    }
+
+    /// The gradient of a parameter, summed over the micro-batches of the last step.
+    ///
+    /// # Errors
+    ///
+    /// When it has none, or none that outlives the backward pass.
+    pub fn gradient(&self, parameter: &str) -> Result<Vec<f32>, TrainError> {
+        if self.updating_passes > 0 {
+            return Err(TrainError::Config(format!(
+                "the gradient of `{parameter}` was used up inside the backward pass; plan with `--update separate` \
+                 to look at gradients"
+            )));
+        }
+        self.state(&plimsoll_graph::gradient_name(parameter))
+    }
+
+    /// The numbers of a parameter or any other state.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state.
+    pub fn state(&self, name: &str) -> Result<Vec<f32>, TrainError> {
+        let elements =
+            self.engine.states().find(|(known, _)| *known == name).map_or(0, |(_, ty)| ty.shape.elements());
+        let mut values = vec![0.0; elements];
+        self.engine.read_state(name, 0, &mut values)?;
+        Ok(values)
+    }
+
+    /// Replaces the numbers of a parameter or any other state. Of a weight that is kept in halves it is the upper one: what
+    /// completes it to its master copy is a state of its own.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such state or it has another size.
+    pub fn set_state(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
+        Ok(self.engine.write_state(name, 0, values)?)
+    }
+
+    /// Names and types of all state.
+    pub fn states(&self) -> impl Iterator<Item = (&str, Type)> {
+        self.engine.states()
+    }
+
+    /// Names and types of all state that is for one of the purposes `wanted` says yes to.
+    pub fn states_of(&self, wanted: impl Fn(StateKind) -> bool) -> impl Iterator<Item = (&str, Type)> {
+        self.engine.states().filter(move |(name, _)| self.kinds.get(*name).is_some_and(|kind| wanted(*kind)))
+    }
+
+    /// Names and types of the parameters: all of them, or those alone that are trained.
+    pub fn parameters(&self, frozen_too: bool) -> impl Iterator<Item = (&str, Type)> {
+        self.states_of(move |kind| match kind {
+            StateKind::Parameter { trainable } => trainable || frozen_too,
+            _ => false,
+        })
+    }
+
+    /// The plan that is being run.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The budget it was made for.
+    pub fn budget(&self) -> Budget {
+        self.budget
+    }
+
+    /// Rows of one micro-batch.
+    pub fn micro_batch(&self) -> usize {
+        self.micro_batch
+    }
+
+    /// Micro-batches of one step.
+    pub fn accumulation(&self) -> usize {
+        self.accumulation
+    }
+
+    /// Updates so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Makes everything random repeatable.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Goes on as after `steps` updates: what came before is in the state that the caller has put in place.
+    pub fn continue_after(&mut self, steps: u64) {
+        (self.steps, self.torn) = (steps, false);
+    }
+
+    /// Reads every parameter from a model's folder; see [`load_weights`](files::load_weights).
+    ///
+    /// # Errors
+    ///
+    /// When one is missing, has another shape, or cannot be read.
+    pub fn load_weights(&mut self, folder: &ModelFolder, form: &ModelFormat) -> Result<Loaded, TrainError> {
+        let parameters: Vec<(String, Type)> =
+            self.parameters(form.frozen).map(|(name, ty)| (name.to_owned(), ty)).collect();
+        let parameters = parameters.iter().map(|(name, ty)| (name.as_str(), *ty));
+        Ok(files::load_weights(&mut self.engine, parameters, folder, &*form.stored)?)
+    }
+
+    /// Writes every parameter as a model's folder; see [`save_weights`](files::save_weights).
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot be written.
+    pub fn save_weights(&self, folder: &Path, form: &ModelFormat) -> Result<Vec<String>, TrainError> {
+        Ok(files::save_weights(&self.engine, self.parameters(form.frozen), folder, form)?)
+    }
+
+    /// The engine: its peak, its state and what it timed.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The engine, for who writes its state or has it time its actions.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Seed, step and first row of a micro-batch with `before` others of its step before it.
+    pub(crate) fn rng(&self, before: usize) -> [i32; 4] {
+        let row = before * self.micro_batch;
+        [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, row as i32]
+    }
+}
+
+/// The inputs that losses of a graph take their targets from, each with the id that carries no loss.
+fn target_inputs(graph: &Graph) -> Vec<(String, i32)> {
+    let mut inputs = Vec::new();
+    for node in graph.nodes() {
+        let (targets, ignored) = match &node.op {
+            Op::CrossEntropy { ignore_index } => (node.inputs[1], *ignore_index),
+            Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => (node.inputs[2], head.ignore_index),
+            _ => continue,
+        };
+        // Targets may be read under another shape than they are given in.
+        let targets = graph.storage(targets);
+        let name = &graph.value(targets).name;
+        if graph.inputs().contains(&targets) && !inputs.iter().any(|(known, _)| known == name) {
+            inputs.push((name.clone(), ignored));
+        }
+    }
+    inputs
+}
+
+/// What a run knows itself of the inputs of its graphs.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct OwnInputs {
+    pub(crate) clip: [f32; 1],
+    pub(crate) lr: [f32; 1],
+    /// One over the targets of the whole step.
+    pub(crate) scale: [f32; 1],
+    pub(crate) step: [f32; 1],
+    pub(crate) rng: [i32; 4],
+}
+
+/// Inputs of a graph, the run's own included, that a pass takes without allocating.
+const MAX_INPUTS: usize = 16;

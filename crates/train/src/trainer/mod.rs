@@ -1,0 +1,285 @@
+//! A run that is fed: data in, one optimizer step or evaluation at a time, records out.
+//!
+//! The trainer only measures. The loop over its steps is in `train_loop`, and those who are told of them are
+//! [`Listener`]s: `metrics_file`, `tensorboard`, and whatever a caller adds.
+
+mod best_so_far;
+mod confusion;
+mod events;
+mod lr;
+mod metrics_file;
+mod records;
+mod tensorboard;
+mod train_loop;
+mod validation;
+mod window;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use plimsoll_plan::Role;
+
+use crate::checkpoint::{Best, Checkpoint, Checkpoints, EvaluationState};
+use crate::data::{Batches, Feed};
+use crate::error::TrainError;
+use crate::memory;
+use crate::run::Run;
+pub use best_so_far::EarlyStopping;
+use confusion::Confusion;
+pub use events::{Event, Listener};
+pub use lr::{Decay, Lr};
+pub use metrics_file::MetricsFile;
+pub use records::{BestRecord, EndRecord, EvaluationRecord, StepRecord, write_line};
+pub use tensorboard::EventFile;
+pub use train_loop::TrainLoop;
+pub use validation::ValidationSet;
+
+/// A run that feeds itself.
+#[derive(Debug)]
+pub struct Trainer {
+    run: Run,
+    batches: Batches,
+    lr: Lr,
+    feed: Feed,
+    seconds: f64,
+    positions: u64,
+    stop: Arc<AtomicBool>,
+    facts: BTreeMap<String, String>,
+    /// Groups of the data that the steps so far have taken. One that a failed step has taken is not among them.
+    taken: u64,
+    /// What has been measured so far, for the next checkpoint.
+    reached: EvaluationState,
+}
+
+impl Trainer {
+    /// A trainer of `run` on `batches`, which must have the run's micro-batch.
+    pub fn new(run: Run, batches: Batches, lr: Lr) -> Trainer {
+        let type_of = |name: &str| run.engine().input(Role::First, name);
+        let feed = Feed::new(run.micro_batch(), batches.source().seq_len(), type_of);
+        let facts = facts(&run, &batches);
+        Trainer {
+            run,
+            batches,
+            lr,
+            feed,
+            seconds: 0.0,
+            positions: 0,
+            stop: Arc::default(),
+            facts,
+            taken: 0,
+            reached: EvaluationState::default(),
+        }
+    }
+
+    /// Adds what else must be the same in a run that goes on from a checkpoint of this one, by the name its
+    /// user knows it by: the model's configuration, the data.
+    #[must_use]
+    pub fn with_facts(mut self, facts: impl IntoIterator<Item = (String, String)>) -> Trainer {
+        self.facts.extend(facts);
+        self
+    }
+
+    /// The switch that asks the loop to end after the step under way. A signal handler may set it.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+
+    /// Whether somebody has asked for the end.
+    pub fn stop_requested(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Saves the run between two steps; returns the checkpoint's folder.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written; then what was saved before is as it was.
+    pub fn save(&self, checkpoints: &Checkpoints, progress: &EvaluationState) -> Result<PathBuf, TrainError> {
+        checkpoints.save(&self.run, self.taken, &self.facts, progress)
+    }
+
+    /// Saves the run as it was before a step that was not finite; returns the checkpoint's folder, which rotation leaves
+    /// alone.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written; then what was saved before is as it was.
+    pub fn save_last_finite(
+        &self,
+        checkpoints: &Checkpoints,
+        progress: &EvaluationState,
+    ) -> Result<PathBuf, TrainError> {
+        checkpoints.save_last_finite(&self.run, self.taken, &self.facts, progress)
+    }
+
+    /// Goes on where a checkpoint was saved: on the same plan to the bit, on another within rounding. What a kill after that
+    /// save has left is cleared. The best checkpoint so far comes along. Where it is nowhere to be found, the best is looked for anew, and what it was is returned.
+    ///
+    /// # Errors
+    ///
+    /// When the checkpoint is of another model or another run, or the best cannot be copied; then this trainer is of no
+    /// more use.
+    pub fn resume(
+        &mut self,
+        checkpoints: &Checkpoints,
+        from: &Checkpoint,
+    ) -> Result<Option<Best>, TrainError> {
+        checkpoints.restore(&mut self.run, from, &self.facts)?;
+        self.batches.go_to(from.state.position);
+        self.taken = from.state.position;
+        self.reached = from.state.progress.clone();
+        let lost = if checkpoints.bring_best(from)? { None } else { self.reached.best.take() };
+        checkpoints.clear_left_over(from, &self.facts, &self.reached);
+        Ok(lost)
+    }
+
+    /// Settings that are not what they were when a checkpoint was saved, though they may differ: name, value then and
+    /// value now.
+    pub fn changes_since(&self, from: &Checkpoint) -> Vec<(&'static str, String, String)> {
+        from.changes(&self.facts)
+    }
+
+    /// One optimizer step on the next global batch. At the end of an epoch that batch is what is left,
+    /// with a divisor of its own.
+    ///
+    /// # Errors
+    ///
+    /// When the data cannot be read, or the loss or the gradient is not finite.
+    pub fn step(&mut self) -> Result<StepRecord, TrainError> {
+        let begin = Instant::now();
+        let step = self.run.steps() + 1;
+        let group = self.batches.next_group()?;
+        let lr = self.lr.at(step);
+        let mut under_way = self.run.begin(lr as f32, group.valid_tokens);
+        let mut loss = 0.0;
+        for which in 0..group.micro_batches {
+            self.feed.fill(|rows| self.batches.read(&group, which, rows))?;
+            loss += f64::from(under_way.backward(self.feed.inputs().as_slice())?);
+        }
+        let grad_norm = f64::from(under_way.finish()?.grad_norm);
+        self.taken = self.batches.position();
+        let tokens = group.sequences * self.batches.source().seq_len() as u64;
+        let seconds = begin.elapsed().as_secs_f64();
+        self.seconds += seconds;
+        self.positions += tokens;
+        let tokens_per_second = tokens as f64 / seconds;
+        let passed = group.first + group.sequences;
+        let epoch_length = self.batches.source().sequences_per_epoch();
+        Ok(StepRecord {
+            step,
+            epoch: epoch_length.map(|length| group.epoch as f64 + passed as f64 / length as f64),
+            loss,
+            mean_over: 1,
+            grad_norm,
+            lr,
+            tokens,
+            valid_tokens: group.valid_tokens,
+            tokens_per_second,
+        })
+    }
+
+    /// The loss on validation data, whose micro-batch must be the run's; nothing when somebody asks for the end
+    /// meanwhile. Nothing is trained.
+    ///
+    /// # Errors
+    ///
+    /// When the run was not planned to evaluate, or the data cannot be read.
+    pub fn evaluate_unless_stopped(
+        &mut self,
+        validation: &mut ValidationSet,
+    ) -> Result<Option<EvaluationRecord>, TrainError> {
+        let begin = Instant::now();
+        let Some(group) = validation.group(|| self.stop_requested())? else { return Ok(None) };
+        let mut eval_loss = 0.0;
+        let logits = self.run.engine().output_type(Role::Evaluate, "logits");
+        let mut logits = logits.map(|ty| (vec![0.0; ty.shape.elements()], ty.shape.columns()));
+        let mut confusion = logits.as_ref().map(|(_, classes)| Confusion::new(*classes));
+        for which in 0..group.micro_batches {
+            if self.stop_requested() {
+                return Ok(None);
+            }
+            self.feed.fill(|rows| validation.read(&group, which, rows))?;
+            eval_loss +=
+                f64::from(self.run.evaluate_share(self.feed.inputs().as_slice(), group.valid_tokens)?);
+            if let (Some((logits, classes)), Some(confusion), Some(labels)) =
+                (&mut logits, &mut confusion, self.feed.labels())
+            {
+                self.run.engine().output(Role::Evaluate, "logits", logits)?;
+                for (row, &label) in logits.chunks(*classes).zip(labels).filter(|(_, label)| **label >= 0) {
+                    confusion.add(likeliest(row), label as usize);
+                }
+            }
+        }
+        Ok(Some(EvaluationRecord {
+            step: self.run.steps(),
+            eval_loss,
+            eval_perplexity: confusion.is_none().then(|| eval_loss.exp()),
+            eval_accuracy: confusion.as_ref().and_then(Confusion::accuracy),
+            eval_f1: confusion.as_ref().and_then(Confusion::macro_f1),
+            valid_tokens: group.valid_tokens,
+            seconds: begin.elapsed().as_secs_f64(),
+            best: false,
+        }))
+    }
+
+    /// What the run came to.
+    ///
+    /// # Errors
+    ///
+    /// When the process's memory cannot be read.
+    pub fn end(&self) -> Result<EndRecord, TrainError> {
+        Ok(EndRecord {
+            planned_peak_bytes: self.run.plan().arena_bytes,
+            measured_peak_bytes: self.run.engine().measured_peak(),
+            process_peak_bytes: memory::process()?.peak,
+            tokens_per_second: self.positions as f64 / self.seconds.max(f64::MIN_POSITIVE),
+            best: None,
+            stopped_early: false,
+        })
+    }
+
+    /// What has been measured so far, as far as a checkpoint keeps it.
+    pub(crate) fn reached(&self) -> &EvaluationState {
+        &self.reached
+    }
+
+    /// Facts that must be the same in a resumed run.
+    pub(crate) fn facts(&self) -> &BTreeMap<String, String> {
+        &self.facts
+    }
+
+    pub(crate) fn reach(&mut self, reached: EvaluationState) {
+        self.reached = reached;
+    }
+
+    /// The run inside.
+    pub fn run(&self) -> &Run {
+        &self.run
+    }
+
+    /// The run inside, to generate with.
+    pub fn run_mut(&mut self) -> &mut Run {
+        &mut self.run
+    }
+}
+
+/// The place of the largest number, the first of equals.
+fn likeliest(numbers: &[f32]) -> usize {
+    let better = |best: usize, at: usize| if numbers[at] > numbers[best] { at } else { best };
+    (0..numbers.len()).reduce(better).unwrap_or(0)
+}
+
+/// What decides which numbers a step sees, whatever the plan.
+fn facts(run: &Run, batches: &Batches) -> BTreeMap<String, String> {
+    let epoch = batches.source().sequences_per_epoch();
+    let facts = [
+        ("seed", run.seed().to_string()),
+        ("global batch", batches.global_batch().to_string()),
+        ("sequence length", batches.source().seq_len().to_string()),
+        ("number of sequences", epoch.map_or("endless".into(), |sequences| sequences.to_string())),
+    ];
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

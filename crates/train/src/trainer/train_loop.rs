@@ -1,0 +1,202 @@
+//! The course of a run: steps, records, evaluations, and when it ends. Whoever wants to know listens.
+//!
+//! ```text
+//! step 1  step 2  step 3  step 4  …  last step
+//! Step    Step    Step    Step       Step         every step, for a progress bar
+//!         Log             Log        Log          the mean since the last, to be shown (logging_steps 2)
+//!                         Evaluation Evaluation   the validation loss (eval_steps 4), and at the end
+//!                 Saved   Saved      Saved        a checkpoint (save_steps 3), after the best evaluation, and at the end
+//!                                    End
+//! ```
+//!
+//! Whoever asks for the end has seconds, not an evaluation's time: the checkpoint comes at once, and the evaluation that
+//! was due is made up for when the run goes on.
+//!
+//! Whatever shows a loss shows that of a `Log`: so the number of a step is the same on the console, in files and on the
+//! page. A `Step` says how far the run is.
+//!
+//! A bar, a file of metrics, TensorBoard and a page are listeners alike: the loop knows none of them. The first
+//! that fails ends the run with its error, and so does a step or an evaluation, but not before the run is saved.
+
+use std::fmt;
+
+use super::Trainer;
+use super::best_so_far::{BestSoFar, EarlyStopping};
+use super::events::{Event, Listener, Told};
+use super::records::{BestRecord, EndRecord};
+use super::validation::ValidationSet;
+use super::window::Window;
+use crate::checkpoint::{Checkpoints, EvaluationState};
+use crate::error::TrainError;
+
+/// What a run does besides its steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrainLoop {
+    /// The last step, counted from the beginning of the run.
+    pub steps: u64,
+    /// The step after which to pause, if that is not the last. A pause leaves no trace in the rest of the run: an
+    /// evaluation that is not due is not made there either.
+    pub pause: Option<u64>,
+    /// Steps between two records.
+    pub logging_steps: u64,
+    /// Steps between two evaluations.
+    pub eval_steps: Option<u64>,
+    /// When to end before the last step.
+    pub stopping: Option<EarlyStopping>,
+    /// Steps between two checkpoints.
+    pub save_steps: Option<u64>,
+}
+
+impl TrainLoop {
+    /// The last step before the run pauses or is over.
+    pub fn end(&self) -> u64 {
+        self.pause.map_or(self.steps, |pause| pause.min(self.steps))
+    }
+}
+
+impl Trainer {
+    /// Takes the steps of a course and tells the listeners, in their order.
+    ///
+    /// # Errors
+    ///
+    /// The first fault of a step, an evaluation or a listener. The run is saved before it ends with one, if its state is of
+    /// one step: as a regular checkpoint, or where the next step was not finite under a name of its own.
+    pub fn train<E: From<TrainError> + fmt::Display>(
+        &mut self,
+        course: &TrainLoop,
+        mut validation: Option<&mut ValidationSet>,
+        checkpoints: Option<&Checkpoints>,
+        listeners: &mut [&mut dyn Listener<E>],
+    ) -> Result<EndRecord, E> {
+        let mut told = Told::new(listeners);
+        let (mut window, mut progress) = (Window::default(), BestSoFar::of(self.reached()));
+        let keeping = course.save_steps.map(|every| every.max(1)).zip(checkpoints);
+        let mut saved = self.run().steps();
+        if progress.owes_evaluation
+            && let Some(validation) = validation.as_deref_mut()
+            && let Some(evaluated) = self.evaluate_unless_stopped(validation)?
+        {
+            let before = progress.best_step();
+            told.tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)));
+            self.reach(progress.kept(self.reached().loss));
+            // As the step before the interruption would have done.
+            if let Some(keeping) = keeping.filter(|_| progress.best_step() != before) {
+                self.keep(keeping, before, &mut told)?;
+            }
+        }
+        let mut over = self.run().steps() >= course.end()
+            || progress.exhausted(course.stopping)
+            || self.is_asked_to_end(&told);
+        while !over {
+            let record = match self.step() {
+                Ok(record) => record,
+                Err(fault) => {
+                    self.rescue(&fault, keeping.filter(|_| self.run().steps() != saved), window, &mut told);
+                    return Err(fault.into());
+                }
+            };
+            let step = record.step;
+            window.add(&record);
+            told.tell(Event::Step(&record));
+            over = step >= course.end() || self.is_asked_to_end(&told);
+            let regular = |every: u64| step.is_multiple_of(every.max(1));
+            if over || regular(course.logging_steps) {
+                told.tell_window(&mut window);
+            }
+            let before = progress.best_step();
+            let mut unevaluated = None;
+            if let (Some(every), Some(validation)) = (course.eval_steps, validation.as_deref_mut())
+                && (step >= course.steps || regular(every))
+            {
+                let evaluated =
+                    if told.failed.is_some() { Ok(None) } else { self.evaluate_unless_stopped(validation) };
+                match evaluated {
+                    Ok(Some(evaluated)) => {
+                        told.tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)));
+                    }
+                    Ok(None) => progress.owes_evaluation = true,
+                    Err(fault) => (progress.owes_evaluation, unevaluated) = (true, Some(fault)),
+                }
+                let exhausted = !progress.owes_evaluation && progress.exhausted(course.stopping);
+                over |= exhausted || unevaluated.is_some() || self.is_asked_to_end(&told);
+            }
+            self.reach(progress.kept(Some(record.loss)));
+            if over {
+                told.tell_window(&mut window);
+            }
+            let best = progress.best_step() != before;
+            if let Some(keeping) = keeping.filter(|(every, _)| over || best || regular(*every)) {
+                self.keep(keeping, before.filter(|_| best), &mut told)?;
+                saved = step;
+            }
+            if let Some(fault) = unevaluated {
+                return Err(fault.into());
+            }
+        }
+        told.result()?;
+        let stopped_early = self.run().steps() < course.end() && !self.stop_requested();
+        let end = EndRecord { best: progress.best.map(BestRecord::from), stopped_early, ..self.end()? };
+        told.tell(Event::End(&end));
+        told.result()?;
+        Ok(end)
+    }
+
+    /// Whether the run is to end for another reason than its course. A listener that failed ends it like a signal: at once,
+    /// but saved.
+    fn is_asked_to_end<E>(&self, told: &Told<'_, '_, E>) -> bool {
+        self.stop_requested() || told.failed.is_some()
+    }
+
+    /// Saves the run. The checkpoint of the step `surpassed` goes if it was there for being the best alone.
+    fn keep<E: fmt::Display>(
+        &self,
+        (every, checkpoints): (u64, &Checkpoints),
+        surpassed: Option<u64>,
+        told: &mut Told<'_, '_, E>,
+    ) -> Result<(), TrainError> {
+        let surpasses = surpassed.filter(|surpassed| !surpassed.is_multiple_of(every));
+        told.tell(Event::Saving);
+        let saved = self.save(checkpoints, &EvaluationState { surpasses, ..self.reached().clone() })?;
+        told.tell(Event::Saved(&saved));
+        if let Some(surpassed) = surpasses {
+            checkpoints.forget(surpassed, self.facts());
+        }
+        told.tell_notes(checkpoints);
+        Ok(())
+    }
+
+    /// Saves a run that ends with the fault of a step, as the step before left it.
+    fn rescue<E: fmt::Display>(
+        &self,
+        fault: &TrainError,
+        keeping: Option<(u64, &Checkpoints)>,
+        mut window: Window,
+        told: &mut Told<'_, '_, E>,
+    ) {
+        told.tell_window(&mut window);
+        let Some((_, checkpoints)) = keeping.filter(|_| self.run().is_whole()) else { return };
+        told.tell(Event::Saving);
+        let not_finite = matches!(fault, TrainError::NotFinite { .. });
+        let saved = if not_finite {
+            self.save_last_finite(checkpoints, self.reached())
+        } else {
+            self.save(checkpoints, self.reached())
+        };
+        match saved {
+            Ok(saved) if not_finite => {
+                told.tell(Event::Saved(&saved));
+                told.tell(Event::Note(&format!(
+                    "the same settings lead to the same numbers: go on with `--resume {}` and a lower --learning-rate or \
+                     --max-grad-norm; --resume latest goes back to the checkpoint before",
+                    saved.display()
+                )));
+            }
+            Ok(saved) => told.tell(Event::Saved(&saved)),
+            Err(also) => {
+                let also = also.with_flags();
+                told.tell(Event::Note(&format!("steps since the last checkpoint are lost: {also}")));
+            }
+        }
+        told.tell_notes(checkpoints);
+    }
+}
