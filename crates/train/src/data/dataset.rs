@@ -142,7 +142,7 @@ impl Dataset {
         check_seq_len(spec.seq_len)?;
         tokenizer.fits(spec.vocabulary)?;
         let shape = Shape::new(spec, tokenizer)?;
-        let room = Room::now(spec.memory, spec.threads);
+        let room = Room::now(spec.memory, spec.threads, spec.seq_len);
         let tokenise = Tokenise {
             encoder: Encoder { tokenizer, task: &spec.task, classes: spec.classes, unbroken: room.unbroken },
             folder: &spec.cache,

@@ -110,8 +110,8 @@ pub enum DataError {
         line: Option<u64>,
         /// Bytes that would have to be in memory at once.
         bytes: u64,
-        /// Bytes that may be.
-        most: u64,
+        /// The least budget that has room for them.
+        least: u64,
     },
     /// All lines were bad, or all texts empty.
     NothingLeft {
@@ -247,14 +247,13 @@ impl fmt::Display for DataError {
                 "{}, line {line}: {why}; mend the line, or pass over such lines with --skip-bad-lines",
                 path.display()
             ),
-            DataError::TooLong { path, line, bytes, most } => write!(
+            DataError::TooLong { path, line, bytes, least } => write!(
                 f,
-                "{}{}: {} of text in one piece, and the budget has room to tokenise {}; \
-                 divide the text, or state a larger --memory",
+                "{}{}: {} of text in one piece; to tokenise it takes a budget of --memory {}MiB; state that, or divide the text",
                 path.display(),
                 line.map_or_else(String::new, |line| format!(", line {line}")),
                 Size { bytes: *bytes },
-                Size { bytes: *most }
+                least.div_ceil(1 << 20)
             ),
             DataError::NothingLeft { path, skipped, first } => write!(
                 f,
@@ -343,8 +342,8 @@ mod tests {
             (DataError::UnknownKind { path: path() }, "d/x is of a kind that is not read; give --data"),
             (DataError::BadLine { path: path(), line: 3, why: why() }, "d/x, line 3: why; mend the line"),
             (
-                DataError::TooLong { path: path(), line: Some(3), bytes: 2 << 20, most: 1 << 20 },
-                "d/x, line 3: 2.00 MiB of text in one piece, and the budget has room to tokenise 1.00 MiB; divide",
+                DataError::TooLong { path: path(), line: Some(3), bytes: 2 << 20, least: 40 << 20 },
+                "d/x, line 3: 2.00 MiB of text in one piece; to tokenise it takes a budget of --memory 40MiB; state",
             ),
             (
                 DataError::NothingLeft { path: path(), skipped: 2, first: why() },

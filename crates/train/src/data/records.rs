@@ -2,12 +2,12 @@
 //!
 //! A text file is one document. It is handed out in pieces that end behind a line break with something other than
 //! white space after it, or between two words where there is none: tokenizers split there anyway, so the ids are those
-//! of the whole text (one that marks the first word of every text will mark the first of a piece too). Blank lines of a
-//! `.jsonl` file are passed over. Nothing is held in memory but the piece, the line or the row group at hand, and a line
-//! for which there is no room is refused before it is read.
+//! of the whole text (one that marks the first word of every text will mark the first of a piece too). Nothing is held in
+//! memory but the piece, the line (see `lines`) or the row group at hand, and text for which there is no room is refused
+//! before it is read, with the budget it needs.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use parquet::errors::ParquetError;
@@ -17,12 +17,16 @@ use parquet::record::{Field, Row};
 use serde_json::{Map, Value as Json};
 
 use super::DataError;
+use super::lines::Lines;
+use super::room::{Extent, Form, Room};
 use super::sample::kind;
 use crate::panics::caught;
 use crate::reading;
 
 /// Bytes of a piece of text, where there is room for that.
 const PIECE: usize = 1 << 18;
+/// Bytes that are looked through for the end of a piece that is too long.
+const LOOKED_THROUGH: u64 = 1 << 28;
 
 /// Endings of files that are lists of samples, and of files that are one text.
 pub(super) const LISTS: [&str; 2] = ["jsonl", "parquet"];
@@ -49,6 +53,20 @@ impl Record {
             Record::Piece { text, .. } => text.len(),
             Record::Fields { bytes, .. } => *bytes,
             Record::Bad { why, .. } => why.len(),
+        }
+    }
+
+    /// What it takes until it is encoded.
+    pub(super) fn extent(&self) -> Extent {
+        let bytes = self.bytes() as u64;
+        match self {
+            Record::Fields { fields, .. } => {
+                let conversation =
+                    fields.contains_key("messages") || fields.get("prompt").is_some_and(Json::is_array);
+                let form = if conversation { Form::Conversation } else { Form::Escaped };
+                Extent { bytes, form, values: 0 }
+            }
+            Record::Piece { .. } | Record::Bad { .. } => Extent::of_text(bytes),
         }
     }
 
@@ -135,14 +153,14 @@ pub(super) fn ends_in(path: &Path, endings: &[&str]) -> bool {
 /// The samples of one file.
 pub(super) struct Records {
     path: PathBuf,
-    /// The most bytes of a record.
-    most: usize,
+    /// Longer records are refused.
+    room: Room,
     reader: Reader,
 }
 
 enum Reader {
     Text(Text),
-    Lines { input: BufReader<File>, line: u64, read: u64 },
+    Lines(Lines),
     Rows { rows: RowIter<'static>, row: u64, total: u64, bytes: u64 },
 }
 
@@ -156,12 +174,12 @@ struct Text {
 }
 
 impl Records {
-    /// A record of more than `most` bytes is refused.
-    pub(super) fn open(path: &Path, most: usize) -> Result<Records, DataError> {
+    /// Records for which there is no room are refused.
+    pub(super) fn open(path: &Path, room: Room) -> Result<Records, DataError> {
         let fault = |fault: io::Error| DataError::reading(path, &fault);
         let input = File::open(path).map_err(fault)?;
         let reader = if ends_in(path, &["jsonl"]) {
-            Reader::Lines { input: BufReader::with_capacity(1 << 16, input), line: 0, read: 0 }
+            Reader::Lines(Lines::new(input))
         } else if ends_in(path, &["parquet"]) {
             let bytes = input.metadata().map_err(fault)?.len();
             let broken = |fault| broken(path, &fault);
@@ -173,14 +191,14 @@ impl Records {
         } else {
             Reader::Text(Text { input, rest: Vec::new(), read: 0, opens: true, done: false })
         };
-        Ok(Records { path: path.to_owned(), most, reader })
+        Ok(Records { path: path.to_owned(), room, reader })
     }
 
     /// Bytes of the file that have been read.
     pub(super) fn read(&self) -> u64 {
         match &self.reader {
             Reader::Text(text) => text.read,
-            Reader::Lines { read, .. } => *read,
+            Reader::Lines(lines) => lines.read(),
             // Which byte a row lies at is not known; its share of the rows is.
             Reader::Rows { row, total, bytes, .. } => (*bytes as f64 * (*row as f64 / *total as f64)) as u64,
         }
@@ -190,31 +208,8 @@ impl Records {
     pub(super) fn next(&mut self) -> Result<Option<Record>, DataError> {
         let path = &self.path;
         match &mut self.reader {
-            Reader::Text(text) => text.next(path, self.most),
-            Reader::Lines { input, line, read } => loop {
-                let mut bytes = Vec::new();
-                let unreadable = |fault: io::Error| DataError::reading(path, &fault);
-                // One more for the line break.
-                let most = self.most as u64 + 1;
-                let count = input.by_ref().take(most).read_until(b'\n', &mut bytes).map_err(unreadable)?;
-                if count == 0 {
-                    return Ok(None);
-                }
-                (*line, *read) = (*line + 1, *read + count as u64);
-                if count as u64 == most && bytes.last() != Some(&b'\n') {
-                    let whole = most + input.skip_until(b'\n').map_err(unreadable)? as u64;
-                    return Err(too_long(path, Some(*line), whole, self.most));
-                }
-                if *line == 1 && bytes.starts_with(b"\xef\xbb\xbf") {
-                    bytes.drain(..3);
-                }
-                if !bytes.trim_ascii().is_empty() {
-                    return Ok(Some(match parse(&bytes) {
-                        Ok(fields) => Record::Fields { line: *line, fields, bytes: bytes.len() },
-                        Err(why) => Record::Bad { line: *line, why },
-                    }));
-                }
-            },
+            Reader::Text(text) => text.next(path, &self.room),
+            Reader::Lines(lines) => lines.next(path, &self.room),
             Reader::Rows { rows, row, .. } => {
                 reading::step();
                 // The library is sure of some of what it finds, and panics where it is mistaken.
@@ -223,28 +218,33 @@ impl Records {
                 *row += 1;
                 let fields = fields_of(next.map_err(|fault| broken(path, &fault))?);
                 let bytes = fields.values().map(size).sum();
-                if bytes > self.most {
-                    return Err(too_long(path, Some(*row), bytes as u64, self.most));
+                let record = Record::Fields { line: *row, fields, bytes };
+                if bytes > self.room.batch && !self.room.holds(&record.extent()) {
+                    return Err(too_long(path, Some(*row), &record.extent(), &self.room));
                 }
-                Ok(Some(Record::Fields { line: *row, fields, bytes }))
+                Ok(Some(record))
             }
         }
     }
 }
 
 impl Text {
-    fn next(&mut self, path: &Path, most: usize) -> Result<Option<Record>, DataError> {
+    fn next(&mut self, path: &Path, room: &Room) -> Result<Option<Record>, DataError> {
         if self.done {
             return Ok(None);
         }
-        let piece = PIECE.min(most / 2).max(1);
+        let piece = PIECE.min(room.batch / 2).max(1);
         loop {
             let had = self.rest.len();
-            if had > most {
-                return Err(too_long(path, None, had as u64, most));
+            let unreadable = |fault| DataError::reading(path, &fault);
+            let longer = Extent::of_text((had + piece) as u64);
+            if had > room.batch && !room.holds(&longer) {
+                let whole = had as u64 + self.until_seam().map_err(unreadable)?;
+                return Err(too_long(path, None, &Extent::of_text(whole.max(longer.bytes)), room));
             }
-            let count = (&self.input).take(piece as u64).read_to_end(&mut self.rest);
-            let count = count.map_err(|fault| DataError::reading(path, &fault))?;
+            // A list that grows by itself would double.
+            self.rest.reserve_exact(piece);
+            let count = (&self.input).take(piece as u64).read_to_end(&mut self.rest).map_err(unreadable)?;
             self.read += count as u64;
             if count == 0 {
                 self.done = true;
@@ -260,6 +260,24 @@ impl Text {
                 return self.piece(path, piece, false);
             }
         }
+    }
+
+    /// Bytes of the file up to the end of the part with the next place to cut at. It is looked for only so far; then the
+    /// bytes are those to the end of the file.
+    fn until_seam(&mut self) -> io::Result<u64> {
+        let mut looked = 0;
+        while looked < LOOKED_THROUGH {
+            reading::step();
+            let had = self.rest.len().min(2);
+            self.rest.drain(..self.rest.len() - had);
+            let count = (&self.input).take(PIECE as u64).read_to_end(&mut self.rest)?;
+            looked += count as u64;
+            if count == 0 || last_seam(&self.rest, had).is_some() {
+                return Ok(looked);
+            }
+        }
+        let (file, here) = (self.input.metadata()?.len(), self.read + looked);
+        Ok(looked + file.saturating_sub(here))
     }
 
     fn piece(&mut self, path: &Path, bytes: Vec<u8>, closes: bool) -> Result<Option<Record>, DataError> {
@@ -286,8 +304,8 @@ fn last_seam(text: &[u8], from: usize) -> Option<usize> {
     places().find(line).or_else(|| places().find(word))
 }
 
-fn too_long(path: &Path, line: Option<u64>, bytes: u64, most: usize) -> DataError {
-    DataError::TooLong { path: path.to_owned(), line, bytes, most: most as u64 }
+pub(super) fn too_long(path: &Path, line: Option<u64>, extent: &Extent, room: &Room) -> DataError {
+    DataError::TooLong { path: path.to_owned(), line, bytes: extent.bytes, least: room.least(extent) }
 }
 
 /// About how many bytes a value takes.
@@ -297,20 +315,6 @@ fn size(value: &Json) -> usize {
         Json::Array(values) => values.iter().map(size).sum(),
         Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + size(value)).sum(),
         Json::Null | Json::Bool(_) | Json::Number(_) => 8,
-    }
-}
-
-fn parse(line: &[u8]) -> Result<Map<String, Json>, String> {
-    let text = std::str::from_utf8(line)
-        .map_err(|fault| format!("byte {} of the line is not UTF-8 text", fault.valid_up_to() + 1))?;
-    match serde_json::from_str(text.trim_end()) {
-        Ok(Json::Object(fields)) => Ok(fields),
-        Ok(other) => Err(format!("it is {}, not an object with columns", kind(&other))),
-        Err(fault) => {
-            let words = fault.to_string();
-            let words = words.split(" at line ").next().unwrap_or_default();
-            Err(format!("it is not JSON ({words}, at column {})", fault.column()))
-        }
     }
 }
 

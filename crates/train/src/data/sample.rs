@@ -17,7 +17,7 @@ use serde_json::{Map, Value as Json};
 
 use super::template::{Conversation, parsed_list};
 use super::tokenizer::Tokenizer;
-use super::{DataError, Task};
+use super::{DataError, Task, exact_json};
 
 /// Set in ids that are not learned from.
 pub(super) const UNLEARNED: u32 = 1 << 31;
@@ -25,12 +25,25 @@ pub(super) const UNLEARNED: u32 = 1 << 31;
 /// The most classes of data that numbers them itself: more are no classes, and a head for them would not fit anywhere.
 const MOST_CLASSES: usize = 1 << 16;
 
-/// What a sample came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Encoded {
-    /// Ids, with [`UNLEARNED`] set or not.
-    pub(super) ids: Vec<u32>,
-    pub(super) label: Option<Label>,
+/// Where the ids of a sample go as they are found, with [`UNLEARNED`] set or not.
+pub(super) struct Ids<'a> {
+    each: &'a mut (dyn FnMut(u32) + Send),
+    last: Option<u32>,
+}
+
+impl<'a> Ids<'a> {
+    pub(super) fn to(each: &'a mut (dyn FnMut(u32) + Send)) -> Ids<'a> {
+        Ids { each, last: None }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.last.is_none()
+    }
+
+    fn push(&mut self, id: u32) {
+        self.last = Some(id);
+        (self.each)(id);
+    }
 }
 
 /// A class, as the data names it.
@@ -76,54 +89,61 @@ pub(super) struct Encoder<'a> {
 
 impl Encoder<'_> {
     /// A piece of a document that is nothing but text.
-    pub(super) fn piece(&self, text: &str, opens: bool, closes: bool) -> Result<Vec<u32>, Fault> {
-        let mut ids = Vec::new();
+    pub(super) fn piece(
+        &self,
+        text: &str,
+        opens: bool,
+        closes: bool,
+        ids: &mut Ids<'_>,
+    ) -> Result<(), Fault> {
         let causal = *self.task == Task::Causal;
         if opens && causal {
-            ids.extend(self.tokenizer.opening().iter().map(|&id| id as u32));
+            self.tokenizer.opening().iter().for_each(|&id| ids.push(id as u32));
         }
         self.tokenizer.encode_each(text, self.unbroken, |(id, _)| ids.push(id as u32))?;
         if closes && causal {
-            self.end(&mut ids);
+            self.end(ids);
         }
-        Ok(ids)
+        Ok(())
     }
 
-    /// A sample with named columns.
-    pub(super) fn record(&self, fields: &Map<String, Json>) -> Result<Encoded, Fault> {
+    /// A sample with named columns; returns its label where it has one. A fault of the sample is found before its first id.
+    pub(super) fn record(
+        &self,
+        fields: &Map<String, Json>,
+        ids: &mut Ids<'_>,
+    ) -> Result<Option<Label>, Fault> {
         let has = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
+        let mut label_found = None;
         match self.task {
             Task::Causal if has("messages") => {
-                self.conversation(&parsed_list(&fields["messages"], "messages")?, 0, fields)
+                self.conversation(&parsed_list(&fields["messages"], "messages")?, 0, fields, ids)?;
             }
-            Task::Causal if has("prompt") && has("completion") => self.completion(fields),
-            Task::Causal if has("text") => {
-                let text = filled(fields, "text")?;
-                Ok(Encoded { ids: self.piece(text, true, true)?, label: None })
-            }
-            Task::Masked if has("text") => {
-                Ok(Encoded { ids: self.piece(filled(fields, "text")?, true, true)?, label: None })
+            Task::Causal if has("prompt") && has("completion") => self.completion(fields, ids)?,
+            Task::Causal | Task::Masked if has("text") => {
+                self.piece(filled(fields, "text")?, true, true, ids)?
             }
             Task::Classify { labels } if has("text") && has("label") => {
-                let ids = self.piece(filled(fields, "text")?, true, true)?;
-                Ok(Encoded { ids, label: Some(label(&fields["label"], labels, self.classes)?) })
+                let text = filled(fields, "text")?;
+                label_found = Some(label(&fields["label"], labels, self.classes)?);
+                self.piece(text, true, true, ids)?;
             }
-            task => Err(Fault::Sample(missing(task, fields))),
+            task => return Err(Fault::Sample(missing(task, fields))),
         }
+        Ok(label_found)
     }
 
-    fn completion(&self, fields: &Map<String, Json>) -> Result<Encoded, Fault> {
+    fn completion(&self, fields: &Map<String, Json>, ids: &mut Ids<'_>) -> Result<(), Fault> {
         if let (Some(prompt), Some(answer)) = (fields["prompt"].as_array(), fields["completion"].as_array()) {
             let messages = [&prompt[..], answer].concat();
-            return self.conversation(&messages, prompt.len(), fields);
+            return self.conversation(&messages, prompt.len(), fields, ids);
         }
         let (prompt, completion) = (text(fields, "prompt")?, filled(fields, "completion")?);
-        let opening = self.tokenizer.opening().iter().map(|&id| id as u32 | UNLEARNED);
-        let mut ids: Vec<u32> = opening.collect();
+        self.tokenizer.opening().iter().for_each(|&id| ids.push(id as u32 | UNLEARNED));
         let whole = [prompt, completion].concat();
-        self.learned_within(&whole, std::slice::from_ref(&(prompt.len()..whole.len())), &mut ids)?;
-        self.end(&mut ids);
-        Ok(Encoded { ids, label: None })
+        self.learned_within(&whole, std::slice::from_ref(&(prompt.len()..whole.len())), ids)?;
+        self.end(ids);
+        Ok(())
     }
 
     /// The answers among the messages from `from` on are learned.
@@ -132,7 +152,8 @@ impl Encoder<'_> {
         messages: &[Json],
         from: usize,
         fields: &Map<String, Json>,
-    ) -> Result<Encoded, Fault> {
+        ids: &mut Ids<'_>,
+    ) -> Result<(), Fault> {
         let template = self.tokenizer.template().ok_or(DataError::NoTemplate)?;
         check_messages(messages)?;
         let more = fields.get("chat_template_kwargs");
@@ -145,13 +166,12 @@ impl Encoder<'_> {
                 "no message is by the `assistant`, so nothing is to be learned".into(),
             ));
         }
-        let mut ids = Vec::new();
-        self.learned_within(&rendered.text, &rendered.answers, &mut ids)?;
-        Ok(Encoded { ids, label: None })
+        drop(conversation);
+        self.learned_within(&rendered.text, &rendered.answers, ids)
     }
 
     /// Adds the ids of a text, of which those that begin inside `ranges` (in order) are learned.
-    fn learned_within(&self, text: &str, ranges: &[Range<usize>], ids: &mut Vec<u32>) -> Result<(), Fault> {
+    fn learned_within(&self, text: &str, ranges: &[Range<usize>], ids: &mut Ids<'_>) -> Result<(), Fault> {
         let mut ranges = ranges.iter().peekable();
         self.tokenizer.encode_each(text, self.unbroken, |(id, (from, _))| {
             while ranges.next_if(|range| range.end <= from).is_some() {}
@@ -161,10 +181,10 @@ impl Encoder<'_> {
     }
 
     /// Closes a document with what the tokenizer closes texts with, and the id that ends one.
-    fn end(&self, ids: &mut Vec<u32>) {
-        ids.extend(self.tokenizer.closing().iter().map(|&id| id as u32));
+    fn end(&self, ids: &mut Ids<'_>) {
+        self.tokenizer.closing().iter().for_each(|&id| ids.push(id as u32));
         if let Some(end) = self.tokenizer.special().end
-            && ids.last() != Some(&(end as u32))
+            && ids.last != Some(end as u32)
         {
             ids.push(end as u32);
         }
@@ -183,7 +203,8 @@ fn check_messages(messages: &[Json]) -> Result<(), Fault> {
 
 fn text<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a str, Fault> {
     let value = fields.get(name).unwrap_or(&Json::Null);
-    value.as_str().ok_or_else(|| Fault::Sample(format!("`{name}` is {}, not a text", kind(value))))
+    let text = value.as_str().filter(|text| exact_json::whole(text).is_none());
+    text.ok_or_else(|| Fault::Sample(format!("`{name}` is {}, not a text", kind(value))))
 }
 
 fn filled<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a str, Fault> {
@@ -194,6 +215,14 @@ fn filled<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a str, Faul
 fn label(value: &Json, known: &[String], classes: Option<usize>) -> Result<Label, Fault> {
     let most = if known.is_empty() { classes.unwrap_or(MOST_CLASSES) } else { known.len() };
     let number = value.as_i64().and_then(|number| i32::try_from(number).ok());
+    let outside = |label: &dyn std::fmt::Display| {
+        let whose = if most < MOST_CLASSES { "the model's classes" } else { "classes" };
+        let last = most - 1;
+        Fault::Sample(format!("the label {label} is not allowed: {whose} are numbered 0 to {last}"))
+    };
+    if let Some(long) = value.as_str().and_then(exact_json::whole) {
+        return Err(outside(&long));
+    }
     match (value.as_str(), number) {
         (Some(name), _) if known.is_empty() => Ok(Label::Name(name.to_owned())),
         (Some(name), _) => match known.iter().position(|label| label == name) {
@@ -201,13 +230,7 @@ fn label(value: &Json, known: &[String], classes: Option<usize>) -> Result<Label
             None => Err(Fault::Sample(format!("the label `{name}` is none of {}", quoted(known)))),
         },
         (None, Some(number)) if number >= 0 && (number as usize) < most => Ok(Label::Number(number)),
-        (None, _) if value.is_i64() || value.is_u64() => {
-            let whose = if most < MOST_CLASSES { "the model's classes" } else { "classes" };
-            Err(Fault::Sample(format!(
-                "the label {value} is not allowed: {whose} are numbered 0 to {}",
-                most - 1
-            )))
-        }
+        (None, _) if value.is_i64() || value.is_u64() => Err(outside(value)),
         (None, _) => Err(Fault::Sample(format!("`label` is {}, not a whole number or a name", kind(value)))),
     }
 }
@@ -235,6 +258,7 @@ pub(super) fn kind(value: &Json) -> &'static str {
         Json::Null => "null",
         Json::Bool(_) => "true or false",
         Json::Number(_) => "a number",
+        Json::String(text) if exact_json::whole(text).is_some() => "a number",
         Json::String(_) => "a text",
         Json::Array(_) => "a list",
         Json::Object(_) => "an object",

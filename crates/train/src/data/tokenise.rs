@@ -2,7 +2,8 @@
 //!
 //! One thread reads records until a batch is full, all of them encode it, and the results are written in the order
 //! of the records: the cache does not depend on the number of threads, and the first bad sample is the first in the
-//! file. What is held in memory is a batch, as large as the budget has room for.
+//! file. A record longer than a batch is encoded alone, and its ids are written as they come. Memory holds a batch, as
+//! large as the budget has room for, or one long text and no ids.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::cache::{Cache, Key, Writer, checksum};
 use super::records::{Record, Records, files};
 use super::room::Room;
-use super::sample::{Encoded, Encoder, Fault};
+use super::sample::{Encoder, Fault, Ids, Label};
 use super::{DataError, Task};
 use crate::reading;
 
@@ -22,6 +23,8 @@ use crate::reading;
 const RENDERING: u32 = 2;
 /// Records of a batch.
 const RECORDS: usize = 8192;
+/// Ids of a long text that are written at once.
+const WRITTEN: usize = 1 << 14;
 
 /// How far the tokenising of one path has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,9 @@ pub struct Progress<'a> {
     /// Bytes there are.
     pub total: u64,
 }
+
+/// The ids of a short sample, and its label.
+type Encoded = (Vec<u32>, Option<Label>);
 
 /// How to tokenise.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +69,7 @@ impl Tokenise<'_> {
                 Some(tokenizer) => reading::begin_with(file, tokenizer),
                 None => reading::begin(file),
             }
-            let mut records = Records::open(file, self.room.record)?;
+            let mut records = Records::open(file, self.room)?;
             while self.batch(file, &mut records, &mut writer)? {
                 progress(Progress { path, read: before + records.read(), total });
             }
@@ -102,45 +108,49 @@ impl Tokenise<'_> {
         Ok(hash.finalize().into())
     }
 
-    /// Encodes the next batch of a file; `false` at its end.
+    /// Encodes the next batch of a file, and the long record that ends it; `false` at the end of the file.
     fn batch(&self, file: &Path, records: &mut Records, writer: &mut Writer) -> Result<bool, DataError> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
+        let (mut batch, mut bytes, mut long) = (Vec::new(), 0, None);
         while batch.is_empty() || batch.len() < RECORDS && bytes < self.room.batch {
             let Some(record) = records.next()? else { break };
+            if record.bytes() > self.room.batch {
+                long = Some(record);
+                break;
+            }
             bytes += record.bytes();
             batch.push(record);
         }
+        let any = !batch.is_empty() || long.is_some();
+        for (record, encoded) in batch.iter().zip(self.encode_all(&batch)) {
+            self.write(file, record, encoded, writer)?;
+        }
+        drop(batch);
+        if let Some(long) = long {
+            self.write_long(file, &long, writer)?;
+        }
+        Ok(any)
+    }
+
+    /// Encodes records on all threads, each as well as it can.
+    fn encode_all(&self, batch: &[Record]) -> Vec<Result<Encoded, Fault>> {
         let share = batch.len().div_ceil(self.room.threads).max(1);
-        let encoded = thread::scope(|scope| {
-            let encode = |part: &'_ [Record]| part.iter().map(|record| self.encode(record)).collect();
-            let helpers: Vec<_> =
-                batch.chunks(share).map(|part| scope.spawn(move || -> Vec<_> { encode(part) })).collect();
+        let encode = |part: &'_ [Record]| -> Vec<_> {
+            part.iter().map(|record| self.encode(record, self.encoder)).collect()
+        };
+        thread::scope(|scope| {
+            let helpers: Vec<_> = batch.chunks(share).map(|part| scope.spawn(move || encode(part))).collect();
             let join = |helper: thread::ScopedJoinHandle<'_, Vec<_>>| {
                 helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
-            helpers.into_iter().flat_map(join).collect::<Vec<_>>()
-        });
-        for (record, encoded) in batch.iter().zip(encoded) {
-            self.write(file, record, encoded, writer)?;
-        }
-        Ok(!batch.is_empty())
+            helpers.into_iter().flat_map(join).collect()
+        })
     }
 
-    fn encode(&self, record: &Record) -> Result<Encoded, Fault> {
-        reading::step();
-        let encoded = match record {
-            Record::Piece { .. } if matches!(self.encoder.task, Task::Classify { .. }) => {
-                return Err(Fault::Sample(
-                    "a text file has no labels, and `text` and `label` are needed".into(),
-                ));
-            }
-            Record::Piece { text, opens, closes } => {
-                return Ok(Encoded { ids: self.encoder.piece(text, *opens, *closes)?, label: None });
-            }
-            Record::Fields { fields, .. } => self.encoder.record(fields)?,
-            Record::Bad { why, .. } => return Err(Fault::Sample(why.clone())),
-        };
-        if encoded.ids.is_empty() { Err(Fault::Sample("its text has no tokens".into())) } else { Ok(encoded) }
+    /// The ids of a record in memory.
+    fn encode(&self, record: &Record, encoder: Encoder<'_>) -> Result<Encoded, Fault> {
+        let mut ids = Vec::new();
+        let label = encode(record, encoder, &mut |id| ids.push(id))?;
+        Ok((ids, label))
     }
 
     fn write(
@@ -150,23 +160,68 @@ impl Tokenise<'_> {
         encoded: Result<Encoded, Fault>,
         writer: &mut Writer,
     ) -> Result<(), DataError> {
+        let encoded = match encoded {
+            // Alone it has more room.
+            Err(Fault::Unbroken(_)) => self.encode(record, self.alone(record)),
+            encoded => encoded,
+        };
         match encoded {
-            Ok(Encoded { ids, label }) => {
+            Ok((ids, label)) => {
                 writer.write(&ids)?;
-                let closes = !matches!(record, Record::Piece { closes: false, .. });
-                if closes && !writer.close(label) {
-                    return Err(DataError::MixedLabels { path: file.to_owned() });
-                }
-                Ok(())
+                close(file, record, label, writer)
             }
-            Err(Fault::All(fault)) => Err(fault),
-            Err(Fault::Unbroken(bytes)) => Err(DataError::TooLong {
+            Err(fault) => self.pass_over(file, record, fault, writer),
+        }
+    }
+
+    /// Encodes a long record and writes its ids as they come.
+    fn write_long(&self, file: &Path, record: &Record, writer: &mut Writer) -> Result<(), DataError> {
+        let (mut ids, mut written) = (Vec::with_capacity(WRITTEN), Ok(()));
+        let mut each = |id| {
+            ids.push(id);
+            if ids.len() == WRITTEN && written.is_ok() {
+                written = writer.write(&ids);
+                ids.clear();
+            }
+        };
+        let encoded = encode(record, self.alone(record), &mut each);
+        written?;
+        match encoded {
+            Ok(label) => {
+                writer.write(&ids)?;
+                close(file, record, label, writer)
+            }
+            Err(fault) => self.pass_over(file, record, fault, writer),
+        }
+    }
+
+    /// The encoder for a record that has all of the room.
+    fn alone(&self, record: &Record) -> Encoder<'_> {
+        let words = self.encoder.tokenizer.parts_at_spaces();
+        Encoder { unbroken: self.room.unbroken_alone(&record.extent(), words), ..self.encoder }
+    }
+
+    /// Counts a bad sample where that is allowed. A sample's own faults come before its first id.
+    fn pass_over(
+        &self,
+        file: &Path,
+        record: &Record,
+        fault: Fault,
+        writer: &mut Writer,
+    ) -> Result<(), DataError> {
+        match fault {
+            Fault::All(fault) => Err(fault),
+            Fault::Unbroken(bytes) => Err(DataError::TooLong {
                 path: file.to_owned(),
                 line: (!matches!(record, Record::Piece { .. })).then(|| record.line()),
                 bytes: bytes as u64,
-                most: self.room.unbroken as u64,
+                least: self.room.least_unbroken(
+                    &record.extent(),
+                    self.encoder.tokenizer.parts_at_spaces(),
+                    bytes as u64,
+                ),
             }),
-            Err(Fault::Sample(why)) => {
+            Fault::Sample(why) => {
                 let line = record.line();
                 if !self.skip_bad_lines {
                     return Err(DataError::BadLine { path: file.to_owned(), line, why });
@@ -176,6 +231,39 @@ impl Tokenise<'_> {
             }
         }
     }
+}
+
+/// Tells `each` the ids of a record; returns its label where it has one.
+fn encode(
+    record: &Record,
+    encoder: Encoder<'_>,
+    each: &mut (dyn FnMut(u32) + Send),
+) -> Result<Option<Label>, Fault> {
+    reading::step();
+    let mut ids = Ids::to(each);
+    match record {
+        Record::Piece { .. } if matches!(encoder.task, Task::Classify { .. }) => {
+            Err(Fault::Sample("a text file has no labels, and `text` and `label` are needed".into()))
+        }
+        Record::Piece { text, opens, closes } => {
+            encoder.piece(text, *opens, *closes, &mut ids)?;
+            Ok(None)
+        }
+        Record::Fields { fields, .. } => {
+            let label = encoder.record(fields, &mut ids)?;
+            if ids.is_empty() { Err(Fault::Sample("its text has no tokens".into())) } else { Ok(label) }
+        }
+        Record::Bad { why, .. } => Err(Fault::Sample(why.clone())),
+    }
+}
+
+/// Ends a document with its last record.
+fn close(file: &Path, record: &Record, label: Option<Label>, writer: &mut Writer) -> Result<(), DataError> {
+    let closes = !matches!(record, Record::Piece { closes: false, .. });
+    if closes && !writer.close(label) {
+        return Err(DataError::MixedLabels { path: file.to_owned() });
+    }
+    Ok(())
 }
 
 /// The length of each file, and when it was written.

@@ -8,13 +8,16 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use serde_json::Value as Json;
 use sha2::{Digest as _, Sha256};
+use tokenizers::models::ModelWrapper;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 
 use super::sample::Fault;
 use super::template::ChatTemplate;
-use super::windows;
+use super::windows::{Limits, WINDOW, Windows};
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, PAD};
 use crate::files::{LARGE, open_file, read_bytes, read_whole};
 use crate::panics::caught;
@@ -32,6 +35,8 @@ pub struct Tokenizer {
     special: Special,
     template: Option<ChatTemplate>,
     fingerprint: [u8; 32],
+    /// Whether no id depends on what stands on the other side of a space.
+    parts_at_spaces: bool,
 }
 
 #[derive(Debug)]
@@ -53,6 +58,10 @@ pub struct Special {
     pub mask: Option<i32>,
 }
 
+/// Windows of a long text after which another thread goes on. The library keeps the words it has met, at 32 bytes for each
+/// of theirs, for as long as a thread lives.
+pub(super) const WINDOWS_PER_THREAD: usize = 16;
+
 /// An id and the bytes of the text it stands for.
 pub(super) type Placed = (i32, (usize, usize));
 
@@ -68,6 +77,7 @@ impl Tokenizer {
             special: Special { begin: Some(BEGIN), end: Some(END), pad: Some(PAD), mask: None },
             template: None,
             fingerprint: Sha256::digest(b"bytes").into(),
+            parts_at_spaces: true,
         }
     }
 
@@ -98,6 +108,7 @@ impl Tokenizer {
         hash.update(&bytes);
         hash.update(format!("{special:?}"));
         hash.update(template.as_ref().map_or("", ChatTemplate::source));
+        let parts_at_spaces = parts_at_spaces(&inner);
         Ok(Tokenizer {
             kind: Kind::Trained(Box::new(inner)),
             path: Some(path),
@@ -107,6 +118,7 @@ impl Tokenizer {
             special,
             template,
             fingerprint: hash.finalize().into(),
+            parts_at_spaces,
         })
     }
 
@@ -205,15 +217,30 @@ impl Tokenizer {
         &self,
         text: &str,
         unbroken: usize,
-        mut each: impl FnMut(Placed),
+        mut each: impl FnMut(Placed) + Send,
     ) -> Result<(), Fault> {
-        match &self.kind {
-            Kind::Bytes => {
-                text.bytes().enumerate().for_each(|(at, byte)| each((i32::from(byte), (at, at + 1))));
-                Ok(())
-            }
-            Kind::Trained(_) => windows::encode(text, unbroken, |part| Ok(self.encode_placed(part)?), each),
+        if let Kind::Bytes = self.kind {
+            text.bytes().enumerate().for_each(|(at, byte)| each((i32::from(byte), (at, at + 1))));
+            return Ok(());
         }
+        let limits = Limits { most: unbroken, parts_at_spaces: self.parts_at_spaces };
+        let mut windows = Windows::new(text, limits, |part| Ok(self.encode_placed(part)?));
+        let mut round = || {
+            let window = |more, _| if more { windows.next(&mut each) } else { Ok(false) };
+            (0..WINDOWS_PER_THREAD).try_fold(true, window)
+        };
+        if text.len() <= WINDOWS_PER_THREAD * WINDOW {
+            while round()? {}
+            return Ok(());
+        }
+        let mut on_a_thread = || thread::scope(|scope| scope.spawn(&mut round).join());
+        while on_a_thread().unwrap_or_else(|panic| std::panic::resume_unwind(panic))? {}
+        Ok(())
+    }
+
+    /// Whether no id depends on what stands on the other side of a space.
+    pub(super) fn parts_at_spaces(&self) -> bool {
+        self.parts_at_spaces
     }
 
     /// Ids of a text, each with the bytes it stands for.
@@ -312,6 +339,14 @@ fn load(bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Surroundings), String> {
     inner.with_padding(None);
     let surroundings = surroundings(&inner)?;
     Ok((inner, surroundings))
+}
+
+/// Words of BERT's tokenizers are parted at spaces before anything else is done with them, unless a word that was added has
+/// a space in it.
+fn parts_at_spaces(inner: &tokenizers::Tokenizer) -> bool {
+    let bert = matches!(inner.get_pre_tokenizer(), Some(PreTokenizerWrapper::BertPreTokenizer(_)));
+    let whole = matches!(inner.get_model(), ModelWrapper::WordPiece(_));
+    bert && whole && !inner.get_added_tokens_decoder().values().any(|token| token.content.contains(' '))
 }
 
 /// What stands before and behind a text.
@@ -417,5 +452,7 @@ fn one_line(fault: &(dyn std::error::Error + Send + Sync)) -> String {
     fault.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+#[cfg(test)]
+mod memory;
 #[cfg(test)]
 pub(super) mod tests;

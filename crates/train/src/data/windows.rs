@@ -9,60 +9,144 @@
 //!
 //! Tokens depend on what is near them. Splitting by a pattern goes on from a boundary without looking back, and a
 //! sequence of byte pairs is right when all its neighbours are, so where two windows agree on tokens and places, one
-//! may be continued by the other. Where they do not agree, as within a word that has to be seen whole, the window grows.
+//! may be continued by the other. A window begins where a token of the one before it begins: so both agree within a run
+//! that is cut by counting, such as digits in threes or one letter repeated for ever. Where they do not agree, as within a
+//! word that has to be seen whole, windows and what they share grow; a tokenizer that parts all words at spaces is then
+//! also cut there, in front of the last space of a window.
 
 use super::sample::Fault;
 use super::tokenizer::Placed;
 use crate::reading;
 
-/// Bytes of a window, and of those that the next sees too.
+/// Bytes of a window at first.
 pub(super) const WINDOW: usize = 4096;
-const OVERLAP: usize = 512;
+/// The share of a window that the next sees too.
+const SHARED: usize = 8;
 /// Tokens that two windows must agree on.
 const AGREED: usize = 8;
 
-/// Tells `each` the tokens of a text. No more than `most` bytes, or a window, are given to `encode` at once.
-///
-/// # Errors
-///
-/// When windows of that length find no seam, or the tokenizer cannot read the text.
-pub(super) fn encode(
-    text: &str,
-    most: usize,
-    encode: impl Fn(&str) -> Result<Vec<Placed>, Fault>,
-    mut each: impl FnMut(Placed),
-) -> Result<(), Fault> {
-    let window = |from: usize, len: usize| {
-        let from = text.floor_char_boundary(from);
-        let to = text.floor_char_boundary(from.saturating_add(len));
-        reading::step();
-        let shifted = |(id, (a, b)): Placed| (id, (a + from, b + from));
-        let tokens: Vec<Placed> = encode(&text[from..to])?.into_iter().map(shifted).collect();
-        Ok::<_, Fault>((from, to, tokens))
-    };
-    let (mut from, mut to, mut left) = window(0, WINDOW)?;
-    // Tokens of the window that the one before it has told already.
-    let mut told = 0;
-    while to < text.len() {
-        let (next, end, right) = window(to - OVERLAP, WINDOW)?;
-        if let Some((behind, ahead)) = seam(&left[told..], &right) {
-            left[told..told + behind].iter().copied().for_each(&mut each);
-            (from, to, left, told) = (next, end, right, ahead);
-            continue;
-        }
-        let len = 2 * (to - from);
-        if len > most.max(WINDOW) {
-            return Err(Fault::Unbroken(len));
-        }
-        let last = told.checked_sub(1).map(|last| left[last]);
-        (from, to, left) = window(from, len)?;
-        told = match last {
-            None => 0,
-            Some(last) => left.iter().position(|token| *token == last).ok_or(Fault::Unbroken(len))? + 1,
-        };
+/// A text on its way through a tokenizer.
+pub(super) struct Windows<'a, E> {
+    text: &'a str,
+    encode: E,
+    limits: Limits,
+    /// The window at hand.
+    from: usize,
+    to: usize,
+    tokens: Vec<Placed>,
+    /// Tokens of the window that have been told, by it or by the one before it.
+    told: usize,
+}
+
+/// How a text may be taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// The most bytes of a window, where that is more than [`WINDOW`].
+    pub(super) most: usize,
+    /// Whether no token reaches across a space, and none depends on one before it.
+    pub(super) parts_at_spaces: bool,
+}
+
+impl<'a, E: Fn(&str) -> Result<Vec<Placed>, Fault>> Windows<'a, E> {
+    pub(super) fn new(text: &'a str, limits: Limits, encode: E) -> Windows<'a, E> {
+        Windows { text, encode, limits, from: 0, to: 0, tokens: Vec::new(), told: 0 }
     }
-    left[told..].iter().copied().for_each(each);
-    Ok(())
+
+    /// Tells `each` the tokens up to the next seam; `false` when these were the last.
+    ///
+    /// # Errors
+    ///
+    /// When windows as long as they may be find no seam, or the tokenizer cannot read the text.
+    pub(super) fn next(&mut self, each: &mut impl FnMut(Placed)) -> Result<bool, Fault> {
+        if self.to == 0 {
+            (self.from, self.to, self.tokens) = self.window(0, WINDOW)?;
+        }
+        if self.to == self.text.len() {
+            self.tell(self.tokens.len(), each);
+            return Ok(false);
+        }
+        let shared = self.shared_from();
+        // Windows that had to grow become short again by and by.
+        let ahead = (WINDOW - WINDOW / SHARED).max((self.to - self.from) / 4);
+        let (from, to, right) = self.window(shared, self.to - shared + ahead)?;
+        if let Some((behind, ahead)) = seam(&self.tokens[self.told..], &right) {
+            self.tell(self.told + behind, each);
+            (self.from, self.to, self.tokens, self.told) = (from, to, right, ahead);
+        } else if let Some(space) = self.last_space() {
+            let before = self.tokens.iter().take_while(|(_, (_, end))| *end <= space).count();
+            self.tell(before, each);
+            (self.from, self.to, self.tokens) = self.window(space, WINDOW)?;
+            self.told = 0;
+        } else {
+            drop(right);
+            self.grow()?;
+        }
+        Ok(true)
+    }
+
+    /// Tells the tokens before the one at `end`.
+    fn tell(&mut self, end: usize, each: &mut impl FnMut(Placed)) {
+        self.tokens[self.told..end.max(self.told)].iter().copied().for_each(each);
+        self.told = end;
+    }
+
+    /// A stretch of the text, as far as it goes, with its tokens.
+    fn window(&self, from: usize, len: usize) -> Result<(usize, usize, Vec<Placed>), Fault> {
+        let from = self.text.floor_char_boundary(from);
+        let to = self.text.floor_char_boundary(from.saturating_add(len));
+        reading::step();
+        let mut tokens = (self.encode)(&self.text[from..to])?;
+        for (_, (a, b)) in &mut tokens {
+            (*a, *b) = (*a + from, *b + from);
+        }
+        Ok((from, to, tokens))
+    }
+
+    /// Where the next window begins: with a token that lies in the share of the window at hand which both see.
+    fn shared_from(&self) -> usize {
+        let from = self.to - (self.to - self.from) / SHARED;
+        let mut begins = self.tokens.iter().rev().map(|&(_, (begin, _))| begin);
+        begins.find(|&begin| begin <= from).filter(|&begin| begin > self.from).unwrap_or(from)
+    }
+
+    /// The last space of the window with a told token or more before it, where the text may be cut there.
+    fn last_space(&self) -> Option<usize> {
+        if !self.limits.parts_at_spaces {
+            return None;
+        }
+        let told = self.told.checked_sub(1).map_or(self.from, |last| self.tokens[last].1.1);
+        let spaces = self.text.as_bytes()[..self.to].iter().rposition(|&byte| byte == b' ');
+        spaces.filter(|&space| space > told && space > self.from)
+    }
+
+    /// Takes the window again, twice as long.
+    fn grow(&mut self) -> Result<(), Fault> {
+        let len = (2 * (self.to - self.from)).min(self.text.len() - self.from);
+        if len > self.limits.most.max(WINDOW) {
+            return Err(Fault::Unbroken(self.surely_enough().max(len)));
+        }
+        let last = self.told.checked_sub(1).map(|last| self.tokens[last]);
+        (self.from, self.to, self.tokens) = self.window(self.from, len)?;
+        self.told = match last {
+            None => 0,
+            Some(last) => {
+                let place = self.tokens.iter().position(|token| *token == last);
+                place.ok_or_else(|| Fault::Unbroken(self.surely_enough()))? + 1
+            }
+        };
+        Ok(())
+    }
+
+    /// Bytes of windows that get through the rest of the text for sure: all of it, or the longest run without a space where
+    /// the text may be cut at spaces. Windows double, and begin up to half a run before it.
+    fn surely_enough(&self) -> usize {
+        let rest = &self.text.as_bytes()[self.from..];
+        if !self.limits.parts_at_spaces {
+            return rest.len();
+        }
+        let longest = rest.split(|&byte| byte == b' ').map(<[u8]>::len).max().unwrap_or(0);
+        (3 * longest + 4 * WINDOW).min(rest.len())
+    }
 }
 
 /// A place in both lists, of tokens in the order of their text, before and behind which they agree.
@@ -90,7 +174,9 @@ mod tests {
 
     fn stitched(name: &str, text: &str, most: usize) -> Result<Vec<Placed>, Fault> {
         let (tokenizer, mut tokens) = (open(name), Vec::new());
-        encode(text, most, |part| Ok(tokenizer.encode_placed(part)?), |token| tokens.push(token))?;
+        let limits = Limits { most, parts_at_spaces: tokenizer.parts_at_spaces() };
+        let mut windows = Windows::new(text, limits, |part| Ok(tokenizer.encode_placed(part)?));
+        while windows.next(&mut |token| tokens.push(token))? {}
         Ok(tokens)
     }
 
@@ -114,14 +200,30 @@ mod tests {
     }
 
     #[test]
-    fn words_that_must_be_seen_whole_make_the_window_grow_as_far_as_it_may() {
-        // A word of more than 100 letters is one unknown token, however long; digits go in threes from the first.
-        let word = format!("a {} b {}", "x".repeat(20_000), "1".repeat(20_001));
-        for name in ["bert", "llama3", "chatml"] {
-            let whole = open(name).encode_placed(&word).unwrap();
-            assert_eq!(stitched(name, &word, usize::MAX).unwrap(), whole, "{name}");
+    fn runs_that_are_cut_by_counting_need_no_longer_window() {
+        let runs = format!("a {} b {}  {}", "x".repeat(20_000), "1".repeat(20_001), "\n".repeat(9000));
+        for name in ["llama3", "chatml"] {
+            let whole = open(name).encode_placed(&runs).unwrap();
+            assert!(stitched(name, &runs, 0).unwrap() == whole, "{name}");
         }
-        assert!(matches!(stitched("bert", &word, 0), Err(Fault::Unbroken(bytes)) if bytes > WINDOW));
+    }
+
+    #[test]
+    fn words_that_must_be_seen_whole_make_the_window_grow_as_far_as_it_may() {
+        // A word of more than 100 letters is one unknown token, however long.
+        let word = |len: usize| "x".repeat(len);
+        let one = format!("a {} b {}", word(20_000), "1".repeat(20_001));
+        let many = [word(5000), word(70), word(5000), word(3000)].join(" ").repeat(9);
+        for text in [&one, &many] {
+            let whole = open("bert").encode_placed(text).unwrap();
+            assert_eq!(stitched("bert", text, usize::MAX).unwrap(), whole);
+            let Err(Fault::Unbroken(enough)) = stitched("bert", text, 0) else {
+                panic!("longer than a window")
+            };
+            assert_eq!(stitched("bert", text, enough).unwrap(), whole, "what is said to be enough is");
+        }
+        let Err(Fault::Unbroken(enough)) = stitched("bert", &many, 0) else { panic!("longer than a window") };
+        assert!(enough < many.len(), "words are cut apart at spaces");
     }
 
     #[test]

@@ -7,8 +7,11 @@
 //!
 //! As in transformers, a message's reasoning is found under all of the names that templates know for it.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value as Json};
 
+use super::super::exact_json;
 use super::super::sample::kind;
 use crate::jinja::{Value, dictionary};
 
@@ -101,11 +104,11 @@ impl Conversation {
 }
 
 /// A list, or the text of one in JSON.
-pub(in super::super) fn parsed_list(value: &Json, name: &str) -> Result<Vec<Json>, String> {
+pub(in super::super) fn parsed_list<'a>(value: &'a Json, name: &str) -> Result<Cow<'a, [Json]>, String> {
     match value {
-        Json::Array(items) => Ok(items.clone()),
+        Json::Array(items) => Ok(Cow::Borrowed(items)),
         Json::String(text) => match parsed(text, name)? {
-            Json::Array(items) => Ok(items),
+            Json::Array(items) => Ok(Cow::Owned(items)),
             other => Err(format!("`{name}` is a text with {} in JSON, not a list", kind(&other))),
         },
         other => Err(format!("`{name}` is {}, not a list", kind(other))),
@@ -113,7 +116,7 @@ pub(in super::super) fn parsed_list(value: &Json, name: &str) -> Result<Vec<Json
 }
 
 fn parsed(text: &str, name: &str) -> Result<Json, String> {
-    serde_json::from_str(text).map_err(|fault| {
+    exact_json::parse(text).map_err(|fault| {
         let words = fault.to_string();
         let words = words.split(" at line ").next().unwrap_or_default();
         format!("`{name}` is a text that is not JSON ({words}, at column {})", fault.column())
@@ -123,7 +126,7 @@ fn parsed(text: &str, name: &str) -> Result<Json, String> {
 /// The object or list that a text holds as JSON.
 fn held(text: &str) -> Option<Json> {
     let begins = text.trim_start().starts_with(['{', '[']);
-    serde_json::from_str(text).ok().filter(|value: &Json| begins && (value.is_object() || value.is_array()))
+    exact_json::parse(text).ok().filter(|value: &Json| begins && (value.is_object() || value.is_array()))
 }
 
 /// Turns JSON into values and counts their bytes.
@@ -147,7 +150,7 @@ impl Reader<'_> {
             },
             Json::String(text) => {
                 *self.bytes += text.len();
-                Value::text(text)
+                exact_json::whole(text).map_or_else(|| Value::text(text), Value::Int)
             }
             Json::Array(items) => {
                 let items = items.iter().map(|item| self.value(item, depth + 1));

@@ -102,6 +102,21 @@ fn arguments_in_json_text_serve_templates_that_print_them_and_templates_that_loo
 }
 
 #[test]
+fn whole_numbers_of_data_beyond_64_bits_are_printed_and_reckoned_with_as_in_python() {
+    let data = r#"{"n": 36893488147419103232, "m": -170141183460469231731687303715884105728}"#;
+    let source = "{% set c = messages[0].content %}{{ c.n }} {{ c.n + 1 }} {{ c.n // 3 }} {{ c | tojson }}";
+    let content = super::super::exact_json::parse(data).unwrap();
+    let rendered = render(source, &[json!({"role": "user", "content": content})], None);
+    let python = "36893488147419103232 36893488147419103233 12297829382473034410 ";
+    assert_eq!(rendered.unwrap(), format!("{python}{data}"));
+    // The same inside a text of JSON.
+    let call = json!({"function": {"name": "f", "arguments": data}});
+    let source = "{{ messages[0].tool_calls[0].function.arguments.n }}";
+    let rendered = render(source, &[json!({"role": "assistant", "content": "", "tool_calls": [call]})], None);
+    assert_eq!(rendered.unwrap(), "36893488147419103232");
+}
+
+#[test]
 fn further_variables_come_with_the_sample() {
     let template = ChatTemplate::new("{{ enable_thinking }}{{ messages | length }}", Vec::new()).unwrap();
     let render = |more: Json| -> Result<String, String> {

@@ -121,7 +121,7 @@ fn a_label_that_the_model_has_no_class_for_is_named_with_its_line() {
     assert!(fault(&made).contains(expected), "{}", fault(&made));
     let free = DataSpec { classes: None, ..made };
     assert_eq!(open(&free, &tokenizer("chatml")).unwrap().classes, 8);
-    for label in ["2000000000", "18446744073709551615", "-1"] {
+    for label in ["2000000000", "18446744073709551615", "36893488147419103232", "-1"] {
         let path = folder.write("e.jsonl", [line("0"), line(label)].concat());
         let fault = fault(&DataSpec { task: task.clone(), ..spec(&folder, &path, 16) });
         let expected =
@@ -131,12 +131,13 @@ fn a_label_that_the_model_has_no_class_for_is_named_with_its_line() {
 }
 
 #[test]
-fn a_sample_that_the_budget_has_no_room_for_is_refused_with_its_line_and_size() {
+fn a_sample_that_the_budget_has_no_room_for_is_refused_with_its_line_its_size_and_the_budget_it_needs() {
     let folder = Scratch::new();
     let text = |bytes: usize| format!("{{\"text\": \"{}\"}}\n", "word ".repeat(bytes / 5));
-    let path = folder.write("d.jsonl", [text(100), text(8 << 20)].concat());
-    let memory = crate::memory::process().unwrap().resident + (64 << 20);
-    let fault = fault(&DataSpec { memory, ..spec(&folder, &path, 8) });
-    let expected = "d.jsonl, line 2: 8.00 MiB of text in one piece, and the budget has room to tokenise ";
+    let path = folder.write("d.jsonl", [text(100), text(32 << 20)].concat());
+    let held = crate::memory::process().unwrap().resident;
+    let fault = fault(&DataSpec { memory: held + (64 << 20), ..spec(&folder, &path, 8) });
+    let expected =
+        "d.jsonl, line 2: 32.0 MiB of text in one piece; to tokenise it takes a budget of --memory ";
     assert!(fault.contains(expected), "{fault}");
 }

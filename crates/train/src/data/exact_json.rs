@@ -1,0 +1,102 @@
+//! JSON with whole numbers of more than 64 bits kept exact, as Python keeps them.
+//!
+//! The parser makes floats of such numbers. They are rare, so a text is first searched for a run of digits that is long
+//! enough; only a text that has one is copied, with each such number as a text behind a mark that no data has. Numbers of
+//! more than 128 bits stay floats.
+//!
+//! A feature of the parser keeps all digits of all numbers, and is not used: it changes how the tokenizer's files are read.
+
+use std::borrow::Cow;
+
+use serde_json::Value as Json;
+
+/// Digits that a number of more than 64 bits has at least.
+const LONG: usize = 19;
+/// Stands before the digits. The character is not for exchange: Unicode keeps it for uses inside a program.
+const MARK: &str = "\u{fdd0}whole number ";
+
+/// The value of a JSON text.
+pub(super) fn parse(text: &str) -> serde_json::Result<Json> {
+    serde_json::from_str(&marked(text))
+}
+
+/// The number that a text stands for, where [`parse`] has put it there.
+pub(super) fn whole(text: &str) -> Option<i128> {
+    text.strip_prefix(MARK)?.parse().ok()
+}
+
+fn marked(text: &str) -> Cow<'_, str> {
+    let mut run = 0;
+    let long = text.bytes().any(|byte| {
+        run = if byte.is_ascii_digit() { run + 1 } else { 0 };
+        run == LONG
+    });
+    if long { Cow::Owned(with_marks(text)) } else { Cow::Borrowed(text) }
+}
+
+fn with_marks(text: &str) -> String {
+    let mut marked = String::with_capacity(text.len() + 64);
+    let mut rest = text;
+    while let Some(at) = rest.find(['"', '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9']) {
+        let (before, from) = rest.split_at(at);
+        marked.push_str(before);
+        let token = if from.starts_with('"') { text_len(from) } else { number_len(from) };
+        let (token, behind) = from.split_at(token);
+        if is_long(token) {
+            marked.extend(["\"", MARK, token, "\""]);
+        } else {
+            marked.push_str(token);
+        }
+        rest = behind;
+    }
+    marked.push_str(rest);
+    marked
+}
+
+/// Whether a token is a whole number that 64 bits do not hold and 128 do. A number with a 0 in front is not JSON.
+fn is_long(token: &str) -> bool {
+    let fits = token.parse::<i64>().is_ok() || token.parse::<u64>().is_ok();
+    token.parse::<i128>().is_ok() && !fits && !token.trim_start_matches('-').starts_with('0')
+}
+
+/// Bytes of the text that begins here, with its quotation marks.
+fn text_len(from: &str) -> usize {
+    let mut escaped = false;
+    let closes = |byte: u8| {
+        let closes = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        closes
+    };
+    from.bytes().skip(1).position(closes).map_or(from.len(), |at| at + 2)
+}
+
+/// Bytes of the number that begins here.
+fn number_len(from: &str) -> usize {
+    let of_number = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E');
+    from.bytes().position(|byte| !of_number(byte)).unwrap_or(from.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_beyond_64_bits_keep_their_digits_and_nothing_else_changes() {
+        let long =
+            ["18446744073709551616", "-9223372036854775809", "170141183460469231731687303715884105727"];
+        for number in long {
+            let value = parse(&format!("{{\"a\\\"1\": [{number}, 7]}}")).unwrap();
+            assert_eq!(value["a\"1"][0].as_str().and_then(whole), number.parse().ok());
+            assert_eq!(value["a\"1"][1], 7);
+        }
+        let others = r#"["18446744073709551616", 18446744073709551615, -9223372036854775808, 1234567890123456789012.5,
+            12345678901234567890e3, "\\", 1e-07, "\" 99999999999999999999"]"#;
+        assert_eq!(parse(others).unwrap(), serde_json::from_str::<Json>(others).unwrap());
+        for broken in
+            ["[1e400000000000000000000]", "[018446744073709551616]", "[1844674407370955161616", "\"\\"]
+        {
+            assert!(parse(broken).is_err(), "{broken}");
+        }
+        assert_eq!(whole("18446744073709551616"), None);
+    }
+}
