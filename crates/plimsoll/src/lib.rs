@@ -27,8 +27,8 @@
 
 pub use plimsoll_exec::{CpuDevice, Data, Device, Engine, ExecError, Timing, Timings};
 pub use plimsoll_graph::{
-    Chain, DType, Graph, GraphError, Init, Shape, StateKind, Type, Value, Visible, checkpoint, differentiate,
-    op, tile,
+    Chain, DType, Graph, GraphError, Init, Precision, Shape, StateKind, Type, Value, Visible, checkpoint,
+    differentiate, op, tile,
 };
 pub use plimsoll_model::{
     Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use plimsoll_exec::cpu::OUTSIDE_BYTES;
 use plimsoll_exec::{CpuDevice, measure_disk};
-use plimsoll_graph::Graph;
+use plimsoll_graph::{Graph, Precision};
 use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
 
 use crate::budget::{Budget, Origin};
@@ -27,6 +27,8 @@ pub struct Options {
     pub offload: Option<Offload>,
     /// How parameters are updated.
     pub optimizer: Optimizer,
+    /// The element type of values between nodes.
+    pub precision: Precision,
     /// In which element types weights, gradients and moments are kept.
     pub storage: Storage,
     /// Makes weights and dropout masks repeatable.
@@ -49,6 +51,7 @@ impl Default for Options {
             recompute: None,
             offload: None,
             optimizer: Optimizer::default(),
+            precision: Precision::default(),
             storage: Storage::default(),
             seed: 0,
             threads: 0,
