@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
+use plimsoll::Precision;
 use plimsoll::planning::{LayerReport, Link, Point, gradients};
 use plimsoll::training::memory::Size;
 use plimsoll::training::memory::{Budget, BudgetOrigin};
@@ -25,6 +26,9 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let gradients = gradients(choice);
     let how_many = if gradients.persist.is_some() { "" } else { "at most " };
     writeln!(out, "{gradients} ({how_many}{})", size(gradients.bytes))?;
+    if choice.program.train.graph.precision() == Precision::Bf16 {
+        writeln!(out, "values between nodes in bf16; statistics, losses and sums of gradients in f32")?;
+    }
     let share = 100.0 * summary.report.recompute_fraction;
     let tiles = if summary.report.tile_rows.is_some() { " and tiles" } else { "" };
     writeln!(out, "recompute {}{tiles}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;

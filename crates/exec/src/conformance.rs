@@ -71,6 +71,9 @@ fn graph_of(case: &Case) -> Result<(Graph, Vec<Value>, Vec<Value>), plimsoll_gra
         .collect();
     let node = g.apply_all(case.op.clone(), &inputs);
     let outputs = g.node(node).outputs.clone();
+    for (&output, ty) in outputs.iter().zip(case.output_types()) {
+        g.store_as(output, ty.dtype);
+    }
     let in_place = case.op.updates();
     for (output, (&value, adds)) in outputs.iter().zip(case.accumulates()).enumerate() {
         let name = format!("output {output}");
@@ -95,6 +98,21 @@ fn offset(graph: &Graph, schedule: &Schedule, value: Value) -> Result<u64, Strin
 mod tests {
     use super::*;
     use crate::{CpuDevice, cases};
+
+    #[test]
+    fn threads_and_scratch_change_no_bit_of_a_result_between_bf16_values() {
+        let is_twin = |case: &Case| case.name.ends_with("in bf16") || case.name.ends_with("bf16 sum");
+        let cases: Vec<Case> = cases::all().into_iter().filter(is_twin).collect();
+        let mut devices = [1, 2, 3].map(|threads| CpuDevice::new(threads).unwrap());
+        for case in &cases {
+            let first = run(&mut devices[0], case, Scratch::Best).unwrap();
+            for device in &mut devices {
+                for scratch in [Scratch::Least, Scratch::Best] {
+                    assert!(run(device, case, scratch).unwrap() == first, "{}", case.name);
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_case_passes_on_the_cpu_with_the_least_and_the_best_scratch() {

@@ -187,6 +187,12 @@ impl Graph {
         self.phase = phase;
     }
 
+    /// Declares the element type of a result that its op [stores as either](Op::stores_either), before it is read or made
+    /// a version of state. The verifier refuses what the op cannot store.
+    pub fn store_as(&mut self, value: Value, dtype: DType) {
+        self.values[value.index()].ty.dtype = dtype;
+    }
+
     /// Turns output `output` of `node` into the next version of `state`, written in place.
     #[track_caller]
     pub fn write_state(&mut self, node: NodeId, output: usize, state: StateId) -> Value {

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`tile`], [`differentiate`],
-//! [`fuse`], [`store`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
+//! [`fuse`], [`narrow`], [`store`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
 //! device and does no I/O.
 
 mod autodiff;
@@ -29,9 +29,11 @@ mod graph;
 mod interleave;
 mod layers;
 pub mod op;
+mod precision;
 mod rewrite;
 mod rules;
 mod shape;
+mod splice;
 mod store;
 mod tape;
 mod text;
@@ -51,7 +53,8 @@ pub use graph::{
 pub use interleave::interleave;
 pub use layers::{Chain, IGNORED_TARGET};
 pub use op::Op;
-pub use rules::{Visible, infer};
+pub use precision::{Precision, narrow};
+pub use rules::{Visible, agree, infer};
 pub use shape::{Axes, MAX_RANK, Shape, Type};
 pub use store::{Storage, store};
 pub use tape::gradient_name;

@@ -461,6 +461,22 @@ impl Op {
         }
     }
 
+    /// Whether output `output` is stored as f32 or bf16 as the graph declares it, whatever the operands are: sums of
+    /// gradients, and rows of a table.
+    pub fn stores_either(&self, output: usize) -> bool {
+        self.can_accumulate(output) || matches!(self, Op::Embedding)
+    }
+
+    /// Whether output `output` may be a sum in bf16 that the op itself adds to: its own sum is f32 and whole before it is
+    /// rounded. An op that goes over rows in several turns would round once a turn.
+    pub fn sums_in_half(&self, output: usize) -> bool {
+        let whole = matches!(
+            self,
+            Op::LinearGradWeight { .. } | Op::Sum { .. } | Op::LayerNormGradWeight | Op::RmsNormGradWeight
+        );
+        whole && output == 0
+    }
+
     /// Whether the result is `x`'s bytes under another shape.
     pub fn is_view(&self) -> bool {
         matches!(self, Op::Reshape { .. })
@@ -487,6 +503,27 @@ impl Op {
             Op::LinearGradInput { .. } | Op::Embedding => input == 0,
             Op::Mlp(mlp) => (1..=mlp.products()).contains(&input),
             Op::MlpGrad { mlp, .. } => (2..2 + mlp.products()).contains(&input),
+            _ => false,
+        }
+    }
+
+    /// Whether float input `input` is f32 under every precision: statistics, scales and frequencies, and small weights
+    /// whose rounding would cost more than their bytes. The bias of a linear layer may also be a value of the result's
+    /// shape, which is not meant here.
+    pub fn reads_whole(&self, input: usize) -> bool {
+        match self {
+            Op::LayerNorm { .. } | Op::LayerNormGradWeight | Op::RmsNormGradInput => (1..=2).contains(&input),
+            Op::LayerNormGradInput => (1..=3).contains(&input),
+            Op::RmsNorm { .. } | Op::RmsNormGradWeight | Op::Rope { .. } => input == 1,
+            Op::Conv2d { .. } => input >= 1,
+            Op::Conv2dGradInput { .. } => input == 0,
+            Op::AttentionGrad { .. } => input == 4,
+            Op::Mlp(mlp) => input > mlp.products(),
+            Op::MlpGrad { mlp, .. } => input >= 2 + mlp.products(),
+            Op::Linear { .. } | Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => input == 2,
+            Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => {
+                input == 3 || head.bias && input == 4 || head.second && input == head.second_at() + 1
+            }
             _ => false,
         }
     }

@@ -6,15 +6,17 @@
 //! linear(x, w)          → linear(x, w)                      kernels widen a bf16 weight as they read it
 //! embedding(w, ids)     → cast f32(embedding(w, ids))       rows are copied as they are, then widened
 //! rms_norm(x, w)        → rms_norm(x, cast f32(w))          any other reader has a cast of its own
-//! grad.w = op(…)        → grad.w = accumulate(op(…))        the sum is rounded once, as it is stored
+//! grad.w = op(…)        → grad.w = op(…)                    the op rounds the sum once, as it stores it
+//! grad.w = head(…)      → grad.w = accumulate(head(…))      an op that sums in turns has an f32 sum first
 //! ```
 //!
 //! Casts stand right before their readers, one each, so that no f32 copy of a weight outlives its use; only
-//! small ones (norms, biases, convolutions) need them. A gradient in bf16 exists as f32 from the node that computes
-//! it to its `accumulate`, one parameter at a time.
+//! small ones (norms, biases, convolutions) need them. Where an op goes over rows in several turns (the head, networks
+//! in tiles, tables, convolutions), its gradient exists as f32 up to its `accumulate`, one parameter at a time.
 
-use crate::graph::{Graph, Node, NodeId, Source, StateKind, ValueInfo};
-use crate::{DType, GraphError, Op, Type, Value};
+use crate::graph::{Graph, Node, StateKind};
+use crate::splice::Splice;
+use crate::{DType, GraphError, Op, Value};
 
 /// Element types of what a model keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,103 +39,71 @@ pub fn store(graph: Graph, storage: Storage) -> Result<Graph, GraphError> {
             return Err(GraphError { what: what.into(), block: String::new(), why, at: None });
         }
     }
-    let mut pass = Pass { storage, graph, nodes: Vec::new() };
-    for state in 0..pass.graph.states.len() {
-        let dtype = pass.stored_as(pass.graph.states[state].kind);
-        pass.graph.states[state].ty.dtype = dtype;
-        for version in pass.graph.states[state].versions.clone() {
-            pass.graph.values[version.index()].ty.dtype = dtype;
+    let (splice, nodes) = Splice::of(graph);
+    let mut pass = Pass { splice };
+    let graph = &mut pass.splice.graph;
+    for state in &mut graph.states {
+        state.ty.dtype = stored_as(storage, state.kind);
+        for version in &state.versions {
+            graph.values[version.index()].ty.dtype = state.ty.dtype;
         }
     }
-    let old = std::mem::take(&mut pass.graph.nodes);
-    let mut place = Vec::with_capacity(old.len());
-    for node in old {
-        place.push(pass.rewrite(node));
+    for node in nodes {
+        pass.rewrite(node);
     }
-    pass.finish(&place)
+    pass.splice.finish()
+}
+
+fn stored_as(storage: Storage, kind: StateKind) -> DType {
+    match kind {
+        StateKind::Parameter { .. } => storage.weights,
+        StateKind::Gradient | StateKind::Transient => storage.gradients,
+        StateKind::Constant | StateKind::Moment => DType::F32,
+    }
 }
 
 struct Pass {
-    storage: Storage,
-    /// Without its nodes, which are taken one by one.
-    graph: Graph,
-    nodes: Vec<Node>,
+    splice: Splice,
 }
 
 impl Pass {
-    fn stored_as(&self, kind: StateKind) -> DType {
-        match kind {
-            StateKind::Parameter { .. } => self.storage.weights,
-            StateKind::Gradient | StateKind::Transient => self.storage.gradients,
-            StateKind::Constant | StateKind::Moment => DType::F32,
-        }
-    }
-
-    /// Puts a node, and what it needs before and after, at the end of the list; returns its place.
-    fn rewrite(&mut self, mut node: Node) -> usize {
-        let (block, phase, derivative_of) = (node.block, node.phase, node.derivative_of);
-        let beside = |op, input, output| Node {
-            op,
-            inputs: vec![input],
-            outputs: vec![output],
-            block,
-            phase,
-            derivative_of,
-        };
-        for (index, input) in node.inputs.iter_mut().enumerate() {
-            if self.is_half(*input) && !node.op.reads_half(index) {
-                let wide = self.fresh(*input, DType::F32);
-                self.nodes.push(beside(Op::Cast { to: DType::F32 }, *input, wide));
-                *input = wide;
+    /// Puts a node, and what it needs before and after, at the end of the list.
+    fn rewrite(&mut self, mut node: Node) {
+        for index in 0..node.inputs.len() {
+            let input = node.inputs[index];
+            let reads = node.op.reads_half(index) || matches!(node.op, Op::Cast { .. });
+            if self.is_half(input) && !reads {
+                node.inputs[index] = self.splice.cast(&node, input, DType::F32);
             }
         }
         if let Op::Accumulate { to } = &mut node.op {
-            *to = self.graph.ty(node.outputs[0]).dtype;
-            self.nodes.push(node);
-            return self.nodes.len() - 1;
+            *to = self.splice.graph.ty(node.outputs[0]).dtype;
+            return self.splice.keep(node);
         }
         let mut after = Vec::new();
         let half_rows = matches!(node.op, Op::Embedding) && self.is_half(node.inputs[0]);
-        for output in &mut node.outputs {
+        for (index, output) in node.outputs.iter_mut().enumerate() {
             // The value keeps its id, and with it its readers; the node gets another in its place.
-            let (of_node, op) = if self.is_half(*output) {
+            let (of_node, op) = if self.is_half(*output) && !node.op.sums_in_half(index) {
                 (DType::F32, Op::Accumulate { to: DType::Bf16 })
-            } else if half_rows {
+            } else if half_rows && self.splice.graph.ty(*output).dtype == DType::F32 {
                 (DType::Bf16, Op::Cast { to: DType::F32 })
             } else {
                 continue;
             };
-            let plain = self.fresh(*output, of_node);
-            after.push(beside(op, plain, std::mem::replace(output, plain)));
+            let plain = self.splice.fresh(*output, of_node);
+            after.push((op, plain, std::mem::replace(output, plain)));
         }
-        let place = self.nodes.len();
-        self.nodes.push(node);
-        self.nodes.append(&mut after);
-        place
+        let beside = node.clone();
+        self.splice.keep(node);
+        for (op, input, output) in after {
+            self.splice.insert(&beside, op, input, output);
+        }
     }
 
     fn is_half(&self, value: Value) -> bool {
-        let info = self.graph.value(value);
+        let info = self.splice.graph.value(value);
         info.state.is_some() && info.ty.dtype == DType::Bf16
-    }
-
-    /// A value of the same shape.
-    fn fresh(&mut self, like: Value, dtype: DType) -> Value {
-        let ty = Type { dtype, ..self.graph.ty(like) };
-        self.graph.values.push(ValueInfo { ty, source: Source::Input, state: None, name: String::new() });
-        Value(self.graph.values.len() as u32 - 1)
-    }
-
-    /// Tells values and derivatives the new places of nodes.
-    fn finish(mut self, place: &[usize]) -> Result<Graph, GraphError> {
-        for (index, node) in self.nodes.iter_mut().enumerate() {
-            node.derivative_of = node.derivative_of.map(|forward| NodeId(place[forward.index()] as u32));
-            for (output, &value) in node.outputs.iter().enumerate() {
-                self.graph.values[value.index()].source = Source::Node { node: NodeId(index as u32), output };
-            }
-        }
-        self.graph.nodes = self.nodes;
-        self.graph.finish()
     }
 }
 
@@ -188,10 +158,11 @@ mod tests {
             assert_eq!(state.ty.dtype, DType::Bf16);
             for &version in &state.versions[1..] {
                 let writer = graph.node(graph.producer(version).unwrap());
-                assert_eq!(writer.op, Op::Accumulate { to: DType::Bf16 }, "{}", state.name);
+                let direct = matches!(writer.op, Op::LinearGradWeight { .. } | Op::RmsNormGradWeight);
+                assert!(direct || writer.op == Op::Accumulate { to: DType::Bf16 }, "{}", state.name);
             }
         }
-        assert_eq!(ops(&graph).iter().filter(|&&op| op == "accumulate").count(), 4);
+        assert_eq!(ops(&graph).iter().filter(|&&op| op == "accumulate").count(), 2, "table, twice");
     }
 
     #[test]

@@ -29,8 +29,8 @@
 
 pub use plimsoll_exec::{Data, Device, Engine, ExecError, Timing, Timings};
 pub use plimsoll_graph::{
-    Chain, DType, Graph, GraphError, Init, Shape, StateKind, Type, Value, Visible, checkpoint, differentiate,
-    op, tile,
+    Chain, DType, Graph, GraphError, Init, Precision, Shape, StateKind, Type, Value, Visible, checkpoint,
+    differentiate, op, tile,
 };
 pub use plimsoll_model::{
     Architecture, Bert, Gpt2, Labels, Llama, Lora, Preset, Rope, Stretch, Targets, hf, lora,
@@ -119,8 +119,8 @@ pub mod training {
     /// A whole run from its settings, as `plimsoll train` has it.
     pub mod job {
         pub use plimsoll_train::job::{
-            BetterStep, DeviceFacts, DiskNeed, Environment, Finished, Job, NamedModel, Note,
-            OpenedDevice, Questions, Session, Stage, Summary, Watch, class_of, read_costs, watched,
+            BetterStep, DeviceFacts, DiskNeed, Environment, Finished, Job, NamedModel, Note, OpenedDevice,
+            Questions, Session, Stage, Summary, Watch, class_of, read_costs, watched,
         };
     }
 

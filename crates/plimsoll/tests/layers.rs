@@ -93,25 +93,23 @@ const LAYERS: [(&str, &[&str]); 3] = [
 const ALONE: [(&str, &str); 1] = [("plan", "remat")];
 
 /// Rings that are known: crate, folder, and the modules that reach each other.
-const RINGS: &[(&str, &str, &[&str])] = &[
-    (
-        "train",
-        "data",
-        &[
-            "cache",
-            "corpus",
-            "dataset",
-            "error",
-            "records",
-            "room",
-            "sample",
-            "template",
-            "tokenise",
-            "tokenizer",
-            "windows",
-        ],
-    ),
-];
+const RINGS: &[(&str, &str, &[&str])] = &[(
+    "train",
+    "data",
+    &[
+        "cache",
+        "corpus",
+        "dataset",
+        "error",
+        "records",
+        "room",
+        "sample",
+        "template",
+        "tokenise",
+        "tokenizer",
+        "windows",
+    ],
+)];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -34,11 +34,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 /// Trains a course; returns its fault and what was told beside steps.
-fn train(
-    trainer: &mut Trainer,
-    course: &TrainLoop,
-    out: &Checkpoints,
-) -> (Option<TrainError>, Vec<String>) {
+fn train(trainer: &mut Trainer, course: &TrainLoop, out: &Checkpoints) -> (Option<TrainError>, Vec<String>) {
     let mut told = Vec::new();
     let mut listener = |event: &Event<'_>| {
         match event {

@@ -7,8 +7,8 @@ use plimsoll::conformance::judge;
 use plimsoll::devices::{self, DeviceKind, GpuFiles, Setup, Trial};
 
 use crate::args::CheckArgs;
-use crate::exit::Failure;
 use crate::environment;
+use crate::exit::Failure;
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let kind: DeviceKind = args.device.parse()?;

@@ -1,7 +1,9 @@
-//! Rows of a table by id, and the table's gradient by sorted ids.
+//! Rows of a table by id, and the table's gradient by sorted ids. Rows of another type than the table's are moved to scratch
+//! and cast.
 
 use plimsoll_exec::ExecError;
 
+use super::elementwise::cast;
 use super::launch::{Arg, Check};
 use super::lowering::{Call, Lowering, i32, i64, suffix, unsupported};
 
@@ -9,7 +11,9 @@ use super::lowering::{Call, Lowering, i32, i64, suffix, unsupported};
 const SORT_TILE: usize = 1024;
 
 pub(super) fn embedding(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
-    let (table, ids, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
+    let (table, ids, result) = (&call.inputs[0], &call.inputs[1], call.outputs[0]);
+    let other_type = table.ty.dtype != result.ty.dtype;
+    let y = if other_type { to.value(result.shape(), table.ty.dtype) } else { result };
     let (rows, row_bytes) = (table.shape()[0], table.shape().columns() * table.ty.dtype.bytes());
     let element = if row_bytes.is_multiple_of(16) { 16 } else { table.ty.dtype.bytes() };
     if !matches!(element, 2 | 4 | 16) {
@@ -20,6 +24,9 @@ pub(super) fn embedding(to: &mut Lowering, call: &Call) -> Result<(), ExecError>
     let check = Arg::Check(Check::Token { rows });
     let args = vec![table.pointer(), ids.pointer(), y.pointer(), i64(columns), i32(rows), check];
     to.launch(format!("embedding_{element}"), ids.count(), threads, args);
+    if other_type {
+        cast(to, &Call { op: call.op, inputs: &[y], outputs: &[result] })?;
+    }
     Ok(())
 }
 

@@ -23,7 +23,8 @@ use crate::reference::{self, Tensor};
 use crate::{ExecError, random, rounding};
 pub use fill::{Fill, Input};
 
-/// Every case, in the order of `op.rs`; then those of weights stored in fewer bits.
+/// Every case, in the order of `op.rs`; then those of weights stored in fewer bits, of bf16 between nodes, and of gradients
+/// summed in bf16.
 pub fn all() -> Vec<Case> {
     let cases = [
         movement::all(),
@@ -37,7 +38,9 @@ pub fn all() -> Vec<Case> {
     ]
     .concat();
     let halves: Vec<Case> = cases.iter().filter_map(building::with_half_weight).collect();
-    [cases, halves].concat()
+    let narrow: Vec<Case> = cases.iter().chain(&halves).filter_map(building::in_bf16).collect();
+    let sums: Vec<Case> = cases.iter().chain(&narrow).filter_map(building::with_half_sums).collect();
+    [cases, halves, narrow, sums].concat()
 }
 
 /// The cases of `reference/ops.py` by name, with the parameters of their ops.
@@ -76,8 +79,12 @@ pub struct Case {
     pub inputs: Vec<Input>,
     /// Whether every output that can be added to is.
     pub accumulate: bool,
+    /// The type of outputs that an op [stores as either](Op::stores_either); that of its operands where none is given.
+    pub sums: Option<DType>,
     /// How far a result may lie from the reference.
     pub tolerance: Tolerance,
+    /// The same for results in bf16, where it differs.
+    pub rounded: Option<Tolerance>,
     /// Magnitude of the terms an output is made of, where they may cancel: differences are never taken
     /// relative to less. 0 where nothing cancels.
     pub least_scale: f64,
@@ -143,7 +150,8 @@ impl Case {
             let difference = if narrow {
                 compare_rounded(expected, actual)
             } else {
-                compare(expected, actual, self.tolerance.relative, self.least_scale)
+                let tolerance = self.rounded.filter(|_| expected.ty.dtype == DType::Bf16);
+                compare(expected, actual, tolerance.unwrap_or(self.tolerance).relative, self.least_scale)
             };
             let difference = difference.map_err(|why| format!("{}: output {output}: {why}", self.name))?;
             worst = worst.max(difference);
@@ -151,9 +159,16 @@ impl Case {
         Ok(worst)
     }
 
-    fn output_types(&self) -> Vec<Type> {
+    /// The types of the outputs.
+    pub fn output_types(&self) -> Vec<Type> {
         let types: Vec<Type> = self.inputs.iter().map(|input| input.ty).collect();
-        infer(&self.op, &types).unwrap_or_default()
+        let mut types = infer(&self.op, &types).unwrap_or_default();
+        for (output, ty) in types.iter_mut().enumerate() {
+            if let (Some(dtype), true) = (self.sums, self.op.stores_either(output)) {
+                ty.dtype = dtype;
+            }
+        }
+        types
     }
 }
 
@@ -219,6 +234,8 @@ pub fn compare(expected: &Tensor, actual: &Tensor, tolerance: f64, least_scale: 
 mod tests {
     use std::collections::BTreeSet;
 
+    use plimsoll_graph::op::Family;
+
     use super::*;
 
     #[test]
@@ -257,6 +274,25 @@ mod tests {
             assert_eq!(of_op.iter().any(|case| adds(case)), can, "{op}");
             assert!(of_op.iter().any(|case| !adds(case)), "{op}");
         }
+    }
+
+    #[test]
+    fn every_case_whose_values_have_a_type_to_choose_has_a_twin_in_bf16_with_a_reason() {
+        let cases = all();
+        let names: BTreeSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+        let types_matter = |case: &Case| case.op.family() == Family::State || case.op.name() == "cast";
+        let is_twin = |case: &Case| case.name.ends_with("in bf16") || case.name.ends_with("bf16 sum");
+        let floats = |case: &Case| case.inputs.iter().all(|input| input.ty.dtype != DType::U8);
+        for case in cases.iter().filter(|case| !types_matter(case) && !is_twin(case) && floats(case)) {
+            assert!(names.contains(format!("{} in bf16", case.name).as_str()), "{}", case.name);
+        }
+        for case in cases.iter().filter(|case| is_twin(case)) {
+            let types = case.inputs.iter().map(|input| input.ty).chain(case.output_types());
+            assert!(types.into_iter().any(|ty| ty.dtype == DType::Bf16), "{}", case.name);
+            assert!(!case.rounded.unwrap_or(case.tolerance).reason.is_empty(), "{}", case.name);
+        }
+        let summed = cases.iter().filter(|case| case.name.ends_with("into a bf16 sum"));
+        assert!(summed.clone().any(|case| case.accumulate) && summed.clone().any(|case| !case.accumulate));
     }
 
     #[test]

@@ -7,20 +7,21 @@
 //! ```
 //!
 //! Queries are the lanes, so the running maximum and sum of a query stay in its lane and no reduction
-//! crosses lanes; keys and values are read where they lie. Tiles that the mask hides are never computed.
+//! crosses lanes; keys and values are read where they lie, or widened a tile at a time. Tiles that the mask hides are never computed.
 //! A piece is one head's tile of queries: it owns its rows of the output.
 #![allow(
     unsafe_code,
     reason = "the rows of a head are interleaved with those of others, which slices cannot split"
 )]
 
+use half::bf16;
 use plimsoll_graph::op::Mask;
-use plimsoll_graph::{Op, Type};
+use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::Call;
+use super::element::{self, Element};
 use super::exp::exp;
-use super::lanes::want_f32;
 use super::simd::widest;
 use super::split::{self, Lent};
 use super::tile::Product;
@@ -79,53 +80,69 @@ impl Extents {
 }
 
 fn attention(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let extents = Extents::of(&call.inputs[0].ty, &call.inputs[1].ty);
-    let doc_start = mask.documents.then(|| call.integers(3));
-    let forward =
-        Forward { extents, q: call.input(0), k: call.input(1), v: call.input(2), mask, scale, doc_start };
-    let (o, lse) = (Lent::new(call.output(0)), Lent::new(call.output(1)));
-    let tiles = extents.length.div_ceil(QUERIES);
-    let count = extents.batch * extents.heads * tiles;
-    split::with_scratch(count, call.scratch(), scratch_len(extents.width), |piece, scratch| {
-        // Late tiles see most under a causal mask: they come first, so that threads end together.
-        let (tile, rest) =
-            (tiles - 1 - piece / (extents.batch * extents.heads), piece % (extents.batch * extents.heads));
-        forward.tile(rest / extents.heads, rest % extents.heads, tile * QUERIES, scratch, o, lse);
-    });
+    match call.precision()? {
+        DType::Bf16 => attention_as::<bf16>(call, mask, scale),
+        _ => attention_as::<f32>(call, mask, scale),
+    }
     Ok(())
 }
 
-fn attention_workspace(inputs: &[Type], threads: usize) -> Workspace {
-    let width = inputs[0].shape.columns();
-    Workspace::exactly(4 * (threads * scratch_len(width)) as u64)
+fn attention_as<E: Element>(call: &Call, mask: Mask, scale: f32) {
+    let extents = Extents::of(&call.inputs[0].ty, &call.inputs[1].ty);
+    let doc_start = mask.documents.then(|| call.integers(3));
+    let [q, k, v] = [0, 1, 2].map(|index| call.elements::<E>(index));
+    let forward = Forward { extents, q, k, v, mask, scale, doc_start };
+    let (o, lse) = (Lent::new(call.output_as::<E>(0)), Lent::new(call.output(1)));
+    let tiles = extents.length.div_ceil(QUERIES);
+    let count = extents.batch * extents.heads * tiles;
+    let len = scratch_len(extents.width, !E::WHOLE);
+    split::with_scratch(count, call.scratch(), len, |piece, scratch| {
+        // Late tiles see most under a causal mask: they come first, so that threads end together.
+        let (tile, rest) =
+            (tiles - 1 - piece / (extents.batch * extents.heads), piece % (extents.batch * extents.heads));
+        forward.tile(rest / extents.heads, rest % extents.heads, tile * QUERIES, scratch, (o, lse));
+    });
 }
 
-/// Floats a thread needs: transposed queries, scores and the output so far.
-fn scratch_len(width: usize) -> usize {
-    QUERIES * width + KEYS * QUERIES + QUERIES * width
+fn attention_workspace(inputs: &[Type], threads: usize) -> Workspace {
+    let (width, half) = (inputs[0].shape.columns(), inputs[0].dtype == DType::Bf16);
+    Workspace::exactly(4 * (threads * scratch_len(width, half)) as u64)
+}
+
+/// Floats a thread needs: transposed queries, scores and the output so far, and a tile of keys or values where they are
+/// stored in half.
+fn scratch_len(width: usize, half: bool) -> usize {
+    QUERIES * width + KEYS * QUERIES + QUERIES * width + if half { KEYS * width } else { 0 }
 }
 
 /// One number per query of a tile.
 pub(super) type PerQuery = [f32; QUERIES];
 
-struct Forward<'a> {
+struct Forward<'a, E> {
     extents: Extents,
-    q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
+    q: &'a [E],
+    k: &'a [E],
+    v: &'a [E],
     mask: Mask,
     scale: f32,
     doc_start: Option<&'a [i32]>,
 }
 
-impl Forward<'_> {
-    fn tile(&self, batch: usize, head: usize, start: usize, scratch: &mut [f32], o: Lent, lse: Lent) {
+impl<E: Element> Forward<'_, E> {
+    fn tile(
+        &self,
+        batch: usize,
+        head: usize,
+        start: usize,
+        scratch: &mut [f32],
+        (o, lse): (Lent<E>, Lent<f32>),
+    ) {
         let e = &self.extents;
         let queries = start..e.length.min(start + QUERIES);
         let key_head = head * e.key_heads / e.heads;
         let (transposed, rest) = scratch.split_at_mut(QUERIES * e.width);
-        let (scores, output) = rest.split_at_mut(KEYS * QUERIES);
+        let (scores, rest) = rest.split_at_mut(KEYS * QUERIES);
+        let (output, room) = rest.split_at_mut(QUERIES * e.width);
         let rows = &self.q[e.query_row(batch, start, head)..];
         transpose(rows, e.query_stride(), queries.len(), self.scale, transposed);
         output.fill(0.0);
@@ -135,16 +152,16 @@ impl Forward<'_> {
         let visibility = visibility(self.mask, e, self.doc_start, batch);
         visibility.each_tile(&queries, |keys, seen| {
             let at = e.key_row(batch, keys.start, key_head);
-            let (a, a_strides) = (&self.k[at..], [e.key_stride(), 1]);
+            let (a, stride) = element::rows(&self.k[at..], e.key_stride(), e.width, keys.len(), room);
             let extents = [keys.len(), QUERIES, e.width];
-            Product { a, a_strides, b: transposed, b_stride: QUERIES, extents, add: false }
+            Product { a, a_strides: [stride, 1], b: transposed, b_stride: QUERIES, extents, add: false }
                 .into(scores, QUERIES);
             let scores = &mut scores[..keys.len() * QUERIES];
             if seen == Seen::Part {
                 visibility.hide(scores, &queries, &keys);
             }
             absorb(scores, &mut state, output, e.width);
-            let (b, b_stride) = (&self.v[at..], e.key_stride());
+            let (b, b_stride) = element::rows(&self.v[at..], e.key_stride(), e.width, keys.len(), room);
             let extents = [queries.len(), e.width, keys.len()];
             Product { a: scores, a_strides: [1, QUERIES], b, b_stride, extents, add: true }
                 .into(output, e.width);
@@ -155,7 +172,7 @@ impl Forward<'_> {
             let (row, lse) = unsafe { (o.range(e.query_row(batch, query, head), e.width), lse.range(at, 1)) };
             let factor = 1.0 / state.sum[lane];
             for (row, output) in row.iter_mut().zip(&output[lane * e.width..]) {
-                *row = factor * output;
+                *row = E::rounded(factor * output);
             }
             lse[0] = state.maximum[lane] + state.sum[lane].ln();
         }
@@ -175,7 +192,13 @@ pub(super) fn visibility<'a>(
 
 /// Brings `count` rows, `stride` apart, into columns of [`QUERIES`], multiplied by `scale`; what is left of
 /// the columns is zero.
-pub(super) fn transpose(rows: &[f32], stride: usize, count: usize, scale: f32, columns: &mut [f32]) {
+pub(super) fn transpose<E: Element>(
+    rows: &[E],
+    stride: usize,
+    count: usize,
+    scale: f32,
+    columns: &mut [f32],
+) {
     if count < QUERIES {
         columns.fill(0.0);
     }
@@ -183,7 +206,7 @@ pub(super) fn transpose(rows: &[f32], stride: usize, count: usize, scale: f32, c
     // Row by row: rows often lie a multiple of 4 KiB apart, where a cache can hold only a few at a time.
     for lane in 0..count {
         for (column, x) in columns.iter_mut().zip(&rows[lane * stride..]) {
-            column[lane] = scale * x;
+            column[lane] = scale * x.wide();
         }
     }
 }

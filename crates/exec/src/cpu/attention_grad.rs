@@ -9,6 +9,9 @@
 //! passes: a piece of the first owns a tile of keys, of the second a tile of queries, and the weights are
 //! built in both, seven products for five. All sums have the same order either way, so the choice changes
 //! no bit and may depend on the number of threads.
+//!
+//! Gradients of keys and values are sums over queries. Where they are stored in half, the sums stand in scratch until they
+//! are whole: those of a tile, or with enough scratch those of all positions, which one pass needs.
 #![allow(
     unsafe_code,
     reason = "the rows of a head are interleaved with those of others, which slices cannot split"
@@ -16,13 +19,14 @@
 
 use std::ops::Range;
 
+use half::bf16;
 use plimsoll_graph::op::Mask;
-use plimsoll_graph::{Op, Type};
+use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::attention::{Extents, PerQuery, transpose, visibility};
+use super::element::{self, Element};
 use super::exp::exp;
-use super::lanes::want_f32;
 use super::simd::widest;
 use super::split::{self, Lent};
 use super::tile::Product;
@@ -47,20 +51,28 @@ pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], threads: usize) ->
 }
 
 fn attention_grad(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
-    want_f32(call)?;
+    match call.precision()? {
+        DType::Bf16 => attention_grad_as::<bf16>(call, mask, scale),
+        _ => attention_grad_as::<f32>(call, mask, scale),
+    }
+    Ok(())
+}
+
+fn attention_grad_as<E: Element>(call: &Call, mask: Mask, scale: f32) {
     let extents = Extents::of(&call.inputs[0].ty, &call.inputs[1].ty);
-    let [q, k, v, o, lse, d_o] = [0, 1, 2, 3, 4, 5].map(|index| call.input(index));
-    let doc_start = mask.documents.then(|| call.integers(6));
-    let [dq, dk, dv] = [0, 1, 2].map(|index| Lent::new(call.output(index)));
+    let [q, k, v, o, d_o] = [0, 1, 2, 3, 5].map(|index| call.elements::<E>(index));
+    let (lse, doc_start) = (call.input(4), mask.documents.then(|| call.integers(6)));
+    let [dq, dk, dv] = [0, 1, 2].map(|index| Lent::new(call.output_as::<E>(index)));
     let backward = Backward { extents, q, k, v, o, lse, d_o, doc_start, mask, scale, dq, dk, dv };
-    let (scratch, len) = (call.scratch(), scratch_len(extents.width));
-    let Extents { batch, length, heads, key_heads, .. } = extents;
-    if one_pass_is_shorter(batch * key_heads, pieces::threads()) {
-        split::with_scratch(batch * key_heads, scratch, len, |piece, scratch| {
+    let Extents { batch, length, heads, key_heads, width } = extents;
+    let (scratch, threads) = (call.scratch(), pieces::threads());
+    let whole = scratch_len(width, !E::WHOLE, length);
+    if one_pass_is_shorter(batch * key_heads, threads) && threads * whole <= scratch.len() {
+        return split::with_scratch(batch * key_heads, scratch, whole, |piece, scratch| {
             backward.key_head(piece / key_heads, piece % key_heads, scratch);
         });
-        return Ok(());
     }
+    let len = scratch_len(width, !E::WHOLE, KEYS);
     let tiles = length.div_ceil(KEYS);
     split::with_scratch(batch * key_heads * tiles, scratch, len, |piece, scratch| {
         let (head, tile) = (piece / tiles, piece % tiles);
@@ -71,7 +83,6 @@ fn attention_grad(call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> 
         let (head, tile) = (piece / tiles, tiles - 1 - piece % tiles);
         backward.query_tile(head / heads, head % heads, tile * QUERIES, scratch);
     });
-    Ok(())
 }
 
 /// Two passes do half as much again (products, and queries transposed more often), but keep all threads
@@ -81,13 +92,17 @@ fn one_pass_is_shorter(pieces: usize, threads: usize) -> bool {
 }
 
 fn attention_grad_workspace(inputs: &[Type], threads: usize) -> Workspace {
-    let width = inputs[0].shape.columns();
-    Workspace::exactly(4 * (threads * scratch_len(width)) as u64)
+    let (extents, half) = (Extents::of(&inputs[0], &inputs[1]), inputs[0].dtype == DType::Bf16);
+    let bytes = |positions| 4 * (threads * scratch_len(extents.width, half, positions)) as u64;
+    let (least, whole) = (bytes(KEYS), bytes(extents.length));
+    let one_pass = one_pass_is_shorter(extents.batch * extents.key_heads, threads);
+    Workspace { least, best: if one_pass { least.max(whole) } else { least } }
 }
 
-/// Floats a thread needs: see [`Scratch`].
-fn scratch_len(width: usize) -> usize {
-    2 * QUERIES * width + 2 * KEYS * QUERIES + QUERIES * width + KEYS * width
+/// Floats a thread needs to sum the gradients of keys at so many positions: see [`Scratch`].
+fn scratch_len(width: usize, half: bool, positions: usize) -> usize {
+    let widened = if half { (KEYS + 2 * QUERIES + 2 * positions) * width } else { 0 };
+    2 * QUERIES * width + 2 * KEYS * QUERIES + QUERIES * width + KEYS * width + widened
 }
 
 struct Scratch<'a> {
@@ -102,33 +117,45 @@ struct Scratch<'a> {
     dq: &'a mut [f32],
     /// A tile's share in the gradient of keys or values `(KEYS, D)`.
     share: &'a mut [f32],
+    /// Where values are stored in half: a tile of keys or values `(KEYS, D)`, the rows of queries and of gradients of the
+    /// output `(QUERIES, D)`, and the gradients of keys and of values so far.
+    tile: &'a mut [f32],
+    q_rows: &'a mut [f32],
+    d_o_rows: &'a mut [f32],
+    sums: [&'a mut [f32]; 2],
 }
 
 impl<'a> Scratch<'a> {
-    fn cut(scratch: &'a mut [f32], width: usize) -> Scratch<'a> {
+    fn cut(scratch: &'a mut [f32], width: usize, half: bool) -> Scratch<'a> {
         let (q, rest) = scratch.split_at_mut(QUERIES * width);
         let (d_o, rest) = rest.split_at_mut(QUERIES * width);
         let (weights, rest) = rest.split_at_mut(KEYS * QUERIES);
         let (gradients, rest) = rest.split_at_mut(KEYS * QUERIES);
-        let (dq, share) = rest.split_at_mut(QUERIES * width);
-        Scratch { q, d_o, weights, gradients, dq, share }
+        let (dq, rest) = rest.split_at_mut(QUERIES * width);
+        let (share, rest) = rest.split_at_mut(KEYS * width);
+        let widened = |len: usize| if half { len * width } else { 0 };
+        let (tile, rest) = rest.split_at_mut(widened(KEYS));
+        let (q_rows, rest) = rest.split_at_mut(widened(QUERIES));
+        let (d_o_rows, rest) = rest.split_at_mut(widened(QUERIES));
+        let (keys, values) = rest.split_at_mut(rest.len() / 2);
+        Scratch { q, d_o, weights, gradients, dq, share, tile, q_rows, d_o_rows, sums: [keys, values] }
     }
 }
 
-struct Backward<'a> {
+struct Backward<'a, E> {
     extents: Extents,
-    q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
-    o: &'a [f32],
+    q: &'a [E],
+    k: &'a [E],
+    v: &'a [E],
+    o: &'a [E],
     lse: &'a [f32],
-    d_o: &'a [f32],
+    d_o: &'a [E],
     doc_start: Option<&'a [i32]>,
     mask: Mask,
     scale: f32,
-    dq: Lent<'a>,
-    dk: Lent<'a>,
-    dv: Lent<'a>,
+    dq: Lent<'a, E>,
+    dk: Lent<'a, E>,
+    dv: Lent<'a, E>,
 }
 
 /// Some queries of one head.
@@ -141,12 +168,12 @@ struct Tile {
     mean: PerQuery,
 }
 
-impl Backward<'_> {
+impl<E: Element> Backward<'_, E> {
     /// Everything that one key head takes part in.
     fn key_head(&self, batch: usize, key_head: usize, scratch: &mut [f32]) {
         let e = &self.extents;
-        self.clear(batch, key_head, 0..e.length);
-        let scratch = &mut Scratch::cut(scratch, e.width);
+        let scratch = &mut Scratch::cut(scratch, e.width, !E::WHOLE);
+        self.clear(batch, key_head, 0..e.length, scratch);
         let visibility = visibility(self.mask, e, self.doc_start, batch);
         for head in self.readers(key_head) {
             for start in (0..e.length).step_by(QUERIES) {
@@ -154,20 +181,21 @@ impl Backward<'_> {
                 scratch.dq.fill(0.0);
                 visibility.each_tile(&tile.queries, |keys, seen| {
                     self.scores(&visibility, &tile, &keys, seen, scratch);
-                    self.add_to_keys(&tile, &keys, scratch);
+                    self.add_to_keys(&tile, &keys, 0, scratch);
                     self.add_to_queries(&tile, &keys, scratch);
                 });
                 self.store(&tile, scratch);
             }
         }
+        self.finish(batch, key_head, 0..e.length, scratch);
     }
 
     /// The gradients of one tile of keys and values.
     fn key_tile(&self, batch: usize, key_head: usize, first: usize, scratch: &mut [f32]) {
         let e = &self.extents;
         let keys = first..e.length.min(first + KEYS);
-        self.clear(batch, key_head, keys.clone());
-        let scratch = &mut Scratch::cut(scratch, e.width);
+        let scratch = &mut Scratch::cut(scratch, e.width, !E::WHOLE);
+        self.clear(batch, key_head, keys.clone(), scratch);
         let visibility = visibility(self.mask, e, self.doc_start, batch);
         for head in self.readers(key_head) {
             for start in (0..e.length).step_by(QUERIES) {
@@ -178,15 +206,16 @@ impl Backward<'_> {
                 if seen != Seen::Nothing {
                     let tile = self.load(batch, head, start, scratch);
                     self.scores(&visibility, &tile, &keys, seen, scratch);
-                    self.add_to_keys(&tile, &keys, scratch);
+                    self.add_to_keys(&tile, &keys, first, scratch);
                 }
             }
         }
+        self.finish(batch, key_head, keys, scratch);
     }
 
     /// The gradient of one tile of queries.
     fn query_tile(&self, batch: usize, head: usize, start: usize, scratch: &mut [f32]) {
-        let scratch = &mut Scratch::cut(scratch, self.extents.width);
+        let scratch = &mut Scratch::cut(scratch, self.extents.width, !E::WHOLE);
         let visibility = visibility(self.mask, &self.extents, self.doc_start, batch);
         let tile = self.load(batch, head, start, scratch);
         scratch.dq.fill(0.0);
@@ -203,15 +232,33 @@ impl Backward<'_> {
         key_head * group..(key_head + 1) * group
     }
 
-    /// Sets the gradients of some keys and values to zero.
-    fn clear(&self, batch: usize, key_head: usize, keys: Range<usize>) {
+    /// Sets the gradients of some keys and values, or their sums, to zero.
+    fn clear(&self, batch: usize, key_head: usize, keys: Range<usize>, scratch: &mut Scratch) {
         let e = &self.extents;
+        if !E::WHOLE {
+            return scratch.sums.iter_mut().for_each(|sums| sums[..keys.len() * e.width].fill(0.0));
+        }
         for position in keys {
             let at = e.key_row(batch, position, key_head);
             // SAFETY: these keys of this head are this piece's alone, and each borrow ends here.
             let [dk, dv] = [self.dk, self.dv].map(|output| unsafe { output.range(at, e.width) });
-            dk.fill(0.0);
-            dv.fill(0.0);
+            dk.fill(E::ZERO);
+            dv.fill(E::ZERO);
+        }
+    }
+
+    /// Stores sums that stand in scratch, now that they are whole.
+    fn finish(&self, batch: usize, key_head: usize, keys: Range<usize>, scratch: &Scratch) {
+        let e = &self.extents;
+        if E::WHOLE {
+            return;
+        }
+        for (output, sums) in [self.dk, self.dv].into_iter().zip(&scratch.sums) {
+            for (position, sums) in keys.clone().zip(sums.chunks_exact(e.width)) {
+                // SAFETY: these keys of this head are this piece's alone, and each borrow ends here.
+                let row = unsafe { output.range(e.key_row(batch, position, key_head), e.width) };
+                element::round(sums, row);
+            }
         }
     }
 
@@ -234,7 +281,7 @@ impl Backward<'_> {
         for (query, dq) in tile.queries.clone().zip(scratch.dq.chunks_exact(e.width)) {
             // SAFETY: these queries of this head are this piece's alone, and each is asked for once.
             let row = unsafe { self.dq.range(e.query_row(tile.batch, query, tile.head), e.width) };
-            row.copy_from_slice(dq);
+            element::round(dq, row);
         }
     }
 
@@ -249,12 +296,14 @@ impl Backward<'_> {
     ) {
         let e = &self.extents;
         let at = e.key_row(tile.batch, keys.start, tile.head * e.key_heads / e.heads);
-        let (a_strides, extents) = ([e.key_stride(), 1], [keys.len(), QUERIES, e.width]);
-        let product = |a, b, c: &mut [f32]| {
-            Product { a, a_strides, b, b_stride: QUERIES, extents, add: false }.into(c, QUERIES);
+        let extents = [keys.len(), QUERIES, e.width];
+        let mut product = |rows: &[E], b, c: &mut [f32]| {
+            let (a, stride) = element::rows(rows, e.key_stride(), e.width, keys.len(), scratch.tile);
+            Product { a, a_strides: [stride, 1], b, b_stride: QUERIES, extents, add: false }.into(c, QUERIES);
         };
-        product(&self.k[at..], scratch.q, scratch.weights);
         product(&self.v[at..], scratch.d_o, scratch.gradients);
+        // Keys last: where they are widened, they are there for the gradient of the queries.
+        product(&self.k[at..], scratch.q, scratch.weights);
         let tile_len = keys.len() * QUERIES;
         let (weights, gradients) = (&mut scratch.weights[..tile_len], &mut scratch.gradients[..tile_len]);
         if seen == Seen::Part {
@@ -263,23 +312,30 @@ impl Backward<'_> {
         differentiate(weights, gradients, &tile.lse, &tile.mean, self.scale);
     }
 
-    /// Adds a tile's share to the gradients of its keys and values.
-    fn add_to_keys(&self, tile: &Tile, keys: &Range<usize>, scratch: &mut Scratch) {
+    /// Adds a tile's share to the gradients of its keys and values; sums that stand in scratch begin with position `first`.
+    fn add_to_keys(&self, tile: &Tile, keys: &Range<usize>, first: usize, scratch: &mut Scratch) {
         let e = &self.extents;
         let key_head = tile.head * e.key_heads / e.heads;
         let key_at = e.key_row(tile.batch, keys.start, key_head);
         let query_at = e.query_row(tile.batch, tile.queries.start, tile.head);
-        for (a, rows, output) in
-            [(&*scratch.weights, self.d_o, self.dv), (&*scratch.gradients, self.q, self.dk)]
-        {
-            let (b, b_stride) = (&rows[query_at..], e.query_stride());
-            let extents = [keys.len(), e.width, tile.queries.len()];
+        let [key_sums, value_sums] = &mut scratch.sums;
+        for (a, rows, room, output, sums) in [
+            (&*scratch.weights, self.d_o, &mut *scratch.d_o_rows, self.dv, value_sums),
+            (&*scratch.gradients, self.q, &mut *scratch.q_rows, self.dk, key_sums),
+        ] {
+            let count = tile.queries.len();
+            let (b, b_stride) = element::rows(&rows[query_at..], e.query_stride(), e.width, count, room);
+            let extents = [keys.len(), e.width, count];
             Product { a, a_strides: [QUERIES, 1], b, b_stride, extents, add: false }
                 .into(scratch.share, e.width);
             for (offset, share) in scratch.share.chunks_exact(e.width).take(keys.len()).enumerate() {
                 // SAFETY: the rows of this key head are this piece's alone, and each borrow ends here.
                 let row = unsafe { output.range(key_at + offset * e.key_stride(), e.width) };
-                for (sum, share) in row.iter_mut().zip(share) {
+                let sum = match E::as_wide_mut(row) {
+                    Some(row) => row,
+                    None => &mut sums[(keys.start - first + offset) * e.width..][..e.width],
+                };
+                for (sum, share) in sum.iter_mut().zip(share) {
                     *sum += share;
                 }
             }
@@ -290,7 +346,10 @@ impl Backward<'_> {
     fn add_to_queries(&self, tile: &Tile, keys: &Range<usize>, scratch: &mut Scratch) {
         let e = &self.extents;
         let key_at = e.key_row(tile.batch, keys.start, tile.head * e.key_heads / e.heads);
-        let (b, b_stride) = (&self.k[key_at..], e.key_stride());
+        let (b, b_stride) = match E::as_wide(&self.k[key_at..]) {
+            Some(rows) => (rows, e.key_stride()),
+            None => (&*scratch.tile, e.width), // `scores` has left them there
+        };
         let extents = [tile.queries.len(), e.width, keys.len()];
         let a = &*scratch.gradients;
         Product { a, a_strides: [1, QUERIES], b, b_stride, extents, add: true }.into(scratch.dq, e.width);
@@ -299,7 +358,7 @@ impl Backward<'_> {
 
 widest! {
     /// `Σ do·o` of some rows that lie `stride` apart.
-    fn means(d_o: &[f32], o: &[f32], stride: usize, width: usize, means: &mut [f32]) {
+    fn means<E: Element>(d_o: &[E], o: &[E], stride: usize, width: usize, means: &mut [f32]) {
         for (row, mean) in means.iter_mut().enumerate() {
             let at = row * stride;
             *mean = reduce::dot(&d_o[at..at + width], &o[at..at + width]);

@@ -6,10 +6,11 @@
 //! a slice.
 #![allow(unsafe_code, reason = "this module lends slices of the arena to kernels")]
 
-use half::bf16;
 use plimsoll_graph::{DType, Op, Type};
 
+use super::element::Element;
 use super::pack::Numbers;
+use crate::ExecError;
 
 /// A place in the arena seen as a value.
 #[derive(Clone, Copy, Debug)]
@@ -71,8 +72,13 @@ impl Call<'_> {
         self.slice(&self.inputs[index], DType::I32)
     }
 
-    /// Input `index`, a weight, as it is stored.
-    pub(super) fn weight(&self, index: usize) -> Numbers<'_> {
+    /// Input `index`, a value between nodes, as it is stored.
+    pub(super) fn elements<E: Element>(&self, index: usize) -> &[E] {
+        self.slice(&self.inputs[index], E::DTYPE)
+    }
+
+    /// Input `index`, a weight or a value between nodes, as it is stored.
+    pub(super) fn numbers(&self, index: usize) -> Numbers<'_> {
         match self.inputs[index].ty.dtype {
             DType::Bf16 => Numbers::Bf16(self.slice(&self.inputs[index], DType::Bf16)),
             _ => Numbers::F32(self.input(index)),
@@ -82,27 +88,66 @@ impl Call<'_> {
     /// Output `index` as floats. Each output may be borrowed once at a time.
     #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
     pub(super) fn output(&self, index: usize) -> &mut [f32] {
+        self.output_as(index)
+    }
+
+    /// Output `index` as it is stored. Each output may be borrowed once at a time.
+    #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
+    pub(super) fn output_as<E: Element>(&self, index: usize) -> &mut [E] {
         let operand = &self.outputs[index];
-        assert_eq!(operand.ty.dtype, DType::F32, "output {index} of {}", self.op.name());
+        assert_eq!(operand.ty.dtype, E::DTYPE, "output {index} of {}", self.op.name());
         // SAFETY: the range lies inside the arena and is aligned (the layout rounds offsets up to the
         // device's alignment); `replay` proved that it overlaps no other operand but inputs that the op
         // may overwrite, which kernels do not borrow; a kernel ends one borrow of an output before the next.
         unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.ty.shape.elements()) }
     }
 
-    /// Output `index` as bf16. Each output may be borrowed once at a time.
-    #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
-    pub(super) fn half_output(&self, index: usize) -> &mut [bf16] {
-        let operand = &self.outputs[index];
-        assert_eq!(operand.ty.dtype, DType::Bf16, "output {index} of {}", self.op.name());
-        // SAFETY: as for `output`.
-        unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.ty.shape.elements()) }
+    /// Address of input `index`, for ops that may write over it.
+    pub(super) fn pointer<E: Element>(&self, index: usize) -> *const E {
+        assert_eq!(self.inputs[index].ty.dtype, E::DTYPE, "input {index} of {}", self.op.name());
+        self.inputs[index].pointer.cast()
     }
 
-    /// Address of input `index`, for ops that may write over it.
-    pub(super) fn pointer(&self, index: usize) -> *const f32 {
-        assert_eq!(self.inputs[index].ty.dtype, DType::F32, "input {index} of {}", self.op.name());
-        self.inputs[index].pointer.cast()
+    /// The type of the values between nodes that the op reads, f32 or bf16.
+    ///
+    /// # Errors
+    ///
+    /// When an operand has a type that the CPU's kernels have no code for.
+    pub(super) fn precision(&self) -> Result<DType, ExecError> {
+        let refused = |dtype: DType| {
+            ExecError::Unsupported(format!("the CPU has no {dtype} kernel for {}", self.op.name()))
+        };
+        let either = |dtype: DType| matches!(dtype, DType::F32 | DType::Bf16);
+        let mut between = None;
+        for (index, operand) in self.inputs.iter().enumerate().filter(|(_, x)| x.ty.dtype != DType::I32) {
+            let dtype = operand.ty.dtype;
+            let whole = self.op.reads_whole(index) && !self.is_added(index);
+            let other = between.is_some_and(|between| between != dtype);
+            if !either(dtype)
+                || !self.op.reads_half(index) && (whole && dtype != DType::F32 || !whole && other)
+            {
+                return Err(refused(dtype));
+            }
+            if !whole && !self.op.reads_half(index) {
+                between = Some(dtype);
+            }
+        }
+        for (index, output) in self.outputs.iter().enumerate() {
+            let sum = self.op.can_accumulate(index) && !self.op.sums_in_half(index);
+            if !either(output.ty.dtype) || sum && output.ty.dtype != DType::F32 {
+                return Err(refused(output.ty.dtype));
+            }
+        }
+        Ok(between.unwrap_or(DType::F32))
+    }
+
+    /// Whether input `index` is a value of the result's shape that a linear layer adds.
+    fn is_added(&self, index: usize) -> bool {
+        let shape = self.inputs[index].ty.shape;
+        matches!(self.op, Op::Linear { .. })
+            && index == 2
+            && shape.len() > 1
+            && shape == self.outputs[0].ty.shape
     }
 
     /// The scratch memory as floats.

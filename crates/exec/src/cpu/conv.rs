@@ -9,13 +9,15 @@
 //! ```
 //!
 //! The patches of one image lie in the workspace: `h·w` times the image, which is modest for the image sizes
-//! this project trains on. Absent on purpose: anything smarter (direct kernels, Winograd).
+//! this project trains on. An image of the result that is stored in half lies there too, until it is whole. Absent on purpose: anything smarter (direct kernels, Winograd).
 
+use half::bf16;
 use plimsoll_graph::op::Conv;
-use plimsoll_graph::{Op, Shape, Type};
+use plimsoll_graph::{DType, Op, Shape, Type};
 use plimsoll_plan::Workspace;
 
-use super::linear::{kept_if, single_precision};
+use super::element::{self, Element};
+use super::linear::kept_if;
 use super::matmul::{self, Extents, Start, product};
 use super::pack::View;
 use super::{Call, split};
@@ -23,12 +25,25 @@ use crate::ExecError;
 
 /// Runs an op of this file.
 pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
-    Some(match call.op {
-        Op::Conv2d { conv, .. } => conv2d(call, *conv),
-        Op::Conv2dGradInput { conv, .. } => conv2d_grad_input(call, *conv),
-        Op::Conv2dGradWeight { conv, .. } => conv2d_grad_weight(call, *conv),
-        _ => return None,
+    let known =
+        matches!(call.op, Op::Conv2d { .. } | Op::Conv2dGradInput { .. } | Op::Conv2dGradWeight { .. });
+    known.then(|| {
+        match call.precision()? {
+            DType::Bf16 => run_as::<bf16>(call),
+            _ => run_as::<f32>(call),
+        }
+        Ok(())
     })
+}
+
+/// Runs an op of this file whose values between nodes are of type `E`.
+fn run_as<E: Element>(call: &Call) {
+    match call.op {
+        Op::Conv2d { conv, .. } => conv2d::<E>(call, *conv),
+        Op::Conv2dGradInput { conv, .. } => conv2d_grad_input::<E>(call, *conv),
+        Op::Conv2dGradWeight { conv, .. } => conv2d_grad_weight::<E>(call, *conv),
+        _ => {}
+    }
 }
 
 /// The scratch that an op of this file needs.
@@ -42,16 +57,16 @@ pub(super) fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], _: usize) ->
 }
 
 /// `(x[B,C,Y,X], w[O,C,h,w][, b[O]]) → [B,O,Y',X']`.
-fn conv2d(call: &Call, conv: Conv) -> Result<(), ExecError> {
-    single_precision(call)?;
+fn conv2d<E: Element>(call: &Call, conv: Conv) {
     let shape = |input: usize| call.inputs[input].ty.shape;
     let plan = Patches::new(shape(0), shape(1), call.outputs[0].ty.shape, conv);
-    let (x, w) = (call.input(0), call.input(1));
-    let (packing, patches) = plan.split(call.scratch());
-    let images =
-        x.chunks_exact(plan.image_len()).zip(call.output(0).chunks_exact_mut(plan.out * plan.columns()));
-    for (image, y) in images {
+    let (x, w) = (call.elements::<E>(0), call.input(1));
+    let (packing, patches, room) = plan.split(call.scratch(), Patches::whole::<E>(plan.out * plan.columns()));
+    let y = call.output_as::<E>(0);
+    let images = x.chunks_exact(plan.image_len()).zip(y.chunks_exact_mut(plan.out * plan.columns()));
+    for (image, result) in images {
         plan.gather(image, patches);
+        let y = E::as_wide_mut(result).unwrap_or(&mut *room);
         let start = if call.inputs.len() > 2 {
             y.chunks_exact_mut(plan.columns()).zip(call.input(2)).for_each(|(y, bias)| y.fill(*bias));
             Start::Kept
@@ -61,62 +76,62 @@ fn conv2d(call: &Call, conv: Conv) -> Result<(), ExecError> {
         let w = View::new(w, plan.out, plan.rows(), plan.rows(), 1);
         let patches = View::new(patches, plan.columns(), plan.rows(), 1, plan.columns());
         product(plan.forward(), w, patches, start, y, packing);
+        if !E::WHOLE {
+            element::round(room, result);
+        }
     }
-    Ok(())
 }
 
 /// `(w, dy) → dx`.
-fn conv2d_grad_input(call: &Call, conv: Conv) -> Result<(), ExecError> {
-    single_precision(call)?;
+fn conv2d_grad_input<E: Element>(call: &Call, conv: Conv) {
     let shape = |input: usize| call.inputs[input].ty.shape;
     let plan = Patches::new(call.outputs[0].ty.shape, shape(0), shape(1), conv);
-    let (w, dy) = (call.input(0), call.input(1));
-    let (packing, patches) = plan.split(call.scratch());
-    let images =
-        dy.chunks_exact(plan.out * plan.columns()).zip(call.output(0).chunks_exact_mut(plan.image_len()));
-    for (dy, dx) in images {
+    let (w, dy) = (call.input(0), call.numbers(1));
+    let (packing, patches, room) = plan.split(call.scratch(), Patches::whole::<E>(plan.image_len()));
+    for (index, result) in call.output_as::<E>(0).chunks_exact_mut(plan.image_len()).enumerate() {
         let w = View::new(w, plan.rows(), plan.out, 1, plan.rows());
-        let dy = View::new(dy, plan.columns(), plan.out, 1, plan.columns());
+        let dy = dy.from(index * plan.out * plan.columns());
+        let dy = View::of(dy, plan.columns(), plan.out, 1, plan.columns());
         product(plan.to_image(), w, dy, Start::Zero, patches, packing);
-        plan.scatter(patches, dx);
+        plan.scatter(patches, E::as_wide_mut(result).unwrap_or(&mut *room));
+        if !E::WHOLE {
+            element::round(room, result);
+        }
     }
-    Ok(())
 }
 
 /// `(x, dy) → dw`, summed over the images in order.
-fn conv2d_grad_weight(call: &Call, conv: Conv) -> Result<(), ExecError> {
-    single_precision(call)?;
+fn conv2d_grad_weight<E: Element>(call: &Call, conv: Conv) {
     let shape = |input: usize| call.inputs[input].ty.shape;
     let plan = Patches::new(shape(0), call.outputs[0].ty.shape, shape(1), conv);
-    let (x, dy, dw) = (call.input(0), call.input(1), call.output(0));
-    let (packing, patches) = plan.split(call.scratch());
-    let images = x.chunks_exact(plan.image_len()).zip(dy.chunks_exact(plan.out * plan.columns()));
-    for (index, (image, dy)) in images.enumerate() {
+    let (x, dy, dw) = (call.elements::<E>(0), call.numbers(1), call.output(0));
+    let (packing, patches, _) = plan.split(call.scratch(), 0);
+    for (index, image) in x.chunks_exact(plan.image_len()).enumerate() {
         plan.gather(image, patches);
         let start = kept_if(call.outputs[0].accumulate || index > 0);
-        let dy = View::new(dy, plan.out, plan.columns(), plan.columns(), 1);
+        let dy = dy.from(index * plan.out * plan.columns());
+        let dy = View::of(dy, plan.out, plan.columns(), plan.columns(), 1);
         let patches = View::new(patches, plan.rows(), plan.columns(), plan.columns(), 1);
         product(plan.to_weight(), dy, patches, start, dw, packing);
     }
-    Ok(())
 }
 
 /// Scratch of [`conv2d`].
 fn conv2d_workspace(inputs: &[Type], outputs: &[Type], conv: Conv) -> Workspace {
     let plan = Patches::new(inputs[0].shape, inputs[1].shape, outputs[0].shape, conv);
-    plan.workspace(plan.forward())
+    plan.workspace(plan.forward(), outputs[0], plan.out * plan.columns())
 }
 
 /// Scratch of [`conv2d_grad_input`].
 fn conv2d_grad_input_workspace(inputs: &[Type], outputs: &[Type], conv: Conv) -> Workspace {
     let plan = Patches::new(outputs[0].shape, inputs[0].shape, inputs[1].shape, conv);
-    plan.workspace(plan.to_image())
+    plan.workspace(plan.to_image(), outputs[0], plan.image_len())
 }
 
 /// Scratch of [`conv2d_grad_weight`].
 fn conv2d_grad_weight_workspace(inputs: &[Type], outputs: &[Type], conv: Conv) -> Workspace {
     let plan = Patches::new(inputs[0].shape, outputs[0].shape, inputs[1].shape, conv);
-    plan.workspace(plan.to_weight())
+    plan.workspace(plan.to_weight(), outputs[0], 0)
 }
 
 /// The extents of a convolution of one image.
@@ -172,22 +187,37 @@ impl Patches {
         Extents { m: self.out, n: self.rows(), k: self.columns() }
     }
 
-    fn workspace(&self, extents: Extents) -> Workspace {
-        let patches = 4 * (self.rows() * self.columns()) as u64;
+    /// Numbers of one image of a result that wait until they are whole.
+    fn whole<E: Element>(len: usize) -> usize {
+        if E::WHOLE { 0 } else { len }
+    }
+
+    /// Scratch of a product, of the patches, and of an image of the result where that is stored in half.
+    fn workspace(&self, extents: Extents, result: Type, image: usize) -> Workspace {
+        let image = if result.dtype == DType::Bf16 { image } else { 0 };
+        let patches = 4 * (self.rows() * self.columns() + image) as u64;
         let Workspace { least, best } = matmul::workspace(extents);
         Workspace { least: least + patches, best: best + patches }
     }
 
-    /// Scratch for packing, and the patches at its end.
-    fn split<'a>(&self, scratch: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32]) {
-        scratch.split_at_mut(scratch.len() - self.rows() * self.columns())
+    /// Scratch for packing, and at its end the patches and room for `whole` numbers.
+    fn split<'a>(
+        &self,
+        scratch: &'a mut [f32],
+        whole: usize,
+    ) -> (&'a mut [f32], &'a mut [f32], &'a mut [f32]) {
+        let (packing, rest) = scratch.split_at_mut(scratch.len() - self.rows() * self.columns() - whole);
+        let (patches, room) = rest.split_at_mut(rest.len() - whole);
+        (packing, patches, room)
     }
 
-    fn gather(&self, image: &[f32], patches: &mut [f32]) {
+    fn gather<E: Element>(&self, image: &[E], patches: &mut [f32]) {
         let pixels = self.image[0] * self.image[1];
         split::chunks([(patches, self.window_len() * self.columns())], |channel, [patches]| {
             let image = &image[channel * pixels..][..pixels];
-            self.for_each_number(|pixel, patch| patches[patch] = pixel.map_or(0.0, |pixel| image[pixel]));
+            self.for_each_number(|pixel, patch| {
+                patches[patch] = pixel.map_or(0.0, |pixel| image[pixel].wide());
+            });
         });
     }
 

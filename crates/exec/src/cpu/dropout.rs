@@ -8,9 +8,11 @@
 )]
 #![allow(unsafe_code, reason = "may write over its input, which slices cannot express")]
 
-use plimsoll_graph::Op;
+use half::bf16;
+use plimsoll_graph::{DType, Op};
 
-use super::lanes::{PIECE, Streams, Work, at_full_width, want_f32};
+use super::element::Element;
+use super::lanes::{PIECE, Streams, Work, at_full_width};
 use super::{Call, pieces};
 use crate::ExecError;
 use crate::random::{Stream, drop_threshold};
@@ -27,8 +29,14 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
 const CHUNK: usize = 64;
 
 fn dropout(call: &Call, p: f32, stream: u64) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let place = Streams { inputs: [call.pointer(0)], outputs: [call.outputs[0].pointer.cast()] };
+    match call.precision()? {
+        DType::Bf16 => mask_all(call, Streams::<1, 1, bf16>::of(call), p, stream),
+        _ => mask_all(call, Streams::<1, 1, f32>::of(call), p, stream),
+    }
+    Ok(())
+}
+
+fn mask_all<E: Element>(call: &Call, place: Streams<1, 1, E>, p: f32, stream: u64) {
     let rng = call.integers(1);
     let (stream, first_row) = (Stream::of_input(rng, stream), rng[3] as u32);
     let (threshold, factor) = (drop_threshold(p), (1.0 / (1.0 - f64::from(p))) as f32);
@@ -49,12 +57,11 @@ fn dropout(call: &Call, p: f32, stream: u64) -> Result<(), ExecError> {
             at_full_width(Part { place, len, stream, row, group: start / 4, threshold, factor });
         }
     });
-    Ok(())
 }
 
 /// Consecutive elements of one row.
-struct Part {
-    place: Streams<1, 1>,
+struct Part<E> {
+    place: Streams<1, 1, E>,
     len: usize,
     stream: Stream,
     row: u32,
@@ -64,7 +71,7 @@ struct Part {
     factor: f32,
 }
 
-impl Work for Part {
+impl<E: Element> Work for Part<E> {
     type Output = ();
 
     #[inline(always)]
@@ -73,17 +80,21 @@ impl Work for Part {
         let mut chunk = [0.0; CHUNK];
         for start in (0..self.len).step_by(CHUNK) {
             let count = CHUNK.min(self.len - start);
-            // SAFETY: `start + count ≤ len`, the length of the part; the chunk is copied out, so nothing
-            // is borrowed while it is written back.
-            unsafe { std::ptr::copy_nonoverlapping(x.add(start), chunk.as_mut_ptr(), count) };
+            for (lane, number) in chunk.iter_mut().enumerate().take(count) {
+                // SAFETY: `start + count ≤ len`, the length of the part; the chunk is copied out, so nothing
+                // is borrowed while it is written back.
+                *number = unsafe { x.add(start + lane).read() }.wide();
+            }
             self.mask(&mut chunk, (self.group + start / 4) as u32);
-            // SAFETY: as above.
-            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), y.add(start), count) };
+            for (lane, &number) in chunk.iter().enumerate().take(count) {
+                // SAFETY: as above.
+                unsafe { y.add(start + lane).write(E::rounded(number)) };
+            }
         }
     }
 }
 
-impl Part {
+impl<E> Part<E> {
     #[inline(always)]
     fn mask(&self, chunk: &mut [f32; CHUNK], first_group: u32) {
         let (groups, _) = chunk.as_chunks_mut::<4>();

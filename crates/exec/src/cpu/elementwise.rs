@@ -9,9 +9,11 @@
 )]
 #![allow(unsafe_code, reason = "a broadcast operand starts again at every row")]
 
-use plimsoll_graph::Op;
+use half::bf16;
+use plimsoll_graph::{DType, Op};
 
 use super::cast;
+use super::element::Element;
 use super::lanes::{self, Elementwise, PIECE, Streams, map};
 use super::{Call, pieces};
 use crate::ExecError;
@@ -22,7 +24,10 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
         Op::Add => add(call),
         Op::Mul => mul(call),
         Op::Scale { factor } => scale(call, *factor),
-        Op::Accumulate { .. } => accumulate(call),
+        Op::Accumulate { .. } => {
+            accumulate(call);
+            Ok(())
+        }
         _ => return None,
     })
 }
@@ -88,19 +93,17 @@ pub(super) fn add_to(sum: &mut [f32], x: &[f32]) {
 }
 
 /// Adds to the sum, or begins it where nothing has been added yet.
-fn accumulate(call: &Call) -> Result<(), ExecError> {
-    if call.inputs[0].ty.dtype != call.outputs[0].ty.dtype {
-        cast::accumulate(call);
-        return Ok(());
+fn accumulate(call: &Call) {
+    if call.inputs[0].ty.dtype != DType::F32 || call.outputs[0].ty.dtype != DType::F32 {
+        return cast::accumulate(call);
     }
-    let Streams { inputs: [x], outputs } = Streams::<1, 1>::of(call)?;
+    let Streams { inputs: [x], outputs } = Streams::<1, 1>::of(call);
     let len = call.outputs[0].ty.shape.elements();
     if call.outputs[0].accumulate {
         lanes::map_streams(Streams { inputs: [outputs[0].cast_const(), x], outputs }, &Sum, len);
     } else {
         lanes::map_streams(Streams { inputs: [x], outputs }, &Copied, len);
     }
-    Ok(())
 }
 
 /// A function of `a` and of `b`, whose shape is a suffix of that of `a`; `with_one` is the same function
@@ -110,18 +113,28 @@ fn with_suffix<One: Elementwise<1, 1>>(
     function: &impl Elementwise<2, 1>,
     with_one: impl Fn(f32) -> One,
 ) -> Result<(), ExecError> {
+    match call.precision()? {
+        DType::Bf16 => along_suffix(call, Streams::<2, 1, bf16>::of(call), function, with_one),
+        _ => along_suffix(call, Streams::<2, 1, f32>::of(call), function, with_one),
+    }
+    Ok(())
+}
+
+fn along_suffix<One: Elementwise<1, 1>, E: Element>(
+    call: &Call,
+    streams: Streams<2, 1, E>,
+    function: &impl Elementwise<2, 1>,
+    with_one: impl Fn(f32) -> One,
+) {
     let (len, period) = (call.inputs[0].ty.shape.elements(), call.inputs[1].ty.shape.elements());
-    let streams = Streams::<2, 1>::of(call)?;
     if len == period {
-        lanes::map_streams(streams, function, len);
-        return Ok(());
+        return lanes::map_streams(streams, function, len);
     }
     let Streams { inputs: [a, b], outputs } = streams;
     if period == 1 {
         // SAFETY: `b` is one number, and no output overlaps it: their sizes differ.
-        let b = unsafe { b.read() };
-        lanes::map_streams(Streams { inputs: [a], outputs }, &with_one(b), len);
-        return Ok(());
+        let b = unsafe { b.read() }.wide();
+        return lanes::map_streams(Streams { inputs: [a], outputs }, &with_one(b), len);
     }
     pieces::for_each(len.div_ceil(PIECE), |piece| {
         let end = len.min((piece + 1) * PIECE);
@@ -138,7 +151,6 @@ fn with_suffix<One: Elementwise<1, 1>>(
             start += run;
         }
     });
-    Ok(())
 }
 
 #[cfg(test)]

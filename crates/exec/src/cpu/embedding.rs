@@ -7,10 +7,11 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
-use plimsoll_graph::Op;
+use half::bf16;
+use plimsoll_graph::{DType, Op};
 
-use super::lanes::{PIECE, Work, at_full_width, want_f32};
-use super::pack::Numbers;
+use super::element::{self, Element};
+use super::lanes::{PIECE, Work, at_full_width};
 use super::{Call, split};
 use crate::ExecError;
 
@@ -27,27 +28,38 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
 const STRIP: usize = 128;
 
 fn embedding(call: &Call) -> Result<(), ExecError> {
+    call.precision()?;
     let ids = call.integers(1);
     check(ids, call.inputs[0].ty.shape[0])?;
-    match call.weight(0) {
-        Numbers::F32(table) => choose(table, ids, call.output(0)),
-        Numbers::Bf16(table) => choose(table, ids, call.half_output(0)),
+    match (call.inputs[0].ty.dtype, call.outputs[0].ty.dtype) {
+        (DType::Bf16, DType::Bf16) => choose::<bf16, bf16>(call, ids, <[bf16]>::copy_from_slice),
+        (DType::Bf16, _) => choose::<bf16, f32>(call, ids, |to, from| element::widen(from, to)),
+        (_, DType::Bf16) => choose::<f32, bf16>(call, ids, |to, from| element::round(from, to)),
+        _ => choose::<f32, f32>(call, ids, <[f32]>::copy_from_slice),
     }
     Ok(())
 }
 
-fn choose<T: Copy + Send + Sync>(table: &[T], ids: &[i32], output: &mut [T]) {
+/// Rows of the table, each stored by `copy`.
+fn choose<T: Element, E: Element>(call: &Call, ids: &[i32], copy: impl Fn(&mut [E], &[T]) + Sync + Send) {
+    let (table, output) = (call.elements::<T>(0), call.output_as::<E>(0));
     let width = output.len() / ids.len().max(1);
     split::rows(ids.len(), PIECE.div_ceil(width.max(1)), [output], |range, [output]| {
         for (&id, output) in ids[range].iter().zip(output.chunks_exact_mut(width)) {
-            output.copy_from_slice(&table[id as usize * width..][..width]);
+            copy(output, &table[id as usize * width..][..width]);
         }
     });
 }
 
 fn embedding_grad(call: &Call) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let (ids, dy) = (call.integers(0), call.input(1));
+    match call.precision()? {
+        DType::Bf16 => add_all::<bf16>(call),
+        _ => add_all::<f32>(call),
+    }
+}
+
+fn add_all<E: Element>(call: &Call) -> Result<(), ExecError> {
+    let (ids, dy) = (call.integers(0), call.elements::<E>(1));
     let shape = call.outputs[0].ty.shape;
     check(ids, shape[0])?;
     let (table, width) = (call.output(0), shape[1]);
@@ -60,14 +72,14 @@ fn embedding_grad(call: &Call) -> Result<(), ExecError> {
     Ok(())
 }
 
-struct AddRows<'a, 'b> {
+struct AddRows<'a, 'b, E> {
     ids: &'a [i32],
-    dy: &'a [f32],
+    dy: &'a [E],
     width: usize,
     strip: &'a mut split::Columns<'b>,
 }
 
-impl Work for AddRows<'_, '_> {
+impl<E: Element> Work for AddRows<'_, '_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -76,7 +88,7 @@ impl Work for AddRows<'_, '_> {
         for (&id, dy) in self.ids.iter().zip(self.dy.chunks_exact(self.width)) {
             let sums = self.strip.row(id as usize);
             for (sum, dy) in sums.iter_mut().zip(&dy[columns.clone()]) {
-                *sum += dy;
+                *sum += dy.wide();
             }
         }
     }

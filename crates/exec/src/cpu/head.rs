@@ -14,13 +14,14 @@
 //! over rows (loss, `dw`, `db`) takes one row after the other, and a chunk continues where the last stopped.
 
 use plimsoll_graph::op::Head;
-use plimsoll_graph::{Op, Type};
+use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::exp::exp;
-use super::linear::{kept_if, single_precision};
+use super::linear::kept_if;
 use super::matmul::{self, Extents, Start, product};
 use super::pack::{Numbers, View};
+use super::rounded::{self, Begin, Factors};
 use super::simd::widest;
 use super::{Call, split};
 use crate::ExecError;
@@ -61,18 +62,19 @@ fn head_loss(call: &Call, head: Head) -> Result<(), ExecError> {
 
 /// `(x, w, targets, scale[, b][, x₂, w₂]) → (loss, dx[, dx₂][, dw][, db])`.
 fn head_loss_grad(call: &Call, head: Head, weight: bool, bias: bool) -> Result<(), ExecError> {
+    let head_call = HeadCall::new(call, head)?;
     let accumulates = |output: usize| call.outputs[output].accumulate;
     let first = 2 + usize::from(head.second);
     let gradients = Gradients {
-        dx: call.output(1),
-        second: head.second.then(|| call.output(2)),
+        dx: Rows::output(call, 1),
+        second: head.second.then(|| Rows::output(call, 2)),
         dw: weight.then(|| Sum { into: call.output(first), kept: accumulates(first) }),
         db: bias.then(|| {
             let output = first + usize::from(weight);
             Sum { into: call.output(output), kept: accumulates(output) }
         }),
     };
-    HeadCall::new(call, head)?.run(Some(gradients));
+    head_call.run(Some(gradients));
     Ok(())
 }
 
@@ -82,15 +84,16 @@ fn head_workspace(head: Head, inputs: &[Type]) -> Workspace {
     let second = if head.second { inputs[head.second_at()].shape[1] } else { 0 };
     let c = inputs[0].shape[1].max(second);
     let bytes = |rows: usize, product: u64| (4 * (rows.min(n) * (v + 1) + LINE)) as u64 + product;
-    let product = product_workspace(c, v);
+    let product = product_workspace(c, v, inputs[0].dtype == DType::Bf16);
     Workspace { least: bytes(FEWEST_ROWS, product.least), best: bytes(MOST_ROWS, product.best) }
 }
 
-/// Scratch of the products of a chunk, which run one after the other; the widest has `c` columns.
-fn product_workspace(c: usize, v: usize) -> Workspace {
+/// Scratch of the products of a chunk, which run one after the other; the widest has `c` columns. The gradient that is sent
+/// back is rounded where values between nodes are bf16.
+fn product_workspace(c: usize, v: usize, half: bool) -> Workspace {
     let rows = MOST_ROWS;
     let logits = matmul::workspace(Extents { m: rows, n: v, k: c });
-    let dx = matmul::workspace(Extents { m: rows, n: c, k: v });
+    let dx = rounded::workspace(Extents { m: rows, n: c, k: v }, half);
     let dw = matmul::workspace(Extents { m: v, n: c, k: rows });
     let most = |of: fn(Workspace) -> u64| [logits, dx, dw].map(of).into_iter().max().unwrap_or(0);
     Workspace { least: most(|one| one.least), best: most(|one| one.best) }
@@ -98,10 +101,34 @@ fn product_workspace(c: usize, v: usize) -> Workspace {
 
 /// What the backward pass writes.
 struct Gradients<'a> {
-    dx: &'a mut [f32],
-    second: Option<&'a mut [f32]>,
+    dx: Rows<'a>,
+    second: Option<Rows<'a>>,
     dw: Option<Sum<'a>>,
     db: Option<Sum<'a>>,
+}
+
+/// Rows that are sent back, as values between nodes are stored.
+enum Rows<'a> {
+    F32(&'a mut [f32]),
+    Bf16(&'a mut [half::bf16]),
+}
+
+impl<'a> Rows<'a> {
+    fn output(call: &'a Call, index: usize) -> Rows<'a> {
+        match call.outputs[index].ty.dtype {
+            DType::Bf16 => Rows::Bf16(call.output_as(index)),
+            _ => Rows::F32(call.output(index)),
+        }
+    }
+
+    /// Writes a product to the rows from `first` on.
+    fn store(&mut self, first: usize, factors: Factors, packing: &mut [f32]) {
+        let Extents { m, n, .. } = factors.extents;
+        match self {
+            Rows::F32(rows) => factors.product(Start::Zero, &mut rows[first * n..][..m * n], packing),
+            Rows::Bf16(rows) => factors.rounded(Begin::Zero, &mut rows[first * n..][..m * n], packing),
+        }
+    }
 }
 
 /// A sum over all rows, and whether it begins with what is there.
@@ -114,7 +141,7 @@ struct Sum<'a> {
 #[derive(Clone, Copy)]
 struct Second<'a> {
     /// (N, R)
-    x: &'a [f32],
+    x: Numbers<'a>,
     /// (V, R)
     w: &'a [f32],
     columns: usize,
@@ -123,7 +150,7 @@ struct Second<'a> {
 /// The checked operands of a call.
 struct HeadCall<'a> {
     /// (N, C)
-    x: &'a [f32],
+    x: Numbers<'a>,
     /// (V, C)
     w: Numbers<'a>,
     /// (N)
@@ -134,13 +161,15 @@ struct HeadCall<'a> {
     ignore_index: i32,
     c: usize,
     v: usize,
+    /// Whether values between nodes are bf16.
+    half: bool,
     loss: &'a mut f32,
     scratch: &'a mut [f32],
 }
 
 impl<'a> HeadCall<'a> {
     fn new(call: &'a Call, head: Head) -> Result<HeadCall<'a>, ExecError> {
-        single_precision(call)?;
+        let half = call.precision()? == DType::Bf16;
         let (c, v) = (call.inputs[0].ty.shape[1], call.inputs[1].ty.shape[0]);
         let targets = call.integers(2);
         let bad = |&&id: &&i32| id != head.ignore_index && usize::try_from(id).map_or(true, |id| id >= v);
@@ -148,18 +177,19 @@ impl<'a> HeadCall<'a> {
             return Err(ExecError::Data(format!("target {id} is outside the vocabulary of {v}")));
         }
         Ok(HeadCall {
-            x: call.input(0),
-            w: call.weight(1),
+            x: call.numbers(0),
+            w: call.numbers(1),
             targets,
             bias: head.bias.then(|| call.input(4)),
             second: head.second.then(|| {
                 let at = head.second_at();
-                Second { x: call.input(at), w: call.input(at + 1), columns: call.inputs[at].ty.shape[1] }
+                Second { x: call.numbers(at), w: call.input(at + 1), columns: call.inputs[at].ty.shape[1] }
             }),
             scale: call.input(3)[0],
             ignore_index: head.ignore_index,
             c,
             v,
+            half,
             loss: &mut call.output(0)[0],
             scratch: call.scratch(),
         })
@@ -168,7 +198,7 @@ impl<'a> HeadCall<'a> {
     /// Rows of a chunk in the scratch that was granted.
     fn chunk_rows(&self) -> usize {
         let widest = self.c.max(self.second.map_or(0, |second| second.columns));
-        let reserved = product_workspace(widest, self.v).least as usize / 4 + LINE;
+        let reserved = product_workspace(widest, self.v, self.half).least as usize / 4 + LINE;
         let rows = self.scratch.len().saturating_sub(reserved) / (self.v + 1);
         let whole = rows / FEWEST_ROWS * FEWEST_ROWS;
         let most = MOST_ROWS.min(self.targets.len());
@@ -200,12 +230,12 @@ impl<'a> HeadCall<'a> {
     /// `x·wᵀ + b` for the rows of a chunk.
     fn logits(&self, first: usize, rows: usize, logits: &mut [f32], packing: &mut [f32]) {
         let (c, v) = (self.c, self.v);
-        let x = View::new(&self.x[first * c..], rows, c, c, 1);
+        let x = View::of(self.x.from(first * c), rows, c, c, 1);
         let w = View::of(self.w, v, c, c, 1);
         let start = self.bias.map_or(Start::Zero, Start::Bias);
         product(Extents { m: rows, n: v, k: c }, x, w, start, logits, packing);
         if let Some(Second { x, w, columns }) = self.second {
-            let x = View::new(&x[first * columns..], rows, columns, columns, 1);
+            let x = View::of(x.from(first * columns), rows, columns, columns, 1);
             let w = View::new(w, v, columns, columns, 1);
             product(Extents { m: rows, n: v, k: columns }, x, w, Start::Kept, logits, packing);
         }
@@ -250,18 +280,15 @@ impl<'a> HeadCall<'a> {
         packing: &mut [f32],
     ) {
         let (c, v) = (self.c, self.v);
-        let dx = &mut into.dx[first * c..][..rows * c];
-        let along_words = View::new(dlogits, rows, v, v, 1);
-        let w = View::of(self.w, c, v, 1, c);
-        product(Extents { m: rows, n: c, k: v }, along_words, w, Start::Zero, dx, packing);
+        let (a, b) = (View::new(dlogits, rows, v, v, 1), View::of(self.w, c, v, 1, c));
+        into.dx.store(first, Factors { extents: Extents { m: rows, n: c, k: v }, a, b }, packing);
         if let (Some(dx), Some(Second { w, columns, .. })) = (&mut into.second, self.second) {
-            let dx = &mut dx[first * columns..][..rows * columns];
-            let (along_words, w) = (View::new(dlogits, rows, v, v, 1), View::new(w, columns, v, 1, columns));
-            product(Extents { m: rows, n: columns, k: v }, along_words, w, Start::Zero, dx, packing);
+            let (a, b) = (View::new(dlogits, rows, v, v, 1), View::new(w, columns, v, 1, columns));
+            dx.store(first, Factors { extents: Extents { m: rows, n: columns, k: v }, a, b }, packing);
         }
         if let Some(dw) = &mut into.dw {
             let along_rows = View::new(dlogits, v, rows, 1, v);
-            let x = View::new(&self.x[first * c..], c, rows, 1, c);
+            let x = View::of(self.x.from(first * c), c, rows, 1, c);
             let start = kept_if(dw.kept || first > 0);
             product(Extents { m: v, n: c, k: rows }, along_rows, x, start, dw.into, packing);
         }

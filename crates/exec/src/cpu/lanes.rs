@@ -14,8 +14,10 @@
     reason = "elementwise kernels may write over their inputs, which slices cannot express"
 )]
 
+use half::bf16;
 use plimsoll_graph::DType;
 
+use super::element::Element;
 use super::{Call, pieces};
 use crate::ExecError;
 
@@ -64,31 +66,26 @@ pub(super) fn at_full_width<W: Work>(work: W) -> W::Output {
     work.run()
 }
 
-/// Where the operands of an elementwise op begin.
+/// Where the operands of an elementwise op begin; all are of one type.
 #[derive(Clone, Copy)]
-pub(super) struct Streams<const IN: usize, const OUT: usize> {
+pub(super) struct Streams<const IN: usize, const OUT: usize, E = f32> {
     /// What is read.
-    pub(super) inputs: [*const f32; IN],
+    pub(super) inputs: [*const E; IN],
     /// What is written; each may equal one of `inputs`.
-    pub(super) outputs: [*mut f32; OUT],
+    pub(super) outputs: [*mut E; OUT],
 }
 
 // SAFETY: the addresses lie in the arena, which outlives the call; pieces write disjoint elements.
-unsafe impl<const IN: usize, const OUT: usize> Send for Streams<IN, OUT> {}
+unsafe impl<const IN: usize, const OUT: usize, E> Send for Streams<IN, OUT, E> {}
 // SAFETY: as above.
-unsafe impl<const IN: usize, const OUT: usize> Sync for Streams<IN, OUT> {}
+unsafe impl<const IN: usize, const OUT: usize, E> Sync for Streams<IN, OUT, E> {}
 
-impl<const IN: usize, const OUT: usize> Streams<IN, OUT> {
-    /// The first `IN` inputs and `OUT` outputs of a call.
-    ///
-    /// # Errors
-    ///
-    /// When one of them does not hold f32.
-    pub(super) fn of(call: &Call) -> Result<Self, ExecError> {
-        want_f32(call)?;
+impl<const IN: usize, const OUT: usize, E: Element> Streams<IN, OUT, E> {
+    /// The first `IN` inputs and `OUT` outputs of a call whose values between nodes are of type `E`.
+    pub(super) fn of(call: &Call) -> Self {
         let inputs = std::array::from_fn(|i| call.pointer(i));
-        let outputs = std::array::from_fn(|i| call.outputs[i].pointer.cast());
-        Ok(Streams { inputs, outputs })
+        let outputs = std::array::from_fn(|i| call.output_as::<E>(i).as_mut_ptr());
+        Streams { inputs, outputs }
     }
 
     /// The same operands from element `start` on.
@@ -117,19 +114,22 @@ impl<const IN: usize, const OUT: usize> Streams<IN, OUT> {
 ///
 /// # Errors
 ///
-/// When an operand does not hold f32.
+/// When an operand is neither f32 nor bf16.
 pub(super) fn map<const IN: usize, const OUT: usize>(
     call: &Call,
     function: &impl Elementwise<IN, OUT>,
 ) -> Result<(), ExecError> {
-    let streams = Streams::of(call)?;
-    map_streams(streams, function, call.outputs[0].ty.shape.elements());
+    let len = call.outputs[0].ty.shape.elements();
+    match call.precision()? {
+        DType::Bf16 => map_streams(Streams::<IN, OUT, bf16>::of(call), function, len),
+        _ => map_streams(Streams::<IN, OUT, f32>::of(call), function, len),
+    }
     Ok(())
 }
 
 /// Applies `function` to `len` elements of `streams`, a piece at a time.
-pub(super) fn map_streams<const IN: usize, const OUT: usize>(
-    streams: Streams<IN, OUT>,
+pub(super) fn map_streams<const IN: usize, const OUT: usize, E: Element>(
+    streams: Streams<IN, OUT, E>,
     function: &impl Elementwise<IN, OUT>,
     len: usize,
 ) {
@@ -141,28 +141,19 @@ pub(super) fn map_streams<const IN: usize, const OUT: usize>(
     });
 }
 
-/// Refuses operands that are not f32; integer inputs (ids, random state) come after the floats and are
-/// checked where they are read.
-pub(super) fn want_f32(call: &Call) -> Result<(), ExecError> {
-    let operands = call.inputs.iter().chain(call.outputs);
-    match operands.map(|operand| operand.ty.dtype).find(|dtype| !matches!(dtype, DType::F32 | DType::I32)) {
-        Some(dtype) => {
-            Err(ExecError::Unsupported(format!("the CPU's {} works on f32, not {dtype}", call.op.name())))
-        }
-        None => Ok(()),
-    }
-}
-
-struct Segment<'a, M, const IN: usize, const OUT: usize> {
+struct Segment<'a, M, const IN: usize, const OUT: usize, E> {
     map: &'a M,
-    streams: Streams<IN, OUT>,
+    streams: Streams<IN, OUT, E>,
     len: usize,
 }
 
-impl<M: Elementwise<IN, OUT>, const IN: usize, const OUT: usize> Work for Segment<'_, M, IN, OUT> {
+impl<M: Elementwise<IN, OUT>, const IN: usize, const OUT: usize, E: Element> Work
+    for Segment<'_, M, IN, OUT, E>
+{
     type Output = ();
 
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "constant bounds become whole vectors")]
     fn run(self) {
         let Streams { inputs, outputs } = self.streams;
         let mut x = [[0.0; LANES]; IN];
@@ -171,24 +162,35 @@ impl<M: Elementwise<IN, OUT>, const IN: usize, const OUT: usize> Work for Segmen
             for (x, input) in x.iter_mut().zip(inputs) {
                 // SAFETY: `start + LANES ≤ len`, which `apply`'s caller vouched for; the chunk is copied
                 // out, so nothing is borrowed while the outputs are written.
-                *x = unsafe { input.add(start).cast::<[f32; LANES]>().read_unaligned() };
+                let chunk = unsafe { input.add(start).cast::<[E; LANES]>().read_unaligned() };
+                for lane in 0..LANES {
+                    x[lane] = chunk[lane].wide();
+                }
             }
             let y = each_lane(self.map, &x);
             for (y, output) in y.into_iter().zip(outputs) {
+                let mut chunk = [E::ZERO; LANES];
+                for lane in 0..LANES {
+                    chunk[lane] = E::rounded(y[lane]);
+                }
                 // SAFETY: as above.
-                unsafe { output.add(start).cast::<[f32; LANES]>().write_unaligned(y) };
+                unsafe { output.add(start).cast::<[E; LANES]>().write_unaligned(chunk) };
             }
         }
         let rest = self.len - whole;
         if rest > 0 {
             for (x, input) in x.iter_mut().zip(inputs) {
-                // SAFETY: `whole + rest = len`.
-                unsafe { std::ptr::copy_nonoverlapping(input.add(whole), x.as_mut_ptr(), rest) };
+                for (lane, x) in x.iter_mut().enumerate().take(rest) {
+                    // SAFETY: `whole + rest = len`.
+                    *x = unsafe { input.add(whole + lane).read_unaligned() }.wide();
+                }
             }
             let y = each_lane(self.map, &x);
             for (y, output) in y.iter().zip(outputs) {
-                // SAFETY: as above.
-                unsafe { std::ptr::copy_nonoverlapping(y.as_ptr(), output.add(whole), rest) };
+                for (lane, &y) in y.iter().enumerate().take(rest) {
+                    // SAFETY: as above.
+                    unsafe { output.add(whole + lane).write_unaligned(E::rounded(y)) };
+                }
             }
         }
     }

@@ -1,13 +1,16 @@
-//! The linear layer, its two gradients and the batched matrix product: strides for [`product`].
+//! The linear layer, its two gradients and the batched matrix product: strides for products.
 //!
 //! A matrix that is used transposed is not copied: packing reads it along its other axis. `N` is the number of
 //! rows of `x`, `(out, in)` the extents of the weight.
 
+use half::bf16;
 use plimsoll_graph::{DType, Op, Shape, Type};
 use plimsoll_plan::Workspace;
 
-use super::matmul::{self, Extents, Start, product};
+use super::element::Element;
+use super::matmul::{self, Extents, Start};
 use super::pack::{Numbers, View};
+use super::rounded::{self, Begin, Factors};
 use super::{Call, pieces, split};
 use crate::ExecError;
 
@@ -45,31 +48,39 @@ pub(super) struct Weight<'a> {
 impl<'a> Weight<'a> {
     /// Input `index` of a call.
     pub(super) fn input(call: &'a Call, index: usize, transposed: bool) -> Weight<'a> {
-        Weight { numbers: call.weight(index), shape: call.inputs[index].ty.shape, transposed }
+        Weight { numbers: call.numbers(index), shape: call.inputs[index].ty.shape, transposed }
     }
 
     fn extents(&self) -> (usize, usize) {
         extents_of(self.shape, self.transposed)
     }
 
-    /// `y = start + x·wᵀ`, `rows` rows.
-    pub(super) fn forward(&self, rows: usize, x: &[f32], start: Start, y: &mut [f32], scratch: &mut [f32]) {
+    /// `x·wᵀ`, `rows` rows.
+    fn times<'b>(&'b self, rows: usize, x: Numbers<'b>) -> Factors<'b> {
         let (out, input) = self.extents();
         let extents = Extents { m: rows, n: out, k: input };
-        let x = View::new(x, rows, input, input, 1);
         let (line, depth) = if self.transposed { (1, out) } else { (input, 1) };
-        let w = View::of(self.numbers, out, input, line, depth);
-        product(extents, x, w, start, y, scratch);
+        let b = View::of(self.numbers, out, input, line, depth);
+        Factors { extents, a: View::of(x, rows, input, input, 1), b }
+    }
+
+    /// `dy·w`, `rows` rows.
+    fn times_back<'b>(&'b self, rows: usize, dy: Numbers<'b>) -> Factors<'b> {
+        let (out, input) = self.extents();
+        let extents = Extents { m: rows, n: input, k: out };
+        let (line, depth) = if self.transposed { (out, 1) } else { (1, input) };
+        let b = View::of(self.numbers, input, out, line, depth);
+        Factors { extents, a: View::of(dy, rows, out, out, 1), b }
+    }
+
+    /// `y = start + x·wᵀ`, `rows` rows.
+    pub(super) fn forward(&self, rows: usize, x: &[f32], start: Start, y: &mut [f32], scratch: &mut [f32]) {
+        self.times(rows, Numbers::F32(x)).product(start, y, scratch);
     }
 
     /// `dx = dy·w`, `rows` rows.
     pub(super) fn backward(&self, rows: usize, dy: &[f32], dx: &mut [f32], scratch: &mut [f32]) {
-        let (out, input) = self.extents();
-        let extents = Extents { m: rows, n: input, k: out };
-        let dy = View::new(dy, rows, out, out, 1);
-        let (line, depth) = if self.transposed { (out, 1) } else { (1, input) };
-        let w = View::of(self.numbers, input, out, line, depth);
-        product(extents, dy, w, Start::Zero, dx, scratch);
+        self.times_back(rows, Numbers::F32(dy)).product(Start::Zero, dx, scratch);
     }
 
     /// `dw = start + dyᵀ·x`, or its transpose, over `rows` rows. The sum takes them in order, so that rows that
@@ -82,7 +93,8 @@ impl<'a> Weight<'a> {
         dw: &mut [f32],
         scratch: &mut [f32],
     ) {
-        weight_gradient(self.shape, self.transposed, rows, [x, dy], start, dw, scratch);
+        let operands = [Numbers::F32(x), Numbers::F32(dy)];
+        weight_gradient(self.shape, self.transposed, rows, operands).product(start, dw, scratch);
     }
 }
 
@@ -92,28 +104,35 @@ pub(super) fn extents_of(shape: Shape, transposed: bool) -> (usize, usize) {
 }
 
 /// The gradient of a weight of shape `shape`.
-fn weight_gradient(
-    shape: Shape,
-    transposed: bool,
-    rows: usize,
-    [x, dy]: [&[f32]; 2],
-    start: Start,
-    dw: &mut [f32],
-    scratch: &mut [f32],
-) {
+fn weight_gradient(shape: Shape, transposed: bool, rows: usize, [x, dy]: [Numbers<'_>; 2]) -> Factors<'_> {
     let extents = Extents { m: shape[0], n: shape[1], k: rows };
     let (left, right) = if transposed { (x, dy) } else { (dy, x) };
-    let a = View::new(left, extents.m, rows, 1, extents.m);
-    let b = View::new(right, extents.n, rows, 1, extents.n);
-    product(extents, a, b, start, dw, scratch);
+    let a = View::of(left, extents.m, rows, 1, extents.m);
+    Factors { extents, a, b: View::of(right, extents.n, rows, 1, extents.n) }
 }
 
 /// `(x[N,in], w[, b]) → y[N,out]`, `w` being `(out, in)`, or `(in, out)` when `transposed`.
 fn linear(call: &Call, transposed: bool) -> Result<(), ExecError> {
-    single_precision(call)?;
+    let precision = call.precision()?;
     let (rows, weight) = (call.inputs[0].ty.shape.rows(), Weight::input(call, 1, transposed));
-    weight.forward(rows, call.input(0), linear_start(call), call.output(0), call.scratch());
+    let product = weight.times(rows, call.numbers(0));
+    match precision {
+        DType::Bf16 => product.rounded(rounded_start(call), call.output_as(0), call.scratch()),
+        _ => product.product(linear_start(call), call.output(0), call.scratch()),
+    }
     Ok(())
+}
+
+/// As [`linear_start`], for a result in bf16.
+fn rounded_start<'a>(call: &'a Call) -> Begin<'a> {
+    let Some(bias) = call.inputs.get(2) else { return Begin::Zero };
+    if std::ptr::eq(bias.pointer, call.outputs[0].pointer) {
+        Begin::Kept
+    } else if bias.ty == call.outputs[0].ty {
+        Begin::Matrix(call.elements(2))
+    } else {
+        Begin::Bias(call.input(2))
+    }
 }
 
 /// What the sums of a linear layer begin with. An addend whose place the result took over is not borrowed.
@@ -130,71 +149,100 @@ fn linear_start<'a>(call: &'a Call) -> Start<'a> {
 
 /// Scratch of [`linear`].
 fn linear_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
-    matmul::workspace(linear_extents(inputs[0].shape, outputs[0].shape))
+    rounded::workspace(linear_extents(inputs[0].shape, outputs[0].shape), is_half(outputs[0]))
+}
+
+fn is_half(ty: Type) -> bool {
+    ty.dtype == DType::Bf16
 }
 
 /// `(w, dy[N,out]) → dx[N,in]`.
 fn linear_grad_input(call: &Call, transposed: bool) -> Result<(), ExecError> {
-    single_precision(call)?;
+    let precision = call.precision()?;
     let (rows, weight) = (call.inputs[1].ty.shape.rows(), Weight::input(call, 0, transposed));
-    weight.backward(rows, call.input(1), call.output(0), call.scratch());
+    let product = weight.times_back(rows, call.numbers(1));
+    match precision {
+        DType::Bf16 => product.rounded(Begin::Zero, call.output_as(0), call.scratch()),
+        _ => product.product(Start::Zero, call.output(0), call.scratch()),
+    }
     Ok(())
 }
 
 /// Scratch of [`linear_grad_input`].
 fn linear_grad_input_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
-    matmul::workspace(linear_extents(inputs[1].shape, outputs[0].shape))
+    rounded::workspace(linear_extents(inputs[1].shape, outputs[0].shape), is_half(outputs[0]))
 }
 
 /// `(x[N,in], dy[N,out]) → dw`, of the weight's shape.
 fn linear_grad_weight(call: &Call, transposed: bool) -> Result<(), ExecError> {
-    single_precision(call)?;
-    let (rows, shape) = (call.inputs[0].ty.shape.rows(), call.outputs[0].ty.shape);
-    let (start, operands) = (kept_if(call.outputs[0].accumulate), [call.input(0), call.input(1)]);
-    weight_gradient(shape, transposed, rows, operands, start, call.output(0), call.scratch());
+    call.precision()?;
+    let (rows, dw) = (call.inputs[0].ty.shape.rows(), &call.outputs[0]);
+    let operands = [call.numbers(0), call.numbers(1)];
+    let product = weight_gradient(dw.ty.shape, transposed, rows, operands);
+    if is_half(dw.ty) {
+        let begin = if dw.accumulate { Begin::Added } else { Begin::Zero };
+        product.rounded(begin, call.output_as(0), call.scratch());
+    } else {
+        product.product(kept_if(dw.accumulate), call.output(0), call.scratch());
+    }
     Ok(())
 }
 
 /// Scratch of [`linear_grad_weight`].
 fn linear_grad_weight_workspace(inputs: &[Type], outputs: &[Type]) -> Workspace {
-    matmul::workspace(weight_extents(inputs[0].shape, outputs[0].shape))
+    rounded::workspace(weight_extents(inputs[0].shape, outputs[0].shape), is_half(outputs[0]))
 }
 
 /// `(a, b) → a·b` for each index of the leading axes.
 fn matmul(call: &Call, transpose_a: bool, transpose_b: bool) -> Result<(), ExecError> {
-    single_precision(call)?;
+    let each =
+        |factors: Factors, scratch: &mut [f32], c: &mut [f32]| factors.product(Start::Zero, c, scratch);
+    let each_half =
+        |factors: Factors, scratch: &mut [f32], c: &mut [bf16]| factors.rounded(Begin::Zero, c, scratch);
+    match call.precision()? {
+        DType::Bf16 => matmul_as(call, transpose_a, transpose_b, each_half),
+        _ => matmul_as(call, transpose_a, transpose_b, each),
+    }
+    Ok(())
+}
+
+/// The products of a batch, each stored by `product`.
+fn matmul_as<E: Element>(
+    call: &Call,
+    transpose_a: bool,
+    transpose_b: bool,
+    product: impl Fn(Factors, &mut [f32], &mut [E]) + Sync + Send,
+) {
     let extents = batch_extents(call.inputs[0].ty.shape, call.outputs[0].ty.shape, transpose_a);
     let Extents { m, n, k } = extents;
     let (row, depth_a) = if transpose_a { (1, m) } else { (k, 1) };
     let (column, depth_b) = if transpose_b { (k, 1) } else { (1, n) };
-    let (a, b, c) = (call.input(0), call.input(1), call.output(0));
+    let (a, b, c) = (call.numbers(0), call.numbers(1), call.output_as::<E>(0));
     if k == 0 {
-        c.fill(0.0);
-        return Ok(());
+        return c.fill(E::ZERO);
     }
-    let one = |index: usize, c: &mut [f32], scratch: &mut [f32]| {
-        let a = View::new(&a[index * m * k..][..m * k], m, k, row, depth_a);
-        let b = View::new(&b[index * k * n..][..k * n], n, k, column, depth_b);
-        product(extents, a, b, Start::Zero, c, scratch);
+    let one = |index: usize, c: &mut [E], scratch: &mut [f32]| {
+        let a = View::of(a.from(index * m * k), m, k, row, depth_a);
+        let b = View::of(b.from(index * k * n), n, k, column, depth_b);
+        product(Factors { extents, a, b }, scratch, c);
     };
     // Large products run one after the other, each shared by all threads. Small ones are dealt out, each share
     // with a part of the scratch to itself.
     let (len, scratch) = ((m * n).max(1), call.scratch());
     let batch = c.len() / len;
-    let fitting = scratch.len() / floats(matmul::workspace(extents).least).max(1);
+    let fitting = scratch.len() / floats(rounded::workspace(extents, !E::WHOLE).least).max(1);
     let shares = if matmul::is_small(extents) { pieces::threads().min(batch).min(fitting).max(1) } else { 1 };
     let share = batch.div_ceil(shares).max(1);
     let room = (scratch.len() / shares).max(1);
-    split::chunks([(c, share * len), (scratch, room)], |dealt, [c, scratch]| {
+    split::chunks_with_scratch((c, share * len), (scratch, room), |dealt, c, scratch| {
         c.chunks_exact_mut(len).enumerate().for_each(|(index, c)| one(dealt * share + index, c, scratch));
     });
-    Ok(())
 }
 
 /// Scratch of [`matmul()`].
 fn matmul_workspace(inputs: &[Type], outputs: &[Type], threads: usize, transpose_a: bool) -> Workspace {
     let extents = batch_extents(inputs[0].shape, outputs[0].shape, transpose_a);
-    let one = matmul::workspace(extents);
+    let one = rounded::workspace(extents, is_half(outputs[0]));
     let batch = outputs[0].shape.elements() / (extents.m * extents.n).max(1);
     let shares = if matmul::is_small(extents) { threads.min(batch).max(1) } else { 1 };
     Workspace { least: one.least, best: one.best * shares as u64 }
@@ -202,23 +250,6 @@ fn matmul_workspace(inputs: &[Type], outputs: &[Type], threads: usize, transpose
 
 fn floats(bytes: u64) -> usize {
     bytes as usize / 4
-}
-
-/// Refuses what these kernels have no code for: anything but f32, and weights in bf16.
-pub(super) fn single_precision(call: &Call) -> Result<(), ExecError> {
-    let single = |ty: Type| matches!(ty.dtype, DType::F32 | DType::I32);
-    let weight = |index: usize, ty: Type| ty.dtype == DType::Bf16 && call.op.reads_half(index);
-    let inputs = call.inputs.iter().enumerate();
-    let refused = inputs.filter(|&(index, operand)| !single(operand.ty) && !weight(index, operand.ty));
-    let refused = refused.map(|(_, operand)| operand);
-    match refused.chain(call.outputs.iter().filter(|operand| !single(operand.ty))).next() {
-        Some(operand) => Err(ExecError::Unsupported(format!(
-            "the CPU has no {} kernel for {}",
-            operand.ty.dtype,
-            call.op.name()
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// What an output that may be added to begins with.

@@ -10,28 +10,43 @@
 //!
 //! The bits are those of the single ops: a product takes the sums of a row whole, gradients of weights and biases
 //! go on from tile to tile in the order of the rows, and what two products send back is added, not summed in one.
-//! A tile's rows are copied before its result is written, which may then lie in their place.
+//! A tile's rows are copied before its result is written, which may then lie in their place. Where values between nodes are
+//! bf16, hidden values are rounded to it in their f32 scratch, at the places where single ops would store them.
 
+use half::bf16;
 use plimsoll_graph::op::{Activation, Gelu, Mlp};
-use plimsoll_graph::{Op, Type};
+use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::activation::{GeluErf, GeluErfGrad, GeluTanh, GeluTanhGrad, Swiglu, SwigluGrad};
+use super::element::{self, Element};
 use super::elementwise::add_to;
-use super::lanes::{Streams, map_streams};
-use super::linear::{Weight, extents_of, kept_if, single_precision};
+use super::lanes::{PIECE, Streams, map_streams};
+use super::linear::{Weight, extents_of, kept_if};
 use super::matmul::{self, Extents, Start};
 use super::split::Overwritten;
-use super::{Call, sums};
+use super::{Call, split, sums};
 use crate::ExecError;
 
 /// Runs an op of this file.
 pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
-    Some(match call.op {
-        Op::Mlp(form) => mlp(call, *form),
-        Op::MlpGrad { mlp: form, weights, biases } => mlp_grad(call, *form, *weights, *biases),
-        _ => return None,
+    let known = matches!(call.op, Op::Mlp(_) | Op::MlpGrad { .. });
+    known.then(|| {
+        match call.precision()? {
+            DType::Bf16 => run_as::<bf16>(call),
+            _ => run_as::<f32>(call),
+        }
+        Ok(())
     })
+}
+
+/// Runs an op of this file whose values between nodes are of type `E`.
+fn run_as<E: Element>(call: &Call) {
+    match call.op {
+        Op::Mlp(form) => mlp::<E>(call, *form),
+        Op::MlpGrad { mlp: form, weights, biases } => mlp_grad::<E>(call, *form, *weights, *biases),
+        _ => {}
+    }
 }
 
 /// The scratch that an op of this file needs.
@@ -47,29 +62,35 @@ pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Optio
 const LINE: usize = 16;
 
 /// `(x, w₁ … wₙ[, b₁ … bₙ]) → y`.
-fn mlp(call: &Call, form: Mlp) -> Result<(), ExecError> {
-    single_precision(call)?;
-    let (network, sizes) = (Network::new(call, form, 1), Sizes::of_call(call, form, 1));
+fn mlp<E: Element>(call: &Call, form: Mlp) {
+    let (network, sizes) = (Network::new::<E>(call, form, 1), Sizes::of_call(call, form, 1));
     let mut room = Room(call.scratch());
-    let x_tile = room.take(sizes.rows * sizes.c);
+    let x_tile = room.take(sizes.rows * sizes.first_tile());
     let mut hidden = room.take_hidden(&sizes);
-    let x = Overwritten::input(call, 0);
+    let x = Overwritten::<E>::input(call, 0);
     for (first, rows) in sizes.tiles() {
-        let x_tile = &mut x_tile[..rows * sizes.c];
-        x.copy_to(first * sizes.c, x_tile);
+        x.widen_to(first * sizes.c, &mut x_tile[..rows * sizes.c]);
         let mut hidden = beginnings(&mut hidden, rows * sizes.f);
-        network.lead_in(rows, x_tile, &mut hidden, room.0);
+        network.lead_in(rows, &x_tile[..rows * sizes.c], &mut hidden, room.0);
         network.activate(&mut hidden, None);
-        let y = &mut call.output(0)[first * sizes.out..][..rows * sizes.out];
-        network.last.forward(rows, hidden[0], y, room.0);
+        let y = &mut call.output_as::<E>(0)[first * sizes.out..][..rows * sizes.out];
+        // The rows of `x` are read, and those of a rounded result wait in their place.
+        let whole = E::as_wide_mut(y).unwrap_or(&mut x_tile[..rows * sizes.out]);
+        network.last.forward(rows, hidden[0], whole, room.0);
+        store_rounded(&x_tile[..rows * sizes.out], y);
     }
-    Ok(())
+}
+
+/// Stores numbers that waited until they were whole; f32 are where they belong.
+fn store_rounded<E: Element>(numbers: &[f32], to: &mut [E]) {
+    if !E::WHOLE {
+        split::rows(to.len(), PIECE, [to], |range, [to]| element::round(&numbers[range], to));
+    }
 }
 
 /// `(x, dy, w₁ … wₙ[, b₁ … bₙ]) → (dx[, dw₁ … dwₙ][, db₁ … dbₙ])`.
-fn mlp_grad(call: &Call, form: Mlp, weights: bool, biases: bool) -> Result<(), ExecError> {
-    single_precision(call)?;
-    let (network, sizes) = (Network::new(call, form, 2), Sizes::of_call(call, form, 2));
+fn mlp_grad<E: Element>(call: &Call, form: Mlp, weights: bool, biases: bool) {
+    let (network, sizes) = (Network::new::<E>(call, form, 2), Sizes::of_call(call, form, 2));
     let first_bias = 1 + if weights { form.products() } else { 0 };
     let outputs = Outputs { call, weights: weights.then_some(1), biases: biases.then_some(first_bias) };
     let mut room = Room(call.scratch());
@@ -77,14 +98,14 @@ fn mlp_grad(call: &Call, form: Mlp, weights: bool, biases: bool) -> Result<(), E
     let mut hidden = room.take_hidden(&sizes);
     let other = room.take(sizes.rows * sizes.other());
     let mut sums = room.take_sums(&sizes);
-    let (x, dy) = (Overwritten::input(call, 0), Overwritten::input(call, 1));
+    let (x, dy) = (Overwritten::<E>::input(call, 0), Overwritten::<E>::input(call, 1));
     for sums in &mut sums {
         sums.fill(0.0);
     }
     for (first, rows) in sizes.tiles() {
         let (x_tile, dy_tile) = (&mut x_tile[..rows * sizes.c], &mut dy_tile[..rows * sizes.out]);
-        x.copy_to(first * sizes.c, x_tile);
-        dy.copy_to(first * sizes.out, dy_tile);
+        x.widen_to(first * sizes.c, x_tile);
+        dy.widen_to(first * sizes.out, dy_tile);
         let tile = Tile { rows, further: first > 0, x: x_tile, dy: dy_tile, sizes: &sizes };
         let mut hidden = beginnings(&mut hidden, rows * sizes.f);
         network.lead_in(rows, tile.x, &mut hidden, room.0);
@@ -93,17 +114,18 @@ fn mlp_grad(call: &Call, form: Mlp, weights: bool, biases: bool) -> Result<(), E
             let terms = hidden.iter().take(network.leading).map(|part| &**part).chain([tile.dy]);
             terms.zip(&mut sums).for_each(|(terms, sums)| sums::further_columns(terms, sums));
         }
-        let dx = &mut call.output(0)[first * sizes.c..][..rows * sizes.c];
-        network.send_back(rows, &hidden, other, dx, room.0);
+        let dx = &mut call.output_as::<E>(0)[first * sizes.c..][..rows * sizes.c];
+        let whole = E::as_wide_mut(dx).unwrap_or(&mut *x_tile);
+        network.send_back(rows, &hidden, other, whole, room.0);
+        store_rounded(x_tile, dx);
     }
     outputs.store_sums(&sums[..=network.leading]);
-    Ok(())
 }
 
 /// Scratch of [`mlp()`].
 fn mlp_workspace(form: Mlp, inputs: &[Type]) -> Workspace {
     let sizes = Sizes::new(form, inputs[0], inputs[1], inputs[form.products()]);
-    let parts = [sizes.rows * sizes.c].into_iter().chain(sizes.hidden());
+    let parts = [sizes.rows * sizes.first_tile()].into_iter().chain(sizes.hidden());
     with_products(parts, &[sizes.up(), sizes.down()])
 }
 
@@ -138,6 +160,8 @@ struct Sizes {
     out: usize,
     leading: usize,
     bias: bool,
+    /// Whether values between nodes are bf16.
+    half: bool,
 }
 
 impl Sizes {
@@ -145,7 +169,21 @@ impl Sizes {
         let (n, leading) = (x.shape.rows(), form.products() - 1);
         let (f, c) = extents_of(first.shape, form.transposed);
         let (out, _) = extents_of(last.shape, form.transposed);
-        Sizes { n, rows: form.rows.min(n).max(1), c, f, out, leading, bias: form.bias }
+        Sizes {
+            n,
+            rows: form.rows.min(n).max(1),
+            c,
+            f,
+            out,
+            leading,
+            bias: form.bias,
+            half: x.dtype == DType::Bf16,
+        }
+    }
+
+    /// Columns of the first tile: those of `x`, and of a result that waits there to be rounded.
+    fn first_tile(&self) -> usize {
+        if self.half { self.c.max(self.out) } else { self.c }
     }
 
     /// Of a call whose weights begin with input `weights`.
@@ -232,6 +270,8 @@ struct Network<'a> {
     lead: [Layer<'a>; 2],
     leading: usize,
     last: Layer<'a>,
+    /// Whether hidden values are rounded to bf16.
+    half: bool,
 }
 
 /// Rows of a call that are worked on together.
@@ -248,39 +288,53 @@ struct Tile<'a> {
 
 impl<'a> Network<'a> {
     /// The network of a call whose weights begin with input `weights`.
-    fn new(call: &'a Call, form: Mlp, weights: usize) -> Network<'a> {
+    fn new<E: Element>(call: &'a Call, form: Mlp, weights: usize) -> Network<'a> {
         let products = form.products();
         let layer = |index: usize| Layer {
             weight: Weight::input(call, weights + index, form.transposed),
             bias: form.bias.then(|| call.input(weights + products + index)),
         };
         let lead = [layer(0), layer(products - 2)];
-        Network { activation: form.activation, lead, leading: products - 1, last: layer(products - 1) }
+        let (activation, last) = (form.activation, layer(products - 1));
+        Network { activation, lead, leading: products - 1, last, half: !E::WHOLE }
+    }
+
+    /// A hidden value as the next op would read it, had this one stored it.
+    fn stored(&self, hidden: &mut [f32]) {
+        if self.half {
+            split::chunks([(hidden, PIECE)], |_, [part]| element::round_in_place(part));
+        }
     }
 
     /// What the activation reads.
     fn lead_in(&self, rows: usize, x: &[f32], hidden: &mut [&mut [f32]; 2], packing: &mut [f32]) {
         for (layer, hidden) in self.lead.iter().zip(hidden).take(self.leading) {
             layer.forward(rows, x, hidden, packing);
+            self.stored(hidden);
         }
     }
 
     /// The activation of `hidden`, written to `into` or over the first of them.
-    fn activate(&self, [gate, up]: &mut [&mut [f32]; 2], into: Option<&mut [f32]>) {
+    fn activate(&self, [gate, up]: &mut [&mut [f32]; 2], mut into: Option<&mut [f32]>) {
         let len = gate.len();
-        let outputs = [into.map_or(gate.as_mut_ptr(), |into| into[..len].as_mut_ptr())];
-        let (gate, up) = (gate.as_ptr(), up.as_ptr());
+        let outputs = [into.as_mut().map_or(gate.as_mut_ptr(), |into| into[..len].as_mut_ptr())];
+        let inputs = [gate.as_ptr(), up.as_ptr()];
+        let [first, _] = inputs;
         match self.activation {
-            Activation::Swiglu => map_streams(Streams { inputs: [gate, up], outputs }, &Swiglu, len),
-            Activation::Gelu(Gelu::Tanh) => map_streams(Streams { inputs: [gate], outputs }, &GeluTanh, len),
-            Activation::Gelu(Gelu::Erf) => map_streams(Streams { inputs: [gate], outputs }, &GeluErf, len),
+            Activation::Swiglu => map_streams(Streams { inputs, outputs }, &Swiglu, len),
+            Activation::Gelu(Gelu::Tanh) => map_streams(Streams { inputs: [first], outputs }, &GeluTanh, len),
+            Activation::Gelu(Gelu::Erf) => map_streams(Streams { inputs: [first], outputs }, &GeluErf, len),
+        }
+        match into {
+            Some(into) => self.stored(&mut into[..len]),
+            None => self.stored(gate),
         }
     }
 
     /// From the gradient `dh` behind the activation to those of `hidden`, in its place.
-    fn differentiate(&self, [gate, up]: &mut [&mut [f32]; 2], dh: &[f32]) {
-        let (len, dh) = (gate.len(), dh.as_ptr());
-        let (gate, up) = (gate.as_mut_ptr(), up.as_mut_ptr());
+    fn differentiate(&self, hidden: &mut [&mut [f32]; 2], dh: &[f32]) {
+        let (len, dh) = (hidden[0].len(), dh.as_ptr());
+        let [gate, up] = hidden.each_mut().map(|part| part.as_mut_ptr());
         let alone = Streams { inputs: [gate.cast_const(), dh], outputs: [gate] };
         match self.activation {
             Activation::Swiglu => {
@@ -289,6 +343,9 @@ impl<'a> Network<'a> {
             }
             Activation::Gelu(Gelu::Tanh) => map_streams(alone, &GeluTanhGrad, len),
             Activation::Gelu(Gelu::Erf) => map_streams(alone, &GeluErfGrad, len),
+        }
+        for part in hidden {
+            self.stored(part);
         }
     }
 
@@ -307,6 +364,7 @@ impl<'a> Network<'a> {
         }
         outputs.add_weight(self.leading, &self.last, tile, [other, tile.dy], packing);
         self.last.weight.backward(tile.rows, tile.dy, other, packing);
+        self.stored(other);
         self.differentiate(hidden, other);
         for (index, (layer, hidden)) in self.lead.iter().zip(hidden).take(self.leading).enumerate() {
             outputs.add_weight(index, layer, tile, [tile.x, hidden], packing);
@@ -326,6 +384,8 @@ impl<'a> Network<'a> {
         if self.leading > 1 {
             let other = &mut other[..dx.len()];
             self.lead[1].weight.backward(rows, hidden[1], other, packing);
+            self.stored(dx);
+            self.stored(other);
             add_to(dx, other);
         }
     }

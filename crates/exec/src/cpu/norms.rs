@@ -8,9 +8,11 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
-use plimsoll_graph::Op;
+use half::bf16;
+use plimsoll_graph::{DType, Op};
 
-use super::lanes::{PIECE, want_f32};
+use super::element::Element;
+use super::lanes::PIECE;
 use super::simd::widest;
 use super::sums::{ColumnTerms, columns};
 use super::{Call, reduce, split};
@@ -18,15 +20,53 @@ use crate::ExecError;
 
 /// Runs an op of this file.
 pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
-    Some(match call.op {
-        Op::LayerNorm { epsilon } => layer_norm(call, *epsilon),
-        Op::LayerNormGradInput => layer_norm_grad_input(call),
-        Op::LayerNormGradWeight => layer_norm_grad_weight(call),
-        Op::RmsNorm { epsilon } => rms_norm(call, *epsilon),
-        Op::RmsNormGradInput => rms_norm_grad_input(call),
-        Op::RmsNormGradWeight => rms_norm_grad_weight(call),
-        _ => return None,
+    let known = matches!(
+        call.op,
+        Op::LayerNorm { .. }
+            | Op::LayerNormGradInput
+            | Op::LayerNormGradWeight
+            | Op::RmsNorm { .. }
+            | Op::RmsNormGradInput
+            | Op::RmsNormGradWeight
+    );
+    known.then(|| {
+        match call.precision()? {
+            DType::Bf16 => run_as::<bf16>(call),
+            _ => run_as::<f32>(call),
+        }
+        Ok(())
     })
+}
+
+/// Runs an op of this file whose values between nodes are of type `E`.
+fn run_as<E: Element>(call: &Call) {
+    match call.op {
+        Op::LayerNorm { epsilon } => layer_norm::<E>(call, *epsilon),
+        Op::RmsNorm { epsilon } => rms_norm::<E>(call, *epsilon),
+        Op::LayerNormGradInput => {
+            let [w, mean, rstd] = [1, 2, 3].map(|index| call.input(index));
+            grad_input(
+                Rows::<E> { x: call.elements(0), mean: Some(mean), rstd, dy: call.elements(4) },
+                w,
+                call,
+            );
+        }
+        Op::RmsNormGradInput => {
+            let [w, rstd] = [1, 2].map(|index| call.input(index));
+            grad_input(Rows::<E> { x: call.elements(0), mean: None, rstd, dy: call.elements(3) }, w, call);
+        }
+        Op::LayerNormGradWeight => {
+            let [mean, rstd] = [1, 2].map(|index| call.input(index));
+            grad_weight(
+                Rows::<E> { x: call.elements(0), mean: Some(mean), rstd, dy: call.elements(3) },
+                call,
+            );
+        }
+        _ => {
+            let rstd = call.input(1);
+            grad_weight(Rows::<E> { x: call.elements(0), mean: None, rstd, dy: call.elements(2) }, call);
+        }
+    }
 }
 
 /// Rows of a piece of a matrix with `width` columns.
@@ -34,21 +74,19 @@ fn per_piece(width: usize) -> usize {
     PIECE.div_ceil(width.max(1))
 }
 
-fn layer_norm(call: &Call, epsilon: f32) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let shape = call.inputs[0].ty.shape;
-    let (x, w, b) = (call.input(0), call.input(1), call.input(2));
-    let outputs = [call.output(0), call.output(1), call.output(2)];
-    split::rows(shape.rows(), per_piece(w.len()), outputs, |range, [y, mean, rstd]| {
+fn layer_norm<E: Element>(call: &Call, epsilon: f32) {
+    let (x, w, b) = (call.elements::<E>(0), call.input(1), call.input(2));
+    let (rows, statistics) = (call.inputs[0].ty.shape.rows(), [call.output(1), call.output(2)]);
+    let y = call.output_as::<E>(0);
+    split::rows_with_statistics(rows, per_piece(w.len()), y, statistics, |range, y, [mean, rstd]| {
         layer_norm_rows(&x[range.start * w.len()..range.end * w.len()], w, b, epsilon, y, mean, rstd);
     });
-    Ok(())
 }
 
 widest! {
     #[allow(clippy::too_many_arguments, reason = "three operands and three results")]
-    fn layer_norm_rows(
-        x: &[f32], w: &[f32], b: &[f32], epsilon: f32, y: &mut [f32], mean: &mut [f32], rstd: &mut [f32],
+    fn layer_norm_rows<E: Element>(
+        x: &[E], w: &[f32], b: &[f32], epsilon: f32, y: &mut [E], mean: &mut [f32], rstd: &mut [f32],
     ) {
         let width = w.len();
         let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(mean).zip(rstd);
@@ -56,85 +94,63 @@ widest! {
             *mean = reduce::sum(x) / width as f32;
             *rstd = 1.0 / (reduce::squares_around(x, *mean) / width as f32 + epsilon).sqrt();
             for (y, ((x, w), b)) in y.iter_mut().zip(x.iter().zip(w).zip(b)) {
-                *y = w * ((x - *mean) * *rstd) + b;
+                *y = E::rounded(w * ((x.wide() - *mean) * *rstd) + b);
             }
         }
     }
 }
 
-fn rms_norm(call: &Call, epsilon: f32) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let shape = call.inputs[0].ty.shape;
-    let (x, w) = (call.input(0), call.input(1));
-    split::rows(shape.rows(), per_piece(w.len()), [call.output(0), call.output(1)], |range, [y, rstd]| {
+fn rms_norm<E: Element>(call: &Call, epsilon: f32) {
+    let (x, w, rows) = (call.elements::<E>(0), call.input(1), call.inputs[0].ty.shape.rows());
+    let (y, statistics) = (call.output_as::<E>(0), [call.output(1)]);
+    split::rows_with_statistics(rows, per_piece(w.len()), y, statistics, |range, y, [rstd]| {
         rms_norm_rows(&x[range.start * w.len()..range.end * w.len()], w, epsilon, y, rstd);
     });
-    Ok(())
 }
 
 widest! {
-    fn rms_norm_rows(x: &[f32], w: &[f32], epsilon: f32, y: &mut [f32], rstd: &mut [f32]) {
+    fn rms_norm_rows<E: Element>(x: &[E], w: &[f32], epsilon: f32, y: &mut [E], rstd: &mut [f32]) {
         let width = w.len();
         for ((x, y), rstd) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd) {
             *rstd = 1.0 / (reduce::dot(x, x) / width as f32 + epsilon).sqrt();
             for (y, (x, w)) in y.iter_mut().zip(x.iter().zip(w)) {
-                *y = w * (x * *rstd);
+                *y = E::rounded(w * (x.wide() * *rstd));
             }
         }
     }
 }
 
-fn layer_norm_grad_input(call: &Call) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let [x, w, mean, rstd, dy] = [0, 1, 2, 3, 4].map(|index| call.input(index));
-    grad_input(Rows { x, mean: Some(mean), rstd, dy }, w, call.output(0));
-    Ok(())
-}
-
-fn rms_norm_grad_input(call: &Call) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let [x, w, rstd, dy] = [0, 1, 2, 3].map(|index| call.input(index));
-    grad_input(Rows { x, mean: None, rstd, dy }, w, call.output(0));
-    Ok(())
-}
-
-fn layer_norm_grad_weight(call: &Call) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let [x, mean, rstd, dy] = [0, 1, 2, 3].map(|index| call.input(index));
-    columns(rstd.len(), &Rows { x, mean: Some(mean), rstd, dy }, call.output(0), call.outputs[0].accumulate);
-    Ok(())
-}
-
-fn rms_norm_grad_weight(call: &Call) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let [x, rstd, dy] = [0, 1, 2].map(|index| call.input(index));
-    columns(rstd.len(), &Rows { x, mean: None, rstd, dy }, call.output(0), call.outputs[0].accumulate);
-    Ok(())
-}
-
 /// What a norm's gradients read. Without `mean` it is the root-mean-square norm.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
-    x: &'a [f32],
+struct Rows<'a, E> {
+    x: &'a [E],
     mean: Option<&'a [f32]>,
     rstd: &'a [f32],
-    dy: &'a [f32],
+    dy: &'a [E],
 }
 
-impl ColumnTerms for Rows<'_> {
+impl<E: Element> ColumnTerms for Rows<'_, E> {
     #[inline(always)]
     fn add(&self, row: usize, start: usize, sums: &mut [f32]) {
         let at = row * (self.x.len() / self.rstd.len()) + start;
         let (x, dy) = (&self.x[at..][..sums.len()], &self.dy[at..][..sums.len()]);
         let (mean, rstd) = (self.mean.map_or(0.0, |mean| mean[row]), self.rstd[row]);
         for (sum, (x, dy)) in sums.iter_mut().zip(x.iter().zip(dy)) {
-            *sum += (x - mean) * rstd * dy;
+            *sum += (x.wide() - mean) * rstd * dy.wide();
         }
     }
 }
 
-fn grad_input(rows: Rows, w: &[f32], dx: &mut [f32]) {
-    split::rows(rows.rstd.len(), per_piece(w.len()), [dx], |range, [dx]| {
+/// The sum over rows, f32 or bf16.
+fn grad_weight<E: Element>(rows: Rows<E>, call: &Call) {
+    match call.outputs[0].ty.dtype {
+        DType::Bf16 => columns(rows.rstd.len(), &rows, call.output_as::<bf16>(0), call.outputs[0].accumulate),
+        _ => columns(rows.rstd.len(), &rows, call.output(0), call.outputs[0].accumulate),
+    }
+}
+
+fn grad_input<E: Element>(rows: Rows<E>, w: &[f32], call: &Call) {
+    split::rows(rows.rstd.len(), per_piece(w.len()), [call.output_as::<E>(0)], |range, [dx]| {
         for (row, dx) in range.zip(dx.chunks_exact_mut(w.len())) {
             let at = row * w.len();
             let (x, dy) = (&rows.x[at..at + w.len()], &rows.dy[at..at + w.len()]);
@@ -147,28 +163,21 @@ fn grad_input(rows: Rows, w: &[f32], dx: &mut [f32]) {
 }
 
 widest! {
-    fn layer_norm_grad_row(x: &[f32], w: &[f32], dy: &[f32], mean: f32, rstd: f32, dx: &mut [f32]) {
-        // `dx` holds g until its two means are known.
-        for (g, (w, dy)) in dx.iter_mut().zip(w.iter().zip(dy)) {
-            *g = w * dy;
-        }
+    fn layer_norm_grad_row<E: Element>(x: &[E], w: &[f32], dy: &[E], mean: f32, rstd: f32, dx: &mut [E]) {
         let width = x.len() as f32;
-        let mean_g = reduce::sum(dx) / width;
-        let mean_gn = rstd * reduce::dot_around(x, mean, dx) / width;
-        for (dx, x) in dx.iter_mut().zip(x) {
-            *dx = rstd * (*dx - mean_g - (x - mean) * rstd * mean_gn);
+        let mean_g = reduce::dot(w, dy) / width;
+        let mean_gn = rstd * reduce::dot_around(x, mean, w, dy) / width;
+        for ((dx, x), (w, dy)) in dx.iter_mut().zip(x).zip(w.iter().zip(dy)) {
+            *dx = E::rounded(rstd * (w * dy.wide() - mean_g - (x.wide() - mean) * rstd * mean_gn));
         }
     }
 }
 
 widest! {
-    fn rms_norm_grad_row(x: &[f32], w: &[f32], dy: &[f32], rstd: f32, dx: &mut [f32]) {
-        for (g, (w, dy)) in dx.iter_mut().zip(w.iter().zip(dy)) {
-            *g = w * dy;
-        }
-        let mean_gn = rstd * reduce::dot(x, dx) / x.len() as f32;
-        for (dx, x) in dx.iter_mut().zip(x) {
-            *dx = rstd * (*dx - x * rstd * mean_gn);
+    fn rms_norm_grad_row<E: Element>(x: &[E], w: &[f32], dy: &[E], rstd: f32, dx: &mut [E]) {
+        let mean_gn = rstd * reduce::dot_around(x, 0.0, w, dy) / x.len() as f32;
+        for ((dx, x), (w, dy)) in dx.iter_mut().zip(x).zip(w.iter().zip(dy)) {
+            *dx = E::rounded(rstd * (w * dy.wide() - x.wide() * rstd * mean_gn));
         }
     }
 }

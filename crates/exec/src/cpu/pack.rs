@@ -12,14 +12,14 @@
 #![allow(unsafe_code, reason = "writes panels that threads fill side by side")]
 
 use half::bf16;
-use half::slice::HalfFloatSliceExt;
 
+use super::element::widen_lines;
 use super::microkernel::{MOST_COLUMNS, MOST_ROWS};
 
 /// The most lines of a strip.
 const MOST_LINES: usize = if MOST_COLUMNS > MOST_ROWS { MOST_COLUMNS } else { MOST_ROWS };
 
-/// Numbers as they are stored. Packing widens them, so products know f32 alone.
+/// Numbers as they are stored. Packing widens them, so products know f32 alone; it touches every number anyway.
 #[derive(Clone, Copy)]
 pub(super) enum Numbers<'a> {
     F32(&'a [f32]),
@@ -34,7 +34,7 @@ impl Numbers<'_> {
         }
     }
 
-    fn from(self, skipped: usize) -> Self {
+    pub(super) fn from(self, skipped: usize) -> Self {
         match self {
             Numbers::F32(data) => Numbers::F32(&data[skipped..]),
             Numbers::Bf16(data) => Numbers::Bf16(&data[skipped..]),
@@ -120,15 +120,11 @@ unsafe fn pack_halves(from: Halves, lines: usize, width: usize, depth: usize, to
     for first in (0..depth).step_by(RUN) {
         let run = RUN.min(depth - first);
         let widened = if line_stride == 1 {
-            for (step, group) in wide.chunks_exact_mut(lines).take(run).enumerate() {
-                data[(first + step) * depth_stride..][..lines].convert_to_f32_slice(group);
-            }
+            widen_lines(&data[first * depth_stride..], depth_stride, lines, &mut wide[..lines * run]);
             Floats { data: &wide, line_stride: 1, depth_stride: lines }
         } else {
             assert_eq!(depth_stride, 1, "a weight lies along one of its axes");
-            for (line, numbers) in wide.chunks_exact_mut(run).take(lines).enumerate() {
-                data[line * line_stride + first..][..run].convert_to_f32_slice(numbers);
-            }
+            widen_lines(&data[first..], line_stride, run, &mut wide[..lines * run]);
             Floats { data: &wide, line_stride: run, depth_stride: 1 }
         };
         // SAFETY: the buffer holds the run, and the run is a part of what the caller has made room for.

@@ -8,6 +8,7 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
+use super::element::Element;
 use super::exp::exp;
 
 const LANES: usize = 32;
@@ -17,45 +18,48 @@ const BLOCK: usize = 1024;
 
 /// `Σ x`.
 #[inline(always)]
-pub(super) fn sum(x: &[f32]) -> f32 {
+pub(super) fn sum<E: Element>(x: &[E]) -> f32 {
     blocks(x, x, |x, _| x)
 }
 
 /// `Σ a·b`.
 #[inline(always)]
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn dot<A: Element, B: Element>(a: &[A], b: &[B]) -> f32 {
     blocks(a, b, |a, b| a * b)
 }
 
-/// `Σ (a − centre)·b`.
+/// `Σ (a − centre)·(b·c)`.
 #[inline(always)]
-pub(super) fn dot_around(a: &[f32], centre: f32, b: &[f32]) -> f32 {
-    blocks(a, b, |a, b| (a - centre) * b)
+pub(super) fn dot_around<E: Element>(a: &[E], centre: f32, b: &[f32], c: &[E]) -> f32 {
+    blocks_of_three(a, b, c, |a, b, c| (a - centre) * (b * c))
 }
 
 /// `Σ (x − centre)²`.
 #[inline(always)]
-pub(super) fn squares_around(x: &[f32], centre: f32) -> f32 {
+pub(super) fn squares_around<E: Element>(x: &[E], centre: f32) -> f32 {
     blocks(x, x, |x, _| (x - centre) * (x - centre))
 }
 
 /// `Σ exp(x − shift)`.
 #[inline(always)]
-pub(super) fn sum_exp(x: &[f32], shift: f32) -> f32 {
+pub(super) fn sum_exp<E: Element>(x: &[E], shift: f32) -> f32 {
     blocks(x, x, |x, _| exp(x - shift))
 }
 
 /// The largest element; NaN where there is one.
 #[inline(always)]
-pub(super) fn max(x: &[f32]) -> f32 {
+pub(super) fn max<E: Element>(x: &[E]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {
         for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = larger(*lane, x);
+            *lane = larger(*lane, x.wide());
         }
     }
-    let most = rest.iter().fold(f32::NEG_INFINITY, |most, &x| larger(most, x));
+    let mut most = f32::NEG_INFINITY;
+    for x in rest {
+        most = larger(most, x.wide());
+    }
     lanes.into_iter().fold(most, larger)
 }
 
@@ -66,7 +70,7 @@ fn larger(a: f32, b: f32) -> f32 {
 }
 
 #[inline(always)]
-fn blocks(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
+fn blocks<A: Element, B: Element>(a: &[A], b: &[B], term: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
     if a.len() <= BLOCK {
         return lanes(a, b, term);
     }
@@ -79,17 +83,61 @@ fn blocks(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
 }
 
 #[inline(always)]
-fn lanes(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
+fn blocks_of_three<E: Element>(
+    a: &[E],
+    b: &[f32],
+    c: &[E],
+    term: impl Fn(f32, f32, f32) -> f32 + Copy,
+) -> f32 {
+    if a.len() <= BLOCK {
+        return lanes_of_three(a, b, c, term);
+    }
+    let mut total = 0.0;
+    for ((a, b), c) in a.chunks(BLOCK).zip(b.chunks(BLOCK)).zip(c.chunks(BLOCK)) {
+        total += f64::from(lanes_of_three(a, b, c, term));
+    }
+    total as f32
+}
+
+#[inline(always)]
+fn lanes_of_three<E: Element>(
+    a: &[E],
+    b: &[f32],
+    c: &[E],
+    term: impl Fn(f32, f32, f32) -> f32 + Copy,
+) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let ((a_chunks, a_rest), (c_chunks, c_rest)) = (a.as_chunks::<LANES>(), c.as_chunks::<LANES>());
+    let (b_chunks, b_rest) = b.as_chunks::<LANES>();
+    for ((a, b), c) in a_chunks.iter().zip(b_chunks).zip(c_chunks) {
+        for (lane, ((&a, &b), &c)) in lanes.iter_mut().zip(a.iter().zip(b).zip(c)) {
+            *lane += term(a.wide(), b, c.wide());
+        }
+    }
+    for (lane, ((&a, &b), &c)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest).zip(c_rest)) {
+        *lane += term(a.wide(), b, c.wide());
+    }
+    folded(lanes)
+}
+
+#[inline(always)]
+fn lanes<A: Element, B: Element>(a: &[A], b: &[B], term: impl Fn(f32, f32) -> f32 + Copy) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let ((a_chunks, a_rest), (b_chunks, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a_chunks.iter().zip(b_chunks) {
         for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
-            *lane += term(a, b);
+            *lane += term(a.wide(), b.wide());
         }
     }
     for (lane, (&a, &b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-        *lane += term(a, b);
+        *lane += term(a.wide(), b.wide());
     }
+    folded(lanes)
+}
+
+/// The lanes, halved and added until one is left.
+#[inline(always)]
+fn folded(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         let (low, high) = lanes.split_at_mut(width);

@@ -8,10 +8,12 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
-use plimsoll_graph::Op;
+use half::bf16;
+use plimsoll_graph::{DType, Op};
 
 use super::Call;
-use super::lanes::{PIECE, Work, at_full_width, want_f32};
+use super::element::Element;
+use super::lanes::{PIECE, Work, at_full_width};
 use super::split::{self, Overwritten};
 use crate::ExecError;
 
@@ -27,14 +29,21 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
 const PAIRS: usize = 32;
 
 fn rope(call: &Call, inverse: bool, positions: bool) -> Result<(), ExecError> {
-    want_f32(call)?;
+    match call.precision()? {
+        DType::Bf16 => turn_all::<bf16>(call, inverse, positions),
+        _ => turn_all::<f32>(call, inverse, positions),
+    }
+    Ok(())
+}
+
+fn turn_all<E: Element>(call: &Call, inverse: bool, positions: bool) {
     let shape = call.inputs[0].ty.shape;
     let (length, heads, width) = (shape[1], shape[2], shape[3]);
-    let (x, frequencies) = (Overwritten::input(call, 0), call.input(1));
+    let (x, frequencies) = (Overwritten::<E>::input(call, 0), call.input(1));
     let positions = positions.then(|| call.integers(2));
     let tokens = shape[0] * length;
     let row = heads * width;
-    split::rows(tokens, PIECE.div_ceil(row.max(1)), [call.output(0)], |range, [y]| {
+    split::rows(tokens, PIECE.div_ceil(row.max(1)), [call.output_as::<E>(0)], |range, [y]| {
         x.copy_to(range.start * row, y);
         for (token, y) in range.zip(y.chunks_exact_mut(row)) {
             let position = positions.map_or((token % length) as f64, |positions| positions[token].into());
@@ -42,18 +51,17 @@ fn rope(call: &Call, inverse: bool, positions: bool) -> Result<(), ExecError> {
             at_full_width(Turn { y, width, frequencies, position });
         }
     });
-    Ok(())
 }
 
 /// All heads of one token.
-struct Turn<'a> {
-    y: &'a mut [f32],
+struct Turn<'a, E> {
+    y: &'a mut [E],
     width: usize,
     frequencies: &'a [f32],
     position: f64,
 }
 
-impl Work for Turn<'_> {
+impl<E: Element> Work for Turn<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -66,8 +74,9 @@ impl Work for Turn<'_> {
             for head in self.y.chunks_exact_mut(self.width) {
                 let (first, second) = head.split_at_mut(self.width / 2);
                 let pairs = first[chunk * PAIRS..].iter_mut().zip(&mut second[chunk * PAIRS..]);
-                for ((a, b), (sin, cos)) in pairs.zip(sin.iter().zip(&cos)) {
-                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                for ((first, second), (sin, cos)) in pairs.zip(sin.iter().zip(&cos)) {
+                    let (a, b) = (first.wide(), second.wide());
+                    (*first, *second) = (E::rounded(a * cos - b * sin), E::rounded(b * cos + a * sin));
                 }
             }
         }

@@ -8,22 +8,22 @@
 /// Defines a function whose body is compiled for each instruction set; see the module's documentation.
 /// Functions called in the body must be `#[inline(always)]` to be compiled along with it.
 macro_rules! widest {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($param:ident: $bound:ident),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
         #[allow(unsafe_code, reason = "calls a copy of itself compiled for instructions found to exist")]
-        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name $(<$($param: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             #[allow(clippy::inline_always, reason = "the copies must be compiled with their callers' features")]
-            fn body($($arg: $ty),*) $(-> $ret)? $body
+            fn body $(<$($param: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
-                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                fn avx512 $(<$($param: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
                     body($($arg),*)
                 }
                 #[target_feature(enable = "avx2")]
-                fn avx2($($arg: $ty),*) $(-> $ret)? {
+                fn avx2 $(<$($param: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
                     body($($arg),*)
                 }
                 if crate::cpu::simd::has_avx512() {

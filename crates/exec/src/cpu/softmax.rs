@@ -8,11 +8,13 @@
 )]
 #![allow(unsafe_code, reason = "softmax's gradient may write over either of its inputs")]
 
-use plimsoll_graph::{Op, Type};
+use half::bf16;
+use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
 
+use super::element::Element;
 use super::exp::exp;
-use super::lanes::{Elementwise, PIECE, Streams, want_f32};
+use super::lanes::{Elementwise, PIECE, Streams};
 use super::simd::widest;
 use super::split::{self, Overwritten};
 use super::{Call, pieces, reduce};
@@ -20,13 +22,25 @@ use crate::ExecError;
 
 /// Runs an op of this file.
 pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
-    Some(match call.op {
-        Op::Softmax => softmax(call),
-        Op::SoftmaxGrad => softmax_grad(call),
-        Op::CrossEntropy { ignore_index } => cross_entropy(call, *ignore_index),
-        Op::CrossEntropyGrad { ignore_index } => cross_entropy_grad(call, *ignore_index),
-        _ => return None,
+    let known = matches!(
+        call.op,
+        Op::Softmax | Op::SoftmaxGrad | Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. }
+    );
+    known.then(|| match call.precision()? {
+        DType::Bf16 => run_as::<bf16>(call),
+        _ => run_as::<f32>(call),
     })
+}
+
+/// Runs an op of this file whose values between nodes are of type `E`.
+fn run_as<E: Element>(call: &Call) -> Result<(), ExecError> {
+    match call.op {
+        Op::CrossEntropy { ignore_index } => return cross_entropy::<E>(call, *ignore_index),
+        Op::CrossEntropyGrad { ignore_index } => return cross_entropy_grad::<E>(call, *ignore_index),
+        Op::Softmax => softmax::<E>(call),
+        _ => softmax_grad(call, Streams::<2, 1, E>::of(call)),
+    }
+    Ok(())
 }
 
 /// The scratch that an op of this file needs.
@@ -42,28 +56,33 @@ fn per_piece(width: usize) -> usize {
     PIECE.div_ceil(width.max(1))
 }
 
-fn softmax(call: &Call) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let (x, shape) = (Overwritten::input(call, 0), call.inputs[0].ty.shape);
+fn softmax<E: Element>(call: &Call) {
+    let (x, shape) = (Overwritten::<E>::input(call, 0), call.inputs[0].ty.shape);
     let width = shape.columns();
-    split::rows(shape.rows(), per_piece(width), [call.output(0)], |range, [y]| {
+    split::rows(shape.rows(), per_piece(width), [call.output_as::<E>(0)], |range, [y]| {
         x.copy_to(range.start * width, y);
-        y.chunks_exact_mut(width).for_each(|row| softmax_in_place(row, 1.0));
+        y.chunks_exact_mut(width).for_each(|row| {
+            softmax_in_place(row, 1.0);
+        });
     });
-    Ok(())
 }
 
 widest! {
-    /// `factor · softmax(row)`.
-    fn softmax_in_place(row: &mut [f32], factor: f32) {
+    /// `factor · softmax(row)`; returns the largest element and what the exponentials were multiplied by. Exponentials
+    /// wait in the row where it holds them whole, and are computed twice elsewhere.
+    fn softmax_in_place<E: Element>(row: &mut [E], factor: f32) -> [f32; 2] {
         let max = reduce::max(row);
-        for x in row.iter_mut() {
-            *x = exp(*x - max);
+        if E::WHOLE {
+            for x in row.iter_mut() {
+                *x = E::rounded(exp(x.wide() - max));
+            }
         }
-        let factor = factor / reduce::sum(row);
+        let factor = factor / if E::WHOLE { reduce::sum(row) } else { reduce::sum_exp(row, max) };
         for x in row.iter_mut() {
-            *x *= factor;
+            let term = if E::WHOLE { x.wide() } else { exp(x.wide() - max) };
+            *x = E::rounded(term * factor);
         }
+        [max, factor]
     }
 }
 
@@ -79,8 +98,8 @@ impl Elementwise<2, 1> for Centred {
     }
 }
 
-fn softmax_grad(call: &Call) -> Result<(), ExecError> {
-    let (streams, shape) = (Streams::<2, 1>::of(call)?, call.inputs[0].ty.shape);
+fn softmax_grad<E: Element>(call: &Call, streams: Streams<2, 1, E>) {
+    let shape = call.inputs[0].ty.shape;
     let (rows, width) = (shape.rows(), shape.columns());
     let together = per_piece(width);
     pieces::for_each(rows.div_ceil(together), |piece| {
@@ -95,18 +114,16 @@ fn softmax_grad(call: &Call) -> Result<(), ExecError> {
             }
         }
     });
-    Ok(())
 }
 
 widest! {
-    fn dot(a: &[f32], b: &[f32]) -> f32 {
+    fn dot<E: Element>(a: &[E], b: &[E]) -> f32 {
         reduce::dot(a, b)
     }
 }
 
-fn cross_entropy(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let (logits, targets, scale) = (call.input(0), call.integers(1), call.input(2)[0]);
+fn cross_entropy<E: Element>(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
+    let (logits, targets, scale) = (call.elements::<E>(0), call.integers(1), call.input(2)[0]);
     let width = call.inputs[0].ty.shape[1];
     check(targets, width, ignore_index)?;
     let losses = &mut call.scratch()[..targets.len()];
@@ -128,26 +145,27 @@ fn cross_entropy_workspace(inputs: &[Type]) -> Workspace {
 }
 
 widest! {
-    fn row_loss(logits: &[f32], target: usize) -> f32 {
+    fn row_loss<E: Element>(logits: &[E], target: usize) -> f32 {
         let max = reduce::max(logits);
-        (max - logits[target]) + reduce::sum_exp(logits, max).ln()
+        (max - logits[target].wide()) + reduce::sum_exp(logits, max).ln()
     }
 }
 
-fn cross_entropy_grad(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let (logits, targets, scale) = (Overwritten::input(call, 0), call.integers(1), call.input(2)[0]);
+fn cross_entropy_grad<E: Element>(call: &Call, ignore_index: i32) -> Result<(), ExecError> {
+    let (logits, targets, scale) = (Overwritten::<E>::input(call, 0), call.integers(1), call.input(2)[0]);
     let width = call.inputs[0].ty.shape[1];
     check(targets, width, ignore_index)?;
-    split::rows(targets.len(), per_piece(width), [call.output(0)], |range, [gradient]| {
+    split::rows(targets.len(), per_piece(width), [call.output_as::<E>(0)], |range, [gradient]| {
         for (row, gradient) in range.zip(gradient.chunks_exact_mut(width)) {
             if targets[row] == ignore_index {
-                gradient.fill(0.0);
+                gradient.fill(E::ZERO);
                 continue;
             }
             logits.copy_to(row * width, gradient);
-            softmax_in_place(gradient, scale);
-            gradient[targets[row] as usize] -= scale;
+            let target = targets[row] as usize;
+            let logit = gradient[target].wide();
+            let [max, factor] = softmax_in_place(gradient, scale);
+            gradient[target] = E::rounded(exp(logit - max) * factor - scale);
         }
     });
     Ok(())

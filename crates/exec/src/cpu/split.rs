@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use super::element::{self, Element};
 use super::{Call, pieces};
 
 /// A slice whose parts several threads write.
@@ -62,6 +63,50 @@ pub(super) fn rows<T: Copy + Send, const N: usize>(
         let parts =
             outputs.map(|(width, output)| unsafe { output.part(range.start * width..range.end * width) });
         body(range, parts);
+    });
+}
+
+/// As [`rows`], of one output and of the f32 statistics of its rows.
+pub(super) fn rows_with_statistics<T: Copy + Send, const N: usize>(
+    rows: usize,
+    per_piece: usize,
+    output: &mut [T],
+    statistics: [&mut [f32]; N],
+    body: impl Fn(Range<usize>, &mut [T], [&mut [f32]; N]) + Sync + Send,
+) {
+    let (width, output) = (output.len() / rows.max(1), Shared::new(output));
+    let statistics = statistics.map(Shared::new);
+    pieces::for_each(rows.div_ceil(per_piece), |piece| {
+        let range = piece * per_piece..rows.min((piece + 1) * per_piece);
+        // SAFETY: as for `rows`.
+        let (part, statistics) = unsafe {
+            (
+                output.part(range.start * width..range.end * width),
+                statistics.map(|one| one.part(range.clone())),
+            )
+        };
+        body(range, part, statistics);
+    });
+}
+
+/// As [`chunks`], of an output and of scratch.
+pub(super) fn chunks_with_scratch<T: Send>(
+    (output, output_len): (&mut [T], usize),
+    (scratch, scratch_len): (&mut [f32], usize),
+    body: impl Fn(usize, &mut [T], &mut [f32]) + Sync + Send,
+) {
+    let (output, scratch) = (Shared::new(output), Shared::new(scratch));
+    let (output_len, scratch_len) = (output_len.max(1), scratch_len.max(1));
+    let count = output.len.div_ceil(output_len);
+    pieces::for_each(count, |piece| {
+        // SAFETY: as for `chunks`; scratch that does not suffice for all pieces is refused by `part`.
+        let (output, scratch) = unsafe {
+            (
+                output.part(piece * output_len..output.len.min((piece + 1) * output_len)),
+                scratch.part(piece * scratch_len..scratch.len.min((piece + 1) * scratch_len)),
+            )
+        };
+        body(piece, output, scratch);
     });
 }
 
@@ -137,25 +182,25 @@ pub(super) fn columns(
 
 /// An input whose bytes the output of the same call may occupy, row for row.
 #[derive(Clone, Copy)]
-pub(super) struct Overwritten {
-    pointer: *const f32,
+pub(super) struct Overwritten<E> {
+    pointer: *const E,
     len: usize,
 }
 
 // SAFETY: it is only read, and only by the thread that was lent the output in the same place.
-unsafe impl Send for Overwritten {}
+unsafe impl<E> Send for Overwritten<E> {}
 // SAFETY: as above.
-unsafe impl Sync for Overwritten {}
+unsafe impl<E> Sync for Overwritten<E> {}
 
-impl Overwritten {
+impl<E: Element> Overwritten<E> {
     /// Input `index` of a call.
-    pub(super) fn input(call: &Call, index: usize) -> Overwritten {
+    pub(super) fn input(call: &Call, index: usize) -> Overwritten<E> {
         Overwritten { pointer: call.pointer(index), len: call.inputs[index].ty.shape.elements() }
     }
 
     /// Copies the elements from `start` on into `output`, which is either that place itself or overlaps
     /// the input nowhere.
-    pub(super) fn copy_to(self, start: usize, output: &mut [f32]) {
+    pub(super) fn copy_to(self, start: usize, output: &mut [E]) {
         assert!(start + output.len() <= self.len, "reads beyond the input");
         // SAFETY: the range was checked.
         let from = unsafe { self.pointer.add(start) };
@@ -164,17 +209,25 @@ impl Overwritten {
             unsafe { output.as_mut_ptr().copy_from_nonoverlapping(from, output.len()) };
         }
     }
+
+    /// The numbers from `start` on, into scratch.
+    pub(super) fn widen_to(self, start: usize, numbers: &mut [f32]) {
+        assert!(start + numbers.len() <= self.len, "reads beyond the input");
+        // SAFETY: the range was checked; it is read before its place is written, and scratch overlaps no operand.
+        let from = unsafe { std::slice::from_raw_parts(self.pointer.add(start), numbers.len()) };
+        element::widen(from, numbers);
+    }
 }
 
 /// An output of which pieces write interleaved parts, such as the heads of attention.
 #[derive(Clone, Copy)]
-pub(super) struct Lent<'a> {
-    output: Shared<f32>,
-    borrow: std::marker::PhantomData<&'a mut [f32]>,
+pub(super) struct Lent<'a, E> {
+    output: Shared<E>,
+    borrow: std::marker::PhantomData<&'a mut [E]>,
 }
 
-impl<'a> Lent<'a> {
-    pub(super) fn new(output: &'a mut [f32]) -> Lent<'a> {
+impl<'a, E: Element> Lent<'a, E> {
+    pub(super) fn new(output: &'a mut [E]) -> Lent<'a, E> {
         Lent { output: Shared::new(output), borrow: std::marker::PhantomData }
     }
 
@@ -184,7 +237,7 @@ impl<'a> Lent<'a> {
     ///
     /// No two pieces ask for the same element, and a piece drops one range before it asks for another that
     /// overlaps it.
-    pub(super) unsafe fn range(self, start: usize, len: usize) -> &'a mut [f32] {
+    pub(super) unsafe fn range(self, start: usize, len: usize) -> &'a mut [E] {
         // SAFETY: the caller's promise.
         unsafe { self.output.part(start..start + len) }
     }

@@ -7,10 +7,12 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
-use plimsoll_graph::{Axes, MAX_RANK, Op, Shape, Type};
+use half::bf16;
+use plimsoll_graph::{Axes, DType, MAX_RANK, Op, Shape, Type};
 use plimsoll_plan::Workspace;
 
-use super::lanes::{PIECE, Work, at_full_width, want_f32};
+use super::element::Element;
+use super::lanes::{PIECE, Work, at_full_width};
 use super::simd::widest;
 use super::{Call, reduce, split};
 use crate::ExecError;
@@ -56,7 +58,7 @@ enum Before {
 }
 
 /// Sums `terms` over `rows` into `output`, one element per column.
-pub(super) fn columns(rows: usize, terms: &impl ColumnTerms, output: &mut [f32], accumulate: bool) {
+pub(super) fn columns<S: Element>(rows: usize, terms: &impl ColumnTerms, output: &mut [S], accumulate: bool) {
     columns_after(if accumulate { Before::Addend } else { Before::Nothing }, rows, terms, output);
 }
 
@@ -67,28 +69,30 @@ pub(super) fn further_columns(x: &[f32], sums: &mut [f32]) {
     columns_after(Before::Sums, x.len() / width.max(1), &Elements { x, width }, sums);
 }
 
-fn columns_after(before: Before, rows: usize, terms: &impl ColumnTerms, output: &mut [f32]) {
+fn columns_after<S: Element>(before: Before, rows: usize, terms: &impl ColumnTerms, output: &mut [S]) {
     split::rows(output.len(), STRIP, [output], |range, [output]| {
         at_full_width(Strip { rows, terms, start: range.start, output, before });
     });
 }
 
-struct Strip<'a, T> {
+struct Strip<'a, T, S> {
     rows: usize,
     terms: &'a T,
     start: usize,
-    output: &'a mut [f32],
+    output: &'a mut [S],
     before: Before,
 }
 
-impl<T: ColumnTerms> Work for Strip<'_, T> {
+impl<T: ColumnTerms, S: Element> Work for Strip<'_, T, S> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let (mut totals, mut sums) = ([0.0f32; STRIP], [0.0f32; STRIP]);
         if matches!(self.before, Before::Sums) {
-            totals[..self.output.len()].copy_from_slice(self.output);
+            for (total, output) in totals.iter_mut().zip(&*self.output) {
+                *total = output.wide();
+            }
         }
         for row in 0..self.rows {
             self.terms.add(row, self.start, &mut sums[..self.output.len()]);
@@ -99,31 +103,41 @@ impl<T: ColumnTerms> Work for Strip<'_, T> {
             }
         }
         for (output, total) in self.output.iter_mut().zip(totals) {
-            *output = if matches!(self.before, Before::Addend) { *output + total } else { total };
+            let added = matches!(self.before, Before::Addend);
+            *output = S::rounded(if added { output.wide() + total } else { total });
         }
     }
 }
 
 /// The elements of a matrix themselves.
-struct Elements<'a> {
-    x: &'a [f32],
+struct Elements<'a, E> {
+    x: &'a [E],
     width: usize,
 }
 
-impl ColumnTerms for Elements<'_> {
+impl<E: Element> ColumnTerms for Elements<'_, E> {
     #[inline(always)]
     fn add(&self, row: usize, start: usize, sums: &mut [f32]) {
         let x = &self.x[row * self.width + start..][..sums.len()];
         for (sum, x) in sums.iter_mut().zip(x) {
-            *sum += x;
+            *sum += x.wide();
         }
     }
 }
 
 fn sum(call: &Call, axes: Axes) -> Result<(), ExecError> {
-    want_f32(call)?;
-    let (x, shape) = (call.input(0), call.inputs[0].ty.shape);
-    let (output, accumulate) = (call.output(0), call.outputs[0].accumulate);
+    match (call.precision()?, call.outputs[0].ty.dtype) {
+        (DType::Bf16, DType::Bf16) => sum_as::<bf16, bf16>(call, axes),
+        (DType::Bf16, _) => sum_as::<bf16, f32>(call, axes),
+        (_, DType::Bf16) => sum_as::<f32, bf16>(call, axes),
+        _ => sum_as::<f32, f32>(call, axes),
+    }
+    Ok(())
+}
+
+fn sum_as<E: Element, S: Element>(call: &Call, axes: Axes) {
+    let (x, shape) = (call.elements::<E>(0), call.inputs[0].ty.shape);
+    let (output, accumulate) = (call.output_as::<S>(0), call.outputs[0].accumulate);
     match three_parts(shape, axes) {
         Some([_, summed, 1]) => long_rows(x, summed, output, accumulate, call.scratch()),
         Some([_, summed, width]) => {
@@ -133,7 +147,6 @@ fn sum(call: &Call, axes: Axes) -> Result<(), ExecError> {
         }
         None => scattered(x, shape, axes, output, accumulate),
     }
-    Ok(())
 }
 
 fn sum_workspace(op: &Op, inputs: &[Type]) -> Workspace {
@@ -163,7 +176,13 @@ fn three_parts(shape: Shape, axes: Axes) -> Option<[usize; 3]> {
 }
 
 /// Each row of `width` elements into one number. Rows longer than a piece are summed in parts.
-fn long_rows(x: &[f32], width: usize, output: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+fn long_rows<E: Element, S: Element>(
+    x: &[E],
+    width: usize,
+    output: &mut [S],
+    accumulate: bool,
+    scratch: &mut [f32],
+) {
     let rows = output.len();
     if width <= PIECE {
         let per_piece = PIECE / width.max(1);
@@ -182,21 +201,21 @@ fn long_rows(x: &[f32], width: usize, output: &mut [f32], accumulate: bool, scra
     });
     for (output, partial) in output.iter_mut().zip(partial.chunks_exact(parts)) {
         let total = partial.iter().map(|&x| f64::from(x)).sum::<f64>() as f32;
-        *output = if accumulate { *output + total } else { total };
+        *output = S::rounded(if accumulate { output.wide() + total } else { total });
     }
 }
 
 widest! {
-    fn sum_rows(x: &[f32], width: usize, output: &mut [f32], accumulate: bool) {
+    fn sum_rows<E: Element, S: Element>(x: &[E], width: usize, output: &mut [S], accumulate: bool) {
         for (row, output) in output.iter_mut().enumerate() {
             let total = reduce::sum(&x[row * width..(row + 1) * width]);
-            *output = if accumulate { *output + total } else { total };
+            *output = S::rounded(if accumulate { output.wide() + total } else { total });
         }
     }
 }
 
 /// Any other choice of axes: for each result, the runs of neighbours that belong to it.
-fn scattered(x: &[f32], shape: Shape, axes: Axes, output: &mut [f32], accumulate: bool) {
+fn scattered<E: Element, S: Element>(x: &[E], shape: Shape, axes: Axes, output: &mut [S], accumulate: bool) {
     let trailing = (0..shape.len()).rev().take_while(|&axis| axes.contains(axis)).count();
     let outer = &shape[..shape.len() - trailing];
     let run: usize = shape[shape.len() - trailing..].iter().product();
@@ -218,7 +237,7 @@ fn scattered(x: &[f32], shape: Shape, axes: Axes, output: &mut [f32], accumulate
             let first = kept.offset(index);
             let runs = (0..summed.count).map(|index| first + summed.offset(index));
             let total = runs.map(|at| f64::from(reduce::sum(&x[at..at + run]))).sum::<f64>() as f32;
-            *output = if accumulate { *output + total } else { total };
+            *output = S::rounded(if accumulate { output.wide() + total } else { total });
         }
     });
 }

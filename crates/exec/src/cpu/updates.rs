@@ -10,7 +10,7 @@ use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
 
 use super::cast::{elements, load};
-use super::lanes::{PIECE, want_f32};
+use super::lanes::PIECE;
 use super::simd::widest;
 use super::stored::{Rule, update};
 use super::{Call, Operand, reduce, split};
@@ -20,7 +20,7 @@ use crate::ExecError;
 pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
     match call.op {
         Op::SumSquares => sum_squares(call),
-        Op::ClipScale { max_norm } => return Some(clip_scale(call, *max_norm)),
+        Op::ClipScale { max_norm } => clip_scale(call, *max_norm),
         Op::Sgd(rates) => sgd(call, *rates),
         Op::AdamW(rates) => adamw(call, *rates),
         _ => return None,
@@ -80,13 +80,11 @@ widest! {
     }
 }
 
-fn clip_scale(call: &Call, max_norm: Option<f32>) -> Result<(), ExecError> {
-    want_f32(call)?;
+fn clip_scale(call: &Call, max_norm: Option<f32>) {
     let norm = (0..call.inputs.len()).map(|index| f64::from(call.input(index)[0])).sum::<f64>().sqrt();
     let limit = max_norm.map_or(1.0, |max| (f64::from(max) / (norm + 1e-6)).min(1.0));
     call.output(0)[0] = norm as f32;
     call.output(1)[0] = if (norm as f32).is_finite() { limit as f32 } else { f32::NAN };
-    Ok(())
 }
 
 /// Stochastic gradient descent with everything that does not depend on the element at hand.

@@ -1,8 +1,8 @@
 //! The definition of every op: readable kernels that all others are judged against.
 //!
 //! Nothing here is fast, and nothing should be: loops follow the equations of `op.rs`, arithmetic is
-//! `f64` throughout and each result is rounded once, to the element type it is stored in. Kernels see
-//! only shapes that [`infer`] has accepted. [`interpret`] runs a whole graph that way, without a plan:
+//! `f64` throughout and each result is rounded once, to the element type it is stored in, whatever the
+//! types of its operands: that defines every mixture of f32 and bf16. Kernels see only shapes that [`infer`] has accepted. [`interpret`] runs a whole graph that way, without a plan:
 //! the slow, obvious twin of the engine.
 //!
 //! Absent on purpose: threads, arenas, reuse of memory.
@@ -21,7 +21,7 @@ mod tensor;
 mod transformer;
 
 use plimsoll_graph::op::Family;
-use plimsoll_graph::{Op, State, Type, infer};
+use plimsoll_graph::{Op, State, Type, agree, infer};
 
 use crate::{ExecError, init as drawing};
 use array::Array;
@@ -77,7 +77,7 @@ fn check(op: &Op, inputs: &[&Tensor], outputs: &[Tensor], accumulate: &[bool]) -
     let types: Vec<Type> = inputs.iter().map(|input| input.ty).collect();
     let wanted = infer(op, &types).map_err(|why| mismatch(op, &why))?;
     let given: Vec<Type> = outputs.iter().map(|output| output.ty).collect();
-    if wanted != given || accumulate.len() != given.len() {
+    if !agree(op, &wanted, &given) || accumulate.len() != given.len() {
         return Err(mismatch(op, &format!("yields {wanted:?}, not {given:?}")));
     }
     match (0..given.len()).find(|&output| accumulate[output] && !op.can_accumulate(output)) {

@@ -1,7 +1,10 @@
 //! The feed-forward network as one op, all rows at once: how many make a tile does not bear on the result.
+//!
+//! Hidden values are rounded to the type of `x`, as they are where they have nodes of their own, so that a plan which works
+//! in tiles rounds where any other plan does. Under f32, which f64 need not imitate, they are left alone.
 
 use plimsoll_graph::op::{Activation, Mlp};
-use plimsoll_graph::{Axes, Op};
+use plimsoll_graph::{Axes, DType, Op};
 
 use super::Operands;
 use super::array::Array;
@@ -12,14 +15,15 @@ use super::products::{linear, linear_grad_input, linear_grad_weight};
 /// The results of an op of this family.
 pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
     let x: Vec<&Array> = operands.arrays.iter().collect();
+    let half = operands.tensors[0].ty.dtype == DType::Bf16;
     match op {
         Op::Mlp(form) => {
             let (weights, biases) = x[1..].split_at(form.products());
-            vec![Network { form: *form, weights, biases }.forward(x[0])]
+            vec![Network { form: *form, weights, biases, half }.forward(x[0])]
         }
         Op::MlpGrad { mlp: form, weights: any_weight, biases: any_bias } => {
             let (weights, biases) = x[2..].split_at(form.products());
-            Network { form: *form, weights, biases }.backward(x[0], x[1], [*any_weight, *any_bias])
+            Network { form: *form, weights, biases, half }.backward(x[0], x[1], [*any_weight, *any_bias])
         }
         other => unreachable!("`{}` is of another family", other.name()),
     }
@@ -30,6 +34,8 @@ struct Network<'a> {
     form: Mlp,
     weights: &'a [&'a Array],
     biases: &'a [&'a Array],
+    /// Whether values between its products are bf16.
+    half: bool,
 }
 
 impl Network<'_> {
@@ -42,10 +48,12 @@ impl Network<'_> {
         let leading = self.leading(x);
         let hidden = self.activated(&leading);
         let dhidden = self.send_back(self.last(), dy);
-        let mut gradients = match self.form.activation {
+        let gradients = match self.form.activation {
             Activation::Swiglu => swiglu_grad(&leading[0], &leading[1], &dhidden).to_vec(),
             Activation::Gelu(form) => vec![gelu_grad(&leading[0], &dhidden, form)],
         };
+        let mut gradients: Vec<Array> =
+            gradients.into_iter().map(|gradient| self.rounded(gradient)).collect();
         let sent = gradients.iter().enumerate().map(|(index, gradient)| self.send_back(index, gradient));
         let dx = sent.reduce(|a, b| add(&a, &b)).unwrap_or_else(|| Array::zeros(x.shape));
         gradients.push(dy.clone());
@@ -69,11 +77,16 @@ impl Network<'_> {
     }
 
     fn layer(&self, index: usize, x: &Array) -> Array {
-        linear(x, self.weights[index], self.biases.get(index).copied(), self.form.transposed)
+        self.rounded(linear(x, self.weights[index], self.biases.get(index).copied(), self.form.transposed))
     }
 
     fn send_back(&self, index: usize, dz: &Array) -> Array {
-        linear_grad_input(self.weights[index], dz, self.form.transposed)
+        self.rounded(linear_grad_input(self.weights[index], dz, self.form.transposed))
+    }
+
+    /// A value as it is where a node of its own stores it.
+    fn rounded(&self, value: Array) -> Array {
+        if self.half { value.map(|x| f64::from(half::bf16::from_f32(x as f32))) } else { value }
     }
 
     fn leading(&self, x: &Array) -> Vec<Array> {
@@ -81,9 +94,9 @@ impl Network<'_> {
     }
 
     fn activated(&self, leading: &[Array]) -> Array {
-        match self.form.activation {
+        self.rounded(match self.form.activation {
             Activation::Swiglu => swiglu(&leading[0], &leading[1]),
             Activation::Gelu(form) => gelu(&leading[0], form),
-        }
+        })
     }
 }

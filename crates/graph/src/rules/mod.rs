@@ -41,6 +41,20 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     }
 }
 
+/// Whether outputs may be declared so where `op` yields these types: alike, but for the element types of those it
+/// [stores as either](Op::stores_either).
+pub fn agree(op: &Op, yielded: &[Type], declared: &[Type]) -> bool {
+    let either = |dtype| matches!(dtype, DType::F32 | DType::Bf16);
+    let one = |(output, (yielded, declared)): (usize, (&Type, &Type))| {
+        let free = op.stores_either(output) && either(yielded.dtype) && either(declared.dtype);
+        yielded == declared || free && yielded.shape == declared.shape
+    };
+    // The sum that a gradient is added to has a type of its own, which the op names.
+    let named = matches!(op, Op::Accumulate { .. });
+    yielded.len() == declared.len()
+        && if named { yielded == declared } else { yielded.iter().zip(declared).enumerate().all(one) }
+}
+
 /// Adds the backward nodes of `node`, whose first output has the cotangent `dy`.
 ///
 /// # Errors

@@ -72,7 +72,7 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             let [w, dy] = operands(inputs)?;
             let [_, channels, _, _] = rank4(w.shape, "weight")?;
             let [batch, ..] = rank4(dy.shape, "gradient")?;
-            Type { shape: [batch, channels, image[0], image[1]].into(), ..w }
+            Type { shape: [batch, channels, image[0], image[1]].into(), ..dy }
         }
         Op::Conv2dGradWeight { window, .. } => {
             let [x, dy] = operands(inputs)?;
@@ -142,8 +142,8 @@ pub(super) fn linear(inputs: &[Type], transposed: bool) -> Result<Type, String> 
     if x.shape.is_empty() {
         return Err("the input is a scalar".into());
     }
-    let narrower = (x.dtype, w.dtype) == (DType::F32, DType::Bf16);
-    if w.dtype != x.dtype && !narrower {
+    let either = |dtype| matches!(dtype, DType::F32 | DType::Bf16);
+    if w.dtype != x.dtype && !(either(x.dtype) && either(w.dtype)) {
         return Err(format!("input is {}, weight is {}; cast one of them", x.dtype, w.dtype));
     }
     let (out, input) = weight_extents(w.shape, transposed)?;

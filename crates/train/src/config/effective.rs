@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use plimsoll_graph::Precision;
+
 use super::bounds::{is_one, shortest};
 use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters};
 use crate::data::{Layout, Part, Task};
@@ -83,6 +85,7 @@ impl Config {
             optim: Some(optimizer.kind.name().to_owned()),
             momentum: sgd.then(|| shortest(optimizer.momentum)),
             nesterov: sgd.then_some(optimizer.nesterov),
+            bf16: Some(self.options.precision == Precision::Bf16),
             weights_dtype: Some(storage.weights.name().to_owned()),
             gradients_dtype: Some(storage.gradients.name().to_owned()),
             moments_dtype: Some(storage.moments.name().to_owned()),

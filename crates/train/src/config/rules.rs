@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use plimsoll_devices::{DeviceKind, GpuFiles};
+use plimsoll_graph::Precision;
 use plimsoll_plan::{Strategy, Tier};
 
 use super::bounds::{mistake, shortest, within};
@@ -39,6 +40,7 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         recompute,
         offload: None,
         optimizer: optimizer(raw)?,
+        precision: if raw.bf16 == Some(true) { Precision::Bf16 } else { Precision::F32 },
         storage: storage(raw)?,
         seed: raw.seed.unwrap_or(0),
         device: DeviceKind::Cpu,
@@ -76,7 +78,8 @@ pub(super) fn offload(raw: &RawConfig, target: &Target) -> Result<Option<Offload
     Ok(Some(Offload { tier, folder, budget: budget.map(|size| size.bytes), link: None }))
 }
 
-/// In which element types weights, gradients and moments are kept.
+/// In which element types weights, gradients and moments are kept. With bf16 between nodes, products see weights in bf16 too,
+/// and every bit of the f32 weight is kept beside them, unless other weights are asked for.
 fn storage(raw: &RawConfig) -> Result<StateStorage, TrainError> {
     let weights = match (raw.weights_dtype.as_deref(), raw.bf16) {
         (Some(name), _) => name.parse().map_err(mistake)?,

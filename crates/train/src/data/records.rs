@@ -19,7 +19,6 @@ use serde_json::{Map, Value as Json};
 use super::DataError;
 use super::lines::Lines;
 use super::room::{Extent, Form, Room};
-use super::sample::kind;
 use crate::panics::caught;
 use crate::reading;
 

@@ -165,12 +165,7 @@ impl RunFolder {
     }
 
     /// The room that the rest of the run, up to `steps`, takes on the disk. Refuses to begin where that is not there.
-    pub(super) fn disk_need(
-        &self,
-        config: &Config,
-        run: &Run,
-        steps: u64,
-    ) -> Result<DiskNeed, TrainError> {
+    pub(super) fn disk_need(&self, config: &Config, run: &Run, steps: u64) -> Result<DiskNeed, TrainError> {
         let model: u64 = run.parameters(self.form.frozen).map(|(_, ty)| ty.bytes() as u64).sum();
         let moments = run.states_of(|kind| kind == StateKind::Moment).map(|(_, ty)| ty.bytes() as u64);
         let each = model + moments.sum::<u64>();

@@ -33,6 +33,7 @@ fn fields(summary: &Summary) -> Map<String, Value> {
         "accumulation": choice.accumulation,
         "recompute": plan.strategy.to_string(),
         "tile_rows": summary.report.tile_rows,
+        "precision": choice.program.train.graph.precision().name(),
         "liveness_bound_bytes": plan.liveness_bound,
         "predicted_step_seconds": summary.step_seconds(),
         "steps": summary.steps,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
 use plimsoll_exec::cpu::OUTSIDE_BYTES;
 use plimsoll_exec::{Device, measure_disk};
-use plimsoll_graph::Graph;
+use plimsoll_graph::{Graph, Precision};
 use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
 
 use crate::error::TrainError;
@@ -28,6 +28,8 @@ pub struct Options {
     pub offload: Option<Offload>,
     /// How parameters are updated.
     pub optimizer: Optimizer,
+    /// The element type of values between nodes.
+    pub precision: Precision,
     /// In which element types weights, gradients and moments are kept.
     pub storage: StateStorage,
     /// Makes weights and dropout masks repeatable.
@@ -54,6 +56,7 @@ impl Default for Options {
             recompute: None,
             offload: None,
             optimizer: Optimizer::default(),
+            precision: Precision::default(),
             storage: StateStorage::default(),
             seed: 0,
             device: DeviceKind::default(),

@@ -217,7 +217,8 @@ settings! {
         /// How weights are kept: f32, bf16 (rounded at random), or bf16-master (bf16 beside an f32 master copy)
         /// [default: f32]
         weights_dtype: String, "TYPE";
-        /// true is --weights-dtype bf16-master, which decides where both are given
+        /// bf16 between nodes: half the bytes of activations, f32 sums and statistics; weights are then bf16-master unless
+        /// --weights-dtype says otherwise [default: false]
         bf16: bool, "BOOL";
         /// How gradients are kept: f32 or bf16 [default: f32]
         gradients_dtype: String, "TYPE";

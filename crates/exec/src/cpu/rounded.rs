@@ -1,0 +1,113 @@
+//! Products whose result is stored in bf16: some rows at a time are multiplied in f32, in scratch, and rounded once.
+//!
+//! Operands in bf16 are widened where they are packed, so a product of them takes no longer than one of f32; what is added
+//! is one pass over the result while it lies in a cache. Every element is one chain of multiply-adds over `k` whatever the
+//! number of rows taken together, so scratch changes no bit.
+//!
+//! Instructions that multiply bf16 themselves would go here: they sum in another order, so the choice has to be a fact of
+//! the device that plans and checkpoints name.
+
+use half::bf16;
+use plimsoll_plan::Workspace;
+
+use super::element::{self, add_rounded};
+use super::lanes::PIECE;
+use super::matmul::{self, Extents, Start, product};
+use super::pack::View;
+use super::split;
+
+/// Rows at once in the smallest workspace.
+const FEWEST_ROWS: usize = 16;
+/// Rows beyond which more at once bring little: packing the second factor once for each is then a few percent.
+const MOST_ROWS: usize = 256;
+/// Floats set aside to begin the rows at a cache line.
+const LINE: usize = 16;
+
+/// What the sums of a rounded product begin with, or what is added to them.
+#[derive(Clone, Copy)]
+pub(super) enum Begin<'a> {
+    /// Zero.
+    Zero,
+    /// The same row for every row.
+    Bias(&'a [f32]),
+    /// A matrix of the result's extents.
+    Matrix(&'a [bf16]),
+    /// The numbers in the result's place.
+    Kept,
+    /// Zero; the numbers in the result's place are added to the sums in the end, as a gradient is to its sum.
+    Added,
+}
+
+/// The factors of a product: lines of `a` are rows of the result, lines of `b` its columns.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a> {
+    pub(super) extents: Extents,
+    pub(super) a: View<'a>,
+    pub(super) b: View<'a>,
+}
+
+/// Scratch of a product that is rounded, or else of one that is not.
+pub(super) fn workspace(extents: Extents, rounded: bool) -> Workspace {
+    let Workspace { least, best } = matmul::workspace(extents);
+    if !rounded {
+        return Workspace { least, best };
+    }
+    let rows = |most: usize| (4 * (most.min(extents.m) * extents.n + LINE)) as u64;
+    Workspace { least: least + rows(FEWEST_ROWS), best: best + rows(MOST_ROWS) }
+}
+
+impl Factors<'_> {
+    /// `c = start + a·b`.
+    pub(super) fn product(self, start: Start, c: &mut [f32], scratch: &mut [f32]) {
+        product(self.extents, self.a, self.b, start, c, scratch);
+    }
+
+    /// `c = begin + a·b`, each element rounded once.
+    pub(super) fn rounded(self, begin: Begin, c: &mut [bf16], scratch: &mut [f32]) {
+        let Extents { m, n, k } = self.extents;
+        if m * n == 0 {
+            return;
+        }
+        let rows = self.rows_at_once(scratch.len());
+        let at = (scratch.len() - rows * n) / LINE * LINE;
+        let (packing, sums) = scratch.split_at_mut(at);
+        for (chunk, c) in c.chunks_mut(rows * n).enumerate() {
+            let sums = &mut sums[..c.len()];
+            let start = begin.load(chunk * rows * n, c, sums);
+            let extents = Extents { m: c.len() / n, n, k };
+            product(extents, self.a.from(chunk * rows, 0), self.b, start, sums, packing);
+            let adds = matches!(begin, Begin::Added);
+            split::chunks_with_scratch((c, PIECE), (sums, PIECE), |_, c, sums| {
+                if adds { add_rounded(sums, c) } else { element::round(sums, c) }
+            });
+        }
+    }
+
+    fn rows_at_once(&self, scratch: usize) -> usize {
+        let Extents { m, n, .. } = self.extents;
+        let Workspace { least, best } = matmul::workspace(self.extents);
+        let most = MOST_ROWS.min(m);
+        if scratch >= best as usize / 4 + most * n + LINE {
+            return most;
+        }
+        let rows = scratch.saturating_sub(least as usize / 4 + LINE) / n;
+        assert!(rows > 0, "the workspace of a rounded product is too small");
+        rows.min(most)
+    }
+}
+
+impl<'a> Begin<'a> {
+    /// Where the sums of some rows begin, which are elements `from …` of the result and now lie in `c`.
+    fn load(self, from: usize, c: &[bf16], sums: &mut [f32]) -> Start<'a> {
+        let addend = match self {
+            Begin::Zero | Begin::Added => return Start::Zero,
+            Begin::Bias(bias) => return Start::Bias(bias),
+            Begin::Matrix(matrix) => &matrix[from..][..c.len()],
+            Begin::Kept => c,
+        };
+        split::chunks([(sums, PIECE)], |piece, [sums]| {
+            element::widen(&addend[piece * PIECE..][..sums.len()], sums);
+        });
+        Start::Kept
+    }
+}

@@ -1,0 +1,64 @@
+//! Putting nodes beside those of a finished graph: the frame that passes over graphs with backward nodes share.
+//!
+//! Values keep their ids, and with them their readers. A pass hands the nodes over one by one, each with what must stand
+//! before and after it; in the end, sources of values and the forward nodes of derivatives are told their new places.
+
+use crate::graph::{Graph, Node, NodeId, Source, ValueInfo};
+use crate::{DType, GraphError, Op, Type, Value};
+
+/// A graph whose nodes are being listed again.
+pub(crate) struct Splice {
+    /// Without its nodes.
+    pub(crate) graph: Graph,
+    nodes: Vec<Node>,
+    /// Where each node of the old list stands now.
+    places: Vec<usize>,
+}
+
+impl Splice {
+    /// The graph without nodes, and its nodes.
+    pub(crate) fn of(mut graph: Graph) -> (Splice, Vec<Node>) {
+        let nodes = std::mem::take(&mut graph.nodes);
+        let places = Vec::with_capacity(nodes.len());
+        (Splice { graph, nodes: Vec::new(), places }, nodes)
+    }
+
+    /// A node of the old list takes its place.
+    pub(crate) fn keep(&mut self, node: Node) {
+        self.places.push(self.nodes.len());
+        self.nodes.push(node);
+    }
+
+    /// A new node with one operand, of the block and phase of `beside`.
+    pub(crate) fn insert(&mut self, beside: &Node, op: Op, input: Value, output: Value) {
+        let Node { block, phase, derivative_of, .. } = *beside;
+        self.nodes.push(Node { op, inputs: vec![input], outputs: vec![output], block, phase, derivative_of });
+    }
+
+    /// `value` in another element type, by a cast that stands before `beside`.
+    pub(crate) fn cast(&mut self, beside: &Node, value: Value, to: DType) -> Value {
+        let cast = self.fresh(value, to);
+        self.insert(beside, Op::Cast { to }, value, cast);
+        cast
+    }
+
+    /// A value of the same shape.
+    pub(crate) fn fresh(&mut self, like: Value, dtype: DType) -> Value {
+        let ty = Type { dtype, ..self.graph.ty(like) };
+        self.graph.values.push(ValueInfo { ty, source: Source::Input, state: None, name: String::new() });
+        Value(self.graph.values.len() as u32 - 1)
+    }
+
+    /// Tells values and derivatives the new places of nodes.
+    pub(crate) fn finish(self) -> Result<Graph, GraphError> {
+        let Splice { mut graph, mut nodes, places } = self;
+        for (index, node) in nodes.iter_mut().enumerate() {
+            node.derivative_of = node.derivative_of.map(|forward| NodeId(places[forward.index()] as u32));
+            for (output, &value) in node.outputs.iter().enumerate() {
+                graph.values[value.index()].source = Source::Node { node: NodeId(index as u32), output };
+            }
+        }
+        graph.nodes = nodes;
+        graph.finish()
+    }
+}
