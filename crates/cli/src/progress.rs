@@ -65,24 +65,33 @@ impl Steps {
     }
 }
 
+/// Memory that a run may have and has.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    /// Bytes that are allowed.
+    pub(crate) budget: u64,
+    /// Bytes that are taken, where they are not the process's.
+    pub(crate) held: Option<u64>,
+}
+
 /// The bar of one run.
 pub(crate) struct Progress {
     bar: ProgressBar,
     steps: Steps,
     begun: Instant,
-    budget: u64,
+    memory: Memory,
     /// Tokens per second at which all time would go into matrix products.
     ceiling: f64,
     evaluated: String,
 }
 
 impl Progress {
-    pub(crate) fn new(steps: Steps, budget: u64, ceiling: f64) -> Progress {
+    pub(crate) fn new(steps: Steps, memory: Memory, ceiling: f64) -> Progress {
         let style = ProgressStyle::with_template("{pos:>5}/{len} {bar:16} {msg}  eta {eta}");
         let bar = ProgressBar::new(steps.end);
         let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         heartbeat::at_length(steps.said(steps.before, Duration::ZERO));
-        Progress { bar, steps, begun: Instant::now(), budget, ceiling, evaluated: String::new() }
+        Progress { bar, steps, begun: Instant::now(), memory, ceiling, evaluated: String::new() }
     }
 
     /// Leaves the bar as it is, before an error is told.
@@ -96,12 +105,13 @@ impl Progress {
     }
 
     fn log(&mut self, record: &StepRecord) -> Result<(), Failure> {
-        let used = memory::process().map_err(Failure::memory)?.peak;
+        let used = self.memory.held.map_or_else(|| memory::process().map(|process| process.peak), Ok);
+        let used = used.map_err(Failure::memory)?;
         let state = format!(
             "{}  memory {} of {}{}",
             learning(record, self.ceiling),
             table::size(used),
-            table::size(self.budget),
+            table::size(self.memory.budget),
             self.evaluated
         );
         if self.steps.shows(record.step, !self.bar.is_hidden()) {

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{self, Write};
 
+use plimsoll::devices::DeviceKind;
 use plimsoll::training::files::write_whole;
 use plimsoll::training::job::read_costs;
 use plimsoll::training::{Config, Measured, measure_ops, measured_machine};
@@ -18,7 +19,10 @@ use crate::{table, watching};
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let BenchWhat::Ops(ops) = &args.what;
     let mut config = Config::check(&ops.settings.raw()?)?;
-    config.target.trains()?;
+    if config.target.here()? != DeviceKind::Cpu {
+        let why = "bench ops measures the CPU; times of a GPU follow from its figures";
+        return Err(TrainError::Config(why.into()).into());
+    }
     config.options.check_update()?;
     watching::settle(&mut config)?;
     let environment = environment();

@@ -7,12 +7,12 @@ use plimsoll::conformance::judge;
 use plimsoll::devices::{self, DeviceKind, GpuFiles, Setup, Trial};
 
 use crate::args::CheckArgs;
-use crate::environment;
+use crate::environment::environment;
 use crate::exit::Failure;
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let kind: DeviceKind = args.device.parse()?;
-    let gpu = if kind == DeviceKind::Cpu { GpuFiles::default() } else { environment::gpu()? };
+    let gpu = if kind == DeviceKind::Cpu { GpuFiles::default() } else { environment().gpu()? };
     let setup = Setup { threads: args.threads.unwrap_or(0), gpu, ..Setup::default() };
     judge_all(args, devices::trial(kind, &setup)?)
 }

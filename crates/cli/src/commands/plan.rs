@@ -26,9 +26,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return dag::run(file, args.settings.raw()?.memory.as_deref().unwrap_or_default(), args.json);
     }
     let raw = args.settings.raw()?;
-    // A budget for another device says nothing of this process.
-    let here = raw.memory.as_deref().filter(|_| raw.device.as_deref().is_none_or(|device| device == "cpu"));
-    guard::raise(here)?;
+    guard::raise_for(&raw)?;
     let mut config = Config::check(&raw)?;
     for note in &config.configuration.notes {
         say(&format!("note: {note}\n"))?;
@@ -38,7 +36,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     guard::lower();
     let steps = steps(&config, data.as_ref())?;
     let text = match &config.target {
-        Target::Cpu => {
+        Target::Cpu | Target::Gpu(_) => {
+            config.settle_device()?;
             let OpenedDevice { device, name } = environment().device(&config)?;
             let of = |config: &Config| {
                 let Options { micro_batch, .. } = config.options;
@@ -46,7 +45,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             };
             // The memory is looked at as by a run: after a program was built, and before planning takes more.
             of(&config)?;
-            let whole = config.options.budget()?;
+            let whole = config.options.budget_on(&*device)?;
             let budget = |config: &Config| Ok(whole.beside(&of(config)?));
             answer(args, config.clone(), steps, &name, &|graph| device.facts(graph), &budget)?
         }

@@ -21,6 +21,7 @@ use std::panic;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use plimsoll::training::RawConfig;
 use plimsoll::training::memory;
 use plimsoll::training::memory::Size;
 
@@ -48,6 +49,12 @@ pub(crate) fn raise(memory: Option<&str>) -> Result<(), Failure> {
     install();
     RAISED.store(true, Relaxed);
     Ok(())
+}
+
+/// Raises the guard for a run with these settings. The budget of another device says nothing of this process.
+pub(crate) fn raise_for(raw: &RawConfig) -> Result<(), Failure> {
+    let here = raw.device.as_deref().is_none_or(|device| device == "cpu");
+    raise(raw.memory.as_deref().filter(|_| here))
 }
 
 /// Raises the guard again, with the budget it had.

@@ -16,6 +16,7 @@ mod rules;
 
 use std::path::PathBuf;
 
+use plimsoll_devices::DeviceKind;
 use plimsoll_model::hf::Configuration;
 use plimsoll_plan::DeviceSpec;
 
@@ -37,6 +38,8 @@ use rules::{
 pub enum Target {
     /// This machine's processor.
     Cpu,
+    /// A GPU of this machine, by its index.
+    Gpu(usize),
     /// A device known by its data sheet only.
     Described {
         /// Its figures.
@@ -51,6 +54,10 @@ impl Target {
         match name {
             None | Some("cpu") => Ok(Target::Cpu),
             Some(name) => {
+                let index = name.strip_prefix("cuda:").and_then(|index| index.parse().ok());
+                if let Some(index) = index.filter(|_| DeviceSpec::from_name(name).is_err()) {
+                    return Ok(Target::Gpu(index));
+                }
                 let spec = DeviceSpec::from_name(name).map_err(mistake)?;
                 Ok(Target::Described { spec, assumed: spec.name() != name })
             }
@@ -61,20 +68,24 @@ impl Target {
     pub fn name(&self) -> String {
         match self {
             Target::Cpu => "cpu".to_owned(),
+            Target::Gpu(index) => DeviceKind::Cuda(*index).to_string(),
             Target::Described { spec, .. } => spec.name(),
         }
     }
 
-    /// Refuses what can be planned for but not trained on.
+    /// The device of this machine that is meant. A GPU of no particular kind is the first that is here.
     ///
     /// # Errors
     ///
     /// When the target is only described.
-    pub fn trains(&self) -> Result<(), TrainError> {
+    pub fn here(&self) -> Result<DeviceKind, TrainError> {
         match self {
-            Target::Cpu => Ok(()),
+            Target::Cpu => Ok(DeviceKind::Cpu),
+            Target::Gpu(index) => Ok(DeviceKind::Cuda(*index)),
+            Target::Described { assumed: true, .. } => Ok(DeviceKind::Cuda(0)),
             Target::Described { spec, .. } => Err(mistake(format!(
-                "this build plans for {} but trains on the CPU only; leave out --device to train here",
+                "{} is a description to plan for; to train on a GPU of this machine write --device cuda or cuda:0, and \
+                 to train on the CPU leave --device out",
                 spec.name()
             ))),
         }
@@ -251,6 +262,24 @@ impl Config {
         })
     }
 
+    /// Takes the device of this machine that the target means.
+    ///
+    /// # Errors
+    ///
+    /// When the target is only described, or asks for what the device cannot do.
+    pub fn settle_device(&mut self) -> Result<(), TrainError> {
+        self.options.device = self.target.here()?;
+        if let DeviceKind::Cuda(index) = self.options.device {
+            self.target = Target::Gpu(index);
+            if self.options.offload.is_some() {
+                return Err(mistake(
+                    "a GPU offloads nothing yet; leave --offload out, or state a larger --memory",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Validation on `source` in micro-batches of `rows` rows.
     pub fn validation(&self, source: Source, rows: usize) -> ValidationSet {
         ValidationSet::new(source, rows, self.evaluation.as_ref().and_then(|evaluation| evaluation.most))
@@ -366,8 +395,15 @@ mod tests {
         assert_eq!((spec.name().as_str(), assumed), ("cuda:h100", true));
         let h200 = target("cuda:h200").unwrap();
         assert!(matches!(h200, Target::Described { assumed: false, .. }));
-        let error = h200.trains().unwrap_err().to_string();
-        assert!(error.starts_with("this build plans for cuda:h200 but trains on the CPU only"), "{error}");
+        let error = h200.here().unwrap_err().to_string();
+        assert!(error.starts_with("cuda:h200 is a description to plan for"), "{error}");
+        assert_eq!(target("cuda:1").unwrap(), Target::Gpu(1));
+        assert!(
+            matches!(target("cuda:4090").unwrap(), Target::Described { .. }),
+            "a kind of GPU, and no index"
+        );
+        let here = |name: &str| target(name).unwrap().here().unwrap();
+        assert_eq!((here("cuda"), here("cuda:1")), (DeviceKind::Cuda(0), DeviceKind::Cuda(1)));
     }
 
     #[test]

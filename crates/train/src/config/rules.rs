@@ -60,6 +60,11 @@ pub(super) fn offload(raw: &RawConfig, target: &Target) -> Result<Option<Offload
         (None, _) => return Ok(None),
         (Some("disk"), Target::Cpu) => Tier::Disk,
         (Some("host"), Target::Described { .. }) => Tier::Host,
+        (Some("disk" | "host"), Target::Gpu(_)) => {
+            return Err(mistake(
+                "a GPU offloads nothing yet; leave --offload out, or state a larger --memory",
+            ));
+        }
         (Some("host"), Target::Cpu) => {
             return Err(mistake(
                 "on the CPU the host's memory is what the budget limits; use --offload disk",

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_devices::Setup;
+use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
 use plimsoll_exec::Device;
 
 use super::disk_speed;
@@ -35,6 +35,8 @@ impl Environment {
         let link = options.offload.as_ref().map(link).transpose()?;
         let offload = options.offload.as_ref().map(|offload| offload.folder.clone()).zip(link);
         let measured = match config.costs.as_deref() {
+            // Times of a processor say nothing of a GPU.
+            _ if options.device != DeviceKind::Cpu => None,
             Some("modelled") => None,
             Some(file) => Some(read_costs(Path::new(file), threads)?),
             None => match self.costs_file(threads) {
@@ -45,7 +47,10 @@ impl Environment {
         };
         let source = if measured.is_some() { "times from measured ops" } else { "times modelled" };
         let timings = measured.map(|measured| measured.timings()).unwrap_or_default();
-        let setup = Setup { offload, timings, ..options.setup() };
+        let mut setup = Setup { offload, timings, ..options.setup() };
+        if options.device != DeviceKind::Cpu && setup.gpu == GpuFiles::default() {
+            setup.gpu = self.gpu()?;
+        }
         let device = plimsoll_devices::open(options.device, &setup)?;
         let name = format!("{}, {source}", device.name());
         Ok(OpenedDevice { device, name })

@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use plimsoll_devices::{GpuFiles, library_folders};
+
 use super::watch::{Stage, Watch};
 use crate::error::TrainError;
 use crate::hub::{Hub, HubLimits, is_id};
@@ -19,6 +21,8 @@ pub struct Environment {
     pub caches: Option<PathBuf>,
     /// The hub for models that are named by their id. Without it a model is a folder or a preset.
     pub hub: Option<Hub>,
+    /// Folders of a GPU's libraries: those of the active Python environment, and of a toolkit.
+    pub libraries: Vec<PathBuf>,
 }
 
 /// A model's folder, and that of its adapter.
@@ -48,7 +52,23 @@ impl Environment {
             offline,
             limits: HubLimits::default(),
         });
-        Environment { caches, hub }
+        let path = variable("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
+        let python = variable("VIRTUAL_ENV").or_else(|| variable("CONDA_PREFIX")).map(PathBuf::from);
+        let libraries = library_folders(python.as_deref(), &path.unwrap_or_default());
+        Environment { caches, hub, libraries }
+    }
+
+    /// Files of a GPU, whose compiled kernels are kept among the caches.
+    ///
+    /// # Errors
+    ///
+    /// When there is no folder for caches.
+    pub fn gpu(&self) -> Result<GpuFiles, TrainError> {
+        let cache = self.cached("cubin").ok_or_else(|| {
+            let why = "there is no folder to keep compiled kernels in; set HOME or XDG_CACHE_HOME";
+            TrainError::Config(why.into())
+        })?;
+        Ok(GpuFiles { libraries: self.libraries.clone(), cache })
     }
 
     /// A file or folder among the caches.

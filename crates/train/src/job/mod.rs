@@ -91,7 +91,7 @@ impl<'w> Job<'w> {
         environment: &Environment,
         mut watch: Box<dyn Watch + 'w>,
     ) -> Result<Job<'w>, TrainError> {
-        config.target.trains()?;
+        config.settle_device()?;
         let mut notes = Vec::new();
         if let Some(output) = &config.output {
             // Before anything takes long: whether the trained model can be written at all.

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use plimsoll_graph::Graph;
+use plimsoll_exec::{Device, MemoryPool};
+use plimsoll_graph::{Graph, Node, work};
+use plimsoll_plan::Costed;
 use serde_json::{Value, json};
 
 use super::Job;
@@ -56,7 +58,7 @@ impl Session {
         let facts = |graph: &Graph| device.facts(graph);
         let mut summary = Questions::new(&config, &facts, planned.budget).summarise(planned)?;
         watch.hear(Stage::Working);
-        let ceiling = ceiling(&summary, device.threads())?;
+        let ceiling = ceiling(&summary, &*device)?;
         let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
         notes.extend(run.engine().device().notes().into_iter().map(Note::Device));
         watch.hear(Stage::Reading);
@@ -230,10 +232,21 @@ fn some(names: Vec<String>) -> Option<Vec<String>> {
     Some(names).filter(|names| !names.is_empty())
 }
 
-/// Measured before the arena is taken, so that it needs no memory of its own.
-fn ceiling(summary: &Summary, threads: usize) -> Result<f64, TrainError> {
+/// Tokens per second if all time went into products. The processor is measured before the arena is taken, so that this
+/// needs no memory of its own; of a GPU its facts tell.
+fn ceiling(summary: &Summary, device: &dyn Device) -> Result<f64, TrainError> {
     let choice = &summary.planned.choice;
     let tokens = (choice.micro_batch * summary.seq_len) as f64;
-    let flops_per_token = matmul_flops(&choice.program.train.graph) / tokens;
-    Ok(matmul_rate(threads, CEILING_SIZE, CEILING_SECONDS)? / flops_per_token)
+    let Costed { graph, facts } = &choice.program.train;
+    if device.pool()? == MemoryPool::Process {
+        let flops_per_token = matmul_flops(graph) / tokens;
+        return Ok(matmul_rate(device.threads(), CEILING_SIZE, CEILING_SECONDS)? / flops_per_token);
+    }
+    let products = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| is_product(graph, node));
+    let seconds: f64 = products.map(|(_, facts)| facts.seconds).sum();
+    Ok(tokens / seconds.max(f64::MIN_POSITIVE))
+}
+
+fn is_product(graph: &Graph, node: &Node) -> bool {
+    work(&node.op, &graph.input_types(node), &graph.output_types(node)).matmul_flops > 0.0
 }

@@ -33,6 +33,14 @@ const BYTES_PER_ACTION: u64 = 2500;
 /// Actions whose bytes are part of [`ALLOWANCE`].
 const ACTIONS_ALLOWED: u64 = 1000;
 
+/// Bytes of a GPU that its driver and libraries still take when kernels, products and attention first run. Measured on an
+/// H200 as up to 26 MiB.
+const CARD_ALLOWANCE: u64 = 48 << 20;
+/// Bytes of a GPU that stay free within the budget: the driver grows in steps of 2 MiB, and once in hundreds of shapes.
+const CARD_MARGIN: u64 = 16 << 20;
+/// Memory of a GPU comes in pieces of this size.
+const CARD_STEP: u64 = 2 << 20;
+
 /// With no budget stated, this much of the free memory is left to others: 5 % where that is more, and a quarter of it where
 /// that is less, as in a small container.
 pub const MARGIN: u64 = 256 << 20;
@@ -57,7 +65,7 @@ pub struct Budget {
     pub outside: u64,
     /// Where `total` comes from.
     pub origin: BudgetOrigin,
-    /// The most that could be stated, where that is known: the memory of a described device.
+    /// The most that could be stated, where the memory is a device's own.
     pub ceiling: Option<u64>,
 }
 
@@ -168,6 +176,9 @@ impl Budget {
     ///
     /// When the memory of the process cannot be read.
     pub fn wants_fresh_process(&self) -> Result<bool, BudgetError> {
+        if self.ceiling.is_some() {
+            return Ok(false);
+        }
         let held = memory::process()?;
         let small = held.peak <= self.total && held.resident <= self.outside;
         Ok(!small && self.origin == BudgetOrigin::Stated)
@@ -212,6 +223,10 @@ impl Budget {
     /// The same budget with room for the plan of `program` outside the arena, were every layer rebuilt once.
     #[must_use]
     pub fn beside(self, program: &Program) -> Budget {
+        // Plans lie in the memory of the process, whatever a device has.
+        if self.ceiling.is_some() {
+            return self;
+        }
         let nodes = |part: &Costed, phase: Phase| {
             part.graph.nodes().iter().filter(|node| node.phase == phase && !node.op.is_view()).count() as u64
         };
@@ -222,6 +237,46 @@ impl Budget {
         let actions = 2 * pass + nodes(train, Phase::Update) + others;
         let bytes = BYTES_PER_ACTION * actions.saturating_sub(ACTIONS_ALLOWED);
         Budget { outside: self.outside + bytes.next_multiple_of(1 << 20), ..self }
+    }
+
+    /// Divides the memory of a GPU that is open, of which this process holds `taken` bytes and `free` are free: what is
+    /// stated, or all that is free less a margin.
+    ///
+    /// # Errors
+    ///
+    /// When more is stated than is there.
+    pub fn of_card(total: u64, free: u64, taken: u64, stated: Option<u64>) -> Result<Budget, BudgetError> {
+        let (most, outside) = (free + taken, taken + CARD_ALLOWANCE + CARD_MARGIN);
+        let (total, origin) = match stated {
+            Some(bytes) if bytes > most => {
+                let (bytes, has, free) = (Size { bytes }, Size { bytes: total }, Size { bytes: most });
+                return Err(BudgetError::Refused(format!(
+                    "--memory {bytes} is more than the {free} that are free of the GPU's {has}; state less, or end what \
+                     else runs there"
+                )));
+            }
+            Some(bytes) => (bytes, BudgetOrigin::Stated),
+            None => (most - MARGIN.max(most / 20).min(most / 4), BudgetOrigin::Free),
+        };
+        Ok(Budget { total, outside, origin, ceiling: Some(most) })
+    }
+
+    /// The same budget for a GPU that holds `outside` bytes beside the arena, now that it is ready to run.
+    ///
+    /// # Errors
+    ///
+    /// When an arena of `arena` bytes no longer fits.
+    pub fn with_card_outside(self, outside: u64, arena: u64) -> Result<Budget, BudgetError> {
+        let needed = arena.next_multiple_of(CARD_STEP) + outside + CARD_MARGIN;
+        if needed > self.total {
+            let (more, total) = (Size { bytes: needed }, self.described());
+            return Err(BudgetError::Refused(format!(
+                "the GPU holds {} beside the arena, more than was planned for, so the run needs {more} and the budget is \
+                 {total}; state a --memory that much larger or a smaller --micro-batch",
+                Size { bytes: outside }
+            )));
+        }
+        Ok(Budget { outside, ..self })
     }
 
     /// Divides the memory of a described device, or what is stated of it.
@@ -330,6 +385,28 @@ mod tests {
         let free = memory::available().unwrap();
         assert!(budget.total < free + memory::process().unwrap().peak);
         assert!(budget.origin == BudgetOrigin::Free && budget.outside >= ALLOWANCE);
+    }
+
+    #[test]
+    fn a_card_gives_its_arena_the_budget_less_what_the_driver_holds_and_is_asked_again_when_it_is_ready() {
+        let (gib, mib) = (1u64 << 30, 1u64 << 20);
+        let card = |stated| Budget::of_card(140 * gib, 120 * gib, 300 * mib, stated);
+        let stated = card(Some(16 * gib)).unwrap();
+        assert_eq!((stated.total, stated.arena()), (16 * gib, 16 * gib - 364 * mib));
+        let free = card(None).unwrap();
+        assert!(free.total < 120 * gib && free.total > 110 * gib && free.origin == BudgetOrigin::Free);
+        let error = card(Some(121 * gib)).unwrap_err().to_string();
+        assert!(
+            error.contains(
+                "--memory 121.0 GiB is more than the 120.3 GiB that are free of the GPU's 140.0 GiB"
+            ),
+            "{error}"
+        );
+        // The card's count decides in the end, with a margin for what the driver may still take.
+        let arena = stated.arena();
+        assert_eq!(stated.with_card_outside(330 * mib, arena).unwrap().outside, 330 * mib);
+        assert!(stated.with_card_outside(349 * mib, arena).is_err());
+        assert!(!stated.wants_fresh_process().unwrap(), "its memory is not the process's");
     }
 
     #[test]

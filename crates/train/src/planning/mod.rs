@@ -87,7 +87,9 @@ pub(crate) fn budget_with_rounding(
 ) -> Result<(Budget, u64), TrainError> {
     // How many nodes there are does not depend on the rows.
     let program = program(model, device, options, options.micro_batch.unwrap_or(1))?;
-    Ok((options.budget()?.beside(&program), Budget::rounding()?))
+    let budget = options.budget_on(device)?;
+    let rounding = if budget.ceiling.is_some() { 0 } else { Budget::rounding()? };
+    Ok((budget.beside(&program), rounding))
 }
 
 /// Finds the fastest plan inside `budget` for a device that `facts` speaks for and that need not be here.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
 use plimsoll_exec::cpu::OUTSIDE_BYTES;
-use plimsoll_exec::{Device, measure_disk};
+use plimsoll_exec::{Device, MemoryPool, measure_disk};
 use plimsoll_graph::{Graph, Precision};
 use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
 
@@ -130,6 +130,18 @@ impl Options {
             budget.outside += OUTSIDE_BYTES;
         }
         Ok(budget)
+    }
+
+    /// How the memory that the device's arena lies in divides.
+    ///
+    /// # Errors
+    ///
+    /// When that memory cannot be read, or less is there than was stated.
+    pub fn budget_on(&self, device: &dyn Device) -> Result<Budget, TrainError> {
+        match device.pool()? {
+            MemoryPool::Process => self.budget(),
+            MemoryPool::Own { total, free, taken } => Ok(Budget::of_card(total, free, taken, self.memory)?),
+        }
     }
 
     /// What is asked of the planner when `budget` is there.

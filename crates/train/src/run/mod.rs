@@ -12,7 +12,7 @@ mod step;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use plimsoll_exec::{Data, Device, Engine};
+use plimsoll_exec::{Data, Device, Engine, MemoryPool};
 use plimsoll_graph::{Graph, Op, StateKind, Type};
 use plimsoll_plan::{Choice, Plan, Program, Role};
 
@@ -64,20 +64,17 @@ impl Run {
     ///
     /// When the memory cannot be had.
     pub fn start(device: Box<dyn Device>, planned: Planned, seed: u64) -> Result<Run, TrainError> {
-        let Planned { choice, budget } = planned;
+        let Planned { choice, mut budget } = planned;
         let Choice { plan, program, micro_batch, accumulation, .. } = choice;
         let updating_passes = if program.updates_in_backward() { program.passes() } else { 0 };
-        // The system lends more than it has and takes it back by force; better to say so now.
-        let free = memory::available()?;
-        if plan.arena_bytes > free {
-            let limited = address_space::left().is_some_and(|left| left <= free);
-            let why = if limited { " of the address space that ulimit -v allows" } else { "" };
-            let (needed, free) = (Size { bytes: plan.arena_bytes }, Size { bytes: free });
-            return Err(TrainError::Config(format!(
-                "the plan needs {needed} but only {free} of memory are free{why}; state a smaller --memory"
-            )));
+        if device.pool()? == MemoryPool::Process {
+            is_free(plan.arena_bytes)?;
         }
-        let engine = Engine::new(device, &program, &plan, seed)?;
+        let mut engine = Engine::prepare(device, &program, &plan)?;
+        if let Some(outside) = engine.outside()? {
+            budget = budget.with_card_outside(outside, plan.arena_bytes)?;
+        }
+        engine.start(&program, seed)?;
         let targets = target_inputs(&program.train.graph);
         // Last, so that the training graph has the say: others do not train and may know less.
         let kinds = [program.generate, program.evaluate, Some(program.train)].into_iter().flatten();
@@ -288,6 +285,19 @@ impl Run {
         })
     }
 
+    /// The most bytes that this process has held of the memory that the budget is of.
+    ///
+    /// # Errors
+    ///
+    /// When that memory cannot be read.
+    pub fn held(&self) -> Result<u64, TrainError> {
+        Ok(match self.engine.device().pool()? {
+            MemoryPool::Process => memory::process()?.peak,
+            // Taken whole at the start, and nothing is given back.
+            MemoryPool::Own { taken, .. } => taken,
+        })
+    }
+
     /// The plan that is being run.
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -359,6 +369,21 @@ impl Run {
         let row = before * self.micro_batch;
         [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, row as i32]
     }
+}
+
+/// Refuses an arena that this machine has no memory for. The system lends more than it has and takes it back by force;
+/// better to say so now.
+fn is_free(arena: u64) -> Result<(), TrainError> {
+    let free = memory::available()?;
+    if arena <= free {
+        return Ok(());
+    }
+    let limited = address_space::left().is_some_and(|left| left <= free);
+    let why = if limited { " of the address space that ulimit -v allows" } else { "" };
+    let (needed, free) = (Size { bytes: arena }, Size { bytes: free });
+    Err(TrainError::Config(format!(
+        "the plan needs {needed} but only {free} of memory are free{why}; state a smaller --memory"
+    )))
 }
 
 /// The inputs that losses of a graph take their targets from, each with the id that carries no loss.

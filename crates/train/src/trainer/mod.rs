@@ -25,7 +25,6 @@ use plimsoll_plan::Role;
 use crate::checkpoint::{Best, Checkpoint, Checkpoints, EvaluationState};
 use crate::data::{Batches, Feed};
 use crate::error::TrainError;
-use crate::memory;
 use crate::run::Run;
 pub use best_so_far::EarlyStopping;
 use confusion::Confusion;
@@ -234,7 +233,7 @@ impl Trainer {
         Ok(EndRecord {
             planned_peak_bytes: self.run.plan().arena_bytes,
             measured_peak_bytes: self.run.engine().measured_peak(),
-            process_peak_bytes: memory::process()?.peak,
+            process_peak_bytes: self.run.held()?,
             tokens_per_second: self.positions as f64 / self.seconds.max(f64::MIN_POSITIVE),
             best: None,
             stopped_early: false,
