@@ -69,6 +69,20 @@ fn an_adapter_whose_model_is_not_here_says_what_to_type() {
 }
 
 #[test]
+fn an_adapter_that_is_no_folder_says_how_to_get_one() {
+    let home = Home::with_model();
+    home.refused(
+        &training("--model model --adapter owner/adapter"),
+        "--adapter owner/adapter is no folder; adapters are not downloaded here; run `hf download owner/adapter \
+         --local-dir FOLDER` and give that folder",
+    );
+    home.refused(
+        "generate --model model --adapter ./nowhere --prompt a",
+        "--adapter ./nowhere is no folder; give the folder that adapter_config.json is in",
+    );
+}
+
+#[test]
 fn modules_ranks_layers_and_tokens_of_an_adapter_are_chosen_trained_resumed_and_merged() {
     let home = Home::with_model();
     let runs = [

@@ -43,3 +43,16 @@ fn a_model_is_downloaded_from_the_stated_server_into_the_stated_home_and_then_ta
     assert!(!done && said.contains("is not complete in the cache"), "{said}");
     assert_eq!(server.asked(), Vec::<String>::new());
 }
+
+#[test]
+fn a_hub_id_of_an_adapter_is_answered_with_the_way_to_use_it() {
+    let home = Home::new();
+    let files = [("adapter_config.json", b"{}".to_vec()), ("adapter_model.safetensors", b"x".to_vec())];
+    let server = Server::start(BTreeMap::from(files), "", 0);
+    let mut command = home.command("generate --model owner/adapter --prompt a --memory 64MiB");
+    command.env("HF_ENDPOINT", &server.address).env("HF_HUB_OFFLINE", "0").env_remove("HF_HUB_CACHE");
+    let (_, said) = texts(&command.env("HF_HOME", home.path("hf")).output().unwrap());
+    let words = "is an adapter, and adapters are not downloaded here; run `hf download owner/adapter --local-dir FOLDER` \
+                 and give that folder as --model";
+    assert!(said.contains(words), "{said}");
+}

@@ -98,6 +98,11 @@ fn what_cannot_be_adapted_is_refused_with_its_name() {
         "lora: the model has no module `score` to save"
     );
     let tied = model("qwen2").training(4, 16).unwrap();
+    let head = Lora { targets: targets("lm_head"), ..Lora::default() }.adapt(&tied);
+    assert_eq!(
+        head.unwrap_err().to_string(),
+        "lora: `lm_head` is the output head, which is the embedding table here and has no adapter; leave it out"
+    );
     let error = Lora { modules_to_save: vec!["embed_tokens".into()], ..Lora::default() }.adapt(&tied);
     assert!(error.unwrap_err().to_string().contains("embedding and output head at once"));
 }

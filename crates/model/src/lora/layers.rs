@@ -139,6 +139,18 @@ pub(super) fn is_head_name(name: &str, heads: &BTreeSet<String>) -> bool {
     head_modules(heads).any(|head| is_named(head, name))
 }
 
+/// Why the output head of that name is no target. A tied head is the embedding table, and has no weight to save either.
+pub(super) fn no_adapter_for_head(name: &str, heads: &BTreeSet<String>) -> String {
+    let mut own = heads.iter().filter_map(|head| head.strip_suffix(".weight"));
+    if own.any(|head| is_named(head, name)) {
+        format!("`{name}` is the output head, which has no adapter; name it as a module to save")
+    } else {
+        format!(
+            "`{name}` is the output head, which is the embedding table here and has no adapter; leave it out"
+        )
+    }
+}
+
 /// Whether a parameter is a table that rows are taken from.
 pub(super) fn is_table(g: &Graph, name: &str) -> bool {
     g.nodes().iter().any(|node| node.op == Op::Embedding && parameter(g, node.inputs[0]) == Some(name))

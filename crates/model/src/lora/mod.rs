@@ -28,7 +28,7 @@ use plimsoll_graph::{DType, Graph, GraphError, Init, Node, Op, State, StateKind,
 use crate::language::refuse;
 
 pub use layers::{Adapter, Form, is_adapter};
-use layers::{head_modules, heads, is_named, is_table, layer, layers, parameter};
+use layers::{head_modules, heads, is_named, is_table, layer, layers, no_adapter_for_head, parameter};
 pub use merge::Delta;
 pub use pattern::{Pattern, is_expression};
 pub use peft::{AdapterConfig, AdapterConfigError, BaseClass, file_name, parameter_name};
@@ -188,9 +188,7 @@ impl Lora {
                 Targets::Pattern(pattern) => pattern.fits(head)?,
             };
             if targeted && !self.excludes(head)? {
-                let why =
-                    format!("`{head}` is the output head, which has no adapter; name it as a module to save");
-                return Err(refuse("lora", why));
+                return Err(refuse("lora", no_adapter_for_head(head, heads)));
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use plimsoll_graph::{Graph, GraphError};
 
-use super::layers::{Adapter, CLASSIFIERS, Form, heads, is_head_name, is_named, layers};
+use super::layers::{Adapter, CLASSIFIERS, Form, heads, is_head_name, is_named, layers, no_adapter_for_head};
 use super::pattern::Pattern;
 use super::{Lora, saves};
 use crate::language::refuse;
@@ -241,8 +241,7 @@ fn check_targets(names: &[String], layers: &[Adapter], heads: &BTreeSet<String>)
     let fits = |name: &String| layers.iter().any(|layer| is_named(&layer.module, name));
     let Some(name) = names.iter().find(|name| !fits(name)) else { return Ok(()) };
     if is_head_name(name, heads) {
-        let why = format!("`{name}` is the output head, which has no adapter; name it as a module to save");
-        return Err(refuse("lora", why));
+        return Err(refuse("lora", no_adapter_for_head(name, heads)));
     }
     let known = short_names(layers);
     Err(refuse("lora", format!("no layer is called `{name}`; the model has {known}")))

@@ -79,12 +79,20 @@ struct Outline {
     /// Whether a column of it is a conversation.
     conversation: bool,
     depth: u32,
-    in_text: bool,
-    escaped: bool,
+    place: Place,
     /// The last text, if it is short enough to be the name of a column.
     name: Vec<u8>,
-    /// Whether a list of messages would make the line a conversation.
-    prompt: bool,
+}
+
+/// Where in the line its reader is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Outside,
+    /// Behind the colon of a column where a list of messages makes the line a conversation.
+    BeforePrompt,
+    InText,
+    BehindEscape,
 }
 
 /// The columns that hold conversations: one always, the other where it is a list.
@@ -125,22 +133,23 @@ impl Outline {
     fn add(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         for &byte in bytes {
-            if self.in_text {
-                self.add_text(byte);
-            } else {
-                self.add_structure(byte);
+            match self.place {
+                Place::InText | Place::BehindEscape => self.add_text(byte),
+                Place::Outside | Place::BeforePrompt => self.add_structure(byte),
             }
         }
     }
 
     fn add_text(&mut self, byte: u8) {
-        if self.escaped || byte == b'\\' {
-            self.escaped = !self.escaped;
-            self.escapes = true;
-        } else if byte == b'"' {
-            self.in_text = false;
-            return;
-        }
+        self.place = match (self.place, byte) {
+            (Place::InText, b'"') => {
+                self.place = Place::Outside;
+                return;
+            }
+            (Place::InText, b'\\') => Place::BehindEscape,
+            _ => Place::InText,
+        };
+        self.escapes |= byte == b'\\';
         if self.name.len() <= MESSAGES.len() {
             self.name.push(byte);
         }
@@ -149,20 +158,21 @@ impl Outline {
     fn add_structure(&mut self, byte: u8) {
         match byte {
             b'"' => {
-                self.in_text = true;
+                self.place = Place::InText;
                 self.name.clear();
             }
             b':' => {
                 let column = self.depth == 1;
                 self.conversation |= column && self.name == MESSAGES;
-                self.prompt = column && self.name == PROMPT;
+                self.place = if column && self.name == PROMPT { Place::BeforePrompt } else { Place::Outside };
             }
             b'[' | b'{' => {
-                self.conversation |= self.prompt && self.depth == 1;
+                self.conversation |= self.place == Place::BeforePrompt;
+                self.place = Place::Outside;
                 self.depth = self.depth.saturating_add(1);
             }
             b']' | b'}' => self.depth = self.depth.saturating_sub(1),
-            b',' => self.prompt = false,
+            b',' => self.place = Place::Outside,
             _ => return,
         }
         self.values += u64::from(!matches!(byte, b'"' | b']' | b'}'));
@@ -197,8 +207,8 @@ mod tests {
         assert_eq!(seen(r#"{"text": "a, [b]: {\"c\", \\"}"#), (2, false));
         assert_eq!(seen(r#"{"text": "\\", "x": [0,0,{}]}"#), (8, false));
         assert_eq!(seen(r#"{"text": "a", "messages": [{"role": "user"}]}"#), (7, true));
-        assert_eq!(seen(r#"{"meta": {"messages": []}, "text": "messages"}"#).1, false);
-        assert_eq!(seen(r#"{"prompt": "a", "completion": ["b"]}"#).1, false);
-        assert_eq!(seen(r#"{"prompt" : [{"role": "user"}], "completion": []}"#).1, true);
+        assert!(!seen(r#"{"meta": {"messages": []}, "text": "messages"}"#).1);
+        assert!(!seen(r#"{"prompt": "a", "completion": ["b"]}"#).1);
+        assert!(seen(r#"{"prompt" : [{"role": "user"}], "completion": []}"#).1);
     }
 }

@@ -121,7 +121,7 @@ impl Encoder<'_> {
             }
             Task::Causal if has("prompt") && has("completion") => self.completion(fields, ids)?,
             Task::Causal | Task::Masked if has("text") => {
-                self.piece(filled(fields, "text")?, true, true, ids)?
+                self.piece(filled(fields, "text")?, true, true, ids)?;
             }
             Task::Classify { labels } if has("text") && has("label") => {
                 let text = filled(fields, "text")?;

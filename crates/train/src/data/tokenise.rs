@@ -121,8 +121,8 @@ impl Tokenise<'_> {
             batch.push(record);
         }
         let any = !batch.is_empty() || long.is_some();
-        for (record, encoded) in batch.iter().zip(self.encode_all(&batch)) {
-            self.write(file, record, encoded, writer)?;
+        for (record, result) in batch.iter().zip(self.encode_all(&batch)) {
+            self.write(file, record, result, writer)?;
         }
         drop(batch);
         if let Some(long) = long {
@@ -135,7 +135,7 @@ impl Tokenise<'_> {
     fn encode_all(&self, batch: &[Record]) -> Vec<Result<Encoded, Fault>> {
         let share = batch.len().div_ceil(self.room.threads).max(1);
         let encode = |part: &'_ [Record]| -> Vec<_> {
-            part.iter().map(|record| self.encode(record, self.encoder)).collect()
+            part.iter().map(|record| encoded(record, self.encoder)).collect()
         };
         thread::scope(|scope| {
             let helpers: Vec<_> = batch.chunks(share).map(|part| scope.spawn(move || encode(part))).collect();
@@ -146,26 +146,19 @@ impl Tokenise<'_> {
         })
     }
 
-    /// The ids of a record in memory.
-    fn encode(&self, record: &Record, encoder: Encoder<'_>) -> Result<Encoded, Fault> {
-        let mut ids = Vec::new();
-        let label = encode(record, encoder, &mut |id| ids.push(id))?;
-        Ok((ids, label))
-    }
-
     fn write(
         &self,
         file: &Path,
         record: &Record,
-        encoded: Result<Encoded, Fault>,
+        result: Result<Encoded, Fault>,
         writer: &mut Writer,
     ) -> Result<(), DataError> {
-        let encoded = match encoded {
+        let result = match result {
             // Alone it has more room.
-            Err(Fault::Unbroken(_)) => self.encode(record, self.alone(record)),
-            encoded => encoded,
+            Err(Fault::Unbroken(_)) => encoded(record, self.alone(record)),
+            result => result,
         };
-        match encoded {
+        match result {
             Ok((ids, label)) => {
                 writer.write(&ids)?;
                 close(file, record, label, writer)
@@ -184,9 +177,9 @@ impl Tokenise<'_> {
                 ids.clear();
             }
         };
-        let encoded = encode(record, self.alone(record), &mut each);
+        let result = encode(record, self.alone(record), &mut each);
         written?;
-        match encoded {
+        match result {
             Ok(label) => {
                 writer.write(&ids)?;
                 close(file, record, label, writer)
@@ -231,6 +224,13 @@ impl Tokenise<'_> {
             }
         }
     }
+}
+
+/// The ids of a record in memory, and its label.
+fn encoded(record: &Record, encoder: Encoder<'_>) -> Result<Encoded, Fault> {
+    let mut ids = Vec::new();
+    let label = encode(record, encoder, &mut |id| ids.push(id))?;
+    Ok((ids, label))
 }
 
 /// Tells `each` the ids of a record; returns its label where it has one.

@@ -27,6 +27,9 @@ pub(super) fn model(
     let client = Client::new(hub.endpoint.as_deref(), token, &hub.limits)?;
     let listing = client.listing(id, revision)?;
     let there = listing.names();
+    if there.contains("adapter_config.json") && !there.contains(INDEX) && !there.contains(SINGLE) {
+        return Err(Fault::Adapter);
+    }
     if !there.contains("config.json") {
         return Err(Fault::Lacks("config.json"));
     }

@@ -12,6 +12,8 @@ use crate::files::FileError;
 pub(super) enum Fault {
     /// The model is there, without this.
     Lacks(&'static str),
+    /// It is an adapter and no model.
+    Adapter,
     /// The server refuses the list of files.
     NoModel(u16),
     /// The server refuses one file.
@@ -61,6 +63,10 @@ impl Fault {
             Fault::Lacks(what) => format!(
                 "`{id}` on {server} has no {what}; take a model that has, or save this one with transformers' \
                  `save_pretrained` and give its folder"
+            ),
+            Fault::Adapter => format!(
+                "`{id}` on {server} is an adapter, and adapters are not downloaded here; run \
+                 `hf download {id} --local-dir FOLDER` and give that folder as --model"
             ),
             Fault::NoModel(status) => format!(
                 "{server} shows no model `{id}`: check the name, or state HF_TOKEN where it is not public \

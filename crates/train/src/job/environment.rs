@@ -105,6 +105,7 @@ impl Environment {
         adapter: Option<PathBuf>,
         watch: &mut dyn Watch,
     ) -> Result<NamedModel, TrainError> {
+        adapter.as_deref().map_or(Ok(()), is_here)?;
         let folder = self.folder(name, watch)?;
         let Some(base) = base_of(Path::new(&folder))? else {
             return Ok(NamedModel { model: folder, adapter });
@@ -141,6 +142,22 @@ impl Environment {
         })?;
         Ok(folder.display().to_string())
     }
+}
+
+/// Refuses an adapter that is no folder: unlike models, adapters are not downloaded.
+fn is_here(adapter: &Path) -> Result<(), TrainError> {
+    if adapter.is_dir() {
+        return Ok(());
+    }
+    let name = adapter.display().to_string();
+    let way_out = if is_id(&name) {
+        format!(
+            "adapters are not downloaded here; run `hf download {name} --local-dir FOLDER` and give that folder"
+        )
+    } else {
+        "give the folder that adapter_config.json is in".to_owned()
+    };
+    Err(TrainError::Config(format!("--adapter {name} is no folder; {way_out}")))
 }
 
 #[cfg(test)]
