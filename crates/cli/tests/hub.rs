@@ -49,10 +49,10 @@ fn a_hub_id_of_an_adapter_is_answered_with_the_way_to_use_it() {
     let home = Home::new();
     let files = [("adapter_config.json", b"{}".to_vec()), ("adapter_model.safetensors", b"x".to_vec())];
     let server = Server::start(BTreeMap::from(files), "", 0);
-    let mut command = home.command("generate --model owner/adapter --prompt a --memory 64MiB");
+    let mut command = home.command("generate --model owner/model --prompt a --memory 64MiB");
     command.env("HF_ENDPOINT", &server.address).env("HF_HUB_OFFLINE", "0").env_remove("HF_HUB_CACHE");
     let (_, said) = texts(&command.env("HF_HOME", home.path("hf")).output().unwrap());
-    let words = "is an adapter, and adapters are not downloaded here; run `hf download owner/adapter --local-dir FOLDER` \
+    let words = "is an adapter, and adapters are not downloaded here; run `hf download owner/model --local-dir FOLDER` \
                  and give that folder as --model";
     assert!(said.contains(words), "{said}");
 }

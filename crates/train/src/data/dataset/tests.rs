@@ -169,6 +169,23 @@ fn prompts_and_completions_may_be_messages() {
 }
 
 #[test]
+fn a_sample_that_is_encoded_alone_has_the_ids_that_it_has_in_a_batch() {
+    let folder = Scratch::new();
+    let long = "The harbour's boats wait.\n".repeat(48_000);
+    let talk = json!([{"role": "user", "content": "Go on."}, {"role": "assistant", "content": long}]);
+    let samples =
+        [json!({"text": "short"}), json!({"messages": talk}), json!({"prompt": "a", "completion": long})];
+    let path = lines(&folder, "d.jsonl", &samples);
+    let held = crate::memory::process().unwrap().resident;
+    let opened = |memory: u64, cache: &str| {
+        let cache = folder.path().join(cache);
+        in_order(&DataSpec { memory, cache, ..spec(&folder, &path, 1000) }, &tokenizer("chatml"))
+    };
+    // The larger of the two has batches of 2 MiB.
+    assert!(opened(held + (64 << 20), "alone") == opened(1 << 40, "together"));
+}
+
+#[test]
 fn a_long_text_has_the_ids_of_the_whole_whatever_pieces_and_threads_it_took() {
     let folder = Scratch::new();
     let text = "The planner counts bytes;\n  the engine keeps\n\nto them. Grüße 東京\n".repeat(40_000);
