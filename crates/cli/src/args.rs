@@ -193,6 +193,20 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchWhat {
     /// Time every op of a model in training, for each micro-batch that divides the global batch
     Ops(OpsArgs),
+    /// Train a few steps and show where their time goes, op by op
+    Step(StepArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StepArgs {
+    #[command(flatten)]
+    pub(crate) settings: FitSettings,
+    /// Steps that are timed
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) steps: usize,
+    /// Lines of the table
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) lines: usize,
 }
 
 #[derive(Debug, ClapArgs)]

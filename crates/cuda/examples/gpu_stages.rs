@@ -197,6 +197,9 @@ fn attention(device: &mut CudaDevice) -> Result<(), ExecError> {
             let graph = attention_graph([batch, heads, key_heads, length, width], mask, scale, documents)
                 .map_err(|error| ExecError::Mismatch(error.to_string()))?;
             let seconds = median_seconds(device, graph)?;
+            for note in device.notes() {
+                println!("{{\"stage\":\"attention\",\"note\":{note:?}}}");
+            }
             let flops = 2.0 * (batch * heads * length * length * width) as f64;
             let [forward, backward] = [flops / seconds[0] / 1e12, 2.5 * flops / seconds[1] / 1e12];
             println!(

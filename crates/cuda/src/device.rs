@@ -302,16 +302,16 @@ impl Device for CudaDevice {
         Ok(ScheduleId(self.schedules.len() - 1))
     }
 
-    /// Runs everything once on memory that is there only in part: every block of the arena's addresses leads to the same
-    /// few bytes. Numbers are nonsense, and nobody reads them; but the driver has loaded and taken whatever it will.
+    /// Runs what libraries do once, on memory that is there only in part: every block of the arena's addresses leads to
+    /// the same few bytes. Numbers are nonsense, and nobody reads them; but the driver has loaded and taken whatever it
+    /// will. Our own kernels were loaded when they were bound; they have no stack, and some follow ids to addresses, which
+    /// nonsense must not.
     fn warm_up(&mut self) -> Result<(), ExecError> {
         let folded = Folded::new(&self.range, self.arena_bytes)?;
         self.stream.fill(self.range.base(), folded.bytes(), 0)?;
-        for schedule in 0..self.schedules.len() {
-            self.run(ScheduleId(schedule))?;
-        }
-        self.stream.wait()?;
-        self.stream.clear_words()?;
+        let steps = self.schedules.iter().flat_map(|schedule| &schedule.steps);
+        let mut of_libraries = steps.filter(|step| matches!(step, Ready::Product(_) | Ready::Attention(_)));
+        of_libraries.try_for_each(|step| self.queue(step))?;
         self.stream.wait()
     }
 
@@ -345,6 +345,12 @@ impl Device for CudaDevice {
         }
         self.draw_part(&draw, (offset, ty.dtype), (0, ty.shape.elements()))?;
         Ok(true)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        // One is enough to see why: the others differ in their sizes.
+        let refused = self.library.refused().into_iter().take(1);
+        refused.map(|why| format!("cuDNN does not run {why}; the plain kernel does, slowly")).collect()
     }
 
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {

@@ -5,7 +5,7 @@
 use plimsoll_graph::{DType, Graph, Node, work};
 use plimsoll_plan::{Facts, NodeFacts, Workspace};
 
-use crate::lower::{ALIGNMENT, Library, Limits, workspace};
+use crate::lower::{ALIGNMENT, Library, Limits, Needs, needs};
 
 /// Rates that turn work into seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,7 +16,7 @@ pub struct Rates {
     pub half_flops: f64,
     /// Bytes per second of the card's memory.
     pub bytes: f64,
-    /// Seconds that one action takes whatever its size.
+    /// Seconds that one step takes whatever its size.
     pub launch: f64,
 }
 
@@ -32,10 +32,11 @@ fn node_facts(graph: &Graph, node: &Node, rates: Rates, library: &dyn Library, l
     }
     let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
     // An op without a kernel is refused when the schedule is prepared, with the reason.
-    let scratch = workspace(&node.op, &inputs, &outputs, library, limits).unwrap_or(0);
+    let Needs { scratch, steps } =
+        needs(&node.op, &inputs, &outputs, library, limits).unwrap_or(Needs { scratch: 0, steps: 1 });
     let work = work(&node.op, &inputs, &outputs);
     let half = inputs.first().is_some_and(|input| input.dtype == DType::Bf16);
     let compute = work.matmul_flops / if half { rates.half_flops } else { rates.flops };
-    let seconds = compute.max(work.bytes / rates.bytes) + rates.launch;
+    let seconds = compute.max(work.bytes / rates.bytes) + rates.launch * steps as f64;
     NodeFacts { seconds, lean_seconds: seconds, workspace: Workspace::exactly(scratch) }
 }

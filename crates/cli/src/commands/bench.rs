@@ -1,4 +1,4 @@
-//! `plimsoll bench ops`: how long each op of a model takes here, and with `--offload disk` how fast the disk is, kept for
+//! `plimsoll bench step`: where the time of a step goes. `plimsoll bench ops`: how long each op of a model takes here, and with `--offload disk` how fast the disk is, kept for
 //! later plans.
 
 use std::fs;
@@ -10,14 +10,62 @@ use plimsoll::training::job::read_costs;
 use plimsoll::training::{Config, Measured, measure_ops, measured_machine};
 use plimsoll::{Timings, TrainError, devices};
 
-use crate::args::{BenchArgs, BenchWhat};
+use crate::args::{BenchArgs, BenchWhat, OpsArgs, StepArgs};
 use crate::environment::environment;
 use crate::exit::Failure;
 use crate::say::say;
-use crate::{table, watching};
+use crate::starting::{Start, start};
+use crate::watching::Watching;
+use crate::{guard, table, watching};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let BenchWhat::Ops(ops) = &args.what;
+    match &args.what {
+        BenchWhat::Ops(ops) => measure(ops),
+        BenchWhat::Step(step) => profile(step),
+    }
+}
+
+/// A few steps, and where their time goes.
+fn profile(args: &StepArgs) -> Result<(), Failure> {
+    let raw = args.settings.raw()?;
+    guard::raise_for(&raw)?;
+    let config = Config::check(&raw)?;
+    if args.steps == 0 {
+        return Err(TrainError::Config("--steps must be at least 1".into()).into());
+    }
+    let mut session = start(config, &Start::default(), Watching::default())?;
+    let profile = session.profile(args.steps)?;
+    let config = session.config();
+    let tokens = (config.options.global_batch * config.model.seq_len) as f64;
+    let mut text = format!(
+        "{} on {}\na step takes {:.3} ms, {:.0} tokens/s; predicted {:.3} ms\n",
+        session.config().name,
+        session.device_name(),
+        1e3 * profile.step_seconds,
+        tokens / profile.step_seconds,
+        1e3 * profile.predicted_seconds
+    );
+    let all: f64 = profile.lines.iter().map(|line| line.seconds).sum();
+    text += &format!("actions, each timed: {:.3} ms\n", 1e3 * all);
+    for line in profile.lines.iter().take(args.lines) {
+        let share = 100.0 * line.seconds / all;
+        let rate = rate(line.matmul_flops, line.bytes, line.seconds);
+        text +=
+            &format!("{:10.3} ms {share:5.1} % {:6} × {rate}  {}\n", 1e3 * line.seconds, line.calls, line.op);
+    }
+    io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
+}
+
+/// The rate of an op: of its products, or of the bytes it moves.
+fn rate(matmul_flops: f64, bytes: f64, seconds: f64) -> String {
+    if matmul_flops > 0.0 {
+        format!("{:8.1} GFLOP/s", matmul_flops / seconds / 1e9)
+    } else {
+        format!("{:8.1} GB/s   ", bytes / seconds / 1e9)
+    }
+}
+
+fn measure(ops: &OpsArgs) -> Result<(), Failure> {
     let mut config = Config::check(&ops.settings.raw()?)?;
     if config.target.here()? != DeviceKind::Cpu {
         let why = "bench ops measures the CPU; times of a GPU follow from its figures";
@@ -80,11 +128,7 @@ fn slowest(measured: &Measured) -> String {
     let mut ops: Vec<_> = timings.iter().filter_map(|(name, t)| Some((t.seconds?, t, name))).collect();
     ops.sort_by(|a, b| b.0.total_cmp(&a.0));
     let line = |&(seconds, timing, name): &(f64, &plimsoll::Timing, &str)| {
-        let rate = if timing.matmul_flops > 0.0 {
-            format!("{:8.1} GFLOP/s", timing.matmul_flops / seconds / 1e9)
-        } else {
-            format!("{:8.1} GB/s   ", timing.bytes / seconds / 1e9)
-        };
+        let rate = rate(timing.matmul_flops, timing.bytes, seconds);
         format!("{:10.3} ms {rate}  {name}\n", 1e3 * seconds)
     };
     ops.iter().take(SHOWN).map(line).collect()

@@ -136,7 +136,7 @@ const FOLD: usize = 64 << 20;
 pub(crate) struct Folded {
     range: Arc<Reserved>,
     memory: cuda::CUmemGenericAllocationHandle,
-    /// Bytes of the memory, and of each mapping but the last.
+    /// Bytes of the memory, and of each mapping.
     fold: usize,
     mapped: usize,
     bytes: u64,
@@ -151,7 +151,10 @@ impl Folded {
     pub(crate) fn new(range: &Arc<Reserved>, bytes: u64) -> Result<Folded, ExecError> {
         range.context.enter()?;
         let whole = (bytes.max(1) as usize).next_multiple_of(range.granularity);
+        // The driver maps memory whole. Where that would pass the end of the range, in small pieces.
         let fold = FOLD.next_multiple_of(range.granularity).min(whole);
+        let fold = if whole.next_multiple_of(fold) > range.bytes { range.granularity } else { fold };
+        let whole = whole.next_multiple_of(fold);
         let properties = properties(&range.context);
         let mut memory = 0;
         // SAFETY: an out-parameter that lives here.
@@ -159,11 +162,10 @@ impl Folded {
         ok(created, "taking memory to warm up on")?;
         let mut folded = Folded { range: Arc::clone(range), memory, fold, mapped: 0, bytes };
         while folded.mapped < whole {
-            let part = fold.min(whole - folded.mapped);
             let at = range.base + folded.mapped as u64;
             // SAFETY: the range is reserved, and nothing is mapped from `at` on.
-            unsafe { ok(cuda::cuMemMap(at, part, 0, memory, 0), "mapping memory to warm up on")? };
-            folded.mapped += part;
+            unsafe { ok(cuda::cuMemMap(at, fold, 0, memory, 0), "mapping memory to warm up on")? };
+            folded.mapped += fold;
         }
         range.open(whole)?;
         Ok(folded)
@@ -178,7 +180,7 @@ impl Folded {
 impl Drop for Folded {
     fn drop(&mut self) {
         // The driver takes mappings back one by one.
-        let parts = (0..self.mapped).step_by(self.fold).map(|at| (at, self.fold.min(self.mapped - at)));
+        let parts = (0..self.mapped).step_by(self.fold).map(|at| (at, self.fold));
         unmap(&self.range, parts, self.memory);
     }
 }

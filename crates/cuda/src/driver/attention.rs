@@ -43,7 +43,7 @@ const ALIGNMENT: i64 = 16;
 #[derive(Debug)]
 pub(crate) struct Attentions {
     cudnn: Arc<Cudnn>,
-    plans: Mutex<BTreeMap<AttentionShape, Option<Arc<Plan>>>>,
+    plans: Mutex<BTreeMap<AttentionShape, Result<Arc<Plan>, ExecError>>>,
 }
 
 /// A plan with the scalars it reads from the host.
@@ -72,13 +72,20 @@ impl Attentions {
 
     /// Scratch bytes of the plan for a shape; `None` when no engine takes it.
     pub(crate) fn workspace(&self, shape: &AttentionShape) -> Option<u64> {
-        self.plan(shape).map(|plan| plan.workspace)
+        self.plan(shape).ok().map(|plan| plan.workspace)
     }
 
-    fn plan(&self, shape: &AttentionShape) -> Option<Arc<Plan>> {
+    fn plan(&self, shape: &AttentionShape) -> Result<Arc<Plan>, ExecError> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let plan = plans.entry(*shape).or_insert_with(|| Plan::new(&self.cudnn, shape).ok().map(Arc::new));
+        let plan = plans.entry(*shape).or_insert_with(|| Plan::new(&self.cudnn, shape).map(Arc::new));
         plan.clone()
+    }
+
+    /// Shapes that no engine takes, each with the library's reason.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let refused = plans.iter().filter_map(|(shape, plan)| Some((shape, plan.as_ref().err()?)));
+        refused.map(|(shape, why)| format!("{shape}: {why}")).collect()
     }
 
     /// Binds a plan to addresses.
@@ -91,8 +98,7 @@ impl Attentions {
         attention: &Attention,
         address: &dyn Fn(Place) -> u64,
     ) -> Result<BoundAttention, ExecError> {
-        let plan = self.plan(&attention.shape);
-        let plan = plan.ok_or_else(|| ExecError::Device("attention that was never planned".into()))?;
+        let plan = self.plan(&attention.shape)?;
         let mut ids: Vec<i64> = attention.places.iter().map(|(tensor, _)| *tensor as i64).collect();
         let mut pointers: Vec<*mut c_void> =
             attention.places.iter().map(|(_, place)| address(*place) as *mut c_void).collect();

@@ -317,9 +317,10 @@ impl Descriptor {
     /// Reads an attribute; returns how many values it has.
     pub(super) fn get<T>(&self, name: i32, of: Of, values: &mut [T]) -> Result<usize, ExecError> {
         let mut count = 0;
-        // SAFETY: as for `set`; an empty slice only asks for the count.
+        let to = if values.is_empty() { std::ptr::null_mut() } else { values.as_mut_ptr().cast() };
+        // SAFETY: as for `set`; with no place for values the library only counts them.
         let status = unsafe {
-            let (length, to) = (values.len() as i64, values.as_mut_ptr().cast());
+            let length = values.len() as i64;
             (self.cudnn.functions.get_attribute)(self.raw, name, of as c_int, length, &raw mut count, to)
         };
         self.cudnn.ok(status, &format!("reading attribute {name} of {:?}", self.kind))?;

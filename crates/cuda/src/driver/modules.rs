@@ -14,6 +14,8 @@ use crate::lower::{Check, Launch, Place};
 
 /// Shared memory that a kernel may use without asking.
 const PLAIN_SHARED: u32 = 48 << 10;
+/// From this version on the driver loads a kernel before its first launch.
+const LOADS_FUNCTIONS: i32 = 12_040;
 /// The most arguments of a kernel.
 const MOST_ARGUMENTS: usize = 16;
 
@@ -134,7 +136,15 @@ impl Modules {
         let found = self.modules.iter().any(|&module| unsafe {
             cuda::cuModuleGetFunction(&raw mut handle, module, text.as_ptr()) == cuda::CUresult::CUDA_SUCCESS
         });
-        if found { Ok(handle) } else { Err(missing()) }
+        if !found {
+            return Err(missing());
+        }
+        // Loaded now, so that no launch takes memory later.
+        if self.context.card.driver >= LOADS_FUNCTIONS {
+            // SAFETY: the function was just found.
+            ok(unsafe { cuda::cuFuncLoad(handle) }, &format!("loading {name}"))?;
+        }
+        Ok(handle)
     }
 }
 

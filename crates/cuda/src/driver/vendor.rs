@@ -45,6 +45,11 @@ impl Vendor {
         products.into_iter().chain(attentions).collect()
     }
 
+    /// Attention that runs in our own kernel because the library has no plan for it.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        self.attentions.as_ref().map(Attentions::refused).unwrap_or_default()
+    }
+
     /// The libraries in words.
     pub(crate) fn name(&self) -> String {
         let names: Vec<&str> = self.versions().into_iter().map(|(name, _)| name).collect();

@@ -114,6 +114,17 @@ impl AttentionShape {
     }
 }
 
+impl fmt::Display for AttentionShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AttentionShape { batch, length, heads, key_heads, width, .. } = self;
+        let what = if self.backward { "the derivative of attention" } else { "attention" };
+        write!(
+            f,
+            "{what} over {batch} × {length} positions, {heads} heads and {key_heads} of keys, {width} wide"
+        )
+    }
+}
+
 /// A value of attention in memory; the numbers are ids in the library's graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the op's equation")]

@@ -1,6 +1,6 @@
 //! From actions to launches: what a GPU is asked to do, as plain data.
 //!
-//! [`lower`] turns one op on operands with places into [`Step`]s; [`workspace`] is the same walk with no places, which
+//! [`lower`] turns one op on operands with places into [`Step`]s; [`needs`] is the same walk with no places, which
 //! notes how much scratch it would take, so the two cannot disagree. Everything that a result's bits could depend on
 //! (chunks, tiles, partial sums) follows from shapes here, never from what is free.
 //!
@@ -64,24 +64,33 @@ pub fn lower(work: &Work, library: &dyn Library, limits: Limits) -> Result<Vec<S
     Ok(lowering.steps)
 }
 
-/// Scratch bytes of one op.
+/// What one op takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Bytes of scratch.
+    pub scratch: u64,
+    /// Steps that a stream is given.
+    pub steps: usize,
+}
+
+/// What one op takes.
 ///
 /// # Errors
 ///
 /// As for [`lower`].
-pub fn workspace(
+pub fn needs(
     op: &Op,
     inputs: &[Type],
     outputs: &[Type],
     library: &dyn Library,
     limits: Limits,
-) -> Result<u64, ExecError> {
+) -> Result<Needs, ExecError> {
     let nowhere = |&ty: &Type| Operand { place: Place(0), ty, accumulate: false };
     let (inputs, outputs): (Vec<_>, Vec<_>) =
         (inputs.iter().map(nowhere).collect(), outputs.iter().map(nowhere).collect());
     let mut lowering = Lowering::new(library, limits, Place(0));
     emit(&mut lowering, &Call { op, inputs: &inputs, outputs: &outputs })?;
-    Ok(lowering.most)
+    Ok(Needs { scratch: lowering.most, steps: lowering.steps.len() })
 }
 
 /// One arm per op, in the order of `op.rs`.

@@ -1,0 +1,89 @@
+//! Where the time of a step goes: every action timed by the device, added up over equal ops.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use plimsoll_graph::{Node, work};
+use plimsoll_plan::{Action, Role};
+
+use super::session::Session;
+use crate::error::TrainError;
+
+/// One kind of op in a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfileLine {
+    /// The op with the types of its operands.
+    pub op: String,
+    /// How often it runs in a step.
+    pub calls: usize,
+    /// Seconds of all of them together.
+    pub seconds: f64,
+    /// Floating-point operations of their products.
+    pub matmul_flops: f64,
+    /// Bytes that they read and write.
+    pub bytes: f64,
+}
+
+/// The time of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// Seconds of a step by the clock on the wall, with no action timed.
+    pub step_seconds: f64,
+    /// Seconds of a step that the plan predicted.
+    pub predicted_seconds: f64,
+    /// Kinds of ops, the slowest first.
+    pub lines: Vec<ProfileLine>,
+}
+
+impl Session {
+    /// Takes one step to warm up, `steps` steps by the clock on the wall, and as many with every action timed.
+    ///
+    /// # Errors
+    ///
+    /// The first fault of a step.
+    pub fn profile(&mut self, steps: usize) -> Result<Profile, TrainError> {
+        let trainer = self.trainer_mut();
+        trainer.step()?;
+        let begin = Instant::now();
+        for _ in 0..steps {
+            trainer.step()?;
+        }
+        let step_seconds = begin.elapsed().as_secs_f64() / steps as f64;
+        trainer.run_mut().engine_mut().time_actions();
+        for _ in 0..steps {
+            trainer.step()?;
+        }
+        let predicted_seconds = self.summary().planned.choice.step_seconds();
+        Ok(Profile { step_seconds, predicted_seconds, lines: self.lines(steps)? })
+    }
+
+    fn lines(&self, steps: usize) -> Result<Vec<ProfileLine>, TrainError> {
+        let choice = &self.summary().planned.choice;
+        let graph = &choice.program.train.graph;
+        let cost = |node: &Node| work(&node.op, &graph.input_types(node), &graph.output_types(node));
+        let mut lines: BTreeMap<String, ProfileLine> = BTreeMap::new();
+        for role in [Role::First, Role::Further, Role::Update] {
+            let Some(schedule) = choice.plan.schedules.get(&role) else { continue };
+            let seconds = self.trainer().run().engine().action_seconds(role)?;
+            for (action, seconds) in schedule.actions.iter().zip(seconds) {
+                let Action::Run { node, .. } = action else { continue };
+                let (op, cost) = (graph.signature(graph.node(*node)), cost(graph.node(*node)));
+                let runs = seconds.len() as f64 / steps as f64;
+                let line = lines.entry(op.clone()).or_insert(ProfileLine {
+                    op,
+                    calls: 0,
+                    seconds: 0.0,
+                    matmul_flops: 0.0,
+                    bytes: 0.0,
+                });
+                line.calls += runs.round() as usize;
+                line.seconds += seconds.iter().sum::<f64>() / steps as f64;
+                line.matmul_flops += runs * cost.matmul_flops;
+                line.bytes += runs * cost.bytes;
+            }
+        }
+        let mut lines: Vec<ProfileLine> = lines.into_values().collect();
+        lines.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        Ok(lines)
+    }
+}
