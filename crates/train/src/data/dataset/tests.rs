@@ -179,7 +179,7 @@ fn a_sample_that_is_encoded_alone_has_the_ids_that_it_has_in_a_batch() {
     let held = crate::memory::process().unwrap().resident;
     let opened = |memory: u64, cache: &str| {
         let cache = folder.path().join(cache);
-        in_order(&DataSpec { memory, cache, ..spec(&folder, &path, 1000) }, &tokenizer("chatml"))
+        in_order(&DataSpec { cache, memory, ..spec(&folder, &path, 1000) }, &tokenizer("chatml"))
     };
     // The larger of the two has batches of 2 MiB.
     assert!(opened(held + (64 << 20), "alone") == opened(1 << 40, "together"));
