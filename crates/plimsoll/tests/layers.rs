@@ -101,6 +101,8 @@ const RINGS: &[(&str, &str, &[&str])] = &[(
         "corpus",
         "dataset",
         "error",
+        "lines",
+        "parquet_rows",
         "records",
         "room",
         "sample",

@@ -35,6 +35,7 @@ mod learned;
 mod lines;
 mod order;
 mod pack;
+mod parquet_rows;
 mod records;
 mod room;
 mod sample;

@@ -10,16 +10,12 @@ use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use parquet::errors::ParquetError;
-use parquet::file::reader::{FileReader as _, SerializedFileReader};
-use parquet::record::reader::RowIter;
-use parquet::record::{Field, Row};
 use serde_json::{Map, Value as Json};
 
 use super::DataError;
 use super::lines::Lines;
+use super::parquet_rows::ParquetRows;
 use super::room::{Extent, Form, Room};
-use crate::panics::caught;
 use crate::reading;
 
 /// Bytes of a piece of text, where there is room for that.
@@ -160,7 +156,7 @@ pub(super) struct Records {
 enum Reader {
     Text(Text),
     Lines(Lines),
-    Rows { rows: RowIter<'static>, row: u64, total: u64, bytes: u64 },
+    Rows(ParquetRows),
 }
 
 struct Text {
@@ -180,13 +176,7 @@ impl Records {
         let reader = if ends_in(path, &["jsonl"]) {
             Reader::Lines(Lines::new(input))
         } else if ends_in(path, &["parquet"]) {
-            let bytes = input.metadata().map_err(fault)?.len();
-            let broken = |fault| broken(path, &fault);
-            let file = caught(|| SerializedFileReader::new(input));
-            let file = file.map_err(|why| unreadable(path, &why))?.map_err(broken)?;
-            let total = file.metadata().file_metadata().num_rows().max(1) as u64;
-            let rows = RowIter::from_file_into(Box::new(file));
-            Reader::Rows { rows, row: 0, total, bytes }
+            Reader::Rows(ParquetRows::open(path, input)?)
         } else {
             Reader::Text(Text { input, rest: Vec::new(), read: 0, opens: true, done: false })
         };
@@ -198,8 +188,7 @@ impl Records {
         match &self.reader {
             Reader::Text(text) => text.read,
             Reader::Lines(lines) => lines.read(),
-            // Which byte a row lies at is not known; its share of the rows is.
-            Reader::Rows { row, total, bytes, .. } => (*bytes as f64 * (*row as f64 / *total as f64)) as u64,
+            Reader::Rows(rows) => rows.read(),
         }
     }
 
@@ -209,17 +198,12 @@ impl Records {
         match &mut self.reader {
             Reader::Text(text) => text.next(path, &self.room),
             Reader::Lines(lines) => lines.next(path, &self.room),
-            Reader::Rows { rows, row, .. } => {
-                reading::step();
-                // The library is sure of some of what it finds, and panics where it is mistaken.
-                let next = caught(|| rows.next()).map_err(|why| unreadable(path, &why))?;
-                let Some(next) = next else { return Ok(None) };
-                *row += 1;
-                let fields = fields_of(next.map_err(|fault| broken(path, &fault))?);
+            Reader::Rows(rows) => {
+                let Some((line, fields)) = rows.next(path)? else { return Ok(None) };
                 let bytes = fields.values().map(size).sum();
-                let record = Record::Fields { line: *row, fields, bytes };
+                let record = Record::Fields { line, fields, bytes };
                 if bytes > self.room.batch && !self.room.holds(&record.extent()) {
-                    return Err(too_long(path, Some(*row), &record.extent(), &self.room));
+                    return Err(too_long(path, Some(line), &record.extent(), &self.room));
                 }
                 Ok(Some(record))
             }
@@ -314,39 +298,5 @@ fn size(value: &Json) -> usize {
         Json::Array(values) => values.iter().map(size).sum(),
         Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + size(value)).sum(),
         Json::Null | Json::Bool(_) | Json::Number(_) => 8,
-    }
-}
-
-fn broken(path: &Path, fault: &ParquetError) -> DataError {
-    unreadable(path, &fault.to_string())
-}
-
-fn unreadable(path: &Path, why: &str) -> DataError {
-    DataError::Unreadable { path: path.to_owned(), why: why.split_whitespace().collect::<Vec<_>>().join(" ") }
-}
-
-fn fields_of(row: Row) -> Map<String, Json> {
-    row.into_columns().into_iter().map(|(name, field)| (name, json_of(field))).collect()
-}
-
-fn json_of(field: Field) -> Json {
-    match field {
-        Field::Bool(value) => value.into(),
-        Field::Byte(value) => value.into(),
-        Field::Short(value) => value.into(),
-        Field::Int(value) => value.into(),
-        Field::Long(value) => value.into(),
-        Field::UByte(value) => value.into(),
-        Field::UShort(value) => value.into(),
-        Field::UInt(value) => value.into(),
-        Field::ULong(value) => value.into(),
-        Field::Float(value) => value.into(),
-        Field::Double(value) => value.into(),
-        Field::Str(text) => text.into(),
-        Field::Bytes(bytes) => String::from_utf8_lossy(bytes.data()).into(),
-        Field::Group(row) => Json::Object(fields_of(row)),
-        Field::ListInternal(list) => list.elements().iter().cloned().map(json_of).collect(),
-        // No column that is read holds anything else.
-        _ => Json::Null,
     }
 }

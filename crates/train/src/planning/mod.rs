@@ -141,8 +141,8 @@ pub fn plan_with<M: Model, F: Fn(&Graph) -> Facts + Copy>(
     Err(propose(error, searcher.build()))
 }
 
-/// Whether two passes, which rebuild everything once but keep no gradients, could take less time than a plan that
-/// rebuilds much or has little scratch.
+/// Whether two passes, which recompute everything once but keep no gradients, could take less time than a plan that
+/// recomputes much or has little scratch.
 fn could_be_faster(
     model: &impl Model,
     facts: impl Fn(&Graph) -> Facts,

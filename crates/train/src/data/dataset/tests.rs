@@ -2,11 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+#[cfg(feature = "parquet")]
 use std::sync::Arc as Shared;
 
+#[cfg(feature = "parquet")]
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+#[cfg(feature = "parquet")]
 use parquet::file::properties::WriterProperties;
+#[cfg(feature = "parquet")]
 use parquet::file::writer::SerializedFileWriter;
+#[cfg(feature = "parquet")]
 use parquet::schema::parser::parse_message_type;
 use serde_json::json;
 
@@ -210,6 +215,16 @@ fn a_long_text_has_the_ids_of_the_whole_whatever_pieces_and_threads_it_took() {
     assert_eq!(seen[0], seen[1]);
 }
 
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn a_build_without_parquet_says_so() {
+    let folder = Scratch::new();
+    let path = folder.write("d.parquet", "PAR1");
+    let fault = fault(&spec(&folder, &path, 16));
+    assert!(fault.contains("build plimsoll with the feature `parquet`"), "{fault}");
+}
+
+#[cfg(feature = "parquet")]
 #[test]
 fn parquet_holds_the_same_columns() {
     let folder = Scratch::new();

@@ -51,8 +51,10 @@ fn tools_messages_and_arguments_may_be_json_text_in_lines() {
 }
 
 /// Names of a struct's columns, and definition and repetition levels of its values.
+#[cfg(feature = "parquet")]
 type Column<'a> = (&'a [&'a str], &'a [i16], Option<&'a [i16]>);
 
+#[cfg(feature = "parquet")]
 #[test]
 fn nulls_of_a_table_are_none_as_in_transformers_and_text_columns_may_be_json() {
     let folder = Scratch::new();
