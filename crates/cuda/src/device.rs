@@ -4,6 +4,7 @@
 //! such as an id outside its table.
 #![allow(unsafe_code, reason = "queues launches on addresses that a judged plan gave out")]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,11 +14,13 @@ use plimsoll_graph::{DType, Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space};
 
 use crate::driver::{
-    Bound, BoundAttention, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Reserved, Stream,
-    Target, Vendor,
+    Borrowed, Bound, BoundAttention, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Reserved,
+    Stream, Target, Vendor,
 };
 use crate::facts::{Rates, facts};
-use crate::lower::{Arg, Check, Launch, Library, Limits, Place, Product, Program, Step};
+use crate::lower::{
+    Arg, Attention, AttentionShape, Check, Launch, Library, Limits, Place, Product, Program, Signature, Step,
+};
 
 /// Fills memory that nobody has written: no float of this is a number.
 const POISON: u8 = 0xff;
@@ -159,7 +162,9 @@ impl CudaDevice {
         let base = self.range.base();
         let run = |count: usize| {
             // SAFETY: the caller keeps the operands inside the arena; the product reads and writes nothing else.
-            (0..count).try_for_each(|_| unsafe { blas.run(product, |place| base + place.0, &self.stream) })
+            (0..count).try_for_each(|_| unsafe {
+                blas.run(product, |place| base + place.0, base + product.workspace.0, &self.stream)
+            })
         };
         run(3)?;
         Ok(self.stream.time(|| run(repeats))? / repeats as f64)
@@ -175,6 +180,14 @@ impl CudaDevice {
         let launch = Launch { kernel: kernel.into(), grid, block: [256, 1], shared: 0, args };
         let bound = self.bind(&Step::Launch(launch))?;
         self.queue(&bound)
+    }
+
+    /// Parts of all schedules.
+    fn library_steps<'a, T: 'a>(
+        &'a self,
+        of: impl Fn(&'a Prepared) -> Vec<&'a T>,
+    ) -> impl Iterator<Item = &'a T> {
+        self.schedules.iter().flat_map(of)
     }
 
     fn prepared(&self, schedule: ScheduleId) -> Result<&Prepared, ExecError> {
@@ -202,7 +215,8 @@ impl CudaDevice {
             Step::Product(product) => Ready::Product(product.clone()),
             Step::Attention(attention) => {
                 let plans = self.library.attentions();
-                Ready::Attention(plans?.bind(attention, &|place| base + place.0)?)
+                let workspace = base + attention.workspace.0;
+                Ready::Attention(plans?.bind(attention, &|place| base + place.0, workspace)?)
             }
             Step::Copy { from, to, bytes } => {
                 Ready::Copy { from: base + from.0, to: base + to.0, bytes: *bytes }
@@ -229,7 +243,8 @@ impl CudaDevice {
             match step {
                 Ready::Launch(bound) => bound.launch(&self.stream),
                 Ready::Product(product) => {
-                    self.library.products()?.run(product, |place| base + place.0, &self.stream)
+                    let workspace = base + product.workspace.0;
+                    self.library.products()?.run(product, |place| base + place.0, workspace, &self.stream)
                 }
                 Ready::Attention(bound) => self.library.attentions()?.run(bound),
                 Ready::Copy { from, to, bytes } => self.stream.copy(*from, *to, *bytes),
@@ -254,7 +269,25 @@ enum Ready {
 struct Prepared {
     steps: Vec<Ready>,
     program: Program,
+    /// Attention by the library, as it was lowered.
+    attentions: Vec<Attention>,
     actions: usize,
+}
+
+impl Prepared {
+    fn products(&self) -> Vec<&Product> {
+        let mut products = Vec::new();
+        for step in &self.steps {
+            if let Ready::Product(product) = step {
+                products.push(product);
+            }
+        }
+        products
+    }
+
+    fn attentions(&self) -> Vec<&Attention> {
+        self.attentions.iter().collect()
+    }
 }
 
 impl Device for CudaDevice {
@@ -297,21 +330,40 @@ impl Device for CudaDevice {
         }
         let mut program = Program::of(graph, schedule, &self.library, self.limits)?;
         let steps = program.steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>, _>>()?;
-        program.steps.clear(); // bound above; only the ranges are needed
-        self.schedules.push(Prepared { steps, program, actions: schedule.actions.len() });
+        let of = |step| if let Step::Attention(attention) = step { Some(attention) } else { None };
+        // The others are bound above; of them only the ranges are needed.
+        let attentions = program.steps.drain(..).filter_map(of).collect();
+        self.schedules.push(Prepared { steps, program, attentions, actions: schedule.actions.len() });
         Ok(ScheduleId(self.schedules.len() - 1))
     }
 
-    /// Runs what libraries do once, on memory that is there only in part: every block of the arena's addresses leads to
-    /// the same few bytes. Numbers are nonsense, and nobody reads them; but the driver has loaded and taken whatever it
-    /// will. Our own kernels were loaded when they were bound; they have no stack, and some follow ids to addresses, which
-    /// nonsense must not.
+    /// Runs each op of the libraries once, on memory that is there only in part: every block of the arena's addresses leads
+    /// to the same few bytes. Numbers are nonsense, and nobody reads them; but the driver has loaded and taken whatever it
+    /// will. Scratch is memory of its own, since libraries wait for flags in it. Our own kernels were loaded when they were
+    /// bound; they have no stack, and some follow ids to addresses, which nonsense must not.
     fn warm_up(&mut self) -> Result<(), ExecError> {
         let folded = Folded::new(&self.range, self.arena_bytes)?;
         self.stream.fill(self.range.base(), folded.bytes(), 0)?;
-        let steps = self.schedules.iter().flat_map(|schedule| &schedule.steps);
-        let mut of_libraries = steps.filter(|step| matches!(step, Ready::Product(_) | Ready::Attention(_)));
-        of_libraries.try_for_each(|step| self.queue(step))?;
+        let products: BTreeMap<Signature, &Product> =
+            self.library_steps(Prepared::products).map(|product| (product.signature, product)).collect();
+        let attentions: BTreeMap<AttentionShape, &Attention> =
+            self.library_steps(Prepared::attentions).map(|attention| (attention.shape, attention)).collect();
+        let scratch = products.keys().filter_map(|signature| self.library.workspace(signature));
+        let scratch = scratch.chain(attentions.keys().filter_map(|shape| self.library.attention(shape)));
+        let scratch = Borrowed::new(&self.context, scratch.max().unwrap_or(0))?;
+        let base = self.range.base();
+        for product in products.values() {
+            let blas = self.library.products()?;
+            // SAFETY: all of the range leads to memory, and numbers in it mean nothing.
+            unsafe { blas.run(product, |place| base + place.0, scratch.address(), &self.stream)? };
+        }
+        for attention in attentions.values() {
+            let plans = self.library.attentions()?;
+            let bound = plans.bind(attention, &|place| base + place.0, scratch.address())?;
+            // SAFETY: as above.
+            unsafe { plans.run(&bound)? };
+            self.stream.wait()?;
+        }
         self.stream.wait()
     }
 

@@ -185,6 +185,45 @@ impl Drop for Folded {
     }
 }
 
+/// Memory beside the arena, given back when it goes.
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    context: Arc<Context>,
+    address: u64,
+}
+
+impl Borrowed {
+    /// Takes `bytes` of memory.
+    ///
+    /// # Errors
+    ///
+    /// When the card has not that much left.
+    pub(crate) fn new(context: &Arc<Context>, bytes: u64) -> Result<Borrowed, ExecError> {
+        context.enter()?;
+        let mut address = 0;
+        // SAFETY: an out-parameter that lives here.
+        let taken = unsafe { cuda::cuMemAlloc_v2(&raw mut address, bytes.max(1) as usize) };
+        ok(taken, "taking scratch to warm up with")?;
+        Ok(Borrowed { context: Arc::clone(context), address })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: taken once; the synchronisation lets work end that still uses it.
+            unsafe {
+                cuda::cuCtxSynchronize();
+                cuda::cuMemFree_v2(self.address);
+            }
+        }
+    }
+}
+
 /// Ends mappings, each the offset and length of one, and gives the memory behind them back.
 fn unmap(
     range: &Reserved,

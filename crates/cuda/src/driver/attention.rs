@@ -88,7 +88,7 @@ impl Attentions {
         refused.map(|(shape, why)| format!("{shape}: {why}")).collect()
     }
 
-    /// Binds a plan to addresses.
+    /// Binds a plan to addresses, its scratch to `workspace`.
     ///
     /// # Errors
     ///
@@ -97,6 +97,7 @@ impl Attentions {
         &self,
         attention: &Attention,
         address: &dyn Fn(Place) -> u64,
+        workspace: u64,
     ) -> Result<BoundAttention, ExecError> {
         let plan = self.plan(&attention.shape)?;
         let mut ids: Vec<i64> = attention.places.iter().map(|(tensor, _)| *tensor as i64).collect();
@@ -109,7 +110,7 @@ impl Attentions {
         let mut pack = self.cudnn.describe(Kind::Pack)?;
         pack.set(attribute::PACK_POINTERS, Of::Pointer, &pointers)?;
         pack.set(attribute::PACK_IDS, Of::Int64, &ids)?;
-        pack.set(attribute::PACK_WORKSPACE, Of::Pointer, &[address(attention.workspace) as *mut c_void])?;
+        pack.set(attribute::PACK_WORKSPACE, Of::Pointer, &[workspace as *mut c_void])?;
         pack.finalize()?;
         Ok(BoundAttention { plan, pack })
     }

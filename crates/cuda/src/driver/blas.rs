@@ -59,21 +59,22 @@ impl Blas {
         unsafe { sys::cublasLtGetVersion() }
     }
 
-    /// Queues a product.
+    /// Queues a product with its scratch at the address `workspace`.
     ///
     /// # Safety
     ///
-    /// `address` gives addresses of memory that holds the operands and nothing else uses.
+    /// `address` gives addresses of memory that holds the operands; nothing else uses that or the scratch.
     pub(crate) unsafe fn run(
         &self,
         product: &Product,
         address: impl Fn(crate::lower::Place) -> u64,
+        workspace: u64,
         stream: &Stream,
     ) -> Result<(), ExecError> {
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         let known = chosen.get_mut(&product.signature).and_then(Option::as_mut);
         let known = known.ok_or_else(|| ExecError::Device("a product that was never chosen".into()))?;
-        let [a, b, c, workspace] = [product.a, product.b, product.c, product.workspace].map(&address);
+        let [a, b, c] = [product.a, product.b, product.c].map(&address);
         let addend = product.addend.map(&address);
         let (one, beta) = (1f32, f32::from(u8::from(product.signature.adds())));
         // The matrix that is added, or the result itself.

@@ -21,7 +21,7 @@ mod nvml;
 mod stream;
 mod vendor;
 
-pub(crate) use arena::{Folded, Mapping, Reserved};
+pub(crate) use arena::{Borrowed, Folded, Mapping, Reserved};
 pub(crate) use attention::{Attentions, BoundAttention};
 pub(crate) use blas::Blas;
 pub use compiler::Compiled;
