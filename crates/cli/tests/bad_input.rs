@@ -185,7 +185,7 @@ fn training_on_a_described_device_is_refused() {
     refused(
         "train --device cuda:h200",
         2,
-        "error: this build plans for cuda:h200 but trains on the CPU only; leave out --device to train here",
+        "error: cuda:h200 is a description to plan for; to train on a GPU of this machine write --device cuda or cuda:0, and to train on the CPU leave --device out",
     );
     refused(
         "train --model bert-base",

@@ -1,8 +1,9 @@
-//! `plimsoll bench step`: where the time of a step goes. `plimsoll bench ops`: how long each op of a model takes here, and with `--offload disk` how fast the disk is, kept for
-//! later plans.
+//! `plimsoll bench step`: where the time of a step goes. `plimsoll bench ops`: how long each op of a model takes here, and
+//! with `--offload disk` how fast the disk is, kept for later plans.
 
+use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 
 use plimsoll::devices::DeviceKind;
 use plimsoll::training::files::write_whole;
@@ -46,12 +47,12 @@ fn profile(args: &StepArgs) -> Result<(), Failure> {
         1e3 * profile.predicted_seconds
     );
     let all: f64 = profile.lines.iter().map(|line| line.seconds).sum();
-    text += &format!("actions, each timed: {:.3} ms\n", 1e3 * all);
+    let _ = writeln!(text, "actions, each timed: {:.3} ms", 1e3 * all);
     for line in profile.lines.iter().take(args.lines) {
         let share = 100.0 * line.seconds / all;
         let rate = rate(line.matmul_flops, line.bytes, line.seconds);
-        text +=
-            &format!("{:10.3} ms {share:5.1} % {:6} × {rate}  {}\n", 1e3 * line.seconds, line.calls, line.op);
+        let (milliseconds, calls) = (1e3 * line.seconds, line.calls);
+        let _ = writeln!(text, "{milliseconds:10.3} ms {share:5.1} % {calls:6} × {rate}  {}", line.op);
     }
     io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
 }

@@ -397,9 +397,7 @@ mod tests {
         assert!(free.total < 120 * gib && free.total > 110 * gib && free.origin == BudgetOrigin::Free);
         let error = card(Some(121 * gib)).unwrap_err().to_string();
         assert!(
-            error.contains(
-                "--memory 121.0 GiB is more than the 120.3 GiB that are free of the GPU's 140.0 GiB"
-            ),
+            error.contains("--memory 121 GiB is more than the 120 GiB that are free of the GPU's 140 GiB"),
             "{error}"
         );
         // The card's count decides in the end, with a margin for what the driver may still take.
