@@ -13,8 +13,9 @@
 //! XLA, except that a slot takes the lowest gap, not the tightest.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BinaryHeap};
 
+use super::range_max::RangeMax;
 use super::slot::Slot;
 
 /// Above this many slots the quadratic members of the portfolio are left out.
@@ -123,17 +124,50 @@ fn tiers(slots: &[Slot], short: usize) -> Vec<u64> {
     for (&index, offset) in long.iter().zip(in_time_order(&long_slots)) {
         offsets[index] = offset;
     }
-    let ceiling = ceilings(slots, &long, &offsets);
+    let ceiling = RangeMax::new(&ceilings(slots, &long, &offsets));
     let mut order = rest;
     order.sort_by_key(|&i| (slots[i].start, Reverse(slots[i].end), i));
-    let mut live: Vec<Placed> = Vec::new();
+    let mut live = Live::default();
     for index in order {
-        let Slot { start, end, .. } = slots[index];
-        live.retain(|other| other.end > start);
-        let floor = ceiling[start..end].iter().copied().max().unwrap_or(0);
-        offsets[index] = place(&mut live, slots[index], floor);
+        offsets[index] = live.place(slots[index], ceiling.of(slots[index].start, slots[index].end));
     }
     offsets
+}
+
+/// Slots that are alive at the moment up to which all are placed. They lie apart, so those below a floor need not be
+/// looked at, but for the one that may reach above it.
+#[derive(Default)]
+struct Live {
+    /// Top of each, by its offset and the order of placement.
+    tops: BTreeMap<(u64, usize), u64>,
+    /// Ends with the key above, the first to end first.
+    ends: BinaryHeap<Reverse<(usize, (u64, usize))>>,
+    placed: usize,
+}
+
+impl Live {
+    /// Gives a slot, which begins no earlier than those before it, the lowest offset from `floor` on.
+    fn place(&mut self, slot: Slot, floor: u64) -> u64 {
+        while let Some(&Reverse((end, key))) = self.ends.peek()
+            && end <= slot.start
+        {
+            self.tops.remove(&key);
+            self.ends.pop();
+        }
+        let below = self.tops.range(..(floor, 0)).next_back().map_or((floor, 0), |(&key, _)| key);
+        let mut offset = floor;
+        for (&(from, _), &top) in self.tops.range(below..) {
+            if offset + slot.bytes <= from {
+                break;
+            }
+            offset = offset.max(top);
+        }
+        let key = (offset, self.placed);
+        self.tops.insert(key, offset + slot.bytes);
+        self.ends.push(Reverse((slot.end, key)));
+        self.placed += 1;
+        offset
+    }
 }
 
 /// For each action, the highest byte end among `chosen` slots alive then.
@@ -186,16 +220,16 @@ fn greedy(slots: &[Slot], key: Key) -> Vec<u64> {
     let mut offsets = vec![0; slots.len()];
     let mut placed: Vec<Placed> = Vec::with_capacity(slots.len());
     for index in order {
-        offsets[index] = place(&mut placed, slots[index], 0);
+        offsets[index] = place(&mut placed, slots[index]);
     }
     offsets
 }
 
-/// Gives a slot the lowest offset from `floor` on where it fits between those it meets, and adds it to `placed`, which
-/// lies by offset: gaps are met from low to high without sorting.
-fn place(placed: &mut Vec<Placed>, slot: Slot, floor: u64) -> u64 {
+/// Gives a slot the lowest offset where it fits between those it meets, and adds it to `placed`, which lies by offset:
+/// gaps are met from low to high without sorting.
+fn place(placed: &mut Vec<Placed>, slot: Slot) -> u64 {
     let Slot { start, end, bytes } = slot;
-    let mut offset = floor;
+    let mut offset = 0;
     for other in placed.iter().filter(|other| other.start < end && start < other.end) {
         if offset + bytes <= other.offset {
             break;

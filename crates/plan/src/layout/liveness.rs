@@ -11,6 +11,8 @@
 //! Two buffers share a **slot** when the later one takes over the bytes of the earlier one in the very
 //! action that ends it. The layout places slots; everything else sees buffers.
 
+use std::collections::BTreeSet;
+
 use plimsoll_graph::{Graph, NodeId, Op, StateId, StateKind, Value};
 
 use super::slot::Slot;
@@ -47,10 +49,35 @@ impl Lifetimes {
         sequence: &Sequence,
         gradients: Gradients,
     ) -> Lifetimes {
-        let mut writer = Writer::new(graph, facts, scratch, sequence);
+        let states = (0..graph.states().len() as u32).map(StateId).collect();
+        Lifetimes::with_states(graph, facts, scratch, (sequence, states), gradients)
+    }
+
+    /// The same of a part of a graph: only state that it uses has a buffer, so that it does not take the whole graph to
+    /// look at a layer.
+    pub(crate) fn of_part(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Lifetimes {
+        let used: BTreeSet<StateId> = sequence
+            .executions
+            .iter()
+            .flat_map(|execution| execution.inputs.iter().chain(&execution.outputs))
+            .filter_map(|operand| if let Operand::State(state) = operand { Some(*state) } else { None })
+            .collect();
+        let states = used.into_iter().collect();
+        Lifetimes::with_states(graph, facts, scratch, (sequence, states), Gradients::Add)
+    }
+
+    fn with_states(
+        graph: &Graph,
+        facts: &Facts,
+        scratch: Scratch,
+        (sequence, states): (&Sequence, Vec<StateId>),
+        gradients: Gradients,
+    ) -> Lifetimes {
+        let count = states.len();
+        let mut writer = Writer::new(graph, facts, scratch, (sequence, states));
         writer.write_actions(gradients);
         let schedule = writer.finish();
-        let (slots, slot_of) = slots(graph, &schedule);
+        let (slots, slot_of) = slots(graph, &schedule, count);
         Lifetimes { schedule, slots, slot_of }
     }
 }
@@ -66,15 +93,23 @@ struct Writer<'a> {
     facts: &'a Facts,
     scratch: Scratch,
     sequence: &'a Sequence,
+    /// State that has a buffer, rising.
+    states: Vec<StateId>,
     /// State first, then the instances of the sequence, then scratch.
     buffers: Vec<Buffer>,
     actions: Vec<Action>,
 }
 
 impl<'a> Writer<'a> {
-    fn new(graph: &'a Graph, facts: &'a Facts, scratch: Scratch, sequence: &'a Sequence) -> Writer<'a> {
+    fn new(
+        graph: &'a Graph,
+        facts: &'a Facts,
+        scratch: Scratch,
+        (sequence, states): (&'a Sequence, Vec<StateId>),
+    ) -> Writer<'a> {
         let actions = Vec::with_capacity(sequence.executions.len() + sequence.transfers.len());
-        let mut writer = Writer { graph, facts, scratch, sequence, buffers: Vec::new(), actions };
+        let buffers = Vec::with_capacity(states.len() + sequence.instances.len());
+        let mut writer = Writer { graph, facts, scratch, sequence, states, buffers, actions };
         writer.add_states();
         writer.add_instances();
         writer
@@ -87,9 +122,10 @@ impl<'a> Writer<'a> {
 
     fn add_states(&mut self) {
         let last = self.last();
-        for (index, state) in self.graph.states().iter().enumerate() {
+        for &id in &self.states {
+            let state = self.graph.state(id);
             self.buffers.push(Buffer {
-                contents: Contents::State(StateId(index as u32)),
+                contents: Contents::State(id),
                 purpose: Purpose::of_state(state.kind),
                 bytes: aligned(state.ty.bytes() as u64, self.facts.alignment),
                 offset: 0,
@@ -98,7 +134,8 @@ impl<'a> Writer<'a> {
             });
         }
         for away in &self.sequence.away {
-            let buffer = &mut self.buffers[away.state.index()];
+            let place = self.state_position(away.state);
+            let buffer = &mut self.buffers[place];
             (buffer.bytes, buffer.end) = (0, 0);
         }
     }
@@ -131,7 +168,7 @@ impl<'a> Writer<'a> {
     fn transfer(&mut self, &Transfer { of, begins, .. }: &Transfer) {
         let index = self.actions.len();
         let Move { instance, direction, .. } = self.sequence.moves[of];
-        let buffer = &mut self.buffers[self.graph.states().len() + instance];
+        let buffer = &mut self.buffers[self.states.len() + instance];
         if begins && direction == Direction::In {
             (buffer.start, buffer.purpose) = (index, Purpose::Staging);
         }
@@ -148,8 +185,10 @@ impl<'a> Writer<'a> {
                 self.buffers[id.index()].start = index;
             }
         }
-        for id in inputs.iter().chain(&outputs).filter(|id| !outlives(graph, **id)) {
-            self.buffers[id.index()].end = index + 1;
+        for id in inputs.iter().chain(&outputs) {
+            if !self.outlives(*id) {
+                self.buffers[id.index()].end = index + 1;
+            }
         }
         let workspace = self.workspace(*node);
         let accumulate = accumulate_bits(graph, *node, gradients);
@@ -170,15 +209,30 @@ impl<'a> Writer<'a> {
 
     fn buffer_id(&self, place: &Operand) -> BufferId {
         match *place {
-            Operand::State(state) => BufferId(state.0),
-            Operand::Instance(instance) => BufferId((self.graph.states().len() + instance) as u32),
+            Operand::State(state) => BufferId(self.state_position(state) as u32),
+            Operand::Instance(instance) => BufferId((self.states.len() + instance) as u32),
         }
+    }
+
+    /// The buffer of a range of state.
+    fn state_position(&self, state: StateId) -> usize {
+        if self.states.len() == self.graph.states().len() {
+            return state.index();
+        }
+        // Whatever is used is listed.
+        self.states.binary_search(&state).unwrap_or_default()
+    }
+
+    /// Whether a buffer is state that is there before the schedule and after it.
+    fn outlives(&self, id: BufferId) -> bool {
+        let state = self.states.get(id.index());
+        state.is_some_and(|&state| self.graph.state(state).kind != StateKind::Transient)
     }
 
     fn finish(mut self) -> Schedule {
         let last = self.last();
         keep_outputs(self.graph, &mut self.buffers, last);
-        let states = self.graph.states().len();
+        let states = self.states.len();
         let copy = |&Move { instance, tier, tier_offset, direction }: &Move| Copy {
             buffer: BufferId((states + instance) as u32),
             tier,
@@ -193,11 +247,6 @@ impl<'a> Writer<'a> {
             away: self.sequence.away.clone(),
         }
     }
-}
-
-/// Whether a buffer is state that is there before the schedule and after it.
-fn outlives(graph: &Graph, id: BufferId) -> bool {
-    graph.states().get(id.index()).is_some_and(|state| state.kind != StateKind::Transient)
 }
 
 /// Whether it is state that other schedules see too, here for good or for a stay.
@@ -241,12 +290,12 @@ fn keep_outputs(graph: &Graph, buffers: &mut [Buffer], last: usize) {
 }
 
 /// Joins buffers that take over dying inputs, and lists what is left to place.
-fn slots(graph: &Graph, schedule: &Schedule) -> (Vec<Slot>, Vec<Option<usize>>) {
+fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<Option<usize>>) {
     let mut joiner =
         Joiner { graph, schedule, slots: Vec::new(), slot_of: vec![None; schedule.buffers.len()] };
     let begun = begun(graph, schedule);
     // A transient gradient that nobody writes here needs no place either.
-    for index in (graph.states().len()..schedule.buffers.len()).filter(|&index| !begun[index]) {
+    for index in (states..schedule.buffers.len()).filter(|&index| !begun[index]) {
         joiner.open(BufferId(index as u32));
     }
     for index in 0..schedule.actions.len() {

@@ -29,6 +29,7 @@ mod local_search;
 #[cfg(test)]
 mod oracle;
 mod preference;
+mod range_max;
 mod sections;
 mod slot;
 

@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 
+use super::range_max::RangeMax;
 use super::slot::Slot;
 
 /// Slots whose lifetimes are ranges of sections, sorted by where they begin.
@@ -71,19 +72,22 @@ impl Sections {
 
     /// Bytes alive at the fullest moment of each slot.
     pub(super) fn fullest(&self) -> Vec<u64> {
-        let live = self.live_bytes();
+        let live = RangeMax::new(&self.live_bytes());
         let ranges = self.first.iter().zip(&self.last);
-        ranges.map(|(&first, &last)| live[first..last].iter().copied().max().unwrap_or(0)).collect()
+        ranges.map(|(&first, &last)| live.of(first, last)).collect()
     }
 
     fn live_bytes(&self) -> Vec<u64> {
-        let mut live = vec![0; self.count];
+        let (mut begun, mut ended) = (vec![0; self.count + 1], vec![0; self.count + 1]);
         for slot in 0..self.len() {
-            for bytes in &mut live[self.first[slot]..self.last[slot]] {
-                *bytes += self.bytes[slot];
-            }
+            begun[self.first[slot]] += self.bytes[slot];
+            ended[self.last[slot]] += self.bytes[slot];
         }
-        live
+        let running = begun.iter().zip(&ended).scan(0, |live, (begun, ended)| {
+            *live = *live + begun - ended;
+            Some(*live)
+        });
+        running.take(self.count).collect()
     }
 
     /// Splits the slots at every cut in time that no lifetime crosses. The parts can be solved alone.

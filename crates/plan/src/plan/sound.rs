@@ -9,6 +9,7 @@ use plimsoll_graph::StateKind;
 use super::draft::Draft;
 use crate::device::Tier;
 use crate::program::{Costed, Program, StateRange};
+use crate::schedule::ranges::Ranges;
 use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Schedule};
 
 /// Beyond it, sums of sizes could overflow; no machine has as much.
@@ -54,8 +55,10 @@ impl Checked<'_> {
         for (row, buffer) in self.schedule.buffers.iter().enumerate() {
             self.buffer(row, buffer).map_err(|expected| self.at("buffers", row, expected))?;
         }
-        let away: Vec<&StateRange> =
-            self.states.values().copied().filter(|range| range.tier.is_some()).collect();
+        let mut away = Ranges::default();
+        for (number, range) in self.states.values().filter(|range| range.tier.is_some()).enumerate() {
+            away.insert((range.offset, range.offset + range.bytes), number, *range);
+        }
         for (row, copy) in self.schedule.copies.iter().enumerate() {
             self.copy(copy, &away).map_err(|expected| self.at("copies", row, expected))?;
         }
@@ -107,18 +110,15 @@ impl Checked<'_> {
         }
     }
 
-    fn copy(&self, copy: &Copy, away: &[&StateRange]) -> Result<(), &'static str> {
+    fn copy(&self, copy: &Copy, away: &Ranges<&StateRange>) -> Result<(), &'static str> {
         let buffer = self.schedule.buffers.get(copy.buffer.index());
         let end = buffer.and_then(|buffer| copy.tier_offset.checked_add(buffer.bytes));
         let (Some(buffer), Some(end)) = (buffer, end.filter(|&end| end <= MOST_BYTES)) else {
             return Err("a copy of a buffer of the schedule");
         };
-        let meets = |range: &&&StateRange| {
-            let overlaps = range.offset < end && copy.tier_offset < range.offset + range.bytes;
-            overlaps && range.tier == Some(copy.tier)
-        };
+        let mut meeting = away.meeting(copy.tier_offset, end).map(|(_, _, range)| range);
         let name = persistent(self.part, buffer.contents);
-        if away.iter().filter(meets).any(|range| name != Some(&range.name)) {
+        if meeting.any(|range| range.tier == Some(copy.tier) && name != Some(&range.name)) {
             return Err("a copy to where no other state is");
         }
         Ok(())

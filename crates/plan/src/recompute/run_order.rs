@@ -56,7 +56,7 @@ pub(crate) fn micro_batch(graph: &Graph, order: &Order) -> Sequence {
 /// there from the beginning. `kept` survives the turn.
 pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept: &[Value]) -> Sequence {
     let mut writer =
-        Writer { graph, sequence: Sequence::default(), resident: vec![None; graph.value_count()] };
+        Writer { graph, sequence: Sequence::default(), resident: Resident::new(graph.value_count()) };
     let own = |value: Value| {
         graph.producer(value).is_some_and(|node| forward.contains(&node) || backward.contains(&node))
     };
@@ -64,7 +64,7 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
         for &input in &graph.node(id).inputs {
             let storage = graph.storage(input);
             let outside = graph.value(storage).state.is_none() && !own(storage);
-            if outside && writer.resident[storage.index()].is_none() {
+            if outside && writer.resident.get(storage).is_none() {
                 writer.instance(storage);
             }
         }
@@ -75,7 +75,7 @@ pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept:
     for &id in forward {
         for &value in &graph.node(id).outputs {
             if !kept.contains(&value) {
-                writer.resident[value.index()] = None;
+                writer.resident.forget(value);
             }
         }
     }
@@ -112,13 +112,35 @@ struct Writer<'a> {
     graph: &'a Graph,
     sequence: Sequence,
     /// The instance that holds each value now, by storage.
-    resident: Vec<Option<usize>>,
+    resident: Resident,
+}
+
+/// The instance that holds each value, counted from 1; 0 where none does. Memory of zeros costs nothing before it is
+/// written, and a part of a graph touches little of it.
+struct Resident(Vec<u32>);
+
+impl Resident {
+    fn new(values: usize) -> Resident {
+        Resident(vec![0; values])
+    }
+
+    fn get(&self, value: Value) -> Option<usize> {
+        (self.0[value.index()] as usize).checked_sub(1)
+    }
+
+    fn hold(&mut self, value: Value, instance: usize) {
+        self.0[value.index()] = instance as u32 + 1;
+    }
+
+    fn forget(&mut self, value: Value) {
+        self.0[value.index()] = 0;
+    }
 }
 
 impl<'a> Writer<'a> {
     fn new(graph: &'a Graph, last: Phase) -> Writer<'a> {
         let mut writer =
-            Writer { graph, sequence: Sequence::default(), resident: vec![None; graph.value_count()] };
+            Writer { graph, sequence: Sequence::default(), resident: Resident::new(graph.value_count()) };
         let update_only = |value: Value| {
             let reads = |node: &&Node| node.inputs.contains(&value);
             graph.nodes().iter().find(reads).is_some_and(|node| node.phase == Phase::Update)
@@ -134,7 +156,7 @@ impl<'a> Writer<'a> {
     fn instance(&mut self, value: Value) -> usize {
         self.sequence.instances.push(value);
         let instance = self.sequence.instances.len() - 1;
-        self.resident[value.index()] = Some(instance);
+        self.resident.hold(value, instance);
         instance
     }
 
@@ -148,7 +170,7 @@ impl<'a> Writer<'a> {
         self.forward();
         for value in (0..self.graph.value_count() as u32).map(Value) {
             if regions.owner(value) != ROOT && self.graph.value(value).source != Source::Input {
-                self.resident[value.index()] = None;
+                self.resident.forget(value);
             }
         }
         self.backward(regions);
@@ -158,7 +180,7 @@ impl<'a> Writer<'a> {
         for run in runs {
             match *run {
                 Run::Node(id) => self.run(id),
-                Run::Forget(value) => self.resident[value.index()] = None,
+                Run::Forget(value) => self.resident.forget(value),
             }
         }
     }
@@ -174,7 +196,7 @@ impl<'a> Writer<'a> {
                 recomputed.retain(|&value| {
                     let hold = open[regions.owner(value)];
                     if !hold {
-                        self.resident[value.index()] = None;
+                        self.resident.forget(value);
                     }
                     hold
                 });
@@ -196,7 +218,7 @@ impl<'a> Writer<'a> {
         while let Some(node) = wanted.pop() {
             for &input in &self.graph.node(node).inputs {
                 let storage = self.graph.storage(input);
-                if self.graph.value(storage).state.is_some() || self.resident[storage.index()].is_some() {
+                if self.graph.value(storage).state.is_some() || self.resident.get(storage).is_some() {
                     continue;
                 }
                 if let Some(producer) = self.graph.producer(storage)
@@ -226,17 +248,17 @@ impl<'a> Writer<'a> {
     /// A new instance of an output. One that is still held stays the value's place: both have the same
     /// bits, and the older one's readers are already counted on.
     fn write(&mut self, value: Value) -> usize {
-        let held = self.resident[value.index()];
+        let held = self.resident.get(value);
         let instance = self.instance(value);
-        if held.is_some() {
-            self.resident[value.index()] = held;
+        if let Some(held) = held {
+            self.resident.hold(value, held);
         }
         instance
     }
 
     fn place(&self, value: Value) -> Operand {
         let storage = self.graph.storage(value);
-        match (self.graph.value(storage).state, self.resident[storage.index()]) {
+        match (self.graph.value(storage).state, self.resident.get(storage)) {
             (Some((state, _)), _) => Operand::State(state),
             (None, Some(instance)) => Operand::Instance(instance),
             // `missing` has recomputed everything a node reads; a graph that verified has no other gap.

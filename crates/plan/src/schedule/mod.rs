@@ -15,8 +15,9 @@
 //! copies of one direction keep their order. Collectives between ranks will be pairs of the same kind.
 //!
 //! Beside the form itself: [`sequence`] is a schedule before it has buffers, [`time`] predicts how long one takes,
-//! [`replay`](mod@replay) judges one, and [`text`] prints one.
+//! [`replay`](mod@replay) judges one with the help of [`ranges`], and [`text`] prints one.
 
+pub(crate) mod ranges;
 mod replay;
 pub(crate) mod sequence;
 mod text;

@@ -104,9 +104,7 @@ impl Transfers {
         gaps.sort_by(|a, b| (b.before, b.bytes, a.instance).cmp(&(a.before, a.bytes, b.instance)));
         let (mut live, seconds): (Vec<u64>, Vec<f64>) = (live_bytes(&slots), seconds.collect());
         live.resize(runs, 0);
-        for gap in fixed.iter().filter(|gap| gap.from == 0) {
-            live[..gap.before].iter_mut().for_each(|bytes| *bytes -= gap.bytes);
-        }
+        spare_before(&mut live, fixed.iter().filter(|gap| gap.from == 0));
         let mut begin: Vec<(usize, usize)> = gaps.iter().map(|gap| gap.from).zip(0..).collect();
         begin.sort_unstable();
         let until = prefix_sums(&seconds);
@@ -241,6 +239,17 @@ impl Transfers {
             *bytes -= sparing;
         }
         (chosen, live)
+    }
+}
+
+/// Takes the bytes of gaps that begin with the first run from what is alive up to their ends.
+fn spare_before<'a>(live: &mut [u64], gaps: impl Iterator<Item = &'a Gap>) {
+    let mut ends = vec![0; live.len() + 1];
+    gaps.for_each(|gap| ends[gap.before] += gap.bytes);
+    let mut spared = ends[live.len()];
+    for run in (0..live.len()).rev() {
+        live[run] -= spared;
+        spared += ends[run];
     }
 }
 

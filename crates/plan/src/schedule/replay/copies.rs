@@ -4,15 +4,27 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{Fault, Machine};
 use crate::device::{Direction, Tier};
-use crate::schedule::{Away, Buffer, Contents, Copy};
+use crate::schedule::ranges::Ranges;
+use crate::schedule::{Away, Buffer, BufferId, Contents, Copy};
 
 /// Transfers under way, oldest first, and what tiers hold.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     pub(super) under_way: BTreeMap<Direction, VecDeque<usize>>,
-    /// Ranges that arrived in each tier, by their first byte there.
-    arrived: BTreeMap<(Tier, u64), Arrived>,
+    /// The same by the bytes they are about, in the arena and in each tier, with their turn.
+    in_arena: Ranges<Turn>,
+    in_tier: BTreeMap<Tier, Ranges<Turn>>,
+    /// Copies that were started.
+    started: usize,
+    /// Ranges that arrived in each tier.
+    arrived: BTreeMap<Tier, Ranges<Arrived>>,
 }
+
+/// Which way a copy goes, and how many were started before it: the order in which copies are looked at.
+type Turn = (Direction, usize);
+
+/// The number of every range that arrived: no two begin at one byte.
+const ARRIVED: usize = 0;
 
 /// The contents of a range of a tier.
 #[derive(Debug)]
@@ -34,7 +46,8 @@ impl Machine<'_> {
             }
             places.push((tier, tier_offset, tier_offset.saturating_add(bytes)));
             let arrived = Arrived { bytes, contents: Contents::State(state), version: None };
-            self.copies.arrived.insert((tier, tier_offset), arrived);
+            let range = (tier_offset, tier_offset.saturating_add(bytes));
+            self.copies.arrived.entry(tier).or_default().insert(range, ARRIVED, arrived);
         }
         places.sort_unstable();
         match places.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].2 > pair[1].1) {
@@ -47,7 +60,7 @@ impl Machine<'_> {
     pub(super) fn finish_away(&self) -> Result<(), Fault> {
         for away in &self.schedule.away {
             let contents = Contents::State(away.state);
-            let there = self.copies.arrived.get(&(away.tier, away.tier_offset));
+            let there = self.arrived(away.tier, away.tier_offset);
             let newest = |there: &Arrived| {
                 there.contents == contents && there.version == self.version[away.state.index()]
             };
@@ -73,8 +86,27 @@ impl Machine<'_> {
             Direction::Out => self.start_out(index, copy)?,
             Direction::In => self.start_in(index, copy)?,
         }
+        let turn = (copy.direction, self.copies.started);
+        let Buffer { offset, bytes, .. } = *self.schedule.buffer(copy.buffer);
+        self.copies.started += 1;
+        self.copies.in_arena.insert((offset, offset.saturating_add(bytes)), index, turn);
+        let in_tier = self.copies.in_tier.entry(copy.tier).or_default();
+        in_tier.insert((copy.tier_offset, copy.tier_offset.saturating_add(bytes)), index, turn);
         self.copies.under_way.entry(copy.direction).or_default().push_back(index);
         Ok(())
+    }
+
+    fn arrived(&self, tier: Tier, offset: u64) -> Option<&Arrived> {
+        self.copies.arrived.get(&tier)?.get(offset, ARRIVED)
+    }
+
+    /// The unfinished copy that forbids touching the bytes of `id`: any when writing, one on its way in
+    /// when reading.
+    pub(super) fn busy(&self, id: BufferId, only_in: bool) -> Option<usize> {
+        let Buffer { offset, bytes, .. } = *self.schedule.buffer(id);
+        let meeting = self.copies.in_arena.meeting(offset, offset + bytes);
+        let forbids = meeting.filter(|(_, _, (direction, _))| !only_in || *direction == Direction::In);
+        forbids.min_by_key(|(_, _, turn)| **turn).map(|(_, copy, _)| copy)
     }
 
     fn start_out(&mut self, index: usize, copy: Copy) -> Result<(), Fault> {
@@ -85,20 +117,23 @@ impl Machine<'_> {
         if let Some(other) = self.busy(copy.buffer, true) {
             return Err(Fault::Copy(format!("copy {index} sends what copy {other} has not brought yet")));
         }
-        let mut others = self.copies.under_way.values().flatten();
-        if let Some(other) = others.find(|&&other| self.share_tier(copy, self.schedule.copies[other])) {
+        let (first, end) = (copy.tier_offset, copy.tier_offset + self.schedule.buffer(copy.buffer).bytes);
+        let under_way = self.copies.in_tier.get(&copy.tier).into_iter();
+        let others = under_way.flat_map(|copies| copies.meeting(first, end));
+        if let Some((_, other, _)) = others.min_by_key(|(_, _, turn)| **turn) {
             return Err(Fault::Copy(format!("copy {index} writes where copy {other} is under way")));
         }
-        let (first, end) = (copy.tier_offset, copy.tier_offset + self.schedule.buffer(copy.buffer).bytes);
-        self.copies.arrived.retain(|&(tier, offset), there| {
-            tier != copy.tier || offset >= end || offset + there.bytes <= first
-        });
+        let arrived = self.copies.arrived.entry(copy.tier).or_default();
+        let lost: Vec<u64> = arrived.meeting(first, end).map(|(start, _, _)| start).collect();
+        for start in lost {
+            arrived.remove(start, ARRIVED);
+        }
         Ok(())
     }
 
     fn start_in(&mut self, index: usize, copy: Copy) -> Result<(), Fault> {
         let buffer = self.schedule.buffer(copy.buffer);
-        let there = self.copies.arrived.get(&(copy.tier, copy.tier_offset));
+        let there = self.arrived(copy.tier, copy.tier_offset);
         let there = there.filter(|there| there.contents == buffer.contents && there.bytes >= buffer.bytes);
         let Some(there) = there else {
             return Err(Fault::Copy(format!("copy {index} fetches what has not gone out")));
@@ -111,11 +146,6 @@ impl Machine<'_> {
         self.claim(copy.buffer);
         self.held[copy.buffer.index()] = version;
         Ok(())
-    }
-
-    fn share_tier(&self, a: Copy, b: Copy) -> bool {
-        let end = |copy: Copy| copy.tier_offset + self.schedule.buffer(copy.buffer).bytes;
-        a.tier == b.tier && a.tier_offset < end(b) && b.tier_offset < end(a)
     }
 
     fn version_of(&self, contents: Contents) -> Option<u32> {
@@ -132,10 +162,13 @@ impl Machine<'_> {
             return Err(Fault::Copy(format!("copy {index} is waited for out of turn")));
         }
         queue.pop_front();
+        let Buffer { offset, bytes, contents, .. } = *self.schedule.buffer(copy.buffer);
+        self.copies.in_arena.remove(offset, index);
+        self.copies.in_tier.entry(copy.tier).or_default().remove(copy.tier_offset, index);
         if copy.direction == Direction::Out {
-            let Buffer { bytes, contents, .. } = *self.schedule.buffer(copy.buffer);
             let arrived = Arrived { bytes, contents, version: self.held[copy.buffer.index()] };
-            self.copies.arrived.insert((copy.tier, copy.tier_offset), arrived);
+            let range = (copy.tier_offset, copy.tier_offset.saturating_add(bytes));
+            self.copies.arrived.entry(copy.tier).or_default().insert(range, ARRIVED, arrived);
         }
         Ok(())
     }

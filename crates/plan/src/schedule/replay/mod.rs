@@ -26,7 +26,6 @@ use std::fmt;
 
 use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
 
-use crate::device::Direction;
 use crate::schedule::{Action, Buffer, BufferId, Contents, Schedule};
 use copies::Copies;
 
@@ -278,15 +277,6 @@ impl<'a> Machine<'a> {
             }
             None => Ok(()),
         }
-    }
-
-    /// The unfinished copy that forbids touching the bytes of `id`: any when writing, one on its way in
-    /// when reading.
-    fn busy(&self, id: BufferId, only_in: bool) -> Option<usize> {
-        let directions =
-            self.copies.under_way.iter().filter(|(direction, _)| !only_in || **direction == Direction::In);
-        let mut copies = directions.flat_map(|(_, queue)| queue.iter().copied());
-        copies.find(|&copy| self.share_bytes(id, self.schedule.copies[copy].buffer))
     }
 
     fn share_bytes(&self, a: BufferId, b: BufferId) -> bool {
