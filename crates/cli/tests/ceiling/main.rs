@@ -19,6 +19,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 mod data;
+mod long_chains;
 mod long_texts;
 mod models;
 #[path = "../support/mod.rs"]

@@ -31,6 +31,9 @@ use crate::schedule::sequence::Sequence;
 /// Limits where all state is in the arena, and where some is away.
 const LIMITS: Ladder = Ladder::new(1.03);
 const LIMITS_AWAY: Ladder = Ladder::new(1.2);
+/// The same of a program that is long.
+const FEW_LIMITS: Ladder = Ladder::new(1.3);
+const FEW_LIMITS_AWAY: Ladder = Ladder::new(2.0);
 /// Every so many-th virtual budget goes with state that is away.
 const EVERY_AWAY: usize = 3;
 
@@ -67,6 +70,8 @@ pub(crate) struct ResidencyOption {
     /// The update, where some of its state is away, and its times by limit, as far as they were asked for.
     update: Option<Transfers>,
     update_seconds: RefCell<BTreeMap<u64, Option<f64>>>,
+    /// Whether few limits are tried.
+    long: bool,
 }
 
 /// A limit with the least time of a micro-batch that keeps it.
@@ -127,7 +132,11 @@ impl Recomputation {
             goes_with_away: index.is_multiple_of(EVERY_AWAY),
             order: OnceCell::new(),
         };
-        let mut recomputations: Vec<Recomputation> = named.collect();
+        let long = optimum.is_some_and(Optimum::is_long);
+        let offered = |named: &Recomputation| {
+            !long || matches!(named.strategy, Strategy::None | Strategy::Full | Strategy::Sqrt)
+        };
+        let mut recomputations: Vec<Recomputation> = named.filter(offered).collect();
         if let Some(optimum) = optimum {
             let rising = optimum.budgets_with_tier().into_iter().rev().enumerate();
             recomputations.extend(rising.map(|rung| optimal(optimum, rung)));
@@ -161,7 +170,12 @@ impl Recomputation {
 }
 
 impl ResidencyOption {
-    fn new(program: &Program, scratch: Scratch, away: u64) -> Result<ResidencyOption, StateDiffers> {
+    fn new(
+        program: &Program,
+        scratch: Scratch,
+        away: u64,
+        long: bool,
+    ) -> Result<ResidencyOption, StateDiffers> {
         let residency = Residency::new(program, away)?;
         let part = &program.train;
         let in_rate = part.facts.link.map_or(f64::INFINITY, |link| link.in_rate);
@@ -173,6 +187,7 @@ impl ResidencyOption {
             update: update.flatten(),
             update_seconds: RefCell::default(),
             residency,
+            long,
         })
     }
 
@@ -180,11 +195,13 @@ impl ResidencyOption {
     /// nothing.
     pub(crate) fn limits(&self, transfers: &Transfers) -> Vec<Limit> {
         let most = self.update.as_ref().map_or(0, Transfers::most_bytes).max(transfers.most_bytes());
-        let (ladder, top) = if self.away > 0 {
-            (LIMITS_AWAY, LIMITS_AWAY.above(most))
-        } else {
-            (LIMITS, most.saturating_sub(1))
+        let ladder = match (self.away > 0, self.long) {
+            (false, false) => LIMITS,
+            (false, true) => FEW_LIMITS,
+            (true, false) => LIMITS_AWAY,
+            (true, true) => FEW_LIMITS_AWAY,
         };
+        let top = if self.away > 0 { ladder.above(most) } else { most.saturating_sub(1) };
         let least_bytes = transfers.least_bytes();
         let limit = |bytes| Limit { bytes, least_bytes, pass_seconds: transfers.lower_bound(bytes) };
         // The last one sends away everything that can be sent.
@@ -212,14 +229,16 @@ impl ResidencyOption {
 }
 
 impl Candidates {
+    /// What is on offer with these recomputations; less of it where the program is `long`.
     pub(crate) fn new(
         program: &Program,
         scratch: Scratch,
         recomputations: Vec<Recomputation>,
+        long: bool,
     ) -> Result<Candidates, StateDiffers> {
-        let lengths = std::iter::once(0).chain(rungs(program)?);
-        let residencies =
-            lengths.map(|away| ResidencyOption::new(program, scratch, away)).collect::<Result<_, _>>()?;
+        let lengths = std::iter::once(0).chain(rungs(program, long)?);
+        let option = |away| ResidencyOption::new(program, scratch, away, long);
+        let residencies = lengths.map(option).collect::<Result<_, _>>()?;
         Ok(Candidates { recomputations, residencies, limits: RefCell::default(), found: RefCell::default() })
     }
 }

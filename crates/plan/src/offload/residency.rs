@@ -21,12 +21,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use plimsoll_graph::{Graph, Phase, StateId, StateKind};
 
 use crate::device::{Direction, Link, Scratch, aligned};
-use crate::program::{Program, Purpose, StateDiffers, StateRange, declared_state};
+use crate::program::{Program, Purpose, StateDiffers, StateRange, declared_bytes, declared_state};
 use crate::schedule::Away;
 use crate::schedule::sequence::Sequence;
 
 /// How many lengths are tried of each purpose, in the order in which they leave.
 const RUNGS: [(Purpose, u64); 3] = [(Purpose::Optimizer, 4), (Purpose::Weights, 8), (Purpose::Gradients, 2)];
+/// The same of a program that is long.
+const FEW_RUNGS: [(Purpose, u64); 3] =
+    [(Purpose::Optimizer, 1), (Purpose::Weights, 2), (Purpose::Gradients, 1)];
 
 /// All state of a program, each in its place.
 #[derive(Clone, Debug)]
@@ -93,16 +96,19 @@ impl Residency {
 
 /// Bytes of the arena that state takes when `away` bytes of it are elsewhere.
 pub(crate) fn persistent_bytes(program: &Program, away: u64) -> Result<u64, StateDiffers> {
+    if away == 0 || program.train.facts.link.is_none() {
+        return declared_bytes(program);
+    }
     Ok(Residency::new(program, away)?.resident_bytes())
 }
 
 /// The lengths that are tried of what is away, rising; none where the device offers no tier.
-pub(crate) fn rungs(program: &Program) -> Result<Vec<u64>, StateDiffers> {
+pub(crate) fn rungs(program: &Program, long: bool) -> Result<Vec<u64>, StateDiffers> {
     let Some(link) = program.train.facts.link else { return Ok(Vec::new()) };
     let states = declared_state(program)?;
     let order = preferred(program, &states, &link);
     let (mut rungs, mut before) = (Vec::new(), 0);
-    for (purpose, count) in RUNGS {
+    for (purpose, count) in if long { FEW_RUNGS } else { RUNGS } {
         let of_purpose = order.iter().filter(|&&index| states[index].purpose == purpose);
         let bytes: u64 = of_purpose.map(|&index| states[index].bytes).sum();
         rungs.extend((1..=count).map(|rung| before + bytes * rung / count).filter(|_| bytes > 0));

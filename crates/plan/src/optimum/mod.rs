@@ -18,8 +18,8 @@ use crate::device::{Link, Scratch};
 use crate::program::Costed;
 use crate::recompute::{Order, Strategy};
 
-pub(crate) use chain::{ChainOptimum, is_chain};
-pub(crate) use graph::GraphOptimum;
+use chain::{Chain, ChainOptimum, is_chain};
+use graph::GraphOptimum;
 pub(crate) use ladder::Ladder;
 
 /// Plans one program for any transient budget.
@@ -34,7 +34,7 @@ pub(crate) trait Optimum: fmt::Debug {
     /// The budgets to ask for where `room` is there, falling. They depend on the room only in where they begin.
     fn budgets(&self, room: TransientBytes) -> Box<dyn Iterator<Item = TransientBytes> + '_>;
 
-    /// The smallest budgets that may have a plan, rising; none where named strategies are as small.
+    /// The smallest budgets that may have a plan, rising; none where named strategies are as small and are offered.
     fn smallest_budgets(&self) -> Vec<TransientBytes>;
 
     /// The budgets to ask for where what does not fit waits on a tier, falling, each slower than the one before.
@@ -65,24 +65,39 @@ pub(crate) trait Optimum: fmt::Debug {
     /// No schedule of a micro-batch whatsoever is faster in these bytes and what `link` carries.
     fn lower_bound(&self, bytes: TransientBytes, link: Option<&Link>) -> f64;
 
-    /// A micro-batch under a strategy with a fixed rule takes no less.
+    /// Whether the program is so large that fewer combinations are looked at, and none that takes many times as many runs.
+    fn is_long(&self) -> bool {
+        false
+    }
+
+    /// A micro-batch under a strategy with a fixed rule takes no less; infinite where it is not offered.
     fn strategy_seconds(&self, _strategy: Strategy) -> f64 {
         0.0
+    }
+
+    /// A micro-batch under a strategy with a fixed rule takes no fewer transient bytes.
+    fn strategy_bytes(&self, _strategy: Strategy) -> u64 {
+        0
     }
 }
 
 /// The optimum of a program for budgets up to `cap`; none when it is no chain and too large for a search.
 pub(crate) fn optimum(part: &Costed, scratch: Scratch, cap: TransientBytes) -> Option<Box<dyn Optimum>> {
-    let chain = || {
-        let chain = ChainOptimum::new(&part.graph, &part.facts, scratch, cap)?;
+    let chain = |found: Option<Chain>| {
+        let chain = ChainOptimum::of_chain(&part.graph, &part.facts, scratch, (found?, cap));
         Some(Box::new(chain) as Box<dyn Optimum>)
     };
     let graph = || {
         let graph = GraphOptimum::new(part, scratch)?;
         Some(Box::new(graph) as Box<dyn Optimum>)
     };
+    let found = Chain::find(&part.graph);
     // Of a graph that is too large, equal layers are at least a part.
-    if is_chain(&part.graph) { chain() } else { graph().or_else(chain) }
+    if found.as_ref().is_some_and(|found| is_chain(&part.graph, found)) {
+        chain(found)
+    } else {
+        graph().or_else(|| chain(found))
+    }
 }
 
 /// The largest arena of any budget that a request with this one asks for: tables of such a size answer it.

@@ -11,7 +11,7 @@ use plimsoll_graph::{Graph, Phase, StateKind};
 
 use crate::device::{Facts, Scratch};
 
-pub(crate) use state::declared_state;
+pub(crate) use state::{declared_bytes, declared_state};
 
 pub use build::Build;
 pub use purpose::Purpose;

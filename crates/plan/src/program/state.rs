@@ -67,3 +67,16 @@ pub(crate) fn declared_state(program: &Program) -> Result<Vec<StateRange>, State
     states.sort_by_key(|range| range.purpose);
     Ok(states)
 }
+
+/// Bytes of all state that outlives a schedule.
+pub(crate) fn declared_bytes(program: &Program) -> Result<u64, StateDiffers> {
+    let mut known: BTreeMap<&str, Type> = BTreeMap::new();
+    for (_, part) in program.roles() {
+        for state in part.graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
+            if known.insert(&state.name, state.ty).is_some_and(|ty| ty != state.ty) {
+                return Err(StateDiffers { name: state.name.clone() });
+            }
+        }
+    }
+    Ok(known.values().map(|ty| aligned(ty.bytes() as u64, program.train.facts.alignment)).sum())
+}

@@ -14,9 +14,9 @@ use crate::program::{Build, Program};
 use crate::recompute::Strategy;
 
 /// Budgets looked at between the stated one and what keeping everything takes; fewer with a tier, where each look is a
-/// search over what lives there too.
+/// search over what lives there too, and of a long chain.
 const LOOKS: u32 = 6;
-const LOOKS_WITH_A_TIER: u32 = 2;
+const FEW_LOOKS: u32 = 2;
 /// A gain below this fraction of a step is not worth a line.
 const WORTH: f64 = 0.005;
 
@@ -111,7 +111,8 @@ pub fn faster(
     unbudgeted: Point,
 ) -> Result<Vec<Point>, SearchError> {
     let tier = searcher.program(chosen.micro_batch)?.train.facts.link.is_some();
-    let looks = if tier { LOOKS_WITH_A_TIER } else { LOOKS };
+    let few = tier || searcher.is_long(chosen.micro_batch)?;
+    let looks = if few { FEW_LOOKS } else { LOOKS };
     let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, looks);
     let mut points = Vec::new();
     for budget in budgets {

@@ -7,6 +7,7 @@ use plimsoll_graph::GraphError;
 use super::tried::Tried;
 use crate::plan::PlanError;
 use crate::program::StateDiffers;
+use crate::recompute::Strategy;
 
 /// Why there is no plan.
 #[derive(Clone, Debug)]
@@ -26,6 +27,11 @@ pub enum SearchError {
         smallest: Tried,
         /// Plans that would fit if the user let go of what they fixed, fastest first.
         hints: Vec<Tried>,
+    },
+    /// A strategy whose list of runs would be larger than what it spares.
+    TooManyRuns {
+        /// As asked.
+        strategy: Strategy,
     },
     /// The model cannot be built.
     Graph(GraphError),
@@ -47,6 +53,11 @@ impl fmt::Display for SearchError {
                     smallest.arena_bytes
                 )
             }
+            SearchError::TooManyRuns { strategy } => write!(
+                f,
+                "recompute `{strategy}` runs so many nodes of a chain of this length that their list would take more \
+                 memory than it spares; choose auto, sqrt or full"
+            ),
             SearchError::Graph(error) => error.fmt(f),
             SearchError::Plan(error) => error.fmt(f),
         }

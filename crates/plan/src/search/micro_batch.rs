@@ -6,7 +6,7 @@ use super::tables::ProgramTables;
 use super::tried::Tried;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
-use crate::layout::{Effort, fits, slots_of};
+use crate::layout::{Effort, fits, layout, slots_of};
 use crate::offload::Residency;
 use crate::optimum::Optimum;
 use crate::plan::{Draft, Tiered};
@@ -100,8 +100,11 @@ impl<'a> MicroBatch<'a> {
     /// once a step, but for gradients, which may begin afterwards.
     fn forced_seconds(&self, optimum: &dyn Optimum) -> Result<f64, SearchError> {
         let program = self.program();
-        let link = program.train.facts.link.as_ref();
         let here = self.tables.state_bytes();
+        let Some(link) = program.train.facts.link.as_ref() else {
+            let bytes = ArenaBytes(self.request.budget).transient(here);
+            return Ok(self.step_seconds(optimum.lower_bound(bytes, None), Scratch::Best));
+        };
         let away = Residency::new(program, u64::MAX)?.states.into_iter().filter(|range| range.tier.is_some());
         let (gradients, others): (Vec<StateRange>, Vec<StateRange>) =
             away.partition(|range| range.purpose == Purpose::Gradients);
@@ -109,10 +112,10 @@ impl<'a> MicroBatch<'a> {
         let (begun, fetched) = (bytes(&gradients), bytes(&others));
         let forced = |away: u64| {
             let bytes = ArenaBytes(self.request.budget.saturating_add(away)).transient(here);
-            self.step_seconds(optimum.lower_bound(bytes, link), Scratch::Best)
+            self.step_seconds(optimum.lower_bound(bytes, Some(link)), Scratch::Best)
         };
         let part = |index: u64| fetched / PARTS * index + fetched % PARTS * index / PARTS;
-        let seconds = |index: u64| link.map_or(0.0, |link| part(index) as f64 / link.in_rate);
+        let seconds = |index: u64| part(index) as f64 / link.in_rate;
         let bounds = (0..PARTS).map(|index| forced(begun + part(index + 1)).max(seconds(index)));
         Ok(if fetched == 0 { forced(begun) } else { bounds.fold(f64::INFINITY, f64::min) })
     }
@@ -127,13 +130,16 @@ impl<'a> MicroBatch<'a> {
         tried: &[Tried],
     ) -> Option<Tried> {
         let Costed { graph, facts } = &self.program().train;
+        let (state, room) = (self.tables.state_bytes(), self.room());
+        if state > self.request.budget || self.tables.beside_bytes(scratch) > room {
+            return None;
+        }
         let sequence = micro_batch(graph, order);
         let runs = sequence.executions.iter();
         let pass: f64 = runs.map(|run| facts.nodes[run.node.index()].seconds_with(scratch)).sum();
         let step_seconds = self.step_seconds(pass, scratch);
-        let (state, room) = (self.tables.state_bytes(), self.room());
         let beside = self.tables.beside_bytes(scratch);
-        if state > self.request.budget || beside > room || !self.could_matter(step_seconds, tried) {
+        if !self.could_matter(step_seconds, tried) {
             return None;
         }
         let slots = slots_of(graph, facts, scratch, &sequence);
@@ -141,6 +147,35 @@ impl<'a> MicroBatch<'a> {
         let arena_bytes = peak.max(beside).arena(state).0;
         let (micro_batch, tiled, tiered) = (self.rows, self.tiled, Tiered::default());
         Some(Tried { micro_batch, tiled, strategy, scratch, arena_bytes, step_seconds, rung, tiered })
+    }
+
+    /// The entry of a plan that sends nothing away, whatever the budget. Its offsets are found and not kept: a draft of it
+    /// would be the same in bytes and time.
+    pub(super) fn measured(
+        &self,
+        order: &Order,
+        strategy: Strategy,
+        scratch: Scratch,
+        rung: Option<TransientBytes>,
+    ) -> Tried {
+        let Costed { graph, facts } = &self.program().train;
+        let sequence = micro_batch(graph, order);
+        let runs = sequence.executions.iter();
+        let pass: f64 = runs.map(|run| facts.nodes[run.node.index()].seconds_with(scratch)).sum();
+        let slots = slots_of(graph, facts, scratch, &sequence);
+        drop(sequence);
+        let peak = TransientBytes(layout(&slots).peak).max(self.tables.beside_bytes(scratch));
+        let micro_batches = pass * self.program().passes() as f64 * self.accumulation() as f64;
+        Tried {
+            micro_batch: self.rows,
+            tiled: self.tiled,
+            strategy,
+            scratch,
+            arena_bytes: peak.arena(self.tables.state_bytes()).0,
+            step_seconds: micro_batches + self.program().update_seconds(scratch),
+            rung,
+            tiered: Tiered::default(),
+        }
     }
 
     /// The entry of a plan that was drafted.

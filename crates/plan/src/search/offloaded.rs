@@ -28,8 +28,9 @@ use crate::program::Costed;
 
 /// A layout that is too large by this factor is not worth the search for a better one.
 const HOPE: f64 = 1.05;
-/// Orders with state away that are held for the next question about them.
+/// Orders with state away that are held for the next question about them, and of a long program, whose are large.
 const HELD: usize = 12;
+const HELD_LONG: usize = 2;
 
 /// Combinations with what is known of them, those with the least figure first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,7 +91,8 @@ pub(super) fn offloaded(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>
         return Ok(());
     }
     let fixed = of.request.strategy.map(|strategy| Recomputation::fixed(program, scratch, strategy));
-    let fixed = fixed.map(|recomputation| Candidates::new(program, scratch, recomputation)).transpose()?;
+    let new = |recomputation| Candidates::new(program, scratch, recomputation, of.tables.is_long());
+    let fixed = fixed.map(new).transpose()?;
     let candidates = match &fixed {
         Some(candidates) => candidates,
         None => of.tables.candidates(scratch)?,
@@ -353,7 +355,7 @@ impl<'a> BestFirst<'a> {
                 &candidates.residencies[residency].residency,
                 transfers.sequence(),
             )?;
-            if self.held.len() == HELD {
+            if self.held.len() == if tables.is_long() { HELD_LONG } else { HELD } {
                 self.held.remove(0);
             }
             self.held.push((residency, recomputation, new));

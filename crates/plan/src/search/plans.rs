@@ -8,11 +8,12 @@
 use super::error::SearchError;
 use super::micro_batch::MicroBatch;
 use super::offloaded::offloaded;
+use super::request::Request;
 use super::tried::Tried;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
-use crate::optimum::{Optimum, is_chain};
-use crate::plan::{Tiered, assemble, plan};
+use crate::optimum::Optimum;
+use crate::plan::{Tiered, draft};
 use crate::recompute::{Order, Strategy};
 
 /// Smallest budgets of an optimum that are planned where nothing fits.
@@ -29,23 +30,31 @@ pub(super) fn fastest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<()
         if !of.could_matter(of.once_seconds(scratch), tried) {
             break;
         }
-        let optimum = of.tables.optimum(scratch);
-        if let Some(table) = optimum.filter(|optimum| optimum.is_table()) {
-            let fastest = down_the_ladder(of, table, scratch, tried);
-            if let Some(fastest) = fastest.filter(|_| of.request.slack > 0.0) {
-                tried.extend(spared(of, table, scratch, fastest, tried));
-            }
-        }
-        fitting_named(of, optimum, scratch, tried);
-        // Where everything can be kept, nothing else matters.
-        if let Some(search) = optimum.filter(|optimum| !optimum.is_table())
-            && of.could_matter(of.once_seconds(scratch), tried)
-        {
-            down_the_ladder(of, search, scratch, tried);
+        // Where not even the state fits, something has to be sent away.
+        if of.tables.state_bytes() <= of.request.budget {
+            resident_plans(of, scratch, tried);
         }
         offloaded(of, scratch, tried)?;
     }
     Ok(())
+}
+
+/// The fastest plans that send nothing away.
+fn resident_plans(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>) {
+    let optimum = of.tables.optimum(scratch);
+    if let Some(table) = optimum.filter(|optimum| optimum.is_table()) {
+        let fastest = down_the_ladder(of, table, scratch, tried);
+        if let Some(fastest) = fastest.filter(|_| of.request.slack > 0.0) {
+            tried.extend(spared(of, table, scratch, fastest, tried));
+        }
+    }
+    fitting_named(of, optimum, scratch, tried);
+    // Where everything can be kept, nothing else matters.
+    if let Some(search) = optimum.filter(|optimum| !optimum.is_table())
+        && of.could_matter(of.once_seconds(scratch), tried)
+    {
+        down_the_ladder(of, search, scratch, tried);
+    }
 }
 
 /// The fastest plans of the one strategy that the request fixes, and what a tier makes of it, as far as they fit.
@@ -54,6 +63,7 @@ pub(super) fn fixed_plans(
     strategy: Strategy,
     tried: &mut Vec<Tried>,
 ) -> Result<(), SearchError> {
+    offered(of, strategy)?;
     for &scratch in of.amounts() {
         if of.could_matter(of.once_seconds(scratch), tried) {
             let order = Order::named(&of.program().train.graph, strategy);
@@ -64,29 +74,32 @@ pub(super) fn fixed_plans(
     Ok(())
 }
 
-/// Plans named strategies with either amount of scratch, whatever the budget.
-pub(super) fn named_plans(
-    of: MicroBatch,
-    strategies: &[Strategy],
-    tried: &mut Vec<Tried>,
-) -> Result<(), SearchError> {
-    for &strategy in strategies {
-        for &scratch in of.amounts() {
-            let plan = plan(of.program(), strategy, scratch)?;
-            tried.push(of.entry(&plan, None, Tiered::default()));
-        }
-    }
-    Ok(())
+/// Refuses a strategy that would take too many runs.
+fn offered(of: MicroBatch, strategy: Strategy) -> Result<(), SearchError> {
+    if of.tables.offers(strategy) { Ok(()) } else { Err(SearchError::TooManyRuns { strategy }) }
 }
 
-/// The smallest plans: of the named strategies, of the lowest budgets of a graph that is no chain, and of sending away
-/// everything that can be sent.
+/// Plans named strategies with either amount of scratch, whatever the budget, as far as they are offered.
+pub(super) fn named_plans(of: MicroBatch, strategies: &[Strategy], tried: &mut Vec<Tried>) {
+    for &strategy in strategies.iter().filter(|&&strategy| of.tables.offers(strategy)) {
+        let order = Order::named(&of.program().train.graph, strategy);
+        let entry = |&scratch: &Scratch| of.measured(&order, strategy, scratch, None);
+        tried.extend(of.amounts().iter().map(entry));
+    }
+}
+
+/// The smallest plans: of the named strategies, of the lowest budgets of a graph that is no chain or of a long one, and of
+/// sending away everything that can be sent.
 pub(super) fn smallest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
-    named_plans(of, &Strategy::LADDER, tried)?;
-    // A chain has no use for its table here, which takes long to make.
-    for &scratch in of.amounts().iter().filter(|_| !is_chain(&of.program().train.graph)) {
+    if of.tables.is_long() {
+        let least = of.amounts().last().and_then(|&scratch| Some((of.tables.optimum(scratch)?, scratch)));
+        tried.extend(least.and_then(|(optimum, scratch)| smallest_of_long(of, optimum, scratch)));
+        return smallest_offloaded(of, Strategy::None, tried);
+    }
+    named_plans(of, &Strategy::LADDER, tried);
+    for &scratch in of.amounts() {
         if let Some(optimum) = of.tables.optimum(scratch) {
-            smallest_of_optimum(of, optimum, scratch, tried)?;
+            smallest_of_optimum(of, optimum, scratch, tried);
         }
     }
     smallest_offloaded(of, Strategy::None, tried)
@@ -98,7 +111,8 @@ pub(super) fn smallest_fixed_plans(
     strategy: Strategy,
     tried: &mut Vec<Tried>,
 ) -> Result<(), SearchError> {
-    named_plans(of, &[strategy], tried)?;
+    offered(of, strategy)?;
+    named_plans(of, &[strategy], tried);
     smallest_offloaded(of, strategy, tried)
 }
 
@@ -151,7 +165,8 @@ fn spared(
 fn fitting_named(of: MicroBatch, optimum: Option<&dyn Optimum>, scratch: Scratch, tried: &mut Vec<Tried>) {
     for strategy in Strategy::LADDER {
         let least = optimum.map_or(0.0, |optimum| optimum.strategy_seconds(strategy));
-        if of.could_matter(of.step_seconds(least, scratch), tried) {
+        let bytes = optimum.map_or(0, |optimum| optimum.strategy_bytes(strategy));
+        if bytes <= of.room().0 && of.could_matter(of.step_seconds(least, scratch), tried) {
             let order = Order::named(&of.program().train.graph, strategy);
             tried.extend(of.fitted(&order, strategy, scratch, None, tried));
         }
@@ -160,34 +175,48 @@ fn fitting_named(of: MicroBatch, optimum: Option<&dyn Optimum>, scratch: Scratch
 
 /// Plans the smallest budgets that a search with just the room they take finds again: the smallest plan that is named
 /// must itself be found.
-fn smallest_of_optimum(
-    of: MicroBatch,
-    optimum: &dyn Optimum,
-    scratch: Scratch,
-    tried: &mut Vec<Tried>,
-) -> Result<(), SearchError> {
+fn smallest_of_optimum(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch, tried: &mut Vec<Tried>) {
     let graph = &of.program().train.graph;
     let budgets = optimum.smallest_budgets().into_iter();
     let orders = budgets.filter_map(|bytes| Some((bytes, optimum.order(graph, bytes)?)));
     for (bytes, order) in orders.take(SMALLEST) {
-        let plan = assemble(of.program(), &order, Strategy::Auto, scratch, Tiered::default())?;
-        let room = ArenaBytes(plan.arena_bytes).transient(of.tables.state_bytes());
+        let entry = of.measured(&order, Strategy::Auto, scratch, Some(bytes));
+        let room = ArenaBytes(entry.arena_bytes).transient(of.tables.state_bytes());
         if bytes <= optimum.highest_budget(room) {
-            tried.push(of.entry(&plan, Some(bytes), Tiered::default()));
+            tried.push(entry);
         }
     }
-    Ok(())
+}
+
+/// The same of a long chain: the lowest budget whose plan fits into it, with the least scratch. That budget is named,
+/// and not what its plan takes, because a search of less does not ask for it.
+fn smallest_of_long(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch) -> Option<Tried> {
+    let graph = &of.program().train.graph;
+    optimum.smallest_budgets().into_iter().find_map(|bytes| {
+        let budget = bytes.arena(of.tables.state_bytes()).0;
+        let of = MicroBatch { request: &Request { budget, ..*of.request }, ..of };
+        let order = optimum.order(graph, bytes)?;
+        let fitted = of.fitted(&order, Strategy::Auto, scratch, Some(bytes), &[])?;
+        Some(Tried { arena_bytes: budget, ..fitted })
+    })
 }
 
 /// The plans with the fewest bytes that sending everything away makes of a strategy, with state and without.
 fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
     let program = of.program();
-    for &scratch in of.amounts().iter().filter(|_| program.train.facts.link.is_some()) {
-        let order = Order::named(&program.train.graph, strategy);
-        for away in [0, u64::MAX] {
+    if program.train.facts.link.is_none() {
+        return Ok(());
+    }
+    // Of a long program only what takes the least: the least scratch, and all state away.
+    let long = of.tables.is_long();
+    let amounts = of.amounts();
+    let order = Order::named(&program.train.graph, strategy);
+    for &scratch in &amounts[if long { amounts.len() - 1 } else { 0 }..] {
+        for away in [0, u64::MAX].into_iter().skip(usize::from(long)) {
             let tiered = Tiered { limit: Some(TransientBytes(0)), away };
-            let plan = assemble(program, &order, strategy, scratch, tiered)?;
-            tried.push(of.entry(&plan, None, tiered));
+            // The entry needs no judge: whoever chooses it makes it again.
+            let draft = draft(program, &order, strategy, scratch, tiered)?;
+            tried.push(of.entry(&draft, None, tiered));
         }
     }
     Ok(())

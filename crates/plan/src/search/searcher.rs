@@ -57,6 +57,11 @@ impl<B: Build> Searcher<B> {
         Ok(&self.whole(micro_batch, u64::MAX)?.program)
     }
 
+    /// Whether the program of a micro-batch is so long that fewer combinations are looked at.
+    pub(super) fn is_long(&mut self, micro_batch: usize) -> Result<bool, SearchError> {
+        Ok(self.whole(micro_batch, u64::MAX)?.is_long())
+    }
+
     /// The fastest plan that fits.
     ///
     /// # Errors
@@ -138,7 +143,10 @@ impl<B: Build> Searcher<B> {
         let request =
             Request { global_batch, micro_batch: None, strategy: None, budget: u64::MAX, slack: 0.0 };
         let mut tried = Vec::new();
-        self.look(&request, (micro_batch, false), |of| named_plans(of, strategies, &mut tried))?;
+        self.look(&request, (micro_batch, false), |of| {
+            named_plans(of, strategies, &mut tried);
+            Ok(())
+        })?;
         Ok(tried)
     }
 
@@ -204,16 +212,41 @@ impl<B: Build> Searcher<B> {
         micro_batches: &[usize],
     ) -> Result<Vec<Waiting>, SearchError> {
         let mut waiting = Vec::new();
+        if !self.an_end_can_fit(request, micro_batches)? {
+            return Ok(waiting);
+        }
         for &micro_batch in micro_batches {
             for key in [(micro_batch, false), (micro_batch, true)] {
-                let once = |of: MicroBatch| Ok(of.can_fit()?.then(|| of.once_seconds(Scratch::Best)));
-                let seconds = self.look(request, key, once)?.flatten();
+                let seconds = self.once_if_it_can_fit(request, key)?;
                 let once = |seconds| Waiting { key, seconds, order: seconds, bounded: false };
                 waiting.extend(seconds.map(once));
                 self.forget_all_but(Some(key), None);
             }
         }
         Ok(waiting)
+    }
+
+    /// Whether the smallest or the largest micro-batch can fit. Others have the state of the smallest and larger values:
+    /// where neither end can, they need not be built.
+    fn an_end_can_fit(&mut self, request: &Request, micro_batches: &[usize]) -> Result<bool, SearchError> {
+        for &micro_batch in micro_batches.first().into_iter().chain(micro_batches.last()) {
+            for key in [(micro_batch, false), (micro_batch, true)] {
+                if self.once_if_it_can_fit(request, key)?.is_some() {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// The time of everything once, where state and largest operands fit; else the program is not kept.
+    fn once_if_it_can_fit(&mut self, request: &Request, key: Key) -> Result<Option<f64>, SearchError> {
+        let once = |of: MicroBatch| Ok(of.can_fit()?.then(|| of.once_seconds(Scratch::Best)));
+        let seconds = self.look(request, key, once)?.flatten();
+        if seconds.is_none() {
+            self.tables.remove(&key);
+        }
+        Ok(seconds)
     }
 
     /// The smallest plans of one strategy.
@@ -241,19 +274,31 @@ impl<B: Build> Searcher<B> {
     ) -> Result<(), SearchError> {
         for &micro_batch in micro_batches {
             let before = tried.len();
-            self.look(request, (micro_batch, false), |of| smallest_plans(of, tried))?;
-            self.forget_all_but(None, None);
+            self.look_at_smallest(request, (micro_batch, false), tried)?;
             if tried[before..].iter().all(|t| t.arena_bytes > request.budget) {
                 break;
             }
         }
         if let Some(&largest) = micro_batches.last() {
-            self.look(request, (largest, false), |of| smallest_plans(of, tried))?;
-            self.forget_all_but(None, None);
+            self.look_at_smallest(request, (largest, false), tried)?;
         }
         if let Some(&smallest) = micro_batches.first() {
-            self.look(request, (smallest, true), |of| smallest_plans(of, tried))?;
-            self.forget_all_but(None, None);
+            self.look_at_smallest(request, (smallest, true), tried)?;
+        }
+        Ok(())
+    }
+
+    fn look_at_smallest(
+        &mut self,
+        request: &Request,
+        key: Key,
+        tried: &mut Vec<Tried>,
+    ) -> Result<(), SearchError> {
+        let long = self.look(request, key, |of| smallest_plans(of, tried).map(|()| of.tables.is_long()))?;
+        self.forget_all_but(None, None);
+        // What is large is not kept where nothing fits.
+        if long == Some(true) {
+            self.tables.remove(&key);
         }
         Ok(())
     }

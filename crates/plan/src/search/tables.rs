@@ -14,6 +14,7 @@ use crate::offload::{Candidates, Recomputation, persistent_bytes};
 use crate::optimum::{Optimum, optimum};
 use crate::plan::beside_bytes;
 use crate::program::{Costed, Program, StateDiffers};
+use crate::recompute::Strategy;
 
 /// The program of one micro-batch with its tables.
 #[derive(Debug)]
@@ -65,7 +66,12 @@ impl ProgramTables {
         let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
         // Outputs may take over the bytes of inputs, so the two do not add up.
         let needs = nodes.map(|(node, f)| bytes(&node.inputs).max(bytes(&node.outputs)) + f.workspace.least);
-        let least = persistent_bytes(&self.program, u64::MAX)? + needs.max().unwrap_or(0);
+        // Without a tier all state stays.
+        let state = match facts.link {
+            Some(_) => persistent_bytes(&self.program, u64::MAX)?,
+            None => self.state_bytes,
+        };
+        let least = state + needs.max().unwrap_or(0);
         Ok(*self.least_bytes.get_or_init(|| least))
     }
 
@@ -80,6 +86,18 @@ impl ProgramTables {
         self.tables(scratch).optimum.get_or_init(new).as_deref()
     }
 
+    /// Whether fewer combinations are looked at.
+    pub(crate) fn is_long(&self) -> bool {
+        self.optimum(Scratch::Best).is_some_and(Optimum::is_long)
+    }
+
+    /// Whether a strategy with a fixed rule is offered. Only one of them takes more than twice the runs.
+    pub(crate) fn offers(&self, strategy: Strategy) -> bool {
+        let seconds = |optimum: &dyn Optimum| optimum.strategy_seconds(strategy);
+        strategy != Strategy::Minimal
+            || !self.optimum(Scratch::Best).is_some_and(|of| seconds(of).is_infinite())
+    }
+
     /// The candidates that use another tier.
     pub(crate) fn candidates(&self, scratch: Scratch) -> Result<&Candidates, StateDiffers> {
         let candidates = &self.tables(scratch).candidates;
@@ -87,7 +105,7 @@ impl ProgramTables {
             return Ok(candidates);
         }
         let recomputations = Recomputation::all(&self.program, scratch, self.optimum(scratch));
-        let new = Candidates::new(&self.program, scratch, recomputations)?;
+        let new = Candidates::new(&self.program, scratch, recomputations, self.is_long())?;
         Ok(candidates.get_or_init(|| new))
     }
 

@@ -14,10 +14,11 @@
 //! is one) keep what they need.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::ops::Range;
 
-use plimsoll_graph::{Graph, NodeId, Op, Phase, Source, Value};
+use plimsoll_graph::{Graph, NodeId, Op, Phase, Source, Type, Value};
+
+use super::readers::Readers;
 
 use crate::recompute::layers;
 
@@ -59,12 +60,13 @@ impl Chain {
             return None;
         }
         let order = node_order(graph, &layer_of, count)?;
-        let (period, layers, run) = best_run(graph, &order)?;
+        let readers = Readers::of(graph);
+        let (period, layers, run) = best_run(graph, &readers, &order)?;
         let (input, output) = (layers.first()?.input, layers.last()?.output);
         let join = |parts: &[Vec<NodeId>]| parts.concat();
         let reversed = |parts: &[Vec<NodeId>]| parts.iter().rev().flatten().copied().collect::<Vec<_>>();
         let (ahead, behind) = (join(&order.forward[..run.start]), reversed(&order.backward[..run.start]));
-        let lead = chain_layer(graph, &ahead, &behind).filter(|lead| lead.output == input);
+        let lead = chain_layer(graph, &readers, &ahead, &behind).filter(|lead| lead.output == input);
         let (ahead, behind) = if lead.is_some() { Default::default() } else { (ahead, behind) };
         let input = lead.as_ref().map_or(input, |lead| lead.input);
         let before = Layer {
@@ -84,10 +86,31 @@ impl Chain {
 }
 
 /// A layer, if it passes exactly one value on and takes exactly one.
-fn chain_layer(graph: &Graph, forward: &[NodeId], backward: &[NodeId]) -> Option<Layer> {
-    let input = only(&external_inputs(graph, forward))?;
-    let output = only(&outputs_read_elsewhere(graph, forward, backward)?)?;
+fn chain_layer(graph: &Graph, readers: &Readers, forward: &[NodeId], backward: &[NodeId]) -> Option<Layer> {
+    let own = Members::new(forward);
+    let input = only(&external_inputs(graph, forward, &own))?;
+    let output = only(&outputs_read_elsewhere(graph, readers, forward, &own, &Members::new(backward))?)?;
     Some(Layer { forward: forward.to_vec(), backward: backward.to_vec(), input, output })
+}
+
+/// Nodes to look for: sorted, because a lead may hold most of the graph.
+struct Members(Vec<NodeId>);
+
+impl Members {
+    fn new(nodes: &[NodeId]) -> Members {
+        let mut sorted = nodes.to_vec();
+        sorted.sort_unstable();
+        Members(sorted)
+    }
+
+    fn contains(&self, node: NodeId) -> bool {
+        self.0.binary_search(&node).is_ok()
+    }
+
+    /// Whether one of them makes `value`.
+    fn make(&self, graph: &Graph, value: Value) -> bool {
+        graph.producer(value).is_some_and(|producer| self.contains(producer))
+    }
 }
 
 /// Kinds of layers that may take turns.
@@ -95,11 +118,11 @@ const MOST_KINDS: usize = 4;
 
 /// The run that covers the most layers: how many layers go together, the layers, and the range they cover. The
 /// fewest together of equals, because smaller layers leave more choice.
-fn best_run(graph: &Graph, order: &Order) -> Option<(usize, Vec<Layer>, Range<usize>)> {
+fn best_run(graph: &Graph, readers: &Readers, order: &Order) -> Option<(usize, Vec<Layer>, Range<usize>)> {
     let mut best: Option<(usize, Vec<Layer>, Range<usize>)> = None;
     for period in 1..=MOST_KINDS {
         for phase in 0..period {
-            let (layers, range) = longest_run(graph, order, period, phase);
+            let (layers, range) = longest_run(graph, readers, order, period, phase);
             if layers.len() >= 2 && best.as_ref().is_none_or(|(_, _, known)| known.len() < range.len()) {
                 best = Some((period, layers, range));
             }
@@ -114,30 +137,42 @@ fn best_run(graph: &Graph, order: &Order) -> Option<(usize, Vec<Layer>, Range<us
 
 /// The longest run of linked equal groups of `period` layers that begin `phase` layers after a multiple of it;
 /// the first of several.
-fn longest_run(graph: &Graph, order: &Order, period: usize, phase: usize) -> (Vec<Layer>, Range<usize>) {
+fn longest_run(
+    graph: &Graph,
+    readers: &Readers,
+    order: &Order,
+    period: usize,
+    phase: usize,
+) -> (Vec<Layer>, Range<usize>) {
     let mut longest = (Vec::new(), 0..0);
-    let mut run: Vec<Layer> = Vec::new();
-    let mut kind = String::new();
+    // The run that the last layer belongs to, and where it ends.
+    let (mut run, mut end): (Vec<Layer>, usize) = (Vec::new(), 0);
+    let mut kind = Vec::new();
+    let mut close = |run: &mut Vec<Layer>, end: usize| {
+        if run.len() > longest.0.len() {
+            let range = end - run.len() * period..end;
+            longest = (std::mem::take(run), range);
+        }
+        run.clear();
+    };
     let starts = (phase..(order.forward.len() + 1).saturating_sub(period)).step_by(period);
     for start in starts {
         let group = start..start + period;
         let forward = order.forward[group.clone()].concat();
         let backward: Vec<NodeId> = order.backward[group].iter().rev().flatten().copied().collect();
-        let Some(layer) = chain_layer(graph, &forward, &backward) else {
-            run.clear();
+        let Some(layer) = chain_layer(graph, readers, &forward, &backward) else {
+            close(&mut run, end);
             continue;
         };
         let signature = signature(graph, &layer);
         if run.last().is_some_and(|last| last.output != layer.input || signature != kind) {
-            run.clear();
+            close(&mut run, end);
         }
         kind = signature;
         run.push(layer);
-        if run.len() > longest.0.len() {
-            let end = start + period;
-            longest = (run.clone(), end - run.len() * period..end);
-        }
+        end = start + period;
     }
+    close(&mut run, end);
     longest
 }
 
@@ -201,14 +236,14 @@ fn node_order(graph: &Graph, layer_of: &[Option<usize>], count: usize) -> Option
 }
 
 /// Values a group of forward nodes reads that are neither its own, nor state, nor graph inputs.
-fn external_inputs(graph: &Graph, forward: &[NodeId]) -> Vec<Value> {
+fn external_inputs(graph: &Graph, forward: &[NodeId], own: &Members) -> Vec<Value> {
     let mut found = Vec::new();
     for &id in forward {
         for &input in &graph.node(id).inputs {
             let storage = graph.storage(input);
             let info = graph.value(storage);
-            let own = graph.producer(storage).is_some_and(|producer| forward.contains(&producer));
-            if !own && info.state.is_none() && info.source != Source::Input && !found.contains(&storage) {
+            let given = info.state.is_some() || info.source == Source::Input;
+            if !given && !own.make(graph, storage) && !found.contains(&storage) {
                 found.push(storage);
             }
         }
@@ -218,32 +253,33 @@ fn external_inputs(graph: &Graph, forward: &[NodeId]) -> Vec<Value> {
 
 /// Values of a group that forward nodes outside read. Refuses when a value is read outside by a backward
 /// node that is not the next layer's, unless it is such an output.
-fn outputs_read_elsewhere(graph: &Graph, forward: &[NodeId], backward: &[NodeId]) -> Option<Vec<Value>> {
-    let mut forward_readers: Vec<Value> = Vec::new();
-    let mut backward_readers: Vec<Value> = Vec::new();
-    for id in graph.node_ids().filter(|id| !forward.contains(id) && !backward.contains(id)) {
-        let node = graph.node(id);
-        if node.op.is_view() {
-            continue;
-        }
-        for &input in &node.inputs {
-            let storage = graph.storage(input);
-            if graph.producer(storage).is_some_and(|producer| forward.contains(&producer)) {
-                let readers =
-                    if node.phase == Phase::Forward { &mut forward_readers } else { &mut backward_readers };
-                if !readers.contains(&storage) {
-                    readers.push(storage);
-                }
-            }
-        }
+fn outputs_read_elsewhere(
+    graph: &Graph,
+    readers: &Readers,
+    forward: &[NodeId],
+    own: &Members,
+    backward: &Members,
+) -> Option<Vec<Value>> {
+    if graph.outputs().iter().any(|&(_, value)| own.make(graph, graph.storage(value))) {
+        return None;
     }
-    for (_, value) in graph.outputs() {
-        let storage = graph.storage(*value);
-        if graph.producer(storage).is_some_and(|producer| forward.contains(&producer)) {
+    let mut passed = Vec::new();
+    for &value in forward.iter().flat_map(|&id| &graph.node(id).outputs) {
+        let outside =
+            readers.of_value(value).iter().filter(|&&id| !own.contains(id) && !backward.contains(id));
+        let (mut by_forward, mut by_others) = (false, false);
+        for &id in outside {
+            let forward = graph.node(id).phase == Phase::Forward;
+            (by_forward, by_others) = (by_forward || forward, by_others || !forward);
+        }
+        if by_others && !by_forward {
             return None;
         }
+        if by_forward {
+            passed.push(value);
+        }
     }
-    backward_readers.iter().all(|value| forward_readers.contains(value)).then_some(forward_readers)
+    Some(passed)
 }
 
 fn only(values: &[Value]) -> Option<Value> {
@@ -253,35 +289,43 @@ fn only(values: &[Value]) -> Option<Value> {
     }
 }
 
-/// A text that is the same for layers that compute the same thing.
-fn signature(graph: &Graph, layer: &Layer) -> String {
-    let mut text = String::new();
+/// A node as it is compared: its op, and each operand with its type.
+type Kind = (Op, Vec<(Place, Type)>);
+
+/// Where an operand comes from; a value of the layer has the number of its first appearance.
+#[derive(Debug, PartialEq)]
+enum Place {
+    State,
+    Input,
+    Numbered(usize),
+}
+
+/// A list that is the same for layers that compute the same thing.
+fn signature(graph: &Graph, layer: &Layer) -> Vec<Kind> {
     let mut numbers: BTreeMap<Value, usize> = BTreeMap::new();
-    for &id in layer.forward.iter().chain(&layer.backward) {
+    let mut place = |value: Value| {
+        let storage = graph.storage(value);
+        let info = graph.value(storage);
+        if info.state.is_some() {
+            return Place::State;
+        }
+        if info.source == Source::Input {
+            return Place::Input;
+        }
+        let next = numbers.len();
+        Place::Numbered(*numbers.entry(storage).or_insert(next))
+    };
+    let mut kind = |&id: &NodeId| {
         let node = graph.node(id);
         // Which mask a dropout draws does not matter to a plan.
         let op = match &node.op {
             Op::Dropout { p, .. } => Op::Dropout { p: *p, stream: 0 },
             op => op.clone(),
         };
-        let _ = write!(text, "{op:?}(");
-        for &value in node.inputs.iter().chain(&node.outputs) {
-            let storage = graph.storage(value);
-            let ty = graph.ty(value);
-            let info = graph.value(storage);
-            if info.state.is_some() {
-                let _ = write!(text, "state {ty} ");
-            } else if info.source == Source::Input {
-                let _ = write!(text, "input {ty} ");
-            } else {
-                let next = numbers.len();
-                let number = *numbers.entry(storage).or_insert(next);
-                let _ = write!(text, "{number} {ty} ");
-            }
-        }
-        text.push_str(")\n");
-    }
-    text
+        let operands = node.inputs.iter().chain(&node.outputs);
+        (op, operands.map(|&value| (place(value), graph.ty(value))).collect())
+    };
+    layer.forward.iter().chain(&layer.backward).map(&mut kind).collect()
 }
 
 #[cfg(test)]

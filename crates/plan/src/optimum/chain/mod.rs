@@ -1,30 +1,38 @@
 //! The optimal plan of a chain of equal layers, for every budget at once, with a proof of how good it is.
 //!
 //! In processing order: [`find`] finds the chain, [`options`] lists what one layer may keep with its
-//! exact peaks, [`table`] combines layers for all budgets, [`bound`] says how much better any schedule
-//! could be. The answer is a tree of regions like any strategy's, so what follows (order, lifetimes, layout,
-//! judge) is the same code for all.
+//! exact peaks, [`table`] combines layers for all budgets, [`groups`] does so for long chains, [`follow`] reads off what a
+//! table decided, and [`bound`] says how much better any schedule could be. The answer is a tree of regions like any
+//! strategy's, so what follows (order, lifetimes, layout, judge) is the same code for all.
 //!
 //! Absent: graphs that are no chain (see `graph`), recomputing in layers behind the longest
 //! run of equal ones, and persistent values across nested segments beyond what rotor's recurrence allows. What
 //! waits on another tier is decided after the table, not in it: see `offload`.
 
+mod beside;
 mod bound;
 mod find;
+mod follow;
+mod groups;
 mod options;
 #[cfg(test)]
 mod oracle;
+mod readers;
 mod table;
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
+use plimsoll_graph::{Graph, NodeId, Phase, Value};
 
+use beside::{fixed_bytes, last_operands, turn_operands};
 use bound::{LowerBound, Passes};
-use find::{Chain, Layer};
-use options::{LayerOption, Options, all_values, kept_values, made_within, options, peaks};
-use table::{Decision, Family, Table, Turn};
+pub(super) use find::Chain;
+use find::Layer;
+use follow::{Step, follow};
+use groups::{Grouped, group_size};
+use options::{LayerOption, Options, all_values, kept_values, options, peaks};
+use table::{Family, Table, Turn};
 
 use super::ladder::Ladder;
 use super::{Optimum, distinct_rungs};
@@ -35,10 +43,16 @@ use crate::recompute::{Item, Order, Regions, Strategy};
 /// Budgets that are asked for, and those that are where what does not fit waits on a tier.
 pub(super) const LADDER: Ladder = Ladder::new(1.005);
 const COARSE_LADDER: Ladder = Ladder::new(1.1);
+/// The same of a long chain.
+const LONG_LADDER: Ladder = Ladder::new(1.02);
+const LONG_COARSE_LADDER: Ladder = Ladder::new(2.5);
 /// Slots of the table: sizes are exact up to here and rounded up beyond.
 const MAX_SLOTS: usize = 40_000;
 /// Bytes the table may take while planning.
 const MAX_TABLE_BYTES: usize = 64 << 20;
+/// Runs above which a chain is long. Keeping nothing takes as many as the square of its length, and their list would be
+/// larger than what it spares.
+const MOST_RUNS: usize = 1 << 16;
 
 /// A chain with its table filled.
 #[derive(Debug)]
@@ -46,7 +60,7 @@ pub(crate) struct ChainOptimum {
     chain: Chain,
     options: Options,
     /// Filled when it is first asked: the bound of a micro-batch often settles that it is not.
-    table: OnceCell<Table>,
+    table: OnceCell<Filled>,
     /// Transient budgets up to which it answers.
     cap: TransientBytes,
     turn: Turn,
@@ -60,14 +74,17 @@ pub(crate) struct ChainOptimum {
     once_seconds: f64,
     /// Time of those nodes of a layer on which its output depends.
     passage_seconds: f64,
+    /// Layers that are taken together where the chain is long.
+    group: Option<usize>,
+    /// Slower orders are not offered: of a long chain those that run more than the whole forward pass again.
+    most_seconds: f64,
 }
 
-/// `length` layers from `first` on, with so many slots of the table.
-struct Segment {
-    family: Family,
-    first: usize,
-    length: usize,
-    slot: usize,
+/// A table, of layers or of groups of them.
+#[derive(Debug)]
+enum Filled {
+    Layers(Table),
+    Groups(Box<Grouped>),
 }
 
 /// A moment that comes in every schedule, while layers wait for their backward pass.
@@ -94,14 +111,13 @@ struct Way {
 }
 
 impl ChainOptimum {
-    /// The optimum for transient budgets up to `cap`; none when the graph is no chain of equal layers.
-    pub(crate) fn new(
+    /// The optimum of a chain that was found in `graph`, for transient budgets up to `cap`.
+    pub(super) fn of_chain(
         graph: &Graph,
         facts: &Facts,
         scratch: Scratch,
-        cap: TransientBytes,
-    ) -> Option<ChainOptimum> {
-        let chain = Chain::find(graph)?;
+        (chain, cap): (Chain, TransientBytes),
+    ) -> ChainOptimum {
         let layers = chain.layers.len();
         // Layers are equal, but the first reads a boundary made outside; one from the middle speaks for all.
         let options = options(graph, facts, scratch, &chain.layers[layers / 2]);
@@ -133,8 +149,10 @@ impl ChainOptimum {
             },
         ];
         let ways = ways(graph, facts, scratch, &chain);
-        let passage_seconds = seconds(&passage(graph, &chain.layers[layers / 2]));
-        Some(ChainOptimum {
+        let passage = passage(graph, &chain.layers[layers / 2]);
+        let long = passages(layers).saturating_mul(passage.len()) > MOST_RUNS;
+        let passage_seconds = seconds(&passage);
+        ChainOptimum {
             chain,
             options,
             table: OnceCell::new(),
@@ -145,17 +163,57 @@ impl ChainOptimum {
             outside_seconds,
             once_seconds: all,
             passage_seconds,
+            group: long.then(|| group_size(layers)),
+            // A hair above, because sums are rounded.
+            most_seconds: if long { (all + forward.all) * (1.0 + 1e-9) } else { f64::INFINITY },
+        }
+    }
+
+    /// The same; none when the graph is no chain of equal layers.
+    #[cfg(test)]
+    pub(crate) fn new(
+        graph: &Graph,
+        facts: &Facts,
+        scratch: Scratch,
+        cap: TransientBytes,
+    ) -> Option<ChainOptimum> {
+        Some(ChainOptimum::of_chain(graph, facts, scratch, (Chain::find(graph)?, cap)))
+    }
+
+    fn filled(&self) -> &Filled {
+        let layers = self.chain.layers.len();
+        let most = self.keep_all_bytes().0;
+        self.table.get_or_init(|| {
+            if let Some(size) = self.group {
+                let grouped = Grouped::fill(&self.options, layers, size, self.turn, most);
+                return Filled::Groups(Box::new(grouped));
+            }
+            let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
+            Filled::Layers(Table::fill(&self.options, layers, self.turn, most, max_slots, self.cap.0))
         })
     }
 
+    /// The table that answers for the whole chain.
     fn table(&self) -> &Table {
-        let fill = || {
-            let layers = self.chain.layers.len();
-            let most = self.keep_all_bytes().0;
-            let max_slots = MAX_SLOTS.min(MAX_TABLE_BYTES / (16 * (layers + 1)));
-            Table::fill(&self.options, layers, self.turn, most, max_slots, self.cap.0)
-        };
-        self.table.get_or_init(fill)
+        match self.filled() {
+            Filled::Layers(table) => table,
+            Filled::Groups(grouped) => grouped.groups(),
+        }
+    }
+
+    /// Time of what a layer of which nothing is kept runs again.
+    fn again_seconds(&self) -> f64 {
+        let seconds = self.options.list.iter().map(|option| option.backward_seconds);
+        let least = seconds.clone().fold(f64::INFINITY, f64::min);
+        seconds.take(1).map(|nothing_kept| (nothing_kept - least) * (1.0 - 1e-9)).sum()
+    }
+
+    /// The treatment of each layer in `slot` slots.
+    fn steps(&self, slot: usize) -> Option<Vec<Step>> {
+        match self.filled() {
+            Filled::Layers(table) => follow(table, Family::Turn, self.chain.layers.len(), slot),
+            Filled::Groups(grouped) => grouped.follow(slot),
+        }
     }
 
     /// The least transient budget at which nothing is recomputed; none when it is larger than the planner's.
@@ -171,7 +229,9 @@ impl ChainOptimum {
     fn best_way(&self, bytes: u64) -> Option<(&Way, f64)> {
         let fits = self.ways.iter().filter(|way| way.least_bytes.max(way.fixed_bytes) <= bytes);
         let timed = fits.map(|way| (way, way.seconds + self.table().seconds(bytes - way.fixed_bytes)));
-        timed.filter(|(_, seconds)| seconds.is_finite()).min_by(|(_, a), (_, b)| a.total_cmp(b))
+        let fastest =
+            timed.filter(|(_, seconds)| seconds.is_finite()).min_by(|(_, a), (_, b)| a.total_cmp(b));
+        fastest.filter(|(_, seconds)| self.outside_seconds + seconds <= self.most_seconds)
     }
 
     /// The regions of the optimal plan in `bytes` of transient memory.
@@ -179,34 +239,24 @@ impl ChainOptimum {
         let (way, _) = self.best_way(bytes)?;
         let slot = self.table().slot(bytes - way.fixed_bytes);
         let lead = way.keep.clone().map(|keep| Item::Layer { layers: 0..self.chain.first, keep });
-        let segment = Segment { family: Family::Turn, first: 0, length: self.chain.layers.len(), slot };
-        let items: Vec<Item> = lead.into_iter().chain(self.items(graph, segment)?).collect();
+        let items = self.items(graph, &self.steps(slot)?, &mut 0);
+        let items: Vec<Item> = lead.into_iter().chain(items).collect();
         Some(Regions::from_items(graph, &items))
     }
 
-    /// Follows the table: the items of a segment.
-    fn items(&self, graph: &Graph, mut segment: Segment) -> Option<Vec<Item>> {
+    /// The treatment of layers from `first` on, which is moved behind them, as items.
+    fn items(&self, graph: &Graph, steps: &[Step], first: &mut usize) -> Vec<Item> {
         let mut items = Vec::new();
-        while segment.length > 0 {
-            let Segment { family, first, length, slot } = segment;
-            let (decision, slot) = self.table().decision(family, length, slot)?;
-            let (item, layers, slot) = match decision {
-                Decision::Option(option) => {
-                    // Of the last layer inside a segment nothing is kept.
-                    let last = family == Family::Inner && length == 1;
-                    let left = if last { slot } else { self.table().after_option(slot, option) };
-                    (self.layer(graph, first, option), 1, left)
+        for step in steps {
+            items.push(match step {
+                Step::Layer(option) => {
+                    *first += 1;
+                    self.layer(graph, *first - 1, *option)
                 }
-                Decision::Drop(dropped) => {
-                    let inside = Segment { family: Family::Inner, first, length: dropped, slot };
-                    let item = Item::Segment(self.items(graph, inside)?);
-                    (item, dropped, self.table().after_boundary(slot))
-                }
-            };
-            items.push(item);
-            segment = Segment { family, first: first + layers, length: length - layers, slot };
+                Step::Segment(inside) => Item::Segment(self.items(graph, inside, first)),
+            });
         }
-        Some(items)
+        items
     }
 
     fn layer(&self, graph: &Graph, layer: usize, option: usize) -> Item {
@@ -223,20 +273,28 @@ impl Optimum for ChainOptimum {
     }
 
     fn ladder(&self) -> Ladder {
-        LADDER
+        if self.is_long() { LONG_LADDER } else { LADDER }
     }
 
     fn budgets(&self, room: TransientBytes) -> Box<dyn Iterator<Item = TransientBytes> + '_> {
         let most = self.most_bytes().unwrap_or(u64::MAX);
-        Box::new(LADDER.within(room.0, most).map(TransientBytes))
+        Box::new(self.ladder().within(room.0, most).map(TransientBytes))
     }
 
     fn smallest_budgets(&self) -> Vec<TransientBytes> {
-        Vec::new()
+        if !self.is_long() {
+            return Vec::new();
+        }
+        let offered = |bytes: &TransientBytes| self.seconds(*bytes).is_finite();
+        let mut budgets: Vec<TransientBytes> =
+            self.budgets(TransientBytes(u64::MAX)).take_while(offered).collect();
+        budgets.reverse();
+        budgets
     }
 
     fn budgets_with_tier(&self) -> Vec<TransientBytes> {
-        distinct_rungs(self, COARSE_LADDER, self.most_bytes().unwrap_or(u64::MAX), 1)
+        let ladder = if self.is_long() { LONG_COARSE_LADDER } else { COARSE_LADDER };
+        distinct_rungs(self, ladder, self.most_bytes().unwrap_or(u64::MAX), 1)
     }
 
     fn keep_all_bytes(&self) -> TransientBytes {
@@ -267,25 +325,55 @@ impl Optimum for ChainOptimum {
     /// A micro-batch that keeps nothing begins the backward pass of each layer with the forward passes of all before it,
     /// as far as its input depends on them.
     fn strategy_seconds(&self, strategy: Strategy) -> f64 {
+        // A hair less, because sums are rounded.
+        let once = self.once_seconds * (1.0 - 1e-9);
         let layers = self.chain.layers.len();
-        let passages = ((layers - 1) * (layers - 2) / 2) as f64;
-        if strategy == Strategy::Minimal { self.once_seconds + self.passage_seconds * passages } else { 0.0 }
+        match strategy {
+            Strategy::Minimal if self.is_long() => f64::INFINITY,
+            Strategy::Minimal => self.once_seconds + self.passage_seconds * passages(layers) as f64,
+            // Each layer runs again what its backward pass reads, and in groups more than that.
+            Strategy::Full | Strategy::Sqrt | Strategy::Every(_) => {
+                once + layers as f64 * self.again_seconds()
+            }
+            Strategy::None | Strategy::Selective => once,
+            Strategy::Manual | Strategy::Auto => 0.0,
+        }
     }
+
+    /// When the turn comes, all layers but the last wait with what their backward passes read. A layer's output is not
+    /// counted, because the next layer need not read it again.
+    fn strategy_bytes(&self, strategy: Strategy) -> u64 {
+        let waiting = self.chain.layers.len() as u64 - 1;
+        let whole = self.options.frontiers[0].iter().min_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+        match strategy {
+            Strategy::None => {
+                waiting * whole.map_or(0, |&(bytes, _)| bytes.saturating_sub(self.options.boundary_bytes))
+            }
+            _ => 0,
+        }
+    }
+
+    fn is_long(&self) -> bool {
+        self.group.is_some()
+    }
+}
+
+/// Forward passes of layers on the way to others, where nothing is kept.
+fn passages(layers: usize) -> usize {
+    (layers - 1) * layers.saturating_sub(2) / 2
 }
 
 /// Whether a graph is best planned as a chain: equal layers are most of it, and nothing behind them reads what they passed
 /// to each other. Any other part of a chain keeps all that it needs.
-pub(crate) fn is_chain(graph: &Graph) -> bool {
-    Chain::find(graph).is_some_and(|chain| {
-        let inside = chain.layers.iter().map(|layer| layer.forward.len()).sum::<usize>();
-        let outside = chain.before.forward.len() + chain.turn.forward.len();
-        let passed: BTreeSet<Value> = chain.layers.iter().rev().skip(1).map(|layer| layer.output).collect();
-        let skips = |id: &NodeId| {
-            let mut inputs = graph.node(*id).inputs.iter();
-            inputs.any(|&value| passed.contains(&graph.storage(value)))
-        };
-        inside >= outside && !chain.turn.forward.iter().any(skips)
-    })
+pub(super) fn is_chain(graph: &Graph, chain: &Chain) -> bool {
+    let inside = chain.layers.iter().map(|layer| layer.forward.len()).sum::<usize>();
+    let outside = chain.before.forward.len() + chain.turn.forward.len();
+    let passed: BTreeSet<Value> = chain.layers.iter().rev().skip(1).map(|layer| layer.output).collect();
+    let skips = |id: &NodeId| {
+        let mut inputs = graph.node(*id).inputs.iter();
+        inputs.any(|&value| passed.contains(&graph.storage(value)))
+    };
+    inside >= outside && !chain.turn.forward.iter().any(skips)
 }
 
 /// The forward nodes of a layer on which its output depends.
@@ -319,105 +407,4 @@ fn ways(graph: &Graph, facts: &Facts, scratch: Scratch, chain: &Chain) -> Vec<Wa
         seconds: option.backward_seconds - fastest,
     };
     options.list.iter().map(way).collect()
-}
-
-/// The most bytes that one node of the turn works on and that are neither state nor a layer's. Only nodes
-/// that come after the last layer in every order count.
-fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
-    let mut reached: BTreeSet<Value> = BTreeSet::from([chain.turn.input]);
-    let mut most = 0;
-    for &id in chain.turn.forward.iter().chain(&chain.turn.backward) {
-        let node = graph.node(id);
-        if node.inputs.iter().any(|&value| reached.contains(&graph.storage(value))) {
-            reached.extend(&node.outputs);
-            let operands = operands(graph, id);
-            most = most.max(bytes_beside(graph, facts, &chain.layers, id, operands));
-        }
-    }
-    most
-}
-
-/// The most bytes that are there, beside what the other layers hold, while one node of the last layer's backward pass
-/// runs: what it works on, and gradients that were made for it and are read behind it. All others wait at that time.
-fn last_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
-    let Some((last, others)) = chain.layers.split_last() else { return 0 };
-    let backward: Vec<NodeId> = [&chain.turn.backward[..], &last.backward].concat();
-    let beside = |&id: &NodeId| {
-        let mut values = operands(graph, id);
-        values.extend(passing(graph, &backward, id));
-        bytes_beside(graph, facts, others, id, values)
-    };
-    last.backward.iter().map(beside).max().unwrap_or(0)
-}
-
-/// Results of `nodes` that `id` depends on, directly or not, and that a node depending on `id` reads.
-fn passing(graph: &Graph, nodes: &[NodeId], id: NodeId) -> BTreeSet<Value> {
-    let made_by = |value: Value| graph.producer(graph.storage(value));
-    let mut before = BTreeSet::from([id]);
-    for &node in nodes.iter().rev() {
-        if before.contains(&node) {
-            before.extend(graph.node(node).inputs.iter().filter_map(|&value| made_by(value)));
-        }
-    }
-    before.remove(&id);
-    let mut behind = BTreeSet::from([id]);
-    let mut passing = BTreeSet::new();
-    for &node in nodes {
-        let inputs = &graph.node(node).inputs;
-        if inputs.iter().filter_map(|&value| made_by(value)).any(|maker| behind.contains(&maker)) {
-            behind.insert(node);
-            let from_before = |&value: &Value| {
-                made_by(value).is_some_and(|maker| before.contains(&maker) && nodes.contains(&maker))
-            };
-            passing.extend(inputs.iter().copied().filter(from_before).map(|value| graph.storage(value)));
-        }
-    }
-    passing
-}
-
-/// Values that a node reads and writes. An output that may take over an input's bytes is not counted.
-fn operands(graph: &Graph, id: NodeId) -> BTreeSet<Value> {
-    let node = graph.node(id);
-    let outputs = node.outputs.iter().enumerate();
-    let passes = |&input: &usize| graph.value(graph.storage(node.inputs[input])).state.is_none();
-    let apart = outputs.filter(|(output, _)| !node.op.may_overwrite(*output).iter().any(passes));
-    node.inputs.iter().chain(apart.map(|(_, value)| value)).map(|&value| graph.storage(value)).collect()
-}
-
-/// Bytes of `values` that are neither state nor made by a forward node of `layers`, and the least scratch of `id`.
-fn bytes_beside(graph: &Graph, facts: &Facts, layers: &[Layer], id: NodeId, values: BTreeSet<Value>) -> u64 {
-    let of_layer = |value: Value| {
-        let producer = graph.producer(value);
-        producer.is_some_and(|producer| layers.iter().any(|layer| layer.forward.contains(&producer)))
-    };
-    let counted = values.into_iter().filter(|&value| graph.value(value).state.is_none() && !of_layer(value));
-    let bytes: u64 = counted.map(|value| aligned(graph.ty(value).bytes() as u64, facts.alignment)).sum();
-    bytes + aligned(facts.nodes[id.index()].workspace.least, facts.alignment)
-}
-
-/// Graph inputs, named outputs, and what is made before the first layer and read behind it.
-fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
-    let bytes = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
-    let mut fixed: BTreeSet<Value> = graph.inputs().iter().copied().collect();
-    fixed.extend(graph.outputs().iter().map(|(_, value)| graph.storage(*value)));
-    for id in graph.node_ids().filter(|id| !chain.before.forward.contains(id)) {
-        let read = graph.node(id).inputs.iter().map(|&value| graph.storage(value));
-        let made_before = |value: &Value| {
-            let producer = graph.producer(*value);
-            producer.is_some_and(|producer| chain.before.forward.contains(&producer))
-        };
-        fixed.extend(read.filter(made_before));
-    }
-    let values: u64 = fixed.into_iter().filter(|&value| graph.value(value).state.is_none()).map(bytes).sum();
-    values + shared_gradient_bytes(graph, facts, chain)
-}
-
-/// Transient gradients to which several parts of the chain contribute, such as that of a tied embedding: they are
-/// there while all layers go backward.
-fn shared_gradient_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
-    let parts = || [&chain.before, &chain.turn].into_iter().chain(&chain.lead).chain(&chain.layers);
-    let ids = (0..graph.states().len() as u32).map(StateId);
-    let transient = ids.filter(|&id| graph.state(id).kind == StateKind::Transient);
-    let shared = transient.filter(|&id| !parts().any(|part| made_within(graph, id, part)));
-    shared.map(|id| aligned(graph.state(id).ty.bytes() as u64, facts.alignment)).sum()
 }

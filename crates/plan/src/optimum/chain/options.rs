@@ -18,7 +18,7 @@ use plimsoll_graph::{Graph, NodeId, Source, StateId, Value};
 
 use super::find::Layer;
 use crate::device::{Facts, Scratch, aligned};
-use crate::layout::{Gradients, Lifetimes, Slot, live_bytes};
+use crate::layout::{Lifetimes, Slot, live_bytes};
 use crate::recompute;
 use crate::remat::{Label, LabelOp, Limits, frontier};
 use crate::schedule::Contents;
@@ -40,7 +40,7 @@ pub(crate) struct LayerOption {
 
 impl LayerOption {
     /// Whether it is at least as good on all counts.
-    fn beats(&self, other: &LayerOption) -> bool {
+    pub(crate) fn beats(&self, other: &LayerOption) -> bool {
         self.kept_bytes <= other.kept_bytes
             && self.backward_seconds <= other.backward_seconds
             && self.forward_peak <= other.forward_peak
@@ -275,7 +275,7 @@ pub(crate) fn peaks(
     kept: &[Value],
 ) -> (u64, u64) {
     let sequence = recompute::part(graph, &layer.forward, &layer.backward, kept);
-    let lifetimes = Lifetimes::of(graph, facts, scratch, &sequence, Gradients::Add);
+    let lifetimes = Lifetimes::of_part(graph, facts, scratch, &sequence);
     let turn = layer.forward.len();
     // One entry per slot: the time its counted buffers span.
     let mut spans: Vec<Option<Slot>> = vec![None; lifetimes.slots.len()];

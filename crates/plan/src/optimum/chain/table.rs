@@ -59,9 +59,16 @@ pub(crate) struct Table {
     inner: Vec<Row>,
 }
 
+/// How bytes become slots: the bytes of one, and how many there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    pub(crate) unit: u64,
+    pub(crate) slots: usize,
+}
+
 /// Least times of one length by slot: falling, and constant from its end on.
-#[derive(Debug)]
-struct Row(Vec<f64>);
+#[derive(Clone, Debug)]
+pub(crate) struct Row(Vec<f64>);
 
 /// Sizes in units, rounded up, and times.
 #[derive(Debug)]
@@ -69,6 +76,8 @@ struct Units {
     options: Vec<OptionUnits>,
     forward_seconds: f64,
     boundary: usize,
+    /// The most that is there while a layer runs of which nothing is kept.
+    passing: usize,
 }
 
 #[derive(Debug)]
@@ -105,20 +114,72 @@ impl Table {
         let unit = unit(options, turn.peak, most, max_slots);
         // Each size may be rounded up once.
         let slots = ((most / unit) as usize + layers + 3).min(((cap / unit) as usize).saturating_add(1));
-        let mut table = Table {
-            unit,
-            slots,
-            units: Units::new(options, unit),
-            turn: vec![Row::step(turn.peak.div_ceil(unit) as usize, turn.seconds, slots)],
-            inner: vec![Row::step(0, 0.0, slots)],
-        };
+        Table::with_scale(options, layers, turn, Scale { unit, slots })
+    }
+
+    /// Fills the table for `layers` layers on a given scale.
+    pub(crate) fn with_scale(options: &Options, layers: usize, turn: Turn, scale: Scale) -> Table {
+        let Scale { unit, slots } = scale;
+        let turn = Row::step(turn.peak.div_ceil(unit) as usize, turn.seconds, slots);
+        let passing = options.list.first().map_or(0, |option| option.forward_peak);
+        Table::from_rows(Units::new(options, passing, unit), layers, scale, (vec![turn], Vec::new()))
+    }
+
+    /// Fills a table whose layers are groups of `fine`'s, `size` each, with the options in `groups`. Its turn is that of
+    /// `fine` with the `rest` last layers, and a segment of one group is one of `size` layers there.
+    pub(crate) fn of_groups(
+        groups: &Options,
+        count: usize,
+        (fine, size, rest): (&Table, usize, usize),
+    ) -> Table {
+        let scale = Scale { unit: fine.unit, slots: fine.slots };
+        let units = Units { passing: fine.units.passing, ..Units::new(groups, 0, fine.unit) };
+        let inner = vec![fine.inner[0].clone(), fine.inner[size].clone()];
+        Table::from_rows(units, count, scale, (vec![fine.turn[rest].clone()], inner))
+    }
+
+    fn from_rows(
+        units: Units,
+        layers: usize,
+        Scale { unit, slots }: Scale,
+        (turn, inner): (Vec<Row>, Vec<Row>),
+    ) -> Table {
+        let mut table = Table { unit, slots, units, turn, inner };
+        if table.inner.is_empty() {
+            table.inner.push(Row::step(0, 0.0, slots));
+        }
         for length in 1..=layers {
-            let row = table.row(Family::Inner, length);
-            table.inner.push(row);
+            if table.inner.len() == length {
+                let row = table.row(Family::Inner, length);
+                table.inner.push(row);
+            }
             let row = table.row(Family::Turn, length);
             table.turn.push(row);
         }
         table
+    }
+
+    /// Slots in which a segment of `length` layers gets faster, rising, with its time there.
+    pub(crate) fn steps(&self, length: usize) -> Vec<(usize, f64)> {
+        let row = &self.inner[length].0;
+        let falls = |&slot: &usize| row[slot].is_finite() && (slot == 0 || row[slot] < row[slot - 1]);
+        (0..row.len()).filter(falls).map(|slot| (slot, row[slot])).collect()
+    }
+
+    /// Bytes of so many slots.
+    pub(crate) fn bytes(&self, slots: usize) -> u64 {
+        slots as u64 * self.unit
+    }
+
+    /// Times that it holds.
+    #[cfg(test)]
+    pub(crate) fn entries(&self) -> usize {
+        self.turn.iter().chain(&self.inner).map(|row| row.0.len()).sum()
+    }
+
+    /// The number of layers it was filled for.
+    pub(crate) fn layers(&self) -> usize {
+        self.turn.len() - 1
     }
 
     /// Least time of the whole chain in `bytes`; infinite when it does not fit.
@@ -183,7 +244,7 @@ impl Table {
     /// The recurrence: all ways to treat the first layer of `length` layers.
     fn each_candidate<'a>(&'a self, family: Family, length: usize, mut each: impl FnMut(Candidate<'a>)) {
         let rows = self.rows(family);
-        let Units { options, forward_seconds, boundary } = &self.units;
+        let Units { options, forward_seconds, boundary, passing } = &self.units;
         if family == Family::Inner && length == 1 {
             each(Candidate {
                 decision: Decision::Option(0),
@@ -212,7 +273,7 @@ impl Table {
         for dropped in 2..=longest {
             each(Candidate {
                 decision: Decision::Drop(dropped),
-                from: waiting + boundary + options[0].forward_peak,
+                from: waiting + boundary + passing,
                 seconds: dropped as f64 * forward_seconds,
                 rest: &rows[length - dropped],
                 held: *boundary,
@@ -329,7 +390,7 @@ impl Row {
 }
 
 impl Units {
-    fn new(options: &Options, unit: u64) -> Units {
+    fn new(options: &Options, passing: u64, unit: u64) -> Units {
         let up = |bytes: u64| bytes.div_ceil(unit) as usize;
         let each = options.list.iter().map(|option| OptionUnits {
             kept: up(option.kept_bytes),
@@ -341,12 +402,13 @@ impl Units {
             options: each.collect(),
             forward_seconds: options.forward_seconds,
             boundary: up(options.boundary_bytes),
+            passing: up(passing),
         }
     }
 }
 
 /// The largest unit that divides all sizes, or a rounder one when that takes too many slots.
-fn unit(options: &Options, turn_peak: u64, most: u64, max_slots: usize) -> u64 {
+pub(crate) fn unit(options: &Options, turn_peak: u64, most: u64, max_slots: usize) -> u64 {
     let sizes = options.list.iter().flat_map(|o| [o.kept_bytes, o.forward_peak, o.backward_peak]);
     let divisor = sizes.chain([options.boundary_bytes, turn_peak]).fold(0, gcd).max(1);
     let needed = most / divisor + 1;

@@ -1,0 +1,36 @@
+//! Chains of hundreds of layers: looking for a plan keeps to the budget that the plan is for.
+
+use serde_json::json;
+
+use super::{Ended, Home, run};
+
+/// Writes the configuration of a Llama of tiny layers.
+fn with_layers(layers: usize) -> Home {
+    let home = Home::with_model();
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "hidden_size": 64,
+        "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 64,
+        "tie_word_embeddings": false, "hidden_act": "silu",
+    });
+    home.write("long.json", config.to_string());
+    home
+}
+
+#[test]
+fn a_chain_of_300_layers_is_planned_inside_the_budget_it_is_planned_for() {
+    let home = with_layers(300);
+    let shape = "--config long.json --seq-len 32 --global-batch 4 --threads 2";
+    let Ended { code, said, peak } = run(&home, &format!("plan {shape} --memory 310MiB"));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(peak <= 310 << 20, "planning reached {} MiB of 310", peak >> 20);
+}
+
+#[test]
+fn a_chain_that_does_not_fit_is_refused_inside_the_budget() {
+    let home = with_layers(300);
+    let shape = "--config long.json --seq-len 32 --global-batch 4 --threads 2";
+    let Ended { code, said, peak } = run(&home, &format!("plan {shape} --memory 68MiB"));
+    assert!(code == Some(2) && said.contains("the smallest plan needs"), "{code:?} {said}");
+    assert!(peak <= 68 << 20, "the refusal reached {} MiB of 68", peak >> 20);
+}

@@ -1,0 +1,136 @@
+//! Chains of hundreds of layers: planning grows with their length and not with its square.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use plimsoll_graph::{Graph, GraphError, Node, Phase};
+use plimsoll_model::{Architecture, Llama, Rope};
+use plimsoll_plan::{
+    Choice, Costed, Facts, Link, NodeFacts, Program, Request, Role, SearchError, Searcher, Strategy, Tier,
+    Workspace,
+};
+
+mod support;
+use support::trained;
+
+fn llama(layers: usize) -> Architecture {
+    Llama {
+        vocab: 64,
+        width: 32,
+        layers,
+        heads: 4,
+        key_heads: 2,
+        head_width: None,
+        ffn: 48,
+        norm_epsilon: 1e-6,
+        rope: Rope::plain(10_000.0),
+        window: None,
+        positions: None,
+        tie_embeddings: false,
+        qkv_bias: false,
+        qk_norm: false,
+        documents: false,
+    }
+    .into()
+}
+
+/// A disk of a stated speed.
+const DISK: Link = Link {
+    tier: Tier::Disk,
+    room: 1 << 40,
+    block: 4096,
+    out_rate: 1.5e9,
+    in_rate: 2e9,
+    latency: 1e-4,
+    toll: 2e-11,
+};
+
+fn facts(graph: &Graph, link: Option<Link>) -> Facts {
+    let node = |index: usize| {
+        let seconds = 1e-5 * (1 + index % 3) as f64;
+        NodeFacts { seconds, lean_seconds: seconds, workspace: Workspace::exactly(0) }
+    };
+    Facts { alignment: 64, nodes: (0..graph.nodes().len()).map(node).collect(), link }
+}
+
+fn build(layers: usize, link: Option<Link>) -> impl FnMut(usize) -> Result<Program, GraphError> {
+    move |rows| {
+        let graph = trained(&llama(layers).training(rows, 16)?);
+        let facts = facts(&graph, link);
+        Ok(Program { train: Costed { graph, facts }, evaluate: None, generate: None })
+    }
+}
+
+fn request(budget: u64) -> Request {
+    Request { global_batch: 2, micro_batch: None, strategy: None, budget, slack: 0.0 }
+}
+
+/// Runs of a micro-batch that recomputes every forward node once.
+fn twice(choice: &Choice) -> usize {
+    let count = |node: &Node| match node.phase {
+        Phase::Forward => 2,
+        Phase::Backward => 1,
+        Phase::Update => 0,
+    };
+    let graph = &choice.program.train.graph;
+    graph.nodes().iter().filter(|node| !node.op.is_view()).map(count).sum()
+}
+
+#[test]
+fn the_smallest_plan_of_a_long_chain_repeats_one_forward_pass_and_is_found_again() {
+    for layers in [120, 300] {
+        let mut searcher = Searcher::once(build(layers, None));
+        let Err(SearchError::Budget { smallest, .. }) = searcher.search(request(1)) else {
+            panic!("a plan in a byte")
+        };
+        let choice = searcher.search(request(smallest.arena_bytes)).unwrap();
+        assert!(choice.plan.arena_bytes <= smallest.arena_bytes);
+        let runs = choice.plan.schedules[&Role::First].actions.len();
+        // The limit is one of time, so there may be a few more runs of nodes that take little.
+        let most = twice(&choice) * 21 / 20;
+        assert!(runs <= most, "{runs} runs of {layers} layers, {most} at most");
+    }
+}
+
+#[test]
+fn keeping_nothing_of_a_long_chain_is_refused_by_name() {
+    let mut searcher = Searcher::once(build(300, None));
+    let minimal = Request { strategy: Some(Strategy::Minimal), ..request(1 << 40) };
+    let refused = searcher.search(minimal).unwrap_err();
+    assert!(matches!(refused, SearchError::TooManyRuns { .. }), "{refused}");
+    assert!(refused.to_string().contains("`minimal`"), "{refused}");
+    assert!(Searcher::once(build(40, None)).search(minimal).is_ok(), "a short chain may");
+}
+
+#[test]
+fn more_memory_is_never_slower_on_a_long_chain_and_the_bound_holds() {
+    const BUDGETS: u64 = 8;
+    for link in [None, Some(DISK)] {
+        let mut searcher = Searcher::once(build(120, link));
+        let least = searcher.smallest(request(0)).unwrap().arena_bytes;
+        let whole = searcher.search(request(u64::MAX)).unwrap();
+        let (most, once) = (whole.plan.arena_bytes, whole.step_seconds());
+        let mut slowest = f64::INFINITY;
+        for budget in (0..=BUDGETS).map(|step| least + (most - least) * step / BUDGETS) {
+            let choice = searcher.search(request(budget)).unwrap();
+            let (seconds, bound) = (choice.step_seconds(), choice.lower_bound_seconds.unwrap());
+            assert!(choice.plan.arena_bytes <= budget, "{} bytes in {budget}", choice.plan.arena_bytes);
+            assert!(seconds <= slowest, "{seconds} s in {budget} bytes, {slowest} s in fewer");
+            assert!(
+                once <= bound * (1.0 + 1e-9) && bound <= seconds,
+                "{seconds} s in {budget} bytes, bound {bound} s"
+            );
+            slowest = seconds;
+        }
+        assert!((slowest - once).abs() < 1e-9, "with room for it nothing is recomputed");
+    }
+}
+
+#[test]
+fn half_the_activations_of_a_long_chain_cost_hardly_more_than_the_bound_says() {
+    let mut searcher = Searcher::once(build(300, None));
+    let least = searcher.smallest(request(0)).unwrap().arena_bytes;
+    let most = searcher.search(request(u64::MAX)).unwrap().plan.arena_bytes;
+    let choice = searcher.search(request(least.midpoint(most))).unwrap();
+    let gap = choice.step_seconds() / choice.lower_bound_seconds.unwrap() - 1.0;
+    assert!(gap < 0.02, "{:.2} % above the bound", 100.0 * gap);
+}
