@@ -57,12 +57,11 @@ impl Inner {
             match work {
                 Pending::Write { offset, bytes } => self.device.write(offset, &bytes)?,
                 Pending::Run(schedule) => {
-                    let captured = match self.captured[schedule.0] {
-                        Some(captured) => captured,
-                        None => {
-                            let (graph, schedule) = &self.known[schedule.0];
-                            self.device.prepare(graph, schedule)?
-                        }
+                    let captured = if let Some(captured) = self.captured[schedule.0] {
+                        captured
+                    } else {
+                        let (graph, schedule) = &self.known[schedule.0];
+                        self.device.prepare(graph, schedule)?
                     };
                     self.captured[schedule.0] = Some(captured);
                     self.device.run(captured)?;

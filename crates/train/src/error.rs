@@ -121,7 +121,7 @@ impl TrainError {
             TrainError::Config(_)
                 | TrainError::Graph(_)
                 | TrainError::Budget { .. }
-                | TrainError::Plan(SearchError::Batch { .. })
+                | TrainError::Plan(SearchError::Batch { .. } | SearchError::TooManyRuns { .. })
                 | TrainError::Data(_)
         )
     }

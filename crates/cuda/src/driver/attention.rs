@@ -49,7 +49,7 @@ pub(crate) struct Attentions {
 /// A plan with the scalars it reads from the host.
 #[derive(Debug)]
 struct Plan {
-    plan: Descriptor,
+    descriptor: Descriptor,
     scalars: Vec<(i64, Box<f32>)>,
     workspace: u64,
 }
@@ -122,7 +122,7 @@ impl Attentions {
     /// The addresses it was bound to hold the operands, and nothing else uses them.
     pub(crate) unsafe fn run(&self, bound: &BoundAttention) -> Result<(), ExecError> {
         // SAFETY: the caller's promise.
-        unsafe { self.cudnn.execute(&bound.plan.plan, &bound.pack) }
+        unsafe { self.cudnn.execute(&bound.plan.descriptor, &bound.pack) }
     }
 }
 
@@ -135,10 +135,10 @@ impl Plan {
         } else {
             forward(&mut graph, shape)?;
         }
-        let plan = cudnn.plan(&graph.nodes)?;
+        let descriptor = cudnn.plan(&graph.nodes)?;
         let mut workspace = [0i64];
-        plan.get(attribute::PLAN_WORKSPACE, Of::Int64, &mut workspace)?;
-        Ok(Plan { plan, scalars: graph.scalars, workspace: workspace[0].max(0) as u64 })
+        descriptor.get(attribute::PLAN_WORKSPACE, Of::Int64, &mut workspace)?;
+        Ok(Plan { descriptor, scalars: graph.scalars, workspace: workspace[0].max(0) as u64 })
     }
 }
 

@@ -89,7 +89,7 @@ impl Tiled {
 fn shape_of(to: &Lowering, call: &Call, mask: Mask, scale: f32, backward: bool) -> Option<AttentionShape> {
     let halves = |operands: &[Operand]| operands.iter().all(|operand| operand.ty.dtype == DType::Bf16);
     let values = if backward { &call.inputs[..4] } else { &call.inputs[..3] };
-    let results = if backward { &call.outputs[..] } else { &call.outputs[..1] };
+    let results = if backward { call.outputs } else { &call.outputs[..1] };
     let [batch, length, heads, width] = extents(call, &call.inputs[0]).ok()?;
     let key_heads = extents(call, &call.inputs[1]).ok()?[2];
     let documents = call.inputs.len() > if backward { 6 } else { 3 };

@@ -84,6 +84,10 @@ impl Library for NoLibrary {
 
 /// All that a plan of the library may depend on. Values are bf16, `(B, T, H, D)`; statistics are f32, `(B, H, T)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a question of its own, and all combinations are asked for"
+)]
 pub struct AttentionShape {
     /// Sequences.
     pub batch: usize,
