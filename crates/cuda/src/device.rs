@@ -434,8 +434,8 @@ fn rates(card: &Card) -> Rates {
     let cycles = f64::from(card.processors) * card.clock;
     Rates {
         flops: 0.8 * 256.0 * cycles,
-        half_flops: 0.75 * per_processor * cycles,
-        bytes: 0.85 * card.bandwidth,
+        half_flops: 0.67 * per_processor * cycles,
+        bytes: 0.73 * card.bandwidth,
         launch: 3e-6,
     }
 }

@@ -25,7 +25,7 @@ const JITTER: u64 = 512 << 10;
 const SPARE: u64 = 1 << 20;
 
 /// What a run touches of its code beyond what it has touched when it plans.
-const MORE_CODE: u64 = 2 << 20;
+const MORE_CODE: u64 = 3 << 19;
 
 /// Bytes that one action takes outside the arena: in the plan, in the graph behind it, and bound to addresses. Measured
 /// on plans of 500 to 10,000 actions as 2,150, and rounded up.

@@ -138,7 +138,8 @@ settings! {
         /// Micro-batches per optimizer step, of 8 sequences where nothing else is said [default: global batch ÷
         /// micro-batch]
         gradient_accumulation_steps: usize, "N";
-        /// cpu, or what to plan for without having it: cuda, cuda:h200, cuda:a100-80, cuda:4090, … [default: cpu]
+        /// cpu, cuda or cuda:1 for a GPU of this machine; plan also takes what is not here: cuda:h200, cuda:a100-80,
+        /// cuda:4090, … [default: cpu]
         device: String, "NAME";
         /// Memory of the whole process or device, such as 64MiB or 16GB; auto is what is free less a margin, or all
         /// a described device has [default: auto]
