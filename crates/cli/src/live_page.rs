@@ -65,7 +65,7 @@ impl Renewal {
         now >= self.next
     }
 
-    /// A page was written up to `now`, which took `took`.
+    /// Notes that writing a page ended at `now` and lasted `took`.
     fn written(&mut self, now: Duration, took: Duration) {
         self.next = now + Renewal::LEAST.max(49 * took);
     }

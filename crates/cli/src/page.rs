@@ -30,7 +30,7 @@ impl Page {
         Ok(written.map_err(|error| TrainError::output(path, &error))?)
     }
 
-    /// The data goes in last, so that nothing in it is taken for a place. In a script element nothing but `<`
+    /// The data goes in last, so that no text in it is taken for a placeholder. In a script element nothing but `<`
     /// can end it early.
     fn fill(&self, data: &Value) -> String {
         self.0

@@ -130,7 +130,7 @@ impl Story {
 }
 
 /// Records as at most [`POINTS`] points. Of neighbours that share one, loss and speed become means over all their steps,
-/// and the rest is that of the last: so the point is their record, as if it had been logged so.
+/// and all else is the last one's, as if they had been logged as one record.
 #[derive(Default)]
 struct Curve {
     /// Each with how many records it is of.

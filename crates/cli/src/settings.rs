@@ -28,8 +28,7 @@ pub(crate) type PlanSettings = Settings<true, false>;
 /// Settings of a command that trains.
 pub(crate) type TrainSettings = Settings<true, true>;
 
-/// What of the course of a run its plan depends on, which is whether there is a schedule for evaluation, and how long the
-/// run takes.
+/// Settings of the loop that a plan depends on: whether there is a schedule for evaluation, and how long the run takes.
 const COURSE_OF_A_PLAN: [&str; 5] =
     ["max_steps", "num_train_epochs", "eval_steps", "eval_data", "eval_split"];
 

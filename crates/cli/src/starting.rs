@@ -31,7 +31,7 @@ pub(crate) fn start(config: Config, how: &Start<'_>, watching: Watching) -> Resu
         reexec::after_tokenising();
     }
     let planned = plan(&mut job, how.plan)?;
-    // The next process would not know why the plan is as it is; all else it finds out again.
+    // Notes about the plan are told now: a process that starts anew gets the plan and not its reasons.
     let about_plan = |note: &Note| matches!(note, Note::OtherMicroBatch { .. });
     let (about_plan, others): (Vec<Note>, Vec<Note>) = job.take_notes().into_iter().partition(about_plan);
     notes::tell(&about_plan)?;

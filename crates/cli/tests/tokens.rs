@@ -49,7 +49,7 @@ fn long_texts_are_tokenised_inside_the_budget_or_refused_before_the_first_step()
     let output = home.command(&format!("train --model model --data longer.jsonl {SMALL}")).output().unwrap();
     let said = texts(&output).1;
     assert!(
-        said.starts_with("error: longer.jsonl, line 2: 38.1 MiB of text in one piece, and the budget"),
+        said.starts_with("error: longer.jsonl, line 2: 38.1 MiB of text in one piece; to tokenise it takes a budget of --memory "),
         "{said}"
     );
     assert_eq!(output.status.code(), Some(2));

@@ -109,7 +109,8 @@ fn description(spec: &DeviceSpec, assumed: bool) -> String {
     let name = spec.name();
     let memory = table::size(spec.memory_bytes);
     let (teraflops, terabytes) = (spec.fp32_flops / 1e12, spec.bandwidth / 1e12);
-    let why = if assumed { " (this build drives no GPU, so `cuda` is taken to be this one)" } else { "" };
+    let why =
+        if assumed { " (`cuda` is taken to be this one; `cuda:0` is a GPU of this machine)" } else { "" };
     format!(
         "{name}{why}: {memory}, {teraflops:.1} TFLOP/s fp32, {terabytes:.2} TB/s by its data sheet\n\
          values are stored and multiplied in fp32; times are modelled from those figures"

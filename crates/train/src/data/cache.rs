@@ -51,7 +51,7 @@ pub(super) struct Cache {
 /// What there is to say about the samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Notes {
-    /// Names that the labels number, in the order they came; none when labels are numbers in the data.
+    /// Names of the labels, in the order they came; none when the data has numbers as labels.
     pub(super) names: Vec<String>,
     /// Samples that were passed over.
     pub(super) skipped: u64,

@@ -86,7 +86,7 @@ pub enum DataError {
         /// What is wrong with it.
         why: String,
     },
-    /// Conversations, and nothing that says how this model reads them.
+    /// The data has conversations and the model no chat template.
     NoTemplate,
     /// A file of a kind that is not read.
     UnknownKind {

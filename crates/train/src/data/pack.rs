@@ -1,7 +1,7 @@
 //! Which pieces of documents share a row.
 //!
-//! A document becomes pieces of at most a row's length; a row holds whole pieces, so a piece sees the same in
-//! whatever company. Best fit, longest first: each piece goes to the fullest row that still has room for it.
+//! A document becomes pieces of at most a row's length; a row holds whole pieces, so a piece sees the
+//! same tokens whatever else is in its row. Best fit, longest first: each piece goes to the fullest row that still has room for it.
 //!
 //! ```text
 //! seq_len 8, pieces of 8 5 4 3 3 1 positions      [8] [5 3] [4 3 1]

@@ -1,8 +1,8 @@
 //! How much text may be in memory while it is tokenised, and the budget that a longer text needs.
 //!
 //! Short samples are gathered in batches and encoded on all threads. A sample longer than a batch is encoded alone, window
-//! by window, and its ids go to the file as they come: it takes its text, the making of that text (a line and its JSON, a
-//! rendering), and one window. Each of these is a factor that was measured, see `benchmarks/long_texts_20261116.md`.
+//! by window, and its ids go to the file as they come: memory holds the text, the line
+//! or rendering it was made from, and one window. The factor of each was measured: `benchmarks/long_texts_20261116.md`.
 //!
 //! Absent: what parsers of parquet files and unusual chat templates take. The guard of the program bounds them.
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value as Json};
 
-use super::template::{Conversation, parsed_list};
+use super::template::{Conversation, message_list, parsed_list};
 use super::tokenizer::Tokenizer;
 use super::{DataError, Task, exact_json};
 
@@ -134,8 +134,9 @@ impl Encoder<'_> {
     }
 
     fn completion(&self, fields: &Map<String, Json>, ids: &mut Ids<'_>) -> Result<(), Fault> {
-        if let (Some(prompt), Some(answer)) = (fields["prompt"].as_array(), fields["completion"].as_array()) {
-            let messages = [&prompt[..], answer].concat();
+        let lists = ["prompt", "completion"].map(|name| message_list(&fields[name]));
+        if let [Some(prompt), Some(answer)] = lists {
+            let messages = [&prompt[..], &answer[..]].concat();
             return self.conversation(&messages, prompt.len(), fields, ids);
         }
         let (prompt, completion) = (text(fields, "prompt")?, filled(fields, "completion")?);

@@ -18,7 +18,7 @@ use crate::jinja::{Limits, Rendering, Template, Value};
 
 use answers::Search;
 use conversation::Role;
-pub(super) use conversation::{Conversation, parsed_list};
+pub(super) use conversation::{Conversation, message_list, parsed_list};
 
 /// Instructions of one rendering, and more for each byte of its conversation. Templates take a few hundred for a turn; one
 /// that goes on for ever must not take the run with it.

@@ -58,8 +58,8 @@ pub struct Special {
     pub mask: Option<i32>,
 }
 
-/// Windows of a long text after which another thread goes on. The library keeps the words it has met, at 32 bytes for each
-/// of theirs, for as long as a thread lives.
+/// Windows of a long text after which another thread goes on. The library keeps every word it has met, at 32 bytes for
+/// each byte of it, for as long as the thread lives.
 pub(super) const WINDOWS_PER_THREAD: usize = 16;
 
 /// An id and the bytes of the text it stands for.
@@ -412,8 +412,8 @@ impl Settings {
     }
 }
 
-/// The id of a token that no file names, where the vocabulary has what such tokens are usually called: transformers knows
-/// it from the tokenizer's class.
+/// The id of a special token that no file names, found by its usual spelling in the vocabulary. transformers knows that
+/// spelling from the tokenizer's class.
 fn usual(inner: &tokenizers::Tokenizer, name: &str) -> Option<i32> {
     let names: &[&str] = match name {
         "bos_token" => &["<s>", "<|begin_of_text|>"],

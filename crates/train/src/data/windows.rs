@@ -102,7 +102,7 @@ impl<'a, E: Fn(&str) -> Result<Vec<Placed>, Fault>> Windows<'a, E> {
         Ok((from, to, tokens))
     }
 
-    /// Where the next window begins: with a token that lies in the share of the window at hand which both see.
+    /// Where the next window begins: at a token in the last part of this window, which both windows see.
     fn shared_from(&self) -> usize {
         let from = self.to - (self.to - self.from) / SHARED;
         let mut begins = self.tokens.iter().rev().map(|&(_, (begin, _))| begin);

@@ -106,7 +106,7 @@ impl Run<'_> {
         if spec.is_empty() {
             return self.str(value);
         }
-        let Spec { fill, align, mut field, comma, kind } = Spec::parse(spec)?;
+        let Spec { fill, align, mut field, separator, kind } = Spec::parse(spec)?;
         bounded(&field)?;
         let is_number = numbers::float(value).is_some() && value.as_text().is_none();
         let text = match (value, kind) {
@@ -122,7 +122,11 @@ impl Run<'_> {
                     Fault::new(format!("a format cannot write {} as `{kind}`", value.kind()))
                 })?;
                 let negative = numbers::float(value).is_some_and(|number| number < 0.0);
-                Text::from(&*signed(negative, if comma { grouped(&digits) } else { digits }, &field))
+                let digits = match separator {
+                    Some(separator) => grouped(&digits, separator, kind),
+                    None => digits,
+                };
+                Text::from(&*signed(negative, digits, &field))
             }
         };
         let missing = field.width.saturating_sub(text.chars().count());
@@ -164,13 +168,14 @@ struct Spec {
     fill: char,
     align: Option<char>,
     field: Field,
-    comma: bool,
+    /// Stands between groups of digits.
+    separator: Option<char>,
     kind: char,
 }
 
 impl Spec {
     fn parse(spec: &str) -> Answer<Spec> {
-        let mut made = Spec { fill: ' ', align: None, field: Field::default(), comma: false, kind: '\0' };
+        let mut made = Spec { fill: ' ', align: None, field: Field::default(), separator: None, kind: '\0' };
         let characters: Vec<char> = spec.chars().take(64).collect();
         let mut at = 0;
         if characters.len() > 1 && "<>^=".contains(characters[1]) {
@@ -199,10 +204,8 @@ impl Spec {
             digits.parse::<usize>().ok()
         };
         made.field.width = number(&mut at).unwrap_or(0);
-        if is(at, ",_").is_some() {
-            made.comma = true;
-            at += 1;
-        }
+        made.separator = is(at, ",_");
+        at += usize::from(made.separator.is_some());
         if is(at, ".").is_some() {
             at += 1;
             made.field.precision =
@@ -241,16 +244,24 @@ fn number_digits(value: &Value, kind: char, field: &mut Field) -> Option<String>
     }
 }
 
-/// Digits with a comma between thousands.
-fn grouped(digits: &str) -> String {
+/// Digits with a separator between groups: of three, and of four where the base is a power of two.
+fn grouped(digits: &str, separator: char, kind: char) -> String {
+    let group = if "boxX".contains(kind) { 4 } else { 3 };
+    if group == 4 {
+        return separated(digits, separator, group);
+    }
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
     let (whole, rest) = digits.split_at(end);
+    separated(whole, separator, group) + rest
+}
+
+fn separated(digits: &str, separator: char, group: usize) -> String {
     let mut made = String::new();
-    for (at, digit) in whole.chars().enumerate() {
-        if at > 0 && (whole.len() - at) % 3 == 0 {
-            made.push(',');
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(group) {
+            made.push(separator);
         }
         made.push(digit);
     }
-    made + rest
+    made
 }

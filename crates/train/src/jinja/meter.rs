@@ -1,8 +1,8 @@
 //! The counter of a rendering's work and memory, and the texts that are written under it.
 //!
 //! Bytes are charged when a text or a list comes into being and given back when it is dropped, so that a template may
-//! write a text anew again and again, and may not double it again and again. Work is one for each node that is evaluated
-//! and one for every sixteen bytes that are read or written.
+//! replace a text any number of times, while a text that keeps doubling meets the bound. Work is one for each node that is
+//! evaluated and one for every sixteen bytes that are read or written.
 
 use std::cell::Cell;
 use std::fmt;

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use plimsoll_devices::DeviceKind;
 use plimsoll_exec::cpu::{BLOCK, OUTSIDE_BYTES, disk_room};
 use plimsoll_graph::{Graph, StateKind};
 use plimsoll_plan::{Facts, Link, Tier, gradients, search};
@@ -64,7 +65,8 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
     /// With values and state that wait on another tier.
     fn offloaded(&self, budget: &Budget) -> Option<Alternative> {
         let &Programs { model, facts, options } = self;
-        if options.offload.is_some() {
+        // A GPU that is here offloads nothing yet.
+        if options.offload.is_some() || options.device != DeviceKind::Cpu {
             return None;
         }
         // A device that is described has a host beside it; the CPU has a disk.

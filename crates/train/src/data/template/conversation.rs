@@ -115,6 +115,21 @@ pub(in super::super) fn parsed_list<'a>(value: &'a Json, name: &str) -> Result<C
     }
 }
 
+/// A list of messages, or the text of one in JSON; none where the value is anything else, such as plain text.
+pub(in super::super) fn message_list(value: &Json) -> Option<Cow<'_, [Json]>> {
+    match value {
+        Json::Array(items) => Some(Cow::Borrowed(items)),
+        Json::String(text) => match held(text)? {
+            Json::Array(items) => {
+                let messages = !items.is_empty() && items.iter().all(|item| item.get("role").is_some());
+                messages.then_some(Cow::Owned(items))
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 fn parsed(text: &str, name: &str) -> Result<Json, String> {
     exact_json::parse(text).map_err(|fault| {
         let words = fault.to_string();

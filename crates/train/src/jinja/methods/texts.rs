@@ -368,7 +368,7 @@ fn property(text: &str, name: &str) -> Option<bool> {
     })
 }
 
-/// Numbers above and below lines, which are no digits.
+/// Superscripts, subscripts and fractions, which are numeric characters and no digits.
 fn is_fraction(character: char) -> bool {
     matches!(character, '\u{b2}' | '\u{b3}' | '\u{b9}' | '\u{bc}'..='\u{be}' | '\u{2070}'..='\u{218f}')
 }

@@ -40,7 +40,7 @@ pub(in crate::jinja) fn compare(a: &Value, b: &Value) -> Option<Option<Ordering>
     }
 }
 
-/// Arithmetic on two numbers; `None` when one of them is none.
+/// Arithmetic on two numbers; `None` when an operand is no number.
 pub(in crate::jinja) fn calculate(operator: Operator, a: &Value, b: &Value) -> Option<Answer<Value>> {
     let wholes = whole(a).zip(whole(b));
     match (operator, wholes) {

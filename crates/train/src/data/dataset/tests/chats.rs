@@ -45,6 +45,23 @@ fn tools_messages_and_arguments_may_be_json_text_in_lines() {
         let samples = seen(&folder, &path, TEMPLATE);
         assert_eq!(marked(&samples[0]), "f;<user>aTrue<assistant>[town=x bTrue]", "{way}");
     }
+    // The same as prompt and completion, each a list or the text of one.
+    let messages = ways[0]["messages"].as_array().unwrap();
+    let [prompt, completion] = [&messages[..1], &messages[1..]].map(|part| json!(part));
+    for [prompt, completion] in
+        [[prompt.clone(), completion.clone()], [json!(prompt.to_string()), json!(completion.to_string())]]
+    {
+        let way = json!({"prompt": prompt, "completion": completion, "tools": tools.to_string()});
+        let path = lines(&folder, "halves.jsonl", std::slice::from_ref(&way));
+        assert_eq!(
+            marked(&seen(&folder, &path, TEMPLATE)[0]),
+            "f;<user>aTrue<assistant>[town=x bTrue]",
+            "{way}"
+        );
+    }
+    // A prompt that only looks like a list is text.
+    let plain = lines(&folder, "plain.jsonl", &[json!({"prompt": "[1, 2] is ", "completion": "a list"})]);
+    assert_eq!(marked(&seen(&folder, &plain, TEMPLATE)[0]), "[1, 2] is [a list]");
     let broken = lines(&folder, "broken.jsonl", &[json!({"messages": "[", "tools": null})]);
     let fault = fault(&spec(&folder, &broken, 16));
     assert!(fault.contains("broken.jsonl, line 1: `messages` is a text that is not JSON (EOF"), "{fault}");
