@@ -60,8 +60,8 @@ fn tools_messages_and_arguments_may_be_json_text_in_lines() {
         );
     }
     // A prompt that only looks like a list is text.
-    let plain = lines(&folder, "plain.jsonl", &[json!({"prompt": "[1, 2] is ", "completion": "a list"})]);
-    assert_eq!(marked(&seen(&folder, &plain, TEMPLATE)[0]), "[1, 2] is [a list]");
+    let plain = lines(&folder, "plain.jsonl", &[json!({"prompt": "[1, 2] is", "completion": " a list"})]);
+    assert_eq!(marked(&seen(&folder, &plain, TEMPLATE)[0]), "[1, 2] is[ a list<|im_end|>]");
     let broken = lines(&folder, "broken.jsonl", &[json!({"messages": "[", "tools": null})]);
     let fault = fault(&spec(&folder, &broken, 16));
     assert!(fault.contains("broken.jsonl, line 1: `messages` is a text that is not JSON (EOF"), "{fault}");
