@@ -23,6 +23,18 @@ fn libraries() -> Option<Libraries> {
     }
 }
 
+/// Whether two lines are of one kernel that takes the same, registers within a tenth: NVRTC counts 150 in one run and
+/// 164 in the next for the largest kernels.
+fn alike(a: &str, b: &str) -> bool {
+    let parts = |line: &str| -> Option<(String, f64, String)> {
+        let (kernel, rest) = line.split_once(' ')?;
+        let (registers, rest) = rest.trim_start().split_once(' ')?;
+        Some((kernel.to_owned(), registers.parse().ok()?, rest.to_owned()))
+    };
+    let (Some(a), Some(b)) = (parts(a), parts(b)) else { return false };
+    a.0 == b.0 && a.2 == b.2 && (a.1 - b.1).abs() <= 0.1 * a.1.max(b.1)
+}
+
 /// The committed table: the kernels below each line `# architecture`.
 fn committed(architecture: &str) -> Vec<String> {
     let table = include_str!("../kernels/resources.txt");
@@ -49,8 +61,10 @@ fn kernels_compile_everywhere_without_a_stack_and_take_what_the_table_says() {
         assert!(deep.is_empty(), "{architecture}: a context has no stack to give: {deep:?}");
         let found: Vec<String> = kernels.iter().map(ToString::to_string).collect();
         let table = committed(architecture);
-        let fresh: Vec<&String> = found.iter().filter(|line| !table.contains(line)).collect();
-        let gone: Vec<&String> = table.iter().filter(|line| !found.contains(line)).collect();
+        let fresh: Vec<&String> =
+            found.iter().filter(|line| !table.iter().any(|known| alike(line, known))).collect();
+        let gone: Vec<&String> =
+            table.iter().filter(|line| !found.iter().any(|now| alike(line, now))).collect();
         assert!(
             fresh.is_empty() && gone.is_empty(),
             "{architecture}: write the table again with scripts/kernel_table.sh\nnow {fresh:#?}\nbefore {gone:#?}"
