@@ -77,7 +77,7 @@ fn start_anew(variable: &str, note: &OsStr) {
     let _ = again.env(BEGUN, begun).env(variable, value).exec();
 }
 
-/// What this process noted before it started anew.
+/// The note that this process left before it started anew.
 fn noted(variable: &str) -> Option<String> {
     let value = env::var(variable).ok()?;
     let (process, note) = value.split_once(':')?;

@@ -15,7 +15,7 @@ use crate::say::say;
 use crate::watching::Watching;
 use crate::{guard, notes, reexec, samples};
 
-/// What of a run its command decides.
+/// Choices about a run that its command makes.
 #[derive(Default)]
 pub(crate) struct Start<'a> {
     /// A file with the plan.

@@ -64,7 +64,7 @@ pub fn lower(work: &Work, library: &dyn Library, limits: Limits) -> Result<Vec<S
     Ok(lowering.steps)
 }
 
-/// What one op takes.
+/// Scratch and steps of one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
     /// Bytes of scratch.
@@ -73,7 +73,7 @@ pub struct Needs {
     pub steps: usize,
 }
 
-/// What one op takes.
+/// Scratch and steps of one op, found without places.
 ///
 /// # Errors
 ///

@@ -69,7 +69,7 @@ impl Lines {
     }
 }
 
-/// What can be seen of a line without holding it.
+/// Facts about a line that are found without holding it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Outline {
     bytes: u64,

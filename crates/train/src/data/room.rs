@@ -53,7 +53,7 @@ pub(super) struct Room {
     seq_len: u64,
 }
 
-/// What is known of a long sample before it is read.
+/// Facts about a long sample before it is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extent {
     /// Bytes of text.

@@ -33,8 +33,8 @@ const BYTES_PER_ACTION: u64 = 2500;
 /// Actions whose bytes are part of [`ALLOWANCE`].
 const ACTIONS_ALLOWED: u64 = 1000;
 
-/// Bytes of a GPU that its driver and libraries still take when kernels, products and attention first run. Measured on an
-/// H200 as up to 26 MiB.
+/// Bytes of a GPU that its driver and libraries still take when kernels, products and attention first run. Single steps that
+/// were measured on an H200 add up to 26 MiB.
 const CARD_ALLOWANCE: u64 = 48 << 20;
 /// Bytes of a GPU that stay free within the budget: the driver grows in steps of 2 MiB, and once in hundreds of shapes.
 const CARD_MARGIN: u64 = 16 << 20;

@@ -1,4 +1,4 @@
-//! What happens in a run, and those who are told of it.
+//! Events of a run, and the listeners that are told of them.
 
 use std::fmt;
 use std::path::Path;
