@@ -24,13 +24,10 @@ import warnings
 from pathlib import Path
 
 import peft
-import tokenizers
 import torch
 import transformers
 from models import IGNORED, adamw, scatter_weights
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
+from word_texts import losses_of, write_tokenizer
 
 STEPS, ROWS, LENGTH = 20, 6, 24
 LIMIT = 1e-5
@@ -199,23 +196,6 @@ def refused() -> dict[str, tuple[str, transformers.PretrainedConfig]]:
 # ---- texts --------------------------------------------------------------------------------------------------------
 
 
-def write_tokenizer(folder: Path, vocab: int, encoder: bool) -> list[str]:
-    """A token for each word; returns words that are no special tokens."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] if encoder else ["<pad>", "</s>", "<unk>"]
-    words = special + [f"w{number}" for number in range(len(special), vocab)]
-    ids = {word: number for number, word in enumerate(words)}
-    tokenizer = tokenizers.Tokenizer(WordLevel(ids, unk_token="[UNK]" if encoder else "<unk>"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    if encoder:
-        around = [("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])]
-        tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
-        names = dict(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
-    else:
-        names = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    return words[len(special):]
-
-
 def write_texts(path: Path, draw: random.Random, words: list[str], labels: int) -> list[tuple[str, int]]:
     """Texts of all lengths that fit with what stands around them; every label occurs."""
     texts = []
@@ -276,13 +256,6 @@ def plimsoll(binary: str, work: Path, *flags: object) -> subprocess.CompletedPro
         "--report-to", "none", "--memory", "512MiB", "--output-dir", work / "out", "--json", *flags,
     ]
     return subprocess.run([str(word) for word in command], capture_output=True, text=True)
-
-
-def losses_of(done: subprocess.CompletedProcess) -> list[float]:
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(done.args)}\n{done.stderr}")
-    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return [record["loss"] for record in records if "event" not in record]
 
 
 def batches(name: str, tokenizer, texts: list[tuple[str, int]]):

@@ -6,7 +6,8 @@
 # Programs are built elsewhere (a GPU machine may have no Rust), stripped:
 #   CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=true cargo build --release -p plimsoll-cli
 #   … cargo build --release -p plimsoll-cuda --example gpu_stages
-# Logs of the stages go to $OUT if it is set, else to ./gpu_check.
+# Logs of the stages go to $OUT if it is set, else to ./gpu_check. With SANITIZER=…/compute-sanitizer (the wheel
+# nvidia-cuda-sanitizer-api has it) the quick cases also run under its memory checker.
 set -u
 quick=0
 if [ "${1:-}" = --quick ]; then quick=1; shift; fi
@@ -44,6 +45,15 @@ stage faults 60 "$folder/gpu_stages" faults "$cache/plimsoll/cubin"
 stage draws 60 "$folder/gpu_stages" draws "$cache/plimsoll/cubin"
 stage memory 60 "$folder/gpu_stages" memory "$cache/plimsoll/cubin"
 cat "$logs/memory.log"
+if [ -n "${SANITIZER:-}" ]; then
+    # A kernel is looked for in one module after the other: that a call finds none is no error of ours.
+    memcheck=("$SANITIZER" --tool memcheck --report-api-errors no --error-exitcode 9)
+    for family in norm attention embedding head adamw softmax; do
+        stage "memcheck-$family" 120 "${memcheck[@]}" "$folder/plimsoll" check --device cuda "$family"
+    done
+else
+    echo '{"stage":"memcheck","status":"NOT RUN","why":"SANITIZER is not set"}'
+fi
 if [ "$quick" = 0 ]; then
     stage products 120 "$folder/gpu_stages" products "$cache/plimsoll/cubin"
     cat "$logs/products.log"

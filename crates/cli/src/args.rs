@@ -249,7 +249,10 @@ pub(crate) struct GenerateArgs {
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Memory of the whole process, such as 4GiB [default: what is free less a margin]
+    /// cpu, or cuda or cuda:1 for a GPU of this machine
+    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    pub(crate) device: String,
+    /// Memory of the whole process or of the GPU, such as 4GiB [default: what is free less a margin]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
     /// Threads, one for each core by default

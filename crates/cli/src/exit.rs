@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll::TrainError;
-use plimsoll::training::memory::MemoryError;
 
 /// Why a command stopped.
 #[derive(Debug)]
@@ -63,11 +62,6 @@ impl Failure {
             io::ErrorKind::BrokenPipe => Failure::Unread,
             _ => Failure::Other(format!("cannot write the output: {error}")),
         }
-    }
-
-    /// A failure to read the machine's memory.
-    pub(crate) fn memory(error: MemoryError) -> Failure {
-        Failure::Train(TrainError::Memory(error))
     }
 }
 

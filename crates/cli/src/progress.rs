@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use plimsoll::training::Config;
 use plimsoll::training::trainer::{EvaluationRecord, StepRecord};
 use plimsoll::training::trainer::{Event, Listener};
-use plimsoll::training::{Config, memory};
 
 use crate::exit::{self, Failure};
 use crate::say::say;
@@ -65,33 +65,25 @@ impl Steps {
     }
 }
 
-/// Memory that a run may have and has.
-#[derive(Clone, Copy)]
-pub(crate) struct Memory {
-    /// Bytes that are allowed.
-    pub(crate) budget: u64,
-    /// Bytes that are taken, where they are not the process's.
-    pub(crate) held: Option<u64>,
-}
-
 /// The bar of one run.
 pub(crate) struct Progress {
     bar: ProgressBar,
     steps: Steps,
     begun: Instant,
-    memory: Memory,
+    /// Bytes that the run may hold.
+    budget: u64,
     /// Tokens per second at which all time would go into matrix products.
     ceiling: f64,
     evaluated: String,
 }
 
 impl Progress {
-    pub(crate) fn new(steps: Steps, memory: Memory, ceiling: f64) -> Progress {
+    pub(crate) fn new(steps: Steps, budget: u64, ceiling: f64) -> Progress {
         let style = ProgressStyle::with_template("{pos:>5}/{len} {bar:16} {msg}  eta {eta}");
         let bar = ProgressBar::new(steps.end);
         let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         heartbeat::at_length(steps.said(steps.before, Duration::ZERO));
-        Progress { bar, steps, begun: Instant::now(), memory, ceiling, evaluated: String::new() }
+        Progress { bar, steps, begun: Instant::now(), budget, ceiling, evaluated: String::new() }
     }
 
     /// Leaves the bar as it is, before an error is told.
@@ -105,13 +97,11 @@ impl Progress {
     }
 
     fn log(&mut self, record: &StepRecord) -> Result<(), Failure> {
-        let used = self.memory.held.map_or_else(|| memory::process().map(|process| process.peak), Ok);
-        let used = used.map_err(Failure::memory)?;
         let state = format!(
             "{}  memory {} of {}{}",
             learning(record, self.ceiling),
-            table::size(used),
-            table::size(self.memory.budget),
+            table::size(record.memory_bytes),
+            table::size(self.budget),
             self.evaluated
         );
         if self.steps.shows(record.step, !self.bar.is_hidden()) {
@@ -195,6 +185,7 @@ mod tests {
             tokens: 1024,
             valid_tokens: 1024,
             tokens_per_second: 800.4,
+            memory_bytes: 5000,
         };
         let said = learning(&record, 2000.0);
         assert_eq!(said, "epoch 0.50  loss 2.3457  lr 9.8e-4  norm 0.75  800 tokens/s, 40 % of matmul");

@@ -170,6 +170,23 @@ impl CudaDevice {
         Ok(self.stream.time(|| run(repeats))? / repeats as f64)
     }
 
+    /// Seconds of one copy inside the arena, the mean of `repeats` after a warm-up.
+    ///
+    /// # Errors
+    ///
+    /// When a range lies outside the arena.
+    pub fn time_copy(
+        &mut self,
+        (from, to): (Place, Place),
+        bytes: u64,
+        repeats: usize,
+    ) -> Result<f64, ExecError> {
+        let [from, to] = [self.arena()?.address(from.0, bytes)?, self.arena()?.address(to.0, bytes)?];
+        let run = |count: usize| (0..count).try_for_each(|_| self.stream.copy(from, to, bytes));
+        run(3)?;
+        Ok(self.stream.time(|| run(repeats))? / repeats as f64)
+    }
+
     /// Scratch bytes of a library product, if there is one.
     pub fn product_workspace(&self, product: &Product) -> Option<u64> {
         self.library.workspace(&product.signature)
@@ -292,7 +309,8 @@ impl Prepared {
 
 impl Device for CudaDevice {
     fn name(&self) -> String {
-        format!("{}, {}", self.context.card.name, self.library.name())
+        let sums = if self.limits.deterministic { "deterministic" } else { "fast" };
+        format!("{}, {}, {sums}", self.context.card.name, self.library.name())
     }
 
     fn pool(&self) -> Result<MemoryPool, ExecError> {

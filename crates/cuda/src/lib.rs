@@ -13,6 +13,7 @@
 mod device;
 mod driver;
 mod facts;
+mod inspection;
 pub mod kernels;
 pub mod lower;
 mod resources;
@@ -21,5 +22,6 @@ mod trials;
 pub use device::{CudaDevice, Options, Products};
 pub use driver::{Card, Compiled, Libraries, Target, library_folders};
 pub use facts::{Rates, facts};
+pub use inspection::{FoundLibrary, Inspection, MeasuredRates, inspect};
 pub use resources::{Resources, resources};
 pub use trials::{faulty_cases, half_cases};

@@ -12,9 +12,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-pub use plimsoll_cuda::library_folders;
 use plimsoll_cuda::lower::Limits;
 use plimsoll_cuda::{CudaDevice, Libraries, Products, Target};
+pub use plimsoll_cuda::{FoundLibrary, Inspection, MeasuredRates, library_folders};
 use plimsoll_exec::cases::{self, Case};
 use plimsoll_exec::{CpuDevice, Device, ExecError, Timings};
 use plimsoll_plan::{Link, Scratch};
@@ -67,6 +67,8 @@ pub struct Setup {
     pub offload: Option<(PathBuf, Link)>,
     /// Files of a GPU.
     pub gpu: GpuFiles,
+    /// Whether two runs agree to the bit, where a device has faster sums without that. The processor always does.
+    pub deterministic: bool,
 }
 
 /// Files that a GPU needs beside its driver.
@@ -93,6 +95,15 @@ pub fn open(kind: DeviceKind, setup: &Setup) -> Result<Box<dyn Device>, ExecErro
             Box::new(CudaDevice::open(&card(index, setup))?)
         }
     })
+}
+
+/// Looks at a GPU by its index: figures, libraries, measured rates.
+///
+/// # Errors
+///
+/// When it cannot be opened, with the reason.
+pub fn inspect(index: usize, setup: &Setup) -> Result<Inspection, ExecError> {
+    plimsoll_cuda::inspect(&card(index, setup))
 }
 
 /// This machine's processor with a number of threads, or one for each core when 0.
@@ -123,11 +134,17 @@ pub fn trial(kind: DeviceKind, setup: &Setup) -> Result<Trial, ExecError> {
         },
         DeviceKind::Cuda(index) => {
             let library = card(index, setup);
+            let deterministic = Limits { deterministic: true, ..Limits::default() };
+            let ordered = plimsoll_cuda::Options { limits: deterministic, ..library.clone() };
             // Products of our own, and every head in chunks, are judged beside the library's.
             let limits = Limits { head_bytes: 0, head_rows: 40, deterministic: true };
             let own = plimsoll_cuda::Options { products: Products::Own, limits, ..library.clone() };
             Trial {
-                devices: vec![Box::new(CudaDevice::open(&library)?), Box::new(CudaDevice::open(&own)?)],
+                devices: vec![
+                    Box::new(CudaDevice::open(&library)?),
+                    Box::new(CudaDevice::open(&ordered)?),
+                    Box::new(CudaDevice::open(&own)?),
+                ],
                 cases: [cases::all(), plimsoll_cuda::half_cases()].concat(),
                 scratches: vec![Scratch::Best],
             }
@@ -160,7 +177,7 @@ fn card(index: usize, setup: &Setup) -> plimsoll_cuda::Options {
         libraries: Libraries { folders: setup.gpu.libraries.clone() },
         cache: setup.gpu.cache.clone(),
         products: Products::Library,
-        limits: Limits::default(),
+        limits: Limits { deterministic: setup.deterministic, ..Limits::default() },
     }
 }
 

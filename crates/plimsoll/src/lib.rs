@@ -52,7 +52,10 @@ pub mod conformance {
 
 /// Every device there is, opened by its name.
 pub mod devices {
-    pub use plimsoll_devices::{DeviceKind, GpuFiles, Setup, Trial, library_folders, open, threads, trial};
+    pub use plimsoll_devices::{
+        DeviceKind, FoundLibrary, GpuFiles, Inspection, MeasuredRates, Setup, Trial, inspect,
+        library_folders, open, threads, trial,
+    };
 }
 
 /// Planning in parts: one strategy at a time, and the judge.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use plimsoll_devices::cpu;
 use plimsoll_model::Architecture;
 use plimsoll_train::generate::{Generator, Sampling};
 use plimsoll_train::memory::Budget;
@@ -51,7 +52,7 @@ fn changed(name: &str, stem: &str, weights: impl Fn(&mut Tensors), config: impl 
 
 fn generated(model: &Pretrained) -> Result<Vec<i32>, String> {
     let budget = Budget::resolve(Some(256 << 20)).unwrap();
-    let mut generator = Generator::open(model, None, 16, &budget, 1).unwrap();
+    let mut generator = Generator::open(model, None, 16, &budget, cpu(1).unwrap()).unwrap();
     let (mut ids, greedy) = (Vec::new(), Sampling { temperature: 0.0, ..Sampling::default() });
     let each = |id| {
         ids.push(id);

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use plimsoll_devices::cpu;
 use plimsoll_exec::Data;
 use plimsoll_model::Lora;
 use plimsoll_model::lora::AdapterConfig;
@@ -45,7 +46,7 @@ fn train_adapter(base: &Pretrained, lora: &Lora, out: &Path) {
 }
 
 fn written(model: &Pretrained, adapter: Option<&AdapterFolder>) -> Vec<i32> {
-    let mut generator = Generator::open(model, adapter, SEQ, &budget(), 1).unwrap();
+    let mut generator = Generator::open(model, adapter, SEQ, &budget(), cpu(1).unwrap()).unwrap();
     let mut ids = Vec::new();
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
     generator
@@ -101,7 +102,7 @@ fn what_does_not_belong_together_is_refused() {
     let why = merge(&base, &adapter, home.path()).unwrap_err().to_string();
     assert!(why.contains("is not empty"), "{why}");
     let tight = Budget { total: 1 << 20, ..budget() };
-    let error = Generator::open(&base, None, SEQ, &tight, 1).unwrap_err();
+    let error = Generator::open(&base, None, SEQ, &tight, cpu(1).unwrap()).unwrap_err();
     assert!(
         matches!(&error, TrainError::Config(why) if why.contains("MiB or more, or fewer tokens")),
         "{error}"

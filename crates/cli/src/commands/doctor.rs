@@ -6,10 +6,12 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use plimsoll::devices::{self, FoundLibrary, Inspection, Setup};
 use plimsoll::training::measure::matmul_rate;
 use plimsoll::training::memory::{Gpu, Machine};
 
 use crate::args::DoctorArgs;
+use crate::environment::environment;
 use crate::exit::Failure;
 use crate::table;
 
@@ -21,20 +23,90 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let folder = std::env::current_dir().unwrap_or_else(|_| Path::new(".").to_owned());
     let machine = Machine::look(&folder);
     let rate = matmul_rate(0, SIZE, SECONDS)?;
-    let text = if args.json { format!("{}\n", as_json(&machine, rate)) } else { in_words(&machine, rate) };
+    let gpus = inspected(&machine.gpu);
+    let text = if args.json {
+        format!("{}\n", as_json(&machine, rate, &gpus))
+    } else {
+        in_words(&machine, rate, &gpus)
+    };
     io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
 }
 
-fn as_json(machine: &Machine, rate: f64) -> Value {
+/// Every GPU, opened as a run would open it, or the reason why it cannot be.
+fn inspected(gpu: &Gpu) -> Vec<Result<Inspection, String>> {
+    let inspect = |index| -> Result<Inspection, String> {
+        let gpu = environment().gpu().map_err(|error| error.to_string())?;
+        let setup = Setup { gpu, ..Setup::default() };
+        devices::inspect(index, &setup).map_err(|error| error.to_string())
+    };
+    (0..gpu.cards.len()).map(inspect).collect()
+}
+
+fn as_json(machine: &Machine, rate: f64, gpus: &[Result<Inspection, String>]) -> Value {
     let mut value = json!(machine);
     if let Value::Object(fields) = &mut value {
         fields.insert("matmul_flops_per_second".into(), rate.into());
-        fields.insert("trains_on".into(), json!(["cpu"]));
+        let cards = gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_ok());
+        let cards = cards.map(|(index, _)| format!("cuda:{index}"));
+        let trains_on: Vec<String> = ["cpu".to_owned()].into_iter().chain(cards).collect();
+        fields.insert("trains_on".into(), json!(trains_on));
+        fields.insert("gpus".into(), gpus.iter().map(gpu_as_json).collect());
     }
     value
 }
 
-fn in_words(machine: &Machine, rate: f64) -> String {
+fn gpu_as_json(gpu: &Result<Inspection, String>) -> Value {
+    let gpu = match gpu {
+        Ok(gpu) => gpu,
+        Err(why) => return json!({ "error": why }),
+    };
+    let library = |library: &FoundLibrary| json!({ "name": library.name, "version": library.version, "path": library.path });
+    json!({
+        "name": gpu.name,
+        "architecture": gpu.architecture,
+        "memory_total_bytes": gpu.memory,
+        "memory_free_bytes": gpu.free,
+        "cuda": gpu.cuda,
+        "libraries": gpu.libraries.iter().map(library).collect::<Vec<_>>(),
+        "bf16_flops_per_second": gpu.rates.as_ref().ok().map(|rates| rates.half_flops),
+        "memory_bytes_per_second": gpu.rates.as_ref().ok().map(|rates| rates.bytes),
+    })
+}
+
+/// The lines of one GPU.
+fn gpu_in_words(index: usize, gpu: &Result<Inspection, String>) -> Vec<String> {
+    let gpu = match gpu {
+        Ok(gpu) => gpu,
+        Err(why) => return vec![format!("cannot be used: {why}")],
+    };
+    let rates = match &gpu.rates {
+        Ok(rates) => format!(
+            "{:.0} TFLOP/s in bf16, {:.1} TB/s of memory, measured",
+            rates.half_flops / 1e12,
+            rates.bytes / 1e12
+        ),
+        Err(why) => format!("rates not measured: {why}"),
+    };
+    let mut lines = vec![
+        format!("{}, {}, CUDA {}", gpu.name, gpu.architecture, gpu.cuda),
+        format!("{} free of {}", table::size(gpu.free), table::size(gpu.memory)),
+        rates,
+    ];
+    lines.extend(gpu.libraries.iter().map(|library| {
+        let version = library.version.as_ref().map_or_else(String::new, |version| format!(" {version}"));
+        let path = library.path.as_ref().map_or_else(String::new, |path| format!(", {}", path.display()));
+        format!("{}{version}{path}", library.name)
+    }));
+    if !gpu.libraries.iter().any(|library| library.name == "cuDNN") {
+        lines.push(
+            "cuDNN is missing, so attention is slow; to install it: pip install nvidia-cudnn-cu12".into(),
+        );
+    }
+    lines.push(format!("to train on it: --device cuda:{index}"));
+    lines
+}
+
+fn in_words(machine: &Machine, rate: f64, gpus: &[Result<Inspection, String>]) -> String {
     let mut text = String::new();
     let Machine { cpu, disk, gpu, .. } = machine;
     let unknown = || "not known".to_owned();
@@ -62,7 +134,14 @@ fn in_words(machine: &Machine, rate: f64) -> String {
     );
     line("disk", &format!("{} free in {}; {direct}", bytes(disk.free_bytes), disk.folder.display()));
     line("gpu", &cards(gpu));
-    line("", "this build trains on the CPU; for GPUs it plans: plimsoll plan --device cuda");
+    for (index, gpu) in gpus.iter().enumerate() {
+        for (row, words) in gpu_in_words(index, gpu).iter().enumerate() {
+            line(&if row == 0 { format!("cuda:{index}") } else { String::new() }, words);
+        }
+    }
+    if gpus.is_empty() {
+        line("", "for a GPU that is not here: plimsoll plan --device cuda:h200");
+    }
     text
 }
 

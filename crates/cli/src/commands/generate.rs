@@ -5,16 +5,16 @@ use std::path::Path;
 
 use serde_json::json;
 
-use plimsoll::TrainError;
+use plimsoll::devices::{DeviceKind, GpuFiles};
 use plimsoll::training::Config;
 use plimsoll::training::data::Tokenizer;
 use plimsoll::training::generate::GenerationConfig;
 use plimsoll::training::generate::{Generator, Sampling};
 use plimsoll::training::job::NamedModel;
-use plimsoll::training::memory;
 use plimsoll::training::memory::Budget;
 use plimsoll::training::memory::Size;
 use plimsoll::training::pretrained::Pretrained;
+use plimsoll::{Device, Options, TrainError};
 
 use crate::args::GenerateArgs;
 use crate::environment::environment;
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     check(args)?;
     let named = environment().model(&args.model, args.adapter.clone(), &mut Watching::default())?;
     let NamedModel { model: folder, adapter } = named;
-    guard::raise(args.memory.as_deref())?;
+    guard::raise(args.memory.as_deref().filter(|_| args.device == "cpu"))?;
     let model = Pretrained::open(Path::new(&folder))?;
     let stated = GenerationConfig::read(&model.folder).map_err(TrainError::from)?;
     let sampling = sampling(args, stated.as_ref());
@@ -54,9 +54,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let adapter = adapter.map(|folder| model.open_adapter(&folder)).transpose()?;
     let memory = args.memory.as_deref().filter(|&text| text != "auto").map(str::parse::<Size>);
     let memory = memory.transpose().map_err(|why| TrainError::Config(why.to_string()))?;
-    let budget = Budget::resolve(memory.map(|size| size.bytes))?;
+    let (device, budget) = device(args, memory.map(|size| size.bytes))?;
     guard::lower();
-    let mut generator = Generator::open(&model, adapter.as_ref(), length, &budget, args.threads)?;
+    let mut generator = Generator::open(&model, adapter.as_ref(), length, &budget, device)?;
 
     let mut out = io::stdout().lock();
     let mut text = tokenizer.stream();
@@ -74,7 +74,17 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         written.is_ok()
     })?;
     written.and_then(|()| writeln!(out)).map_err(|error| Failure::output(&error))?;
-    Ok(budget.stayed_inside(memory::process().map_err(Failure::memory)?.peak)?)
+    Ok(budget.stayed_inside(generator.held()?)?)
+}
+
+/// The device that computes, and how the memory that it computes in divides.
+fn device(args: &GenerateArgs, memory: Option<u64>) -> Result<(Box<dyn Device>, Budget), TrainError> {
+    let kind: DeviceKind = args.device.parse()?;
+    let gpu = if kind == DeviceKind::Cpu { GpuFiles::default() } else { environment().gpu()? };
+    let options = Options { device: kind, gpu, threads: args.threads, memory, ..Options::default() };
+    let device = options.plain_device()?;
+    let budget = options.budget_on(&*device)?;
+    Ok((device, budget))
 }
 
 /// Refuses flags that make no sense.

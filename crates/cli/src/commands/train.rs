@@ -5,16 +5,16 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use plimsoll::TrainError;
 use plimsoll::training::Config;
 use plimsoll::training::job::{BetterStep, DiskNeed, Finished, Session};
 use plimsoll::training::trainer::{EndRecord, write_line};
 use plimsoll::training::trainer::{Event, Listener};
-use plimsoll::{MemoryPool, TrainError};
 
 use crate::args::TrainArgs;
 use crate::exit::{self, Failure};
 use crate::live_page::{self, LivePage};
-use crate::progress::{Memory, Progress, ShownRecords, Steps};
+use crate::progress::{Progress, ShownRecords, Steps};
 use crate::say::say;
 use crate::signals::Preparing;
 use crate::starting::{Start, start};
@@ -133,12 +133,7 @@ pub(crate) fn train(
 ) -> Result<EndRecord, Failure> {
     let steps = Steps { before: session.trainer().run().steps(), end: session.train_loop().end(), shown };
     let budget = session.summary().planned.budget.total;
-    // A GPU's memory is taken whole at the start.
-    let held = match session.trainer().run().engine().device().pool().map_err(TrainError::from)? {
-        MemoryPool::Process => None,
-        MemoryPool::Own { taken, .. } => Some(taken),
-    };
-    let mut progress = Progress::new(steps, Memory { budget, held }, session.ceiling());
+    let mut progress = Progress::new(steps, budget, session.ceiling());
     let mut all: Vec<&mut dyn Listener<Failure>> = vec![&mut progress];
     all.extend(listeners.iter_mut().map(|listener| &mut **listener as &mut dyn Listener<Failure>));
     let result = session.train(&mut all);

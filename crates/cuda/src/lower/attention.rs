@@ -12,6 +12,10 @@ use super::place::Place;
 
 /// Widths of a head that kernels are compiled for; a narrower one is filled up.
 const WIDTHS: [usize; 4] = [32, 64, 128, 256];
+/// Bytes that gradients of scores may take in scratch, where more than one sequence has them.
+const SCORES_BYTES: usize = 1 << 30;
+/// Bytes that the library wants every address to be a multiple of.
+const SLICE_ALIGNMENT: usize = 16;
 /// Heads that one thread of `rope` turns.
 const ROPE_HEADS: usize = 8;
 
@@ -113,28 +117,55 @@ fn shape_of(to: &Lowering, call: &Call, mask: Mask, scale: f32, backward: bool) 
     takes.then_some(shape)
 }
 
-/// Has the library run a call, if it has a plan for it.
+/// Has the library run a call, if it has a plan for it. Sequences share nothing, so that slices of the batch give the same
+/// bits as the whole.
 fn by_library(to: &mut Lowering, call: &Call, shape: Option<AttentionShape>) -> bool {
-    use AttentionTensor::{DK, DO, DQ, DV, Delta, DqSum, K, Lse, O, Q, Starts, V};
-    let Some((shape, bytes)) = shape.and_then(|shape| Some((shape, to.library.attention(&shape)?))) else {
-        return false;
-    };
-    let names: &[AttentionTensor] =
+    use AttentionTensor::{DK, DO, DQ, DV, K, Lse, O, Q, Starts, V};
+    let Some(whole) = shape else { return false };
+    let operands = call.inputs.iter().chain(call.outputs);
+    let slices = slices_of(&whole, operands.map(|operand| operand.ty.bytes()));
+    let shape = AttentionShape { batch: whole.batch / slices, ..whole };
+    let Some(bytes) = to.library.attention(&shape) else { return false };
+    let inputs: &[AttentionTensor] =
         if shape.backward { &[Q, K, V, O, Lse, DO, Starts] } else { &[Q, K, V, Starts] };
-    let results: &[AttentionTensor] = if shape.backward { &[DQ, DK, DV] } else { &[O, Lse] };
-    let inputs = names.iter().zip(call.inputs).map(|(name, operand)| (*name, operand.place));
-    let outputs = results.iter().zip(call.outputs).map(|(name, operand)| (*name, operand.place));
-    let mut places: Vec<(AttentionTensor, Place)> = inputs.chain(outputs).collect();
-    let rows = (shape.batch * shape.length * shape.heads) as u64;
-    if shape.backward {
-        places.push((Delta, to.take(4 * rows)));
+    let outputs: &[AttentionTensor] = if shape.backward { &[DQ, DK, DV] } else { &[O, Lse] };
+    let mark = to.mark();
+    for slice in 0..slices {
+        to.release(mark);
+        let place = |operand: &Operand| operand.place.after((slice * operand.ty.bytes() / slices) as u64);
+        let named = |names: &[AttentionTensor], operands: &[Operand]| -> Vec<(AttentionTensor, Place)> {
+            names.iter().copied().zip(operands.iter().map(place)).collect()
+        };
+        let mut places = [named(inputs, call.inputs), named(outputs, call.outputs)].concat();
+        if shape.backward {
+            sums_of(to, &shape, &mut places);
+        }
+        let workspace = to.take(bytes);
+        to.steps.push(Step::Attention(Attention { shape, places, workspace }));
     }
-    if shape.backward && !shape.deterministic {
-        places.push((DqSum, to.take(4 * rows * shape.width as u64)));
-    }
-    let workspace = to.take(bytes);
-    to.steps.push(Step::Attention(Attention { shape, places, workspace }));
     true
+}
+
+/// Room for the sums that a derivative keeps in memory.
+fn sums_of(to: &mut Lowering, shape: &AttentionShape, places: &mut Vec<(AttentionTensor, Place)>) {
+    let rows = (shape.batch * shape.length * shape.heads) as u64;
+    places.push((AttentionTensor::Delta, to.take(4 * rows)));
+    if !shape.deterministic {
+        places.push((AttentionTensor::DqSum, to.take(4 * rows * shape.width as u64)));
+    }
+}
+
+/// Slices of the batch that a call is cut into. A derivative whose sums have one order keeps the gradients of all scores in
+/// scratch; the slices bound that.
+fn slices_of(shape: &AttentionShape, operands: impl Iterator<Item = usize>) -> usize {
+    let sequence = 2 * shape.heads * shape.length * shape.length;
+    let aligned = operands.into_iter().all(|bytes| (bytes / shape.batch).is_multiple_of(SLICE_ALIGNMENT));
+    if !shape.deterministic || !aligned {
+        return 1;
+    }
+    let most = (SCORES_BYTES / sequence).max(1);
+    let slices = (1..=shape.batch).filter(|slices| shape.batch.is_multiple_of(*slices));
+    slices.into_iter().find(|slices| shape.batch / slices <= most).unwrap_or(1)
 }
 
 pub(super) fn attention(to: &mut Lowering, call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
@@ -182,4 +213,84 @@ fn starts(call: &Call, index: usize) -> Arg {
 
 fn extents(call: &Call, x: &Operand) -> Result<[usize; 4], ExecError> {
     <[usize; 4]>::try_from(&x.shape()[..]).map_err(|_| unsupported(call, "wants four axes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_graph::{Op, Type};
+
+    use super::super::library::Signature;
+    use super::super::{ALIGNMENT, Library, Limits, NoLibrary, Work, lower, needs};
+    use super::*;
+
+    /// A library with a plan for every attention, whose scratch is what cuDNN's takes.
+    #[derive(Debug)]
+    struct Every;
+
+    impl Library for Every {
+        fn workspace(&self, signature: &Signature) -> Option<u64> {
+            NoLibrary.workspace(signature)
+        }
+
+        fn attention(&self, shape: &AttentionShape) -> Option<u64> {
+            let scores = 2 * (shape.batch * shape.heads * shape.length * shape.length) as u64;
+            Some(if shape.deterministic { scores } else { 0 })
+        }
+    }
+
+    const DIMS: [usize; 4] = [8, 2048, 32, 64]; // (B, T, H, D)
+
+    fn operands(deterministic: bool) -> (Vec<Step>, u64) {
+        let [batch, length, heads, width] = DIMS;
+        let half = |shape: [usize; 4]| Type { shape: shape.into(), dtype: DType::Bf16 };
+        let query = half([batch, length, heads, width]);
+        let key = half([batch, length, 8, width]);
+        let lse = Type::f32([batch, heads, length]);
+        let mut next = 0;
+        let mut place = |ty: Type| {
+            let place = Place(next);
+            next = (next + ty.bytes() as u64).next_multiple_of(ALIGNMENT);
+            Operand { place, ty, accumulate: false }
+        };
+        let inputs = [query, key, key, query, lse, query].map(&mut place);
+        let outputs = [query, key, key].map(&mut place);
+        let mask = Mask { causal: true, documents: false, window: None };
+        let op = Op::AttentionGrad { mask, scale: 0.125 };
+        let limits = Limits { deterministic, ..Limits::default() };
+        let work = Work { op: &op, inputs: &inputs, outputs: &outputs, scratch: Place(next) };
+        let types = |operands: &[Operand]| operands.iter().map(|operand| operand.ty).collect::<Vec<_>>();
+        let needs = needs(&op, &types(&inputs), &types(&outputs), &Every, limits).unwrap();
+        (lower(&work, &Every, limits).unwrap(), needs.scratch)
+    }
+
+    #[test]
+    fn a_derivative_in_one_order_is_cut_into_slices_that_bound_its_scratch_and_cover_the_batch() {
+        let (steps, scratch) = operands(true);
+        let slices: Vec<&Attention> = steps
+            .iter()
+            .map(|step| match step {
+                Step::Attention(attention) => attention,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(slices.len(), 2);
+        assert!(slices.iter().all(|slice| slice.shape.batch == 4));
+        assert!(scratch < 3 * SCORES_BYTES as u64 / 2, "{scratch}");
+        let [batch, length, heads, width] = DIMS;
+        let half = (batch / 2 * length * heads * width * 2) as u64;
+        for (tensor, rows) in
+            [(AttentionTensor::Q, half), (AttentionTensor::DQ, half), (AttentionTensor::K, half / 4)]
+        {
+            let at =
+                |slice: usize| slices[slice].places.iter().find(|(name, _)| *name == tensor).unwrap().1.0;
+            assert_eq!(at(1) - at(0), rows, "{tensor:?}");
+        }
+        let scratch_of = |slice: usize| slices[slice].workspace;
+        assert_eq!(scratch_of(0), scratch_of(1), "one after the other in the same bytes");
+    }
+
+    #[test]
+    fn a_fast_derivative_takes_the_whole_batch_at_once() {
+        assert_eq!(operands(false).0.len(), 1);
+    }
 }

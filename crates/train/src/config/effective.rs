@@ -70,6 +70,7 @@ impl Config {
             costs: self.costs.clone(),
             threads: Some(options.threads).filter(|&threads| threads > 0),
             seed: Some(options.seed),
+            full_determinism: Some(options.deterministic),
             ..raw
         }
     }

@@ -45,6 +45,7 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         seed: raw.seed.unwrap_or(0),
         device: DeviceKind::Cpu,
         gpu: GpuFiles::default(),
+        deterministic: raw.full_determinism == Some(true),
         threads,
         evaluate: false,
         update: raw.update.as_deref().map_or(Ok(Update::Auto), str::parse).map_err(mistake)?,

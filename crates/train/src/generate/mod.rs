@@ -7,13 +7,14 @@
 mod generation_config;
 mod sampling;
 
-use plimsoll_exec::{Data, Device, Engine};
+use plimsoll_exec::{Data, Device, Engine, MemoryPool};
 use plimsoll_graph::{Graph, StateKind, Type};
 use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan};
 
 use crate::error::TrainError;
 use crate::memory::{self, Budget};
 use crate::pretrained::{AdapterFolder, Pretrained, move_rows};
+use crate::run::held;
 pub use generation_config::GenerationConfig;
 pub use sampling::Sampling;
 
@@ -27,7 +28,8 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Plans the forward pass for texts of up to `length` tokens inside `budget` and reads the weights.
+    /// Plans the forward pass for texts of up to `length` tokens inside `budget`, which is of the memory that `device`
+    /// computes in, and reads the weights.
     ///
     /// # Errors
     ///
@@ -37,7 +39,7 @@ impl Generator {
         adapter: Option<&AdapterFolder>,
         length: usize,
         budget: &Budget,
-        threads: usize,
+        device: Box<dyn Device>,
     ) -> Result<Generator, TrainError> {
         let graph = model.configuration.architecture.generation(length)?;
         let graph = match adapter {
@@ -46,7 +48,6 @@ impl Generator {
         };
         let stated = GenerationConfig::read(&model.folder)?.map(|stated| stated.eos).unwrap_or_default();
         let end = if stated.is_empty() { model.configuration.eos.clone() } else { stated };
-        let device = plimsoll_devices::cpu(threads)?;
         let mut engine = forward_engine(device, graph.clone(), budget)?;
         let parameters = parameters(&graph);
         let parameters = || parameters.iter().map(|(name, ty)| (name.as_str(), *ty));
@@ -115,6 +116,15 @@ impl Generator {
     pub fn arena_bytes(&self) -> u64 {
         self.engine.arena_bytes()
     }
+
+    /// Bytes held of the memory that the budget counts: the most that the process ever held, or its part of a card.
+    ///
+    /// # Errors
+    ///
+    /// When that memory cannot be read.
+    pub fn held(&self) -> Result<u64, TrainError> {
+        held(self.engine.device())
+    }
 }
 
 /// An engine that runs a forward graph and nothing else. A budget that is too small, or that reading the model's files has
@@ -126,7 +136,10 @@ fn forward_engine(device: Box<dyn Device>, graph: Graph, budget: &Budget) -> Res
         plan(&program, Strategy::None, scratch)
             .map_err(|error| TrainError::search(SearchError::Plan(error), budget))
     };
-    let (peak, rounding) = (memory::process()?.peak, Budget::rounding_with_code()?);
+    let (peak, rounding) = match device.pool()? {
+        MemoryPool::Process => (memory::process()?.peak, Budget::rounding_with_code()?),
+        MemoryPool::Own { taken, .. } => (taken, 0),
+    };
     let mut plan = planned(Scratch::Best)?;
     if plan.arena_bytes > budget.arena() {
         plan = planned(Scratch::Least)?;
@@ -138,7 +151,12 @@ fn forward_engine(device: Box<dyn Device>, graph: Graph, budget: &Budget) -> Res
             budget.described()
         )));
     }
-    Ok(Engine::new(device, &program, &plan, 0)?)
+    let mut engine = Engine::prepare(device, &program, &plan)?;
+    if let Some(outside) = engine.outside()? {
+        budget.with_card_outside(outside, plan.arena_bytes)?;
+    }
+    engine.start(&program, 0)?;
+    Ok(engine)
 }
 
 /// Names and types of a graph's parameters.

@@ -30,6 +30,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::path::Path;
 
+use plimsoll_exec::Device;
 use plimsoll_graph::Graph;
 use plimsoll_plan::Facts;
 
@@ -134,14 +135,20 @@ impl<'w> Job<'w> {
     /// When nothing fits (with hints), or the settings are at fault.
     pub fn plan(&mut self) -> Result<Planned, TrainError> {
         let device = self.take_device()?;
+        let planned = self.plan_on(&*device.device);
+        self.device = Some(device);
+        planned
+    }
+
+    fn plan_on(&mut self, device: &dyn Device) -> Result<Planned, TrainError> {
         self.watch.hear(Stage::Planning);
         let before = self.folder.as_ref().and_then(RunFolder::micro_batch);
         let before = before.filter(|_| self.config.options.micro_batch.is_none());
         let watch = RefCell::new(&mut self.watch);
         let config = &self.config;
         let plan = |options: &Options| {
-            let budget = budget_for(&config.model, &*device.device, options)?;
-            let facts = |graph: &Graph| device.device.facts(graph);
+            let budget = budget_for(&config.model, device, options)?;
+            let facts = |graph: &Graph| device.facts(graph);
             plan_within(
                 &config.model,
                 watched(facts, |stage| watch.borrow_mut().hear(stage)),
@@ -149,7 +156,7 @@ impl<'w> Job<'w> {
                 budget,
             )
         };
-        let planned = match before {
+        match before {
             Some(rows) => match plan(&Options { micro_batch: Some(rows), ..config.options.clone() }) {
                 Err(TrainError::Budget { .. } | TrainError::Plan(_)) => {
                     self.notes.push(Note::OtherMicroBatch { before: rows });
@@ -158,9 +165,7 @@ impl<'w> Job<'w> {
                 planned => planned,
             },
             None => plan(&config.options),
-        };
-        self.device = Some(device);
-        planned
+        }
     }
 
     /// The plan in a file that [`Planned::to_file`] wrote, for the same settings.

@@ -54,12 +54,15 @@ impl Session {
     /// Takes the memory of `planned` and fills it: with weights, and with a checkpoint where the run goes on from one.
     pub(super) fn start(mut job: Job<'_>, planned: Planned) -> Result<Session, TrainError> {
         let OpenedDevice { device, name: device_name } = job.take_device()?;
-        let Job { config, data, folder, mut watch, mut notes, pause, .. } = job;
-        let facts = |graph: &Graph| device.facts(graph);
-        let mut summary = Questions::new(&config, &facts, planned.budget).summarise(planned)?;
-        watch.hear(Stage::Working);
+        let mut summary = summary_of(&job.config, &*device, planned)?;
+        job.watch.hear(Stage::Working);
         let ceiling = ceiling(&summary, &*device)?;
-        let mut run = Run::start(device, summary.planned.clone(), config.options.seed)?;
+        let (mut planned, seed) = (summary.planned.clone(), job.config.options.seed);
+        let mut run = Run::start_or_replan(device, &mut planned, seed, |device| job.plan_on(device))?;
+        if planned.budget != summary.planned.budget {
+            summary = summary_of(&job.config, run.engine().device(), planned)?;
+        }
+        let Job { config, data, folder, mut watch, mut notes, pause, .. } = job;
         notes.extend(run.engine().device().notes().into_iter().map(Note::Device));
         watch.hear(Stage::Reading);
         let loaded = config.load(&mut run)?;
@@ -226,6 +229,11 @@ impl Session {
     pub fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }
+}
+
+fn summary_of(config: &Config, device: &dyn Device, planned: Planned) -> Result<Summary, TrainError> {
+    let facts = |graph: &Graph| device.facts(graph);
+    Questions::new(config, &facts, planned.budget).summarise(planned)
 }
 
 fn some(names: Vec<String>) -> Option<Vec<String>> {

@@ -38,6 +38,8 @@ pub struct Options {
     pub device: DeviceKind,
     /// Files of a GPU.
     pub gpu: GpuFiles,
+    /// Whether runs agree to the bit, on a GPU too.
+    pub deterministic: bool,
     /// Threads, or one for each core when 0.
     pub threads: usize,
     /// Whether the run is also to compute losses without training ([`Run::evaluate`](crate::Run::evaluate)).
@@ -61,6 +63,7 @@ impl Default for Options {
             seed: 0,
             device: DeviceKind::default(),
             gpu: GpuFiles::default(),
+            deterministic: false,
             threads: 0,
             evaluate: false,
             update: Update::default(),
@@ -110,7 +113,12 @@ impl Options {
 
     /// The way its device is set up, with neither a tier nor measured times.
     pub fn setup(&self) -> Setup {
-        Setup { threads: self.threads, gpu: self.gpu.clone(), ..Setup::default() }
+        Setup {
+            threads: self.threads,
+            gpu: self.gpu.clone(),
+            deterministic: self.deterministic,
+            ..Setup::default()
+        }
     }
 
     /// What a described device says of a graph, with the host's memory beside it where the options offer that.

@@ -18,7 +18,7 @@ use plimsoll_plan::{Choice, Plan, Program, Role};
 
 use crate::error::TrainError;
 use crate::files::{self, Loaded, ModelFolder, ModelFormat};
-use crate::memory::{self, Budget, Size, address_space};
+use crate::memory::{self, Budget, BudgetError, Size, address_space};
 use crate::optimizer::SQUARES;
 use crate::planning::{Model, Options, Planned, plan_for};
 pub use step::{Step, Stepped};
@@ -64,16 +64,37 @@ impl Run {
     ///
     /// When the memory cannot be had.
     pub fn start(device: Box<dyn Device>, planned: Planned, seed: u64) -> Result<Run, TrainError> {
-        let Planned { choice, mut budget } = planned;
+        let (engine, budget) = prepared(device, &planned)?;
+        Run::begun(engine, Planned { budget: budget?, ..planned }, seed)
+    }
+
+    /// As [`start`](Self::start). Where the device turns out to hold more beside the arena than `planned` has room for,
+    /// `again` is asked for one more plan, now that the device can tell how much.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be had, or the second plan does not fit either.
+    pub fn start_or_replan(
+        device: Box<dyn Device>,
+        planned: &mut Planned,
+        seed: u64,
+        again: impl FnOnce(&dyn Device) -> Result<Planned, TrainError>,
+    ) -> Result<Run, TrainError> {
+        let (mut engine, mut budget) = prepared(device, planned)?;
+        if budget.is_err() {
+            let device = engine.into_device();
+            *planned = again(&*device)?;
+            (engine, budget) = prepared(device, planned)?;
+        }
+        planned.budget = budget?;
+        Run::begun(engine, planned.clone(), seed)
+    }
+
+    /// Takes the memory of an engine that is ready.
+    fn begun(mut engine: Engine, planned: Planned, seed: u64) -> Result<Run, TrainError> {
+        let Planned { choice, budget } = planned;
         let Choice { plan, program, micro_batch, accumulation, .. } = choice;
         let updating_passes = if program.updates_in_backward() { program.passes() } else { 0 };
-        if device.pool()? == MemoryPool::Process {
-            is_free(plan.arena_bytes)?;
-        }
-        let mut engine = Engine::prepare(device, &program, &plan)?;
-        if let Some(outside) = engine.outside()? {
-            budget = budget.with_card_outside(outside, plan.arena_bytes)?;
-        }
         engine.start(&program, seed)?;
         let targets = target_inputs(&program.train.graph);
         // Last, so that the training graph has the say: others do not train and may know less.
@@ -291,11 +312,7 @@ impl Run {
     ///
     /// When that memory cannot be read.
     pub fn held(&self) -> Result<u64, TrainError> {
-        Ok(match self.engine.device().pool()? {
-            MemoryPool::Process => memory::process()?.peak,
-            // Taken whole at the start, and nothing is given back.
-            MemoryPool::Own { taken, .. } => taken,
-        })
+        held(self.engine.device())
     }
 
     /// The plan that is being run.
@@ -369,6 +386,33 @@ impl Run {
         let row = before * self.micro_batch;
         [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, row as i32]
     }
+}
+
+/// Bytes that a device's run holds of the memory that a budget counts.
+pub(crate) fn held(device: &dyn Device) -> Result<u64, TrainError> {
+    Ok(match device.pool()? {
+        MemoryPool::Process => memory::process()?.peak,
+        // Taken whole at the start, and nothing is given back.
+        MemoryPool::Own { taken, .. } => taken,
+    })
+}
+
+/// An engine with everything ready but its memory, and the budget with what the device now holds beside the arena: an
+/// error where the arena no longer fits.
+fn prepared(
+    device: Box<dyn Device>,
+    planned: &Planned,
+) -> Result<(Engine, Result<Budget, BudgetError>), TrainError> {
+    let Planned { choice: Choice { plan, program, .. }, budget } = planned;
+    if device.pool()? == MemoryPool::Process {
+        is_free(plan.arena_bytes)?;
+    }
+    let engine = Engine::prepare(device, program, plan)?;
+    let budget = match engine.outside()? {
+        Some(outside) => budget.with_card_outside(outside, plan.arena_bytes),
+        None => Ok(*budget),
+    };
+    Ok((engine, budget))
 }
 
 /// Refuses an arena that this machine has no memory for. The system lends more than it has and takes it back by force;

@@ -117,7 +117,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["neftune_noise_alpha"], "embeddings get no noise"),
     (&["random_state"], "write {seed}"),
     (&["data_seed"], "write {seed}: it decides the order of the data too"),
-    (&["full_determinism", "deterministic"], "leave it out: the same settings always give the same bits"),
+    (&["deterministic", "use_deterministic_algorithms"], "write {full_determinism}"),
     // Element types and kernels.
     (&["fp16"], "write {bf16}: half precision overflows"),
     (&["bf16_full_eval", "fp16_full_eval"], "leave it out: evaluation computes as training does"),

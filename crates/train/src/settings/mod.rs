@@ -160,6 +160,9 @@ settings! {
         threads: usize, "N";
         /// Seed of weights, data order and dropout [default: 0]
         seed: u64, "N";
+        /// Whether a GPU adds up in one order, so that two runs and every way to recompute agree to the bit; attention then
+        /// takes more time and scratch. The CPU always does [default: false]
+        full_determinism: bool, "BOOL";
         /// Files or folders of text, .jsonl or .parquet; may be given several times, and PATH@2 is seen twice as often
         data: Vec<String>, "PATHS";
         /// Whether several documents share a row, kept apart in attention; one to a row otherwise [default: true]

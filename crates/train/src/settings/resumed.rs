@@ -22,10 +22,10 @@ macro_rules! facts {
     };
 }
 
-const FACTS: [Fact; 17] = facts! {
+const FACTS: [Fact; 18] = facts! {
     false: optim, bf16, weights_dtype, gradients_dtype, lr_scheduler_type;
     true: learning_rate, warmup_steps, warmup_ratio, max_steps, num_train_epochs, momentum, nesterov, adam_beta1,
-        adam_beta2, adam_epsilon, weight_decay, max_grad_norm;
+        adam_beta2, adam_epsilon, weight_decay, max_grad_norm, full_determinism;
 };
 
 /// Settings that a run which goes on may change, but not in silence.

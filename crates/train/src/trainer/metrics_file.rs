@@ -115,6 +115,7 @@ mod tests {
             tokens: 4096,
             valid_tokens: 4090,
             tokens_per_second: 812.5,
+            memory_bytes: 5000,
         }
     }
 

@@ -177,6 +177,7 @@ impl Trainer {
             tokens,
             valid_tokens: group.valid_tokens,
             tokens_per_second,
+            memory_bytes: self.run.held()?,
         })
     }
 

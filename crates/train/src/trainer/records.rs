@@ -1,7 +1,7 @@
 //! What a run reports, as JSON lines: one object per step or evaluation, and one at the end.
 //!
 //! ```text
-//! {"step":1,"loss":5.545,"mean_over":1,"grad_norm":1.25,"lr":0.0003,"tokens":4096,"valid_tokens":4090,"tokens_per_second":812.5}
+//! {"step":1,"loss":5.545,"mean_over":1,"grad_norm":1.25,"lr":0.0003,"tokens":4096,"valid_tokens":4090,"tokens_per_second":812.5,"memory_bytes":9437184}
 //! {"event":"evaluation","step":1,"eval_loss":5.5,"eval_perplexity":244.7,"valid_tokens":8190,"seconds":2.5,"best":true}
 //! {"event":"end","planned_peak_bytes":1048576,"measured_peak_bytes":1048576,"process_peak_bytes":9437184,"tokens_per_second":810.1}
 //! ```
@@ -44,6 +44,10 @@ pub struct StepRecord {
     /// `tokens` over the seconds the step took.
     #[serde(with = "finite_or_null")]
     pub tokens_per_second: f64,
+    /// Bytes that the run holds of the memory that its budget counts, after the last step: the most that the process ever
+    /// held, or its part of a card by the driver's count.
+    #[serde(default)]
+    pub memory_bytes: u64,
 }
 
 /// One look at validation data.
@@ -161,12 +165,13 @@ mod tests {
         tokens: 4096,
         valid_tokens: 4090,
         tokens_per_second: 812.5,
+        memory_bytes: 5000,
     };
 
     #[test]
     fn a_step_is_one_line_with_the_agreed_names_in_the_agreed_order() {
         let expected = "{\"step\":7,\"loss\":2.5,\"mean_over\":1,\"grad_norm\":0.75,\"lr\":0.001,\
-                        \"tokens\":4096,\"valid_tokens\":4090,\"tokens_per_second\":812.5}\n";
+                        \"tokens\":4096,\"valid_tokens\":4090,\"tokens_per_second\":812.5,\"memory_bytes\":5000}\n";
         assert_eq!(line(&STEP), expected);
         assert_eq!(serde_json::from_str::<StepRecord>(expected).unwrap(), STEP);
         let before = expected.replace("\"mean_over\":1,", "");

@@ -56,6 +56,7 @@ mod tests {
             tokens: 100,
             valid_tokens: 90,
             tokens_per_second,
+            memory_bytes: 5000,
         };
         let mut window = Window::default();
         let (first, last) = (step(1, 2.0, 100.0), step(2, 1.0, 50.0));
@@ -68,6 +69,7 @@ mod tests {
             tokens: 200,
             valid_tokens: 180,
             tokens_per_second: 200.0 / 3.0,
+            memory_bytes: 5000,
             ..last
         };
         assert_eq!(record, expected);
