@@ -7,7 +7,9 @@
 use std::path::PathBuf;
 
 use plimsoll_cuda::lower::{Addend, Limits, Place, Product, Signature};
-use plimsoll_cuda::{CudaDevice, Libraries, Options, Products, Target, faulty_cases, library_folders};
+use plimsoll_cuda::{
+    CudaDevice, CudaOptions, CudaTarget, Libraries, Products, faulty_cases, library_folders,
+};
 use plimsoll_exec::conformance::judge;
 use plimsoll_exec::{CpuDevice, Device, Draw, ExecError, MemoryPool, cases, init};
 use plimsoll_graph::op::Mask;
@@ -35,8 +37,8 @@ fn open(cache: &str) -> Result<CudaDevice, ExecError> {
     let path: Vec<PathBuf> =
         std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
     let environment = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
-    CudaDevice::open(&Options {
-        target: Target { index: 0 },
+    CudaDevice::open(&CudaOptions {
+        target: CudaTarget { index: 0 },
         libraries: Libraries { folders: library_folders(environment.as_deref(), &path) },
         cache: cache.into(),
         products: Products::Library,

@@ -14,12 +14,13 @@ use plimsoll_graph::{DType, Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space};
 
 use crate::driver::{
-    Borrowed, Bound, BoundAttention, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Reserved,
-    Stream, Target, Vendor,
+    Borrowed, Bound, BoundAttention, Card, Compiler, Context, CudaTarget, Folded, Libraries, Mapping,
+    Modules, Reserved, Stream, Vendor,
 };
 use crate::facts::{Rates, facts};
 use crate::lower::{
-    Arg, Attention, AttentionShape, Check, Launch, Library, Limits, Place, Product, Program, Signature, Step,
+    Arg, Attention, AttentionShape, Check, Launch, Library, Limits, LoweredSchedule, Place, Product,
+    Signature, StreamStep,
 };
 
 /// Fills memory that nobody has written: no float of this is a number.
@@ -37,9 +38,9 @@ pub enum Products {
 
 /// How a GPU is opened.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct CudaOptions {
     /// Which one.
-    pub target: Target,
+    pub target: CudaTarget,
     /// Where libraries are looked for.
     pub libraries: Libraries,
     /// Folder that keeps compiled kernels.
@@ -74,7 +75,7 @@ impl CudaDevice {
     /// # Errors
     ///
     /// When the driver, a library or the GPU is missing or too old, or the cache cannot be written.
-    pub fn open(options: &Options) -> Result<CudaDevice, ExecError> {
+    pub fn open(options: &CudaOptions) -> Result<CudaDevice, ExecError> {
         let context = Arc::new(Context::open(options.target)?);
         let stream = Stream::new(&context)?;
         let range = Arc::new(Reserved::new(&context)?);
@@ -195,7 +196,7 @@ impl CudaDevice {
     fn launch_now(&self, kernel: &str, threads: usize, args: Vec<Arg>) -> Result<(), ExecError> {
         let grid = [threads.div_ceil(256) as u32, 1, 1];
         let launch = Launch { kernel: kernel.into(), grid, block: [256, 1], shared: 0, args };
-        let bound = self.bind(&Step::Launch(launch))?;
+        let bound = self.bind(&StreamStep::Launch(launch))?;
         self.queue(&bound)
     }
 
@@ -215,10 +216,10 @@ impl CudaDevice {
         self.mapping.as_ref().ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))
     }
 
-    fn bind(&self, step: &Step) -> Result<Ready, ExecError> {
+    fn bind(&self, step: &StreamStep) -> Result<Ready, ExecError> {
         let base = self.range.base();
         Ok(match step {
-            Step::Launch(launch) => {
+            StreamStep::Launch(launch) => {
                 let mut refused = None;
                 let mut word = |check| {
                     self.word(check).unwrap_or_else(|error| {
@@ -229,16 +230,16 @@ impl CudaDevice {
                 let bound = self.modules.bind(launch, &|place| base + place.0, &mut word)?;
                 refused.map_or(Ok(Ready::Launch(bound)), Err)?
             }
-            Step::Product(product) => Ready::Product(product.clone()),
-            Step::Attention(attention) => {
+            StreamStep::Product(product) => Ready::Product(product.clone()),
+            StreamStep::Attention(attention) => {
                 let plans = self.library.attentions();
                 let workspace = base + attention.workspace.0;
                 Ready::Attention(plans?.bind(attention, &|place| base + place.0, workspace)?)
             }
-            Step::Copy { from, to, bytes } => {
+            StreamStep::Copy { from, to, bytes } => {
                 Ready::Copy { from: base + from.0, to: base + to.0, bytes: *bytes }
             }
-            Step::Zero { to, bytes } => Ready::Zero { to: base + to.0, bytes: *bytes },
+            StreamStep::Zero { to, bytes } => Ready::Zero { to: base + to.0, bytes: *bytes },
         })
     }
 
@@ -285,7 +286,7 @@ enum Ready {
 #[derive(Debug)]
 struct Prepared {
     steps: Vec<Ready>,
-    program: Program,
+    program: LoweredSchedule,
     /// Attention by the library, as it was lowered.
     attentions: Vec<Attention>,
     actions: usize,
@@ -346,9 +347,9 @@ impl Device for CudaDevice {
                 self.arena_bytes
             )));
         }
-        let mut program = Program::of(graph, schedule, &self.library, self.limits)?;
+        let mut program = LoweredSchedule::of(graph, schedule, &self.library, self.limits)?;
         let steps = program.steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>, _>>()?;
-        let of = |step| if let Step::Attention(attention) = step { Some(attention) } else { None };
+        let of = |step| if let StreamStep::Attention(attention) = step { Some(attention) } else { None };
         // The others are bound above; of them only the ranges are needed.
         let attentions = program.steps.drain(..).filter_map(of).collect();
         self.schedules.push(Prepared { steps, program, attentions, actions: schedule.actions.len() });

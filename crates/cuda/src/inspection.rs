@@ -7,7 +7,7 @@ use plimsoll_exec::{Device as _, Draw, ExecError, MemoryPool};
 use plimsoll_graph::{DType, Init};
 use plimsoll_plan::Space;
 
-use crate::device::{CudaDevice, Options};
+use crate::device::{CudaDevice, CudaOptions};
 use crate::lower::{Addend, Place, Product, Signature};
 
 /// Rows and columns of the products that are timed.
@@ -62,7 +62,7 @@ pub struct MeasuredRates {
 /// # Errors
 ///
 /// As [`CudaDevice::open`].
-pub fn inspect(options: &Options) -> Result<Inspection, ExecError> {
+pub fn inspect(options: &CudaOptions) -> Result<Inspection, ExecError> {
     let mut device = CudaDevice::open(options)?;
     let card = device.card().clone();
     let free = match device.pool()? {

@@ -9,7 +9,7 @@ use plimsoll_exec::codes::{Codes, SIGNED, UNSIGNED};
 
 /// One file of kernels.
 #[derive(Clone, Copy, Debug)]
-pub struct Source {
+pub struct KernelSource {
     /// Its name, without the ending `.cu`.
     pub name: &'static str,
     /// Its text.
@@ -20,12 +20,12 @@ pub struct Source {
 
 macro_rules! source {
     ($name:literal, $fused:literal) => {
-        Source { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")), fused: $fused }
+        KernelSource { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")), fused: $fused }
     };
 }
 
 /// Every file of kernels.
-pub const SOURCES: [Source; 15] = [
+pub const SOURCES: [KernelSource; 15] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),

@@ -19,8 +19,8 @@ pub mod lower;
 mod resources;
 mod trials;
 
-pub use device::{CudaDevice, Options, Products};
-pub use driver::{Card, Compiled, Libraries, Target, library_folders};
+pub use device::{CudaDevice, CudaOptions, Products};
+pub use driver::{Card, Compiled, CudaTarget, Libraries, library_folders};
 pub use facts::{Rates, facts};
 pub use inspection::{FoundLibrary, Inspection, MeasuredRates, inspect};
 pub use resources::{Resources, resources};

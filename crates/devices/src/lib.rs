@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use plimsoll_cuda::lower::Limits;
-use plimsoll_cuda::{CudaDevice, Libraries, Products, Target};
+use plimsoll_cuda::{CudaDevice, CudaTarget, Libraries, Products};
 pub use plimsoll_cuda::{FoundLibrary, Inspection, MeasuredRates, library_folders};
 use plimsoll_exec::cases::{self, Case};
 use plimsoll_exec::{CpuDevice, Device, ExecError, Timings};
@@ -135,10 +135,10 @@ pub fn trial(kind: DeviceKind, setup: &Setup) -> Result<Trial, ExecError> {
         DeviceKind::Cuda(index) => {
             let library = card(index, setup);
             let deterministic = Limits { deterministic: true, ..Limits::default() };
-            let ordered = plimsoll_cuda::Options { limits: deterministic, ..library.clone() };
+            let ordered = plimsoll_cuda::CudaOptions { limits: deterministic, ..library.clone() };
             // Products of our own, and every head in chunks, are judged beside the library's.
             let limits = Limits { head_bytes: 0, head_rows: 40, deterministic: true };
-            let own = plimsoll_cuda::Options { products: Products::Own, limits, ..library.clone() };
+            let own = plimsoll_cuda::CudaOptions { products: Products::Own, limits, ..library.clone() };
             Trial {
                 devices: vec![
                     Box::new(CudaDevice::open(&library)?),
@@ -171,9 +171,9 @@ fn processor(setup: &Setup) -> Result<CpuDevice, ExecError> {
     })
 }
 
-fn card(index: usize, setup: &Setup) -> plimsoll_cuda::Options {
-    plimsoll_cuda::Options {
-        target: Target { index },
+fn card(index: usize, setup: &Setup) -> plimsoll_cuda::CudaOptions {
+    plimsoll_cuda::CudaOptions {
+        target: CudaTarget { index },
         libraries: Libraries { folders: setup.gpu.libraries.clone() },
         cache: setup.gpu.cache.clone(),
         products: Products::Library,

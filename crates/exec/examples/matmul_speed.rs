@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use plimsoll_exec::cpu::{Call, Operand, Pool, Scratch, run, workspace};
+use plimsoll_exec::cpu::{Call, CpuOperand, Pool, ScratchMemory, run, workspace};
 use plimsoll_graph::op::Head;
 use plimsoll_graph::{DType, Op, Type};
 
@@ -71,14 +71,14 @@ fn seconds(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize, best: boo
         types.iter().map(|ty| vec![number(ty); ty.shape.elements()]).collect()
     };
     let (mut read, mut written, mut scratch) = (memory(inputs), memory(outputs), vec![0.0_f32; bytes / 4]);
-    let operand = |(data, ty): (&mut Vec<f32>, &Type)| Operand {
+    let operand = |(data, ty): (&mut Vec<f32>, &Type)| CpuOperand {
         pointer: data.as_mut_ptr().cast(),
         ty: *ty,
         accumulate: false,
     };
-    let inputs: Vec<Operand> = read.iter_mut().zip(inputs).map(operand).collect();
-    let outputs: Vec<Operand> = written.iter_mut().zip(outputs).map(operand).collect();
-    let workspace = Scratch { pointer: scratch.as_mut_ptr().cast(), bytes };
+    let inputs: Vec<CpuOperand> = read.iter_mut().zip(inputs).map(operand).collect();
+    let outputs: Vec<CpuOperand> = written.iter_mut().zip(outputs).map(operand).collect();
+    let workspace = ScratchMemory { pointer: scratch.as_mut_ptr().cast(), bytes };
     let call = Call { op, inputs: &inputs, outputs: &outputs, workspace };
     Pool::new(threads).unwrap().enter(|| {
         let begin = Instant::now();

@@ -11,7 +11,7 @@
 //!
 //! Second derivatives are not here: backward ops have no rule.
 
-use crate::graph::{Graph, NodeId, Phase, Source, StateKind};
+use crate::graph::{Graph, NodeId, Phase, StateKind, ValueSource};
 use crate::rules::{derivative, turn_head};
 use crate::tape::Tape;
 use crate::{GraphError, Op, Type, Value};
@@ -99,7 +99,7 @@ fn move_to_end(graph: &mut Graph, id: NodeId) {
     for index in id.index()..graph.nodes.len() {
         for output in 0..graph.nodes[index].outputs.len() {
             let value = graph.nodes[index].outputs[output];
-            graph.values[value.index()].source = Source::Node { node: NodeId(index as u32), output };
+            graph.values[value.index()].source = ValueSource::Node { node: NodeId(index as u32), output };
         }
     }
 }

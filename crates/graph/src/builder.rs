@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 
 use crate::graph::{
-    Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, ValueInfo,
+    Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, ValueInfo, ValueSource,
 };
 use crate::{DType, GraphError, Op, Shape, Type, Value, infer};
 
@@ -63,7 +63,7 @@ impl Graph {
             }
             return known;
         }
-        let value = self.push_value(ty, Source::Input, None);
+        let value = self.push_value(ty, ValueSource::Input, None);
         name.clone_into(&mut self.values[value.index()].name);
         self.inputs.push(value);
         value
@@ -175,7 +175,7 @@ impl Graph {
         };
         let node = NodeId(self.nodes.len() as u32);
         let outputs = (0..outputs.len())
-            .map(|output| self.push_value(outputs[output], Source::Node { node, output }, None))
+            .map(|output| self.push_value(outputs[output], ValueSource::Node { node, output }, None))
             .collect();
         let (block, phase, derivative_of) = (self.current, self.phase, self.derivative_of);
         self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs, block, phase, derivative_of });
@@ -214,7 +214,7 @@ impl Graph {
         let known = self.node(node).outputs.len();
         let outputs = infer(&op, &types).unwrap_or_default();
         let added: Vec<Value> = (known..outputs.len())
-            .map(|output| self.push_value(outputs[output], Source::Node { node, output }, None))
+            .map(|output| self.push_value(outputs[output], ValueSource::Node { node, output }, None))
             .collect();
         let node = &mut self.nodes[node.index()];
         (node.op, node.phase) = (op, Phase::Backward);
@@ -262,14 +262,14 @@ impl Graph {
             return known;
         }
         let id = StateId(self.states.len() as u32);
-        let value = self.push_value(ty, Source::State, Some((id, 0)));
+        let value = self.push_value(ty, ValueSource::State, Some((id, 0)));
         self.state_ids.insert(name.clone(), id);
         self.states.push(State { name, ty, kind, init, versions: vec![value] });
         id
     }
 
     #[track_caller]
-    fn push_value(&mut self, ty: Type, source: Source, state: Option<(StateId, u32)>) -> Value {
+    fn push_value(&mut self, ty: Type, source: ValueSource, state: Option<(StateId, u32)>) -> Value {
         if !ty.is_addressable() {
             self.fail("shape", format!("{ty} has more bytes than a machine can address"));
         }

@@ -91,7 +91,7 @@ pub struct Node {
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ValueSource {
     /// The caller writes it before the schedule runs.
     Input,
     /// Output `output` of `node`.
@@ -111,7 +111,7 @@ pub struct ValueInfo {
     /// Shape and element type.
     pub ty: Type,
     /// Where it comes from.
-    pub source: Source,
+    pub source: ValueSource,
     /// The state it is a version of, and which version, if it lives in state.
     pub state: Option<(StateId, u32)>,
     /// The name of an input; empty for the rest.
@@ -300,8 +300,8 @@ impl Graph {
     /// The node that writes a value, unless the caller does or it is initial state.
     pub fn producer(&self, value: Value) -> Option<NodeId> {
         match self.value(value).source {
-            Source::Node { node, .. } => Some(node),
-            Source::Input | Source::State => None,
+            ValueSource::Node { node, .. } => Some(node),
+            ValueSource::Input | ValueSource::State => None,
         }
     }
 

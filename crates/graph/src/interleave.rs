@@ -14,7 +14,7 @@
 //! A node that moved is a backward node of the layer it stands in. What it computes, and in which order, is what
 //! it was: the numbers are those of updates at the end, to the bit.
 
-use crate::graph::{Graph, Node, NodeId, Phase, Source};
+use crate::graph::{Graph, Node, NodeId, Phase, ValueSource};
 use crate::{GraphError, Value};
 
 /// `graph` with its update nodes moved into the backward phase. Ids of values stay the same.
@@ -84,7 +84,7 @@ fn permute(mut graph: Graph, order: &[usize], behind: &[usize]) -> Graph {
             node = Node { phase: Phase::Backward, block, derivative_of, ..node };
         }
         for (output, value) in node.outputs.iter().enumerate() {
-            graph.values[value.index()].source = Source::Node { node: NodeId(index as u32), output };
+            graph.values[value.index()].source = ValueSource::Node { node: NodeId(index as u32), output };
         }
         graph.nodes.push(node);
     }

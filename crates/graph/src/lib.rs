@@ -47,8 +47,8 @@ pub use dtype::DType;
 pub use error::GraphError;
 pub use fuse::fuse;
 pub use graph::{
-    Block, BlockId, Graph, Init, Node, NodeId, Phase, Source, State, StateId, StateKind, Value, ValueInfo,
-    name_hash,
+    Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, Value, ValueInfo,
+    ValueSource, name_hash,
 };
 pub use interleave::interleave;
 pub use layers::{Chain, IGNORED_TARGET};

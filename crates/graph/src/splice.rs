@@ -3,7 +3,7 @@
 //! Values keep their ids, and with them their readers. A pass hands the nodes over one by one, each with what must stand
 //! before and after it; in the end, sources of values and the forward nodes of derivatives are told their new places.
 
-use crate::graph::{Graph, Node, NodeId, Source, ValueInfo};
+use crate::graph::{Graph, Node, NodeId, ValueInfo, ValueSource};
 use crate::{DType, GraphError, Op, Type, Value};
 
 /// A graph whose nodes are being listed again.
@@ -45,7 +45,12 @@ impl Splice {
     /// A value of the same shape.
     pub(crate) fn fresh(&mut self, like: Value, dtype: DType) -> Value {
         let ty = Type { dtype, ..self.graph.ty(like) };
-        self.graph.values.push(ValueInfo { ty, source: Source::Input, state: None, name: String::new() });
+        self.graph.values.push(ValueInfo {
+            ty,
+            source: ValueSource::Input,
+            state: None,
+            name: String::new(),
+        });
         Value(self.graph.values.len() as u32 - 1)
     }
 
@@ -55,7 +60,7 @@ impl Splice {
         for (index, node) in nodes.iter_mut().enumerate() {
             node.derivative_of = node.derivative_of.map(|forward| NodeId(places[forward.index()] as u32));
             for (output, &value) in node.outputs.iter().enumerate() {
-                graph.values[value.index()].source = Source::Node { node: NodeId(index as u32), output };
+                graph.values[value.index()].source = ValueSource::Node { node: NodeId(index as u32), output };
             }
         }
         graph.nodes = nodes;

@@ -6,7 +6,7 @@
 //! * versions of state are written one after the other, and nobody reads an old one after the next is
 //!   written, because both are the same bytes.
 
-use crate::graph::{Graph, NodeId, Source};
+use crate::graph::{Graph, NodeId, ValueSource};
 use crate::rules::agree;
 use crate::{GraphError, infer};
 
@@ -20,7 +20,7 @@ impl Graph {
         let mut written = vec![false; self.value_count()];
         let mut version = vec![0u32; self.states.len()];
         for (index, info) in self.values.iter().enumerate() {
-            written[index] = !matches!(info.source, Source::Node { .. });
+            written[index] = !matches!(info.source, ValueSource::Node { .. });
         }
         let mut last_phase = None;
         for id in self.node_ids() {
@@ -44,7 +44,7 @@ impl Graph {
             }
             self.check_outputs(id)?;
             for (output, &value) in node.outputs.iter().enumerate() {
-                let source = Source::Node { node: id, output };
+                let source = ValueSource::Node { node: id, output };
                 if written[value.index()] || self.value(value).source != source {
                     return Err(self.fault(id, format!("writes {value}, which is not its own")));
                 }

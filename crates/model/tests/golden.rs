@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use plimsoll_graph::{BlockId, Graph, NodeId, Source, StateKind, Value, differentiate};
+use plimsoll_graph::{BlockId, Graph, NodeId, StateKind, Value, ValueSource, differentiate};
 use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Rope};
 use safetensors::SafeTensors;
 
@@ -171,10 +171,10 @@ fn describe(graph: &Graph, block: BlockId) -> Vec<String> {
     let mut outside: Vec<Value> = Vec::new();
     let mut name = |value: Value| match (graph.value(value).state, graph.value(value).source) {
         (Some((state, version)), _) => format!("{}@{version}", graph.state(state).name.replace(&prefix, "")),
-        (None, Source::Node { node, output }) if nodes.contains(&node) => {
+        (None, ValueSource::Node { node, output }) if nodes.contains(&node) => {
             format!("node {} output {output}", nodes.iter().position(|&id| id == node).unwrap())
         }
-        (None, Source::Input) => graph.value(value).name.clone(),
+        (None, ValueSource::Input) => graph.value(value).name.clone(),
         (None, _) => {
             let known = outside.iter().position(|&seen| seen == value);
             format!(

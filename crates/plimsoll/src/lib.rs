@@ -94,7 +94,7 @@ pub mod training {
     pub mod data {
         pub use plimsoll_train::data::{
             BEGIN, BYTE_VOCABULARY, Batches, ChatTemplate, Corpus, Counts, DataError, DataSpec, Dataset, END,
-            Feed, Group, IGNORED, Inputs, Layout, Order, PAD, Part, Permutation, Progress, Rendered, Rows,
+            Feed, Group, IGNORED, Inputs, Order, PAD, Part, Permutation, Progress, Rendered, RowLayout, Rows,
             Sequence, Shown, ShownPart, Source, Special, Synthetic, Task, Text, TextStream, Tokenizer,
             Validation,
         };
@@ -103,9 +103,9 @@ pub mod training {
     /// Files of models, and files that appear whole or not at all.
     pub mod files {
         pub use plimsoll_train::files::{
-            Checksum, Dtype, FileError, LARGE, Loaded, ModelFolder, ModelFormat, SMALL, Stored, StoredTensor,
-            TensorFile, TensorSpec, TensorWriter, WeightError, check_writable, create_folder, load_weights,
-            read_any_text, read_whole, save_weights, temporary_file, write_whole,
+            Checksum, Dtype, FileError, LARGE, Loaded, ModelFolder, ModelFormat, SMALL, StoredName,
+            StoredTensor, TensorFile, TensorSpec, TensorWriter, WeightError, check_writable, create_folder,
+            load_weights, read_any_text, read_whole, save_weights, temporary_file, write_whole,
         };
     }
 

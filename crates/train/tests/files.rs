@@ -10,7 +10,7 @@ use std::sync::Arc;
 use half::bf16;
 use plimsoll_exec::rounding;
 use plimsoll_plan::Strategy;
-use plimsoll_train::files::{Dtype, ModelFolder, ModelFormat, Stored, TensorSpec, TensorWriter};
+use plimsoll_train::files::{Dtype, ModelFolder, ModelFormat, StoredName, TensorSpec, TensorWriter};
 use plimsoll_train::{Options, Run, StateStorage, WeightStorage};
 use tempfile::TempDir;
 
@@ -23,9 +23,9 @@ fn run(seed: u64) -> Run {
 }
 
 /// With the prefix that some of GPT-2's files have and some do not.
-fn stored(name: &str) -> Stored {
+fn stored(name: &str) -> StoredName {
     let bare = name.trim_start_matches("transformer.");
-    Stored { name: format!("transformer.{bare}"), alternatives: vec![bare.to_owned()], optional: false }
+    StoredName { name: format!("transformer.{bare}"), alternatives: vec![bare.to_owned()], optional: false }
 }
 
 fn form() -> ModelFormat {
@@ -58,7 +58,7 @@ fn weights_come_back_bit_for_bit_from_one_file_and_from_many() {
 fn half_precision_files_load_as_their_rounded_numbers_and_other_names_are_found() {
     let folder = TempDir::new().unwrap();
     let saved = run(1);
-    let bare = |name: &str| Stored::plain(name.trim_start_matches("transformer."));
+    let bare = |name: &str| StoredName::plain(name.trim_start_matches("transformer."));
     let written = ModelFormat { dtype: Some(Dtype::BF16), stored: Arc::new(bare), ..ModelFormat::default() };
     saved.save_weights(folder.path(), &written).unwrap();
     let mut loaded = run(2);
@@ -184,7 +184,7 @@ fn tensors_that_nobody_asked_for_and_parameters_that_may_be_new_are_listed() {
     loaded.save_weights(folder.path(), &form()).unwrap();
     let mut loaded = three;
     let drawn = loaded.state("transformer.h.2.ln_1.weight").unwrap();
-    let optional = |name: &str| Stored { optional: name.contains(".h.2."), ..stored(name) };
+    let optional = |name: &str| StoredName { optional: name.contains(".h.2."), ..stored(name) };
     let form = ModelFormat { stored: Arc::new(optional), ..ModelFormat::default() };
     let absent = loaded.load_weights(&ModelFolder::open(folder.path()).unwrap(), &form).unwrap().absent;
     assert_eq!(absent.len(), 12);

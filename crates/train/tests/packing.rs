@@ -12,7 +12,7 @@ use plimsoll_model::{Architecture, IGNORED};
 use plimsoll_plan::{Role, Strategy};
 use plimsoll_train::Run;
 use plimsoll_train::data::{
-    Batches, DataSpec, Dataset, Feed, Layout, Part, Sequence, Source, Task, Tokenizer, Validation,
+    Batches, DataSpec, Dataset, Feed, Part, RowLayout, Sequence, Source, Task, Tokenizer, Validation,
 };
 
 mod support;
@@ -54,7 +54,7 @@ impl Learned {
 }
 
 /// All rows of the documents, in order.
-fn rows(layout: Layout) -> Vec<Sequence> {
+fn rows(layout: RowLayout) -> Vec<Sequence> {
     let folder = tempfile::tempdir().unwrap();
     let lines: Vec<String> = DOCUMENTS.iter().map(|text| format!("{{\"text\": {text:?}}}\n")).collect();
     let path = folder.path().join("documents.jsonl");
@@ -130,7 +130,7 @@ fn models() -> [(&'static str, Architecture); 2] {
 
 #[test]
 fn every_document_has_the_same_loss_and_gradients_packed_and_padded() {
-    let (packed, padded) = (rows(Layout::Packed), rows(Layout::Padded));
+    let (packed, padded) = (rows(RowLayout::Packed), rows(RowLayout::Padded));
     // 20 + 10 + 19 + 61 + 6 + 14 positions.
     assert_eq!((packed.len(), padded.len()), (5, 7));
     let shared = packed.iter().flat_map(|row| alone(row).into_iter().map(|(_, only)| only != *row));
@@ -153,7 +153,7 @@ fn every_document_has_the_same_loss_and_gradients_packed_and_padded() {
 fn what_the_neighbours_say_changes_no_bit() {
     for (name, model) in models() {
         let mut run = run(&model.with_documents(true));
-        for (document, row) in rows(Layout::Packed).iter().flat_map(alone) {
+        for (document, row) in rows(RowLayout::Packed).iter().flat_map(alone) {
             let mut other = row.clone();
             for (token, &target) in other.tokens.iter_mut().zip(&row.targets) {
                 *token = if target == IGNORED { 99 } else { *token };
@@ -168,7 +168,7 @@ fn what_the_neighbours_say_changes_no_bit() {
 fn without_boundaries_the_difference_would_be_seen() {
     for (name, model) in models() {
         let mut run = run(&model.with_documents(false));
-        let (packed, padded) = (rows(Layout::Packed), rows(Layout::Padded));
+        let (packed, padded) = (rows(RowLayout::Packed), rows(RowLayout::Padded));
         let second = packed.iter().find_map(|row| alone(row).into_iter().nth(1)).unwrap();
         let own = padded.iter().flat_map(alone).find(|(tokens, _)| *tokens == second.0).unwrap().1;
         let apart = learn(&mut run, &second.1).distance(&learn(&mut run, &own));

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_exec::Device;
-use plimsoll_plan::file::{FileError, Saved};
+use plimsoll_plan::file::{PlanFileError, Saved};
 use plimsoll_plan::{Program, Strategy};
 use plimsoll_train::{
     LanguageModel, Optimizer, OptimizerKind, Options, Planned, Run, Update, plan_for, plan_from_file, program,
@@ -81,7 +81,7 @@ fn what_differs_is_named() {
     let mut other = planned.choice.program.clone();
     other.train.facts.alignment *= 2;
     let error = Saved::parse(&text).unwrap().for_program(other).unwrap_err();
-    assert!(matches!(error, FileError::Differs { what: "device", .. }), "{error}");
+    assert!(matches!(error, PlanFileError::Differs { what: "device", .. }), "{error}");
     assert!(refused(&model(2), &asked, "{}").contains("not a plan file"));
 }
 

@@ -13,7 +13,7 @@ use plimsoll_exec::ExecError;
 use sha2::{Digest, Sha256};
 
 use super::Libraries;
-use crate::kernels::{SOURCES, Source, headers};
+use crate::kernels::{KernelSource, SOURCES, headers};
 
 /// One file of kernels as machine code.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl Compiler<'_> {
 
     fn compile_and_keep(
         &self,
-        source: &'static Source,
+        source: &'static KernelSource,
         headers: &[(&str, String)],
     ) -> Result<Compiled, ExecError> {
         let compiled = compile(source, headers, self.architecture)?;
@@ -81,7 +81,7 @@ impl Compiler<'_> {
     }
 
     /// Where the code of a source is kept.
-    fn file(&self, source: &Source, headers: &[(&str, String)]) -> PathBuf {
+    fn file(&self, source: &KernelSource, headers: &[(&str, String)]) -> PathBuf {
         let mut hash = Sha256::new();
         let texts = headers.iter().map(|(_, text)| text.as_str()).chain([source.text, self.architecture]);
         for text in texts.chain(options(source, self.architecture).iter().map(String::as_str)) {
@@ -104,7 +104,7 @@ fn not_writable(folder: &Path, error: &std::io::Error) -> ExecError {
     ))
 }
 
-fn options(source: &Source, architecture: &str) -> Vec<String> {
+fn options(source: &KernelSource, architecture: &str) -> Vec<String> {
     let fused = if source.fused { "true" } else { "false" };
     vec![
         format!("--gpu-architecture={architecture}"),
@@ -126,7 +126,7 @@ impl Drop for Program {
 
 /// Compiles one source for one architecture.
 fn compile(
-    source: &'static Source,
+    source: &'static KernelSource,
     headers: &[(&str, String)],
     architecture: &str,
 ) -> Result<Compiled, ExecError> {
@@ -210,15 +210,16 @@ mod tests {
         let libraries = Libraries::default();
         let compiler = Compiler { libraries: &libraries, cache: Path::new("/cache"), architecture: "sm_90a" };
         let headers = headers();
-        let file =
-            |compiler: &Compiler, source: &Source, headers: &[(&str, String)]| compiler.file(source, headers);
+        let file = |compiler: &Compiler, source: &KernelSource, headers: &[(&str, String)]| {
+            compiler.file(source, headers)
+        };
         let first = file(&compiler, &SOURCES[0], &headers);
         assert_eq!(first, file(&compiler, &SOURCES[0], &headers));
         let other = Compiler { architecture: "sm_80", ..compiler.clone() };
         let mut edited = headers.clone();
         edited[0].1.push(' ');
-        let source = Source { text: "// other", ..SOURCES[0] };
-        let fused = Source { fused: false, ..SOURCES[0] };
+        let source = KernelSource { text: "// other", ..SOURCES[0] };
+        let fused = KernelSource { fused: false, ..SOURCES[0] };
         for changed in [
             file(&other, &SOURCES[0], &headers),
             file(&compiler, &SOURCES[0], &edited),

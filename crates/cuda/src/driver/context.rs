@@ -13,7 +13,7 @@ const OLDEST: (i32, i32) = (8, 0);
 
 /// The device that an operator names with `cuda:n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct CudaTarget {
     /// Index of the GPU, as CUDA counts.
     pub index: usize,
 }
@@ -71,7 +71,7 @@ impl Context {
     /// # Errors
     ///
     /// When there is no driver, no such GPU, or the GPU is too old.
-    pub(crate) fn open(target: Target) -> Result<Context, ExecError> {
+    pub(crate) fn open(target: CudaTarget) -> Result<Context, ExecError> {
         let free = nvml::free_memory();
         Libraries::driver()?;
         load_lazily();

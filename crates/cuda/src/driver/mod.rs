@@ -27,7 +27,7 @@ pub(crate) use blas::Blas;
 pub use compiler::Compiled;
 pub(crate) use compiler::Compiler;
 pub(crate) use context::Context;
-pub use context::{Card, Target};
+pub use context::{Card, CudaTarget};
 pub(crate) use cudnn::Cudnn;
 pub use libraries::{Libraries, library_folders};
 pub(crate) use modules::{Bound, Modules};

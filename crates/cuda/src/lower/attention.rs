@@ -5,7 +5,7 @@ use plimsoll_graph::DType;
 use plimsoll_graph::op::Mask;
 
 use super::elementwise::blocks;
-use super::launch::{Arg, Step};
+use super::launch::{Arg, StreamStep};
 use super::library::{Attention, AttentionShape, AttentionTensor};
 use super::lowering::{Call, Lowering, Operand, i32, i64, suffix, unsupported};
 use super::place::Place;
@@ -141,7 +141,7 @@ fn by_library(to: &mut Lowering, call: &Call, shape: Option<AttentionShape>) -> 
             sums_of(to, &shape, &mut places);
         }
         let workspace = to.take(bytes);
-        to.steps.push(Step::Attention(Attention { shape, places, workspace }));
+        to.steps.push(StreamStep::Attention(Attention { shape, places, workspace }));
     }
     true
 }
@@ -220,7 +220,7 @@ mod tests {
     use plimsoll_graph::{Op, Type};
 
     use super::super::library::Signature;
-    use super::super::{ALIGNMENT, Library, Limits, NoLibrary, Work, lower, needs};
+    use super::super::{ALIGNMENT, Library, Limits, NoLibrary, PlacedOp, lower, needs};
     use super::*;
 
     /// A library with a plan for every attention, whose scratch is what cuDNN's takes.
@@ -240,7 +240,7 @@ mod tests {
 
     const DIMS: [usize; 4] = [8, 2048, 32, 64]; // (B, T, H, D)
 
-    fn operands(deterministic: bool) -> (Vec<Step>, u64) {
+    fn operands(deterministic: bool) -> (Vec<StreamStep>, u64) {
         let [batch, length, heads, width] = DIMS;
         let half = |shape: [usize; 4]| Type { shape: shape.into(), dtype: DType::Bf16 };
         let query = half([batch, length, heads, width]);
@@ -257,7 +257,7 @@ mod tests {
         let mask = Mask { causal: true, documents: false, window: None };
         let op = Op::AttentionGrad { mask, scale: 0.125 };
         let limits = Limits { deterministic, ..Limits::default() };
-        let work = Work { op: &op, inputs: &inputs, outputs: &outputs, scratch: Place(next) };
+        let work = PlacedOp { op: &op, inputs: &inputs, outputs: &outputs, scratch: Place(next) };
         let types = |operands: &[Operand]| operands.iter().map(|operand| operand.ty).collect::<Vec<_>>();
         let needs = needs(&op, &types(&inputs), &types(&outputs), &Every, limits).unwrap();
         (lower(&work, &Every, limits).unwrap(), needs.scratch)
@@ -269,7 +269,7 @@ mod tests {
         let slices: Vec<&Attention> = steps
             .iter()
             .map(|step| match step {
-                Step::Attention(attention) => attention,
+                StreamStep::Attention(attention) => attention,
                 other => panic!("{other:?}"),
             })
             .collect();

@@ -111,7 +111,7 @@ pub struct Launch {
 
 /// One thing a stream does.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum StreamStep {
     /// Launches a kernel.
     Launch(Launch),
     /// Has the library multiply matrices.
@@ -136,17 +136,17 @@ pub enum Step {
     },
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for StreamStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Step::Launch(launch) => {
+            StreamStep::Launch(launch) => {
                 let ([x, y, z], [a, b]) = (launch.grid, launch.block);
                 write!(f, "{}<<<{x}x{y}x{z}, {a}x{b}, {}>>>", launch.kernel, launch.shared)
             }
-            Step::Product(product) => write!(f, "product {:?}", product.signature),
-            Step::Attention(attention) => write!(f, "attention {:?}", attention.shape),
-            Step::Copy { from, to, bytes } => write!(f, "copy {}+{bytes} -> {}", from.0, to.0),
-            Step::Zero { to, bytes } => write!(f, "zero {}+{bytes}", to.0),
+            StreamStep::Product(product) => write!(f, "product {:?}", product.signature),
+            StreamStep::Attention(attention) => write!(f, "attention {:?}", attention.shape),
+            StreamStep::Copy { from, to, bytes } => write!(f, "copy {}+{bytes} -> {}", from.0, to.0),
+            StreamStep::Zero { to, bytes } => write!(f, "zero {}+{bytes}", to.0),
         }
     }
 }

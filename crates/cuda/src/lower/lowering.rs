@@ -4,7 +4,7 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::{DType, Op, Shape, Type};
 
 use super::ALIGNMENT;
-use super::launch::{Arg, Launch, Step};
+use super::launch::{Arg, Launch, StreamStep};
 use super::library::Library;
 use super::place::Place;
 
@@ -72,7 +72,7 @@ pub(super) struct Call<'a> {
 pub(super) struct Lowering<'a> {
     pub(super) library: &'a dyn Library,
     pub(super) limits: Limits,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<StreamStep>,
     scratch: Place,
     used: u64,
     /// The most scratch that was ever in use.
@@ -122,20 +122,20 @@ impl<'a> Lowering<'a> {
         args: Vec<Arg>,
     ) {
         if !grid.contains(&0) {
-            self.steps.push(Step::Launch(Launch { kernel: kernel.into(), grid, block, shared, args }));
+            self.steps.push(StreamStep::Launch(Launch { kernel: kernel.into(), grid, block, shared, args }));
         }
     }
 
     /// A copy within the arena, if there is anything to move.
     pub(super) fn copy(&mut self, from: Place, to: Place, bytes: u64) {
         if from != to && bytes > 0 {
-            self.steps.push(Step::Copy { from, to, bytes });
+            self.steps.push(StreamStep::Copy { from, to, bytes });
         }
     }
 
     pub(super) fn zero(&mut self, to: &Operand) {
         if to.count() > 0 {
-            self.steps.push(Step::Zero { to: to.place, bytes: to.ty.bytes() as u64 });
+            self.steps.push(StreamStep::Zero { to: to.place, bytes: to.ty.bytes() as u64 });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! From actions to launches: what a GPU is asked to do, as plain data.
 //!
-//! [`lower`] turns one op on operands with places into [`Step`]s; [`needs`] is the same walk with no places, which
+//! [`lower`] turns one op on operands with places into [`StreamStep`]s; [`needs`] is the same walk with no places, which
 //! notes how much scratch it would take, so the two cannot disagree. Everything that a result's bits could depend on
 //! (chunks, tiles, partial sums) follows from shapes here, never from what is free.
 //!
@@ -20,14 +20,14 @@ mod movement;
 mod norms;
 mod place;
 mod product;
-mod program;
+mod schedule;
 mod sums;
 mod updates;
 
 use plimsoll_exec::ExecError;
 use plimsoll_graph::{Op, Type};
 
-pub use launch::{Arg, Check, Launch, Step};
+pub use launch::{Arg, Check, Launch, StreamStep};
 pub use library::{
     Addend, Attention, AttentionShape, AttentionTensor, Library, NoLibrary, Product, Signature,
 };
@@ -35,14 +35,14 @@ pub(crate) use lowering::kind;
 use lowering::{Call, Lowering};
 pub use lowering::{Limits, Operand};
 pub use place::Place;
-pub use program::Program;
+pub use schedule::LoweredSchedule;
 
 /// Bytes that offsets in scratch are multiples of, and that kernels and libraries expect of every operand.
 pub const ALIGNMENT: u64 = 256;
 
 /// One op and where its operands lie.
 #[derive(Clone, Debug)]
-pub struct Work<'a> {
+pub struct PlacedOp<'a> {
     /// The op.
     pub op: &'a Op,
     /// Its inputs.
@@ -58,7 +58,7 @@ pub struct Work<'a> {
 /// # Errors
 ///
 /// When there is no kernel for these element types or sizes.
-pub fn lower(work: &Work, library: &dyn Library, limits: Limits) -> Result<Vec<Step>, ExecError> {
+pub fn lower(work: &PlacedOp, library: &dyn Library, limits: Limits) -> Result<Vec<StreamStep>, ExecError> {
     let mut lowering = Lowering::new(library, limits, work.scratch);
     emit(&mut lowering, &Call { op: work.op, inputs: work.inputs, outputs: work.outputs })?;
     Ok(lowering.steps)

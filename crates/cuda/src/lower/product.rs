@@ -5,7 +5,7 @@ use plimsoll_graph::DType;
 
 use super::ALIGNMENT;
 use super::elementwise::blocks;
-use super::launch::{Arg, Step};
+use super::launch::{Arg, StreamStep};
 use super::library::{Addend, Product, Signature};
 use super::lowering::{Call, Lowering, Operand, i64, kind, lanes, suffix, unsupported};
 use super::place::Place;
@@ -175,7 +175,7 @@ fn by_library(
     let mark = to.mark();
     let workspace = to.take(bytes);
     to.release(mark);
-    to.steps.push(Step::Product(Product { signature, a, b, c, addend, workspace }));
+    to.steps.push(StreamStep::Product(Product { signature, a, b, c, addend, workspace }));
 }
 
 fn add_row(to: &mut Lowering, call: &Call, c: Matrix, row: (Place, DType)) -> Result<(), ExecError> {

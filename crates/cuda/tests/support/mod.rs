@@ -14,7 +14,7 @@ use std::sync::{Mutex, OnceLock};
 
 use libloading::Library;
 use plimsoll_cuda::kernels::{SOURCES, headers};
-use plimsoll_cuda::lower::{Arg, Check, Launch, Limits, NoLibrary, Program, Step};
+use plimsoll_cuda::lower::{Arg, Check, Launch, Limits, LoweredSchedule, NoLibrary, StreamStep};
 use plimsoll_cuda::{Rates, facts};
 use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
@@ -157,7 +157,7 @@ pub(crate) struct HostDevice {
     /// Aligned as a GPU's arena is; every byte 0xff, so that what was not written is no number.
     arena: Vec<Line>,
     checks: Mutex<Vec<(Check, Box<u64>)>>,
-    schedules: Vec<Program>,
+    schedules: Vec<LoweredSchedule>,
 }
 
 impl std::fmt::Debug for HostDevice {
@@ -184,17 +184,19 @@ impl HostDevice {
         self.arena.as_flattened_bytes()
     }
 
-    pub(crate) fn step(&mut self, step: &Step) {
+    pub(crate) fn step(&mut self, step: &StreamStep) {
         let base = self.base();
         match step {
-            Step::Launch(launch) => self.kernels.launch(launch, base, &mut self.checks.lock().unwrap()),
-            Step::Product(_) | Step::Attention(_) => panic!("{step} without a library"),
+            StreamStep::Launch(launch) => self.kernels.launch(launch, base, &mut self.checks.lock().unwrap()),
+            StreamStep::Product(_) | StreamStep::Attention(_) => panic!("{step} without a library"),
             // SAFETY: the lowering is judged by these tests; places lie in the arena.
-            Step::Copy { from, to, bytes } => unsafe {
+            StreamStep::Copy { from, to, bytes } => unsafe {
                 ((base + to.0) as *mut u8).copy_from((base + from.0) as *const u8, *bytes as usize);
             },
             // SAFETY: as above.
-            Step::Zero { to, bytes } => unsafe { ((base + to.0) as *mut u8).write_bytes(0, *bytes as usize) },
+            StreamStep::Zero { to, bytes } => unsafe {
+                ((base + to.0) as *mut u8).write_bytes(0, *bytes as usize);
+            },
         }
     }
 }
@@ -227,7 +229,7 @@ impl Device for HostDevice {
     }
 
     fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
-        self.schedules.push(Program::of(graph, schedule, &NoLibrary, self.limits)?);
+        self.schedules.push(LoweredSchedule::of(graph, schedule, &NoLibrary, self.limits)?);
         Ok(ScheduleId(self.schedules.len() - 1))
     }
 

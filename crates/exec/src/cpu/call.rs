@@ -14,7 +14,7 @@ use crate::ExecError;
 
 /// A place in the arena seen as a value.
 #[derive(Clone, Copy, Debug)]
-pub struct Operand {
+pub struct CpuOperand {
     /// First byte.
     pub pointer: *mut u8,
     /// Shape and element type.
@@ -25,28 +25,29 @@ pub struct Operand {
 
 // SAFETY: an operand is an address inside the arena, which outlives every call; kernels split what they
 // write between threads so that no two threads touch the same element.
-unsafe impl Send for Operand {}
+unsafe impl Send for CpuOperand {}
 // SAFETY: as above.
-unsafe impl Sync for Operand {}
+unsafe impl Sync for CpuOperand {}
 
 /// Memory that a kernel may use as it likes during one call; contents are undefined before and after.
 #[derive(Clone, Copy, Debug)]
-pub struct Scratch {
+pub struct ScratchMemory {
     /// First byte, aligned for floats.
     pub pointer: *mut u8,
     /// How many bytes.
     pub bytes: usize,
 }
 
-impl Scratch {
+impl ScratchMemory {
     /// For kernels that need none.
-    pub const NONE: Scratch = Scratch { pointer: std::ptr::dangling_mut::<f32>().cast(), bytes: 0 };
+    pub const NONE: ScratchMemory =
+        ScratchMemory { pointer: std::ptr::dangling_mut::<f32>().cast(), bytes: 0 };
 }
 
 // SAFETY: as for operands: an address inside the arena, whose parts kernels share out between threads.
-unsafe impl Send for Scratch {}
+unsafe impl Send for ScratchMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Scratch {}
+unsafe impl Sync for ScratchMemory {}
 
 /// An op with its operands.
 #[derive(Clone, Copy, Debug)]
@@ -54,11 +55,11 @@ pub struct Call<'a> {
     /// What to compute.
     pub op: &'a Op,
     /// What to read.
-    pub inputs: &'a [Operand],
+    pub inputs: &'a [CpuOperand],
     /// What to write. State that is updated in place appears here only.
-    pub outputs: &'a [Operand],
+    pub outputs: &'a [CpuOperand],
     /// At least the bytes the device asked for.
-    pub workspace: Scratch,
+    pub workspace: ScratchMemory,
 }
 
 impl Call<'_> {
@@ -153,12 +154,12 @@ impl Call<'_> {
     /// The scratch memory as floats.
     #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
     pub(super) fn scratch(&self) -> &mut [f32] {
-        let Scratch { pointer, bytes } = self.workspace;
+        let ScratchMemory { pointer, bytes } = self.workspace;
         // SAFETY: as for outputs; the workspace is a buffer of its own for the length of the action.
         unsafe { std::slice::from_raw_parts_mut(pointer.cast(), bytes / 4) }
     }
 
-    fn slice<T>(&self, operand: &Operand, dtype: DType) -> &[T] {
+    fn slice<T>(&self, operand: &CpuOperand, dtype: DType) -> &[T] {
         assert_eq!(operand.ty.dtype, dtype, "an input of {}", self.op.name());
         // SAFETY: the range lies inside the arena, is aligned and was written by an earlier action;
         // nothing writes it during this one (see the module's documentation).

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use plimsoll_graph::{DType, Op};
 
 use super::lanes::PIECE;
-use super::{Call, Operand, movement, pieces};
+use super::{Call, CpuOperand, movement, pieces};
 use crate::ExecError;
 
 /// Runs an op of this file.
@@ -33,7 +33,7 @@ fn cast(call: &Call) -> Result<(), ExecError> {
     Ok(())
 }
 
-fn cast_piece(x: &Operand, y: &Operand, start: usize, len: usize) {
+fn cast_piece(x: &CpuOperand, y: &CpuOperand, start: usize, len: usize) {
     const CHUNK: usize = 256;
     let mut numbers = [0.0f32; CHUNK];
     for at in (start..start + len).step_by(CHUNK) {
@@ -75,7 +75,7 @@ pub(super) fn accumulate(call: &Call) {
 /// # Safety
 ///
 /// As many elements as `numbers` lie there and no other thread writes them.
-pub(super) unsafe fn load(x: &Operand, at: usize, numbers: &mut [f32]) {
+pub(super) unsafe fn load(x: &CpuOperand, at: usize, numbers: &mut [f32]) {
     /// Integers become floats one by one.
     fn each<T: Copy>(from: &[T], numbers: &mut [f32], float: impl Fn(T) -> f32) {
         for (number, &x) in numbers.iter_mut().zip(from) {
@@ -102,7 +102,7 @@ pub(super) unsafe fn load(x: &Operand, at: usize, numbers: &mut [f32]) {
 /// # Safety
 ///
 /// As many elements as `numbers` lie there and nobody else uses them.
-pub(super) unsafe fn store(y: &Operand, at: usize, numbers: &[f32]) {
+pub(super) unsafe fn store(y: &CpuOperand, at: usize, numbers: &[f32]) {
     fn each<T>(to: &mut [T], numbers: &[f32], element: impl Fn(f32) -> T) {
         for (y, &number) in to.iter_mut().zip(numbers) {
             *y = element(number.round_ties_even());
@@ -135,12 +135,12 @@ pub(super) unsafe fn elements<'a, T>(pointer: *mut u8, len: usize) -> &'a mut [T
 mod tests {
     use super::*;
     use crate::cpu::trial::numbers;
-    use crate::cpu::{Scratch, run};
+    use crate::cpu::{ScratchMemory, run};
 
     /// `x` cast to `to` and back, by way of two calls on raw memory.
     fn there_and_back(x: &[f32], to: DType) -> Vec<f32> {
         let ty = |dtype| plimsoll_graph::Type { shape: [x.len()].into(), dtype };
-        let operand = |data: &mut [f32], dtype| Operand {
+        let operand = |data: &mut [f32], dtype| CpuOperand {
             pointer: data.as_mut_ptr().cast(),
             ty: ty(dtype),
             accumulate: false,
@@ -150,7 +150,7 @@ mod tests {
         let end_operand = operand(&mut end, DType::F32);
         for (from, into) in [(start, middle), (middle, end_operand)] {
             let op = Op::Cast { to: into.ty.dtype };
-            let call = Call { op: &op, inputs: &[from], outputs: &[into], workspace: Scratch::NONE };
+            let call = Call { op: &op, inputs: &[from], outputs: &[into], workspace: ScratchMemory::NONE };
             // SAFETY: both operands are whole vectors that live here.
             unsafe { run(&call) }.unwrap();
         }

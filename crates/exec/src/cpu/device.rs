@@ -10,7 +10,7 @@ use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, S
 
 use crate::arena::Arena;
 use crate::cpu::disk::SECTOR;
-use crate::cpu::{Call, DiskTier, Operand, Pool, Scratch, run, workspace};
+use crate::cpu::{Call, CpuOperand, DiskTier, Pool, ScratchMemory, run, workspace};
 use crate::device::{Device, ScheduleId, no_schedule, no_tier};
 use crate::error::ExecError;
 use crate::timings::{Paces, Timings};
@@ -125,9 +125,9 @@ impl CpuDevice {
 #[derive(Debug)]
 enum Bound {
     /// A kernel call.
-    Call { op: Op, inputs: Vec<Operand>, outputs: Vec<Operand>, workspace: Scratch },
+    Call { op: Op, inputs: Vec<CpuOperand>, outputs: Vec<CpuOperand>, workspace: ScratchMemory },
     /// The beginning of a transfer.
-    Start { copy: usize, direction: Direction, buffer: Scratch, offset: u64 },
+    Start { copy: usize, direction: Direction, buffer: ScratchMemory, offset: u64 },
     /// The end of a transfer.
     Wait { copy: usize, direction: Direction },
 }
@@ -288,14 +288,17 @@ fn act(action: &Bound, disk: Option<&DiskTier>, tickets: &mut [u64]) -> Result<(
 fn bind(arena: &Arena, graph: &Graph, schedule: &Schedule, action: &Action) -> Result<Bound, ExecError> {
     let place = |id: BufferId| {
         let buffer = schedule.buffer(id);
-        Ok(Scratch { pointer: arena.address(buffer.offset, buffer.bytes)?, bytes: buffer.bytes as usize })
+        Ok(ScratchMemory {
+            pointer: arena.address(buffer.offset, buffer.bytes)?,
+            bytes: buffer.bytes as usize,
+        })
     };
     let operand = |id: BufferId, ty: Type, accumulate: bool| {
-        let Scratch { pointer, bytes } = place(id)?;
+        let ScratchMemory { pointer, bytes } = place(id)?;
         if ty.bytes() > bytes {
             return Err(ExecError::Mismatch(format!("a buffer of {bytes} bytes cannot hold {ty}")));
         }
-        Ok(Operand { pointer, ty, accumulate })
+        Ok(CpuOperand { pointer, ty, accumulate })
     };
     match action {
         Action::Run { node, inputs, outputs, workspace, accumulate } => {
@@ -308,7 +311,7 @@ fn bind(arena: &Arena, graph: &Graph, schedule: &Schedule, action: &Action) -> R
                 op: node.op.clone(),
                 inputs: inputs.collect::<Result<_, _>>()?,
                 outputs: outputs.collect::<Result<_, _>>()?,
-                workspace: workspace.map_or(Ok(Scratch::NONE), place)?,
+                workspace: workspace.map_or(Ok(ScratchMemory::NONE), place)?,
             })
         }
         Action::Start { copy } => {

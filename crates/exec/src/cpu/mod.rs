@@ -51,7 +51,7 @@ use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use crate::ExecError;
-pub use call::{Call, Operand, Scratch};
+pub use call::{Call, CpuOperand, ScratchMemory};
 pub use device::CpuDevice;
 pub use disk::{BLOCK, DiskTier, OUTSIDE_BYTES};
 pub use disk_speed::{DiskSpeed, disk_room, measure_disk};

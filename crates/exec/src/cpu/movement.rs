@@ -9,7 +9,7 @@ use plimsoll_graph::{Axes, Op};
 
 use super::lanes::PIECE;
 use super::sums::Walk;
-use super::{Call, Operand, pieces};
+use super::{Call, CpuOperand, pieces};
 use crate::ExecError;
 
 /// Runs an op of this file.
@@ -78,7 +78,7 @@ impl Runs {
 }
 
 /// Rows of an operand cut at `axis`: how many there are, and the bytes of one index of `axis`.
-fn cut(operand: &Operand, axis: usize) -> (usize, usize) {
+fn cut(operand: &CpuOperand, axis: usize) -> (usize, usize) {
     let shape = operand.ty.shape;
     let inner: usize = shape[axis + 1..].iter().product();
     (shape[..axis].iter().product(), inner * operand.ty.dtype.bytes())

@@ -19,7 +19,7 @@ use plimsoll_graph::op::{BLOCK, Moments, Stored, Weights};
 
 use super::cast::{elements, load, store};
 use super::lanes::{PIECE, Work, at_full_width};
-use super::{Call, Operand, pieces};
+use super::{Call, CpuOperand, pieces};
 use crate::codes::{Codes, SIGNED, UNSIGNED};
 use crate::random::Stream;
 use crate::{init, rounding};
@@ -86,22 +86,22 @@ impl<R: Rule<M>, const M: usize> Work for Step<'_, R, M> {
 
 /// The operands of an update.
 struct Ranges<const M: usize> {
-    grad: Operand,
+    grad: CpuOperand,
     parameter: Parameter,
     moments: [Moment; M],
 }
 
 #[derive(Clone, Copy)]
 enum Parameter {
-    Plain(Operand),
-    Stochastic(Operand, Stream),
-    Split { upper: Operand, lower: Operand },
+    Plain(CpuOperand),
+    Stochastic(CpuOperand, Stream),
+    Split { upper: CpuOperand, lower: CpuOperand },
 }
 
 #[derive(Clone, Copy)]
 enum Moment {
-    Plain(Operand),
-    Blocks { codes: Operand, scales: Operand, table: &'static Codes, positive: bool },
+    Plain(CpuOperand),
+    Blocks { codes: CpuOperand, scales: CpuOperand, table: &'static Codes, positive: bool },
 }
 
 impl<const M: usize> Ranges<M> {

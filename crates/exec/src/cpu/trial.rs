@@ -5,7 +5,7 @@
 
 use plimsoll_graph::{Op, Shape, Type, infer};
 
-use super::{Call, Operand, Pool, Scratch, run, workspace};
+use super::{Call, CpuOperand, Pool, ScratchMemory, run, workspace};
 use crate::ExecError;
 
 /// One call to be made, operand by operand.
@@ -103,23 +103,23 @@ impl Trial {
             }
         }
         let mut inputs: Vec<(Type, Vec<u32>)> = self.inputs.clone();
-        let inputs: Vec<Operand> = inputs
+        let inputs: Vec<CpuOperand> = inputs
             .iter_mut()
-            .map(|(ty, data)| Operand { pointer: data.as_mut_ptr().cast(), ty: *ty, accumulate: false })
+            .map(|(ty, data)| CpuOperand { pointer: data.as_mut_ptr().cast(), ty: *ty, accumulate: false })
             .collect();
-        let places: Vec<Operand> = (0..outputs.len())
+        let places: Vec<CpuOperand> = (0..outputs.len())
             .map(|index| {
                 let pointer = match self.over.iter().find(|over| over.0 == index) {
                     Some(&(_, input)) => inputs[input].pointer,
                     None => outputs[index].as_mut_ptr().cast(),
                 };
-                Operand { pointer, ty: results[index], accumulate: self.begin[index].is_some() }
+                CpuOperand { pointer, ty: results[index], accumulate: self.begin[index].is_some() }
             })
             .collect();
         let room = workspace(&self.op, &types, &results, self.threads);
         let bytes = if self.best { room.best } else { room.least } as usize;
         let mut scratch = vec![f32::NAN; bytes.div_ceil(4)];
-        let workspace = Scratch { pointer: scratch.as_mut_ptr().cast(), bytes };
+        let workspace = ScratchMemory { pointer: scratch.as_mut_ptr().cast(), bytes };
         let call = Call { op: &self.op, inputs: &inputs, outputs: &places, workspace };
         // SAFETY: the operands are whole vectors that live here; an output lies over an input only where the op
         // allows it, which `over` has checked.

@@ -13,7 +13,7 @@ use super::cast::{elements, load};
 use super::lanes::PIECE;
 use super::simd::widest;
 use super::stored::{Rule, update};
-use super::{Call, Operand, reduce, split};
+use super::{Call, CpuOperand, reduce, split};
 use crate::ExecError;
 
 /// Runs an op of this file.
@@ -52,7 +52,7 @@ fn sum_squares(call: &Call) {
 }
 
 /// `Σ x²` over elements `start … start + len`, widened a little at a time unless they are f32.
-fn squares_of(x: &Operand, start: usize, len: usize) -> f32 {
+fn squares_of(x: &CpuOperand, start: usize, len: usize) -> f32 {
     const CHUNK: usize = 256;
     if x.ty.dtype == DType::F32 {
         // SAFETY: the range lies inside the operand, which nobody writes during this call.

@@ -26,7 +26,7 @@ use plimsoll_graph::{Op, State, Type, agree, infer};
 use crate::{ExecError, init as drawing};
 use array::Array;
 pub use interpret::interpret;
-pub use tensor::{Data, Tensor};
+pub use tensor::{Tensor, TensorData};
 
 /// Computes `op`. Where `accumulate` is set the result is added to what the output holds; an op that
 /// updates state in place reads its outputs first.

@@ -7,7 +7,7 @@ use plimsoll_graph::{DType, Shape, Type};
 
 /// The elements of a tensor, row-major.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Data {
+pub enum TensorData {
     /// 32-bit floats.
     F32(Vec<f32>),
     /// Brain floats.
@@ -28,7 +28,7 @@ pub struct Tensor {
     /// Shape and element type.
     pub ty: Type,
     /// As many elements of that type as the shape holds.
-    pub data: Data,
+    pub data: TensorData,
 }
 
 impl Tensor {
@@ -42,12 +42,12 @@ impl Tensor {
         assert_eq!(ty.shape.elements(), numbers.len(), "elements of {ty}");
         // Halves are rounded by way of f32, as any device does whose arithmetic is f32.
         let data = match ty.dtype {
-            DType::F32 => Data::F32(numbers.iter().map(|&x| x as f32).collect()),
-            DType::Bf16 => Data::Bf16(numbers.iter().map(|&x| bf16::from_f32(x as f32)).collect()),
-            DType::F16 => Data::F16(numbers.iter().map(|&x| f16::from_f32(x as f32)).collect()),
-            DType::I32 => Data::I32(numbers.iter().map(|&x| x.round_ties_even() as i32).collect()),
-            DType::I16 => Data::I16(numbers.iter().map(|&x| x.round_ties_even() as i16).collect()),
-            DType::U8 => Data::U8(numbers.iter().map(|&x| x.round_ties_even() as u8).collect()),
+            DType::F32 => TensorData::F32(numbers.iter().map(|&x| x as f32).collect()),
+            DType::Bf16 => TensorData::Bf16(numbers.iter().map(|&x| bf16::from_f32(x as f32)).collect()),
+            DType::F16 => TensorData::F16(numbers.iter().map(|&x| f16::from_f32(x as f32)).collect()),
+            DType::I32 => TensorData::I32(numbers.iter().map(|&x| x.round_ties_even() as i32).collect()),
+            DType::I16 => TensorData::I16(numbers.iter().map(|&x| x.round_ties_even() as i16).collect()),
+            DType::U8 => TensorData::U8(numbers.iter().map(|&x| x.round_ties_even() as u8).collect()),
         };
         Tensor { ty, data }
     }
@@ -56,14 +56,14 @@ impl Tensor {
     pub fn f32(shape: impl Into<Shape>, elements: Vec<f32>) -> Tensor {
         let ty = Type::f32(shape);
         assert_eq!(ty.shape.elements(), elements.len(), "elements of {ty}");
-        Tensor { ty, data: Data::F32(elements) }
+        Tensor { ty, data: TensorData::F32(elements) }
     }
 
     /// A tensor of integers.
     pub fn i32(shape: impl Into<Shape>, elements: Vec<i32>) -> Tensor {
         let ty = Type::i32(shape);
         assert_eq!(ty.shape.elements(), elements.len(), "elements of {ty}");
-        Tensor { ty, data: Data::I32(elements) }
+        Tensor { ty, data: TensorData::I32(elements) }
     }
 
     /// A scalar.
@@ -74,19 +74,19 @@ impl Tensor {
     /// The elements as `f64`, which holds every element type exactly.
     pub fn numbers(&self) -> Vec<f64> {
         match &self.data {
-            Data::F32(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
-            Data::Bf16(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
-            Data::F16(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
-            Data::I32(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
-            Data::I16(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
-            Data::U8(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
+            TensorData::F32(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
+            TensorData::Bf16(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
+            TensorData::F16(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
+            TensorData::I32(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
+            TensorData::I16(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
+            TensorData::U8(elements) => elements.iter().map(|&x| f64::from(x)).collect(),
         }
     }
 
     /// The elements, if they are 32-bit floats.
     pub fn as_f32(&self) -> Option<&[f32]> {
         match &self.data {
-            Data::F32(elements) => Some(elements),
+            TensorData::F32(elements) => Some(elements),
             _ => None,
         }
     }
@@ -94,7 +94,7 @@ impl Tensor {
     /// The elements, if they are integers.
     pub fn as_i32(&self) -> Option<&[i32]> {
         match &self.data {
-            Data::I32(elements) => Some(elements),
+            TensorData::I32(elements) => Some(elements),
             _ => None,
         }
     }
@@ -102,12 +102,12 @@ impl Tensor {
     /// The elements as little-endian bytes, as a device holds them.
     pub fn to_bytes(&self) -> Vec<u8> {
         match &self.data {
-            Data::F32(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::Bf16(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::F16(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::I32(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::I16(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::U8(elements) => elements.clone(),
+            TensorData::F32(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            TensorData::Bf16(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            TensorData::F16(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            TensorData::I32(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            TensorData::I16(elements) => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            TensorData::U8(elements) => elements.clone(),
         }
     }
 
@@ -117,12 +117,12 @@ impl Tensor {
         let (pairs, _) = bytes.as_chunks::<2>();
         let (quads, _) = bytes.as_chunks::<4>();
         let data = match ty.dtype {
-            DType::F32 => Data::F32(quads.iter().map(|&b| f32::from_le_bytes(b)).collect()),
-            DType::Bf16 => Data::Bf16(pairs.iter().map(|&b| bf16::from_le_bytes(b)).collect()),
-            DType::F16 => Data::F16(pairs.iter().map(|&b| f16::from_le_bytes(b)).collect()),
-            DType::I32 => Data::I32(quads.iter().map(|&b| i32::from_le_bytes(b)).collect()),
-            DType::I16 => Data::I16(pairs.iter().map(|&b| i16::from_le_bytes(b)).collect()),
-            DType::U8 => Data::U8(bytes.to_vec()),
+            DType::F32 => TensorData::F32(quads.iter().map(|&b| f32::from_le_bytes(b)).collect()),
+            DType::Bf16 => TensorData::Bf16(pairs.iter().map(|&b| bf16::from_le_bytes(b)).collect()),
+            DType::F16 => TensorData::F16(pairs.iter().map(|&b| f16::from_le_bytes(b)).collect()),
+            DType::I32 => TensorData::I32(quads.iter().map(|&b| i32::from_le_bytes(b)).collect()),
+            DType::I16 => TensorData::I16(pairs.iter().map(|&b| i16::from_le_bytes(b)).collect()),
+            DType::U8 => TensorData::U8(bytes.to_vec()),
         };
         Tensor { ty, data }
     }

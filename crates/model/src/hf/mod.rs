@@ -28,7 +28,7 @@ mod rope;
 use serde_json::Value;
 
 pub use error::ConfigError;
-pub use names::Stored;
+pub use names::StoredName;
 
 use crate::Architecture;
 use keys::Keys;

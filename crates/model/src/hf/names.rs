@@ -8,7 +8,7 @@ use crate::{Architecture, Llama};
 
 /// Where a parameter is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredName {
     /// The name transformers writes, and so do we.
     pub name: String,
     /// Names that other files have instead, in the order to try them.
@@ -17,10 +17,10 @@ pub struct Stored {
     pub optional: bool,
 }
 
-impl Stored {
+impl StoredName {
     /// Under its own name, and nowhere else.
-    pub fn plain(name: &str) -> Stored {
-        Stored { name: name.to_owned(), alternatives: Vec::new(), optional: false }
+    pub fn plain(name: &str) -> StoredName {
+        StoredName { name: name.to_owned(), alternatives: Vec::new(), optional: false }
     }
 
     /// All names, in the order to try them.
@@ -31,7 +31,7 @@ impl Stored {
 
 impl Architecture {
     /// Where a parameter is found in a file.
-    pub fn stored(&self, parameter: &str) -> Stored {
+    pub fn stored(&self, parameter: &str) -> StoredName {
         let mut names = vec![parameter.to_owned()];
         if let Some(rest) = parameter.strip_prefix(self.prefix()) {
             names.push(rest.to_owned());
@@ -46,7 +46,7 @@ impl Architecture {
         let name = names.remove(0);
         let optional = self.labels().is_some()
             && ["classifier.", "bert.pooler."].iter().any(|head| parameter.starts_with(head));
-        Stored { name, alternatives: names, optional }
+        StoredName { name, alternatives: names, optional }
     }
 
     /// Second names that files have for a parameter that serves twice, each with that parameter. Where the two hold

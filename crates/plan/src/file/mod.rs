@@ -33,7 +33,7 @@ const VERSION: u64 = 2;
 
 /// Why a file is not a plan that may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FileError {
+pub enum PlanFileError {
     /// It is not JSON, or holds something else.
     NotAPlan(String),
     /// It was written by another version.
@@ -66,33 +66,33 @@ pub enum FileError {
     },
 }
 
-impl fmt::Display for FileError {
+impl fmt::Display for PlanFileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FileError::NotAPlan(why) => write!(f, "not a plan file: {why}"),
-            FileError::Version { found } => {
+            PlanFileError::NotAPlan(why) => write!(f, "not a plan file: {why}"),
+            PlanFileError::Version { found } => {
                 write!(f, "a plan of version {found}, and this build reads version {VERSION}; plan again")
             }
-            FileError::Damaged => f.write_str("the file was changed after it was written; plan again"),
-            FileError::Field { place, expected } => write!(f, "`{place}` must be {expected}"),
-            FileError::Differs { what, hint } => {
+            PlanFileError::Damaged => f.write_str("the file was changed after it was written; plan again"),
+            PlanFileError::Field { place, expected } => write!(f, "`{place}` must be {expected}"),
+            PlanFileError::Differs { what, hint } => {
                 write!(f, "the plan was made for another {what}: {hint}, or plan again")
             }
-            FileError::Refused { schedule, error } => {
+            PlanFileError::Refused { schedule, error } => {
                 write!(f, "schedule `{schedule}` must not run: {error}")
             }
         }
     }
 }
 
-impl std::error::Error for FileError {}
+impl std::error::Error for PlanFileError {}
 
-impl From<PlanError> for FileError {
-    fn from(error: PlanError) -> FileError {
+impl From<PlanError> for PlanFileError {
+    fn from(error: PlanError) -> PlanFileError {
         match error {
-            PlanError::StateDiffers { name } => FileError::NotAPlan(StateDiffers { name }.to_string()),
-            PlanError::Unsound { place, expected } => FileError::Field { place, expected },
-            PlanError::Refused { schedule, error } => FileError::Refused { schedule, error },
+            PlanError::StateDiffers { name } => PlanFileError::NotAPlan(StateDiffers { name }.to_string()),
+            PlanError::Unsound { place, expected } => PlanFileError::Field { place, expected },
+            PlanError::Refused { schedule, error } => PlanFileError::Refused { schedule, error },
         }
     }
 }
@@ -147,19 +147,19 @@ impl Saved {
     /// # Errors
     ///
     /// When it is not a plan of this version, or was damaged.
-    pub fn parse(text: &str) -> Result<Saved, FileError> {
+    pub fn parse(text: &str) -> Result<Saved, PlanFileError> {
         let mut file: Value =
-            serde_json::from_str(text).map_err(|error| FileError::NotAPlan(error.to_string()))?;
+            serde_json::from_str(text).map_err(|error| PlanFileError::NotAPlan(error.to_string()))?;
         match file.get("plimsoll_plan").map(Value::as_u64) {
             Some(Some(VERSION)) => {}
-            Some(Some(found)) => return Err(FileError::Version { found }),
-            _ => return Err(FileError::NotAPlan("it has no version `plimsoll_plan`".into())),
+            Some(Some(found)) => return Err(PlanFileError::Version { found }),
+            _ => return Err(PlanFileError::NotAPlan("it has no version `plimsoll_plan`".into())),
         }
         // It is large, so it is moved rather than copied.
         let body = file.get_mut("plan").map(Value::take);
-        let body = body.ok_or_else(|| FileError::NotAPlan("it has no `plan`".into()))?;
+        let body = body.ok_or_else(|| PlanFileError::NotAPlan("it has no `plan`".into()))?;
         if file.get("hash").and_then(Value::as_str) != Some(&hash(&body.to_string())) {
-            return Err(FileError::Damaged);
+            return Err(PlanFileError::Damaged);
         }
         let count = |name: &str| rows::count(&body, name, name).and_then(|n| positive(n, name));
         let (micro_batch, accumulation) = (count("micro_batch")?, count("accumulation")?);
@@ -197,11 +197,11 @@ impl Saved {
     /// # Errors
     ///
     /// When graphs or device are not those the plan was made for, or a schedule fails the judge.
-    pub fn for_program(&self, program: Program) -> Result<Choice, FileError> {
+    pub fn for_program(&self, program: Program) -> Result<Choice, PlanFileError> {
         self.same_graphs(&program)?;
         if rows::text(&self.body, "device")? != device_hash(&program) {
             let hint = "alignment or scratch of its kernels differ; run it where it was made".to_owned();
-            return Err(FileError::Differs { what: "device", hint });
+            return Err(PlanFileError::Differs { what: "device", hint });
         }
         let plan = self.draft(&program)?.judge(&program)?;
         let lower_bound_seconds = self.body.get("lower_bound_seconds").and_then(Value::as_f64);
@@ -209,24 +209,24 @@ impl Saved {
         Ok(Choice { plan, program, micro_batch, accumulation, lower_bound_seconds })
     }
 
-    fn same_graphs(&self, program: &Program) -> Result<(), FileError> {
+    fn same_graphs(&self, program: &Program) -> Result<(), PlanFileError> {
         let hashes = graph_hashes(program);
         let saved = rows::object(&self.body, "graphs")?;
         if saved.get("train") != hashes.get("train") {
             let settings = "model, sequence length, optimizer and --update must be those it was made with";
             let item = items::difference(&self.body["items"], &program.train.graph);
             let hint = item.map_or_else(|| settings.to_owned(), |item| format!("{item}; {settings}"));
-            return Err(FileError::Differs { what: "training graph", hint });
+            return Err(PlanFileError::Differs { what: "training graph", hint });
         }
         if *saved != hashes {
             let hint =
                 "a run evaluates if its plan does, so --eval-steps goes to `plan` and `train` or to neither";
-            return Err(FileError::Differs { what: "set of graphs", hint: hint.to_owned() });
+            return Err(PlanFileError::Differs { what: "set of graphs", hint: hint.to_owned() });
         }
         Ok(())
     }
 
-    fn draft(&self, program: &Program) -> Result<Draft, FileError> {
+    fn draft(&self, program: &Program) -> Result<Draft, PlanFileError> {
         let body = &self.body;
         let mut schedules = BTreeMap::new();
         for (name, schedule) in rows::object(body, "schedules")? {
@@ -254,7 +254,7 @@ impl Saved {
     }
 
     /// The ranges of the program, where the file puts them.
-    fn states(&self, program: &Program) -> Result<Vec<StateRange>, FileError> {
+    fn states(&self, program: &Program) -> Result<Vec<StateRange>, PlanFileError> {
         let wrong = || rows::field("states", "the program's state, in its order");
         let mut ranges = Residency::new(program, 0).map_err(|_| wrong())?.states;
         let saved = rows::list(&self.body, "states")?;
@@ -277,7 +277,7 @@ impl Saved {
         Ok(ranges)
     }
 
-    fn by_purpose(&self) -> Result<ByPurpose, FileError> {
+    fn by_purpose(&self) -> Result<ByPurpose, PlanFileError> {
         let wrong = || rows::field("by_purpose", "a size for each purpose, then what is free");
         let sizes = rows::list(&self.body, "by_purpose")?.iter().map(Value::as_u64);
         let sizes: Option<Vec<u64>> = sizes.collect();
@@ -285,7 +285,7 @@ impl Saved {
     }
 }
 
-fn positive(number: usize, place: &str) -> Result<usize, FileError> {
+fn positive(number: usize, place: &str) -> Result<usize, PlanFileError> {
     if number > 0 { Ok(number) } else { Err(rows::field(place, "at least 1")) }
 }
 

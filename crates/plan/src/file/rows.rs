@@ -13,36 +13,36 @@
 use plimsoll_graph::{NodeId, StateId, Value as GraphValue};
 use serde_json::{Map, Value, json};
 
-use super::{FileError, purpose};
+use super::{PlanFileError, purpose};
 use crate::device::{Direction, Tier};
 use crate::schedule::{Action, Away, Buffer, BufferId, Contents, Copy, Schedule};
 
-pub(super) fn field(place: &str, expected: &'static str) -> FileError {
-    FileError::Field { place: place.to_owned(), expected }
+pub(super) fn field(place: &str, expected: &'static str) -> PlanFileError {
+    PlanFileError::Field { place: place.to_owned(), expected }
 }
 
-pub(super) fn object<'a>(body: &'a Value, name: &str) -> Result<&'a Map<String, Value>, FileError> {
+pub(super) fn object<'a>(body: &'a Value, name: &str) -> Result<&'a Map<String, Value>, PlanFileError> {
     body.get(name).and_then(Value::as_object).ok_or_else(|| field(name, "an object"))
 }
 
-pub(super) fn list<'a>(body: &'a Value, name: &str) -> Result<&'a [Value], FileError> {
+pub(super) fn list<'a>(body: &'a Value, name: &str) -> Result<&'a [Value], PlanFileError> {
     body.get(name).and_then(Value::as_array).map(Vec::as_slice).ok_or_else(|| field(name, "a list"))
 }
 
-pub(super) fn text<'a>(body: &'a Value, name: &str) -> Result<&'a str, FileError> {
+pub(super) fn text<'a>(body: &'a Value, name: &str) -> Result<&'a str, PlanFileError> {
     body.get(name).and_then(Value::as_str).ok_or_else(|| field(name, "text"))
 }
 
-pub(super) fn whole(body: &Value, name: &str) -> Result<u64, FileError> {
+pub(super) fn whole(body: &Value, name: &str) -> Result<u64, PlanFileError> {
     body.get(name).and_then(Value::as_u64).ok_or_else(|| field(name, "a whole number"))
 }
 
-pub(super) fn number(body: &Value, name: &str) -> Result<f64, FileError> {
+pub(super) fn number(body: &Value, name: &str) -> Result<f64, PlanFileError> {
     let number = body.get(name).and_then(Value::as_f64).filter(|number| *number >= 0.0);
     number.ok_or_else(|| field(name, "a number that is not negative"))
 }
 
-pub(super) fn count(body: &Value, name: &str, place: &str) -> Result<usize, FileError> {
+pub(super) fn count(body: &Value, name: &str, place: &str) -> Result<usize, PlanFileError> {
     let number = body.get(name).and_then(Value::as_u64).filter(|&number| number <= 1 << 40);
     number.and_then(|number| usize::try_from(number).ok()).ok_or_else(|| field(place, "a whole number"))
 }
@@ -97,8 +97,8 @@ fn action(action: &Action) -> Value {
 }
 
 /// A schedule from JSON.
-pub(super) fn parse_schedule(name: &str, json: &Value) -> Result<Schedule, FileError> {
-    let rows = |what: &'static str| -> Result<&[Value], FileError> {
+pub(super) fn parse_schedule(name: &str, json: &Value) -> Result<Schedule, PlanFileError> {
+    let rows = |what: &'static str| -> Result<&[Value], PlanFileError> {
         json.get(what)
             .and_then(Value::as_array)
             .map(Vec::as_slice)

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{Graph, Node, NodeId, Phase, Source, Value};
+use plimsoll_graph::{Graph, Node, NodeId, Phase, Value, ValueSource};
 
 use super::regions::{ROOT, Regions};
 use super::strategy::Strategy;
@@ -169,7 +169,7 @@ impl<'a> Writer<'a> {
     fn both_passes(&mut self, regions: &Regions) {
         self.forward();
         for value in (0..self.graph.value_count() as u32).map(Value) {
-            if regions.owner(value) != ROOT && self.graph.value(value).source != Source::Input {
+            if regions.owner(value) != ROOT && self.graph.value(value).source != ValueSource::Input {
                 self.resident.forget(value);
             }
         }

@@ -18,7 +18,7 @@
 //! runs, so the bound holds for the true optimum, not for a class of schedules; tests hold it against an
 //! exhaustive search.
 
-use super::labels::{Label, LabelOp, Limits, Thinning, frontier};
+use super::labels::{Label, LabelLimits, LabelOp, Thinning, frontier};
 use super::search_graph::SearchGraph;
 use super::set::Set;
 
@@ -87,7 +87,11 @@ pub(crate) fn turn_labels<const W: usize>(graph: &SearchGraph<W>, memory: u64, l
     let everything = (0..graph.forward_ids.len()).collect();
     let turn = Instant::of_once(graph, memory, 0, everything);
     let demanded = turn.demands(1..graph.once_ids.len());
-    frontier(&turn.ops, &demanded, &Limits { bytes: turn.room, labels, states: labels, ..Limits::NONE })
+    frontier(
+        &turn.ops,
+        &demanded,
+        &LabelLimits { bytes: turn.room, labels, states: labels, ..LabelLimits::NONE },
+    )
 }
 
 /// A moment that every schedule passes.
@@ -165,7 +169,7 @@ impl<'a, const W: usize> Instant<'a, W> {
         if demanded.iter().map(|&node| self.graph.bytes[node]).sum::<u64>() <= self.room {
             return 0.0;
         }
-        let limits = Limits {
+        let limits = LabelLimits {
             bytes: self.room,
             time: effort.worth,
             labels: effort.labels,

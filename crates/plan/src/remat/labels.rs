@@ -59,7 +59,7 @@ pub enum Thinning {
 
 /// Limits on what is followed.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct LabelLimits {
     /// Labels with more bytes are dropped.
     pub bytes: u64,
     /// Labels with more time are dropped.
@@ -72,9 +72,9 @@ pub struct Limits {
     pub thinning: Thinning,
 }
 
-impl Limits {
+impl LabelLimits {
     /// Follows everything.
-    pub const NONE: Limits = Limits {
+    pub const NONE: LabelLimits = LabelLimits {
         bytes: u64::MAX,
         time: f64::INFINITY,
         labels: usize::MAX,
@@ -85,7 +85,7 @@ impl Limits {
 
 /// The frontier for `demanded` over `ops`: bytes rising, time falling. Empty if some demand can neither be
 /// kept nor met within the limits.
-pub fn frontier(ops: &[LabelOp], demanded: &[usize], limits: &Limits) -> Vec<Label> {
+pub fn frontier(ops: &[LabelOp], demanded: &[usize], limits: &LabelLimits) -> Vec<Label> {
     let mut kept = KeptLists::default();
     let root = Point { bytes: 0, time: 0.0, kept: KeptLists::NOTHING };
     let mut states: BTreeMap<Demand, Vec<Point>> =
@@ -212,7 +212,7 @@ fn merge(first: Vec<Point>, second: Vec<Point>) -> Vec<Point> {
 }
 
 /// Brings states and labels within the limits.
-fn within(mut states: BTreeMap<Demand, Vec<Point>>, limits: &Limits) -> BTreeMap<Demand, Vec<Point>> {
+fn within(mut states: BTreeMap<Demand, Vec<Point>>, limits: &LabelLimits) -> BTreeMap<Demand, Vec<Point>> {
     for points in states.values_mut().filter(|points| points.len() > limits.labels) {
         *points = thin(points, limits);
     }
@@ -248,7 +248,7 @@ fn within(mut states: BTreeMap<Demand, Vec<Point>>, limits: &Limits) -> BTreeMap
     }
 }
 
-fn thin(points: &[Point], limits: &Limits) -> Vec<Point> {
+fn thin(points: &[Point], limits: &LabelLimits) -> Vec<Point> {
     if points.len() <= limits.labels {
         return points.to_vec();
     }
@@ -311,7 +311,7 @@ mod tests {
             let count = 1 + dice.below(if seed % 100 == 0 { 12 } else { 8 });
             let ops = random_ops(&mut dice, count);
             let demanded: Vec<usize> = (0..count).filter(|_| dice.below(2) == 0).collect();
-            let labels = frontier(&ops, &demanded, &Limits::NONE);
+            let labels = frontier(&ops, &demanded, &LabelLimits::NONE);
             let found: Vec<(u64, f64)> = labels.iter().map(|label| (label.bytes, label.time)).collect();
             assert_eq!(found, by_brute_force(&ops, &demanded), "seed {seed}");
             for label in &labels {
@@ -327,8 +327,8 @@ mod tests {
             let mut dice = Dice(seed);
             let ops = random_ops(&mut dice, 12);
             let demanded: Vec<usize> = (0..12).filter(|_| dice.below(2) == 0).collect();
-            let exact = frontier(&ops, &demanded, &Limits::NONE);
-            let few = |thinning| Limits { labels: 3, states: 2, thinning, ..Limits::NONE };
+            let exact = frontier(&ops, &demanded, &LabelLimits::NONE);
+            let few = |thinning| LabelLimits { labels: 3, states: 2, thinning, ..LabelLimits::NONE };
             let least = |labels: &[Label], bytes: u64| {
                 let fitting = labels.iter().filter(|label| label.bytes <= bytes);
                 fitting.map(|label| label.time).fold(f64::INFINITY, f64::min)
@@ -347,7 +347,7 @@ mod tests {
         let op = |deps: &[usize], bytes, cost| LabelOp { deps: deps.to_vec(), bytes, cost, keepable: true };
         // Keeping the middle of the chain makes the demanded end cheap.
         let ops = [op(&[], 8, 5.0), op(&[0], 1, 5.0), op(&[1], 8, 1.0)];
-        let labels = frontier(&ops, &[2], &Limits::NONE);
+        let labels = frontier(&ops, &[2], &LabelLimits::NONE);
         let label = |bytes, time, keep: &[usize]| Label { bytes, time, keep: keep.to_vec() };
         assert_eq!(labels, [label(0, 11.0, &[]), label(1, 1.0, &[1]), label(8, 0.0, &[2])]);
     }

@@ -56,10 +56,10 @@ mod simulate;
 mod solver;
 
 pub(crate) use budgeted::{Budgeted, Care};
-pub use labels::{Label, LabelOp, Limits, Thinning, frontier};
+pub use labels::{Label, LabelLimits, LabelOp, Thinning, frontier};
 pub use parse::{ParseError, parse};
 pub use plan_dag::{Unplannable, plan_dag};
-pub use simulate::{Outcome, Step, Violation, simulate};
+pub use simulate::{DagStep, Outcome, Violation, simulate};
 pub use solver::{DagEffort, DagPlan};
 
 /// A training graph: nodes in topological order.
@@ -99,7 +99,7 @@ impl Dag {
     }
 
     /// The schedule that runs every node once in order and drops each output after its last reader.
-    pub fn keep_all(&self) -> Vec<Step> {
+    pub fn keep_all(&self) -> Vec<DagStep> {
         let mut last = (0..self.nodes.len()).collect::<Vec<_>>();
         for (id, node) in self.nodes.iter().enumerate() {
             for &source in &node.sources {
@@ -108,9 +108,10 @@ impl Dag {
         }
         let mut steps = Vec::with_capacity(2 * self.nodes.len());
         for (id, node) in self.nodes.iter().enumerate() {
-            steps.push(Step::Run(id));
-            steps
-                .extend(node.sources.iter().chain([&id]).filter(|&&v| last[v] == id).map(|&v| Step::Drop(v)));
+            steps.push(DagStep::Run(id));
+            steps.extend(
+                node.sources.iter().chain([&id]).filter(|&&v| last[v] == id).map(|&v| DagStep::Drop(v)),
+            );
         }
         steps
     }

@@ -14,7 +14,7 @@
 //! Each set becomes a schedule in which recomputed values stay until their last reader, and a small set two more, in which
 //! they stay for a little, or not at all.
 
-use super::labels::{Label, LabelOp, Limits, frontier};
+use super::labels::{Label, LabelLimits, LabelOp, frontier};
 use super::lazy::{Trial, lazy};
 use super::search_graph::SearchGraph;
 use super::set::Set;
@@ -195,5 +195,5 @@ fn beside<const W: usize>(graph: &SearchGraph<W>, cut: &Set<W>) -> Vec<Label> {
     };
     let ops: Vec<LabelOp> = (0..graph.forward_ids.len()).map(op).collect();
     let demanded: Vec<usize> = graph.later.first().map_or(Vec::new(), |all| all.minus(cut).iter().collect());
-    frontier(&ops, &demanded, &Limits { labels: LABELS, states: STATES, ..Limits::NONE })
+    frontier(&ops, &demanded, &LabelLimits { labels: LABELS, states: STATES, ..LabelLimits::NONE })
 }

@@ -7,7 +7,7 @@ use super::Dag;
 
 /// One action of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DagStep {
     /// Run a node; its output is resident afterwards.
     Run(usize),
     /// Give up a resident output.
@@ -46,7 +46,7 @@ pub enum Violation {
 }
 
 /// Replays `schedule` on `dag`.
-pub fn simulate(dag: &Dag, schedule: &[Step]) -> Result<Outcome, Violation> {
+pub fn simulate(dag: &Dag, schedule: &[DagStep]) -> Result<Outcome, Violation> {
     let count = dag.nodes.len();
     let mut resident = vec![false; count];
     let mut ran = vec![false; count];
@@ -55,8 +55,8 @@ pub fn simulate(dag: &Dag, schedule: &[Step]) -> Result<Outcome, Violation> {
     let mut live: u64 = 0;
     for &step in schedule {
         match step {
-            Step::Run(id) | Step::Drop(id) if id >= count => return Err(Violation::UnknownNode(id)),
-            Step::Run(id) => {
+            DagStep::Run(id) | DagStep::Drop(id) if id >= count => return Err(Violation::UnknownNode(id)),
+            DagStep::Run(id) => {
                 let node = &dag.nodes[id];
                 if let Some(&source) = node.sources.iter().find(|&&source| !resident[source]) {
                     return Err(Violation::Missing { node: id, source });
@@ -76,7 +76,7 @@ pub fn simulate(dag: &Dag, schedule: &[Step]) -> Result<Outcome, Violation> {
                 outcome.peak = outcome.peak.max(live + node.running);
                 live += node.bytes;
             }
-            Step::Drop(id) => {
+            DagStep::Drop(id) => {
                 if !resident[id] {
                     return Err(Violation::NotResident(id));
                 }
@@ -95,7 +95,7 @@ pub fn simulate(dag: &Dag, schedule: &[Step]) -> Result<Outcome, Violation> {
 #[allow(clippy::float_cmp, reason = "costs here are whole numbers")]
 mod tests {
     use super::*;
-    use Step::{Drop, Run};
+    use DagStep::{Drop, Run};
 
     #[test]
     fn keeping_everything_costs_the_base_and_peaks_at_the_turn() {

@@ -15,7 +15,7 @@ use super::lazy::{Action, Path, Trial, lazy};
 use super::search::{Found, Search, Seed, Width};
 use super::search_graph::{Oddities, SearchGraph};
 use super::set::Set;
-use super::simulate::{Outcome, Step, simulate};
+use super::simulate::{DagStep, Outcome, simulate};
 
 /// How much work a plan may take, in steps rather than seconds.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ pub struct DagPlan {
     /// Most bytes resident at once.
     pub peak_bytes: u64,
     /// The schedule.
-    pub schedule: Vec<Step>,
+    pub schedule: Vec<DagStep>,
 }
 
 /// The result of all searches at one budget.
@@ -221,32 +221,32 @@ impl<'a, const W: usize> Solver<'a, W> {
     }
 
     /// A path as explicit steps.
-    pub(crate) fn steps(&self, path: &Path<W>) -> Vec<Step> {
+    pub(crate) fn steps(&self, path: &Path<W>) -> Vec<DagStep> {
         let graph = &self.graph;
         let mut steps = Vec::new();
         let mut resident = Set::EMPTY;
         for (before, action) in path {
             let gone: Set<W> = resident.minus(before);
-            steps.extend(gone.iter().map(|node| Step::Drop(graph.forward_ids[node])));
+            steps.extend(gone.iter().map(|node| DagStep::Drop(graph.forward_ids[node])));
             resident = *before;
             match *action {
                 Action::Forward(node) => {
-                    steps.push(Step::Run(graph.forward_ids[node]));
+                    steps.push(DagStep::Run(graph.forward_ids[node]));
                     resident.insert(node);
                 }
                 Action::Once(position) => {
                     let id = graph.once_ids[position];
-                    steps.push(Step::Run(id));
+                    steps.push(DagStep::Run(id));
                     let next = graph.held_ids.get(position + 1).map_or(&[][..], |ids| ids);
                     let there = graph.held_ids[position].iter().chain([&id]);
-                    steps.extend(there.filter(|id| !next.contains(id)).map(|&id| Step::Drop(id)));
+                    steps.extend(there.filter(|id| !next.contains(id)).map(|&id| DagStep::Drop(id)));
                 }
             }
         }
         steps
     }
 
-    pub(crate) fn finished(&self, schedule: Vec<Step>, lower: f64) -> DagPlan {
+    pub(crate) fn finished(&self, schedule: Vec<DagStep>, lower: f64) -> DagPlan {
         let outcome = self.judged(&schedule);
         DagPlan {
             base_cost: self.dag.base_cost(),
@@ -266,7 +266,7 @@ impl<'a, const W: usize> Solver<'a, W> {
         1e-9 * self.dag.base_cost()
     }
 
-    pub(crate) fn judged(&self, schedule: &[Step]) -> Outcome {
+    pub(crate) fn judged(&self, schedule: &[DagStep]) -> Outcome {
         match simulate(self.dag, schedule) {
             Ok(outcome) => outcome,
             Err(violation) => unreachable!("the planner made an illegal schedule: {violation:?}"),

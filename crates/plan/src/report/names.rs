@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_graph::{Graph, NodeId, Phase, Source, StateKind, Value};
+use plimsoll_graph::{Graph, NodeId, Phase, StateKind, Value, ValueSource};
 
 /// A name for each of a layer's forward nodes: `q` for the product with `q_proj.weight`, `swiglu` for the op.
 /// An op that occurs several times is told apart by what it works on: `rope q`, `rope k`.
@@ -32,12 +32,12 @@ pub(crate) fn forward_names(graph: &Graph, nodes: &[NodeId]) -> Vec<String> {
 pub(crate) fn value_name(graph: &Graph, value: Value) -> String {
     let info = graph.value(value);
     match info.source {
-        Source::Node { node, .. } => {
+        ValueSource::Node { node, .. } => {
             let (name, block) = (producer_name(graph, node), graph.block_name(graph.node(node).block));
             if block.is_empty() { name } else { format!("{name} of {block}") }
         }
-        Source::Input | Source::State if info.name.is_empty() => value.to_string(),
-        Source::Input | Source::State => info.name.clone(),
+        ValueSource::Input | ValueSource::State if info.name.is_empty() => value.to_string(),
+        ValueSource::Input | ValueSource::State => info.name.clone(),
     }
 }
 

@@ -12,7 +12,8 @@ use super::bounds::{is_one, mistake};
 use super::{Config, Origin, Target};
 use crate::data::Validation as Apart;
 use crate::data::{
-    Counts, DataSpec, Dataset, Layout, Order, Part, Progress, Shown, Source, Synthetic, Task, Text, Tokenizer,
+    Counts, DataSpec, Dataset, Order, Part, Progress, RowLayout, Shown, Source, Synthetic, Task, Text,
+    Tokenizer,
 };
 use crate::data::{holds_samples, shown};
 use crate::error::TrainError;
@@ -37,7 +38,7 @@ pub struct SampleConfig {
     /// What is learned.
     pub task: Task,
     /// How documents lie in rows.
-    pub layout: Layout,
+    pub layout: RowLayout,
     /// Whether samples that cannot be used are counted instead of refused.
     pub skip_bad_lines: bool,
     /// Samples that are shown before a run, with what is learned of them.
@@ -125,7 +126,7 @@ pub(super) fn samples(raw: &RawConfig, architecture: &Architecture) -> Result<Sa
     let packed = raw.packing.unwrap_or(true) && task == Task::Causal;
     Ok(SampleConfig {
         task,
-        layout: if packed { Layout::Packed } else { Layout::Padded },
+        layout: if packed { RowLayout::Packed } else { RowLayout::Padded },
         skip_bad_lines: raw.skip_bad_lines.unwrap_or(false),
         shown: usize::try_from(raw.show_samples.unwrap_or(0)).unwrap_or(usize::MAX),
         cache: raw.data_cache.clone(),

@@ -6,7 +6,7 @@ use plimsoll_graph::Precision;
 
 use super::bounds::{is_one, shortest};
 use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters};
-use crate::data::{Layout, Part, Task};
+use crate::data::{Part, RowLayout, Task};
 use crate::optimizer::OptimizerKind;
 use crate::settings::RawConfig;
 
@@ -37,7 +37,7 @@ impl Config {
             seq_len: Some(self.model.seq_len),
             data: paths(&self.data),
             synthetic: Some(self.data == DataConfig::Synthetic),
-            packing: Some(self.samples.layout == Layout::Packed),
+            packing: Some(self.samples.layout == RowLayout::Packed),
             skip_bad_lines: Some(self.samples.skip_bad_lines),
             show_samples: Some(self.samples.shown as u64).filter(|&shown| shown > 0),
             data_cache: self.samples.cache.clone(),

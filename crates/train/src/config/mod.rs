@@ -20,7 +20,7 @@ use plimsoll_devices::DeviceKind;
 use plimsoll_model::hf::Configuration;
 use plimsoll_plan::DeviceSpec;
 
-use crate::data::{Layout, Source};
+use crate::data::{RowLayout, Source};
 use crate::error::TrainError;
 use crate::planning::Options;
 use crate::pretrained::AdapterFolder;
@@ -222,7 +222,7 @@ impl Config {
         // Rows cut from text hold parts of several documents; made-up rows are one document each.
         let packed = match &data {
             DataConfig::Text(_) => true,
-            DataConfig::Files(_) => samples.layout == Layout::Packed,
+            DataConfig::Files(_) => samples.layout == RowLayout::Packed,
             DataConfig::Synthetic => false,
         };
         let architecture = configuration.architecture.clone().with_documents(packed);

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use plimsoll_exec::random::{Stream, name_hash};
 
 use super::cache::Cache;
-use super::dataset::{Counts, DataSpec, Layout, Part, Task};
+use super::dataset::{Counts, DataSpec, Part, RowLayout, Task};
 use super::pack::{Packing, Piece, cut};
 use super::sample::UNLEARNED;
 use super::tokenizer::Tokenizer;
@@ -31,7 +31,7 @@ use crate::reading;
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     task: Task,
-    layout: Layout,
+    layout: RowLayout,
     seq_len: usize,
     seed: u64,
     pad: i32,
@@ -131,7 +131,7 @@ impl Shape {
 
     fn pack(&self, pieces: Vec<Piece>) -> Packing {
         match (&self.task, self.layout) {
-            (Task::Causal, Layout::Packed) => Packing::together(&pieces, self.seq_len),
+            (Task::Causal, RowLayout::Packed) => Packing::together(&pieces, self.seq_len),
             _ => Packing::apart(pieces),
         }
     }

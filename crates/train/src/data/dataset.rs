@@ -28,7 +28,7 @@ pub enum Task {
 
 /// How documents lie in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum RowLayout {
     /// Several to a row. Only the causal task can; others are padded whatever is asked for.
     Packed,
     /// One to a row.
@@ -72,7 +72,7 @@ pub struct DataSpec {
     /// What is learned.
     pub task: Task,
     /// How documents lie in rows.
-    pub layout: Layout,
+    pub layout: RowLayout,
     /// Positions of a row.
     pub seq_len: usize,
     /// Ids the model knows.

@@ -48,7 +48,7 @@ mod windows;
 
 pub use batches::{Batches, Group};
 pub use corpus::Corpus;
-pub use dataset::{Counts, DataSpec, Dataset, Layout, Part, Task, Validation};
+pub use dataset::{Counts, DataSpec, Dataset, Part, RowLayout, Task, Validation};
 pub use error::DataError;
 pub use feed::{Feed, Inputs};
 pub(crate) use learned::shown;

@@ -21,7 +21,7 @@ pub(crate) use byte_models::{TOKENS, reads_bytes};
 pub use error::{FileError, WeightError};
 pub use folder::ModelFolder;
 pub(crate) use folder::{BESIDE, Index, beside, refuse_links_elsewhere};
-pub use plimsoll_model::hf::Stored;
+pub use plimsoll_model::hf::StoredName;
 pub use safetensors::Dtype;
 pub use temporary::{check_writable, temporary_file};
 pub use tensors::{StoredTensor, TensorFile};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use plimsoll_exec::Engine;
 use plimsoll_graph::{DType, Type};
-use plimsoll_model::hf::Stored;
+use plimsoll_model::hf::StoredName;
 use safetensors::Dtype;
 
 use super::folder::beside;
@@ -28,7 +28,7 @@ const SHARD_BYTES: u64 = 5_000_000_000;
 #[derive(Clone)]
 pub struct ModelFormat {
     /// How each parameter is stored.
-    pub stored: Arc<dyn Fn(&str) -> Stored + Send + Sync>,
+    pub stored: Arc<dyn Fn(&str) -> StoredName + Send + Sync>,
     /// Name of the weights' file without its ending: `model`, or `adapter_model`.
     pub stem: String,
     /// Whether parameters that are not trained are written too.
@@ -46,7 +46,7 @@ pub struct ModelFormat {
 impl Default for ModelFormat {
     fn default() -> ModelFormat {
         ModelFormat {
-            stored: Arc::new(Stored::plain),
+            stored: Arc::new(StoredName::plain),
             stem: "model".into(),
             frozen: true,
             dtype: None,
@@ -82,7 +82,7 @@ pub fn load_weights<'a>(
     engine: &mut Engine,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
     folder: &ModelFolder,
-    stored: impl Fn(&str) -> Stored,
+    stored: impl Fn(&str) -> StoredName,
 ) -> Result<Loaded, WeightError> {
     let mut unused: BTreeSet<&str> = folder.names().collect();
     let mut absent = Vec::new();

@@ -7,7 +7,7 @@
 use plimsoll_exec::Device;
 use plimsoll_graph::Graph;
 use plimsoll_plan::Build;
-use plimsoll_plan::file::{self, FileError, Saved};
+use plimsoll_plan::file::{self, PlanFileError, Saved};
 
 use crate::error::TrainError;
 use crate::memory;
@@ -70,6 +70,6 @@ pub fn plan_from_file(
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "it serves as `map_err(refused)`")]
-fn refused(error: FileError) -> TrainError {
+fn refused(error: PlanFileError) -> TrainError {
     TrainError::Config(error.to_string())
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use plimsoll_exec::Engine;
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
-use plimsoll_model::hf::{Configuration, Stored};
+use plimsoll_model::hf::{Configuration, StoredName};
 use plimsoll_model::lora::{AdapterConfig, BaseClass, file_name, is_adapter, parameter_name, unusable};
 use plimsoll_model::{Architecture, Lora, Targets};
 use serde_json::Value;
@@ -211,7 +211,7 @@ impl AdapterFolder {
     ) -> Result<Loaded, TrainError> {
         let lora = &self.config.lora;
         let own = parameters.into_iter().filter(|(name, _)| is_adapter(name) || lora.saves(name));
-        Ok(load_weights(engine, own, &self.weights()?, |name| Stored::plain(&file_name(name)))?)
+        Ok(load_weights(engine, own, &self.weights()?, |name| StoredName::plain(&file_name(name)))?)
     }
 }
 
@@ -266,7 +266,7 @@ pub fn adapter_form(
         texts.push(("config.json".into(), format!("{config:#}\n")));
     }
     Ok(ModelFormat {
-        stored: Arc::new(|name| Stored::plain(&file_name(name))),
+        stored: Arc::new(|name| StoredName::plain(&file_name(name))),
         stem: ADAPTER_STEM.into(),
         frozen: false,
         texts,

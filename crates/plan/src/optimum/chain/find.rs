@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use plimsoll_graph::{Graph, NodeId, Op, Phase, Source, Type, Value};
+use plimsoll_graph::{Graph, NodeId, Op, Phase, Type, Value, ValueSource};
 
 use super::readers::Readers;
 
@@ -242,7 +242,7 @@ fn external_inputs(graph: &Graph, forward: &[NodeId], own: &Members) -> Vec<Valu
         for &input in &graph.node(id).inputs {
             let storage = graph.storage(input);
             let info = graph.value(storage);
-            let given = info.state.is_some() || info.source == Source::Input;
+            let given = info.state.is_some() || info.source == ValueSource::Input;
             if !given && !own.make(graph, storage) && !found.contains(&storage) {
                 found.push(storage);
             }
@@ -309,7 +309,7 @@ fn signature(graph: &Graph, layer: &Layer) -> Vec<Kind> {
         if info.state.is_some() {
             return Place::State;
         }
-        if info.source == Source::Input {
+        if info.source == ValueSource::Input {
             return Place::Input;
         }
         let next = numbers.len();

@@ -14,13 +14,13 @@
 
 use std::collections::BTreeSet;
 
-use plimsoll_graph::{Graph, NodeId, Source, StateId, Value};
+use plimsoll_graph::{Graph, NodeId, StateId, Value, ValueSource};
 
 use super::find::Layer;
 use crate::device::{Facts, Scratch, aligned};
 use crate::layout::{Lifetimes, Slot, live_bytes};
 use crate::recompute;
-use crate::remat::{Label, LabelOp, Limits, frontier};
+use crate::remat::{Label, LabelLimits, LabelOp, frontier};
 use crate::schedule::Contents;
 
 /// One way of treating a layer.
@@ -79,7 +79,7 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
     let parts = parts(graph, layer);
     let ops = label_ops(graph, facts, scratch, layer, &parts);
     let demanded: Vec<usize> = demanded(graph, layer, &parts, false);
-    let labels = frontier(&ops, &demanded, &Limits::NONE);
+    let labels = frontier(&ops, &demanded, &LabelLimits::NONE);
     let boundary_bytes = aligned(graph.ty(layer.output).bytes() as u64, facts.alignment);
     let seconds = |nodes: &[NodeId]| -> f64 {
         nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
@@ -100,7 +100,8 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
     if let Some(output) = parts.iter().position(|part| part.values.contains(&layer.output)) {
         recomputed_ops[output].keepable = false;
     }
-    let with_output = frontier(&recomputed_ops, &self::demanded(graph, layer, &parts, true), &Limits::NONE);
+    let with_output =
+        frontier(&recomputed_ops, &self::demanded(graph, layer, &parts, true), &LabelLimits::NONE);
     Options {
         list,
         forward_seconds: seconds(&layer.forward),
@@ -290,12 +291,12 @@ pub(crate) fn peaks(
                 .producer(value)
                 .is_some_and(|node| layer.forward.contains(&node) || layer.backward.contains(&node));
             match graph.value(value).source {
-                Source::Input | Source::State => continue,
-                Source::Node { .. } if value == layer.input => continue,
+                ValueSource::Input | ValueSource::State => continue,
+                ValueSource::Node { .. } if value == layer.input => continue,
                 // A value from outside that is not the input is the gradient that arrives at the turn.
-                Source::Node { .. } if !own => start = start.max(turn),
-                Source::Node { .. } if value == layer.output && start < turn => end = end.max(turn),
-                Source::Node { .. } => {}
+                ValueSource::Node { .. } if !own => start = start.max(turn),
+                ValueSource::Node { .. } if value == layer.output && start < turn => end = end.max(turn),
+                ValueSource::Node { .. } => {}
             }
         }
         let span = spans[slot].get_or_insert(Slot { start, end, bytes: buffer.bytes });

@@ -22,7 +22,7 @@ use plimsoll_graph::{Graph, Node, NodeId, Phase, StateId, StateKind, Value};
 
 use crate::device::{Facts, NodeFacts, aligned};
 use crate::recompute::Run;
-use crate::remat::{Dag, DagNode, Step};
+use crate::remat::{Dag, DagNode, DagStep};
 
 /// The meaning of the nodes of the abstract graph, and the bytes that are not in it.
 #[derive(Debug)]
@@ -66,18 +66,18 @@ impl Model {
     }
 
     /// The runs of a schedule.
-    pub(crate) fn runs(&self, schedule: &[Step]) -> Vec<Run> {
+    pub(crate) fn runs(&self, schedule: &[DagStep]) -> Vec<Run> {
         let mut runs = Vec::new();
         let mut resident = vec![false; self.parts.len()];
         for &step in schedule {
             match step {
-                Step::Run(index) => {
+                DagStep::Run(index) => {
                     resident[index] = true;
                     if let Part::Run(node, _) = self.parts[index] {
                         runs.push(Run::Node(node));
                     }
                 }
-                Step::Drop(index) => {
+                DagStep::Drop(index) => {
                     resident[index] = false;
                     self.forget(index, &resident, &mut runs);
                 }

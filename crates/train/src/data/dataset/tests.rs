@@ -32,7 +32,7 @@ fn spec(folder: &Scratch, path: &Path, seq_len: usize) -> DataSpec {
         parts: vec![Part::from(path)],
         validation: Validation::None,
         task: Task::Causal,
-        layout: Layout::Packed,
+        layout: RowLayout::Packed,
         seq_len,
         vocabulary: 400,
         seed: 3,
@@ -110,7 +110,7 @@ fn packed_documents_share_rows_and_padded_ones_do_not_and_targets_stay_at_home()
             sequence(&[8, PAD, PAD, PAD, PAD], &[E, X, X, X, X], &[0, 1, 1, 1, 1]),
         ]
     );
-    let padded = DataSpec { layout: Layout::Padded, ..packed };
+    let padded = DataSpec { layout: RowLayout::Padded, ..packed };
     assert_eq!(
         in_order(&padded, &Tokenizer::bytes())[..2],
         [
@@ -145,7 +145,7 @@ fn conversations_give_the_ids_and_the_mask_of_transformers() {
     let path = lines(&folder, "chat.jsonl", expected["conversations"].as_array().unwrap());
     for style in &expected["chats"].as_array().unwrap()[..2] {
         let tokenizer = tokenizer(style["name"].as_str().unwrap());
-        let spec = DataSpec { layout: Layout::Padded, ..spec(&folder, &path, 300) };
+        let spec = DataSpec { layout: RowLayout::Padded, ..spec(&folder, &path, 300) };
         let rows = in_order(&spec, &tokenizer);
         assert_eq!(rows.len(), 4);
         for (row, chat) in rows.iter().zip(style["chats"].as_array().unwrap()) {
@@ -364,7 +364,7 @@ fn a_weight_says_how_often_an_epoch_sees_a_part() {
     let part = |path: &PathBuf, weight| Part { path: path.clone(), weight };
     let mixed = DataSpec {
         parts: vec![part(&a, 1.0), part(&b, 2.0), part(&c, 0.5)],
-        layout: Layout::Padded,
+        layout: RowLayout::Padded,
         ..spec(&folder, &a, 4)
     };
     let mut source = Source::Corpus(bytes(&mixed).train);
@@ -435,7 +435,7 @@ fn tokenised_data_is_found_again_and_made_again_when_anything_changed_or_broke()
     };
     assert!(made(&spec, &bytes), "the first time");
     assert!(!made(&spec, &bytes), "the second time");
-    assert!(!made(&DataSpec { seq_len: 16, layout: Layout::Padded, seed: 9, ..spec.clone() }, &bytes));
+    assert!(!made(&DataSpec { seq_len: 16, layout: RowLayout::Padded, seed: 9, ..spec.clone() }, &bytes));
     assert!(made(&spec, &chatml), "another tokenizer");
     let template = chatml.with_template("{{ messages[0].content }}").unwrap();
     assert!(made(&spec, &template), "another template");
@@ -489,7 +489,7 @@ fn a_cache_that_cannot_be_written_is_named_and_leaves_nothing_behind() {
 fn batches_of_a_data_set_go_on_from_any_step() {
     let folder = Scratch::new();
     let path = numbered(&folder, "a.jsonl", 0, 50);
-    let spec = DataSpec { layout: Layout::Padded, ..spec(&folder, &path, 4) };
+    let spec = DataSpec { layout: RowLayout::Padded, ..spec(&folder, &path, 4) };
     let take = |batches: &mut Batches| -> (Group, Sequence) {
         let group = batches.next_group().unwrap();
         let mut rows = Sequence::with_positions(2 * 4);
@@ -526,7 +526,7 @@ fn parts_of_samples_without_a_target_are_left_out_and_counted() {
     let long = "p".repeat(40);
     let line = |prompt: &str| format!("{{\"prompt\": \"{prompt}\", \"completion\": \"yes\"}}\n");
     let path = folder.write("d.jsonl", [line(&long), line("q"), line(&long)].concat());
-    for layout in [Layout::Packed, Layout::Padded] {
+    for layout in [RowLayout::Packed, RowLayout::Padded] {
         let data = bytes(&DataSpec { layout, ..spec(&folder, &path, 8) });
         // 44 positions are six pieces, of which the last alone has the answer.
         assert_eq!(data.untaught, 2 * 5);

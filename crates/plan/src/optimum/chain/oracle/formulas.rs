@@ -4,7 +4,7 @@
 //! The layer is written down as its authors counted it (16-bit values, dropout masks of one byte, nothing
 //! fused), and what is kept is asked of the labels that our options are made of.
 
-use crate::remat::{LabelOp, Limits, frontier};
+use crate::remat::{LabelLimits, LabelOp, frontier};
 
 /// Tokens of a micro-batch (s·b), width, heads and tokens of a sequence.
 #[derive(Clone, Copy)]
@@ -69,7 +69,7 @@ fn a_layer_with_plain_attention_keeps_what_the_published_formula_says() {
     for layer in [gpt3, small] {
         let input = 2 * layer.tokens * layer.width;
         let (ops, demanded) = layer.ops();
-        let labels = frontier(&ops, &demanded, &Limits::NONE);
+        let labels = frontier(&ops, &demanded, &LabelLimits::NONE);
         let nothing_recomputed = labels.iter().find(|label| label.time == 0.0).unwrap();
         // The input of a layer is what the layer before it keeps as its output.
         assert_eq!(nothing_recomputed.bytes + input, layer.published());

@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::optimum::chain::bound::{LowerBound, Passes};
 use crate::optimum::chain::options::{LayerOption, Options, around_frontier};
 use crate::optimum::chain::table::{Table, Turn};
-use crate::remat::{LabelOp, Limits, frontier};
+use crate::remat::{LabelLimits, LabelOp, frontier};
 
 /// Rates of the study's device: products, fused attention, bytes moved.
 const PRODUCT: f64 = 187e12;
@@ -203,9 +203,9 @@ impl Block {
 
     fn options(&self) -> Options {
         let demanded = self.demanded();
-        let labels = frontier(&self.forward, &demanded, &Limits::NONE);
+        let labels = frontier(&self.forward, &demanded, &LabelLimits::NONE);
         let with_output: Vec<usize> = demanded.iter().copied().chain([OUTPUT]).collect();
-        let recomputed = frontier(&self.forward, &with_output, &Limits::NONE);
+        let recomputed = frontier(&self.forward, &with_output, &LabelLimits::NONE);
         Options {
             list: around_frontier(&labels, |keep| self.option(keep.to_vec())),
             forward_seconds: self.forward.iter().map(|op| op.cost).sum(),

@@ -126,7 +126,7 @@ fn samples_are_counted_and_those_longer_than_a_row_told() {
     // With what opens and ends it, a text of n bytes has n + 1 positions.
     let packed = bytes(&spec(&folder, &path, 5));
     assert_eq!(packed.counts, Counts { samples: 3, rows: 4, tokens: 3 + 11 + 2, cut: 1, beyond: 6 });
-    let padded = bytes(&DataSpec { layout: Layout::Padded, ..spec(&folder, &path, 5) });
+    let padded = bytes(&DataSpec { layout: RowLayout::Padded, ..spec(&folder, &path, 5) });
     assert_eq!(padded.counts, Counts { rows: 5, ..packed.counts });
     let labelled = lines(
         &folder,

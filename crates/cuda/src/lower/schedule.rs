@@ -6,18 +6,18 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::{Graph, Type};
 use plimsoll_plan::{Action, BufferId, Schedule};
 
-use super::{Library, Limits, Operand, Place, Step, Work, lower};
+use super::{Library, Limits, Operand, Place, PlacedOp, StreamStep, lower};
 
 /// The steps of a schedule in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Program {
+pub struct LoweredSchedule {
     /// All steps.
-    pub steps: Vec<Step>,
+    pub steps: Vec<StreamStep>,
     /// Where each action ends in the list.
     ends: Vec<usize>,
 }
 
-impl Program {
+impl LoweredSchedule {
     /// Lowers every action of `schedule`.
     ///
     /// # Errors
@@ -28,8 +28,8 @@ impl Program {
         schedule: &Schedule,
         library: &dyn Library,
         limits: Limits,
-    ) -> Result<Program, ExecError> {
-        let mut program = Program::default();
+    ) -> Result<LoweredSchedule, ExecError> {
+        let mut program = LoweredSchedule::default();
         for action in &schedule.actions {
             program.steps.extend(steps_of(graph, schedule, action, library, limits)?);
             program.ends.push(program.steps.len());
@@ -55,7 +55,7 @@ fn steps_of(
     action: &Action,
     library: &dyn Library,
     limits: Limits,
-) -> Result<Vec<Step>, ExecError> {
+) -> Result<Vec<StreamStep>, ExecError> {
     let Action::Run { node, inputs, outputs, workspace, accumulate } = action else {
         let why = "the CUDA device does not offload yet; leave out --offload";
         return Err(ExecError::Unsupported(why.into()));
@@ -75,5 +75,5 @@ fn steps_of(
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
     let scratch = workspace.map_or(Place(0), place);
-    lower(&Work { op: &node.op, inputs: &inputs, outputs: &outputs, scratch }, library, limits)
+    lower(&PlacedOp { op: &node.op, inputs: &inputs, outputs: &outputs, scratch }, library, limits)
 }
