@@ -18,8 +18,18 @@ pub(crate) struct Edge {
 pub(crate) struct Modules {
     /// The paths that each module names, as segments from the root.
     named: BTreeMap<String, Vec<Vec<String>>>,
-    /// Names that a module re-exports, with the path they come from.
-    exported: BTreeMap<(String, String), Vec<String>>,
+    /// Names that a module imports, by module and name.
+    imported: BTreeMap<(String, String), Import>,
+}
+
+/// A name that a module takes from elsewhere.
+#[derive(Clone)]
+struct Import {
+    name: String,
+    /// The path it comes from.
+    from: Vec<String>,
+    /// Whether others than the module and its children see it.
+    public: bool,
 }
 
 impl Modules {
@@ -40,11 +50,11 @@ impl Modules {
         let of_test =
             |path: &str| tests.iter().any(|test| path == test || path.starts_with(&format!("{test}::")));
         read.retain(|path, _| !of_test(path));
-        let exported = read.iter().flat_map(|(path, read)| {
-            read.exported.iter().map(move |(name, from)| ((path.clone(), name.clone()), from.clone()))
+        let imported = read.iter().flat_map(|(path, read)| {
+            read.imported.iter().map(move |import| ((path.clone(), import.name.clone()), import.clone()))
         });
         Modules {
-            exported: exported.collect(),
+            imported: imported.collect(),
             named: read.into_iter().map(|(path, read)| (path, read.named)).collect(),
         }
     }
@@ -67,7 +77,7 @@ impl Modules {
         for (path, named) in &self.named {
             let Some(from) = child(folder, path) else { continue };
             for segments in named {
-                let module = self.module(segments);
+                let module = self.module(segments, path);
                 let to = child(folder, &module);
                 if let Some(to) = to.filter(|to| *to != from) {
                     let at = format!("{path} names {}", segments.join("::"));
@@ -78,8 +88,8 @@ impl Modules {
         edges
     }
 
-    /// The module in which a path ends, re-exports followed.
-    fn module(&self, segments: &[String]) -> String {
+    /// The module in which a path ends that `seen_by` names: re-exports are followed, and imports of its own parents.
+    fn module(&self, segments: &[String], seen_by: &str) -> String {
         let mut module = String::new();
         for (index, segment) in segments.iter().enumerate() {
             let next = join(&module, segment);
@@ -87,8 +97,10 @@ impl Modules {
                 module = next;
                 continue;
             }
-            return match self.exported.get(&(module.clone(), segment.clone())) {
-                Some(from) if *from != segments[..=index] => self.module(from),
+            let import = self.imported.get(&(module.clone(), segment.clone()));
+            let visible = |import: &&Import| import.public || child(&module, seen_by).is_some();
+            return match import.filter(visible) {
+                Some(Import { from, .. }) if *from != segments[..=index] => self.module(from, &module),
                 _ => module,
             };
         }
@@ -124,7 +136,7 @@ fn collect(folder: &Path, module: &str, files: &mut Vec<(String, String)>) {
 #[derive(Default)]
 struct Read {
     named: Vec<Vec<String>>,
-    exported: Vec<(String, Vec<String>)>,
+    imported: Vec<Import>,
     /// Modules that exist for tests alone.
     tests: Vec<String>,
 }
@@ -234,10 +246,10 @@ impl Reader<'_> {
         self.at += 1;
         let own = !matches!(self.token(0), "crate" | "super" | "self" | "::");
         let paths = self.tree(&[]);
-        if public && self.inline.is_empty() {
+        if self.inline.is_empty() {
             for path in &paths {
-                let Some((from, name)) = self.exported(path, own) else { continue };
-                self.read.exported.push((name, from));
+                let Some((from, name)) = self.imported(path, own) else { continue };
+                self.read.imported.push(Import { name, from, public });
             }
         }
         if !own {
@@ -254,8 +266,8 @@ impl Reader<'_> {
         before[..end].contains(&"pub")
     }
 
-    /// Where a re-exported name comes from, from the root: `use x::X` of a child, or `use self::x::X`.
-    fn exported(&self, path: &[String], own: bool) -> Option<(Vec<String>, String)> {
+    /// Where an imported name comes from, from the root: `use x::X` of a child, or `use self::x::X`.
+    fn imported(&self, path: &[String], own: bool) -> Option<(Vec<String>, String)> {
         let name = path.last()?.clone();
         let from = if own { [&self.module[..], path].concat() } else { self.absolute(path)? };
         Some((from, name))

@@ -20,12 +20,28 @@ use std::sync::Arc;
 use plimsoll_exec::random::{Stream, name_hash};
 
 use super::cache::Cache;
-use super::dataset::{Counts, DataSpec, Part, RowLayout, Task};
 use super::pack::{Packing, Piece, cut};
 use super::sample::UNLEARNED;
+use super::spec::{DataSpec, Part, RowLayout, Task};
 use super::tokenizer::Tokenizer;
 use super::{DataError, IGNORED, Order, Permutation, Rows};
 use crate::reading;
+
+/// How much data there is, and how much of it does not fit into a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Documents, conversations or texts.
+    pub samples: u64,
+    /// Rows of an epoch.
+    pub rows: u64,
+    /// Tokens of all samples, as far as they are read.
+    pub tokens: u64,
+    /// Samples longer than a row.
+    pub cut: u64,
+    /// Tokens of those that lie beyond their first row. A classifier does not read them; others have them in
+    /// further rows.
+    pub beyond: u64,
+}
 
 /// What all rows of a run have in common.
 #[derive(Clone, Debug)]

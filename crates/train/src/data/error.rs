@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::memory::Size;
 
-use super::records::{LISTS, TEXTS};
+use super::file_kinds::{LISTS, TEXTS};
 
 /// A fault in the data, not in the program.
 #[derive(Clone, Debug, PartialEq, Eq)]

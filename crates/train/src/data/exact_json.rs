@@ -76,6 +76,19 @@ fn number_len(from: &str) -> usize {
     from.bytes().position(|byte| !of_number(byte)).unwrap_or(from.len())
 }
 
+/// The kind of a JSON value in words.
+pub(super) fn kind(value: &Json) -> &'static str {
+    match value {
+        Json::Null => "null",
+        Json::Bool(_) => "true or false",
+        Json::Number(_) => "a number",
+        Json::String(text) if whole(text).is_some() => "a number",
+        Json::String(_) => "a text",
+        Json::Array(_) => "a list",
+        Json::Object(_) => "an object",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

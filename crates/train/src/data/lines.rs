@@ -9,10 +9,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-use super::records::{Record, too_long};
+use super::DataError;
+use super::exact_json::{self, kind};
+use super::record::{Record, too_long};
 use super::room::{Extent, Form, Room};
-use super::sample::kind;
-use super::{DataError, exact_json};
 use crate::reading;
 
 /// The lines of one file.

@@ -6,144 +6,24 @@
 //! memory but the piece, the line (see `lines`) or the row group at hand, and text for which there is no room is refused
 //! before it is read, with the budget it needs.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
 use super::DataError;
+use super::file_kinds::ends_in;
 use super::lines::Lines;
 use super::parquet_rows::ParquetRows;
-use super::room::{Extent, Form, Room};
+use super::record::{Record, too_long};
+use super::room::{Extent, Room};
 use crate::reading;
 
 /// Bytes of a piece of text, where there is room for that.
 const PIECE: usize = 1 << 18;
 /// Bytes that are looked through for the end of a piece that is too long.
 const LOOKED_THROUGH: u64 = 1 << 28;
-
-/// Endings of files that are lists of samples, and of files that are one text.
-pub(super) const LISTS: [&str; 2] = ["jsonl", "parquet"];
-pub(super) const TEXTS: [&str; 3] = ["txt", "md", "rs"];
-/// Endings of data that would be mistaken for text.
-const FOREIGN: [&str; 12] =
-    ["json", "csv", "tsv", "xml", "arrow", "gz", "zst", "xz", "bz2", "zip", "safetensors", "bin"];
-
-/// One thing read from a file.
-#[derive(Debug)]
-pub(super) enum Record {
-    /// Part of a document.
-    Piece { text: String, opens: bool, closes: bool },
-    /// A sample with named columns, and its line or row, counted from 1.
-    Fields { line: u64, fields: Map<String, Json>, bytes: usize },
-    /// A line that is no sample.
-    Bad { line: u64, why: String },
-}
-
-impl Record {
-    /// About how much memory it takes.
-    pub(super) fn bytes(&self) -> usize {
-        match self {
-            Record::Piece { text, .. } => text.len(),
-            Record::Fields { bytes, .. } => *bytes,
-            Record::Bad { why, .. } => why.len(),
-        }
-    }
-
-    /// What it takes until it is encoded.
-    pub(super) fn extent(&self) -> Extent {
-        let bytes = self.bytes() as u64;
-        match self {
-            Record::Fields { fields, .. } => {
-                let conversation =
-                    fields.contains_key("messages") || fields.get("prompt").is_some_and(Json::is_array);
-                let form = if conversation { Form::Conversation } else { Form::Escaped };
-                Extent { bytes, form, values: 0 }
-            }
-            Record::Piece { .. } | Record::Bad { .. } => Extent::of_text(bytes),
-        }
-    }
-
-    /// Its line or row; a piece of text has no number.
-    pub(super) fn line(&self) -> u64 {
-        match self {
-            Record::Piece { .. } => 1,
-            Record::Fields { line, .. } | Record::Bad { line, .. } => *line,
-        }
-    }
-}
-
-/// The files a path stands for: itself, or what is below a folder, in the order of their paths. A folder with lists of
-/// samples is a data set, and the texts beside them describe it.
-pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
-    if ends_in(path, &FOREIGN) && path.is_file() {
-        return Err(DataError::UnknownKind { path: path.to_owned() });
-    }
-    let mut all = files_below(path, |path| ends_in(path, &LISTS) || ends_in(path, &TEXTS))?;
-    let is_list = |path: &PathBuf| ends_in(path, &LISTS);
-    if all.iter().any(is_list) {
-        all.retain(is_list);
-    }
-    Ok(all)
-}
-
-/// Whether [`files`] finds lists of samples at a path, or data that it refuses to take for text.
-pub(crate) fn holds_samples(path: &Path) -> bool {
-    match files(path) {
-        Ok(files) => files.iter().any(|file| ends_in(file, &LISTS)),
-        Err(fault) => matches!(fault, DataError::UnknownKind { .. }),
-    }
-}
-
-/// The file at `path`, or the files below the folder there whose names are `wanted`, in the order of their paths. Links to
-/// files are followed, links to folders are not: they may form circles.
-pub(super) fn files_below(path: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>, DataError> {
-    let found = fs::metadata(path).map_err(|fault| match fault.kind() {
-        io::ErrorKind::NotFound => DataError::Missing { path: path.to_owned() },
-        _ => DataError::reading(path, &fault),
-    })?;
-    if found.is_file() {
-        return Ok(vec![path.to_owned()]);
-    }
-    if !found.is_dir() {
-        return Err(DataError::NotAFile { path: path.to_owned() });
-    }
-    let mut files = Vec::new();
-    collect(path, &wanted, &mut files)?;
-    if files.is_empty() {
-        return Err(DataError::NoFiles { path: path.to_owned() });
-    }
-    // The order in which a folder lists its files differs between machines.
-    files.sort_unstable();
-    Ok(files)
-}
-
-fn collect(
-    folder: &Path,
-    wanted: &impl Fn(&Path) -> bool,
-    files: &mut Vec<PathBuf>,
-) -> Result<(), DataError> {
-    let unreadable = |fault: io::Error| DataError::reading(folder, &fault);
-    for entry in fs::read_dir(folder).map_err(unreadable)? {
-        let entry = entry.map_err(unreadable)?;
-        let path = entry.path();
-        if entry.file_type().map_err(unreadable)?.is_dir() {
-            collect(&path, wanted, files)?;
-        } else if wanted(&path) {
-            let found = fs::metadata(&path).map_err(|fault| DataError::reading(&path, &fault))?;
-            // Anything but a file, such as a pipe, is no data whatever its name.
-            if found.is_file() {
-                files.push(path);
-            }
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn ends_in(path: &Path, endings: &[&str]) -> bool {
-    path.extension().is_some_and(|end| endings.iter().any(|known| end == *known))
-}
 
 /// The samples of one file.
 pub(super) struct Records {
@@ -285,10 +165,6 @@ fn last_seam(text: &[u8], from: usize) -> Option<usize> {
         text[at] == b' ' && text[at - 1].is_ascii_alphanumeric() && ahead
     };
     places().find(line).or_else(|| places().find(word))
-}
-
-pub(super) fn too_long(path: &Path, line: Option<u64>, extent: &Extent, room: &Room) -> DataError {
-    DataError::TooLong { path: path.to_owned(), line, bytes: extent.bytes, least: room.least(extent) }
 }
 
 /// About how many bytes a value takes.

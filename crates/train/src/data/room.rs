@@ -6,8 +6,7 @@
 //!
 //! Absent: what parsers of parquet files and unusual chat templates take. The guard of the program bounds them.
 
-use super::tokenizer::WINDOWS_PER_THREAD;
-use super::windows::WINDOW;
+use super::windows::{WINDOW, WINDOWS_PER_THREAD};
 use crate::memory;
 
 /// Bytes that a tokenizer holds for each byte of text it is given at once. Measured: 171 to 357 for byte pairs, 54 to 490

@@ -15,9 +15,12 @@ use std::ops::Range;
 
 use serde_json::{Map, Value as Json};
 
+use super::DataError;
+use super::exact_json::{self, kind};
+use super::fault::Fault;
+use super::spec::Task;
 use super::template::{Conversation, message_list, parsed_list};
 use super::tokenizer::Tokenizer;
-use super::{DataError, Task, exact_json};
 
 /// Set in ids that are not learned from.
 pub(super) const UNLEARNED: u32 = 1 << 31;
@@ -51,29 +54,6 @@ impl<'a> Ids<'a> {
 pub(super) enum Label {
     Number(i32),
     Name(String),
-}
-
-/// Why a sample cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// It is broken; others may be whole.
-    Sample(String),
-    /// No sample of its kind can be used.
-    All(DataError),
-    /// So many bytes of it would have to be tokenised at once, and there is no room for that.
-    Unbroken(usize),
-}
-
-impl From<DataError> for Fault {
-    fn from(fault: DataError) -> Fault {
-        Fault::All(fault)
-    }
-}
-
-impl From<String> for Fault {
-    fn from(why: String) -> Fault {
-        Fault::Sample(why)
-    }
 }
 
 /// How samples of one task become ids.
@@ -251,17 +231,4 @@ fn missing(task: &Task, fields: &Map<String, Json>) -> String {
 
 fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-}
-
-/// What a JSON value is, in words.
-pub(super) fn kind(value: &Json) -> &'static str {
-    match value {
-        Json::Null => "null",
-        Json::Bool(_) => "true or false",
-        Json::Number(_) => "a number",
-        Json::String(text) if exact_json::whole(text).is_some() => "a number",
-        Json::String(_) => "a text",
-        Json::Array(_) => "a list",
-        Json::Object(_) => "an object",
-    }
 }

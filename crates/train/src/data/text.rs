@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::cache::checksum;
-use super::records::{TEXTS, ends_in, files_below};
+use super::file_kinds::{TEXTS, ends_in};
+use super::find_files::files_below;
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, IGNORED, Order, PAD, Rows, check_seq_len};
 
 /// The most bytes that are read at once.

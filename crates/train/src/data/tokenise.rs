@@ -12,11 +12,15 @@ use std::time::SystemTime;
 
 use sha2::{Digest as _, Sha256};
 
+use super::DataError;
 use super::cache::{Cache, Key, Writer, checksum};
-use super::records::{Record, Records, files};
+use super::fault::Fault;
+use super::find_files::files;
+use super::record::Record;
+use super::records::Records;
 use super::room::Room;
-use super::sample::{Encoder, Fault, Ids, Label};
-use super::{DataError, Task};
+use super::sample::{Encoder, Ids, Label};
+use super::spec::Task;
 use crate::reading;
 
 /// Rises when the same files and tokenizer come to other ids than before, so that ids of earlier versions are not used.

@@ -15,9 +15,9 @@ use sha2::{Digest as _, Sha256};
 use tokenizers::models::ModelWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 
-use super::sample::Fault;
+use super::fault::Fault;
 use super::template::ChatTemplate;
-use super::windows::{Limits, WINDOW, Windows};
+use super::windows::{Limits, Placed, WINDOW, WINDOWS_PER_THREAD, Windows};
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, PAD};
 use crate::files::{LARGE, open_file, read_bytes, read_whole};
 use crate::panics::caught;
@@ -57,13 +57,6 @@ pub struct Special {
     /// Hides a word that is to be guessed.
     pub mask: Option<i32>,
 }
-
-/// Windows of a long text after which another thread goes on. The library keeps every word it has met, at 32 bytes for
-/// each byte of it, for as long as the thread lives.
-pub(super) const WINDOWS_PER_THREAD: usize = 16;
-
-/// An id and the bytes of the text it stands for.
-pub(super) type Placed = (i32, (usize, usize));
 
 impl Tokenizer {
     /// One id per byte, and ids that begin, end and pad a text: for models without a tokenizer of their own.

@@ -14,16 +14,21 @@
 //! word that has to be seen whole, windows and what they share grow; a tokenizer that parts all words at spaces is then
 //! also cut there, in front of the last space of a window.
 
-use super::sample::Fault;
-use super::tokenizer::Placed;
+use super::fault::Fault;
 use crate::reading;
 
+/// Windows of a long text after which another thread goes on. The library keeps every word it has met, at 32 bytes for
+/// each byte of it, for as long as the thread lives.
+pub(super) const WINDOWS_PER_THREAD: usize = 16;
 /// Bytes of a window at first.
 pub(super) const WINDOW: usize = 4096;
 /// The share of a window that the next sees too.
 const SHARED: usize = 8;
 /// Tokens that two windows must agree on.
 const AGREED: usize = 8;
+
+/// An id and the bytes of the text it stands for.
+pub(super) type Placed = (i32, (usize, usize));
 
 /// A text on its way through a tokenizer.
 pub(super) struct Windows<'a, E> {

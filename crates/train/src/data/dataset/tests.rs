@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 #[cfg(feature = "parquet")]
 use std::sync::Arc as Shared;
 
@@ -16,7 +17,7 @@ use parquet::schema::parser::parse_message_type;
 use serde_json::json;
 
 use super::super::tokenizer::tests::{expected, ids, open as tokenizer};
-use super::super::{BEGIN, Batches, END, Group, IGNORED, PAD, Sequence, Source};
+use super::super::{BEGIN, Batches, END, Group, IGNORED, PAD, RowLayout, Sequence, Source};
 use super::*;
 use crate::scratch::Scratch;
 

@@ -11,8 +11,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value as Json};
 
-use super::super::exact_json;
-use super::super::sample::kind;
+use super::super::exact_json::{self, kind};
 use crate::jinja::{Value, dictionary};
 
 /// Lists and objects of data inside each other.

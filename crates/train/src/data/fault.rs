@@ -1,0 +1,26 @@
+//! Why a sample cannot be used: it is broken, all of its kind are, or there is no room for it.
+
+use super::DataError;
+
+/// Why a sample cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It is broken; others may be whole.
+    Sample(String),
+    /// No sample of its kind can be used.
+    All(DataError),
+    /// So many bytes of it would have to be tokenised at once, and there is no room for that.
+    Unbroken(usize),
+}
+
+impl From<DataError> for Fault {
+    fn from(fault: DataError) -> Fault {
+        Fault::All(fault)
+    }
+}
+
+impl From<String> for Fault {
+    fn from(why: String) -> Fault {
+        Fault::Sample(why)
+    }
+}

@@ -1,0 +1,82 @@
+//! The data that is asked for: files with weights, a task, a share for validation.
+
+use std::path::{Path, PathBuf};
+
+/// What is learned from the data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// The next token: of texts, of answers in conversations, of completions.
+    Causal,
+    /// Hidden words.
+    Masked,
+    /// The class of a text.
+    Classify {
+        /// Names of the classes; empty when the data is to say.
+        labels: Vec<String>,
+    },
+}
+
+/// How documents lie in rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowLayout {
+    /// Several to a row. Only the causal task can; others are padded whatever is asked for.
+    Packed,
+    /// One to a row.
+    Padded,
+}
+
+/// A file or folder of the data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// `.txt`, `.jsonl`, `.parquet`, or a folder of them.
+    pub path: PathBuf,
+    /// How often an epoch sees it.
+    pub weight: f64,
+}
+
+impl From<&Path> for Part {
+    fn from(path: &Path) -> Part {
+        Part { path: path.to_owned(), weight: 1.0 }
+    }
+}
+
+/// What the data is judged by.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Validation {
+    /// Nothing.
+    None,
+    /// This share of every part, which is then not trained on: whole documents, the same ones whatever the seed. Where
+    /// there are too few of them, the end of the text.
+    Share(f64),
+    /// Files of their own.
+    Files(Vec<Part>),
+}
+
+/// Everything that says which rows there are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataSpec {
+    /// Files to train on.
+    pub parts: Vec<Part>,
+    /// What to judge by.
+    pub validation: Validation,
+    /// What is learned.
+    pub task: Task,
+    /// How documents lie in rows.
+    pub layout: RowLayout,
+    /// Positions of a row.
+    pub seq_len: usize,
+    /// Ids the model knows.
+    pub vocabulary: usize,
+    /// Of the order of rows, and of what is hidden.
+    pub seed: u64,
+    /// Whether samples that cannot be used are counted instead of refused.
+    pub skip_bad_lines: bool,
+    /// The folder for tokenised data.
+    pub cache: PathBuf,
+    /// Threads that tokenise.
+    pub threads: usize,
+    /// Classes of the model, where it is made already.
+    pub classes: Option<usize>,
+    /// Bytes of the whole process that tokenising keeps to.
+    pub memory: u64,
+}
