@@ -16,9 +16,9 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Plan and train a small model inside 64 MiB, and show what the budget cost
+    /// Plan and train a small model inside 64 MiB, and show the cost of the budget
     Demo(DemoArgs),
-    /// Say what a run would need and how it would fit, without running it
+    /// Show the memory and time of a run, without running it
     Plan(PlanArgs),
     /// Train a model
     Train(TrainArgs),
@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Write the page of a run from its metrics.jsonl
     Report(ReportArgs),
-    /// Say what this machine has to train with
+    /// Show this machine's cores, memory, disk and speed
     Doctor(DoctorArgs),
     /// Judge this machine's kernels against the reference kernels
     Check(CheckArgs),
@@ -71,7 +71,7 @@ pub(crate) struct PlanArgs {
     /// Put the classic strategies beside the chosen plan: memory and slowdown
     #[arg(long, overrides_with = "compare")]
     pub(crate) compare: bool,
-    /// Say what is the most that fits: seq-len, micro-batch, layers or lora-rank
+    /// Find the most that fits: seq-len, micro-batch, layers or lora-rank
     #[arg(long, value_name = "WHAT")]
     pub(crate) max: Option<What>,
     /// Write a page with pictures of the plan to FILE
@@ -83,7 +83,7 @@ pub(crate) struct PlanArgs {
     pub(crate) out: Option<PathBuf>,
 }
 
-/// What can be asked for the most of.
+/// Quantities that `--max` can maximise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum What {
     /// Tokens per sequence
@@ -115,7 +115,7 @@ pub(crate) enum Stage {
     Graph,
     /// The model with its derivative
     Backward,
-    /// What is planned: with fused nodes and the optimizer
+    /// The graph that is planned: with fused nodes and the optimizer
     Fused,
     /// Every action with the bytes it touches
     Schedule,
@@ -228,7 +228,7 @@ pub(crate) struct GenerateArgs {
     /// The beginning of the text
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: String,
-    /// Take the prompt as what a user says in a chat, in the form of the model's own template
+    /// Take the prompt as a user's message in a chat, by the model's own template
     #[arg(long, overrides_with = "chat")]
     pub(crate) chat: bool,
     /// Most tokens that are written [default: what generation_config.json says, else 64]

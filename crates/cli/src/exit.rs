@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     Train(TrainError),
     /// Something outside the program failed.
     Other(String),
-    /// Whoever read the output has gone; there is nobody left to tell.
+    /// The reader of the output has gone; there is nobody left to tell.
     Unread,
 }
 
@@ -37,7 +37,7 @@ impl<E: Into<TrainError>> From<E> for Failure {
 /// Whether the command goes on when its output cannot be written.
 static UNHEARD: AtomicBool = AtomicBool::new(false);
 
-/// From here on there is something to keep, which is worth more than output: what cannot be written is dropped.
+/// From here on a closed standard output no longer ends the run; further output is dropped.
 pub(crate) fn go_on_unheard() {
     UNHEARD.store(true, Ordering::Relaxed);
 }
@@ -69,7 +69,7 @@ impl Failure {
 /// refuses a conversation, from the names of tensors and columns. An escape among them could hide or forge output.
 pub(crate) fn printable(text: &str) -> String {
     let unsafe_to_show = |c: char| {
-        // Control characters, and those that change the direction of what follows.
+        // Control characters, and those that change the direction of the text.
         c.is_control()
             || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };

@@ -1,7 +1,7 @@
-//! Breaks long silences, so that nobody takes a process that works for one that hangs.
+//! Prints a line in long silences, so that a working process does not look like one that hangs.
 //!
-//! Work that people wait for, such as planning, is told after a second, and then ever more seldom, in a terminal too. All
-//! else is told at least once a minute outside a terminal: one step, evaluation or checkpoint may take longer.
+//! Work that people wait for, such as planning, gets a line after a second, and then ever more seldom, in a terminal too. All
+//! other work gets one at least once a minute outside a terminal: one step, evaluation or checkpoint may take longer.
 //! The line says how far the work is and no figure of it, since records have those.
 //!
 //! [`Silence`] decides, by the times it is given; a thread only waits and writes.
@@ -15,7 +15,7 @@ use crate::table;
 
 /// The longest silence: a minute less the time that it takes to wake up on a busy machine.
 const LONGEST: Duration = Duration::from_secs(55);
-/// How long work that people wait for may take before it is told.
+/// Time that such work may take before its first line.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Work that has no name.
@@ -33,7 +33,7 @@ impl Silence {
         Silence { work: None, spoke: Duration::ZERO, patience: LONGEST }
     }
 
-    /// How long to wait at `now` until a line may be due; for ever where no work is told.
+    /// Time from `now` until a line may be due; none where no work is announced.
     fn wait(&self, now: Duration) -> Option<Duration> {
         self.work.is_some().then(|| (self.spoke + self.patience).saturating_sub(now))
     }
@@ -74,7 +74,7 @@ impl Heartbeat {
         loop {
             let now = state.1.map_or(Duration::ZERO, |start| start.elapsed());
             if let Some(line) = state.0.line(now) {
-                // Where nobody reads it, nobody waits either.
+                // A closed output has no reader who waits.
                 let _ = io::stderr().lock().write_all(line.as_bytes());
             }
             state = match state.0.wait(now) {
@@ -105,7 +105,7 @@ pub(crate) fn start() {
 /// Somebody waits for work that goes on until this is dropped.
 pub(crate) struct Waiting;
 
-/// From now on `what` is done, and somebody waits for it.
+/// The work `what` begins, and the user waits for it.
 pub(crate) fn waiting_for(what: &str) -> Waiting {
     HEARTBEAT.change(|silence, now| silence.begin(now, what.to_owned(), SHORT));
     Waiting
@@ -117,7 +117,7 @@ impl Drop for Waiting {
     }
 }
 
-/// From now on `what` is done, which may take hours. In a terminal it has a bar or needs none.
+/// The work `what` begins, which may take hours. In a terminal it has a bar or needs none.
 pub(crate) fn at_length(what: String) {
     let terminal = io::stderr().is_terminal();
     HEARTBEAT.change(|silence, now| {
@@ -128,12 +128,12 @@ pub(crate) fn at_length(what: String) {
     });
 }
 
-/// From now on nobody says what is done.
+/// No work is announced from now on.
 pub(crate) fn at_work() {
     at_length(AT_WORK.into());
 }
 
-/// The work goes on, and has come to `what`.
+/// The work goes on, and has reached `what`.
 pub(crate) fn come_to(what: String) {
     HEARTBEAT.change(|silence, _| {
         if let Some(work) = &mut silence.work {

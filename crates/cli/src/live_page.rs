@@ -32,7 +32,7 @@ impl LivePage<'_> {
 
     fn write(&mut self) {
         let (folder, clock) = (&self.config.folder, Instant::now());
-        // The page that counts is the last one, whose fault is told.
+        // Only a fault of the last page is reported.
         let _ = report_page::write(folder, &folder.join("report.html"), State::Running);
         self.renewal.written(self.begun.elapsed(), clock.elapsed());
     }

@@ -27,7 +27,7 @@ fn line(note: &Note) -> String {
     format!("{mark}{}", printable(&text))
 }
 
-/// Whether a note tells what happens, and not what somebody may have overlooked.
+/// Whether a note reports an event; other notes warn of things a user may have overlooked.
 fn is_news(note: &Note) -> bool {
     matches!(
         note,

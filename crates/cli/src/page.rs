@@ -11,7 +11,7 @@ use plimsoll::training::files::write_whole;
 
 use crate::exit::Failure;
 
-/// What all pages look like, and the parts of drawing they share.
+/// The style of all pages, and the drawing code they share.
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/drawing.js");
 

@@ -29,7 +29,7 @@ pub(crate) enum ShownRecords {
 }
 
 impl ShownRecords {
-    /// Whoever states `--logging-steps` wants to see them.
+    /// A user who states `--logging-steps` wants to see them.
     pub(crate) fn of(config: &Config) -> ShownRecords {
         if config.logging_steps.is_some() { ShownRecords::All } else { ShownRecords::Some }
     }
@@ -86,7 +86,7 @@ impl Progress {
         Progress { bar, steps, begun: Instant::now(), budget, ceiling, evaluated: String::new() }
     }
 
-    /// Leaves the bar as it is, before an error is told.
+    /// Leaves the bar as it is, before an error is printed.
     pub(crate) fn abandon(&self) {
         self.bar.abandon();
     }

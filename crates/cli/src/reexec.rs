@@ -43,7 +43,7 @@ pub(crate) fn with_plan(planned: &Planned) -> Result<(), Failure> {
     if plan_made_before().is_some() || !planned.budget.wants_fresh_process()? {
         return Ok(());
     }
-    // Where no file can be written or nothing be started, the run goes on, and says at its end what it held.
+    // Where no file can be written or no process started, the run goes on, and reports its memory at the end.
     if let Ok((mut file, path)) = temporary_file(&env::temp_dir(), ("plimsoll-plan-", ".json"), 0o600) {
         if file.write_all(planned.to_file().as_bytes()).is_ok() {
             start_anew(PLANNED, path.as_os_str());

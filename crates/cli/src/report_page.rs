@@ -49,7 +49,7 @@ pub(crate) fn metrics_path(path: &Path) -> PathBuf {
     if path.is_dir() { path.join("metrics.jsonl") } else { path.to_owned() }
 }
 
-/// What a file of metrics tells.
+/// The contents of a file of metrics.
 #[derive(Default)]
 struct Story {
     start: Value,
@@ -90,7 +90,7 @@ impl Story {
                 self.evaluations.insert(record.step, record);
             }
             Some("end") => self.end = Some(EndRecord::deserialize(value)?),
-            // What a later version may add.
+            // A later version may add other events.
             Some(_) => {}
             None => {
                 let record = StepRecord::deserialize(value)?;
@@ -101,7 +101,7 @@ impl Story {
         Ok(())
     }
 
-    /// What the page draws.
+    /// The data that the page draws.
     fn data(&self, state: State) -> Value {
         let step = |record: &StepRecord| {
             let StepRecord { step, loss, lr, grad_norm, tokens_per_second, mean_over, .. } = record;

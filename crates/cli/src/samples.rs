@@ -1,4 +1,4 @@
-//! Samples before a run: how many there are, how much does not fit into rows, and what is learned of the first ones.
+//! Samples before a run: their number, the tokens beyond rows, and the learned parts of the first ones.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use plimsoll::training::job::class_of;
 
 use crate::exit::printable;
 
-/// Stand around what is learned where there is no colour.
+/// Marks around learned text where there is no colour.
 const MARKS: [&str; 2] = ["⟦", "⟧"];
 /// Green, and back.
 const COLOURS: [&str; 2] = ["\u{1b}[32m", "\u{1b}[0m"];

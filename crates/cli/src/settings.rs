@@ -14,7 +14,7 @@ use crate::environment::environment;
 use crate::exit::Failure;
 use crate::watching::Watching;
 
-/// What a command was given: the settings it needs as flags, and all of them in a file.
+/// Settings of a command: those it needs as flags, and all of them in a file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings<const PLANS: bool, const TRAINS: bool> {
     file: Option<PathBuf>,
@@ -58,7 +58,7 @@ fn flag(setting: &'static Setting) -> Arg {
     let arg = if setting.name.contains('_') { arg.alias(setting.name) } else { arg };
     match setting.kind {
         Kind::Text => arg,
-        // Those that must not be negative are told so by the library.
+        // The library refuses negative numbers where they make no sense.
         Kind::Whole | Kind::Number => arg.allow_negative_numbers(true),
         // Given twice, the last counts: scripts are put together from parts.
         Kind::Switch => arg.num_args(0..=1).default_missing_value("true").overrides_with(setting.name),

@@ -20,7 +20,7 @@ pub(crate) struct Preparing {
 
 impl Preparing {
     /// Hears signals from here on. A thread waits for them, since work such as planning or reading weights looks at no
-    /// switch. `undo` removes what the program made so far.
+    /// switch. `undo` removes the files the program has made so far.
     pub(crate) fn begin(undo: impl FnOnce() + Send + 'static) -> Result<Preparing, Failure> {
         let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|error| unheard(&error))?;
         let stop = Arc::new(OnceLock::<Arc<AtomicBool>>::new());

@@ -24,14 +24,14 @@ pub(crate) struct Start<'a> {
     pub(crate) pause: Option<u64>,
 }
 
-/// Opens the data, plans or reads the plan, takes the memory and reads what was trained before.
+/// Opens the data, makes or reads the plan, takes the memory and reads earlier weights.
 pub(crate) fn start(config: Config, how: &Start<'_>, watching: Watching) -> Result<Session, Failure> {
     let mut job = Job::open(config, &environment(), Box::new(watching))?.pause_after(how.pause);
     if job.has_tokenised() {
         reexec::after_tokenising();
     }
     let planned = plan(&mut job, how.plan)?;
-    // Notes about the plan are told now: a process that starts anew gets the plan and not its reasons.
+    // Notes about the plan are printed now: a process that starts anew gets the plan without its reasons.
     let about_plan = |note: &Note| matches!(note, Note::OtherMicroBatch { .. });
     let (about_plan, others): (Vec<Note>, Vec<Note>) = job.take_notes().into_iter().partition(about_plan);
     notes::tell(&about_plan)?;

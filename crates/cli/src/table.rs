@@ -10,7 +10,7 @@ use plimsoll::training::memory::{Budget, BudgetOrigin};
 
 use plimsoll::training::job::Summary;
 
-/// Larger budgets that are named besides the one at which nothing more is to be had.
+/// Number of larger budgets to name, beside the one that keeps everything.
 const GAINS: usize = 3;
 
 /// Writes the plan table.
@@ -51,7 +51,7 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     time(out, summary)
 }
 
-/// What leaves and comes back in every micro-batch, what lives elsewhere, and how fast the way is.
+/// Bytes that leave and come back in every micro-batch, state that lives elsewhere, and the speed of the link.
 fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let bytes = summary.report.offload_bytes;
     let Some(link) = summary.planned.choice.program.train.facts.link else { return Ok(()) };
@@ -70,7 +70,7 @@ fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     writeln!(out, "  {} live there", away.join(", "))
 }
 
-/// How fast a way is.
+/// Speed of a link.
 pub(crate) fn rates(link: &Link) -> String {
     format!("{:.0} MB/s out and {:.0} MB/s in", link.out_rate / 1e6, link.in_rate / 1e6)
 }
@@ -85,7 +85,7 @@ fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     writeln!(out, "  {:<18}{:>10}", "outside the arena", size(budget.outside))
 }
 
-/// What a budget is that was not stated.
+/// The origin of a budget that was not stated.
 pub(crate) fn origin(budget: &Budget) -> &'static str {
     match budget.origin {
         BudgetOrigin::Stated => "",
@@ -94,16 +94,16 @@ pub(crate) fn origin(budget: &Budget) -> &'static str {
     }
 }
 
-/// What a group of layers keeps, rebuilds and offloads.
+/// Values that a group of layers keeps, recomputes and offloads.
 fn layer_lines(layer: &LayerReport) -> String {
     let LayerReport { kind, keep, recompute, offload, .. } = layer;
     if recompute.is_empty() && offload.is_empty() {
         return format!("  {kind}: keep everything that is read again\n");
     }
     let mut text = format!("  {kind}\n");
-    for (verb, names) in [("keep", keep), ("rebuild", recompute), ("offload", offload)] {
+    for (verb, names) in [("keep", keep), ("recompute", recompute), ("offload", offload)] {
         if !names.is_empty() {
-            let _ = writeln!(text, "    {verb:<8} {}", names.join(", "));
+            let _ = writeln!(text, "    {verb:<10} {}", names.join(", "));
         }
     }
     text
@@ -176,7 +176,7 @@ mod tests {
             recompute: words(&["swiglu"]),
             offload: Vec::new(),
         };
-        assert_eq!(layer_lines(&layer), "  layers.0-4\n    keep     q, k\n    rebuild  swiglu\n");
+        assert_eq!(layer_lines(&layer), "  layers.0-4\n    keep       q, k\n    recompute  swiglu\n");
         let all = LayerReport { recompute: Vec::new(), ..layer };
         assert_eq!(layer_lines(&all), "  layers.0-4: keep everything that is read again\n");
     }

@@ -30,7 +30,7 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// The folder that the job has made, once it has: whoever ends the program before the first step removes it.
+    /// The folder that the job has made, if any: a program that ends before the first step removes it.
     pub(crate) fn made(&self) -> Arc<OnceLock<PathBuf>> {
         Arc::clone(&self.made)
     }
@@ -40,7 +40,7 @@ impl Watch for Watching {
     fn hear(&mut self, stage: Stage<'_>) {
         match stage {
             Stage::Adapter { name, base } => adapter(name, base),
-            // Where nobody reads it, nobody waits.
+            // A closed output has no reader who waits.
             Stage::Downloading { file, bytes } => {
                 drop(say(&format!("downloading {file}, {}\n", table::size(bytes))));
             }
@@ -101,7 +101,7 @@ impl Tokenising {
             self.bar.set_length(total);
             self.bar.set_position(read);
         } else if let Some(line) = line(path, read, total, self.begun.elapsed(), &mut self.patience) {
-            // Where nobody reads it, nobody waits.
+            // A closed output has no reader who waits.
             drop(say(&line));
         }
     }
@@ -133,7 +133,7 @@ pub(crate) fn settle(config: &mut Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A line for files that are not done although somebody has waited.
+/// A line for files that take long.
 fn line(path: &Path, read: u64, total: u64, waited: Duration, patience: &mut Duration) -> Option<String> {
     if read >= total || waited < *patience {
         return None;

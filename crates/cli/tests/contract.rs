@@ -1,4 +1,4 @@
-//! What scripts may rely on: the JSON of `plan` and `train`, and the budget itself.
+//! The contract with scripts: the JSON of `plan` and `train`, and the budget itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -60,8 +60,8 @@ fn the_plan_says_what_it_costs_and_how_far_from_the_optimum_it_can_be() {
         assert_eq!(number(plan, "offload_bytes"), 0);
         let layers = plan["layers"].as_array().unwrap();
         assert_eq!(layers.iter().map(|layer| number(layer, "count")).sum::<u64>(), 4, "{plan}");
-        let rebuilds = |layer: &Value| !layer["recompute"].as_array().unwrap().is_empty();
-        assert_eq!(float("recompute_fraction") > 0.0, layers.iter().any(rebuilds), "{plan}");
+        let recomputes = |layer: &Value| !layer["recompute"].as_array().unwrap().is_empty();
+        assert_eq!(float("recompute_fraction") > 0.0, layers.iter().any(recomputes), "{plan}");
         for layer in layers {
             assert!(layer["kind"].as_str().unwrap().starts_with("model.layers."), "{layer}");
             assert!(layer["keep"].is_array() && layer["offload"].as_array().unwrap().is_empty(), "{layer}");

@@ -94,7 +94,7 @@ fn a_classifier_learns_and_keeps_the_names_of_its_classes() {
     let config = home.json("out/config.json");
     assert_eq!(config["architectures"], json!(["BertForSequenceClassification"]));
     assert_eq!(config["id2label"], json!({ "0": "ship", "1": "text" }));
-    // What came out is a classifier, and says so itself.
+    // The result is a classifier, and says so itself.
     home.done(&format!("train --model out --data labels.jsonl --max-steps 8 --output-dir again {SMALL}"));
     assert!(mean(&home.losses("again")) < home.losses("out")[0] / 2.0, "{:?}", home.losses("again"));
 }

@@ -249,7 +249,7 @@ fn a_broken_line_is_named_or_counted() {
             "3 samples were passed over; the first: d.jsonl, line 21: it is not JSON (EOF while parsing a string, at column 16)"
         )
     );
-    // What was passed over once is not forgiven for ever.
+    // A fault that was passed over once is not forgiven for ever.
     home.refused(&train, broken);
     home.write("d.jsonl", format!("{good}{{\"text\": \"\"}}\n"));
     home.refused(

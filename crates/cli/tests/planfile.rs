@@ -65,7 +65,7 @@ fn a_budget_that_gradients_overfill_is_told_what_no_limit_would_save_and_that_wo
     assert!(summed.contains("gradients persist: 4 micro-batches are summed"), "{summed}");
 }
 
-/// What had to be planned in two passes is run from its file, although nobody asks for them there.
+/// A plan in two passes runs from its file, although no setting asks for two passes there.
 fn two_passes_go_through_a_file(plan: &str) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");

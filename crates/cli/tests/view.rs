@@ -1,4 +1,4 @@
-//! What people see of a plan: the table, the comparison, and the page with pictures.
+//! A plan as people see it: the table, the comparison, and the page with pictures.
 //!
 //! Times, and sizes that hold what the process takes outside the arena, are masked; all else is compared to
 //! the letter. The page is judged here without a browser (`.ci/browser` opens it in one): it is whole, asks
@@ -64,15 +64,15 @@ predicted # s a step, # tokens/s
 }
 
 #[test]
-fn the_table_of_a_plan_that_rebuilds_layers() {
+fn the_table_of_a_plan_that_recomputes_layers() {
     let text = plimsoll("plan --memory 1GiB --micro-batch 4 --threads 2 --recompute full");
     let layers: Vec<&str> = text.lines().skip_while(|line| !line.contains("model.layers")).take(3).collect();
     assert_eq!(
         layers,
         [
             "  model.layers.0-3",
-            "    keep     add down",
-            "    rebuild  input_layernorm, q, k, v, rope q, rope k, attention, o, add o, post_attention_layernorm, gate, up, swiglu",
+            "    keep       add down",
+            "    recompute  input_layernorm, q, k, v, rope q, rope k, attention, o, add o, post_attention_layernorm, gate, up, swiglu",
         ]
     );
     assert!(text.contains("faster with more memory: ") == text.contains("MiB −"), "{text}");

@@ -25,7 +25,7 @@ pub(crate) fn ln(x: f32) -> f32 {
     (f64::from(exponent) * LN_2 + 2.0 * t * series) as f32
 }
 
-/// Cosine and sine of an angle in 0 … 2π: of what is left of it after quarters of a turn, by their series.
+/// Cosine and sine of an angle in 0 … 2π, by their series for the angle less whole quarters of a turn.
 pub(crate) fn cos_sin(angle: f32) -> [f32; 2] {
     let angle = f64::from(angle);
     let quarter = (angle * FRAC_2_PI + 0.5) as i32;
@@ -70,7 +70,7 @@ mod tests {
             let angle = TAU * u;
             let [cosine, sine] = cos_sin(angle);
             let (exact_sine, exact_cosine) = f64::from(angle).sin_cos();
-            // Near a zero, what f64 lost of the quarter shows.
+            // Near a zero, the rounding error of the quarter in f64 shows.
             assert!(off(cosine, exact_cosine) < 0.500_001 || exact_cosine.abs() < 1e-6, "cos {angle}");
             assert!(off(sine, exact_sine) < 0.500_001 || exact_sine.abs() < 1e-6, "sin {angle}");
         }

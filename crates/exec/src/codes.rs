@@ -18,7 +18,7 @@ const DECADES: usize = 7;
 /// The numbers of one dynamic type.
 #[derive(Debug)]
 pub struct Codes {
-    /// What each code stands for, ascending.
+    /// The number that each code stands for, ascending.
     pub numbers: [f32; COUNT],
     /// Halfway between each entry and the next; the last is never passed.
     middles: [f32; COUNT],

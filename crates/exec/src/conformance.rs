@@ -1,8 +1,8 @@
 //! Judging a device: every case is planned, run on the device's own arena and compared with the
 //! reference kernel.
 //!
-//! A case takes the same way as a training step (graph, plan, replay, prepare, run), so what is judged is
-//! what runs.
+//! A case takes the same path as a training step (graph, plan, replay, prepare, run), so the judged code is
+//! the code that trains.
 
 use plimsoll_graph::{Graph, StateKind, Value};
 use plimsoll_plan::{Costed, Program, Role, Schedule, Scratch, Space, Strategy, plan};

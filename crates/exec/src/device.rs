@@ -1,4 +1,4 @@
-//! What a device is to the rest of the system.
+//! The interface of a device to the rest of the system.
 //!
 //! A device gives data ([`Device::facts`]) and obeys. Its life has one order:
 //!
@@ -56,7 +56,7 @@ pub struct Draw<'a> {
 
 /// Something that runs schedules.
 pub trait Device: Send + Debug {
-    /// What people call it.
+    /// Its name for people.
     fn name(&self) -> String;
 
     /// Threads of this machine's processor that it computes with.

@@ -1,4 +1,4 @@
-//! What can go wrong while a schedule runs.
+//! Errors while a schedule runs.
 
 use std::fmt;
 

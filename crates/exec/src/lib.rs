@@ -1,4 +1,4 @@
-//! Devices and the run loop: what executes a plan.
+//! Devices, and the run loop that executes a plan.
 //!
 //! In order of use: a [`Device`] tells the planner its facts, the [`Engine`] takes the arena and walks the
 //! schedules. [`reference`](mod@reference) holds the readable kernels that define every op and run whole graphs with no

@@ -12,7 +12,7 @@ use half::bf16;
 #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub fn stochastic(x: f32, bits: u32) -> bf16 {
     let raised = x.to_bits().wrapping_add(bits >> 16) >> 16;
-    // What is not finite would change its kind.
+    // Rounding would turn an infinity or NaN into another kind of number.
     let kept = x.to_bits() >> 16 | u32::from(x.is_nan());
     bf16::from_bits(if x.is_finite() { raised } else { kept } as u16)
 }

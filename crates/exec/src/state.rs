@@ -1,4 +1,4 @@
-//! State by name, wherever it lives: what loads, saves and looks at weights and moments goes through here.
+//! State by name, wherever it lives: loading, saving and reading of weights and moments go through here.
 //!
 //! State in the arena is a range of it. State that is away is a range of a tier, read and written there between
 //! schedules, a bounded piece at a time: no second copy of it is ever in memory.

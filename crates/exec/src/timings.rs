@@ -1,4 +1,4 @@
-//! What ops were measured to take on one machine, and how long others like them will take.
+//! Measured times of ops on one machine, and estimates for ops like them.
 //!
 //! An op is known by its [signature](Graph::signature): what it computes and the types of its operands. Where
 //! an op was not measured, its work is done at the pace of measured ones of its kind, or else of all.
@@ -88,7 +88,7 @@ impl Timings {
         }
     }
 
-    /// What is known of an op.
+    /// The times known of an op.
     pub fn get(&self, signature: &str) -> Option<&Timing> {
         self.ops.get(signature)
     }

@@ -91,7 +91,7 @@ fn dropout(p: f32, stream: u64, shape: Shape, rng: [i32; 4]) -> Vec<f64> {
     apply(&Op::Dropout { p, stream }, &[&ones, &rng]).unwrap()[0].numbers()
 }
 
-/// What one case of the file holds, each list in the order of `op.rs`.
+/// One case of the file, each list in the order of `op.rs`.
 #[derive(Default)]
 struct Golden {
     inputs: Vec<Tensor>,

@@ -212,7 +212,7 @@ fn direction(graph: &Graph, name: &str) -> BTreeMap<String, Vec<f64>> {
     direction
 }
 
-/// What each input of the graphs above holds.
+/// Contents of each input of the graphs above.
 fn given(graph: &Graph, name: &str) -> Tensor {
     let ty = graph.ty(graph.input_named(name).unwrap());
     let numbers: &[f64] = match name {

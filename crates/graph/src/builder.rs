@@ -136,7 +136,7 @@ impl Graph {
         self.enter(name, false, body)
     }
 
-    /// Runs `body` inside a block whose values the strategy `manual` drops after use and rebuilds in the
+    /// Runs `body` inside a block whose values the strategy `manual` drops after use and recomputes in the
     /// backward pass. Parameter names are not affected.
     pub fn checkpoint<T>(&mut self, body: impl FnOnce(&mut Graph) -> T) -> T {
         self.enter("", true, body)
@@ -299,7 +299,7 @@ impl Graph {
     }
 }
 
-/// Runs `body` as a region that `manual` recompute drops and rebuilds, like PyTorch's function of the
+/// Runs `body` as a region that `manual` recompute drops and runs again, like PyTorch's function of the
 /// same name.
 pub fn checkpoint<T>(graph: &mut Graph, body: impl FnOnce(&mut Graph) -> T) -> T {
     graph.checkpoint(body)

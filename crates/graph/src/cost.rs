@@ -1,4 +1,4 @@
-//! What an op costs before anybody has measured it: arithmetic and memory traffic.
+//! The cost of an op before anybody has measured it: arithmetic and memory traffic.
 //!
 //! A device turns these into seconds with its own rates; the planner sees only seconds.
 

@@ -64,7 +64,7 @@ pub fn name_hash(name: &str) -> u64 {
 /// Which part of a training step a node belongs to. Nodes are in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
-    /// Runs for every micro-batch, and may run again to rebuild a dropped value.
+    /// Runs for every micro-batch, and may run again to recompute a dropped value.
     Forward,
     /// Runs exactly once for every micro-batch.
     Backward,
@@ -75,11 +75,11 @@ pub enum Phase {
 /// An operation applied to values.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What is computed.
+    /// The op.
     pub op: Op,
-    /// What is read, in the order the op documents.
+    /// Inputs, in the order the op documents.
     pub inputs: Vec<Value>,
-    /// What is written, in the order the op documents.
+    /// Outputs, in the order the op documents.
     pub outputs: Vec<Value>,
     /// The innermost block the node belongs to.
     pub block: BlockId,
@@ -101,11 +101,11 @@ pub enum ValueSource {
         /// Which of its outputs.
         output: usize,
     },
-    /// What `state` holds before any node of the graph has updated it.
+    /// The contents of `state` before any node of the graph has updated it.
     State,
 }
 
-/// What is known about a value.
+/// Facts about a value.
 #[derive(Clone, Debug)]
 pub struct ValueInfo {
     /// Shape and element type.
@@ -118,7 +118,7 @@ pub struct ValueInfo {
     pub name: String,
 }
 
-/// What a range of state is for.
+/// The purpose of a range of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StateKind {
     /// A weight of the model.
@@ -138,7 +138,7 @@ pub enum StateKind {
     Moment,
 }
 
-/// What a range of state holds before the first step.
+/// The contents of a range of state before the first step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Init {
     /// Every element is this number.
@@ -160,9 +160,9 @@ pub struct State {
     pub name: String,
     /// Shape and element type.
     pub ty: Type,
-    /// What it is for.
+    /// Its purpose.
     pub kind: StateKind,
-    /// What it holds at first.
+    /// Its first contents.
     pub init: Init,
     /// The value that stands for each version, oldest first.
     pub versions: Vec<Value>,
@@ -175,7 +175,7 @@ pub struct Block {
     pub name: String,
     /// The surrounding block; the root is its own parent.
     pub parent: BlockId,
-    /// Whether the user asked for the block's values to be dropped and rebuilt.
+    /// Whether the user asked for the block's values to be dropped and recomputed.
     pub checkpoint: bool,
 }
 
@@ -220,7 +220,7 @@ impl Graph {
         self.values.len()
     }
 
-    /// What is known about a value.
+    /// Facts about a value.
     pub fn value(&self, value: Value) -> &ValueInfo {
         &self.values[value.index()]
     }

@@ -11,8 +11,8 @@
 //! its producer runs once more just before the reader, and what that needs, too. The wait assumes that everything
 //! is dropped, so the order suits any plan.
 //!
-//! A node that moved is a backward node of the layer it stands in. What it computes, and in which order, is what
-//! it was: the numbers are those of updates at the end, to the bit.
+//! A node that moved is a backward node of the layer it stands in. Its computation and the order of
+//! updates stay the same: the numbers are those of updates at the end, to the bit.
 
 use crate::graph::{Graph, Node, NodeId, Phase, ValueSource};
 use crate::{GraphError, Value};
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_waits_for_readers_of_what_would_be_rebuilt_with_the_old_weight() {
+    fn an_update_waits_for_readers_of_what_would_be_recomputed_with_the_old_weight() {
         // `h = x·wᵀ` is read late in the backward pass by the gradient of `late`, through a sum that is not.
         let mut g = Graph::new();
         let x = g.input("x", [4, 8], DType::F32);

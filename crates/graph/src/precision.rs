@@ -136,7 +136,7 @@ impl Pass {
         }
     }
 
-    /// Casts what the op cannot read as it is.
+    /// Casts inputs that the op cannot read as they are.
     fn cast_operands(&mut self, node: &mut Node) {
         let wanted = self.type_of_operands(node);
         for index in 0..node.inputs.len() {

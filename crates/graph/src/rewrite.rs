@@ -1,7 +1,7 @@
 //! Building a forward graph again with changes: the frame that passes over forward graphs share.
 //!
 //! Blocks, inputs, outputs and state keep their order and names, so that layers which were the same stay the
-//! same. A pass says what becomes of each range of state, and what takes the place of each node's result.
+//! same. A pass decides the form of each range of state, and the replacement of each node's result.
 
 use crate::graph::{Graph, Node, NodeId, Phase, State, StateKind};
 use crate::{GraphError, Value};
@@ -13,7 +13,7 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// When the graph is more than a forward graph, or what is added to it is at fault.
+    /// When the graph is more than a forward graph, or an added node is wrong.
     pub fn rewrite(
         &self,
         kind: impl Fn(&State) -> StateKind,
@@ -27,7 +27,7 @@ impl Graph {
         })
     }
 
-    /// A node of another graph again, on what its inputs are now.
+    /// A copy of another graph's node, on the new values of its inputs.
     pub fn copy(&mut self, node: &Node, moved: &[Value]) -> NodeId {
         let inputs: Vec<Value> = node.inputs.iter().map(|input| moved[input.index()]).collect();
         self.apply_all(node.op.clone(), &inputs)
@@ -39,7 +39,7 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// When the graph is more than a forward graph, or what is added to it is at fault.
+    /// When the graph is more than a forward graph, or an added node is wrong.
     pub fn rewrite_nodes(
         &self,
         kind: impl Fn(&State) -> StateKind,

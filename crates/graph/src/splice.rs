@@ -1,7 +1,7 @@
-//! Putting nodes beside those of a finished graph: the frame that passes over graphs with backward nodes share.
+//! Inserts nodes into a finished graph: the code shared by all passes that run on graphs with backward nodes.
 //!
-//! Values keep their ids, and with them their readers. A pass hands the nodes over one by one, each with what must stand
-//! before and after it; in the end, sources of values and the forward nodes of derivatives are told their new places.
+//! Values keep their ids, and with them their readers. A pass hands the nodes over one by one, each with the nodes to
+//! put before and after it. In the end the places of nodes are corrected in values and in derivatives.
 
 use crate::graph::{Graph, Node, NodeId, ValueInfo, ValueSource};
 use crate::{DType, GraphError, Op, Type, Value};

@@ -1,6 +1,6 @@
 //! The pass that chooses element types of weights and gradients, after differentiation and before the optimizer.
 //!
-//! Arithmetic stays f32. What changes is what lies in memory between nodes:
+//! Arithmetic stays f32. Only the bytes in memory between nodes change:
 //!
 //! ```text
 //! linear(x, w)          → linear(x, w)                      kernels widen a bf16 weight as they read it
@@ -18,7 +18,7 @@ use crate::graph::{Graph, Node, StateKind};
 use crate::splice::Splice;
 use crate::{DType, GraphError, Op, Value};
 
-/// Element types of what a model keeps.
+/// Element types of a model's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// Parameters, frozen ones included: f32 or bf16.
@@ -67,7 +67,7 @@ struct Pass {
 }
 
 impl Pass {
-    /// Puts a node, and what it needs before and after, at the end of the list.
+    /// Appends a node, with the casts it needs before and after.
     fn rewrite(&mut self, mut node: Node) {
         for index in 0..node.inputs.len() {
             let input = node.inputs[index];

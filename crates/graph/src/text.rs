@@ -59,7 +59,7 @@ impl Graph {
     /// Nodes of one signature take the same time.
     pub fn signature(&self, node: &Node) -> String {
         let list = |types: &[Type]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        // Whose mask it is does not bear on the time.
+        // The owner of a mask does not bear on the time.
         let op = match node.op {
             Op::Dropout { p, .. } => Op::Dropout { p, stream: 0 },
             ref op => op.clone(),

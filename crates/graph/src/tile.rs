@@ -24,7 +24,7 @@ use crate::{GraphError, Op, Value};
 const MOST_ROWS: usize = 256;
 /// Rows of a tile are a multiple of this: kernels sum the gradients of biases in pieces of as many rows.
 const ROW_STEP: usize = 32;
-/// Tiles of a network with few rows: what is hidden then takes a quarter of its bytes.
+/// Tiles of a network with few rows: its hidden values then take a quarter of their bytes.
 const TILES: usize = 4;
 
 /// `graph` with its feed-forward networks worked on in tiles; none when it has no network that can be.
@@ -73,7 +73,7 @@ impl Graph {
 /// A feed-forward network among the nodes of a graph.
 struct Network {
     mlp: Mlp,
-    /// What [`Op::Mlp`] reads.
+    /// Inputs of [`Op::Mlp`].
     operands: Vec<Value>,
     /// All its nodes but the last.
     inner: Vec<NodeId>,

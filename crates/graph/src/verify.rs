@@ -1,4 +1,4 @@
-//! The checker of graphs: what every pass may rely on, and must leave true.
+//! The checker of graphs: rules that every pass may rely on, and must leave true.
 //!
 //! * a node reads only what is written before it;
 //! * outputs have the types the op yields on its inputs; sums and rows of tables are f32 or bf16, as declared;

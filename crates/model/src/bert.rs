@@ -10,7 +10,7 @@
 //! of Hugging Face's `BertForMaskedLM`, or with `labels` those of `BertForSequenceClassification`.
 //!
 //! The input `doc_start` does the work of an attention mask: padding is a document of its own, so words
-//! do not see it. What padding itself computes differs from the original, and reaches no loss in either.
+//! do not see it. Results at padding differ from the original, and reach no loss in either.
 //!
 //! Deliberately absent: next-sentence prediction, and with it the second segment, so every token is of
 //! type 0; dropout of attention weights, because the `T×T` matrix never exists; generation, which needs
@@ -45,7 +45,7 @@ pub struct Bert {
     pub norm_epsilon: f32,
     /// Probability of a zero in embeddings and in the updates of a block.
     pub dropout: f32,
-    /// What a whole text is sorted into; masked words are guessed when there is none.
+    /// The classes of a whole text; without them, masked words are guessed.
     pub labels: Option<Labels>,
 }
 
@@ -54,7 +54,7 @@ pub struct Bert {
 pub struct Labels {
     /// How many there are.
     pub count: usize,
-    /// Probability of a zero in what the classifier reads.
+    /// Dropout probability of the classifier's input.
     pub dropout: f32,
 }
 
@@ -114,7 +114,7 @@ impl Bert {
         Bert { dropout: 0.0, labels, ..self.clone() }
     }
 
-    /// The inputs and what the encoder makes of them: `(B, T, C)`, and the embedding table `(V, C)`.
+    /// The inputs and the encoder's output: `(B, T, C)`, and the embedding table `(V, C)`.
     fn read(&self, g: &mut Graph, batch: usize, seq: usize) -> Result<(Value, Value), GraphError> {
         let tokens = language::tokens(g, batch, seq); // (B, T)
         let doc_start = language::doc_start(g, batch, seq); // (B, T)

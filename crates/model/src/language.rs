@@ -1,4 +1,4 @@
-//! What the graphs of all language models share: the names of their inputs and outputs, and the head.
+//! Parts that the graphs of all language models share: the names of their inputs and outputs, and the head.
 //!
 //! A training graph reads `tokens` i32 `[B,T]`, `targets` i32 `[B,T]`, `scale` f32 `[]` and, where rows
 //! hold more than one document, `doc_start` i32 `[B,T]`, and with learned positions `positions` i32 `[B,T]`;
@@ -48,7 +48,7 @@ pub(crate) fn loss(g: &mut Graph, x: Value, head: Value, bias: Option<Value>) {
 }
 
 /// Ends a graph that sorts whole texts: the loss of predicting one target per row from `logits (B, L)`.
-/// They are few, so unlike a head over all words they exist.
+/// They are few, so unlike the logits of all words they are kept in memory.
 #[track_caller]
 pub(crate) fn label_loss(g: &mut Graph, logits: Value) {
     let targets = g.input("targets", [g.shape(logits).rows()], DType::I32); // (B)
@@ -58,7 +58,7 @@ pub(crate) fn label_loss(g: &mut Graph, logits: Value) {
 }
 
 /// Ends a generation graph: the logits of one `position` of `x (1, T, C)`. Choosing the row before the
-/// head keeps the `T·V` logits that nobody asked for from existing.
+/// head avoids the `T·V` logits that no one reads.
 #[track_caller]
 pub(crate) fn logits(g: &mut Graph, x: Value, head: Value, bias: Option<Value>) {
     let &[_, seq, width] = &g.shape(x)[..] else {
@@ -72,7 +72,7 @@ pub(crate) fn logits(g: &mut Graph, x: Value, head: Value, bias: Option<Value>) 
 }
 
 /// Checks the numbers that must not be 0, those of the batch included. A shape with a 0 is a shape like
-/// any other to the graph; a model that computes nothing is nobody's wish.
+/// any other to the graph; a model that computes nothing is of no use.
 pub(crate) fn no_zeros(
     g: &Graph,
     model: &str,

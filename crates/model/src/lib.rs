@@ -1,4 +1,4 @@
-//! What people train, as graph builders whose parameters have the names and shapes of Hugging Face.
+//! Language models as graph builders, whose parameters have the names and shapes of Hugging Face.
 //!
 //! ```
 //! use plimsoll_graph::differentiate;

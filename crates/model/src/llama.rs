@@ -135,7 +135,7 @@ impl Llama {
         let (query_width, key_width) = (self.heads * head_width, self.key_heads * head_width);
         let normed = self.norm(g, x, "input_layernorm.weight"); // (B, T, C)
 
-        // All weights before all biases: three adjacent matrices are one matrix to whoever multiplies.
+        // All weights before all biases: three adjacent matrices can be multiplied as one.
         let wq = g.param("self_attn.q_proj.weight", [query_width, width], Init::Normal(SPREAD)); // (H·D, C)
         let wk = g.param("self_attn.k_proj.weight", [key_width, width], Init::Normal(SPREAD)); // (K·D, C)
         let wv = g.param("self_attn.v_proj.weight", [key_width, width], Init::Normal(SPREAD)); // (K·D, C)

@@ -11,7 +11,7 @@ use crate::{Architecture, Bert, Gpt2, Llama, Rope, Stretch};
 /// A named shape and the sequence length it is meant for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preset {
-    /// What users type.
+    /// The name that users type.
     pub name: &'static str,
     /// Tokens per sequence: for published models, the length of their first training.
     pub seq: usize,
@@ -107,7 +107,7 @@ fn bert([layers, width, heads]: [usize; 3]) -> Bert {
 /// Nothing is known under this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownPreset {
-    /// What was asked for.
+    /// The name that was asked for.
     pub name: String,
 }
 

@@ -1,9 +1,13 @@
-//! What a wrong configuration is answered, and what the optional parts change.
+//! Answers to wrong configurations, and the effects of optional parts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_graph::{Graph, Init, Op};
 use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Preset};
+
+#[path = "support/families.rs"]
+mod models;
+use models::Size;
 
 fn tiny() -> Llama {
     match Preset::from_name("tiny").unwrap().model {
@@ -13,16 +17,7 @@ fn tiny() -> Llama {
 }
 
 fn gpt2() -> Gpt2 {
-    Gpt2 {
-        vocab: 64,
-        positions: 16,
-        width: 32,
-        layers: 3,
-        heads: 4,
-        norm_epsilon: 1e-5,
-        dropout: 0.0,
-        documents: false,
-    }
+    models::gpt2(Size { layers: 3, ..Size::GOLDEN })
 }
 
 fn count(graph: &Graph, wanted: impl Fn(&Op) -> bool) -> usize {

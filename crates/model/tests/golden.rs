@@ -8,15 +8,19 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use plimsoll_graph::{BlockId, Graph, NodeId, StateKind, Value, ValueSource, differentiate};
-use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Rope};
+use plimsoll_model::Architecture;
 use safetensors::SafeTensors;
+
+#[path = "support/families.rs"]
+mod models;
+use models::{Size, families};
 
 const BATCH: usize = 4;
 const SEQ: usize = 16;
 
 #[test]
 fn parameters_have_the_names_and_shapes_of_hugging_face() {
-    for (file, model) in models() {
+    for (file, model) in families(Size::GOLDEN) {
         let graph = model.training(BATCH, SEQ).unwrap();
         assert_eq!(parameters(&graph), golden_weights(file), "{file}");
     }
@@ -24,7 +28,7 @@ fn parameters_have_the_names_and_shapes_of_hugging_face() {
 
 #[test]
 fn every_parameter_has_a_gradient_and_its_golden_twin() {
-    for (file, model) in models() {
+    for (file, model) in families(Size::GOLDEN) {
         let graph = training(&model);
         let gradients: BTreeMap<String, Vec<usize>> = shapes_of(&graph, |kind| kind == StateKind::Gradient);
         let bytes = golden(file);
@@ -39,7 +43,7 @@ fn every_parameter_has_a_gradient_and_its_golden_twin() {
 
 #[test]
 fn inputs_have_the_types_of_the_golden_batch() {
-    for (file, model) in models() {
+    for (file, model) in families(Size::GOLDEN) {
         let graph = model.training(BATCH, SEQ).unwrap();
         let bytes = golden(file);
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -56,7 +60,7 @@ fn inputs_have_the_types_of_the_golden_batch() {
 
 #[test]
 fn all_layers_of_a_model_are_the_same_forward_and_backward() {
-    for (file, model) in models() {
+    for (file, model) in families(Size::GOLDEN) {
         let graph = training(&model);
         let layers: Vec<Vec<String>> = layer_blocks(&graph).map(|block| describe(&graph, block)).collect();
         assert_eq!(layers.len(), 2, "{file}");
@@ -67,7 +71,7 @@ fn all_layers_of_a_model_are_the_same_forward_and_backward() {
 
 #[test]
 fn generation_has_the_weights_of_training() {
-    for (file, model) in models() {
+    for (file, model) in families(Size::GOLDEN) {
         match model.generation(SEQ) {
             Ok(graph) => {
                 let logits = graph.output_named("logits").unwrap();
@@ -83,50 +87,6 @@ fn generation_has_the_weights_of_training() {
             }
         }
     }
-}
-
-/// The models of `reference/models.py`.
-fn models() -> [(&'static str, Architecture); 3] {
-    let llama = Llama {
-        vocab: 64,
-        width: 32,
-        layers: 2,
-        heads: 4,
-        key_heads: 2,
-        head_width: None,
-        ffn: 48,
-        norm_epsilon: 1e-6,
-        rope: Rope::plain(10_000.0),
-        window: None,
-        positions: None,
-        tie_embeddings: false,
-        qkv_bias: false,
-        qk_norm: false,
-        documents: false,
-    };
-    let gpt2 = Gpt2 {
-        vocab: 64,
-        positions: 16,
-        width: 32,
-        layers: 2,
-        heads: 4,
-        norm_epsilon: 1e-5,
-        dropout: 0.0,
-        documents: false,
-    };
-    let bert = Bert {
-        vocab: 64,
-        positions: 16,
-        token_types: 2,
-        width: 32,
-        layers: 2,
-        heads: 4,
-        ffn: 64,
-        norm_epsilon: 1e-12,
-        dropout: 0.0,
-        labels: None,
-    };
-    [("llama", llama.into()), ("gpt2", gpt2.into()), ("bert", bert.into())]
 }
 
 fn training(model: &Architecture) -> Graph {

@@ -89,7 +89,7 @@ fn every_preset_is_the_same_after_it_was_written_and_read() {
     for Preset { name, model, .. } in Preset::all() {
         let config = model.to_config().unwrap();
         let read = Architecture::from_config(&config.to_string()).unwrap().architecture;
-        // What has no stated length is given one.
+        // A model without a stated length is given one.
         let expected = match model {
             Architecture::Llama(model) => Architecture::Llama(Llama { positions: Some(2048), ..model }),
             other => other,

@@ -7,8 +7,12 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_graph::{Graph, Op, Phase, StateKind, differentiate};
 use plimsoll_model::lora::{AdapterConfig, Excluded, LayerChoice, Pattern, file_name, parameter_name};
-use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Lora, Preset, Rope, Targets};
+use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
 use safetensors::SafeTensors;
+
+#[path = "support/families.rs"]
+mod models;
+use models::{Size, bert, gpt2, llama};
 
 const CASES: [&str; 6] = ["llama", "llama_rslora", "llama_saved", "gpt2", "bert", "qwen2"];
 
@@ -176,47 +180,10 @@ fn trained(graph: &Graph) -> BTreeMap<String, Vec<usize>> {
 
 /// The models of `reference/lora.py`.
 fn model(case: &str) -> Architecture {
-    let llama = Llama {
-        vocab: 64,
-        width: 32,
-        layers: 2,
-        heads: 4,
-        key_heads: 2,
-        head_width: None,
-        ffn: 48,
-        norm_epsilon: 1e-6,
-        rope: Rope::plain(10_000.0),
-        window: None,
-        positions: None,
-        tie_embeddings: false,
-        qkv_bias: false,
-        qk_norm: false,
-        documents: false,
-    };
     match case {
-        "gpt2" => Architecture::from(Gpt2 {
-            vocab: 64,
-            positions: 16,
-            width: 32,
-            layers: 2,
-            heads: 4,
-            norm_epsilon: 1e-5,
-            dropout: 0.0,
-            documents: false,
-        }),
-        "bert" => Architecture::from(Bert {
-            vocab: 64,
-            positions: 16,
-            token_types: 2,
-            width: 32,
-            layers: 2,
-            heads: 4,
-            ffn: 64,
-            norm_epsilon: 1e-12,
-            dropout: 0.0,
-            labels: None,
-        }),
-        "qwen2" => Llama { tie_embeddings: true, qkv_bias: true, ..llama }.into(),
-        _ => llama.into(),
+        "gpt2" => gpt2(Size::GOLDEN).into(),
+        "bert" => bert(Size::GOLDEN).into(),
+        "qwen2" => Llama { tie_embeddings: true, qkv_bias: true, ..llama(Size::GOLDEN) }.into(),
+        _ => llama(Size::GOLDEN).into(),
     }
 }

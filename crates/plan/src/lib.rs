@@ -5,17 +5,17 @@
 //!
 //! ```text
 //! bytes        process, arena, transient part             counts of bytes that must not be mixed
-//! device/      facts, links, described GPUs               what a device says about itself
-//! program/     graphs with facts, roles, state ranges     what is to be planned
+//! device/      facts, links, described GPUs               facts of a device
+//! program/     graphs with facts, roles, state ranges     the input of planning
 //! schedule/    actions, buffers, time, replay/            the answer's form, and its judge
 //! layout/      lifetimes, greedy, local search, exact     runs → lifetimes → offsets
-//! recompute/   strategy, layers, regions, run order       what runs again, as a tree
+//! recompute/   strategy, layers, regions, run order       runs that are repeated, as a tree
 //! remat/       labels, bound, search, ladder              the planner for abstract graphs; imports nothing of ours
 //! optimum/     trait, ladder, chain/, graph/              the fastest order for any transient budget, and its bound
-//! offload/     residency, transfers, candidates           what waits elsewhere, and when it moves
+//! offload/     residency, transfers, candidates           values on other tiers, and their transfers
 //! plan/        draft, judge, plan                         all schedules of a run in one arena
 //! search/      request, tables, micro-batch, searcher     the fastest plan in a budget
-//! report/      by layer, timeline, compare                what people see
+//! report/      by layer, timeline, compare                reports for people
 //! file/        plan files                                 plans made once and run later
 //! ```
 //!

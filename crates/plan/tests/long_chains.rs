@@ -3,35 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_graph::{Graph, GraphError, Node, Phase};
-use plimsoll_model::{Architecture, Llama, Rope};
 use plimsoll_plan::{
     Choice, Costed, Facts, Link, NodeFacts, Program, Request, Role, SearchError, Searcher, Strategy, Tier,
     Workspace,
 };
 
 mod support;
-use support::trained;
-
-fn llama(layers: usize) -> Architecture {
-    Llama {
-        vocab: 64,
-        width: 32,
-        layers,
-        heads: 4,
-        key_heads: 2,
-        head_width: None,
-        ffn: 48,
-        norm_epsilon: 1e-6,
-        rope: Rope::plain(10_000.0),
-        window: None,
-        positions: None,
-        tie_embeddings: false,
-        qkv_bias: false,
-        qk_norm: false,
-        documents: false,
-    }
-    .into()
-}
+use support::{llama, trained};
 
 /// A disk of a stated speed.
 const DISK: Link = Link {

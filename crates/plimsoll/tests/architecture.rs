@@ -36,7 +36,7 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("plimsoll-cli", &["plimsoll"]),
 ];
 
-/// What only the binary may use: the library's users have a command line of their own.
+/// Crates that only the binary may use: the library's users have a command line of their own.
 const COMMAND_LINE: [&str; 2] = ["clap", "indicatif"];
 
 struct Crate {

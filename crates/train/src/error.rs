@@ -1,4 +1,4 @@
-//! What can go wrong between a request and a trained model.
+//! Errors between a request and a trained model.
 
 use std::fmt;
 use std::io;
@@ -12,12 +12,12 @@ use crate::data::DataError;
 use crate::files::{FileError, WeightError};
 use crate::memory::{Budget, BudgetError, MemoryError, Size};
 
-/// Another way of asking, which fits where what was asked for does not.
+/// Another request, which fits where the user's does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternative {
-    /// What to type beside the rest.
+    /// Flags to type beside the rest.
     pub flags: String,
-    /// What it does.
+    /// Its effect.
     pub why: String,
 }
 
@@ -80,7 +80,7 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// What a search under `budget` that found nothing means to the user.
+    /// The user's error for a search under `budget` that found nothing.
     pub fn search(error: SearchError, budget: &Budget) -> TrainError {
         match error {
             SearchError::Budget { smallest, hints, .. } => TrainError::Budget {

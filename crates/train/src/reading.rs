@@ -4,14 +4,14 @@
 //! refuses, a watch on the time, handlers of signals) has to say which file it was when it ends. It can ask here from
 //! anywhere: names and counts lie in atomics, and asking takes neither a lock nor memory.
 //!
-//! One file is read at a time in a process that asks; with several, the last one named is told. Absent: the guard itself,
+//! A guarded process reads one file at a time; with several, the last one named is reported. Absent: the guard itself,
 //! which is the program's (see `docs/decisions/0018-files-are-read-behind-a-guard.md`).
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// The longest name that is told whole; of a longer one, the end.
+/// The longest name that is reported whole; of a longer one, the end.
 pub const LONGEST: usize = 4096;
 
 /// A name that can be read from a signal handler.
@@ -25,7 +25,7 @@ impl Name {
         Name { bytes: [const { AtomicU8::new(0) }; LONGEST], len: AtomicUsize::new(0) }
     }
 
-    /// Whoever asks meanwhile gets no name or part of one.
+    /// A thread that asks meanwhile gets no name, or part of one.
     fn set(&self, parts: &[&[u8]]) {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let bytes = parts.iter().flat_map(|part| part.iter()).skip(total.saturating_sub(LONGEST));

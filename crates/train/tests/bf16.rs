@@ -16,11 +16,11 @@ use plimsoll_train::{
 mod arena;
 mod support;
 use arena::{DISK, assert_planned_peak, device, exactly};
-use support::{Batch, Golden, Size, absolute_distance, families, options, parameters, start};
+use support::{Batch, Golden, Size, absolute_distance, families, options, parameters, start, train_to_bits};
 
 const LR: f32 = 1e-3;
 const STEPS: usize = 10;
-/// What `--bf16` asks for, and with weights left in f32.
+/// Storage of `--bf16`; the other case leaves weights in f32.
 const MASTER: StateStorage = StateStorage {
     weights: WeightStorage::Bf16Master,
     gradients: FloatStorage::F32,
@@ -125,21 +125,11 @@ impl Case {
     /// Trains and evaluates by a plan; every loss, every norm and the final weights, as bits.
     fn train(&self, choice: Choice, threads: usize, link: Option<Link>) -> Vec<u32> {
         let mut run = Run::start(device(threads, link), exactly(choice), 7).unwrap();
-        let mut numbers = Vec::new();
-        for step in 0..2 {
-            let documents = self.model.architecture.reads_documents();
-            let batch = Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step);
-            let held_out = batch.micro_batches(1).next().unwrap();
-            numbers.push(run.evaluate(&held_out).unwrap());
-            let (losses, norm) = batch.step(&mut run, 1e-2);
-            numbers.extend(losses);
-            numbers.push(norm);
-        }
-        for name in parameters(&run) {
-            numbers.extend(run.state(&name).unwrap());
-        }
+        let documents = self.model.architecture.reads_documents();
+        let batches = (0..2).map(|step| Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step));
+        let bits = train_to_bits(&mut run, batches, true);
         assert_planned_peak(&run);
-        numbers.into_iter().map(f32::to_bits).collect()
+        bits
     }
 }
 

@@ -14,7 +14,7 @@ use plimsoll_train::{LanguageModel, Options, program};
 mod arena;
 mod support;
 use arena::{assert_planned_peak, exactly, start};
-use support::{Batch, Size, bert, gpt2, parameters};
+use support::{Batch, Size, bert, gpt2, train_to_bits};
 
 const ROWS: usize = 4;
 const MICRO_BATCH: usize = 2;
@@ -50,19 +50,11 @@ impl Case {
     /// Trains by a plan; every loss, every norm and the final weights, as bits.
     fn train(&self, choice: Choice) -> Vec<u32> {
         let mut run = start(THREADS, exactly(choice));
-        let mut numbers = Vec::new();
-        for step in 0..STEPS {
-            let (seq, documents) = (self.model.seq_len, self.model.architecture.reads_documents());
-            let batch = Batch::synthetic(ROWS, seq, self.vocab, documents, step);
-            let (losses, norm) = batch.step(&mut run, 1e-2);
-            numbers.extend(losses);
-            numbers.push(norm);
-        }
-        for name in parameters(&run) {
-            numbers.extend(run.state(&name).unwrap());
-        }
+        let (seq, documents) = (self.model.seq_len, self.model.architecture.reads_documents());
+        let batches = (0..STEPS).map(|step| Batch::synthetic(ROWS, seq, self.vocab, documents, step));
+        let bits = train_to_bits(&mut run, batches, false);
         assert_planned_peak(&run);
-        numbers.into_iter().map(f32::to_bits).collect()
+        bits
     }
 }
 

@@ -134,7 +134,7 @@ fn inputs(batch: &Batch) -> Vec<(&'static str, Data<'_>)> {
     inputs
 }
 
-/// What the golden file calls `logits`: of each position of row 0, or of the labels of each row.
+/// The `logits` of the golden file: of each position of row 0, or of the labels of each row.
 fn logits(folder: &Folder, run: &mut Run) -> Vec<f32> {
     let batch = &folder.batch;
     let expected = folder.golden.floats("logits").len();

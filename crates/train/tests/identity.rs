@@ -1,4 +1,4 @@
-//! What a plan decides changes no bit: recompute, threads, where buffers lie, who drives the loop.
+//! Choices of a plan change no bit: recompute, threads, places of buffers, the driver of the loop.
 //!
 //! Every run here takes five steps of two micro-batches each, so that gradients are replaced, added to and
 //! applied, and is compared bit by bit: every loss, every gradient before every update, every norm, and the
@@ -135,7 +135,7 @@ fn the_amount_of_scratch_changes_no_bit() {
 }
 
 #[test]
-fn strategies_really_rebuild_something() {
+fn strategies_really_recompute_something() {
     for strategy in STRATEGIES {
         let run = start(&gpt2(SIZE), SIZE.seq, &options(ROWS, MICRO_BATCH, strategy, 1));
         let actions = run.plan().schedules[&Role::First].actions.len();

@@ -239,7 +239,7 @@ fn a_gradient_that_is_not_finite_is_owned_up_to() {
     let [gate, down] = ["gate", "down"].map(|name| format!("{layer}.{name}_proj.weight"));
     for update in [Update::Separate, Update::TwoPass, Update::InBackward] {
         let mut run = start(&llama(SIZE), SIZE.seq, &asked(update, Strategy::None));
-        // What the gate shuts off reaches no loss, but its gradient is too large to be squared.
+        // Values behind the closed gate reach no loss, but their gradient is too large to be squared.
         for (name, value) in [(&gate, 0.0), (&down, 1e25)] {
             let elements = run.state(name).unwrap().len();
             run.set_state(name, &vec![value; elements]).unwrap();

@@ -18,7 +18,7 @@ use plimsoll_train::{
 mod arena;
 mod support;
 use arena::{assert_planned_peak, exactly, start};
-use support::{Batch, Golden, Size, bert, distance, gpt2, llama, options, parameters};
+use support::{Batch, Golden, Size, bert, distance, gpt2, llama, models, options, parameters, train_to_bits};
 
 const CASES: [&str; 17] = [
     "llama",
@@ -63,10 +63,7 @@ impl Case {
         let path = format!("../../testdata/lora/{case}/adapter_config.json");
         let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
         let lora = AdapterConfig::from_json(&text).unwrap().lora;
-        let decoder = || match llama(Size::GOLDEN) {
-            Architecture::Llama(llama) => llama,
-            other => panic!("{other:?} is no llama"),
-        };
+        let decoder = || models::llama(Size::GOLDEN);
         let (family, architecture) = match case {
             "gpt2" | "gpt2_embedding" => ("gpt2", gpt2(Size::GOLDEN)),
             "bert" | "bert_embedding" => ("bert", bert(Size::GOLDEN)),
@@ -274,19 +271,11 @@ fn planned(adapted: &Adapted<LanguageModel>, strategy: Option<Strategy>, budget:
 /// Two steps by a plan; every loss and norm and the final adapters, as bits.
 fn train(adapted: &Adapted<LanguageModel>, choice: Choice) -> Vec<u32> {
     let mut run = start(2, exactly(choice));
-    let mut numbers = Vec::new();
-    for step in 0..2 {
-        let documents = adapted.model.architecture.reads_documents();
-        let batch = Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step);
-        let (losses, norm) = batch.step(&mut run, 1e-2);
-        numbers.extend(losses);
-        numbers.push(norm);
-    }
-    for name in parameters(&run) {
-        numbers.extend(run.state(&name).unwrap());
-    }
+    let documents = adapted.model.architecture.reads_documents();
+    let batches = (0..2).map(|step| Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step));
+    let bits = train_to_bits(&mut run, batches, false);
     assert_planned_peak(&run);
-    numbers.into_iter().map(f32::to_bits).collect()
+    bits
 }
 
 #[test]
@@ -305,12 +294,12 @@ fn budgets_and_recompute_change_no_bit_of_adapters_with_dropout_and_peaks_are_as
         let expected = train(&adapted, most);
         assert!(expected.iter().filter(|&&bits| bits != 0).count() > 1000);
         let least = planned(&adapted, Some(Strategy::Minimal), u64::MAX).unwrap();
-        let rebuilds = least.plan.arena_bytes;
-        assert!(rebuilds < keeps_all && least.plan.schedules[&Role::First].actions.len() > actions);
+        let recomputes = least.plan.arena_bytes;
+        assert!(recomputes < keeps_all && least.plan.schedules[&Role::First].actions.len() > actions);
         assert!(train(&adapted, least) == expected, "minimal");
 
         let mut peaks = BTreeSet::new();
-        for budget in (0..=4).map(|part| rebuilds + (keeps_all - rebuilds) * part / 4) {
+        for budget in (0..=4).map(|part| recomputes + (keeps_all - recomputes) * part / 4) {
             let Some(choice) = planned(&adapted, None, budget) else { continue };
             assert!(choice.plan.arena_bytes <= budget);
             peaks.insert(choice.plan.arena_bytes);

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plimsoll_exec::Data;
-use plimsoll_plan::{Purpose, Strategy};
+use plimsoll_plan::Strategy;
 use plimsoll_train::{Run, TrainError};
 
 mod support;
-use support::{Batch, Size, gpt2, options, start};
+use support::{Batch, Size, gpt2, lasting_bits, options, start};
 
 const SIZE: Size = Size { dropout: 0.1, ..Size::GOLDEN };
 
@@ -32,16 +32,10 @@ fn scaled<'a>(batch: &'a Batch, scale: &'a [f32]) -> Vec<(&'static str, Data<'a>
     inputs.into_iter().chain([("scale", Data::F32(scale))]).collect()
 }
 
-/// Weights and moments, as bits.
-fn snapshot(run: &Run) -> Vec<u32> {
-    let lasting = run.plan().states.iter().filter(|range| range.purpose != Purpose::Gradients);
-    lasting.flat_map(|range| run.state(&range.name).unwrap()).map(f32::to_bits).collect()
-}
-
 #[test]
 fn a_loss_that_is_not_finite_stops_the_step_and_changes_nothing() {
     let mut run = trained(2);
-    let before = snapshot(&run);
+    let before = lasting_bits(&run);
     let inputs = batch(2);
     let mut step = run.begin(1e-2, inputs.valid() as u64);
     let good = inputs.backward(&mut step, 2);
@@ -49,14 +43,14 @@ fn a_loss_that_is_not_finite_stops_the_step_and_changes_nothing() {
     // A further micro-batch of the same step has a scale that no number survives.
     assert!(!step.backward(&scaled(&inputs, &[f32::INFINITY])).unwrap().is_finite());
     assert!(matches!(step.finish(), Err(TrainError::NotFinite { step: 3, what: "loss" })));
-    assert_eq!(snapshot(&run), before);
+    assert_eq!(lasting_bits(&run), before);
 }
 
 #[test]
 fn a_gradient_that_is_not_finite_stops_the_step_and_changes_nothing() {
     for poison in [f32::NAN, f32::INFINITY, f32::MAX] {
         let mut run = trained(2);
-        let before = snapshot(&run);
+        let before = lasting_bits(&run);
         let name = "transformer.h.1.ln_1.bias";
         let mut step = run.begin(1e-2, batch(2).valid() as u64);
         batch(2).backward(&mut step, 2);
@@ -66,7 +60,7 @@ fn a_gradient_that_is_not_finite_stops_the_step_and_changes_nothing() {
         let error = step.finish().unwrap_err();
         assert!(matches!(error, TrainError::NotFinite { step: 3, what: "gradient norm" }), "{error}");
         assert!(error.to_string().contains('3'), "the sentence says the step: {error}");
-        assert_eq!(snapshot(&run), before, "{poison}");
+        assert_eq!(lasting_bits(&run), before, "{poison}");
     }
 }
 
@@ -78,5 +72,5 @@ fn after_a_refused_step_training_goes_on_as_if_it_had_not_been() {
     for run in [&mut expected, &mut run] {
         batch(2).step(run, 1e-2);
     }
-    assert_eq!(snapshot(&run), snapshot(&expected));
+    assert_eq!(lasting_bits(&run), lasting_bits(&expected));
 }

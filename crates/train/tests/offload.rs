@@ -12,7 +12,7 @@ use plimsoll_train::{LanguageModel, Options};
 mod arena;
 mod support;
 use arena::{DISK, InArena, assert_planned_peak, exactly, start};
-use support::{Batch, parameters};
+use support::{Batch, train_to_bits};
 
 const ROWS: usize = 4;
 
@@ -27,17 +27,9 @@ fn case() -> InArena<LanguageModel> {
 /// Trains two steps by a plan; every loss, every norm and the final weights, as bits.
 fn train(choice: Choice) -> Vec<u32> {
     let mut run = start(2, exactly(choice));
-    let mut numbers = Vec::new();
-    for step in 0..2 {
-        let (losses, norm) = batch(step).step(&mut run, 1e-2);
-        numbers.extend(losses);
-        numbers.push(norm);
-    }
-    for name in parameters(&run) {
-        numbers.extend(run.state(&name).unwrap());
-    }
+    let bits = train_to_bits(&mut run, (0..2).map(batch), false);
     assert_planned_peak(&run);
-    numbers.into_iter().map(f32::to_bits).collect()
+    bits
 }
 
 fn batch(step: usize) -> Batch {

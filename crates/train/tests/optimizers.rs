@@ -8,15 +8,14 @@
 use half::bf16;
 use plimsoll_exec::{Data, rounding};
 use plimsoll_graph::{Axes, DType, Graph, GraphError, Init, Op, StateKind};
-use plimsoll_plan::{Purpose, Strategy};
+use plimsoll_plan::Strategy;
 use plimsoll_train::{
     FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Options, Run, StateStorage, TrainError,
     WeightStorage,
 };
-use safetensors::SafeTensors;
 
 mod support;
-use support::{Batch, Size, families, gpt2, llama, options, parameters, start};
+use support::{Batch, Golden, Size, families, gpt2, lasting_bits, llama, options, parameters, start};
 
 const ROWS: usize = 65;
 const COLUMNS: usize = 64;
@@ -88,23 +87,12 @@ fn sgd(momentum: f32, nesterov: bool) -> Optimizer {
     Optimizer { kind: OptimizerKind::Sgd, momentum, nesterov, weight_decay: 0.125, ..Optimizer::default() }
 }
 
-fn with_file<T>(read: impl FnOnce(&SafeTensors) -> T) -> T {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/optimizers.safetensors");
-    let bytes = std::fs::read(path).unwrap();
-    read(&SafeTensors::deserialize(&bytes).unwrap())
+fn golden(name: &str) -> Vec<f32> {
+    Golden::read("optimizers").floats(name)
 }
 
-fn golden(name: &str) -> Vec<f32> {
-    with_file(|file| {
-        let view = file.tensor(name).unwrap();
-        let element = view.data().len() / view.shape().iter().product::<usize>();
-        let number = |bytes: &[u8]| match *bytes {
-            [code] => f32::from(code),
-            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
-            _ => panic!("{name} has other elements"),
-        };
-        view.data().chunks(element).map(number).collect()
-    })
+fn golden_codes(name: &str) -> Vec<f32> {
+    Golden::read("optimizers").bytes(name).into_iter().map(f32::from).collect()
 }
 
 fn differences(got: &[f32], expected: &[f32]) -> Vec<f32> {
@@ -164,8 +152,10 @@ fn ten_steps_in_eight_bits_are_those_of_the_reference() {
     assert!(apart.iter().filter(|&&x| x > 1e-6).count() <= COUNT / 1000, "{}", largest(&apart));
     assert!(largest(&apart) < LR, "{}", largest(&apart));
     for moment in ["m", "v"] {
-        let codes =
-            differences(&run.state(&format!("{moment}.w")).unwrap(), &golden(&format!("codes.{moment}")));
+        let codes = differences(
+            &run.state(&format!("{moment}.w")).unwrap(),
+            &golden_codes(&format!("codes.{moment}")),
+        );
         assert!(largest(&codes) <= 1.0 && codes.iter().filter(|&&x| x > 0.0).count() <= COUNT / 1000);
         let scales = golden(&format!("scale.{moment}"));
         let apart = differences(&run.state(&format!("{moment}_scale.w")).unwrap(), &scales);
@@ -225,12 +215,6 @@ fn trained(
     (run, losses)
 }
 
-/// All state but gradients, as bits.
-fn snapshot(run: &Run) -> Vec<u32> {
-    let lasting = run.plan().states.iter().filter(|range| range.purpose != Purpose::Gradients);
-    lasting.flat_map(|range| run.state(&range.name).unwrap()).map(f32::to_bits).collect()
-}
-
 #[test]
 fn whatever_is_kept_how_the_peak_is_the_planned_one_and_no_plan_changes_a_bit() {
     for (optimizer, storage) in variants() {
@@ -242,7 +226,7 @@ fn whatever_is_kept_how_the_peak_is_the_planned_one_and_no_plan_changes_a_bit() 
             let (other, same) = trained(optimizer, storage, strategy, threads);
             assert_eq!(other.engine().measured_peak(), other.plan().arena_bytes, "{what}, {strategy}");
             assert_eq!(same, losses, "{what}, {strategy}");
-            assert!(snapshot(&other) == snapshot(&run), "{what}, {strategy} on {threads} threads");
+            assert!(lasting_bits(&other) == lasting_bits(&run), "{what}, {strategy} on {threads} threads");
         }
     }
 }
@@ -313,7 +297,7 @@ fn weights_in_bf16_save_memory_also_at_the_peak() {
 fn a_norm_that_is_not_finite_leaves_every_number_as_it_was() {
     for (optimizer, storage) in variants() {
         let (mut run, _) = trained(optimizer, storage, Strategy::Full, 2);
-        let before = snapshot(&run);
+        let before = lasting_bits(&run);
         let (batch, name) =
             (Batch::synthetic(4, SIZE.seq, SIZE.vocab, false, 1), "transformer.h.1.ln_1.bias");
         let mut step = run.begin(1e-2, batch.valid() as u64);
@@ -322,16 +306,15 @@ fn a_norm_that_is_not_finite_leaves_every_number_as_it_was() {
         gradient[3] = f32::NAN;
         step.set_gradient(name, &gradient).unwrap();
         assert!(matches!(step.finish(), Err(TrainError::NotFinite { what: "gradient norm", .. })));
-        assert!(snapshot(&run) == before, "{:?} {storage:?}", optimizer.kind);
+        assert!(lasting_bits(&run) == before, "{:?} {storage:?}", optimizer.kind);
     }
 }
 
 #[test]
 fn the_parameters_that_decay_are_those_hugging_face_decays() {
     for (name, model) in families(Size::GOLDEN) {
-        let expected = with_file(|file| {
-            String::from_utf8(file.tensor(&format!("decay.{name}")).unwrap().data().to_vec()).unwrap()
-        });
+        let expected = Golden::read("optimizers").bytes(&format!("decay.{name}"));
+        let expected = String::from_utf8(expected).unwrap();
         let expected: Vec<&str> = expected.lines().collect();
         // Without gradients, a step at rate 1 with decay ½ halves what decays and leaves the rest alone.
         let optimizer = Optimizer { weight_decay: 0.5, ..Optimizer::default() };

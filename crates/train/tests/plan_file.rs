@@ -85,7 +85,7 @@ fn what_differs_is_named() {
     assert!(refused(&model(2), &asked, "{}").contains("not a plan file"));
 }
 
-/// What a reader makes of a text: it must not panic, and what it accepts is the plan that was written.
+/// Reads a text: the reader must not panic, and accepts nothing but the plan that was written.
 fn read(text: &[u8], program: &Program) -> Option<Planned> {
     let saved = Saved::parse(std::str::from_utf8(text).ok()?).ok()?;
     let choice = saved.for_program(program.clone()).ok()?;

@@ -154,7 +154,7 @@ fn whoever_asks_for_the_end_gets_a_checkpoint_and_the_evaluation_comes_when_the_
     let mut whole = evaluating(&data, None);
     let out = open(&folder.path().join("whole"), None).unwrap();
     assert_eq!(evaluated(&mut whole, &data, &out, Until::Last), WHOLE);
-    // What was saved for being the best goes when it no longer is.
+    // A checkpoint that was kept as the best goes when it no longer is.
     assert_eq!(names(out.folder()), ["checkpoint-5", "checkpoint-8"]);
 
     // The evaluation that is made up for is the first best, or takes the place of one.

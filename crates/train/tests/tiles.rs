@@ -13,7 +13,7 @@ use plimsoll_train::{LanguageModel, Options, Programs, plan_from_file, program};
 mod arena;
 mod support;
 use arena::{assert_planned_peak, exactly, start};
-use support::{Batch, Size, families, llama, parameters};
+use support::{Batch, Size, families, llama, train_to_bits};
 
 /// A sequence that is much longer than the model is wide, and a network that is much wider.
 const SIZE: Size = Size { vocab: 96, seq: 512, width: 32, layers: 4, ffn: 256, dropout: 0.1 };
@@ -52,28 +52,18 @@ impl Case {
     /// Trains and evaluates by a plan; every loss, every norm and the final weights, as bits.
     fn train(&self, choice: Choice) -> Vec<u32> {
         let mut run = start(THREADS, exactly(choice));
-        let mut numbers = Vec::new();
-        for step in 0..2 {
-            let (seq, vocab) = (SIZE.seq, SIZE.vocab);
-            let batch = Batch::synthetic(ROWS, seq, vocab, self.model.architecture.reads_documents(), step);
-            let held_out = batch.micro_batches(1).next().unwrap();
-            numbers.push(run.evaluate(&held_out).unwrap());
-            let (losses, norm) = batch.step(&mut run, 1e-2);
-            numbers.extend(losses);
-            numbers.push(norm);
-        }
-        for name in parameters(&run) {
-            numbers.extend(run.state(&name).unwrap());
-        }
+        let documents = self.model.architecture.reads_documents();
+        let batches = (0..2).map(|step| Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step));
+        let bits = train_to_bits(&mut run, batches, true);
         assert_planned_peak(&run);
-        numbers.into_iter().map(f32::to_bits).collect()
+        bits
     }
 }
 
 /// The least budget that `plan` can do with, to a kibibyte.
 fn least(plan: impl Fn(u64) -> Result<Choice, SearchError>) -> u64 {
     let SearchError::Budget { smallest, .. } = plan(1).unwrap_err() else { panic!("a plan in a byte") };
-    // What an error calls the smallest works; the optimum of a chain may do with less.
+    // The smallest budget named in the error works; the optimum of a chain may do with less.
     let (mut fails, mut works) = (1, smallest.arena_bytes);
     while works - fails > 1024 {
         let between = works.midpoint(fails);

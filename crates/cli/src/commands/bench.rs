@@ -85,7 +85,7 @@ fn measure(ops: &OpsArgs) -> Result<(), Failure> {
             say(&format!("measuring micro-batches of {rows}, round {round} of {ROUNDS}\n"))?;
             match measure_ops(&config, rows) {
                 Ok(timings) => all = all.fastest(Measured::new(measured_machine(threads), &timings)),
-                // What does not fit cannot be planned either.
+                // A batch that does not fit cannot be planned either.
                 Err(error) if !all.is_empty() => say(&format!("skipped: {}\n", error.with_flags()))?,
                 Err(error) => return Err(error.into()),
             }
@@ -114,7 +114,7 @@ fn measure(ops: &OpsArgs) -> Result<(), Failure> {
 /// All is measured so many times, apart from each other, so that no op counts at the pace of a disturbed moment.
 const ROUNDS: usize = 2;
 
-/// The divisors of the global batch: each may be what a plan takes, unless it has no choice.
+/// The divisors of the global batch: a plan may choose any of them, unless one is fixed.
 fn micro_batches(config: &Config) -> Vec<usize> {
     let all = config.options.global_batch;
     match config.options.fixed_micro_batch() {

@@ -85,7 +85,7 @@ fn data_name(raw: &RawConfig) -> String {
     raw.data.as_ref().map_or_else(|| "made-up data".to_owned(), |path| format!("`{}`", path.join(", ")))
 }
 
-/// Trains the first steps without a budget in another process and says what the budget cost.
+/// Trains the first steps without a budget in another process, and prints the cost of the budget.
 fn compare(
     args: &DemoArgs,
     raw: &RawConfig,
@@ -98,7 +98,7 @@ fn compare(
     let field = |record: &Value, name: &str| record.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN);
     let without: Vec<f64> = records.iter().take(steps).map(|record| field(record, "loss")).collect();
     let same = without.len() == steps && without.iter().zip(losses).all(|(a, b)| a.to_bits() == b.to_bits());
-    // The fastest step of each: what the machine did besides is in the others.
+    // The fastest step of each; slower ones include the machine's other work.
     let free_rate = records.iter().map(|record| field(record, "tokens_per_second")).fold(0.0, f64::max);
     let rate = rates[..steps].iter().copied().fold(0.0, f64::max);
     let free_peak = records.last().map_or(f64::NAN, |record| field(record, "process_peak_bytes"));

@@ -1,4 +1,4 @@
-//! `plimsoll doctor`: what this machine has to train with, and what is missing.
+//! `plimsoll doctor`: the machine's cores, memory, disk and speed, and anything that is missing.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};

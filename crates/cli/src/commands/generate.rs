@@ -22,7 +22,7 @@ use crate::exit::Failure;
 use crate::guard;
 use crate::watching::Watching;
 
-/// What is drawn with where neither a flag nor the model says.
+/// The sampling settings where neither a flag nor the model states them.
 const USUAL: Sampling = Sampling { temperature: 0.7, top_k: None, top_p: 1.0, seed: 0 };
 const USUAL_COUNT: usize = 64;
 
@@ -103,7 +103,7 @@ fn check(args: &GenerateArgs) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// The flags, and for what they leave open the model's own settings.
+/// The flags, and the model's own settings where a flag is left out.
 fn sampling(args: &GenerateArgs, stated: Option<&GenerationConfig>) -> Sampling {
     let asked = args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some();
     let usual = stated.map_or(USUAL, |stated| stated.sampling(asked));
@@ -125,7 +125,7 @@ fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<i32>, TrainE
         tokenizer.encode_plain(&text)?
     } else {
         let mut ids = tokenizer.encode(&args.prompt)?;
-        // What closes a text must not stand before its continuation.
+        // Ids that close a text must not stand before its continuation.
         ids.truncate(ids.len() - tokenizer.closing().len().min(ids.len()));
         ids
     };

@@ -19,11 +19,11 @@ pub(crate) type BudgetOf<'a> = &'a dyn Fn(&Config) -> Result<Budget, TrainError>
 
 /// The most of something that fits.
 pub(crate) struct Answer {
-    /// What was asked for.
+    /// The quantity that was asked for.
     what: What,
     /// The most of it.
     value: usize,
-    /// The most that was asked about.
+    /// The largest value that was tried.
     most: usize,
     /// The settings of that plan.
     pub(crate) config: Config,
@@ -77,7 +77,7 @@ pub(crate) fn find(
     })?;
     match found {
         Some((value, config)) => Ok(Answer { what, value, most, config }),
-        // Not even 1 fits; planning that says what would.
+        // Not even 1 fits; the error of planning it says what would.
         None => Ok(Answer { what, value: 1, most, config: with(1)? }),
     }
 }
@@ -97,7 +97,7 @@ fn most(raw: &RawConfig, what: What, smallest: Config) -> Result<usize, Failure>
     })
 }
 
-/// The settings without what is asked for, which must not be fixed.
+/// The settings without the quantity asked for, which must not be fixed.
 fn open(args: &PlanArgs, what: What) -> Result<RawConfig, Failure> {
     let raw = args.settings.raw()?;
     let fixed = match what {

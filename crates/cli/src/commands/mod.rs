@@ -1,4 +1,4 @@
-//! One file per command, and for the questions `plan` answers besides.
+//! One file for each command, and for each further question that `plan` answers.
 
 pub(crate) mod bench;
 pub(crate) mod check;

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     for note in &config.configuration.notes {
         say(&format!("note: {note}\n"))?;
     }
-    // Kept open, as a run keeps it: what it takes is taken from the arena.
+    // Kept open, as in a run: its memory reduces the arena.
     let data = open_data(args, &mut config)?;
     guard::lower();
     let steps = steps(&config, data.as_ref())?;
@@ -79,7 +79,7 @@ fn steps(config: &Config, data: Option<&OpenedData>) -> Result<Option<u64>, Fail
     })
 }
 
-/// All that is asked, for a device that `facts` speaks for.
+/// All answers of the command, for a device that `facts` describes.
 fn answer(
     args: &PlanArgs,
     mut config: Config,
@@ -104,7 +104,7 @@ fn answer(
     answered(args, &title, &config.target.name(), &mut questions, &summary, answer.as_ref())
 }
 
-/// What is assumed of a device that is not here.
+/// Assumptions about a device that is not here.
 fn description(spec: &DeviceSpec, assumed: bool) -> String {
     let name = spec.name();
     let memory = table::size(spec.memory_bytes);

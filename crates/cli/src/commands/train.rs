@@ -42,7 +42,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     signals.train(session.trainer().stop_flag());
     session.open_records()?;
     let result = train_telling(&mut session, args.json);
-    // Also of a run that failed: what it had told is worth seeing.
+    // Also after a failed run, whose records are worth seeing.
     let output = session.config().output.as_ref().filter(|output| output.html);
     let page = output.map(live_page::finish).transpose();
     let end = result?;
@@ -55,19 +55,19 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(finished) = session.finish(&end)? {
         say(&written(&session, &finished))?;
     }
-    // What was trained is written whatever else went wrong.
+    // The trained model is written whatever else went wrong.
     page?;
     Ok(session.judge(&end)?)
 }
 
-/// Removes what a run that has not begun has made: its folder, if that is new and empty, and a plan that was handed on.
+/// Removes the traces of a run that has not begun: its folder, if new and empty, and a plan that was handed on.
 fn undo(made: &Arc<OnceLock<PathBuf>>) {
-    // Whatever stays is empty or temporary, and there is nobody left to tell.
+    // Anything that stays is empty or temporary, and there is nobody left to tell.
     let _ = made.get().map(fs::remove_dir);
     let _ = reexec::plan_made_before().map(fs::remove_file);
 }
 
-/// What is about to happen: the peak by purpose, how long it will take, and the room on the disk.
+/// The run ahead: the peak by purpose, its time, and the room on the disk.
 fn announce(session: &Session, json: bool) -> Result<(), Failure> {
     if !json {
         say(&format!("{} on {}\n", session.config().name, session.device_name()))?;
@@ -154,7 +154,7 @@ impl Listener<Failure> for Lines {
     }
 }
 
-/// What a run came to.
+/// The result of a run.
 pub(crate) fn summary(end: &EndRecord, budget: u64) -> String {
     let best = end.best.map_or_else(String::new, |best| {
         let early = if end.stopped_early { "; stopped early, as it no longer got better" } else { "" };

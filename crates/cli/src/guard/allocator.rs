@@ -1,6 +1,6 @@
 //! The program's allocator: the system's, which asks before it takes memory while files of others are read.
 //!
-//! The budget is what the kernel counts as resident, so that is asked for, each time a thread has taken [`STRIDE`] bytes.
+//! The budget bounds the resident bytes, by the kernel's count. The kernel is asked each time a thread has taken [`STRIDE`] bytes.
 //! Memory counts from the moment it is touched. Large pieces are therefore touched as soon as they are taken; small ones
 //! touch a page of theirs by being there, so untouched memory stays below sixteen times what is counted, and in practice
 //! far below. Memory that C libraries take is seen by the next question, and so are stacks and pages of code.
@@ -40,7 +40,7 @@ static PENDING: AtomicU64 = AtomicU64::new(0);
 /// Where the kernel says how many pages are resident.
 static PAGES: OnceLock<File> = OnceLock::new();
 
-/// Opens what is asked later, when nothing can be opened.
+/// Opens the kernel's file now, since later nothing can be opened.
 pub(super) fn prepare() {
     if let Ok(file) = File::open("/proc/self/statm") {
         let _ = PAGES.set(file);
@@ -114,7 +114,7 @@ fn asked(more: usize, had: usize, layout: Layout, take: impl FnOnce() -> *mut u8
 
 /// Memory that the system has given, while files are read.
 fn given(pointer: *mut u8, layout: Layout) -> *mut u8 {
-    // Those who ask for whole pages can do with a refusal.
+    // Callers that ask for whole pages can handle a refusal.
     if pointer.is_null() && layout.align() < PAGE {
         ending::end(&Why::Memory);
     }

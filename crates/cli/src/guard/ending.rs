@@ -13,7 +13,7 @@ use super::{LIMIT, STATED, lower};
 pub(super) enum Why<'a> {
     /// It would take more memory than the budget has.
     Memory,
-    /// The system gives no memory, so many bytes, whoever wants it.
+    /// The system refused this many bytes.
     System(usize),
     /// The stack is full.
     Deep,
@@ -63,7 +63,7 @@ fn remove_unfinished() {
 /// Longer than any name with a sentence.
 const MOST: usize = LONGEST + 1024;
 
-/// The line that is said, and then the path that is removed. Only the thread that ends the process is here.
+/// Prints the line, then removes the path. Only the thread that ends the process runs this.
 static LINE: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
 
 /// How much of the line is there.
@@ -79,7 +79,7 @@ impl Line {
         }
     }
 
-    /// Adds text; what moves a terminal's cursor is not passed on.
+    /// Adds text, without characters that move a terminal's cursor.
     fn add(&mut self, text: &[u8]) {
         for &byte in text {
             self.add_byte(byte);

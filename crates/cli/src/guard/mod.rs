@@ -6,7 +6,7 @@
 //!            allocator   asks the kernel what is resident, before memory is taken
 //!            watch       a thread that looks whether the reading gets on
 //!            signals     stack overflow, abort
-//!            panic hook  panics that nobody catches
+//!            panic hook  panics that are not caught
 //! ```
 //!
 //! To end there is crude and right: so far nothing was trained, and nothing that was saved is touched. Once the guard is

@@ -43,7 +43,7 @@ pub(crate) fn plimsoll(arguments: &str) -> Command {
     command
 }
 
-/// What every run here has: small, and inside a stated budget.
+/// Settings of every run here: small, and inside a stated budget.
 pub(crate) const SMALL: &str = "--seq-len 16 --global-batch 4 --memory 64MiB --threads 1 --report-to none";
 
 /// The folder in which a test runs the program, so that paths in messages are short and known.

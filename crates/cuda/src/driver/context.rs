@@ -1,4 +1,4 @@
-//! One GPU: what it is, and the primary context on it.
+//! One GPU: its figures, and the primary context on it.
 #![allow(unsafe_code, reason = "calls the driver")]
 
 use cuda::CUdevice_attribute as Attribute;

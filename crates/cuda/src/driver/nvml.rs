@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 use libloading::{Library, Symbol};
 
-/// A card by its place on the bus, and what is free of it.
+/// A card by its place on the bus, and its free memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Free {
     pub(super) bus: [u32; 3],

@@ -1,4 +1,4 @@
-//! Products and attention as libraries are asked for them: shapes, places, and the scratch they take.
+//! Requests to libraries for products and attention: shapes, places and scratch.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! From actions to launches: what a GPU is asked to do, as plain data.
+//! From actions to launches: the work of a GPU as plain data.
 //!
 //! [`lower`] turns one op on operands with places into [`StreamStep`]s; [`needs`] is the same walk with no places, which
 //! notes how much scratch it would take, so the two cannot disagree. Everything that a result's bits could depend on

@@ -1,4 +1,4 @@
-//! What the inputs of a case hold.
+//! Contents of a case's inputs.
 //!
 //! Numbers are drawn from the same generator as weights and masks, one stream per input.
 
@@ -12,11 +12,11 @@ use crate::reference::{self, Tensor};
 pub struct Input {
     /// Shape and element type.
     pub ty: Type,
-    /// What it holds.
+    /// Its contents.
     pub fill: Fill,
 }
 
-/// What an input holds.
+/// Contents of an input.
 #[derive(Clone, Debug)]
 pub enum Fill {
     /// Normal numbers of this standard deviation.
@@ -62,7 +62,7 @@ pub(super) fn tensors(inputs: &[Input], seed: u64) -> Vec<Tensor> {
         .enumerate()
         .map(|(index, input)| draw(input, Stream::new(seed, index as u64, 0)))
         .collect();
-    // The rest follows from what was drawn, wherever it stands in the list.
+    // The other inputs follow from the drawn ones, wherever they stand in the list.
     for (index, input) in inputs.iter().enumerate() {
         if let Fill::Forward { op, from, output } = &input.fill {
             let operands: Vec<&Tensor> = from.iter().map(|&index| &tensors[index]).collect();

@@ -73,9 +73,9 @@ pub struct Tolerance {
 pub struct Case {
     /// Unique; begins with the name of the op.
     pub name: String,
-    /// What is computed.
+    /// The op under test.
     pub op: Op,
-    /// What it reads.
+    /// Its inputs.
     pub inputs: Vec<Input>,
     /// Whether every output that can be added to is.
     pub accumulate: bool,
@@ -85,7 +85,7 @@ pub struct Case {
     pub tolerance: Tolerance,
     /// The same for results in bf16, where it differs.
     pub rounded: Option<Tolerance>,
-    /// Magnitude of the terms an output is made of, where they may cancel: differences are never taken
+    /// Magnitude of an output's terms, where they may cancel: a difference is never judged
     /// relative to less. 0 where nothing cancels.
     pub least_scale: f64,
 }
@@ -102,7 +102,7 @@ impl Case {
         (0..count).map(|output| self.accumulate && self.op.can_accumulate(output)).collect()
     }
 
-    /// What the outputs hold before the op runs: random numbers, which an op that does not add must
+    /// Contents of the outputs before the op runs: random numbers, which an op that does not add must
     /// write over. Second moments and the scales of codes are never negative.
     pub fn outputs(&self) -> Vec<Tensor> {
         let types = self.output_types();
@@ -121,7 +121,7 @@ impl Case {
         fill::tensors(&inputs, random::name_hash(&self.name) ^ 1)
     }
 
-    /// What the reference makes of it.
+    /// The reference's result.
     ///
     /// # Errors
     ///

@@ -20,7 +20,7 @@ impl Blocks {
         Blocks { extent, size: if rounded <= most { rounded } else { most.min(extent) } }
     }
 
-    /// What is cut.
+    /// Elements of the whole axis.
     pub(super) fn extent(self) -> usize {
         self.extent
     }

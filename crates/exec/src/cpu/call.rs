@@ -52,11 +52,11 @@ unsafe impl Sync for ScratchMemory {}
 /// An op with its operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// What to compute.
+    /// The op.
     pub op: &'a Op,
-    /// What to read.
+    /// Inputs.
     pub inputs: &'a [CpuOperand],
-    /// What to write. State that is updated in place appears here only.
+    /// Outputs. State that is updated in place appears here only.
     pub outputs: &'a [CpuOperand],
     /// At least the bytes the device asked for.
     pub workspace: ScratchMemory,

@@ -37,11 +37,11 @@ pub struct CpuDevice {
     arena: Option<Arena>,
     /// Schedules with addresses inside the arena.
     schedules: Vec<Vec<Bound>>,
-    /// What ops were measured to take.
+    /// Measured times of ops.
     timings: Timings,
     /// Where buffers may be sent, if anywhere.
     offload_folder: Option<PathBuf>,
-    /// What planners are told of it, if it is theirs to use.
+    /// Its figures for planners, where planners may use it.
     link: Option<Link>,
     /// Number that the disk tier gave to each copy of the schedule that is running.
     tickets: Vec<u64>,
@@ -92,7 +92,7 @@ impl CpuDevice {
         CpuDevice { link: Some(link), ..self.with_offload_folder(folder) }
     }
 
-    /// Time and scratch of a node: as measured, or at the pace of what was measured, or by typical rates.
+    /// Time and scratch of a node: measured, or at the pace of measured ops, or by typical rates.
     fn node_facts(&self, graph: &Graph, node: &Node, paces: Option<&Paces>) -> NodeFacts {
         let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
         let workspace = workspace(&node.op, &inputs, &outputs, self.threads);

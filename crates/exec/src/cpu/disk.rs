@@ -35,7 +35,7 @@ use crate::ExecError;
 
 /// Offsets in the file and lengths of transfers are multiples of this: what direct I/O asks for.
 pub const BLOCK: u64 = 4096;
-/// What most direct I/O asks of addresses in memory.
+/// The alignment of memory that most direct I/O asks for.
 pub(crate) const SECTOR: u64 = 512;
 /// Bytes of a bounce buffer: large enough that a transfer runs at the disk's own speed.
 pub(crate) const BOUNCE: usize = 1 << 20;
@@ -311,7 +311,7 @@ impl Transfer {
     }
 }
 
-/// What addresses in memory must be multiples of, found out by writing a block: the reserved file holds nothing yet.
+/// The alignment of memory for direct I/O, found by writing a block: the reserved file holds nothing yet.
 fn memory_alignment(file: &File, direct: bool) -> usize {
     if !direct {
         return 1;

@@ -17,7 +17,7 @@ use crate::cpu::disk::{BLOCK, DiskTier};
 
 const WIDTH: usize = BLOCK as usize;
 
-/// What a range does in one step: part of a block, or many whole ones.
+/// One step of a range: part of a block, or many whole ones.
 struct Piece {
     /// First byte in the file, and where it is in the caller's bytes.
     offset: u64,

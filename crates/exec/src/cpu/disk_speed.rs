@@ -21,9 +21,9 @@ const PIECES: u64 = 64;
 const LEAST: u64 = 4;
 /// Time after which a way has been tried enough.
 const ENOUGH: Duration = Duration::from_millis(250);
-/// Small transfers that tell what a transfer takes beside its bytes.
+/// Small transfers, which show the fixed cost of a transfer.
 const SMALL: u64 = 16;
-/// Of the free space, what is left to others when the user does not say how much may be taken.
+/// The share of free space that is left to others when the user states no limit.
 const LEFT_TO_OTHERS: u64 = 10;
 
 /// A disk as the planner sees it.
@@ -65,7 +65,7 @@ pub fn measure_disk(folder: &Path, room: Option<u64>, threads: usize) -> Result<
     Ok(DiskSpeed { link, direct: tier.bypasses_page_cache() })
 }
 
-/// What a trial came to.
+/// The result of a trial.
 struct Trial {
     transfers: u64,
     seconds: f64,
@@ -99,7 +99,7 @@ fn trial(
     Ok(Trial { transfers, seconds: clock.elapsed().as_secs_f64(), busy_seconds })
 }
 
-/// What a byte takes of the processors, divided among those that compute; nothing where one is left to move it.
+/// Processor time of a byte, divided among those that compute; nothing where one is left to move it.
 fn toll(ways: [&Trial; 2], threads: usize) -> f64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if threads < cores {

@@ -99,7 +99,7 @@ fn product_workspace(c: usize, v: usize, half: bool) -> Workspace {
     Workspace { least: most(|one| one.least), best: most(|one| one.best) }
 }
 
-/// What the backward pass writes.
+/// Outputs of the backward pass.
 struct Gradients<'a> {
     dx: Rows<'a>,
     second: Option<Rows<'a>>,

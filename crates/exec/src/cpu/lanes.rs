@@ -36,7 +36,7 @@ pub(super) trait Elementwise<const IN: usize, const OUT: usize>: Sync {
 
 /// Work to be compiled for each instruction set: the generic counterpart of [`widest!`](super::simd).
 pub(super) trait Work {
-    /// What it yields.
+    /// Its result.
     type Output;
     /// Does it. Implementations must be `#[inline(always)]`.
     fn run(self) -> Self::Output;
@@ -69,9 +69,9 @@ pub(super) fn at_full_width<W: Work>(work: W) -> W::Output {
 /// Where the operands of an elementwise op begin; all are of one type.
 #[derive(Clone, Copy)]
 pub(super) struct Streams<const IN: usize, const OUT: usize, E = f32> {
-    /// What is read.
+    /// Operands that are read.
     pub(super) inputs: [*const E; IN],
-    /// What is written; each may equal one of `inputs`.
+    /// Operands that are written; each may equal one of `inputs`.
     pub(super) outputs: [*mut E; OUT],
 }
 

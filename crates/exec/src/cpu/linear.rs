@@ -135,7 +135,7 @@ fn rounded_start<'a>(call: &'a Call) -> Begin<'a> {
     }
 }
 
-/// What the sums of a linear layer begin with. An addend whose place the result took over is not borrowed.
+/// First value of the sums of a linear layer. An addend whose place the result took over is not borrowed.
 fn linear_start<'a>(call: &'a Call) -> Start<'a> {
     let Some(bias) = call.inputs.get(2) else { return Start::Zero };
     if std::ptr::eq(bias.pointer, call.outputs[0].pointer) {
@@ -252,7 +252,7 @@ fn floats(bytes: u64) -> usize {
     bytes as usize / 4
 }
 
-/// What an output that may be added to begins with.
+/// First value of an output that may be added to.
 pub(super) fn kept_if(accumulate: bool) -> Start<'static> {
     if accumulate { Start::Kept } else { Start::Zero }
 }

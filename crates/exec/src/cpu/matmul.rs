@@ -49,12 +49,12 @@ const PACKING_ROWS: usize = 8;
 /// Pieces of a product per thread: more than one, because cores are not equally free.
 const PIECES: usize = 4;
 
-/// What the sums begin with.
+/// First value of the sums.
 #[derive(Clone, Copy)]
 pub(super) enum Start<'a> {
     /// Zero: `c = a·b`.
     Zero,
-    /// What is there: `c += a·b`.
+    /// The numbers in place: `c += a·b`.
     Kept,
     /// The same row for every row: `c = bias + a·b`.
     Bias(&'a [f32]),

@@ -35,7 +35,7 @@ pub(super) struct Tile {
     pub(super) a: *const f32,
     /// `depth` groups of as many numbers as the tile has columns.
     pub(super) b: *const f32,
-    /// What the sums begin with; null for zero.
+    /// First value of the sums; null for zero.
     pub(super) base: *const f32,
     /// Distance between rows of `base`.
     pub(super) base_stride: usize,

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The bits are those of the single ops: a product takes the sums of a row whole, gradients of weights and biases
-//! go on from tile to tile in the order of the rows, and what two products send back is added, not summed in one.
+//! go on from tile to tile in the order of the rows, and the results of two backward products are added, not summed in one.
 //! A tile's rows are copied before its result is written, which may then lie in their place. Where values between nodes are
 //! bf16, hidden values are rounded to it in their f32 scratch, at the places where single ops would store them.
 
@@ -198,12 +198,12 @@ impl Sizes {
         (0..n).step_by(rows).map(move |first| (first, rows.min(n - first)))
     }
 
-    /// Lengths of what the leading products yield for a tile; the second is 0 where there is one.
+    /// Lengths of the leading products' results for a tile; the second is 0 where there is one product.
     fn hidden(&self) -> [usize; 2] {
         [self.rows * self.f, if self.leading > 1 { self.rows * self.f } else { 0 }]
     }
 
-    /// Columns of what is hidden behind the activation, or of what one of two products sends back.
+    /// Columns of the hidden values behind the activation, or of one of two backward products.
     fn other(&self) -> usize {
         self.f.max(self.c)
     }
@@ -306,7 +306,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// What the activation reads.
+    /// Inputs of the activation.
     fn lead_in(&self, rows: usize, x: &[f32], hidden: &mut [&mut [f32]; 2], packing: &mut [f32]) {
         for (layer, hidden) in self.lead.iter().zip(hidden).take(self.leading) {
             layer.forward(rows, x, hidden, packing);
@@ -401,7 +401,7 @@ struct Outputs<'a> {
 }
 
 impl Outputs<'_> {
-    /// Adds what a tile brings to the gradient of weight `index`, if it is wanted.
+    /// Adds a tile's part of the gradient of weight `index`, if it is wanted.
     fn add_weight(
         &self,
         index: usize,

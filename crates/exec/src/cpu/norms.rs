@@ -120,7 +120,7 @@ widest! {
     }
 }
 
-/// What a norm's gradients read. Without `mean` it is the root-mean-square norm.
+/// Operands of a norm's gradients. Without `mean` it is the root-mean-square norm.
 #[derive(Clone, Copy)]
 struct Rows<'a, E> {
     x: &'a [E],

@@ -50,7 +50,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads`, one of which is whoever calls.
+    /// A pool of `threads`, one of which is the caller's.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl std::fmt::Debug for Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.door.0.fetch_or(CLOSING, Ordering::SeqCst);
-        // Whoever is about to sleep holds the lock until it does, and looked at the door before.
+        // A thread about to sleep looks at the door first, and holds the lock until it sleeps.
         drop(self.shared.beds());
         self.shared.workers.notify_all();
         for worker in self.workers.drain(..) {
@@ -169,7 +169,7 @@ impl Drop for Back {
 #[repr(align(128))]
 struct Lines<T>(T);
 
-/// What all threads of a pool see.
+/// State that all threads of a pool see.
 struct Shared {
     threads: usize,
     look_out: Duration,
@@ -177,7 +177,7 @@ struct Shared {
     door: Lines<AtomicUsize>,
     /// The next piece that nobody has taken.
     next: Lines<AtomicUsize>,
-    /// Whether a job is under way; who finds it set works alone.
+    /// Whether a job is under way; a thread that finds it set works alone.
     taken: AtomicBool,
     job: UnsafeCell<Job>,
     /// Workers asleep or about to be, less those that have been called. Changed under the lock, read without.
@@ -189,7 +189,7 @@ struct Shared {
     caller: Condvar,
 }
 
-/// What is behind the lock.
+/// State behind the lock.
 struct Beds {
     /// Workers that have begun to run.
     started: usize,
@@ -397,7 +397,7 @@ impl Shared {
                 }
                 std::hint::spin_loop();
             }
-            // Whoever looks out is idle: a thread that wants this core goes first.
+            // A thread that looks out is idle, so one that wants this core goes first.
             std::thread::yield_now();
             if begin.elapsed() > self.look_out {
                 return false;

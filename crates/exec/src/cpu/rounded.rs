@@ -23,7 +23,7 @@ const MOST_ROWS: usize = 256;
 /// Floats set aside to begin the rows at a cache line.
 const LINE: usize = 16;
 
-/// What the sums of a rounded product begin with, or what is added to them.
+/// First value of the sums of a rounded product, or the addend.
 #[derive(Clone, Copy)]
 pub(super) enum Begin<'a> {
     /// Zero.

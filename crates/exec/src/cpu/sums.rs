@@ -39,14 +39,14 @@ const STRIP: usize = 128;
 /// Rows summed before the sum is put aside.
 const ROWS: usize = 32;
 
-/// What a row adds to the sum of each column.
+/// The terms that a row adds to the sum of each column.
 pub(super) trait ColumnTerms: Sync {
     /// Adds the terms of columns `start..` of `row` to `sums`. Implementations must be
     /// `#[inline(always)]`.
     fn add(&self, row: usize, start: usize, sums: &mut [f32]);
 }
 
-/// What becomes of the numbers that the sums of columns find in their place.
+/// Whether sums of columns replace the numbers in their place or add to them.
 #[derive(Clone, Copy)]
 enum Before {
     /// They are replaced.

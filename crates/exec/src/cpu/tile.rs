@@ -1,4 +1,4 @@
-//! Products of small matrices that lie in cache: what attention is made of.
+//! Products of small matrices that lie in cache, for attention.
 //!
 //! A block of rows times a few vectors of columns is kept in registers while the inner index runs. The
 //! operand that supplies single numbers may have any strides, so a transposed factor costs nothing; the

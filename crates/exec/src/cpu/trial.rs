@@ -63,7 +63,7 @@ impl Trial {
         self
     }
 
-    /// With as much scratch as the kernel can use, instead of the least it can do with.
+    /// With as much scratch as the kernel can use, instead of the least it needs.
     pub(super) fn best_workspace(mut self, best: bool) -> Trial {
         self.best = best;
         self

@@ -1,4 +1,4 @@
-//! The optimizers' rules, and the norm of the gradients they are told of.
+//! The optimizers' rules, and the norm of the gradients.
 #![allow(
     clippy::inline_always,
     reason = "inner loops must be compiled with their callers' vector instructions"

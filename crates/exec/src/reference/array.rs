@@ -1,4 +1,4 @@
-//! What kernels compute with: a shape and its elements as `f64`.
+//! The operand of reference kernels: a shape and its elements as `f64`.
 //!
 //! Every element type fits into `f64` exactly, so one form serves all of them, sums lose nothing that
 //! matters, and each result is rounded once, when it is stored.

@@ -57,7 +57,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a value holds now.
+    /// The present contents of a value.
     fn read(&self, value: Value) -> Result<&Tensor, ExecError> {
         let (tensor, name) = match self.state_name(value) {
             Some(name) => (self.states.get(name), name),

@@ -66,7 +66,7 @@ pub fn apply(op: &Op, inputs: &[&Tensor]) -> Result<Vec<Tensor>, ExecError> {
     Ok(outputs)
 }
 
-/// What a range of state holds before the first step of the run seeded with `seed`.
+/// Contents of a range of state before the first step of the run seeded with `seed`.
 pub fn init(state: &State, seed: u64) -> Tensor {
     let mut elements = vec![0.0; state.ty.shape.elements()];
     drawing::fill(&state.init, &state.name, seed, 0, &mut elements);

@@ -1,4 +1,4 @@
-//! The optimizer and what it needs to know of the gradients.
+//! The optimizer, and the statistics of gradients that it needs.
 
 use plimsoll_graph::Op;
 use plimsoll_graph::op::{AdamW, Sgd};
@@ -32,7 +32,7 @@ fn sum_squares(inputs: &[Array]) -> Array {
 fn clip_scale(sums_of_squares: impl Iterator<Item = f64>, max_norm: Option<f32>) -> [Array; 2] {
     let norm = sums_of_squares.sum::<f64>().sqrt();
     let limit = max_norm.map_or(1.0, |max| (f64::from(max) / (norm + 1e-6)).min(1.0));
-    // Judged as it will be stored: what overflows f32 is as useless as what overflowed before.
+    // Judged as it will be stored: an overflow of f32 is as useless as an earlier one.
     let scale = if (norm as f32).is_finite() { limit } else { f64::NAN };
     [Array::scalar(norm), Array::scalar(scale)]
 }

@@ -14,7 +14,7 @@ pub(super) struct Numbers {
     pub(super) moments: Vec<Vec<f64>>,
 }
 
-/// What `ranges` hold, in the order of [`Stored::types`].
+/// Contents of `ranges`, in the order of [`Stored::types`].
 pub(super) fn read(stored: Stored, ranges: &[Tensor]) -> Numbers {
     let numbers: Vec<Vec<f64>> = ranges.iter().map(Tensor::numbers).collect();
     let (parameter, rest) = match stored.weights {

@@ -64,7 +64,7 @@ fn rope(x: &Array, frequencies: &Array, positions: Option<&Array>, inverse: bool
     })
 }
 
-/// What the two directions of attention share.
+/// Operands and shapes that both directions of attention share.
 struct Attention<'a> {
     /// Queries (B, T, H, D).
     q: &'a Array,

@@ -152,7 +152,7 @@ impl Head {
     }
 }
 
-/// What stands between the products of a feed-forward network.
+/// The activation between the products of a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `silu(gate) · up`, of two products.
@@ -164,7 +164,7 @@ pub enum Activation {
 /// Form of a feed-forward network that is worked on in tiles of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mlp {
-    /// What stands between the products.
+    /// The activation between the products.
     pub activation: Activation,
     /// Whether weights are stored `(in, out)`.
     pub transposed: bool,

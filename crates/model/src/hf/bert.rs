@@ -65,7 +65,7 @@ pub(super) fn label_names(keys: &Keys) -> Vec<String> {
     (0..names.len()).map(name).collect()
 }
 
-/// `names` are those of the labels; what lacks one is called as transformers calls it.
+/// `names` are those of the labels; a label without one gets transformers' name.
 pub(super) fn write(model: &Bert, names: &[String]) -> Value {
     let class = if model.labels.is_some() { "BertForSequenceClassification" } else { "BertForMaskedLM" };
     let mut config = json!({

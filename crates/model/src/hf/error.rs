@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What is wrong, in a sentence that names the key.
+/// The fault, in a sentence that names the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigError {
     /// The text is no JSON object.
@@ -17,7 +17,7 @@ pub enum ConfigError {
         key: String,
         /// Its value, as JSON.
         value: String,
-        /// What it may be.
+        /// Values that are allowed.
         wanted: String,
     },
     /// No class of transformers computes this model.

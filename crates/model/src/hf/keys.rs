@@ -16,7 +16,7 @@ const MOST_LAYERS: usize = 4096;
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {
     object: &'a Map<String, Value>,
-    /// What stands before a key in messages.
+    /// Prefix of a key in messages.
     prefix: &'a str,
 }
 
@@ -167,7 +167,7 @@ impl<'a> Keys<'a> {
         if self.get(key).is_none() { Ok(()) } else { Err(self.wrong(key, wanted)) }
     }
 
-    /// A refusal of what the key says.
+    /// A refusal of the key's value.
     pub(super) fn wrong(&self, key: &str, wanted: &str) -> ConfigError {
         let value = self.object.get(key).map_or_else(|| "absent".to_owned(), ToString::to_string);
         ConfigError::Wrong { key: self.path(key), value, wanted: wanted.to_owned() }

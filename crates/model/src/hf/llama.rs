@@ -38,7 +38,7 @@ pub(super) fn qwen3(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture
     Ok(Llama { window: window_of_all_layers(keys, model.layers)?, qk_norm: true, ..model }.into())
 }
 
-/// What all of them say in the same words. Heads whose width is not stated are `usual` wide, or share the model's
+/// Keys that all of them have under the same names. Heads whose width is not stated are `usual` wide, or share the model's
 /// width.
 fn family(
     keys: &Keys,

@@ -33,7 +33,7 @@ pub use names::StoredName;
 use crate::Architecture;
 use keys::Keys;
 
-/// What a `config.json` says.
+/// The contents of a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
     /// The model.
@@ -50,7 +50,7 @@ pub struct Configuration {
     pub pad: Option<u32>,
     /// Names of a classifier's labels, by their number.
     pub labels: Vec<String>,
-    /// What the file asks for and training will not do, a sentence each.
+    /// Requests of the file that training ignores, a sentence each.
     pub notes: Vec<String>,
 }
 

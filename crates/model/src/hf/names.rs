@@ -1,4 +1,4 @@
-//! Under which names a file holds the parameters, and which of its tensors nobody asks for.
+//! Names of parameters in a file, and tensors of a file that no model reads.
 //!
 //! Parameters here have the names that transformers writes. Files by others, and older ones, leave out the
 //! prefix of the model inside its head, or call the halves of a norm gamma and beta. Matrices lie in a file
@@ -97,7 +97,7 @@ impl Architecture {
         }
     }
 
-    /// What the model inside its head is called.
+    /// Prefix of the model inside its head.
     fn prefix(&self) -> &'static str {
         match self {
             Architecture::Llama(_) => "model.",
@@ -107,7 +107,7 @@ impl Architecture {
     }
 }
 
-/// What the first BERT's files call the parts of a norm.
+/// Names that the first BERT's files have for the parts of a norm.
 fn old_norm(name: &str) -> Option<String> {
     let halves = [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")];
     halves.iter().find_map(|(new, old)| Some(format!("{}{old}", name.strip_suffix(new)?)))

@@ -35,7 +35,7 @@ pub(super) fn read(keys: &Keys, notes: &mut Vec<String>) -> Result<Rope, ConfigE
     of(&nested, base)
 }
 
-/// What one of the two says; `base` where it states none.
+/// The rotation that one of the two states; `base` where it states none.
 fn of(nested: &Keys, base: f64) -> Result<Rope, ConfigError> {
     let base = nested.positive("rope_theta", base)?;
     if nested.optional_number("partial_rotary_factor")?.is_some_and(|share| share < 1.0) {

@@ -22,7 +22,7 @@ pub struct Adapter {
     pub module: String,
     /// How it uses its weight.
     pub form: Form,
-    /// Columns of what it reads; words of a table.
+    /// Columns of its input; words of a table.
     pub input: usize,
     /// Columns of its result.
     pub output: usize,

@@ -1,6 +1,6 @@
 //! The arithmetic of merging: `W + s·B·A`, a few rows of the stored weight at a time.
 //!
-//! Whoever streams a file holds one block of rows and the two small matrices; the product `B·A`, as large as
+//! A caller that streams a file holds one block of rows and the two small matrices; the product `B·A`, as large as
 //! the weight, never exists. Sums run over the rank in order, so blocks of any size give the same bits.
 
 use plimsoll_graph::GraphError;
@@ -8,7 +8,7 @@ use plimsoll_graph::GraphError;
 use super::Adapter;
 use crate::language::refuse;
 
-/// What an adapter adds to its weight.
+/// The matrix that an adapter adds to its weight.
 #[derive(Clone, Copy, Debug)]
 pub struct Delta<'a> {
     /// One element of `rank` for each row of the stored weight, and how to step.

@@ -36,14 +36,14 @@ pub use refused::unusable;
 pub use selection::{Excluded, LayerChoice, Targets};
 pub use tokens::{TokenAdapter, TrainedTokens};
 
-/// What is trained instead of the model's own weights.
+/// Adapters that are trained instead of the model's own weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
     /// Rows of `A` and columns of `B`, where no pattern says another number.
     pub rank: usize,
     /// How strongly an adapter counts, before it is divided by the rank or its root; where no pattern says otherwise.
     pub alpha: f32,
-    /// Probability of a zero in what an adapter reads, in training only. Tables of words have none.
+    /// Dropout probability of an adapter's input, in training only. Tables of words have none.
     pub dropout: f32,
     /// Whether `alpha` is divided by the root of the rank, so that high ranks do not fade.
     pub rslora: bool,
@@ -53,7 +53,7 @@ pub struct Lora {
     pub excluded: Excluded,
     /// The layers whose modules are adapted, where not all are. Modules whose whole name is a target count in any layer.
     pub layers: Option<LayerChoice>,
-    /// Ranks of modules whose name ends in what a pattern fits; the first that fits counts.
+    /// Ranks of modules by a pattern for the end of their names; the first that fits counts.
     pub rank_pattern: Vec<(Pattern, usize)>,
     /// Alphas, likewise.
     pub alpha_pattern: Vec<(Pattern, f32)>,
@@ -92,7 +92,7 @@ impl Lora {
     ///
     /// # Errors
     ///
-    /// When a number is out of range, no module is meant, or the head is asked for.
+    /// When a number is out of range, no module matches, or the head is a target.
     pub fn adapt(&self, forward: &Graph) -> Result<Graph, GraphError> {
         let (adapters, tokens) = (self.adapters(forward)?, self.token_adapters(forward)?);
         let kind = |state: &State| match state.kind {
@@ -225,7 +225,8 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// A node again, with what an adapter adds to its first output; the values to read in place of its outputs.
+    /// A copy of a node, with the adapter's sum added to its first output. Returns the values to read in place of its
+    /// outputs.
     fn make(&self, g: &mut Graph, node: &Node, moved: &[Value]) -> Vec<Value> {
         let head = self.tokens_of_head(node);
         if let (Op::HeadLoss(form), Some(tokens)) = (&node.op, head) {

@@ -13,10 +13,10 @@ use serde_json::{Map, Value, json};
 use super::{Excluded, LayerChoice, Lora, Pattern, Targets, TrainedTokens, refused};
 use fields::{Fields, float, whole};
 
-/// What stands before the name of a parameter in an adapter file.
+/// Prefix of a parameter's name in an adapter file.
 const PREFIX: &str = "base_model.model.";
 
-/// What stands before the family in the name of the module that a class is from.
+/// Prefix of the family in the name of a class's module.
 const LIBRARY: &str = "transformers.models.";
 
 /// The name of a parameter in an adapter file.
@@ -29,7 +29,7 @@ pub fn parameter_name(file_name: &str) -> Option<&str> {
     file_name.strip_prefix(PREFIX)
 }
 
-/// What `adapter_config.json` says.
+/// The contents of `adapter_config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterConfig {
     /// The adapters.

@@ -163,7 +163,7 @@ impl Lora {
         Ok(())
     }
 
-    /// The same adapters without names that the model has not: PEFT passes over targets that fit nothing, and saves the
+    /// The same adapters without names that the model lacks: PEFT passes over targets that fit nothing, and saves the
     /// head of a classifier under each name that any family has for it.
     #[must_use]
     pub fn without_absent(mut self, forward: &Graph) -> Lora {

@@ -1,6 +1,6 @@
 //! Devices that one can plan for without having them: stated figures, and facts modelled from them.
 //!
-//! Rates are the makers' published peaks; what a kernel reaches of them is one stated share for all. On an
+//! Rates are the makers' published peaks; kernels reach one stated share of them. On an
 //! H200, `cuBLAS` was measured at 790 of 989 TFLOP/s in large bf16 products, and pinned copies at 55 GB/s.
 //! The time of a node is that of its arithmetic or of its memory traffic, whichever is longer, plus a
 //! launch. That ranks plans and says whether something takes an hour or a week; it is no measurement.
@@ -21,14 +21,14 @@ const COMPUTE_SHARE: f64 = 0.75;
 const BANDWIDTH_SHARE: f64 = 0.85;
 /// Seconds between the starts of two kernels.
 const LAUNCH_SECONDS: f64 = 5e-6;
-/// Offsets of buffers are multiples of this: what memory transactions and libraries ask for.
+/// Offsets of buffers are multiples of this, as memory transactions and libraries require.
 const ALIGNMENT: u64 = 256;
 /// Scratch a library is given for one product.
 const PRODUCT_SCRATCH: u64 = 32 << 20;
 /// Rows of logits that a head holds at once.
 const HEAD_ROWS: u64 = 1024;
 
-/// Where described devices are taken from when the user names a kind and no model.
+/// The device that is assumed when the user names a kind (`cuda`) and no model.
 const ASSUMED: &str = "h100";
 /// The beginning of every name.
 const FAMILY: &str = "cuda";
@@ -149,7 +149,7 @@ impl DeviceSpec {
                 PRODUCT_SCRATCH + 4 * rows.min(HEAD_ROWS) * words
             }
             Op::Mlp(mlp) | Op::MlpGrad { mlp, .. } => {
-                // As much as the CPU's kernel holds backward: what the products yield, and rows of `x` and `dy`.
+                // The scratch of the CPU's kernel in the backward pass: results of the products, and rows of `x` and `dy`.
                 let first = if matches!(node.op, Op::Mlp(_)) { 1 } else { 2 };
                 let (columns, hidden) =
                     (inputs[0].shape.columns() as u64, inputs[first].shape.elements() as u64);

@@ -1,5 +1,5 @@
 //! Facts of a device about a graph, as plain data that the device fills in: alignment, and time and scratch of every
-//! node. Facts hold no clock and no device: measuring is the business of whoever has one.
+//! node. Facts hold no clock and no device: measuring is the device's business.
 
 use super::link::Link;
 

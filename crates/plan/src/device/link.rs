@@ -35,7 +35,7 @@ pub struct Link {
     pub tier: Tier,
     /// Bytes that may lie there.
     pub room: u64,
-    /// Places in the tier are multiples of this, and what is smaller is not worth sending.
+    /// Places in the tier are multiples of this, and smaller buffers are not worth sending.
     pub block: u64,
     /// Rate on the way out, in bytes per second.
     pub out_rate: f64,
@@ -43,7 +43,7 @@ pub struct Link {
     pub in_rate: f64,
     /// Time of a transfer beside that of its bytes, in seconds.
     pub latency: f64,
-    /// Time that runs lose for every byte that moves beside them, in seconds: where those who compute also move it.
+    /// Seconds that runs lose for every byte that moves beside them, where computing threads also move bytes.
     pub toll: f64,
 }
 

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use plimsoll_graph::{Graph, Phase, StateKind};
 use serde_json::Value;
 
-/// The items of a graph with what they are, in plain words; those that people set first.
+/// The items of a graph, each with its name in plain words; items that people set come first.
 pub(super) fn items(graph: &Graph) -> Vec<(&'static str, String)> {
-    // Numbers are what an optimizer asks for; of a batch there are rows.
+    // Numbers are an optimizer's inputs; a batch has rows.
     let inputs =
         graph.inputs().iter().map(|&value| graph.value(value)).filter(|info| !info.ty.shape.is_empty());
     let inputs: Vec<String> = inputs.map(|info| format!("{} {}", info.name, info.ty)).collect();
@@ -28,7 +28,7 @@ pub(super) fn items(graph: &Graph) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The first item that differs, in words; none where the difference is in what nobody lists.
+/// The first item that differs, in words; none where the difference lies outside these items.
 pub(super) fn difference(planned: &Value, graph: &Graph) -> Option<String> {
     let planned = |name: &str| planned.as_array()?.iter().find(|item| item[0] == name)?[1].as_str();
     let mut known = items(graph).into_iter().filter_map(|(name, here)| Some((name, planned(name)?, here)));

@@ -41,7 +41,7 @@ pub enum PlanFileError {
         /// As the file says.
         found: u64,
     },
-    /// Its contents are not what was written.
+    /// Its contents changed after it was written.
     Damaged,
     /// A field is missing or makes no sense.
     Field {
@@ -54,7 +54,7 @@ pub enum PlanFileError {
     Differs {
         /// The part that differs.
         what: &'static str,
-        /// The item that does, where it is known, and what to look at.
+        /// The item that differs, where it is known, and the setting behind it.
         hint: String,
     },
     /// The judge refused a schedule.
@@ -296,7 +296,7 @@ fn graph_hashes(program: &Program) -> Map<String, Value> {
     parts.filter_map(|(name, part)| Some((name.to_owned(), hash(&part?.graph.to_string()).into()))).collect()
 }
 
-/// Hash of what schedules rest on: alignment, and scratch of every node of every graph.
+/// Hash of the facts that schedules rest on: alignment, and scratch of every node of every graph.
 fn device_hash(program: &Program) -> String {
     let parts = [Some(&program.train), program.evaluate.as_ref(), program.generate.as_ref()];
     let mut text = String::new();

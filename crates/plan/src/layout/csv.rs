@@ -39,7 +39,7 @@ pub struct Table {
 pub struct CsvError {
     /// Where.
     pub line: usize,
-    /// What.
+    /// The fault.
     pub fault: CsvFault,
 }
 

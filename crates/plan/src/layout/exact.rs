@@ -22,7 +22,7 @@
 //!   stacked below the capacity, none lower than its lowest place. Stacking them in the order of those
 //!   places is the best any section can do (one machine, jobs with release times); if that is too high,
 //!   the branch is dead.
-//! - What was passed over counts: its lowest place is the lowest top among open slots that it meets.
+//! - A slot that was passed over counts: its lowest place is the lowest top among open slots that it meets.
 //! - Slots with equal lifetime and size are interchangeable and keep one order.
 //! - Sections are only the moments at which most slots meet.
 //!

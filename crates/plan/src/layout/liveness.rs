@@ -219,7 +219,7 @@ impl<'a> Writer<'a> {
         if self.states.len() == self.graph.states().len() {
             return state.index();
         }
-        // Whatever is used is listed.
+        // Every buffer that is used is listed.
         self.states.binary_search(&state).unwrap_or_default()
     }
 

@@ -8,7 +8,7 @@
 //!          0         2        4        6     time (index into the schedule)
 //! ```
 //!
-//! Three stages, each for what the one before leaves, and all of them stop at the liveness bound, which no
+//! Three stages, each for the cases the one before leaves open. All stop at the liveness bound, which no
 //! layout can beat:
 //!
 //! 1. [`greedy`]: a portfolio of one-pass layouts. Training schedules rarely need more.
@@ -100,7 +100,7 @@ pub fn layout(slots: &[Slot]) -> Layout {
 }
 
 /// Whether `effort` finds a layout of at most `room` bytes, and the size it then has at most: the search is that for the
-/// smallest, and ends where the answer is known. Not worth a search is what quick layouts miss by more than the
+/// smallest, and ends where the answer is known. A search is not worth it where quick layouts miss by more than the
 /// factor `hope`.
 pub(crate) fn fits(slots: &[Slot], room: u64, hope: f64, effort: Effort) -> Option<u64> {
     let dense = sections::with_dense_times(slots);
@@ -169,7 +169,7 @@ struct Attempt<'a> {
     peak: u64,
     /// The peak that is aimed at.
     goal: u64,
-    /// Where nothing else is asked: whether there is one of this size.
+    /// Set where the only question is whether a layout of this size exists.
     enough: Option<u64>,
     /// No layout of this part is smaller than this.
     proven: u64,

@@ -1,6 +1,6 @@
 //! The largest number of any range of a list, without looking at all of it.
 
-/// A list that is asked for the largest number of ranges: a tree of maxima over it.
+/// The largest number in any range of a list, by a tree of maxima over it.
 pub(super) struct RangeMax {
     /// The list is the second half; each number before it is the larger of its two children.
     tree: Vec<u64>,

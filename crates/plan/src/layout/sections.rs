@@ -1,4 +1,4 @@
-//! Lifetimes cut into sections: what is left of time once only "who meets whom" matters.
+//! Lifetimes cut into sections: time reduced to the question which lifetimes overlap.
 //!
 //! ```text
 //! time      0   3   4     7  9        sections    0    1

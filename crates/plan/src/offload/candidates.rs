@@ -43,7 +43,7 @@ pub(crate) struct Recomputation {
     pub(crate) strategy: Strategy,
     /// The virtual budget, where the table was asked.
     pub(crate) rung: Option<TransientBytes>,
-    /// A micro-batch takes no less, as far as is known without its order.
+    /// A lower bound on a micro-batch's time that needs no order.
     pub(crate) least_seconds: f64,
     /// Whether it goes with state that is away.
     pub(crate) goes_with_away: bool,
@@ -191,7 +191,7 @@ impl ResidencyOption {
         })
     }
 
-    /// The limits to try of a micro-batch, falling: none beyond what keeping everything takes, which more brings
+    /// The limits to try of a micro-batch, falling. None is above the bytes that keeping everything takes, since more brings
     /// nothing.
     pub(crate) fn limits(&self, transfers: &Transfers) -> Vec<Limit> {
         let most = self.update.as_ref().map_or(0, Transfers::most_bytes).max(transfers.most_bytes());
@@ -229,7 +229,7 @@ impl ResidencyOption {
 }
 
 impl Candidates {
-    /// What is on offer with these recomputations; less of it where the program is `long`.
+    /// The combinations on offer with these recomputations; fewer where the program is `long`.
     pub(crate) fn new(
         program: &Program,
         scratch: Scratch,

@@ -102,7 +102,7 @@ pub(crate) fn persistent_bytes(program: &Program, away: u64) -> Result<u64, Stat
     Ok(Residency::new(program, away)?.resident_bytes())
 }
 
-/// The lengths that are tried of what is away, rising; none where the device offers no tier.
+/// Amounts of state away that are tried, rising; none where the device offers no tier.
 pub(crate) fn rungs(program: &Program, long: bool) -> Result<Vec<u64>, StateDiffers> {
     let Some(link) = program.train.facts.link else { return Ok(Vec::new()) };
     let states = declared_state(program)?;

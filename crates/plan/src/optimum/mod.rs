@@ -37,7 +37,7 @@ pub(crate) trait Optimum: fmt::Debug {
     /// The smallest budgets that may have a plan, rising; none where named strategies are as small and are offered.
     fn smallest_budgets(&self) -> Vec<TransientBytes>;
 
-    /// The budgets to ask for where what does not fit waits on a tier, falling, each slower than the one before.
+    /// The budgets to try where values that do not fit wait on a tier, falling, each slower than the one before.
     fn budgets_with_tier(&self) -> Vec<TransientBytes>;
 
     /// The budgets from `bytes` downwards, itself first.
@@ -45,7 +45,7 @@ pub(crate) trait Optimum: fmt::Debug {
         Box::new(self.ladder().within(bytes.0, bytes.0).map(TransientBytes))
     }
 
-    /// The highest budget that is asked for where `room` is there.
+    /// The highest budget to try in a room of `room` bytes.
     fn highest_budget(&self, room: TransientBytes) -> TransientBytes {
         TransientBytes(self.ladder().above(room.0))
     }
@@ -70,7 +70,7 @@ pub(crate) trait Optimum: fmt::Debug {
         false
     }
 
-    /// A micro-batch under a strategy with a fixed rule takes no less; infinite where it is not offered.
+    /// A lower bound on the bytes of a micro-batch under a strategy with a fixed rule; infinite where it is not offered.
     fn strategy_seconds(&self, _strategy: Strategy) -> f64 {
         0.0
     }

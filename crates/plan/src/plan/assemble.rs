@@ -18,7 +18,7 @@ use crate::program::{Costed, Program, Role, StateDiffers};
 use crate::recompute::{self, Order, Strategy};
 use crate::schedule::{self, Contents, Schedule};
 
-/// How much of what does not fit waits on the tier that the device offers; nothing by default.
+/// The share of values that waits on the device's tier where memory is short; nothing by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Tiered {
     /// Transient bytes of a micro-batch above which values wait there.

@@ -1,4 +1,4 @@
-//! The gate to a plan: a draft passes it or names what is wrong.
+//! The gate to a plan: a draft passes or is refused with its fault.
 //!
 //! [`sound`](super::sound) checks the draft's tables (ids exist, bytes are aligned, kernels get their scratch, state is
 //! where the plan says), and `replay` then walks every schedule byte range by byte range. Neither shares code with what

@@ -1,4 +1,4 @@
-//! Checks what the replay takes for granted of a draft, because a planner cannot get it wrong and a file can: ids exist,
+//! Checks facts of a draft that the replay takes for granted. A planner cannot get them wrong, but a file can: ids exist,
 //! bytes are aligned and inside the arena, kernels get their scratch, state is where the plan says and nothing else is
 //! sent there.
 
@@ -15,7 +15,7 @@ use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Schedule};
 /// Beyond it, sums of sizes could overflow; no machine has as much.
 const MOST_BYTES: u64 = 1 << 50;
 
-/// A place of a draft with what belongs there.
+/// A field of a draft and the kind of entry that belongs there.
 pub(super) struct Unsound {
     pub(super) place: String,
     pub(super) expected: &'static str,
@@ -41,7 +41,7 @@ pub(super) fn check(draft: &Draft, program: &Program) -> Result<(), Unsound> {
     Ok(())
 }
 
-/// A schedule with what it is held against.
+/// A schedule, and the program and plan it is checked against.
 struct Checked<'a> {
     part: &'a Costed,
     schedule: &'a Schedule,

@@ -1,4 +1,4 @@
-//! How programs come to be: who asks for a plan builds them for the micro-batches that are tried.
+//! The making of programs: a caller that wants a plan builds one for each micro-batch that is tried.
 
 use plimsoll_graph::GraphError;
 

@@ -18,7 +18,7 @@ pub use purpose::Purpose;
 pub use role::Role;
 pub use state::{StateDiffers, StateRange};
 
-/// A graph with what the device says about it.
+/// A graph with the device's facts about it.
 #[derive(Clone, Debug)]
 pub struct Costed {
     /// The graph.
@@ -64,7 +64,7 @@ impl Program {
             })
     }
 
-    /// How often the schedule of a micro-batch runs: twice where the clipping factor it takes in is what it gives out.
+    /// Runs of a micro-batch's schedule: two where the first computes the clipping factor and the second reads it.
     pub fn passes(&self) -> usize {
         let graph = &self.train.graph;
         let takes = self.updates_in_backward() && graph.input_named(Program::CLIP).is_some();

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! none      root{ a b c d }                 everything belongs to the root
-//! full      root{ {a} {b} {c} {d} }         only what passes between layers does
+//! full      root{ {a} {b} {c} {d} }         only values between layers do
 //! every:2   root{ {a b} {c d} }
 //! minimal   root{ {{{{a} b} c} d} }         opening d recomputes a b c and holds none of them
 //! manual    the user's own nest of checkpoint marks

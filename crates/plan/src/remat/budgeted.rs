@@ -121,7 +121,7 @@ impl Budgeted {
         trials
     }
 
-    /// The cheapest path that beams and the exact search find, or that of `trial`, and what the forward runs of any cost
+    /// The cheapest path of the beams, the exact search and `trial`, and the forward cost of any path
     /// at least.
     fn improve<const W: usize>(
         &self,

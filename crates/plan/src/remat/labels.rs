@@ -57,7 +57,7 @@ pub enum Thinning {
     Optimistic,
 }
 
-/// Limits on what is followed.
+/// Limits on the labels and states that are followed.
 #[derive(Clone, Copy, Debug)]
 pub struct LabelLimits {
     /// Labels with more bytes are dropped.

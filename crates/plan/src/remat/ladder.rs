@@ -1,4 +1,4 @@
-//! More memory never costs more: what is not proven is searched on a fixed ladder of budgets only.
+//! More memory never costs more. Plans without a proof are searched at the budgets of a fixed ladder only.
 //!
 //! A search that is cut short can find less in more memory. A proven optimum cannot cost more in more memory; nor can
 //! the best of a set of schedules that only grows. So the graph alone fixes a ladder of budgets (hundredths of the
@@ -54,7 +54,7 @@ impl Ladder {
         self.rungs().rev().filter(move |rung| (self.least..=memory).contains(rung))
     }
 
-    /// The schedule for a budget, and what the forward runs of any schedule cost there at least.
+    /// The schedule for a budget, and a lower bound on the forward cost of any schedule there.
     pub(crate) fn best<const W: usize>(self, solver: &Solver<'_, W>, memory: u64) -> Option<(Path<W>, f64)> {
         let above = self.above(memory);
         let next = solver.best(above, solver.effort.in_passing());
@@ -63,7 +63,7 @@ impl Ladder {
             own = solver.best_with(memory, solver.effort, PERSISTENCE * solver.effort.work);
         }
         let Best { found, lower, proven } = own;
-        // With the optimum of the next rung to choose from, nobody above can be worse off for what is found here.
+        // Larger budgets can choose the next rung's optimum, so a plan found here cannot make them worse.
         let here = found.filter(|_| next.proven);
         let found = if next.proven && proven {
             here
@@ -73,7 +73,7 @@ impl Ladder {
         found.map(|(path, _)| (path, lower))
     }
 
-    /// The cheapest of what is found on all rungs up to `memory`; `own` is what was found there if it is one.
+    /// The cheapest schedule of all rungs up to `memory`; `own` is the one found at `memory`, if that is a rung.
     fn cheapest_below<const W: usize>(
         self,
         solver: &Solver<'_, W>,
@@ -96,7 +96,7 @@ impl Ladder {
         cheaper(cheaper(cheapest, found), solver.best(smallest, effort).found)
     }
 
-    /// The smallest budget known to work, and a schedule for it; without one, what takes no recomputation.
+    /// The smallest budget known to work, with a schedule for it; if none is known, the budget that needs no recomputation.
     pub(crate) fn smallest<const W: usize>(self, solver: &Solver<'_, W>) -> (u64, Option<(Path<W>, f64)>) {
         if let Some(found) = solver.any(self.least) {
             return (self.least, Some(found));

@@ -2,7 +2,7 @@
 //! a proof of how far from optimal it can be.
 //!
 //! The graph is that of Checkmate (Jain et al., 2020): nodes with a cost and an output in bytes, edges
-//! that say who reads whom. The rules:
+//! that say which node reads which. The rules:
 //!
 //! - ids are a topological order;
 //! - a forward node (`backward: false`) runs at least once and may run again;

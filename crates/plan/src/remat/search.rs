@@ -68,7 +68,7 @@ pub(crate) struct Search<'a, const W: usize> {
     /// Whether, at each position, all that is useful does not fit at once.
     short: Vec<bool>,
     states: Vec<State<W>>,
-    /// Set operations so far: what the search is limited by.
+    /// Set operations so far, which the search is limited by.
     work: Cell<u64>,
     allowed: u64,
     /// Whether runs that nobody asked for yet are tried.
@@ -356,7 +356,7 @@ impl<'a, const W: usize> Search<'a, W> {
     }
 
     /// Outputs that the next once-node reads, and those that are read to recompute them. A cheap output among them is soon made again,
-    /// in the place of another that is then made again: such circles are what a beam dies of.
+    /// in the place of another that is then recomputed: in such circles a beam makes no progress.
     fn urgent(&self, state: &State<W>) -> Set<W> {
         let needs = &self.graph.needs[state.position as usize];
         let lacking = self.graph.missing(needs, &state.resident);
@@ -373,7 +373,7 @@ impl<'a, const W: usize> Search<'a, W> {
             }
             let before = match state.action {
                 Action::Forward(node) => state.resident.without(node),
-                // The run still had what it read; everything else that is gone may as well go before.
+                // The run's inputs were still resident; every other value that is gone could have been dropped before it.
                 Action::Once(position) => state.resident.union(&self.graph.needs[position]),
             };
             path.push((before, state.action));

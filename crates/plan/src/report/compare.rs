@@ -1,4 +1,4 @@
-//! The classic strategies beside the chosen plan: what each takes and what each costs.
+//! The classic strategies beside the chosen plan: memory and time of each.
 //!
 //! The strategies are compared at one micro-batch, the one that was fixed or the whole global batch, with
 //! all the scratch they can use, as a trainer without a planner would run them.

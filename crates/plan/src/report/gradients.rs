@@ -47,7 +47,7 @@ impl fmt::Display for GradientReport {
     }
 }
 
-/// Reads from a plan what becomes of gradients.
+/// Reads the treatment of gradients from a plan.
 pub fn gradients(choice: &Choice) -> GradientReport {
     let graph = &choice.program.train.graph;
     if choice.program.updates_in_backward() {

@@ -45,7 +45,7 @@ pub struct LayerReport {
 pub struct Report {
     /// Layers in forward order, equal ones together.
     pub layers: Vec<LayerReport>,
-    /// Time of what runs again over the time of one forward pass.
+    /// Time of recomputation over the time of one forward pass.
     pub recompute_fraction: f64,
     /// Bytes of values that leave the device.
     pub offload_bytes: u64,

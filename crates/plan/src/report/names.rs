@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use plimsoll_graph::{Graph, NodeId, Phase, StateKind, Value, ValueSource};
 
 /// A name for each of a layer's forward nodes: `q` for the product with `q_proj.weight`, `swiglu` for the op.
-/// An op that occurs several times is told apart by what it works on: `rope q`, `rope k`.
+/// The name of an op that occurs several times includes its operand: `rope q`, `rope k`.
 pub(crate) fn forward_names(graph: &Graph, nodes: &[NodeId]) -> Vec<String> {
     let plain: Vec<String> = nodes.iter().map(|&id| plain_name(graph, id)).collect();
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Ranges of bytes with what is known of each, by where they lie: which of them meet a given range is found without
+//! Ranges of bytes, each with a value, ordered by place: the ranges that meet a given one are found without
 //! looking at all of them.
 //!
 //! Ranges may overlap. The search begins as far before a range as the longest of all reaches.
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Ranges of bytes, each under a number of its own.
 #[derive(Debug)]
 pub(crate) struct Ranges<T> {
-    /// By first byte and number: one past the last byte, and what is known.
+    /// By first byte and number: one past the last byte, and the value.
     by_start: BTreeMap<(u64, usize), (u64, T)>,
     longest: u64,
 }

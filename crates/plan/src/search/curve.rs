@@ -13,8 +13,8 @@ use super::tried::{Choice, Tried};
 use crate::program::{Build, Program};
 use crate::recompute::Strategy;
 
-/// Budgets looked at between the stated one and what keeping everything takes; fewer with a tier, where each look is a
-/// search over what lives there too, and of a long chain.
+/// Budgets looked at between the stated one and the one that keeps everything; fewer with a tier, where each look is a
+/// search over the state on it too, and of a long chain.
 const LOOKS: u32 = 6;
 const FEW_LOOKS: u32 = 2;
 /// A gain below this fraction of a step is not worth a line.

@@ -1,4 +1,4 @@
-//! Errors of a search, with what would work.
+//! Errors of a search, with requests that would work.
 
 use std::fmt;
 
@@ -25,10 +25,10 @@ pub enum SearchError {
         budget: u64,
         /// The smallest plan of what was asked for.
         smallest: Tried,
-        /// Plans that would fit if the user let go of what they fixed, fastest first.
+        /// Plans that fit without the settings that the user fixed, fastest first.
         hints: Vec<Tried>,
     },
-    /// A strategy whose list of runs would be larger than what it spares.
+    /// A strategy whose list of runs would take more memory than it saves.
     TooManyRuns {
         /// As asked.
         strategy: Strategy,

@@ -28,11 +28,11 @@ use crate::program::Costed;
 
 /// A layout that is too large by this factor is not worth the search for a better one.
 const HOPE: f64 = 1.05;
-/// Orders with state away that are held for the next question about them, and of a long program, whose are large.
+/// The most orders with state away that are kept for later questions; and fewer for a long program, whose orders are large.
 const HELD: usize = 12;
 const HELD_LONG: usize = 2;
 
-/// Combinations with what is known of them, those with the least figure first.
+/// Combinations with their figures, the least figure first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     /// Time of a step, or less.
@@ -100,8 +100,8 @@ pub(super) fn offloaded(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>
     BestFirst::new(of, scratch, candidates).search(tried)
 }
 
-/// About what a micro-batch will take, to look at the most promising first: its bound, or with a tier that is needed the
-/// time of keeping everything.
+/// An estimate of a micro-batch's time, so that the most promising is looked at first: its bound, or where a tier is needed
+/// the time of keeping everything.
 pub(super) fn promise(of: MicroBatch, bound: f64) -> Result<f64, SearchError> {
     let optimum = of.tables.optimum(Scratch::Best);
     if of.program().train.facts.link.is_none()
@@ -205,7 +205,7 @@ impl<'a> BestFirst<'a> {
         Some(Candidate { seconds, known: Known::Order, ..candidate })
     }
 
-    /// One candidate for each limit that leaves what is there inside the budget.
+    /// One candidate for each limit that keeps the arena inside the budget.
     fn limited(&mut self, candidate: Candidate) -> Vec<Candidate> {
         let pair = (candidate.residency, candidate.recomputation);
         let residency = &self.candidates.residencies[candidate.residency];

@@ -207,14 +207,14 @@ fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>
     if program.train.facts.link.is_none() {
         return Ok(());
     }
-    // Of a long program only what takes the least: the least scratch, and all state away.
+    // Of a long program only the smallest combination is tried: the least scratch, and all state away.
     let long = of.tables.is_long();
     let amounts = of.amounts();
     let order = Order::named(&program.train.graph, strategy);
     for &scratch in &amounts[if long { amounts.len() - 1 } else { 0 }..] {
         for away in [0, u64::MAX].into_iter().skip(usize::from(long)) {
             let tiered = Tiered { limit: Some(TransientBytes(0)), away };
-            // The entry needs no judge: whoever chooses it makes it again.
+            // The entry is not judged: a caller that chooses it makes it again.
             let draft = draft(program, &order, strategy, scratch, tiered)?;
             tried.push(of.entry(&draft, None, tiered));
         }

@@ -1,4 +1,4 @@
-//! Requests: what is asked for, and the micro-batches that leaves open.
+//! Requests, and the micro-batches that a request leaves open.
 
 use super::error::SearchError;
 use crate::recompute::Strategy;

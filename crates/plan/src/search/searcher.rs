@@ -239,7 +239,7 @@ impl<B: Build> Searcher<B> {
         Ok(false)
     }
 
-    /// The time of everything once, where state and largest operands fit; else the program is not kept.
+    /// The time without recomputation, where state and the largest operands fit; otherwise the program is dropped.
     fn once_if_it_can_fit(&mut self, request: &Request, key: Key) -> Result<Option<f64>, SearchError> {
         let once = |of: MicroBatch| Ok(of.can_fit()?.then(|| of.once_seconds(Scratch::Best)));
         let seconds = self.look(request, key, once)?.flatten();
@@ -296,14 +296,14 @@ impl<B: Build> Searcher<B> {
     ) -> Result<(), SearchError> {
         let long = self.look(request, key, |of| smallest_plans(of, tried).map(|()| of.tables.is_long()))?;
         self.forget_all_but(None, None);
-        // What is large is not kept where nothing fits.
+        // Large tables are not kept where nothing fits.
         if long == Some(true) {
             self.tables.remove(&key);
         }
         Ok(())
     }
 
-    /// The error that says what would fit.
+    /// The error, with the requests that would fit.
     fn nothing_fits(&mut self, request: Request, tried: &[Tried]) -> Result<SearchError, SearchError> {
         let Some(smallest) = tried.iter().copied().min_by_key(|t| t.arena_bytes) else {
             return Ok(SearchError::Batch { micro_batch: 0, global_batch: request.global_batch });
@@ -403,7 +403,7 @@ impl<B: Build> Searcher<B> {
         Ok(())
     }
 
-    /// Forgets what was made, but for one micro-batch that may be next and for that of the best plan so far.
+    /// Drops all tables but those of the micro-batch that may be next and of the best plan so far.
     pub(super) fn forget_all_but(&mut self, next: Option<Key>, best: Option<&Tried>) {
         if !self.keep {
             let best = best.map(|best| (best.micro_batch, best.tiled));
@@ -418,9 +418,9 @@ struct Waiting {
     key: Key,
     /// None of its plans takes less time.
     seconds: f64,
-    /// The least comes first: what is fast rules out what is not.
+    /// The least comes first, because fast plans rule out slow ones.
     order: f64,
-    /// Whether what the budget forces is counted.
+    /// Whether the recomputation that the budget forces is counted.
     bounded: bool,
 }
 

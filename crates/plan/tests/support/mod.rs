@@ -4,8 +4,12 @@
 
 use plimsoll_graph::op::Conv;
 use plimsoll_graph::{DType, Graph, Init, Value, differentiate};
-use plimsoll_model::{Architecture, Bert, Gpt2, Llama, Rope};
+use plimsoll_model::Architecture;
 use plimsoll_plan::{Costed, Facts, NodeFacts, Program, Strategy, Workspace};
+
+#[path = "../../../model/tests/support/families.rs"]
+mod models;
+use models::Size;
 
 /// Every strategy there is, `every` with two group sizes.
 pub(crate) const STRATEGIES: [Strategy; 8] = [
@@ -95,48 +99,17 @@ pub(crate) fn skip_network(depth: usize) -> Graph {
     trained(&g.finish().unwrap())
 }
 
+/// The smallest size that has every part.
+const SIZE: Size = Size { layers: 4, dropout: 0.1, ..Size::GOLDEN };
+
 /// The three families in the smallest shape that has every part.
 pub(crate) fn families() -> [(&'static str, Architecture); 3] {
-    let llama = Llama {
-        vocab: 64,
-        width: 32,
-        layers: 4,
-        heads: 4,
-        key_heads: 2,
-        head_width: None,
-        ffn: 48,
-        norm_epsilon: 1e-6,
-        rope: Rope::plain(10_000.0),
-        window: None,
-        positions: None,
-        tie_embeddings: false,
-        qkv_bias: false,
-        qk_norm: false,
-        documents: false,
-    };
-    let gpt2 = Gpt2 {
-        vocab: 64,
-        positions: 16,
-        width: 32,
-        layers: 4,
-        heads: 4,
-        norm_epsilon: 1e-5,
-        dropout: 0.1,
-        documents: false,
-    };
-    let bert = Bert {
-        vocab: 64,
-        positions: 16,
-        token_types: 2,
-        width: 32,
-        layers: 4,
-        heads: 4,
-        ffn: 64,
-        norm_epsilon: 1e-12,
-        dropout: 0.1,
-        labels: None,
-    };
-    [("llama", llama.into()), ("gpt2", gpt2.into()), ("bert", bert.into())]
+    models::families(SIZE)
+}
+
+/// A Llama of that shape with another number of layers.
+pub(crate) fn llama(layers: usize) -> Architecture {
+    models::llama(Size { layers, ..SIZE }).into()
 }
 
 /// One family's graph with its derivative.

@@ -152,11 +152,11 @@ impl Checkpoints {
 
     /// Saves a run that stands between two steps; returns the new checkpoint's folder.
     ///
-    /// `position` counts the groups taken from the data, `facts` is what a run that goes on must share.
+    /// `position` counts the groups taken from the data; a run that goes on must have the same `facts`.
     ///
     /// # Errors
     ///
-    /// When it cannot be written; then what was saved before is as it was.
+    /// When it cannot be written; earlier checkpoints stay as they were.
     pub fn save(
         &self,
         run: &Run,
@@ -174,7 +174,7 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// When it cannot be written; then what was saved before is as it was.
+    /// When it cannot be written; earlier checkpoints stay as they were.
     pub fn save_last_finite(
         &self,
         run: &Run,
@@ -197,14 +197,14 @@ impl Checkpoints {
         match self.write(run, position, facts, progress, &temporary) {
             Ok(state) => Ok(self.name(name, &state, facts)?),
             Err(error) => {
-                // Why it failed matters more than what the next start will tidy away.
+                // The fault matters more than files that the next start will remove.
                 let _ = fs::remove_dir_all(&temporary);
                 Err(error)
             }
         }
     }
 
-    /// Gives what was written whole its name, in the place of an older one of the same step. Something else that has the
+    /// Renames a complete checkpoint, in the place of an older one of the same step. Something else that has the
     /// name is set aside.
     fn name(&self, name: Name, state: &TrainerState, facts: &Facts) -> Result<PathBuf, FileError> {
         let (temporary, named) = (name.temporary(&self.folder), name.path(&self.folder));
@@ -349,8 +349,8 @@ impl Checkpoints {
         self.name(name, &checkpoint.state, &checkpoint.state.facts).map(drop)
     }
 
-    /// Clears what a kill after the last save has left in this folder: the best that `from` surpassed, and checkpoints beyond
-    /// the limit. `progress` is how far the run has come, its best among it.
+    /// Removes checkpoints that a kill after the last save left here: the best that `from` surpassed, and those beyond
+    /// the limit. `progress` holds the run's measurements so far, with its best.
     pub(crate) fn clear_left_over(&self, from: &Checkpoint, facts: &Facts, progress: &EvaluationState) {
         if self.holds(from) {
             if let Some(surpassed) = from.state.progress.surpasses {

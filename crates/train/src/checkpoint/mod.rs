@@ -12,7 +12,7 @@
 //! A checkpoint is written under another name, brought to the disk file by file, and renamed. So a folder
 //! called `checkpoint-N` was whole when it got its name; checksums tell whether it still is. One is removed
 //! the same way, renamed first, and only with the proof of `own.rs`: nothing is removed that this process has not written
-//! or read as whole. Whoever finds a temporary name finds nothing that anybody counts on.
+//! or read as whole. Nothing under a temporary name is ever needed.
 
 mod folder;
 mod names;

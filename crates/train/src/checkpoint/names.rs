@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::files::FileError;
 
-/// What precedes the step in the name of a checkpoint's folder.
+/// Prefix of the step in the name of a checkpoint's folder.
 pub(super) const PREFIX: &str = "checkpoint-";
 /// Name of the file that makes a folder a checkpoint.
 pub(super) const STATE: &str = "trainer_state.json";

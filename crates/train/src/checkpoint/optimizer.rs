@@ -18,7 +18,7 @@ const PIECE: usize = 1 << 20;
 // Files are little-endian, and bytes go from the arena to them as they are.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Everything but parameters, which are the model's, and what a step makes anew: gradients and tables.
+/// All state but parameters, which the model's files hold, and gradients and tables, which a step makes anew.
 fn kept(run: &Run) -> BTreeMap<String, Type> {
     let kept = run.states_of(|kind| {
         !matches!(kind, StateKind::Parameter { .. } | StateKind::Constant | StateKind::Gradient)
@@ -61,7 +61,7 @@ pub(super) fn read(run: &mut Run, folder: &Path) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// What the file and this run do not share.
+/// The difference between the file and this run.
 fn difference(file: &TensorFile, kept: &BTreeMap<String, Type>) -> Option<String> {
     let end = "resume with the same model and optimizer";
     for (name, ty) in kept {

@@ -1,4 +1,4 @@
-//! The fault of a folder that is no checkpoint of plimsoll: what it is instead, and what to type.
+//! The error for a folder that is no checkpoint of plimsoll: the kind of folder it is, and the flag to type.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::names::{PREFIX, STATE};
 use crate::files::{FileError, read_text};
 
-/// Says what a folder is that was given as a checkpoint and is none.
+/// Describes a folder that was given as a checkpoint and is none.
 pub(super) fn other_folder(folder: &Path) -> FileError {
     FileError::wrong(folder, why(folder))
 }

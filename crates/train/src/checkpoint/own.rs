@@ -18,7 +18,7 @@ use crate::files::{FileError, sync_folder};
 /// Facts that a resumed run must share with the run that saved.
 pub(super) type Facts = BTreeMap<String, String>;
 
-/// Checkpoints that this process has written or read as whole, and what there is to say about others.
+/// Checkpoints that this process has written or read as whole, and notes about others.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pages: Mutex<Pages>,
@@ -38,7 +38,7 @@ impl Ledger {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes down that this process has just written a checkpoint, or read it as whole and of this run.
+    /// Records that this process has just written a checkpoint, or read it as whole and of this run.
     pub(super) fn know(&self, path: &Path, state: &TrainerState) {
         let mut pages = self.pages();
         pages.doubtful.remove(path);
@@ -105,7 +105,7 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// Takes the checkpoint its name away, then its files, so that nobody finds it half removed.
+    /// Renames the checkpoint, then removes its files, so that no reader finds it half removed.
     pub(super) fn discard(self, folder: &Path) -> Result<(), FileError> {
         let discarded = self.rename_away(folder)?;
         sync_folder(folder)?;

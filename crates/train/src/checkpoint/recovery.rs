@@ -17,7 +17,7 @@ use super::own::remove;
 use super::state::{Checkpoint, Fault};
 use crate::files::{FileError, UNFINISHED, sync_folder};
 
-/// Finishes what a killed run had begun and clears what it left under temporary names.
+/// Finishes the renames that a killed run had begun, and removes its temporary files.
 pub(super) fn recover(folder: &Path) -> Result<(), FileError> {
     for kind in Kind::ALL {
         for step in temporaries(folder, kind)? {

@@ -1,4 +1,4 @@
-//! What a checkpoint says about itself, and whether it can be believed.
+//! A checkpoint's description of itself, and the checks that it is true.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,9 +25,9 @@ pub struct TrainerState {
     pub step: u64,
     /// Groups taken from the data so far.
     pub position: u64,
-    /// What must be the same for the run to go on as if never interrupted: seed, global batch, data.
+    /// Facts that must be the same for the run to go on as if never interrupted: seed, global batch, data.
     pub facts: BTreeMap<String, String>,
-    /// What has been measured so far.
+    /// Measurements so far.
     pub progress: EvaluationState,
     /// The plan that ran. Another may go on.
     pub plan: PlanSummary,
@@ -37,7 +37,7 @@ pub struct TrainerState {
     checksum: String,
 }
 
-/// What a run has come to, as far as the next part of it wants to know.
+/// Measurements of a run that its next part goes on from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationState {
     /// Training loss of the last step.
@@ -46,7 +46,7 @@ pub struct EvaluationState {
     pub metric: Option<f64>,
     /// The best evaluation. Rotation spares its checkpoint.
     pub best: Option<Best>,
-    /// What an evaluation must undercut to count as better, for stopping early.
+    /// The loss that an evaluation must undercut to count as better, for stopping early.
     pub mark: Option<f64>,
     /// Evaluations since then, for stopping early.
     pub without_gain: u64,
@@ -64,14 +64,14 @@ pub struct EvaluationState {
 pub struct Best {
     /// After which step.
     pub step: u64,
-    /// What it was.
+    /// Its value.
     pub metric: f64,
 }
 
 /// How the work was divided, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanSummary {
-    /// What is dropped and rebuilt.
+    /// Values that are dropped and recomputed.
     pub recompute: String,
     /// Rows of one micro-batch.
     pub micro_batch: usize,
@@ -204,7 +204,7 @@ fn no_state(folder: &Path) -> Fault {
 pub struct Checkpoint {
     /// Its folder.
     pub path: PathBuf,
-    /// What it says about itself.
+    /// Its description of itself.
     pub state: TrainerState,
 }
 
@@ -268,7 +268,7 @@ impl Checkpoint {
         Some((step, path))
     }
 
-    /// What is otherwise in a run that goes on with these facts, though it may: name, value then and value now.
+    /// Settings that may differ and do, in a run that goes on with these facts: name, value then and value now.
     pub(crate) fn changes(&self, facts: &BTreeMap<String, String>) -> Vec<(&'static str, String, String)> {
         let changed = |name| {
             let (then, now) = (self.state.facts.get(name)?, facts.get(name)?);

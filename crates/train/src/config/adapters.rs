@@ -121,7 +121,7 @@ fn pairs<T>(
     pairs.map(|pairs| pairs.0.as_slice()).unwrap_or_default().iter().map(one).collect()
 }
 
-/// A setting that says what adapters are like, beside their rank.
+/// A setting of adapters beside their rank.
 fn beside_rank(raw: &RawConfig) -> Option<&'static str> {
     let given = [
         ("--lora-alpha", raw.lora_alpha.is_some()),

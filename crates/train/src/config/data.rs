@@ -35,7 +35,7 @@ pub enum DataConfig {
 /// How samples become rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleConfig {
-    /// What is learned.
+    /// The task.
     pub task: Task,
     /// How documents lie in rows.
     pub layout: RowLayout,
@@ -100,7 +100,7 @@ fn part(flag: &str, text: &str) -> Result<Part, TrainError> {
     }
 }
 
-/// What is learned, by the user's word or the model's nature.
+/// The task, as the user states it or as the model was made for it.
 pub(super) fn samples(raw: &RawConfig, architecture: &Architecture) -> Result<SampleConfig, TrainError> {
     let bert = matches!(architecture, Architecture::Bert(_));
     let classify = || Task::Classify { labels: Vec::new() };
@@ -133,7 +133,7 @@ pub(super) fn samples(raw: &RawConfig, architecture: &Architecture) -> Result<Sa
     })
 }
 
-/// Names of labels that somebody gave; what transformers writes where nobody did is no name.
+/// Names of labels that a person gave; transformers' placeholders are no names.
 fn given_names(labels: &[String]) -> Vec<String> {
     let unnamed = labels.iter().enumerate().all(|(number, name)| *name == format!("LABEL_{number}"));
     if unnamed { Vec::new() } else { labels.to_vec() }

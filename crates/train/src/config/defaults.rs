@@ -1,5 +1,5 @@
 //! Defaults of a model whose weights are there already: those that Hugging Face's trainer has for fine-tuning, and a
-//! folder for the result, which nobody wants to lose. A model that begins from scratch has those of its rules.
+//! folder for the result, which must not be lost. A model that begins from scratch has those of its rules.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ const BETA2: f64 = 0.999;
 /// As in PEFT's guides: adapters begin at nothing and have further to go.
 const ADAPTER_LEARNING_RATE: f64 = 2e-4;
 
-/// The settings with what is left open filled in, where that depends on the model.
+/// The settings with those defaults filled in that depend on the model.
 pub(super) fn filled(raw: &RawConfig, origin: &Origin, adapted: bool, data: &DataConfig) -> RawConfig {
     let (mut raw, Origin::Pretrained(model)) = (raw.clone(), origin) else { return raw.clone() };
     raw.learning_rate.get_or_insert(if adapted { ADAPTER_LEARNING_RATE } else { LEARNING_RATE });
@@ -23,7 +23,7 @@ pub(super) fn filled(raw: &RawConfig, origin: &Origin, adapted: bool, data: &Dat
     if raw.warmup_ratio.is_none() {
         raw.warmup_steps.get_or_insert(0);
     }
-    // Made-up data has no end, and what is learned from it is not worth keeping.
+    // Synthetic data has no end, and a model of it is not worth keeping.
     if *data != DataConfig::Synthetic {
         if raw.max_steps.is_none() {
             raw.num_train_epochs.get_or_insert(EPOCHS);

@@ -1,4 +1,4 @@
-//! What a checkpoint remembers of a run, so that a run which goes on from it is the same run.
+//! Facts that a checkpoint keeps of a run, so that a run which goes on from it is the same run.
 
 use super::Config;
 use crate::data::Source;
@@ -6,8 +6,8 @@ use crate::error::TrainError;
 use crate::settings::remembered;
 
 impl Config {
-    /// What a checkpoint remembers of this run: what must be the same in one that goes on from it, and settings that may
-    /// change but not in silence. `data` is what is trained on.
+    /// Facts that a checkpoint keeps of this run: those that must be the same in a run that goes on from it, and settings
+    /// whose change is reported. `data` is the training data.
     ///
     /// # Errors
     ///

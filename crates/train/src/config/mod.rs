@@ -1,4 +1,4 @@
-//! What the user wrote, and what it means: a raw configuration, then a checked one.
+//! Settings as the user wrote them, and their meaning: a raw configuration, then a checked one.
 //!
 //! [`RawConfig`] holds options and strings as they were typed. [`Config`] holds neither: every default is
 //! filled in here and nowhere else, every name is resolved, and every contradiction has been refused with
@@ -33,7 +33,7 @@ use rules::{
     at_least_one, evaluation, learning_rate, length, offload, options, output, resume, saving, warmup,
 };
 
-/// What a run is planned for.
+/// The device that a run is planned for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
     /// This machine's processor.
@@ -138,7 +138,7 @@ pub struct OutputConfig {
     pub html: bool,
 }
 
-/// What is kept of a run while it goes on.
+/// Files that a run keeps while it goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavingConfig {
     /// Steps between two checkpoints.
@@ -165,7 +165,7 @@ pub struct Config {
     pub name: String,
     /// Model and method.
     pub model: LanguageModel,
-    /// What is known of the model beside its shape.
+    /// Facts about the model beside its shape.
     pub configuration: Configuration,
     /// Where its weights come from.
     pub origin: Origin,
@@ -179,9 +179,9 @@ pub struct Config {
     pub saving: SavingConfig,
     /// Where to go on, if not at the beginning.
     pub resume: Option<Resume>,
-    /// What it is planned for.
+    /// The device it is planned for.
     pub target: Target,
-    /// What is asked of the plan and the run.
+    /// The request to the planner and the run.
     pub options: Options,
     /// Where sequences come from.
     pub data: DataConfig,
@@ -309,7 +309,7 @@ impl Config {
         Ok(Lr { peak: self.learning_rate, warmup_steps, max_steps, decay: self.decay })
     }
 
-    /// What the loop is to do in `steps` steps.
+    /// The loop over `steps` steps, as the settings ask for it.
     pub fn train_loop(&self, steps: u64) -> TrainLoop {
         let evaluation = self.evaluation.as_ref();
         TrainLoop {

@@ -1,4 +1,4 @@
-//! Which model is trained: a folder of somebody's weights, a `config.json` or a named shape; and its adapters.
+//! The model that is trained: a folder with weights, a `config.json` or a named shape; and its adapters.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct LanguageModel {
     pub seq_len: usize,
     /// Whether the run is to generate text.
     pub generate: bool,
-    /// What is trained in place of the model's own weights.
+    /// Adapters that are trained in place of the model's own weights.
     pub lora: Option<Lora>,
 }
 
@@ -61,7 +61,7 @@ impl Model for LanguageModel {
 impl LanguageModel {
     /// The shape of the model and of its adapters, key by key as their files have them.
     pub(super) fn facts(&self) -> Vec<(String, String)> {
-        // Keeping documents apart is no part of what a file describes.
+        // A file does not say whether documents are kept apart.
         let mut facts = match self.architecture.clone().with_documents(false).to_config() {
             Ok(Value::Object(config)) => {
                 config.into_iter().map(|(key, value)| (key, value.to_string())).collect()
@@ -82,7 +82,7 @@ fn adapted(graph: Result<Graph, GraphError>, lora: Option<&Lora>) -> Result<Grap
     }
 }
 
-/// What the settings about the model come to.
+/// The model that the settings describe.
 pub(super) struct Resolved {
     pub(super) name: String,
     pub(super) configuration: Configuration,
@@ -172,7 +172,7 @@ fn shadowed_preset(name: &str) -> Option<String> {
     Some(format!("--model {name} is the folder `{name}` here and not the preset of that name; {here}"))
 }
 
-/// A fault of a folder that has the name of a preset, whoever may have meant which.
+/// The error for a folder that has the name of a preset, since either may be meant.
 fn unlike_the_preset(name: &str, error: TrainError) -> TrainError {
     match shadowed_preset(name) {
         Some(note) if error.is_users() => mistake(format!("{}; {note}", error.with_flags())),
@@ -215,7 +215,7 @@ impl Config {
         }
     }
 
-    /// Reads what was trained before into a run: the model's weights, then the adapter's.
+    /// Reads earlier weights into a run: the model's, then the adapter's.
     ///
     /// # Errors
     ///
@@ -240,7 +240,7 @@ impl Config {
         Ok(loaded)
     }
 
-    /// How what is trained is written: a model's folder, or an adapter's.
+    /// The form in which a trained model is written: a model's folder, or an adapter's.
     ///
     /// # Errors
     ///

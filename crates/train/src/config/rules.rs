@@ -144,7 +144,7 @@ fn beginning_with_a_flag(why: &str) -> String {
 
 /// Processes that train together.
 const RANKS: usize = 1;
-/// Sequences of a step where nobody says, and of a micro-batch where only their number is said.
+/// Default sequences of a step, and of a micro-batch where only the accumulation is given.
 const USUAL_BATCH: usize = 8;
 
 /// Global batch and micro-batch from the settings that state them.
@@ -188,7 +188,7 @@ pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainErro
             within("--global-batch", global)?;
             Ok((global, Some(USUAL_BATCH)))
         }
-        // Who uses the other name expects its default, one micro-batch a step.
+        // A user of the other name expects its default, one micro-batch a step.
         (None, Some(micro), None) if raw.per_device_train_batch_size.is_some() => {
             Ok((micro * RANKS, Some(micro)))
         }

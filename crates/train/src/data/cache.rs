@@ -34,7 +34,7 @@ const PARTIAL: &str = ".partial-";
 /// Ids written at once.
 const WRITTEN: usize = 1 << 14;
 
-/// What a cache was made from: files, tokenizer and settings, hashed.
+/// Files, tokenizer and settings that a cache was made from, hashed.
 pub(super) type Key = [u8; 32];
 
 /// Tokenised documents on disk.
@@ -48,14 +48,14 @@ pub(super) struct Cache {
     sum: u32,
 }
 
-/// What there is to say about the samples.
+/// Notes about the samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Notes {
     /// Names of the labels, in the order they came; none when the data has numbers as labels.
     pub(super) names: Vec<String>,
     /// Samples that were passed over.
     pub(super) skipped: u64,
-    /// What was wrong with the first of them.
+    /// The fault of the first of them.
     pub(super) first_skipped: Option<String>,
 }
 
@@ -290,7 +290,7 @@ fn clear_litter(folder: &Path) {
         let partial = entry.file_name().to_str().is_some_and(|name| name.contains(PARTIAL));
         let plain = entry.file_type().is_ok_and(|kind| kind.is_file());
         if partial && plain && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
-            // Litter that stays is in nobody's way.
+            // A file that stays does no harm.
             let _ = fs::remove_file(entry.path());
         }
     }

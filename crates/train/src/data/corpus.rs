@@ -43,7 +43,7 @@ pub struct Counts {
     pub beyond: u64,
 }
 
-/// What all rows of a run have in common.
+/// Facts that all rows of a run share.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     task: Task,
@@ -101,7 +101,7 @@ impl Shape {
         }
     }
 
-    /// Adds what the pieces of a part come to.
+    /// Adds the counts of a part's pieces.
     pub(super) fn count(&self, cache: &Cache, pieces: &[Piece], counts: &mut Counts) {
         let causal = self.task == Task::Causal;
         let around = if causal { 0 } else { self.opening.len() + self.closing.len() };
@@ -120,7 +120,7 @@ impl Shape {
         }
     }
 
-    /// Takes out the pieces of which nothing is learned: a step of none but those would change the model by nothing that
+    /// Removes the pieces of which nothing is learned: a step of such pieces alone would change the model by nothing that
     /// was seen. Returns how many there were.
     pub(super) fn leave_out_untaught(
         &self,
@@ -297,7 +297,7 @@ impl Corpus {
         Ok(len)
     }
 
-    /// A piece with what stands around every text, and no targets yet.
+    /// A piece with the ids around every text, and no targets yet.
     fn wrapped(&mut self, part: usize, piece: Piece, row: &mut Rows<'_>) -> Result<usize, DataError> {
         self.read(part, piece.first, piece.len as usize)?;
         let body = self.ids[..piece.len as usize].iter().map(|id| (id & !UNLEARNED) as i32);

@@ -26,7 +26,7 @@ pub struct Dataset {
     pub classes: usize,
     /// Samples that were passed over.
     pub skipped: u64,
-    /// What was wrong with the first of them.
+    /// The fault of the first of them.
     pub first_skipped: Option<String>,
     /// Samples, or parts of them as long as a row, that were left out because nothing in them is learned.
     pub untaught: u64,

@@ -1,4 +1,4 @@
-//! What can be wrong with the data a user names: one sentence each, with a way out.
+//! Faults of the data a user names: one sentence each, with a way out.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use super::file_kinds::{LISTS, TEXTS};
 pub enum DataError {
     /// Nothing is there.
     Missing {
-        /// What was named.
+        /// The path that was named.
         path: PathBuf,
     },
     /// It is there, and the system does not let us read it.
@@ -25,7 +25,7 @@ pub enum DataError {
     },
     /// A device, a pipe or a socket, which cannot be read at an offset.
     NotAFile {
-        /// What was named.
+        /// The path that was named.
         path: PathBuf,
     },
     /// A folder without a single file that is read.
@@ -35,7 +35,7 @@ pub enum DataError {
     },
     /// Not one byte in the file, or in all files of the folder.
     Empty {
-        /// What was named.
+        /// The path that was named.
         path: PathBuf,
     },
     /// Less data than one sequence.
@@ -71,7 +71,7 @@ pub enum DataError {
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// The tokenizer has ids for which the model has no embedding.
@@ -83,7 +83,7 @@ pub enum DataError {
     },
     /// The chat template has a mistake.
     Template {
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// The data has conversations and the model no chat template.
@@ -99,7 +99,7 @@ pub enum DataError {
         path: PathBuf,
         /// Its line or row, counted from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// A text that takes more memory to tokenise than there is.
@@ -115,11 +115,11 @@ pub enum DataError {
     },
     /// All lines were bad, or all texts empty.
     NothingLeft {
-        /// What was named.
+        /// The path that was named.
         path: PathBuf,
         /// Samples that were passed over.
         skipped: u64,
-        /// What was wrong with the first of them.
+        /// The fault of the first of them.
         first: String,
     },
     /// The tokenised data cannot be stored.
@@ -131,26 +131,26 @@ pub enum DataError {
     },
     /// A share of the data to be kept apart that leaves nothing on one side.
     Split {
-        /// What was named.
+        /// The path that was named.
         path: PathBuf,
         /// Documents or pieces of the length of a sequence there are.
         pieces: u64,
     },
     /// A part of the data is to be seen a number of times that is none.
     Weight {
-        /// What was named.
+        /// The path that was named.
         path: PathBuf,
         /// The number, as it was written.
         weight: String,
     },
     /// Some labels are numbers, and some are names.
     MixedLabels {
-        /// What was named.
+        /// The path that was named.
         path: PathBuf,
     },
     /// Samples of which nothing is learned, however they are cut.
     NoTargets {
-        /// What was named.
+        /// The path that was named.
         path: PathBuf,
         /// Tokens of a sequence.
         seq_len: usize,

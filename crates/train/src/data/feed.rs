@@ -51,7 +51,7 @@ impl Feed {
         }
     }
 
-    /// Lends the rows to whoever fills them, then derives the rest from them.
+    /// Lends the rows to `fill`, then derives the rest from them.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use super::{DataError, IGNORED, Sequence, Source, Task, Tokenizer};
 pub struct Shown {
     /// Its text in order.
     pub parts: Vec<ShownPart>,
-    /// Its class, where that is what is learned.
+    /// Its class, where the task is classification.
     pub class: Option<i32>,
 }
 

@@ -169,7 +169,7 @@ impl Source {
         }
     }
 
-    /// What tells this data from any other, whatever its files are called: checksums of what is learned from, and how
+    /// A mark that tells this data from any other, whatever its files are called: checksums of the contents, and how
     /// often each is seen.
     ///
     /// # Errors

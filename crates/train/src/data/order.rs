@@ -52,7 +52,7 @@ impl Permutation {
         Permutation { len, half_bits: bits.div_ceil(2).max(1), stream: Stream::new(seed, name, epoch as u32) }
     }
 
-    /// What comes at place `index`, which must be below `len`.
+    /// The element at place `index`, which must be below `len`.
     pub fn at(&self, index: u64) -> u64 {
         assert!(index < self.len, "place {index} in a permutation of {}", self.len);
         let mut walk = self.network(index);

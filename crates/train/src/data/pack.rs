@@ -7,7 +7,7 @@
 //! seq_len 8, pieces of 8 5 4 3 3 1 positions      [8] [5 3] [4 3 1]
 //! ```
 //!
-//! What it needs in memory is 16 bytes per piece and 4 per row.
+//! It takes 16 bytes of memory per piece and 4 per row.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

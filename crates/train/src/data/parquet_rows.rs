@@ -53,7 +53,7 @@ mod reader {
         /// The next row; `None` at the end.
         pub(in crate::data) fn next(&mut self, path: &Path) -> Result<Option<Row>, DataError> {
             reading::step();
-            // The library is sure of some of what it finds, and panics where it is mistaken.
+            // The library panics on some faults of a file.
             let next = caught(|| self.rows.next()).map_err(|why| unreadable(path, &why))?;
             let Some(next) = next else { return Ok(None) };
             self.row += 1;

@@ -28,7 +28,7 @@ impl Record {
         }
     }
 
-    /// What it takes until it is encoded.
+    /// The memory it takes until it is encoded.
     pub(super) fn extent(&self) -> Extent {
         let bytes = self.bytes() as u64;
         match self {

@@ -4,7 +4,7 @@
 //! by window, and its ids go to the file as they come: memory holds the text, the line
 //! or rendering it was made from, and one window. The factor of each was measured: `benchmarks/long_texts_20261116.md`.
 //!
-//! Absent: what parsers of parquet files and unusual chat templates take. The guard of the program bounds them.
+//! Absent: the memory of parquet parsers and unusual chat templates. The program's guard bounds it.
 
 use super::windows::{WINDOW, WINDOWS_PER_THREAD};
 use crate::memory;
@@ -96,9 +96,9 @@ impl Extent {
 }
 
 impl Room {
-    /// What a process that may hold `memory` bytes has left for `threads` threads, and rows of `seq_len` tokens.
+    /// The room that is left in a process of at most `memory` bytes, for `threads` threads and rows of `seq_len` tokens.
     pub(super) fn now(memory: u64, threads: usize, seq_len: usize) -> Room {
-        // Where the system does not say what is taken, nothing can be kept to either.
+        // Where the system does not report the process's memory, no budget can be kept.
         let taken = memory::process().map_or(0, |process| process.resident);
         Room::of(memory.saturating_sub(taken), taken, threads, seq_len)
     }

@@ -161,7 +161,7 @@ impl Encoder<'_> {
         })
     }
 
-    /// Closes a document with what the tokenizer closes texts with, and the id that ends one.
+    /// Closes a document: the tokenizer's closing ids, then the id that ends a document.
     fn end(&self, ids: &mut Ids<'_>) {
         self.tokenizer.closing().iter().for_each(|&id| ids.push(id as u32));
         if let Some(end) = self.tokenizer.special().end

@@ -1,8 +1,8 @@
-//! The data that is asked for: files with weights, a task, a share for validation.
+//! The request for data: files with weights, a task, a share for validation.
 
 use std::path::{Path, PathBuf};
 
-/// What is learned from the data.
+/// The task that is learned from the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
     /// The next token: of texts, of answers in conversations, of completions.
@@ -19,7 +19,7 @@ pub enum Task {
 /// How documents lie in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowLayout {
-    /// Several to a row. Only the causal task can; others are padded whatever is asked for.
+    /// Several to a row. Only the causal task supports it; other tasks are always padded.
     Packed,
     /// One to a row.
     Padded,
@@ -40,7 +40,7 @@ impl From<&Path> for Part {
     }
 }
 
-/// What the data is judged by.
+/// The data that a model is judged by.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Validation {
     /// Nothing.
@@ -57,9 +57,9 @@ pub enum Validation {
 pub struct DataSpec {
     /// Files to train on.
     pub parts: Vec<Part>,
-    /// What to judge by.
+    /// The data to judge by.
     pub validation: Validation,
-    /// What is learned.
+    /// The task.
     pub task: Task,
     /// How documents lie in rows.
     pub layout: RowLayout,
@@ -67,7 +67,7 @@ pub struct DataSpec {
     pub seq_len: usize,
     /// Ids the model knows.
     pub vocabulary: usize,
-    /// Of the order of rows, and of what is hidden.
+    /// Decides the order of rows, and the words that are hidden.
     pub seed: u64,
     /// Whether samples that cannot be used are counted instead of refused.
     pub skip_bad_lines: bool,

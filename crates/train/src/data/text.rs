@@ -1,6 +1,6 @@
 //! Text files as token sequences, read piece by piece.
 //!
-//! What stays in memory is an index, one entry per file, one open file and a buffer of at most
+//! Memory holds an index, one entry per file, one open file and a buffer of at most
 //! [`PIECE`] bytes. Each file is a document: [`BEGIN`], its bytes, [`END`]. The stream of all documents
 //! is cut every `seq_len` tokens, wherever that falls, and the target of a position is the next token
 //! of the stream; after [`END`] that is the [`BEGIN`] of the next document. The very last token has no

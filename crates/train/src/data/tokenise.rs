@@ -23,7 +23,7 @@ use super::sample::{Encoder, Ids, Label};
 use super::spec::Task;
 use crate::reading;
 
-/// Rises when the same files and tokenizer come to other ids than before, so that ids of earlier versions are not used.
+/// Rises when the same files and tokenizer give other ids than before, so that ids of earlier versions are not used.
 const RENDERING: u32 = 2;
 /// Records of a batch.
 const RECORDS: usize = 8192;
@@ -96,7 +96,8 @@ impl Tokenise<'_> {
         writer.finish(&key)
     }
 
-    /// What the ids are a function of: the files by their content, as other content may have the same length and time.
+    /// A hash of all that the ids depend on. Files count by their content, since other content may have the same length
+    /// and time.
     fn key(&self, files: &[PathBuf]) -> Result<Key, DataError> {
         let Encoder { tokenizer, task, classes, .. } = self.encoder;
         let mut hash = Sha256::new();
@@ -135,7 +136,7 @@ impl Tokenise<'_> {
         Ok(any)
     }
 
-    /// Encodes records on all threads, each as well as it can.
+    /// Encodes records on all threads; a record that fails does not stop the others.
     fn encode_all(&self, batch: &[Record]) -> Vec<Result<Encoded, Fault>> {
         let share = batch.len().div_ceil(self.room.threads).max(1);
         let encode = |part: &'_ [Record]| -> Vec<_> {

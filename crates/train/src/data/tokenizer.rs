@@ -35,7 +35,7 @@ pub struct Tokenizer {
     special: Special,
     template: Option<ChatTemplate>,
     fingerprint: [u8; 32],
-    /// Whether no id depends on what stands on the other side of a space.
+    /// Whether every id is independent of the text beyond the nearest space.
     parts_at_spaces: bool,
 }
 
@@ -45,7 +45,7 @@ enum Kind {
     Trained(Box<tokenizers::Tokenizer>),
 }
 
-/// Ids with a meaning of their own.
+/// Special tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Special {
     /// Begins a text.
@@ -85,7 +85,7 @@ impl Tokenizer {
         let bytes =
             found(&path, bytes)?.ok_or_else(|| DataError::NoTokenizer { folder: folder.to_owned() })?;
         let wrong = |why: String| DataError::Tokenizer { path: path.clone(), why };
-        // The library is sure of what it finds in a file and panics where it is mistaken.
+        // The library panics on some faults of a file.
         let (inner, (opening, closing)) = caught(|| load(&bytes)).and_then(|loaded| loaded).map_err(wrong)?;
         let config = Settings::read(folder)?;
         let special = Special {
@@ -129,7 +129,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// When the tokenizer has ids the model has not.
+    /// When the tokenizer has ids that the model lacks.
     pub fn fits(&self, rows: usize) -> Result<(), DataError> {
         match (&self.kind, self.vocabulary <= rows) {
             (_, true) => Ok(()),
@@ -138,7 +138,7 @@ impl Tokenizer {
         }
     }
 
-    /// Ids with a meaning of their own.
+    /// Special tokens.
     pub fn special(&self) -> Special {
         self.special
     }
@@ -149,12 +149,12 @@ impl Tokenizer {
         self.special.pad.or(self.special.end).unwrap_or(0)
     }
 
-    /// What stands before every text.
+    /// Ids before every text.
     pub fn opening(&self) -> &[i32] {
         &self.opening
     }
 
-    /// What stands behind every text, besides the id that ends a document.
+    /// Ids behind every text, besides the one that ends a document.
     pub fn closing(&self) -> &[i32] {
         &self.closing
     }
@@ -180,7 +180,7 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// Ids of a text with what stands around every text: what a model is asked with.
+    /// Ids of a text between the ids around every text: the form of a prompt.
     ///
     /// # Errors
     ///
@@ -231,7 +231,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Whether no id depends on what stands on the other side of a space.
+    /// Whether every id is independent of the text beyond the nearest space.
     pub(super) fn parts_at_spaces(&self) -> bool {
         self.parts_at_spaces
     }
@@ -250,7 +250,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of ids, without those that only have a meaning. Ids of nothing are passed over.
+    /// The text of ids, without special tokens. Ids that stand for nothing are passed over.
     pub fn decode(&self, ids: &[i32]) -> String {
         match &self.kind {
             Kind::Bytes => {
@@ -264,14 +264,14 @@ impl Tokenizer {
         }
     }
 
-    /// Calls the library, which is sure of what it finds in a file and panics where it is mistaken.
+    /// Calls the library, and turns a panic inside it into an error.
     fn trusting_nothing<T>(&self, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
         let done = caught(call).and_then(|done| done.map_err(|fault| one_line(&*fault)));
         let path = || self.path.clone().unwrap_or_else(|| "tokenizer.json".into());
         done.map_err(|why| DataError::Tokenizer { path: path(), why })
     }
 
-    /// The text of ids with those that only have a meaning.
+    /// The text of ids, with special tokens.
     pub(super) fn decode_whole(&self, ids: &[i32]) -> String {
         match &self.kind {
             Kind::Bytes => self.decode(ids),
@@ -342,10 +342,10 @@ fn parts_at_spaces(inner: &tokenizers::Tokenizer) -> bool {
     bert && whole && !inner.get_added_tokens_decoder().values().any(|token| token.content.contains(' '))
 }
 
-/// What stands before and behind a text.
+/// Ids before and behind a text.
 type Surroundings = (Vec<i32>, Vec<i32>);
 
-/// What the tokenizer puts before and behind a text.
+/// The ids that the tokenizer puts before and behind a text.
 fn surroundings(inner: &tokenizers::Tokenizer) -> Result<Surroundings, String> {
     let encode = |special| inner.encode_fast("a", special).map_err(|fault| one_line(&*fault));
     let (plain, whole) = (encode(false)?, encode(true)?);

@@ -1,4 +1,4 @@
-//! Long texts through a tokenizer in windows, so that what it holds meanwhile does not grow with the text.
+//! Long texts pass a tokenizer in windows, so that its memory does not grow with the text.
 //!
 //! ```text
 //! text      ............................................

@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use super::read_text;
 
-/// What a `config.json` says of a model that reads bytes. Written by us alone: other models without a `tokenizer.json`
+/// The mark in the `config.json` of a model that reads bytes. Written by us alone: other models without a `tokenizer.json`
 /// have lost it, and bytes would be noise to them.
 pub(crate) const TOKENS: (&str, &str) = ("plimsoll_tokenizer", "bytes");
 
-/// Whether a folder is of a model that reads bytes. Anything that is wrong with its files is said elsewhere.
+/// Whether a folder is of a model that reads bytes. Faults of its files are reported elsewhere.
 pub(crate) fn reads_bytes(folder: &Path) -> bool {
     let config = || serde_json::from_str::<Value>(&read_text(&folder.join("config.json")).ok()?).ok();
     !folder.join("tokenizer.json").exists() && config().is_some_and(|config| config[TOKENS.0] == TOKENS.1)

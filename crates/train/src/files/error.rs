@@ -1,4 +1,4 @@
-//! What can be wrong with a file of a model or of a checkpoint: one sentence each, naming the file.
+//! Faults of a file of a model or of a checkpoint: one sentence each, naming the file.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ pub enum FileError {
     Wrong {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// The fault, and the way out.
         why: String,
     },
     /// The system does not let it be read.

@@ -35,7 +35,7 @@ pub struct ModelFolder {
     places: BTreeMap<String, usize>,
 }
 
-/// What lists the weights of a model that lies in several files.
+/// The index of a model whose weights lie in several files.
 #[derive(Deserialize)]
 pub(crate) struct Index {
     /// The file of each tensor.

@@ -136,7 +136,7 @@ pub(crate) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     read_whole(path, open_file(path)?, SMALL)
 }
 
-/// All of an open file of at most `most` bytes, whatever its length is said to be.
+/// The contents of an open file of at most `most` bytes, whatever length the system reports.
 pub fn read_whole(path: &Path, file: File, most: u64) -> io::Result<Vec<u8>> {
     reading::begin(path);
     let too_long = || io::Error::other(format!("it has more than {}", Size { bytes: most }));

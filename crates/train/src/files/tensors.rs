@@ -4,7 +4,7 @@
 //! | n: u64 | n bytes of JSON: name → dtype, shape, [begin, end) | data, every byte of it in one tensor |
 //! ```
 //!
-//! Only the header is held in memory. It is believed in nothing: the tensors must fill the rest of the
+//! Only the header is held in memory, and nothing in it is trusted: the tensors must fill the rest of the
 //! file without a gap, and each must be as long as its shape says, or the file is refused with the name of
 //! the tensor. Reading takes a buffer of the caller's and a small one on the stack, whatever the tensor's
 //! size. Absent: mapping into memory, whose pages would count beside the arena's.
@@ -92,7 +92,7 @@ impl TensorFile {
         &self.tensors
     }
 
-    /// What the header says about the file as a whole.
+    /// Metadata of the file as a whole.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
@@ -155,7 +155,7 @@ impl TensorFile {
             let [ours, others] = pieces.each_mut().map(|piece| &mut piece[..PIECE.min(elements - first)]);
             self.read(own, first, ours)?;
             other.read(theirs, first, others)?;
-            // By bits, so that what is no number is equal to its copy.
+            // By bits, so that NaN equals its copy.
             if !ours.iter().zip(others.iter()).all(|(a, b)| a.to_bits() == b.to_bits()) {
                 return Ok(false);
             }

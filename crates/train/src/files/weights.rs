@@ -21,7 +21,7 @@ use crate::optimizer::low_name;
 
 /// Numbers in a piece: a MiB of them.
 const PIECE: usize = 256 << 10;
-/// Bytes of one file before another is begun, as other tools have it.
+/// Bytes of one file before another is begun, as in other tools.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// How a model is laid down in a folder.
@@ -64,7 +64,7 @@ impl fmt::Debug for ModelFormat {
     }
 }
 
-/// What did not match when weights were read; not every mismatch is a mistake.
+/// Mismatches between a file and a model; not every mismatch is a mistake.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
     /// Tensors that no parameter asked for: a tied head or a mask of an old version, usually.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{FileError, create_folder, sync_folder};
 
-/// Where a model's files lie until all of them are whole: inside the folder itself, which may be the one somebody stands
+/// The place of a model's files until all are whole: inside the folder itself, which may be the current folder of a shell
 /// in and must not be replaced.
 pub(crate) const UNFINISHED: &str = ".tmp-model";
 
@@ -38,7 +38,7 @@ pub(crate) fn replace_model<E: From<FileError>>(
         sync_folder(folder)?;
         Ok(names)
     });
-    // What went wrong before matters more than a folder that stays behind.
+    // The first fault matters more than a folder that stays behind.
     let _ = fs::remove_dir_all(&temporary);
     written
 }
@@ -59,7 +59,7 @@ fn remove_others(folder: &Path, stem: &str, names: &[String]) -> Result<(), File
     Ok(())
 }
 
-/// What lists the weights called `stem` where they are in several files, and its text: the file of each tensor, and the
+/// The index of the weights called `stem` where they are in several files, and its text: the file of each tensor, and the
 /// bytes of all.
 pub(crate) fn index(stem: &str, bytes: u64, files: &Map<String, Value>) -> (String, String) {
     let index = json!({ "metadata": { "total_size": bytes }, "weight_map": files });

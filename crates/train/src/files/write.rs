@@ -21,7 +21,7 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
     let written = file.write_all(contents).and_then(|()| file.sync_all());
     let written = written.and_then(|()| fs::rename(&sibling, path));
     written.inspect_err(|_| {
-        // Half a file is of no use; that it cannot be removed either is not what went wrong.
+        // Half a file is of no use; a failure to remove it is not the error to report.
         let _ = fs::remove_file(&sibling);
     })
 }

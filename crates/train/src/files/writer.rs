@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Checksum, FileError};
 
-/// What one tensor will be.
+/// Name, type and shape of a tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Its name in the file.

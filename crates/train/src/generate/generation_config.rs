@@ -1,4 +1,4 @@
-//! What a model's `generation_config.json` says about writing text: where a text ends, and how tokens are drawn.
+//! Settings of a model's `generation_config.json` for writing text: where a text ends, and how tokens are drawn.
 //!
 //! Keys that change nothing here (`use_cache`, `bos_token_id`) are passed over; what is not stated is as in
 //! transformers, which takes the likeliest token unless `do_sample` is true. Absent: beams, penalties and banned words.
@@ -12,7 +12,7 @@ use crate::files::{FileError, read_text};
 
 /// Name of the file.
 const FILE: &str = "generation_config.json";
-/// What transformers draws from where the file does not say.
+/// The number of tokens transformers draws from where the file states none.
 const USUAL_TOP_K: usize = 50;
 
 /// The part of the file that is heeded.

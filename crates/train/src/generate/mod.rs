@@ -87,7 +87,7 @@ impl Generator {
             )));
         }
         self.tokens[..prompt.len()].copy_from_slice(prompt);
-        // What lies behind the text is not read: every position sees only those before it.
+        // Positions behind the text are not read: each position sees only those before it.
         for position in (prompt.len()..length).take(count) {
             let last = [position as i32 - 1];
             let inputs = [("tokens", Data::I32(&self.tokens)), ("position", Data::I32(&last))];

@@ -27,7 +27,7 @@ pub(super) fn is_commit(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// Whether a revision is a commit in full, which never comes to mean another.
+/// Whether a revision is a full commit hash, whose meaning never changes.
 pub(super) fn is_full_commit(revision: &str) -> bool {
     revision.len() == 40 && is_lower_hex(revision)
 }

@@ -30,7 +30,7 @@ pub(super) struct Client<'a> {
     home: Origin,
     token: Option<String>,
     limits: &'a HubLimits,
-    /// Whether anybody ever answered.
+    /// Whether any server ever answered.
     answered: Cell<bool>,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) headers: HeaderMap,
     pub(super) body: Body,
-    /// Whether it came from the hub itself, through nobody else.
+    /// Whether it came from the hub itself, without a redirect.
     pub(super) from_home: bool,
 }
 
@@ -302,7 +302,7 @@ fn location(answer: &Answer) -> Result<Option<String>, Fault> {
     }
 }
 
-/// The answer, where it is one to what was asked.
+/// The answer, if it belongs to the request.
 fn accepted(answer: Answer) -> Result<Answer, Fault> {
     if !(200..300).contains(&answer.status) {
         let pause = text(&answer.headers, "retry-after").and_then(|seconds| seconds.parse().ok());

@@ -141,7 +141,7 @@ impl Store {
             let partial = [INCOMPLETE, PART].contains(&rest.rsplit('.').next().unwrap_or_default());
             let useless = plain_file(&self.blobs.join(blob)).is_some() || given_up(&path);
             if partial && useless && matches!(Lock::now(&self.lock_path(blob)), Ok(Some(_))) {
-                // Litter that stays is in nobody's way.
+                // A file that stays does no harm.
                 let _ = fs::remove_file(&path);
             }
         }
@@ -153,7 +153,7 @@ impl Store {
     }
 }
 
-/// A folder of the cache's own, made where it is missing. A link in its place would lead what is written elsewhere.
+/// A folder of the cache's own, made where it is missing. A link in its place would send the files elsewhere.
 fn own_folder(parent: &Path, name: &str) -> Result<PathBuf, Fault> {
     let path = parent.join(name);
     match fs::create_dir(&path) {

@@ -131,7 +131,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// Takes what a block's end takes of the text behind it.
+    /// Consumes the white space that a block's end takes from the text behind it.
     fn behind_block(&mut self, sign: Option<char>) {
         match sign {
             Some('-') => self.take_space(),

@@ -1,4 +1,4 @@
-//! The device of a job, with what its ops cost: measured by `plimsoll bench ops` and kept in a file,
+//! The device of a job, with the times of its ops: measured by `plimsoll bench ops` and kept in a file,
 //! or modelled.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::error::TrainError;
 use crate::files::read_any_text;
 use crate::measure::{Measured, OPS_FILE_VERSION, measured_machine};
 
-/// A device and what to call it.
+/// A device and its name.
 #[derive(Debug)]
 pub struct OpenedDevice {
     /// The device.
@@ -40,7 +40,7 @@ impl Environment {
             Some("modelled") => None,
             Some(file) => Some(read_costs(Path::new(file), threads)?),
             None => match self.costs_file(threads) {
-                // A file that is no longer readable must not keep anybody from training.
+                // A file that cannot be read must not stop a run.
                 Some(file) => read_costs(&file, threads).ok(),
                 None => None,
             },

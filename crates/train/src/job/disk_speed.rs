@@ -1,7 +1,7 @@
 //! How fast disks are: tried once each and kept in a file, so that a plan is the same at every call.
 //!
 //! A trial takes half a second and is never quite like the last one. What a run would plan must not depend on the
-//! moment at which it is asked, or `plan` would speak of another run than `train` makes.
+//! moment of the trial, or `plan` would describe another run than `train` makes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -28,10 +28,10 @@ struct Disks {
     disks: Vec<Disk>,
 }
 
-/// What was measured of a disk.
+/// Measurements of a disk.
 #[derive(Deserialize, Serialize)]
 struct Disk {
-    /// The machine and its threads: who computes also moves bytes.
+    /// The machine and its threads, since computing threads also move bytes.
     machine: String,
     /// The file system's number, the same for all of its folders.
     device: u64,
@@ -42,7 +42,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Whether there are such disks: what was changed by hand is measured again.
+    /// Whether the figures are possible: figures changed by hand are measured again.
     fn is_likely(&self) -> bool {
         let rates = [self.out_rate, self.in_rate].iter().all(|rate| (1e3..1e13).contains(rate));
         rates && (0.0..10.0).contains(&self.latency) && (0.0..1e-3).contains(&self.toll)
@@ -96,7 +96,7 @@ fn file(environment: &Environment) -> Option<PathBuf> {
     environment.cached("disks.json")
 }
 
-/// What is known; nothing where the file cannot be read, which must not keep anybody from training.
+/// The measurements on file; none where the file cannot be read, since that must not stop a run.
 fn read(environment: &Environment) -> Disks {
     let text = file(environment).and_then(|file| fs::read_to_string(file).ok());
     let disks: Option<Disks> = text.and_then(|text| serde_json::from_str(&text).ok());

@@ -1,4 +1,4 @@
-//! The user's folders for what can be made again, and the way to the hub.
+//! The user's cache folders, and the access to the hub.
 //!
 //! The library reads no environment variable: [`Environment::from_variables`] is given them. Their names are those of
 //! Python's library, so that models it has downloaded are found.
@@ -13,7 +13,7 @@ use crate::hub::{Hub, HubLimits, is_id};
 use crate::pretrained::base_of;
 use crate::settings::RawConfig;
 
-/// Where a run finds and keeps what belongs to no single run.
+/// Folders and accounts that belong to no single run.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
     /// The user's folder for caches. Measured times, disk speeds and tokenised data are in its folder `plimsoll`; without

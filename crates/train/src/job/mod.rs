@@ -84,7 +84,7 @@ impl Config {
 }
 
 impl<'w> Job<'w> {
-    /// As [`Config::open`], with somebody who is told how far the work is.
+    /// As [`Config::open`], with a [`Watch`] that hears of the progress.
     ///
     /// # Errors
     ///
@@ -232,7 +232,7 @@ impl<'w> Job<'w> {
     }
 }
 
-/// Facts of graphs from a device, where `hear` is told of each program that a search asks about.
+/// Facts of graphs from a device; `hear` is called for each program that a search builds.
 pub fn watched(facts: impl Fn(&Graph) -> Facts, hear: impl Fn(Stage<'_>)) -> impl Fn(&Graph) -> Facts {
     move |graph| {
         if let Some(stage) = considered(graph) {

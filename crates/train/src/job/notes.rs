@@ -1,4 +1,4 @@
-//! Things a user should know before the first step, as data: whoever shows them chooses the words for his users.
+//! Notes for the user before the first step, as data: the caller that shows them chooses the words.
 
 use std::fmt;
 use std::path::PathBuf;

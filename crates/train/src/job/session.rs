@@ -122,7 +122,7 @@ impl Session {
         result
     }
 
-    /// Opens the files that tell of the run, where it has a folder. [`train`](Session::train) does so where nobody has.
+    /// Opens the files that record the run, where it has a folder. [`train`](Session::train) does so if it was not done.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl Session {
         Ok(())
     }
 
-    /// What is run, how it was planned, and what the machine can do.
+    /// The model, its plan, and the machine's figures.
     fn start_record(&self) -> Value {
         json!({
             "event": "start",
@@ -205,7 +205,7 @@ impl Session {
         &self.lr
     }
 
-    /// What the loop does besides its steps, and where it ends.
+    /// Tasks of the loop besides its steps, and its end.
     pub fn train_loop(&self) -> &TrainLoop {
         &self.course
     }

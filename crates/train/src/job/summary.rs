@@ -1,4 +1,4 @@
-//! What is said of a plan, gathered once for the table, the JSON and the page.
+//! The facts of a plan for people, gathered once for the table, the JSON and the page.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::planning::{Planned, Programs, plan_with, plan_within};
 pub struct Summary {
     /// The plan and its budget.
     pub planned: Planned,
-    /// What its layers keep and recompute.
+    /// Values that its layers keep and recompute.
     pub report: Report,
     /// The fastest plan without a budget.
     pub unbudgeted: Point,
@@ -62,7 +62,7 @@ impl Summary {
     }
 }
 
-/// What a device says of a graph.
+/// Facts of a device about a graph.
 pub type DeviceFacts<'a> = &'a dyn Fn(&Graph) -> Facts;
 
 /// Questions about one model under one budget.
@@ -70,7 +70,7 @@ pub type DeviceFacts<'a> = &'a dyn Fn(&Graph) -> Facts;
 pub struct Questions<'a> {
     /// Answers them.
     pub searcher: Searcher<Programs<'a, LanguageModel, DeviceFacts<'a>>>,
-    /// What is asked for.
+    /// The request.
     pub request: Request,
     budget: Budget,
     seq_len: usize,
@@ -120,7 +120,7 @@ impl Questions<'_> {
         let planning_seconds = clock.elapsed().as_secs_f64();
         let mut summary = self.summarise(planned)?;
         if self.request.strategy.is_some() && summary.planned.choice.lower_bound_seconds.is_none() {
-            // What is optimal inside the budget is another question than what the fixed strategy takes.
+            // The optimum inside the budget says nothing of the time that a fixed strategy takes.
             if let Some(bound) = self.auto_bound()? {
                 summary.lower_bound_seconds = summary.lower_bound_seconds.max(bound);
             }
@@ -142,7 +142,7 @@ impl Questions<'_> {
     pub fn summarise(&mut self, planned: Planned) -> Result<Summary, TrainError> {
         let unbudgeted = unbudgeted(&mut self.searcher, self.request).map_err(|error| self.failure(error))?;
         let choice = &planned.choice;
-        // Both hold, so the higher one does.
+        // Both are lower bounds, so the higher one counts.
         let bound = choice.lower_bound_seconds.unwrap_or(0.0).max(unbudgeted.step_seconds);
         Ok(Summary {
             report: report(&choice.program, &choice.plan),
@@ -165,7 +165,7 @@ impl Questions<'_> {
         }
     }
 
-    /// What a search that failed means to the user.
+    /// The user's error for a search that failed.
     pub fn failure(&self, error: SearchError) -> TrainError {
         TrainError::search(error, &self.budget)
     }

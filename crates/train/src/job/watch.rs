@@ -1,10 +1,10 @@
-//! How far a job is before its first step, for whoever waits for it: downloads, tokenising, planning.
+//! Progress of a job before its first step: downloads, tokenising, planning.
 
 use std::path::Path;
 
 use crate::data::Progress;
 
-/// Work that a job has come to.
+/// The work that a job has reached.
 #[derive(Debug)]
 pub enum Stage<'a> {
     /// A name stands for an adapter, so the model is its base.

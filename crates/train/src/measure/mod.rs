@@ -61,14 +61,14 @@ impl Measured {
         timings
     }
 
-    /// Adds what `newer` knows, which counts where both know something.
+    /// Adds the times of `newer`, which replace those of the same ops.
     #[must_use]
     pub fn updated(mut self, newer: Measured) -> Measured {
         self.ops.extend(newer.ops);
         self
     }
 
-    /// The shorter of both times where both know an op: what else the machine does only ever slows an op down.
+    /// The shorter time where both know an op: other work of the machine can only slow an op down.
     #[must_use]
     pub fn fastest(mut self, other: Measured) -> Measured {
         let shorter = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a.min(b)).or(a).or(b);
@@ -90,7 +90,7 @@ impl Measured {
     }
 }
 
-/// What times hold for: this processor, with this many threads.
+/// The machine that times hold for: this processor, with this many threads.
 pub fn measured_machine(threads: usize) -> String {
     let model = Cpu::look().model;
     let model = model.as_deref().unwrap_or("unknown processor");
@@ -110,7 +110,7 @@ pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> 
         let facts = device()?;
         let facts = |graph: &Graph| facts.facts(graph);
         let mut programs = Programs { model: &config.model, facts, options: &config.options };
-        // The whole comes last, because what both have counts as it is there.
+        // The whole comes last, because its times replace those of the parts.
         if let Some(tiled) = programs.tiled(rows)? {
             measure_program(&mut timings, config, device()?, &tiled, scratch, rows)?;
         }
@@ -154,7 +154,7 @@ fn measure_program(
     collect(timings, program, &plan, scratch, &trainer)
 }
 
-/// What is read does not change how long it takes; only labels must be labels.
+/// Times do not depend on the numbers that are read; only labels must be labels.
 fn made_up(config: &Config) -> Result<Source, TrainError> {
     let architecture = &config.model.architecture;
     let ids = architecture.labels().unwrap_or_else(|| architecture.vocab());

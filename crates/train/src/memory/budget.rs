@@ -16,15 +16,15 @@ use crate::memory::{self, MemoryError, Size};
 /// buffers for data and files.
 pub const ALLOWANCE: u64 = 2 << 20;
 
-/// What the process holds is counted in steps of this many bytes, so that a few pages more or less seldom change the plan
+/// The bytes of the process are counted in steps of this many, so that a few pages more or less seldom change the plan
 /// from run to run. Without a tokenizer or tables of data it is one step.
 const STEP: u64 = 4 << 20;
-/// What two processes of the same settings differ by.
+/// Bytes by which two processes of the same settings differ.
 const JITTER: u64 = 512 << 10;
-/// Added to a budget that is named, so that what two processes differ by does not make it too small.
+/// Added to a budget that is named, so that a slightly larger process still fits.
 const SPARE: u64 = 1 << 20;
 
-/// What a run touches of its code beyond what it has touched when it plans.
+/// Bytes of code that a run touches and planning does not.
 const MORE_CODE: u64 = 3 << 19;
 
 /// Bytes that one action takes outside the arena: in the plan, in the graph behind it, and bound to addresses. Measured
@@ -184,7 +184,7 @@ impl Budget {
         Ok(!small && self.origin == BudgetOrigin::Stated)
     }
 
-    /// The budget as text, with where it comes from if nobody stated it.
+    /// The budget as text, with its origin if the user did not state it.
     pub fn described(&self) -> String {
         let total = Size { bytes: self.total };
         match self.origin {
@@ -212,7 +212,7 @@ impl Budget {
         if self.origin != BudgetOrigin::Stated || held <= self.total {
             return Ok(());
         }
-        // With room for what the next process may take more.
+        // With room for a slightly larger next process.
         let (enough, budget) = ((held + STEP).div_ceil(1 << 20), self.described());
         Err(BudgetError::Refused(format!(
             "reading the model's files and the data took {}, and the budget is {budget}; state --memory {enough}MiB or more",
@@ -220,7 +220,7 @@ impl Budget {
         )))
     }
 
-    /// The same budget with room for the plan of `program` outside the arena, were every layer rebuilt once.
+    /// The same budget with room for the plan of `program` outside the arena, were every layer recomputed once.
     #[must_use]
     pub fn beside(self, program: &Program) -> Budget {
         // Plans lie in the memory of the process, whatever a device has.
@@ -239,8 +239,8 @@ impl Budget {
         Budget { outside: self.outside + bytes.next_multiple_of(1 << 20), ..self }
     }
 
-    /// Divides the memory of a GPU that is open, of which this process holds `taken` bytes and `free` are free: what is
-    /// stated, or all that is free less a margin.
+    /// Divides the memory of a GPU that is open, of which this process holds `taken` bytes and `free` are free: the
+    /// stated bytes, or all free bytes less a margin.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
-//! What a machine has to train with, read from the kernel's files: processor, memory, disk, graphics cards.
+//! The machine's means, read from the kernel's files: processor, memory, disk, graphics cards.
 //!
-//! Nothing here fails: what cannot be found out is absent, and whoever asks says so.
+//! Nothing here fails: a fact that cannot be found is absent, and the caller says so.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::memory;
 
-/// What was found.
+/// The machine as it was found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
     /// The processor.

@@ -1,6 +1,6 @@
-//! What this process uses and what the machine has left, read from Linux's own files.
+//! Memory of this process and of the machine, read from Linux's own files.
 //!
-//! What is left is the smaller of two answers: `MemAvailable`, the kernel's estimate of what can be had
+//! Free memory is the smaller of two answers: `MemAvailable`, the kernel's estimate of what can be had
 //! without swapping, and the room in every control group above this process, because a container may
 //! hold less than the machine. Room is limit − (usage − inactive page cache): the kernel takes that
 //! cache back before it kills anyone, and a run that has read its data would otherwise look full.

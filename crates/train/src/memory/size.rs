@@ -19,17 +19,17 @@ pub struct Size {
 pub enum SizeError {
     /// A number without a unit.
     NoUnit {
-        /// What was written.
+        /// The text as it was written.
         text: String,
     },
     /// Neither a number with a known unit nor a number alone.
     Unclear {
-        /// What was written.
+        /// The text as it was written.
         text: String,
     },
     /// More bytes than 64 bits can count.
     TooLarge {
-        /// What was written.
+        /// The text as it was written.
         text: String,
     },
 }

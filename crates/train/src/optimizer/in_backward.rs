@@ -84,7 +84,7 @@ pub fn append_in_backward(
         why: "has no output `loss`, which updates inside the backward pass must see first".into(),
         at: None,
     })?;
-    // Scalars that many layers read are state: they stand beside the arena's moving part, and layers stay alike.
+    // Scalars that many layers read are state. So they lie outside the transient part, and all layers stay alike.
     let guard = scalar_state(&mut graph, "grad_guard", Op::Scale { factor: 0.0 }, loss);
     let limit = Op::ClipScale { max_norm: None };
     let mut squares = Vec::new();

@@ -26,7 +26,7 @@ pub use storage::{FloatStorage, StateStorage, WeightStorage};
 /// and sensitive.
 pub const FEWEST_FOR_CODES: usize = 4096;
 
-/// What precedes a parameter's name in that of the range which completes its bf16 to the master copy.
+/// Prefix of the range that completes a parameter's bf16 to the master copy.
 const LOW: &str = "low";
 
 /// The range that completes the bf16 of a parameter to its master copy, where it has one.
@@ -74,7 +74,7 @@ impl FromStr for OptimizerKind {
     }
 }
 
-/// What the optimizer does at every step.
+/// The rule by which every step updates parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
     /// The rule.
@@ -202,7 +202,7 @@ pub(crate) fn update(
     }
 }
 
-/// What precedes the parameter's name in those of its further ranges, in the order of [`Stored::types`].
+/// Prefixes of a parameter's further ranges, in the order of [`Stored::types`].
 fn ranges(op: &Op) -> Vec<&'static str> {
     let (stored, moments) = match op {
         Op::AdamW(adamw) => (adamw.stored, 2),

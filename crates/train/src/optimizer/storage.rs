@@ -1,4 +1,4 @@
-//! In which element types a run keeps what outlives a step. Arithmetic is f32 whatever is chosen.
+//! Element types of state that outlives a step. Arithmetic is f32 whatever is chosen.
 
 use std::str::FromStr;
 
@@ -86,7 +86,7 @@ pub struct StateStorage {
 }
 
 impl StateStorage {
-    /// What the graph's pass is asked for.
+    /// The request to the graph's pass.
     pub(crate) fn of_graph(self) -> plimsoll_graph::Storage {
         let weights = match self.weights {
             WeightStorage::F32 => DType::F32,

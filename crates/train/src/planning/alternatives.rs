@@ -1,4 +1,4 @@
-//! What would fit where nothing does: other ways of asking, each planned before it is proposed.
+//! Requests that fit where the user's does not: other ways of asking, each planned before it is proposed.
 //!
 //! A budget never changes what is computed beyond the order of sums, and takes no place that was not offered. So the
 //! limit on the gradient norm, the optimizer's precision and another tier are the user's to choose.

@@ -85,7 +85,7 @@ pub(crate) fn budget_with_rounding(
     device: &dyn Device,
     options: &Options,
 ) -> Result<(Budget, u64), TrainError> {
-    // How many nodes there are does not depend on the rows.
+    // The number of nodes does not depend on the rows.
     let program = program(model, device, options, options.micro_batch.unwrap_or(1))?;
     let budget = options.budget_on(device)?;
     let rounding = if budget.ceiling.is_some() { 0 } else { Budget::rounding()? };
@@ -189,14 +189,14 @@ pub fn fits_within(
     Ok(false)
 }
 
-/// The programs of a model, for a device that `facts` speaks for: what a search builds.
+/// The programs of a model, which a search builds; `facts` speaks for the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Programs<'a, M, F> {
     /// The model.
     pub model: &'a M,
-    /// What the device says of a graph.
+    /// Facts of the device about a graph.
     pub facts: F,
-    /// What is asked of the run.
+    /// The request for the run.
     pub options: &'a Options,
 }
 

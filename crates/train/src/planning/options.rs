@@ -1,4 +1,4 @@
-//! What is asked of a run, and what follows from it: the device, the budget, the request to the planner.
+//! The request for a run, and what follows from it: the device, the budget, the request to the planner.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::memory::{Budget, BudgetOrigin};
 use crate::optimizer::Update;
 use crate::optimizer::{Optimizer, StateStorage};
 
-/// What is asked of a run. What is left open is chosen to be fastest inside the budget.
+/// The request for a run. The planner chooses whatever is left open, to be fastest inside the budget.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Bytes of the whole process; the free memory less a margin when not stated.
@@ -22,7 +22,7 @@ pub struct Options {
     pub global_batch: usize,
     /// Rows of one micro-batch.
     pub micro_batch: Option<usize>,
-    /// What is dropped and rebuilt.
+    /// Values that are dropped and recomputed.
     pub recompute: Option<Strategy>,
     /// Where values and state may wait that do not fit; nowhere when absent.
     pub offload: Option<Offload>,
@@ -80,7 +80,7 @@ pub struct Offload {
     pub folder: PathBuf,
     /// Bytes that may be taken; all that is free less a tenth when not stated.
     pub budget: Option<u64>,
-    /// Rates of the way there and back; measured when not stated.
+    /// Rates of the link in both directions; measured when not stated.
     pub link: Option<Link>,
 }
 
@@ -121,7 +121,7 @@ impl Options {
         }
     }
 
-    /// What a described device says of a graph, with the host's memory beside it where the options offer that.
+    /// Facts of a described device about a graph, with the host's memory beside it where the options offer that.
     pub fn facts_of<'a>(&self, spec: &'a DeviceSpec) -> impl Fn(&Graph) -> Facts + Copy + use<'a> {
         let link = self.offload.as_ref().map(|offload| spec.host_link(offload.budget));
         move |graph| Facts { link, ..spec.facts(graph) }
@@ -152,7 +152,7 @@ impl Options {
         }
     }
 
-    /// What is asked of the planner when `budget` is there.
+    /// The request to the planner when `budget` is there.
     pub fn request(&self, budget: &Budget) -> Request {
         Request {
             global_batch: self.global_batch,

@@ -35,7 +35,7 @@ pub fn plan_from_file(
     options: &Options,
     text: &str,
 ) -> Result<Planned, TrainError> {
-    // Before the file is taken apart: what that takes is given back before the arena is taken.
+    // Measured before the file is parsed, since the parser's memory is given back before the arena is taken.
     let (mut budget, rounding) = budget_with_rounding(model, device, options)?;
     let saved = Saved::parse(text).map_err(refused)?;
     let (micro_batch, planned_for) = (saved.micro_batch(), saved.micro_batch() * saved.accumulation());
@@ -55,7 +55,7 @@ pub fn plan_from_file(
     let needed = choice.plan.arena_bytes;
     let free = memory::available()?;
     if options.memory.is_none() && needed <= free {
-        // What is outside the arena may have grown a little since.
+        // The memory outside the arena may have grown a little since.
         let total = saved.budget().max(needed + budget.outside);
         budget = Budget { total, origin: BudgetOrigin::Stated, ..budget };
     }

@@ -33,7 +33,7 @@ const BESIDE: &str = ".base_layer.weight";
 pub struct AdapterFolder {
     /// Where it is.
     pub folder: PathBuf,
-    /// What its `adapter_config.json` says.
+    /// The contents of its `adapter_config.json`.
     pub config: AdapterConfig,
     /// The model with the head that the adapter brings, or with its own where it brings none.
     pub configuration: Configuration,
@@ -275,7 +275,7 @@ pub fn adapter_form(
     })
 }
 
-/// PEFT's name for what a model does. It has none for hidden words, and asks models of `CAUSAL_LM` to write.
+/// PEFT's name for a model's task. It has none for hidden words, and expects models of `CAUSAL_LM` to write text.
 fn task(architecture: &Architecture) -> Option<&'static str> {
     match (architecture, architecture.labels()) {
         (_, Some(_)) => Some("SEQ_CLS"),
@@ -284,7 +284,7 @@ fn task(architecture: &Architecture) -> Option<&'static str> {
     }
 }
 
-/// Names and types of what is trained.
+/// Names and types of the trained tensors.
 fn trained(graph: &Graph) -> impl Iterator<Item = (String, Type)> {
     let states = graph.states().iter();
     let trained = states.filter(|state| state.kind == StateKind::Parameter { trainable: true });

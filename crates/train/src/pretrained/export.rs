@@ -24,7 +24,7 @@ use crate::pretrained::{AdapterFolder, Pretrained};
 /// Numbers of a block, but for rows that are longer.
 const BLOCK: usize = 256 << 10;
 
-/// What happens to a tensor on its way.
+/// The change to a tensor on its way.
 enum Change {
     /// An adapter is added.
     Merged(Adapter),
@@ -42,7 +42,7 @@ struct Merge<'a> {
     adapter: &'a AdapterFolder,
     folder: ModelFolder,
     weights: ModelFolder,
-    /// What is done to which stored tensor.
+    /// Changes by the name of the stored tensor.
     changes: BTreeMap<String, Change>,
     /// Tensors of a head that the model has not.
     added: Vec<TensorSpec>,
@@ -337,7 +337,7 @@ fn replaced(
     Ok(())
 }
 
-/// Refuses what an adapter makes of a tensor where the file cannot hold it.
+/// Refuses a merged tensor whose numbers the file's type cannot hold.
 fn finite(block: &[f32], spec: &TensorSpec, adapter: &ModelFolder) -> Result<(), FileError> {
     let most = if spec.dtype == Dtype::F16 { f16::MAX.to_f32() } else { f32::MAX };
     if block.iter().all(|number| number.abs() <= most) {

@@ -1,7 +1,7 @@
-//! A model that somebody has trained before: its folder, and an adapter that belongs to it.
+//! A pretrained model: its folder, and an adapter that belongs to it.
 //!
-//! What is read here is small: configurations, and the headers of weight files. The weights themselves go straight
-//! from the files into the arena of whoever runs the model.
+//! This module reads little: configurations, and the headers of weight files. The weights themselves go straight
+//! from the files into the arena of the run.
 
 mod adapter;
 mod export;
@@ -36,7 +36,7 @@ const HEAD: [&str; 6] =
 pub struct Pretrained {
     /// Where it is.
     pub folder: PathBuf,
-    /// What its `config.json` says.
+    /// The contents of its `config.json`.
     pub configuration: Configuration,
     /// The text of that file, which is written again as it was.
     pub config: String,
@@ -188,13 +188,13 @@ impl Pretrained {
         own.labels == configuration.labels && own.architecture.labels() == configuration.architecture.labels()
     }
 
-    /// What others know the model by: its id on the hub, or its folder.
+    /// The model's name for others: its id on the hub, or its folder.
     fn name(&self) -> String {
         hub::id_of(&self.folder).unwrap_or_else(|| self.folder.display().to_string())
     }
 }
 
-/// What the text of a `config.json` says; what is wrong with it is said of the file at `path`.
+/// The contents of a `config.json` from its text; a fault names the file at `path`.
 pub(crate) fn configuration(text: &str, path: &Path) -> Result<Configuration, TrainError> {
     let wrong = |error: ConfigError| said_of(path, "config.json", &error.to_string());
     Architecture::from_config(text).map_err(wrong)

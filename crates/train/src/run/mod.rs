@@ -32,7 +32,7 @@ pub struct Run {
     micro_batch: usize,
     accumulation: usize,
     seed: u64,
-    /// What each state is for.
+    /// The purpose of each state.
     kinds: BTreeMap<String, StateKind>,
     /// Inputs that hold targets, each with the id that carries no loss.
     targets: Vec<(String, i32)>,
@@ -41,7 +41,7 @@ pub struct Run {
     /// Passes over a micro-batch that updates parameters itself, two where the first is for the norm alone; 0 where the
     /// update is a schedule of its own.
     pub(crate) updating_passes: usize,
-    /// Whether state may be of two steps: an update was begun and did not come to its end.
+    /// Whether state may be of two steps, because an update began and did not finish.
     pub(crate) torn: bool,
 }
 
@@ -345,7 +345,7 @@ impl Run {
         self.seed
     }
 
-    /// Goes on as after `steps` updates: what came before is in the state that the caller has put in place.
+    /// Goes on as after `steps` updates, from the state that the caller has put in place.
     pub fn continue_after(&mut self, steps: u64) {
         (self.steps, self.torn) = (steps, false);
     }
@@ -376,7 +376,7 @@ impl Run {
         &self.engine
     }
 
-    /// The engine, for who writes its state or has it time its actions.
+    /// The engine, for callers that write its state or time its actions.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
@@ -449,7 +449,7 @@ fn target_inputs(graph: &Graph) -> Vec<(String, i32)> {
     inputs
 }
 
-/// What a run knows itself of the inputs of its graphs.
+/// Inputs of the graphs that a run fills in itself.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct OwnInputs {
     pub(crate) clip: [f32; 1],

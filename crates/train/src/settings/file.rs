@@ -1,6 +1,6 @@
 //! Settings from a TOML file and from flags, into one [`RawConfig`].
 //!
-//! Both become a table of values whose kinds have been checked, so that every mistake is told with the place
+//! Both become a table of values whose kinds have been checked, so that every error names the place
 //! it was made at: a file's line, or the flag.
 
 use std::fs::File;
@@ -56,7 +56,7 @@ impl RawConfig {
             table.insert(flag.name.to_owned(), value);
         }
         table.retain(|name, value| !left_open(name, value));
-        // Kinds are right, so what is left are numbers too large for their type.
+        // Kinds are right, so only numbers too large for their type remain.
         table.try_into().map_err(|error: toml::de::Error| TrainError::Config(error.message().to_owned()))
     }
 
@@ -154,7 +154,7 @@ fn typed(flag: &Flag) -> Result<Value, String> {
     })
 }
 
-/// Words, commas within them separating others, except in the name of a file that is there.
+/// A list of words. A comma separates two words, unless it belongs to the name of an existing file.
 fn list<'a>(words: impl IntoIterator<Item = &'a str>) -> Value {
     let words = words
         .into_iter()

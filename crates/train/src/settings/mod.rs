@@ -1,4 +1,4 @@
-//! Every setting in one table: its name, its type and what it means.
+//! Every setting in one table: its name, its type and its meaning.
 //!
 //! A line of the table is all a setting needs to be read from a file, taken from a flag, shown in `--help`,
 //! spelled right in an error and printed back. Names are those of Hugging Face's `TrainingArguments` where it
@@ -21,7 +21,7 @@ pub use file::Flag;
 pub use nearest::nearest;
 pub(crate) use resumed::{changeable, differ, remembered};
 
-/// What can be written as the value of a setting.
+/// Kinds of values that a setting can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Words, a name, a size or a path.
@@ -48,9 +48,9 @@ pub struct Pairs(pub Vec<String>);
 /// Which part of a run a setting is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Section {
-    /// What is trained and how it must fit; planning asks no more than this.
+    /// The model and its budget; planning asks no more than this.
     Fit,
-    /// What is trained in place of the model's own weights.
+    /// Adapters in place of the model's own weights.
     Adapter,
     /// How parameters are updated.
     Learning,
@@ -63,11 +63,11 @@ pub enum Section {
 pub struct Setting {
     /// As it stands in a file; as a flag, dashes may take the place of its underscores.
     pub name: &'static str,
-    /// What its value is.
+    /// The kind of its value.
     pub kind: Kind,
-    /// What stands for its value in a list of flags.
+    /// Placeholder of its value in a list of flags.
     pub value_name: &'static str,
-    /// What it means, with its default.
+    /// Its meaning, with its default.
     pub help: &'static str,
     /// Where it belongs.
     pub section: Section,
@@ -124,7 +124,7 @@ settings! {
         layers: usize, "N";
         /// Folder with tokenizer.json [default: the model's; without one, a token is a byte]
         tokenizer: PathBuf, "PATH";
-        /// What is learned: causal, masked or classify [default: what the model is made for]
+        /// Task: causal, masked or classify [default: the one the model is made for]
         task: String, "NAME";
         /// Tokens per sequence [default: a preset's own; of other models 512, or their positions if fewer]
         seq_len: usize, "N";
@@ -154,7 +154,7 @@ settings! {
         offload_folder: PathBuf, "PATH";
         /// The most that offload may take, such as 100GiB [default: nine tenths of what is free on the disk]
         offload_budget: String, "SIZE";
-        /// What ops cost: `modelled`, or a file of `bench ops` [default: what was measured here, else modelled]
+        /// Times of ops: `modelled`, or a file of `bench ops` [default: measured on this machine, else modelled]
         costs: String, "COSTS";
         /// Threads [default: one for each core]
         threads: usize, "N";
@@ -179,7 +179,7 @@ settings! {
         lora_r: usize, "N";
         /// How strongly adapters count [default: twice the rank]
         lora_alpha: f64, "NUMBER";
-        /// Probability of a zero in what adapters read [default: 0]
+        /// Dropout probability of the adapters' input [default: 0]
         lora_dropout: f64, "PART";
         /// Whether alpha is divided by the root of the rank [default: false]
         use_rslora: bool, "BOOL";
@@ -270,7 +270,7 @@ settings! {
         /// Steps between two checkpoints in --output-dir; there is also one of the best evaluation and one at the end
         /// [default: 500]
         save_steps: u64, "N";
-        /// How many checkpoints are kept; the best is kept besides [default: all]
+        /// Number of checkpoints to keep, beside the best [default: all]
         save_total_limit: u64, "N";
         /// Whether the model that is written at the end is that of the best evaluation, not of the last step [default:
         /// false]
@@ -278,7 +278,7 @@ settings! {
         /// Go on from a checkpoint: its folder, or latest, for the newest whole one in --output-dir; the run begins
         /// where there is none yet
         resume: String, "CHECKPOINT";
-        /// What is written beside metrics.jsonl: tensorboard, html, or none [default: tensorboard,html]
+        /// Files beside metrics.jsonl: tensorboard, html, or none [default: tensorboard,html]
         report_to: Vec<String>, "NAMES";
     }
 }

@@ -1,4 +1,4 @@
-//! What a checkpoint remembers of a run's settings, so that a run which goes on from it is the same run: by the names
+//! Settings that a checkpoint keeps, so that a run which goes on from it is the same run: by the names
 //! people know, each with its value and whether it may change.
 
 use super::RawConfig;
@@ -28,7 +28,7 @@ const FACTS: [Fact; 18] = facts! {
         adam_beta2, adam_epsilon, weight_decay, max_grad_norm, full_determinism;
 };
 
-/// Settings that a run which goes on may change, but not in silence.
+/// Settings that a resumed run may change; each change is reported.
 pub(crate) fn changeable() -> impl Iterator<Item = &'static str> {
     FACTS.iter().filter(|fact| fact.changeable).map(|fact| fact.name)
 }
@@ -42,7 +42,7 @@ pub(crate) fn differ(name: &str, then: Option<&String>, now: Option<&String>) ->
     }
 }
 
-/// What a checkpoint remembers of effective settings.
+/// The part of effective settings that a checkpoint keeps.
 pub(crate) fn remembered(effective: &RawConfig) -> impl Iterator<Item = (&'static str, String)> {
     FACTS.iter().filter_map(|fact| Some((fact.name, (fact.value)(effective)?)))
 }

@@ -16,7 +16,7 @@ pub struct EarlyStopping {
 #[derive(Default)]
 pub(super) struct BestSoFar {
     pub(super) best: Option<Best>,
-    /// What a loss must undercut to end the wait: that of the last one that did.
+    /// The loss that ends the wait when undercut: that of the last evaluation that did so.
     mark: Option<f64>,
     waited: u64,
     /// The last evaluation.
@@ -26,7 +26,7 @@ pub(super) struct BestSoFar {
 }
 
 impl BestSoFar {
-    /// Goes on from what a checkpoint knew.
+    /// Goes on from the measurements of a checkpoint.
     pub(super) fn of(kept: &EvaluationState) -> BestSoFar {
         BestSoFar {
             best: kept.best,
@@ -41,7 +41,7 @@ impl BestSoFar {
         self.best.map(|best| best.step)
     }
 
-    /// What a checkpoint is to know.
+    /// Facts for the checkpoint.
     pub(super) fn kept(&self, loss: Option<f64>) -> EvaluationState {
         EvaluationState {
             loss,

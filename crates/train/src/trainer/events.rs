@@ -1,4 +1,4 @@
-//! Events of a run, and the listeners that are told of them.
+//! Events of a run, and their listeners.
 
 use std::fmt;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub enum Event<'a> {
     Log(&'a StepRecord),
     /// The model was evaluated.
     Evaluation(&'a EvaluationRecord),
-    /// A checkpoint is about to be written: whoever keeps a record of the run brings it to the disk first.
+    /// A checkpoint is about to be written: listeners that keep a record of the run write it to the disk first.
     Saving,
     /// A checkpoint was written to this folder.
     Saved(&'a Path),
@@ -26,13 +26,13 @@ pub enum Event<'a> {
     End(&'a EndRecord),
 }
 
-/// Someone who is told.
+/// A listener to the events of a run.
 pub trait Listener<E> {
     /// Takes note of an event.
     ///
     /// # Errors
     ///
-    /// Whatever the listener cannot do; the run is saved and ends.
+    /// A fault of the listener; the run is saved and ends.
     fn hear(&mut self, event: &Event<'_>) -> Result<(), E>;
 
     /// The name of output that the run can do without: after its first failure the listener hears no more, the others
@@ -48,7 +48,7 @@ impl<E, F: FnMut(&Event<'_>) -> Result<(), E>> Listener<E> for F {
     }
 }
 
-/// The listeners, and the first fault of one. The others hear on: what is saved then is worth telling.
+/// The listeners, and the first fault of one. The others still hear of later events, such as the save.
 pub(super) struct Told<'a, 'b, E> {
     pub(super) listeners: &'a mut [&'b mut dyn Listener<E>],
     /// Those that have failed and that the run can do without.

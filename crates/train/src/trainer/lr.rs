@@ -11,7 +11,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What the rate does, warmup included.
+/// The course of the rate, warmup included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
     /// Rises, then falls on a straight line that would reach 0 one step after `max_steps`.
@@ -33,7 +33,7 @@ pub struct Lr {
     pub warmup_steps: u64,
     /// The last step; a decaying rate is 0 from the next one on.
     pub max_steps: u64,
-    /// What happens between the two.
+    /// The course between the two.
     pub decay: Decay,
 }
 
@@ -104,7 +104,7 @@ impl fmt::Display for Decay {
 mod tests {
     use super::*;
 
-    /// What `transformers.get_scheduler(name, …, num_warmup_steps, num_training_steps)` of version 5.22 gave each
+    /// Rates that `transformers.get_scheduler(name, …, num_warmup_steps, num_training_steps)` of version 5.22 gave each
     /// step of a run with peak 0.1, as printed by Python.
     const TRANSFORMERS: [(&str, u64, u64, &[f64]); 7] = [
         (

@@ -1,6 +1,6 @@
 //! A run that is fed: data in, one optimizer step or evaluation at a time, records out.
 //!
-//! The trainer only measures. The loop over its steps is in `train_loop`, and those who are told of them are
+//! The trainer only measures. The loop over its steps is in `train_loop`, and its listeners are
 //! [`Listener`]s: `metrics_file`, `tensorboard`, and whatever a caller adds.
 
 mod best_so_far;
@@ -49,7 +49,7 @@ pub struct Trainer {
     facts: BTreeMap<String, String>,
     /// Groups of the data that the steps so far have taken. One that a failed step has taken is not among them.
     taken: u64,
-    /// What has been measured so far, for the next checkpoint.
+    /// Measurements so far, for the next checkpoint.
     reached: EvaluationState,
 }
 
@@ -86,7 +86,7 @@ impl Trainer {
         Arc::clone(&self.stop)
     }
 
-    /// Whether somebody has asked for the end.
+    /// Whether a stop was requested.
     pub fn stop_requested(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -95,7 +95,7 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// When it cannot be written; then what was saved before is as it was.
+    /// When it cannot be written; earlier checkpoints stay as they were.
     pub fn save(&self, checkpoints: &Checkpoints, progress: &EvaluationState) -> Result<PathBuf, TrainError> {
         checkpoints.save(&self.run, self.taken, &self.facts, progress)
     }
@@ -105,7 +105,7 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// When it cannot be written; then what was saved before is as it was.
+    /// When it cannot be written; earlier checkpoints stay as they were.
     pub fn save_last_finite(
         &self,
         checkpoints: &Checkpoints,
@@ -225,7 +225,7 @@ impl Trainer {
         }))
     }
 
-    /// What the run came to.
+    /// The result of the run.
     ///
     /// # Errors
     ///
@@ -241,7 +241,7 @@ impl Trainer {
         })
     }
 
-    /// What has been measured so far, as far as a checkpoint keeps it.
+    /// Those measurements so far that a checkpoint keeps.
     pub(crate) fn reached(&self) -> &EvaluationState {
         &self.reached
     }
@@ -272,7 +272,7 @@ fn likeliest(numbers: &[f32]) -> usize {
     (0..numbers.len()).reduce(better).unwrap_or(0)
 }
 
-/// What decides which numbers a step sees, whatever the plan.
+/// The settings that decide which numbers a step sees, whatever the plan.
 fn facts(run: &Run, batches: &Batches) -> BTreeMap<String, String> {
     let epoch = batches.source().sequences_per_epoch();
     let facts = [

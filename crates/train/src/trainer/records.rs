@@ -1,4 +1,4 @@
-//! What a run reports, as JSON lines: one object per step or evaluation, and one at the end.
+//! Records of a run, as JSON lines: one object per step or evaluation, and one at the end.
 //!
 //! ```text
 //! {"step":1,"loss":5.545,"mean_over":1,"grad_norm":1.25,"lr":0.0003,"tokens":4096,"valid_tokens":4090,"tokens_per_second":812.5,"memory_bytes":9437184}
@@ -62,7 +62,7 @@ pub struct EvaluationRecord {
     /// Its exponential, where words are guessed.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "finite_or_null_if_any")]
     pub eval_perplexity: Option<f64>,
-    /// Part of the texts whose likeliest label is theirs, where texts are sorted.
+    /// Accuracy of a classifier: the share of texts whose likeliest label is right.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
     /// Macro F1: the mean over the classes of F1, where texts are sorted.
@@ -76,7 +76,7 @@ pub struct EvaluationRecord {
     pub best: bool,
 }
 
-/// What is known of the best evaluation, also when an earlier part of the run made it.
+/// The best evaluation, also when an earlier part of the run made it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BestRecord {
     /// Steps taken before it.

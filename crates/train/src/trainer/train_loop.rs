@@ -9,10 +9,10 @@
 //!                                    End
 //! ```
 //!
-//! Whoever asks for the end has seconds, not an evaluation's time: the checkpoint comes at once, and the evaluation that
+//! A request to stop leaves seconds, not an evaluation's time: the checkpoint comes at once, and the evaluation that
 //! was due is made up for when the run goes on.
 //!
-//! Whatever shows a loss shows that of a `Log`: so the number of a step is the same on the console, in files and on the
+//! Every display of a loss shows that of a `Log`: so the number of a step is the same on the console, in files and on the
 //! page. A `Step` says how far the run is.
 //!
 //! A bar, a file of metrics, TensorBoard and a page are listeners alike: the loop knows none of them. The first
@@ -29,7 +29,7 @@ use super::window::Window;
 use crate::checkpoint::{Checkpoints, EvaluationState};
 use crate::error::TrainError;
 
-/// What a run does besides its steps.
+/// Tasks of a run besides its steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainLoop {
     /// The last step, counted from the beginning of the run.
@@ -141,13 +141,13 @@ impl Trainer {
         Ok(end)
     }
 
-    /// Whether the run is to end for another reason than its course. A listener that failed ends it like a signal: at once,
+    /// Whether the run is to end before its last step. A listener that failed ends it like a signal: at once,
     /// but saved.
     fn is_asked_to_end<E>(&self, told: &Told<'_, '_, E>) -> bool {
         self.stop_requested() || told.failed.is_some()
     }
 
-    /// Saves the run. The checkpoint of the step `surpassed` goes if it was there for being the best alone.
+    /// Saves the run. The checkpoint of the step `surpassed` is removed if it was kept only as the best.
     fn keep<E: fmt::Display>(
         &self,
         (every, checkpoints): (u64, &Checkpoints),

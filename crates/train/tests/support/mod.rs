@@ -1,17 +1,23 @@
-//! What tests that train share: the models and numbers of `reference/models.py`, batches, and a run over them.
+//! Shared by tests that train: the models and numbers of `reference/models.py`, batches, and a run over them.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::path::Path;
 
 use plimsoll_exec::Data;
-use plimsoll_model::{Architecture, Bert, Gpt2, IGNORED, Llama, Rope};
-use plimsoll_plan::Strategy;
+use plimsoll_model::{Architecture, IGNORED};
+use plimsoll_plan::{Purpose, Strategy};
 use plimsoll_train::{LanguageModel, Options, Run, Step};
 use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+
+#[path = "../../../model/tests/support/families.rs"]
+pub(crate) mod models;
+#[allow(unused_imports, reason = "each test file uses its own part")]
+pub(crate) use models::{Size, families};
 
 /// Tokens of a golden sequence.
-pub(crate) const GOLDEN_SEQ: usize = 16;
+pub(crate) const GOLDEN_SEQ: usize = Size::GOLDEN.seq;
 /// Far more than any of these models needs.
 const MEMORY: u64 = 2 << 30;
 
@@ -26,74 +32,16 @@ pub(crate) const STRATEGIES: [Strategy; 7] = [
     Strategy::Manual,
 ];
 
-/// Numbers that a family of small models is made of.
-#[derive(Clone, Copy)]
-pub(crate) struct Size {
-    pub vocab: usize,
-    pub seq: usize,
-    pub width: usize,
-    pub layers: usize,
-    pub ffn: usize,
-    pub dropout: f32,
-}
-
-impl Size {
-    /// The size of the golden files.
-    pub(crate) const GOLDEN: Size =
-        Size { vocab: 64, seq: GOLDEN_SEQ, width: 32, layers: 2, ffn: 48, dropout: 0.0 };
-}
-
 pub(crate) fn llama(size: Size) -> Architecture {
-    Architecture::from(Llama {
-        vocab: size.vocab,
-        width: size.width,
-        layers: size.layers,
-        heads: 4,
-        key_heads: 2,
-        head_width: None,
-        ffn: size.ffn,
-        norm_epsilon: 1e-6,
-        rope: Rope::plain(10_000.0),
-        window: None,
-        positions: None,
-        tie_embeddings: false,
-        qkv_bias: false,
-        qk_norm: false,
-        documents: false,
-    })
+    models::llama(size).into()
 }
 
 pub(crate) fn gpt2(size: Size) -> Architecture {
-    Architecture::from(Gpt2 {
-        vocab: size.vocab,
-        positions: size.seq,
-        width: size.width,
-        layers: size.layers,
-        heads: 4,
-        norm_epsilon: 1e-5,
-        dropout: size.dropout,
-        documents: false,
-    })
+    models::gpt2(size).into()
 }
 
 pub(crate) fn bert(size: Size) -> Architecture {
-    Architecture::from(Bert {
-        vocab: size.vocab,
-        positions: size.seq,
-        token_types: 2,
-        width: size.width,
-        layers: size.layers,
-        heads: 4,
-        ffn: 2 * size.width,
-        norm_epsilon: 1e-12,
-        dropout: size.dropout,
-        labels: None,
-    })
-}
-
-/// The three families at one size, each with the name of its golden file.
-pub(crate) fn families(size: Size) -> [(&'static str, Architecture); 3] {
-    [("llama", llama(size)), ("gpt2", gpt2(size)), ("bert", bert(size))]
+    models::bert(size).into()
 }
 
 /// Options for a given division of a batch.
@@ -209,6 +157,35 @@ impl Batch {
     }
 }
 
+/// Takes a step over each of the batches, after an evaluation of its first micro-batch if `evaluates` is set. Returns every
+/// loss and norm and the final weights, as bits.
+pub(crate) fn train_to_bits(
+    run: &mut Run,
+    batches: impl IntoIterator<Item = Batch>,
+    evaluates: bool,
+) -> Vec<u32> {
+    let mut numbers = Vec::new();
+    for batch in batches {
+        if evaluates {
+            let held_out = batch.micro_batches(run.micro_batch()).next().unwrap();
+            numbers.push(run.evaluate(&held_out).unwrap());
+        }
+        let (losses, norm) = batch.step(run, 1e-2);
+        numbers.extend(losses);
+        numbers.push(norm);
+    }
+    for name in parameters(run) {
+        numbers.extend(run.state(&name).unwrap());
+    }
+    numbers.into_iter().map(f32::to_bits).collect()
+}
+
+/// All state but gradients, as bits.
+pub(crate) fn lasting_bits(run: &Run) -> Vec<u32> {
+    let lasting = run.plan().states.iter().filter(|range| range.purpose != Purpose::Gradients);
+    lasting.flat_map(|range| run.state(&range.name).unwrap()).map(f32::to_bits).collect()
+}
+
 /// One file of `testdata`.
 pub(crate) struct Golden {
     bytes: Vec<u8>,
@@ -220,10 +197,19 @@ impl Golden {
         Golden { bytes: std::fs::read(testdata.join(format!("{name}.safetensors"))).unwrap() }
     }
 
-    fn words(&self, name: &str) -> Option<Vec<[u8; 4]>> {
+    /// Reads the tensor of that name, if the file has it.
+    fn tensor<T>(&self, name: &str, read: impl FnOnce(&TensorView) -> T) -> Option<T> {
         let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        let tensor = tensors.tensor(name).ok()?;
-        Some(tensor.data().as_chunks::<4>().0.to_vec())
+        Some(read(&tensors.tensor(name).ok()?))
+    }
+
+    fn words(&self, name: &str) -> Option<Vec<[u8; 4]>> {
+        self.tensor(name, |tensor| tensor.data().as_chunks::<4>().0.to_vec())
+    }
+
+    /// The elements of a tensor of bytes: codes, or a text.
+    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
+        self.tensor(name, |tensor| tensor.data().to_vec()).unwrap()
     }
 
     pub(crate) fn floats(&self, name: &str) -> Vec<f32> {

@@ -1,4 +1,4 @@
-//! What a pool promises: every piece once, no hang, panics where the caller can see them.
+//! The promises of a pool: every piece once, no hang, panics where the caller can see them.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -164,7 +164,9 @@ fn a_hundred_thousand_tiny_jobs_do_what_one_thread_does() {
 fn workers_that_fell_asleep_are_woken() {
     let pool = Pool::new(2).unwrap();
     for _ in 0..20 {
-        std::thread::sleep(LOOK_OUT * 20);
+        while pool.shared.asleep.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
         let barrier = Barrier::new(2);
         pool.enter(|| {
             for_each(2, |_| {

@@ -172,7 +172,7 @@ impl Transfers {
     }
 
     /// Time of the order with transfers that keep at most `limit` bytes alive, or as few as can be; none when the tier
-    /// has no room for what must go.
+    /// has no room for the buffers that must go.
     pub(crate) fn seconds_within(&self, limit: u64) -> Option<f64> {
         self.seconds_below(limit, f64::INFINITY)
     }
@@ -242,7 +242,7 @@ impl Transfers {
     }
 }
 
-/// Takes the bytes of gaps that begin with the first run from what is alive up to their ends.
+/// Subtracts the bytes of gaps that begin with the first run, up to the end of each gap.
 fn spare_before<'a>(live: &mut [u64], gaps: impl Iterator<Item = &'a Gap>) {
     let mut ends = vec![0; live.len() + 1];
     gaps.for_each(|gap| ends[gap.before] += gap.bytes);

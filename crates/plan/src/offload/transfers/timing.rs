@@ -28,7 +28,7 @@ struct Leaving {
     done: f64,
 }
 
-/// When the first of those who wait must be sent for, so that it and all who come in behind it are there in time: the
+/// When the first waiting value must be fetched, so that it and all behind it arrive in time: the
 /// least of (time of the run that wants one, less the transfers of it and of all before it). A tree over the runs:
 /// its right half waits for the transfers of its left half.
 struct Due {
@@ -41,7 +41,7 @@ struct Waiting {
     count: usize,
     /// Time of all their transfers.
     transfers: f64,
-    /// When the first must be sent for, if nobody waits before this range.
+    /// When the first must be fetched, if no value waits before this range.
     latest: f64,
 }
 
@@ -114,13 +114,13 @@ pub(super) struct Placing<'a> {
     /// Gaps whose instance goes out, by the run behind the one that writes it.
     made: ByRun,
     /// Move that takes the instance of each gap out, unless the tier has held it from the beginning, and the one that
-    /// brings it back, if anybody needs it.
+    /// brings it back, if a later run reads it.
     out: Vec<Option<usize>>,
     back: Vec<Option<usize>>,
-    /// Bytes alive during each run, what came back early included and what lingers on its way out not.
+    /// Bytes alive during each run: with buffers that came back early, without buffers still on their way out.
     live: Vec<u64>,
     lingering: u64,
-    /// Where there was no room the last time somebody was to come in early: often there still is none.
+    /// The place where the last early fetch found no room: often there still is none.
     blocked: usize,
     leaving: VecDeque<Leaving>,
     /// Moves whose instance has arrived in the tier.
@@ -180,7 +180,7 @@ impl<'a> Placing<'a> {
         placing.split(transfers).then_some(placing)
     }
 
-    /// The runs of `sequence` with the transfers of a walk that has come to its end.
+    /// The runs of `sequence` with the transfers of a finished walk.
     pub(super) fn apply(self, sequence: &Sequence) -> Sequence {
         let mut sequence = sequence.clone();
         sequence.instances.resize(self.instances, Value(0));
@@ -225,7 +225,7 @@ impl<'a> Placing<'a> {
                 self.out[index] = sent.map(|(_, out)| out);
                 self.begin.push(from, index);
                 if before < self.runs {
-                    // State that nobody has used yet comes into its first instance.
+                    // State that no run has used yet comes into its first instance.
                     if from > 0 {
                         holder = self.instances;
                         self.instances += 1;

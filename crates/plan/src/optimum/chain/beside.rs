@@ -1,5 +1,5 @@
-//! Bytes that are there beside what the layers of a chain hold: operands at the turn, operands of the last layer's backward
-//! pass, and what lasts while all layers run.
+//! Bytes beside those that the layers of a chain hold: operands at the turn, operands of the last layer's backward
+//! pass, and values that last while all layers run.
 
 use std::collections::BTreeSet;
 
@@ -24,8 +24,8 @@ pub(super) fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 
     most
 }
 
-/// The most bytes that are there, beside what the other layers hold, while one node of the last layer's backward pass
-/// runs: what it works on, and gradients that were made for it and are read behind it. All others wait at that time.
+/// The most bytes, beside those of the other layers, while one node of the last layer's backward pass
+/// runs: its operands, and gradients made before it and read after it. All other layers wait at that time.
 pub(super) fn last_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     let Some((last, others)) = chain.layers.split_last() else { return 0 };
     let backward: Vec<NodeId> = [&chain.turn.backward[..], &last.backward].concat();
@@ -82,7 +82,7 @@ fn bytes_beside(graph: &Graph, facts: &Facts, layers: &[Layer], id: NodeId, valu
     bytes + aligned(facts.nodes[id.index()].workspace.least, facts.alignment)
 }
 
-/// Graph inputs, named outputs, and what is made before the first layer and read behind it.
+/// Graph inputs, named outputs, and values made before the first layer and read after it.
 pub(super) fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     let bytes = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
     let mut fixed: BTreeSet<Value> = graph.inputs().iter().copied().collect();

@@ -67,7 +67,7 @@ impl LowerBound {
     pub(crate) fn seconds_with(&self, bytes: u64, link: &Link) -> f64 {
         let seconds = |sent: f64| {
             let recomputed = self.layers as f64 * self.at((bytes as f64 + sent) / self.layers as f64);
-            // Each way takes its toll of what runs beside it.
+            // Each transfer slows the runs beside it by its toll.
             let lost = link.toll * sent;
             let before = (self.forward.layers + lost).max(sent / link.out_rate);
             let behind = (self.base_seconds - self.forward.all + recomputed + lost).max(sent / link.in_rate);
@@ -89,7 +89,7 @@ impl LowerBound {
             return 0.0;
         };
         if bytes <= first {
-            // Fewer bytes than any set takes: at least what the smallest set costs.
+            // Fewer bytes than any set takes: the cost is at least that of the smallest set.
             return most;
         }
         for pair in self.hull.windows(2) {

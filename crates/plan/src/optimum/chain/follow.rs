@@ -1,4 +1,4 @@
-//! From a table to the treatment of each layer: which options it decided for, and what it dropped together.
+//! From a table to the treatment of each layer: the option of each layer, and the segments that are dropped together.
 
 use super::table::{Decision, Family, Table};
 

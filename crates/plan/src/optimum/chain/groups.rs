@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Segments inside a group, and the layers that are left over, come from a table of single layers on the same scale,
-//! which is only as long as a group. A plan of groups is a plan of layers, so what is promised holds; only some plans
+//! which is only as long as a group. A plan of groups is a plan of layers, so its promises hold; only some plans
 //! are not looked at. The lower bound knows nothing of groups.
 
 use super::follow::{Step, follow};
@@ -149,7 +149,7 @@ fn group_options(options: &Options, single: &Table, size: usize) -> (Vec<LayerOp
     list.into_iter().unzip()
 }
 
-/// Layers one after another, each by the same option: those behind find what those before it keep.
+/// Layers one after another, each by the same option: later layers run beside the values that earlier ones keep.
 fn in_turn(option: &LayerOption, size: usize) -> LayerOption {
     let before = (size as u64 - 1) * option.kept_bytes;
     LayerOption {

@@ -40,7 +40,7 @@ use crate::bytes::TransientBytes;
 use crate::device::{Facts, Link, Scratch, aligned};
 use crate::recompute::{Item, Order, Regions, Strategy};
 
-/// Budgets that are asked for, and those that are where what does not fit waits on a tier.
+/// Number of budgets that are tried, without and with a tier for values that do not fit.
 pub(super) const LADDER: Ladder = Ladder::new(1.005);
 const COARSE_LADDER: Ladder = Ladder::new(1.1);
 /// The same of a long chain.
@@ -68,7 +68,7 @@ pub(crate) struct ChainOptimum {
     bounds: [Moment; 2],
     /// The ways of treating the nodes ahead of the layers of the table.
     ways: Vec<Way>,
-    /// Time of what lies before the first layer, forward and backward.
+    /// Time of the nodes before the first layer, forward and backward.
     outside_seconds: f64,
     /// Time of everything once.
     once_seconds: f64,
@@ -92,11 +92,11 @@ enum Filled {
 struct Moment {
     /// The bound of those layers for the bytes they have.
     bound: LowerBound,
-    /// Bytes that are there beside what those layers hold.
+    /// Bytes beside those that the layers hold.
     beside: u64,
 }
 
-/// A way of treating what lies ahead of the layers of the table.
+/// A treatment of the nodes before the layers of the table: the lead.
 #[derive(Debug)]
 struct Way {
     /// Values that the lead keeps, if there is one.
@@ -104,9 +104,9 @@ struct Way {
     /// Bytes that are there while the layers of the table run: graph inputs, named outputs, what is made ahead of
     /// them and read behind, and gradients that several parts contribute to.
     fixed_bytes: u64,
-    /// Bytes without which what lies ahead does not run.
+    /// Bytes without which the lead does not run.
     least_bytes: u64,
-    /// Time of what the lead recomputes.
+    /// Time of the lead's recomputation.
     seconds: f64,
 }
 
@@ -201,7 +201,7 @@ impl ChainOptimum {
         }
     }
 
-    /// Time of what a layer of which nothing is kept runs again.
+    /// Time of recomputation in a layer that keeps nothing.
     fn again_seconds(&self) -> f64 {
         let seconds = self.options.list.iter().map(|option| option.backward_seconds);
         let least = seconds.clone().fold(f64::INFINITY, f64::min);
@@ -221,7 +221,7 @@ impl ChainOptimum {
         let fastest = self.outside_seconds + self.table().seconds(u64::MAX);
         let everything_kept = self.ways.iter().filter(|way| way.seconds == 0.0);
         let least = everything_kept.map(|way| way.fixed_bytes + self.table().enough_bytes()).min();
-        // Recomputing a single node would be far more than what rounding makes of a sum.
+        // Recomputing a single node costs far more than a sum's rounding error.
         least.filter(|_| fastest <= self.once_seconds * (1.0 + 1e-9))
     }
 
@@ -331,7 +331,7 @@ impl Optimum for ChainOptimum {
         match strategy {
             Strategy::Minimal if self.is_long() => f64::INFINITY,
             Strategy::Minimal => self.once_seconds + self.passage_seconds * passages(layers) as f64,
-            // Each layer runs again what its backward pass reads, and in groups more than that.
+            // Each layer recomputes the values that its backward pass reads, and in groups more than those.
             Strategy::Full | Strategy::Sqrt | Strategy::Every(_) => {
                 once + layers as f64 * self.again_seconds()
             }
@@ -390,7 +390,7 @@ fn passage(graph: &Graph, layer: &Layer) -> Vec<NodeId> {
     passage
 }
 
-/// The ways of treating what lies ahead of the chain: the options of the lead, or to keep everything.
+/// Treatments of the lead: its options, or keeping everything.
 fn ways(graph: &Graph, facts: &Facts, scratch: Scratch, chain: &Chain) -> Vec<Way> {
     let (forward, backward) = peaks(graph, facts, scratch, &chain.before, &all_values(graph, &chain.before));
     let boundary = aligned(graph.ty(chain.before.output).bytes() as u64, facts.alignment);

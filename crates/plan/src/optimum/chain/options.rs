@@ -67,7 +67,7 @@ impl Options {
     pub(crate) fn keep_all_bytes(&self, layers: usize, turn_peak: u64) -> u64 {
         let fastest = self.list.iter().min_by(|a, b| a.backward_seconds.total_cmp(&b.backward_seconds));
         fastest.map_or(turn_peak, |option| {
-            // The peaks of the last layer count what it keeps.
+            // The peaks of the last layer include the values it keeps.
             let last = (option.kept_bytes + turn_peak).max(option.backward_peak).max(option.forward_peak);
             (layers as u64 - 1) * option.kept_bytes + last
         })
@@ -122,7 +122,7 @@ fn spread(labels: &[Label]) -> Vec<Label> {
     (0..most).map(|index| labels[index * (count - 1) / (most - 1).max(1)].clone()).collect()
 }
 
-/// Options for every label and for what differs from one in a single kept node, without those that another
+/// Options for every label and for sets that differ from a label in one kept node, without those that another
 /// beats on all counts. Labels know nothing of peaks, and where a peak decides, a set that is beaten on bytes
 /// and time may be the only one that fits; such sets lie next to the frontier.
 pub(crate) fn around_frontier(
@@ -157,7 +157,7 @@ pub(crate) fn around_frontier(
     list
 }
 
-/// Time to run again what is demanded and not kept, with all that needs.
+/// Time to recompute the demanded nodes that are not kept, with everything they need.
 fn closure_cost(ops: &[LabelOp], demanded: &[usize], keep: &[usize]) -> f64 {
     let mut runs = vec![false; ops.len()];
     let mut wanted = demanded.to_vec();
@@ -176,12 +176,12 @@ struct Part {
     node: usize,
     /// The outputs that are kept together.
     values: Vec<Value>,
-    /// Where a node has several parts, the first stands for its run and the others for what comes of it.
+    /// Where a node has several parts, the first stands for its run and the others for its further outputs.
     of_run: Option<usize>,
     keepable: bool,
 }
 
-/// The parts of a layer. Outputs that the backward pass reads go together: whoever lacks one of them runs the node and
+/// The parts of a layer. Outputs that the backward pass reads go together: where one is missing, the node runs and
 /// has them all. Others are needed only where what was made of them is recomputed, and may be dropped alone: a norm
 /// whose result nobody reads but the next op keeps its statistics.
 fn parts(graph: &Graph, layer: &Layer) -> Vec<Part> {

@@ -15,7 +15,7 @@
 //! stops there. One table answers every budget up to its largest.
 //!
 //! More memory is never slower, so a row falls and then stays at its least time; it is stored up to there.
-//! Only times are stored: which decision gave one is asked a few hundred times at most, and then found
+//! Only times are stored: the decision behind one is needed a few hundred times at most, and then found
 //! by trying all once more, while a row of plain minima is the loop that processors are good at.
 //!
 //! Bytes are counted in units. With the greatest common divisor of all sizes the table is exact; where

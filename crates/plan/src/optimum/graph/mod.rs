@@ -31,9 +31,9 @@ use crate::program::Costed;
 use crate::recompute::{Order, Run};
 use crate::remat::{Budgeted, Care};
 
-/// Budgets that are asked for where what does not fit waits on a tier.
+/// Number of budgets that are tried where values that do not fit wait on a tier.
 const COARSE_LADDER: Ladder = Ladder::new(1.25);
-/// Rungs below what the smallest kept set takes.
+/// Rungs below the bytes of the smallest kept set.
 const BELOW: i32 = 4;
 /// Instants of each pass at which the certificate looks.
 const CERTIFICATE: usize = 160;
@@ -49,7 +49,7 @@ pub(crate) struct GraphOptimum {
     once_seconds: f64,
     surely_beside: u64,
     most_bytes: u64,
-    /// Budgets that are asked for.
+    /// The budgets to try.
     ladder: Ladder,
     planned: RefCell<BTreeMap<TransientBytes, Option<Planned>>>,
 }
@@ -95,7 +95,7 @@ impl GraphOptimum {
         self.within.enough_bytes().saturating_add(self.model.beside)
     }
 
-    /// The lowest budget that is asked for: a little below what the smallest kept set takes, because a search can do with
+    /// The lowest budget that is tried: a little below the bytes of the smallest kept set, because a search can do with
     /// less.
     fn lowest_budget(&self) -> u64 {
         self.ladder.below(self.enough_bytes(), BELOW)

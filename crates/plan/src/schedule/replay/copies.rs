@@ -36,7 +36,7 @@ struct Arrived {
 }
 
 impl Machine<'_> {
-    /// Tiers hold what is away, each in a place of its own.
+    /// Tiers hold the state that is away, each range in a place of its own.
     pub(super) fn begin_away(&mut self) -> Result<(), Fault> {
         let mut places: Vec<(Tier, u64, u64)> = Vec::new();
         for &Away { state, tier, tier_offset, bytes } in &self.schedule.away {
@@ -56,7 +56,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Tiers hold the newest bits of what is away.
+    /// Tiers hold the newest bits of the state that is away.
     pub(super) fn finish_away(&self) -> Result<(), Fault> {
         for away in &self.schedule.away {
             let contents = Contents::State(away.state);

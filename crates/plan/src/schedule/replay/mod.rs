@@ -13,7 +13,7 @@
 //!   them; copies of one direction are waited for in the order they were started; what comes back
 //!   must have gone out before, whole, and not been written over in the tier since;
 //! * state that is away is held by its tier at first, comes in before it is used, and in the end the tier holds
-//!   the newest bits: who drops what was written without sending it out has lost it;
+//!   the newest bits: a value that was written and dropped without being sent out is lost;
 //! * named outputs are intact at the end, and no byte lies beyond the arena.
 //!
 //! This module shares no code with the planners: it imports the schedule and the graph only. The rules of copies
@@ -107,7 +107,7 @@ pub fn replay(graph: &Graph, schedule: &Schedule, phases: &[Phase], arena: u64) 
 struct Machine<'a> {
     graph: &'a Graph,
     schedule: &'a Schedule,
-    /// Whose bytes are where: start of a range to its end and the buffer last written there.
+    /// Owners of bytes: start of a range to its end and the buffer last written there.
     memory: BTreeMap<u64, (u64, BufferId)>,
     /// Bytes of each buffer that are still its own.
     intact: Vec<u64>,
@@ -328,7 +328,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Writes a buffer: its bytes are its own, and whoever had some of them has lost them.
+    /// Writes a buffer: its bytes are its own, and buffers that held some of them are lost.
     fn claim(&mut self, id: BufferId) {
         let &Buffer { offset, bytes, .. } = self.schedule.buffer(id);
         let end = offset + bytes;

@@ -74,7 +74,7 @@ fn epoch_of(source: &mut Source, epoch: u64) -> Vec<Sequence> {
     (0..count).map(read).collect()
 }
 
-/// As the data lies, which is the order that data to judge by has.
+/// In the order of the data, as validation data always is.
 fn in_order(spec: &DataSpec, tokenizer: &Tokenizer) -> Vec<Sequence> {
     let spec = DataSpec { validation: Validation::Files(spec.parts.clone()), ..spec.clone() };
     rows(open(&spec, tokenizer).unwrap().validation.unwrap(), 0)

@@ -1,4 +1,4 @@
-//! The header of a safetensors file, entry by entry: no more of it is in memory than the tensors it comes to.
+//! The header of a safetensors file, read entry by entry: memory holds only the resulting tensors.
 //!
 //! Files that would make a parser hold more than their length deserves are refused: names that come twice (other readers
 //! take the first or the last, so what one has checked another may not load), more extents than any tensor has, more
@@ -34,7 +34,7 @@ pub(super) fn parse(text: impl Read, begin: u64, room: u64) -> Result<Header, St
     Ok((tensors, metadata))
 }
 
-/// All entries of a header. What is wrong with one is put aside, as an error of the parser would add a line and a column.
+/// All entries of a header. A fault is kept aside, because the parser would add a line and a column to it.
 struct Entries<'a> {
     begin: u64,
     room: u64,
@@ -168,7 +168,7 @@ impl<'de> Deserialize<'de> for Texts {
     }
 }
 
-/// A name as it is said: the beginning of a long one, and nothing that a terminal would obey.
+/// A name for messages: the beginning of a long one, without characters that a terminal obeys.
 fn shown(name: &str) -> String {
     let rest = if name.chars().nth(LONGEST_SHOWN).is_some() { "…" } else { "" };
     let chars = name.chars().take(LONGEST_SHOWN);
@@ -176,7 +176,7 @@ fn shown(name: &str) -> String {
     format!("`{}{rest}`", safe.collect::<String>())
 }
 
-/// Characters of a name that are said.
+/// Characters of a name in a message.
 const LONGEST_SHOWN: usize = 200;
 
 /// Checks that every byte of the data belongs to exactly one tensor.

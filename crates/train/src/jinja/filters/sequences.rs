@@ -119,7 +119,7 @@ impl Run<'_> {
         self.list(pairs)
     }
 
-    /// Items in the order of what lies along the paths.
+    /// Items in the order of the values at the end of the paths.
     fn sorted(&mut self, items: Vec<Value>, paths: &Paths, case: bool, reverse: bool) -> Answer<Vec<Value>> {
         let mut keyed = Vec::with_capacity(items.len());
         for item in items {

@@ -79,7 +79,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Runs the body for each item. Whether one came to its end: Jinja2 takes a loop that was left before that for empty.
+    /// Runs the body for each item. Returns whether one run was complete: Jinja2 treats a loop as empty if none was.
     fn iterations(&mut self, id: u64, scope: &Rc<Scope>) -> Answer<bool> {
         let program = self.program;
         let loop_name = program.names.iter().position(|name| &**name == "loop");
