@@ -22,7 +22,7 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Train a model
     Train(TrainArgs),
-    /// Write on from a prompt with a trained model
+    /// Continue a prompt with a trained model
     Generate(GenerateArgs),
     /// Write a model with its adapter merged in
     Export(ExportArgs),
@@ -130,8 +130,8 @@ pub(crate) struct TrainArgs {
     /// Write one line of JSON for each record to standard output
     #[arg(long, overrides_with = "json")]
     pub(crate) json: bool,
-    /// Print the settings with their defaults, but for what the plan and the length of the run decide, as a file for
-    /// --settings, and do nothing else
+    /// Print all settings with their defaults, as a file for --settings, and do nothing else; choices of the plan are
+    /// left out
     #[arg(long, overrides_with = "print_config")]
     pub(crate) print_config: bool,
     /// Run the plan in FILE, which `plan --out` wrote for the same settings
@@ -231,19 +231,19 @@ pub(crate) struct GenerateArgs {
     /// Take the prompt as a user's message in a chat, by the model's own template
     #[arg(long, overrides_with = "chat")]
     pub(crate) chat: bool,
-    /// Most tokens that are written [default: what generation_config.json says, else 64]
+    /// Number of tokens to write at most [default: generation_config.json's, else 64]
     #[arg(long, value_name = "N")]
     pub(crate) max_new_tokens: Option<usize>,
     /// 0 always takes the likeliest token; larger is more daring [default: as the model's generation_config.json has
     /// it, which without do_sample is 0; 0.7 where there is no such file]
     #[arg(long, value_name = "NUMBER")]
     pub(crate) temperature: Option<f32>,
-    /// Draw only from so many of the likeliest tokens [default: what generation_config.json says, or 50; all where
-    /// there is no such file]
+    /// Draw only from the N likeliest tokens [default: generation_config.json's, or 50 if it states none; all without
+    /// that file]
     #[arg(long, value_name = "N")]
     pub(crate) top_k: Option<usize>,
-    /// Draw only from the likeliest tokens that together have this probability [default: what generation_config.json
-    /// says, else 1]
+    /// Draw only from the likeliest tokens that together have this probability [default: generation_config.json's, else
+    /// 1]
     #[arg(long, value_name = "PART")]
     pub(crate) top_p: Option<f32>,
     /// Seed of the draws
@@ -252,7 +252,7 @@ pub(crate) struct GenerateArgs {
     /// cpu, or cuda or cuda:1 for a GPU of this machine
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: String,
-    /// Memory of the whole process or of the GPU, such as 4GiB [default: what is free less a margin]
+    /// Memory of the whole process or of the GPU, such as 4GiB [default: the free memory less a margin]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
     /// Threads, one for each core by default

@@ -54,7 +54,7 @@ impl Steps {
         self.shown == ShownRecords::All || (!bar && some)
     }
 
-    /// How far a run is after `step`, `taken` after its first.
+    /// Progress of a run after `step`; `taken` is the time since its first step.
     fn said(&self, step: u64, taken: Duration) -> String {
         let (done, left) = (step.saturating_sub(self.before), self.end.saturating_sub(step));
         let left = match done {

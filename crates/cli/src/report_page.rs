@@ -133,7 +133,7 @@ impl Story {
 /// and all else is the last one's, as if they had been logged as one record.
 #[derive(Default)]
 struct Curve {
-    /// Each with how many records it is of.
+    /// Each point with its number of records.
     points: Vec<(StepRecord, u64)>,
     /// Records of a full point; 1 until there are too many, and then doubled.
     width: u64,

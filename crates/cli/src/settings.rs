@@ -68,7 +68,7 @@ fn flag(setting: &'static Setting) -> Arg {
 
 fn heading(section: Section) -> &'static str {
     match section {
-        Section::Fit => "What is trained, and how it fits",
+        Section::Fit => "The model and its budget",
         Section::Adapter => "Adapters in place of the model's own weights",
         Section::Learning => "How it learns",
         Section::Course => "How long, how often, and where results go",
@@ -81,7 +81,7 @@ impl<const PLANS: bool, const TRAINS: bool> Args for Settings<PLANS, TRAINS> {
             .long("settings")
             .value_name("FILE.toml")
             .value_parser(clap::value_parser!(PathBuf))
-            .help("TOML file with settings by the names of the flags below; a flag counts more");
+            .help("TOML file with settings by the names of the flags below; a flag overrides the file");
         Self::offered().map(flag).fold(command.arg(file), Command::arg)
     }
 

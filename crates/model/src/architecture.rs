@@ -115,7 +115,7 @@ impl Architecture {
         }
     }
 
-    /// How many labels whole texts are sorted into, if they are.
+    /// The number of labels of a classifier; none for other models.
     pub fn labels(&self) -> Option<usize> {
         match self {
             Architecture::Bert(model) => model.labels.map(|labels| labels.count),

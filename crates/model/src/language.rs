@@ -26,7 +26,7 @@ pub(crate) fn doc_start(g: &mut Graph, batch: usize, seq: usize) -> Value {
     g.input("doc_start", [batch, seq], DType::I32)
 }
 
-/// How far each of the `tokens (B, T)` stands behind the start of its document, `(B, T)`.
+/// Distance of each of the `tokens (B, T)` from the start of its document, `(B, T)`.
 #[track_caller]
 pub(crate) fn positions(g: &mut Graph, tokens: Value) -> Value {
     g.input("positions", [g.shape(tokens).rows(), g.shape(tokens).columns()], DType::I32)

@@ -68,7 +68,7 @@ fn open_data(args: &PlanArgs, config: &mut Config) -> Result<Option<OpenedData>,
     }
 }
 
-/// How many steps the run would take; not known of epochs of data that was not opened.
+/// Steps of the run; unknown for epochs of data that was not opened.
 fn steps(config: &Config, data: Option<&OpenedData>) -> Result<Option<u64>, Failure> {
     let sequences = data.and_then(|data| data.train.sequences_per_epoch());
     let per_epoch = sequences.map(|sequences| sequences.div_ceil(config.options.global_batch as u64));

@@ -17,7 +17,7 @@ pub(super) enum Why<'a> {
     System(usize),
     /// The stack is full.
     Deep,
-    /// The reading does not get on.
+    /// The reading of a file makes no progress.
     Stuck,
     /// A library has aborted.
     Aborted,

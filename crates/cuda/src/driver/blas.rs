@@ -39,7 +39,7 @@ unsafe impl Sync for Blas {}
 #[derive(Debug)]
 struct Chosen {
     description: sys::cublasLtMatmulDesc_t,
-    /// Of `b`, `a` and `c`: matrices that lie row by row are, to the library, transposed ones that lie column by column.
+    /// Layouts of `b`, `a` and `c`: the library takes a matrix stored by rows as its transpose stored by columns.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
     workspace: usize,

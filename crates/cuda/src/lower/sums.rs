@@ -39,7 +39,7 @@ pub(super) fn sum(to: &mut Lowering, call: &Call, axes: Axes) -> Result<(), Exec
     let mut runs = runs(&x.shape(), axes);
     let (mut place, mut dtype) = (x.place, x.ty.dtype);
     if runs.is_empty() {
-        // Nothing disappears: the sum of one term.
+        // No axis is summed: each sum has one term.
         runs.push(Middle { outer: 1, terms: 1, inner: x.count() });
     }
     let last = runs.len() - 1;

@@ -31,7 +31,7 @@ fn reductions() -> Vec<Case> {
     for shape in shapes {
         cases.push(case(Op::Softmax, vec![normal(shape)], FUNCTION));
         let y = stored(Type::f32(shape), &Op::Softmax, &[1], 0);
-        // Nothing is left of the gradient of a single column.
+        // The gradient of a single column is 0.
         let least = if shape.columns() == 1 { 1.0 } else { 0.0 };
         cases.push(cancelling(case(Op::SoftmaxGrad, vec![y, normal(shape)], SUMMED), least));
     }
@@ -47,7 +47,7 @@ fn norms() -> Vec<Case> {
     for shape in shapes {
         let (x, w, b) = (normal(shape), normal([shape.columns()]), normal([shape.columns()]));
         let (dy, per_row) = (normal(shape), Type::f32([shape.rows()]));
-        // Nothing is left of the gradient of a single column; rstd makes the terms large first.
+        // The gradient of a single column is 0, though rstd makes its terms large first.
         let least = if shape.columns() == 1 { 10.0 } else { 0.0 };
         let norm = Op::LayerNorm { epsilon: 1e-5 };
         cases.push(case(norm.clone(), vec![x.clone(), w.clone(), b.clone()], SUMMED));

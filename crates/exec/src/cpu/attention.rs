@@ -147,7 +147,7 @@ impl<E: Element> Forward<'_, E> {
         transpose(rows, e.query_stride(), queries.len(), self.scale, transposed);
         output.fill(0.0);
 
-        // Finite, so that a tile that shows a query nothing leaves exp(maximum − maximum) = 1.
+        // Finite, so that exp(maximum − maximum) = 1 also where a tile has nothing that a query sees.
         let mut state = Running { maximum: [f32::MIN; QUERIES], sum: [0.0; QUERIES] };
         let visibility = visibility(self.mask, e, self.doc_start, batch);
         visibility.each_tile(&queries, |keys, seen| {

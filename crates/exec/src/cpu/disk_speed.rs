@@ -1,4 +1,4 @@
-//! How fast the disk is, asked of the disk: a short trial through the tier that runs will use.
+//! The speed of a disk, by a short trial through the tier that runs will use.
 //!
 //! The answer goes to the planner as data. It is rounded to a quarter of an octave, so that the same disk gives
 //! the same plan from one day to the next.

@@ -79,16 +79,15 @@ fn layer_norm<E: Element>(call: &Call, epsilon: f32) {
     let (rows, statistics) = (call.inputs[0].ty.shape.rows(), [call.output(1), call.output(2)]);
     let y = call.output_as::<E>(0);
     split::rows_with_statistics(rows, per_piece(w.len()), y, statistics, |range, y, [mean, rstd]| {
-        layer_norm_rows(&x[range.start * w.len()..range.end * w.len()], w, b, epsilon, y, mean, rstd);
+        layer_norm_rows(&x[range.start * w.len()..range.end * w.len()], [w, b], epsilon, y, mean, rstd);
     });
 }
 
 widest! {
-    #[allow(clippy::too_many_arguments, reason = "three operands and three results")]
     fn layer_norm_rows<E: Element>(
-        x: &[E], w: &[f32], b: &[f32], epsilon: f32, y: &mut [E], mean: &mut [f32], rstd: &mut [f32],
+        x: &[E], parameters: [&[f32]; 2], epsilon: f32, y: &mut [E], mean: &mut [f32], rstd: &mut [f32],
     ) {
-        let width = w.len();
+        let ([w, b], width) = (parameters, parameters[0].len());
         let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(mean).zip(rstd);
         for (((x, y), mean), rstd) in rows {
             *mean = reduce::sum(x) / width as f32;

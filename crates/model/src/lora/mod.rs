@@ -41,7 +41,7 @@ pub use tokens::{TokenAdapter, TrainedTokens};
 pub struct Lora {
     /// Rows of `A` and columns of `B`, where no pattern says another number.
     pub rank: usize,
-    /// How strongly an adapter counts, before it is divided by the rank or its root; where no pattern says otherwise.
+    /// Scale of an adapter, before division by the rank or its root; patterns may override it.
     pub alpha: f32,
     /// Dropout probability of an adapter's input, in training only. Tables of words have none.
     pub dropout: f32,

@@ -89,7 +89,7 @@ pub(crate) type Combination = (usize, usize, u64);
 /// Knowledge about a combination so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Found {
-    /// Time of a micro-batch, or less.
+    /// The time of a micro-batch, or a lower bound on it.
     pub(crate) least_seconds: f64,
     /// Times of a micro-batch and of the update, once they are known.
     pub(crate) seconds: Option<(f64, f64)>,

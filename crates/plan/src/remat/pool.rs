@@ -23,7 +23,7 @@ use super::set::Set;
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
     families: Vec<Family>,
-    /// Of all that were turned into schedules, those that no other beats in both cost and peak, the cheapest first.
+    /// The Pareto front of all schedules made so far, by cost and peak, the cheapest first.
     pub(crate) best: Vec<Kept>,
 }
 

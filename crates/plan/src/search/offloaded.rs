@@ -86,7 +86,7 @@ struct BestFirst<'a> {
 /// Plans of a micro-batch that send values or state away; nothing where the device has nowhere to send them.
 pub(super) fn offloaded(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
     let program = of.program();
-    // Nothing is sent away to spare memory that is there.
+    // Where memory suffices, no value is sent away.
     if program.train.facts.link.is_none() || of.once_seconds(scratch) >= of.fastest(tried) {
         return Ok(());
     }

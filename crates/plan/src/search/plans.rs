@@ -26,7 +26,7 @@ pub(super) fn fastest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<()
         return Ok(());
     }
     for &scratch in of.amounts() {
-        // Nothing is faster than everything once: often that settles it.
+        // No plan is faster than one without recomputation, which often settles the search.
         if !of.could_matter(of.once_seconds(scratch), tried) {
             break;
         }

@@ -83,7 +83,7 @@ impl Checkpoints {
         &self.folder
     }
 
-    /// How many checkpoints of plimsoll there are, by what they say about themselves.
+    /// The number of folders that describe themselves as checkpoints of plimsoll.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ pub(super) struct Ledger {
 struct Pages {
     /// Path and identity of each that is known to be whole and of this run.
     known: BTreeMap<PathBuf, String>,
-    /// Those that were found not to be, so that they are neither read nor named again.
+    /// Checkpoints that were found not to be this run's, so that they are neither read nor named again.
     doubtful: BTreeSet<PathBuf>,
     notes: Vec<String>,
 }

@@ -49,7 +49,7 @@ impl GenerationConfig {
         parse(&keys).map(Some).map_err(wrong)
     }
 
-    /// How tokens are drawn, `asked` being whether the user has said anything about that: then they are drawn.
+    /// The sampling of tokens. If the user states any sampling setting (`asked`), tokens are drawn at random.
     pub fn sampling(&self, asked: bool) -> Sampling {
         let GenerationConfig { temperature, top_k, top_p, .. } = *self;
         let temperature = if self.do_sample || asked { temperature } else { 0.0 };
@@ -86,7 +86,7 @@ fn parse(keys: &Map<String, Value>) -> Result<GenerationConfig, String> {
             Some(value) => value.as_bool().ok_or_else(|| wrong("do_sample", "true or false"))?,
         },
         temperature: number("temperature", |x| x >= 0.0, "a number from 0 on")?,
-        // None at all are kept back by 0, as in transformers.
+        // 0 keeps all tokens, as in transformers.
         top_k: match whole("top_k")? {
             None => Some(USUAL_TOP_K),
             Some(count) => Some(count as usize).filter(|&count| count > 0),

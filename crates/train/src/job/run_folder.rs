@@ -187,7 +187,7 @@ impl RunFolder {
         Ok(DiskNeed { checkpoints, each, all, free })
     }
 
-    /// How many more checkpoints there will be at one time than there are, the one being written included.
+    /// The most checkpoints at one time beyond those that are there now, with the one being written.
     fn more_checkpoints(&self, config: &Config, done: u64, steps: u64) -> Result<u64, TrainError> {
         let (every, best) = (config.saving.every, u64::from(config.evaluation.is_some()));
         let regular = (steps / every).saturating_sub(done / every);

@@ -26,7 +26,7 @@ pub struct Summary {
     pub faster: Vec<Point>,
     /// How long it took to find the plan.
     pub planning_seconds: f64,
-    /// How long it then took to find out how it stands: the plan without a budget, the optimum inside it where a
+    /// Time of the comparison with other plans: the plan without a budget, the optimum inside the budget where a
     /// strategy was fixed, and what larger ones would bring.
     pub comparing_seconds: f64,
     /// Tokens of a sequence.
@@ -134,7 +134,7 @@ impl Questions<'_> {
         Ok(Summary { planning_seconds, comparing_seconds, ..summary })
     }
 
-    /// How a plan stands, without asking for others.
+    /// The rank of a plan, without a search for others.
     ///
     /// # Errors
     ///

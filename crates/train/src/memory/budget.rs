@@ -150,7 +150,7 @@ impl Budget {
         Ok(held.next_multiple_of(STEP) - held + JITTER)
     }
 
-    /// As [`rounding`](Budget::rounding), with that of the code, of which the kernel maps now more and now less.
+    /// As [`rounding`](Budget::rounding), with the code's, since the amount of code that the kernel maps varies.
     ///
     /// # Errors
     ///

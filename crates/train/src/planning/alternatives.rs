@@ -27,7 +27,7 @@ pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
 }
 
 impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
-    /// With gradients that are used up inside the backward pass, which a limit on their norm does not allow.
+    /// The request without a limit on the norm of gradients, so that updates can run inside the backward pass.
     fn unlimited(&self, budget: &Budget) -> Option<Alternative> {
         let &Programs { model, facts, options } = self;
         let optimizer = Optimizer { max_grad_norm: None, ..options.optimizer };

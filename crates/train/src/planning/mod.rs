@@ -106,7 +106,7 @@ pub fn plan_within(
     plan_with(&mut Searcher::once(Programs { model, facts: &facts, options }), budget)
 }
 
-/// As [`plan_within`], with a searcher that its owner has more questions for.
+/// As [`plan_within`], with a searcher that the caller keeps for further questions.
 ///
 /// # Errors
 ///

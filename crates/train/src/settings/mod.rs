@@ -117,10 +117,10 @@ settings! {
         model: String, "NAME";
         /// config.json of a model to begin from scratch, in place of --model
         config: PathBuf, "FILE";
-        /// Begin from scratch, with random weights, though --model is a folder that has some; its tokenizer stays
+        /// Begin with random weights although --model is a folder with weights; its tokenizer is kept
         /// [default: false]
         init: bool, "BOOL";
-        /// Layers, in place of those of a model that begins from scratch
+        /// Number of layers of a model that begins from scratch, in place of its shape's own
         layers: usize, "N";
         /// Folder with tokenizer.json [default: the model's; without one, a token is a byte]
         tokenizer: PathBuf, "PATH";
@@ -132,27 +132,26 @@ settings! {
         global_batch: usize, "N";
         /// Sequences per micro-batch [default: the fastest that fits]
         micro_batch: usize, "N";
-        /// The same by its other name; without the number of accumulation steps and a global batch, a step is one
-        /// micro-batch
+        /// Another name of --micro-batch; without accumulation steps and global batch, a step is one micro-batch
         per_device_train_batch_size: usize, "N";
-        /// Micro-batches per optimizer step, of 8 sequences where nothing else is said [default: global batch ÷
+        /// Micro-batches per optimizer step, each of 8 sequences unless stated [default: global batch ÷
         /// micro-batch]
         gradient_accumulation_steps: usize, "N";
-        /// cpu, cuda or cuda:1 for a GPU of this machine; plan also takes what is not here: cuda:h200, cuda:a100-80,
+        /// cpu, cuda or cuda:1 for a GPU of this machine; plan also takes GPUs by name: cuda:h200, cuda:a100-80,
         /// cuda:4090, … [default: cpu]
         device: String, "NAME";
-        /// Memory of the whole process or device, such as 64MiB or 16GB; auto is what is free less a margin, or all
-        /// a described device has [default: auto]
+        /// Memory of the whole process or device, such as 64MiB or 16GB; auto is the free memory less a margin,
+        /// or all memory of a described device [default: auto]
         memory: String, "SIZE";
         /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
         recompute: String, "STRATEGY";
         /// true is --recompute full and false is --recompute none; where both are given, --recompute decides
         gradient_checkpointing: bool, "BOOL";
-        /// disk, or host for a described device: where values and state may wait that do not fit [default: nowhere]
+        /// Place for values and state that do not fit: disk, or host for a described device [default: nowhere]
         offload: String, "TIER";
         /// Folder for the nameless file that --offload disk reserves [default: the current folder]
         offload_folder: PathBuf, "PATH";
-        /// The most that offload may take, such as 100GiB [default: nine tenths of what is free on the disk]
+        /// The most that offload may take, such as 100GiB [default: nine tenths of the free disk space]
         offload_budget: String, "SIZE";
         /// Times of ops: `modelled`, or a file of `bench ops` [default: measured on this machine, else modelled]
         costs: String, "COSTS";
@@ -177,7 +176,7 @@ settings! {
     Adapter {
         /// Rank of adapters (LoRA), which are trained in place of the model's own weights
         lora_r: usize, "N";
-        /// How strongly adapters count [default: twice the rank]
+        /// Scale of the adapters' sum [default: twice the rank]
         lora_alpha: f64, "NUMBER";
         /// Dropout probability of the adapters' input [default: 0]
         lora_dropout: f64, "PART";
@@ -186,7 +185,7 @@ settings! {
         /// Modules that get an adapter: names such as q_proj,v_proj,embed_tokens, a regular expression for whole names
         /// such as '.*\.(q|v)_proj', or all-linear [default: all-linear]
         lora_target_modules: Vec<String>, "NAMES";
-        /// Modules that get none though they are targets: names, or a regular expression for whole names
+        /// Targets that get no adapter: names, or a regular expression for whole names
         lora_exclude_modules: Vec<String>, "NAMES";
         /// Numbers of the layers whose modules get adapters, from 0 [default: all]
         lora_layers_to_transform: Vec<usize>, "NUMBERS";
@@ -200,7 +199,7 @@ settings! {
         modules_to_save: Vec<String>, "NAMES";
         /// Numbers of tokens whose vectors are trained beside the adapters, in a tied output head too
         trainable_token_indices: Vec<usize>, "NUMBERS";
-        /// Folder of an adapter to go on with, which says its own rank and layers
+        /// Folder of an adapter to train further; it states its own rank and layers
         adapter: PathBuf, "PATH";
     }
     Learning {
@@ -247,7 +246,7 @@ settings! {
         max_steps: u64, "N";
         /// Passes over the data, also parts of one such as 0.5 [default: 3; from scratch see --max-steps]
         num_train_epochs: f64, "N";
-        /// Show the first so many samples before training, as text with the learned tokens marked; the report page has
+        /// Show the first N samples before training, as text with the learned tokens marked; the report page has
         /// them too [default: 0]
         show_samples: u64, "N";
         /// Steps between two records, each the mean of the steps since the last [default: 1]

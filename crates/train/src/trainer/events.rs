@@ -51,7 +51,7 @@ impl<E, F: FnMut(&Event<'_>) -> Result<(), E>> Listener<E> for F {
 /// The listeners, and the first fault of one. The others still hear of later events, such as the save.
 pub(super) struct Told<'a, 'b, E> {
     pub(super) listeners: &'a mut [&'b mut dyn Listener<E>],
-    /// Those that have failed and that the run can do without.
+    /// Failed listeners that the run does not need.
     silent: Vec<bool>,
     pub(super) failed: Option<E>,
 }

@@ -79,7 +79,7 @@ impl Trainer {
             let before = progress.best_step();
             told.tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)));
             self.reach(progress.kept(self.reached().loss));
-            // As the step before the interruption would have done.
+            // The step before the interruption would have done the same.
             if let Some(keeping) = keeping.filter(|_| progress.best_step() != before) {
                 self.keep(keeping, before, &mut told)?;
             }

@@ -28,7 +28,7 @@ use crate::device::Link;
 /// Time of forward nodes, each once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Passes {
-    /// Of the layers: all of it comes before the turn.
+    /// Forward time of the layers, all of it before the turn.
     pub(crate) layers: f64,
     /// Of the whole graph: nothing else can.
     pub(crate) all: f64,

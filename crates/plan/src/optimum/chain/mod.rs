@@ -64,7 +64,7 @@ pub(crate) struct ChainOptimum {
     /// Transient budgets up to which it answers.
     cap: TransientBytes,
     turn: Turn,
-    /// Of the moment at which all layers wait, and of those at which all but the last do.
+    /// Bounds for the moment at which all layers wait, and for those at which all but the last wait.
     bounds: [Moment; 2],
     /// The ways of treating the nodes ahead of the layers of the table.
     ways: Vec<Way>,

@@ -30,7 +30,7 @@ pub(crate) struct Model {
     parts: Vec<Part>,
     /// Bytes of inputs and named outputs that are not in the graph: the most that are there at one time.
     pub(crate) beside: u64,
-    /// Those of them that are there whenever the backward pass still needs something of the forward pass.
+    /// Bytes of those that are resident for as long as the backward pass needs forward values.
     pub(crate) surely_beside: u64,
 }
 

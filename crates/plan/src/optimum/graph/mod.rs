@@ -75,7 +75,7 @@ impl GraphOptimum {
             Model::new(graph, facts, |node| (node.seconds.min(node.lean_seconds), node.workspace.least));
         let once_seconds = least_dag.base_cost();
         let (care, ladder) = care(dag.forward_nodes());
-        // There is one certificate to many rungs.
+        // One certificate serves many rungs.
         let closer = Care { instants: care.instants.max(CERTIFICATE), ..care };
         let (within, least) = (Budgeted::new(dag, care)?, Budgeted::new(least_dag, closer)?);
         Some(GraphOptimum {
