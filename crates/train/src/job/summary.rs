@@ -134,7 +134,7 @@ impl Questions<'_> {
         Ok(Summary { planning_seconds, comparing_seconds, ..summary })
     }
 
-    /// The rank of a plan, without a search for others.
+    /// The summary of a plan beside the one without a budget; larger budgets are not searched.
     ///
     /// # Errors
     ///

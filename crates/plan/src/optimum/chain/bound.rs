@@ -30,7 +30,7 @@ use crate::device::Link;
 pub(crate) struct Passes {
     /// Forward time of the layers, all of it before the turn.
     pub(crate) layers: f64,
-    /// Of the whole graph: nothing else can.
+    /// Forward time of the whole graph.
     pub(crate) all: f64,
 }
 
