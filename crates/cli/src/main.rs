@@ -43,7 +43,7 @@ fn main() -> ExitCode {
             return exit::code(Err(TrainError::Config(why).into()));
         }
     };
-    // A file that may not grow ends in an error that names it, not in a signal. Where that cannot be had, so be it.
+    // A file that may not grow ends in an error that names it, not in a signal. A failure to set it does no harm.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
     if let Err(error) = address_space::check() {
         return exit::code(Err(error.into()));

@@ -70,7 +70,7 @@ fn start_anew(variable: &str, note: &OsStr) {
     // The program that is running, also where its file was replaced since.
     let mut again = Command::new("/proc/self/exe");
     again.arg0(name.as_deref().unwrap_or(OsStr::new("plimsoll"))).args(arguments);
-    // A process that starts anew keeps its number; one that it starts has another, and must not take the note for its own.
+    // A process that starts anew keeps its number; a child process has another number, and must not take the note for its own.
     let begun = OsStr::new(&format!("{}:", id())).to_owned();
     let mut value = begun.clone();
     value.push(note);

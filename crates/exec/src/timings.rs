@@ -103,7 +103,7 @@ impl Timings {
         self.ops.iter().map(|(signature, timing)| (signature.as_str(), timing))
     }
 
-    /// The paces of the measured ops; none where none with products was measured, or none without.
+    /// The paces of the measured ops; absent where no op with products was measured, or no op without.
     pub fn paces(&self) -> Option<Paces<'_>> {
         let mut kinds: BTreeMap<(&str, bool), Vec<&Timing>> = BTreeMap::new();
         for (signature, timing) in &self.ops {

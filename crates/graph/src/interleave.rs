@@ -80,7 +80,7 @@ fn permute(mut graph: Graph, order: &[usize], behind: &[usize]) -> Graph {
         let mut node = old[from].clone();
         if node.phase == Phase::Update {
             let Node { block, derivative_of, .. } = old[behind[from]];
-            // Forward nodes are where they were, so what a node differentiates has kept its id.
+            // Forward nodes did not move, so a derivative still names the right forward node.
             node = Node { phase: Phase::Backward, block, derivative_of, ..node };
         }
         for (output, value) in node.outputs.iter().enumerate() {

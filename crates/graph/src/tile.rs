@@ -27,7 +27,7 @@ const ROW_STEP: usize = 32;
 /// Tiles of a network with few rows: its hidden values then take a quarter of their bytes.
 const TILES: usize = 4;
 
-/// `graph` with its feed-forward networks worked on in tiles; none when it has no network that can be.
+/// `graph` with its feed-forward networks worked on in tiles; none when no network of it can be tiled.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! A watch over the time: reading that keeps the processor busy and does not get on is ended.
+//! A watch over time: it ends reading that keeps the processor busy without progress.
 //!
 //! Only seconds in which the process was at work count. A disk that is slow, a machine that sleeps or has others to serve
 //! first is no fault of a file.

@@ -111,7 +111,7 @@ impl CpuDevice {
             let fixed = work.bytes / (BYTES_PER_THREAD * threads) + SECONDS_PER_ACTION;
             (compute + fixed, lean_factor * compute + fixed)
         };
-        // Less scratch never makes an op faster; where it seems so, the clock was disturbed.
+        // Less scratch never makes an op faster; where a measurement says so, the clock was disturbed.
         NodeFacts { seconds, lean_seconds: lean.max(seconds), workspace }
     }
 

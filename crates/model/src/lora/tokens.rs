@@ -26,7 +26,7 @@ pub enum TrainedTokens {
     None,
     /// These, of the table that is read.
     Input(Vec<usize>),
-    /// These, of the modules whose names end so.
+    /// These tokens, by the ends of the modules' names.
     Modules(Vec<(String, Vec<usize>)>),
 }
 

@@ -1,4 +1,4 @@
-//! Devices that one can plan for without having them: stated figures, and facts modelled from them.
+//! Devices to plan for without having them: stated figures, and facts modelled from them.
 //!
 //! Rates are the makers' published peaks; kernels reach one stated share of them. On an
 //! H200, `cuBLAS` was measured at 790 of 989 TFLOP/s in large bf16 products, and pinned copies at 55 GB/s.

@@ -173,7 +173,7 @@ fn fields(line: &str) -> Vec<String> {
     line.split(',').map(str::to_owned).collect()
 }
 
-/// Where the columns that must be there stand.
+/// Positions of the required columns.
 fn columns(header: &[String]) -> Result<[usize; COLUMNS.len()], CsvFault> {
     let names: Vec<&str> = header.iter().map(|name| name.trim()).collect();
     for (index, &name) in names.iter().enumerate() {

@@ -34,7 +34,7 @@ pub(crate) trait Optimum: fmt::Debug {
     /// The budgets to ask for where `room` is there, falling. They depend on the room only in where they begin.
     fn budgets(&self, room: TransientBytes) -> Box<dyn Iterator<Item = TransientBytes> + '_>;
 
-    /// The smallest budgets that may have a plan, rising; none where named strategies are as small and are offered.
+    /// The smallest budgets that may have a plan, rising. Empty where a named strategy that is offered takes as little.
     fn smallest_budgets(&self) -> Vec<TransientBytes>;
 
     /// The budgets to try where values that do not fit wait on a tier, falling, each slower than the one before.

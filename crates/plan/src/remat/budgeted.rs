@@ -37,7 +37,7 @@ pub(crate) struct Budgeted {
     pool: OnceCell<Pool>,
 }
 
-/// Kept sets from which the beam begins: so many that fit, and so many that nearly do.
+/// Kept sets from which the beam begins: the number of those that fit, and of those that nearly fit.
 const SEEDS: usize = 4;
 /// Points of the frontier at a budget, and those of them that are tried.
 const LABELS: usize = 400;

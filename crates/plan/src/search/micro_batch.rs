@@ -96,8 +96,8 @@ impl<'a> MicroBatch<'a> {
         self.tables.optimum(Scratch::Best).is_some()
     }
 
-    /// No plan is faster in the budget, wherever its state is: state that is not there at some moment comes in at least
-    /// once a step, but for gradients, which may begin afterwards.
+    /// A lower bound on the time of any plan in the budget. State that is away at some moment comes in at least
+    /// once a step. Gradients are excepted, since they may be made afterwards.
     fn forced_seconds(&self, optimum: &dyn Optimum) -> Result<f64, SearchError> {
         let program = self.program();
         let here = self.tables.state_bytes();

@@ -188,8 +188,8 @@ fn smallest_of_optimum(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch, 
     }
 }
 
-/// The same of a long chain: the lowest budget whose plan fits into it, with the least scratch. That budget is named,
-/// and not what its plan takes, because a search of less does not ask for it.
+/// The same of a long chain: the lowest budget whose plan fits into it, with the least scratch. The error names that budget
+/// and not the smaller bytes of its plan, because a search in those bytes would not try that budget.
 fn smallest_of_long(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch) -> Option<Tried> {
     let graph = &of.program().train.graph;
     optimum.smallest_budgets().into_iter().find_map(|bytes| {

@@ -37,7 +37,7 @@ impl Request {
     }
 }
 
-/// All divisors, rising: those up to the root, and what they leave.
+/// All divisors, rising: those up to the square root, and the quotients by them.
 fn divisors(number: usize) -> Vec<usize> {
     let small: Vec<usize> = (1..=number.isqrt()).filter(|&b| number.is_multiple_of(b)).collect();
     let large = small.iter().rev().map(|&b| number / b).filter(|&b| b * b != number);

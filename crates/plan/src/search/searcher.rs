@@ -168,8 +168,8 @@ impl<B: Build> Searcher<B> {
         Ok(None)
     }
 
-    /// Looks for plans of all kinds, first where the least is needed: the time of everything once, then what the
-    /// budget forces besides. Most micro-batches are ruled out by theirs.
+    /// Looks for plans of all kinds, the micro-batch with the least bound first. The bound is the time without recomputation,
+    /// then also the recomputation that the budget forces. It rules out most micro-batches.
     fn open_search(
         &mut self,
         request: &Request,
@@ -361,7 +361,7 @@ impl<B: Build> Searcher<B> {
         made.ok_or(SearchError::Batch { micro_batch: tried.micro_batch, global_batch: request.global_batch })
     }
 
-    /// Looks at a micro-batch; none where it should be in tiles and has none.
+    /// Looks at a micro-batch. Nothing is returned where tiles are asked for and its networks have none.
     fn look<T>(
         &mut self,
         request: &Request,

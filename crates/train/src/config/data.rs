@@ -205,7 +205,7 @@ impl Config {
         Ok(Budget::resolve(self.stated_here())?.keeps(memory::process()?.peak)?)
     }
 
-    /// The stated bytes of this process; those of another device say nothing of it.
+    /// The stated bytes of this process; times of another device say nothing about it.
     fn stated_here(&self) -> Option<u64> {
         self.options.memory.filter(|_| self.target == Target::Cpu)
     }

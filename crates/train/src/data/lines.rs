@@ -95,7 +95,7 @@ enum Place {
     BehindEscape,
 }
 
-/// The columns that hold conversations: one always, the other where it is a list.
+/// The columns that hold conversations: the first always, the second where it is a list.
 const MESSAGES: &[u8] = b"messages";
 const PROMPT: &[u8] = b"prompt";
 

@@ -25,7 +25,7 @@ use super::tokenizer::Tokenizer;
 /// Set in ids that are not learned from.
 pub(super) const UNLEARNED: u32 = 1 << 31;
 
-/// The most classes of data that numbers them itself: more are no classes, and a head for them would not fit anywhere.
+/// The most classes where the data numbers them. Larger numbers are no classes, and a head for them would not fit anywhere.
 const MOST_CLASSES: usize = 1 << 16;
 
 /// Where the ids of a sample go as they are found, with [`UNLEARNED`] set or not.

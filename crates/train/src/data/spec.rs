@@ -52,7 +52,7 @@ pub enum Validation {
     Files(Vec<Part>),
 }
 
-/// Everything that says which rows there are.
+/// All settings that decide the rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataSpec {
     /// Files to train on.

@@ -57,7 +57,7 @@ impl Tokenise<'_> {
     /// The tokenised documents of a file or folder.
     pub(super) fn open(&self, path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Cache, DataError> {
         let files = files(path)?;
-        // Looked at before and behind, so that a change during the reading is seen.
+        // Read before and after, so that a change during the reading is noticed.
         let stamped = stamps(&files)?;
         let total = stamped.iter().map(|(bytes, _)| bytes).sum();
         let key = self.key(&files)?;

@@ -143,7 +143,7 @@ impl Tokenizer {
         self.special
     }
 
-    /// The id for positions without text. Any will do where there is none of that name: such positions count for
+    /// The id for positions without text. Where the tokenizer has none, any id will do: such positions count for
     /// nothing.
     pub fn pad(&self) -> i32 {
         self.special.pad.or(self.special.end).unwrap_or(0)

@@ -9,7 +9,7 @@ use plimsoll_exec::ExecError;
 /// A fault of a file, with the way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileError {
-    /// Its content is not what it must be.
+    /// Its content is wrong.
     Wrong {
         /// The file or folder.
         path: PathBuf,
@@ -45,7 +45,7 @@ impl FileError {
         FileError::Unwritable { path: path.to_owned(), why: words(fault) }
     }
 
-    /// Whether other files or another folder mend it.
+    /// Whether other files or another folder would help.
     pub fn is_users(&self) -> bool {
         !matches!(self, FileError::Unwritable { .. })
     }

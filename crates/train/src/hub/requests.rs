@@ -323,7 +323,7 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, u64)> {
     Some((part.split_once('-')?.0.parse().ok()?, whole.parse().ok()?))
 }
 
-/// A header as text, where it is any.
+/// A header as text, if it is valid text.
 fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.trim().to_owned())
 }

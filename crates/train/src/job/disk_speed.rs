@@ -105,7 +105,7 @@ fn read(environment: &Environment) -> Disks {
     disks
 }
 
-/// Keeps what was measured, where that is possible: the next call can measure again.
+/// Keeps the measurements, where that is possible: the next call can measure again.
 fn keep(environment: &Environment, disk: Disk) {
     let Some(file) = file(environment) else { return };
     let mut all = read(environment);

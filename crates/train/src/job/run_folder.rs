@@ -71,7 +71,7 @@ pub(super) struct RunFolder {
 /// Bytes that the rest of a run takes on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskNeed {
-    /// Checkpoints that there will be at one time beside those that there are.
+    /// The most checkpoints at one time beyond those that are there now.
     pub checkpoints: u64,
     /// Bytes of each.
     pub each: u64,
@@ -164,7 +164,7 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// The room that the rest of the run, up to `steps`, takes on the disk. Refuses to begin where that is not there.
+    /// The room that the rest of the run, up to `steps`, takes on the disk. Refuses to begin where the space is missing.
     pub(super) fn disk_need(&self, config: &Config, run: &Run, steps: u64) -> Result<DiskNeed, TrainError> {
         let model: u64 = run.parameters(self.form.frozen).map(|(_, ty)| ty.bytes() as u64).sum();
         let moments = run.states_of(|kind| kind == StateKind::Moment).map(|(_, ty)| ty.bytes() as u64);

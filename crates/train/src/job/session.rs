@@ -46,7 +46,7 @@ pub struct Session {
     disk_need: Option<DiskNeed>,
     records: Option<Records>,
     notes: Vec<Note>,
-    /// Whether this part of the run took any step: one that goes on after the last takes none.
+    /// Whether this part of the run took any step: a run resumed after its last step takes none.
     stepped: bool,
 }
 

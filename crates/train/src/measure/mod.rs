@@ -170,7 +170,7 @@ fn micro_batches(program: &Program) -> usize {
     if program.updates_in_backward() { 1 } else { 2 }
 }
 
-/// A plan inside the budget: which one is of no matter, only that it runs every op.
+/// A plan inside the budget: any plan will do that runs every op.
 fn small_enough(program: &Program, scratch: Scratch, budget: &Budget) -> Result<Plan, TrainError> {
     let plan = |strategy| {
         plan(program, strategy, scratch).map_err(|error| TrainError::search(SearchError::Plan(error), budget))
@@ -189,8 +189,8 @@ fn small_enough(program: &Program, scratch: Scratch, budget: &Budget) -> Result<
     Ok(smallest)
 }
 
-/// The median over all nodes of a signature and all steps: a run that something else disturbed then counts
-/// for no more than one that nothing did.
+/// The median over all nodes of a signature and all steps, so that a disturbed run counts no more than
+/// an undisturbed one.
 fn collect(
     timings: &mut Timings,
     program: &Program,

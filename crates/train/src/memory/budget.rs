@@ -311,7 +311,7 @@ fn automatic(resident: u64, free: u64) -> u64 {
     resident + free - margin
 }
 
-/// Bytes to reserve for code of which `touched` bytes are there. How many the kernel maps at a touch differs by some
+/// Bytes to reserve for code, of which `touched` bytes are resident. The bytes that the kernel maps at a touch vary by some
 /// hundred KiB from one call to the next.
 fn code(touched: u64) -> u64 {
     (touched + MORE_CODE).next_multiple_of(STEP)

@@ -298,7 +298,7 @@ impl Run {
         self.engine.states().filter(move |(name, _)| self.kinds.get(*name).is_some_and(|kind| wanted(*kind)))
     }
 
-    /// Names and types of the parameters: all of them, or those alone that are trained.
+    /// Names and types of the parameters: all of them, or only the trained ones.
     pub fn parameters(&self, frozen_too: bool) -> impl Iterator<Item = (&str, Type)> {
         self.states_of(move |kind| match kind {
             StateKind::Parameter { trainable } => trainable || frozen_too,

@@ -34,7 +34,7 @@ pub(crate) fn changeable() -> impl Iterator<Item = &'static str> {
 }
 
 /// Whether runs with these values of a fact are two runs. A setting that the checkpoint does not know has become a fact
-/// after it was written; what is no setting, such as the shape of adapters, is missing where there is none.
+/// after it was written; facts that are no settings, such as the shape of adapters, are left out where there are none.
 pub(crate) fn differ(name: &str, then: Option<&String>, now: Option<&String>) -> bool {
     match FACTS.iter().find(|fact| fact.name == name) {
         Some(fact) => !fact.changeable && then.is_some() && then != now,

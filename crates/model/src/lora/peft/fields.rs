@@ -30,7 +30,7 @@ const READ: [&str; 19] = [
     "init_lora_weights",
 ];
 
-/// Settings that say nothing about what an adapter that is there computes.
+/// Settings that do not change the result of an existing adapter.
 const WITHOUT_EFFECT: [&str; 10] = [
     "revision",
     "inference_mode",

@@ -222,7 +222,7 @@ impl Transfers {
             while self.live[run] - sparing > limit {
                 let Some(gap) = open.pop().map(|Reverse(index)| self.gaps[index]) else { break };
                 if gap.before <= run {
-                    // And so has every other that has begun.
+                    // The same holds for every other gap that has begun.
                     open.clear();
                     break;
                 }

@@ -3,7 +3,7 @@
 //! Tables hold one type per column, so people store what differs from row to row as JSON text. `tools`, each tool, a tool's
 //! `parameters`, `messages` and `tool_calls` are of no use to a template as text, so they are parsed; TRL does so for
 //! `tools`. The `arguments` of a call are printed by some templates as they are and looked into by others: as text they
-//! stay a text that also answers as what it holds. `content` is always what it is.
+//! stay a text that also answers as the value it holds. `content` is never changed.
 //!
 //! As in transformers, a message's reasoning is found under all of the names that templates know for it.
 

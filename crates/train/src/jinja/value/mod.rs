@@ -36,7 +36,7 @@ pub(crate) enum Value {
     Text(Text),
     /// A text that is safe for HTML; adding another text escapes that one.
     Markup(Text),
-    /// A text that holds JSON. It is a text for templates that print it and what it holds for those that look inside.
+    /// A text that holds JSON: a text for templates that print it, and the parsed value for those that look inside.
     Json(Rc<JsonText>),
     List(Rc<Items>),
     Tuple(Rc<Items>),
