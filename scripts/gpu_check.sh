@@ -41,6 +41,11 @@ nvidia-smi --query-gpu=name,driver_version,memory.total,memory.used --format=csv
 }
 stage conformance 240 "$folder/plimsoll" check --device cuda
 tail -n 1 "$logs/conformance.log"
+if grep -qE '^([0-9]+) of \1 cases hold' "$logs/conformance.log"; then
+    # Lines for crates/cuda/kernels/judged.txt.
+    card=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+    "$folder/gpu_stages" kernels "$cache" | sed "s/\$/ $(date +%F) $card/" > "$logs/judged.txt"
+fi
 stage faults 60 "$folder/gpu_stages" faults "$cache/plimsoll/cubin"
 stage draws 60 "$folder/gpu_stages" draws "$cache/plimsoll/cubin"
 stage memory 60 "$folder/gpu_stages" memory "$cache/plimsoll/cubin"

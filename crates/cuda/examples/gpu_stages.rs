@@ -1,11 +1,12 @@
 //! Questions to a GPU beside the conformance cases: numbers drawn on it, the memory it takes, rates of products.
 //!
-//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory`, `products` or `attention`. Each result is one line of JSON;
+//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory`, `products`, `attention`, or `kernels`, which only tells their fingerprints. Each result is one line of JSON;
 //! the program fails when one is wrong. `scripts/gpu_check.sh` runs it with time limits.
 #![allow(clippy::print_stdout, reason = "an example that reports")]
 
 use std::path::PathBuf;
 
+use plimsoll_cuda::kernels::SOURCES;
 use plimsoll_cuda::lower::{Addend, Limits, Place, Product, Signature};
 use plimsoll_cuda::{
     CudaDevice, CudaOptions, CudaTarget, Libraries, Products, faulty_cases, library_folders,
@@ -20,7 +21,7 @@ fn main() -> Result<(), ExecError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [stage, cache] = &arguments[..] else {
         return Err(ExecError::Mismatch(
-            "usage: gpu_stages faults|draws|memory|products|attention CACHE-FOLDER".into(),
+            "usage: gpu_stages faults|draws|memory|products|attention|kernels CACHE-FOLDER".into(),
         ));
     };
     match stage.as_str() {
@@ -29,6 +30,12 @@ fn main() -> Result<(), ExecError> {
         "memory" => memory(cache),
         "products" => products(&mut open(cache)?),
         "attention" => attention(&mut open(cache)?),
+        "kernels" => {
+            for source in SOURCES {
+                println!("{} {}", source.name, source.fingerprint());
+            }
+            Ok(())
+        }
         other => Err(ExecError::Mismatch(format!("there is no stage `{other}`"))),
     }
 }

@@ -6,6 +6,7 @@
 use std::fmt::Write;
 
 use plimsoll_exec::codes::{Codes, SIGNED, UNSIGNED};
+use sha2::{Digest, Sha256};
 
 /// One file of kernels.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +17,37 @@ pub struct KernelSource {
     pub text: &'static str,
     /// Whether products and sums may be fused into one operation. Files that must give the CPU's bits forbid it.
     pub fused: bool,
+}
+
+impl KernelSource {
+    /// A hash of all that the compiled code can depend on: the text and the headers that it includes, without comments and
+    /// empty lines. `kernels/judged.txt` names those that a GPU has judged.
+    pub fn fingerprint(&self) -> String {
+        let headers = headers();
+        let mut hash = Sha256::new();
+        let mut waiting = vec![self.text];
+        let mut seen: Vec<&str> = Vec::new();
+        while let Some(text) = waiting.pop() {
+            for line in text.lines().map(without_comment).filter(|line| !line.is_empty()) {
+                hash.update(line);
+                hash.update("\n");
+                let named = line.strip_prefix("#include \"").map(|name| name.trim_end_matches('"'));
+                if let Some((name, text)) =
+                    headers.iter().find(|(name, _)| Some(*name) == named && !seen.contains(name))
+                {
+                    seen.push(name);
+                    waiting.push(text);
+                }
+            }
+        }
+        hash.update([u8::from(self.fused)]);
+        hash.finalize().iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+    }
+}
+
+/// A line up to its comment.
+fn without_comment(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default().trim_end()
 }
 
 macro_rules! source {
@@ -89,6 +121,43 @@ mod tests {
         let numbers: Vec<f32> =
             list.split(", ").map(|number| number.trim_end_matches('f').parse().unwrap()).collect();
         assert_eq!(numbers, UNSIGNED.numbers);
+    }
+
+    #[test]
+    fn every_kernel_is_as_a_gpu_has_judged_it_or_waits_by_name() {
+        let table = include_str!("../kernels/judged.txt");
+        let lines =
+            || table.lines().filter(|line| !line.starts_with('#')).map(|line| line.split_whitespace());
+        let judged: Vec<(String, String)> = lines()
+            .filter_map(|mut words| Some((words.next()?.to_owned(), words.next()?.to_owned())))
+            .collect();
+        let covers = |source: &KernelSource| {
+            let fingerprint = source.fingerprint();
+            judged.iter().any(|(name, hash)| name == source.name && *hash == fingerprint)
+        };
+        let unjudged: Vec<String> = SOURCES
+            .iter()
+            .filter(|source| !covers(source))
+            .map(|source| format!("{} {}", source.name, source.fingerprint()))
+            .collect();
+        let waiting: Vec<String> =
+            judged.iter().filter(|(word, _)| word == "waiting").map(|(_, name)| name.clone()).collect();
+        let names: Vec<&str> = unjudged.iter().filter_map(|line| line.split(' ').next()).collect();
+        assert_eq!(
+            names, waiting,
+            "changed since a GPU judged them: {unjudged:#?}; run scripts/gpu_check.sh on a GPU and take over its lines, or \
+             write `waiting NAME` in kernels/judged.txt until somebody does"
+        );
+    }
+
+    #[test]
+    fn a_fingerprint_follows_code_and_headers_and_not_comments() {
+        let source = |text| KernelSource { name: "x", text, fused: true };
+        let plain = source("int a;\n#include \"random.cuh\"\n");
+        assert_eq!(plain.fingerprint(), source("int a; // one\n\n#include \"random.cuh\"\n").fingerprint());
+        assert_ne!(plain.fingerprint(), source("int b;\n#include \"random.cuh\"\n").fingerprint());
+        assert_ne!(plain.fingerprint(), source("int a;\n#include \"block.cuh\"\n").fingerprint());
+        assert_ne!(plain.fingerprint(), KernelSource { fused: false, ..plain }.fingerprint());
     }
 
     #[test]
