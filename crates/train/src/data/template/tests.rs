@@ -39,8 +39,14 @@ fn a_refusal_and_a_mistake_come_with_their_words_and_line() {
 fn an_unknown_name_is_refused_when_the_template_is_loaded_except_in_branches() {
     let refused = [
         ("\n{{ messages | nope }}", "the filter `nope` is unknown (line 2 of the template)"),
-        ("{% for m in messages %}{{ m is nope }}{% endfor %}", "the test `nope` is unknown (line 1 of the template)"),
-        ("{% macro f(x) %}{{ x | nope }}{% endmacro %}", "the filter `nope` is unknown (line 1 of the template)"),
+        (
+            "{% for m in messages %}{{ m is nope }}{% endfor %}",
+            "the test `nope` is unknown (line 1 of the template)",
+        ),
+        (
+            "{% macro f(x) %}{{ x | nope }}{% endmacro %}",
+            "the filter `nope` is unknown (line 1 of the template)",
+        ),
         ("{% macro f(x=1 | nope) %}{% endmacro %}", "the filter `nope` is unknown (line 1 of the template)"),
         ("{% filter nope %}x{% endfilter %}", "the filter `nope` is unknown (line 1 of the template)"),
         ("{% set x | nope %}x{% endset %}", "the filter `nope` is unknown (line 1 of the template)"),

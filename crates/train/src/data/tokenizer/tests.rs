@@ -131,7 +131,8 @@ fn a_folder_that_is_no_tokenizer_says_what_is_missing_or_broken() {
          take the file that was published with the model"
     );
     folder.write("tokenizer_config.json", "{\"chat_template\": \"{% if %}\"}");
-    let said = |file: &str| format!("the chat template of {} cannot be used: ", folder.path().join(file).display());
+    let said =
+        |file: &str| format!("the chat template of {} cannot be used: ", folder.path().join(file).display());
     assert!(fault(&folder).starts_with(&said("tokenizer_config.json")), "{}", fault(&folder));
     folder.write("chat_template.jinja", "{{ messages | nope }}");
     assert_eq!(
