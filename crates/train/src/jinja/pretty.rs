@@ -1,11 +1,11 @@
 //! `pprint`: values on several lines where they are too wide for one, as Python's module of that name lays them out.
 
+use super::characters::is_space;
 use super::fault::Answer;
 use super::interpreter::Run;
 use super::meter::Pen;
 use super::methods::lines;
 use super::show::quoted;
-use super::characters::is_space;
 use super::value::{Text, Value};
 
 /// Columns of a line.
@@ -76,7 +76,13 @@ impl Run<'_> {
         }
     }
 
-    fn pretty_items(&mut self, around: [&str; 2], items: &[Value], place: Place, pen: &mut Pen) -> Answer<()> {
+    fn pretty_items(
+        &mut self,
+        around: [&str; 2],
+        items: &[Value],
+        place: Place,
+        pen: &mut Pen,
+    ) -> Answer<()> {
         pen.push(around[0])?;
         let indent = place.indent + 1;
         for (at, item) in items.iter().enumerate() {

@@ -135,9 +135,11 @@ impl Walk<'_> {
             Expression::Not(value) | Expression::Negative(value) | Expression::Positive(value) => {
                 self.expression(value, place)
             }
-            Expression::And(items) | Expression::Or(items) => items.iter().enumerate().try_for_each(
-                |(at, item)| self.expression(item, if at == 0 { place } else { place.maybe() }),
-            ),
+            Expression::And(items) | Expression::Or(items) => {
+                items.iter().enumerate().try_for_each(|(at, item)| {
+                    self.expression(item, if at == 0 { place } else { place.maybe() })
+                })
+            }
             Expression::Compare(first, rest) => {
                 self.expression(first, place)?;
                 rest.iter().try_for_each(|(_, operand)| self.expression(operand, place.maybe()))
@@ -240,9 +242,9 @@ fn assigns<'a>(kind: &'a StatementKind, assigned: &mut [bool], bodies: &mut Vec<
             bodies.extend(branches.iter().map(|(_, body)| body));
             bodies.push(otherwise);
         }
-        StatementKind::FilterBlock { body, .. }
-        | StatementKind::Block(body)
-        | StatementKind::Scope(body) => bodies.push(body),
+        StatementKind::FilterBlock { body, .. } | StatementKind::Block(body) | StatementKind::Scope(body) => {
+            bodies.push(body)
+        }
         _ => {}
     }
 }

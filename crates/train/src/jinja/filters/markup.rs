@@ -14,15 +14,15 @@ use super::super::value::{Text, Value};
 
 /// Names of the characters from U+A0 to U+FF, in their order.
 const LATIN: [&str; 96] = [
-    "nbsp", "iexcl", "cent", "pound", "curren", "yen", "brvbar", "sect", "uml", "copy", "ordf", "laquo", "not",
-    "shy", "reg", "macr", "deg", "plusmn", "sup2", "sup3", "acute", "micro", "para", "middot", "cedil", "sup1",
-    "ordm", "raquo", "frac14", "frac12", "frac34", "iquest", "Agrave", "Aacute", "Acirc", "Atilde", "Auml",
-    "Aring", "AElig", "Ccedil", "Egrave", "Eacute", "Ecirc", "Euml", "Igrave", "Iacute", "Icirc", "Iuml", "ETH",
-    "Ntilde", "Ograve", "Oacute", "Ocirc", "Otilde", "Ouml", "times", "Oslash", "Ugrave", "Uacute", "Ucirc",
-    "Uuml", "Yacute", "THORN", "szlig", "agrave", "aacute", "acirc", "atilde", "auml", "aring", "aelig",
-    "ccedil", "egrave", "eacute", "ecirc", "euml", "igrave", "iacute", "icirc", "iuml", "eth", "ntilde",
-    "ograve", "oacute", "ocirc", "otilde", "ouml", "divide", "oslash", "ugrave", "uacute", "ucirc", "uuml",
-    "yacute", "thorn", "yuml",
+    "nbsp", "iexcl", "cent", "pound", "curren", "yen", "brvbar", "sect", "uml", "copy", "ordf", "laquo",
+    "not", "shy", "reg", "macr", "deg", "plusmn", "sup2", "sup3", "acute", "micro", "para", "middot",
+    "cedil", "sup1", "ordm", "raquo", "frac14", "frac12", "frac34", "iquest", "Agrave", "Aacute", "Acirc",
+    "Atilde", "Auml", "Aring", "AElig", "Ccedil", "Egrave", "Eacute", "Ecirc", "Euml", "Igrave", "Iacute",
+    "Icirc", "Iuml", "ETH", "Ntilde", "Ograve", "Oacute", "Ocirc", "Otilde", "Ouml", "times", "Oslash",
+    "Ugrave", "Uacute", "Ucirc", "Uuml", "Yacute", "THORN", "szlig", "agrave", "aacute", "acirc", "atilde",
+    "auml", "aring", "aelig", "ccedil", "egrave", "eacute", "ecirc", "euml", "igrave", "iacute", "icirc",
+    "iuml", "eth", "ntilde", "ograve", "oacute", "ocirc", "otilde", "ouml", "divide", "oslash", "ugrave",
+    "uacute", "ucirc", "uuml", "yacute", "thorn", "yuml",
 ];
 /// Numbers from 128 to 159, as browsers read them: Windows has characters there.
 const WINDOWS: [u32; 32] = [
@@ -243,7 +243,8 @@ fn is_named(host: &str) -> bool {
 
 fn is_well_known(host: &str) -> bool {
     let label = |label: &str| is_label(label) && (2..=63).contains(&label.chars().count());
-    host.rsplit_once('.').is_some_and(|(labels, last)| DOMAINS.contains(&last) && labels.split('.').all(label))
+    host.rsplit_once('.')
+        .is_some_and(|(labels, last)| DOMAINS.contains(&last) && labels.split('.').all(label))
 }
 
 fn is_ip4(host: &str) -> bool {
@@ -349,7 +350,9 @@ fn named(text: &str, pen: &mut Pen) -> Answer<Option<usize>> {
         return Ok(Some(len + usize::from(closed)));
     }
     if closed && !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric()) {
-        return Err(Fault::new(format!("`striptags` does not know the character `&{name};`; write it as itself")));
+        return Err(Fault::new(format!(
+            "`striptags` does not know the character `&{name};`; write it as itself"
+        )));
     }
     let shorter = (2..len).rev().filter(|&to| name.is_char_boundary(to));
     for to in shorter {

@@ -29,8 +29,7 @@ impl Run<'_> {
         let width = width.map_or(Some(79), |width| numbers::whole(&width));
         let width = width.and_then(|width| usize::try_from(width).ok()).filter(|width| *width > 0);
         let width = width.ok_or_else(|| Fault::new("`wordwrap` needs a width above 0"))?;
-        let manner =
-            Manner { width, break_words: is_set(break_words), break_hyphens: is_set(break_hyphens) };
+        let manner = Manner { width, break_words: is_set(break_words), break_hyphens: is_set(break_hyphens) };
         let between = match between {
             None | Some(Value::None) => Text::from("\n"),
             Some(between) => self.str(&between)?,
