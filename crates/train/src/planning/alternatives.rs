@@ -77,19 +77,28 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         if room >= everything(&graph) {
             return None;
         }
-        let endless = |graph: &Graph| {
-            let facts = facts(graph);
-            Facts { link: facts.link.map(|link| Link { room: ENDLESS, ..link }), ..facts }
-        };
-        let choice = search(options.request(budget), Programs { model, facts: &endless, options }).ok()?;
-        let space = Space::of(0, choice.plan.schedules.values());
-        let needed = space.host + space.disk;
+        // Most often state has to go and values may stay. That takes less than the fastest plan of an endless room.
+        let mut rooms =
+            [state_bytes(&graph, of_graph.alignment), ENDLESS].into_iter().filter(|more| *more > room);
+        let needed = rooms.find_map(|room| self.tier_bytes(budget, room))?;
         let place = match offload.tier {
             Tier::Disk => format!("on the disk of {}", offload.folder.display()),
             Tier::Host => "in the host's memory".to_owned(),
         };
         let stated = offload.budget.is_some();
         (needed > room).then_some(LackingRoom { place, room, needed, stated })
+    }
+
+    /// Bytes that the fastest plan takes on a tier with this much room.
+    fn tier_bytes(&self, budget: &Budget, room: u64) -> Option<u64> {
+        let &Programs { model, facts, options } = self;
+        let roomy = |graph: &Graph| {
+            let facts = facts(graph);
+            Facts { link: facts.link.map(|link| Link { room, ..link }), ..facts }
+        };
+        let choice = search(options.request(budget), Programs { model, facts: &roomy, options }).ok()?;
+        let space = Space::of(0, choice.plan.schedules.values());
+        Some(space.host + space.disk)
     }
 
     /// With values and state that wait on another tier.
@@ -121,9 +130,13 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
     }
 }
 
+/// Bytes of all state, each range as large as a device wants it.
+fn state_bytes(graph: &Graph, alignment: u64) -> u64 {
+    graph.states().iter().map(|state| (state.ty.bytes() as u64).next_multiple_of(alignment)).sum()
+}
+
 /// Bytes of all state and of all values of a graph.
 fn everything(graph: &Graph) -> u64 {
     let values = graph.nodes().iter().flat_map(|node| &node.outputs);
-    let values = values.map(|&value| graph.ty(value).bytes() as u64).sum::<u64>();
-    graph.states().iter().map(|state| state.ty.bytes() as u64).sum::<u64>() + values
+    state_bytes(graph, 1) + values.map(|&value| graph.ty(value).bytes() as u64).sum::<u64>()
 }
