@@ -14,7 +14,7 @@ use plimsoll_model::Architecture;
 use plimsoll_model::lora::AdapterConfig;
 use plimsoll_plan::Strategy;
 use plimsoll_train::checkpoint::Checkpoint;
-use plimsoll_train::data::{ChatTemplate, DataSpec, Dataset, Layout, Part, Task, Tokenizer, Validation};
+use plimsoll_train::data::{ChatTemplate, DataSpec, Dataset, Part, RowLayout, Task, Tokenizer, Validation};
 use plimsoll_train::files::TensorFile;
 use plimsoll_train::pretrained::{AdapterFolder, Pretrained};
 use plimsoll_train::{LanguageModel, RawConfig, plan_for, plan_from_file};
@@ -165,7 +165,7 @@ fn data_in_lines_and_tables() {
             parts: vec![Part::from(path.as_path())],
             validation: Validation::None,
             task: Task::Causal,
-            layout: Layout::Packed,
+            layout: RowLayout::Packed,
             seq_len: 16,
             vocabulary: 400,
             seed: 3,

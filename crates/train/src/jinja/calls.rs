@@ -5,10 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::clock;
-use super::fault::{Answer, Fault};
+use super::fault::{Answer, Fault, function_fault};
 use super::interpreter::Run;
 use super::meter::Pen;
-use super::unknown::function_fault;
 use super::value::Scope;
 use super::value::dict::{Dict, check_key};
 use super::value::numbers;

@@ -2,11 +2,10 @@
 
 use super::calls::Given;
 use super::characters::is_cased;
-use super::fault::{Answer, Fault};
+use super::fault::{Answer, Fault, test_fault};
 use super::filters::is_filter;
 use super::interpreter::Run;
 use super::syntax::Comparison;
-use super::unknown::test_fault;
 use super::value::Value;
 use super::value::numbers;
 

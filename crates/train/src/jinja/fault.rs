@@ -43,3 +43,23 @@ impl fmt::Display for Fault {
         }
     }
 }
+
+/// A filter or test that nobody has. It is the template's fault, whatever the conversation.
+pub(super) fn filter_fault(name: &str) -> Fault {
+    if name == "random" {
+        return Fault::of_template(
+            "the filter `random` draws another item each time, so no rendering could be repeated; choose the item by its place",
+        );
+    }
+    Fault::of_template(format!("the filter `{name}` is unknown"))
+}
+
+/// The same for a test.
+pub(super) fn test_fault(name: &str) -> Fault {
+    Fault::of_template(format!("the test `{name}` is unknown"))
+}
+
+/// The same for a function.
+pub(super) fn function_fault(name: &str) -> Fault {
+    Fault::of_template(format!("the function `{name}` is unknown"))
+}

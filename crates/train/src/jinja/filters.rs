@@ -8,10 +8,9 @@ mod texts;
 mod wrap;
 
 use super::calls::Given;
-use super::fault::{Answer, Fault};
+use super::fault::{Answer, Fault, filter_fault};
 use super::interpreter::Run;
 use super::json;
-use super::unknown::filter_fault;
 use super::value::numbers;
 use super::value::{Text, Value};
 

@@ -8,7 +8,7 @@
 //! refused at once, if nothing in the template assigns the name; other calls wait until they are reached.
 
 use super::checks::is_test;
-use super::fault::{Answer, Fault};
+use super::fault::{Answer, filter_fault, function_fault, test_fault};
 use super::filters::is_filter;
 use super::interpreter::function_called;
 use super::syntax::{
@@ -19,26 +19,6 @@ use super::syntax::{
 pub(super) fn check(program: &Program) -> Answer<()> {
     let assigned = assigned(program);
     Walk { program, assigned }.statements(&program.body, TOP)
-}
-
-/// A filter or test that nobody has. It is the template's fault, whatever the conversation.
-pub(super) fn filter_fault(name: &str) -> Fault {
-    if name == "random" {
-        return Fault::of_template(
-            "the filter `random` draws another item each time, so no rendering could be repeated; choose the item by its place",
-        );
-    }
-    Fault::of_template(format!("the filter `{name}` is unknown"))
-}
-
-/// The same for a test.
-pub(super) fn test_fault(name: &str) -> Fault {
-    Fault::of_template(format!("the test `{name}` is unknown"))
-}
-
-/// The same for a function.
-pub(super) fn function_fault(name: &str) -> Fault {
-    Fault::of_template(format!("the function `{name}` is unknown"))
 }
 
 /// Strictness of a place.
@@ -217,7 +197,9 @@ fn assigned(program: &Program) -> Vec<bool> {
         bodies.push(&function.body);
     }
     while let Some(body) = bodies.pop() {
-        body.iter().for_each(|statement| assigns(&statement.kind, &mut assigned, &mut bodies));
+        for statement in body {
+            assigns(&statement.kind, &mut assigned, &mut bodies);
+        }
     }
     // Names that a call or the interpreter assigns.
     for (at, name) in program.names.iter().enumerate() {
@@ -234,7 +216,9 @@ fn assigns<'a>(kind: &'a StatementKind, assigned: &mut [bool], bodies: &mut Vec<
             bodies.push(body);
         }
         StatementKind::With { bindings, body } => {
-            bindings.iter().for_each(|(target, _)| targeted(target, assigned));
+            for (target, _) in bindings {
+                targeted(target, assigned);
+            }
             bodies.push(body);
         }
         StatementKind::Macro { name, .. } => assigned[*name as usize] = true,
@@ -243,7 +227,7 @@ fn assigns<'a>(kind: &'a StatementKind, assigned: &mut [bool], bodies: &mut Vec<
             bodies.push(otherwise);
         }
         StatementKind::FilterBlock { body, .. } | StatementKind::Block(body) | StatementKind::Scope(body) => {
-            bodies.push(body)
+            bodies.push(body);
         }
         _ => {}
     }
