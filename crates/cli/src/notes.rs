@@ -21,6 +21,11 @@ fn line(note: &Note) -> String {
         Note::UntaughtSamples { count, seq_len } => format!(
             "{count} samples or parts of them have no target within --seq-len {seq_len} and are left out; a longer one has their prompts and answers in one row"
         ),
+        Note::NothingToShow => {
+            "--show-samples shows nothing, since this run's ids are made up and stand for no text; \
+                                give --data to see samples"
+                .into()
+        }
         other => other.to_string(),
     };
     let mark = if is_news(note) { "" } else { "note: " };

@@ -23,19 +23,30 @@ pub(crate) const PLAN: Page = Page(include_str!("page/plan.html"));
 /// Of a run.
 pub(crate) const REPORT: Page = Page(include_str!("page/report.html"));
 
+/// Parts of a run's page that are there without its script.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plain {
+    /// In the head: whether the page is loaded anew.
+    pub(crate) renewal: String,
+    /// Rows of the table of evaluations.
+    pub(crate) evaluations: String,
+}
+
 impl Page {
-    /// Writes the page with its data.
-    pub(crate) fn write(&self, path: &Path, data: &Value) -> Result<(), Failure> {
-        let written = write_whole(path, self.fill(data).as_bytes());
+    /// Writes the page with its data, and what is to be read without a script.
+    pub(crate) fn write(&self, path: &Path, data: &Value, plain: &Plain) -> Result<(), Failure> {
+        let written = write_whole(path, self.fill(data, plain).as_bytes());
         Ok(written.map_err(|error| TrainError::output(path, &error))?)
     }
 
     /// The data goes in last, so that no text in it is taken for a placeholder. In a script element nothing but `<`
     /// can end it early.
-    fn fill(&self, data: &Value) -> String {
+    fn fill(&self, data: &Value, plain: &Plain) -> String {
         self.0
             .replacen("PLIMSOLL_STYLE", STYLE.trim_end(), 1)
             .replacen("PLIMSOLL_SCRIPT", SCRIPT.trim_end(), 1)
+            .replacen("PLIMSOLL_RENEWAL", &plain.renewal, 1)
+            .replacen("PLIMSOLL_EVALUATIONS", &plain.evaluations, 1)
             .replacen("PLIMSOLL_DATA", &data.to_string().replace('<', "\\u003c"), 1)
     }
 }
@@ -52,7 +63,7 @@ mod tests {
             for slot in ["PLIMSOLL_STYLE", "PLIMSOLL_SCRIPT", "PLIMSOLL_DATA"] {
                 assert_eq!(page.0.matches(slot).count(), 1, "{slot}");
             }
-            let filled = page.fill(&json!({}));
+            let filled = page.fill(&json!({}), &Plain::default());
             assert!(filled.contains("prefers-color-scheme: dark") && filled.contains("function ticks"));
             for outside in ["http", "src=", "@import", "url(", "fetch(", "<link", "PLIMSOLL_"] {
                 assert!(!filled.contains(outside), "{outside}");
@@ -62,7 +73,7 @@ mod tests {
 
     #[test]
     fn names_cannot_end_the_data_or_stand_for_a_part() {
-        let page = PLAN.fill(&json!({ "title": "</script><b>PLIMSOLL_STYLE" }));
+        let page = PLAN.fill(&json!({ "title": "</script><b>PLIMSOLL_STYLE" }), &Plain::default());
         assert_eq!(page.matches("</script>").count(), PLAN.0.matches("</script>").count());
         assert_eq!(page.matches("PLIMSOLL_STYLE").count(), 1);
     }

@@ -18,11 +18,14 @@ use plimsoll::TrainError;
 use plimsoll::training::trainer::{EndRecord, EvaluationRecord, StepRecord};
 
 use crate::exit::Failure;
-use crate::page;
+use crate::page::{self, Plain};
 
 /// The most points of a curve: twice as many as a screen has columns. More are never held: a page is written inside
 /// the budget of its run.
 const POINTS: usize = 2000;
+
+/// Seconds after which a page that a run will write again is loaded anew.
+const RENEWAL_SECONDS: u64 = 15;
 
 /// Whether a page will be written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +44,36 @@ pub(crate) fn write(run: &Path, page: &Path, state: State) -> Result<(), Failure
         .map_err(|error| TrainError::Config(format!("cannot read the metrics in `{shown}`: {error}")))?;
     let story =
         Story::read(BufReader::new(file)).map_err(|why| TrainError::Config(format!("`{shown}`{why}")))?;
-    page::REPORT.write(page, &story.data(state))
+    page::REPORT.write(page, &story.data(state), &story.plain(state))
+}
+
+/// Evaluations as rows of a table: perplexity of words, accuracy and F1 of classes.
+fn evaluation_rows<'a>(records: impl Iterator<Item = &'a EvaluationRecord> + Clone) -> String {
+    let classifies = records.clone().any(|record| record.eval_accuracy.is_some());
+    let names: &[&str] = if classifies { &["accuracy", "macro F1"] } else { &["perplexity"] };
+    let cells = |tag: &str, cells: &mut dyn Iterator<Item = String>| {
+        let cells: String = cells.map(|cell| format!("<{tag}>{cell}</{tag}>")).collect();
+        format!("<tr>{cells}</tr>")
+    };
+    let number = |value: Option<f64>| match value.filter(|value| value.is_finite()) {
+        Some(value) => format!("{value:.4}"),
+        None => "not finite".to_owned(),
+    };
+    let mut rows: Vec<String> = Vec::new();
+    for record in records {
+        let of_classes = [
+            record.eval_accuracy.map_or_else(|| "none".into(), |part| format!("{:.1} %", 100.0 * part)),
+            number(record.eval_f1),
+        ];
+        let measured = if classifies { of_classes.to_vec() } else { vec![number(record.eval_perplexity)] };
+        let shown = [record.step.to_string(), number(Some(record.eval_loss))];
+        rows.push(cells("td", &mut shown.into_iter().chain(measured)));
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = ["step", "loss"].iter().chain(names).map(|name| (*name).to_owned());
+    cells("th", &mut { head }) + &rows.concat()
 }
 
 /// The file of metrics in a folder, or the file itself.
@@ -99,6 +131,18 @@ impl Story {
             }
         }
         Ok(())
+    }
+
+    /// The parts of the page that are there where scripts do not run.
+    fn plain(&self, state: State) -> Plain {
+        let seconds = RENEWAL_SECONDS;
+        let renewal = match state {
+            State::Running => {
+                format!("<noscript><meta http-equiv=\"refresh\" content=\"{seconds}\"></noscript>")
+            }
+            State::Over => String::new(),
+        };
+        Plain { renewal, evaluations: evaluation_rows(self.evaluations.values()) }
     }
 
     /// The data that the page draws.

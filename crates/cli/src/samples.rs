@@ -15,36 +15,56 @@ const COLOURS: [&str; 2] = ["\u{1b}[32m", "\u{1b}[0m"];
 
 /// One or two lines about the data of a run.
 pub(crate) fn counted(data: &OpenedData, task: &Task, seq_len: usize) -> String {
-    let Some(Counts { samples, rows, tokens, cut, beyond }) = data.counts else {
+    let Some(counts) = data.counts else {
         let rows = data.train.sequences_per_epoch();
         return rows
             .map_or_else(String::new, |rows| format!("data: {} of {seq_len} tokens\n", number(rows, "row")));
     };
+    sentences(&counts, task, seq_len)
+}
+
+fn sentences(counts: &Counts, task: &Task, seq_len: usize) -> String {
+    let &Counts { samples, rows, tokens, cut, beyond, unread } = counts;
     let mut text = format!(
-        "data: {} in {} of {seq_len} tokens, {}\n",
+        "data: {} in {} of {seq_len} tokens; {} in all rows together\n",
         number(samples, "sample"),
         number(rows, "row"),
         number(tokens, "token")
     );
-    if cut > 0 {
-        let fate = match task {
-            Task::Classify { .. } => "are not read",
-            Task::Causal | Task::Masked => "lie in further rows, without what comes before them",
-        };
-        let longer = if cut == 1 { "is" } else { "are" };
-        let _ = writeln!(
-            text,
-            "{} {longer} longer than --seq-len {seq_len}: {} of {} {fate}",
-            number(cut, "sample"),
-            number(beyond, "token"),
-            if cut == 1 { "it" } else { "them" }
-        );
+    if cut == 0 {
+        return text;
     }
+    let why = match task {
+        Task::Classify { .. } => "since a classifier reads one row of a text",
+        Task::Causal | Task::Masked => "since their rows have nothing to learn",
+    };
+    let mut fates = Vec::new();
+    if beyond > 0 {
+        let lie = if beyond == 1 { "lies in a further row" } else { "lie in further rows" };
+        fates.push(format!("{} of these tokens {lie}, without the text before", grouped(beyond)));
+    }
+    if unread > 0 {
+        let are = if unread == 1 { "is" } else { "are" };
+        fates.push(format!("{} {are} left out, {why}", number(unread, "more token")));
+    }
+    let longer = if cut == 1 { "is" } else { "are" };
+    let _ = writeln!(
+        text,
+        "{} {longer} longer than --seq-len {seq_len}: {}",
+        number(cut, "sample"),
+        fates.join(", and ")
+    );
     text
 }
 
 /// `1 row`, `12,345 rows`.
 fn number(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", grouped(count))
+}
+
+/// `12,345`.
+fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -53,8 +73,7 @@ fn number(count: u64, what: &str) -> String {
         }
         text.push(digit);
     }
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{text} {what}{plural}")
+    text
 }
 
 /// Samples for a terminal, or for a file where `colour` is not set.
@@ -108,6 +127,30 @@ mod tests {
                 .ends_with("⟦class 1, yes⟧\n")
         );
         assert!(text(&[shown], &[], false).ends_with("⟦class 1⟧\n"));
+    }
+
+    #[test]
+    fn counts_say_which_tokens_are_read_and_which_are_not() {
+        let counts = Counts { samples: 3, rows: 2, tokens: 856, cut: 0, beyond: 0, unread: 0 };
+        let whole = "data: 3 samples in 2 rows of 16 tokens; 856 tokens in all rows together\n";
+        assert_eq!(sentences(&counts, &Task::Causal, 16), whole);
+        let classify = Task::Classify { labels: Vec::new() };
+        let cut = Counts { cut: 2, unread: 1469, ..counts };
+        assert_eq!(
+            sentences(&cut, &classify, 16),
+            format!(
+                "{whole}2 samples are longer than --seq-len 16: 1,469 more tokens are left out, since a classifier \
+                 reads one row of a text\n"
+            )
+        );
+        let further = Counts { cut: 1, beyond: 840, unread: 1, ..counts };
+        assert_eq!(
+            sentences(&further, &Task::Causal, 16),
+            format!(
+                "{whole}1 sample is longer than --seq-len 16: 840 of these tokens lie in further rows, without the \
+                 text before, and 1 more token is left out, since their rows have nothing to learn\n"
+            )
+        );
     }
 
     #[test]

@@ -232,6 +232,27 @@ fn what_only_the_user_may_change_is_proposed_and_works_when_typed() {
 }
 
 #[test]
+fn an_offload_budget_that_is_too_small_is_the_cause_that_is_named_and_the_size_that_is_named_works_when_typed()
+ {
+    let asked = "plan --model s --seq-len 64 --memory 60MiB --offload disk --offload-folder /tmp";
+    let output = plimsoll(&format!("{asked} --offload-budget 8MiB"));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("wait on the disk of /tmp, and --offload-budget allows 8.00 MiB\n"), "{said}");
+    let hint = said.lines().find_map(|line| line.strip_prefix("hint: `--offload-budget ")?.split('`').next());
+    let output = plimsoll(&format!("{asked} --offload-budget {}", hint.unwrap()));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // Where the memory is too small for any plan, no room beside it helps, and none is asked for.
+    let said =
+        plimsoll("plan --model s --seq-len 64 --memory 20MiB --offload disk --offload-budget 8MiB").stderr;
+    let said = String::from_utf8(said).unwrap();
+    assert!(
+        said.starts_with("error: the smallest plan needs ") && !said.contains("--offload-budget"),
+        "{said}"
+    );
+}
+
+#[test]
 fn when_not_even_one_fits_the_smallest_budget_is_named() {
     let output = plimsoll("plan --memory 16MiB --max layers");
     let said = String::from_utf8(output.stderr).unwrap();

@@ -53,6 +53,7 @@ fn the_least_budget_that_is_named_is_the_same_again_within_a_step_of_the_reserve
     let named = |memory: &str| {
         let (done, said) = asked(memory);
         assert!(!done, "{memory} is enough");
+        assert!(said.contains("MiB, which is surely enough (some MiB less may do)"), "{said}");
         let least = said.split_once("state --memory ").unwrap_or_else(|| panic!("{said}")).1;
         least.split("MiB").next().unwrap().parse::<u64>().unwrap()
     };

@@ -50,6 +50,13 @@ fn page(home: &Home, run: &str) -> Value {
     serde_json::from_str(data).unwrap()
 }
 
+/// The page of a run as it is where scripts do not run.
+fn without_scripts(home: &Home, run: &str) -> String {
+    let page = String::from_utf8(home.read(&format!("{run}/report.html"))).unwrap();
+    let parts = page.split("<script").map(|part| part.split_once("</script>").map_or(part, |(_, rest)| rest));
+    parts.collect()
+}
+
 fn on_the_page(home: &Home, run: &str) -> Vec<Shown> {
     let data = page(home, run);
     let shown = |row: &Value| (row[0].as_u64().unwrap(), row[1].as_f64().unwrap(), row[5].as_u64().unwrap());
@@ -138,6 +145,11 @@ fn the_page_of_a_run_is_there_from_its_first_step_and_renews_itself_until_the_ru
     lines.next().unwrap().unwrap();
     let data = page(&home, "run");
     assert_eq!((&data["running"], &data["end"]), (&json!(true), &Value::Null));
+    // With its script and without one it is loaded anew.
+    let whole = String::from_utf8(home.read("run/report.html")).unwrap();
+    assert!(whole.contains("if (running) setTimeout(() => location.reload(), 15000);"), "{whole}");
+    let renewal = "<noscript><meta http-equiv=\"refresh\" content=\"15\"></noscript>";
+    assert!(without_scripts(&home, "run").split("</head>").next().unwrap().contains(renewal), "{whole}");
     let sent = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     lines.for_each(drop);
@@ -145,6 +157,7 @@ fn the_page_of_a_run_is_there_from_its_first_step_and_renews_itself_until_the_ru
     let data = page(&home, "run");
     assert_eq!((&data["running"], &data["written"]), (&json!(false), &Value::Null));
     assert!(data["end"].is_object());
+    assert!(!without_scripts(&home, "run").contains("http-equiv"));
 }
 
 #[test]
@@ -172,6 +185,19 @@ fn the_report_of_a_classifier_shows_accuracy_and_f1_and_no_perplexity() {
     let expected =
         json!({ "step": 40, "loss": last["eval_loss"], "perplexity": null, "accuracy": 1.0, "f1": 1.0 });
     assert_eq!(*shown, expected);
+    // Without its script the page says the same.
+    let text = without_scripts(&home, "out");
+    let table = text.split_once("id=\"evaluations\">").unwrap().1.split_once("</table>").unwrap().0;
+    let head = "<tr><th>step</th><th>loss</th><th>accuracy</th><th>macro F1</th></tr>";
+    let row = format!(
+        "<tr><td>40</td><td>{:.4}</td><td>100.0 %</td><td>1.0000</td></tr>",
+        last["eval_loss"].as_f64().unwrap()
+    );
+    assert!(table.starts_with(head) && table.ends_with(&row), "{table}");
+    assert!(
+        !text.contains("perplexity") && !text.contains("http-equiv"),
+        "a run that is over is not loaded anew"
+    );
     let events = fs::read_dir(home.path("out/tensorboard")).unwrap().next().unwrap().unwrap();
     let events = fs::read(events.path()).unwrap();
     let has = |tag: &[u8]| events.windows(tag.len()).any(|window| window == tag);

@@ -23,7 +23,7 @@ fn samples_are_shown_with_what_is_learned_on_the_terminal_and_on_the_page() {
     let (_, said) = home.done(&format!("{train} --show-samples 2 --output-dir out {SMALL}"));
     assert!(said.contains("data: 2 samples in "), "{said}");
     assert!(said.contains("1 sample is longer than --seq-len 16: "), "{said}");
-    assert!(said.contains(" of it lie in further rows, without what comes before them\n"), "{said}");
+    assert!(said.contains(" of these tokens lie in further rows, without the text before"), "{said}");
     assert!(said.contains("sample 1, ⟦learned⟧:\n") && said.contains("sample 2, ⟦learned⟧:\n"), "{said}");
     assert!(said.contains("line⟧") && !said.contains('\u{1b}'), "{said}");
     let metrics = String::from_utf8(home.read("out/metrics.jsonl")).unwrap();
@@ -63,5 +63,33 @@ fn a_hostile_template_ends_a_run_with_one_line_inside_a_small_budget() {
         let said = texts(&output).1;
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
+fn made_up_data_has_no_samples_to_show_and_the_run_says_why() {
+    let home = Home::new();
+    let train = format!("train --synthetic --max-steps 1 {SMALL}");
+    let (_, said) = home.done(&format!("{train} --show-samples 2"));
+    let why = "note: --show-samples shows nothing, since this run's ids are made up and stand for no text; give --data";
+    assert!(said.contains(why), "{said}");
+    assert!(!home.done(&train).1.contains("--show-samples"));
+}
+
+#[test]
+fn a_filter_that_nobody_has_is_the_templates_fault_and_not_that_of_a_line() {
+    let home = Home::with_model();
+    home.write("d.jsonl", chat("line"));
+    let train = format!("train --model model --data d.jsonl --max-steps 1 --skip-bad-lines {SMALL}");
+    let nowhere = "{% for m in messages %}{{ m.content | nope }}{% endfor %}";
+    let in_a_branch =
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content | nope }}{% endif %}{% endfor %}";
+    for template in [nowhere, in_a_branch] {
+        home.write("model/chat_template.jinja", template);
+        home.refused(
+            &train,
+            "the chat template of model/chat_template.jinja cannot be used: the filter `nope` is unknown (line 1 of \
+             the template); mend it there, or put another chat_template.jinja beside tokenizer.json",
+        );
     }
 }

@@ -10,7 +10,8 @@ use std::sync::LazyLock;
 
 use plimsoll_graph::{Graph, Phase};
 use plimsoll_plan::{
-    Action, BufferId, Contents, Fault, Program, ReplayError, Role, Schedule, Scratch, plan, replay,
+    Action, BufferId, Contents, Draft, Fault, PlanError, Program, ReplayError, Role, Schedule, Scratch, plan,
+    replay,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -41,6 +42,29 @@ static VALID: LazyLock<Vec<Valid>> = LazyLock::new(|| {
     }
     all
 });
+
+/// Whole drafts of the same programs: alignment and scratch are facts of the device, which the judge has and the replay has
+/// not.
+static DRAFTS: LazyLock<Vec<(&'static Program, Draft)>> = LazyLock::new(|| {
+    let mut all = Vec::new();
+    for graph in [residual_chain(6), skip_network(3), family(&families()[0].1)] {
+        let program: &'static Program = Box::leak(Box::new(program(graph, SCRATCH)));
+        for strategy in STRATEGIES {
+            all.push((program, plan(program, strategy, Scratch::Best).unwrap().to_draft()));
+        }
+    }
+    all
+});
+
+/// A draft with one of its training schedules, to be altered.
+fn a_draft(which: Index, further: bool) -> (&'static Program, Draft, Role) {
+    let (program, draft) = &DRAFTS[which.index(DRAFTS.len())];
+    (program, draft.clone(), if further { Role::Further } else { Role::First })
+}
+
+fn refused_as_unsound(draft: Draft, program: &Program, expected: &str) -> bool {
+    matches!(draft.judge(program), Err(PlanError::Unsound { expected: why, .. }) if why.contains(expected))
+}
 
 impl Valid {
     fn graph(&self) -> &'static Graph {
@@ -104,6 +128,9 @@ fn what_the_planner_made_is_accepted_and_there_is_enough_of_it() {
     assert_eq!(VALID.len(), 3 * STRATEGIES.len() * 2);
     for valid in VALID.iter() {
         valid.judge(&valid.schedule).unwrap();
+    }
+    for (program, draft) in DRAFTS.iter() {
+        draft.clone().judge(program).unwrap();
     }
 }
 
@@ -328,6 +355,42 @@ proptest! {
         schedule.buffers[id.index()].offset = offset;
         let fault = valid.judge(&schedule).unwrap_err().fault;
         prop_assert!(matches!(fault, Fault::Overlap(_)), "{fault:?}");
+    }
+
+    #[test]
+    fn an_operand_or_scratch_that_is_not_aligned_is_refused(
+        which: Index, further: bool, at: Index, shift in 1u64..64, grows: bool
+    ) {
+        let (program, mut draft, role) = a_draft(which, further);
+        let alignment = program.train.facts.alignment;
+        prop_assert!(alignment >= 64 && alignment.is_power_of_two());
+        let schedule = draft.schedules.get_mut(&role).unwrap();
+        // State is held against the plan's own table, which is another rule.
+        let own = program.train.graph.states().len();
+        let movable = own + at.index(schedule.buffers.len() - own);
+        let buffer = &mut schedule.buffers[movable];
+        if grows { buffer.bytes += shift } else { buffer.offset += shift }
+        // The arena has room for it, so that its alignment alone is at fault.
+        draft.arena_bytes += 64;
+        prop_assert!(refused_as_unsound(draft, program, "aligned as the device wants it"));
+    }
+
+    #[test]
+    fn scratch_that_is_smaller_than_its_kernel_needs_is_refused(
+        which: Index, further: bool, at: Index, kept in 0u64..SCRATCH / 64, way in 0..3
+    ) {
+        let (program, mut draft, role) = a_draft(which, further);
+        let schedule = draft.schedules.get_mut(&role).unwrap();
+        let index = at.index(schedule.actions.len());
+        let (inputs, outputs, workspace) = operands(&mut schedule.actions[index]);
+        let scratch = workspace.unwrap();
+        match way {
+            // Too small, left out, or an operand that something else lies in.
+            0 => schedule.buffers[scratch.index()].bytes = 64 * kept,
+            1 => *workspace = None,
+            _ => *workspace = inputs.first().or(outputs.first()).copied(),
+        }
+        prop_assert!(refused_as_unsound(draft, program, "the scratch its kernel needs"));
     }
 
     #[test]

@@ -21,6 +21,19 @@ pub struct Alternative {
     pub why: String,
 }
 
+/// Room on another tier that is too small for a plan which would fit the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LackingRoom {
+    /// The place, for people.
+    pub place: String,
+    /// Bytes that may be taken there.
+    pub room: u64,
+    /// Bytes that a plan takes there.
+    pub needed: u64,
+    /// Whether `room` was stated, and not all that is free.
+    pub stated: bool,
+}
+
 /// A fault of a run. [`TrainError::is_users`] tells the user's mistakes from failures.
 #[derive(Debug)]
 pub enum TrainError {
@@ -38,6 +51,8 @@ pub enum TrainError {
         hints: Vec<Tried>,
         /// Other ways of asking, which fit.
         alternatives: Vec<Alternative>,
+        /// Room that is lacking beside the memory, where more of it would make a plan fit.
+        lacking: Option<Box<LackingRoom>>,
     },
     /// Planning failed for another reason.
     Plan(SearchError),
@@ -88,6 +103,7 @@ impl TrainError {
                 smallest: Box::new(smallest),
                 hints,
                 alternatives: Vec::new(),
+                lacking: None,
             },
             SearchError::Graph(error) => TrainError::Graph(error),
             other => TrainError::Plan(other),
@@ -134,7 +150,7 @@ impl TrainError {
 
     /// Ways out that were tried and work, as flags.
     pub fn hints(&self) -> Vec<String> {
-        let TrainError::Budget { budget, smallest, hints, alternatives } = self else {
+        let TrainError::Budget { budget, smallest, hints, alternatives, lacking } = self else {
             return Vec::new();
         };
         let outside = budget.outside;
@@ -151,6 +167,7 @@ impl TrainError {
             })
             .collect();
         lines.extend(alternatives.iter().map(|Alternative { flags, why }| format!("`{flags}` fits: {why}")));
+        lines.extend(lacking.as_ref().map(|lacking| lacking.way_out()));
         if whole << 20 <= budget.total {
             return lines;
         }
@@ -160,6 +177,26 @@ impl TrainError {
             larger_device(whole << 20)
         });
         lines
+    }
+}
+
+impl LackingRoom {
+    fn way_out(&self) -> String {
+        let LackingRoom { place, needed, stated, .. } = self;
+        let (whole, size) = (needed.div_ceil(1 << 20), Size { bytes: *needed });
+        if *stated {
+            return format!("`--offload-budget {whole}MiB` fits: so much waits {place}");
+        }
+        format!("{size} of room {place} fit: free them there, or name another disk with `--offload-folder`")
+    }
+}
+
+impl fmt::Display for LackingRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LackingRoom { place, room, needed, stated } = self;
+        let (room, needed) = (Size { bytes: *room }, Size { bytes: *needed });
+        let limit = if *stated { "--offload-budget allows" } else { "there is room for" };
+        write!(f, "a plan that fits would have {needed} wait {place}, and {limit} {room}")
     }
 }
 
@@ -211,9 +248,10 @@ impl fmt::Display for WithFlags<'_> {
         match self.0 {
             TrainError::Config(why) | TrainError::Output(why) => f.write_str(why),
             TrainError::Graph(error) => error.fmt(f),
-            TrainError::Budget { budget, smallest, .. } => {
+            TrainError::Budget { budget, smallest, lacking, .. } => {
                 let needed = Size { bytes: smallest.arena_bytes + budget.outside };
-                write!(f, "the smallest plan needs {needed}, the budget is {}", budget.described())
+                write!(f, "the smallest plan needs {needed}, the budget is {}", budget.described())?;
+                lacking.as_ref().map_or(Ok(()), |lacking| write!(f, "; {lacking}"))
             }
             TrainError::Plan(error) => error.fmt(f),
             TrainError::Exec(error) => error.fmt(f),
@@ -235,9 +273,7 @@ impl fmt::Display for WithFlags<'_> {
             TrainError::PartlyUpdated { step } => write!(
                 f,
                 "a gradient of step {step} is not a finite number, and parameters nearer to the loss were updated before it \
-                 was found: the weights are of two steps and are not saved; `--resume latest --stop-after {}` brings back \
-                 those before it, and `--update separate` finds such a gradient first",
-                step - 1
+                 was found: the weights are of two steps and are not saved; `--update separate` finds such a gradient first"
             ),
         }
     }
@@ -297,6 +333,19 @@ impl From<WeightError> for TrainError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_named_with_the_room_that_is_there_and_the_room_that_is_needed() {
+        let place = "on the disk of /scratch".to_owned();
+        let full = LackingRoom { place, room: 3 << 20, needed: (40 << 20) + 1, stated: false };
+        let cause = "a plan that fits would have 40.0 MiB wait on the disk of /scratch, and there is room for 3.00 MiB";
+        assert_eq!(full.to_string(), cause);
+        let way = "40.0 MiB of room on the disk of /scratch fit: free them there, or name another disk with `--offload-folder`";
+        assert_eq!(full.way_out(), way);
+        let stated = LackingRoom { stated: true, ..full };
+        assert!(stated.to_string().ends_with("--offload-budget allows 3.00 MiB"), "{stated}");
+        assert!(stated.way_out().starts_with("`--offload-budget 41MiB` fits"), "{}", stated.way_out());
+    }
 
     #[test]
     fn an_error_names_fields_and_flags_for_a_command_line() {

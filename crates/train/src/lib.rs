@@ -48,7 +48,7 @@ pub use config::{
     Config, DataConfig, EvaluationConfig, LanguageModel, Length, OpenedData, Origin, OutputConfig, Resume,
     SampleConfig, SavingConfig, Target, Warmup,
 };
-pub use error::{Alternative, TrainError};
+pub use error::{Alternative, LackingRoom, TrainError};
 pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
 pub use optimizer::{
     FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, StateStorage, Update, WeightStorage,

@@ -5,16 +5,18 @@
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
+use plimsoll_plan::Strategy;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll_train::data::{Order, Source, Text};
 use plimsoll_train::trainer::{Event, Listener, TrainLoop};
-use plimsoll_train::{Options, TrainError, Trainer, ValidationSet};
+use plimsoll_train::{Optimizer, Options, TrainError, Trainer, Update, ValidationSet};
 use tempfile::TempDir;
 
 #[path = "support/resume.rs"]
 mod running;
 mod support;
-use running::{bits, latest, llama_trainer, open, pinned, take, trainer, write_text};
+use running::{GLOBAL_BATCH, bits, latest, llama_trainer, open, pinned, save, take, trainer, write_text};
+use support::options;
 
 const COURSE: TrainLoop = TrainLoop {
     steps: 12,
@@ -90,7 +92,8 @@ fn a_run_whose_next_step_is_not_finite_is_saved_under_a_name_of_its_own() {
     assert_eq!(names(out.folder()), std::slice::from_ref(&name));
     assert!(told.contains(&name), "{told:?}");
     let last = told.last().unwrap();
-    assert!(last.contains("go on with `--resume ") && last.contains("a lower --learning-rate"), "{last}");
+    assert!(last.contains("no earlier checkpoint is on the disk: begin again with a lower"), "{last}");
+    assert!(last.ends_with(&format!("are in {}", out.folder().join(&name).display())), "{last}");
     // Steps that no record told of yet are told before the run is saved.
     let at = |what: &str| told.iter().position(|told| told == what);
     assert!(at(&format!("log {}", bad - 1)).is_some(), "{told:?}");
@@ -104,6 +107,11 @@ fn a_run_whose_next_step_is_not_finite_is_saved_under_a_name_of_its_own() {
     resumed.resume(&out, &Checkpoint::open(&out.last_finite().unwrap().unwrap().1).unwrap()).unwrap();
     assert_eq!(bits(&resumed), bits(&expected));
     assert!(matches!(resumed.step(), Err(TrainError::NotFinite { step, .. }) if step == bad));
+
+    // An earlier checkpoint is the way back, since the step is not finite again with the same weights.
+    let beside = open(&home.path().join("beside"), None).unwrap();
+    let (_, told) = train(&mut poisoned(&data), &TrainLoop { save_steps: Some(2), ..COURSE }, &beside);
+    assert!(told.last().unwrap().contains("go back with `--resume "), "{told:?}");
 
     // Rotation leaves it alone, and a second one of the same step takes its place.
     let mut again = poisoned(&data);
@@ -121,6 +129,51 @@ fn a_step_that_was_just_saved_is_not_saved_again_when_the_next_is_not_finite() {
     let (fault, _) = train(&mut poisoned(&data), &TrainLoop { save_steps: Some(bad - 1), ..COURSE }, &out);
     assert!(matches!(fault, Some(TrainError::NotFinite { .. })));
     assert_eq!(names(out.folder()), [format!("checkpoint-{}", bad - 1)]);
+}
+
+#[test]
+fn a_step_that_was_applied_in_part_is_not_saved_and_the_note_names_what_is_on_the_disk() {
+    let home = TempDir::new().unwrap();
+    let data = write_text(home.path());
+    let optimizer = Optimizer { max_grad_norm: None, ..Optimizer::default() };
+    let update = Update::InBackward;
+    let whole_batch = options(GLOBAL_BATCH, GLOBAL_BATCH, Strategy::None, 1);
+    let in_backward = Options { update, optimizer, ..whole_batch };
+    for (save_steps, on_disk) in [(2, Some("checkpoint-2")), (100, None)] {
+        let out = open(&home.path().join(format!("every-{save_steps}")), None).unwrap();
+        let mut trainer = llama_trainer(&data, &in_backward);
+        let course = TrainLoop { save_steps: Some(save_steps), ..COURSE };
+        let mut steps = 0;
+        while steps < 3 {
+            steps += 1;
+            trainer.step().unwrap();
+            if steps == 2 && on_disk.is_some() {
+                save(&trainer, &out);
+            }
+        }
+        // The gate shuts off what would reach the loss, but the gradient there is too large to be squared.
+        for (part, value) in [("gate", 0.0), ("down", 1e25)] {
+            let name = format!("model.layers.0.mlp.{part}_proj.weight");
+            let elements = trainer.run().state(&name).unwrap().len();
+            trainer.run_mut().set_state(&name, &vec![value; elements]).unwrap();
+        }
+        let (fault, told) = train(&mut trainer, &course, &out);
+        assert!(matches!(fault, Some(TrainError::PartlyUpdated { step: 4 })), "{fault:?}");
+        let (folder, note) = (names(out.folder()), told.last().unwrap());
+        assert_eq!(folder, Vec::from_iter(on_disk.map(str::to_owned)), "nothing of two steps is saved");
+        match on_disk {
+            Some(name) => {
+                let wanted = format!(
+                    "nothing was saved after {name}, the last on the disk; `--resume latest --stop-after 3`"
+                );
+                assert!(note.starts_with(&wanted), "{told:?}");
+            }
+            None => assert!(
+                note.starts_with("no checkpoint is on the disk; the same command with `--stop-after 3`"),
+                "{told:?}"
+            ),
+        }
+    }
 }
 
 #[test]

@@ -53,6 +53,44 @@ fn a_resumed_run_ends_in_the_same_bits_wherever_it_was_interrupted() {
 }
 
 #[test]
+fn a_run_that_goes_on_between_two_records_tells_of_the_steps_before_it_too() {
+    let folder = TempDir::new().unwrap();
+    let data = write_text(folder.path());
+    let course = TrainLoop {
+        steps: 10,
+        pause: None,
+        logging_steps: 4,
+        eval_steps: None,
+        stopping: None,
+        save_steps: Some(3),
+    };
+    let records = |trainer: &mut Trainer, out: &Checkpoints| {
+        let mut told = Vec::new();
+        let mut listener = |event: &Event<'_>| {
+            if let Event::Log(record) = event {
+                told.push((record.step, record.mean_over, record.loss.to_bits(), record.tokens));
+            }
+            Ok(())
+        };
+        let listeners: &mut [&mut dyn Listener<TrainError>] = &mut [&mut listener];
+        trainer.train(&course, None, Some(out), listeners).unwrap();
+        told
+    };
+    let out = open(&folder.path().join("whole"), None).unwrap();
+    let whole = records(&mut trainer(&data, &pinned()), &out);
+    let steps: Vec<_> = whole.iter().map(|&(step, mean_over, ..)| (step, mean_over)).collect();
+    assert_eq!(steps, [(4, 4), (8, 4), (10, 2)]);
+    // As after a kill behind the checkpoint, which no record told of.
+    for (from, expected) in [(3, &whole[..]), (6, &whole[1..]), (9, &whole[2..])] {
+        let out = Checkpoint::open(&out.path(from)).unwrap();
+        let again = open(&folder.path().join(format!("from-{from}")), None).unwrap();
+        let mut resumed = trainer(&data, &pinned());
+        resumed.resume(&again, &out).unwrap();
+        assert_eq!(records(&mut resumed, &again), expected, "from {from}");
+    }
+}
+
+#[test]
 fn on_another_micro_batch_a_resumed_run_differs_by_rounding_alone() {
     let folder = TempDir::new().unwrap();
     let data = write_text(folder.path());

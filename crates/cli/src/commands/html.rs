@@ -10,6 +10,7 @@ use plimsoll::training::job::{Questions, Summary};
 
 use crate::commands::compare;
 use crate::exit::Failure;
+use crate::page::Plain;
 use crate::{page, table};
 
 /// Budgets on the curve.
@@ -42,7 +43,7 @@ pub(crate) fn write(
         "curve": curve.iter().map(on_curve).collect::<Vec<_>>(),
         "compare": rows.iter().map(|row| compare::json(summary, row)).collect::<Vec<_>>(),
     });
-    page::PLAN.write(path, &data)
+    page::PLAN.write(path, &data, &Plain::default())
 }
 
 /// `auto` from the smallest budget that works to the one at which everything is kept.

@@ -135,6 +135,15 @@ impl Checkpoints {
         FileError::wrong(&path, why)
     }
 
+    /// The step of the newest regular checkpoint before `step`, by its name alone.
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot be read.
+    pub(crate) fn newest_before(&self, step: u64) -> Result<Option<u64>, FileError> {
+        Ok(steps(&self.folder, Kind::Regular)?.into_iter().rev().find(|known| *known < step))
+    }
+
     /// Step and folder of the newest state that was kept because the step after it was not finite, if there is one.
     ///
     /// # Errors

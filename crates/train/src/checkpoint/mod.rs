@@ -23,4 +23,4 @@ mod recovery;
 mod state;
 
 pub use folder::{Checkpoints, Found};
-pub use state::{Best, Checkpoint, EvaluationState, PlanSummary, TrainerState};
+pub use state::{Best, Checkpoint, EvaluationState, PlanSummary, TrainerState, Unrecorded};

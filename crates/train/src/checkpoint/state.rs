@@ -57,6 +57,24 @@ pub struct EvaluationState {
     /// removes it when it goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub surpasses: Option<u64>,
+    /// Steps that no record has told of yet: the next part of the run has them in its first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unrecorded: Option<Unrecorded>,
+}
+
+/// Sums over the steps since the last record.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Unrecorded {
+    /// How many there are.
+    pub steps: u64,
+    /// The sum of their losses.
+    pub loss: f64,
+    /// Positions in their sequences.
+    pub tokens: u64,
+    /// Those among them whose target counts.
+    pub valid_tokens: u64,
+    /// How long they took.
+    pub seconds: f64,
 }
 
 /// The best evaluation so far.

@@ -34,13 +34,15 @@ pub struct Counts {
     pub samples: u64,
     /// Rows of an epoch.
     pub rows: u64,
-    /// Tokens of all samples, as far as they are read.
+    /// Tokens of the samples that lie in rows.
     pub tokens: u64,
     /// Samples longer than a row.
     pub cut: u64,
-    /// Tokens of those that lie beyond their first row. A classifier does not read them; others have them in
-    /// further rows.
+    /// Those of `tokens` that lie beyond the first row of their sample.
     pub beyond: u64,
+    /// Further tokens of these samples that lie in no row: a classifier reads one row of a text, and a row in which
+    /// nothing is learned is left out.
+    pub unread: u64,
 }
 
 /// Facts that all rows of a run share.
@@ -106,18 +108,23 @@ impl Shape {
         let causal = self.task == Task::Causal;
         let around = if causal { 0 } else { self.opening.len() + self.closing.len() };
         let body = (self.seq_len - around.min(self.seq_len)) as u64;
+        let (mut whole, mut read) = (0, 0);
         for (at, piece) in pieces.iter().enumerate() {
-            counts.tokens += u64::from(piece.len);
+            let ids = cache.document(piece.document as usize);
+            let len = u64::from(piece.len);
+            counts.tokens += len;
+            counts.beyond += if piece.first - ids.start < body { 0 } else { len };
+            read += len;
             if at > 0 && pieces[at - 1].document == piece.document {
                 continue;
             }
-            let ids = cache.document(piece.document as usize);
             // The last token of a document is only a target.
             let positions = (ids.end - ids.start).saturating_sub(u64::from(causal));
+            whole += positions;
             counts.samples += 1;
             counts.cut += u64::from(positions > body);
-            counts.beyond += positions.saturating_sub(body);
         }
+        counts.unread += whole.saturating_sub(read);
     }
 
     /// Removes the pieces of which nothing is learned: a step of such pieces alone would change the model by nothing that

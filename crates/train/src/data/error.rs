@@ -83,6 +83,8 @@ pub enum DataError {
     },
     /// The chat template has a mistake.
     Template {
+        /// The file it stands in, where it came from one.
+        path: Option<PathBuf>,
         /// The fault.
         why: String,
     },
@@ -230,9 +232,11 @@ impl fmt::Display for DataError {
                 "the tokenizer has {ids} ids and the model's embedding only {rows} rows; \
                  use the tokenizer that was published with the model"
             ),
-            DataError::Template { why } => {
-                write!(f, "the chat template cannot be used: {why}; mend it or give another")
-            }
+            DataError::Template { path, why } => write!(
+                f,
+                "the chat template{} cannot be used: {why}; mend it there, or put another chat_template.jinja beside tokenizer.json",
+                path.as_ref().map_or_else(String::new, |path| format!(" of {}", path.display()))
+            ),
             DataError::NoTemplate => f.write_str(
                 "the data has `messages` and the model no chat template; \
                  put a chat_template.jinja beside tokenizer.json, or use `prompt` and `completion`",
@@ -337,7 +341,14 @@ mod tests {
                 DataError::TokenizerTooLarge { ids: 9, rows: 8 },
                 "the tokenizer has 9 ids and the model's embedding only 8 rows; use",
             ),
-            (DataError::Template { why: why() }, "the chat template cannot be used: why; mend"),
+            (
+                DataError::Template { path: Some(path()), why: why() },
+                "the chat template of d/x cannot be used: why; mend it there, or put",
+            ),
+            (
+                DataError::Template { path: None, why: why() },
+                "the chat template cannot be used: why; mend it there",
+            ),
             (DataError::NoTemplate, "the data has `messages` and the model no chat template; put"),
             (DataError::UnknownKind { path: path() }, "d/x is of a kind that is not read; give --data"),
             (DataError::BadLine { path: path(), line: 3, why: why() }, "d/x, line 3: why; mend the line"),

@@ -19,7 +19,7 @@ use super::DataError;
 use super::exact_json::{self, kind};
 use super::fault::Fault;
 use super::spec::Task;
-use super::template::{Conversation, message_list, parsed_list};
+use super::template::{Conversation, RenderFault, message_list, parsed_list};
 use super::tokenizer::Tokenizer;
 
 /// Set in ids that are not learned from.
@@ -139,9 +139,12 @@ impl Encoder<'_> {
         check_messages(messages)?;
         let more = fields.get("chat_template_kwargs");
         let conversation = Conversation::new(messages, fields.get("tools"), more)?;
-        let rendered = template
-            .answers(&conversation, from)
-            .map_err(|why| format!("the conversation cannot be rendered: {why}"))?;
+        let rendered = template.answers(&conversation, from).map_err(|fault| match fault {
+            RenderFault::Conversation(why) => {
+                Fault::Sample(format!("the conversation cannot be rendered: {why}"))
+            }
+            RenderFault::Template(why) => Fault::All(template.fault(why)),
+        })?;
         if rendered.answers.iter().all(Range::is_empty) {
             return Err(Fault::Sample(
                 "no message is by the `assistant`, so nothing is to be learned".into(),

@@ -10,10 +10,13 @@
 mod answers;
 mod conversation;
 
+use std::fmt;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
+use super::DataError;
 use crate::jinja::{Limits, Rendering, Template, Value};
 
 use answers::Search;
@@ -36,6 +39,7 @@ pub struct ChatTemplate {
     template: Template,
     /// `bos_token` and its like.
     special: Vec<(String, String)>,
+    file: Option<PathBuf>,
 }
 
 /// A conversation as text.
@@ -47,6 +51,29 @@ pub struct Rendered {
     pub answers: Vec<Range<usize>>,
 }
 
+/// Why a conversation was not rendered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum RenderFault {
+    /// The template refuses this conversation; others may be whole.
+    Conversation(String),
+    /// No conversation that comes this way can be rendered: the template asks for something that nobody has.
+    Template(String),
+}
+
+impl From<crate::jinja::Fault> for RenderFault {
+    fn from(fault: crate::jinja::Fault) -> RenderFault {
+        let of = if fault.is_of_template() { RenderFault::Template } else { RenderFault::Conversation };
+        of(fault.to_string())
+    }
+}
+
+impl fmt::Display for RenderFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (RenderFault::Conversation(why) | RenderFault::Template(why)) = self;
+        f.write_str(why)
+    }
+}
+
 impl ChatTemplate {
     /// Compiles a template; `special` are the names of tokens it may use, such as `bos_token`.
     ///
@@ -55,7 +82,23 @@ impl ChatTemplate {
     /// With the line and what is wrong there.
     pub fn new(source: &str, special: Vec<(String, String)>) -> Result<ChatTemplate, String> {
         let template = Template::new(source).map_err(|fault| fault.to_string())?;
-        Ok(ChatTemplate { source: source.to_owned(), template, special })
+        Ok(ChatTemplate { source: source.to_owned(), template, special, file: None })
+    }
+
+    /// Compiles the template of a file.
+    pub(super) fn of_file(
+        source: &str,
+        special: Vec<(String, String)>,
+        file: &Path,
+    ) -> Result<ChatTemplate, DataError> {
+        let wrong = |why| DataError::Template { path: Some(file.to_owned()), why };
+        let template = ChatTemplate::new(source, special).map_err(wrong)?;
+        Ok(ChatTemplate { file: Some(file.to_owned()), ..template })
+    }
+
+    /// A fault of the template itself, with the file it came from.
+    pub(super) fn fault(&self, why: String) -> DataError {
+        DataError::Template { path: self.file.clone(), why }
     }
 
     /// Refuses a template that is too large to be one, before it is read.
@@ -75,7 +118,8 @@ impl ChatTemplate {
     /// When the template refuses the conversation, with its words.
     pub fn render(&self, messages: &[Json], tools: Option<&Json>, prompt: bool) -> Result<String, String> {
         let conversation = Conversation::new(messages, tools, None)?;
-        Ok(self.run(&conversation, conversation.all(), prompt)?.text)
+        let rendered = self.run(&conversation, conversation.all(), prompt);
+        rendered.map(|rendered| rendered.text).map_err(|fault| fault.to_string())
     }
 
     /// The text of a whole conversation, and which parts of it the assistant said in the messages from `from` on.
@@ -89,11 +133,12 @@ impl ChatTemplate {
         tools: Option<&Json>,
         from: usize,
     ) -> Result<Rendered, String> {
-        self.answers(&Conversation::new(messages, tools, None)?, from)
+        let conversation = Conversation::new(messages, tools, None)?;
+        self.answers(&conversation, from).map_err(|fault| fault.to_string())
     }
 
     /// The same for a conversation that was read before.
-    pub(super) fn answers(&self, conversation: &Conversation, from: usize) -> Result<Rendered, String> {
+    pub(super) fn answers(&self, conversation: &Conversation, from: usize) -> Result<Rendered, RenderFault> {
         if self.template.marks() {
             let Rendering { text, marked: mut answers } =
                 self.run(conversation, conversation.all(), false)?;
@@ -106,7 +151,12 @@ impl ChatTemplate {
         Ok(Rendered { text, answers })
     }
 
-    fn run(&self, conversation: &Conversation, messages: Value, prompt: bool) -> Result<Rendering, String> {
+    fn run(
+        &self,
+        conversation: &Conversation,
+        messages: Value,
+        prompt: bool,
+    ) -> Result<Rendering, RenderFault> {
         let mut variables: Vec<(&str, Value)> = vec![
             ("messages", messages),
             ("tools", conversation.tools()),
@@ -119,7 +169,7 @@ impl ChatTemplate {
             memory: MOST_MEMORY + MEMORY_PER_BYTE * conversation.bytes(),
             work: MOST_WORK + WORK_PER_BYTE * conversation.bytes() as u64,
         };
-        self.template.render(&variables, limits).map_err(|fault| fault.to_string())
+        Ok(self.template.render(&variables, limits)?)
     }
 }
 

@@ -171,7 +171,7 @@ impl Tokenizer {
     /// When the template has a mistake.
     pub fn with_template(mut self, source: &str) -> Result<Tokenizer, DataError> {
         let names = self.special_names();
-        let wrong = |why| DataError::Template { why };
+        let wrong = |why| DataError::Template { path: None, why };
         self.template = Some(ChatTemplate::new(source, names).map_err(wrong)?);
         let mut hash = Sha256::new();
         hash.update(self.fingerprint);
@@ -392,16 +392,17 @@ impl Settings {
     fn template(&self, folder: &Path) -> Result<Option<ChatTemplate>, DataError> {
         let path = folder.join("chat_template.jinja");
         if let Ok(found) = fs::metadata(&path) {
-            ChatTemplate::check_size(found.len()).map_err(|why| DataError::Template { why })?;
+            ChatTemplate::check_size(found.len())
+                .map_err(|why| DataError::Template { path: Some(path.clone()), why })?;
         }
-        let file = read(&path)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let file = read(&path)?.map(|bytes| (path, String::from_utf8_lossy(&bytes).into_owned()));
         let inside = self.0.iter().map(|file| &file["chat_template"]).find(|value| !value.is_null());
-        let Some(source) = file.or_else(|| inside.and_then(default_template)) else { return Ok(None) };
+        let inside = || Some((folder.join("tokenizer_config.json"), default_template(inside?)?));
+        let Some((path, source)) = file.or_else(inside) else { return Ok(None) };
         let names =
             ["bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token"];
         let special = names.into_iter().filter_map(|name| Some((name.into(), self.token(name)?.into())));
-        let template = ChatTemplate::new(&source, special.collect());
-        template.map(Some).map_err(|why| DataError::Template { why })
+        ChatTemplate::of_file(&source, special.collect(), &path).map(Some)
     }
 }
 

@@ -147,7 +147,8 @@ fn forward_engine(device: Box<dyn Device>, graph: Graph, budget: &Budget) -> Res
     if !budget.holds(plan.arena_bytes, peak, rounding) {
         let least = budget.least_for(plan.arena_bytes, peak) >> 20;
         return Err(TrainError::Config(format!(
-            "generating takes {least} MiB and the budget is {}; state --memory {least}MiB or more, or fewer tokens",
+            "generating takes up to {least} MiB and the budget is {}; state --memory {least}MiB, which is surely enough \
+             (some MiB less may do), or fewer tokens",
             budget.described()
         )));
     }

@@ -1,13 +1,14 @@
 //! `value.name` and `value[item]`: Jinja looks for one and then for the other.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::fault::Answer;
 use super::interpreter::Run;
 use super::methods::{DICT_METHODS, has_method};
 use super::slices::place;
 use super::value::numbers;
-use super::value::{Missing, Value};
+use super::value::{Missing, Text, Value};
 
 impl Run<'_> {
     /// `value.name`: an attribute, or else an item.
@@ -64,6 +65,24 @@ impl Run<'_> {
         })
     }
 
+    fn macro_attribute(&mut self, function: usize, name: &str) -> Answer<Option<Value>> {
+        let program = self.program;
+        let code = &program.functions[function];
+        let mut parameters = code.parameters.iter().map(|(name, _)| &program.names[*name as usize]);
+        Ok(Some(match name {
+            "name" => code.name.as_deref().map_or(Value::None, Value::text),
+            "arguments" => {
+                let names = parameters.map(|name| Value::Text(Text::Fixed(Arc::clone(name))));
+                self.tuple(names.collect())?
+            }
+            "caller" => Value::Bool(code.uses_caller),
+            "catch_kwargs" => Value::Bool(code.uses_kwargs),
+            "catch_varargs" => Value::Bool(code.uses_varargs),
+            "explicit_caller" => Value::Bool(parameters.any(|name| &**name == "caller")),
+            _ => return Ok(None),
+        }))
+    }
+
     fn own_attribute(&mut self, value: &Value, name: &str) -> Answer<Option<Value>> {
         if name.starts_with("__") {
             return Ok(None);
@@ -71,9 +90,7 @@ impl Run<'_> {
         Ok(match value {
             Value::Loop(id) => self.loop_attribute(*id, name)?,
             Value::Namespace(at) => self.namespace(*at).get_text(name).cloned(),
-            Value::Macro(made) if name == "name" => {
-                Some(Value::text(&self.program.functions[made.function].name))
-            }
+            Value::Macro(made) => self.macro_attribute(made.function, name)?,
             // A group of `groupby` is a tuple with names.
             Value::Tuple(pair) if pair.len() == 2 && ["grouper", "list"].contains(&name) => {
                 Some(pair[usize::from(name == "list")].clone())

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::clock;
-use super::fault::{Answer, Fault};
+use super::fault::{Answer, Fault, function_fault};
 use super::interpreter::Run;
 use super::meter::Pen;
 use super::value::Scope;
@@ -70,6 +70,7 @@ impl<'a> Run<'a> {
                 let first = !joiner.1.replace(true);
                 Ok(Value::Text(if first { Text::from("") } else { joiner.0.clone() }))
             }
+            Value::Undefined(Missing::Variable(name)) => Err(function_fault(name)),
             Value::Undefined(missing) => Err(missing.fault()),
             other => Err(Fault::new(format!("{} cannot be called", other.kind()))),
         }
@@ -126,7 +127,7 @@ impl<'a> Run<'a> {
             }
         }
         if let Some((name, _)) = named.first() {
-            return Err(Fault::new(format!("the macro `{}` has no parameter `{name}`", code.name)));
+            return Err(Fault::new(format!("the macro `{}` has no parameter `{name}`", code.title())));
         }
         if code.uses_varargs {
             let varargs = self.tuple(rest)?;
@@ -135,7 +136,7 @@ impl<'a> Run<'a> {
             }
         } else if !rest.is_empty() {
             let most = code.parameters.len();
-            return Err(Fault::new(format!("the macro `{}` takes at most {most} arguments", code.name)));
+            return Err(Fault::new(format!("the macro `{}` takes at most {most} arguments", code.title())));
         }
         Ok(())
     }
@@ -171,6 +172,9 @@ impl<'a> Run<'a> {
                 };
                 Ok(Value::Joiner(Rc::new((separator, Cell::new(false)))))
             }
+            Function::Lipsum => Err(Fault::of_template(
+                "`lipsum` writes another text each time, so no rendering could be repeated; write the text out",
+            )),
             Function::RaiseException => {
                 let [message] = given.bind("raise_exception", ["message"])?;
                 let words = self.str(&message.unwrap_or(Value::None))?;

@@ -2,12 +2,17 @@
 
 use super::calls::Given;
 use super::characters::is_cased;
-use super::fault::{Answer, Fault};
+use super::fault::{Answer, Fault, test_fault};
 use super::filters::is_filter;
 use super::interpreter::Run;
 use super::syntax::Comparison;
 use super::value::Value;
 use super::value::numbers;
+
+/// Whether there is a test of this name.
+pub(super) fn is_test(name: &str) -> bool {
+    NAMES.contains(&name)
+}
 
 const NAMES: &[&str] = &[
     "odd",
@@ -80,10 +85,10 @@ impl Run<'_> {
             "odd" => Ok(!divides(value, &Value::Int(2))?),
             "even" => divides(value, &Value::Int(2)),
             "filter" => Ok(value.as_text().is_some_and(is_filter)),
-            "test" => Ok(value.as_text().is_some_and(|name| NAMES.contains(&name))),
+            "test" => Ok(value.as_text().is_some_and(is_test)),
             "lower" => Ok(is_cased(&self.str(value)?, char::is_lowercase, char::is_uppercase)),
             "upper" => Ok(is_cased(&self.str(value)?, char::is_uppercase, char::is_lowercase)),
-            _ => is_of_kind(name, value).ok_or_else(|| Fault::new(format!("the test `{name}` is unknown"))),
+            _ => is_of_kind(name, value).ok_or_else(|| test_fault(name)),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::fmt;
 pub(crate) struct Fault {
     words: String,
     line: Option<u32>,
+    of_template: bool,
 }
 
 /// A result of the interpreter.
@@ -14,7 +15,17 @@ pub(super) type Answer<T> = Result<T, Fault>;
 
 impl Fault {
     pub(super) fn new(words: impl Into<String>) -> Fault {
-        Fault { words: words.into(), line: None }
+        Fault { words: words.into(), line: None, of_template: false }
+    }
+
+    /// A fault that no other conversation would mend.
+    pub(super) fn of_template(words: impl Into<String>) -> Fault {
+        Fault { of_template: true, ..Fault::new(words) }
+    }
+
+    /// Whether the template is to blame, whatever it was given.
+    pub(crate) fn is_of_template(&self) -> bool {
+        self.of_template
     }
 
     /// The same fault with a line, if it has none yet: the innermost place is the one to look at.
@@ -31,4 +42,24 @@ impl fmt::Display for Fault {
             None => f.write_str(&self.words),
         }
     }
+}
+
+/// A filter or test that nobody has. It is the template's fault, whatever the conversation.
+pub(super) fn filter_fault(name: &str) -> Fault {
+    if name == "random" {
+        return Fault::of_template(
+            "the filter `random` draws another item each time, so no rendering could be repeated; choose the item by its place",
+        );
+    }
+    Fault::of_template(format!("the filter `{name}` is unknown"))
+}
+
+/// The same for a test.
+pub(super) fn test_fault(name: &str) -> Fault {
+    Fault::of_template(format!("the test `{name}` is unknown"))
+}
+
+/// The same for a function.
+pub(super) fn function_fault(name: &str) -> Fault {
+    Fault::of_template(format!("the function `{name}` is unknown"))
 }

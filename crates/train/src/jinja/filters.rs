@@ -1,12 +1,14 @@
 //! Filters: what stands behind `|`.
 //!
-//! All of Jinja2's but `pprint`, `random`, `striptags`, `urlize` and `wordwrap`, which chat templates have no use for.
+//! All of Jinja2's but `random`: a rendering must be the same each time.
 
+mod markup;
 mod sequences;
 mod texts;
+mod wrap;
 
 use super::calls::Given;
-use super::fault::{Answer, Fault};
+use super::fault::{Answer, Fault, filter_fault};
 use super::interpreter::Run;
 use super::json;
 use super::value::numbers;
@@ -41,6 +43,7 @@ const NAMES: &[&str] = &[
     "map",
     "max",
     "min",
+    "pprint",
     "reject",
     "rejectattr",
     "replace",
@@ -52,6 +55,7 @@ const NAMES: &[&str] = &[
     "slice",
     "sort",
     "string",
+    "striptags",
     "sum",
     "title",
     "tojson",
@@ -60,7 +64,9 @@ const NAMES: &[&str] = &[
     "unique",
     "upper",
     "urlencode",
+    "urlize",
     "wordcount",
+    "wordwrap",
     "xmlattr",
 ];
 
@@ -97,10 +103,14 @@ impl Run<'_> {
                     None => Err(Fault::new("`attr` needs a name")),
                 }
             }
+            "pprint" => {
+                given.none(name)?;
+                self.pprint(&value)
+            }
             "abs" | "int" | "float" | "round" | "filesizeformat" => self.number_filter(name, &value, given),
             _ if texts::NAMES.contains(&name) => self.text_filter(name, value, given),
             _ if is_filter(name) => self.sequence_filter(name, value, given),
-            _ => Err(Fault::new(format!("the filter `{name}` is unknown"))),
+            _ => Err(filter_fault(name)),
         }
     }
 

@@ -40,9 +40,11 @@ mod methods;
 mod operators;
 mod parser;
 mod percent;
+mod pretty;
 mod show;
 mod slices;
 mod syntax;
+mod unknown;
 mod value;
 
 use std::ops::Range;
@@ -81,7 +83,9 @@ impl Template {
     /// Compiles a template.
     pub(crate) fn new(source: &str) -> Result<Template, Fault> {
         Template::check_size(source.len() as u64)?;
-        Ok(Template { program: parser::parse(source)? })
+        let program = parser::parse(source)?;
+        unknown::check(&program)?;
+        Ok(Template { program })
     }
 
     /// Refuses a template that is too large to be one.

@@ -220,13 +220,13 @@ impl Parser {
             "set" => self.set(),
             "macro" => {
                 let name = self.expect_name()?;
-                let function = self.function(&name, true, &["endmacro"])?;
+                let function = self.function(Some(&name), &["endmacro"])?;
                 Ok(StatementKind::Macro { name: self.name(&name), function })
             }
             "call" => self.call_block(),
             "generation" => {
                 self.marks = true;
-                let function = self.function("caller", false, &["endgeneration"])?;
+                let function = self.function(None, &["endgeneration"])?;
                 Ok(StatementKind::Generation { function })
             }
             "filter" => {
@@ -335,21 +335,21 @@ impl Parser {
         if !is_call(&call) {
             return Err(Fault::new("`call` needs a call").at(line));
         }
-        let function = self.function("caller", false, &["endcall"])?;
+        let function = self.function(None, &["endcall"])?;
         self.functions[function].parameters = parameters;
         Ok(StatementKind::Call { call, function })
     }
 
-    /// A body that is called, with its parameters where it is a macro.
-    fn function(&mut self, name: &str, signature: bool, ends: &[&str]) -> Answer<usize> {
-        let parameters = if signature { self.signature()? } else { Vec::new() };
+    /// A body that is called, with its name and parameters where it is a macro.
+    fn function(&mut self, name: Option<&str>, ends: &[&str]) -> Answer<usize> {
+        let parameters = if name.is_some() { self.signature()? } else { Vec::new() };
         self.open.push(Uses::default());
         let loops = std::mem::take(&mut self.inside_loops);
         let body = self.body(ends);
         self.inside_loops = loops;
         let uses = self.open.pop().unwrap_or_default();
         self.functions.push(Callable {
-            name: name.to_owned(),
+            name: name.map(str::to_owned),
             parameters,
             body: body?.0,
             uses_caller: uses.caller,

@@ -91,9 +91,11 @@ impl Run<'_> {
                 None => pen.push("<LoopContext>"),
             },
             Value::Macro(made) => {
-                let name = &self.program.functions[made.function].name;
                 pen.push("<Macro ")?;
-                quote(name, pen)?;
+                match &self.program.functions[made.function].name {
+                    Some(name) => quote(name, pen)?,
+                    None => pen.push("anonymous")?,
+                }
                 pen.push(">")
             }
             Value::Method(method) => pen.push(&format!("<built-in method {}>", method.1)),
@@ -153,6 +155,7 @@ pub(super) fn function_name(function: Function) -> &'static str {
         Function::Namespace => "namespace",
         Function::Cycler => "cycler",
         Function::Joiner => "joiner",
+        Function::Lipsum => "generate_lorem_ipsum",
         Function::RaiseException => "raise_exception",
         Function::StrftimeNow => "strftime_now",
     }
@@ -177,6 +180,13 @@ fn quote(text: &str, pen: &mut Pen) -> Answer<()> {
         }
     }
     pen.push_char(quote)
+}
+
+/// A text as Python's `repr` quotes it.
+pub(super) fn quoted(text: &str, meter: &Rc<Meter>) -> Answer<Text> {
+    let mut pen = Pen::new(meter);
+    quote(text, &mut pen)?;
+    Ok(pen.into())
 }
 
 fn code(number: u32) -> String {

@@ -84,7 +84,8 @@ pub(super) struct For {
 
 #[derive(Debug, Default)]
 pub(super) struct Callable {
-    pub(super) name: String,
+    /// None for the body of a block.
+    pub(super) name: Option<String>,
     /// Parameters, each with its default.
     pub(super) parameters: Vec<(Name, Option<Expression>)>,
     pub(super) body: Vec<Statement>,
@@ -151,6 +152,13 @@ pub(super) enum StepKind {
     Call(Arguments),
     Filter(Arc<str>, Arguments),
     Test { name: Arc<str>, arguments: Arguments, negated: bool },
+}
+
+impl Callable {
+    /// A name for faults.
+    pub(super) fn title(&self) -> &str {
+        self.name.as_deref().unwrap_or("caller")
+    }
 }
 
 #[derive(Debug, Default)]

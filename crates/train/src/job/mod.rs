@@ -35,6 +35,7 @@ use plimsoll_graph::Graph;
 use plimsoll_plan::Facts;
 
 use crate::config::{Config, OpenedData};
+use crate::data::Source;
 use crate::error::TrainError;
 use crate::files::read_any_text;
 use crate::planning::Options;
@@ -116,6 +117,9 @@ impl<'w> Job<'w> {
         notes.extend(skipped.map(|(count, first)| Note::SkippedSamples { count, first }));
         if data.untaught > 0 {
             notes.push(Note::UntaughtSamples { count: data.untaught, seq_len: config.model.seq_len });
+        }
+        if config.samples.shown > 0 && matches!(data.train, Source::Synthetic(_)) {
+            notes.push(Note::NothingToShow);
         }
         let environment = environment.clone();
         Ok(Job { config, environment, data, tokenised, folder, device: None, pause: None, notes, watch })

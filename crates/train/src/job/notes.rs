@@ -30,6 +30,8 @@ pub enum Note {
         /// Tokens of a row.
         seq_len: usize,
     },
+    /// Samples are to be shown, and the data is made up.
+    NothingToShow,
     /// The micro-batches that a run had before do not fit, so it goes on within rounding.
     OtherMicroBatch {
         /// Rows of the micro-batches before.
@@ -83,6 +85,9 @@ impl fmt::Display for Note {
                 f,
                 "{count} samples or parts of them have no target within seq_len {seq_len} and are left out; a longer \
                  one has their prompts and answers in one row"
+            ),
+            Note::NothingToShow => f.write_str(
+                "show_samples shows nothing, since this run's ids are made up and stand for no text; give data to see samples",
             ),
             Note::OtherMicroBatch { before } => write!(
                 f,

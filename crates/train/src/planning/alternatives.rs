@@ -8,13 +8,16 @@ use std::path::Path;
 use plimsoll_devices::DeviceKind;
 use plimsoll_exec::cpu::{BLOCK, OUTSIDE_BYTES, disk_room};
 use plimsoll_graph::{Graph, StateKind};
-use plimsoll_plan::{Facts, Link, Tier, gradients, search};
+use plimsoll_plan::{Costed, Facts, Link, Space, Tier, gradients, search};
 
 use super::options::{Offload, Options};
-use super::{Model, Programs, fits_within};
-use crate::error::{Alternative, TrainError};
+use super::{Model, Programs, costed_program, fits_within};
+use crate::error::{Alternative, LackingRoom, TrainError};
 use crate::memory::{Budget, Size};
 use crate::optimizer::{Optimizer, OptimizerKind, Update};
+
+/// More bytes than anything takes.
+const ENDLESS: u64 = 1 << 60;
 
 /// Adds the alternatives that were found to the error of a budget. Other errors stay as they are.
 pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
@@ -23,7 +26,9 @@ pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
 ) -> TrainError {
     let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
     let found = [asked.offloaded(&budget), asked.in_eight_bits(&budget), asked.unlimited(&budget)];
-    TrainError::Budget { budget, smallest, hints, alternatives: found.into_iter().flatten().collect() }
+    let (alternatives, lacking) =
+        (found.into_iter().flatten().collect(), asked.roomier(&budget).map(Box::new));
+    TrainError::Budget { budget, smallest, hints, alternatives, lacking }
 }
 
 impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
@@ -62,6 +67,40 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         })
     }
 
+    /// With all the room that a plan could want on the tier that was offered.
+    fn roomier(&self, budget: &Budget) -> Option<LackingRoom> {
+        let &Programs { model, facts, options } = self;
+        let offload = options.offload.as_ref()?;
+        let Costed { graph, facts: of_graph } = costed_program(model, facts, options, 1).ok()?.train;
+        let room = of_graph.link?.room;
+        // Where all state and all values of a row could wait, it is not the room that lacks.
+        if room >= everything(&graph) {
+            return None;
+        }
+        // Most often state has to go and values may stay. That takes less than the fastest plan of an endless room.
+        let mut rooms =
+            [state_bytes(&graph, of_graph.alignment), ENDLESS].into_iter().filter(|more| *more > room);
+        let needed = rooms.find_map(|room| self.tier_bytes(budget, room))?;
+        let place = match offload.tier {
+            Tier::Disk => format!("on the disk of {}", offload.folder.display()),
+            Tier::Host => "in the host's memory".to_owned(),
+        };
+        let stated = offload.budget.is_some();
+        (needed > room).then_some(LackingRoom { place, room, needed, stated })
+    }
+
+    /// Bytes that the fastest plan takes on a tier with this much room.
+    fn tier_bytes(&self, budget: &Budget, room: u64) -> Option<u64> {
+        let &Programs { model, facts, options } = self;
+        let roomy = |graph: &Graph| {
+            let facts = facts(graph);
+            Facts { link: facts.link.map(|link| Link { room, ..link }), ..facts }
+        };
+        let choice = search(options.request(budget), Programs { model, facts: &roomy, options }).ok()?;
+        let space = Space::of(0, choice.plan.schedules.values());
+        Some(space.host + space.disk)
+    }
+
     /// With values and state that wait on another tier.
     fn offloaded(&self, budget: &Budget) -> Option<Alternative> {
         let &Programs { model, facts, options } = self;
@@ -89,4 +128,15 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
             why: format!("what is not at work waits {place}"),
         })
     }
+}
+
+/// Bytes of all state, each range as large as a device wants it.
+fn state_bytes(graph: &Graph, alignment: u64) -> u64 {
+    graph.states().iter().map(|state| (state.ty.bytes() as u64).next_multiple_of(alignment)).sum()
+}
+
+/// Bytes of all state and of all values of a graph.
+fn everything(graph: &Graph) -> u64 {
+    let values = graph.nodes().iter().flat_map(|node| &node.outputs);
+    state_bytes(graph, 1) + values.map(|&value| graph.ty(value).bytes() as u64).sum::<u64>()
 }

@@ -41,7 +41,7 @@ impl BestSoFar {
         self.best.map(|best| best.step)
     }
 
-    /// Facts for the checkpoint.
+    /// Facts for the checkpoint, but for steps that are not recorded.
     pub(super) fn kept(&self, loss: Option<f64>) -> EvaluationState {
         EvaluationState {
             loss,
@@ -51,6 +51,7 @@ impl BestSoFar {
             without_gain: self.waited,
             owes_evaluation: self.owes_evaluation,
             surpasses: None,
+            unrecorded: None,
         }
     }
 

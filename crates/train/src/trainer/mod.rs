@@ -9,6 +9,7 @@ mod events;
 mod lr;
 mod metrics_file;
 mod records;
+mod rescue;
 mod tensorboard;
 mod train_loop;
 mod validation;

@@ -69,7 +69,8 @@ impl Trainer {
         listeners: &mut [&mut dyn Listener<E>],
     ) -> Result<EndRecord, E> {
         let mut told = Told::new(listeners);
-        let (mut window, mut progress) = (Window::default(), BestSoFar::of(self.reached()));
+        let mut window = Window::of(self.reached().unrecorded);
+        let mut progress = BestSoFar::of(self.reached());
         let keeping = course.save_steps.map(|every| every.max(1)).zip(checkpoints);
         let mut saved = self.run().steps();
         if progress.owes_evaluation
@@ -78,7 +79,7 @@ impl Trainer {
         {
             let before = progress.best_step();
             told.tell(Event::Evaluation(&progress.judge(evaluated, course.stopping)));
-            self.reach(progress.kept(self.reached().loss));
+            self.reach(EvaluationState { unrecorded: window.kept(), ..progress.kept(self.reached().loss) });
             // The step before the interruption would have done the same.
             if let Some(keeping) = keeping.filter(|_| progress.best_step() != before) {
                 self.keep(keeping, before, &mut told)?;
@@ -91,7 +92,8 @@ impl Trainer {
             let record = match self.step() {
                 Ok(record) => record,
                 Err(fault) => {
-                    self.rescue(&fault, keeping.filter(|_| self.run().steps() != saved), window, &mut told);
+                    told.tell_window(&mut window);
+                    self.rescue(&fault, keeping.map(|(_, checkpoints)| checkpoints), saved, &mut told);
                     return Err(fault.into());
                 }
             };
@@ -120,10 +122,10 @@ impl Trainer {
                 let exhausted = !progress.owes_evaluation && progress.exhausted(course.stopping);
                 over |= exhausted || unevaluated.is_some() || self.is_asked_to_end(&told);
             }
-            self.reach(progress.kept(Some(record.loss)));
             if over {
                 told.tell_window(&mut window);
             }
+            self.reach(EvaluationState { unrecorded: window.kept(), ..progress.kept(Some(record.loss)) });
             let best = progress.best_step() != before;
             if let Some(keeping) = keeping.filter(|(every, _)| over || best || regular(*every)) {
                 self.keep(keeping, before.filter(|_| best), &mut told)?;
@@ -163,40 +165,5 @@ impl Trainer {
         }
         told.tell_notes(checkpoints);
         Ok(())
-    }
-
-    /// Saves a run that ends with the fault of a step, as the step before left it.
-    fn rescue<E: fmt::Display>(
-        &self,
-        fault: &TrainError,
-        keeping: Option<(u64, &Checkpoints)>,
-        mut window: Window,
-        told: &mut Told<'_, '_, E>,
-    ) {
-        told.tell_window(&mut window);
-        let Some((_, checkpoints)) = keeping.filter(|_| self.run().is_whole()) else { return };
-        told.tell(Event::Saving);
-        let not_finite = matches!(fault, TrainError::NotFinite { .. });
-        let saved = if not_finite {
-            self.save_last_finite(checkpoints, self.reached())
-        } else {
-            self.save(checkpoints, self.reached())
-        };
-        match saved {
-            Ok(saved) if not_finite => {
-                told.tell(Event::Saved(&saved));
-                told.tell(Event::Note(&format!(
-                    "the same settings lead to the same numbers: go on with `--resume {}` and a lower --learning-rate or \
-                     --max-grad-norm; --resume latest goes back to the checkpoint before",
-                    saved.display()
-                )));
-            }
-            Ok(saved) => told.tell(Event::Saved(&saved)),
-            Err(also) => {
-                let also = also.with_flags();
-                told.tell(Event::Note(&format!("steps since the last checkpoint are lost: {also}")));
-            }
-        }
-        told.tell_notes(checkpoints);
     }
 }

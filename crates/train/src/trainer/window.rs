@@ -1,6 +1,8 @@
-//! The steps since the last record, as one record.
+//! The steps since the last record, as one record. A checkpoint between two records keeps their sums, so that the record
+//! behind it is of all its steps also in a run that goes on from there.
 
 use super::records::StepRecord;
+use crate::checkpoint::Unrecorded;
 
 /// Steps since the last record.
 #[derive(Clone, Copy, Default)]
@@ -14,6 +16,22 @@ pub(super) struct Window {
 }
 
 impl Window {
+    /// Goes on from what a checkpoint kept.
+    pub(super) fn of(kept: Option<Unrecorded>) -> Window {
+        let Some(Unrecorded { steps, loss, tokens, valid_tokens, seconds }) = kept else {
+            return Window::default();
+        };
+        Window { last: None, steps, loss, tokens, valid_tokens, seconds }
+    }
+
+    /// What a checkpoint is to keep.
+    pub(super) fn kept(&self) -> Option<Unrecorded> {
+        let &Window { steps, loss, tokens, valid_tokens, seconds, .. } = self;
+        // A sum that JSON cannot hold is of a run that ends here.
+        let holds = steps > 0 && loss.is_finite() && seconds.is_finite();
+        holds.then_some(Unrecorded { steps, loss, tokens, valid_tokens, seconds })
+    }
+
     pub(super) fn add(&mut self, record: &StepRecord) {
         self.last = Some(*record);
         self.steps += 1;

@@ -256,6 +256,38 @@ fn a_budget_below_what_an_update_has_in_at_once_is_refused_without_a_layout() {
     assert_eq!(laid_out, 0, "of {} combinations", offers.found.borrow().len());
 }
 
+/// Combinations of GPT-2 with 124 million parameters that were timed and laid out for a budget in MiB, and the plans found.
+fn work_for_gpt2(tables: &ProgramTables, mib: u64) -> (usize, usize, usize) {
+    let request = Request { global_batch: 1, ..asked(mib << 20, Some(1), None) };
+    let of = MicroBatch { request: &request, rows: 1, tiled: false, tables };
+    let mut tried = Vec::new();
+    offloaded(of, Scratch::Best, &mut tried).unwrap();
+    let candidates = tables.candidates(Scratch::Best).unwrap();
+    let found = candidates.found.take();
+    let timed = found.values().filter(|found| found.seconds.is_some()).count();
+    let laid_out = found.values().filter(|found| found.fails > 0 || found.fits.is_some()).count();
+    (timed, laid_out, tried.len())
+}
+
+#[test]
+fn gpt2_is_planned_with_a_disk_after_a_few_layouts_and_refused_after_none() {
+    let Preset { model, seq, .. } = Preset::from_name("gpt2").unwrap();
+    let program = of_graph(model.training(1, seq).unwrap(), Some(link(1e9)), false);
+    let tables = ProgramTables::new(program, ArenaBytes(u64::MAX)).unwrap();
+    // The update of the tied table has 589 MiB in at once.
+    for (mib, fits, most_timed, most_laid_out) in
+        [(64, false, 0, 0), (400, false, 0, 0), (580, false, 0, 0), (640, true, 40, 4), (900, true, 40, 4)]
+    {
+        let (timed, laid_out, plans) = work_for_gpt2(&tables, mib);
+        println!("{mib} MiB: {timed} combinations timed, {laid_out} laid out, {plans} plans");
+        assert_eq!(plans > 0, fits, "{mib} MiB");
+        assert!(
+            timed <= most_timed && laid_out <= most_laid_out,
+            "{mib} MiB: {timed} timed, {laid_out} laid out"
+        );
+    }
+}
+
 #[test]
 fn no_plan_takes_fewer_bytes_than_its_place_says() {
     for program in [

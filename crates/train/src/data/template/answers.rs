@@ -22,7 +22,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::conversation::{Conversation, Role};
-use super::{ChatTemplate, common_prefix};
+use super::{ChatTemplate, RenderFault, common_prefix};
 
 /// Answers up to which the careful way is taken at once.
 const FEW: usize = 8;
@@ -52,7 +52,7 @@ impl<'a> Search<'a> {
     }
 
     /// The text of the whole, and the answers among the messages from `from` on.
-    pub(super) fn answers(&self, from: usize) -> Result<(String, Vec<Range<usize>>), String> {
+    pub(super) fn answers(&self, from: usize) -> Result<(String, Vec<Range<usize>>), RenderFault> {
         let conversation = self.conversation;
         let whole = self.part((0..conversation.len()).collect())?;
         let asked: Vec<usize> =
@@ -66,7 +66,7 @@ impl<'a> Search<'a> {
     }
 
     /// The careful way for every answer.
-    fn one_by_one(&self, whole: &Part, asked: &[usize]) -> Result<Vec<Range<usize>>, String> {
+    fn one_by_one(&self, whole: &Part, asked: &[usize]) -> Result<Vec<Range<usize>>, RenderFault> {
         let answers: Vec<Range<usize>> =
             asked.iter().map(|&at| self.careful(whole, at)).collect::<Result<_, _>>()?;
         for (at, pair) in answers.windows(2).enumerate() {
@@ -77,31 +77,31 @@ impl<'a> Search<'a> {
         Ok(answers)
     }
 
-    fn part(&self, messages: Vec<usize>) -> Result<Part, String> {
+    fn part(&self, messages: Vec<usize>) -> Result<Part, RenderFault> {
         let text = self.text(&messages, 0, false)?;
         Ok(Part { messages, text })
     }
 
     /// Messages as text, with empty turns of the user behind them.
-    fn text(&self, messages: &[usize], turns: usize, prompt: bool) -> Result<String, String> {
+    fn text(&self, messages: &[usize], turns: usize, prompt: bool) -> Result<String, RenderFault> {
         let picked = self.conversation.picked(messages, turns);
         let text = self.template.run(self.conversation, picked, prompt)?.text;
         self.rendered.set(self.rendered.get() + text.len() as u64);
         if self.rendered.get() > MOST_RENDERED {
-            return Err("the conversation is too long to be rendered turn by turn; \
-                        add {% generation %} marks to the chat template, or divide the conversation"
-                .into());
+            let why = "the conversation is too long to be rendered turn by turn; \
+                       add {% generation %} marks to the chat template, or divide the conversation";
+            return Err(RenderFault::Conversation(why.into()));
         }
         Ok(text)
     }
 
     /// The range of the answer at a place of a part.
-    fn careful(&self, part: &Part, at: usize) -> Result<Range<usize>, String> {
+    fn careful(&self, part: &Part, at: usize) -> Result<Range<usize>, RenderFault> {
         let range = self.begin(part, at)?..self.end(part, at)?;
         if range.start > range.end { Err(not_turn_by_turn(part.messages[at])) } else { Ok(range) }
     }
 
-    fn begin(&self, part: &Part, at: usize) -> Result<usize, String> {
+    fn begin(&self, part: &Part, at: usize) -> Result<usize, RenderFault> {
         if at == 0 {
             // There is nothing before it to render; its words are where it begins.
             let words = self.conversation.words(part.messages[0]);
@@ -110,7 +110,7 @@ impl<'a> Search<'a> {
         Ok(common_prefix(&self.text(&part.messages[..at], 0, true)?, &part.text))
     }
 
-    fn end(&self, part: &Part, at: usize) -> Result<usize, String> {
+    fn end(&self, part: &Part, at: usize) -> Result<usize, RenderFault> {
         if at + 1 == part.messages.len() {
             return Ok(part.text.len());
         }
@@ -193,12 +193,12 @@ impl<'a> Search<'a> {
     }
 }
 
-fn not_turn_by_turn(at: usize) -> String {
-    format!(
+fn not_turn_by_turn(at: usize) -> RenderFault {
+    RenderFault::Conversation(format!(
         "the chat template writes message {} differently when more follows, so what the assistant said cannot be \
          told from the rest; add {{% generation %}} marks to the template",
         at + 1
-    )
+    ))
 }
 
 #[cfg(test)]
@@ -209,7 +209,7 @@ impl Search<'_> {
     }
 
     /// The answers as [`Search::answers`] finds them, without windows.
-    pub(super) fn carefully(&self, from: usize) -> Result<(String, Vec<Range<usize>>), String> {
+    pub(super) fn carefully(&self, from: usize) -> Result<(String, Vec<Range<usize>>), RenderFault> {
         let conversation = self.conversation;
         let whole = self.part((0..conversation.len()).collect())?;
         let asked: Vec<usize> =

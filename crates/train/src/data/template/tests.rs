@@ -35,6 +35,52 @@ fn a_refusal_and_a_mistake_come_with_their_words_and_line() {
     assert!(fault.ends_with("(line 1 of the template)"), "{fault}");
 }
 
+#[test]
+fn an_unknown_name_is_refused_when_the_template_is_loaded_except_in_branches() {
+    let refused = [
+        ("\n{{ messages | nope }}", "the filter `nope` is unknown (line 2 of the template)"),
+        (
+            "{% for m in messages %}{{ m is nope }}{% endfor %}",
+            "the test `nope` is unknown (line 1 of the template)",
+        ),
+        (
+            "{% macro f(x) %}{{ x | nope }}{% endmacro %}",
+            "the filter `nope` is unknown (line 1 of the template)",
+        ),
+        ("{% macro f(x=1 | nope) %}{% endmacro %}", "the filter `nope` is unknown (line 1 of the template)"),
+        ("{% filter nope %}x{% endfilter %}", "the filter `nope` is unknown (line 1 of the template)"),
+        ("{% set x | nope %}x{% endset %}", "the filter `nope` is unknown (line 1 of the template)"),
+        // A loop inside a branch is strict again, as in Jinja2.
+        ("{% if x %}{% for y in [] %}{{ y | nope }}{% endfor %}{% endif %}", "the filter `nope` is unknown"),
+        ("{{ [nope()] }}", "the function `nope` is unknown (line 1 of the template)"),
+        ("{{ [] | random }}", "the filter `random` draws another item each time"),
+    ];
+    for (source, wanted) in refused {
+        let fault = ChatTemplate::new(source, Vec::new()).unwrap_err();
+        assert!(fault.starts_with(wanted), "{source}: {fault}");
+    }
+    let accepted = [
+        "{% if false %}{{ x | nope }}{{ x is nope }}{% endif %}",
+        "{{ 1 | nope if false }}",
+        "{% if nope is defined %}{{ nope() }}{% endif %}",
+        "{% for m in [] %}{{ nope() }}{% endfor %}{{ true or nope() }}",
+        "{{ later() if false }}{% macro later() %}{% endmacro %}{{ later() }}",
+    ];
+    for source in accepted {
+        assert!(render(source, &[], None).is_ok(), "{source}: {:?}", render(source, &[], None));
+    }
+}
+
+#[test]
+fn a_power_that_is_complex_and_texts_that_differ_each_time_are_refused_in_words() {
+    let fault = |source: &str| render(source, &[], None).unwrap_err();
+    assert!(fault("{{ (-8) ** (1/3) }}").starts_with("-8.0 ** 0.3333333333333333 is a complex number"));
+    assert!(fault("{{ lipsum() }}").starts_with("`lipsum` writes another text each time"));
+    assert!(fault("{% if true %}{{ [1] | random }}{% endif %}").starts_with("the filter `random` draws"));
+    let name = "{{ '&hearts;' | striptags }}";
+    assert!(fault(name).starts_with("`striptags` does not know the character `&hearts;`"), "{}", fault(name));
+}
+
 fn render(source: &str, messages: &[Json], tools: Option<&Json>) -> Result<String, String> {
     ChatTemplate::new(source, Vec::new())?.render(messages, tools, false)
 }
@@ -121,7 +167,8 @@ fn further_variables_come_with_the_sample() {
     let template = ChatTemplate::new("{{ enable_thinking }}{{ messages | length }}", Vec::new()).unwrap();
     let render = |more: Json| -> Result<String, String> {
         let conversation = Conversation::new(&[json!({"role": "assistant"})], None, Some(&more))?;
-        Ok(template.run(&conversation, conversation.all(), false)?.text)
+        let rendered = template.run(&conversation, conversation.all(), false);
+        rendered.map(|rendered| rendered.text).map_err(|fault| fault.to_string())
     };
     assert_eq!(render(json!({"enable_thinking": false})).unwrap(), "False1");
     assert_eq!(render(json!("{\"enable_thinking\": false, \"messages\": []}")).unwrap(), "False1");

@@ -131,7 +131,17 @@ fn a_folder_that_is_no_tokenizer_says_what_is_missing_or_broken() {
          take the file that was published with the model"
     );
     folder.write("tokenizer_config.json", "{\"chat_template\": \"{% if %}\"}");
-    assert!(fault(&folder).starts_with("the chat template cannot be used: "), "{}", fault(&folder));
+    let said =
+        |file: &str| format!("the chat template of {} cannot be used: ", folder.path().join(file).display());
+    assert!(fault(&folder).starts_with(&said("tokenizer_config.json")), "{}", fault(&folder));
+    folder.write("chat_template.jinja", "{{ messages | nope }}");
+    assert_eq!(
+        fault(&folder),
+        said("chat_template.jinja")
+            + "the filter `nope` is unknown (line 1 of the template); mend it there, \
+               or put another chat_template.jinja beside tokenizer.json"
+    );
+    fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
     folder.write("tokenizer_config.json", "not json");
     assert!(fault(&folder).contains("tokenizer_config.json cannot be used ("), "{}", fault(&folder));
 }

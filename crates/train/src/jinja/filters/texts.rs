@@ -22,12 +22,15 @@ pub(super) const NAMES: &[&str] = &[
     "replace",
     "safe",
     "string",
+    "striptags",
     "title",
     "trim",
     "truncate",
     "upper",
     "urlencode",
+    "urlize",
     "wordcount",
+    "wordwrap",
     "xmlattr",
 ];
 
@@ -93,6 +96,9 @@ impl Run<'_> {
                 given.none(name)?;
                 self.url_encode(&value)
             }
+            "striptags" => self.striptags(&value, given),
+            "urlize" => self.urlize(&value, given),
+            "wordwrap" => self.wordwrap(&value, given),
             _ => self.xml_attributes(&value, given),
         }
     }

@@ -227,18 +227,12 @@ impl<'a> Run<'a> {
             return value;
         }
         let name = &self.program.names[name as usize];
-        Value::Function(match &**name {
-            "range" => Function::Range,
-            "dict" => Function::Dict,
-            "namespace" => Function::Namespace,
-            "cycler" => Function::Cycler,
-            "joiner" => Function::Joiner,
-            "raise_exception" => Function::RaiseException,
-            "strftime_now" => Function::StrftimeNow,
+        match function_called(name) {
+            Some(function) => Value::Function(function),
             // The template itself, whose named blocks could be called; nobody does.
-            "self" => return Value::Dict(Rc::default()),
-            _ => return Value::Undefined(Missing::Variable(Arc::clone(name))),
-        })
+            None if &**name == "self" => Value::Dict(Rc::default()),
+            None => Value::Undefined(Missing::Variable(Arc::clone(name))),
+        }
     }
 
     pub(in crate::jinja) fn assign(&mut self, target: &Target, value: Value, scope: &Scope) -> Answer<()> {
@@ -318,6 +312,21 @@ impl Drop for Run<'_> {
             drop(assigned);
         }
     }
+}
+
+/// The function of this name, among those every template has.
+pub(in crate::jinja) fn function_called(name: &str) -> Option<Function> {
+    Some(match name {
+        "range" => Function::Range,
+        "dict" => Function::Dict,
+        "namespace" => Function::Namespace,
+        "cycler" => Function::Cycler,
+        "joiner" => Function::Joiner,
+        "lipsum" => Function::Lipsum,
+        "raise_exception" => Function::RaiseException,
+        "strftime_now" => Function::StrftimeNow,
+        _ => return None,
+    })
 }
 
 /// Takes marks out of captured text that was printed, and joins them with those of the output itself.

@@ -1,8 +1,7 @@
 //! Methods of Python's texts. Places and lengths count characters.
 
 use super::super::calls::Given;
-use super::super::characters::is_cased;
-use super::super::characters::{is_printable, is_space};
+use super::super::characters::{has_case, is_cased, is_printable, is_space, titled};
 use super::super::fault::{Answer, Fault};
 use super::super::interpreter::Run;
 use super::super::meter::Pen;
@@ -381,7 +380,11 @@ fn recased(text: &str, name: &str) -> Option<String> {
         "casefold" => text.to_lowercase().replace('ß', "ss"),
         "swapcase" => {
             let swap = |c: char| -> String {
-                if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
+                match (c.is_uppercase(), c.is_lowercase()) {
+                    (true, _) => c.to_lowercase().collect(),
+                    (_, true) => c.to_uppercase().collect(),
+                    _ => c.into(),
+                }
             };
             text.chars().map(swap).collect()
         }
@@ -393,10 +396,14 @@ fn recased(text: &str, name: &str) -> Option<String> {
         "title" => {
             let mut inside = false;
             let mut made = String::with_capacity(text.len());
-            for character in text.chars() {
-                let cased = character.is_lowercase() || character.is_uppercase();
+            let mut rest = text.chars();
+            while let Some(character) = rest.next() {
+                let cased = has_case(character);
                 match (cased, inside) {
                     (true, false) => made.push_str(&titled(character)),
+                    (true, true) if character == 'Σ' && !rest.clone().next().is_some_and(has_case) => {
+                        made.push('ς');
+                    }
                     (true, true) => made.extend(character.to_lowercase()),
                     (false, _) => made.push(character),
                 }
@@ -406,12 +413,4 @@ fn recased(text: &str, name: &str) -> Option<String> {
         }
         _ => return None,
     })
-}
-
-/// A letter as a word begins with it.
-fn titled(character: char) -> String {
-    let mut upper = character.to_uppercase();
-    let mut made: String = upper.next().into_iter().collect();
-    made.extend(upper.flat_map(char::to_lowercase));
-    made
 }

@@ -112,6 +112,8 @@ pub(crate) enum Function {
     Namespace,
     Cycler,
     Joiner,
+    /// Is there, and refuses to be called.
+    Lipsum,
     RaiseException,
     StrftimeNow,
 }

@@ -60,7 +60,21 @@ fn divide(a: f64, b: f64) -> Answer<Value> {
 }
 
 fn power(a: f64, b: f64) -> Answer<Value> {
-    if a == 0.0 && b < 0.0 { Err(by_zero()) } else { Ok(Value::Float(a.powf(b))) }
+    if a == 0.0 && b < 0.0 {
+        return Err(by_zero());
+    }
+    if a < 0.0 && a.is_finite() && b.is_finite() && b.fract() != 0.0 {
+        return Err(Fault::new(format!(
+            "{} ** {} is a complex number, which is not known here",
+            float_text(a),
+            float_text(b)
+        )));
+    }
+    let result = a.powf(b);
+    if result.is_infinite() && a.is_finite() && b.is_finite() {
+        return Err(Fault::new("a power grows beyond the largest float"));
+    }
+    Ok(Value::Float(result))
 }
 
 fn on_wholes(operator: Operator, a: i128, b: i128) -> Answer<Value> {

@@ -125,7 +125,10 @@ fn samples_are_counted_and_those_longer_than_a_row_told() {
     );
     // With what opens and ends it, a text of n bytes has n + 1 positions.
     let packed = bytes(&spec(&folder, &path, 5));
-    assert_eq!(packed.counts, Counts { samples: 3, rows: 4, tokens: 3 + 11 + 2, cut: 1, beyond: 6 });
+    assert_eq!(
+        packed.counts,
+        Counts { samples: 3, rows: 4, tokens: 3 + 11 + 2, cut: 1, beyond: 6, unread: 0 }
+    );
     let padded = bytes(&DataSpec { layout: RowLayout::Padded, ..spec(&folder, &path, 5) });
     assert_eq!(padded.counts, Counts { rows: 5, ..packed.counts });
     let labelled = lines(
@@ -137,7 +140,15 @@ fn samples_are_counted_and_those_longer_than_a_row_told() {
     let classify = DataSpec { task: Task::Classify { labels: Vec::new() }, ..spec(&folder, &labelled, 5) };
     let long = tokenizer.encode_plain("the mark and no deeper load it").unwrap().len() as u64;
     let counts = open(&classify, &tokenizer).unwrap().counts;
-    assert_eq!((counts.samples, counts.rows, counts.cut, counts.beyond), (2, 2, 1, long - 3));
+    let short = tokenizer.encode_plain("ship").unwrap().len() as u64;
+    let expected = Counts { samples: 2, rows: 2, tokens: 3 + short, cut: 1, beyond: 0, unread: long - 3 };
+    assert_eq!(counts, expected, "a classifier reads one row of a text");
+    // The first two rows of the pair have nothing to learn and are left out.
+    let pair = json!({"prompt": "0123456789ab", "completion": "cd"});
+    let prompted = bytes(&spec(&folder, &lines(&folder, "p.jsonl", &[pair]), 5)).counts;
+    let in_all = prompted.tokens + prompted.unread;
+    assert_eq!(prompted, Counts { samples: 1, rows: 1, cut: 1, beyond: prompted.tokens, ..prompted });
+    assert_eq!((in_all, prompted.unread), (15, 10), "{prompted:?}");
     let mut source = Source::Corpus(open(&classify, &tokenizer).unwrap().train);
     let samples = shown(&mut source, &tokenizer, &classify.task, 2).unwrap();
     let mut classes: Vec<_> = samples.iter().map(|sample| sample.class).collect();

@@ -57,6 +57,12 @@ fn what_holds_for_all_samples_is_said_once_and_cannot_be_skipped() {
     let path = lines(&folder, "d.jsonl", &[chat]);
     let lenient = DataSpec { skip_bad_lines: true, ..spec(&folder, &path, 8) };
     assert_eq!(open(&lenient, &Tokenizer::bytes()).unwrap_err(), DataError::NoTemplate);
+    // A filter that nobody has is a fault of the template, even where only some conversations reach it.
+    let template =
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content | nope }}{% endif %}{% endfor %}";
+    let nope = open(&lenient, &tokenizer("chatml").with_template(template).unwrap()).unwrap_err();
+    let why = "the filter `nope` is unknown (line 1 of the template)".into();
+    assert_eq!(nope, DataError::Template { path: None, why });
     let small = DataSpec { vocabulary: 300, ..lenient.clone() };
     assert!(fault(&small).starts_with("the tokenizer has 323 ids and the model's embedding only 300 rows"));
 
