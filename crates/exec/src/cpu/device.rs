@@ -10,7 +10,7 @@ use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, S
 
 use crate::arena::Arena;
 use crate::cpu::disk::SECTOR;
-use crate::cpu::{Call, CpuOperand, DiskTier, Pool, ScratchMemory, run, workspace};
+use crate::cpu::{Call, CpuOperand, DiskTier, Instructions, Pool, ScratchMemory, run, workspace};
 use crate::device::{Device, ScheduleId, no_schedule, no_tier};
 use crate::error::ExecError;
 use crate::timings::{Paces, Timings};
@@ -32,6 +32,7 @@ const LEAN_FACTOR: f64 = 1.5;
 pub struct CpuDevice {
     pool: Pool,
     threads: usize,
+    instructions: Instructions,
     /// Before the arena, so that its threads are gone before the bytes they copy are.
     disk: Option<DiskTier>,
     arena: Option<Arena>,
@@ -48,19 +49,30 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// A device of `threads` threads, or one for each core when 0.
+    /// A device of `threads` threads, or one for each core when 0, with this machine's fastest instructions.
     ///
     /// # Errors
     ///
     /// When the system refuses the threads.
     pub fn new(threads: usize) -> Result<CpuDevice, ExecError> {
+        CpuDevice::of(threads, Instructions::fastest())
+    }
+
+    /// The same with instructions that need not be the fastest.
+    ///
+    /// # Errors
+    ///
+    /// Also when the processor does not have them.
+    pub fn of(threads: usize, instructions: Instructions) -> Result<CpuDevice, ExecError> {
+        let instructions = instructions.checked()?;
         let threads =
             if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
-        let pool = Pool::new(threads)
+        let pool = Pool::of(threads, instructions)
             .map_err(|error| ExecError::Memory(format!("cannot start {threads} threads: {error}")))?;
         Ok(CpuDevice {
             pool,
             threads,
+            instructions,
             disk: None,
             arena: None,
             schedules: Vec::new(),

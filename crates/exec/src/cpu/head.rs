@@ -12,11 +12,15 @@
 //!
 //! How many rows go at once depends on the workspace that was granted, and no bit depends on that: every sum
 //! over rows (loss, `dw`, `db`) takes one row after the other, and a chunk continues where the last stopped.
+//!
+//! Where values between nodes are bf16, dlogits are rounded to it in their place, as two ops would hand them on, so that
+//! products may multiply bf16 by bf16. Logits, their exponentials and sums are f32.
 
 use plimsoll_graph::op::Head;
 use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
 
+use super::element;
 use super::exp::exp;
 use super::linear::kept_if;
 use super::matmul::{self, Extents, Start, product};
@@ -267,6 +271,9 @@ impl<'a> HeadCall<'a> {
         if backward {
             scale_all(logits, self.scale / sum);
             logits[target] -= self.scale;
+            if self.half {
+                element::round_in_place(logits);
+            }
         }
         sum.ln() + (largest - chosen)
     }
@@ -280,14 +287,15 @@ impl<'a> HeadCall<'a> {
         packing: &mut [f32],
     ) {
         let (c, v) = (self.c, self.v);
-        let (a, b) = (View::new(dlogits, rows, v, v, 1), View::of(self.w, c, v, 1, c));
+        let numbers = Numbers::in_scratch(dlogits, self.half);
+        let (a, b) = (View::of(numbers, rows, v, v, 1), View::of(self.w, c, v, 1, c));
         into.dx.store(first, Factors { extents: Extents { m: rows, n: c, k: v }, a, b }, packing);
         if let (Some(dx), Some(Second { w, columns, .. })) = (&mut into.second, self.second) {
-            let (a, b) = (View::new(dlogits, rows, v, v, 1), View::new(w, columns, v, 1, columns));
+            let b = View::new(w, columns, v, 1, columns);
             dx.store(first, Factors { extents: Extents { m: rows, n: columns, k: v }, a, b }, packing);
         }
         if let Some(dw) = &mut into.dw {
-            let along_rows = View::new(dlogits, v, rows, 1, v);
+            let along_rows = View::of(numbers, v, rows, 1, v);
             let x = View::of(self.x.from(first * c), c, rows, 1, c);
             let start = kept_if(dw.kept || first > 0);
             product(Extents { m: v, n: c, k: rows }, along_rows, x, start, dw.into, packing);

@@ -1,11 +1,8 @@
 //! Products whose result is stored in bf16: some rows at a time are multiplied in f32, in scratch, and rounded once.
 //!
-//! Operands in bf16 are widened where they are packed, so a product of them takes no longer than one of f32; what is added
-//! is one pass over the result while it lies in a cache. Every element is one chain of multiply-adds over `k` whatever the
-//! number of rows taken together, so scratch changes no bit.
-//!
-//! Instructions that multiply bf16 themselves would go here: they sum in another order, so the choice has to be a fact of
-//! the device that plans and checkpoints name.
+//! Operands in bf16 are multiplied as they are where the instructions can, and else widened where they are packed, so that a
+//! product of them takes no longer than one of f32; what is added is one pass over the result while it lies in a cache. Every
+//! element is one chain of multiply-adds over `k` whatever the number of rows taken together, so scratch changes no bit.
 
 use half::bf16;
 use plimsoll_plan::Workspace;
