@@ -8,9 +8,9 @@ use plimsoll_graph::{DType, Op, Shape, Type};
 use plimsoll_plan::Workspace;
 
 use super::element::Element;
-use super::matmul::{self, Extents, Start};
+use super::matmul::{self, Extents, Factors, Start};
 use super::pack::{Numbers, View};
-use super::rounded::{self, Begin, Factors};
+use super::rounded::{self, Begin};
 use super::{Call, pieces, split};
 use crate::ExecError;
 

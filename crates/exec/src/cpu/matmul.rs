@@ -91,25 +91,53 @@ pub(super) fn is_small(Extents { m, n, k }: Extents) -> bool {
 
 /// `c = start + a·b`. The lines of `a` are its rows, those of `b` its columns; `c` is row-major.
 pub(super) fn product(extents: Extents, a: View, b: View, start: Start, c: &mut [f32], scratch: &mut [f32]) {
-    let kernel = microkernel::choose(pool::instructions(), a.is_half() && b.is_half());
-    product_with(kernel, extents, a, b, start, c, scratch);
+    Factors { extents, a, b }.product(start, c, scratch);
 }
 
+/// The factors of a product: lines of `a` are rows of the result, lines of `b` its columns.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a> {
+    pub(super) extents: Extents,
+    pub(super) a: View<'a>,
+    pub(super) b: View<'a>,
+}
+
+impl Factors<'_> {
+    /// `c = start + a·b`.
+    pub(super) fn product(self, start: Start, c: &mut [f32], scratch: &mut [f32]) {
+        self.product_again(start, c, scratch, false);
+    }
+
+    /// The same, and whether `scratch` then holds all of `b` packed. If it does, a product by the same `b` in the same
+    /// scratch may say so with `packed`, and need not pack it again.
+    pub(super) fn product_again(
+        self,
+        start: Start,
+        c: &mut [f32],
+        scratch: &mut [f32],
+        packed: bool,
+    ) -> bool {
+        let kernel = microkernel::choose(pool::instructions(), self.a.is_half() && self.b.is_half());
+        product_with(kernel, self, start, c, scratch, packed)
+    }
+}
+
+/// As [`Factors::product_again`].
 fn product_with(
     kernel: &Microkernel,
-    Extents { m, n, k }: Extents,
-    a: View,
-    b: View,
+    Factors { extents: Extents { m, n, k }, a, b }: Factors,
     start: Start,
     c: &mut [f32],
     scratch: &mut [f32],
-) {
+    packed: bool,
+) -> bool {
     assert_eq!(c.len(), m * n, "the result of a product");
     if m == 0 || n == 0 {
-        return;
+        return false;
     }
     if k == 0 {
-        return begin(start, c, n);
+        begin(start, c, n);
+        return false;
     }
     let depths = Blocks::new(k.div_ceil(kernel.steps), DEPTH, 1);
     let room = scratch.len() / depths.size() / PANEL_STEP * PANEL_STEP;
@@ -135,16 +163,20 @@ fn product_with(
     let blocks = room / block_columns;
     let deep = blocks.min(depths.count());
     let wide = blocks / deep;
+    let holds_all = deep == depths.count() && wide >= panels.count();
     for first_panel in (0..panels.count()).step_by(wide) {
         for first_depth in (0..depths.count()).step_by(deep) {
             let group = Group {
                 panels: first_panel..panels.count().min(first_panel + wide),
                 depths: first_depth..depths.count().min(first_depth + deep),
             };
-            work.pack(&group);
+            if !(packed && holds_all) {
+                work.pack(&group);
+            }
             work.multiply(&group);
         }
     }
+    holds_all
 }
 
 /// The result of a product without products.

@@ -84,7 +84,7 @@ impl Trial {
         };
         let a = View::of(a, m, k, row, depth);
         let b = View::of(b, n, k, column, depth_b);
-        product_with(kernel, self.extents, a, b, start, &mut c, &mut scratch);
+        product_with(kernel, Factors { extents: self.extents, a, b }, start, &mut c, &mut scratch, false);
         c
     }
 
@@ -234,7 +234,8 @@ fn threads_workspace_and_an_odd_cut_change_no_bit_of_a_product_of_pairs() {
         for (from, depth, start) in [(0, 51, Start::Bias(&trial.bias)), (51, k - 51, Start::Kept)] {
             let a = View::of(factors[0], m, k, k, 1).from(0, from);
             let b = View::of(factors[1], n, k, k, 1).from(0, from);
-            product_with(paired, Extents { m, n, k: depth }, a, b, start, &mut parts, &mut scratch);
+            let factors = Factors { extents: Extents { m, n, k: depth }, a, b };
+            product_with(paired, factors, start, &mut parts, &mut scratch, false);
         }
         assert!(one == parts, "({m},{n},{k}) in two parts");
     }
@@ -264,4 +265,23 @@ fn a_product_of_pairs_is_a_chain_of_fused_steps_that_flushes_what_is_below_norma
         assert!(got.to_bits() << 1 == want.to_bits() << 1, "element {at}: {got:e}, not {want:e}");
     }
     assert!(got != trial.run(widened, Beginning::Zero, best), "the chain reaches numbers below normal");
+}
+
+#[test]
+fn what_is_packed_serves_a_second_product_if_scratch_holds_it_whole() {
+    let trial = Trial::new(40, 70, 90, (false, true));
+    let (a, b) = (View::new(&trial.a, 40, 90, 90, 1), View::new(&trial.b, 70, 90, 90, 1));
+    let Workspace { least, best } = workspace(trial.extents);
+    for (bytes, whole) in [(best, true), (least, false)] {
+        let mut scratch = vec![f32::NAN; bytes as usize / 4];
+        let [mut first, mut second] = [vec![f32::NAN; 40 * 70], vec![f32::NAN; 40 * 70]];
+        let factors = Factors { extents: trial.extents, a, b };
+        let packed = factors.product_again(Start::Zero, &mut first, &mut scratch, false);
+        assert_eq!(packed, whole);
+        // Where all of it is there, nothing reads the second factor again.
+        let nothing = vec![f32::NAN; trial.b.len()];
+        let b = if packed { View::new(&nothing, 70, 90, 90, 1) } else { b };
+        let again = Factors { b, ..factors }.product_again(Start::Zero, &mut second, &mut scratch, packed);
+        assert!(again == whole && first == second, "{bytes} bytes");
+    }
 }
