@@ -4,9 +4,9 @@
     python3 benchmarks/bf16_paths.py target/release/plimsoll m 2 [ROUNDS] > record.txt
 
 The second argument is the preset, the third the number of threads. A measurement is a process of its own that takes a few
-steps; the first is left out. Rounds are interleaved, and of each configuration the fastest step of all rounds counts: other
-programs on the machine only make steps longer. The processor's own seconds of that process stand beside it. Both programs
-have random weights of the preset's shape, random data, AdamW and clipping at 1. Needs torch and transformers.
+steps; the first is left out. Rounds are interleaved, and of each configuration the least of all steps counts, by the clock and by
+the processor's own seconds (all threads together): other programs on the machine only make steps longer, those on the clock most.
+Both programs have random weights of the preset's shape, random data, AdamW and clipping at 1. Needs torch and transformers.
 """
 
 import json
@@ -23,16 +23,30 @@ ROWS = 4
 PATHS = ["avx2", "avx512", "avx512-bf16"]
 
 
+def processor_seconds(pid):
+    """Of all threads of a process so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def plimsoll(binary, size, threads, path, bf16):
     command = [binary, "train", "--model", size, "--global-batch", str(ROWS), "--micro-batch", str(ROWS), "--recompute",
                "none", "--memory", "4GiB", "--threads", str(threads), "--instructions", path, "--max-steps",
                str(STEPS[size]), "--costs", "modelled", "--json", *(["--bf16"] if bf16 else [])]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(done.stderr)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    tokens = ROWS * LENGTHS[size]
-    return [tokens / line["tokens_per_second"] for line in lines if "loss" in line][1:]
+    steps, before = [], None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        for line in process.stdout:
+            record = json.loads(line)
+            if "loss" not in record:
+                continue
+            now = processor_seconds(process.pid)
+            if before is not None:
+                steps.append((ROWS * LENGTHS[size] / record["tokens_per_second"], now - before))
+            before = now
+    if process.returncode != 0:
+        raise SystemExit(f"failed: {' '.join(command)}")
+    return steps
 
 
 def peer(size, threads, kind):
@@ -59,14 +73,14 @@ def torch_steps(size, threads, kind):
     ids = torch.randint(0, vocab, (ROWS, LENGTHS[size]))
     seconds = []
     for _ in range(STEPS[size]):
-        begin = time.perf_counter()
+        begin = time.perf_counter(), time.process_time()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append((time.perf_counter() - begin[0], time.process_time() - begin[1]))
     print(json.dumps(seconds[1:]))
 
 
@@ -80,20 +94,16 @@ def main():
             ways[name] = lambda path=path, bf16=bf16: plimsoll(binary, size, threads, path, bf16)
     for kind in ["f32", "autocast", "pure"]:
         ways[f"torch, {kind}"] = lambda kind=kind: peer(size, threads, kind)
-    best = {name: float("inf") for name in ways}
+    best = {name: (float("inf"), float("inf")) for name in ways}
     for turn in range(rounds):
         for name, run in ways.items():
-            before = os.times()
             steps = run()
-            after = os.times()
-            cpu = after.children_user + after.children_system - before.children_user - before.children_system
-            best[name] = min(best[name], *steps)
-            shown = " ".join(f"{step:.3f}" for step in steps)
-            load = os.getloadavg()[0]
-            print(f"{turn} {name:<18} steps {shown} s, {cpu:.1f} s of the processor, load {load:.1f}", flush=True)
-    print(f"\npreset {size}, {threads} threads: the fastest step of {rounds} rounds")
-    for name, step in best.items():
-        print(f"{name:<18} {step:.3f} s  {ROWS * LENGTHS[size] / step:6.0f} tokens/s")
+            best[name] = tuple(min(kind) for kind in zip(best[name], *steps))
+            shown = ", ".join(f"{clock:.2f} ({cpu:.2f})" for clock, cpu in steps)
+            print(f"{turn} {name:<18} {shown}; load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"\npreset {size}, {threads} threads: least seconds of a step in {rounds} rounds, on the clock and of the processor")
+    for name, (clock, cpu) in best.items():
+        print(f"{name:<18} {clock:8.3f} {cpu:8.2f}  {ROWS * LENGTHS[size] / clock:6.0f} tokens/s")
 
 
 if __name__ == "__main__":

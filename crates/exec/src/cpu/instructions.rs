@@ -3,13 +3,13 @@
 //! ```text
 //! portable      every processor; multiplications and additions round separately
 //! avx2          vectors of 8 floats; products fuse a multiplication with its addition, which rounds once
-//! avx512        vectors of 16 floats; the bits of avx2
+//! avx512        vectors of 16 floats
 //! avx512-bf16   as avx512, and products of bf16 by bf16 multiply two pairs of numbers at once
 //! ```
 //!
-//! One path gives the same bits on every machine that has it. Other paths may give others: `portable` in the last bit of a sum,
-//! `avx512-bf16` where a number is below 2⁻¹²⁶, which its products take as zero. So a device says its path, a checkpoint keeps
-//! it, and a lower one can be forced.
+//! One path gives the same bits on every machine that has it. Others may differ in the last bit of a sum, fused or not.
+//! `avx512-bf16` differs from `avx512` only where a number is below 2⁻¹²⁶, which its products take as zero. So a device says its
+//! path, a checkpoint keeps it, and a lower one can be forced.
 
 use std::fmt;
 use std::str::FromStr;

@@ -97,8 +97,7 @@ impl fmt::Display for Note {
             ),
             Note::OtherInstructions { before, now } => write!(
                 f,
-                "the run so far was computed with {before} instructions and goes on with {now}, within rounding; \
-                 instructions = \"{before}\" gives the same bits on a processor that has them"
+                "the run so far was computed with {before} instructions and goes on with {now}, within rounding"
             ),
             Note::NewParameters(names) => write!(f, "not in the folder, so new: {}", names.join(", ")),
             Note::UnusedTensors(names) => write!(f, "passed over: {}", names.join(", ")),
