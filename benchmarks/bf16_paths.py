@@ -18,7 +18,7 @@ import time
 #              layers  C   H  K   F     V
 SHAPES = {"s": (8, 256, 8, 4, 688, 8192), "m": (12, 512, 8, 4, 1376, 16384)}
 LENGTHS = {"s": 256, "m": 512}
-STEPS = {"s": 6, "m": 4}
+STEPS = {"s": 6, "m": 3}
 ROWS = 4
 PATHS = ["avx2", "avx512", "avx512-bf16"]
 

@@ -50,12 +50,13 @@ trait Half: Copy {
     fn upper(self) -> u32;
     /// Its bits in the lower half of a word.
     fn lower(self) -> u32;
-    /// Four words of eight neighbours.
+    /// Four words of eight neighbours, as the floats that have their bits. No closure is here or where it is called: one that is
+    /// not inlined is compiled without its caller's vectors.
     ///
     /// # Safety
     ///
     /// Eight numbers must be readable.
-    unsafe fn words(from: *const Self) -> [u32; 4];
+    unsafe fn words(from: *const Self) -> [f32; 4];
 }
 
 impl Half for bf16 {
@@ -70,10 +71,14 @@ impl Half for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn words(from: *const bf16) -> [u32; 4] {
+    unsafe fn words(from: *const bf16) -> [f32; 4] {
         // SAFETY: the caller's promise; neighbours in memory are a word with the earlier one below.
-        let words = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
-        words.map(|word| u32::from_le(word).rotate_left(16))
+        let neighbours = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
+        let mut words = [0.0; 4];
+        for (word, pair) in words.iter_mut().zip(neighbours) {
+            *word = f32::from_bits(u32::from_le(pair).rotate_left(16));
+        }
+        words
     }
 }
 
@@ -89,10 +94,14 @@ impl Half for f32 {
     }
 
     #[inline(always)]
-    unsafe fn words(from: *const f32) -> [u32; 4] {
+    unsafe fn words(from: *const f32) -> [f32; 4] {
         // SAFETY: the caller's promise.
-        let numbers = unsafe { from.cast::<[f32; 8]>().read_unaligned() };
-        std::array::from_fn(|word| numbers[2 * word].upper() | numbers[2 * word + 1].lower())
+        let neighbours = unsafe { from.cast::<[[f32; 2]; 4]>().read_unaligned() };
+        let mut words = [0.0; 4];
+        for (word, [first, second]) in words.iter_mut().zip(neighbours) {
+            *word = f32::from_bits(first.upper() | second.lower());
+        }
+        words
     }
 }
 
@@ -192,8 +201,10 @@ impl<H: Half> Strip<'_, H> {
         // SAFETY: as for `run`; the steps and lines exist.
         unsafe {
             let from = self.data.as_ptr().add(line * self.line_stride + step);
-            let rows =
-                [0, 1, 2, 3].map(|line| H::words(from.add(line * self.line_stride)).map(f32::from_bits));
+            let mut rows = [[0.0; 4]; 4];
+            for (line, row) in rows.iter_mut().enumerate() {
+                *row = H::words(from.add(line * self.line_stride));
+            }
             let to = self.to.add(step / 2 * self.width + line);
             for (group, column) in transposed(rows).into_iter().enumerate() {
                 to.add(group * self.width).cast::<[f32; 4]>().write_unaligned(column);
