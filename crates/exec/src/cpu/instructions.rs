@@ -45,7 +45,7 @@ impl Instructions {
         Instructions::ALL.into_iter().filter(|path| path.is_here()).collect()
     }
 
-    /// What people call it.
+    /// Its name, as it is typed.
     pub fn name(self) -> &'static str {
         match self {
             Instructions::Portable => "portable",
