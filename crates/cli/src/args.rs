@@ -170,6 +170,9 @@ pub(crate) struct CheckArgs {
     /// Threads, one for each core by default
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
+    /// Instructions of the processor: portable, avx2, avx512 or avx512-bf16; each that it has by default
+    #[arg(long, value_name = "NAME")]
+    pub(crate) instructions: Option<String>,
 }
 
 #[derive(Debug, ClapArgs)]

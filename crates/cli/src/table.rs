@@ -29,6 +29,9 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     if choice.program.train.graph.precision() == Precision::Bf16 {
         writeln!(out, "values between nodes in bf16; statistics, losses and sums of gradients in f32")?;
     }
+    if let Some(instructions) = summary.instructions {
+        writeln!(out, "{instructions} instructions")?;
+    }
     let share = 100.0 * summary.report.recompute_fraction;
     let tiles = if summary.report.tile_rows.is_some() { " and tiles" } else { "" };
     writeln!(out, "recompute {}{tiles}: {share:.1} % of the forward pass runs again", choice.plan.strategy)?;

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use plimsoll::Instructions;
 use serde_json::json;
 
 mod support;
@@ -139,6 +140,33 @@ fn data_is_known_by_what_is_in_it_and_a_changed_rate_is_said() {
     let changed = format!("{resume} --learning-rate 0.01").replace("text.txt", "same.txt");
     let (_, said) = home.done(&changed);
     assert!(said.contains("\nnote: learning_rate is 0.01 from here on, and was 0.00005\n"), "{said}");
+}
+
+#[test]
+fn instructions_are_forced_kept_and_told_where_a_run_goes_on_with_others() {
+    let home = Home::with_model();
+    home.refused(
+        &training("--instructions sse9"),
+        "no instructions are called `sse9`; known are portable, avx2, avx512, avx512-bf16",
+    );
+    home.refused(
+        "plan --device cuda:h100 --instructions portable",
+        "--instructions is for the processor; leave it out for cuda:h100",
+    );
+    home.done(&training("--output-dir out --instructions portable --stop-after 2"));
+    let kept = &home.json("out/checkpoint-2/trainer_state.json")["plan"]["instructions"];
+    assert_eq!(kept, "portable");
+    let (_, said) =
+        home.done(&training("--output-dir out --resume latest --instructions portable --stop-after 3"));
+    assert!(said.contains("\nportable instructions\n") && !said.contains("was computed with"), "{said}");
+    let Some(other) = Instructions::available().pop().filter(|&path| path != Instructions::Portable) else {
+        return;
+    };
+    let (_, said) = home.done(&training(&format!("--output-dir out --resume latest --instructions {other}")));
+    let note = format!(
+        "\nnote: the run so far was computed with portable instructions and goes on with {other}, within rounding\n"
+    );
+    assert!(said.contains(&note), "{said}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn masked(text: &str, starts: &[&str]) -> String {
 
 #[test]
 fn the_table_of_a_plan_that_keeps_everything() {
-    let text = plimsoll("plan --memory 1GiB --micro-batch 4 --threads 2");
+    let text = plimsoll("plan --memory 1GiB --micro-batch 4 --threads 2 --instructions portable");
     let expected = "\
 tiny on cpu, 2 threads, times modelled
 budget # GiB   planned peak # MiB   fits
@@ -53,6 +53,7 @@ budget # GiB   planned peak # MiB   fits
   outside the arena # MiB
 effective batch 8 = 4 × 2 × 1 rank, sequences of 128 tokens
 gradients persist: 2 micro-batches are summed (3.27 MiB)
+portable instructions
 recompute auto: 0.0 % of the forward pass runs again
   model.layers.0-3: keep everything that is read again
 layout 0.0 % above the liveness bound

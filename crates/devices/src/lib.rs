@@ -16,7 +16,7 @@ use plimsoll_cuda::lower::Limits;
 use plimsoll_cuda::{CudaDevice, CudaTarget, Libraries, Products};
 pub use plimsoll_cuda::{FoundLibrary, Inspection, MeasuredRates, library_folders};
 use plimsoll_exec::cases::{self, Case};
-use plimsoll_exec::{CpuDevice, Device, ExecError, Timings};
+use plimsoll_exec::{CpuDevice, Device, ExecError, Instructions, Timings};
 use plimsoll_plan::{Link, Scratch};
 
 /// A device by its name.
@@ -61,6 +61,8 @@ impl FromStr for DeviceKind {
 pub struct Setup {
     /// Threads of the processor, or one for each core when 0.
     pub threads: usize,
+    /// Instructions of the processor; the fastest that it has when none are named.
+    pub instructions: Option<Instructions>,
     /// Times that ops were measured to take.
     pub timings: Timings,
     /// A folder to offload to, and the rates of the way there and back.
@@ -127,11 +129,17 @@ pub fn threads(asked: usize) -> usize {
 /// As [`open`].
 pub fn trial(kind: DeviceKind, setup: &Setup) -> Result<Trial, ExecError> {
     Ok(match kind {
-        DeviceKind::Cpu => Trial {
-            devices: vec![Box::new(processor(setup)?)],
-            cases: cases::all(),
-            scratches: vec![Scratch::Least, Scratch::Best],
-        },
+        DeviceKind::Cpu => {
+            // Every instruction path is a way of its own to compute.
+            let paths = setup.instructions.map_or_else(Instructions::available, |path| vec![path]);
+            let on = |path| processor(&Setup { instructions: Some(path), ..setup.clone() });
+            let devices = paths.into_iter().map(|path| Ok(Box::new(on(path)?) as Box<dyn Device>));
+            Trial {
+                devices: devices.collect::<Result<_, ExecError>>()?,
+                cases: cases::all(),
+                scratches: vec![Scratch::Least, Scratch::Best],
+            }
+        }
         DeviceKind::Cuda(index) => {
             let library = card(index, setup);
             let deterministic = Limits { deterministic: true, ..Limits::default() };
@@ -164,7 +172,8 @@ pub struct Trial {
 }
 
 fn processor(setup: &Setup) -> Result<CpuDevice, ExecError> {
-    let device = CpuDevice::new(setup.threads)?.with_timings(setup.timings.clone());
+    let instructions = setup.instructions.unwrap_or_else(Instructions::fastest);
+    let device = CpuDevice::of(setup.threads, instructions)?.with_timings(setup.timings.clone());
     Ok(match &setup.offload {
         Some((folder, link)) => device.with_offload(folder.clone(), *link),
         None => device,

@@ -97,30 +97,59 @@ fn offset(graph: &Graph, schedule: &Schedule, value: Value) -> Result<u64, Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::Instructions;
     use crate::{CpuDevice, cases};
 
     #[test]
-    fn threads_and_scratch_change_no_bit_of_a_result_between_bf16_values() {
+    fn threads_and_scratch_change_no_bit_between_bf16_values_on_any_instruction_path() {
         let is_twin = |case: &Case| case.name.ends_with("in bf16") || case.name.ends_with("bf16 sum");
         let cases: Vec<Case> = cases::all().into_iter().filter(is_twin).collect();
-        let mut devices = [1, 2, 3].map(|threads| CpuDevice::new(threads).unwrap());
-        for case in &cases {
-            let first = run(&mut devices[0], case, Scratch::Best).unwrap();
-            for device in &mut devices {
-                for scratch in [Scratch::Least, Scratch::Best] {
-                    assert!(run(device, case, scratch).unwrap() == first, "{}", case.name);
+        for instructions in Instructions::available() {
+            let mut devices = [1, 2].map(|threads| CpuDevice::of(threads, instructions).unwrap());
+            for case in &cases {
+                let first = run(&mut devices[0], case, Scratch::Best).unwrap();
+                for device in &mut devices {
+                    for scratch in [Scratch::Least, Scratch::Best] {
+                        let same = run(device, case, scratch).unwrap() == first;
+                        assert!(same, "{instructions}: {}", case.name);
+                    }
                 }
             }
         }
     }
 
     #[test]
-    fn every_case_passes_on_the_cpu_with_the_least_and_the_best_scratch() {
-        let mut device = CpuDevice::new(2).unwrap();
-        let faults: Vec<String> = (cases::all().iter())
-            .flat_map(|case| [Scratch::Least, Scratch::Best].map(|scratch| (case, scratch)))
-            .filter_map(|(case, scratch)| judge(&mut device, case, scratch).err())
-            .collect();
+    fn every_case_passes_on_every_instruction_path_with_the_least_and_the_best_scratch() {
+        let paths = Instructions::available();
+        let mut devices: Vec<_> = paths.iter().map(|&path| CpuDevice::of(2, path).unwrap()).collect();
+        let mut faults = Vec::new();
+        for case in &cases::all() {
+            // The reference is slow, so the same outputs are judged once.
+            let mut judged: Vec<Vec<Tensor>> = Vec::new();
+            for (device, path) in devices.iter_mut().zip(&paths) {
+                for scratch in [Scratch::Least, Scratch::Best] {
+                    let outputs = run(device, case, scratch).unwrap();
+                    if !judged.contains(&outputs) {
+                        faults.extend(case.judge(&outputs).err().map(|why| format!("{path}: {why}")));
+                        judged.push(outputs);
+                    }
+                }
+            }
+        }
         assert!(faults.is_empty(), "{}", faults.join("\n"));
+    }
+
+    #[test]
+    fn products_of_pairs_of_bf16_change_no_bit_of_any_case() {
+        let wide = Instructions::available().into_iter().filter(|path| *path >= Instructions::Avx512);
+        let mut devices: Vec<CpuDevice> = wide.map(|path| CpuDevice::of(2, path).unwrap()).collect();
+        for case in &cases::all() {
+            let mut results = devices.iter_mut().map(|device| {
+                let outputs = run(device, case, Scratch::Best).unwrap();
+                outputs.iter().map(Tensor::to_bytes).collect::<Vec<_>>()
+            });
+            let Some(first) = results.next() else { return };
+            assert!(results.all(|result| result == first), "{}", case.name);
+        }
     }
 }

@@ -22,6 +22,7 @@ use plimsoll_graph::{Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space, Tier};
 
 use crate::ExecError;
+use crate::cpu::Instructions;
 
 /// A schedule that a device has made ready, by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,6 +63,11 @@ pub trait Device: Send + Debug {
     /// Threads of this machine's processor that it computes with.
     fn threads(&self) -> usize {
         1
+    }
+
+    /// The instruction path of its kernels on this machine's processor, if it computes there. Bits may depend on it.
+    fn instructions(&self) -> Option<Instructions> {
+        None
     }
 
     /// The memory its arena lies in, as it is now.

@@ -24,7 +24,7 @@ mod state;
 mod timings;
 
 pub use arena::Arena;
-pub use cpu::{CpuDevice, DiskSpeed, measure_disk};
+pub use cpu::{CpuDevice, DiskSpeed, Instructions, measure_disk};
 pub use device::{Device, Draw, MemoryPool, ScheduleId, no_schedule};
 pub use elements::Data;
 pub use engine::Engine;

@@ -27,7 +27,7 @@
 //!
 //! A whole run of a model in a folder, with data, checkpoints and records, is a [`Job`]: see `examples/fine_tune.rs`.
 
-pub use plimsoll_exec::{Data, Device, Engine, ExecError, MemoryPool, Timing, Timings};
+pub use plimsoll_exec::{Data, Device, Engine, ExecError, Instructions, MemoryPool, Timing, Timings};
 pub use plimsoll_graph::{
     Chain, DType, Graph, GraphError, Init, Precision, Shape, StateKind, Type, Value, Visible, checkpoint,
     differentiate, op, tile,

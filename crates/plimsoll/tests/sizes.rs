@@ -14,18 +14,16 @@ const PERCENTILE_95: usize = 30;
 const PARAMETERS: usize = 6;
 
 /// Files that may be longer, each with the reason: flat tables first.
-const LONG: [(&str, &str); 3] = [
+const LONG: [(&str, &str); 2] = [
     (
         "graph/src/op.rs",
         "one variant for each op with its equation, and one line for each in every list of facts",
     ),
-    ("exec/src/cpu/matmul.rs", "to be cut: a third of it are tests"),
     ("train/src/config/mod.rs", "to be cut: a third of it are tests"),
 ];
 
 /// Functions that may take more parameters, each with the reason.
-const WIDE: [(&str, &str, &str); 1] =
-    [("exec/src/cpu/matmul.rs", "product_with", "to be cut: extents and both factors belong together")];
+const WIDE: [(&str, &str, &str); 0] = [];
 
 /// A function of a source.
 #[derive(Debug, PartialEq, Eq)]

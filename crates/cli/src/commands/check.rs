@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 
-use plimsoll::TrainError;
 use plimsoll::conformance::judge;
 use plimsoll::devices::{self, DeviceKind, GpuFiles, Setup, Trial};
+use plimsoll::{Device, TrainError};
 
 use crate::args::CheckArgs;
 use crate::environment::environment;
@@ -13,7 +13,8 @@ use crate::exit::Failure;
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let kind: DeviceKind = args.device.parse()?;
     let gpu = if kind == DeviceKind::Cpu { GpuFiles::default() } else { environment().gpu()? };
-    let setup = Setup { threads: args.threads.unwrap_or(0), gpu, ..Setup::default() };
+    let instructions = args.instructions.as_deref().map(str::parse).transpose()?;
+    let setup = Setup { threads: args.threads.unwrap_or(0), instructions, gpu, ..Setup::default() };
     judge_all(args, devices::trial(kind, &setup)?)
 }
 
@@ -43,7 +44,9 @@ fn judge_all(args: &CheckArgs, trial: Trial) -> Result<(), Failure> {
         writeln!(out, "{line}").map_err(|error| Failure::output(&error))?;
     }
     let total = cases.len();
-    let names: Vec<String> = devices.iter().map(|device| device.name()).collect();
+    let path =
+        |device: &dyn Device| device.instructions().map_or_else(String::new, |path| format!(", {path}"));
+    let names: Vec<String> = devices.iter().map(|device| device.name() + &path(&**device)).collect();
     writeln!(out, "{} of {total} cases hold on {}", total - failed, names.join("; "))
         .map_err(|error| Failure::output(&error))?;
     if failed > 0 {

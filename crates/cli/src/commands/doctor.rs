@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use plimsoll::Options;
 use plimsoll::devices::{self, FoundLibrary, Inspection, Setup};
 use plimsoll::training::measure::matmul_rate;
 use plimsoll::training::memory::{Gpu, Machine};
@@ -22,7 +23,7 @@ const SECONDS: f64 = 1.0;
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let folder = std::env::current_dir().unwrap_or_else(|_| Path::new(".").to_owned());
     let machine = Machine::look(&folder);
-    let rate = matmul_rate(0, SIZE, SECONDS)?;
+    let rate = matmul_rate(&Options::default(), SIZE, SECONDS)?;
     let gpus = inspected(&machine.gpu);
     let text = if args.json {
         format!("{}\n", as_json(&machine, rate, &gpus))

@@ -129,7 +129,8 @@ fn types(case: &Case) -> Vec<Type> {
 }
 
 /// How far the twin of a case may lie from the reference, in f32 results and in bf16 ones. Arithmetic is f32 as before, so
-/// f32 results are judged as before.
+/// f32 results are judged as before. Products by `vdpbf16ps` round to nearest even whatever the control register says, as all
+/// others do, and take numbers below 2⁻¹²⁶ as zeros: no tolerance, being relative to the largest number, is as small as that.
 fn in_fewer_bits(case: &Case) -> (Tolerance, Option<Tolerance>) {
     match case.op {
         Op::HeadLossGrad { .. } | Op::HeadLoss(_) | Op::Mlp(_) | Op::MlpGrad { .. } => (HALF_INSIDE, None),

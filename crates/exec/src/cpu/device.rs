@@ -5,12 +5,12 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use plimsoll_graph::{Graph, Node, Op, Type, work};
+use plimsoll_graph::{DType, Graph, Node, Op, Type, work};
 use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
 
 use crate::arena::Arena;
 use crate::cpu::disk::SECTOR;
-use crate::cpu::{Call, CpuOperand, DiskTier, Pool, ScratchMemory, run, workspace};
+use crate::cpu::{Call, CpuOperand, DiskTier, Instructions, Pool, ScratchMemory, run, workspace};
 use crate::device::{Device, ScheduleId, no_schedule, no_tier};
 use crate::error::ExecError;
 use crate::timings::{Paces, Timings};
@@ -21,6 +21,8 @@ const ALIGNMENT: u64 = 64;
 /// Rates that turn work into seconds until somebody has measured them: per thread, typical of a server
 /// core with wide vectors. Only ratios between plans depend on them.
 const FLOPS_PER_THREAD: f64 = 50e9;
+/// How much faster bf16 is multiplied by bf16 where the instructions do.
+const PAIRED_FACTOR: f64 = 2.0;
 const BYTES_PER_THREAD: f64 = 6e9;
 const SECONDS_PER_ACTION: f64 = 3e-6;
 /// How much longer a product takes in the least scratch, where it is packed in smaller pieces: a step of
@@ -32,6 +34,7 @@ const LEAN_FACTOR: f64 = 1.5;
 pub struct CpuDevice {
     pool: Pool,
     threads: usize,
+    instructions: Instructions,
     /// Before the arena, so that its threads are gone before the bytes they copy are.
     disk: Option<DiskTier>,
     arena: Option<Arena>,
@@ -48,19 +51,30 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// A device of `threads` threads, or one for each core when 0.
+    /// A device of `threads` threads, or one for each core when 0, with this machine's fastest instructions.
     ///
     /// # Errors
     ///
     /// When the system refuses the threads.
     pub fn new(threads: usize) -> Result<CpuDevice, ExecError> {
+        CpuDevice::of(threads, Instructions::fastest())
+    }
+
+    /// The same with instructions that need not be the fastest.
+    ///
+    /// # Errors
+    ///
+    /// Also when the processor does not have them.
+    pub fn of(threads: usize, instructions: Instructions) -> Result<CpuDevice, ExecError> {
+        let instructions = instructions.checked()?;
         let threads =
             if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
-        let pool = Pool::new(threads)
+        let pool = Pool::of(threads, instructions)
             .map_err(|error| ExecError::Memory(format!("cannot start {threads} threads: {error}")))?;
         Ok(CpuDevice {
             pool,
             threads,
+            instructions,
             disk: None,
             arena: None,
             schedules: Vec::new(),
@@ -107,7 +121,7 @@ impl CpuDevice {
             (seconds, known.lean_seconds.unwrap_or(lean))
         } else {
             let threads = self.threads as f64;
-            let compute = work.matmul_flops / (FLOPS_PER_THREAD * threads);
+            let compute = work.matmul_flops / (self.flops_per_thread(&node.op, &inputs) * threads);
             let fixed = work.bytes / (BYTES_PER_THREAD * threads) + SECONDS_PER_ACTION;
             (compute + fixed, lean_factor * compute + fixed)
         };
@@ -115,10 +129,32 @@ impl CpuDevice {
         NodeFacts { seconds, lean_seconds: lean.max(seconds), workspace }
     }
 
+    /// The typical rate of an op's products.
+    fn flops_per_thread(&self, op: &Op, inputs: &[Type]) -> f64 {
+        let paired = self.instructions == Instructions::Avx512Bf16 && multiplies_halves(op, inputs);
+        if paired { PAIRED_FACTOR * FLOPS_PER_THREAD } else { FLOPS_PER_THREAD }
+    }
+
     fn taken(&self) -> Result<&Arena, ExecError> {
         let taken = self.arena.as_ref().filter(|arena| arena.is_mapped());
         taken.ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))
     }
+}
+
+/// Whether the products of an op have factors of bf16 alone.
+fn multiplies_halves(op: &Op, inputs: &[Type]) -> bool {
+    let factors = match op {
+        Op::Linear { .. }
+        | Op::LinearGradInput { .. }
+        | Op::LinearGradWeight { .. }
+        | Op::Matmul { .. }
+        | Op::HeadLoss(_)
+        | Op::HeadLossGrad { .. }
+        | Op::Mlp(_) => [0, 1],
+        Op::MlpGrad { .. } => [0, 2],
+        _ => return false,
+    };
+    factors.iter().all(|&factor| inputs[factor].dtype == DType::Bf16)
 }
 
 /// An action with its operands bound to addresses.
@@ -139,6 +175,10 @@ impl Device for CpuDevice {
 
     fn threads(&self) -> usize {
         self.threads
+    }
+
+    fn instructions(&self) -> Option<Instructions> {
+        Some(self.instructions)
     }
 
     fn facts(&self, graph: &Graph) -> Facts {

@@ -42,7 +42,7 @@ pub(super) trait Work {
     fn run(self) -> Self::Output;
 }
 
-/// Runs the copy of `work` compiled for the widest vectors the machine has.
+/// Runs the copy of `work` compiled for the widest vectors of the pool's instructions.
 pub(super) fn at_full_width<W: Work>(work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
     {
@@ -54,12 +54,13 @@ pub(super) fn at_full_width<W: Work>(work: W) -> W::Output {
         fn avx2<W: Work>(work: W) -> W::Output {
             work.run()
         }
-        if super::simd::has_avx512() {
-            // SAFETY: the processor was asked for exactly these features.
+        let instructions = super::pool::instructions();
+        if instructions >= super::Instructions::Avx512 {
+            // SAFETY: the path has these features, and a pool takes only paths that the processor has.
             return unsafe { avx512(work) };
         }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor was asked for this feature.
+        if instructions >= super::Instructions::Avx2 {
+            // SAFETY: as above.
             return unsafe { avx2(work) };
         }
     }

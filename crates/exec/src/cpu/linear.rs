@@ -8,9 +8,9 @@ use plimsoll_graph::{DType, Op, Shape, Type};
 use plimsoll_plan::Workspace;
 
 use super::element::Element;
-use super::matmul::{self, Extents, Start};
+use super::matmul::{self, Extents, Factors, Start};
 use super::pack::{Numbers, View};
-use super::rounded::{self, Begin, Factors};
+use super::rounded::{self, Begin};
 use super::{Call, pieces, split};
 use crate::ExecError;
 
@@ -74,26 +74,25 @@ impl<'a> Weight<'a> {
     }
 
     /// `y = start + x·wᵀ`, `rows` rows.
-    pub(super) fn forward(&self, rows: usize, x: &[f32], start: Start, y: &mut [f32], scratch: &mut [f32]) {
-        self.times(rows, Numbers::F32(x)).product(start, y, scratch);
+    pub(super) fn forward(&self, rows: usize, x: Numbers, start: Start, y: &mut [f32], scratch: &mut [f32]) {
+        self.times(rows, x).product(start, y, scratch);
     }
 
     /// `dx = dy·w`, `rows` rows.
-    pub(super) fn backward(&self, rows: usize, dy: &[f32], dx: &mut [f32], scratch: &mut [f32]) {
-        self.times_back(rows, Numbers::F32(dy)).product(Start::Zero, dx, scratch);
+    pub(super) fn backward(&self, rows: usize, dy: Numbers, dx: &mut [f32], scratch: &mut [f32]) {
+        self.times_back(rows, dy).product(Start::Zero, dx, scratch);
     }
 
-    /// `dw = start + dyᵀ·x`, or its transpose, over `rows` rows. The sum takes them in order, so that rows that
+    /// `dw = start + dyᵀ·x`, or its transpose, over `rows` rows of the operands `x` and `dy`. The sum takes them in order, so that rows that
     /// arrive in several calls, each going on from the last, give the bits of one call.
     pub(super) fn gradient(
         &self,
         rows: usize,
-        [x, dy]: [&[f32]; 2],
+        operands: [Numbers; 2],
         start: Start,
         dw: &mut [f32],
         scratch: &mut [f32],
     ) {
-        let operands = [Numbers::F32(x), Numbers::F32(dy)];
         weight_gradient(self.shape, self.transposed, rows, operands).product(start, dw, scratch);
     }
 }

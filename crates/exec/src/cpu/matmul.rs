@@ -1,4 +1,4 @@
-//! The matrix product in single precision, blocked for the caches.
+//! The matrix product with f32 sums, blocked for the caches.
 //!
 //! ```text
 //!                     PANEL
@@ -18,7 +18,8 @@
 //! Each element of `c` is one chain of multiply-adds over `k`, in order, begun with zero, with the bias or
 //! with what `c` held (see `microkernel`). Threads and workspace decide who computes a tile and when,
 //! never how: the bits depend on the operands alone. Cutting a sum over rows into several calls that
-//! continue each other changes no bit either.
+//! continue each other changes no bit either. Where both factors are bf16 and the instructions multiply that, a packed word
+//! holds two steps of depth (see `pairs`) and everything else is the same.
 //!
 //! Absent on purpose: splitting `k` between threads, and any allocation.
 #![allow(unsafe_code, reason = "threads write tiles of one result side by side")]
@@ -30,9 +31,10 @@ use plimsoll_plan::Workspace;
 use super::blocks::Blocks;
 use super::microkernel::{self, MOST_COLUMNS, MOST_ROWS, Microkernel, ROW_STEP, Tile};
 use super::pack::{View, pack};
-use super::pieces;
+use super::pairs::pack_pairs;
+use super::{pieces, pool};
 
-/// The most products of a block. A strip of `a` is then 12 KiB, a strip of `b` 32 KiB.
+/// The most words of a block's lines: products, or pairs of them. A strip of `a` is then 12 KiB, a strip of `b` 32 KiB.
 const DEPTH: usize = 256;
 /// The most columns of a block: with [`DEPTH`], half a MiB.
 const PANEL: usize = 512;
@@ -89,26 +91,55 @@ pub(super) fn is_small(Extents { m, n, k }: Extents) -> bool {
 
 /// `c = start + a·b`. The lines of `a` are its rows, those of `b` its columns; `c` is row-major.
 pub(super) fn product(extents: Extents, a: View, b: View, start: Start, c: &mut [f32], scratch: &mut [f32]) {
-    product_with(microkernel::choose(), extents, a, b, start, c, scratch);
+    Factors { extents, a, b }.product(start, c, scratch);
 }
 
+/// The factors of a product: lines of `a` are rows of the result, lines of `b` its columns.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a> {
+    pub(super) extents: Extents,
+    pub(super) a: View<'a>,
+    pub(super) b: View<'a>,
+}
+
+impl Factors<'_> {
+    /// `c = start + a·b`.
+    pub(super) fn product(self, start: Start, c: &mut [f32], scratch: &mut [f32]) {
+        self.product_again(start, c, scratch, false);
+    }
+
+    /// The same, and whether `scratch` then holds all of `b` packed. If it does, a product by the same `b` in the same
+    /// scratch may say so with `packed`, and need not pack it again.
+    pub(super) fn product_again(
+        self,
+        start: Start,
+        c: &mut [f32],
+        scratch: &mut [f32],
+        packed: bool,
+    ) -> bool {
+        let kernel = microkernel::choose(pool::instructions(), self.a.is_half() && self.b.is_half());
+        product_with(kernel, self, start, c, scratch, packed)
+    }
+}
+
+/// As [`Factors::product_again`].
 fn product_with(
     kernel: &Microkernel,
-    Extents { m, n, k }: Extents,
-    a: View,
-    b: View,
+    Factors { extents: Extents { m, n, k }, a, b }: Factors,
     start: Start,
     c: &mut [f32],
     scratch: &mut [f32],
-) {
+    packed: bool,
+) -> bool {
     assert_eq!(c.len(), m * n, "the result of a product");
     if m == 0 || n == 0 {
-        return;
+        return false;
     }
     if k == 0 {
-        return begin(start, c, n);
+        begin(start, c, n);
+        return false;
     }
-    let depths = Blocks::new(k, DEPTH, 1);
+    let depths = Blocks::new(k.div_ceil(kernel.steps), DEPTH, 1);
     let room = scratch.len() / depths.size() / PANEL_STEP * PANEL_STEP;
     assert!(room > 0, "the workspace of a product is too small");
     let panels = Blocks::new(n, room.min(PANEL), kernel.columns);
@@ -116,6 +147,7 @@ fn product_with(
     let c = c.as_mut_ptr();
     let work = Work {
         kernel,
+        k,
         a,
         b,
         start: Base::new(start, c, n),
@@ -131,16 +163,20 @@ fn product_with(
     let blocks = room / block_columns;
     let deep = blocks.min(depths.count());
     let wide = blocks / deep;
+    let holds_all = deep == depths.count() && wide >= panels.count();
     for first_panel in (0..panels.count()).step_by(wide) {
         for first_depth in (0..depths.count()).step_by(deep) {
             let group = Group {
                 panels: first_panel..panels.count().min(first_panel + wide),
                 depths: first_depth..depths.count().min(first_depth + deep),
             };
-            work.pack(&group);
+            if !(packed && holds_all) {
+                work.pack(&group);
+            }
             work.multiply(&group);
         }
     }
+    holds_all
 }
 
 /// The result of a product without products.
@@ -186,6 +222,7 @@ impl Base {
 /// A product and how it is cut.
 struct Work<'a> {
     kernel: &'a Microkernel,
+    k: usize,
     a: View<'a>,
     b: View<'a>,
     start: Base,
@@ -194,10 +231,10 @@ struct Work<'a> {
     stride: usize,
     /// Strips of rows.
     rows: Blocks,
-    /// Columns and depths of the blocks of `b`.
+    /// Columns of the blocks of `b`, and their depths in words.
     panels: Blocks,
     depths: Blocks,
-    /// Where the blocks of a group are packed, `block_len` numbers each.
+    /// Where the blocks of a group are packed, `block_len` words each.
     packed: *mut f32,
     block_len: usize,
 }
@@ -216,7 +253,10 @@ struct Group {
 struct Block {
     column: usize,
     strips: Blocks,
+    /// First step of depth.
     from: usize,
+    /// Steps of depth, and the words they take.
+    steps: usize,
     depth: usize,
     packed: *mut f32,
 }
@@ -228,13 +268,15 @@ struct LeftStrip([f32; MOST_ROWS * DEPTH]);
 impl Work<'_> {
     fn block(&self, group: &Group, panel: usize, depth: usize) -> Block {
         let (column, columns) = self.panels.block(panel);
-        let (from, depth_len) = self.depths.block(depth);
+        let (first_word, words) = self.depths.block(depth);
+        let from = first_word * self.kernel.steps;
         let index = (panel - group.panels.start) * group.depths.len() + (depth - group.depths.start);
         Block {
             column,
             strips: Blocks::exactly(columns, self.kernel.columns),
             from,
-            depth: depth_len,
+            steps: (words * self.kernel.steps).min(self.k - from),
+            depth: words,
             packed: self.packed.wrapping_add(index * self.block_len),
         }
     }
@@ -261,10 +303,11 @@ impl Work<'_> {
                 let (column, columns) = block.strips.block(strip);
                 let width = columns.next_multiple_of(self.kernel.lanes);
                 let from = self.b.from(block.column + column, block.from);
-                // SAFETY: the strips before this one hold `column` columns of `depth` numbers; `block_len` is
+                // SAFETY: the strips before this one hold `column` columns of `depth` words; `block_len` is
                 // room for all of them, rounded up to whole vectors, and `product_with` counted the blocks.
                 unsafe {
-                    pack(from, columns, width, block.depth, block.packed.add(column * block.depth));
+                    let to = block.packed.add(column * block.depth);
+                    self.pack_strip(from, columns, width, block.steps, to);
                 }
             }
         };
@@ -273,6 +316,17 @@ impl Work<'_> {
         } else {
             pieces::for_each(blocks * shares, pack_share);
         }
+    }
+
+    /// Packs `lines` lines of `steps` numbers, or pairs of them, into groups of `width`.
+    ///
+    /// # Safety
+    ///
+    /// `to` must have room for the groups and be written by this thread alone.
+    unsafe fn pack_strip(&self, from: View, lines: usize, width: usize, steps: usize, to: *mut f32) {
+        let pack = if self.kernel.steps == 2 { pack_pairs } else { pack };
+        // SAFETY: the caller's promise.
+        unsafe { pack(from, lines, width, steps, to) }
     }
 
     /// Cuts the rows, and where those are few the columns too, into pieces for the threads.
@@ -310,7 +364,9 @@ impl Work<'_> {
         let height = rows.next_multiple_of(ROW_STEP);
         let base = if block.from == 0 { self.start } else { Base { pointer: self.c, stride: self.stride } };
         // SAFETY: the strip has room for the tallest tile and the deepest block.
-        unsafe { pack(self.a.from(row, block.from), rows, height, block.depth, left.0.as_mut_ptr()) };
+        unsafe {
+            self.pack_strip(self.a.from(row, block.from), rows, height, block.steps, left.0.as_mut_ptr());
+        };
         for strip in strips {
             let (offset, columns) = block.strips.block(strip);
             let column = block.column + offset;
@@ -366,164 +422,4 @@ impl Work<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::Pool;
-    use crate::random::Stream;
-
-    fn numbers(count: usize, seed: u64) -> Vec<f32> {
-        let stream = Stream::new(seed, 1, 0);
-        (0..count as u32).map(|i| stream.uniform(0, i) - 0.5).collect()
-    }
-
-    fn in_pool<T>(threads: usize, body: impl FnOnce() -> T) -> T {
-        Pool::new(threads).unwrap().enter(body)
-    }
-
-    /// A product of random matrices stored as asked, with the result it should have.
-    struct Trial {
-        extents: Extents,
-        a: Vec<f32>,
-        b: Vec<f32>,
-        bias: Vec<f32>,
-        before: Vec<f32>,
-        transposes: (bool, bool),
-    }
-
-    #[derive(Clone, Copy, PartialEq, Debug)]
-    enum Beginning {
-        Zero,
-        Kept,
-        Bias,
-    }
-
-    impl Trial {
-        fn new(m: usize, n: usize, k: usize, transposes: (bool, bool)) -> Trial {
-            Trial {
-                extents: Extents { m, n, k },
-                a: numbers(m * k, 1),
-                b: numbers(k * n, 2),
-                bias: numbers(n, 3),
-                before: numbers(m * n, 4),
-                transposes,
-            }
-        }
-
-        fn strides(&self) -> [usize; 4] {
-            let Extents { m, n, k } = self.extents;
-            let (row, depth) = if self.transposes.0 { (1, m) } else { (k, 1) };
-            let (column, depth_b) = if self.transposes.1 { (k, 1) } else { (1, n) };
-            [row, depth, column, depth_b]
-        }
-
-        fn run(&self, kernel: &Microkernel, beginning: Beginning, bytes: u64) -> Vec<f32> {
-            let Extents { m, n, k } = self.extents;
-            let [row, depth, column, depth_b] = self.strides();
-            let mut c =
-                if beginning == Beginning::Kept { self.before.clone() } else { vec![f32::NAN; m * n] };
-            let mut scratch = vec![f32::NAN; bytes as usize / 4];
-            let start = match beginning {
-                Beginning::Zero => Start::Zero,
-                Beginning::Kept => Start::Kept,
-                Beginning::Bias => Start::Bias(&self.bias),
-            };
-            let a = View::new(&self.a, m, k, row, depth);
-            let b = View::new(&self.b, n, k, column, depth_b);
-            product_with(kernel, self.extents, a, b, start, &mut c, &mut scratch);
-            c
-        }
-
-        fn check(&self, beginning: Beginning, got: &[f32]) {
-            let Extents { m, n, k } = self.extents;
-            let [row, depth, column, depth_b] = self.strides();
-            for i in 0..m {
-                for j in 0..n {
-                    let start = match beginning {
-                        Beginning::Zero => 0.0,
-                        Beginning::Kept => f64::from(self.before[i * n + j]),
-                        Beginning::Bias => f64::from(self.bias[j]),
-                    };
-                    let want = (0..k).fold(start, |sum, p| {
-                        let (a, b) = (self.a[i * row + p * depth], self.b[j * column + p * depth_b]);
-                        sum + f64::from(a) * f64::from(b)
-                    });
-                    let error = (f64::from(got[i * n + j]) - want).abs();
-                    // Sums of k numbers below ¼ with a random walk of roundings.
-                    let bound = 1e-6 * (1.0 + k as f64).sqrt();
-                    assert!(error <= bound, "({m},{n},{k}) {:?} at ({i},{j}): {error}", self.transposes);
-                }
-            }
-        }
-    }
-
-    const SHAPES: [(usize, usize, usize); 14] = [
-        (1, 1, 1),
-        (1, 5, 3),
-        (2, 31, 7),
-        (3, 33, 64),
-        (4, 16, 16),
-        (5, 48, 257),
-        (8, 200, 19),
-        (11, 13, 17),
-        (12, 32, 256),
-        (13, 65, 31),
-        (25, 47, 300),
-        (97, 101, 103),
-        (64, 128, 96),
-        (130, 530, 70),
-    ];
-
-    #[test]
-    fn products_of_awkward_shapes_match_a_triple_loop_on_every_instruction_set() {
-        for kernel in microkernel::all() {
-            for (m, n, k) in SHAPES {
-                for transposes in [(false, false), (false, true), (true, false), (true, true)] {
-                    let trial = Trial::new(m, n, k, transposes);
-                    for beginning in [Beginning::Zero, Beginning::Kept, Beginning::Bias] {
-                        let got = trial.run(kernel, beginning, workspace(trial.extents).best);
-                        trial.check(beginning, &got);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn threads_and_workspace_change_no_bit() {
-        for (m, n, k) in [(97, 101, 103), (130, 1100, 600), (5, 700, 300), (700, 9, 300)] {
-            let trial = Trial::new(m, n, k, (false, true));
-            let Workspace { least, best } = workspace(trial.extents);
-            let one = in_pool(1, || trial.run(microkernel::choose(), Beginning::Bias, best));
-            for bytes in [least, least.midpoint(best) / 4 * 4, best] {
-                for threads in [1, 2, 3] {
-                    let other = in_pool(threads, || trial.run(microkernel::choose(), Beginning::Bias, bytes));
-                    assert!(one == other, "({m},{n},{k}) with {bytes} bytes on {threads} threads");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_sum_continued_in_a_second_call_has_the_bits_of_one_call() {
-        let (m, n, k, cut) = (30, 50, 400, 130);
-        let trial = Trial::new(m, n, k, (true, false));
-        let whole = trial.run(microkernel::choose(), Beginning::Zero, workspace(trial.extents).best);
-        let mut parts = vec![0.0; m * n];
-        let mut scratch = vec![0.0; workspace(trial.extents).best as usize / 4];
-        for (from, depth, start) in [(0, cut, Start::Zero), (cut, k - cut, Start::Kept)] {
-            let a = View::new(&trial.a, m, k, 1, m).from(0, from);
-            let b = View::new(&trial.b, n, k, 1, n).from(0, from);
-            product(Extents { m, n, k: depth }, a, b, start, &mut parts, &mut scratch);
-        }
-        assert!(whole == parts);
-    }
-
-    #[test]
-    fn a_product_without_products_is_its_beginning() {
-        let mut c = [7.0; 6];
-        let extents = Extents { m: 2, n: 3, k: 0 };
-        let nothing = View::new(&[], 0, 0, 1, 1);
-        product(extents, nothing, nothing, Start::Bias(&[1.0, 2.0, 3.0]), &mut c, &mut []);
-        assert_eq!(c.map(|x| x as i32), [1, 2, 3, 1, 2, 3]);
-    }
-}
+mod tests;

@@ -24,6 +24,7 @@ use super::elementwise::add_to;
 use super::lanes::{PIECE, Streams, map_streams};
 use super::linear::{Weight, extents_of, kept_if};
 use super::matmul::{self, Extents, Start};
+use super::pack::Numbers;
 use super::split::Overwritten;
 use super::{Call, split, sums};
 use crate::ExecError;
@@ -76,7 +77,7 @@ fn mlp<E: Element>(call: &Call, form: Mlp) {
         let y = &mut call.output_as::<E>(0)[first * sizes.out..][..rows * sizes.out];
         // The rows of `x` are read, and those of a rounded result wait in their place.
         let whole = E::as_wide_mut(y).unwrap_or(&mut x_tile[..rows * sizes.out]);
-        network.last.forward(rows, hidden[0], whole, room.0);
+        network.last.forward(rows, network.numbers(hidden[0]), whole, room.0);
         store_rounded(&x_tile[..rows * sizes.out], y);
     }
 }
@@ -258,7 +259,7 @@ struct Layer<'a> {
 }
 
 impl Layer<'_> {
-    fn forward(&self, rows: usize, x: &[f32], y: &mut [f32], packing: &mut [f32]) {
+    fn forward(&self, rows: usize, x: Numbers, y: &mut [f32], packing: &mut [f32]) {
         self.weight.forward(rows, x, self.bias.map_or(Start::Zero, Start::Bias), y, packing);
     }
 }
@@ -306,10 +307,15 @@ impl<'a> Network<'a> {
         }
     }
 
+    /// Values of a tile as products read them: all of them were read from bf16 or rounded to it, or none.
+    fn numbers<'b>(&self, values: &'b [f32]) -> Numbers<'b> {
+        Numbers::in_scratch(values, self.half)
+    }
+
     /// Inputs of the activation.
     fn lead_in(&self, rows: usize, x: &[f32], hidden: &mut [&mut [f32]; 2], packing: &mut [f32]) {
         for (layer, hidden) in self.lead.iter().zip(hidden).take(self.leading) {
-            layer.forward(rows, x, hidden, packing);
+            layer.forward(rows, self.numbers(x), hidden, packing);
             self.stored(hidden);
         }
     }
@@ -362,12 +368,14 @@ impl<'a> Network<'a> {
         if outputs.weights.is_some() {
             self.activate(hidden, Some(other));
         }
-        outputs.add_weight(self.leading, &self.last, tile, [other, tile.dy], packing);
-        self.last.weight.backward(tile.rows, tile.dy, other, packing);
+        let dy = self.numbers(tile.dy);
+        outputs.add_weight(self.leading, &self.last, tile, [self.numbers(other), dy], packing);
+        self.last.weight.backward(tile.rows, dy, other, packing);
         self.stored(other);
         self.differentiate(hidden, other);
         for (index, (layer, hidden)) in self.lead.iter().zip(hidden).take(self.leading).enumerate() {
-            outputs.add_weight(index, layer, tile, [tile.x, hidden], packing);
+            let operands = [self.numbers(tile.x), self.numbers(hidden)];
+            outputs.add_weight(index, layer, tile, operands, packing);
         }
     }
 
@@ -380,10 +388,10 @@ impl<'a> Network<'a> {
         dx: &mut [f32],
         packing: &mut [f32],
     ) {
-        self.lead[0].weight.backward(rows, hidden[0], dx, packing);
+        self.lead[0].weight.backward(rows, self.numbers(hidden[0]), dx, packing);
         if self.leading > 1 {
             let other = &mut other[..dx.len()];
-            self.lead[1].weight.backward(rows, hidden[1], other, packing);
+            self.lead[1].weight.backward(rows, self.numbers(hidden[1]), other, packing);
             self.stored(dx);
             self.stored(other);
             add_to(dx, other);
@@ -407,7 +415,7 @@ impl Outputs<'_> {
         index: usize,
         layer: &Layer,
         tile: &Tile,
-        operands: [&[f32]; 2],
+        operands: [Numbers; 2],
         packing: &mut [f32],
     ) {
         let Some(output) = self.weights.map(|first| first + index) else { return };

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A *line* is a row of the left operand or a column of the right one. Transposed operands differ in
-//! nothing but their strides here, so all products share one innermost loop.
+//! nothing but their strides here, so all products share one innermost loop. Numbers of bf16 are widened here, unless the
+//! innermost loop multiplies them as they are: then `pairs` packs them.
 #![allow(unsafe_code, reason = "writes panels that threads fill side by side")]
 
 use half::bf16;
@@ -17,19 +18,26 @@ use super::element::widen_lines;
 use super::microkernel::{MOST_COLUMNS, MOST_ROWS};
 
 /// The most lines of a strip.
-const MOST_LINES: usize = if MOST_COLUMNS > MOST_ROWS { MOST_COLUMNS } else { MOST_ROWS };
+pub(super) const MOST_LINES: usize = if MOST_COLUMNS > MOST_ROWS { MOST_COLUMNS } else { MOST_ROWS };
 
-/// Numbers as they are stored. Packing widens them, so products know f32 alone; it touches every number anyway.
+/// Numbers as they are stored.
 #[derive(Clone, Copy)]
 pub(super) enum Numbers<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
+    /// Numbers that bf16 holds, as f32 in scratch.
+    Rounded(&'a [f32]),
 }
 
-impl Numbers<'_> {
-    fn len(&self) -> usize {
+impl<'a> Numbers<'a> {
+    /// Scratch whose numbers were rounded to bf16, or not.
+    pub(super) fn in_scratch(data: &'a [f32], rounded: bool) -> Self {
+        if rounded { Numbers::Rounded(data) } else { Numbers::F32(data) }
+    }
+
+    pub(super) fn len(&self) -> usize {
         match self {
-            Numbers::F32(data) => data.len(),
+            Numbers::F32(data) | Numbers::Rounded(data) => data.len(),
             Numbers::Bf16(data) => data.len(),
         }
     }
@@ -38,6 +46,7 @@ impl Numbers<'_> {
         match self {
             Numbers::F32(data) => Numbers::F32(&data[skipped..]),
             Numbers::Bf16(data) => Numbers::Bf16(&data[skipped..]),
+            Numbers::Rounded(data) => Numbers::Rounded(&data[skipped..]),
         }
     }
 }
@@ -45,9 +54,9 @@ impl Numbers<'_> {
 /// A matrix inside a slice.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
-    data: Numbers<'a>,
-    line_stride: usize,
-    depth_stride: usize,
+    pub(super) data: Numbers<'a>,
+    pub(super) line_stride: usize,
+    pub(super) depth_stride: usize,
 }
 
 impl<'a> View<'a> {
@@ -80,6 +89,11 @@ impl<'a> View<'a> {
         let skipped = line * self.line_stride + depth * self.depth_stride;
         View { data: self.data.from(skipped), ..self }
     }
+
+    /// Whether bf16 holds every number.
+    pub(super) fn is_half(&self) -> bool {
+        !matches!(self.data, Numbers::F32(_))
+    }
 }
 
 /// Packs `lines` lines of `depth` numbers into `depth` groups of `width`.
@@ -94,7 +108,7 @@ pub(super) unsafe fn pack(from: View, lines: usize, width: usize, depth: usize, 
     // SAFETY: the assertion bounds every read; the caller has made room for the writes.
     unsafe {
         match from.data {
-            Numbers::F32(data) => {
+            Numbers::F32(data) | Numbers::Rounded(data) => {
                 pack_floats(Floats { data, line_stride, depth_stride }, lines, width, depth, to);
             }
             Numbers::Bf16(data) => {
@@ -244,7 +258,7 @@ unsafe fn pack_four(from: *const f32, stride: usize, width: usize, depth: usize,
 
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "the arrays must stay in registers")]
-fn transposed(rows: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
+pub(super) fn transposed(rows: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128, _MM_TRANSPOSE4_PS};

@@ -24,6 +24,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::Instructions;
+
 /// How long a worker looks out for the next job, or the caller for the end of this one, before it sleeps.
 /// Sleeping and waking take some 10 µs; the gaps between the jobs of a step are mostly shorter than this.
 const LOOK_OUT: Duration = Duration::from_micros(50);
@@ -50,14 +52,20 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads`, one of which is the caller's.
+    /// A pool of `threads`, one of which is the caller's, whose kernels run this machine's fastest instructions.
     ///
     /// # Errors
     ///
     /// When the system refuses a thread.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
+        Pool::of(threads, Instructions::fastest())
+    }
+
+    /// A pool whose kernels run `instructions`, which this machine must have.
+    pub(super) fn of(threads: usize, instructions: Instructions) -> std::io::Result<Pool> {
+        assert!(instructions.is_here(), "the processor has no {instructions}");
         let threads = threads.max(1);
-        let mut pool = Pool { shared: Arc::new(Shared::new(threads)), workers: Vec::new() };
+        let mut pool = Pool { shared: Arc::new(Shared::new(threads, instructions)), workers: Vec::new() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let worker = std::thread::Builder::new()
@@ -86,7 +94,7 @@ impl Pool {
             return body();
         }
         // The pool outlives the body, and the guard takes the address back however the body ends.
-        let _back = Back::after(Place { pool: &raw const *self.shared, index: 0, in_piece: false });
+        let _back = Back::after(self.shared.place(0, false));
         body()
     }
 }
@@ -135,11 +143,17 @@ pub(super) fn thread() -> usize {
     PLACE.get().index
 }
 
+/// The instructions that kernels run on this thread: those of its pool, or the fastest outside any.
+pub(super) fn instructions() -> Instructions {
+    PLACE.get().instructions.unwrap_or_else(Instructions::fastest)
+}
+
 /// Where a thread stands.
 #[derive(Clone, Copy)]
 struct Place {
     /// Null outside any pool.
     pool: *const Shared,
+    instructions: Option<Instructions>,
     index: usize,
     /// Whether a piece of a shared job is running: what it shares out runs here.
     in_piece: bool,
@@ -147,7 +161,7 @@ struct Place {
 
 thread_local! {
     static PLACE: Cell<Place> =
-        const { Cell::new(Place { pool: std::ptr::null(), index: 0, in_piece: false }) };
+        const { Cell::new(Place { pool: std::ptr::null(), instructions: None, index: 0, in_piece: false }) };
 }
 
 /// Puts a thread back to where it was, also when it unwinds.
@@ -172,6 +186,7 @@ struct Lines<T>(T);
 /// State that all threads of a pool see.
 struct Shared {
     threads: usize,
+    instructions: Instructions,
     look_out: Duration,
     /// [`OPEN`], [`AWAITED`], [`CLOSING`], [`PANICKED`] and the number of workers inside.
     door: Lines<AtomicUsize>,
@@ -214,12 +229,13 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    fn new(threads: usize) -> Shared {
+    fn new(threads: usize, instructions: Instructions) -> Shared {
         // More threads than cores: one that looks out would keep another from working.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let nothing: *const (dyn Fn(usize) + Sync) = &|_: usize| {};
         Shared {
             threads,
+            instructions,
             look_out: if threads > cores { Duration::ZERO } else { LOOK_OUT },
             door: Lines(AtomicUsize::new(0)),
             next: Lines(AtomicUsize::new(0)),
@@ -230,6 +246,11 @@ impl Shared {
             workers: Condvar::new(),
             caller: Condvar::new(),
         }
+    }
+
+    /// A place of this pool.
+    fn place(&self, index: usize, in_piece: bool) -> Place {
+        Place { pool: self, instructions: Some(self.instructions), index, in_piece }
     }
 
     fn beds(&self) -> MutexGuard<'_, Beds> {
@@ -288,7 +309,7 @@ impl Shared {
     /// Takes pieces until none is left, then shuts the door.
     fn run_pieces(&self, job: Job, index: usize) {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let _back = Back::after(Place { pool: self, index, in_piece: true });
+            let _back = Back::after(self.place(index, true));
             // SAFETY: this thread is the caller, or entered through the open door and has not left: the
             // caller has not returned from `share`, so its closure is there.
             let body = unsafe { &*job.body };
@@ -330,7 +351,7 @@ impl Shared {
 
     /// A worker's life.
     fn work(&self, index: usize) {
-        PLACE.set(Place { pool: self, index, in_piece: true });
+        PLACE.set(self.place(index, true));
         self.beds().started += 1;
         self.caller.notify_all();
         loop {

@@ -1,19 +1,16 @@
 //! Products whose result is stored in bf16: some rows at a time are multiplied in f32, in scratch, and rounded once.
 //!
-//! Operands in bf16 are widened where they are packed, so a product of them takes no longer than one of f32; what is added
-//! is one pass over the result while it lies in a cache. Every element is one chain of multiply-adds over `k` whatever the
-//! number of rows taken together, so scratch changes no bit.
-//!
-//! Instructions that multiply bf16 themselves would go here: they sum in another order, so the choice has to be a fact of
-//! the device that plans and checkpoints name.
+//! Operands in bf16 are multiplied as they are where the instructions can, and else widened where they are packed, so that a
+//! product of them takes no longer than one of f32; what is added is one pass over the result while it lies in a cache. The
+//! second factor is packed once for all rows if scratch holds it whole, and once for each chunk otherwise. Every
+//! element is one chain of multiply-adds over `k` whatever the number of rows taken together, so scratch changes no bit.
 
 use half::bf16;
 use plimsoll_plan::Workspace;
 
 use super::element::{self, add_rounded};
 use super::lanes::PIECE;
-use super::matmul::{self, Extents, Start, product};
-use super::pack::View;
+use super::matmul::{self, Extents, Factors, Start};
 use super::split;
 
 /// Rows at once in the smallest workspace.
@@ -38,14 +35,6 @@ pub(super) enum Begin<'a> {
     Added,
 }
 
-/// The factors of a product: lines of `a` are rows of the result, lines of `b` its columns.
-#[derive(Clone, Copy)]
-pub(super) struct Factors<'a> {
-    pub(super) extents: Extents,
-    pub(super) a: View<'a>,
-    pub(super) b: View<'a>,
-}
-
 /// Scratch of a product that is rounded, or else of one that is not.
 pub(super) fn workspace(extents: Extents, rounded: bool) -> Workspace {
     let Workspace { least, best } = matmul::workspace(extents);
@@ -57,11 +46,6 @@ pub(super) fn workspace(extents: Extents, rounded: bool) -> Workspace {
 }
 
 impl Factors<'_> {
-    /// `c = start + a·b`.
-    pub(super) fn product(self, start: Start, c: &mut [f32], scratch: &mut [f32]) {
-        product(self.extents, self.a, self.b, start, c, scratch);
-    }
-
     /// `c = begin + a·b`, each element rounded once.
     pub(super) fn rounded(self, begin: Begin, c: &mut [bf16], scratch: &mut [f32]) {
         let Extents { m, n, k } = self.extents;
@@ -71,11 +55,13 @@ impl Factors<'_> {
         let rows = self.rows_at_once(scratch.len());
         let at = (scratch.len() - rows * n) / LINE * LINE;
         let (packing, sums) = scratch.split_at_mut(at);
+        let mut packed = false;
         for (chunk, c) in c.chunks_mut(rows * n).enumerate() {
             let sums = &mut sums[..c.len()];
             let start = begin.load(chunk * rows * n, c, sums);
             let extents = Extents { m: c.len() / n, n, k };
-            product(extents, self.a.from(chunk * rows, 0), self.b, start, sums, packing);
+            let factors = Factors { extents, a: self.a.from(chunk * rows, 0), b: self.b };
+            packed = factors.product_again(start, sums, packing, packed);
             let adds = matches!(begin, Begin::Added);
             split::chunks_with_scratch((c, PIECE), (sums, PIECE), |_, c, sums| {
                 if adds { add_rounded(sums, c) } else { element::round(sums, c) }

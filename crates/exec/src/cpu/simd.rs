@@ -1,8 +1,8 @@
-//! Compiling one loop for several instruction sets and choosing at run time.
+//! Compiling one loop for several instruction sets and choosing by the [`Instructions`](super::Instructions) of the pool.
 //!
 //! The crate is built for the oldest x86-64, so a plain loop gets vectors of four floats. Wrapped in
 //! [`widest!`], the same body is compiled three times (AVX-512, AVX2, baseline) and the widest one that the
-//! machine has is called. The compiler may not reorder floating-point sums nor fuse a multiplication with
+//! pool allows is called. The compiler may not reorder floating-point sums nor fuse a multiplication with
 //! an addition on its own, so all three give the same bits.
 
 /// Defines a function whose body is compiled for each instruction set; see the module's documentation.
@@ -26,12 +26,13 @@ macro_rules! widest {
                 fn avx2 $(<$($param: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
                     body($($arg),*)
                 }
-                if crate::cpu::simd::has_avx512() {
-                    // SAFETY: the processor was asked for exactly these features.
+                let instructions = crate::cpu::pool::instructions();
+                if instructions >= crate::cpu::Instructions::Avx512 {
+                    // SAFETY: the path has these features, and a pool takes only paths that the processor has.
                     return unsafe { avx512($($arg),*) };
                 }
-                if std::arch::is_x86_feature_detected!("avx2") {
-                    // SAFETY: the processor was asked for this feature.
+                if instructions >= crate::cpu::Instructions::Avx2 {
+                    // SAFETY: as above.
                     return unsafe { avx2($($arg),*) };
                 }
             }
@@ -40,12 +41,3 @@ macro_rules! widest {
     };
 }
 pub(super) use widest;
-
-/// Whether the AVX-512 copies may run. The standard library caches the answer.
-#[cfg(target_arch = "x86_64")]
-pub(super) fn has_avx512() -> bool {
-    std::arch::is_x86_feature_detected!("avx512f")
-        && std::arch::is_x86_feature_detected!("avx512vl")
-        && std::arch::is_x86_feature_detected!("avx512bw")
-        && std::arch::is_x86_feature_detected!("avx512dq")
-}

@@ -3,8 +3,9 @@
 //! A block of rows times a few vectors of columns is kept in registers while the inner index runs. The
 //! operand that supplies single numbers may have any strides, so a transposed factor costs nothing; the
 //! one that supplies vectors has contiguous rows. Large products, which need packing and cache blocking,
-//! are elsewhere. Fused multiplication is used where the machine has it: bits may differ between
-//! machines, never between runs or numbers of threads.
+//! are elsewhere. Fused multiplication is used where the instructions have it: bits may differ between
+//! instruction paths, never between runs or numbers of threads. Products of bf16 are not here: weights of attention would have
+//! to be rounded first.
 #![allow(
     clippy::inline_always,
     reason = "inner loops must be compiled with their callers' vector instructions"
@@ -16,6 +17,9 @@ use std::arch::x86_64::{
     __m256, __m512, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_storeu_ps,
     _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_storeu_ps,
 };
+
+#[cfg(target_arch = "x86_64")]
+use super::Instructions;
 
 /// `c = a·b`, or `c += a·b`, with `a (m, k)`, `b (k, n)`, `c (m, n)`.
 pub(super) struct Product<'a> {
@@ -155,12 +159,13 @@ impl Tiles {
     unsafe fn at_full_width(self) {
         #[cfg(target_arch = "x86_64")]
         {
-            if super::simd::has_avx512() && std::arch::is_x86_feature_detected!("fma") {
-                // SAFETY: the processor was asked; AVX-512 includes AVX2.
+            let instructions = super::pool::instructions();
+            if instructions >= Instructions::Avx512 {
+                // SAFETY: the path has these features, and a pool takes only paths that the processor has.
                 return unsafe { self.avx512() };
             }
-            if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-                // SAFETY: the processor was asked.
+            if instructions >= Instructions::Avx2 {
+                // SAFETY: as above.
                 return unsafe { self.avx2() };
             }
         }
@@ -270,7 +275,7 @@ mod tests {
     fn ways() -> Vec<unsafe fn(Tiles)> {
         let mut ways: Vec<unsafe fn(Tiles)> = vec![Tiles::all::<[f32; 4], 4>, Tiles::at_full_width];
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+        if Instructions::Avx2.is_here() {
             ways.push(|tiles| {
                 // SAFETY: the processor was asked; the rest is the caller's promise.
                 unsafe { tiles.avx2() }

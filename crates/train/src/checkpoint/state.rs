@@ -99,6 +99,9 @@ pub struct PlanSummary {
     pub arena_bytes: u64,
     /// Bytes of the whole process that were allowed.
     pub budget_bytes: u64,
+    /// The instruction path of the processor, where it computed: another may give other last bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<String>,
 }
 
 impl PlanSummary {
@@ -109,6 +112,7 @@ impl PlanSummary {
             accumulation: run.accumulation(),
             arena_bytes: run.plan().arena_bytes,
             budget_bytes: run.budget().total,
+            instructions: run.engine().device().instructions().map(|path| path.to_string()),
         }
     }
 }

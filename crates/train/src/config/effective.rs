@@ -69,6 +69,7 @@ impl Config {
             offload_budget: offload.and_then(|offload| offload.budget).map(bytes),
             costs: self.costs.clone(),
             threads: Some(options.threads).filter(|&threads| threads > 0),
+            instructions: options.instructions.map(|instructions| instructions.to_string()),
             seed: Some(options.seed),
             full_determinism: Some(options.deterministic),
             ..raw

@@ -17,6 +17,7 @@ mod rules;
 use std::path::PathBuf;
 
 use plimsoll_devices::DeviceKind;
+use plimsoll_exec::Instructions;
 use plimsoll_model::hf::Configuration;
 use plimsoll_plan::DeviceSpec;
 
@@ -30,7 +31,8 @@ use bounds::mistake;
 pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
 use rules::{
-    at_least_one, evaluation, learning_rate, length, offload, options, output, resume, saving, warmup,
+    at_least_one, evaluation, instructions, learning_rate, length, offload, options, output, resume, saving,
+    warmup,
 };
 
 /// The device that a run is planned for.
@@ -244,6 +246,7 @@ impl Config {
             options: Options {
                 evaluate: evaluation.is_some(),
                 offload: offload(raw, &target)?,
+                instructions: instructions(raw, &target)?,
                 ..options(raw)?
             },
             target,
@@ -278,6 +281,12 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// The instruction path of this machine's processor, where it computes.
+    pub fn instructions(&self) -> Option<Instructions> {
+        let here = self.target == Target::Cpu;
+        here.then(|| self.options.instructions.unwrap_or_else(Instructions::fastest))
     }
 
     /// Validation on `source` in micro-batches of `rows` rows.

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use plimsoll_devices::{DeviceKind, GpuFiles};
+use plimsoll_exec::Instructions;
 use plimsoll_graph::Precision;
 use plimsoll_plan::{Strategy, Tier};
 
@@ -47,9 +48,20 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         gpu: GpuFiles::default(),
         deterministic: raw.full_determinism == Some(true),
         threads,
+        instructions: None,
         evaluate: false,
         update: raw.update.as_deref().map_or(Ok(Update::Auto), str::parse).map_err(mistake)?,
     })
+}
+
+/// The instructions that are asked for, of a processor that has some to choose from.
+pub(super) fn instructions(raw: &RawConfig, target: &Target) -> Result<Option<Instructions>, TrainError> {
+    let Some(name) = raw.instructions.as_deref() else { return Ok(None) };
+    if *target != Target::Cpu {
+        let device = target.name();
+        return Err(mistake(format!("--instructions is for the processor; leave it out for {device}")));
+    }
+    Ok(Some(name.parse::<Instructions>().map_err(mistake)?.checked().map_err(mistake)?))
 }
 
 /// Where values may wait, if the target has such a place.

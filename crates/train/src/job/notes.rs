@@ -37,6 +37,13 @@ pub enum Note {
         /// Rows of the micro-batches before.
         before: usize,
     },
+    /// The run so far was computed on another instruction path, so it goes on within rounding.
+    OtherInstructions {
+        /// The path before.
+        before: String,
+        /// The path from here on.
+        now: String,
+    },
     /// About the device.
     Device(String),
     /// Parameters that are not in the model's files, and so are new.
@@ -92,6 +99,10 @@ impl fmt::Display for Note {
             Note::OtherMicroBatch { before } => write!(
                 f,
                 "micro-batches of {before}, as they were, do not fit; with others the run goes on within rounding"
+            ),
+            Note::OtherInstructions { before, now } => write!(
+                f,
+                "the run so far was computed with {before} instructions and goes on with {now}, within rounding"
             ),
             Note::NewParameters(names) => write!(f, "not in the folder, so new: {}", names.join(", ")),
             Note::UnusedTensors(names) => write!(f, "passed over: {}", names.join(", ")),

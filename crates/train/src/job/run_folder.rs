@@ -115,6 +115,13 @@ pub enum BetterStep {
     },
 }
 
+/// Says so where a run goes on with other instructions than its checkpoint was computed with.
+fn other_instructions(from: &Checkpoint, run: &Run) -> Option<Note> {
+    let before = from.state.plan.instructions.clone()?;
+    let now = run.engine().device().instructions()?.to_string();
+    (before != now).then_some(Note::OtherInstructions { before, now })
+}
+
 impl RunFolder {
     /// Locks the folder and finds the checkpoint to go on from: before anything is planned, since it says how.
     pub(super) fn open(config: &Config, notes: &mut Vec<Note>) -> Result<Option<RunFolder>, TrainError> {
@@ -157,6 +164,7 @@ impl RunFolder {
             let lost = trainer.resume(&folder.checkpoints, from)?;
             notes.push(Note::Resumed { step: from.state.step, from: from.path.clone() });
             notes.extend(lost.map(Note::LostBest));
+            notes.extend(other_instructions(from, trainer.run()));
             let changes = trainer.changes_since(from).into_iter();
             notes.extend(changes.map(|(name, then, now)| Note::Changed { name, then, now }));
             notes.extend(folder.checkpoints.take_notes().into_iter().map(Note::Checkpoints));

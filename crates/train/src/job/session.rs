@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::data::{Batches, Shown};
 use crate::error::TrainError;
 use crate::measure::{matmul_flops, matmul_rate};
-use crate::planning::Planned;
+use crate::planning::{Options, Planned};
 use crate::run::Run;
 use crate::trainer::EndRecord;
 use crate::trainer::Lr;
@@ -56,7 +56,7 @@ impl Session {
         let OpenedDevice { device, name: device_name } = job.take_device()?;
         let mut summary = summary_of(&job.config, &*device, planned)?;
         job.watch.hear(Stage::Working);
-        let ceiling = ceiling(&summary, &*device)?;
+        let ceiling = ceiling(&summary, &*device, &job.config.options)?;
         let (mut planned, seed) = (summary.planned.clone(), job.config.options.seed);
         let mut run = Run::start_or_replan(device, &mut planned, seed, |device| job.plan_on(device))?;
         if planned.budget != summary.planned.budget {
@@ -242,13 +242,13 @@ fn some(names: Vec<String>) -> Option<Vec<String>> {
 
 /// Tokens per second if all time went into products. The processor is measured before the arena is taken, so that this
 /// needs no memory of its own; of a GPU its facts tell.
-fn ceiling(summary: &Summary, device: &dyn Device) -> Result<f64, TrainError> {
+fn ceiling(summary: &Summary, device: &dyn Device, options: &Options) -> Result<f64, TrainError> {
     let choice = &summary.planned.choice;
     let tokens = (choice.micro_batch * summary.seq_len) as f64;
     let Costed { graph, facts } = &choice.program.train;
     if device.pool()? == MemoryPool::Process {
         let flops_per_token = matmul_flops(graph) / tokens;
-        return Ok(matmul_rate(device.threads(), CEILING_SIZE, CEILING_SECONDS)? / flops_per_token);
+        return Ok(matmul_rate(options, CEILING_SIZE, CEILING_SECONDS)? / flops_per_token);
     }
     let products = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| is_product(graph, node));
     let seconds: f64 = products.map(|(_, facts)| facts.seconds).sum();

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use plimsoll_exec::Instructions;
 use plimsoll_graph::Graph;
 use plimsoll_plan::{Facts, Point, Report, Request, SearchError, Searcher, faster, report, unbudgeted};
 
@@ -29,6 +30,8 @@ pub struct Summary {
     /// Time of the comparison with other plans: the plan without a budget, the optimum inside the budget where a
     /// strategy was fixed, and what larger ones would bring.
     pub comparing_seconds: f64,
+    /// The instruction path of this machine's processor, where it computes.
+    pub instructions: Option<Instructions>,
     /// Tokens of a sequence.
     pub seq_len: usize,
     /// Steps that the run would take, where that is known.
@@ -73,6 +76,7 @@ pub struct Questions<'a> {
     /// The request.
     pub request: Request,
     budget: Budget,
+    instructions: Option<Instructions>,
     seq_len: usize,
 }
 
@@ -83,6 +87,7 @@ impl<'a> Questions<'a> {
             searcher: Searcher::new(Programs { model: &config.model, facts, options: &config.options }),
             request: config.options.request(&budget),
             budget,
+            instructions: config.instructions(),
             seq_len: config.model.seq_len,
         }
     }
@@ -151,6 +156,7 @@ impl Questions<'_> {
             faster: Vec::new(),
             planning_seconds: 0.0,
             comparing_seconds: 0.0,
+            instructions: self.instructions,
             seq_len: self.seq_len,
             steps: None,
             planned,

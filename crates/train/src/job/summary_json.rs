@@ -34,6 +34,7 @@ fn fields(summary: &Summary) -> Map<String, Value> {
         "recompute": plan.strategy.to_string(),
         "tile_rows": summary.report.tile_rows,
         "precision": choice.program.train.graph.precision().name(),
+        "instructions": summary.instructions.map(|path| path.name()),
         "liveness_bound_bytes": plan.liveness_bound,
         "predicted_step_seconds": summary.step_seconds(),
         "steps": summary.steps,

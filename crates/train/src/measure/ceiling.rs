@@ -7,23 +7,24 @@
 use std::time::Instant;
 
 use plimsoll_exec::{Data, Engine};
-use plimsoll_graph::{DType, Graph, GraphError, Init, work};
+use plimsoll_graph::{DType, Graph, GraphError, Init, narrow, store, work};
 use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan};
 
 use crate::error::TrainError;
+use crate::planning::Options;
 
 /// Products that follow one another without input from outside.
 const CHAIN: usize = 8;
 
-/// Floating-point operations per second of square products of `size` rows on `threads` threads (0: one for each
-/// core), over at least `seconds`.
+/// Floating-point operations per second of square products of `size` rows, over at least `seconds`: with the threads,
+/// instructions and element types of `options`.
 ///
 /// # Errors
 ///
 /// When the memory or the threads cannot be had.
-pub fn matmul_rate(threads: usize, size: usize, seconds: f64) -> Result<f64, TrainError> {
-    let device = plimsoll_devices::cpu(threads)?;
-    let graph = chain(size)?;
+pub fn matmul_rate(options: &Options, size: usize, seconds: f64) -> Result<f64, TrainError> {
+    let device = options.plain_device()?;
+    let graph = store(narrow(chain(size)?, options.precision)?, options.storage.of_graph())?;
     let flops = matmul_flops(&graph);
     let facts = device.facts(&graph);
     let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
@@ -67,13 +68,21 @@ pub fn matmul_flops(graph: &Graph) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_graph::Precision;
+
     use super::*;
+    use crate::optimizer::{StateStorage, WeightStorage};
 
     #[test]
     #[allow(clippy::float_cmp, reason = "whole numbers that a double holds")]
     fn a_chain_is_eight_products_and_has_a_rate() {
         assert_eq!(matmul_flops(&chain(32).unwrap()), 8.0 * 2.0 * 32.0 * 32.0 * 32.0);
-        let rate = matmul_rate(1, 64, 0.01).unwrap();
-        assert!(rate > 1e7 && rate < 1e13, "{rate}");
+        let one = Options { threads: 1, ..Options::default() };
+        let storage = StateStorage { weights: WeightStorage::Bf16Master, ..StateStorage::default() };
+        let bf16 = Options { precision: Precision::Bf16, storage, ..one.clone() };
+        for options in [one, bf16] {
+            let rate = matmul_rate(&options, 64, 0.01).unwrap();
+            assert!(rate > 1e7 && rate < 1e13, "{rate}");
+        }
     }
 }

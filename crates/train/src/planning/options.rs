@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
 use plimsoll_exec::cpu::OUTSIDE_BYTES;
-use plimsoll_exec::{Device, MemoryPool, measure_disk};
+use plimsoll_exec::{Device, Instructions, MemoryPool, measure_disk};
 use plimsoll_graph::{Graph, Precision};
 use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
 
@@ -42,6 +42,8 @@ pub struct Options {
     pub deterministic: bool,
     /// Threads, or one for each core when 0.
     pub threads: usize,
+    /// Instructions of the processor; the fastest that it has when none are named.
+    pub instructions: Option<Instructions>,
     /// Whether the run is also to compute losses without training ([`Run::evaluate`](crate::Run::evaluate)).
     pub evaluate: bool,
     /// When parameters are updated. [`Update::Separate`] unless stated: the other ways need [`Run::begin`](crate::Run::begin),
@@ -65,6 +67,7 @@ impl Default for Options {
             gpu: GpuFiles::default(),
             deterministic: false,
             threads: 0,
+            instructions: None,
             evaluate: false,
             update: Update::default(),
         }
@@ -115,6 +118,7 @@ impl Options {
     pub fn setup(&self) -> Setup {
         Setup {
             threads: self.threads,
+            instructions: self.instructions,
             gpu: self.gpu.clone(),
             deterministic: self.deterministic,
             ..Setup::default()

@@ -157,6 +157,9 @@ settings! {
         costs: String, "COSTS";
         /// Threads [default: one for each core]
         threads: usize, "N";
+        /// Instructions of the processor: portable, avx2, avx512 or avx512-bf16; another path may give other last bits
+        /// [default: the fastest that it has]
+        instructions: String, "NAME";
         /// Seed of weights, data order and dropout [default: 0]
         seed: u64, "N";
         /// Whether a GPU adds up in one order, so that two runs and every way to recompute agree to the bit; attention then

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use plimsoll_devices::{DeviceKind, Setup, open};
-use plimsoll_exec::Device;
+use plimsoll_exec::{Device, Instructions};
 use plimsoll_plan::{Choice, Link, Request, SearchError, Searcher, Tier, search};
 use plimsoll_train::memory::{Budget, BudgetOrigin};
 use plimsoll_train::{Model, Options, Planned, Run, program};
@@ -21,8 +21,17 @@ pub(crate) const DISK: Link = Link {
 
 /// The CPU, with a disk where there is a link to one.
 pub(crate) fn device(threads: usize, link: Option<Link>) -> Box<dyn Device> {
+    device_with(None, threads, link)
+}
+
+/// The same with stated instructions.
+pub(crate) fn device_with(
+    instructions: Option<Instructions>,
+    threads: usize,
+    link: Option<Link>,
+) -> Box<dyn Device> {
     let offload = link.map(|link| (std::env::temp_dir(), link));
-    open(DeviceKind::Cpu, &Setup { threads, offload, ..Setup::default() }).unwrap()
+    open(DeviceKind::Cpu, &Setup { threads, instructions, offload, ..Setup::default() }).unwrap()
 }
 
 /// A plan in a budget that has its arena and not a byte more.
