@@ -82,9 +82,9 @@ fn parameters(header: &str) -> usize {
             _ => 0,
         };
         if sign == ',' && depth == 0 {
-            named(&mut text)
+            named(&mut text);
         } else {
-            text.push(sign)
+            text.push(sign);
         }
         before = sign;
     }
