@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use plimsoll_exec::Instructions;
 use plimsoll_plan::{LayerReport, Point, gradients};
 
 use super::summary::Summary;
@@ -34,7 +35,7 @@ fn fields(summary: &Summary) -> Map<String, Value> {
         "recompute": plan.strategy.to_string(),
         "tile_rows": summary.report.tile_rows,
         "precision": choice.program.train.graph.precision().name(),
-        "instructions": summary.instructions.map(|path| path.name()),
+        "instructions": summary.instructions.map(Instructions::name),
         "liveness_bound_bytes": plan.liveness_bound,
         "predicted_step_seconds": summary.step_seconds(),
         "steps": summary.steps,
