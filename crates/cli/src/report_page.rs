@@ -52,8 +52,8 @@ fn evaluation_rows<'a>(records: impl Iterator<Item = &'a EvaluationRecord> + Clo
     let classifies = records.clone().any(|record| record.eval_accuracy.is_some());
     let names: &[&str] = if classifies { &["accuracy", "macro F1"] } else { &["perplexity"] };
     let cells = |tag: &str, cells: &mut dyn Iterator<Item = String>| {
-        let cells: String = cells.map(|cell| format!("<{tag}>{cell}</{tag}>")).collect();
-        format!("<tr>{cells}</tr>")
+        let cells: Vec<String> = cells.map(|cell| format!("<{tag}>{cell}</{tag}>")).collect();
+        format!("<tr>{}</tr>", cells.concat())
     };
     let number = |value: Option<f64>| match value.filter(|value| value.is_finite()) {
         Some(value) => format!("{value:.4}"),
