@@ -326,11 +326,25 @@ def networks():
             record("mlp_grad.adding", [x, dy, *parameters], [gradients[0], *sums], before)
 
 
+def routing():
+    x = normal(2, 3, 7)
+    p, dp, (dx,) = with_gradients(lambda x: F.softmax(x, -1), x)
+    lse, dlse, (dz,) = with_gradients(lambda x: torch.logsumexp(x, -1).flatten(), x)
+    record("softmax_lse.plain", [x], [p, lse])
+    record("softmax_lse_grad.softmax", [p, dp], [dx])
+    record("softmax_lse_grad.lse", [p, dlse], [dz])
+    record("softmax_lse_grad.both", [p, dp, dlse], [dx + dz])
+    weights, dweights, (dscores,) = with_gradients(lambda x: torch.topk(x, 3, -1).values, x)
+    indices = torch.topk(x, 3, -1).indices
+    record("top_k.rows", [x], [weights, indices])
+    record("top_k_grad.rows", [indices, dweights], [dscores])
+
+
 def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
     groups = (movement, elementwise, products, norms, embedding, rope, attention, losses, updates)
-    for group in (*groups, hyperbolic, networks, logistic):
+    for group in (*groups, hyperbolic, networks, logistic, routing):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

@@ -57,7 +57,7 @@ macro_rules! source {
 }
 
 /// Every file of kernels.
-pub const SOURCES: [KernelSource; 15] = [
+pub const SOURCES: [KernelSource; 16] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),
@@ -67,6 +67,7 @@ pub const SOURCES: [KernelSource; 15] = [
     source!("sums", true),
     source!("norms", true),
     source!("softmax", true),
+    source!("routing", true),
     source!("embedding", true),
     source!("rope", true),
     source!("attention", true),

@@ -1,4 +1,5 @@
-//! Cases beside the conformance cases of `exec`: activations in bf16, for kernels alone, and ids outside their tables.
+//! Cases beside the conformance cases of `exec`: activations in bf16, for kernels alone, and ids outside their tables or
+//! scores that are no numbers.
 //!
 //! Values between nodes are bf16; statistics, log-sum-exp, losses and rotary frequencies stay f32, as a precision policy
 //! will have it. The reference rounds its f64 result once, so a kernel that computes in f32 and rounds once lies within
@@ -50,24 +51,27 @@ fn halved(case: &Case) -> Option<Case> {
     infer(&half.op, &types).ok().map(|_| half)
 }
 
-/// Cases whose ids lie outside their tables: a device must say so, at the latest when results are read.
+/// Cases whose ids lie outside their tables or whose scores are no numbers: a device must say so, at the latest when
+/// results are read.
 pub fn faulty_cases() -> Vec<Case> {
-    let faulty = |op: &str, input: usize| {
+    let faulty = |op: &str, input: usize, number: f32| {
         let case = cases::all().into_iter().find(|case| case.op.name() == op);
         case.map(|mut case| {
-            case.inputs[input].fill = Fill::Number(1234.0);
+            case.inputs[input].fill = Fill::Number(number);
             case
         })
     };
     [
-        ("embedding", 1),
-        ("embedding_grad", 0),
-        ("cross_entropy", 1),
-        ("cross_entropy_grad", 1),
-        ("head_loss_grad", 2),
+        ("embedding", 1, 1234.0),
+        ("embedding_grad", 0, 1234.0),
+        ("top_k", 0, f32::NAN),
+        ("top_k_grad", 0, 1234.0),
+        ("cross_entropy", 1, 1234.0),
+        ("cross_entropy_grad", 1, 1234.0),
+        ("head_loss_grad", 2, 1234.0),
     ]
     .into_iter()
-    .filter_map(|(op, input)| faulty(op, input))
+    .filter_map(|(op, input, number)| faulty(op, input, number))
     .collect()
 }
 

@@ -51,7 +51,8 @@ fn an_id_outside_its_table_is_told_when_results_are_read_in_the_words_of_the_cpu
     let (mut host, mut cpu) = (HostDevice::new(kernels, Limits::default()), CpuDevice::new(1).unwrap());
     for case in faulty_cases() {
         let expected = judge(&mut cpu, &case, Scratch::Best).unwrap_err();
-        assert!(expected.contains("is outside the vocabulary of"), "{expected}");
+        let told = ["is outside the", "is not a number"];
+        assert!(told.iter().any(|part| expected.contains(part)), "{expected}");
         assert_eq!(judge(&mut host, &case, Scratch::Best).unwrap_err(), expected);
     }
     // Reports are cleared.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_graph::{Graph, Type, Value};
+use plimsoll_graph::{Graph, Shape, Type, Value};
 use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
 
 use crate::device::{Device, MemoryPool, ScheduleId};
@@ -19,6 +19,8 @@ pub struct Engine {
     pub(crate) device: Box<dyn Device>,
     schedules: BTreeMap<Role, Ready>,
     pub(crate) states: BTreeMap<String, Place>,
+    /// The pieces of each group of state: first element, name and shape.
+    pub(crate) parts: BTreeMap<String, Vec<(usize, String, Shape)>>,
     arena_bytes: u64,
     measured_peak: u64,
     timed: bool,
@@ -82,7 +84,8 @@ impl Engine {
         let resident = plan.states.iter().filter(|range| range.tier.is_none());
         let measured_peak = resident.map(|range| range.offset + range.bytes).max().unwrap_or(0);
         let arena_bytes = plan.arena_bytes;
-        Ok(Engine { device, schedules, states, arena_bytes, measured_peak, timed: false })
+        let parts = groups(program);
+        Ok(Engine { device, schedules, states, parts, arena_bytes, measured_peak, timed: false })
     }
 
     /// Bytes that the device holds beside the arena once it is ready, where its memory is its own.
@@ -239,6 +242,18 @@ impl Engine {
         self.output(role, name, &mut value)?;
         Ok(value[0])
     }
+}
+
+/// The groups of state of a program's graphs.
+fn groups(program: &Program) -> BTreeMap<String, Vec<(usize, String, Shape)>> {
+    let graphs = [Some(&program.train), program.evaluate.as_ref(), program.generate.as_ref()];
+    let states = graphs.into_iter().flatten().flat_map(|part| part.graph.states());
+    let grouped = states.filter(|state| !state.parts.is_empty());
+    let pieces = grouped.map(|state| {
+        let pieces = state.pieces().map(|(first, name, shape)| (first, name.to_owned(), shape));
+        (state.name.clone(), pieces.collect())
+    });
+    pieces.collect()
 }
 
 impl Ready {

@@ -2,8 +2,10 @@
 //!
 //! State in the arena is a range of it. State that is away is a range of a tier, read and written there between
 //! schedules, a bounded piece at a time: no second copy of it is ever in memory.
+//!
+//! A group of state is one range here too. Its parts have names for files alone.
 
-use plimsoll_graph::{DType, Graph, StateKind, Type};
+use plimsoll_graph::{DType, Graph, Shape, StateKind, Type};
 
 use crate::device::Draw;
 use crate::elements::{PIECE, Place, fits, read_numbers, write_halves, write_numbers};
@@ -15,6 +17,16 @@ impl Engine {
     /// Names and types of all state.
     pub fn states(&self) -> impl Iterator<Item = (&str, Type)> {
         self.states.iter().map(|(name, place)| (name.as_str(), place.ty))
+    }
+
+    /// The pieces of a state that files have names for, each with its first element, name and shape: its parts where it is a
+    /// group, and else the whole of it; none where there is no such state.
+    pub fn pieces(&self, name: &str) -> Vec<(usize, String, Shape)> {
+        match (self.parts.get(name), self.states.get(name)) {
+            (Some(parts), _) => parts.clone(),
+            (None, Some(place)) => vec![(0, name.to_owned(), place.ty.shape)],
+            (None, None) => Vec::new(),
+        }
     }
 
     /// Whether there is state of that name.
@@ -108,15 +120,18 @@ impl Engine {
         // A transient gradient is there only while a schedule runs.
         for state in graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
             let place = self.state(&state.name)?;
-            let draw = Draw { init: &state.init, name: &state.name, seed };
-            if place.tier.is_none() && self.device.draw(place.offset, place.ty, draw)? {
-                continue;
-            }
-            let elements = state.ty.shape.elements();
-            for first in (0..elements).step_by(PIECE) {
-                let values = &mut piece[..PIECE.min(elements - first)];
-                init::fill(&state.init, &state.name, seed, first, values);
-                write_numbers(&mut *self.device, place, first, values)?;
+            for (first, name, shape) in state.pieces() {
+                let part = place.from((first * place.ty.dtype.bytes()) as u64);
+                let (ty, draw) = (Type { shape, ..place.ty }, Draw { init: &state.init, name, seed });
+                if place.tier.is_none() && self.device.draw(part.offset, ty, draw)? {
+                    continue;
+                }
+                let elements = shape.elements();
+                for at in (0..elements).step_by(PIECE) {
+                    let values = &mut piece[..PIECE.min(elements - at)];
+                    init::fill(&state.init, name, seed, at, values);
+                    write_numbers(&mut *self.device, part, at, values)?;
+                }
             }
         }
         Ok(())

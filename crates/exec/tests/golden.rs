@@ -17,7 +17,18 @@ use safetensors::{Dtype, SafeTensors};
 const TOLERANCE: f64 = 1e-6;
 
 /// Ops that only move or round numbers: nothing may differ.
-const EXACT: [&str; 8] = ["reshape", "transpose", "slice", "pad", "concat", "cast", "broadcast", "embedding"];
+const EXACT: [&str; 10] = [
+    "reshape",
+    "transpose",
+    "slice",
+    "pad",
+    "concat",
+    "cast",
+    "broadcast",
+    "embedding",
+    "top_k",
+    "top_k_grad",
+];
 
 /// Ops that `PyTorch` cannot judge.
 const EXCEPTIONS: [(&str, &str); 1] =

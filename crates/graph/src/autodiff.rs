@@ -6,18 +6,20 @@
 //! accumulate writes there directly, any other is followed by `accumulate`.
 //!
 //! The fused head is special: when its loss is the root, forward and backward become one node, the
-//! first of the backward phase. Where the loss is only a part of the root, the forward twin stays and
+//! first of the backward phase. [Added losses](crate::Graph::add_loss) leave it so: each has its weight as cotangent, and
+//! no node adds them up. Where the loss is only a part of the root, the forward twin stays and
 //! the backward builds the logits a second time.
 //!
 //! Second derivatives are not here: backward ops have no rule.
 
-use crate::graph::{Graph, NodeId, Phase, StateKind, ValueSource};
+use crate::graph::{AddedLoss, Graph, NodeId, Phase, StateKind, ValueSource};
 use crate::rules::{derivative, turn_head};
 use crate::tape::Tape;
 use crate::{GraphError, Op, Type, Value};
 
-/// The graph of `forward` followed by the nodes that compute the gradient of `loss` with respect to
-/// every trainable parameter, each in the state `grad.<parameter>`. Ids of values stay the same.
+/// The graph of `forward` followed by the nodes that compute the gradient of `loss`, and of the losses that the graph
+/// adds to it, with respect to every trainable parameter, each in the state `grad.<parameter>`. Ids of values stay the
+/// same.
 ///
 /// # Errors
 ///
@@ -25,16 +27,8 @@ use crate::{GraphError, Op, Type, Value};
 /// has no derivative.
 pub fn differentiate(forward: &Graph, loss: Value) -> Result<Graph, GraphError> {
     let mut graph = forward.clone();
-    if graph.ty(loss) != Type::f32([]) {
-        return Err(refuse(
-            "loss",
-            format!("must be an f32 scalar to be differentiated, got {}", graph.ty(loss)),
-        ));
-    }
     let needs = depends_on_parameters(&graph);
-    if !needs[loss.index()] {
-        return Err(refuse("loss", "depends on no trainable parameter".into()));
-    }
+    check_loss(&graph, loss, &needs)?;
     let mut cotangents = vec![None; graph.value_count()];
     graph.set_phase(Phase::Backward);
     let head = fused_head(&graph, loss);
@@ -49,16 +43,15 @@ pub fn differentiate(forward: &Graph, loss: Value) -> Result<Graph, GraphError> 
         cotangents[loss.index()] = Some(one);
         Tape { graph, needs, cotangents }
     };
+    give_weights(&mut tape);
     for id in (0..last_forward as u32).rev().map(NodeId) {
         let node = tape.graph.node(id).clone();
-        let (first, rest) = (node.outputs[0], &node.outputs[1..]);
-        if rest.iter().any(|&value| tape.cotangent(value).is_some()) {
-            return Err(refuse(node.op.name(), "only its first output can be differentiated".into()));
-        }
-        if let Some(dy) = tape.cotangent(first) {
+        let cotangents: Vec<Option<Value>> =
+            node.outputs.iter().map(|&value| tape.cotangent(value)).collect();
+        if cotangents.iter().any(Option::is_some) {
             tape.graph.current = node.block;
             tape.graph.derivative_of = Some(id);
-            derivative(&mut tape, &node, dy)?;
+            derivative(&mut tape, &node, &cotangents)?;
         }
     }
     tape.graph.current = Graph::ROOT;
@@ -66,8 +59,28 @@ pub fn differentiate(forward: &Graph, loss: Value) -> Result<Graph, GraphError> 
     tape.graph.finish()
 }
 
-fn refuse(what: &str, why: String) -> GraphError {
-    GraphError { what: what.to_owned(), block: String::new(), why, at: None }
+fn check_loss(graph: &Graph, loss: Value, needs: &[bool]) -> Result<(), GraphError> {
+    let refuse = |why| Err(GraphError { what: "loss".to_owned(), block: String::new(), why, at: None });
+    if graph.ty(loss) != Type::f32([]) {
+        return refuse(format!("must be an f32 scalar to be differentiated, got {}", graph.ty(loss)));
+    }
+    if !needs[loss.index()] {
+        return refuse("depends on no trainable parameter".to_owned());
+    }
+    match graph.added_losses.iter().find(|added| added.value == loss) {
+        Some(added) => refuse(format!("is added to itself as `{}`", added.name)),
+        None => Ok(()),
+    }
+}
+
+/// Gives each added loss its weight as cotangent, unless that is 0 and the value is only reported. Weights are constants,
+/// one for each number: state, so that layers which add a loss stay alike.
+fn give_weights(tape: &mut Tape) {
+    let weighted = |added: &AddedLoss| added.weight.abs() > 0.0;
+    for AddedLoss { value, weight, .. } in tape.graph.added_losses.clone().into_iter().filter(weighted) {
+        let cotangent = tape.graph.constant(&format!("loss_weight.{weight}"), [], vec![weight]);
+        tape.share(value, cotangent);
+    }
 }
 
 /// For every value, whether a trainable parameter reaches it.
@@ -151,6 +164,75 @@ mod tests {
         let graph = differentiate(&g, root).unwrap();
         let ops: Vec<&str> = graph.nodes().iter().map(|node| node.op.name()).collect();
         assert!(ops.contains(&"head_loss") && ops.contains(&"head_loss_grad"));
+    }
+
+    /// A classifier with a penalty on its hidden values and one that no parameter reaches.
+    fn penalised() -> (Graph, Value) {
+        let (mut g, loss) = classifier(false);
+        let h = g.nodes()[1].outputs[0];
+        let x = g.inputs()[0];
+        g.block("layer", |g| {
+            for (name, value) in [("hidden", h), ("given", x)] {
+                let squares = g.mul(value, value);
+                let sum = g.sum(squares, &[0, 1]);
+                g.add_loss(name, sum, 0.01);
+            }
+        });
+        (g.finish().unwrap(), loss)
+    }
+
+    #[test]
+    fn a_head_stays_the_turn_when_other_losses_are_added() {
+        let (forward, loss) = penalised();
+        let graph = differentiate(&forward, loss).unwrap();
+        let of = |phase| -> Vec<&str> {
+            let nodes = graph.nodes().iter().filter(move |node| node.phase == phase);
+            nodes.map(|node| node.op.name()).collect()
+        };
+        assert_eq!(of(Phase::Forward), ["linear", "silu", "mul", "sum", "mul", "sum"]);
+        let backward = of(Phase::Backward);
+        assert_eq!(backward[0], "head_loss_grad");
+        assert!(!backward.contains(&"head_loss"), "{backward:?}");
+        assert_eq!(
+            backward.iter().filter(|&&op| op == "broadcast").count(),
+            1,
+            "no parameter reaches `given`"
+        );
+        for name in ["layer.hidden", "layer.given", "loss"] {
+            assert!(graph.output_named(name).is_some(), "{name} is reported on its own");
+        }
+        let text = graph.to_string();
+        assert!(text.contains("state loss_weight.0.01: f32[] constant"), "{text}");
+        assert!(text.ends_with("loss + 0.01 · layer.hidden\nloss + 0.01 · layer.given\n"), "{text}");
+    }
+
+    #[test]
+    fn added_losses_that_are_no_finite_scalars_or_the_loss_itself_are_refused() {
+        let fault = |add: fn(&mut Graph, Value)| {
+            let (mut g, loss) = classifier(false);
+            add(&mut g, loss);
+            g.finish().and_then(|g| differentiate(&g, loss)).unwrap_err().why
+        };
+        let wide = |g: &mut Graph, _| g.add_loss("wide", g.inputs()[0], 0.1);
+        assert_eq!(fault(wide), "`wide` must be an f32 scalar, got f32[4,8]");
+        let endless = |g: &mut Graph, loss| {
+            let half = g.scale(loss, 0.5);
+            g.add_loss("half", half, f32::INFINITY);
+        };
+        assert_eq!(fault(endless), "the weight of `half` is inf; choose a finite number");
+        let twice = |g: &mut Graph, loss| g.add_loss("again", loss, 1.0);
+        assert_eq!(fault(twice), "is added to itself as `again`");
+    }
+
+    #[test]
+    fn a_rewrite_keeps_added_losses() {
+        let (forward, _) = penalised();
+        let again = forward.rewrite(|state| state.kind, |g, node| g.node(node).outputs[0]).unwrap();
+        let named = |graph: &Graph| -> Vec<(String, f32)> {
+            graph.added_losses().iter().map(|added| (added.name.clone(), added.weight)).collect()
+        };
+        assert_eq!(named(&again), named(&forward));
+        assert_eq!(again.added_losses()[0].value, again.output_named("layer.hidden").unwrap());
     }
 
     #[test]

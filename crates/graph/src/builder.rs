@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 
 use crate::graph::{
-    Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, ValueInfo, ValueSource,
+    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, ValueInfo,
+    ValueSource,
 };
 use crate::{DType, GraphError, Op, Shape, Type, Value, infer};
 
@@ -31,6 +32,7 @@ impl Graph {
             blocks: vec![root],
             inputs: Vec::new(),
             outputs: Vec::new(),
+            added_losses: Vec::new(),
             current: Graph::ROOT,
             phase: Phase::Forward,
             derivative_of: None,
@@ -128,6 +130,25 @@ impl Graph {
             self.fail("output", format!("`{name}` is declared twice"));
         }
         self.outputs.push((name.to_owned(), value));
+    }
+
+    /// Minimises `weight · value` beside the loss: a router's balance, a penalty. The value is an output of the graph
+    /// under `name`, prefixed with the block's like a parameter, so that it is reported on its own.
+    ///
+    /// The loss itself stays as it is, and a fused head stays one node; a sum of both would take it apart. Values of
+    /// micro-batches are added like their losses: a mean over the global batch is multiplied by
+    /// [`loss_scale`](Self::loss_scale).
+    #[track_caller]
+    pub fn add_loss(&mut self, name: &str, value: Value, weight: f32) {
+        if self.ty(value) != Type::f32([]) {
+            self.fail("add_loss", format!("`{name}` must be an f32 scalar, got {}", self.ty(value)));
+        }
+        if !weight.is_finite() {
+            self.fail("add_loss", format!("the weight of `{name}` is {weight}; choose a finite number"));
+        }
+        let name = self.full_name(name);
+        self.output(&name, value);
+        self.added_losses.push(AddedLoss { name, value, weight });
     }
 
     /// Runs `body` inside a named block. Blocks are what recompute strategies work on: make one per
@@ -234,15 +255,15 @@ impl Graph {
 
     #[track_caller]
     fn declare(&mut self, name: &str, ty: Type, kind: StateKind, init: Init) -> Value {
-        let path: Vec<String> = self
-            .block_path(self.current)
-            .iter()
-            .map(|block| self.blocks[block.index()].name.clone())
-            .chain([name.to_owned()])
-            .filter(|part| !part.is_empty())
-            .collect();
-        let state = self.find_or_push_state(path.join("."), ty, kind, init);
+        let state = self.find_or_push_state(self.full_name(name), ty, kind, init);
         self.newest(state)
+    }
+
+    /// `name` with the names of the blocks around what is being built.
+    pub(crate) fn full_name(&self, name: &str) -> String {
+        let path = self.block_path(self.current);
+        let blocks = path.iter().map(|block| self.blocks[block.index()].name.as_str());
+        blocks.chain([name]).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
     }
 
     #[track_caller]
@@ -264,7 +285,7 @@ impl Graph {
         let id = StateId(self.states.len() as u32);
         let value = self.push_value(ty, ValueSource::State, Some((id, 0)));
         self.state_ids.insert(name.clone(), id);
-        self.states.push(State { name, ty, kind, init, versions: vec![value] });
+        self.states.push(State { name, ty, kind, init, parts: Vec::new(), versions: vec![value] });
         id
     }
 

@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::group::StatePart;
 use crate::{Op, Shape, Type};
 
 macro_rules! id {
@@ -164,8 +165,21 @@ pub struct State {
     pub kind: StateKind,
     /// Its first contents.
     pub init: Init,
+    /// Its named parts in the order they lie in, where it is a group; see [`State::pieces`].
+    pub parts: Vec<StatePart>,
     /// The value that stands for each version, oldest first.
     pub versions: Vec<Value>,
+}
+
+/// A scalar that is minimised beside the loss: the derivative is that of `loss + Σ weight · value`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddedLoss {
+    /// Name of the graph's output that holds the value, without its weight.
+    pub name: String,
+    /// The scalar.
+    pub value: Value,
+    /// Its cotangent.
+    pub weight: f32,
 }
 
 /// A named region of the graph, usually one layer. Blocks nest.
@@ -190,6 +204,7 @@ pub struct Graph {
     pub(crate) blocks: Vec<Block>,
     pub(crate) inputs: Vec<Value>,
     pub(crate) outputs: Vec<(String, Value)>,
+    pub(crate) added_losses: Vec<AddedLoss>,
     pub(crate) current: BlockId,
     pub(crate) phase: Phase,
     pub(crate) derivative_of: Option<NodeId>,
@@ -295,6 +310,11 @@ impl Graph {
     /// The output of that name.
     pub fn output_named(&self, name: &str) -> Option<Value> {
         self.outputs.iter().find(|(output, _)| output == name).map(|&(_, value)| value)
+    }
+
+    /// The scalars that are minimised beside the loss, in the order they were declared.
+    pub fn added_losses(&self) -> &[AddedLoss] {
+        &self.added_losses
     }
 
     /// The node that writes a value, unless the caller does or it is initial state.

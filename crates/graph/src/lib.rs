@@ -26,6 +26,7 @@ mod dtype;
 mod error;
 mod fuse;
 mod graph;
+mod group;
 mod interleave;
 mod layers;
 pub mod op;
@@ -47,9 +48,10 @@ pub use dtype::DType;
 pub use error::GraphError;
 pub use fuse::fuse;
 pub use graph::{
-    Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, Value, ValueInfo,
+    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, Value, ValueInfo,
     ValueSource, name_hash,
 };
+pub use group::StatePart;
 pub use interleave::interleave;
 pub use layers::{Chain, IGNORED_TARGET};
 pub use op::Op;

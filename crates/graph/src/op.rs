@@ -230,6 +230,30 @@ pub enum Op {
         biases: bool,
     },
 
+    // ---- routing -------------------------------------------------------------------------------
+    // Routers stay f32 under every precision: rounded scores would be equal where they are not.
+    /// `(x) → (p, lse[N])`: `p` is the softmax of `x` over the last axis and `lse` the logarithm of its divisor
+    /// `Σ exp(x)`, both f32.
+    SoftmaxLse,
+    /// `(p[, dp][, dlse]) → dx = p·(dp − Σ dp·p + dlse)` of [`Op::SoftmaxLse`].
+    SoftmaxLseGrad {
+        /// Whether `p` has a cotangent.
+        softmax: bool,
+        /// Whether `lse` has one.
+        lse: bool,
+    },
+    /// `(scores[…,E]) → (weights[…,k], indices[…,k])`: the `k` largest scores of each row and their columns, the largest
+    /// first and of equals the one with the lower index. It never runs twice: the routing of a micro-batch is kept.
+    TopK {
+        /// How many are chosen.
+        k: usize,
+    },
+    /// `(indices[…,k], dweights[…,k]) → dscores[…,E]` of [`Op::TopK`]: zeros but for the chosen columns.
+    TopKGrad {
+        /// Columns `E` of the scores.
+        columns: usize,
+    },
+
     // ---- losses --------------------------------------------------------------------------------
     /// `(logits[N,V], targets[N], scale[]) → scale · Σ −log softmax(logits)[target]` over the targets
     /// that are not `ignore_index`.
@@ -296,6 +320,8 @@ pub enum Family {
     Transformer,
     /// Feed-forward networks in tiles of rows.
     Network,
+    /// Scores of experts and the choice among them.
+    Routing,
     /// Losses and the fused head.
     Losses,
     /// Gradient sums, their norm and the optimizers' updates.
@@ -350,6 +376,10 @@ impl Op {
             Op::AttentionGrad { .. } => "attention_grad",
             Op::Mlp(_) => "mlp",
             Op::MlpGrad { .. } => "mlp_grad",
+            Op::SoftmaxLse => "softmax_lse",
+            Op::SoftmaxLseGrad { .. } => "softmax_lse_grad",
+            Op::TopK { .. } => "top_k",
+            Op::TopKGrad { .. } => "top_k_grad",
             Op::CrossEntropy { .. } => "cross_entropy",
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad",
             Op::HeadLoss(_) => "head_loss",
@@ -408,6 +438,9 @@ impl Op {
             | Op::Attention { .. }
             | Op::AttentionGrad { .. } => Family::Transformer,
             Op::Mlp(_) | Op::MlpGrad { .. } => Family::Network,
+            Op::SoftmaxLse | Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } => {
+                Family::Routing
+            }
             Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::HeadLoss(_)
@@ -486,8 +519,18 @@ impl Op {
     pub fn is_once(&self) -> bool {
         matches!(
             self,
-            Op::HeadLossGrad { .. } | Op::Accumulate { .. } | Op::SumSquares | Op::ClipScale { .. }
+            Op::TopK { .. }
+                | Op::HeadLossGrad { .. }
+                | Op::Accumulate { .. }
+                | Op::SumSquares
+                | Op::ClipScale { .. }
         ) || self.updates()
+    }
+
+    /// Whether the loss may depend on a parameter through output `output`. Statistics beside a result have no derivative
+    /// of their own: the rule of the result accounts for them.
+    pub fn is_differentiable(&self, output: usize) -> bool {
+        output == 0 || matches!(self, Op::SoftmaxLse)
     }
 
     /// Whether the op reads its outputs before it writes them: what an optimizer does to its state.
@@ -518,6 +561,7 @@ impl Op {
             Op::Conv2d { .. } => input >= 1,
             Op::Conv2dGradInput { .. } => input == 0,
             Op::AttentionGrad { .. } => input == 4,
+            Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } => true,
             Op::Mlp(mlp) => input > mlp.products(),
             Op::MlpGrad { mlp, .. } => input >= 2 + mlp.products(),
             Op::Linear { .. } | Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => input == 2,

@@ -3,7 +3,7 @@
 //! Blocks, inputs, outputs and state keep their order and names, so that layers which were the same stay the
 //! same. A pass decides the form of each range of state, and the replacement of each node's result.
 
-use crate::graph::{Graph, Node, NodeId, Phase, State, StateKind};
+use crate::graph::{AddedLoss, Graph, Node, NodeId, Phase, State, StateKind};
 use crate::{GraphError, Value};
 
 impl Graph {
@@ -62,6 +62,7 @@ impl Graph {
         for state in &self.states {
             let (name, init) = (state.name.clone(), state.init.clone());
             let id = graph.find_or_push_state(name, state.ty, kind(state), init);
+            graph.states[id.index()].parts.clone_from(&state.parts);
             moved[state.versions[0].index()] = graph.newest(id);
         }
         for (node, id) in self.nodes.iter().zip(self.node_ids()) {
@@ -74,6 +75,9 @@ impl Graph {
         for (name, value) in &self.outputs {
             graph.output(name, moved[value.index()]);
         }
+        graph.added_losses = (self.added_losses.iter())
+            .map(|added| AddedLoss { value: moved[added.value.index()], ..added.clone() })
+            .collect();
         graph.finish()
     }
 }

@@ -1,4 +1,4 @@
-//! The stable text form: one line per state, input, node and output.
+//! The stable text form: one line per state, input, node, output and added loss.
 //!
 //! ```text
 //! state w: f32[4,8] parameter
@@ -17,7 +17,10 @@ use crate::{Op, Type, Value};
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for state in &self.states {
-            writeln!(f, "state {}: {} {}", state.name, state.ty, kind_name(state.kind))?;
+            write!(f, "state {}: {} {}", state.name, state.ty, kind_name(state.kind))?;
+            let parts: Vec<String> =
+                state.parts.iter().map(|part| format!("{}: {}", part.name, part.shape)).collect();
+            writeln!(f, "{}{}", if parts.is_empty() { "" } else { " of " }, parts.join(", "))?;
         }
         for &input in &self.inputs {
             writeln!(f, "input {input} {}: {}", self.value(input).name, self.ty(input))?;
@@ -40,6 +43,9 @@ impl fmt::Display for Graph {
         }
         for (name, value) in &self.outputs {
             writeln!(f, "output {name} = {}", self.value_name(*value))?;
+        }
+        for added in &self.added_losses {
+            writeln!(f, "loss + {} · {}", added.weight, added.name)?;
         }
         Ok(())
     }

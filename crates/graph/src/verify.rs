@@ -3,12 +3,14 @@
 //! * a node reads only what is written before it;
 //! * outputs have the types the op yields on its inputs; sums and rows of tables are f32 or bf16, as declared;
 //! * phases follow one another;
+//! * a loss that is added is an f32 scalar of the forward phase and an output under its name;
+//! * parts of a group fill its range, and no two have one name;
 //! * versions of state are written one after the other, and nobody reads an old one after the next is
 //!   written, because both are the same bytes.
 
-use crate::graph::{Graph, NodeId, ValueSource};
+use crate::graph::{AddedLoss, Graph, NodeId, Phase, ValueSource};
 use crate::rules::agree;
-use crate::{GraphError, infer};
+use crate::{GraphError, Type, infer};
 
 impl Graph {
     /// Checks the whole graph.
@@ -59,14 +61,25 @@ impl Graph {
             }
         }
         match self.outputs.iter().find(|(_, value)| !written[value.index()]) {
-            Some((name, _)) => Err(GraphError {
-                what: "output".into(),
-                block: String::new(),
-                why: format!("`{name}` is never written"),
-                at: None,
-            }),
-            None => Ok(()),
+            Some((name, _)) => Err(outside("output", format!("`{name}` is never written"))),
+            None => self.check_added_losses().and_then(|()| self.check_parts()),
         }
+    }
+
+    fn check_added_losses(&self) -> Result<(), GraphError> {
+        for AddedLoss { name, value, .. } in &self.added_losses {
+            let ty = self.ty(*value);
+            if ty != Type::f32([]) {
+                return Err(outside("added loss", format!("`{name}` is {ty} and no f32 scalar")));
+            }
+            if self.producer(*value).is_some_and(|node| self.node(node).phase != Phase::Forward) {
+                return Err(outside("added loss", format!("`{name}` is made behind the forward pass")));
+            }
+            if self.output_named(name) != Some(*value) {
+                return Err(outside("added loss", format!("`{name}` is no output of the graph")));
+            }
+        }
+        Ok(())
     }
 
     fn check_outputs(&self, id: NodeId) -> Result<(), GraphError> {
@@ -88,6 +101,11 @@ impl Graph {
             at: None,
         }
     }
+}
+
+/// A fault that no node is to blame for.
+fn outside(what: &str, why: String) -> GraphError {
+    GraphError { what: what.to_owned(), block: String::new(), why, at: None }
 }
 
 #[cfg(test)]

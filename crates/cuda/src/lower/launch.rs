@@ -5,7 +5,7 @@ use std::fmt;
 use super::library::{Attention, Product};
 use super::place::Place;
 
-/// Ids that a kernel checks while it runs. The device keeps one word for each table size and reads it when it next
+/// Ids and scores that a kernel checks while it runs. The device keeps one word for each table size and reads it when it next
 /// waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Check {
@@ -19,6 +19,13 @@ pub enum Check {
         /// Words of the vocabulary.
         words: usize,
     },
+    /// Scores of experts, which must be numbers; the id is the expert's.
+    Score,
+    /// Indices among so many experts.
+    Expert {
+        /// Experts of a router.
+        experts: usize,
+    },
 }
 
 impl Check {
@@ -27,6 +34,8 @@ impl Check {
         match self {
             Check::Token { rows } => format!("token id {id} is outside the vocabulary of {rows}"),
             Check::Target { words } => format!("target {id} is outside the vocabulary of {words}"),
+            Check::Score => format!("the router's score of expert {id} is not a number"),
+            Check::Expert { experts } => format!("expert {id} is outside the {experts} experts"),
         }
     }
 }

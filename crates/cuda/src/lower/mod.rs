@@ -20,6 +20,7 @@ mod movement;
 mod norms;
 mod place;
 mod product;
+mod routing;
 mod schedule;
 mod sums;
 mod updates;
@@ -137,6 +138,10 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::AttentionGrad { mask, scale } => attention::attention_grad(to, call, *mask, *scale),
         Op::Mlp(form) => mlp::mlp(to, call, *form),
         Op::MlpGrad { mlp: form, weights, biases } => mlp::mlp_grad(to, call, *form, *weights, *biases),
+        Op::SoftmaxLse => routing::softmax_lse(to, call),
+        Op::SoftmaxLseGrad { softmax, lse } => routing::softmax_lse_grad(to, call, *softmax, *lse),
+        Op::TopK { k } => routing::top_k(to, call, *k),
+        Op::TopKGrad { columns } => routing::top_k_grad(to, call, *columns),
         Op::CrossEntropy { ignore_index } => losses::cross_entropy(to, call, *ignore_index),
         Op::CrossEntropyGrad { ignore_index } => losses::cross_entropy_grad(to, call, *ignore_index),
         Op::HeadLoss(head) => losses::head_loss(to, call, *head),

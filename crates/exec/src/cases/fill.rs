@@ -29,6 +29,8 @@ pub enum Fill {
     Edges,
     /// Integers drawn evenly from 0 to below this.
     Below(usize),
+    /// In each row different integers from 0 to below this, which and in what order being drawn.
+    Distinct(usize),
     /// Word ids of which about every fifth is `ignore_index`; all of them when `words` is 0.
     Targets {
         /// Size of the vocabulary.
@@ -89,6 +91,14 @@ fn draw(input: &Input, stream: Stream) -> Tensor {
         Fill::Number(number) => vec![f64::from(*number); count],
         Fill::Edges => each(&|i| EDGES[i % EDGES.len()]),
         Fill::Below(end) => each(&|i| below(i, *end)),
+        Fill::Distinct(end) => {
+            let row = |row: usize| {
+                let mut order: Vec<usize> = (0..*end).collect();
+                order.sort_by_key(|&i| (stream.bits(0, (row * end + i) as u32), i));
+                order.into_iter().take(ty.shape.columns()).map(|i| i as f64)
+            };
+            (0..ty.shape.rows()).flat_map(row).collect()
+        }
         Fill::Targets { words, ignore_index } => each(&|i| {
             let ignored = *words == 0 || below(i, 5) == 0.0;
             if ignored { f64::from(*ignore_index) } else { below(i + count, *words) }

@@ -14,6 +14,7 @@ mod movement;
 mod network;
 mod norms;
 mod products;
+mod routing;
 mod state;
 mod transformer;
 
@@ -33,6 +34,7 @@ pub fn all() -> Vec<Case> {
         norms::all(),
         transformer::all(),
         network::all(),
+        routing::all(),
         losses::all(),
         state::all(),
     ]
@@ -52,6 +54,7 @@ pub fn golden() -> Vec<(&'static str, Op)> {
         norms::golden(),
         transformer::golden(),
         network::golden(),
+        routing::golden(),
         losses::golden(),
         state::golden(),
     ]
@@ -280,7 +283,11 @@ mod tests {
     fn every_case_whose_values_have_a_type_to_choose_has_a_twin_in_bf16_with_a_reason() {
         let cases = all();
         let names: BTreeSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-        let types_matter = |case: &Case| case.op.family() == Family::State || case.op.name() == "cast";
+        // Ops that are about types, and those whose operands are f32 under every precision.
+        let types_matter = |case: &Case| {
+            let whole = (0..case.inputs.len()).all(|input| case.op.reads_whole(input));
+            case.op.family() == Family::State || case.op.name() == "cast" || whole
+        };
         let is_twin = |case: &Case| case.name.ends_with("in bf16") || case.name.ends_with("bf16 sum");
         let floats = |case: &Case| case.inputs.iter().all(|input| input.ty.dtype != DType::U8);
         for case in cases.iter().filter(|case| !types_matter(case) && !is_twin(case) && floats(case)) {

@@ -103,6 +103,15 @@ impl Call<'_> {
         unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.ty.shape.elements()) }
     }
 
+    /// Output `index` as integers. Each output may be borrowed once at a time.
+    #[allow(clippy::mut_from_ref, reason = "the borrow is of the arena, not of the call; see SAFETY")]
+    pub(super) fn output_integers(&self, index: usize) -> &mut [i32] {
+        let operand = &self.outputs[index];
+        assert_eq!(operand.ty.dtype, DType::I32, "output {index} of {}", self.op.name());
+        // SAFETY: as for outputs of floats.
+        unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.ty.shape.elements()) }
+    }
+
     /// Address of input `index`, for ops that may write over it.
     pub(super) fn pointer<E: Element>(&self, index: usize) -> *const E {
         assert_eq!(self.inputs[index].ty.dtype, E::DTYPE, "input {index} of {}", self.op.name());

@@ -37,6 +37,7 @@ mod reduce;
 mod room;
 mod rope;
 mod rounded;
+mod routing;
 mod simd;
 mod softmax;
 mod split;
@@ -86,6 +87,7 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
             .or_else(|| rope::run(call))
             .or_else(|| embedding::run(call)),
         Family::Network => mlp::run(call),
+        Family::Routing => routing::run(call),
         Family::Losses => head::run(call).or_else(|| softmax::run(call)),
         Family::State => updates::run(call).or_else(|| elementwise::run(call)),
     };

@@ -70,7 +70,7 @@ fn softmax<E: Element>(call: &Call) {
 widest! {
     /// `factor · softmax(row)`; returns the largest element and what the exponentials were multiplied by. Exponentials
     /// wait in the row where it holds them whole, and are computed twice elsewhere.
-    fn softmax_in_place<E: Element>(row: &mut [E], factor: f32) -> [f32; 2] {
+    pub(super) fn softmax_in_place<E: Element>(row: &mut [E], factor: f32) -> [f32; 2] {
         let max = reduce::max(row);
         if E::WHOLE {
             for x in row.iter_mut() {
@@ -117,7 +117,7 @@ fn softmax_grad<E: Element>(call: &Call, streams: Streams<2, 1, E>) {
 }
 
 widest! {
-    fn dot<E: Element>(a: &[E], b: &[E]) -> f32 {
+    pub(super) fn dot<E: Element>(a: &[E], b: &[E]) -> f32 {
         reduce::dot(a, b)
     }
 }

@@ -15,6 +15,7 @@ mod movement;
 mod network;
 mod norms;
 mod products;
+mod routing;
 mod state;
 mod stored;
 mod tensor;
@@ -69,7 +70,9 @@ pub fn apply(op: &Op, inputs: &[&Tensor]) -> Result<Vec<Tensor>, ExecError> {
 /// Contents of a range of state before the first step of the run seeded with `seed`.
 pub fn init(state: &State, seed: u64) -> Tensor {
     let mut elements = vec![0.0; state.ty.shape.elements()];
-    drawing::fill(&state.init, &state.name, seed, 0, &mut elements);
+    for (first, name, shape) in state.pieces() {
+        drawing::fill(&state.init, name, seed, 0, &mut elements[first..first + shape.elements()]);
+    }
     Tensor::from_numbers(state.ty, &Array::of(&Tensor::f32(state.ty.shape, elements)).data)
 }
 
@@ -99,6 +102,7 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         Family::Norms => Ok(norms::eval(op, &operands)),
         Family::Transformer => transformer::eval(op, &operands),
         Family::Network => Ok(network::eval(op, &operands)),
+        Family::Routing => routing::eval(op, &operands),
         Family::Losses => losses::eval(op, &operands),
         Family::State => Ok(state::eval(op, &operands)),
     }

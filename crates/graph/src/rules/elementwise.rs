@@ -1,6 +1,6 @@
 //! Elementwise ops: sums, products, activations and dropout.
 
-use super::{equal, float, no_derivative, no_types, operands};
+use super::{Cotangents, equal, float, no_derivative, no_types, operands};
 use crate::graph::{Graph, Node};
 use crate::op::Gelu;
 use crate::tape::Tape;
@@ -108,7 +108,8 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     }
 }
 
-pub(super) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), GraphError> {
+pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Result<(), GraphError> {
+    let Some(dy) = dys[0] else { return Ok(()) };
     let (inputs, x) = (&node.inputs, node.inputs[0]);
     match &node.op {
         Op::Add => {

@@ -1,6 +1,6 @@
 //! Losses: cross entropy of logits, and the language-model head fused with it.
 
-use super::{equal, float, no_derivative, no_types, operands, vector};
+use super::{Cotangents, equal, float, no_derivative, no_types, operands, vector};
 use crate::graph::{Graph, Node, NodeId};
 use crate::op::Head;
 use crate::tape::Tape;
@@ -55,7 +55,8 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     }
 }
 
-pub(super) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), GraphError> {
+pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Result<(), GraphError> {
+    let Some(dy) = dys[0] else { return Ok(()) };
     let inputs = &node.inputs;
     match &node.op {
         Op::CrossEntropy { ignore_index } => {

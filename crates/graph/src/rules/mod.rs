@@ -10,6 +10,7 @@ mod movement;
 mod network;
 mod norms;
 mod products;
+mod routing;
 mod state;
 mod transformer;
 
@@ -36,6 +37,7 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Family::Norms => norms::types(op, inputs),
         Family::Transformer => transformer::types(op, inputs),
         Family::Network => network::types(op, inputs),
+        Family::Routing => routing::types(op, inputs),
         Family::Losses => losses::types(op, inputs),
         Family::State => state::types(op, inputs),
     }
@@ -55,20 +57,31 @@ pub fn agree(op: &Op, yielded: &[Type], declared: &[Type]) -> bool {
         && if named { yielded == declared } else { yielded.iter().zip(declared).enumerate().all(one) }
 }
 
-/// Adds the backward nodes of `node`, whose first output has the cotangent `dy`.
+/// The cotangent of each output of a node; none where nothing depends on the output, or where it has no derivative. A
+/// missing cotangent stands for zeros, and no rule makes those: an op with several outputs has a gradient op that takes
+/// the cotangents that are there.
+pub(crate) type Cotangents<'a> = &'a [Option<Value>];
+
+/// Adds the backward nodes of `node`, whose outputs have these cotangents.
 ///
 /// # Errors
 ///
-/// When the op has no derivative.
-pub(crate) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), GraphError> {
+/// When the op has no derivative, or the loss depends on an output that has none.
+pub(crate) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Result<(), GraphError> {
+    if let Some(output) =
+        (0..dys.len()).find(|&output| dys[output].is_some() && !node.op.is_differentiable(output))
+    {
+        return Err(refuse(&node.op, format!("its output {output} cannot be differentiated")));
+    }
     match node.op.family() {
-        Family::Movement => movement::derivative(tape, node, dy),
-        Family::Elementwise => elementwise::derivative(tape, node, dy),
-        Family::Products => products::derivative(tape, node, dy),
-        Family::Norms => norms::derivative(tape, node, dy),
-        Family::Transformer => transformer::derivative(tape, node, dy),
-        Family::Network => network::derivative(tape, node, dy),
-        Family::Losses => losses::derivative(tape, node, dy),
+        Family::Movement => movement::derivative(tape, node, dys),
+        Family::Elementwise => elementwise::derivative(tape, node, dys),
+        Family::Products => products::derivative(tape, node, dys),
+        Family::Norms => norms::derivative(tape, node, dys),
+        Family::Transformer => transformer::derivative(tape, node, dys),
+        Family::Network => network::derivative(tape, node, dys),
+        Family::Routing => routing::derivative(tape, node, dys),
+        Family::Losses => losses::derivative(tape, node, dys),
         Family::State => no_derivative(&node.op),
     }
 }
@@ -80,7 +93,7 @@ pub(crate) fn matmul_flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
         Family::Transformer => transformer::flops(op, inputs),
         Family::Network => network::flops(op, inputs),
         Family::Losses => losses::flops(op, inputs),
-        Family::Movement | Family::Elementwise | Family::Norms | Family::State => 0.0,
+        Family::Movement | Family::Elementwise | Family::Norms | Family::Routing | Family::State => 0.0,
     }
 }
 
@@ -90,8 +103,11 @@ fn no_types(op: &Op) -> Result<Vec<Type>, String> {
 }
 
 fn no_derivative(op: &Op) -> Result<(), GraphError> {
-    let why = "has no derivative".to_owned();
-    Err(GraphError { what: op.name().to_owned(), block: String::new(), why, at: None })
+    Err(refuse(op, "has no derivative".to_owned()))
+}
+
+fn refuse(op: &Op, why: String) -> GraphError {
+    GraphError { what: op.name().to_owned(), block: String::new(), why, at: None }
 }
 
 /// Exactly `N` operands.

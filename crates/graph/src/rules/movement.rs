@@ -1,6 +1,6 @@
 //! Data movement: reshape, transpose, slice, pad, concat, cast, broadcast.
 
-use super::{equal, no_derivative, no_types, operands};
+use super::{Cotangents, equal, no_derivative, no_types, operands};
 use crate::graph::{Graph, Node};
 use crate::tape::Tape;
 use crate::{DType, GraphError, Op, Shape, Type, Value};
@@ -71,7 +71,8 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     Ok(vec![Type { shape, ..x }])
 }
 
-pub(super) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), GraphError> {
+pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Result<(), GraphError> {
+    let Some(dy) = dys[0] else { return Ok(()) };
     let x = node.inputs[0];
     let shape = tape.graph.shape(x);
     let op = match &node.op {

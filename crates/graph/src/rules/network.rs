@@ -2,7 +2,7 @@
 //!
 //! Models do not call it: the pass [`tile`](crate::tile) puts it in place of the nodes of a network.
 
-use super::{equal, no_derivative, no_types, products, vector};
+use super::{Cotangents, equal, no_derivative, no_types, products, vector};
 use crate::graph::Node;
 use crate::op::Mlp;
 use crate::tape::Tape;
@@ -27,7 +27,8 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     }
 }
 
-pub(super) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), GraphError> {
+pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Result<(), GraphError> {
+    let Some(dy) = dys[0] else { return Ok(()) };
     let (inputs, x) = (&node.inputs, node.inputs[0]);
     let Op::Mlp(mlp) = &node.op else { return no_derivative(&node.op) };
     let (weights, biases) = inputs[1..].split_at(mlp.products());

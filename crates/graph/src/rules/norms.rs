@@ -1,6 +1,6 @@
 //! Normalisation and reductions: sums, softmax, layer norm and RMS norm.
 
-use super::{equal, float, no_derivative, no_types, operands, vector};
+use super::{Cotangents, equal, float, no_derivative, no_types, operands, vector};
 use crate::graph::{Graph, Node};
 use crate::tape::Tape;
 use crate::{Axes, GraphError, Op, Type, Value};
@@ -89,7 +89,8 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     }
 }
 
-pub(super) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), GraphError> {
+pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Result<(), GraphError> {
+    let Some(dy) = dys[0] else { return Ok(()) };
     let (inputs, outputs, x) = (&node.inputs, &node.outputs, node.inputs[0]);
     match &node.op {
         Op::Sum { axes } => {

@@ -1,6 +1,6 @@
 //! Matrix products: linear layers, batched products and convolutions.
 
-use super::{columns, float, no_derivative, no_types, operands, rank4, vector};
+use super::{Cotangents, columns, float, no_derivative, no_types, operands, rank4, vector};
 use crate::graph::{Graph, Node};
 use crate::op::Conv;
 use crate::tape::Tape;
@@ -85,7 +85,8 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     Ok(vec![ty])
 }
 
-pub(super) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), GraphError> {
+pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Result<(), GraphError> {
+    let Some(dy) = dys[0] else { return Ok(()) };
     let (inputs, x) = (&node.inputs, node.inputs[0]);
     match &node.op {
         // The weight comes first: its gradient is the last reader of `x`, whose bytes are then free

@@ -1,6 +1,6 @@
 //! Ops of transformers: embeddings, rotary positions and attention.
 
-use super::{equal, float, integers, no_derivative, no_types, operands, rank4, vector};
+use super::{Cotangents, equal, float, integers, no_derivative, no_types, operands, rank4, vector};
 use crate::graph::{Graph, Node};
 use crate::op::Mask;
 use crate::tape::Tape;
@@ -94,7 +94,8 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     }
 }
 
-pub(super) fn derivative(tape: &mut Tape, node: &Node, dy: Value) -> Result<(), GraphError> {
+pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Result<(), GraphError> {
+    let Some(dy) = dys[0] else { return Ok(()) };
     let (inputs, outputs, x) = (&node.inputs, &node.outputs, node.inputs[0]);
     match &node.op {
         Op::Embedding => {

@@ -3,6 +3,9 @@
 //! A parameter lies in a file as it lies in the arena, but for its element type and perhaps its name: the
 //! graphs keep the axes that Hugging Face's files have. So there is nothing to turn, and a piece of a file
 //! is a piece of the arena.
+//!
+//! A group of state, such as the experts of a layer, is one range of the arena and a tensor for each part in a file:
+//! [`Engine::pieces`] says which part lies where.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -87,11 +90,13 @@ pub fn load_weights<'a>(
     let mut unused: BTreeSet<&str> = folder.names().collect();
     let mut absent = Vec::new();
     let mut piece = vec![0.0; PIECE];
-    for (parameter, ty) in parameters {
-        let stored = stored(parameter);
+    let pieces_of = |(state, ty)| Piece::all(engine, state, ty);
+    let parameters: Vec<Piece> = parameters.into_iter().flat_map(pieces_of).collect();
+    for Piece { state, first: begin, name: parameter, ty } in parameters {
+        let stored = stored(&parameter);
         let Some((file, name)) = folder.find(stored.names()) else {
             if stored.optional {
-                absent.push(parameter.to_owned());
+                absent.push(parameter);
                 continue;
             }
             let names = stored.names().collect::<Vec<&str>>().join("` or `");
@@ -101,16 +106,34 @@ pub fn load_weights<'a>(
         unused.remove(name);
         check_shape(file, name, ty)?;
         // A master copy begins with the file's own numbers, not with rounded ones.
-        let low = Some(low_name(parameter)).filter(|low| engine.has_state(low));
+        let low = Some(low_name(state)).filter(|low| engine.has_state(low));
         for (first, count) in pieces(ty.shape.elements()) {
             file.read(name, first, &mut piece[..count])?;
             match &low {
-                Some(low) => engine.write_state_halves([parameter, low], first, &piece[..count])?,
-                None => engine.write_state(parameter, first, &piece[..count])?,
+                Some(low) => engine.write_state_halves([state, low], begin + first, &piece[..count])?,
+                None => engine.write_state(state, begin + first, &piece[..count])?,
             }
         }
     }
     Ok(Loaded { unused: unused.into_iter().map(str::to_owned).collect(), absent })
+}
+
+/// A piece of a parameter that is a tensor of its own in a file.
+struct Piece<'a> {
+    state: &'a str,
+    /// Its first element in the state.
+    first: usize,
+    name: String,
+    ty: Type,
+}
+
+impl<'a> Piece<'a> {
+    /// The pieces of a state. One that the engine does not know is a piece too, and refused where it is read or written.
+    fn all(engine: &Engine, state: &'a str, ty: Type) -> Vec<Piece<'a>> {
+        let pieces = Some(engine.pieces(state)).filter(|pieces| !pieces.is_empty());
+        let pieces = pieces.unwrap_or_else(|| vec![(0, state.to_owned(), ty.shape)]).into_iter();
+        pieces.map(|(first, name, shape)| Piece { state, first, name, ty: Type { shape, ..ty } }).collect()
+    }
 }
 
 fn check_shape(file: &TensorFile, name: &str, ty: Type) -> Result<(), FileError> {
@@ -158,7 +181,9 @@ pub(crate) fn write_model<'a>(
     folder: &Path,
     form: &ModelFormat,
 ) -> Result<Vec<(String, Checksum)>, WeightError> {
-    let parts: Vec<Part> = parameters.into_iter().map(|(name, ty)| Part::new(name, ty, form)).collect();
+    let pieces_of = |(state, ty)| Piece::all(engine, state, ty);
+    let parts: Vec<Part> =
+        parameters.into_iter().flat_map(pieces_of).map(|piece| Part::new(piece, form)).collect();
     let total: u64 = parts.iter().map(|part| part.spec.bytes()).sum();
     let shards = divide(parts, form.shard_bytes);
     let (count, stem) = (shards.len(), &form.stem);
@@ -187,19 +212,21 @@ pub(crate) fn write_model<'a>(
     Ok(written)
 }
 
-/// A parameter on its way into a file.
+/// A piece of a parameter on its way into a file.
 struct Part<'a> {
     state: &'a str,
+    first: usize,
     elements: usize,
     spec: TensorSpec,
 }
 
 impl<'a> Part<'a> {
-    fn new(state: &'a str, ty: Type, form: &ModelFormat) -> Part<'a> {
-        let name = (form.stored)(state).name;
+    fn new(piece: Piece<'a>, form: &ModelFormat) -> Part<'a> {
+        let Piece { state, first, name, ty } = piece;
+        let name = (form.stored)(&name).name;
         let dtype = form.dtype.unwrap_or_else(|| in_file(ty.dtype));
         let spec = TensorSpec { name, dtype, shape: ty.shape.to_vec() };
-        Part { state, elements: ty.shape.elements(), spec }
+        Part { state, first, elements: ty.shape.elements(), spec }
     }
 }
 
@@ -240,7 +267,7 @@ fn write_shard(engine: &Engine, path: &Path, parts: &[Part]) -> Result<Checksum,
     for name in order {
         let Some(part) = parts.iter().find(|part| part.spec.name == name) else { continue };
         for (first, count) in pieces(part.elements) {
-            engine.read_state(part.state, first, &mut piece[..count])?;
+            engine.read_state(part.state, part.first + first, &mut piece[..count])?;
             writer.write(&piece[..count])?;
         }
     }

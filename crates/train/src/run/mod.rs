@@ -23,6 +23,13 @@ use crate::optimizer::SQUARES;
 use crate::planning::{Model, Options, Planned, plan_for};
 pub use step::{Step, Stepped};
 
+/// A loss that the graph adds, and its sum over the micro-batches of a step.
+#[derive(Debug)]
+struct AddedSum {
+    name: String,
+    sum: f32,
+}
+
 /// A planned model in its arena.
 #[derive(Debug)]
 pub struct Run {
@@ -36,6 +43,8 @@ pub struct Run {
     kinds: BTreeMap<String, StateKind>,
     /// Inputs that hold targets, each with the id that carries no loss.
     targets: Vec<(String, i32)>,
+    /// The losses that the graph adds to its own.
+    added: Vec<AddedSum>,
     /// Updates so far.
     pub(crate) steps: u64,
     /// Passes over a micro-batch that updates parameters itself, two where the first is for the norm alone; 0 where the
@@ -97,6 +106,8 @@ impl Run {
         let updating_passes = if program.updates_in_backward() { program.passes() } else { 0 };
         engine.start(&program, seed)?;
         let targets = target_inputs(&program.train.graph);
+        let added = program.train.graph.added_losses().iter();
+        let added = added.map(|added| AddedSum { name: added.name.clone(), sum: 0.0 }).collect();
         // Last, so that the training graph has the say: others do not train and may know less.
         let kinds = [program.generate, program.evaluate, Some(program.train)].into_iter().flatten();
         let kinds = kinds.flat_map(|part| {
@@ -111,6 +122,7 @@ impl Run {
             seed,
             kinds: kinds.collect(),
             targets,
+            added,
             steps: 0,
             updating_passes,
             torn: false,
@@ -177,6 +189,12 @@ impl Run {
         counted.sum()
     }
 
+    /// The losses that the graph adds to its own, each without its weight and summed over the micro-batches of the step
+    /// that is under way or ran last.
+    pub fn added_losses(&self) -> impl Iterator<Item = (&str, f32)> {
+        self.added.iter().map(|added| (added.name.as_str(), added.sum))
+    }
+
     /// The mean loss of a micro-batch, forward only: nothing changes, and no gradient is touched.
     ///
     /// # Errors
@@ -198,14 +216,15 @@ impl Run {
         Ok(self.engine.scalar(Role::Evaluate, "loss")?)
     }
 
-    /// The named outputs of the model for a micro-batch, `loss` left out, forward only. Targets need not be given.
+    /// The named outputs of the model for a micro-batch, losses left out, forward only. Targets need not be given.
     ///
     /// # Errors
     ///
     /// When the run was not planned to evaluate, the model names no output but its loss, or an input is missing or bad.
     pub fn predict(&mut self, inputs: &[(&str, Data)]) -> Result<BTreeMap<String, Vec<f32>>, TrainError> {
         let names: Vec<String> = self.engine.outputs(Role::Evaluate)?.map(str::to_owned).collect();
-        let wanted: Vec<String> = names.into_iter().filter(|name| name != "loss").collect();
+        let is_loss = |name: &String| name == "loss" || self.added.iter().any(|added| added.name == *name);
+        let wanted: Vec<String> = names.into_iter().filter(|name| !is_loss(name)).collect();
         if wanted.is_empty() {
             return Err(TrainError::Config(
                 "the model names no output but `loss`; name a value with `g.output(\"logits\", value)`"

@@ -38,7 +38,8 @@ pub struct Step<'r> {
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stepped {
-    /// Mean loss over the targets of the step, before its update.
+    /// Mean loss over the targets of the step, before its update; without those that the graph adds, which are
+    /// [`Run::added_losses`].
     pub loss: f32,
     /// Norm of all gradients, before clipping.
     pub grad_norm: f32,
@@ -48,6 +49,9 @@ impl Run {
     /// Begins a step with the learning rate `lr`, whose micro-batches have `targets` targets that carry a loss; see
     /// [`count_targets`](Self::count_targets).
     pub fn begin(&mut self, lr: f32, targets: u64) -> Step<'_> {
+        for added in &mut self.added {
+            added.sum = 0.0;
+        }
         Step { run: self, lr, scale: 1.0 / targets.max(1) as f32, gathered: 0, loss: 0.0 }
     }
 
@@ -72,7 +76,7 @@ impl Run {
 }
 
 impl Step<'_> {
-    /// Runs forward and backward of one micro-batch; returns its share of the loss.
+    /// Runs forward and backward of one micro-batch; returns its share of the loss, without those that the graph adds.
     ///
     /// `inputs` are the graph's inputs by name. The run supplies `scale` and `rng` itself, unless they are given.
     ///
@@ -95,6 +99,9 @@ impl Step<'_> {
         self.gathered += 1;
         let loss = self.run.engine().scalar(role, "loss")?;
         self.loss += loss;
+        for added in &mut self.run.added {
+            added.sum += self.run.engine.scalar(role, &added.name)?;
+        }
         Ok(loss)
     }
 

@@ -13,7 +13,7 @@
 //! its own. Layers that cannot be part of it (an embedding that is a block of its own) and layers behind the run (a head that
 //! is one) keep what they need.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use plimsoll_graph::{Graph, NodeId, Op, Phase, Type, Value, ValueSource};
@@ -260,7 +260,9 @@ fn outputs_read_elsewhere(
     own: &Members,
     backward: &Members,
 ) -> Option<Vec<Value>> {
-    if graph.outputs().iter().any(|&(_, value)| own.make(graph, graph.storage(value))) {
+    // A named scalar, such as a loss that the layer adds, stands beside all layers and costs next to nothing.
+    let lasting = |value: Value| own.make(graph, graph.storage(value)) && !graph.shape(value).is_empty();
+    if graph.outputs().iter().any(|&(_, value)| lasting(value)) {
         return None;
     }
     let mut passed = Vec::new();
@@ -297,11 +299,14 @@ type Kind = (Op, Vec<(Place, Type)>);
 enum Place {
     State,
     Input,
+    /// A named output of the graph.
+    Named(usize),
     Numbered(usize),
 }
 
 /// A list that is the same for layers that compute the same thing.
 fn signature(graph: &Graph, layer: &Layer) -> Vec<Kind> {
+    let named: BTreeSet<Value> = graph.outputs().iter().map(|(_, value)| graph.storage(*value)).collect();
     let mut numbers: BTreeMap<Value, usize> = BTreeMap::new();
     let mut place = |value: Value| {
         let storage = graph.storage(value);
@@ -313,7 +318,8 @@ fn signature(graph: &Graph, layer: &Layer) -> Vec<Kind> {
             return Place::Input;
         }
         let next = numbers.len();
-        Place::Numbered(*numbers.entry(storage).or_insert(next))
+        let number = *numbers.entry(storage).or_insert(next);
+        if named.contains(&storage) { Place::Named(number) } else { Place::Numbered(number) }
     };
     let mut kind = |&id: &NodeId| {
         let node = graph.node(id);

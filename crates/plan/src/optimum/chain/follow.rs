@@ -26,7 +26,7 @@ pub(crate) fn follow(table: &Table, family: Family, mut length: usize, mut slot:
             }
             Decision::Drop(dropped) => {
                 steps.push(Step::Segment(follow(table, Family::Inner, dropped, fewest)?));
-                slot = table.after_boundary(fewest);
+                slot = table.after_dropped(fewest, dropped);
                 length -= dropped;
             }
         }

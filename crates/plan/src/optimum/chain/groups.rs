@@ -62,10 +62,11 @@ impl Grouped {
         let slots = (most / unit) as usize + count + rest + 3;
         let single = Table::with_scale(options, size.max(rest), turn, Scale { unit, slots });
         let (list, treatments) = group_options(options, &single, size);
-        let forward_seconds = size as f64 * options.forward_seconds;
         let group = Options {
             list,
-            forward_seconds,
+            forward_seconds: size as f64 * options.forward_seconds,
+            passage_seconds: size as f64 * options.passage_seconds,
+            pinned_bytes: size as u64 * options.pinned_bytes,
             boundary_bytes: options.boundary_bytes,
             frontiers: [vec![], vec![]],
         };
@@ -103,7 +104,7 @@ impl Grouped {
                 Decision::Drop(dropped) => {
                     let (inside, _) = self.follow_groups(Family::Inner, dropped, fewest)?;
                     steps.push(Step::Segment(inside));
-                    slot = self.groups.after_boundary(fewest);
+                    slot = self.groups.after_dropped(fewest, dropped);
                     length -= dropped;
                 }
             }
@@ -127,7 +128,7 @@ impl Grouped {
 fn group_options(options: &Options, single: &Table, size: usize) -> (Vec<LayerOption>, Vec<Treatment>) {
     let mut all: Vec<(LayerOption, Treatment)> = Vec::new();
     for (index, option) in options.list.iter().enumerate() {
-        all.push((in_turn(option, size), Treatment::Layers(index)));
+        all.push((in_turn(option, size, options.pinned_bytes), Treatment::Layers(index)));
     }
     let lengths =
         std::iter::successors(Some(2), |length| Some(length * 2)).take_while(|&length| length <= size);
@@ -149,15 +150,19 @@ fn group_options(options: &Options, single: &Table, size: usize) -> (Vec<LayerOp
     list.into_iter().unzip()
 }
 
-/// Layers one after another, each by the same option: later layers run beside the values that earlier ones keep.
-fn in_turn(option: &LayerOption, size: usize) -> LayerOption {
-    let before = (size as u64 - 1) * option.kept_bytes;
+/// Layers one after another, each by the same option: later layers run beside the values that earlier ones keep. Where
+/// they run again, `pinned` bytes of each are there already and are not counted.
+fn in_turn(option: &LayerOption, size: usize, pinned: u64) -> LayerOption {
+    let others = size as u64 - 1;
+    let before = others * option.kept_bytes;
     LayerOption {
         keep: Vec::new(),
         kept_bytes: before + option.kept_bytes,
         forward_peak: before + option.forward_peak.max(option.kept_bytes),
+        again_peak: before - others * pinned + option.again_peak.max(option.kept_bytes - pinned),
         backward_peak: before + option.backward_peak,
         backward_seconds: size as f64 * option.backward_seconds,
+        on_passage: option.on_passage,
     }
 }
 
@@ -169,13 +174,18 @@ fn in_segments(
     (slot, seconds): (usize, f64),
 ) -> LayerOption {
     let (segments, boundary) = ((size / length) as u64, options.boundary_bytes);
-    let passing = options.list.first().map_or(0, |option| option.forward_peak);
+    let pinned = |layers: usize| layers as u64 * options.pinned_bytes;
+    let [first, again] =
+        options.list.first().map_or([0, 0], |option| [option.forward_peak, option.again_peak]);
     LayerOption {
         keep: Vec::new(),
-        kept_bytes: segments * boundary,
-        forward_peak: segments * boundary + passing,
-        backward_peak: (segments - 1) * boundary + single.bytes(slot),
+        kept_bytes: segments * boundary + pinned(size),
+        // The last layer finds what those before it made once.
+        forward_peak: segments * boundary + first + pinned(size - 1),
+        again_peak: segments * boundary + again,
+        backward_peak: (segments - 1) * boundary + single.bytes(slot) + pinned(size - length),
         backward_seconds: segments as f64 * seconds,
+        on_passage: true,
     }
 }
 
@@ -190,19 +200,24 @@ mod tests {
     use super::*;
 
     const TURN: Turn = Turn { peak: 40, seconds: 3.0 };
+    const PINNED: u64 = 5;
 
     /// A layer that may keep nothing, a little, or everything.
     fn options() -> Options {
         let option = |kept_bytes, backward_peak, backward_seconds| LayerOption {
             keep: Vec::new(),
-            kept_bytes,
-            forward_peak: kept_bytes + 10,
-            backward_peak,
+            kept_bytes: kept_bytes + PINNED,
+            forward_peak: kept_bytes + PINNED + 10,
+            again_peak: kept_bytes + 10,
+            backward_peak: backward_peak + PINNED,
             backward_seconds,
+            on_passage: true,
         };
         Options {
             list: vec![option(10, 60, 5.0), option(20, 50, 3.5), option(40, 45, 2.0)],
             forward_seconds: 2.0,
+            passage_seconds: 1.5,
+            pinned_bytes: PINNED,
             boundary_bytes: 10,
             frontiers: [vec![], vec![]],
         }

@@ -17,6 +17,7 @@ mod groups;
 mod options;
 #[cfg(test)]
 mod oracle;
+mod passage;
 mod readers;
 mod table;
 
@@ -28,10 +29,10 @@ use plimsoll_graph::{Graph, NodeId, Phase, Value};
 use beside::{fixed_bytes, last_operands, turn_operands};
 use bound::{LowerBound, Passes};
 pub(super) use find::Chain;
-use find::Layer;
 use follow::{Step, follow};
 use groups::{Grouped, group_size};
 use options::{LayerOption, Options, all_values, kept_values, options, peaks};
+use passage::passage;
 use table::{Family, Table, Turn};
 
 use super::ladder::Ladder;
@@ -72,8 +73,6 @@ pub(crate) struct ChainOptimum {
     outside_seconds: f64,
     /// Time of everything once.
     once_seconds: f64,
-    /// Time of those nodes of a layer on which its output depends.
-    passage_seconds: f64,
     /// Layers that are taken together where the chain is long.
     group: Option<usize>,
     /// Slower orders are not offered: of a long chain those that run more than the whole forward pass again.
@@ -121,7 +120,8 @@ impl ChainOptimum {
         let layers = chain.layers.len();
         // Layers are equal, but the first reads a boundary made outside; one from the middle speaks for all.
         let options = options(graph, facts, scratch, &chain.layers[layers / 2]);
-        let (forward, backward) = peaks(graph, facts, scratch, &chain.turn, &all_values(graph, &chain.turn));
+        let (forward, backward) =
+            peaks(graph, facts, scratch, &chain.turn, &all_values(graph, &chain.turn), &[]);
         let turn_peak = forward.max(backward);
         let seconds = |nodes: &[NodeId]| -> f64 {
             nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
@@ -151,7 +151,6 @@ impl ChainOptimum {
         let ways = ways(graph, facts, scratch, &chain);
         let passage = passage(graph, &chain.layers[layers / 2]);
         let long = passages(layers).saturating_mul(passage.len()) > MOST_RUNS;
-        let passage_seconds = seconds(&passage);
         ChainOptimum {
             chain,
             options,
@@ -162,7 +161,6 @@ impl ChainOptimum {
             ways,
             outside_seconds,
             once_seconds: all,
-            passage_seconds,
             group: long.then(|| group_size(layers)),
             // A hair above, because sums are rounded.
             most_seconds: if long { (all + forward.all) * (1.0 + 1e-9) } else { f64::INFINITY },
@@ -330,7 +328,7 @@ impl Optimum for ChainOptimum {
         let layers = self.chain.layers.len();
         match strategy {
             Strategy::Minimal if self.is_long() => f64::INFINITY,
-            Strategy::Minimal => self.once_seconds + self.passage_seconds * passages(layers) as f64,
+            Strategy::Minimal => self.once_seconds + self.options.passage_seconds * passages(layers) as f64,
             // Each layer recomputes the values that its backward pass reads, and in groups more than those.
             Strategy::Full | Strategy::Sqrt | Strategy::Every(_) => {
                 once + layers as f64 * self.again_seconds()
@@ -376,23 +374,10 @@ pub(super) fn is_chain(graph: &Graph, chain: &Chain) -> bool {
     inside >= outside && !chain.turn.forward.iter().any(skips)
 }
 
-/// The forward nodes of a layer on which its output depends.
-fn passage(graph: &Graph, layer: &Layer) -> Vec<NodeId> {
-    let mut needed: BTreeSet<NodeId> = graph.producer(layer.output).into_iter().collect();
-    let mut passage = Vec::new();
-    for &id in layer.forward.iter().rev() {
-        if needed.contains(&id) {
-            let inputs = graph.node(id).inputs.iter();
-            needed.extend(inputs.filter_map(|&value| graph.producer(graph.storage(value))));
-            passage.push(id);
-        }
-    }
-    passage
-}
-
 /// Treatments of the lead: its options, or keeping everything.
 fn ways(graph: &Graph, facts: &Facts, scratch: Scratch, chain: &Chain) -> Vec<Way> {
-    let (forward, backward) = peaks(graph, facts, scratch, &chain.before, &all_values(graph, &chain.before));
+    let (forward, backward) =
+        peaks(graph, facts, scratch, &chain.before, &all_values(graph, &chain.before), &[]);
     let boundary = aligned(graph.ty(chain.before.output).bytes() as u64, facts.alignment);
     let (before, fixed) = (forward.max(backward) + boundary, fixed_bytes(graph, facts, chain));
     let Some(lead) = &chain.lead else {

@@ -11,12 +11,15 @@
 //!
 //! The layer's input is not counted (it belongs to whoever keeps it), nor are state and graph inputs. A gradient
 //! that the layer makes and uses up is counted like any value.
+//!
+//! What never runs twice is pinned ([`Pinned`]): every option keeps it and is charged for it, and none runs it again.
 
 use std::collections::BTreeSet;
 
 use plimsoll_graph::{Graph, NodeId, StateId, Value, ValueSource};
 
 use super::find::Layer;
+use super::passage::{Pinned, passage};
 use crate::device::{Facts, Scratch, aligned};
 use crate::layout::{Lifetimes, Slot, live_bytes};
 use crate::recompute;
@@ -32,10 +35,15 @@ pub(crate) struct LayerOption {
     pub(crate) kept_bytes: u64,
     /// Most bytes alive during its forward pass.
     pub(crate) forward_peak: u64,
+    /// The same when it runs again inside a dropped segment, pinned values not counted: they are there already.
+    pub(crate) again_peak: u64,
     /// Most bytes alive during its backward pass.
     pub(crate) backward_peak: u64,
     /// Time of its backward pass, recomputing included.
     pub(crate) backward_seconds: f64,
+    /// Whether what it keeps is made on the way to the layer's output, so that it is there when a dropped segment has run
+    /// again.
+    pub(crate) on_passage: bool,
 }
 
 impl LayerOption {
@@ -44,7 +52,9 @@ impl LayerOption {
         self.kept_bytes <= other.kept_bytes
             && self.backward_seconds <= other.backward_seconds
             && self.forward_peak <= other.forward_peak
+            && self.again_peak <= other.again_peak
             && self.backward_peak <= other.backward_peak
+            && self.on_passage >= other.on_passage
     }
 }
 
@@ -55,6 +65,10 @@ pub(crate) struct Options {
     pub(crate) list: Vec<LayerOption>,
     /// Time of its forward pass.
     pub(crate) forward_seconds: f64,
+    /// Time of those of its nodes that run again where it is dropped together with the layer behind.
+    pub(crate) passage_seconds: f64,
+    /// Bytes of what never runs twice: part of what every option keeps, and there however the layer is dropped.
+    pub(crate) pinned_bytes: u64,
     /// Bytes of its output, and so of the gradient that comes back.
     pub(crate) boundary_bytes: u64,
     /// The frontier at the turn when the output is kept, and when it must be recomputed too:
@@ -76,41 +90,118 @@ impl Options {
 
 /// All options of a layer of `graph`.
 pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer) -> Options {
-    let parts = parts(graph, layer);
-    let ops = label_ops(graph, facts, scratch, layer, &parts);
-    let demanded: Vec<usize> = demanded(graph, layer, &parts, false);
-    let labels = frontier(&ops, &demanded, &LabelLimits::NONE);
-    let boundary_bytes = aligned(graph.ty(layer.output).bytes() as u64, facts.alignment);
-    let seconds = |nodes: &[NodeId]| -> f64 {
-        nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
-    };
-    let backward_seconds = seconds(&layer.backward);
-    let listed = spread(&labels);
-    let list = around_frontier(&listed, |keep| {
-        let (forward_peak, backward_peak) = peaks(graph, facts, scratch, layer, &values_of(&parts, keep));
-        LayerOption {
-            keep: keep.to_vec(),
-            kept_bytes: keep.iter().map(|&position| ops[position].bytes).sum::<u64>() + boundary_bytes,
-            forward_peak,
-            backward_peak,
-            backward_seconds: backward_seconds + closure_cost(&ops, &demanded, keep),
-        }
-    });
-    let mut recomputed_ops = ops.clone();
-    if let Some(output) = parts.iter().position(|part| part.values.contains(&layer.output)) {
+    let sets = Sets::new(graph, facts, scratch, layer);
+    let labels = frontier(&sets.ops, &sets.demanded, &LabelLimits::NONE);
+    let list = around_frontier(&sets.kept_on_passage(spread(&labels)), |keep| sets.option(keep));
+    let mut recomputed_ops = sets.ops.clone();
+    if let Some(output) = sets.parts.iter().position(|part| part.values.contains(&layer.output)) {
         recomputed_ops[output].keepable = false;
     }
     let with_output =
-        frontier(&recomputed_ops, &self::demanded(graph, layer, &parts, true), &LabelLimits::NONE);
+        frontier(&recomputed_ops, &demanded(graph, layer, &sets.parts, true), &LabelLimits::NONE);
+    // What only a forward node reads need not be there when the first gradient is made.
+    let surely = sets.pinned.bytes(graph, facts, layer, &[&layer.backward]);
+    let boundary_bytes = sets.boundary_bytes;
     Options {
         list,
-        forward_seconds: seconds(&layer.forward),
+        forward_seconds: sets.seconds(&layer.forward),
+        passage_seconds: sets.seconds(&sets.passage),
+        pinned_bytes: sets.pinned_bytes,
         boundary_bytes,
         frontiers: [
-            labels.iter().map(|label| (label.bytes + boundary_bytes, label.time)).collect(),
-            with_output.iter().map(|label| (label.bytes, label.time)).collect(),
+            labels.iter().map(|label| (label.bytes + boundary_bytes + surely, label.time)).collect(),
+            with_output.iter().map(|label| (label.bytes + surely, label.time)).collect(),
         ],
     }
+}
+
+/// A layer in parts, and the account of each set of them that may be kept.
+struct Sets<'a> {
+    graph: &'a Graph,
+    facts: &'a Facts,
+    scratch: Scratch,
+    layer: &'a Layer,
+    pinned: Pinned,
+    pinned_bytes: u64,
+    boundary_bytes: u64,
+    passage: Vec<NodeId>,
+    parts: Vec<Part>,
+    /// The parts as the labels see them.
+    ops: Vec<LabelOp>,
+    /// Those that the backward pass needs.
+    demanded: Vec<usize>,
+    /// Whether each is made on the way to the layer's output.
+    on_passage: Vec<bool>,
+    backward_seconds: f64,
+}
+
+impl<'a> Sets<'a> {
+    fn new(graph: &'a Graph, facts: &'a Facts, scratch: Scratch, layer: &'a Layer) -> Sets<'a> {
+        let pinned = Pinned::of(graph, layer);
+        let parts = parts(graph, layer, &pinned);
+        let passage = passage(graph, layer);
+        let again: BTreeSet<NodeId> = passage.iter().copied().collect();
+        Sets {
+            pinned_bytes: pinned.bytes(graph, facts, layer, &[&layer.forward[..], &layer.backward]),
+            boundary_bytes: aligned(graph.ty(layer.output).bytes() as u64, facts.alignment),
+            ops: label_ops(graph, facts, scratch, layer, &parts),
+            demanded: demanded(graph, layer, &parts, false),
+            on_passage: parts.iter().map(|part| again.contains(&layer.forward[part.node])).collect(),
+            backward_seconds: seconds(facts, scratch, &layer.backward),
+            graph,
+            facts,
+            scratch,
+            layer,
+            pinned,
+            passage,
+            parts,
+        }
+    }
+
+    /// The option that keeps these parts.
+    fn option(&self, keep: &[usize]) -> LayerOption {
+        let (forward_peak, again_peak, backward_peak) = self.peaks(values_of(&self.parts, keep));
+        let own: u64 = keep.iter().map(|&position| self.ops[position].bytes).sum();
+        LayerOption {
+            keep: keep.to_vec(),
+            kept_bytes: own + self.boundary_bytes + self.pinned_bytes,
+            forward_peak,
+            again_peak,
+            backward_peak,
+            backward_seconds: self.backward_seconds + closure_cost(&self.ops, &self.demanded, keep),
+            on_passage: keep.iter().all(|&position| self.on_passage[position]),
+        }
+    }
+
+    /// Most bytes alive in the forward pass, in one that is repeated and in the backward pass, when `kept` is held and what
+    /// is pinned.
+    fn peaks(&self, mut kept: Vec<Value>) -> (u64, u64, u64) {
+        let Sets { graph, facts, scratch, layer, pinned, .. } = self;
+        kept.extend(pinned.values());
+        let of = |beside: &[Value]| peaks(graph, facts, *scratch, layer, &kept, beside);
+        let (forward, backward) = of(&pinned.named);
+        let again = if pinned.is_empty() { forward } else { of(&pinned.values().collect::<Vec<_>>()).0 };
+        (forward, again, backward)
+    }
+
+    /// The labels, and beside each that keeps something off the way to the layer's output one that does without.
+    fn kept_on_passage(&self, labels: Vec<Label>) -> Vec<Label> {
+        let made = |position: &usize| self.on_passage[*position];
+        let others = labels.iter().filter(|label| !label.keep.iter().all(made));
+        let narrowed: Vec<Label> = others
+            .map(|label| Label { keep: label.keep.iter().copied().filter(made).collect(), ..label.clone() })
+            .collect();
+        [labels, narrowed].concat()
+    }
+
+    fn seconds(&self, nodes: &[NodeId]) -> f64 {
+        seconds(self.facts, self.scratch, nodes)
+    }
+}
+
+/// Time of these nodes, each once.
+fn seconds(facts: &Facts, scratch: Scratch, nodes: &[NodeId]) -> f64 {
+    nodes.iter().map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
 }
 
 /// Labels that become options: several layers taken together have far more than the table has use for.
@@ -179,12 +270,14 @@ struct Part {
     /// Where a node has several parts, the first stands for its run and the others for its further outputs.
     of_run: Option<usize>,
     keepable: bool,
+    /// Whether it is pinned: there whatever is kept, and not to be decided about.
+    given: bool,
 }
 
 /// The parts of a layer. Outputs that the backward pass reads go together: where one is missing, the node runs and
 /// has them all. Others are needed only where what was made of them is recomputed, and may be dropped alone: a norm
 /// whose result nobody reads but the next op keeps its statistics.
-fn parts(graph: &Graph, layer: &Layer) -> Vec<Part> {
+fn parts(graph: &Graph, layer: &Layer, pinned: &Pinned) -> Vec<Part> {
     let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
     let mut parts: Vec<Part> = Vec::new();
     for (node, &id) in layer.forward.iter().enumerate() {
@@ -198,12 +291,15 @@ fn parts(graph: &Graph, layer: &Layer) -> Vec<Part> {
             .chain(alone.map(|value| vec![value]))
             .collect();
         let run = parts.len();
-        if groups.len() < 2 {
-            parts.push(Part { node, values: outputs.clone(), of_run: None, keepable: true });
+        let part = |values: Vec<Value>, of_run, keepable| {
+            let given = !values.is_empty() && values.iter().all(|value| pinned.contains(*value));
+            Part { node, values, of_run, keepable: keepable && !given, given }
+        };
+        if groups.len() < 2 || graph.node(id).op.is_once() {
+            parts.push(part(outputs.clone(), None, true));
         } else {
-            parts.push(Part { node, values: Vec::new(), of_run: None, keepable: false });
-            let part = |values| Part { node, values, of_run: Some(run), keepable: true };
-            parts.extend(groups.into_iter().map(part));
+            parts.push(part(Vec::new(), None, false));
+            parts.extend(groups.into_iter().map(|values| part(values, Some(run), true)));
         }
     }
     parts
@@ -215,6 +311,9 @@ fn label_ops(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer, part
     let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
     let bytes = |value: &Value| aligned(graph.ty(*value).bytes() as u64, facts.alignment);
     let op = |part: &Part| {
+        if part.given {
+            return LabelOp { deps: Vec::new(), bytes: 0, cost: 0.0, keepable: false };
+        }
         let id = layer.forward[part.node];
         let read = part.values.iter().filter(|value| forward.contains(value) || backward.contains(value));
         let holder =
@@ -249,7 +348,7 @@ fn demanded(graph: &Graph, layer: &Layer, parts: &[Part], output_too: bool) -> V
 
 /// The values an option keeps, by storage.
 pub(crate) fn kept_values(graph: &Graph, layer: &Layer, keep: &[usize]) -> Vec<Value> {
-    values_of(&parts(graph, layer), keep)
+    values_of(&parts(graph, layer, &Pinned::of(graph, layer)), keep)
 }
 
 fn values_of(parts: &[Part], keep: &[usize]) -> Vec<Value> {
@@ -267,13 +366,14 @@ pub(crate) fn made_within(graph: &Graph, state: StateId, layer: &Layer) -> bool 
     writers.all(|writer| layer.backward.contains(&writer))
 }
 
-/// Most bytes alive in the forward and in the backward pass of a layer that keeps `kept`.
+/// Most bytes alive in the forward and in the backward pass of a layer that keeps `kept`, those of `beside` not counted.
 pub(crate) fn peaks(
     graph: &Graph,
     facts: &Facts,
     scratch: Scratch,
     layer: &Layer,
     kept: &[Value],
+    beside: &[Value],
 ) -> (u64, u64) {
     let sequence = recompute::part(graph, &layer.forward, &layer.backward, kept);
     let lifetimes = Lifetimes::of_part(graph, facts, scratch, &sequence);
@@ -292,7 +392,7 @@ pub(crate) fn peaks(
                 .is_some_and(|node| layer.forward.contains(&node) || layer.backward.contains(&node));
             match graph.value(value).source {
                 ValueSource::Input | ValueSource::State => continue,
-                ValueSource::Node { .. } if value == layer.input => continue,
+                ValueSource::Node { .. } if value == layer.input || beside.contains(&value) => continue,
                 // A value from outside that is not the input is the gradient that arrives at the turn.
                 ValueSource::Node { .. } if !own => start = start.max(turn),
                 ValueSource::Node { .. } if value == layer.output && start < turn => end = end.max(turn),

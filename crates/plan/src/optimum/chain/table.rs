@@ -8,11 +8,15 @@
 //! I[n][m]   n layers inside a dropped segment, with the gradient d of its output in memory
 //!
 //! first layer by option k:   forward + backward_k + T[n−1][m − kept_k]
-//! first j > 1 dropped:       j·forward + T[n−j][m − a] + I[j][m]        a: the boundary that is kept
+//! first j > 1 dropped:       j·forward + T[n−j][m − a − j·p] + I[j][m]        a: the boundary that is kept
 //! ```
 //!
 //! A dropped segment of one layer runs no forward pass first: its backward pass recomputes what it reads and
 //! stops there. One table answers every budget up to its largest.
+//!
+//! `p` are the bytes of what a layer makes once and never again. Every option keeps them, and in a dropped segment those of
+//! all its layers are there from the beginning, each until its layer has gone backward. Inside a segment the forward pass
+//! is only what the next layer needs of it, and an option that keeps anything else is not offered.
 //!
 //! More memory is never slower, so a row falls and then stays at its least time; it is stored up to there.
 //! Only times are stored: the decision behind one is needed a few hundred times at most, and then found
@@ -75,17 +79,30 @@ pub(crate) struct Row(Vec<f64>);
 struct Units {
     options: Vec<OptionUnits>,
     forward_seconds: f64,
+    /// Of a forward pass inside a dropped segment.
+    again_seconds: f64,
     boundary: usize,
-    /// The most that is there while a layer runs of which nothing is kept.
-    passing: usize,
+    /// What a layer makes once.
+    pinned: usize,
+    /// The most that is there while a layer runs of which nothing is kept, for the first time and again.
+    passing: Passing,
+}
+
+/// The most that is there while a layer runs of which nothing is kept; `again` does not count what is pinned.
+#[derive(Clone, Copy, Debug)]
+struct Passing {
+    first: usize,
+    again: usize,
 }
 
 #[derive(Debug)]
 struct OptionUnits {
     kept: usize,
     forward_peak: usize,
+    again_peak: usize,
     backward_peak: usize,
     backward_seconds: f64,
+    on_passage: bool,
 }
 
 /// One decision as the recurrence sees it: possible from slot `from` on, in the time of its parts.
@@ -121,8 +138,7 @@ impl Table {
     pub(crate) fn with_scale(options: &Options, layers: usize, turn: Turn, scale: Scale) -> Table {
         let Scale { unit, slots } = scale;
         let turn = Row::step(turn.peak.div_ceil(unit) as usize, turn.seconds, slots);
-        let passing = options.list.first().map_or(0, |option| option.forward_peak);
-        Table::from_rows(Units::new(options, passing, unit), layers, scale, (vec![turn], Vec::new()))
+        Table::from_rows(Units::new(options, unit), layers, scale, (vec![turn], Vec::new()))
     }
 
     /// Fills a table whose layers are groups of `fine`'s, `size` each, with the options in `groups`. Its turn is that of
@@ -133,7 +149,7 @@ impl Table {
         (fine, size, rest): (&Table, usize, usize),
     ) -> Table {
         let scale = Scale { unit: fine.unit, slots: fine.slots };
-        let units = Units { passing: fine.units.passing, ..Units::new(groups, 0, fine.unit) };
+        let units = Units { passing: fine.units.passing, ..Units::new(groups, fine.unit) };
         let inner = vec![fine.inner[0].clone(), fine.inner[size].clone()];
         Table::from_rows(units, count, scale, (vec![fine.turn[rest].clone()], inner))
     }
@@ -221,9 +237,9 @@ impl Table {
         slot - self.units.options[option].kept
     }
 
-    /// Slots left behind a kept boundary.
-    pub(crate) fn after_boundary(&self, slot: usize) -> usize {
-        slot - self.units.boundary
+    /// Slots left behind `dropped` layers of which only the boundary is kept, and what is pinned.
+    pub(crate) fn after_dropped(&self, slot: usize, dropped: usize) -> usize {
+        slot - self.units.boundary - dropped * self.units.pinned
     }
 
     fn rows(&self, family: Family) -> &[Row] {
@@ -244,7 +260,7 @@ impl Table {
     /// The recurrence: all ways to treat the first layer of `length` layers.
     fn each_candidate<'a>(&'a self, family: Family, length: usize, mut each: impl FnMut(Candidate<'a>)) {
         let rows = self.rows(family);
-        let Units { options, forward_seconds, boundary, passing } = &self.units;
+        let Units { options, forward_seconds, again_seconds, boundary, pinned, passing } = &self.units;
         if family == Family::Inner && length == 1 {
             each(Candidate {
                 decision: Decision::Option(0),
@@ -256,27 +272,34 @@ impl Table {
             });
             return;
         }
-        // Inside a segment the gradient of its output waits while its forward pass runs.
-        let waiting = if family == Family::Inner { *boundary } else { 0 };
-        for (index, option) in options.iter().enumerate() {
+        // Inside a segment the gradient of its output waits while its forward pass runs, and so does what the layers
+        // behind have made once.
+        let inner = family == Family::Inner;
+        let waiting = if inner { *boundary + (length - 1) * pinned } else { 0 };
+        let pass_seconds = *if inner { again_seconds } else { forward_seconds };
+        for (index, option) in options.iter().enumerate().filter(|(_, option)| !inner || option.on_passage) {
+            let pass_peak = if inner { option.again_peak + pinned } else { option.forward_peak };
             each(Candidate {
                 decision: Decision::Option(index),
-                from: (waiting + option.kept.max(option.forward_peak)).max(option.backward_peak),
-                seconds: forward_seconds + option.backward_seconds,
+                from: (waiting + option.kept.max(pass_peak)).max(option.backward_peak),
+                seconds: pass_seconds + option.backward_seconds,
                 rest: &rows[length - 1],
                 held: option.kept,
                 segment: None,
             });
         }
-        let longest = if family == Family::Inner { length - 1 } else { length };
+        let longest = if inner { length - 1 } else { length };
         // Dropping one layer is the first option.
         for dropped in 2..=longest {
+            // The last of them finds what those before it made once.
+            let pass_peak =
+                if inner { passing.again + pinned } else { passing.first + (dropped - 1) * pinned };
             each(Candidate {
                 decision: Decision::Drop(dropped),
-                from: waiting + boundary + passing,
-                seconds: dropped as f64 * forward_seconds,
+                from: waiting + boundary + pass_peak,
+                seconds: dropped as f64 * pass_seconds,
                 rest: &rows[length - dropped],
-                held: *boundary,
+                held: boundary + dropped * pinned,
                 segment: Some(&self.inner[dropped]),
             });
         }
@@ -390,27 +413,36 @@ impl Row {
 }
 
 impl Units {
-    fn new(options: &Options, passing: u64, unit: u64) -> Units {
+    fn new(options: &Options, unit: u64) -> Units {
         let up = |bytes: u64| bytes.div_ceil(unit) as usize;
+        let nothing_kept = options.list.first();
         let each = options.list.iter().map(|option| OptionUnits {
             kept: up(option.kept_bytes),
             forward_peak: up(option.forward_peak),
+            again_peak: up(option.again_peak),
             backward_peak: up(option.backward_peak),
             backward_seconds: option.backward_seconds,
+            on_passage: option.on_passage,
         });
         Units {
             options: each.collect(),
             forward_seconds: options.forward_seconds,
+            again_seconds: options.passage_seconds,
             boundary: up(options.boundary_bytes),
-            passing: up(passing),
+            pinned: up(options.pinned_bytes),
+            passing: Passing {
+                first: nothing_kept.map_or(0, |option| up(option.forward_peak)),
+                again: nothing_kept.map_or(0, |option| up(option.again_peak)),
+            },
         }
     }
 }
 
 /// The largest unit that divides all sizes, or a rounder one when that takes too many slots.
 pub(crate) fn unit(options: &Options, turn_peak: u64, most: u64, max_slots: usize) -> u64 {
-    let sizes = options.list.iter().flat_map(|o| [o.kept_bytes, o.forward_peak, o.backward_peak]);
-    let divisor = sizes.chain([options.boundary_bytes, turn_peak]).fold(0, gcd).max(1);
+    let sizes =
+        options.list.iter().flat_map(|o| [o.kept_bytes, o.forward_peak, o.again_peak, o.backward_peak]);
+    let divisor = sizes.chain([options.boundary_bytes, options.pinned_bytes, turn_peak]).fold(0, gcd).max(1);
     let needed = most / divisor + 1;
     divisor * needed.div_ceil(max_slots as u64)
 }

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use plimsoll_graph::{DType, Graph, Init, differentiate, fuse, work};
+use plimsoll_graph::{Axes, DType, Graph, Init, Op, differentiate, fuse, work};
 use plimsoll_model::{Architecture, Bert, Gpt2, Lora, Preset};
 
 use crate::bytes::TransientBytes;
@@ -195,6 +195,82 @@ fn layers_of_several_kinds_are_planned_by_the_table_too() {
         &of_widths(&[&[32][..], &[256, 64, 128].repeat(4), &[16]].concat()),
         20,
     );
+}
+
+/// Residual layers behind an embedding, each scaled by the scores of two of eight experts, whose choice is made once; each
+/// layer adds two losses to that of the head.
+fn routed(layers: usize) -> Program {
+    const ROWS: usize = 64;
+    const WIDTH: usize = 32;
+    const EXPERTS: usize = 8;
+    let mut g = Graph::new();
+    let ids = g.input("ids", [ROWS], DType::I32); // (N)
+    let targets = g.input("targets", [ROWS], DType::I32); // (N)
+    let scale = g.loss_scale(); // ()
+    let table = g.param("table", [64, WIDTH], Init::Normal(0.1)); // (V, C)
+    let mut x = g.embedding(table, ids); // (N, C)
+    for layer in 0..layers {
+        x = g.block(&format!("layer.{layer}"), |g| {
+            let router = g.param("router", [EXPERTS, WIDTH], Init::Normal(0.1)); // (E, C)
+            let logits = g.linear(x, router, None); // (N, E)
+            let [p, lse] = g.softmax_lse(logits); // (N, E), (N)
+            let [weights, _] = g.top_k(p, 2); // (N, k)
+            let gate = g.sum(weights, &[1]); // (N)
+            let spread = Op::Broadcast { shape: [ROWS, WIDTH].into(), axes: Axes::of([1]) };
+            let gate = g.apply(spread, &[gate]); // (N, C)
+            let up = g.param("up", [4 * WIDTH, WIDTH], Init::Normal(0.1)); // (F, C)
+            let down = g.param("down", [WIDTH, 4 * WIDTH], Init::Normal(0.1)); // (C, F)
+            let h = g.linear(x, up, None); // (N, F)
+            let h = g.silu(h); // (N, F)
+            let h = g.linear(h, down, None); // (N, C)
+            let h = g.mul(h, gate); // (N, C)
+            let load = g.sum(p, &[0]); // (E)
+            for (name, value) in [("balance", load), ("z", lse)] {
+                let squares = g.mul(value, value);
+                let total = g.sum(squares, &[0]); // ()
+                let loss = g.mul(total, scale); // ()
+                g.add_loss(name, loss, 0.01);
+            }
+            g.add(x, h) // (N, C)
+        });
+    }
+    let norm = g.param("norm", [WIDTH], Init::Fill(1.0)); // (C)
+    let x = g.rms_norm(x, norm, 1e-6); // (N, C)
+    let loss = g.head_loss(x, table, None, targets, scale, -100); // ()
+    g.output("loss", loss);
+    trained(&g.finish().unwrap())
+}
+
+#[test]
+fn a_choice_inside_a_layer_is_priced_as_kept_and_layers_that_add_losses_stay_a_chain() {
+    let program = routed(6);
+    let graph = &program.train.graph;
+    let turns = graph.nodes().iter().filter(|node| matches!(node.op, Op::HeadLossGrad { .. })).count();
+    assert_eq!((turns, graph.added_losses().len()), (1, 12));
+    assert!(graph.nodes().iter().all(|node| !matches!(node.op, Op::HeadLoss(_))), "the head stays fused");
+    assert_eq!(Chain::find(graph).unwrap().layers.len(), 6);
+    let planner = ChainOptimum::new(graph, &program.train.facts, Scratch::Best, TransientBytes::MAX).unwrap();
+    // 64 rows of two weights and two indices, and of those the indices that the backward pass reads.
+    let pinned = 2 * 64 * 2 * 4;
+    assert_eq!(planner.options.pinned_bytes, pinned);
+    assert!(
+        planner
+            .options
+            .list
+            .iter()
+            .all(|option| option.kept_bytes >= pinned + planner.options.boundary_bytes)
+    );
+    check("routed", &program, 40);
+}
+
+#[test]
+fn a_long_chain_of_layers_with_a_choice_keeps_its_word_too() {
+    let program = routed(140);
+    let planner =
+        ChainOptimum::new(&program.train.graph, &program.train.facts, Scratch::Best, TransientBytes::MAX)
+            .unwrap();
+    assert!(planner.is_long());
+    check("routed, long", &program, 12);
 }
 
 /// Over budgets from the smallest that works: all are kept, and a larger one is never slower.

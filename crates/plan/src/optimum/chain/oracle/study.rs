@@ -196,8 +196,10 @@ impl Block {
             keep,
             kept_bytes: bytes + self.boundary,
             forward_peak: self.forward_peak(&kept),
+            again_peak: self.forward_peak(&kept),
             backward_peak,
             backward_seconds: self.backward.iter().map(|op| op.cost).sum::<f64>() + again,
+            on_passage: true,
         }
     }
 
@@ -209,6 +211,8 @@ impl Block {
         Options {
             list: around_frontier(&labels, |keep| self.option(keep.to_vec())),
             forward_seconds: self.forward.iter().map(|op| op.cost).sum(),
+            passage_seconds: self.forward.iter().map(|op| op.cost).sum(),
+            pinned_bytes: 0,
             boundary_bytes: self.boundary,
             frontiers: [
                 labels.iter().map(|label| (label.bytes + self.boundary, label.time)).collect(),
