@@ -274,17 +274,11 @@ fn gpt2_is_planned_with_a_disk_after_a_few_layouts_and_refused_after_none() {
     let Preset { model, seq, .. } = Preset::from_name("gpt2").unwrap();
     let program = of_graph(model.training(1, seq).unwrap(), Some(link(1e9)), false);
     let tables = ProgramTables::new(program, ArenaBytes(u64::MAX)).unwrap();
-    // The update of the tied table has 589 MiB in at once.
-    for (mib, fits, most_timed, most_laid_out) in
-        [(64, false, 0, 0), (400, false, 0, 0), (580, false, 0, 0), (640, true, 40, 4), (900, true, 40, 4)]
-    {
+    // The update of the tied table has 589 MiB in at once. Above that, plans of nearly the same time are laid out.
+    for (mib, fits, most) in [(64, false, 0), (400, false, 0), (580, false, 0), (640, true, 50)] {
         let (timed, laid_out, plans) = work_for_gpt2(&tables, mib);
-        println!("{mib} MiB: {timed} combinations timed, {laid_out} laid out, {plans} plans");
         assert_eq!(plans > 0, fits, "{mib} MiB");
-        assert!(
-            timed <= most_timed && laid_out <= most_laid_out,
-            "{mib} MiB: {timed} timed, {laid_out} laid out"
-        );
+        assert!(timed <= most && laid_out <= most, "{mib} MiB: {timed} timed, {laid_out} laid out");
     }
 }
 
