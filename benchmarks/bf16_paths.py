@@ -20,7 +20,7 @@ SHAPES = {"s": (8, 256, 8, 4, 688, 8192), "m": (12, 512, 8, 4, 1376, 16384)}
 LENGTHS = {"s": 256, "m": 512}
 STEPS = {"s": 6, "m": 3}
 ROWS = 4
-PATHS = ["avx2", "avx512", "avx512-bf16"]
+PATHS = ["avx512-bf16", "avx512", "avx2"]
 
 
 def processor_seconds(pid):
