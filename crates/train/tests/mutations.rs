@@ -4,6 +4,7 @@
 //! `scripts/mutations SECONDS` runs more rounds with other seeds and keeps inputs that broke something.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "how many alterations are accepted is worth seeing")]
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,7 +59,7 @@ fn strike(target: &str, originals: &[Vec<u8>], mut read: impl FnMut(&[u8]) -> Re
         match catch_unwind(AssertUnwindSafe(|| read(&altered))) {
             Ok(Ok(())) => accepted += 1,
             Ok(Err(said)) => {
-                assert!(!said.is_empty() && said.len() < 1 << 16, "{target}/{seed}/{round}: {said:?}")
+                assert!(!said.is_empty() && said.len() < 1 << 16, "{target}/{seed}/{round}: {said:?}");
             }
             Err(_) => {
                 if let Some(folder) = std::env::var_os("MUTATION_FINDINGS") {
@@ -221,7 +222,7 @@ fn states_of_checkpoints() {
     let checkpoint = save(&trained, &open(&home.path().join("out"), None).unwrap());
     let path = checkpoint.join("trainer_state.json");
     let original = fs::read(&path).unwrap();
-    strike("checkpoint", &[original.clone()], |bytes| {
+    strike("checkpoint", std::slice::from_ref(&original), |bytes| {
         fs::write(&path, bytes).unwrap();
         said(Checkpoint::open(&checkpoint))
     });
@@ -240,7 +241,7 @@ fn signed(bytes: &[u8]) -> Vec<u8> {
     }
     state["checksum"] = json!("");
     let sum = Sha256::digest(format!("{state:#}"));
-    state["checksum"] = json!(sum.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    state["checksum"] = json!(sum.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}")));
     format!("{state:#}\n").into_bytes()
 }
 
