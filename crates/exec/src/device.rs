@@ -22,7 +22,7 @@ use plimsoll_graph::{Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space, Tier};
 
 use crate::ExecError;
-use crate::cpu::Instructions;
+use crate::instructions::Instructions;
 
 /// A schedule that a device has made ready, by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -14,7 +14,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::group::StatePart;
 use crate::{Op, Shape, Type};
 
 macro_rules! id {
@@ -152,6 +151,15 @@ pub enum Init {
     Table(Vec<f32>),
     /// A matrix with a column for each of these rows, in which that row is 1 and the others are 0.
     OneHot(Vec<usize>),
+}
+
+/// A named part of a range of state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatePart {
+    /// The name that files have for it; unique like that of a state.
+    pub name: String,
+    /// Its extents.
+    pub shape: Shape,
 }
 
 /// A named range that outlives a micro-batch.

@@ -12,17 +12,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::graph::{Graph, Init, State, StateKind};
+use crate::graph::{Graph, Init, State, StateKind, StatePart};
 use crate::{GraphError, Shape, Type, Value};
-
-/// A named part of a range of state.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StatePart {
-    /// The name that files have for it; unique like that of a state.
-    pub name: String,
-    /// Its extents.
-    pub shape: Shape,
-}
 
 impl State {
     /// The pieces of the range that have a name of their own, each with its first element: its parts, or the whole.

@@ -48,10 +48,9 @@ pub use dtype::DType;
 pub use error::GraphError;
 pub use fuse::fuse;
 pub use graph::{
-    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, Value, ValueInfo,
-    ValueSource, name_hash,
+    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, StatePart, Value,
+    ValueInfo, ValueSource, name_hash,
 };
-pub use group::StatePart;
 pub use interleave::interleave;
 pub use layers::{Chain, IGNORED_TARGET};
 pub use op::Op;

@@ -21,7 +21,6 @@ mod elementwise;
 mod embedding;
 mod exp;
 mod head;
-mod instructions;
 mod lanes;
 mod linear;
 mod matmul;
@@ -54,11 +53,11 @@ use plimsoll_graph::{Op, Type};
 use plimsoll_plan::Workspace;
 
 use crate::ExecError;
+pub use crate::instructions::Instructions;
 pub use call::{Call, CpuOperand, ScratchMemory};
 pub use device::CpuDevice;
 pub use disk::{BLOCK, DiskTier, OUTSIDE_BYTES};
 pub use disk_speed::{DiskSpeed, disk_room, measure_disk};
-pub use instructions::Instructions;
 pub use pool::Pool;
 pub use room::free_disk_bytes;
 
