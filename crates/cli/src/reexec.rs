@@ -1,9 +1,10 @@
 //! Re-exec: the program in place of itself, with the same arguments and none of the memory it has taken.
 //!
 //! The kernel counts the most that a process has ever held, and the allocator keeps some of it. Work that comes before
-//! training must leave no trace in a run that keeps to a budget, so the process starts anew in two cases and no other:
+//! training must leave no trace in a run that keeps to a budget, so the process starts anew in three cases and no other:
 //!
 //! - [`after_tokenising`]: data was tokenised. The next process finds the ids in the cache, and plans as every later one.
+//! - [`after_measuring`]: the machine was measured. The next process finds the times in the cache.
 //! - [`with_plan`]: looking for a plan took more memory than the budget has, or than the run may still hold. The next
 //!   process reads the plan from a file.
 //!
@@ -26,6 +27,8 @@ use crate::exit::Failure;
 const BEGUN: &str = "PLIMSOLL_BEGUN_ANEW";
 /// Set in a process that was started anew after tokenising.
 const TOKENISED: &str = "PLIMSOLL_TOKENISED";
+/// Set in a process that was started anew after measuring.
+const MEASURED: &str = "PLIMSOLL_MEASURED";
 /// Set in a process that was started anew with a plan: the path of its file.
 const PLANNED: &str = "PLIMSOLL_PLANNED";
 
@@ -34,6 +37,13 @@ const PLANNED: &str = "PLIMSOLL_PLANNED";
 pub(crate) fn after_tokenising() {
     if noted(TOKENISED).is_none() {
         start_anew(TOKENISED, OsStr::new("1"));
+    }
+}
+
+/// Starts anew after the machine was measured, once, so that the first plan on a machine is the plan of every later call.
+pub(crate) fn after_measuring() {
+    if noted(MEASURED).is_none() {
+        start_anew(MEASURED, OsStr::new("1"));
     }
 }
 

@@ -30,10 +30,18 @@ pub(crate) fn start(config: Config, how: &Start<'_>, watching: Watching) -> Resu
     if job.has_tokenised() {
         reexec::after_tokenising();
     }
+    if job.device()?.measured {
+        let of_times = job.device()?.notes.clone();
+        notes::tell(&of_times)?;
+        reexec::after_measuring();
+    }
     let planned = plan(&mut job, how.plan)?;
     // Notes about the plan are printed now: a process that starts anew gets the plan without its reasons.
     let about_plan = |note: &Note| matches!(note, Note::OtherMicroBatch { .. });
     let (about_plan, others): (Vec<Note>, Vec<Note>) = job.take_notes().into_iter().partition(about_plan);
+    // The checkpoint's plan may not suit because the checkpoint does not, which is then an error that says it better.
+    let (of_checkpoint, others): (Vec<Note>, Vec<Note>) =
+        others.into_iter().partition(|note| matches!(note, Note::OtherPlan { .. }));
     notes::tell(&about_plan)?;
     if how.plan.is_none() {
         reexec::with_plan(&planned)?;
@@ -43,6 +51,7 @@ pub(crate) fn start(config: Config, how: &Start<'_>, watching: Watching) -> Resu
     say(&samples::counted(data, &config.samples.task, config.model.seq_len))?;
     say(&samples::text(&data.shown, &config.configuration.labels, io::stderr().is_terminal()))?;
     let mut session = job.start(planned)?;
+    notes::tell(&of_checkpoint)?;
     notes::tell(&session.take_notes())?;
     Ok(session)
 }

@@ -67,6 +67,10 @@ fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         _ => size(bytes),
     };
     writeln!(out, "offload to {}: {amount}, at {}", link.tier.name(), rates(&link))?;
+    if let Some((bytes, room)) = summary.waiting_bytes().filter(|(bytes, _)| *bytes > 0) {
+        let of = if room == u64::MAX { String::new() } else { format!(" of {}", size(room)) };
+        writeln!(out, "  {}{of} are taken there", size(bytes))?;
+    }
     if away.is_empty() {
         return Ok(());
     }

@@ -232,24 +232,44 @@ fn what_only_the_user_may_change_is_proposed_and_works_when_typed() {
 }
 
 #[test]
-fn an_offload_budget_that_is_too_small_is_the_cause_that_is_named_and_the_size_that_is_named_works_when_typed()
- {
+fn a_pool_that_is_too_small_or_not_there_is_answered_with_one_that_works() {
+    let asked = "plan --model llama-3.2-1b --seq-len 512 --global-batch 1 --device cuda:h200 --memory 14GiB";
+    let said = String::from_utf8(plimsoll(&format!("{asked} --host-memory 16MiB")).stderr).unwrap();
+    let hint = said.lines().find_map(|line| line.strip_prefix("hint: `--host-memory ")?.split('`').next());
+    let hint = hint.unwrap_or_else(|| panic!("{said}"));
+    let output = plimsoll(&format!("{asked} --host-memory {hint}"));
+    assert!(output.status.success(), "{hint}: {}", String::from_utf8_lossy(&output.stderr));
+    refused(
+        "plan --offload disk --offload-budget 2GiB",
+        2,
+        "error: there is no flag `--offload-budget` here: it is now --disk-space for a disk and --host-memory for memory of the host; write that one",
+    );
+    refused(
+        "plan --host-memory 2GiB",
+        2,
+        "error: on the CPU the host's memory is what --memory limits; use --offload disk and --disk-space",
+    );
+    refused(
+        "plan --device cuda --offload disk",
+        2,
+        "error: a GPU has no disk to offload to: to plan for one with memory of the host, use --offload host; to train on one, leave --offload and --disk-space out",
+    );
+}
+
+#[test]
+fn a_disk_space_that_is_too_small_is_the_cause_that_is_named_and_the_size_that_is_named_works_when_typed() {
     let asked = "plan --model s --seq-len 64 --memory 60MiB --offload disk --offload-folder /tmp";
-    let output = plimsoll(&format!("{asked} --offload-budget 8MiB"));
+    let output = plimsoll(&format!("{asked} --disk-space 8MiB"));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("wait on the disk of /tmp, and --offload-budget allows 8.00 MiB\n"), "{said}");
-    let hint = said.lines().find_map(|line| line.strip_prefix("hint: `--offload-budget ")?.split('`').next());
-    let output = plimsoll(&format!("{asked} --offload-budget {}", hint.unwrap()));
+    assert!(said.contains("wait on the disk of /tmp, and --disk-space allows 8.00 MiB\n"), "{said}");
+    let hint = said.lines().find_map(|line| line.strip_prefix("hint: `--disk-space ")?.split('`').next());
+    let output = plimsoll(&format!("{asked} --disk-space {}", hint.unwrap()));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     // Where the memory is too small for any plan, no room beside it helps, and none is asked for.
-    let said =
-        plimsoll("plan --model s --seq-len 64 --memory 20MiB --offload disk --offload-budget 8MiB").stderr;
+    let said = plimsoll("plan --model s --seq-len 64 --memory 20MiB --offload disk --disk-space 8MiB").stderr;
     let said = String::from_utf8(said).unwrap();
-    assert!(
-        said.starts_with("error: the smallest plan needs ") && !said.contains("--offload-budget"),
-        "{said}"
-    );
+    assert!(said.starts_with("error: the smallest plan needs ") && !said.contains("--disk-space"), "{said}");
 }
 
 #[test]

@@ -205,11 +205,36 @@ fn a_described_device_gives_its_own_memory_and_its_name() {
 #[test]
 fn a_published_model_fits_one_large_card_in_fp32() {
     let plan = &lines(
-        "plan --json --model llama-3.2-1b --memory 80GiB --seq-len 4096 --global-batch 32 --device cuda:h200",
+        "plan --json --model llama-3.2-1b --memory 80GiB --seq-len 4096 --global-batch 32 --device cuda:h200 --bf16 false",
     )[0];
     // Weights, gradients and two moments of four bytes each.
     assert!(number(plan, "arena_bytes") > 16 * 1_235_814_400, "{plan}");
     assert!(number(plan, "arena_bytes") + number(plan, "outside_bytes") <= 80 << 30, "{plan}");
+}
+
+#[test]
+fn a_described_gpu_is_priced_in_bf16_with_a_budget_for_its_own_memory_and_one_for_the_hosts() {
+    let asked = "plan --model llama-3.1-8b --seq-len 512 --global-batch 1 --device cuda:h200 --memory 80GiB";
+    let plan = &lines(&format!("{asked} --json --host-memory 200GiB"))[0];
+    assert_eq!(plan["precision"], "bf16");
+    for (pool, budget) in [("device", 80u64 << 30), ("host", 200 << 30)] {
+        assert_eq!(number(&plan["pools"][pool], "budget_bytes"), budget);
+        assert!((1..=budget).contains(&number(&plan["pools"][pool], "planned_bytes")), "{pool}: {plan}");
+    }
+    let text = String::from_utf8(plimsoll(&format!("{asked} --host-memory 200GiB")).stdout).unwrap();
+    for line in [
+        "figures: NVIDIA's data sheet of the H200 SXM; copies to the host measured",
+        "values are stored and multiplied in bf16 (--bf16 false for fp32); times are modelled from those figures",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+    assert!(text.contains(" of 200 GiB are taken there\n"), "{text}");
+    let seconds = |rest: &str| {
+        let alone = "plan --json --model llama-3.2-1b --seq-len 2048 --global-batch 8 --device cuda:h200";
+        lines(&format!("{alone} {rest}"))[0]["predicted_step_seconds"].as_f64().unwrap()
+    };
+    assert!(seconds("--bf16 false") > 3.0 * seconds(""), "{} {}", seconds("--bf16 false"), seconds(""));
+    assert_eq!(lines("plan --json")[0]["pools"].as_object().unwrap().len(), 1, "the CPU has one pool");
 }
 
 /// The smallest `--memory` that works, in MiB, as the refusal of one that does not names it.

@@ -24,7 +24,8 @@ fn settings(home: &Home, output: &str) -> RawConfig {
 
 /// Trains through the library; returns its notes and the stages that somebody who waits has heard.
 fn train(home: &Home, raw: RawConfig) -> (Vec<Note>, Vec<String>) {
-    let environment = Environment { caches: Some(home.path("cache")), ..Environment::default() };
+    let costs = Some("modelled".to_owned());
+    let environment = Environment { caches: Some(home.path("cache")), costs, ..Environment::default() };
     let config = Config::check(&environment.complete(raw, &mut ()).unwrap()).unwrap();
     let mut heard = Vec::new();
     let watch = Box::new(|stage: Stage<'_>| heard.push(format!("{stage:?}")));

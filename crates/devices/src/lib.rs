@@ -16,7 +16,7 @@ use plimsoll_cuda::lower::Limits;
 use plimsoll_cuda::{CudaDevice, CudaTarget, Libraries, Products};
 pub use plimsoll_cuda::{FoundLibrary, Inspection, MeasuredRates, library_folders};
 use plimsoll_exec::cases::{self, Case};
-use plimsoll_exec::{CpuDevice, Device, ExecError, Instructions, Timings};
+use plimsoll_exec::{CpuDevice, Device, ExecError, Instructions};
 use plimsoll_plan::{Link, Scratch};
 
 /// A device by its name.
@@ -63,8 +63,6 @@ pub struct Setup {
     pub threads: usize,
     /// Instructions of the processor; the fastest that it has when none are named.
     pub instructions: Option<Instructions>,
-    /// Times that ops were measured to take.
-    pub timings: Timings,
     /// A folder to offload to, and the rates of the way there and back.
     pub offload: Option<(PathBuf, Link)>,
     /// Files of a GPU.
@@ -173,7 +171,7 @@ pub struct Trial {
 
 fn processor(setup: &Setup) -> Result<CpuDevice, ExecError> {
     let instructions = setup.instructions.unwrap_or_else(Instructions::fastest);
-    let device = CpuDevice::of(setup.threads, instructions)?.with_timings(setup.timings.clone());
+    let device = CpuDevice::of(setup.threads, instructions)?;
     Ok(match &setup.offload {
         Some((folder, link)) => device.with_offload(folder.clone(), *link),
         None => device,

@@ -23,6 +23,7 @@ use plimsoll_plan::{Facts, Schedule, Space, Tier};
 
 use crate::ExecError;
 use crate::instructions::Instructions;
+use crate::timings::Timings;
 
 /// A schedule that a device has made ready, by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +43,28 @@ pub enum MemoryPool {
         /// Bytes that this process has taken so far, the arena included.
         taken: u64,
     },
+}
+
+/// How a device is measured in about a second: small models are trained on it for a few steps, every op timed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probing {
+    /// The code that runs ops, such as `avx512`: times of other code do not hold for it.
+    pub kernels: String,
+    /// Sizes of the models, the smallest first. A larger one is left out where its memory cannot be had.
+    pub sizes: Vec<ProbeSize>,
+}
+
+/// The size of a model that a device is measured with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeSize {
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Words.
+    pub vocab: usize,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Sequences of a micro-batch.
+    pub rows: usize,
 }
 
 /// Initial numbers of a state: a function of seed, name and index.
@@ -81,6 +104,14 @@ pub trait Device: Send + Debug {
 
     /// Time and scratch of every node, for the planner.
     fn facts(&self, graph: &Graph) -> Facts;
+
+    /// How the times behind [`facts`](Self::facts) are measured quickly. None where they follow from stated figures.
+    fn probing(&self) -> Option<Probing> {
+        None
+    }
+
+    /// Takes measured times, which its [`facts`](Self::facts) state from then on, if they rest on measured times at all.
+    fn use_timings(&mut self, _timings: Timings) {}
 
     /// Sets addresses of the arena and room in other tiers aside. An arena that was taken before is given back, and
     /// schedules that were prepared on it are forgotten.

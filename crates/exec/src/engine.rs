@@ -23,7 +23,6 @@ pub struct Engine {
     pub(crate) parts: BTreeMap<String, Vec<(usize, String, Shape)>>,
     arena_bytes: u64,
     measured_peak: u64,
-    timed: bool,
 }
 
 /// A schedule made ready.
@@ -34,6 +33,9 @@ struct Ready {
     reach: u64,
     /// Seconds of each action in each timed run.
     seconds: Vec<Vec<f64>>,
+    /// Runs that come before the timed ones, and timed ones that are still to come.
+    untimed: usize,
+    timed: usize,
     inputs: Vec<(String, Place, u64)>,
     outputs: Vec<(String, Place)>,
 }
@@ -85,7 +87,7 @@ impl Engine {
         let measured_peak = resident.map(|range| range.offset + range.bytes).max().unwrap_or(0);
         let arena_bytes = plan.arena_bytes;
         let parts = groups(program);
-        Ok(Engine { device, schedules, states, parts, arena_bytes, measured_peak, timed: false })
+        Ok(Engine { device, schedules, states, parts, arena_bytes, measured_peak })
     }
 
     /// Bytes that the device holds beside the arena once it is ready, where its memory is its own.
@@ -190,7 +192,7 @@ impl Engine {
             write(&mut *self.device, *place, *data)?;
             self.measured_peak = self.measured_peak.max(*end);
         }
-        if self.timed {
+        if ready.is_timed() {
             self.device.run_timed(ready.id, &mut ready.seconds)?;
         } else {
             self.device.run(ready.id)?;
@@ -201,10 +203,21 @@ impl Engine {
 
     /// From now on notes the time of every action, which allocates.
     pub fn time_actions(&mut self) {
-        self.timed = true;
+        for ready in self.schedules.values_mut() {
+            (ready.untimed, ready.timed) = (0, usize::MAX);
+        }
     }
 
-    /// Seconds of each action of a schedule in each run since [`time_actions`](Self::time_actions).
+    /// Notes the time of every action in `runs` runs of each schedule, after the next `untimed` runs of it. Room for the
+    /// times is taken now, so that no run allocates.
+    pub fn time_some_runs(&mut self, untimed: usize, runs: usize) {
+        for ready in self.schedules.values_mut() {
+            (ready.untimed, ready.timed) = (untimed, runs);
+            ready.seconds.iter_mut().for_each(|seconds| seconds.reserve_exact(runs));
+        }
+    }
+
+    /// Seconds of each action of a schedule in each run that was timed.
     ///
     /// # Errors
     ///
@@ -273,9 +286,22 @@ impl Ready {
             id,
             reach: schedule.actions.iter().map(|action| reach(schedule, action)).max().unwrap_or(0),
             seconds: vec![Vec::new(); schedule.actions.len()],
+            untimed: 0,
+            timed: 0,
             inputs: inputs.collect(),
             outputs: outputs.collect(),
         }
+    }
+
+    /// Whether the run that begins now is timed.
+    fn is_timed(&mut self) -> bool {
+        if self.untimed > 0 {
+            self.untimed -= 1;
+            return false;
+        }
+        let timed = self.timed > 0;
+        self.timed = self.timed.saturating_sub(1);
+        timed
     }
 }
 

@@ -26,7 +26,7 @@ mod timings;
 
 pub use arena::Arena;
 pub use cpu::{CpuDevice, DiskSpeed, measure_disk};
-pub use device::{Device, Draw, MemoryPool, ScheduleId, no_schedule};
+pub use device::{Device, Draw, MemoryPool, ProbeSize, Probing, ScheduleId, no_schedule};
 pub use elements::Data;
 pub use engine::Engine;
 pub use error::ExecError;

@@ -1,7 +1,9 @@
-//! Measured times of ops on one machine, and estimates for ops like them.
+//! Measured times of ops on one machine, and estimates for other ops from them.
 //!
-//! An op is known by its [signature](Graph::signature): what it computes and the types of its operands. Where
-//! an op was not measured, its work is done at the pace of measured ones of its kind, or else of all.
+//! An op is known by its [signature](Graph::signature): what it computes and the types of its operands. An op that was not
+//! measured is charged at the pace of measured ops of its kind. Those that resemble it in size and in operations per byte
+//! count most: small products run slower than large ones, and thin ones slower than square ones. A kind of op that was
+//! never measured is charged at the pace of all ops together.
 
 use std::collections::BTreeMap;
 
@@ -43,25 +45,90 @@ pub struct Pace {
 /// The paces of all that was measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Paces<'a> {
-    /// By kind of op, and whether it has products.
-    kinds: BTreeMap<(&'a str, bool), Pace>,
+    kinds: BTreeMap<OpClass<'a>, Vec<MeasuredOp>>,
     products: Pace,
     others: Pace,
+}
+
+/// Ops that do the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct OpClass<'a> {
+    /// Name of the op without its attributes and types.
+    name: &'a str,
+    /// Whether it has products.
+    products: bool,
+}
+
+impl OpClass<'_> {
+    fn of(signature: &str, products: bool) -> OpClass<'_> {
+        let name = signature.split(['{', '(']).next().unwrap_or(signature);
+        OpClass { name, products }
+    }
+}
+
+/// Position of an op among others of its kind: logarithms of its units of work and of its operations per byte, and the
+/// types of its operands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct WorkPoint {
+    size: f64,
+    intensity: f64,
+    /// Ops on elements of other types lie so far away that they count only where there are none of the same.
+    types: f64,
+}
+
+/// Distance between ops on bf16 or on codes of eight bits and ops on f32: more than any two sizes are apart.
+const OTHER_TYPES: f64 = 50.0;
+
+impl WorkPoint {
+    fn of(signature: &str, matmul_flops: f64, bytes: f64) -> WorkPoint {
+        let (half, codes) = (signature.contains("bf16["), signature.contains("u8["));
+        let types = OTHER_TYPES * (f64::from(u8::from(half)) + 2.0 * f64::from(u8::from(codes)));
+        let intensity = if matmul_flops > 0.0 { matmul_flops / bytes.max(1.0) } else { 1.0 };
+        WorkPoint { size: units(matmul_flops, bytes).max(1.0).log2(), intensity: intensity.log2(), types }
+    }
+
+    /// How much a sample over there counts here. A sample of the same size outweighs one at twice the size by four
+    /// hundred to one, and one at twice the size outweighs one at sixteen times the size by two hundred to one.
+    fn weight(self, other: WorkPoint) -> f64 {
+        let (size, intensity) = (self.size - other.size, self.intensity - other.intensity);
+        let types = self.types - other.types;
+        (size * size + intensity * intensity + types * types + 0.05).powi(-2)
+    }
+}
+
+/// An op that was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct MeasuredOp {
+    point: WorkPoint,
+    pace: Pace,
 }
 
 impl Paces<'_> {
     /// The pace of an op, and the units of work it has.
     pub fn of(&self, signature: &str, work: &Work) -> (Pace, f64) {
         let products = work.matmul_flops > 0.0;
+        let samples = self.kinds.get(&OpClass::of(signature, products));
         let all = if products { self.products } else { self.others };
-        let pace = self.kinds.get(&(kind(signature), products)).copied().unwrap_or(all);
+        let point = WorkPoint::of(signature, work.matmul_flops, work.bytes);
+        let pace = samples.map_or(all, |samples| blended(samples, point));
         (pace, units(work.matmul_flops, work.bytes))
     }
 }
 
-/// Name of an op without its attributes and types.
-fn kind(signature: &str) -> &str {
-    signature.split(['{', '(']).next().unwrap_or(signature)
+/// The pace at a point: the mean of the samples, each counted by how near it is.
+fn blended(samples: &[MeasuredOp], point: WorkPoint) -> Pace {
+    let mean = |pace: &dyn Fn(&MeasuredOp) -> Option<f64>| {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for sample in samples {
+            if let Some(seconds) = pace(sample) {
+                let weight = point.weight(sample.point);
+                (sum, weights) = (sum + weight * seconds, weights + weight);
+            }
+        }
+        (weights > 0.0).then(|| sum / weights)
+    };
+    let seconds = mean(&|sample| Some(sample.pace.seconds)).unwrap_or(0.0);
+    Pace { seconds, lean_seconds: mean(&|sample| sample.pace.lean_seconds) }
 }
 
 /// Products are measured with all they read and write, so their pace includes the traffic.
@@ -105,17 +172,29 @@ impl Timings {
 
     /// The paces of the measured ops; absent where no op with products was measured, or no op without.
     pub fn paces(&self) -> Option<Paces<'_>> {
-        let mut kinds: BTreeMap<(&str, bool), Vec<&Timing>> = BTreeMap::new();
-        for (signature, timing) in &self.ops {
-            kinds.entry((kind(signature), timing.matmul_flops > 0.0)).or_default().push(timing);
-        }
-        let all = |wanted: bool| {
-            let of_all = kinds.iter().filter(|((_, products), _)| *products == wanted);
-            pace(&of_all.flat_map(|(_, timings)| timings.iter().copied()).collect::<Vec<_>>())
+        let of_all = |products: bool| {
+            let wanted = self.ops.values().filter(|timing| (timing.matmul_flops > 0.0) == products);
+            pace(&wanted.collect::<Vec<_>>())
         };
-        let (products, others) = (all(true)?, all(false)?);
-        let kinds = kinds.iter().filter_map(|(kind, timings)| Some((*kind, pace(timings)?))).collect();
+        let (products, others) = (of_all(true)?, of_all(false)?);
+        let mut kinds: BTreeMap<OpClass, Vec<MeasuredOp>> = BTreeMap::new();
+        for (signature, timing) in &self.ops {
+            if let Some(pace) = pace(&[timing]) {
+                let point = WorkPoint::of(signature, timing.matmul_flops, timing.bytes);
+                let kind = OpClass::of(signature, timing.matmul_flops > 0.0);
+                kinds.entry(kind).or_default().push(MeasuredOp { point, pace });
+            }
+        }
         Some(Paces { kinds, products, others })
+    }
+
+    /// Adds all that `newer` knows, which counts where both know something.
+    pub fn update(&mut self, newer: Timings) {
+        for (signature, new) in newer.ops {
+            let known = self.ops.entry(signature).or_default();
+            let seconds = new.seconds.or(known.seconds);
+            *known = Timing { seconds, lean_seconds: new.lean_seconds.or(known.lean_seconds), ..new };
+        }
     }
 }
 
@@ -157,7 +236,8 @@ mod tests {
         timings.record(&known, &known.nodes()[0], Scratch::Least, 3e-6);
         let other = Timing { seconds: Some(1.0), lean_seconds: None, matmul_flops: 0.0, bytes: 1.0 };
         timings.insert("another(f32[1]) -> f32[1]".into(), other);
-        let device = CpuDevice::new(1).unwrap().with_timings(timings.clone());
+        let mut device = CpuDevice::new(1).unwrap();
+        device.use_timings(timings.clone());
         let nanoseconds = |graph: &Graph| -> Vec<(f64, f64)> {
             let rounded = |seconds: f64| (seconds * 1e9).round();
             let facts = device.facts(graph).nodes;
@@ -165,8 +245,45 @@ mod tests {
         };
         assert_eq!(nanoseconds(&known), [(1000.0, 3000.0), (2000.0, 2000.0)]);
         assert_eq!(nanoseconds(&graph(32)), [(2000.0, 6000.0), (4000.0, 4000.0)]);
+        let mut both = timings.clone();
+        let mut newer = Timings::default();
+        newer.record(&known, &known.nodes()[0], Scratch::Best, 4e-6);
+        both.update(newer);
+        let kept = both.get(&known.signature(&known.nodes()[0])).unwrap();
+        assert_eq!((kept.seconds, kept.lean_seconds), (Some(4e-6), Some(3e-6)), "each part is kept");
         let (pace, units) =
             timings.paces().unwrap().of("never_seen(f32[2])", &Work { matmul_flops: 0.0, bytes: 8.0 });
         assert_eq!((pace, units), (Pace { seconds: (1.0 + 2e-6) / 513.0, lean_seconds: None }, 8.0));
+    }
+
+    #[test]
+    fn an_op_that_was_not_measured_is_charged_like_the_measured_ops_nearest_in_size_shape_and_width() {
+        let mut timings = Timings::default();
+        let mut know = |signature: &str, seconds: f64, matmul_flops: f64, bytes: f64| {
+            let timing = Timing { seconds: Some(seconds), lean_seconds: None, matmul_flops, bytes };
+            timings.insert(signature.into(), timing);
+        };
+        know("add(f32[1])", 1.0, 0.0, 1e6);
+        // Paces of 2 for small products, 1 for large ones, 8 for thin ones and a half for those in bf16.
+        know("linear{ a }(f32[1])", 2e6, 1e6, 1e4);
+        know("linear{ b }(f32[1])", 1e9, 1e9, 1e7);
+        know("linear{ c }(f32[1])", 8e9, 1e9, 1e9);
+        know("linear{ d }(bf16[1])", 5e8, 1e9, 1e7);
+        let paces = timings.paces().unwrap();
+        let pace = |signature: &str, matmul_flops: f64, bytes: f64| {
+            paces.of(signature, &Work { matmul_flops, bytes }).0.seconds
+        };
+        for (signature, flops, bytes, expected) in [
+            ("linear{ x }(f32[2])", 1.2e6, 1.2e4, 2.0),
+            ("linear{ x }(f32[2])", 2e9, 2e7, 1.0),
+            ("linear{ x }(f32[2])", 6e8, 7e8, 8.0),
+            ("linear{ x }(bf16[2])", 1e6, 1e4, 0.5),
+            ("add(bf16[2])", 0.0, 1e3, 1e-6),
+        ] {
+            let found = pace(signature, flops, bytes);
+            assert!((found / expected - 1.0).abs() < 0.1, "{signature} {flops} {bytes}: {found}");
+        }
+        let between = pace("linear{ x }(f32[2])", 3e7, 3e5);
+        assert!(between > 1.0 && between < 2.5, "{between}");
     }
 }

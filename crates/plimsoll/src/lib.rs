@@ -79,8 +79,8 @@ pub mod training {
     pub use plimsoll_train::{
         Adapted, Alternative, Config, DataConfig, EvaluationConfig, LanguageModel, Length, Measured,
         OPS_FILE_VERSION, OpenedData, Origin, OutputConfig, Programs, RawConfig, Resume, SampleConfig,
-        SavingConfig, Target, Warmup, budget_for, costed_program, fits_within, measure_ops, measured_machine,
-        plan_from_file, plan_with, program,
+        SavingConfig, Target, Warmup, budget_for, costed_program, fits_within, measure_ops, plan_from_file,
+        plan_with, program, timed_machine,
     };
 
     /// A run on disk, whole or not at all.
@@ -123,7 +123,7 @@ pub mod training {
     pub mod job {
         pub use plimsoll_train::job::{
             BetterStep, DeviceFacts, DiskNeed, Environment, Finished, Job, NamedModel, Note, OpenedDevice,
-            Questions, Session, Stage, Summary, Watch, class_of, read_costs, watched,
+            Questions, Session, Stage, Summary, TimesFile, Watch, class_of, read_costs, watched,
         };
     }
 

@@ -30,8 +30,8 @@ pub struct LackingRoom {
     pub room: u64,
     /// Bytes that a plan takes there.
     pub needed: u64,
-    /// Whether `room` was stated, and not all that is free.
-    pub stated: bool,
+    /// The flag that states `room`; none where it is all that is free.
+    pub stated: Option<&'static str>,
 }
 
 /// A fault of a run. [`TrainError::is_users`] tells the user's mistakes from failures.
@@ -184,8 +184,8 @@ impl LackingRoom {
     fn way_out(&self) -> String {
         let LackingRoom { place, needed, stated, .. } = self;
         let (whole, size) = (needed.div_ceil(1 << 20), Size { bytes: *needed });
-        if *stated {
-            return format!("`--offload-budget {whole}MiB` fits: so much waits {place}");
+        if let Some(flag) = stated {
+            return format!("`{flag} {whole}MiB` fits: so much waits {place}");
         }
         format!("{size} of room {place} fit: free them there, or name another disk with `--offload-folder`")
     }
@@ -195,7 +195,7 @@ impl fmt::Display for LackingRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LackingRoom { place, room, needed, stated } = self;
         let (room, needed) = (Size { bytes: *room }, Size { bytes: *needed });
-        let limit = if *stated { "--offload-budget allows" } else { "there is room for" };
+        let limit = stated.map_or_else(|| "there is room for".to_owned(), |flag| format!("{flag} allows"));
         write!(f, "a plan that fits would have {needed} wait {place}, and {limit} {room}")
     }
 }
@@ -337,14 +337,14 @@ mod tests {
     #[test]
     fn a_full_disk_is_named_with_the_room_that_is_there_and_the_room_that_is_needed() {
         let place = "on the disk of /scratch".to_owned();
-        let full = LackingRoom { place, room: 3 << 20, needed: (40 << 20) + 1, stated: false };
+        let full = LackingRoom { place, room: 3 << 20, needed: (40 << 20) + 1, stated: None };
         let cause = "a plan that fits would have 40.0 MiB wait on the disk of /scratch, and there is room for 3.00 MiB";
         assert_eq!(full.to_string(), cause);
         let way = "40.0 MiB of room on the disk of /scratch fit: free them there, or name another disk with `--offload-folder`";
         assert_eq!(full.way_out(), way);
-        let stated = LackingRoom { stated: true, ..full };
-        assert!(stated.to_string().ends_with("--offload-budget allows 3.00 MiB"), "{stated}");
-        assert!(stated.way_out().starts_with("`--offload-budget 41MiB` fits"), "{}", stated.way_out());
+        let stated = LackingRoom { stated: Some("--disk-space"), ..full };
+        assert!(stated.to_string().ends_with("--disk-space allows 3.00 MiB"), "{stated}");
+        assert!(stated.way_out().starts_with("`--disk-space 41MiB` fits"), "{}", stated.way_out());
     }
 
     #[test]

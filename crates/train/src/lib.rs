@@ -49,7 +49,7 @@ pub use config::{
     SampleConfig, SavingConfig, Target, Warmup,
 };
 pub use error::{Alternative, LackingRoom, TrainError};
-pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, measured_machine};
+pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, timed_machine};
 pub use optimizer::{
     FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, StateStorage, Update, WeightStorage,
     append as append_optimizer, append_in_backward, append_two_pass,

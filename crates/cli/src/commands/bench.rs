@@ -2,14 +2,11 @@
 //! with `--offload disk` how fast the disk is, kept for later plans.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io::{self, Write as _};
 
 use plimsoll::devices::DeviceKind;
-use plimsoll::training::files::write_whole;
-use plimsoll::training::job::read_costs;
-use plimsoll::training::{Config, Measured, measure_ops, measured_machine};
-use plimsoll::{Timings, TrainError, devices};
+use plimsoll::training::{Config, Measured, measure_ops};
+use plimsoll::{TrainError, devices};
 
 use crate::args::{BenchArgs, BenchWhat, OpsArgs, StepArgs};
 use crate::environment::environment;
@@ -76,34 +73,31 @@ fn measure(ops: &OpsArgs) -> Result<(), Failure> {
     watching::settle(&mut config)?;
     let environment = environment();
     let threads = devices::threads(config.options.threads);
-    let file = environment.costs_file(threads).ok_or_else(|| {
+    let device = config.options.plain_device()?;
+    let file = environment.times_file(&*device).ok_or_else(|| {
         TrainError::Config("there is no folder to keep the times in; set HOME or XDG_CACHE_HOME".into())
     })?;
-    let mut all = Measured::new(measured_machine(threads), &Timings::default());
+    let machine = || file.machine.clone();
+    let mut new = Measured::nothing(machine());
     for round in 1..=ROUNDS {
         for rows in micro_batches(&config) {
             say(&format!("measuring micro-batches of {rows}, round {round} of {ROUNDS}\n"))?;
             match measure_ops(&config, rows) {
-                Ok(timings) => all = all.fastest(Measured::new(measured_machine(threads), &timings)),
-                // A batch that does not fit cannot be planned either.
-                Err(error) if !all.is_empty() => say(&format!("skipped: {}\n", error.with_flags()))?,
+                Ok(timings) => new = new.fastest(Measured::new(machine(), &timings)),
+                // What does not fit cannot be planned either.
+                Err(error) if !new.is_empty() => say(&format!("skipped: {}\n", error.with_flags()))?,
                 Err(error) => return Err(error.into()),
             }
         }
     }
-    let new = all.clone();
-    if let Ok(before) = read_costs(&file, threads) {
-        all = before.updated(all);
+    let before = file.read().unwrap_or_else(|_| Measured::nothing(machine()));
+    let all = before.updated(new.clone());
+    if !file.write(&all) {
+        return Err(Failure::Other(format!("cannot write `{}`", file.path.display())));
     }
-    if let Some(folder) = file.parent() {
-        fs::create_dir_all(folder)
-            .map_err(|error| Failure::Other(format!("cannot make `{}`: {error}", folder.display())))?;
-    }
-    let written = write_whole(&file, &serde_json::to_vec(&all).unwrap_or_default());
-    written.map_err(|error| TrainError::output(&file, &error))?;
     let mut out = io::stdout().lock();
     out.write_all(slowest(&new).as_bytes()).map_err(|error| Failure::output(&error))?;
-    say(&format!("{} ops of {} are kept in `{}`\n", all.len(), measured_machine(threads), file.display()))?;
+    say(&format!("{} ops of {} are kept in `{}`\n", all.len(), file.machine, file.path.display()))?;
     if let Some(offload) = &config.options.offload {
         let link = environment.measure_disk(offload, threads)?;
         say(&format!("the disk, at {}, is kept too\n", table::rates(&link)))?;
@@ -125,7 +119,7 @@ fn micro_batches(config: &Config) -> Vec<usize> {
 
 /// The ops that take longest, with the rates they reach.
 fn slowest(measured: &Measured) -> String {
-    let timings = measured.timings();
+    let timings = measured.ops();
     let mut ops: Vec<_> = timings.iter().filter_map(|(name, t)| Some((t.seconds?, t, name))).collect();
     ops.sort_by(|a, b| b.0.total_cmp(&a.0));
     let line = |&(seconds, timing, name): &(f64, &plimsoll::Timing, &str)| {

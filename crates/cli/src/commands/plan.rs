@@ -10,7 +10,7 @@ use plimsoll::training::job::{DeviceFacts, OpenedDevice, Questions, Summary, wat
 use plimsoll::training::memory::Budget;
 use plimsoll::training::{Config, DataConfig, Length, OpenedData, Target, program};
 use plimsoll::{
-    DeviceSpec, Graph, GraphError, Model, Options, Planned, Role, TrainError, differentiate, tile,
+    DeviceSpec, Graph, GraphError, Model, Options, Planned, Precision, Role, TrainError, differentiate, tile,
 };
 
 use crate::args::{PlanArgs, Stage};
@@ -19,7 +19,7 @@ use crate::commands::{compare, dag, html};
 use crate::environment::environment;
 use crate::exit::Failure;
 use crate::say::say;
-use crate::{guard, heartbeat, table, watching};
+use crate::{guard, heartbeat, notes, reexec, table, watching};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if let Some(file) = &args.dag {
@@ -38,7 +38,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let text = match &config.target {
         Target::Cpu | Target::Gpu(_) => {
             config.settle_device()?;
-            let OpenedDevice { device, name } = environment().device(&config)?;
+            let OpenedDevice { device, name, notes, measured, .. } = environment().device(&config)?;
+            notes::tell(&notes)?;
+            if measured {
+                reexec::after_measuring();
+            }
             let of = |config: &Config| {
                 let Options { micro_batch, .. } = config.options;
                 program(&config.model, &*device, &config.options, micro_batch.unwrap_or(1))
@@ -51,7 +55,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         }
         Target::Described { spec, assumed } => {
             let budget = Budget::of_device(spec, config.options.memory)?;
-            let name = description(spec, *assumed);
+            let name = description(spec, *assumed, config.options.precision);
             answer(args, config.clone(), steps, &name, &config.options.facts_of(spec), &|_| Ok(budget))?
         }
     };
@@ -104,16 +108,25 @@ fn answer(
     answered(args, &title, &config.target.name(), &mut questions, &summary, answer.as_ref())
 }
 
-/// Assumptions about a device that is not here.
-fn description(spec: &DeviceSpec, assumed: bool) -> String {
+/// The figures of a device that is not here, and the precision that it is priced in.
+fn description(spec: &DeviceSpec, assumed: bool, precision: Precision) -> String {
     let name = spec.name();
     let memory = table::size(spec.memory_bytes);
-    let (teraflops, terabytes) = (spec.fp32_flops / 1e12, spec.bandwidth / 1e12);
+    let terabytes = spec.bandwidth / 1e12;
+    let (teraflops, policy) = match precision {
+        Precision::F32 => (spec.fp32_flops, "values are stored and multiplied in fp32"),
+        Precision::Bf16 => {
+            (spec.bf16_flops, "values are stored and multiplied in bf16 (--bf16 false for fp32)")
+        }
+    };
+    let (teraflops, precision) =
+        (teraflops / 1e12, if precision == Precision::F32 { "fp32" } else { "bf16" });
     let why =
         if assumed { " (`cuda` is taken to be this one; `cuda:0` is a GPU of this machine)" } else { "" };
     format!(
-        "{name}{why}: {memory}, {teraflops:.1} TFLOP/s fp32, {terabytes:.2} TB/s by its data sheet\n\
-         values are stored and multiplied in fp32; times are modelled from those figures"
+        "{name}{why}: {memory}, {teraflops:.1} TFLOP/s {precision}, {terabytes:.2} TB/s\n\
+         figures: {}\n{policy}; times are modelled from those figures",
+        spec.source
     )
 }
 

@@ -11,7 +11,7 @@ use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, S
 use crate::arena::Arena;
 use crate::cpu::disk::SECTOR;
 use crate::cpu::{Call, CpuOperand, DiskTier, Instructions, Pool, ScratchMemory, run, workspace};
-use crate::device::{Device, ScheduleId, no_schedule, no_tier};
+use crate::device::{Device, ProbeSize, Probing, ScheduleId, no_schedule, no_tier};
 use crate::error::ExecError;
 use crate::timings::{Paces, Timings};
 
@@ -28,6 +28,13 @@ const SECONDS_PER_ACTION: f64 = 3e-6;
 /// How much longer a product takes in the least scratch, where it is packed in smaller pieces: a step of
 /// the presets `tiny` and `s` took 1.2 to 1.7 times as long.
 const LEAN_FACTOR: f64 = 1.5;
+
+/// Sizes of the models that tell how fast a processor is: one whose values lie in its caches, and one whose products are
+/// as fast as they get and whose values do not fit.
+const PROBES: [ProbeSize; 2] = [
+    ProbeSize { width: 128, vocab: 512, seq_len: 128, rows: 4 },
+    ProbeSize { width: 512, vocab: 2048, seq_len: 512, rows: 1 },
+];
 
 /// The CPU with its arena and threads.
 #[derive(Debug)]
@@ -83,12 +90,6 @@ impl CpuDevice {
             link: None,
             tickets: Vec::new(),
         })
-    }
-
-    /// The device with measured times, which its [`facts`](Device::facts) then state.
-    #[must_use]
-    pub fn with_timings(self, timings: Timings) -> CpuDevice {
-        CpuDevice { timings, ..self }
     }
 
     /// The device with a folder that schedules may offload to.
@@ -187,6 +188,14 @@ impl Device for CpuDevice {
         // With a disk, what lies at a sector's bound need not be copied on its way.
         let alignment = if self.link.is_some() { SECTOR } else { ALIGNMENT };
         Facts { alignment, nodes: graph.nodes().iter().map(facts).collect(), link: self.link }
+    }
+
+    fn probing(&self) -> Option<Probing> {
+        Some(Probing { kernels: self.instructions.name().to_owned(), sizes: PROBES.to_vec() })
+    }
+
+    fn use_timings(&mut self, timings: Timings) {
+        self.timings = timings;
     }
 
     fn reserve(&mut self, space: Space) -> Result<(), ExecError> {

@@ -1,22 +1,30 @@
 //! Devices to plan for without having them: stated figures, and facts modelled from them.
 //!
-//! Rates are the makers' published peaks; kernels reach one stated share of them. On an
-//! H200, `cuBLAS` was measured at 790 of 989 TFLOP/s in large bf16 products, and pinned copies at 55 GB/s.
-//! The time of a node is that of its arithmetic or of its memory traffic, whichever is longer, plus a
-//! launch. That ranks plans and says whether something takes an hour or a week; it is no measurement.
+//! Rates are the makers' published peaks ([`DeviceSpec::source`]) less what kernels reach of them, as measured on an H200:
+//! `cuBLAS` at 620 to 790 of 989 TFLOP/s in bf16 products of language models, its product with the table of words at 624 to
+//! 702, `cuDNN`'s attention at 336 to 594 forward and 231 to 474 backward, pinned copies at 55 GB/s. Other cards are taken
+//! to reach the same shares. The time of a node is that of its arithmetic or of its memory traffic, whichever is longer, plus
+//! a launch. That ranks plans and says whether something takes an hour or a week; it is no measurement.
 //!
-//! Absent: how products slow down when they are small, overlap of launches with work, and bf16 storage, in
-//! which no graph is written yet.
+//! Scratch of attention in bf16 is that of `cuDNN`'s graphs, whose size follows from the shapes.
+//!
+//! Absent: how products slow down when they are small, and overlap of launches with work.
 
 use std::fmt;
 
-use plimsoll_graph::{Graph, Node, Op, work};
+use plimsoll_graph::{DType, Graph, Node, Op, Type, work};
 
 use super::facts::{Facts, NodeFacts, Workspace};
 use super::link::{Link, Tier};
 
 /// Share of the published peak that large products reach.
 const COMPUTE_SHARE: f64 = 0.75;
+/// Shares that attention reaches forward and backward, and the product with the table of words.
+const ATTENTION_SHARE: f64 = 0.42;
+const ATTENTION_GRAD_SHARE: f64 = 0.33;
+const HEAD_SHARE: f64 = 0.67;
+/// Scratch of a graph of `cuDNN` beside its tensors.
+const ATTENTION_SCRATCH: u64 = 256;
 /// Share of the published bandwidth that passes over memory reach.
 const BANDWIDTH_SHARE: f64 = 0.85;
 /// Seconds between the starts of two kernels.
@@ -50,15 +58,17 @@ pub struct DeviceSpec {
     pub bandwidth: f64,
     /// Bytes per second of a pinned copy to or from the host, each way.
     pub host_bandwidth: f64,
+    /// Where the figures come from.
+    pub source: &'static str,
 }
 
-/// One line of the table: MiB as the driver reports them, TFLOP/s, GB/s.
+/// One line of the table: MiB as the driver reports them, TFLOP/s, GB/s of its memory and of a copy to the host.
 const fn spec(
     model: &'static str,
     memory_mib: u64,
     [fp32, bf16]: [f64; 2],
-    gigabytes: f64,
-    host_gigabytes: f64,
+    [gigabytes, host_gigabytes]: [f64; 2],
+    source: &'static str,
 ) -> DeviceSpec {
     DeviceSpec {
         model,
@@ -68,20 +78,63 @@ const fn spec(
         bf16_flops: bf16 * 1e12,
         bandwidth: gigabytes * 1e9,
         host_bandwidth: host_gigabytes * 1e9,
+        source,
     }
 }
 
 const DEVICES: [DeviceSpec; 9] = [
     //    model       MiB    fp32   bf16      memory  host
-    spec("h200", 143_771, [66.9, 989.4], 4800.0, 55.0),
-    spec("h100", 81_559, [66.9, 989.4], 3350.0, 55.0),
-    spec("a100-80", 81_920, [19.5, 312.0], 2039.0, 25.0),
-    spec("a100-40", 40_960, [19.5, 312.0], 1555.0, 25.0),
-    spec("l40s", 46_068, [91.6, 362.0], 864.0, 25.0),
-    spec("l4", 23_034, [30.3, 121.0], 300.0, 25.0),
-    spec("5090", 32_607, [104.8, 209.5], 1792.0, 55.0),
-    spec("4090", 24_564, [82.6, 165.2], 1008.0, 25.0),
-    spec("3090", 24_576, [35.6, 71.0], 936.0, 25.0),
+    spec(
+        "h200",
+        143_771,
+        [66.9, 989.4],
+        [4800.0, 55.0],
+        "NVIDIA's data sheet of the H200 SXM; copies to the host measured",
+    ),
+    spec(
+        "h100",
+        81_559,
+        [66.9, 989.4],
+        [3350.0, 55.0],
+        "NVIDIA's data sheet of the H100 SXM; copies as measured on an H200",
+    ),
+    spec(
+        "a100-80",
+        81_920,
+        [19.5, 312.0],
+        [2039.0, 25.0],
+        "NVIDIA's data sheet of the A100 80GB SXM; copies by PCIe 4.0",
+    ),
+    spec(
+        "a100-40",
+        40_960,
+        [19.5, 312.0],
+        [1555.0, 25.0],
+        "NVIDIA's data sheet of the A100 40GB SXM; copies by PCIe 4.0",
+    ),
+    spec("l40s", 46_068, [91.6, 362.0], [864.0, 25.0], "NVIDIA's data sheet of the L40S; copies by PCIe 4.0"),
+    spec("l4", 23_034, [30.3, 121.0], [300.0, 25.0], "NVIDIA's data sheet of the L4; copies by PCIe 4.0"),
+    spec(
+        "5090",
+        32_607,
+        [104.8, 209.5],
+        [1792.0, 55.0],
+        "NVIDIA's paper on Blackwell for GeForce; copies by PCIe 5.0",
+    ),
+    spec(
+        "4090",
+        24_564,
+        [82.6, 165.2],
+        [1008.0, 25.0],
+        "NVIDIA's paper on the Ada architecture; copies by PCIe 4.0",
+    ),
+    spec(
+        "3090",
+        24_576,
+        [35.6, 71.0],
+        [936.0, 25.0],
+        "NVIDIA's paper on the GA102 Ampere; copies by PCIe 4.0",
+    ),
 ];
 
 impl DeviceSpec {
@@ -139,8 +192,9 @@ impl DeviceSpec {
         }
         let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
         let work = work(&node.op, &inputs, &outputs);
-        // Values are stored in fp32, so products are of fp32 too.
-        let compute = work.matmul_flops / (COMPUTE_SHARE * self.fp32_flops);
+        let half = inputs.iter().any(|input| input.dtype == DType::Bf16);
+        let peak = if half { self.bf16_flops } else { self.fp32_flops };
+        let compute = work.matmul_flops / (share(&node.op, half) * peak);
         let traffic = work.bytes / (BANDWIDTH_SHARE * self.bandwidth);
         let seconds = compute.max(traffic) + LAUNCH_SECONDS;
         let scratch = match &node.op {
@@ -156,11 +210,32 @@ impl DeviceSpec {
                 let floats = mlp.products() as u64 * (hidden / columns.max(1)) + 2 * columns;
                 PRODUCT_SCRATCH + 4 * floats * mlp.rows.min(inputs[0].shape.rows()) as u64
             }
+            Op::Attention { .. } if half => ATTENTION_SCRATCH,
+            Op::AttentionGrad { .. } if half => attention_grad_scratch(&inputs),
             _ if work.matmul_flops > 0.0 => PRODUCT_SCRATCH,
             _ => 0,
         };
         NodeFacts { seconds, lean_seconds: seconds, workspace: Workspace::exactly(scratch) }
     }
+}
+
+/// The part of the peak of products that an op reaches. Attention in f32 goes through plain products.
+fn share(op: &Op, half: bool) -> f64 {
+    match op {
+        Op::Attention { .. } if half => ATTENTION_SHARE,
+        Op::AttentionGrad { .. } if half => ATTENTION_GRAD_SHARE,
+        Op::HeadLoss(_) | Op::HeadLossGrad { .. } if half => HEAD_SHARE,
+        _ => COMPUTE_SHARE,
+    }
+}
+
+/// Scratch of `cuDNN`'s backward pass: a number for each row of queries, sums of their gradient in f32, and where query heads
+/// share keys the gradients of keys and values for each query head in bf16.
+fn attention_grad_scratch(inputs: &[Type]) -> u64 {
+    let [queries, keys] = [0, 1].map(|input| inputs.get(input).map_or(0, |ty| ty.shape.elements() as u64)); // (B, T, H, D)
+    let width = inputs.first().map_or(1, |ty| ty.shape.columns() as u64).max(1);
+    let shared = if keys < queries { 2 * 2 * queries } else { 0 };
+    ATTENTION_SCRATCH + 4 * queries / width + 4 * queries + shared
 }
 
 /// No device of this name is described.
@@ -181,7 +256,7 @@ impl std::error::Error for UnknownDevice {}
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_graph::{DType, Init};
+    use plimsoll_graph::{DType, Init, Visible};
 
     use super::*;
 
@@ -193,6 +268,7 @@ mod tests {
             assert!(spec.reserve_bytes < spec.memory_bytes / 10, "{spec:?}");
             assert!(spec.bf16_flops > 1.5 * spec.fp32_flops && spec.fp32_flops > 1e13, "{spec:?}");
             assert!(spec.bandwidth > 5.0 * spec.host_bandwidth && spec.bandwidth < 1e13, "{spec:?}");
+            assert!(spec.source.starts_with("NVIDIA's ") && spec.source.contains("copies"), "{spec:?}");
         }
         let mut names: Vec<String> = DeviceSpec::all().iter().map(DeviceSpec::name).collect();
         names.sort();
@@ -215,6 +291,25 @@ mod tests {
             );
             assert!(DeviceSpec::all().iter().all(|spec| error.contains(&spec.name())), "{error}");
         }
+    }
+
+    #[test]
+    fn products_and_attention_in_bf16_run_at_their_own_rates_and_attention_has_the_scratch_of_its_graphs() {
+        let mut g = Graph::new();
+        // B 8, T 2048, 32 query heads that share 8 key heads of width 64: a shape that was measured.
+        let q = g.input("q", [8, 2048, 32, 64], DType::Bf16);
+        let [k, v] = ["k", "v"].map(|name| g.input(name, [8, 2048, 8, 64], DType::Bf16));
+        let out = g.attention(q, k, v, Visible { causal: true, window: None, doc_start: None });
+        g.output("out", out);
+        let graph = g.finish().unwrap();
+        let spec = DeviceSpec::from_name("cuda:h200").unwrap();
+        let facts = spec.facts(&graph).nodes[0];
+        // 0.346 ms on an H200; large batches of longer rows reach more.
+        assert!((0.25e-3..0.45e-3).contains(&facts.seconds), "{facts:?}");
+        assert_eq!(facts.workspace, Workspace::exactly(256));
+        let types: Vec<Type> = [q, k].map(|value| graph.ty(value)).to_vec();
+        assert_eq!(attention_grad_scratch(&types), 134_217_984 + 136_314_880);
+        assert_eq!(attention_grad_scratch(&[types[0], types[0]]), 256 + 136_314_880);
     }
 
     #[test]

@@ -9,14 +9,16 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::names::{Kind, Name, STATE, is_taken, steps};
+use super::names::{Kind, Name, PLAN, STATE, is_taken, steps};
 use super::own::{Ledger, remove, set_aside};
 use super::recovery::recover;
 use super::state::{Checkpoint, EvaluationState, Fault, PlanSummary, TrainerState};
 use super::{optimizer, own::Facts};
 use crate::error::TrainError;
 use crate::files::{FileError, Loaded, ModelFolder, ModelFormat};
-use crate::files::{check_writable, copy_file, create_folder, read_bytes, sync_folder, write_model};
+use crate::files::{
+    check_writable, copy_file, create_folder, read_bytes, sync_folder, write_model, write_text,
+};
 use crate::run::Run;
 
 /// Where a run saves itself.
@@ -27,6 +29,8 @@ pub struct Checkpoints {
     form: ModelFormat,
     /// How many are kept; all when absent.
     limit: Option<usize>,
+    /// The plan that the run goes by, as text; each checkpoint keeps it.
+    plan: Option<String>,
     /// Which of them this process may remove.
     ledger: Ledger,
     /// Holds the lock.
@@ -68,7 +72,9 @@ impl Checkpoints {
         check_writable(folder).map_err(unwritable)?;
         recover(folder)?;
         let (folder, ledger) = (folder.to_owned(), Ledger::default());
-        Ok(Checkpoints { folder, form: ModelFormat::default(), limit, ledger, _lock: lock }.in_form(form))
+        let unformed =
+            Checkpoints { folder, form: ModelFormat::default(), limit, plan: None, ledger, _lock: lock };
+        Ok(unformed.in_form(form))
     }
 
     /// The same folder, in which models are laid down in another form.
@@ -76,6 +82,13 @@ impl Checkpoints {
     pub fn in_form(self, form: ModelFormat) -> Checkpoints {
         // A run goes on from the very numbers it had, whatever the model is to be written as in the end.
         Checkpoints { form: ModelFormat { dtype: None, ..form }, ..self }
+    }
+
+    /// The same folder for a run that goes by a plan, which its checkpoints then keep: a run that goes on from one of them
+    /// need not look for a plan again.
+    #[must_use]
+    pub fn with_plan(self, plan: String) -> Checkpoints {
+        Checkpoints { plan: Some(plan), ..self }
     }
 
     /// The folder.
@@ -249,6 +262,9 @@ impl Checkpoints {
         let mut files: BTreeMap<_, _> =
             write_model(run.engine(), parameters, folder, &self.form)?.into_iter().collect();
         files.insert(optimizer::OPTIMIZER.to_owned(), optimizer::write(run, folder)?);
+        if let Some(plan) = &self.plan {
+            files.insert(PLAN.to_owned(), write_text(&folder.join(PLAN), plan)?);
+        }
         let at = (run.steps(), position);
         let state = TrainerState::new(at, facts.clone(), progress.clone(), PlanSummary::of(run), files);
         let state = state.write(folder)?;

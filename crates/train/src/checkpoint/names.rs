@@ -8,6 +8,8 @@ use crate::files::FileError;
 
 /// Prefix of the step in the name of a checkpoint's folder.
 pub(super) const PREFIX: &str = "checkpoint-";
+/// Name of the file that holds the plan that the run goes by.
+pub(super) const PLAN: &str = "plan.jsonl";
 /// Name of the file that makes a folder a checkpoint.
 pub(super) const STATE: &str = "trainer_state.json";
 

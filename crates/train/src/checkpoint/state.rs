@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::names::{PREFIX, STATE};
+use super::names::{PLAN, PREFIX, STATE};
 use super::other_folder::other_folder;
-use crate::files::{Checksum, FileError, hex, read_bytes, stays_inside, write_text};
+use crate::files::{Checksum, FileError, hex, read_any_text, read_bytes, stays_inside, write_text};
 use crate::run::Run;
 use crate::settings::{changeable, differ};
 
@@ -280,6 +280,11 @@ impl Checkpoint {
             }
         }
         Ok(Checkpoint { path: path.to_owned(), state })
+    }
+
+    /// The text of the plan that the run went by, where the checkpoint keeps it and it can be read.
+    pub fn plan(&self) -> Option<String> {
+        self.state.files.contains_key(PLAN).then(|| read_any_text(&self.path.join(PLAN)).ok())?
     }
 
     /// The step of the best evaluation it knows, and where the checkpoint of that step was: beside it, or itself.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use plimsoll_graph::Precision;
+use plimsoll_plan::Tier;
 
 use super::bounds::{is_one, shortest};
 use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters};
@@ -58,6 +59,8 @@ impl Config {
         let options = &self.options;
         let offload = options.offload.as_ref();
         let bytes = |bytes: u64| format!("{bytes}B");
+        let budget_of =
+            |tier| offload.filter(|offload| offload.tier == tier).and_then(|offload| offload.budget);
         RawConfig {
             global_batch: Some(options.global_batch),
             micro_batch: options.micro_batch,
@@ -66,7 +69,8 @@ impl Config {
             recompute: options.recompute.map(|strategy| strategy.to_string()),
             offload: offload.map(|offload| offload.tier.name().to_owned()),
             offload_folder: offload.map(|offload| offload.folder.clone()),
-            offload_budget: offload.and_then(|offload| offload.budget).map(bytes),
+            host_memory: budget_of(Tier::Host).map(bytes),
+            disk_space: budget_of(Tier::Disk).map(bytes),
             costs: self.costs.clone(),
             threads: Some(options.threads).filter(|&threads| threads > 0),
             instructions: options.instructions.map(|instructions| instructions.to_string()),

@@ -13,13 +13,13 @@ mod effective;
 mod facts;
 mod model;
 mod rules;
+mod target;
 
 use std::path::PathBuf;
 
 use plimsoll_devices::DeviceKind;
 use plimsoll_exec::Instructions;
 use plimsoll_model::hf::Configuration;
-use plimsoll_plan::DeviceSpec;
 
 use crate::data::{RowLayout, Source};
 use crate::error::TrainError;
@@ -31,68 +31,10 @@ use bounds::mistake;
 pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
 use rules::{
-    at_least_one, evaluation, instructions, learning_rate, length, offload, options, output, resume, saving,
-    warmup,
+    at_least_one, evaluation, instructions, learning_rate, length, options, output, resume, saving, warmup,
 };
-
-/// The device that a run is planned for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Target {
-    /// This machine's processor.
-    Cpu,
-    /// A GPU of this machine, by its index.
-    Gpu(usize),
-    /// A device known by its data sheet only.
-    Described {
-        /// Its figures.
-        spec: DeviceSpec,
-        /// Whether the user named a kind of device and it is ours to say which.
-        assumed: bool,
-    },
-}
-
-impl Target {
-    fn from_name(name: Option<&str>) -> Result<Target, TrainError> {
-        match name {
-            None | Some("cpu") => Ok(Target::Cpu),
-            Some(name) => {
-                let index = name.strip_prefix("cuda:").and_then(|index| index.parse().ok());
-                if let Some(index) = index.filter(|_| DeviceSpec::from_name(name).is_err()) {
-                    return Ok(Target::Gpu(index));
-                }
-                let spec = DeviceSpec::from_name(name).map_err(mistake)?;
-                Ok(Target::Described { spec, assumed: spec.name() != name })
-            }
-        }
-    }
-
-    /// As it is typed.
-    pub fn name(&self) -> String {
-        match self {
-            Target::Cpu => "cpu".to_owned(),
-            Target::Gpu(index) => DeviceKind::Cuda(*index).to_string(),
-            Target::Described { spec, .. } => spec.name(),
-        }
-    }
-
-    /// The device of this machine that is meant. A GPU of no particular kind is the first that is here.
-    ///
-    /// # Errors
-    ///
-    /// When the target is only described.
-    pub fn here(&self) -> Result<DeviceKind, TrainError> {
-        match self {
-            Target::Cpu => Ok(DeviceKind::Cpu),
-            Target::Gpu(index) => Ok(DeviceKind::Cuda(*index)),
-            Target::Described { assumed: true, .. } => Ok(DeviceKind::Cuda(0)),
-            Target::Described { spec, .. } => Err(mistake(format!(
-                "{} is a description to plan for; to train on a GPU of this machine write --device cuda or cuda:0, and \
-                 to train on the CPU leave --device out",
-                spec.name()
-            ))),
-        }
-    }
-}
+pub use target::Target;
+use target::{in_precision_of, offload};
 
 /// How long a run is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -219,7 +161,8 @@ impl Config {
         let tokenizer = raw.tokenizer.clone().or_else(|| model::begins_again(raw));
         let has_tokenizer = tokenizer.is_some() || matches!(origin, Origin::Pretrained(_));
         let data = data::data(raw, has_tokenizer)?;
-        let raw = &defaults::filled(raw, &origin, lora.is_some(), &data);
+        let target = Target::from_name(raw.device.as_deref())?;
+        let raw = &in_precision_of(defaults::filled(raw, &origin, lora.is_some(), &data), &target);
         let samples = data::samples(raw, &configuration.architecture)?;
         // Rows cut from text hold parts of several documents; made-up rows are one document each.
         let packed = match &data {
@@ -230,7 +173,6 @@ impl Config {
         let architecture = configuration.architecture.clone().with_documents(packed);
         let model = LanguageModel { architecture, seq_len, generate: false, lora };
         let evaluation = evaluation(raw, &data, has_tokenizer)?;
-        let target = Target::from_name(raw.device.as_deref())?;
         let decay =
             raw.lr_scheduler_type.as_deref().map_or(Ok(Decay::Cosine), str::parse).map_err(mistake)?;
         Ok(Config {
@@ -276,7 +218,7 @@ impl Config {
             self.target = Target::Gpu(index);
             if self.options.offload.is_some() {
                 return Err(mistake(
-                    "a GPU offloads nothing yet; leave --offload out, or state a larger --memory",
+                    "a GPU offloads nothing yet; leave --offload and --host-memory out, or state a larger --memory",
                 ));
             }
         }
@@ -344,7 +286,7 @@ impl OutputConfig {
 mod tests {
     use super::rules::batch;
     use super::*;
-    use plimsoll_plan::{Strategy, Tier};
+    use plimsoll_plan::Strategy;
 
     fn batch_of(
         global: Option<usize>,
@@ -394,25 +336,6 @@ mod tests {
             error,
             "micro_batch 4 does not divide global_batch 10; the next global batch that works is 12"
         );
-    }
-
-    #[test]
-    fn a_described_device_is_planned_for_and_not_trained_on() {
-        let target = |name: &str| Target::from_name(Some(name));
-        assert_eq!(target("cpu").unwrap(), Target::Cpu);
-        let Target::Described { spec, assumed } = target("cuda").unwrap() else { panic!("described") };
-        assert_eq!((spec.name().as_str(), assumed), ("cuda:h100", true));
-        let h200 = target("cuda:h200").unwrap();
-        assert!(matches!(h200, Target::Described { assumed: false, .. }));
-        let error = h200.here().unwrap_err().to_string();
-        assert!(error.starts_with("cuda:h200 is a description to plan for"), "{error}");
-        assert_eq!(target("cuda:1").unwrap(), Target::Gpu(1));
-        assert!(
-            matches!(target("cuda:4090").unwrap(), Target::Described { .. }),
-            "a kind of GPU, and no index"
-        );
-        let here = |name: &str| target(name).unwrap().here().unwrap();
-        assert_eq!((here("cuda"), here("cuda:1")), (DeviceKind::Cuda(0), DeviceKind::Cuda(1)));
     }
 
     #[test]
@@ -506,30 +429,5 @@ mod tests {
     fn checked(text: &str) -> Result<Config, String> {
         let raw: RawConfig = toml::from_str(text).unwrap();
         Config::check(&raw).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn offload_goes_where_the_target_has_room_for_it() {
-        let offload = |tier: Option<&str>, device: Option<&str>| {
-            let raw = RawConfig {
-                offload: tier.map(Into::into),
-                offload_budget: Some("2GiB".into()),
-                device: device.map(Into::into),
-                ..RawConfig::default()
-            };
-            Config::check(&raw).map(|config| config.options.offload).map_err(|error| error.to_string())
-        };
-        let disk = offload(Some("disk"), None).unwrap().unwrap();
-        assert_eq!((disk.tier, disk.budget, disk.folder), (Tier::Disk, Some(2 << 30), PathBuf::from(".")));
-        assert_eq!(offload(Some("host"), Some("cuda:h200")).unwrap().unwrap().tier, Tier::Host);
-        let refused = [
-            (None, None, "offload_folder and offload_budget need offload disk or host"),
-            (Some("host"), None, "on the CPU the host's memory is what the budget limits; use offload disk"),
-            (Some("disk"), Some("cuda:l4"), "cuda:l4 offloads to memory of the host; use offload host"),
-            (Some("tape"), None, "unknown tier `tape` for offload; choose disk or host"),
-        ];
-        for (tier, device, expected) in refused {
-            assert_eq!(offload(tier, device).unwrap_err(), expected);
-        }
     }
 }

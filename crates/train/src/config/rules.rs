@@ -1,12 +1,10 @@
 //! The rules behind [`Config::check`](super::Config::check): what each group of settings means, which of them
 //! go together, and the sentence for those that do not.
 
-use std::path::PathBuf;
-
 use plimsoll_devices::{DeviceKind, GpuFiles};
 use plimsoll_exec::Instructions;
 use plimsoll_graph::Precision;
-use plimsoll_plan::{Strategy, Tier};
+use plimsoll_plan::Strategy;
 
 use super::bounds::{mistake, shortest, within};
 use super::data::files;
@@ -15,7 +13,7 @@ use crate::error::TrainError;
 use crate::memory::Size;
 use crate::optimizer::Update;
 use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, StateStorage, WeightStorage};
-use crate::planning::{Offload, Options};
+use crate::planning::Options;
 use crate::settings::{RawConfig, Setting};
 use crate::trainer::Decay;
 use crate::trainer::EarlyStopping;
@@ -62,38 +60,6 @@ pub(super) fn instructions(raw: &RawConfig, target: &Target) -> Result<Option<In
         return Err(mistake(format!("--instructions is for the processor; leave it out for {device}")));
     }
     Ok(Some(name.parse::<Instructions>().map_err(mistake)?.checked().map_err(mistake)?))
-}
-
-/// Where values may wait, if the target has such a place.
-pub(super) fn offload(raw: &RawConfig, target: &Target) -> Result<Option<Offload>, TrainError> {
-    let tier = match (raw.offload.as_deref(), target) {
-        (None, _) if raw.offload_folder.is_some() || raw.offload_budget.is_some() => {
-            return Err(mistake("--offload-folder and --offload-budget need --offload disk or host"));
-        }
-        (None, _) => return Ok(None),
-        (Some("disk"), Target::Cpu) => Tier::Disk,
-        (Some("host"), Target::Described { .. }) => Tier::Host,
-        (Some("disk" | "host"), Target::Gpu(_)) => {
-            return Err(mistake(
-                "a GPU offloads nothing yet; leave --offload out, or state a larger --memory",
-            ));
-        }
-        (Some("host"), Target::Cpu) => {
-            return Err(mistake(
-                "on the CPU the host's memory is what the budget limits; use --offload disk",
-            ));
-        }
-        (Some("disk"), Target::Described { spec, .. }) => {
-            let name = spec.name();
-            return Err(mistake(format!("{name} offloads to memory of the host; use --offload host")));
-        }
-        (Some(other), _) => {
-            return Err(mistake(format!("unknown tier `{other}` for --offload; choose disk or host")));
-        }
-    };
-    let budget = raw.offload_budget.as_deref().map(str::parse::<Size>).transpose().map_err(mistake)?;
-    let folder = raw.offload_folder.clone().unwrap_or_else(|| PathBuf::from("."));
-    Ok(Some(Offload { tier, folder, budget: budget.map(|size| size.bytes), link: None }))
 }
 
 /// In which element types weights, gradients and moments are kept. With bf16 between nodes, products see weights in bf16 too,

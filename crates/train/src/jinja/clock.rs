@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// The fields of `strftime` that chat templates use; others stay as they are.
-pub(super) fn strftime(format: &str, seconds: u64) -> String {
+pub(crate) fn strftime(format: &str, seconds: u64) -> String {
     const MONTHS: [&str; 12] = [
         "January",
         "February",

@@ -49,6 +49,7 @@ mod value;
 
 use std::ops::Range;
 
+pub(crate) use clock::{now, strftime};
 pub(crate) use fault::Fault;
 pub(crate) use meter::Limits;
 use meter::Meter;

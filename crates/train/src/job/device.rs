@@ -1,17 +1,17 @@
-//! The device of a job, with the times of its ops: measured by `plimsoll bench ops` and kept in a file,
-//! or modelled.
+//! The device of a job, with the times that its ops were measured to take, or modelled ones.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
-use plimsoll_exec::Device;
+use plimsoll_exec::{Device, Probing};
 
 use super::disk_speed;
 use super::environment::Environment;
+use super::notes::Note;
+use super::times::{KnownTimes, MODELLED, TimesFile, read_costs};
 use crate::config::Config;
 use crate::error::TrainError;
-use crate::files::read_any_text;
-use crate::measure::{Measured, OPS_FILE_VERSION, measured_machine};
+use crate::measure::{Measured, timed_machine};
 
 /// A device and its name.
 #[derive(Debug)]
@@ -20,10 +20,17 @@ pub struct OpenedDevice {
     pub device: Box<dyn Device>,
     /// Its name, and where its times come from.
     pub name: String,
+    /// Where a run on it adds its own times, if they are kept.
+    pub times: Option<TimesFile>,
+    /// Things that a user should know about its times.
+    pub notes: Vec<Note>,
+    /// Whether this process has measured it, which leaves the process larger than one that finds the times in the cache.
+    pub measured: bool,
 }
 
 impl Environment {
-    /// The device of `config`, with the costs that it names: a file, `modelled`, or by default what was measured here.
+    /// The device of `config`, with the costs that it names: a file, `modelled`, or by default what was measured here. A
+    /// device whose times are not known yet is measured first, which takes about a second.
     ///
     /// # Errors
     ///
@@ -34,53 +41,36 @@ impl Environment {
         let link = |offload| disk_speed::link(self, offload, threads);
         let link = options.offload.as_ref().map(link).transpose()?;
         let offload = options.offload.as_ref().map(|offload| offload.folder.clone()).zip(link);
-        let measured = match config.costs.as_deref() {
-            // Times of a processor say nothing of a GPU.
-            _ if options.device != DeviceKind::Cpu => None,
-            Some("modelled") => None,
-            Some(file) => Some(read_costs(Path::new(file), threads)?),
-            None => match self.costs_file(threads) {
-                // A file that cannot be read must not stop a run.
-                Some(file) => read_costs(&file, threads).ok(),
-                None => None,
-            },
-        };
-        let source = if measured.is_some() { "times from measured ops" } else { "times modelled" };
-        let timings = measured.map(|measured| measured.timings()).unwrap_or_default();
-        let mut setup = Setup { offload, timings, ..options.setup() };
+        let mut setup = Setup { offload, ..options.setup() };
         if options.device != DeviceKind::Cpu && setup.gpu == GpuFiles::default() {
             setup.gpu = self.gpu()?;
         }
-        let device = plimsoll_devices::open(options.device, &setup)?;
-        let name = format!("{}, {source}", device.name());
-        Ok(OpenedDevice { device, name })
+        let mut device = plimsoll_devices::open(options.device, &setup)?;
+        let known = match device.probing() {
+            Some(probing) => self.costs(&*device, &probing, config)?,
+            // Times of a processor say nothing of a GPU.
+            None => KnownTimes::default(),
+        };
+        let KnownTimes { measured, notes, file, kept } = known;
+        let name = format!("{}, {}", device.name(), measured.source(options.precision.name()));
+        device.use_timings(measured.timings());
+        // Transfers slow the ops beside them, so a run that offloads teaches nothing about ops.
+        let times = file.filter(|_| options.offload.is_none());
+        Ok(OpenedDevice { device, name, times, notes, measured: kept })
     }
 
-    /// Where times for this many threads are kept, if there is a folder for them.
-    pub fn costs_file(&self, threads: usize) -> Option<PathBuf> {
-        self.cached(&format!("ops-{threads}-threads.json"))
+    /// The times that `config` or the environment names.
+    fn costs(
+        &self,
+        device: &dyn Device,
+        probing: &Probing,
+        config: &Config,
+    ) -> Result<KnownTimes, TrainError> {
+        let measured = match config.costs.as_deref().or(self.costs.as_deref()) {
+            None => return Ok(self.times(device, probing, &config.options)),
+            Some(MODELLED) => Measured::default(),
+            Some(file) => read_costs(Path::new(file), &timed_machine(device.threads(), probing))?,
+        };
+        Ok(KnownTimes { measured, ..KnownTimes::default() })
     }
-}
-
-/// Reads a file of measured times and refuses those of another machine.
-///
-/// # Errors
-///
-/// When it cannot be read, or was measured elsewhere.
-pub fn read_costs(file: &Path, threads: usize) -> Result<Measured, TrainError> {
-    let mistake = |why: String| TrainError::Config(format!("`{}` {why}", file.display()));
-    let text = read_any_text(file).map_err(|error| mistake(format!("cannot be read: {error}")))?;
-    let measured: Measured = serde_json::from_str(&text).map_err(|error| {
-        mistake(format!("is no file of measured ops: {error}; `plimsoll bench ops` writes one"))
-    })?;
-    if measured.version != OPS_FILE_VERSION {
-        let version = measured.version;
-        return Err(mistake(format!("has version {version}, not {OPS_FILE_VERSION}; measure again")));
-    }
-    let here = measured_machine(threads);
-    if measured.machine != here {
-        let there = &measured.machine;
-        return Err(mistake(format!("was measured on {there}; this is {here}; measure again here")));
-    }
-    Ok(measured)
 }

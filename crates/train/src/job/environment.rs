@@ -21,6 +21,8 @@ pub struct Environment {
     pub caches: Option<PathBuf>,
     /// The hub for models that are named by their id. Without it a model is a folder or a preset.
     pub hub: Option<Hub>,
+    /// Where times of ops come from when the settings do not say; what was measured on this machine when not stated.
+    pub costs: Option<String>,
     /// Folders of a GPU's libraries: those of the active Python environment, and of a toolkit.
     pub libraries: Vec<PathBuf>,
 }
@@ -35,7 +37,8 @@ pub struct NamedModel {
 }
 
 impl Environment {
-    /// The environment that `variable` tells of: `HOME`, `XDG_CACHE_HOME`, and those of the hub. An empty value is none.
+    /// The environment that `variable` tells of: `HOME`, `XDG_CACHE_HOME`, `PLIMSOLL_COSTS`, and those of the hub. An empty
+    /// value is none.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Environment {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let home = || variable("HOME").map(|home| PathBuf::from(home).join(".cache"));
@@ -55,7 +58,7 @@ impl Environment {
         let path = variable("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
         let python = variable("VIRTUAL_ENV").or_else(|| variable("CONDA_PREFIX")).map(PathBuf::from);
         let libraries = library_folders(python.as_deref(), &path.unwrap_or_default());
-        Environment { caches, hub, libraries }
+        Environment { caches, hub, costs: variable("PLIMSOLL_COSTS"), libraries }
     }
 
     /// Files of a GPU, whose compiled kernels are kept among the caches.

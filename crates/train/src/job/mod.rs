@@ -17,6 +17,7 @@
 mod device;
 mod disk_speed;
 mod environment;
+mod kept_plan;
 mod notes;
 mod profile;
 mod records;
@@ -24,6 +25,7 @@ mod run_folder;
 mod session;
 mod summary;
 mod summary_json;
+mod times;
 mod watch;
 
 use std::cell::RefCell;
@@ -41,7 +43,7 @@ use crate::files::read_any_text;
 use crate::planning::Options;
 use crate::planning::plan_from_file;
 use crate::planning::{Planned, budget_for, plan_within};
-pub use device::{OpenedDevice, read_costs};
+pub use device::OpenedDevice;
 pub use environment::{Environment, NamedModel};
 pub use notes::Note;
 pub use profile::{Profile, ProfileLine};
@@ -50,6 +52,7 @@ use run_folder::RunFolder;
 pub use run_folder::{BetterStep, DiskNeed, Finished};
 pub use session::Session;
 pub use summary::{DeviceFacts, Questions, Summary};
+pub use times::{TimesFile, read_costs};
 pub use watch::{Stage, Watch};
 
 /// A run whose folder is locked and whose data is open.
@@ -131,8 +134,8 @@ impl<'w> Job<'w> {
         Job { pause: steps, ..self }
     }
 
-    /// The fastest plan inside the budget. A run that goes on keeps its micro-batches where they fit, so that it goes on
-    /// to the bit.
+    /// The fastest plan inside the budget. A run that goes on keeps the plan of its checkpoint, or where that does not
+    /// suit the settings any more, its micro-batches, so that it goes on to the bit.
     ///
     /// # Errors
     ///
@@ -146,6 +149,18 @@ impl<'w> Job<'w> {
 
     fn plan_on(&mut self, device: &dyn Device) -> Result<Planned, TrainError> {
         self.watch.hear(Stage::Planning);
+        let planned = match self.kept_plan(device) {
+            Some(planned) => planned,
+            None => self.search(device)?,
+        };
+        if self.folder.is_some() {
+            self.keep_plan(&planned.to_file());
+        }
+        Ok(planned)
+    }
+
+    /// Looks for the fastest plan, with the micro-batches of the run so far where they fit.
+    fn search(&mut self, device: &dyn Device) -> Result<Planned, TrainError> {
         let before = self.folder.as_ref().and_then(RunFolder::micro_batch);
         let before = before.filter(|_| self.config.options.micro_batch.is_none());
         let watch = RefCell::new(&mut self.watch);
@@ -184,6 +199,7 @@ impl<'w> Job<'w> {
         let text = read_any_text(path).map_err(|error| named(error.to_string()))?;
         let planned = plan_from_file(&self.config.model, &*device.device, &self.config.options, &text);
         self.device = Some(device);
+        self.keep_plan(&text);
         planned.map_err(|error| match error {
             TrainError::Config(why) => named(why),
             other => other,
@@ -211,7 +227,12 @@ impl<'w> Job<'w> {
     }
 
     fn take_device(&mut self) -> Result<OpenedDevice, TrainError> {
-        self.device.take().map_or_else(|| self.environment.device(&self.config), Ok)
+        if let Some(device) = self.device.take() {
+            return Ok(device);
+        }
+        let device = self.environment.device(&self.config)?;
+        self.notes.extend(device.notes.iter().cloned());
+        Ok(device)
     }
 
     /// The settings, with what the data has settled.

@@ -44,6 +44,11 @@ pub enum Note {
         /// The path from here on.
         now: String,
     },
+    /// The plan that the checkpoint keeps cannot be used, so another was looked for.
+    OtherPlan {
+        /// Why not.
+        why: String,
+    },
     /// About the device.
     Device(String),
     /// Parameters that are not in the model's files, and so are new.
@@ -104,6 +109,9 @@ impl fmt::Display for Note {
                 f,
                 "the run so far was computed with {before} instructions and goes on with {now}, within rounding"
             ),
+            Note::OtherPlan { why } => {
+                write!(f, "the checkpoint's own plan cannot be used, so the run is planned anew: {why}")
+            }
             Note::NewParameters(names) => write!(f, "not in the folder, so new: {}", names.join(", ")),
             Note::UnusedTensors(names) => write!(f, "passed over: {}", names.join(", ")),
             Note::Resumed { step, from } => write!(f, "going on after step {step} of {}", from.display()),

@@ -150,6 +150,17 @@ impl RunFolder {
         self.from.as_ref().map(|from| from.state.plan.micro_batch)
     }
 
+    /// The plan of the run so far, as its checkpoint keeps it, and the rows of its micro-batches.
+    pub(super) fn kept_plan(&self) -> Option<(String, usize)> {
+        let from = self.from.as_ref()?;
+        Some((from.plan()?, from.state.plan.micro_batch))
+    }
+
+    /// The same folder for a run that goes by a plan, which its checkpoints then keep.
+    pub(super) fn with_plan(self, plan: String) -> RunFolder {
+        RunFolder { checkpoints: self.checkpoints.with_plan(plan), ..self }
+    }
+
     /// Puts a run back to its checkpoint, where it goes on from one.
     pub(super) fn resume(
         self,

@@ -13,11 +13,12 @@ use super::notes::Note;
 use super::records::{self, Records};
 use super::run_folder::{DiskNeed, Finished, RunFolder};
 use super::summary::{Questions, Summary};
+use super::times::TimesFile;
 use super::watch::Stage;
 use crate::config::Config;
 use crate::data::{Batches, Shown};
 use crate::error::TrainError;
-use crate::measure::{matmul_flops, matmul_rate};
+use crate::measure::{Rank, matmul_flops, matmul_rate, times_of_ops};
 use crate::planning::{Options, Planned};
 use crate::run::Run;
 use crate::trainer::EndRecord;
@@ -30,6 +31,9 @@ use crate::trainer::{Listener, TrainLoop};
 const CEILING_SIZE: usize = 384;
 const CEILING_SECONDS: f64 = 0.15;
 
+/// Runs of each schedule whose ops are timed, after its first run.
+const TIMED_RUNS: usize = 4;
+
 /// A planned run in its memory, with its weights and its data, ready to step.
 #[derive(Debug)]
 pub struct Session {
@@ -40,6 +44,8 @@ pub struct Session {
     lr: Lr,
     course: TrainLoop,
     ceiling: f64,
+    /// Where the times of this run's ops are added.
+    times: Option<TimesFile>,
     shown: Vec<Shown>,
     validation: Option<ValidationSet>,
     folder: Option<RunFolder>,
@@ -53,7 +59,7 @@ pub struct Session {
 impl Session {
     /// Takes the memory of `planned` and fills it: with weights, and with a checkpoint where the run goes on from one.
     pub(super) fn start(mut job: Job<'_>, planned: Planned) -> Result<Session, TrainError> {
-        let OpenedDevice { device, name: device_name } = job.take_device()?;
+        let OpenedDevice { device, name: device_name, times, .. } = job.take_device()?;
         let mut summary = summary_of(&job.config, &*device, planned)?;
         job.watch.hear(Stage::Working);
         let ceiling = ceiling(&summary, &*device, &job.config.options)?;
@@ -94,6 +100,7 @@ impl Session {
             lr,
             course,
             ceiling,
+            times,
             validation,
             folder,
             notes,
@@ -117,12 +124,28 @@ impl Session {
         all.extend(listeners.iter_mut().map(|listener| &mut **listener as &mut dyn Listener<E>));
         let before = self.trainer.run().steps();
         let checkpoints = self.folder.as_ref().map(RunFolder::checkpoints);
+        if self.times.is_some() {
+            self.trainer.run_mut().engine_mut().time_some_runs(1, TIMED_RUNS);
+        }
         let result = self.trainer.train(&self.course, self.validation.as_mut(), checkpoints, &mut all);
         self.stepped = self.trainer.run().steps() != before;
+        self.learn();
         result
     }
 
-    /// Opens the files that record the run, where it has a folder. [`train`](Session::train) does so if it was not done.
+    /// Adds the times of this run's ops to those known of the machine. They refine later plans; a run that took too few
+    /// steps, or an engine that cannot tell, adds nothing.
+    fn learn(&self) {
+        let Some(file) = &self.times else { return };
+        let timings = times_of_ops(&self.summary.planned.choice, self.trainer.run().engine(), Rank::Median);
+        if let Ok(timings) = timings
+            && timings.iter().next().is_some()
+        {
+            file.add_run(&timings);
+        }
+    }
+
+    /// Opens the files that tell of the run, where it has a folder. [`train`](Session::train) does so where nobody has.
     ///
     /// # Errors
     ///

@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use plimsoll_exec::Instructions;
 use plimsoll_graph::Graph;
-use plimsoll_plan::{Facts, Point, Report, Request, SearchError, Searcher, faster, report, unbudgeted};
+use plimsoll_plan::{
+    Facts, Point, Report, Request, SearchError, Searcher, Space, Tier, faster, report, unbudgeted,
+};
 
 use crate::config::{Config, LanguageModel};
 use crate::error::TrainError;
@@ -57,6 +59,18 @@ impl Summary {
     /// Sequences of one step.
     pub fn global_batch(&self) -> usize {
         self.planned.choice.micro_batch * self.planned.choice.accumulation
+    }
+
+    /// Bytes that the plan takes where values and state wait, and bytes that it may take there; nothing without such a place.
+    pub fn waiting_bytes(&self) -> Option<(u64, u64)> {
+        let choice = &self.planned.choice;
+        let link = choice.program.train.facts.link?;
+        let space = Space::of(choice.plan.arena_bytes, choice.plan.schedules.values());
+        let taken = match link.tier {
+            Tier::Host => space.host,
+            Tier::Disk => space.disk,
+        };
+        Some((taken, link.room))
     }
 
     /// Bytes of the whole process with an arena of `arena` bytes.

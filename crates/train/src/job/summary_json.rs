@@ -6,6 +6,7 @@ use plimsoll_exec::Instructions;
 use plimsoll_plan::{LayerReport, Point, gradients};
 
 use super::summary::Summary;
+use crate::planning::Planned;
 
 impl Summary {
     /// The plan by the names that scripts know.
@@ -29,6 +30,7 @@ fn fields(summary: &Summary) -> Map<String, Value> {
         "arena_bytes": plan.arena_bytes,
         "planned_process_bytes": summary.process_bytes(plan.arena_bytes),
         "outside_bytes": budget.outside,
+        "pools": pools(summary),
         "by_purpose": by_purpose,
         "micro_batch": choice.micro_batch,
         "accumulation": choice.accumulation,
@@ -60,6 +62,20 @@ fn fields(summary: &Summary) -> Map<String, Value> {
         Value::Object(fields) => fields,
         _ => Map::new(),
     }
+}
+
+/// Budget and planned bytes of the memory that the arena lies in, and of the place where values and state wait. A place
+/// without a limit has no budget.
+fn pools(summary: &Summary) -> Map<String, Value> {
+    let pool =
+        |budget: Option<u64>, planned: u64| json!({ "budget_bytes": budget, "planned_bytes": planned });
+    let Planned { choice, budget } = &summary.planned;
+    let own = pool(Some(budget.total), summary.process_bytes(choice.plan.arena_bytes));
+    let mut pools = Map::from_iter([("device".to_owned(), own)]);
+    if let (Some(link), Some((taken, room))) = (choice.program.train.facts.link, summary.waiting_bytes()) {
+        pools.insert(link.tier.name().to_owned(), pool(Some(room).filter(|&room| room < u64::MAX), taken));
+    }
+    pools
 }
 
 /// One group of layers.

@@ -81,11 +81,11 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         let mut rooms =
             [state_bytes(&graph, of_graph.alignment), ENDLESS].into_iter().filter(|more| *more > room);
         let needed = rooms.find_map(|room| self.tier_bytes(budget, room))?;
-        let place = match offload.tier {
-            Tier::Disk => format!("on the disk of {}", offload.folder.display()),
-            Tier::Host => "in the host's memory".to_owned(),
+        let (place, flag) = match offload.tier {
+            Tier::Disk => (format!("on the disk of {}", offload.folder.display()), "--disk-space"),
+            Tier::Host => ("in the host's memory".to_owned(), "--host-memory"),
         };
-        let stated = offload.budget.is_some();
+        let stated = offload.budget.map(|_| flag);
         (needed > room).then_some(LackingRoom { place, room, needed, stated })
     }
 

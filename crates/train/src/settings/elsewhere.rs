@@ -166,6 +166,10 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
         ],
         "write {offload}",
     ),
+    (
+        &["offload_budget"],
+        "it is now {disk_space} for a disk and {host_memory} for memory of the host; write that one",
+    ),
     // Machines.
     (&["use_cpu", "no_cuda", "use_mps_device"], "leave it out or write {device}"),
     (&["num_threads", "n_threads"], "write {threads}"),

@@ -140,8 +140,8 @@ settings! {
         /// cpu, cuda or cuda:1 for a GPU of this machine; plan also takes GPUs by name: cuda:h200, cuda:a100-80,
         /// cuda:4090, … [default: cpu]
         device: String, "NAME";
-        /// Memory of the whole process or device, such as 64MiB or 16GB; auto is the free memory less a margin,
-        /// or all memory of a described device [default: auto]
+        /// Memory of the whole process, or of the device where that has its own, such as 64MiB or 16GB; auto is what is
+        /// free less a margin, or all memory of a described device [default: auto]
         memory: String, "SIZE";
         /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
         recompute: String, "STRATEGY";
@@ -151,9 +151,14 @@ settings! {
         offload: String, "TIER";
         /// Folder for the nameless file that --offload disk reserves [default: the current folder]
         offload_folder: PathBuf, "PATH";
-        /// The most that offload may take, such as 100GiB [default: nine tenths of the free disk space]
-        offload_budget: String, "SIZE";
-        /// Times of ops: `modelled`, or a file of `bench ops` [default: measured on this machine, else modelled]
+        /// Memory of the host that values and state of a described device may wait in, such as 64GiB; with it --offload
+        /// host need not be said [default: no limit]
+        host_memory: String, "SIZE";
+        /// Room on the disk that --offload disk may take, such as 100GiB; with it --offload disk need not be said
+        /// [default: nine tenths of what is free]
+        disk_space: String, "SIZE";
+        /// Times of ops: `modelled`, or a file of measured ones [default: measured here, in a second at first use, and
+        /// refined by every run]
         costs: String, "COSTS";
         /// Threads [default: one for each core]
         threads: usize, "N";
@@ -224,7 +229,7 @@ settings! {
         /// [default: f32]
         weights_dtype: String, "TYPE";
         /// bf16 between nodes: half the bytes of activations, f32 sums and statistics; weights are then bf16-master unless
-        /// --weights-dtype says otherwise [default: false]
+        /// --weights-dtype says otherwise [default: false; true for a described device]
         bf16: bool, "BOOL";
         /// How gradients are kept: f32 or bf16 [default: f32]
         gradients_dtype: String, "TYPE";
