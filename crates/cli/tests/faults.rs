@@ -114,6 +114,14 @@ fn a_folder_given_as_a_checkpoint_is_told_what_it_is_and_what_to_type() {
         "tuned is a checkpoint of Hugging Face's Trainer after step 30, whose optimizer state is not read here; it holds an \
          adapter: train it further with `--model BASE --adapter tuned` and a new --output-dir",
     );
+    fs::create_dir(home.path("theirs")).unwrap();
+    fs::rename(home.path("tuned"), home.path("theirs/checkpoint-30")).unwrap();
+    home.refused(
+        &resume("theirs"),
+        "theirs is the folder of a run of Hugging Face's Trainer; theirs/checkpoint-30 is a checkpoint of Hugging Face's \
+         Trainer after step 30, whose optimizer state is not read here; it holds an adapter: train it further with `--model \
+         BASE --adapter theirs/checkpoint-30` and a new --output-dir",
+    );
 }
 
 #[test]
@@ -182,7 +190,7 @@ fn steps_before_one_that_is_not_finite_are_saved_and_gone_on_from_by_name() {
     let step: u64 = last.strip_prefix("last-finite-").unwrap().parse().unwrap();
     assert!(step > 0);
     assert!(
-        err.contains(&format!("saved out/{last}\nnote: the same settings lead to the same numbers")),
+        err.contains(&format!("saved out/{last}\nnote: the same weights and data lead to the same numbers")),
         "{err}"
     );
     let told =

@@ -104,7 +104,7 @@ fn what_does_not_belong_together_is_refused() {
     let tight = Budget { total: 1 << 20, ..budget() };
     let error = Generator::open(&base, None, SEQ, &tight, cpu(1).unwrap()).unwrap_err();
     assert!(
-        matches!(&error, TrainError::Config(why) if why.contains("MiB or more, or fewer tokens")),
+        matches!(&error, TrainError::Config(why) if why.contains("MiB, which is surely enough")),
         "{error}"
     );
 }

@@ -31,6 +31,14 @@ fn why(folder: &Path) -> String {
         );
     }
     if let Some(newest) = newest_checkpoint(folder) {
+        let checkpoint = folder.join(format!("{PREFIX}{newest}"));
+        if trainer_step(&checkpoint).is_some() {
+            return format!(
+                "is the folder of a run of Hugging Face's Trainer; {} {}",
+                checkpoint.display(),
+                why(&checkpoint)
+            );
+        }
         return format!(
             "is the folder of a run, not a checkpoint; go on with `--resume latest --output-dir {shown}`, or give one of its \
              checkpoints, such as {PREFIX}{newest}"

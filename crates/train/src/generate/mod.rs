@@ -137,7 +137,7 @@ fn forward_engine(device: Box<dyn Device>, graph: Graph, budget: &Budget) -> Res
             .map_err(|error| TrainError::search(SearchError::Plan(error), budget))
     };
     let (peak, rounding) = match device.pool()? {
-        MemoryPool::Process => (memory::process()?.peak, Budget::rounding_with_code()?),
+        MemoryPool::Process => (memory::process()?.peak, Budget::rounding()?),
         MemoryPool::Own { taken, .. } => (taken, 0),
     };
     let mut plan = planned(Scratch::Best)?;

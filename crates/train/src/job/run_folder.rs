@@ -265,9 +265,9 @@ fn latest(checkpoints: &Checkpoints, notes: &mut Vec<Note>) -> Result<Option<Che
         if let Some((_, last)) = last_finite {
             let last = last.display();
             return Err(TrainError::Config(format!(
-                "`{shown}` holds no checkpoint but {last}, from before a step whose numbers were not finite; the same settings \
-                 lead to that step again: go on with `--resume {last}` and a lower --learning-rate or --max-grad-norm, or \
-                 name an empty folder"
+                "`{shown}` holds no checkpoint but {last}, from before a step whose numbers were not finite; the same weights \
+                 and data lead to that step again: name an empty folder and begin again with a lower --learning-rate or \
+                 --max-grad-norm, or mend the data of that step and go on with `--resume {last}`"
             )));
         }
         if let Some(name) = foreign(folder, |name| NAMES.contains(&name))? {

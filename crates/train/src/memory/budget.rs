@@ -150,16 +150,6 @@ impl Budget {
         Ok(held.next_multiple_of(STEP) - held + JITTER)
     }
 
-    /// As [`rounding`](Budget::rounding), with the code's, since the amount of code that the kernel maps varies.
-    ///
-    /// # Errors
-    ///
-    /// When the memory of the machine cannot be read.
-    pub(crate) fn rounding_with_code() -> Result<u64, BudgetError> {
-        let touched = memory::process()?.of_files;
-        Ok(Budget::rounding()? + code(touched) - touched - MORE_CODE)
-    }
-
     /// Whether a process that reached `peak` bytes stayed inside the budget.
     ///
     /// # Errors
@@ -311,10 +301,11 @@ fn automatic(resident: u64, free: u64) -> u64 {
     resident + free - margin
 }
 
-/// Bytes to reserve for code, of which `touched` bytes are resident. The bytes that the kernel maps at a touch vary by some
-/// hundred KiB from one call to the next.
+/// Bytes to reserve for code of which `touched` bytes are there. The kernel maps some hundred KiB more or less from one call
+/// to the next. Steps end halfway between multiples of their size: this program touches close to such a multiple, and on a
+/// border two calls would count a whole step apart.
 fn code(touched: u64) -> u64 {
-    (touched + MORE_CODE).next_multiple_of(STEP)
+    (touched + MORE_CODE + STEP / 2).next_multiple_of(STEP) - STEP / 2
 }
 
 #[cfg(test)]

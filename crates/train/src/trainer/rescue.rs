@@ -35,9 +35,15 @@ impl Trainer {
         if matches!(fault, TrainError::NotFinite { .. }) {
             let before = newest_before(checkpoints, steps).map(|before| {
                 let newest = steps != saved;
-                if newest { "latest".to_owned() } else { checkpoints.path(before).display().to_string() }
+                // A folder that has a later checkpoint does not go on from an earlier one.
+                let path = || format!("{} --output-dir NEW", checkpoints.path(before).display());
+                if newest { "latest".to_owned() } else { path() }
             });
-            told.tell(Event::Note(&not_finite(kept.as_deref(), before.as_deref(), self.facts())));
+            let note = match steps {
+                0 => AT_ONCE.to_owned(),
+                _ => not_finite(kept.as_deref(), before.as_deref(), self.facts()),
+            };
+            told.tell(Event::Note(&note));
         }
         told.tell_notes(checkpoints);
     }
@@ -72,6 +78,9 @@ impl Trainer {
     }
 }
 
+/// The note of a run whose first step is not finite, which no setting of the optimizer can change.
+const AT_ONCE: &str = "no step was taken before it: a weight of the model is not finite or far too large, or the data is at fault";
+
 /// The newest regular checkpoint of an earlier step.
 fn newest_before(checkpoints: &Checkpoints, step: u64) -> Option<u64> {
     checkpoints.newest_before(step).ok().flatten()
@@ -83,14 +92,17 @@ fn torn(step: u64, before: Option<u64>) -> String {
         return "no step was taken before it, so nothing is lost".into();
     }
     match before {
+        Some(before) if before + 1 == step => {
+            format!("checkpoint-{before} has the weights before step {step}")
+        }
         Some(before) => format!(
             "nothing was saved after checkpoint-{before}, the last on the disk; `--resume latest --stop-after {}` repeats the \
              steps behind it to the bit and saves the weights before step {step}",
             step - 1
         ),
         None => format!(
-            "no checkpoint is on the disk; the same command with `--stop-after {}` repeats the steps to the bit and saves the \
-             weights before step {step}, and `--update separate` or a smaller --save-steps keeps them the next time",
+            "no checkpoint is on the disk; the same command with `--stop-after {} --output-dir NEW` repeats the steps to the bit and \
+             saves the weights before step {step}, and `--update separate` or a smaller --save-steps keeps them the next time",
             step - 1
         ),
     }
@@ -152,6 +164,7 @@ mod tests {
             "{none}"
         );
         assert!(torn(9, Some(4)).contains("`--resume latest --stop-after 8`"));
+        assert_eq!(torn(9, Some(8)), "checkpoint-8 has the weights before step 9");
         assert!(!torn(9, None).contains("--resume"));
         assert_eq!(torn(1, None), "no step was taken before it, so nothing is lost");
     }
