@@ -169,7 +169,9 @@ fn a_step_that_was_applied_in_part_is_not_saved_and_the_note_names_what_is_on_th
                 assert!(note.starts_with(&wanted), "{told:?}");
             }
             None => assert!(
-                note.starts_with("no checkpoint is on the disk; the same command with `--stop-after 3`"),
+                note.starts_with(
+                    "no checkpoint is on the disk; the same command with `--stop-after 3 --output-dir NEW`"
+                ),
                 "{told:?}"
             ),
         }
