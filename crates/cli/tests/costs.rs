@@ -17,7 +17,7 @@ fn plimsoll(caches: &Path, arguments: &str) -> Output {
     command.env("XDG_CACHE_HOME", caches).env_remove("PLIMSOLL_COSTS").output().unwrap()
 }
 
-/// What it wrote to standard output and standard error, where it must succeed.
+/// Standard output and standard error of a command that must succeed.
 fn done(caches: &Path, arguments: &str) -> (String, String) {
     let output = plimsoll(caches, arguments);
     let (out, err) = support::texts(&output);

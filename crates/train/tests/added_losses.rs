@@ -15,7 +15,9 @@ use plimsoll_train::{Optimizer, Options, Run, Update, program};
 
 #[path = "support/arena.rs"]
 mod arena;
+mod support;
 use arena::{InArena, assert_planned_peak, device, exactly, start};
+use support::lasting_bits;
 
 const ROWS: usize = 4;
 const SEQ: usize = 12;
@@ -125,12 +127,8 @@ fn trace(choice: Choice, threads: usize) -> Vec<u32> {
         numbers.push(loss);
         numbers.extend(added.values());
     }
-    let names: Vec<String> = run.states().map(|(name, _)| name.to_owned()).collect();
-    for name in names.iter().filter(|name| !name.starts_with("grad")) {
-        numbers.extend(run.state(name).unwrap());
-    }
     assert_planned_peak(&run);
-    numbers.into_iter().map(f32::to_bits).collect()
+    numbers.into_iter().map(f32::to_bits).chain(lasting_bits(&run)).collect()
 }
 
 #[test]

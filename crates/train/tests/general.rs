@@ -11,7 +11,9 @@ use plimsoll_train::{Optimizer, Options, Planned, Update, plan_from_file};
 
 #[path = "support/arena.rs"]
 mod arena;
+mod support;
 use arena::{DISK, InArena, assert_planned_peak, exactly, start};
+use support::lasting_bits;
 
 const ROWS: usize = 4;
 const SIDE: usize = 16;
@@ -82,12 +84,8 @@ fn train(planned: Planned) -> Vec<u32> {
         let batch = [("picture", Data::F32(&picture)), ("inside", Data::I32(&inside))];
         numbers.push(run.step(1e-2, &[batch]).unwrap().loss);
     }
-    let names: Vec<String> = run.states().map(|(name, _)| name.to_owned()).collect();
-    for name in names.iter().filter(|name| !name.starts_with("grad")) {
-        numbers.extend(run.state(name).unwrap());
-    }
     assert_planned_peak(&run);
-    numbers.into_iter().map(f32::to_bits).collect()
+    numbers.into_iter().map(f32::to_bits).chain(lasting_bits(&run)).collect()
 }
 
 #[test]

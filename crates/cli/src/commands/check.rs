@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use plimsoll::conformance::judge;
-use plimsoll::devices::{self, DeviceKind, GpuFiles, Setup, Trial};
+use plimsoll::devices::{self, DeviceKind, Setup, Trial};
 use plimsoll::{Device, TrainError};
 
 use crate::args::CheckArgs;
@@ -12,7 +12,7 @@ use crate::exit::Failure;
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let kind: DeviceKind = args.device.parse()?;
-    let gpu = if kind == DeviceKind::Cpu { GpuFiles::default() } else { environment().gpu()? };
+    let gpu = environment().files_of(kind)?;
     let instructions = args.instructions.as_deref().map(str::parse).transpose()?;
     let setup = Setup { threads: args.threads.unwrap_or(0), instructions, gpu, ..Setup::default() };
     judge_all(args, devices::trial(kind, &setup)?)

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use plimsoll::devices::{DeviceKind, GpuFiles};
+use plimsoll::devices::DeviceKind;
 use plimsoll::training::Config;
 use plimsoll::training::data::Tokenizer;
 use plimsoll::training::generate::GenerationConfig;
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
 /// The device that computes, and how the memory that it computes in divides.
 fn device(args: &GenerateArgs, memory: Option<u64>) -> Result<(Box<dyn Device>, Budget), TrainError> {
     let kind: DeviceKind = args.device.parse()?;
-    let gpu = if kind == DeviceKind::Cpu { GpuFiles::default() } else { environment().gpu()? };
+    let gpu = environment().files_of(kind)?;
     let options = Options { device: kind, gpu, threads: args.threads, memory, ..Options::default() };
     let device = options.plain_device()?;
     let budget = options.budget_on(&*device)?;

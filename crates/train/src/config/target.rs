@@ -12,7 +12,7 @@ use crate::memory::Size;
 use crate::planning::Offload;
 use crate::settings::RawConfig;
 
-/// What a run is planned for.
+/// The device that a run is planned for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
     /// This machine's processor.

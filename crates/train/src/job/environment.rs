@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_devices::{GpuFiles, library_folders};
+use plimsoll_devices::{DeviceKind, GpuFiles, library_folders};
 
 use super::watch::{Stage, Watch};
 use crate::error::TrainError;
@@ -59,6 +59,15 @@ impl Environment {
         let python = variable("VIRTUAL_ENV").or_else(|| variable("CONDA_PREFIX")).map(PathBuf::from);
         let libraries = library_folders(python.as_deref(), &path.unwrap_or_default());
         Environment { caches, hub, costs: variable("PLIMSOLL_COSTS"), libraries }
+    }
+
+    /// Files that a kind of device needs: a GPU's, and none for the processor.
+    ///
+    /// # Errors
+    ///
+    /// As [`gpu`](Self::gpu).
+    pub fn files_of(&self, kind: DeviceKind) -> Result<GpuFiles, TrainError> {
+        if kind == DeviceKind::Cpu { Ok(GpuFiles::default()) } else { self.gpu() }
     }
 
     /// Files of a GPU, whose compiled kernels are kept among the caches.

@@ -78,7 +78,7 @@ impl OpRow {
         all.then_some(Timing { seconds, lean_seconds, matmul_flops, bytes })
     }
 
-    /// What is known once `newer` was seen too.
+    /// The known times with those of `newer` taken in.
     fn learned(self, newer: OpRow) -> OpRow {
         let weight = self.5.clamp(1, MOST_WEIGHT);
         let moved = |known: Option<f64>, new: Option<f64>| match (known, new) {

@@ -100,7 +100,7 @@ impl TimedModel<'_> {
         Ok(TimedSteps { choice, trainer, seconds })
     }
 
-    /// What is read does not change how long it takes; only labels must be labels.
+    /// Made-up data: the tokens do not change the time of a step; only labels must be labels.
     fn made_up(&self) -> Result<Source, TrainError> {
         let architecture = &self.model.architecture;
         let ids = architecture.labels().unwrap_or_else(|| architecture.vocab());

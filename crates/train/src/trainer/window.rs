@@ -24,7 +24,7 @@ impl Window {
         Window { last: None, steps, loss, tokens, valid_tokens, seconds }
     }
 
-    /// What a checkpoint is to keep.
+    /// The sums that a checkpoint keeps.
     pub(super) fn kept(&self) -> Option<Unrecorded> {
         let &Window { steps, loss, tokens, valid_tokens, seconds, .. } = self;
         // A sum that JSON cannot hold is of a run that ends here.

@@ -12,7 +12,7 @@
 //! The layer's input is not counted (it belongs to whoever keeps it), nor are state and graph inputs. A gradient
 //! that the layer makes and uses up is counted like any value.
 //!
-//! What never runs twice is pinned ([`Pinned`]): every option keeps it and is charged for it, and none runs it again.
+//! Results of nodes that never run twice are pinned ([`Pinned`]): every option keeps them and is charged for them.
 
 use std::collections::BTreeSet;
 
@@ -99,7 +99,7 @@ pub(crate) fn options(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &La
     }
     let with_output =
         frontier(&recomputed_ops, &demanded(graph, layer, &sets.parts, true), &LabelLimits::NONE);
-    // What only a forward node reads need not be there when the first gradient is made.
+    // A value that only forward nodes read need not be there when the first gradient is made.
     let surely = sets.pinned.bytes(graph, facts, layer, &[&layer.backward]);
     let boundary_bytes = sets.boundary_bytes;
     Options {

@@ -82,7 +82,7 @@ struct Units {
     /// Of a forward pass inside a dropped segment.
     again_seconds: f64,
     boundary: usize,
-    /// What a layer makes once.
+    /// Bytes of results that a layer makes once.
     pinned: usize,
     /// The most that is there while a layer runs of which nothing is kept, for the first time and again.
     passing: Passing,
