@@ -105,6 +105,7 @@ __device__ void cross_entropy(const T* logits, const void* bias, int bias_kind, 
     if (!gradient) return;
     bool whole = rows_are_whole<T>(words);
     float factor = *scale, inverse = 1.0f / d.sum;
+    float one = isfinite(chosen) ? 1.0f : NAN; // a loss that is not finite allows no update
     for (i64 word = i64(threadIdx.x) * Lanes<T>::N; word < words; word += i64(blockDim.x) * Lanes<T>::N) {
         float numbers[Lanes<T>::N];
         load(logits + word, words - word, whole, numbers);
@@ -112,7 +113,7 @@ __device__ void cross_entropy(const T* logits, const void* bias, int bias_kind, 
         for (int i = 0; i < Lanes<T>::N; i++) {
             float shift = bias && word + i < words ? load_any(bias, bias_kind, word + i) : 0.0f;
             float p = power(numbers[i] + shift, d.largest) * inverse;
-            numbers[i] = counts ? factor * (p - (word + i == target ? 1.0f : 0.0f)) : 0.0f;
+            numbers[i] = counts ? factor * (p - (word + i == target ? one : 0.0f)) : 0.0f;
         }
         store(gradient + word, words - word, whole, numbers);
     }

@@ -9,19 +9,22 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_exec::random::name_hash;
-use plimsoll_exec::{Device, Draw, ExecError, MemoryPool, ScheduleId, no_schedule};
+use plimsoll_exec::{Device, Draw, ExecError, MemoryPool, ScheduleId, Timings, no_schedule};
 use plimsoll_graph::{DType, Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space};
 
+use crate::documents::{DocumentTables, TableKey};
 use crate::driver::{
-    Borrowed, Bound, BoundAttention, Card, Compiler, Context, CudaTarget, Folded, Libraries, Mapping,
-    Modules, Reserved, Stream, Vendor,
+    Borrowed, Captured, Card, Compiler, Context, CudaTarget, Folded, Libraries, Mapping, Modules, Reserved,
+    Stream, Vendor,
 };
 use crate::facts::{Rates, facts};
 use crate::lower::{
-    Arg, Attention, AttentionShape, Check, Launch, Library, Limits, LoweredSchedule, Place, Product,
-    Signature, StreamStep,
+    Arg, Attention, AttentionShape, AttentionTensor, Check, DocumentForm, Launch, Library, Limits,
+    LoweredSchedule, Place, Product, Signature, StreamStep,
 };
+
+use crate::prepared::{BoundProgram, Prepared, Ready};
 
 /// Fills memory that nobody has written: no float of this is a number.
 const POISON: u8 = 0xff;
@@ -67,6 +70,9 @@ pub struct CudaDevice {
     limits: Limits,
     /// Which check reports to which word.
     checks: Mutex<Vec<Check>>,
+    documents: DocumentTables,
+    /// Measured times of ops.
+    timings: Timings,
 }
 
 impl CudaDevice {
@@ -101,6 +107,8 @@ impl CudaDevice {
             context,
             limits,
             checks: Mutex::default(),
+            documents: DocumentTables::default(),
+            timings: Timings::default(),
         })
     }
 
@@ -200,14 +208,6 @@ impl CudaDevice {
         self.queue(&bound)
     }
 
-    /// Parts of all schedules.
-    fn library_steps<'a, T: 'a>(
-        &'a self,
-        of: impl Fn(&'a Prepared) -> Vec<&'a T>,
-    ) -> impl Iterator<Item = &'a T> {
-        self.schedules.iter().flat_map(of)
-    }
-
     fn prepared(&self, schedule: ScheduleId) -> Result<&Prepared, ExecError> {
         self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))
     }
@@ -234,7 +234,8 @@ impl CudaDevice {
             StreamStep::Attention(attention) => {
                 let plans = self.library.attentions();
                 let workspace = base + attention.workspace.0;
-                Ready::Attention(plans?.bind(attention, &|place| base + place.0, workspace)?)
+                let tables = self.tables(attention);
+                Ready::Attention(plans?.bind(attention, &|place| base + place.0, workspace, &tables)?)
             }
             StreamStep::Copy { from, to, bytes } => {
                 Ready::Copy { from: base + from.0, to: base + to.0, bytes: *bytes }
@@ -251,6 +252,69 @@ impl CudaDevice {
             checks.len() - 1
         });
         self.stream.word(index)
+    }
+
+    /// The first fault that a kernel has reported, after all that was queued.
+    fn checked(&self) -> Result<(), ExecError> {
+        let checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut words = vec![u64::MAX; checks.len()];
+        self.stream.read_words(&mut words)?;
+        match checks.iter().zip(words).find(|(_, word)| *word != u64::MAX) {
+            Some((check, word)) => {
+                self.stream.clear_words()?;
+                Err(ExecError::Data(check.fault(word as u32 as i32)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn queue_all(&self, steps: &[Ready]) -> Result<(), ExecError> {
+        steps.iter().try_for_each(|step| self.queue(step))
+    }
+
+    /// The addresses of the tables that a call reads.
+    fn tables(&self, attention: &Attention) -> Vec<(AttentionTensor, u64)> {
+        TableKey::of(attention).map(|key| self.documents.addresses(&key)).unwrap_or_default()
+    }
+
+    /// Lowers a schedule and binds it to addresses.
+    fn program(
+        &mut self,
+        graph: &Graph,
+        schedule: &Schedule,
+        documents: DocumentForm,
+    ) -> Result<BoundProgram, ExecError> {
+        let limits = Limits { documents, ..self.limits };
+        let mut program = LoweredSchedule::of(graph, schedule, &self.library, limits)?;
+        let attention = |step: &StreamStep| {
+            if let StreamStep::Attention(attention) = step { Some(attention.clone()) } else { None }
+        };
+        let attentions: Vec<Attention> = program.steps.iter().filter_map(attention).collect();
+        for key in attentions.iter().filter_map(TableKey::of) {
+            self.documents.add(key, &self.context, &self.stream)?;
+        }
+        let steps = program.steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>, _>>()?;
+        // They are bound; only their ranges are needed.
+        program.steps.clear();
+        Ok(BoundProgram { steps, program, attentions, captured: None })
+    }
+
+    /// The form of a schedule that the documents written last allow.
+    fn chosen(&self, schedule: ScheduleId) -> Result<(&BoundProgram, usize), ExecError> {
+        let prepared = self.prepared(schedule)?;
+        let ragged = prepared.ragged.as_ref().filter(|_| self.documents.fit(&prepared.tables));
+        Ok((ragged.unwrap_or(&prepared.masked), prepared.actions))
+    }
+
+    /// Records every schedule, so that it is queued with one call. Where the driver or a library refuses, its steps are
+    /// queued one by one.
+    fn capture(&mut self) {
+        let mut schedules = std::mem::take(&mut self.schedules);
+        for form in schedules.iter_mut().flat_map(Prepared::forms_mut) {
+            let steps = || self.queue_all(&form.steps);
+            form.captured = Captured::new(&self.context, self.stream.raw(), steps).ok();
+        }
+        self.schedules = schedules;
     }
 
     fn queue(&self, step: &Ready) -> Result<(), ExecError> {
@@ -272,42 +336,6 @@ impl CudaDevice {
     }
 }
 
-/// A step with its addresses.
-#[derive(Debug)]
-enum Ready {
-    Launch(Bound),
-    Product(Product),
-    Attention(BoundAttention),
-    Copy { from: u64, to: u64, bytes: u64 },
-    Zero { to: u64, bytes: u64 },
-}
-
-/// A schedule bound to the addresses of the arena.
-#[derive(Debug)]
-struct Prepared {
-    steps: Vec<Ready>,
-    program: LoweredSchedule,
-    /// Attention by the library, as it was lowered.
-    attentions: Vec<Attention>,
-    actions: usize,
-}
-
-impl Prepared {
-    fn products(&self) -> Vec<&Product> {
-        let mut products = Vec::new();
-        for step in &self.steps {
-            if let Ready::Product(product) = step {
-                products.push(product);
-            }
-        }
-        products
-    }
-
-    fn attentions(&self) -> Vec<&Attention> {
-        self.attentions.iter().collect()
-    }
-}
-
 impl Device for CudaDevice {
     fn name(&self) -> String {
         let sums = if self.limits.deterministic { "deterministic" } else { "fast" };
@@ -323,7 +351,14 @@ impl Device for CudaDevice {
     }
 
     fn facts(&self, graph: &Graph) -> Facts {
-        facts(graph, rates(&self.context.card), &self.library, self.limits)
+        let rates = Rates::of(&self.context.card);
+        let mut facts = facts(graph, rates, &self.library, self.limits);
+        self.timings.refine(graph, &mut facts, rates.launch);
+        facts
+    }
+
+    fn use_timings(&mut self, timings: Timings) {
+        self.timings = timings;
     }
 
     fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
@@ -333,6 +368,7 @@ impl Device for CudaDevice {
             ));
         }
         self.schedules.clear();
+        self.documents.clear();
         self.mapping = None;
         self.range.holds(space.arena)?;
         self.arena_bytes = space.arena;
@@ -347,12 +383,15 @@ impl Device for CudaDevice {
                 self.arena_bytes
             )));
         }
-        let mut program = LoweredSchedule::of(graph, schedule, &self.library, self.limits)?;
-        let steps = program.steps.iter().map(|step| self.bind(step)).collect::<Result<Vec<_>, _>>()?;
-        let of = |step| if let StreamStep::Attention(attention) = step { Some(attention) } else { None };
-        // The others are bound above; of them only the ranges are needed.
-        let attentions = program.steps.drain(..).filter_map(of).collect();
-        self.schedules.push(Prepared { steps, program, attentions, actions: schedule.actions.len() });
+        let masked = self.program(graph, schedule, DocumentForm::Masked)?;
+        let ragged = if masked.attentions.iter().any(|attention| attention.shape.documents) {
+            Some(self.program(graph, schedule, DocumentForm::Ragged)?)
+        } else {
+            None
+        };
+        let tables = ragged.as_ref().map(BoundProgram::tables).unwrap_or_default();
+        let ragged = ragged.filter(|_| !tables.is_empty());
+        self.schedules.push(Prepared { masked, ragged, tables, actions: schedule.actions.len() });
         Ok(ScheduleId(self.schedules.len() - 1))
     }
 
@@ -363,10 +402,18 @@ impl Device for CudaDevice {
     fn warm_up(&mut self) -> Result<(), ExecError> {
         let folded = Folded::new(&self.range, self.arena_bytes)?;
         self.stream.fill(self.range.base(), folded.bytes(), 0)?;
-        let products: BTreeMap<Signature, &Product> =
-            self.library_steps(Prepared::products).map(|product| (product.signature, product)).collect();
-        let attentions: BTreeMap<AttentionShape, &Attention> =
-            self.library_steps(Prepared::attentions).map(|attention| (attention.shape, attention)).collect();
+        let products: BTreeMap<Signature, &Product> = self
+            .schedules
+            .iter()
+            .flat_map(Prepared::products)
+            .map(|product| (product.signature, product))
+            .collect();
+        let attentions: BTreeMap<AttentionShape, &Attention> = self
+            .schedules
+            .iter()
+            .flat_map(Prepared::attentions)
+            .map(|attention| (attention.shape, attention))
+            .collect();
         let scratch = products.keys().filter_map(|signature| self.library.workspace(signature));
         let scratch = scratch.chain(attentions.keys().filter_map(|shape| self.library.attention(shape)));
         let scratch = Borrowed::new(&self.context, scratch.max().unwrap_or(0))?;
@@ -378,11 +425,14 @@ impl Device for CudaDevice {
         }
         for attention in attentions.values() {
             let plans = self.library.attentions()?;
-            let bound = plans.bind(attention, &|place| base + place.0, scratch.address())?;
+            let tables = self.tables(attention);
+            let bound = plans.bind(attention, &|place| base + place.0, scratch.address(), &tables)?;
             // SAFETY: as above.
             unsafe { plans.run(&bound)? };
             self.stream.wait()?;
         }
+        self.stream.wait()?;
+        self.capture();
         self.stream.wait()
     }
 
@@ -394,20 +444,23 @@ impl Device for CudaDevice {
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        self.stream.write(self.arena()?.address(offset, bytes.len() as u64)?, bytes)
+        self.stream.write(self.arena()?.address(offset, bytes.len() as u64)?, bytes)?;
+        self.documents.written(offset, bytes, &self.stream)
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        let checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut words = vec![u64::MAX; checks.len()];
-        self.stream.read(self.arena()?.address(offset, bytes.len() as u64)?, bytes, &mut words)?;
-        match checks.iter().zip(words).find(|(_, word)| *word != u64::MAX) {
-            Some((check, word)) => {
-                self.stream.clear_words()?;
-                Err(ExecError::Data(check.fault(word as u32 as i32)))
-            }
-            None => Ok(()),
-        }
+        self.stream.read(self.arena()?.address(offset, bytes.len() as u64)?, bytes)?;
+        self.checked()
+    }
+
+    fn observe(&mut self, offset: u64) -> Result<Option<f32>, ExecError> {
+        self.stream.observe(self.arena()?.address(offset, 4)?)?;
+        Ok(None)
+    }
+
+    fn observed(&mut self, floats: &mut Vec<f32>) -> Result<(), ExecError> {
+        self.stream.observed(floats)?;
+        self.checked()
     }
 
     fn draw(&mut self, offset: u64, ty: Type, draw: Draw) -> Result<bool, ExecError> {
@@ -426,35 +479,21 @@ impl Device for CudaDevice {
 
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
         self.context.enter()?;
-        self.prepared(schedule)?.steps.iter().try_for_each(|step| self.queue(step))
+        let (form, _) = self.chosen(schedule)?;
+        match &form.captured {
+            // SAFETY: as for single steps.
+            Some(captured) => unsafe { captured.launch(self.stream.raw()) },
+            None => self.queue_all(&form.steps),
+        }
     }
 
     fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError> {
-        let prepared = self.prepared(schedule)?;
-        let queue = |action: usize| {
-            prepared.steps[prepared.program.range(action)].iter().try_for_each(|step| self.queue(step))
-        };
-        let taken = self.stream.time_each(prepared.actions, queue)?;
+        let (form, actions) = self.chosen(schedule)?;
+        let queue = |action: usize| self.queue_all(&form.steps[form.program.range(action)]);
+        let taken = self.stream.time_each(actions, queue)?;
         for (seconds, taken) in seconds.iter_mut().zip(taken) {
             seconds.push(taken);
         }
         Ok(())
-    }
-}
-
-/// Rates by the card's own figures, at the share of them that products and streams reach.
-fn rates(card: &Card) -> Rates {
-    let per_processor = match card.capability.0 {
-        9 => 4096.0,
-        10 => 8192.0,
-        8 if card.capability.1 == 0 => 2048.0,
-        _ => 512.0,
-    };
-    let cycles = f64::from(card.processors) * card.clock;
-    Rates {
-        flops: 0.8 * 256.0 * cycles,
-        half_flops: 0.67 * per_processor * cycles,
-        bytes: 0.73 * card.bandwidth,
-        launch: 3e-6,
     }
 }

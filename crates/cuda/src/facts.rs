@@ -5,6 +5,7 @@
 use plimsoll_graph::{DType, Graph, Node, Op, work};
 use plimsoll_plan::{Facts, NodeFacts, Workspace};
 
+use crate::driver::Card;
 use crate::lower::{ALIGNMENT, Library, Limits, Needs, needs};
 
 /// Rates that turn work into seconds.
@@ -18,6 +19,25 @@ pub struct Rates {
     pub bytes: f64,
     /// Seconds that one step takes whatever its size.
     pub launch: f64,
+}
+
+impl Rates {
+    /// Rates by the card's own figures, at the share of them that products and streams reach.
+    pub(crate) fn of(card: &Card) -> Rates {
+        let per_processor = match card.capability.0 {
+            9 => 4096.0,
+            10 => 8192.0,
+            8 if card.capability.1 == 0 => 2048.0,
+            _ => 512.0,
+        };
+        let cycles = f64::from(card.processors) * card.clock;
+        Rates {
+            flops: 0.8 * 256.0 * cycles,
+            half_flops: 0.67 * per_processor * cycles,
+            bytes: 0.73 * card.bandwidth,
+            launch: 3e-6,
+        }
+    }
 }
 
 /// Time and scratch of every node.

@@ -11,11 +11,13 @@
 //! Nothing here decides anything about memory: operands and scratch are the plan's.
 
 mod device;
+mod documents;
 mod driver;
 mod facts;
 mod inspection;
 pub mod kernels;
 pub mod lower;
+mod prepared;
 mod resources;
 mod trials;
 

@@ -4,7 +4,7 @@
 
 mod support;
 
-use plimsoll_cuda::lower::Limits;
+use plimsoll_cuda::lower::{DocumentForm, Limits};
 use plimsoll_cuda::{faulty_cases, half_cases};
 use plimsoll_exec::CpuDevice;
 use plimsoll_exec::cases::{self, Case};
@@ -13,7 +13,8 @@ use plimsoll_plan::Scratch;
 use support::{HostDevice, host_kernels};
 
 /// Limits that cut a head of a few rows into chunks.
-const SMALL: Limits = Limits { head_bytes: 0, head_rows: 40, deterministic: true };
+const SMALL: Limits =
+    Limits { head_bytes: 0, head_rows: 40, deterministic: true, documents: DocumentForm::Masked };
 
 fn faults(limits: Limits, cases: &[Case]) -> Vec<String> {
     let Some(kernels) = host_kernels() else { return Vec::new() };

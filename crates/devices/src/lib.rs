@@ -143,7 +143,7 @@ pub fn trial(kind: DeviceKind, setup: &Setup) -> Result<Trial, ExecError> {
             let deterministic = Limits { deterministic: true, ..Limits::default() };
             let ordered = plimsoll_cuda::CudaOptions { limits: deterministic, ..library.clone() };
             // Products of our own, and every head in chunks, are judged beside the library's.
-            let limits = Limits { head_bytes: 0, head_rows: 40, deterministic: true };
+            let limits = Limits { head_bytes: 0, head_rows: 40, ..deterministic };
             let own = plimsoll_cuda::CudaOptions { products: Products::Own, limits, ..library.clone() };
             Trial {
                 devices: vec![

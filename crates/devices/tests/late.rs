@@ -19,6 +19,7 @@ use plimsoll_plan::{Costed, Facts, Plan, Program, Role, Schedule, Scratch, Space
 enum Pending {
     Write { offset: u64, bytes: Vec<u8> },
     Run(ScheduleId),
+    Observe(u64),
 }
 
 /// The device, with a processor that does the work in the end.
@@ -31,6 +32,7 @@ struct Late {
 struct Inner {
     device: Box<dyn Device>,
     queue: Vec<Pending>,
+    observed: Vec<f32>,
     /// The inner schedules, each bound when it was first run.
     captured: Vec<Option<ScheduleId>>,
     /// Schedules as they were given.
@@ -40,9 +42,8 @@ struct Inner {
 impl Late {
     fn new(threads: usize) -> Late {
         let device = cpu(threads).unwrap();
-        Late {
-            inner: Mutex::new(Inner { device, queue: Vec::new(), captured: Vec::new(), known: Vec::new() }),
-        }
+        let (queue, observed, captured, known) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Late { inner: Mutex::new(Inner { device, queue, observed, captured, known }) }
     }
 
     fn own(&mut self) -> &mut Inner {
@@ -66,6 +67,7 @@ impl Inner {
                     self.captured[schedule.0] = Some(captured);
                     self.device.run(captured)?;
                 }
+                Pending::Observe(offset) => self.observed.extend(self.device.observe(offset)?),
             }
         }
         Ok(())
@@ -109,6 +111,18 @@ impl Device for Late {
         let mut inner = self.inner.lock().unwrap();
         inner.flush()?;
         inner.device.read(offset, bytes)
+    }
+
+    fn observe(&mut self, offset: u64) -> Result<Option<f32>, ExecError> {
+        self.own().queue.push(Pending::Observe(offset));
+        Ok(None)
+    }
+
+    fn observed(&mut self, floats: &mut Vec<f32>) -> Result<(), ExecError> {
+        let inner = self.own();
+        let result = inner.flush();
+        floats.append(&mut inner.observed);
+        result
     }
 
     fn read_tier(&self, tier: Tier, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
@@ -164,8 +178,11 @@ fn trained(device: Box<dyn Device>, program: &Program, plan: &Plan) -> Result<Ve
     for (role, targets) in [(Role::First, [0, 1, 2, 3, 4, 0]), (Role::Further, [1, 1, 2, -100, 3, 0])] {
         let inputs = [("x", Data::F32(&x)), ("targets", Data::I32(&targets)), ("scale", Data::F32(&[0.2]))];
         engine.run(role, &inputs)?;
+        engine.observe(role, "loss")?;
     }
-    let mut bits = vec![engine.scalar(Role::Further, "loss")?.to_bits()];
+    let mut bits: Vec<u32> = engine.observed()?.map(f32::to_bits).collect();
+    assert_eq!(bits.len(), 2, "one loss of each micro-batch");
+    assert_eq!(bits[1], engine.scalar(Role::Further, "loss")?.to_bits());
     let states: Vec<(String, usize)> =
         engine.states().map(|(name, ty)| (name.to_owned(), ty.shape.elements())).collect();
     for (name, elements) in states {

@@ -1,7 +1,7 @@
 //! Judging a device: every case is planned, run on the device's own arena and compared with the
 //! reference kernel.
 //!
-//! A case takes the same path as a training step (graph, plan, replay, prepare, run), so the judged code is
+//! A case takes the same path as a training step (graph, plan, replay, prepare, warm up, run), so the judged code is
 //! the code that trains.
 
 use plimsoll_graph::{Graph, StateKind, Value};
@@ -59,6 +59,7 @@ fn ready(
 ) -> Result<ScheduleId, ExecError> {
     device.reserve(Space { arena, ..Space::default() })?;
     let id = device.prepare(graph, schedule)?;
+    device.warm_up()?;
     device.map()?;
     Ok(id)
 }

@@ -14,7 +14,8 @@
 //!
 //! Running is asynchronous by design. [`Device::run`] may return before the schedule is done, as long as whatever follows
 //! sees its results; [`Device::read`] waits for everything before it. A fault of the data, such as an id outside its table,
-//! may be told as late as that.
+//! may be told as late as that. Numbers that a caller wants of each schedule, and not at once, are
+//! [observed](Device::observe): a whole step then waits once.
 
 use std::fmt::Debug;
 
@@ -157,6 +158,28 @@ pub trait Device: Send + Debug {
     ///
     /// When the range lies outside, or something that was started has failed.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError>;
+
+    /// The float at `offset` as everything that was started leaves it. A device that is not done yet returns none and
+    /// hands the float out by [`observed`](Self::observed), so that nobody waits.
+    ///
+    /// # Errors
+    ///
+    /// When the range lies outside, or something that was started has failed.
+    fn observe(&mut self, offset: u64) -> Result<Option<f32>, ExecError> {
+        let mut bytes = [0; 4];
+        self.read(offset, &mut bytes)?;
+        Ok(Some(f32::from_ne_bytes(bytes)))
+    }
+
+    /// Appends the floats that [`observe`](Self::observe) did not return since the last call, in their order, after
+    /// everything that was started.
+    ///
+    /// # Errors
+    ///
+    /// When something that was started has failed.
+    fn observed(&mut self, _floats: &mut Vec<f32>) -> Result<(), ExecError> {
+        Ok(())
+    }
 
     /// Fills a state of the arena with its initial numbers, if the device can draw them itself; else returns false, and
     /// the caller draws and writes them.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_graph::{Graph, Shape, Type, Value};
+use plimsoll_graph::{DType, Graph, Shape, Type, Value};
 use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
 
 use crate::device::{Device, MemoryPool, ScheduleId};
@@ -23,6 +23,11 @@ pub struct Engine {
     pub(crate) parts: BTreeMap<String, Vec<(usize, String, Shape)>>,
     arena_bytes: u64,
     measured_peak: u64,
+    /// Scalars that were asked for, as far as the device has handed them out.
+    observed: Vec<f32>,
+    /// How many were asked for, and how many of those nobody wants any more.
+    asked: usize,
+    forgotten: usize,
 }
 
 /// A schedule made ready.
@@ -87,7 +92,18 @@ impl Engine {
         let measured_peak = resident.map(|range| range.offset + range.bytes).max().unwrap_or(0);
         let arena_bytes = plan.arena_bytes;
         let parts = groups(program);
-        Ok(Engine { device, schedules, states, parts, arena_bytes, measured_peak })
+        let (observed, asked, forgotten) = (Vec::new(), 0, 0);
+        Ok(Engine {
+            device,
+            schedules,
+            states,
+            parts,
+            arena_bytes,
+            measured_peak,
+            observed,
+            asked,
+            forgotten,
+        })
     }
 
     /// Bytes that the device holds beside the arena once it is ready, where its memory is its own.
@@ -237,12 +253,46 @@ impl Engine {
     ///
     /// When there is no such output, or it is not as long as `values`.
     pub fn output(&self, role: Role, name: &str, values: &mut [f32]) -> Result<(), ExecError> {
+        read_numbers(&*self.device, name, self.output_place(role, name)?, 0, values)
+    }
+
+    fn output_place(&self, role: Role, name: &str) -> Result<Place, ExecError> {
         let ready = self.schedules.get(&role).ok_or_else(|| no_schedule(role))?;
-        let place = ready.outputs.iter().find(|(output, _)| output == name);
-        let Some((_, place)) = place else {
-            return Err(ExecError::Mismatch(format!("schedule `{}` has no output `{name}`", role.name())));
-        };
-        read_numbers(&*self.device, name, *place, 0, values)
+        let place = ready.outputs.iter().find(|(output, _)| output == name).map(|(_, place)| *place);
+        place.ok_or_else(|| ExecError::Mismatch(format!("schedule `{}` has no output `{name}`", role.name())))
+    }
+
+    /// Notes a named scalar of the schedule that ran last for [`observed`](Self::observed), without waiting for it.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such output, or it is no f32 alone.
+    pub fn observe(&mut self, role: Role, name: &str) -> Result<(), ExecError> {
+        let place = self.output_place(role, name)?;
+        if (place.ty.dtype, place.ty.shape.elements()) != (DType::F32, 1) {
+            return Err(ExecError::Mismatch(format!("output `{name}` is {}, not one f32", place.ty)));
+        }
+        self.observed.extend(self.device.observe(place.offset)?);
+        self.asked += 1;
+        Ok(())
+    }
+
+    /// Forgets the scalars that were noted and not taken.
+    pub fn forget_observed(&mut self) {
+        self.forgotten = self.asked;
+    }
+
+    /// Takes the scalars that were noted since the last call, in their order, after everything that was started.
+    ///
+    /// # Errors
+    ///
+    /// When something that was started has failed.
+    pub fn observed(&mut self) -> Result<std::vec::Drain<'_, f32>, ExecError> {
+        let result = self.device.observed(&mut self.observed);
+        let forgotten = if result.is_ok() { self.forgotten } else { self.observed.len() };
+        (self.asked, self.forgotten) = (0, 0);
+        self.observed.drain(..forgotten.min(self.observed.len()));
+        result.map(|()| self.observed.drain(..))
     }
 
     /// A named output that is a scalar.

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_graph::{Graph, Node, Work, work};
-use plimsoll_plan::Scratch;
+use plimsoll_plan::{Facts, Scratch};
 
 /// Seconds of one op, as far as they are known.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
@@ -115,6 +115,17 @@ impl Paces<'_> {
     }
 }
 
+impl Paces<'_> {
+    /// The pace of an op by measured ops of its kind on elements of its types, and the units of work it has.
+    fn of_same_types(&self, signature: &str, work: &Work) -> Option<(Pace, f64)> {
+        let samples = self.kinds.get(&OpClass::of(signature, work.matmul_flops > 0.0))?;
+        let point = WorkPoint::of(signature, work.matmul_flops, work.bytes);
+        let same = |sample: &&MeasuredOp| (sample.point.types - point.types).abs() < OTHER_TYPES / 2.0;
+        let same: Vec<MeasuredOp> = samples.iter().filter(same).copied().collect();
+        (!same.is_empty()).then(|| (blended(&same, point), units(work.matmul_flops, work.bytes)))
+    }
+}
+
 /// The pace at a point: the mean of the samples, each counted by how near it is.
 fn blended(samples: &[MeasuredOp], point: WorkPoint) -> Pace {
     let mean = |pace: &dyn Fn(&MeasuredOp) -> Option<f64>| {
@@ -165,6 +176,11 @@ impl Timings {
         self.ops.insert(signature, timing);
     }
 
+    /// Whether nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
     /// All ops, by signature.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Timing)> {
         self.ops.iter().map(|(signature, timing)| (signature.as_str(), timing))
@@ -186,6 +202,26 @@ impl Timings {
             }
         }
         Some(Paces { kinds, products, others })
+    }
+
+    /// Puts measured times into modelled facts: those of the op, or at the pace of its kind on elements of the same types,
+    /// but never less than `least`. Where no such op was measured the model stays.
+    pub fn refine(&self, graph: &Graph, facts: &mut Facts, least: f64) {
+        let Some(paces) = self.paces() else { return };
+        for (node, facts) in graph.nodes().iter().zip(&mut facts.nodes) {
+            if node.op.is_view() {
+                continue;
+            }
+            let signature = graph.signature(node);
+            let work = work(&node.op, &graph.input_types(node), &graph.output_types(node));
+            let paced = || {
+                let (pace, units) = paces.of_same_types(&signature, &work)?;
+                Some((units * pace.seconds).max(least))
+            };
+            if let Some(seconds) = self.get(&signature).and_then(|known| known.seconds).or_else(paced) {
+                (facts.seconds, facts.lean_seconds) = (seconds, seconds);
+            }
+        }
     }
 
     /// Adds all that `newer` knows, which counts where both know something.
@@ -214,6 +250,7 @@ mod tests {
     use super::*;
     use crate::{CpuDevice, Device};
     use plimsoll_graph::{DType, Init};
+    use plimsoll_plan::NodeFacts;
 
     fn graph(rows: usize) -> Graph {
         let mut g = Graph::new();
@@ -254,6 +291,38 @@ mod tests {
         let (pace, units) =
             timings.paces().unwrap().of("never_seen(f32[2])", &Work { matmul_flops: 0.0, bytes: 8.0 });
         assert_eq!((pace, units), (Pace { seconds: (1.0 + 2e-6) / 513.0, lean_seconds: None }, 8.0));
+    }
+
+    #[test]
+    fn a_model_is_refined_where_the_same_op_or_one_of_its_kind_and_types_was_measured() {
+        let known = graph(16);
+        let mut timings = Timings::default();
+        for (node, seconds) in known.nodes().iter().zip([1e-6, 2e-6]) {
+            timings.record(&known, node, Scratch::Best, seconds);
+        }
+        let seconds = |graph: &Graph, least: f64| -> Vec<f64> {
+            let modelled = NodeFacts { seconds: 9.0, lean_seconds: 9.0, ..NodeFacts::default() };
+            let nodes = vec![modelled; graph.nodes().len()];
+            let mut facts = Facts { alignment: 64, nodes, link: None };
+            timings.refine(graph, &mut facts, least);
+            facts.nodes.iter().map(|facts| facts.seconds).collect()
+        };
+        assert_eq!(seconds(&known, 1.0), [1e-6, 2e-6], "measured times stay as they are");
+        let near = |found: &[f64], expected: [f64; 2]| {
+            assert!(found.iter().zip(expected).all(|(found, wanted)| (found / wanted - 1.0).abs() < 1e-9));
+        };
+        near(&seconds(&graph(32), 0.0), [2e-6, 4e-6]);
+        near(&seconds(&graph(32), 3e-6), [3e-6, 4e-6]);
+        let mut other = Graph::new();
+        let x = other.input("x", [16, 8], DType::Bf16);
+        let y = other.silu(x);
+        let y = other.tanh(y);
+        other.output("y", y);
+        assert_eq!(
+            seconds(&other.finish().unwrap(), 0.0),
+            [9.0, 9.0],
+            "other types and other ops are modelled"
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@
 use std::fmt;
 
 use crate::graph::{Graph, Node, Phase, StateKind};
+use crate::op::{AdamW, Sgd};
 use crate::{Op, Type, Value};
 
 impl fmt::Display for Graph {
@@ -65,9 +66,11 @@ impl Graph {
     /// Nodes of one signature take the same time.
     pub fn signature(&self, node: &Node) -> String {
         let list = |types: &[Type]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        // The owner of a mask does not bear on the time.
+        // The owner of a mask or of random roundings does not bear on the time.
         let op = match node.op {
             Op::Dropout { p, .. } => Op::Dropout { p, stream: 0 },
+            Op::Sgd(sgd) => Op::Sgd(Sgd { stored: sgd.stored.without_stream(), ..sgd }),
+            Op::AdamW(adamw) => Op::AdamW(AdamW { stored: adamw.stored.without_stream(), ..adamw }),
             ref op => op.clone(),
         };
         format!("{}({}) -> {}", OpText(&op), list(&self.input_types(node)), list(&self.output_types(node)))

@@ -7,7 +7,7 @@ use plimsoll_plan::Strategy;
 use plimsoll_train::{Run, TrainError};
 
 mod support;
-use support::{Batch, Size, gpt2, lasting_bits, options, start};
+use support::{Batch, Size, bert, gpt2, lasting_bits, options, start};
 
 const SIZE: Size = Size { dropout: 0.1, ..Size::GOLDEN };
 
@@ -43,6 +43,21 @@ fn a_loss_that_is_not_finite_stops_the_step_and_changes_nothing() {
     // A further micro-batch of the same step has a scale that no number survives.
     assert!(!step.backward(&scaled(&inputs, &[f32::INFINITY])).unwrap().is_finite());
     assert!(matches!(step.finish(), Err(TrainError::NotFinite { step: 3, what: "loss" })));
+    assert_eq!(lasting_bits(&run), before);
+}
+
+#[test]
+fn a_target_that_is_impossible_stops_the_step_although_other_gradients_are_finite() {
+    let mut run = start(&bert(SIZE), SIZE.seq, &options(4, 2, Strategy::Full, 2));
+    let name = "cls.predictions.bias";
+    let mut bias = run.state(name).unwrap();
+    bias[1..].fill(f32::NEG_INFINITY);
+    run.set_state(name, &bias).unwrap();
+    let before = lasting_bits(&run);
+    let batch = Batch::synthetic(4, SIZE.seq, SIZE.vocab, true, 0);
+    let mut step = run.begin(1e-2, batch.valid() as u64);
+    batch.backward(&mut step, 2);
+    assert!(matches!(step.finish(), Err(TrainError::NotFinite { step: 1, what: "loss" })));
     assert_eq!(lasting_bits(&run), before);
 }
 

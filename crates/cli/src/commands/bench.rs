@@ -4,7 +4,6 @@
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
-use plimsoll::devices::DeviceKind;
 use plimsoll::training::{Config, Measured, measure_ops};
 use plimsoll::{TrainError, devices};
 
@@ -65,13 +64,11 @@ fn rate(matmul_flops: f64, bytes: f64, seconds: f64) -> String {
 
 fn measure(ops: &OpsArgs) -> Result<(), Failure> {
     let mut config = Config::check(&ops.settings.raw()?)?;
-    if config.target.here()? != DeviceKind::Cpu {
-        let why = "bench ops measures the CPU; times of a GPU follow from its figures";
-        return Err(TrainError::Config(why.into()).into());
-    }
+    let environment = environment();
+    config.settle_device()?;
+    config.options.gpu = environment.files_of(config.options.device)?;
     config.options.check_update()?;
     watching::settle(&mut config)?;
-    let environment = environment();
     let threads = devices::threads(config.options.threads);
     let device = config.options.plain_device()?;
     let file = environment.times_file(&*device).ok_or_else(|| {

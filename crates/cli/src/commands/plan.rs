@@ -55,8 +55,15 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         }
         Target::Described { spec, assumed } => {
             let budget = Budget::of_device(spec, config.options.memory)?;
-            let name = description(spec, *assumed, config.options.precision);
-            answer(args, config.clone(), steps, &name, &config.options.facts_of(spec), &|_| Ok(budget))?
+            let timings = environment().times_of(&config, spec);
+            let mut name = description(spec, *assumed, config.options.precision);
+            name.push_str(if timings.is_empty() {
+                "; times are modelled from those figures"
+            } else {
+                "; times were measured on such a GPU, others are modelled from those figures"
+            });
+            let facts = config.options.facts_of(spec, &timings);
+            answer(args, config.clone(), steps, &name, &facts, &|_| Ok(budget))?
         }
     };
     io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
@@ -125,7 +132,7 @@ fn description(spec: &DeviceSpec, assumed: bool, precision: Precision) -> String
         if assumed { " (`cuda` is taken to be this one; `cuda:0` is a GPU of this machine)" } else { "" };
     format!(
         "{name}{why}: {memory}, {teraflops:.1} TFLOP/s {precision}, {terabytes:.2} TB/s\n\
-         figures: {}\n{policy}; times are modelled from those figures",
+         figures: {}\n{policy}",
         spec.source
     )
 }

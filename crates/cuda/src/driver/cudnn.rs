@@ -82,6 +82,7 @@ pub(super) mod attribute {
     pub(in super::super) const TENSOR_ID: i32 = 906;
     pub(in super::super) const TENSOR_VIRTUAL: i32 = 907;
     pub(in super::super) const TENSOR_BY_VALUE: i32 = 908;
+    pub(in super::super) const TENSOR_RAGGED_OFFSETS: i32 = 913;
     pub(in super::super) const PACK_IDS: i32 = 1000;
     pub(in super::super) const PACK_POINTERS: i32 = 1001;
     pub(in super::super) const PACK_WORKSPACE: i32 = 1003;
@@ -90,6 +91,9 @@ pub(super) mod attribute {
     pub(in super::super) const MATMUL_NODE_B: i32 = 1521;
     pub(in super::super) const MATMUL_NODE_C: i32 = 1522;
     pub(in super::super) const MATMUL_NODE_DESCRIPTOR: i32 = 1523;
+    pub(in super::super) const MATMUL_NODE_ROWS: i32 = 1525;
+    pub(in super::super) const MATMUL_NODE_COLUMNS: i32 = 1526;
+    pub(in super::super) const MATMUL_NODE_TERMS: i32 = 1527;
     pub(in super::super) const REDUCTION_OPERATOR: i32 = 1600;
     pub(in super::super) const REDUCTION_TYPE: i32 = 1601;
     pub(in super::super) const REDUCTION_IS_DETERMINISTIC: i32 = 1602;

@@ -11,19 +11,24 @@
 
 mod arena;
 mod attention;
+mod attention_graph;
 mod blas;
+mod captured;
 mod compiler;
 mod context;
 mod cudnn;
+mod graph_builder;
 mod libraries;
 mod modules;
 mod nvml;
+mod staging;
 mod stream;
 mod vendor;
 
 pub(crate) use arena::{Borrowed, Folded, Mapping, Reserved};
 pub(crate) use attention::{Attentions, BoundAttention};
 pub(crate) use blas::Blas;
+pub(crate) use captured::Captured;
 pub use compiler::Compiled;
 pub(crate) use compiler::Compiler;
 pub(crate) use context::Context;

@@ -2,11 +2,12 @@
 #![allow(unsafe_code, reason = "calls the driver")]
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
+use super::staging::Staging;
 use super::{Context, ok};
 
 /// Words where kernels report bad ids.
@@ -19,6 +20,7 @@ pub(crate) struct Stream {
     context: Arc<Context>,
     stream: cuda::CUstream,
     words: u64,
+    staging: Mutex<Staging>,
 }
 
 // SAFETY: a stream may be used from any thread in whose context it is; every use enters the context first.
@@ -37,7 +39,8 @@ impl Stream {
             ok(cuda::cuMemAlloc_v2(&raw mut words, 8 * WORDS), "taking words for reports")?;
             ok(cuda::cuMemsetD8_v2(words, 0xff, 8 * WORDS), "clearing the reports")?;
         }
-        Ok(Stream { context: Arc::clone(context), stream, words })
+        let staging = Mutex::new(Staging::new(context)?);
+        Ok(Stream { context: Arc::clone(context), stream, words, staging })
     }
 
     pub(crate) fn raw(&self) -> cuda::CUstream {
@@ -59,25 +62,40 @@ impl Stream {
     /// Copies bytes to the GPU; the slice is free when this returns.
     pub(crate) fn write(&self, to: u64, bytes: &[u8]) -> Result<(), ExecError> {
         self.context.enter()?;
-        // SAFETY: the caller has checked the range; memory that is not pinned is staged before the call returns.
-        unsafe {
-            let from = bytes.as_ptr().cast::<c_void>();
-            ok(cuda::cuMemcpyHtoDAsync_v2(to, from, bytes.len(), self.stream), "copying to the GPU")
-        }
+        self.staging().write(to, bytes, self.stream)
     }
 
-    /// Reads bytes after all that was queued, together with the first `words` reports.
-    pub(crate) fn read(&self, from: u64, bytes: &mut [u8], words: &mut [u64]) -> Result<(), ExecError> {
+    fn staging(&self) -> MutexGuard<'_, Staging> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads bytes after all that was queued.
+    pub(crate) fn read(&self, from: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
         self.context.enter()?;
-        // SAFETY: the caller has checked the range; the slices are not touched before `wait` returns.
-        unsafe {
-            let (to, count) = (bytes.as_mut_ptr().cast::<c_void>(), bytes.len());
-            ok(cuda::cuMemcpyDtoHAsync_v2(to, from, count, self.stream), "copying from the GPU")?;
-            if !words.is_empty() {
-                let (to, count) = (words.as_mut_ptr().cast::<c_void>(), 8 * words.len());
-                ok(cuda::cuMemcpyDtoHAsync_v2(to, self.words, count, self.stream), "reading the reports")?;
-            }
+        self.staging().read(from, bytes, self.stream)
+    }
+
+    /// Has the float at an address handed out by [`observed`](Self::observed), without waiting for it.
+    pub(crate) fn observe(&self, from: u64) -> Result<(), ExecError> {
+        self.context.enter()?;
+        self.staging().observe(from, self.stream)
+    }
+
+    /// Waits for all that was queued and appends the floats that were observed.
+    pub(crate) fn observed(&self, floats: &mut Vec<f32>) -> Result<(), ExecError> {
+        self.context.enter()?;
+        self.staging().observed(floats, self.stream)
+    }
+
+    /// Reads the first `words` reports after all that was queued.
+    pub(crate) fn read_words(&self, words: &mut [u64]) -> Result<(), ExecError> {
+        if words.is_empty() {
+            return Ok(());
         }
+        self.context.enter()?;
+        let (to, count) = (words.as_mut_ptr().cast::<c_void>(), 8 * words.len());
+        // SAFETY: as many words as were asked for are there; the slice is not touched before `wait` returns.
+        unsafe { ok(cuda::cuMemcpyDtoHAsync_v2(to, self.words, count, self.stream), "reading the reports")? };
         self.wait()
     }
 
@@ -109,10 +127,10 @@ impl Stream {
     /// Seconds that the GPU takes for what `body` queues.
     pub(crate) fn time(&self, body: impl FnOnce() -> Result<(), ExecError>) -> Result<f64, ExecError> {
         self.context.enter()?;
-        let [start, end] = [Self::event()?, Self::event()?];
-        self.record(&start)?;
+        let [start, end] = [Event::new()?, Event::new()?];
+        start.record(self.stream)?;
         body()?;
-        self.record(&end)?;
+        end.record(self.stream)?;
         self.wait()?;
         Self::between(&start, &end)
     }
@@ -124,12 +142,12 @@ impl Stream {
         queue: impl Fn(usize) -> Result<(), ExecError>,
     ) -> Result<Vec<f64>, ExecError> {
         self.context.enter()?;
-        let points = (0..=count).map(|_| Self::event()).collect::<Result<Vec<_>, _>>()?;
+        let points = (0..=count).map(|_| Event::new()).collect::<Result<Vec<_>, _>>()?;
         for (part, point) in points[..count].iter().enumerate() {
-            self.record(point)?;
+            point.record(self.stream)?;
             queue(part)?;
         }
-        self.record(&points[count])?;
+        points[count].record(self.stream)?;
         self.wait()?;
         points.windows(2).map(|pair| Self::between(&pair[0], &pair[1])).collect()
     }
@@ -141,18 +159,6 @@ impl Stream {
         let read = unsafe { cuda::cuEventElapsedTime_v2(&raw mut milliseconds, start.0, end.0) };
         ok(read, "reading the GPU's clock")?;
         Ok(f64::from(milliseconds) / 1e3)
-    }
-
-    fn event() -> Result<Event, ExecError> {
-        let mut event = std::ptr::null_mut();
-        // SAFETY: an out-parameter that lives here.
-        unsafe { ok(cuda::cuEventCreate(&raw mut event, 0), "making an event")? };
-        Ok(Event(event))
-    }
-
-    fn record(&self, event: &Event) -> Result<(), ExecError> {
-        // SAFETY: event and stream live.
-        unsafe { ok(cuda::cuEventRecord(event.0, self.stream), "recording an event") }
     }
 }
 
@@ -170,7 +176,29 @@ impl Drop for Stream {
 }
 
 /// A point in a stream, destroyed when it goes.
-struct Event(cuda::CUevent);
+#[derive(Debug)]
+pub(super) struct Event(cuda::CUevent);
+
+impl Event {
+    pub(super) fn new() -> Result<Event, ExecError> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: an out-parameter that lives here.
+        unsafe { ok(cuda::cuEventCreate(&raw mut event, 0), "making an event")? };
+        Ok(Event(event))
+    }
+
+    /// Puts the point behind all that was queued.
+    pub(super) fn record(&self, stream: cuda::CUstream) -> Result<(), ExecError> {
+        // SAFETY: event and stream live.
+        unsafe { ok(cuda::cuEventRecord(self.0, stream), "recording an event") }
+    }
+
+    /// Waits until the point has been passed; at once where it was never recorded.
+    pub(super) fn wait(&self) -> Result<(), ExecError> {
+        // SAFETY: the event lives.
+        unsafe { ok(cuda::cuEventSynchronize(self.0), "waiting for the GPU") }
+    }
+}
 
 impl Drop for Event {
     fn drop(&mut self) {

@@ -7,7 +7,8 @@ use plimsoll_graph::op::Mask;
 use super::elementwise::blocks;
 use super::launch::{Arg, StreamStep};
 use super::library::{Attention, AttentionShape, AttentionTensor};
-use super::lowering::{Call, Lowering, Operand, i32, i64, suffix, unsupported};
+use super::lowering::{Call, DocumentForm, Lowering, Operand, i32, i64, suffix, unsupported};
+use super::movement;
 use super::place::Place;
 
 /// Widths of a head that kernels are compiled for; a narrower one is filled up.
@@ -16,6 +17,9 @@ const WIDTHS: [usize; 4] = [32, 64, 128, 256];
 const SCORES_BYTES: usize = 1 << 30;
 /// Bytes that the library wants every address to be a multiple of.
 const SLICE_ALIGNMENT: usize = 16;
+/// Tokens for each document that the ragged form has room for, and the number that this room is a multiple of.
+const TOKENS_PER_SLOT: usize = 128;
+const SLOTS: usize = 16;
 /// Heads that one thread of `rope` turns.
 const ROPE_HEADS: usize = 8;
 
@@ -110,11 +114,57 @@ fn shape_of(to: &Lowering, call: &Call, mask: Mask, scale: f32, backward: bool) 
         width,
         causal: mask.causal,
         documents,
+        slots: None,
         backward,
         deterministic,
         scale_bits: scale.to_bits(),
     };
     takes.then_some(shape)
+}
+
+/// Documents that the ragged form has room for. A slot takes time whether it is used or not; packed texts are longer than
+/// this on average, and where they are not, documents are a mask.
+fn slots_for(tokens: usize) -> usize {
+    tokens.div_ceil(TOKENS_PER_SLOT).next_multiple_of(SLOTS)
+}
+
+/// Has the library run a call with every document as a sequence of its own, if it has a plan for that. It wants numbers for
+/// each query by position and not by head, so those are transposed on their way in and out.
+fn by_ragged_library(to: &mut Lowering, call: &Call, shape: Option<AttentionShape>) -> bool {
+    use AttentionTensor::{DK, DO, DQ, DV, Delta, DqSum, K, Lse, O, Q, V, WideDK, WideDV};
+    let asked = to.limits.documents == DocumentForm::Ragged;
+    let fits = |shape: &AttentionShape| asked && shape.documents && shape.causal && !shape.deterministic;
+    let Some(shape) = shape.filter(fits) else { return false };
+    let slots = slots_for(shape.batch * shape.length);
+    let shape = AttentionShape { slots: Some(slots), ..shape };
+    let Some(bytes) = to.library.attention(&shape) else { return false };
+    let AttentionShape { batch, length, heads, width, .. } = shape;
+    let rows = (batch * length * heads) as u64;
+    let by_position = to.value([batch, length, heads], DType::F32);
+    let place = |operand: &Operand| operand.place;
+    let ragged = call.inputs.last().map(place);
+    if shape.backward {
+        let inputs = call.inputs;
+        movement::transposed(to, &inputs[4], &by_position, &[0, 2, 1]);
+        let mut places = vec![(Q, place(&inputs[0])), (K, place(&inputs[1])), (V, place(&inputs[2]))];
+        places.extend([(O, place(&inputs[3])), (DO, place(&inputs[5])), (Lse, by_position.place)]);
+        places.extend([DQ, DK, DV].into_iter().zip(call.outputs.iter().map(place)));
+        places.push((Delta, to.take(4 * rows)));
+        places.push((DqSum, to.take(4 * rows * width as u64)));
+        if shape.heads != shape.key_heads {
+            places.extend([WideDK, WideDV].map(|tensor| (tensor, to.take(2 * rows * width as u64))));
+        }
+        let workspace = to.take(bytes);
+        to.steps.push(StreamStep::Attention(Attention { shape, places, workspace, ragged }));
+    } else {
+        let mut places: Vec<(AttentionTensor, Place)> =
+            [Q, K, V].into_iter().zip(call.inputs.iter().map(place)).collect();
+        places.extend([(O, place(&call.outputs[0])), (Lse, by_position.place)]);
+        let workspace = to.take(bytes);
+        to.steps.push(StreamStep::Attention(Attention { shape, places, workspace, ragged }));
+        movement::transposed(to, &by_position, &call.outputs[1], &[0, 2, 1]);
+    }
+    true
 }
 
 /// Has the library run a call, if it has a plan for it. Sequences share nothing, so that slices of the batch give the same
@@ -141,7 +191,7 @@ fn by_library(to: &mut Lowering, call: &Call, shape: Option<AttentionShape>) -> 
             sums_of(to, &shape, &mut places);
         }
         let workspace = to.take(bytes);
-        to.steps.push(StreamStep::Attention(Attention { shape, places, workspace }));
+        to.steps.push(StreamStep::Attention(Attention { shape, places, workspace, ragged: None }));
     }
     true
 }
@@ -169,7 +219,8 @@ fn slices_of(shape: &AttentionShape, operands: impl Iterator<Item = usize>) -> u
 }
 
 pub(super) fn attention(to: &mut Lowering, call: &Call, mask: Mask, scale: f32) -> Result<(), ExecError> {
-    if by_library(to, call, shape_of(to, call, mask, scale, false)) {
+    let shape = shape_of(to, call, mask, scale, false);
+    if by_ragged_library(to, call, shape) || by_library(to, call, shape) {
         return Ok(());
     }
     let tiled = Tiled::new(call, mask, scale)?;
@@ -186,7 +237,8 @@ pub(super) fn attention_grad(
     mask: Mask,
     scale: f32,
 ) -> Result<(), ExecError> {
-    if by_library(to, call, shape_of(to, call, mask, scale, true)) {
+    let shape = shape_of(to, call, mask, scale, true);
+    if by_ragged_library(to, call, shape) || by_library(to, call, shape) {
         return Ok(());
     }
     let tiled = Tiled::new(call, mask, scale)?;
@@ -292,5 +344,60 @@ mod tests {
     #[test]
     fn a_fast_derivative_takes_the_whole_batch_at_once() {
         assert_eq!(operands(false).0.len(), 1);
+    }
+
+    /// Attention over documents or its derivative, lowered in a form; its scratch begins behind its operands.
+    fn over_documents(op: &Op, documents: DocumentForm) -> (Vec<StreamStep>, Place, u64) {
+        let [batch, length, heads, width] = DIMS;
+        let half = |heads: usize| Type { shape: [batch, length, heads, width].into(), dtype: DType::Bf16 };
+        let (query, key) = (half(heads), half(8));
+        let lse = Type::f32([batch, heads, length]);
+        let starts = Type { shape: [batch, length].into(), dtype: DType::I32 };
+        let (inputs, outputs) = match op {
+            Op::Attention { .. } => (vec![query, key, key, starts], vec![query, lse]),
+            _ => (vec![query, key, key, query, lse, query, starts], vec![query, key, key]),
+        };
+        let mut next = 0;
+        let mut place = |&ty: &Type| {
+            let place = Place(next);
+            next = (next + ty.bytes() as u64).next_multiple_of(ALIGNMENT);
+            Operand { place, ty, accumulate: false }
+        };
+        let places: [Vec<Operand>; 2] =
+            [&inputs, &outputs].map(|types| types.iter().map(&mut place).collect());
+        let limits = Limits { documents, ..Limits::default() };
+        let work = PlacedOp { op, inputs: &places[0], outputs: &places[1], scratch: Place(next) };
+        let needs = needs(op, &inputs, &outputs, &Every, limits).unwrap();
+        (lower(&work, &Every, limits).unwrap(), Place(next), needs.scratch)
+    }
+
+    #[test]
+    fn documents_as_sequences_read_tables_of_their_starts_and_numbers_by_position() {
+        let mask = Mask { causal: true, documents: true, window: None };
+        for (op, before) in
+            [(Op::Attention { mask, scale: 0.125 }, 0), (Op::AttentionGrad { mask, scale: 0.125 }, 1)]
+        {
+            let (steps, scratch, bytes) = over_documents(&op, DocumentForm::Ragged);
+            assert_eq!(steps.len(), 2, "attention, and a transposition before or after it: {steps:?}");
+            let StreamStep::Attention(attention) = &steps[before] else { panic!("{steps:?}") };
+            assert_eq!(attention.shape.slots, Some(128), "one slot for 128 of 16,384 tokens");
+            let starts = if before == 0 { 3 } else { 6 };
+            let operands = attention.places.iter().filter(|(_, place)| place.0 < scratch.0).count();
+            assert_eq!(operands, starts + if before == 0 { 1 } else { 2 }, "all but the numbers by position");
+            assert!(attention.ragged.is_some_and(|place| place.0 < scratch.0));
+            let most = attention.places.iter().map(|(_, place)| place.0).max().unwrap();
+            assert!(most < scratch.0 + bytes && attention.workspace.0 <= scratch.0 + bytes);
+        }
+    }
+
+    #[test]
+    fn scratch_is_enough_for_either_form_and_without_tables_documents_are_a_mask() {
+        let mask = Mask { causal: true, documents: true, window: None };
+        let op = Op::AttentionGrad { mask, scale: 0.125 };
+        let (steps, _, masked) = over_documents(&op, DocumentForm::Masked);
+        let StreamStep::Attention(attention) = &steps[0] else { panic!("{steps:?}") };
+        assert_eq!((attention.shape.slots, attention.ragged), (None, None));
+        let (_, _, ragged) = over_documents(&op, DocumentForm::Ragged);
+        assert_eq!(masked, ragged);
     }
 }

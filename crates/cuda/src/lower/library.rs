@@ -103,6 +103,8 @@ pub struct AttentionShape {
     pub causal: bool,
     /// Whether a query sees no key before its document.
     pub documents: bool,
+    /// Documents that the ragged form has room for; none where documents are a mask.
+    pub slots: Option<usize>,
     /// Whether the derivative is meant.
     pub backward: bool,
     /// Whether every sum has one order.
@@ -148,6 +150,16 @@ pub enum AttentionTensor {
     DqSum = 11,
     /// First positions of documents.
     Starts = 12,
+    /// Gradients of keys and values for each query head, before those that share a key head are added up.
+    WideDK = 13,
+    WideDV = 14,
+    /// Lengths of documents, as queries and as keys.
+    QueryLengths = 15,
+    KeyLengths = 16,
+    /// First elements of documents: in queries, in keys, and in numbers for each query.
+    QueryOffsets = 17,
+    KeyOffsets = 18,
+    StatisticOffsets = 19,
 }
 
 /// Attention by the library.
@@ -159,4 +171,6 @@ pub struct Attention {
     pub places: Vec<(AttentionTensor, Place)>,
     /// Scratch of the plan.
     pub workspace: Place,
+    /// First positions of documents, where the plan reads tables made of them instead.
+    pub ragged: Option<Place>,
 }

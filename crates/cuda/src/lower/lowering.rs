@@ -53,11 +53,28 @@ pub struct Limits {
     pub head_rows: usize,
     /// Whether every sum has one order, so that runs agree to the bit.
     pub deterministic: bool,
+    /// How libraries are told of documents.
+    pub documents: DocumentForm,
+}
+
+/// How attention by a library is kept inside documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DocumentForm {
+    /// A mask of scores: any documents, at the price of whole rows.
+    #[default]
+    Masked,
+    /// Every document is a sequence of its own, found by tables: the price of its own scores, and room for so many.
+    Ragged,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { head_bytes: 256 << 20, head_rows: 256, deterministic: false }
+        Limits {
+            head_bytes: 256 << 20,
+            head_rows: 256,
+            deterministic: false,
+            documents: DocumentForm::Masked,
+        }
     }
 }
 

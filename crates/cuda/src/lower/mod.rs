@@ -34,7 +34,7 @@ pub use library::{
 };
 pub(crate) use lowering::kind;
 use lowering::{Call, Lowering};
-pub use lowering::{Limits, Operand};
+pub use lowering::{DocumentForm, Limits, Operand};
 pub use place::Place;
 pub use schedule::LoweredSchedule;
 
@@ -89,9 +89,18 @@ pub fn needs(
     let nowhere = |&ty: &Type| Operand { place: Place(0), ty, accumulate: false };
     let (inputs, outputs): (Vec<_>, Vec<_>) =
         (inputs.iter().map(nowhere).collect(), outputs.iter().map(nowhere).collect());
-    let mut lowering = Lowering::new(library, limits, Place(0));
-    emit(&mut lowering, &Call { op, inputs: &inputs, outputs: &outputs })?;
-    Ok(Needs { scratch: lowering.most, steps: lowering.steps.len() })
+    let form = |documents| {
+        let mut lowering = Lowering::new(library, Limits { documents, ..limits }, Place(0));
+        emit(&mut lowering, &Call { op, inputs: &inputs, outputs: &outputs })?;
+        Ok(Needs { scratch: lowering.most, steps: lowering.steps.len() })
+    };
+    let masked = form(DocumentForm::Masked)?;
+    if !matches!(op, Op::Attention { .. } | Op::AttentionGrad { .. }) {
+        return Ok(masked);
+    }
+    // The data decides from micro-batch to micro-batch.
+    let ragged = form(DocumentForm::Ragged)?;
+    Ok(Needs { scratch: masked.scratch.max(ragged.scratch), steps: masked.steps.max(ragged.steps) })
 }
 
 /// One arm per op, in the order of `op.rs`.

@@ -35,7 +35,12 @@ pub(super) fn reshape(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
 }
 
 pub(super) fn transpose(to: &mut Lowering, call: &Call, permutation: &[usize]) -> Result<(), ExecError> {
-    let (x, y) = (call.inputs[0], call.outputs[0]);
+    transposed(to, &call.inputs[0], &call.outputs[0], permutation);
+    Ok(())
+}
+
+/// Copies `x` into `y`, whose axes are those of `x` in another order.
+pub(super) fn transposed(to: &mut Lowering, x: &Operand, y: &Operand, permutation: &[usize]) {
     let (from, into) = (strides(x.shape()), strides(y.shape()));
     let axis = |(axis, &source): (usize, &usize)| Axis {
         extent: y.shape()[axis],
@@ -43,8 +48,7 @@ pub(super) fn transpose(to: &mut Lowering, call: &Call, permutation: &[usize]) -
         to: into[axis],
     };
     let axes = permutation.iter().enumerate().map(axis).collect();
-    copy(to, axes, &x, x.place, y.place);
-    Ok(())
+    copy(to, axes, x, x.place, y.place);
 }
 
 pub(super) fn slice(to: &mut Lowering, call: &Call, axis: usize, start: usize) -> Result<(), ExecError> {

@@ -38,8 +38,8 @@ pub enum Fill {
         /// The id that means "no loss".
         ignore_index: i32,
     },
-    /// For each position of each row, the first position of its document; documents begin at random.
-    Documents,
+    /// For each position of each row, the first position of its document; one of so many positions begins one.
+    Documents(usize),
     /// Seed, step and first row of a dropout.
     Rng,
     /// Rotary frequencies `10000^(−i/n)`.
@@ -103,7 +103,7 @@ fn draw(input: &Input, stream: Stream) -> Tensor {
             let ignored = *words == 0 || below(i, 5) == 0.0;
             if ignored { f64::from(*ignore_index) } else { below(i + count, *words) }
         }),
-        Fill::Documents => documents(ty.shape.columns(), count, |i| below(i, 7) == 0.0),
+        Fill::Documents(mean) => documents(ty.shape.columns(), count, |i| below(i, *mean) == 0.0),
         Fill::Rng => vec![12345.0, -7.0, 3.0, 40.0],
         Fill::Frequencies => each(&|i| 10_000f64.powf(-(i as f64) / count as f64)),
         Fill::Picks => {

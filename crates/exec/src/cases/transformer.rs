@@ -42,6 +42,9 @@ fn rope() -> Vec<Case> {
     cases
 }
 
+/// Tokens from which documents are long.
+const MANY_TOKENS: usize = 300;
+
 fn attention() -> Vec<Case> {
     let mask = |causal, window, documents| Mask { causal, window, documents };
     // (batch, length, query heads, key heads, width, mask)
@@ -58,6 +61,9 @@ fn attention() -> Vec<Case> {
         (1, 19, 2, 2, 32, mask(false, None, false)),
         (2, 41, 3, 1, 20, mask(false, Some(7), false)),
         (1, 65, 2, 2, 64, mask(false, None, true)),
+        (2, 65, 4, 2, 64, mask(true, None, true)),
+        (2, 150, 4, 2, 64, mask(true, None, true)),
+        (1, 300, 2, 2, 128, mask(true, None, true)),
         (1, 3, 2, 1, 2, mask(false, None, false)),
     ];
     sizes.into_iter().flat_map(|(b, t, h, k, d, mask)| attention_pair([b, t, h, d], k, mask)).collect()
@@ -68,7 +74,9 @@ fn attention_pair(queries: [usize; 4], key_heads: usize, mask: Mask) -> [Case; 2
     let scale = 1.0 / (width as f32).sqrt();
     let keys = normal([batch, length, key_heads, width]);
     let operands = vec![normal(queries), keys.clone(), keys];
-    let doc_start = mask.documents.then(|| integers([batch, length], Fill::Documents));
+    // Rows of many tokens have documents of many tokens, for which devices may have other kernels.
+    let mean = if batch * length >= MANY_TOKENS { 70 } else { 7 };
+    let doc_start = mask.documents.then(|| integers([batch, length], Fill::Documents(mean)));
 
     let forward = Op::Attention { mask, scale };
     let inputs = operands.iter().cloned().chain(doc_start.clone()).collect();

@@ -270,7 +270,7 @@ impl<'a> HeadCall<'a> {
         let sum = exponentials(logits, largest, backward);
         if backward {
             scale_all(logits, self.scale / sum);
-            logits[target] -= self.scale;
+            logits[target] = if chosen.is_finite() { logits[target] - self.scale } else { f32::NAN };
             if self.half {
                 element::round_in_place(logits);
             }

@@ -165,7 +165,8 @@ fn cross_entropy_grad<E: Element>(call: &Call, ignore_index: i32) -> Result<(), 
             let target = targets[row] as usize;
             let logit = gradient[target].wide();
             let [max, factor] = softmax_in_place(gradient, scale);
-            gradient[target] = E::rounded(exp(logit - max) * factor - scale);
+            let of_target = exp(logit - max) * factor - scale;
+            gradient[target] = E::rounded(if logit.is_finite() { of_target } else { f32::NAN });
         }
     });
     Ok(())
@@ -248,6 +249,15 @@ mod tests {
         let backward = trial(Op::CrossEntropyGrad { ignore_index: -100 }).run();
         assert_near(&backward[0], &gradient, 1e-6);
         assert_eq!(backward, trial(Op::CrossEntropyGrad { ignore_index: -100 }).over(0, 0).threads(2).run());
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_has_a_gradient_that_is_none() {
+        let impossible = [0.5, f32::NEG_INFINITY, 1.0];
+        let trial = |op| Trial::new(op).f32([1, 3], &impossible).i32([1], &[1]).f32([], &[1.0]);
+        assert_eq!(trial(Op::CrossEntropy { ignore_index: -100 }).run()[0], [f32::INFINITY]);
+        let gradient = &trial(Op::CrossEntropyGrad { ignore_index: -100 }).run()[0];
+        assert!(gradient[1].is_nan() && gradient[0].is_finite() && gradient[2].is_finite(), "{gradient:?}");
     }
 
     #[test]

@@ -64,12 +64,14 @@ fn cross_entropy(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
     Ok(Array::scalar(targets.scale * loss))
 }
 
-/// `scale · (softmax(logits) − [word = target])`, and 0 in rows without a loss.
+/// `scale · (softmax(logits) − [word = target])`, and 0 in rows without a loss. Where the target's logit is not finite,
+/// and so neither is the loss, its gradient is NaN: then no update follows.
 fn cross_entropy_grad(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
     let mut gradient = softmax(logits);
-    for (row, word) in targets.words(logits.shape.columns())?.into_iter().enumerate() {
-        let row = gradient.row_mut(&[row]);
+    for (index, word) in targets.words(logits.shape.columns())?.into_iter().enumerate() {
+        let row = gradient.row_mut(&[index]);
         match word {
+            Some(word) if !logits.row(&[index])[word].is_finite() => row[word] = f64::NAN,
             Some(word) => row[word] -= 1.0,
             None => row.fill(0.0),
         }

@@ -68,6 +68,15 @@ pub struct Stored {
 }
 
 impl Stored {
+    /// The same for any parameter: random roundings have no owner.
+    #[must_use]
+    pub fn without_stream(self) -> Stored {
+        match self.weights {
+            Weights::Stochastic { .. } => Stored { weights: Weights::Stochastic { stream: 0 }, ..self },
+            _ => self,
+        }
+    }
+
     /// Types of the ranges that an update of a parameter of this shape writes, in order: the parameter, its lower
     /// halves if split, and one or two ranges for each of `moments` moments.
     pub fn types(self, shape: Shape, moments: usize) -> Vec<Type> {

@@ -27,8 +27,6 @@ const HEAD_SHARE: f64 = 0.67;
 const ATTENTION_SCRATCH: u64 = 256;
 /// Share of the published bandwidth that passes over memory reach.
 const BANDWIDTH_SHARE: f64 = 0.85;
-/// Seconds between the starts of two kernels.
-const LAUNCH_SECONDS: f64 = 5e-6;
 /// Offsets of buffers are multiples of this, as memory transactions and libraries require.
 const ALIGNMENT: u64 = 256;
 /// Scratch a library is given for one product.
@@ -138,6 +136,9 @@ const DEVICES: [DeviceSpec; 9] = [
 ];
 
 impl DeviceSpec {
+    /// Seconds between the starts of two kernels.
+    pub const LAUNCH_SECONDS: f64 = 5e-6;
+
     /// All that are described.
     pub fn all() -> &'static [DeviceSpec] {
         &DEVICES
@@ -180,7 +181,7 @@ impl DeviceSpec {
             block: ALIGNMENT,
             out_rate: self.host_bandwidth,
             in_rate: self.host_bandwidth,
-            latency: LAUNCH_SECONDS,
+            latency: DeviceSpec::LAUNCH_SECONDS,
             // Copy engines of their own.
             toll: 0.0,
         }
@@ -196,7 +197,7 @@ impl DeviceSpec {
         let peak = if half { self.bf16_flops } else { self.fp32_flops };
         let compute = work.matmul_flops / (share(&node.op, half) * peak);
         let traffic = work.bytes / (BANDWIDTH_SHARE * self.bandwidth);
-        let seconds = compute.max(traffic) + LAUNCH_SECONDS;
+        let seconds = compute.max(traffic) + DeviceSpec::LAUNCH_SECONDS;
         let scratch = match &node.op {
             Op::HeadLoss(_) | Op::HeadLossGrad { .. } => {
                 let (rows, words) = (inputs[0].shape.rows() as u64, inputs[1].shape[0] as u64);
@@ -328,7 +329,11 @@ mod tests {
         let facts = spec.facts(&graph);
         let product = 2.0 * 4096f64.powi(3) / (0.75 * 19.5e12);
         assert!((facts.nodes[0].seconds / product - 1.0).abs() < 0.01, "{:?}", facts.nodes[0]);
-        assert!((facts.nodes[1].seconds / LAUNCH_SECONDS - 1.0).abs() < 0.01, "{:?}", facts.nodes[1]);
+        assert!(
+            (facts.nodes[1].seconds / DeviceSpec::LAUNCH_SECONDS - 1.0).abs() < 0.01,
+            "{:?}",
+            facts.nodes[1]
+        );
         assert_eq!(facts.nodes[2], NodeFacts::default(), "a view costs nothing");
         assert_eq!(
             (facts.nodes[0].workspace, facts.nodes[1].workspace.best),

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
-use plimsoll_exec::{Device, Probing};
+use plimsoll_exec::{Device, Timings};
+use plimsoll_plan::DeviceSpec;
 
 use super::disk_speed;
 use super::environment::Environment;
@@ -11,7 +12,7 @@ use super::notes::Note;
 use super::times::{KnownTimes, MODELLED, TimesFile, read_costs};
 use crate::config::Config;
 use crate::error::TrainError;
-use crate::measure::{Measured, timed_machine};
+use crate::measure::{Measured, committed, timed_machine};
 
 /// A device and its name.
 #[derive(Debug)]
@@ -46,11 +47,7 @@ impl Environment {
             setup.gpu = self.gpu()?;
         }
         let mut device = plimsoll_devices::open(options.device, &setup)?;
-        let known = match device.probing() {
-            Some(probing) => self.costs(&*device, &probing, config)?,
-            // Times of a processor say nothing of a GPU.
-            None => KnownTimes::default(),
-        };
+        let known = self.costs(&*device, config)?;
         let KnownTimes { measured, notes, file, kept } = known;
         let name = format!("{}, {}", device.name(), measured.source(options.precision.name()));
         device.use_timings(measured.timings());
@@ -59,17 +56,26 @@ impl Environment {
         Ok(OpenedDevice { device, name, times, notes, measured: kept })
     }
 
+    /// Times that were measured on a device such as the described one and came with the program; none where modelled times
+    /// are asked for.
+    pub fn times_of(&self, config: &Config, spec: &DeviceSpec) -> Timings {
+        let modelled = config.costs.as_deref().or(self.costs.as_deref()) == Some(MODELLED);
+        let committed = committed(&spec.name()).filter(|_| !modelled);
+        committed.map(|measured| measured.timings()).unwrap_or_default()
+    }
+
     /// The times that `config` or the environment names.
-    fn costs(
-        &self,
-        device: &dyn Device,
-        probing: &Probing,
-        config: &Config,
-    ) -> Result<KnownTimes, TrainError> {
-        let measured = match config.costs.as_deref().or(self.costs.as_deref()) {
-            None => return Ok(self.times(device, probing, &config.options)),
-            Some(MODELLED) => Measured::default(),
-            Some(file) => read_costs(Path::new(file), &timed_machine(device.threads(), probing))?,
+    fn costs(&self, device: &dyn Device, config: &Config) -> Result<KnownTimes, TrainError> {
+        let probing = device.probing();
+        let machine = || match &probing {
+            Some(probing) => timed_machine(device.threads(), probing),
+            None => device.name(),
+        };
+        let measured = match (config.costs.as_deref().or(self.costs.as_deref()), &probing) {
+            (None, Some(probing)) => return Ok(self.times(device, probing, &config.options)),
+            (None, None) => return Ok(self.kept_times(device)),
+            (Some(MODELLED), _) => Measured::default(),
+            (Some(file), _) => read_costs(Path::new(file), &machine())?,
         };
         Ok(KnownTimes { measured, ..KnownTimes::default() })
     }

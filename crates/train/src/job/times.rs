@@ -12,7 +12,7 @@ use super::environment::Environment;
 use super::notes::Note;
 use crate::error::TrainError;
 use crate::files::{read_any_text, write_whole};
-use crate::measure::{Measured, OPS_FILE_VERSION, measure_device, probe_room, timed_machine};
+use crate::measure::{Measured, OPS_FILE_VERSION, committed, measure_device, probe_room, timed_machine};
 use crate::planning::Options;
 
 /// The value of `--costs` that stands for no measurement at all.
@@ -39,11 +39,29 @@ pub(super) struct KnownTimes {
 }
 
 impl Environment {
-    /// Where times of a device are kept. Nowhere, if they follow from stated figures or there is no folder for caches.
+    /// Where times of a device are kept. Nowhere, if there is no folder for caches.
     pub fn times_file(&self, device: &dyn Device) -> Option<TimesFile> {
-        let (probing, threads) = (device.probing()?, device.threads());
+        let Some(probing) = device.probing() else {
+            let machine = device.name();
+            let letters = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
+            let name: String = machine.chars().map(letters).collect();
+            return Some(TimesFile { path: self.cached(&format!("times-{name}.json"))?, machine });
+        };
+        let threads = device.threads();
         let path = self.cached(&format!("times-{}-{threads}-threads.json", probing.kernels))?;
         Some(TimesFile { path, machine: timed_machine(threads, &probing) })
+    }
+
+    /// Times of a device that is not measured on the way: those that came with the program, and what `bench ops` has kept.
+    pub(super) fn kept_times(&self, device: &dyn Device) -> KnownTimes {
+        let measured = committed(&device.name()).unwrap_or_default();
+        let mut known = KnownTimes { measured, ..KnownTimes::default() };
+        let Some(file) = self.times_file(device).filter(|file| file.path.exists()) else { return known };
+        match file.read() {
+            Ok(kept) => known.measured = known.measured.updated(kept),
+            Err(error) => known.notes.push(Note::Device(format!("{error}; it is passed over"))),
+        }
+        known
     }
 
     /// Times of a device: what is kept, or else what a second of measuring tells.

@@ -6,6 +6,7 @@
 //! in a file per machine and read by later plans (`known`).
 
 mod ceiling;
+mod committed;
 mod known;
 mod probes;
 mod timed_steps;
@@ -22,6 +23,7 @@ use crate::memory::Budget;
 use crate::memory::machine::Cpu;
 use crate::planning::Programs;
 pub use ceiling::{matmul_flops, matmul_rate};
+pub(crate) use committed::committed;
 pub use known::{Measured, OPS_FILE_VERSION};
 pub use probes::{Probed, measure_device, probe_room};
 pub(crate) use timed_steps::{Rank, times_of_ops};
@@ -59,12 +61,20 @@ pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> 
         // The whole comes last, because what both have counts as it is there.
         let both = [programs.tiled(rows)?, Some(programs.whole(rows)?)];
         for program in both.into_iter().flatten() {
-            let budget = Budget::resolve(config.options.memory)?.beside(&program);
+            if scratch == Scratch::Least && !takes_less(&program) {
+                continue;
+            }
+            let budget = config.options.budget_on(&*device)?.beside(&program);
             let plan = small_enough(&program, scratch, &budget)?;
             timings.update(timed.steps(program, plan, budget, &STEPS)?.times(Rank::Median)?);
         }
     }
     Ok(timings)
+}
+
+/// Whether an op of the program can do with less scratch than is best for it.
+fn takes_less(program: &Program) -> bool {
+    program.train.facts.nodes.iter().any(|node| node.workspace.least < node.workspace.best)
 }
 
 /// A plan inside the budget: which one is of no matter, only that it runs every op.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
 use plimsoll_exec::cpu::OUTSIDE_BYTES;
-use plimsoll_exec::{Device, Instructions, MemoryPool, measure_disk};
+use plimsoll_exec::{Device, Instructions, MemoryPool, Timings, measure_disk};
 use plimsoll_graph::{Graph, Precision};
 use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
 
@@ -125,10 +125,19 @@ impl Options {
         }
     }
 
-    /// Facts of a described device about a graph, with the host's memory beside it where the options offer that.
-    pub fn facts_of<'a>(&self, spec: &'a DeviceSpec) -> impl Fn(&Graph) -> Facts + Copy + use<'a> {
+    /// Facts of a described device about a graph, with the times that were measured on such a device, and with the host's
+    /// memory beside it where the options offer that.
+    pub fn facts_of<'a>(
+        &self,
+        spec: &'a DeviceSpec,
+        timings: &'a Timings,
+    ) -> impl Fn(&Graph) -> Facts + Copy + use<'a> {
         let link = self.offload.as_ref().map(|offload| spec.host_link(offload.budget));
-        move |graph| Facts { link, ..spec.facts(graph) }
+        move |graph| {
+            let mut facts = Facts { link, ..spec.facts(graph) };
+            timings.refine(graph, &mut facts, DeviceSpec::LAUNCH_SECONDS);
+            facts
+        }
     }
 
     /// How the memory of this machine divides.

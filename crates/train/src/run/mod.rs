@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use plimsoll_exec::{Data, Device, Engine, MemoryPool};
-use plimsoll_graph::{Graph, Op, StateKind, Type};
+use plimsoll_graph::{Graph, Node, Op, StateKind, Type};
 use plimsoll_plan::{Choice, Plan, Program, Role};
 
 use crate::error::TrainError;
@@ -45,6 +45,10 @@ pub struct Run {
     targets: Vec<(String, i32)>,
     /// The losses that the graph adds to its own.
     added: Vec<AddedSum>,
+    /// Losses of the micro-batches of the step that was begun last.
+    losses: Vec<f32>,
+    /// Whether a loss that is not finite leaves a gradient that is none either, so that the update need not be told.
+    losses_guard_themselves: bool,
     /// Updates so far.
     pub(crate) steps: u64,
     /// Passes over a micro-batch that updates parameters itself, two where the first is for the norm alone; 0 where the
@@ -108,6 +112,7 @@ impl Run {
         let targets = target_inputs(&program.train.graph);
         let added = program.train.graph.added_losses().iter();
         let added = added.map(|added| AddedSum { name: added.name.clone(), sum: 0.0 }).collect();
+        let losses_guard_themselves = is_cross_entropy(&program.train.graph);
         // Last, so that the training graph has the say: others do not train and may know less.
         let kinds = [program.generate, program.evaluate, Some(program.train)].into_iter().flatten();
         let kinds = kinds.flat_map(|part| {
@@ -123,6 +128,8 @@ impl Run {
             kinds: kinds.collect(),
             targets,
             added,
+            losses: Vec::with_capacity(accumulation),
+            losses_guard_themselves,
             steps: 0,
             updating_passes,
             torn: false,
@@ -187,6 +194,11 @@ impl Run {
             Some(ids.iter().filter(|id| *id != ignored).count() as u64)
         });
         counted.sum()
+    }
+
+    /// The losses of the micro-batches of the last step, each a share of its mean.
+    pub fn losses(&self) -> &[f32] {
+        &self.losses
     }
 
     /// The losses that the graph adds to its own, each without its weight and summed over the micro-batches of the step
@@ -447,6 +459,14 @@ fn is_free(arena: u64) -> Result<(), TrainError> {
     Err(TrainError::Config(format!(
         "the plan needs {needed} but only {free} of memory are free{why}; state a smaller --memory"
     )))
+}
+
+/// Whether the loss of a training graph is a cross-entropy, whose gradient is NaN where the loss is not finite.
+fn is_cross_entropy(graph: &Graph) -> bool {
+    let loss = graph.outputs().iter().find(|(name, _)| name == "loss").map(|(_, loss)| *loss);
+    let is_loss = |op: &Op| matches!(op, Op::CrossEntropy { .. } | Op::HeadLoss(_) | Op::HeadLossGrad { .. });
+    let made_by = |node: &Node| loss.is_some_and(|loss| node.outputs.first() == Some(&loss));
+    graph.nodes().iter().any(|node| is_loss(&node.op) && made_by(node))
 }
 
 /// The inputs that losses of a graph take their targets from, each with the id that carries no loss.

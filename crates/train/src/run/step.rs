@@ -9,7 +9,8 @@
 //! The first `backward` of a step replaces the gradients, the others add to them. Each loss is divided by the targets of
 //! the *whole* step, so the losses of its micro-batches add up to the mean over the global batch, and so do the
 //! gradients. The step borrows the run and holds the learning rate: no call can come in the wrong order or with another
-//! rate. A step that is dropped before it is finished changes no parameter, unless the plan updates parameters inside
+//! rate. On a device that works while its host goes on, `backward` waits for the loss it returns;
+//! [`queue`](Step::queue) leaves the loss to `finish`, so that a whole step waits once. A step that is dropped before it is finished changes no parameter, unless the plan updates parameters inside
 //! the backward pass.
 
 use std::panic::Location;
@@ -31,8 +32,6 @@ pub struct Step<'r> {
     scale: f32,
     /// Micro-batches so far.
     gathered: usize,
-    /// Sum of their losses.
-    loss: f32,
 }
 
 /// The result of a step.
@@ -52,7 +51,10 @@ impl Run {
         for added in &mut self.added {
             added.sum = 0.0;
         }
-        Step { run: self, lr, scale: 1.0 / targets.max(1) as f32, gathered: 0, loss: 0.0 }
+        self.losses.clear();
+        // A step that was dropped may have left some.
+        self.engine.forget_observed();
+        Step { run: self, lr, scale: 1.0 / targets.max(1) as f32, gathered: 0 }
     }
 
     /// A whole step over these micro-batches, each the graph's inputs by name.
@@ -69,7 +71,7 @@ impl Run {
         let targets = batches.iter().map(|batch| self.count_targets(batch.as_ref())).sum();
         let mut step = self.begin(lr, targets);
         for batch in batches {
-            step.backward(batch.as_ref())?;
+            step.queue(batch.as_ref())?;
         }
         step.finish()
     }
@@ -86,6 +88,19 @@ impl Step<'_> {
     /// updates parameters inside the backward pass and the step has a micro-batch already.
     #[track_caller]
     pub fn backward(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
+        self.queue(inputs)?;
+        self.collect()?;
+        Ok(self.run.losses.last().copied().unwrap_or(0.0))
+    }
+
+    /// As [`backward`](Self::backward), but does not wait for the loss: it is among [`Run::losses`] when the step is
+    /// finished.
+    ///
+    /// # Errors
+    ///
+    /// As [`backward`](Self::backward); bad data may be told by [`finish`](Self::finish).
+    #[track_caller]
+    pub fn queue(&mut self, inputs: &[(&str, Data)]) -> Result<(), TrainError> {
         let passes = self.run.updating_passes;
         if passes > 0 && self.gathered > 0 {
             return Err(TrainError::Config(
@@ -97,12 +112,30 @@ impl Step<'_> {
         self.run.torn |= passes > 0;
         self.run_pass(role, inputs, clip)?;
         self.gathered += 1;
-        let loss = self.run.engine().scalar(role, "loss")?;
-        self.loss += loss;
-        for added in &mut self.run.added {
-            added.sum += self.run.engine.scalar(role, &added.name)?;
+        self.run.engine.observe(role, "loss")?;
+        for added in &self.run.added {
+            self.run.engine.observe(role, &added.name)?;
         }
-        Ok(loss)
+        Ok(())
+    }
+
+    /// Waits for what was observed: of each micro-batch its loss and those that the graph adds, then possibly the norm,
+    /// which is returned.
+    fn collect(&mut self) -> Result<Option<f32>, TrainError> {
+        let Run { engine, losses, added, .. } = &mut *self.run;
+        let mut observed = engine.observed()?;
+        while losses.len() < self.gathered {
+            let Some(loss) = observed.next() else { break };
+            losses.push(loss);
+            for (added, number) in added.iter_mut().zip(&mut observed) {
+                added.sum += number;
+            }
+        }
+        Ok(observed.next())
+    }
+
+    fn loss(&self) -> f32 {
+        self.run.losses.iter().sum()
     }
 
     /// Clips the gathered gradients and updates the parameters.
@@ -119,17 +152,18 @@ impl Step<'_> {
             ));
         }
         let (number, passes) = (self.run.steps() + 1, self.run.updating_passes);
-        if !self.loss.is_finite() {
-            // No update was begun, or each saw the loss and changed nothing.
-            self.run.torn = false;
-            return Err(TrainError::NotFinite { step: number, what: "loss" });
+        if passes == 0 && !self.run.losses_guard_themselves {
+            self.collect()?;
+            self.finite_loss(number)?;
         }
         let role = if passes > 0 { Role::First } else { Role::Update };
         if passes == 0 {
             self.run.torn = true;
             self.run_pass(role, &[], f32::NAN)?;
         }
-        let grad_norm = self.run.engine().scalar(role, "grad_norm")?;
+        self.run.engine.observe(role, "grad_norm")?;
+        let grad_norm = self.collect()?.unwrap_or(f32::NAN);
+        self.finite_loss(number)?;
         self.run.torn = !grad_norm.is_finite() && passes == 1 && self.run.some_gradient_is_finite()?;
         if self.run.torn {
             self.run.steps = number;
@@ -139,7 +173,16 @@ impl Step<'_> {
             return Err(TrainError::NotFinite { step: number, what: "gradient norm" });
         }
         self.run.steps = number;
-        Ok(Stepped { loss: self.loss, grad_norm })
+        Ok(Stepped { loss: self.loss(), grad_norm })
+    }
+
+    /// Refuses a loss that is not finite: no update was begun, or each saw the loss or its gradient and changed nothing.
+    fn finite_loss(&mut self, number: u64) -> Result<(), TrainError> {
+        if self.loss().is_finite() {
+            return Ok(());
+        }
+        self.run.torn = false;
+        Err(TrainError::NotFinite { step: number, what: "loss" })
     }
 
     /// The gradient of a parameter, summed over the micro-batches so far.

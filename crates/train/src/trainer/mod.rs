@@ -154,12 +154,12 @@ impl Trainer {
         let group = self.batches.next_group()?;
         let lr = self.lr.at(step);
         let mut under_way = self.run.begin(lr as f32, group.valid_tokens);
-        let mut loss = 0.0;
         for which in 0..group.micro_batches {
             self.feed.fill(|rows| self.batches.read(&group, which, rows))?;
-            loss += f64::from(under_way.backward(self.feed.inputs().as_slice())?);
+            under_way.queue(self.feed.inputs().as_slice())?;
         }
         let grad_norm = f64::from(under_way.finish()?.grad_norm);
+        let loss = self.run.losses().iter().copied().map(f64::from).sum();
         self.taken = self.batches.position();
         let tokens = group.sequences * self.batches.source().seq_len() as u64;
         let seconds = begin.elapsed().as_secs_f64();

@@ -1,0 +1,151 @@
+//! Pinned memory of the host between the caller's and the GPU's.
+//!
+//! A copy to or from memory that is not pinned makes the host wait for the stream. So writes are staged in two halves,
+//! each free again when the stream has passed its event, and numbers that a caller will ask for later arrive in a row
+//! behind them.
+#![allow(unsafe_code, reason = "calls the driver")]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys as cuda;
+use plimsoll_exec::ExecError;
+
+use super::stream::Event;
+use super::{Context, ok};
+
+/// Bytes of each half.
+const HALF: usize = 1 << 20;
+/// Numbers that may be on their way.
+const OBSERVED: usize = 1 << 10;
+
+/// Memory that copies of a stream go through.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    context: Arc<Context>,
+    memory: *mut u8,
+    /// The half that is being filled, and how far it is.
+    half: usize,
+    filled: usize,
+    /// When the stream has passed it, the half is free.
+    free: [Event; 2],
+    /// Numbers that were copied since they were last taken.
+    observed: usize,
+    /// Those that no room was left for.
+    spilled: Vec<f32>,
+}
+
+// SAFETY: pinned memory is memory of the process; whoever has the staging has it alone.
+unsafe impl Send for Staging {}
+
+impl Staging {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Staging, ExecError> {
+        context.enter()?;
+        let free = [Event::new()?, Event::new()?];
+        let mut memory = std::ptr::null_mut();
+        // SAFETY: an out-parameter that lives here.
+        let taken = unsafe { cuda::cuMemHostAlloc(&raw mut memory, 2 * HALF + 4 * OBSERVED, 0) };
+        ok(taken, "taking pinned memory of the host")?;
+        let memory = memory.cast();
+        Ok(Staging {
+            context: Arc::clone(context),
+            memory,
+            half: 0,
+            filled: 0,
+            free,
+            observed: 0,
+            spilled: Vec::new(),
+        })
+    }
+
+    /// Queues a copy to the GPU; the slice is free when this returns.
+    pub(crate) fn write(&mut self, to: u64, bytes: &[u8], stream: cuda::CUstream) -> Result<(), ExecError> {
+        for (index, piece) in bytes.chunks(HALF).enumerate() {
+            if self.filled + piece.len() > HALF {
+                self.turn(stream)?;
+            }
+            // SAFETY: the piece fits behind what the half holds, and the stream no longer reads there; the caller has
+            // checked the range on the GPU.
+            unsafe {
+                let room = self.memory.add(self.half * HALF + self.filled);
+                room.copy_from_nonoverlapping(piece.as_ptr(), piece.len());
+                let to = to + (index * HALF) as u64;
+                let from = room.cast::<c_void>();
+                ok(cuda::cuMemcpyHtoDAsync_v2(to, from, piece.len(), stream), "copying to the GPU")?;
+            }
+            self.filled += piece.len();
+        }
+        Ok(())
+    }
+
+    /// Goes over to the other half as soon as the stream has left it.
+    fn turn(&mut self, stream: cuda::CUstream) -> Result<(), ExecError> {
+        self.free[self.half].record(stream)?;
+        (self.half, self.filled) = (1 - self.half, 0);
+        self.free[self.half].wait()
+    }
+
+    /// Copies from the GPU after all that was queued, and waits for it.
+    pub(crate) fn read(
+        &mut self,
+        from: u64,
+        bytes: &mut [u8],
+        stream: cuda::CUstream,
+    ) -> Result<(), ExecError> {
+        for (index, piece) in bytes.chunks_mut(HALF).enumerate() {
+            // The half may hold writes that are still under way; after this wait it does not.
+            self.turn(stream)?;
+            // SAFETY: as for `write`; the room is read when the stream has been waited for.
+            unsafe {
+                let room = self.memory.add(self.half * HALF);
+                let from = from + (index * HALF) as u64;
+                let copied = cuda::cuMemcpyDtoHAsync_v2(room.cast(), from, piece.len(), stream);
+                ok(copied, "copying from the GPU")?;
+                ok(cuda::cuStreamSynchronize(stream), "waiting for the GPU")?;
+                piece.as_mut_ptr().copy_from_nonoverlapping(room, piece.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a copy of a float that [`observed`](Self::observed) will hand out.
+    pub(crate) fn observe(&mut self, from: u64, stream: cuda::CUstream) -> Result<(), ExecError> {
+        if self.observed == OBSERVED {
+            let mut spilled = std::mem::take(&mut self.spilled);
+            self.observed(&mut spilled, stream)?;
+            self.spilled = spilled;
+        }
+        // SAFETY: room for this number; the caller has checked the range on the GPU.
+        unsafe {
+            let room = self.memory.add(2 * HALF + 4 * self.observed).cast();
+            ok(cuda::cuMemcpyDtoHAsync_v2(room, from, 4, stream), "copying from the GPU")?;
+        }
+        self.observed += 1;
+        Ok(())
+    }
+
+    /// Waits for the stream and appends the numbers that were copied since the last call.
+    pub(crate) fn observed(
+        &mut self,
+        floats: &mut Vec<f32>,
+        stream: cuda::CUstream,
+    ) -> Result<(), ExecError> {
+        floats.append(&mut self.spilled);
+        let count = std::mem::take(&mut self.observed);
+        // SAFETY: the stream lives; the numbers have arrived when it is done, and are aligned to more than their size.
+        unsafe {
+            ok(cuda::cuStreamSynchronize(stream), "waiting for the GPU")?;
+            floats.extend_from_slice(std::slice::from_raw_parts(self.memory.add(2 * HALF).cast(), count));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made once; its stream is waited for before it goes.
+            unsafe { cuda::cuMemFreeHost(self.memory.cast()) };
+        }
+    }
+}
