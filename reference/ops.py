@@ -340,11 +340,69 @@ def routing():
     record("top_k_grad.rows", [indices, dweights], [dscores])
 
 
+def sorted_copies(indices, experts, tile, capacity=None):
+    """Places, slots and ranges of copies sorted by expert, written from the definition: one loop over experts."""
+    sequences = indices if indices.dim() > 2 else indices[None]
+    rows = min(indices.numel(), len(sequences) * experts * (capacity or indices.numel())) + experts * (tile - 1)
+    places, slots = torch.full(indices.shape, -1).flatten(), torch.full((rows,), -1)
+    ranges, row = [], 0
+    for expert in range(experts):
+        row = -(-row // tile) * tile
+        first = row
+        for number, sequence in enumerate(sequences):
+            copies = (sequence.flatten() == expert).nonzero().flatten() + number * sequence.numel()
+            for copy in copies[:capacity].tolist():
+                places[copy], slots[row] = row, copy
+                row += 1
+        ranges.append((first, row - first))
+    return places.view(indices.shape), slots, torch.tensor(ranges)
+
+
+def experts():
+    count, copies, width, hidden = 4, 2, 5, 3
+    indices = torch.stack([torch.randperm(count)[:copies] for _ in range(6)]).view(2, 3, copies)
+    places, slots, ranges = sorted_copies(indices, count, 2)
+    record("sort_by_expert.dropless", [indices], [places, slots, ranges])
+    record("sort_by_expert.capacity", [indices], sorted_copies(indices, count, 2, 1))
+    used = slots >= 0
+    tokens = slots.clamp(min=0) // copies
+
+    def dispatch(x):
+        return x.reshape(-1, width)[tokens] * used[:, None]
+
+    def combine(h, weights):
+        return (h[places] * weights[..., None]).sum(-2)
+
+    x, h = normal(2, 3, width), normal(len(slots), width)
+    weights = torch.rand(2, 3, copies).double()
+    record("dispatch.rows", [x, slots, places], [dispatch(x)])
+    y, dy, (dh, dweights) = with_gradients(combine, h, weights)
+    record("combine.weighted", [h, slots, places, weights], [y])
+    record("combine.plain", [h, slots, places], [combine(h, torch.ones_like(weights))])
+    record("combine_grad_rows.weighted", [dy, slots, places, weights], [dh])
+    record("combine_grad_weights.rows", [h, dy, places], [dweights])
+
+    def grouped(x, w):
+        rows = [torch.zeros(len(slots), hidden).double()]
+        for expert, (first, number) in enumerate(ranges.tolist()):
+            one = F.linear(x[first : first + number], w[expert])
+            rows.append(F.pad(one, (0, 0, first, len(slots) - first - number)))
+        return torch.stack(rows).sum(0)
+
+    x, w = normal(len(slots), width), normal(count, hidden, width)
+    y, dy, (dx, dw) = with_gradients(grouped, x, w)
+    record("grouped_linear.rows", [x, w, ranges], [y])
+    record("grouped_linear_grad_input.rows", [w, dy, ranges], [dx])
+    record("grouped_linear_grad_weight.rows", [x, dy, ranges], [dw])
+    before = normal(*dw.shape)
+    record("grouped_linear_grad_weight.adding", [x, dy, ranges], [dw + before], [before])
+
+
 def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
     groups = (movement, elementwise, products, norms, embedding, rope, attention, losses, updates)
-    for group in (*groups, hyperbolic, networks, logistic, routing):
+    for group in (*groups, hyperbolic, networks, logistic, routing, experts):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

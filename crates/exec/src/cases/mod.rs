@@ -8,6 +8,7 @@
 
 mod building;
 mod elementwise;
+mod experts;
 mod fill;
 mod losses;
 mod movement;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Case> {
         transformer::all(),
         network::all(),
         routing::all(),
+        experts::all(),
         losses::all(),
         state::all(),
     ]
@@ -55,6 +57,7 @@ pub fn golden() -> Vec<(&'static str, Op)> {
         transformer::golden(),
         network::golden(),
         routing::golden(),
+        experts::golden(),
         losses::golden(),
         state::golden(),
     ]

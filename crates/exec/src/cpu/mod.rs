@@ -20,6 +20,8 @@ mod element;
 mod elementwise;
 mod embedding;
 mod exp;
+mod experts;
+mod grouped;
 mod head;
 mod lanes;
 mod linear;
@@ -87,6 +89,7 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
             .or_else(|| embedding::run(call)),
         Family::Network => mlp::run(call),
         Family::Routing => routing::run(call),
+        Family::Experts => experts::run(call).or_else(|| grouped::run(call)),
         Family::Losses => head::run(call).or_else(|| softmax::run(call)),
         Family::State => updates::run(call).or_else(|| elementwise::run(call)),
     };
@@ -105,6 +108,8 @@ pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> 
         attention_grad::workspace,
         mlp::workspace,
         softmax::workspace,
+        experts::workspace,
+        grouped::workspace,
         head::workspace,
         updates::workspace,
     ];

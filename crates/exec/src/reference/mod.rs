@@ -9,6 +9,7 @@
 
 mod array;
 mod elementwise;
+mod experts;
 mod interpret;
 mod losses;
 mod movement;
@@ -103,6 +104,7 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         Family::Transformer => transformer::eval(op, &operands),
         Family::Network => Ok(network::eval(op, &operands)),
         Family::Routing => routing::eval(op, &operands),
+        Family::Experts => experts::eval(op, &operands),
         Family::Losses => losses::eval(op, &operands),
         Family::State => Ok(state::eval(op, &operands)),
     }
