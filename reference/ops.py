@@ -398,11 +398,62 @@ def experts():
     record("grouped_linear_grad_weight.adding", [x, dy, ranges], [dw + before], [before])
 
 
+def balance():
+    rows, length, count, chosen, layers = 3, 5, 4, 2, 2
+    p = torch.softmax(normal(rows, length, count), -1).float().double()
+    indices = torch.topk(p, chosen, -1).indices
+    targets = torch.tensor([[1, 2, IGNORE, 3, 4], [IGNORE, 1, 1, 1, IGNORE], [5, 6, 7, 8, IGNORE]])
+    valid = (targets != IGNORE).double()
+    hits = F.one_hot(indices, count).sum(-2).double()
+
+    def load(p):
+        return (p * valid[..., None]).sum(1)
+
+    record("expert_load.all", [p, indices, targets], [p.sum(1), hits.sum(1)])
+    sums, dsums, (dp,) = with_gradients(load, p)
+    record("expert_load.valid", [p, indices, targets], [sums, (hits * valid[..., None]).sum(1)])
+    record("expert_load_grad.valid", [dsums, targets], [dp])
+
+    scale = torch.tensor(0.3)
+    scale64, dloss = scale.double(), torch.tensor(0.7)
+    counts = [(hits * valid[..., None]).sum(1), hits.roll(1, 2).mul(valid[..., None]).sum(1)]
+    sums = [normal(rows, count).abs() for _ in range(layers)]
+
+    def sequences(*sums):
+        """The mean over tokens of each sequence's loss, which takes its layers together."""
+        loss = 0
+        for row in range(rows):
+            tokens = layers * valid[row].sum()
+            f, q = sum(counts)[row] / tokens, sum(sums)[row] / tokens
+            loss = loss + scale64 * valid[row].sum() * count * (f * q).sum()
+        return loss
+
+    def whole(*sums):
+        tokens = sum(counts).sum() / chosen
+        f, q = sum(counts).sum(0) / tokens, sum(sums).sum(0) / tokens
+        return scale64 * valid.sum() * count * (f * q).sum()
+
+    for name, function in (("sequences", sequences), ("whole", whole)):
+        leaves = [x.clone().requires_grad_() for x in sums]
+        loss = function(*leaves)
+        grads = torch.autograd.grad(loss, leaves, dloss.double())
+        assert all(torch.allclose(grads[0], grad) for grad in grads)
+        pairs = [x for pair in zip(sums, counts) for x in pair]
+        record(f"balance_loss.{name}", [scale, targets, *pairs], [loss])
+        record(f"balance_loss_grad.{name}", [dloss, scale, targets, *counts], [grads[0]])
+
+    lse = normal(rows * length).requires_grad_()
+    loss = scale64 * (valid.flatten() * lse**2).sum()
+    (dlse,) = torch.autograd.grad(loss, lse, dloss.double())
+    record("router_z_loss.valid", [scale, targets, lse], [loss])
+    record("router_z_loss_grad.valid", [dloss, scale, targets, lse], [dlse])
+
+
 def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
     groups = (movement, elementwise, products, norms, embedding, rope, attention, losses, updates)
-    for group in (*groups, hyperbolic, networks, logistic, routing, experts):
+    for group in (*groups, hyperbolic, networks, logistic, routing, experts, balance):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

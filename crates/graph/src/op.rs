@@ -9,9 +9,11 @@
 //! Absent on purpose: devices, tensor data, and anything a plan decides (recompute, place). Where a plan works on
 //! rows in tiles, a pass has put ops there that do.
 
+mod balance;
 mod experts;
 mod parameters;
 
+pub use balance::Balance;
 pub use experts::Sorting;
 pub use parameters::{Activation, AdamW, BLOCK, Conv, Gelu, Head, Mask, Mlp, Moments, Sgd, Stored, Weights};
 
@@ -283,6 +285,35 @@ pub enum Op {
     /// `(x, dy, ranges) → dw` of [`Op::GroupedLinear`].
     GroupedLinearGradWeight,
 
+    // ---- balance of experts --------------------------------------------------------------------
+    /// `(p[B,T,E], indices[B,T,k], targets[B,T]) → (P[B,E], c[B,E])`: for each sequence and expert the sum of the
+    /// probabilities and the number of tokens sent there, over tokens whose target is not `ignored`.
+    ExpertLoad {
+        /// Tokens with this target are left out; none where it is absent.
+        ignored: Option<i32>,
+    },
+    /// `(dP[B,E], targets[B,T]) → dp[B,T,E]` of [`Op::ExpertLoad`].
+    ExpertLoadGrad {
+        /// As in the forward op.
+        ignored: Option<i32>,
+    },
+    /// `(scale[], targets[B,T], P₁, c₁ … P_L, c_L) → loss`. With `P`, `c` the sums over layers and `n = Σₑ c / k` the tokens
+    /// of a sequence times `L`: `scale · Σ (n/L) · E·Σₑ (c/n)·(P/n)` over sequences. Where the whole micro-batch is one
+    /// group, `P`, `c` and `n` are sums over its sequences too, and the factor is `scale` times its valid targets.
+    BalanceLoss(Balance),
+    /// `(dloss, scale, targets, c₁ … c_L) → dP[B,E]` of [`Op::BalanceLoss`], the same for every layer.
+    BalanceLossGrad(Balance),
+    /// `(scale[], targets, lse[N]) → scale · Σ lse²` over the tokens whose target is not `ignore_index`.
+    RouterZLoss {
+        /// Targets with this id carry no loss.
+        ignore_index: i32,
+    },
+    /// `(dloss, scale, targets, lse) → dlse` of [`Op::RouterZLoss`].
+    RouterZLossGrad {
+        /// As in the forward op.
+        ignore_index: i32,
+    },
+
     // ---- losses --------------------------------------------------------------------------------
     /// `(logits[N,V], targets[N], scale[]) → scale · Σ −log softmax(logits)[target]` over the targets
     /// that are not `ignore_index`.
@@ -353,6 +384,8 @@ pub enum Family {
     Routing,
     /// Copies of tokens sorted by expert, and products with each expert's weight.
     Experts,
+    /// Losses of routers.
+    Balance,
     /// Losses and the fused head.
     Losses,
     /// Gradient sums, their norm and the optimizers' updates.
@@ -419,6 +452,12 @@ impl Op {
             Op::GroupedLinear => "grouped_linear",
             Op::GroupedLinearGradInput => "grouped_linear_grad_input",
             Op::GroupedLinearGradWeight => "grouped_linear_grad_weight",
+            Op::ExpertLoad { .. } => "expert_load",
+            Op::ExpertLoadGrad { .. } => "expert_load_grad",
+            Op::BalanceLoss(_) => "balance_loss",
+            Op::BalanceLossGrad(_) => "balance_loss_grad",
+            Op::RouterZLoss { .. } => "router_z_loss",
+            Op::RouterZLossGrad { .. } => "router_z_loss_grad",
             Op::CrossEntropy { .. } => "cross_entropy",
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad",
             Op::HeadLoss(_) => "head_loss",
@@ -488,6 +527,12 @@ impl Op {
             | Op::GroupedLinear
             | Op::GroupedLinearGradInput
             | Op::GroupedLinearGradWeight => Family::Experts,
+            Op::ExpertLoad { .. }
+            | Op::ExpertLoadGrad { .. }
+            | Op::BalanceLoss(_)
+            | Op::BalanceLossGrad(_)
+            | Op::RouterZLoss { .. }
+            | Op::RouterZLossGrad { .. } => Family::Balance,
             Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::HeadLoss(_)
@@ -614,6 +659,7 @@ impl Op {
             Op::Conv2dGradInput { .. } => input == 0,
             Op::AttentionGrad { .. } => input == 4,
             Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } | Op::SortByExpert(_) => true,
+            _ if self.family() == Family::Balance => true,
             Op::Combine { .. } | Op::CombineGradRows => input == 3,
             Op::Mlp(mlp) => input > mlp.products(),
             Op::MlpGrad { mlp, .. } => input >= 2 + mlp.products(),

@@ -80,6 +80,8 @@ fn llama([layers, width, heads, key_heads, ffn, vocab]: [usize; 6], norm_epsilon
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
+        whole_qk_norm: false,
+        mixture: None,
         documents: false,
     }
 }

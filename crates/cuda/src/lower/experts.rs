@@ -8,10 +8,10 @@ use super::lowering::{Call, Lowering, unsupported};
 
 /// Whether a GPU computes the op.
 pub(crate) fn has_kernel(op: &Op) -> bool {
-    op.family() != Family::Experts
+    !matches!(op.family(), Family::Experts | Family::Balance)
 }
 
-/// Refuses an op of an expert and says where it runs.
+/// Refuses an op of experts or of their balance and says where it runs.
 pub(super) fn refuse(_: &mut Lowering, call: &Call) -> Result<(), ExecError> {
     Err(unsupported(call, "has no CUDA kernel yet; train mixtures of experts with `--device cpu`"))
 }

@@ -151,7 +151,13 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         | Op::CombineGradWeights
         | Op::GroupedLinear
         | Op::GroupedLinearGradInput
-        | Op::GroupedLinearGradWeight => experts::refuse(to, call),
+        | Op::GroupedLinearGradWeight
+        | Op::ExpertLoad { .. }
+        | Op::ExpertLoadGrad { .. }
+        | Op::BalanceLoss(_)
+        | Op::BalanceLossGrad(_)
+        | Op::RouterZLoss { .. }
+        | Op::RouterZLossGrad { .. } => experts::refuse(to, call),
         Op::CrossEntropy { ignore_index } => losses::cross_entropy(to, call, *ignore_index),
         Op::CrossEntropyGrad { ignore_index } => losses::cross_entropy_grad(to, call, *ignore_index),
         Op::HeadLoss(head) => losses::head_loss(to, call, *head),

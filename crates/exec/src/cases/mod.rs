@@ -6,6 +6,7 @@
 //!
 //! They are part of the library, not of its tests, so that a machine can be checked where it stands.
 
+mod balance;
 mod building;
 mod elementwise;
 mod experts;
@@ -37,6 +38,7 @@ pub fn all() -> Vec<Case> {
         network::all(),
         routing::all(),
         experts::all(),
+        balance::all(),
         losses::all(),
         state::all(),
     ]
@@ -58,6 +60,7 @@ pub fn golden() -> Vec<(&'static str, Op)> {
         network::golden(),
         routing::golden(),
         experts::golden(),
+        balance::golden(),
         losses::golden(),
         state::golden(),
     ]

@@ -6,6 +6,7 @@
 mod activation;
 mod attention;
 mod attention_grad;
+mod balance;
 mod blocks;
 mod call;
 mod cast;
@@ -90,6 +91,7 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
         Family::Network => mlp::run(call),
         Family::Routing => routing::run(call),
         Family::Experts => experts::run(call).or_else(|| grouped::run(call)),
+        Family::Balance => balance::run(call),
         Family::Losses => head::run(call).or_else(|| softmax::run(call)),
         Family::State => updates::run(call).or_else(|| elementwise::run(call)),
     };

@@ -4,6 +4,7 @@
 //! [`infer`] serves the builder, which reports a mistake where the user made it, and the verifier, which repeats the
 //! check on every graph that a pass has produced. `derivative` serves [`differentiate`](crate::differentiate).
 
+mod balance;
 mod elementwise;
 mod experts;
 mod losses;
@@ -41,6 +42,7 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Family::Network => network::types(op, inputs),
         Family::Routing => routing::types(op, inputs),
         Family::Experts => experts::types(op, inputs),
+        Family::Balance => balance::types(op, inputs),
         Family::Losses => losses::types(op, inputs),
         Family::State => state::types(op, inputs),
     }
@@ -85,6 +87,7 @@ pub(crate) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
         Family::Network => network::derivative(tape, node, dys),
         Family::Routing => routing::derivative(tape, node, dys),
         Family::Experts => experts::derivative(tape, node, dys),
+        Family::Balance => balance::derivative(tape, node, dys),
         Family::Losses => losses::derivative(tape, node, dys),
         Family::State => no_derivative(&node.op),
     }
@@ -98,7 +101,12 @@ pub(crate) fn matmul_flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
         Family::Network => network::flops(op, inputs),
         Family::Experts => experts::flops(op, inputs),
         Family::Losses => losses::flops(op, inputs),
-        Family::Movement | Family::Elementwise | Family::Norms | Family::Routing | Family::State => 0.0,
+        Family::Movement
+        | Family::Elementwise
+        | Family::Norms
+        | Family::Routing
+        | Family::Balance
+        | Family::State => 0.0,
     }
 }
 
