@@ -16,7 +16,7 @@ use plimsoll_train::files::{ModelFolder, ModelFormat};
 use plimsoll_train::{Model, Options, Run};
 
 mod support;
-use support::{Batch, GOLDEN_SEQ, Golden, distance, options, parameters};
+use support::{Batch, GOLDEN_SEQ, Golden, STRATEGIES, distance, options, parameters};
 
 const FOLDERS: [&str; 4] = ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe"];
 const LOSS: f32 = 2e-6;
@@ -198,5 +198,133 @@ fn files_hold_a_tensor_for_each_expert_and_are_the_same_after_a_round_trip() {
         for name in parameters(&run) {
             assert_eq!(run.state(&name).unwrap(), again.state(&name).unwrap(), "{}: {name}", folder.name);
         }
+    }
+}
+
+/// Bits of the loss, of the balance and of every gradient of one step.
+fn bits(run: &mut Run, batches: &[Vec<(&str, Data)>]) -> Vec<u32> {
+    let loss = run.step(0.0, batches).unwrap().loss;
+    let added = balance(run);
+    let gradients = parameters(run).into_iter().flat_map(|name| run.gradient(&name).unwrap());
+    [loss, added].into_iter().chain(gradients).map(f32::to_bits).collect()
+}
+
+/// The rows of a batch, `rows` at a time.
+fn divided(batch: &Batch, rows: usize) -> Vec<Vec<(&'static str, Data<'_>)>> {
+    let tokens = batch.tokens.chunks(rows * batch.seq);
+    let both = tokens.zip(batch.targets.chunks(rows * batch.seq));
+    both.map(|(tokens, targets)| vec![("tokens", Data::I32(tokens)), ("targets", Data::I32(targets))])
+        .collect()
+}
+
+#[test]
+fn recompute_and_threads_change_no_bit_even_where_all_scores_are_equal() {
+    for name in FOLDERS {
+        let folder = Folder::open(name, BalanceGroup::Sequence);
+        for tied in [false, true] {
+            let mut expected = None;
+            for strategy in STRATEGIES {
+                for threads in [1, 3] {
+                    let mut run = folder.run(strategy, 2, threads);
+                    if tied {
+                        let routers =
+                            parameters(&run).into_iter().filter(|name| name.ends_with(".gate.weight"));
+                        for router in routers.collect::<Vec<_>>() {
+                            let zeros = vec![0.0; run.state(&router).unwrap().len()];
+                            run.set_state(&router, &zeros).unwrap();
+                        }
+                    }
+                    let got = bits(&mut run, &divided(&folder.batch, 2));
+                    assert!(
+                        expected.get_or_insert_with(|| got.clone()) == &got,
+                        "{name} {strategy} {threads} {tied}"
+                    );
+                    assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes, "{name} {strategy}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn accumulation_changes_only_the_order_of_sums_and_the_balance_of_sequences_is_among_them() {
+    for name in FOLDERS {
+        let folder = Folder::open(name, BalanceGroup::Sequence);
+        let batch = folder.batch.repeated(2);
+        let step = |rows: usize| {
+            let options = options(batch.rows(), rows, Strategy::None, 2);
+            let mut run = Run::new(&folder, &options).unwrap();
+            let files = ModelFolder::open(&path(name)).unwrap();
+            run.load_weights(&files, &folder.form()).unwrap();
+            let loss = run.step(0.0, &divided(&batch, rows)).unwrap().loss;
+            let gradients: Vec<Vec<f32>> =
+                parameters(&run).iter().map(|name| run.gradient(name).unwrap()).collect();
+            (vec![loss, balance(&run)], gradients)
+        };
+        let (losses, gradients) = step(8);
+        assert!(losses[1] > 0.0);
+        for rows in [4, 2, 1] {
+            let (other, others) = step(rows);
+            assert!(distance(&other, &losses) <= LOSS, "{name}: {other:?}, {losses:?}");
+            for (other, gradient) in others.iter().zip(&gradients) {
+                assert!(distance(other, gradient) <= 1e-5, "{name} in micro-batches of {rows}");
+            }
+        }
+    }
+}
+
+#[test]
+fn planned_bytes_are_measured_bytes_however_tokens_are_routed() {
+    let folder = Folder::open("mixtral", BalanceGroup::Sequence);
+    let (experts, width) = (4, 32);
+    let mut run = folder.run(Strategy::Full, 2, 2);
+    let routers: Vec<String> =
+        parameters(&run).into_iter().filter(|name| name.ends_with(".gate.weight")).collect();
+    let even = run.step(0.0, &divided(&folder.batch, 2)).unwrap().loss;
+    let planned = run.plan().arena_bytes;
+    assert_eq!(run.engine().measured_peak(), planned, "routed by the weights of the file");
+    // All scores are zeros: ties send every token to the first experts.
+    for router in &routers {
+        run.set_state(router, &vec![0.0; experts * width]).unwrap();
+    }
+    let one = run.step(0.0, &divided(&folder.batch, 2)).unwrap().loss;
+    assert!(even.is_finite() && one.is_finite() && even.to_bits() != one.to_bits());
+    assert_eq!(run.engine().measured_peak(), planned, "all tokens on the same experts");
+}
+
+#[test]
+fn a_router_that_is_not_a_number_ends_the_step_with_the_name_of_an_expert() {
+    let folder = Folder::open("olmoe", BalanceGroup::Sequence);
+    let mut run = folder.run(Strategy::None, 2, 1);
+    let router = "model.layers.0.mlp.gate.weight";
+    let mut weights = run.state(router).unwrap();
+    weights[3 * 32] = f32::NAN;
+    run.set_state(router, &weights).unwrap();
+    let error = run.step(0.0, &divided(&folder.batch, 2)).unwrap_err().to_string();
+    assert!(error.contains("the router's score of expert 0 is not a number"), "{error}");
+}
+
+#[test]
+fn an_expert_that_is_missing_or_of_another_shape_is_named() {
+    let folder = Folder::open("olmoe", BalanceGroup::Sequence);
+    let bytes = std::fs::read(path("olmoe").join("model.safetensors")).unwrap();
+    let expert = "model.layers.1.mlp.experts.6.up_proj.weight";
+    for (shape, told) in [
+        (None, "holds no tensor `model.layers.1.mlp.experts.6.up_proj.weight`"),
+        (Some(vec![32, 24]), "holds `model.layers.1.mlp.experts.6.up_proj.weight` as [32, 24]"),
+    ] {
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let kept = tensors.tensors().into_iter().filter(|(name, _)| shape.is_some() || name != expert);
+        let views = kept.map(|(name, view)| {
+            let of = shape.clone().filter(|_| name == expert).unwrap_or_else(|| view.shape().to_vec());
+            (name, safetensors::tensor::TensorView::new(view.dtype(), of, view.data()).unwrap())
+        });
+        let out = tempfile::tempdir().unwrap();
+        std::fs::write(out.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap())
+            .unwrap();
+        let mut run = Run::new(&folder, &options(folder.batch.rows(), 2, Strategy::None, 1)).unwrap();
+        let files = ModelFolder::open(out.path()).unwrap();
+        let error = run.load_weights(&files, &folder.form()).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
     }
 }
