@@ -107,7 +107,7 @@ impl Llama {
         language::no_zeros(g, "llama", tokens, &extents)?;
         language::within_positions("llama", g.shape(tokens).columns(), self.positions)?;
         let head_width = self.checked_head_width()?;
-        self.mixture.as_ref().map_or(Ok(()), Mixture::check)?;
+        self.mixture.as_ref().map_or(Ok(()), |mixture| mixture.check(g.shape(tokens).columns()))?;
         let words = g.param("model.embed_tokens.weight", [self.vocab, self.width], Init::Normal(SPREAD)); // (V, C)
         let table = frequencies(&self.rope, head_width);
         let frequencies = g.constant("rope.frequencies", [head_width / 2], table); // (D/2)

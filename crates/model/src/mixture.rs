@@ -42,6 +42,9 @@ pub struct Mixture {
     pub dense_layers: Vec<usize>,
     /// Names of experts in files.
     pub names: ExpertNames,
+    /// Tokens that an expert takes of each sequence, as a multiple of its even share; all that come where none is stated.
+    /// Tokens beyond go on through the residual stream (Fedus et al. 2021).
+    pub capacity: Option<f32>,
     /// Losses of routers.
     pub losses: RouterLosses,
 }
@@ -123,7 +126,7 @@ impl Mixture {
     }
 
     /// Checks the numbers of the configuration.
-    pub(crate) fn check(&self) -> Result<(), GraphError> {
+    pub(crate) fn check(&self, seq: usize) -> Result<(), GraphError> {
         let Mixture { experts, chosen, ffn, .. } = *self;
         if experts == 0 || ffn == 0 || self.shared == Some(0) || self.sparse_step == 0 {
             let why = format!("{experts} experts of hidden width {ffn} in every {}. layer", self.sparse_step);
@@ -133,7 +136,20 @@ impl Mixture {
             let why = format!("{chosen} of {experts} experts cannot be chosen; choose 1 to {experts}");
             return Err(language::refuse("mixture", why));
         }
+        if self.rows(seq) == Some(0) {
+            let least = experts as f64 / (chosen * seq) as f64;
+            let why = format!(
+                "a capacity factor of {} leaves each of {experts} experts less than one of {seq} tokens; give {least} or more",
+                self.capacity.unwrap_or(0.0)
+            );
+            return Err(language::refuse("mixture", why));
+        }
         Ok(())
+    }
+
+    /// The most tokens that an expert takes of a sequence of `seq`.
+    pub fn rows(&self, seq: usize) -> Option<usize> {
+        self.capacity.map(|factor| (factor * (seq * self.chosen) as f32 / self.experts as f32) as usize)
     }
 
     /// The experts' addition to the residual stream, from its norm `x (B, T, C)`.
@@ -145,7 +161,8 @@ impl Mixture {
         let [p, lse] = g.softmax_lse(logits); // (B, T, E), (B·T)
         let [weights, indices] = self.choose(g, logits, p); // (B, T, k)
         self.add_losses(g, [p, lse, indices], routers);
-        let sorting = Sorting { experts: self.experts, tile: TILE, capacity: None };
+        let capacity = self.rows(g.shape(x)[1]);
+        let sorting = Sorting { experts: self.experts, tile: TILE, capacity };
         let copies = g.sort_by_expert(indices, sorting);
         let y = self.experts(g, x, copies, weights); // (B, T, C)
         match self.shared {

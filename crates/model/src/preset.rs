@@ -56,8 +56,8 @@ impl Preset {
             preset("qwen2.5-1.5b", 4096, tied(qwen2([28, 1536, 12, 2, 8960, 151_936])).into()),
             preset("qwen2.5-7b", 4096, qwen2([28, 3584, 28, 4, 18_944, 152_064]).into()),
             preset("qwen3-0.6b", 4096, tied(qwen3([28, 1024, 16, 8, 3072, 151_936], 128)).into()),
-            preset("tiny-moe", 128, mixtral(plain([4, 128, 4, 2, 172, 512]), 8, 0.01).into()),
-            preset("s-moe", 256, mixtral(plain([8, 256, 8, 4, 344, 8192]), 8, 0.01).into()),
+            preset("tiny-moe", 128, small(plain([4, 128, 4, 2, 172, 512])).into()),
+            preset("s-moe", 256, small(plain([8, 256, 8, 4, 344, 8192])).into()),
             preset("mixtral-8x7b", 4096, mixtral(mistral([32, 4096, 32, 8, 14_336, 32_000]), 8, 0.02).into()),
             preset("qwen1.5-moe-a2.7b", 4096, qwen2_moe([24, 2048, 16, 16, 5632, 151_936]).into()),
             preset(
@@ -105,6 +105,12 @@ fn llama([layers, width, heads, key_heads, ffn, vocab]: [usize; 6], norm_epsilon
     }
 }
 
+/// Eight experts, two for each token, in the form of Qwen3-MoE, whose files can also hold one without normalised weights.
+fn small(model: Llama) -> Llama {
+    let form = Mixture { normalised: true, ..mixture([8, 2, model.ffn], 0.01) };
+    Llama { qk_norm: true, mixture: Some(form), ..model }
+}
+
 fn mistral(dims: [usize; 6]) -> Llama {
     llama(dims, 1e-5, Rope::plain(1_000_000.0))
 }
@@ -119,6 +125,7 @@ fn mixture([experts, chosen, ffn]: [usize; 3], balance: f32) -> Mixture {
         sparse_step: 1,
         dense_layers: Vec::new(),
         names: ExpertNames::Qwen,
+        capacity: None,
         losses: RouterLosses::balanced(balance),
     }
 }
@@ -186,9 +193,9 @@ mod tests {
         // Two tables V·C, a final norm C, and per layer (2·C·C + 2·C·C·K/H) + 3·F·C + 2·C.
         assert_eq!(count("tiny"), 2 * 65_536 + 128 + 4 * (49_152 + 132_096 + 256));
         assert_eq!(count("s"), 2 * 2_097_152 + 256 + 8 * (196_608 + 528_384 + 512));
-        // A router C·E and three matrices of each of 8 experts, which are half as wide as the network of the dense model.
-        assert_eq!(count("tiny-moe"), 2 * 65_536 + 128 + 4 * (49_152 + 1024 + 4 * 132_096 + 256));
-        assert_eq!(count("s-moe"), 2 * 2_097_152 + 256 + 8 * (196_608 + 2048 + 4 * 528_384 + 512));
+        // Norms of heads, a router C·E and three matrices of each of 8 experts, which are half as wide as the network of the dense model.
+        assert_eq!(count("tiny-moe"), 2 * 65_536 + 128 + 4 * (49_152 + 64 + 1024 + 4 * 132_096 + 256));
+        assert_eq!(count("s-moe"), 2 * 2_097_152 + 256 + 8 * (196_608 + 64 + 2048 + 4 * 528_384 + 512));
         assert_eq!(count("m"), 2 * 8_388_608 + 512 + 12 * (786_432 + 2_113_536 + 1024));
     }
 

@@ -125,6 +125,30 @@ fn settings_that_no_mixture_can_have_are_refused_by_key_with_a_way_out() {
     let error = model.training(1, 8).unwrap_err().to_string();
     assert_eq!(error, "mixture: 9 of 8 experts cannot be chosen; choose 1 to 8");
     model.mixture.as_mut().unwrap().chosen = 2;
-    model.qk_norm = true;
+    model.qkv_bias = true;
     assert!(Architecture::from(model).to_config().unwrap_err().to_string().contains("Mixtral"));
+}
+
+#[test]
+fn adapters_of_all_layers_leave_routers_and_experts_as_they_are() {
+    use plimsoll_model::Lora;
+    let forward = read("qwen2-moe").architecture.training(2, 16).unwrap();
+    let lora = Lora::default();
+    let adapters = lora.adapters(&forward).unwrap();
+    let modules: Vec<&str> =
+        adapters.iter().filter_map(|adapter| adapter.module.strip_prefix("model.layers.0.")).collect();
+    let expected = [
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.shared_expert.gate_proj",
+        "mlp.shared_expert.up_proj",
+        "mlp.shared_expert.down_proj",
+        "mlp.shared_expert_gate",
+    ];
+    assert_eq!(modules, expected);
+    let adapted = lora.adapt(&forward).unwrap();
+    let experts = adapted.state(adapted.state_named("model.layers.0.mlp.experts.up_proj").unwrap());
+    assert_eq!((experts.kind, experts.parts.len()), (StateKind::Parameter { trainable: false }, 6));
 }

@@ -95,6 +95,7 @@ fn mixture(keys: &Keys, count: &str, balance: f64) -> Result<Mixture, ConfigErro
         sparse_step: 1,
         dense_layers: Vec::new(),
         names: ExpertNames::Qwen,
+        capacity: None,
         losses: RouterLosses::balanced(balance as f32),
     })
 }
@@ -127,7 +128,7 @@ pub(super) fn write(model: &Llama, mixture: &Mixture) -> Value {
     let head_width = model.head_width.unwrap_or(model.width / model.heads.max(1));
     let mut own = match (mixture.names, model.whole_qk_norm) {
         (ExpertNames::Mixtral, _) => json!({
-            "head_dim": head_width,
+            "head_dim": model.head_width,
             "num_local_experts": mixture.experts,
             "router_jitter_noise": 0.0,
             "sliding_window": model.window,
@@ -140,12 +141,10 @@ pub(super) fn write(model: &Llama, mixture: &Mixture) -> Value {
         }),
         (ExpertNames::Qwen, false) => json!({
             "decoder_sparse_step": mixture.sparse_step,
-            "max_window_layers": if model.window.is_some() { 0 } else { model.layers },
             "mlp_only_layers": mixture.dense_layers,
             "moe_intermediate_size": mixture.ffn,
             "norm_topk_prob": mixture.normalised,
             "num_experts": mixture.experts,
-            "sliding_window": model.window,
             "use_sliding_window": model.window.is_some(),
         }),
     };
@@ -153,6 +152,10 @@ pub(super) fn write(model: &Llama, mixture: &Mixture) -> Value {
         own.insert("num_experts_per_tok".into(), mixture.chosen.into());
         own.insert("output_router_logits".into(), false.into());
         own.insert("router_aux_loss_coef".into(), decimal(mixture.losses.balance));
+        if let (ExpertNames::Qwen, Some(window)) = (mixture.names, model.window) {
+            own.insert("max_window_layers".into(), 0.into());
+            own.insert("sliding_window".into(), window.into());
+        }
         if let Some(shared) = mixture.shared {
             own.insert("shared_expert_intermediate_size".into(), shared.into());
             own.insert("qkv_bias".into(), true.into());
