@@ -340,11 +340,120 @@ def routing():
     record("top_k_grad.rows", [indices, dweights], [dscores])
 
 
+def sorted_copies(indices, experts, tile, capacity=None):
+    """Places, slots and ranges of copies sorted by expert, written from the definition: one loop over experts."""
+    sequences = indices if indices.dim() > 2 else indices[None]
+    rows = min(indices.numel(), len(sequences) * experts * (capacity or indices.numel())) + experts * (tile - 1)
+    places, slots = torch.full(indices.shape, -1).flatten(), torch.full((rows,), -1)
+    ranges, row = [], 0
+    for expert in range(experts):
+        row = -(-row // tile) * tile
+        first = row
+        for number, sequence in enumerate(sequences):
+            copies = (sequence.flatten() == expert).nonzero().flatten() + number * sequence.numel()
+            for copy in copies[:capacity].tolist():
+                places[copy], slots[row] = row, copy
+                row += 1
+        ranges.append((first, row - first))
+    return places.view(indices.shape), slots, torch.tensor(ranges)
+
+
+def experts():
+    count, copies, width, hidden = 4, 2, 5, 3
+    indices = torch.stack([torch.randperm(count)[:copies] for _ in range(6)]).view(2, 3, copies)
+    places, slots, ranges = sorted_copies(indices, count, 2)
+    record("sort_by_expert.dropless", [indices], [places, slots, ranges])
+    record("sort_by_expert.capacity", [indices], sorted_copies(indices, count, 2, 1))
+    used = slots >= 0
+    tokens = slots.clamp(min=0) // copies
+
+    def dispatch(x):
+        return x.reshape(-1, width)[tokens] * used[:, None]
+
+    def combine(h, weights):
+        return (h[places] * weights[..., None]).sum(-2)
+
+    x, h = normal(2, 3, width), normal(len(slots), width)
+    weights = torch.rand(2, 3, copies).double()
+    record("dispatch.rows", [x, slots, places], [dispatch(x)])
+    y, dy, (dh, dweights) = with_gradients(combine, h, weights)
+    record("combine.weighted", [h, slots, places, weights], [y])
+    record("combine.plain", [h, slots, places], [combine(h, torch.ones_like(weights))])
+    record("combine_grad_rows.weighted", [dy, slots, places, weights], [dh])
+    record("combine_grad_weights.rows", [h, dy, places], [dweights])
+
+    def grouped(x, w):
+        rows = [torch.zeros(len(slots), hidden).double()]
+        for expert, (first, number) in enumerate(ranges.tolist()):
+            one = F.linear(x[first : first + number], w[expert])
+            rows.append(F.pad(one, (0, 0, first, len(slots) - first - number)))
+        return torch.stack(rows).sum(0)
+
+    x, w = normal(len(slots), width), normal(count, hidden, width)
+    y, dy, (dx, dw) = with_gradients(grouped, x, w)
+    record("grouped_linear.rows", [x, w, ranges], [y])
+    record("grouped_linear_grad_input.rows", [w, dy, ranges], [dx])
+    record("grouped_linear_grad_weight.rows", [x, dy, ranges], [dw])
+    before = normal(*dw.shape)
+    record("grouped_linear_grad_weight.adding", [x, dy, ranges], [dw + before], [before])
+
+
+def balance():
+    rows, length, count, chosen, layers = 3, 5, 4, 2, 2
+    p = torch.softmax(normal(rows, length, count), -1).float().double()
+    indices = torch.topk(p, chosen, -1).indices
+    targets = torch.tensor([[1, 2, IGNORE, 3, 4], [IGNORE, 1, 1, 1, IGNORE], [5, 6, 7, 8, IGNORE]])
+    valid = (targets != IGNORE).double()
+    hits = F.one_hot(indices, count).sum(-2).double()
+
+    def load(p):
+        return (p * valid[..., None]).sum(1)
+
+    record("expert_load.all", [p, indices, targets], [p.sum(1), hits.sum(1)])
+    sums, dsums, (dp,) = with_gradients(load, p)
+    record("expert_load.valid", [p, indices, targets], [sums, (hits * valid[..., None]).sum(1)])
+    record("expert_load_grad.valid", [dsums, targets], [dp])
+
+    scale = torch.tensor(0.3)
+    scale64, dloss = scale.double(), torch.tensor(0.7)
+    counts = [(hits * valid[..., None]).sum(1), hits.roll(1, 2).mul(valid[..., None]).sum(1)]
+    sums = [normal(rows, count).abs() for _ in range(layers)]
+
+    def sequences(*sums):
+        """The mean over tokens of each sequence's loss, which takes its layers together."""
+        loss = 0
+        for row in range(rows):
+            tokens = layers * valid[row].sum()
+            f, q = sum(counts)[row] / tokens, sum(sums)[row] / tokens
+            loss = loss + scale64 * valid[row].sum() * count * (f * q).sum()
+        return loss
+
+    def whole(*sums):
+        tokens = sum(counts).sum() / chosen
+        f, q = sum(counts).sum(0) / tokens, sum(sums).sum(0) / tokens
+        return scale64 * valid.sum() * count * (f * q).sum()
+
+    for name, function in (("sequences", sequences), ("whole", whole)):
+        leaves = [x.clone().requires_grad_() for x in sums]
+        loss = function(*leaves)
+        grads = torch.autograd.grad(loss, leaves, dloss.double())
+        assert all(torch.allclose(grads[0], grad) for grad in grads)
+        pairs = [x for pair in zip(sums, counts) for x in pair]
+        record(f"balance_loss.{name}", [scale, targets, *pairs], [loss])
+        record(f"balance_loss_grad.{name}", [dloss, scale, targets, *counts], [grads[0]])
+
+    lse = normal(rows * length).requires_grad_()
+    loss = scale64 * (valid.flatten() * lse**2).sum()
+    (dlse,) = torch.autograd.grad(loss, lse, dloss.double())
+    record("router_z_loss.valid", [scale, targets, lse], [loss])
+    record("router_z_loss_grad.valid", [dloss, scale, targets, lse], [dlse])
+
+
 def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
     groups = (movement, elementwise, products, norms, embedding, rope, attention, losses, updates)
-    for group in (*groups, hyperbolic, networks, logistic, routing):
+    for group in (*groups, hyperbolic, networks, logistic, routing, experts, balance):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

@@ -186,6 +186,8 @@ mod tests {
             valid_tokens: 1024,
             tokens_per_second: 800.4,
             memory_bytes: 5000,
+            router_balance: None,
+            router_z: None,
         };
         let said = learning(&record, 2000.0);
         assert_eq!(said, "epoch 0.50  loss 2.3457  lr 9.8e-4  norm 0.75  800 tokens/s, 40 % of matmul");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use plimsoll::Precision;
-use plimsoll::planning::{LayerReport, Link, Point, gradients};
+use plimsoll::planning::{self, LayerReport, Link, Point, gradients};
 use plimsoll::training::memory::Size;
 use plimsoll::training::memory::{Budget, BudgetOrigin};
 
@@ -89,7 +89,29 @@ fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     for (purpose, bytes) in plan.by_purpose.iter().filter(|(_, bytes)| *bytes > 0) {
         writeln!(out, "  {purpose:<18}{:>10}", size(bytes))?;
     }
-    writeln!(out, "  {:<18}{:>10}", "outside the arena", size(budget.outside))
+    writeln!(out, "  {:<18}{:>10}", "outside the arena", size(budget.outside))?;
+    experts(out, summary)
+}
+
+/// Bytes of experts, and the parameters that work on one token.
+fn experts(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
+    let choice = &summary.planned.choice;
+    let Some(report) = planning::experts(&choice.program, &choice.plan) else { return Ok(()) };
+    let parts: Vec<String> = report
+        .bytes
+        .iter()
+        .map(|&(purpose, bytes)| format!("{} of {}", size(bytes), purpose.name()))
+        .collect();
+    writeln!(out, "experts: {}", parts.join(", "))?;
+    let (active, all) = (millions(report.active), millions(report.parameters));
+    writeln!(
+        out,
+        "  {active} of {all} million parameters work on a token; all experts of a layer are fetched"
+    )
+}
+
+fn millions(count: u64) -> String {
+    format!("{:.1}", count as f64 / 1e6)
 }
 
 /// The origin of a budget that was not stated.

@@ -55,7 +55,7 @@ pub use interleave::interleave;
 pub use layers::{Chain, IGNORED_TARGET};
 pub use op::Op;
 pub use precision::{Precision, narrow};
-pub use rules::{Visible, agree, infer};
+pub use rules::{SortedCopies, Visible, agree, infer};
 pub use shape::{Axes, MAX_RANK, Shape, Type};
 pub use store::{Storage, store};
 pub use tape::gradient_name;

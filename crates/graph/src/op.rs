@@ -9,8 +9,12 @@
 //! Absent on purpose: devices, tensor data, and anything a plan decides (recompute, place). Where a plan works on
 //! rows in tiles, a pass has put ops there that do.
 
+mod balance;
+mod experts;
 mod parameters;
 
+pub use balance::Balance;
+pub use experts::Sorting;
 pub use parameters::{Activation, AdamW, BLOCK, Conv, Gelu, Head, Mask, Mlp, Moments, Sgd, Stored, Weights};
 
 use crate::{Axes, DType, Shape};
@@ -254,6 +258,62 @@ pub enum Op {
         columns: usize,
     },
 
+    // ---- experts -------------------------------------------------------------------------------
+    // A token is copied once for each of the `k` experts it goes to. Copies lie in `R` rows, sorted by expert, and
+    // `R` follows from shapes alone. Copy `c` belongs to token `c / k`.
+    /// `(indices[…,k]) → (places[…,k], slots[R], ranges[E,2])`: the row of each copy, −1 for one beyond its expert's
+    /// capacity; the copy in each row, −1 for padding; and of each expert its first row and its number of copies.
+    /// Copies of one expert keep their order.
+    SortByExpert(Sorting),
+    /// `(x[…,C], slots[R], places[…,k]) → y[R,C]`: each row is its token's row of `x`, and zeros are padding.
+    Dispatch,
+    /// `(h[R,C], slots[R], places[…,k][, weights[…,k]]) → y[…,C]`: the sum of a token's rows, each times its weight.
+    /// Copies without a row add nothing.
+    Combine {
+        /// Whether there are weights; else each is 1.
+        weighted: bool,
+    },
+    /// `(dy, slots, places, weights) → dh` of [`Op::Combine`] with weights.
+    CombineGradRows,
+    /// `(h, dy, places) → dweights[…,k]` of [`Op::Combine`], f32.
+    CombineGradWeights,
+    /// `(x[R,in], w[E,out,in], ranges[E,2]) → y[R,out]`: each expert's rows times its own weight, `x·wᵀ`. Rows of
+    /// no expert are zeros and cost nothing.
+    GroupedLinear,
+    /// `(w, dy, ranges) → dx` of [`Op::GroupedLinear`].
+    GroupedLinearGradInput,
+    /// `(x, dy, ranges) → dw` of [`Op::GroupedLinear`].
+    GroupedLinearGradWeight,
+
+    // ---- balance of experts --------------------------------------------------------------------
+    /// `(p[B,T,E], indices[B,T,k], targets[B,T]) → (P[B,E], c[B,E])`: for each sequence and expert the sum of the
+    /// probabilities and the number of tokens sent there, over tokens whose target is not `ignored`.
+    ExpertLoad {
+        /// Tokens with this target are left out; none where it is absent.
+        ignored: Option<i32>,
+    },
+    /// `(dP[B,E], targets[B,T]) → dp[B,T,E]` of [`Op::ExpertLoad`].
+    ExpertLoadGrad {
+        /// As in the forward op.
+        ignored: Option<i32>,
+    },
+    /// `(scale[], targets[B,T], P₁, c₁ … P_L, c_L) → loss`. With `P`, `c` the sums over layers and `n = Σₑ c / k` the tokens
+    /// of a sequence times `L`: `scale · Σ (n/L) · E·Σₑ (c/n)·(P/n)` over sequences. Where the whole micro-batch is one
+    /// group, `P`, `c` and `n` are sums over its sequences too, and the factor is `scale` times its valid targets.
+    BalanceLoss(Balance),
+    /// `(dloss, scale, targets, c₁ … c_L) → dP[B,E]` of [`Op::BalanceLoss`], the same for every layer.
+    BalanceLossGrad(Balance),
+    /// `(scale[], targets, lse[N]) → scale · Σ lse²` over the tokens whose target is not `ignore_index`.
+    RouterZLoss {
+        /// Targets with this id carry no loss.
+        ignore_index: i32,
+    },
+    /// `(dloss, scale, targets, lse) → dlse` of [`Op::RouterZLoss`].
+    RouterZLossGrad {
+        /// As in the forward op.
+        ignore_index: i32,
+    },
+
     // ---- losses --------------------------------------------------------------------------------
     /// `(logits[N,V], targets[N], scale[]) → scale · Σ −log softmax(logits)[target]` over the targets
     /// that are not `ignore_index`.
@@ -322,6 +382,10 @@ pub enum Family {
     Network,
     /// Scores of experts and the choice among them.
     Routing,
+    /// Copies of tokens sorted by expert, and products with each expert's weight.
+    Experts,
+    /// Losses of routers.
+    Balance,
     /// Losses and the fused head.
     Losses,
     /// Gradient sums, their norm and the optimizers' updates.
@@ -380,6 +444,20 @@ impl Op {
             Op::SoftmaxLseGrad { .. } => "softmax_lse_grad",
             Op::TopK { .. } => "top_k",
             Op::TopKGrad { .. } => "top_k_grad",
+            Op::SortByExpert(_) => "sort_by_expert",
+            Op::Dispatch => "dispatch",
+            Op::Combine { .. } => "combine",
+            Op::CombineGradRows => "combine_grad_rows",
+            Op::CombineGradWeights => "combine_grad_weights",
+            Op::GroupedLinear => "grouped_linear",
+            Op::GroupedLinearGradInput => "grouped_linear_grad_input",
+            Op::GroupedLinearGradWeight => "grouped_linear_grad_weight",
+            Op::ExpertLoad { .. } => "expert_load",
+            Op::ExpertLoadGrad { .. } => "expert_load_grad",
+            Op::BalanceLoss(_) => "balance_loss",
+            Op::BalanceLossGrad(_) => "balance_loss_grad",
+            Op::RouterZLoss { .. } => "router_z_loss",
+            Op::RouterZLossGrad { .. } => "router_z_loss_grad",
             Op::CrossEntropy { .. } => "cross_entropy",
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad",
             Op::HeadLoss(_) => "head_loss",
@@ -441,6 +519,20 @@ impl Op {
             Op::SoftmaxLse | Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } => {
                 Family::Routing
             }
+            Op::SortByExpert(_)
+            | Op::Dispatch
+            | Op::Combine { .. }
+            | Op::CombineGradRows
+            | Op::CombineGradWeights
+            | Op::GroupedLinear
+            | Op::GroupedLinearGradInput
+            | Op::GroupedLinearGradWeight => Family::Experts,
+            Op::ExpertLoad { .. }
+            | Op::ExpertLoadGrad { .. }
+            | Op::BalanceLoss(_)
+            | Op::BalanceLossGrad(_)
+            | Op::RouterZLoss { .. }
+            | Op::RouterZLossGrad { .. } => Family::Balance,
             Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::HeadLoss(_)
@@ -487,6 +579,7 @@ impl Op {
             | Op::LayerNormGradWeight
             | Op::RmsNormGradWeight
             | Op::EmbeddingGrad { .. }
+            | Op::GroupedLinearGradWeight
             | Op::Accumulate { .. } => output == 0,
             Op::MlpGrad { .. } => output >= 1,
             Op::HeadLossGrad { head, .. } => output >= 2 + usize::from(head.second),
@@ -505,7 +598,11 @@ impl Op {
     pub fn sums_in_half(&self, output: usize) -> bool {
         let whole = matches!(
             self,
-            Op::LinearGradWeight { .. } | Op::Sum { .. } | Op::LayerNormGradWeight | Op::RmsNormGradWeight
+            Op::LinearGradWeight { .. }
+                | Op::GroupedLinearGradWeight
+                | Op::Sum { .. }
+                | Op::LayerNormGradWeight
+                | Op::RmsNormGradWeight
         );
         whole && output == 0
     }
@@ -542,8 +639,8 @@ impl Op {
     /// read in pieces, each of which is widened as it is read.
     pub fn reads_half(&self, input: usize) -> bool {
         match self {
-            Op::Linear { .. } | Op::HeadLoss(_) | Op::HeadLossGrad { .. } => input == 1,
-            Op::LinearGradInput { .. } | Op::Embedding => input == 0,
+            Op::Linear { .. } | Op::GroupedLinear | Op::HeadLoss(_) | Op::HeadLossGrad { .. } => input == 1,
+            Op::LinearGradInput { .. } | Op::GroupedLinearGradInput | Op::Embedding => input == 0,
             Op::Mlp(mlp) => (1..=mlp.products()).contains(&input),
             Op::MlpGrad { mlp, .. } => (2..2 + mlp.products()).contains(&input),
             _ => false,
@@ -561,7 +658,9 @@ impl Op {
             Op::Conv2d { .. } => input >= 1,
             Op::Conv2dGradInput { .. } => input == 0,
             Op::AttentionGrad { .. } => input == 4,
-            Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } => true,
+            Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } | Op::SortByExpert(_) => true,
+            _ if self.family() == Family::Balance => true,
+            Op::Combine { .. } | Op::CombineGradRows => input == 3,
             Op::Mlp(mlp) => input > mlp.products(),
             Op::MlpGrad { mlp, .. } => input >= 2 + mlp.products(),
             Op::Linear { .. } | Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => input == 2,
@@ -581,6 +680,7 @@ impl Op {
                 | Op::Conv2d { .. }
                 | Op::Attention { .. }
                 | Op::Mlp(_)
+                | Op::GroupedLinear
                 | Op::HeadLoss(_)
         )
     }

@@ -20,6 +20,12 @@ pub(crate) fn tokens(g: &mut Graph, batch: usize, seq: usize) -> Value {
     g.input("tokens", [batch, seq], DType::I32)
 }
 
+/// The words to predict, `(B, T)`.
+#[track_caller]
+pub(crate) fn targets(g: &mut Graph, batch: usize, seq: usize) -> Value {
+    g.input("targets", [batch, seq], DType::I32)
+}
+
 /// The first position of the document each position belongs to, `(B, T)`.
 #[track_caller]
 pub(crate) fn doc_start(g: &mut Graph, batch: usize, seq: usize) -> Value {
@@ -39,7 +45,7 @@ pub(crate) fn loss(g: &mut Graph, x: Value, head: Value, bias: Option<Value>) {
     let &[batch, seq, width] = &g.shape(x)[..] else {
         unreachable!("models hand over (B, T, C)");
     };
-    let targets = g.input("targets", [batch, seq], DType::I32); // (B, T)
+    let targets = targets(g, batch, seq); // (B, T)
     let scale = g.loss_scale(); // ()
     let rows = g.reshape(x, [batch * seq, width]); // (B·T, C)
     let wanted = g.reshape(targets, [batch * seq]); // (B·T)

@@ -32,6 +32,7 @@ pub mod hf;
 mod language;
 mod llama;
 pub mod lora;
+mod mixture;
 mod preset;
 mod rope;
 
@@ -41,5 +42,6 @@ pub use gpt2::Gpt2;
 pub use language::IGNORED;
 pub use llama::Llama;
 pub use lora::{Lora, Targets};
+pub use mixture::{BalanceGroup, ExpertNames, Mixture, RouterLosses};
 pub use preset::{Preset, UnknownPreset};
 pub use rope::{Rope, Stretch};

@@ -8,7 +8,8 @@
 //! Legend: `B` sequences, `T` positions, `C` width, `H` query heads and `K` key heads of width `D`,
 //! `F` hidden width of the feed-forward network, `V` words. Parameters have the names and shapes of
 //! Hugging Face's `LlamaForCausalLM`; with `window` it is a `MistralForCausalLM`, with `qkv_bias` a
-//! `Qwen2ForCausalLM`, with `qk_norm` a `Qwen3ForCausalLM`.
+//! `Qwen2ForCausalLM`, with `qk_norm` a `Qwen3ForCausalLM`. With a `mixture` the feed-forward networks are experts, as in
+//! Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE: see [`Mixture`].
 //!
 //! Deliberately absent: dropout (the family trains without), windows in some layers only, and a cache of
 //! keys for generation, which reads the whole text again for every word.
@@ -16,6 +17,7 @@
 use plimsoll_graph::{Graph, GraphError, Init, Value, Visible};
 
 use crate::language;
+use crate::mixture::{Mixture, Routers};
 use crate::rope::{Rope, frequencies};
 
 /// Standard deviation of a weight before the first step.
@@ -53,6 +55,10 @@ pub struct Llama {
     pub qkv_bias: bool,
     /// Whether each head of queries and keys is normed before it is turned, as in Qwen3.
     pub qk_norm: bool,
+    /// Whether queries and keys are normed over all heads at once, as in OLMoE.
+    pub whole_qk_norm: bool,
+    /// Experts instead of one feed-forward network a layer, or in some layers.
+    pub mixture: Option<Mixture>,
     /// Whether a row may hold several documents, kept apart by the input `doc_start`. Rotary positions
     /// are relative, so they need not begin again.
     pub documents: bool,
@@ -69,7 +75,9 @@ impl Llama {
         let mut g = Graph::new();
         let tokens = language::tokens(&mut g, batch, seq); // (B, T)
         let doc_start = self.documents.then(|| language::doc_start(&mut g, batch, seq)); // (B, T)
-        let (x, head) = self.decode(&mut g, tokens, doc_start)?; // (B, T, C), (V, C)
+        let balanced = self.mixture.as_ref().filter(|mixture| mixture.losses.any());
+        let targets = balanced.map(|_| language::targets(&mut g, batch, seq)); // (B, T)
+        let (x, head) = self.decode(&mut g, tokens, doc_start, targets)?; // (B, T, C), (V, C)
         language::loss(&mut g, x, head, None);
         g.finish()
     }
@@ -82,7 +90,7 @@ impl Llama {
     pub fn generation(&self, seq: usize) -> Result<Graph, GraphError> {
         let mut g = Graph::new();
         let tokens = language::tokens(&mut g, 1, seq); // (1, T)
-        let (x, head) = self.decode(&mut g, tokens, None)?; // (1, T, C), (V, C)
+        let (x, head) = self.decode(&mut g, tokens, None, None)?; // (1, T, C), (V, C)
         language::logits(&mut g, x, head, None);
         g.finish()
     }
@@ -93,22 +101,33 @@ impl Llama {
         g: &mut Graph,
         tokens: Value,            // (B, T)
         doc_start: Option<Value>, // (B, T)
+        targets: Option<Value>,   // (B, T), where routers have losses
     ) -> Result<(Value, Value), GraphError> {
         let extents = [("vocab", self.vocab), ("width", self.width), ("ffn", self.ffn)];
         language::no_zeros(g, "llama", tokens, &extents)?;
         language::within_positions("llama", g.shape(tokens).columns(), self.positions)?;
         let head_width = self.checked_head_width()?;
+        self.mixture.as_ref().map_or(Ok(()), |mixture| mixture.check(g.shape(tokens).columns()))?;
         let words = g.param("model.embed_tokens.weight", [self.vocab, self.width], Init::Normal(SPREAD)); // (V, C)
         let table = frequencies(&self.rope, head_width);
         let frequencies = g.constant("rope.frequencies", [head_width / 2], table); // (D/2)
         let visible = Visible { doc_start, window: self.window, ..Visible::CAUSAL };
 
+        let mut routers = Routers::new(self.mixture.as_ref(), self.layers, targets);
         let mut x = g.embedding(words, tokens); // (B, T, C)
         for layer in 0..self.layers {
             x = g.block(&format!("model.layers.{layer}"), |g| {
                 let x = self.attend(g, x, head_width, frequencies, visible); // (B, T, C)
-                self.feed_forward(g, x) // (B, T, C)
+                let normed = self.norm(g, x, "post_attention_layernorm.weight"); // (B, T, C)
+                let update = match self.mixture.as_ref().filter(|mixture| mixture.is_sparse(layer)) {
+                    Some(mixture) => mixture.feed_forward(g, normed, &mut routers), // (B, T, C)
+                    None => self.feed_forward(g, normed),                           // (B, T, C)
+                };
+                g.add(x, update) // (B, T, C)
             });
+        }
+        if let Some(mixture) = &self.mixture {
+            mixture.balance_all(g, &routers);
         }
         let x = self.norm(g, x, "model.norm.weight"); // (B, T, C)
 
@@ -147,6 +166,8 @@ impl Llama {
         let q = g.linear(normed, wq, bq); // (B, T, H·D)
         let k = g.linear(normed, wk, bk); // (B, T, K·D)
         let v = g.linear(normed, wv, bv); // (B, T, K·D)
+        let q = self.whole_norm(g, q, "self_attn.q_norm.weight"); // (B, T, H·D)
+        let k = self.whole_norm(g, k, "self_attn.k_norm.weight"); // (B, T, K·D)
         let q = g.reshape(q, [batch, seq, self.heads, head_width]); // (B, T, H, D)
         let k = g.reshape(k, [batch, seq, self.key_heads, head_width]); // (B, T, K, D)
         let v = g.reshape(v, [batch, seq, self.key_heads, head_width]); // (B, T, K, D)
@@ -160,10 +181,9 @@ impl Llama {
         g.add(x, update) // (B, T, C)
     }
 
-    /// `x + down(silu(gate·x̂) · up·x̂)` with `x̂ = rms_norm(x)`.
-    fn feed_forward(&self, g: &mut Graph, x: Value) -> Value {
+    /// `down(silu(gate·x̂) · up·x̂)` of `x̂ = rms_norm(x)`.
+    fn feed_forward(&self, g: &mut Graph, normed: Value) -> Value {
         let (width, ffn) = (self.width, self.ffn);
-        let normed = self.norm(g, x, "post_attention_layernorm.weight"); // (B, T, C)
         let gate = g.param("mlp.gate_proj.weight", [ffn, width], Init::Normal(SPREAD)); // (F, C)
         let up = g.param("mlp.up_proj.weight", [ffn, width], Init::Normal(SPREAD)); // (F, C)
         let down = g.param("mlp.down_proj.weight", [width, ffn], Init::Normal(SPREAD)); // (C, F)
@@ -171,8 +191,7 @@ impl Llama {
         let gate = g.linear(normed, gate, None); // (B, T, F)
         let up = g.linear(normed, up, None); // (B, T, F)
         let hidden = g.swiglu(gate, up); // (B, T, F)
-        let update = g.linear(hidden, down, None); // (B, T, C)
-        g.add(x, update) // (B, T, C)
+        g.linear(hidden, down, None) // (B, T, C)
     }
 
     fn norm(&self, g: &mut Graph, x: Value, name: &str) -> Value {
@@ -183,6 +202,11 @@ impl Llama {
     /// Norms over the width of one head, with one weight for all heads.
     fn head_norm(&self, g: &mut Graph, x: Value, name: &str) -> Value {
         if self.qk_norm { self.norm(g, x, name) } else { x } // (B, T, H, D)
+    }
+
+    /// Norms over all heads at once.
+    fn whole_norm(&self, g: &mut Graph, x: Value, name: &str) -> Value {
+        if self.whole_qk_norm { self.norm(g, x, name) } else { x } // (B, T, H·D)
     }
 
     fn bias(&self, g: &mut Graph, name: &str, extent: usize) -> Option<Value> {

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::{Architecture, Bert, Gpt2, Llama, Rope, Stretch};
+use crate::{Architecture, Bert, ExpertNames, Gpt2, Llama, Mixture, Rope, RouterLosses, Stretch};
 
 /// A named shape and the sequence length it is meant for.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,15 @@ impl Preset {
             ..llama(dims, 1e-6, Rope::plain(1_000_000.0))
         };
         let tied = |model| Llama { tie_embeddings: true, ..model };
+        let mixtral = |model: Llama, experts, balance| {
+            let names = ExpertNames::Mixtral;
+            let form = Mixture { normalised: true, names, ..mixture([experts, 2, model.ffn], balance) };
+            Llama { mixture: Some(form), ..model }
+        };
+        let qwen3_moe = |model: Llama, numbers| {
+            let form = Mixture { normalised: true, ..mixture(numbers, 0.001) };
+            Llama { mixture: Some(form), ..model }
+        };
         vec![
             //                                layers  C    H  K   F     V
             preset("tiny", 128, plain([4, 128, 4, 2, 344, 512]).into()),
@@ -47,6 +56,16 @@ impl Preset {
             preset("qwen2.5-1.5b", 4096, tied(qwen2([28, 1536, 12, 2, 8960, 151_936])).into()),
             preset("qwen2.5-7b", 4096, qwen2([28, 3584, 28, 4, 18_944, 152_064]).into()),
             preset("qwen3-0.6b", 4096, tied(qwen3([28, 1024, 16, 8, 3072, 151_936], 128)).into()),
+            preset("tiny-moe", 128, small(plain([4, 128, 4, 2, 172, 512])).into()),
+            preset("s-moe", 256, small(plain([8, 256, 8, 4, 344, 8192])).into()),
+            preset("mixtral-8x7b", 4096, mixtral(mistral([32, 4096, 32, 8, 14_336, 32_000]), 8, 0.02).into()),
+            preset("qwen1.5-moe-a2.7b", 4096, qwen2_moe([24, 2048, 16, 16, 5632, 151_936]).into()),
+            preset(
+                "qwen3-30b-a3b",
+                4096,
+                qwen3_moe(qwen3([48, 2048, 32, 4, 6144, 151_936], 128), [128, 8, 768]).into(),
+            ),
+            preset("olmoe-1b-7b", 4096, olmoe([16, 2048, 16, 16, 1024, 50_304]).into()),
             preset("gpt2", 1024, gpt2([12, 768, 12]).into()),
             preset("gpt2-xl", 1024, gpt2([48, 1600, 25]).into()),
             preset("bert-base", 512, bert([12, 768, 12]).into()),
@@ -80,8 +99,46 @@ fn llama([layers, width, heads, key_heads, ffn, vocab]: [usize; 6], norm_epsilon
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
+        whole_qk_norm: false,
+        mixture: None,
         documents: false,
     }
+}
+
+/// Eight experts, two for each token, in the form of Qwen3-MoE, whose files can also hold one without normalised weights.
+fn small(model: Llama) -> Llama {
+    let form = Mixture { normalised: true, ..mixture([8, 2, model.ffn], 0.01) };
+    Llama { qk_norm: true, mixture: Some(form), ..model }
+}
+
+fn mistral(dims: [usize; 6]) -> Llama {
+    llama(dims, 1e-5, Rope::plain(1_000_000.0))
+}
+
+fn mixture([experts, chosen, ffn]: [usize; 3], balance: f32) -> Mixture {
+    Mixture {
+        experts,
+        chosen,
+        ffn,
+        normalised: false,
+        shared: None,
+        sparse_step: 1,
+        dense_layers: Vec::new(),
+        names: ExpertNames::Qwen,
+        capacity: None,
+        losses: RouterLosses::balanced(balance),
+    }
+}
+
+fn qwen2_moe(dims: [usize; 6]) -> Llama {
+    let form = Mixture { shared: Some(5632), ..mixture([60, 4, 1408], 0.001) };
+    Llama { qkv_bias: true, mixture: Some(form), ..llama(dims, 1e-6, Rope::plain(1_000_000.0)) }
+}
+
+fn olmoe(dims: [usize; 6]) -> Llama {
+    let model = llama(dims, 1e-5, Rope::plain(10_000.0));
+    let form = mixture([64, 8, model.ffn], 0.01);
+    Llama { whole_qk_norm: true, mixture: Some(form), ..model }
 }
 
 fn gpt2([layers, width, heads]: [usize; 3]) -> Gpt2 {
@@ -136,6 +193,9 @@ mod tests {
         // Two tables V·C, a final norm C, and per layer (2·C·C + 2·C·C·K/H) + 3·F·C + 2·C.
         assert_eq!(count("tiny"), 2 * 65_536 + 128 + 4 * (49_152 + 132_096 + 256));
         assert_eq!(count("s"), 2 * 2_097_152 + 256 + 8 * (196_608 + 528_384 + 512));
+        // Norms of heads, a router C·E and three matrices of each of 8 experts, which are half as wide as the network of the dense model.
+        assert_eq!(count("tiny-moe"), 2 * 65_536 + 128 + 4 * (49_152 + 64 + 1024 + 4 * 132_096 + 256));
+        assert_eq!(count("s-moe"), 2 * 2_097_152 + 256 + 8 * (196_608 + 64 + 2048 + 4 * 528_384 + 512));
         assert_eq!(count("m"), 2 * 8_388_608 + 512 + 12 * (786_432 + 2_113_536 + 1024));
     }
 
@@ -149,6 +209,10 @@ mod tests {
             ("qwen2.5-1.5b", 1_543_714_304),
             ("qwen2.5-7b", 7_615_616_512),
             ("qwen3-0.6b", 596_049_920),
+            ("mixtral-8x7b", 46_702_792_704),
+            ("qwen1.5-moe-a2.7b", 14_315_784_192),
+            ("qwen3-30b-a3b", 30_532_122_624),
+            ("olmoe-1b-7b", 6_919_161_856),
             ("gpt2", 124_439_808),
             ("gpt2-xl", 1_557_611_200),
             ("bert-base", 109_514_298),
@@ -156,7 +220,7 @@ mod tests {
         for (name, parameters) in published {
             assert_eq!(training(name).trainable_elements(), parameters, "{name}");
         }
-        assert_eq!(published.len() + 3, Preset::all().len());
+        assert_eq!(published.len() + 5, Preset::all().len());
     }
 
     #[test]

@@ -285,8 +285,9 @@ fn what_cannot_be_trained_is_refused_by_key_and_value() {
     assert_eq!(
         refusal("llama", "architectures", json!(["GemmaForCausalLM"])),
         "config.json describes a `GemmaForCausalLM`, which cannot be trained here; supported are \
-         LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, GPT2LMHeadModel, \
-         BertForMaskedLM, BertForSequenceClassification, BertForPreTraining, GPT2Model"
+         LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM, \
+         Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, GPT2LMHeadModel, BertForMaskedLM, \
+         BertForSequenceClassification, BertForPreTraining, GPT2Model"
     );
     for broken in ["", "[1, 2]", "{\"architectures\": "] {
         let error = Architecture::from_config(broken).unwrap_err().to_string();

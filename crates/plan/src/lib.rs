@@ -43,7 +43,8 @@ pub use program::{Build, Costed, Program, Purpose, Role, StateDiffers, StateRang
 pub use recompute::Strategy;
 pub use remat as dag;
 pub use report::{
-    Compared, GradientReport, LayerReport, Persist, Report, Span, compare, gradients, report, spans, timeline,
+    Compared, ExpertReport, GradientReport, LayerReport, Persist, Report, Span, compare, experts, gradients,
+    report, spans, timeline,
 };
 pub use schedule::{
     Action, Away, Buffer, BufferId, Contents, Copy, Fault, ReplayError, Schedule, Space, replay,

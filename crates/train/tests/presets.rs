@@ -91,6 +91,12 @@ fn every_preset_keeps_every_budget_of_a_gpu_and_is_never_slower_in_more() {
         ("qwen2.5-1.5b", 40),
         ("qwen2.5-7b", 40),
         ("qwen3-0.6b", 40),
+        ("tiny-moe", 40),
+        ("s-moe", 40),
+        ("mixtral-8x7b", 8),
+        ("qwen1.5-moe-a2.7b", 8),
+        ("qwen3-30b-a3b", 6),
+        ("olmoe-1b-7b", 8),
         ("gpt2", 60),
         ("gpt2-xl", 24),
         ("bert-base", 40),
@@ -113,7 +119,13 @@ fn with_the_micro_batch_free_it_is_the_same() {
 #[test]
 fn presets_for_a_cpu_whose_kernels_can_do_with_less_scratch_keep_every_budget_too() {
     let device = plimsoll_devices::cpu(2).unwrap();
-    for case in [Case::pinned("tiny", 40), Case::pinned("s", 20), Case::free("tiny", 20)] {
+    for case in [
+        Case::pinned("tiny", 40),
+        Case::pinned("s", 20),
+        Case::free("tiny", 20),
+        Case::pinned("tiny-moe", 20),
+        Case::free("tiny-moe", 10),
+    ] {
         case.check(|graph| device.facts(graph));
     }
 }

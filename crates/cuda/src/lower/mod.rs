@@ -11,6 +11,7 @@ mod attention;
 mod conv;
 mod elementwise;
 mod embedding;
+mod experts;
 mod launch;
 mod library;
 mod losses;
@@ -28,6 +29,7 @@ mod updates;
 use plimsoll_exec::ExecError;
 use plimsoll_graph::{Op, Type};
 
+pub(crate) use experts::has_kernel;
 pub use launch::{Arg, Check, Launch, StreamStep};
 pub use library::{
     Addend, Attention, AttentionShape, AttentionTensor, Library, NoLibrary, Product, Signature,
@@ -151,6 +153,20 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::SoftmaxLseGrad { softmax, lse } => routing::softmax_lse_grad(to, call, *softmax, *lse),
         Op::TopK { k } => routing::top_k(to, call, *k),
         Op::TopKGrad { columns } => routing::top_k_grad(to, call, *columns),
+        Op::SortByExpert(_)
+        | Op::Dispatch
+        | Op::Combine { .. }
+        | Op::CombineGradRows
+        | Op::CombineGradWeights
+        | Op::GroupedLinear
+        | Op::GroupedLinearGradInput
+        | Op::GroupedLinearGradWeight
+        | Op::ExpertLoad { .. }
+        | Op::ExpertLoadGrad { .. }
+        | Op::BalanceLoss(_)
+        | Op::BalanceLossGrad(_)
+        | Op::RouterZLoss { .. }
+        | Op::RouterZLossGrad { .. } => experts::refuse(to, call),
         Op::CrossEntropy { ignore_index } => losses::cross_entropy(to, call, *ignore_index),
         Op::CrossEntropyGrad { ignore_index } => losses::cross_entropy_grad(to, call, *ignore_index),
         Op::HeadLoss(head) => losses::head_loss(to, call, *head),

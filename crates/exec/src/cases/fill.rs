@@ -2,7 +2,8 @@
 //!
 //! Numbers are drawn from the same generator as weights and masks, one stream per input.
 
-use plimsoll_graph::{DType, Op, Type};
+use plimsoll_graph::op::Sorting;
+use plimsoll_graph::{DType, Op, Shape, Type};
 
 use crate::random::Stream;
 use crate::reference::{self, Tensor};
@@ -46,6 +47,17 @@ pub enum Fill {
     Frequencies,
     /// A matrix that picks rows of another: 1 in one row of each column, and 0 elsewhere.
     Picks,
+    /// Output `output` of a sort of token copies by expert. Inputs of a case with equal parameters are results of one sort.
+    Sorted {
+        /// The sort.
+        sorting: Sorting,
+        /// Shape of the indices that are sorted.
+        indices: Shape,
+        /// Whether every token goes to the same experts, or else to some that are drawn.
+        same: bool,
+        /// Which output.
+        output: usize,
+    },
     /// Output `output` of `op` on other inputs of the case: what the forward pass has stored.
     Forward {
         /// The forward op.
@@ -111,9 +123,24 @@ fn draw(input: &Input, stream: Stream) -> Tensor {
             let row_of = |column: usize| below(column, rows) as usize;
             each(&|i| if row_of(i % columns) == i / columns { 1.0 } else { 0.0 })
         }
+        Fill::Sorted { sorting, indices, same, output } => sorted(*sorting, *indices, *same, *output),
         Fill::Forward { .. } => vec![0.0; count],
     };
     Tensor::from_numbers(*ty, &numbers)
+}
+
+/// Output `output` of a sort of indices that are drawn from their shape alone.
+fn sorted(sorting: Sorting, indices: Shape, same: bool, output: usize) -> Vec<f64> {
+    let fill = Fill::Distinct(sorting.experts);
+    let mut drawn =
+        draw(&Input { ty: Type::i32(indices), fill }, Stream::new(17, indices.elements() as u64, 0));
+    if same {
+        let first = drawn.numbers()[..indices.columns()].to_vec();
+        drawn = Tensor::from_numbers(drawn.ty, &first.repeat(indices.rows()));
+    }
+    let results = reference::apply(&Op::SortByExpert(sorting), &[&drawn]);
+    assert!(results.is_ok(), "{sorting:?} of a case: {results:?}");
+    results.unwrap_or_default().swap_remove(output).numbers()
 }
 
 fn documents(length: usize, count: usize, begins: impl Fn(usize) -> bool) -> Vec<f64> {

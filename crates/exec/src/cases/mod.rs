@@ -6,8 +6,10 @@
 //!
 //! They are part of the library, not of its tests, so that a machine can be checked where it stands.
 
+mod balance;
 mod building;
 mod elementwise;
+mod experts;
 mod fill;
 mod losses;
 mod movement;
@@ -35,6 +37,8 @@ pub fn all() -> Vec<Case> {
         transformer::all(),
         network::all(),
         routing::all(),
+        experts::all(),
+        balance::all(),
         losses::all(),
         state::all(),
     ]
@@ -55,6 +59,8 @@ pub fn golden() -> Vec<(&'static str, Op)> {
         transformer::golden(),
         network::golden(),
         routing::golden(),
+        experts::golden(),
+        balance::golden(),
         losses::golden(),
         state::golden(),
     ]

@@ -6,6 +6,7 @@
 mod activation;
 mod attention;
 mod attention_grad;
+mod balance;
 mod blocks;
 mod call;
 mod cast;
@@ -20,6 +21,8 @@ mod element;
 mod elementwise;
 mod embedding;
 mod exp;
+mod experts;
+mod grouped;
 mod head;
 mod lanes;
 mod linear;
@@ -87,6 +90,8 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
             .or_else(|| embedding::run(call)),
         Family::Network => mlp::run(call),
         Family::Routing => routing::run(call),
+        Family::Experts => experts::run(call).or_else(|| grouped::run(call)),
+        Family::Balance => balance::run(call),
         Family::Losses => head::run(call).or_else(|| softmax::run(call)),
         Family::State => updates::run(call).or_else(|| elementwise::run(call)),
     };
@@ -105,6 +110,8 @@ pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> 
         attention_grad::workspace,
         mlp::workspace,
         softmax::workspace,
+        experts::workspace,
+        grouped::workspace,
         head::workspace,
         updates::workspace,
     ];

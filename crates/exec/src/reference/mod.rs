@@ -8,7 +8,9 @@
 //! Absent on purpose: threads, arenas, reuse of memory.
 
 mod array;
+mod balance;
 mod elementwise;
+mod experts;
 mod interpret;
 mod losses;
 mod movement;
@@ -103,6 +105,8 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         Family::Transformer => transformer::eval(op, &operands),
         Family::Network => Ok(network::eval(op, &operands)),
         Family::Routing => routing::eval(op, &operands),
+        Family::Experts => experts::eval(op, &operands),
+        Family::Balance => balance::eval(op, &operands),
         Family::Losses => losses::eval(op, &operands),
         Family::State => Ok(state::eval(op, &operands)),
     }

@@ -4,7 +4,9 @@
 //! [`infer`] serves the builder, which reports a mistake where the user made it, and the verifier, which repeats the
 //! check on every graph that a pass has produced. `derivative` serves [`differentiate`](crate::differentiate).
 
+mod balance;
 mod elementwise;
+mod experts;
 mod losses;
 mod movement;
 mod network;
@@ -19,6 +21,7 @@ use crate::op::Family;
 use crate::tape::Tape;
 use crate::{DType, GraphError, Op, Shape, Type, Value};
 
+pub use experts::SortedCopies;
 pub(crate) use losses::turn_head;
 pub(crate) use network::tile_bytes;
 pub use transformer::Visible;
@@ -38,6 +41,8 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Family::Transformer => transformer::types(op, inputs),
         Family::Network => network::types(op, inputs),
         Family::Routing => routing::types(op, inputs),
+        Family::Experts => experts::types(op, inputs),
+        Family::Balance => balance::types(op, inputs),
         Family::Losses => losses::types(op, inputs),
         Family::State => state::types(op, inputs),
     }
@@ -81,6 +86,8 @@ pub(crate) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
         Family::Transformer => transformer::derivative(tape, node, dys),
         Family::Network => network::derivative(tape, node, dys),
         Family::Routing => routing::derivative(tape, node, dys),
+        Family::Experts => experts::derivative(tape, node, dys),
+        Family::Balance => balance::derivative(tape, node, dys),
         Family::Losses => losses::derivative(tape, node, dys),
         Family::State => no_derivative(&node.op),
     }
@@ -92,8 +99,14 @@ pub(crate) fn matmul_flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
         Family::Products => products::flops(op, inputs, outputs),
         Family::Transformer => transformer::flops(op, inputs),
         Family::Network => network::flops(op, inputs),
+        Family::Experts => experts::flops(op, inputs),
         Family::Losses => losses::flops(op, inputs),
-        Family::Movement | Family::Elementwise | Family::Norms | Family::Routing | Family::State => 0.0,
+        Family::Movement
+        | Family::Elementwise
+        | Family::Norms
+        | Family::Routing
+        | Family::Balance
+        | Family::State => 0.0,
     }
 }
 

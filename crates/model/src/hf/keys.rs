@@ -126,6 +126,14 @@ impl<'a> Keys<'a> {
         list.iter().map(|text| text.as_str().ok_or_else(wrong)).collect()
     }
 
+    /// A list of whole numbers, empty when absent.
+    pub(super) fn numbers(&self, key: &str) -> Result<Vec<usize>, ConfigError> {
+        let wrong = || self.wrong(key, "a list of whole numbers");
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let list = value.as_array().ok_or_else(wrong)?;
+        list.iter().map(|number| number.as_u64().map(|number| number as usize).ok_or_else(wrong)).collect()
+    }
+
     pub(super) fn token(&self, key: &str) -> Result<Option<u32>, ConfigError> {
         Ok(self.tokens(key)?.first().copied())
     }

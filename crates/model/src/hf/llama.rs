@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use super::keys::{Keys, decimal};
-use super::{ConfigError, rope};
+use super::{ConfigError, mixture, rope};
 use crate::{Architecture, Llama};
 
 /// Positions of a model that states none; what transformers assumes of a Llama.
@@ -40,7 +40,7 @@ pub(super) fn qwen3(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture
 
 /// Keys that all of them have under the same names. Heads whose width is not stated are `usual` wide, or share the model's
 /// width.
-fn family(
+pub(super) fn family(
     keys: &Keys,
     notes: &mut Vec<String>,
     key_heads: usize,
@@ -82,12 +82,14 @@ fn family(
         tie_embeddings: keys.flag("tie_word_embeddings", false)?,
         qkv_bias: false,
         qk_norm: false,
+        whole_qk_norm: false,
+        mixture: None,
         documents: false,
     })
 }
 
 /// The window of a Qwen. Newer files list the kind of each layer, older ones say from which layer on it holds.
-fn window_of_all_layers(keys: &Keys, layers: usize) -> Result<Option<usize>, ConfigError> {
+pub(super) fn window_of_all_layers(keys: &Keys, layers: usize) -> Result<Option<usize>, ConfigError> {
     if !keys.flag("use_sliding_window", false)? {
         return Ok(None);
     }
@@ -108,15 +110,9 @@ fn window_of_all_layers(keys: &Keys, layers: usize) -> Result<Option<usize>, Con
 }
 
 pub(super) fn write(model: &Llama) -> Result<Value, ConfigError> {
-    let (class, kind) = match (model.qkv_bias, model.qk_norm, model.window) {
-        (true, true, _) => {
-            let why = "queries and keys have both biases, as in Qwen2, and norms, as in Qwen3";
-            return Err(ConfigError::Unwritable(why.into()));
-        }
-        (true, false, _) => ("Qwen2ForCausalLM", "qwen2"),
-        (false, true, _) => ("Qwen3ForCausalLM", "qwen3"),
-        (false, false, Some(_)) => ("MistralForCausalLM", "mistral"),
-        (false, false, None) => ("LlamaForCausalLM", "llama"),
+    let (class, kind) = match &model.mixture {
+        Some(mixture) => mixture::class(model, mixture)?,
+        None => class_of(model)?,
     };
     let head_width = model.head_width.unwrap_or(model.width / model.heads.max(1));
     if kind == "qwen2" && model.head_width.is_some() {
@@ -140,8 +136,38 @@ pub(super) fn write(model: &Llama) -> Result<Value, ConfigError> {
         "tie_word_embeddings": model.tie_embeddings,
         "vocab_size": model.vocab,
     });
+    let own = match &model.mixture {
+        Some(mixture) => mixture::write(model, mixture),
+        None => own_keys(model, kind, head_width),
+    };
+    if let (Value::Object(config), Value::Object(own)) = (&mut config, own) {
+        config.extend(own);
+    }
+    Ok(config)
+}
+
+/// The class of transformers that computes a model without experts, and its type.
+fn class_of(model: &Llama) -> Result<(&'static str, &'static str), ConfigError> {
+    if model.whole_qk_norm {
+        let why = "queries and keys are normed over all heads, as in OLMoE, without experts";
+        return Err(ConfigError::Unwritable(why.into()));
+    }
+    Ok(match (model.qkv_bias, model.qk_norm, model.window) {
+        (true, true, _) => {
+            let why = "queries and keys have both biases, as in Qwen2, and norms, as in Qwen3";
+            return Err(ConfigError::Unwritable(why.into()));
+        }
+        (true, false, _) => ("Qwen2ForCausalLM", "qwen2"),
+        (false, true, _) => ("Qwen3ForCausalLM", "qwen3"),
+        (false, false, Some(_)) => ("MistralForCausalLM", "mistral"),
+        (false, false, None) => ("LlamaForCausalLM", "llama"),
+    })
+}
+
+/// Keys that not all of the family have.
+fn own_keys(model: &Llama, kind: &str, head_width: usize) -> Value {
     let layer = if model.window.is_some() { "sliding_attention" } else { "full_attention" };
-    let own = match kind {
+    let mut own = match kind {
         "llama" => json!({"attention_bias": false, "head_dim": head_width, "mlp_bias": false}),
         "mistral" => json!({"head_dim": head_width, "sliding_window": model.window}),
         _ => json!({
@@ -150,15 +176,14 @@ pub(super) fn write(model: &Llama) -> Result<Value, ConfigError> {
             "use_sliding_window": model.window.is_some(),
         }),
     };
-    if let (Value::Object(config), Value::Object(own)) = (&mut config, own) {
-        config.extend(own);
+    if let Value::Object(own) = &mut own {
         if model.window.is_some() && kind != "mistral" {
-            config.insert("max_window_layers".into(), 0.into());
+            own.insert("max_window_layers".into(), 0.into());
         }
         if kind == "qwen3" {
-            config.insert("attention_bias".into(), false.into());
-            config.insert("head_dim".into(), head_width.into());
+            own.insert("attention_bias".into(), false.into());
+            own.insert("head_dim".into(), head_width.into());
         }
     }
-    Ok(config)
+    own
 }

@@ -22,6 +22,7 @@ mod error;
 mod gpt2;
 mod keys;
 mod llama;
+mod mixture;
 mod names;
 mod rope;
 
@@ -61,11 +62,15 @@ type Read = fn(&Keys, &mut Vec<String>) -> Result<Architecture, ConfigError>;
 type Class = (&'static str, &'static str, Read);
 
 /// Where a file names no class, the first of its type is meant.
-const CLASSES: [Class; 9] = [
+const CLASSES: [Class; 13] = [
     ("LlamaForCausalLM", "llama", llama::llama),
     ("MistralForCausalLM", "mistral", llama::mistral),
     ("Qwen2ForCausalLM", "qwen2", llama::qwen2),
     ("Qwen3ForCausalLM", "qwen3", llama::qwen3),
+    ("MixtralForCausalLM", "mixtral", mixture::mixtral),
+    ("Qwen2MoeForCausalLM", "qwen2_moe", mixture::qwen2),
+    ("Qwen3MoeForCausalLM", "qwen3_moe", mixture::qwen3),
+    ("OlmoeForCausalLM", "olmoe", mixture::olmoe),
     ("GPT2LMHeadModel", "gpt2", gpt2::read),
     ("BertForMaskedLM", "bert", bert::masked),
     ("BertForSequenceClassification", "bert", bert::classifier),

@@ -84,6 +84,8 @@ pub(super) fn layer(g: &Graph, node: NodeId) -> Option<Adapter> {
     let node = g.node(node);
     let (weight, form) = match node.op {
         Op::Linear { transposed: true, .. } => (node.inputs[1], Form::Transposed),
+        // PEFT knows routers as parameters and not as layers.
+        Op::Linear { .. } if is_router(g, node.outputs[0]) => return None,
         Op::Linear { .. } => (node.inputs[1], Form::Linear),
         Op::Embedding if g.value(node.inputs[1]).name == "tokens" => (node.inputs[0], Form::Table),
         _ => return None,
@@ -97,6 +99,12 @@ pub(super) fn layer(g: &Graph, node: NodeId) -> Option<Adapter> {
         rank: 0,
         scale: 0.0,
     })
+}
+
+/// Whether a value is the scores of a router.
+fn is_router(g: &Graph, value: Value) -> bool {
+    let mut readers = g.nodes().iter().filter(|node| node.inputs.contains(&value));
+    readers.any(|node| node.op == Op::SoftmaxLse)
 }
 
 /// The name of the parameter that a value is.

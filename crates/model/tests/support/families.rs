@@ -37,6 +37,8 @@ pub(crate) fn llama(size: Size) -> Llama {
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
+        whole_qk_norm: false,
+        mixture: None,
         documents: false,
     }
 }

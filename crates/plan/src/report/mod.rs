@@ -5,6 +5,7 @@
 //! them out; so the report is as true for a plan read from a file as for one just made.
 
 mod compare;
+mod experts;
 mod gradients;
 mod names;
 mod timeline;
@@ -22,6 +23,7 @@ use crate::recompute::{Strategy, layer_names, layers};
 use crate::schedule::{Action, Contents, Schedule};
 
 pub use compare::{Compared, compare};
+pub use experts::{ExpertReport, experts};
 pub use gradients::{GradientReport, Persist, gradients};
 pub use timeline::{Span, spans, timeline};
 

@@ -6,7 +6,7 @@ use plimsoll_graph::Precision;
 use plimsoll_plan::Tier;
 
 use super::bounds::{is_one, shortest};
-use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters};
+use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters, mixture};
 use crate::data::{Part, RowLayout, Task};
 use crate::optimizer::OptimizerKind;
 use crate::settings::RawConfig;
@@ -83,6 +83,7 @@ impl Config {
     fn with_learning(&self, raw: RawConfig) -> RawConfig {
         let (optimizer, storage) = (&self.options.optimizer, &self.options.storage);
         let sgd = optimizer.kind == OptimizerKind::Sgd;
+        let raw = mixture::effective(&self.model.architecture, raw);
         RawConfig {
             learning_rate: Some(self.learning_rate),
             lr_scheduler_type: Some(self.decay.to_string()),

@@ -11,6 +11,7 @@ mod data;
 mod defaults;
 mod effective;
 mod facts;
+mod mixture;
 mod model;
 mod rules;
 mod target;

@@ -9,7 +9,7 @@ use plimsoll_model::{Architecture, Lora, Preset};
 use serde_json::Value;
 
 use super::bounds::{mistake, within};
-use super::{Config, adapters};
+use super::{Config, adapters, mixture};
 use crate::data::Tokenizer;
 use crate::error::TrainError;
 use crate::files::{Loaded, ModelFormat, TOKENS, read_text, reads_bytes, refuse_links_elsewhere};
@@ -122,6 +122,7 @@ pub(super) fn resolve(raw: &RawConfig) -> Result<Resolved, TrainError> {
         }
         None => adapters::new(raw, &configuration.architecture)?,
     };
+    configuration.architecture = mixture::apply(raw, configuration.architecture)?;
     Ok(Resolved { name, configuration, origin, seq_len, lora, adapter })
 }
 

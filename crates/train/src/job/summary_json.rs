@@ -59,9 +59,22 @@ fn fields(summary: &Summary) -> Map<String, Value> {
         "faster": summary.faster.iter().map(|point| faster(summary, point)).collect::<Vec<_>>(),
     });
     match fields {
-        Value::Object(fields) => fields,
+        Value::Object(mut fields) => {
+            fields.extend(experts(summary));
+            fields
+        }
         _ => Map::new(),
     }
+}
+
+/// Bytes of experts and counts of parameters; nothing for a model without.
+fn experts(summary: &Summary) -> Option<(String, Value)> {
+    let choice = &summary.planned.choice;
+    let report = plimsoll_plan::experts(&choice.program, &choice.plan)?;
+    let bytes: Map<String, Value> =
+        report.bytes.iter().map(|&(purpose, bytes)| (purpose.name().to_owned(), bytes.into())).collect();
+    let told = json!({ "bytes": bytes, "parameters": report.parameters, "active_parameters": report.active });
+    Some(("experts".to_owned(), told))
 }
 
 /// Budget and planned bytes of the memory that the arena lies in, and of the place where values and state wait. A place

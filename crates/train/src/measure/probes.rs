@@ -183,6 +183,8 @@ fn llama(ProbeSize { width, vocab, .. }: ProbeSize) -> Architecture {
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
+        whole_qk_norm: false,
+        mixture: None,
         documents: false,
     })
 }

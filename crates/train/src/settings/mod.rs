@@ -113,7 +113,7 @@ macro_rules! settings {
 settings! {
     Fit {
         /// A folder with config.json and weights, the folder of an adapter, which names its model, a hub id such as
-        /// Qwen/Qwen3-0.6B, or a shape to begin from scratch: tiny, s, m, llama-3.2-1b, qwen2.5-0.5b, gpt2, bert-base, … [default: tiny]
+        /// Qwen/Qwen3-0.6B, or a shape to begin from scratch: tiny, s, m, s-moe, llama-3.2-1b, qwen2.5-0.5b, gpt2, bert-base, … [default: tiny]
         model: String, "NAME";
         /// config.json of a model to begin from scratch, in place of --model
         config: PathBuf, "FILE";
@@ -245,6 +245,18 @@ settings! {
         weight_decay: f64, "RATE";
         /// Largest gradient norm, 0 for no limit [default: 1]
         max_grad_norm: f64, "NORM";
+        /// Experts that each token goes to, of a model that has experts; 1 is Switch's way [default: the model's]
+        num_experts_per_tok: usize, "N";
+        /// Tokens that an expert takes of each sequence, as a multiple of its even share; tokens beyond go on through the
+        /// residual stream [default: no limit, no token is dropped]
+        expert_capacity_factor: f64, "FACTOR";
+        /// Tokens that the balance of experts is counted over: sequence, micro-batch (as transformers counts; needs
+        /// --micro-batch) or none [default: sequence]
+        router_aux_loss: String, "GROUP";
+        /// Weight of the balance of experts in the loss [default: the model's]
+        router_aux_loss_coef: f64, "WEIGHT";
+        /// Weight of the mean square of the logarithm of a router's divisor in the loss [default: 0]
+        router_z_loss_coef: f64, "WEIGHT";
         /// When parameters are updated: separate (after the backward pass), in-backward, two-pass or auto [default:
         /// auto, inside the backward pass where one micro-batch a step and no limit on the norm allow it]
         update: String, "WHEN";

@@ -116,6 +116,8 @@ mod tests {
             valid_tokens: 4090,
             tokens_per_second: 812.5,
             memory_bytes: 5000,
+            router_balance: None,
+            router_z: None,
         }
     }
 

@@ -179,7 +179,17 @@ impl Trainer {
             valid_tokens: group.valid_tokens,
             tokens_per_second,
             memory_bytes: self.run.held()?,
+            router_balance: self.router_loss("router.balance"),
+            router_z: self.router_loss("router.z"),
         })
+    }
+
+    /// The mean over layers of a loss of routers in the last step.
+    fn router_loss(&self, name: &str) -> Option<f64> {
+        let of_name = self.run.added_losses().filter(|(added, _)| added.ends_with(name));
+        let (count, sum) =
+            of_name.fold((0, 0.0), |(count, sum), (_, value)| (count + 1, sum + f64::from(value)));
+        (count > 0).then(|| sum / f64::from(count))
     }
 
     /// The loss on validation data, whose micro-batch must be the run's; nothing when somebody asks for the end

@@ -48,6 +48,13 @@ pub struct StepRecord {
     /// held, or its part of a card by the driver's count.
     #[serde(default)]
     pub memory_bytes: u64,
+    /// The balance of experts in the last step, a mean over layers and without its weight; for a token with `k` experts, `k` is
+    /// an even load. Absent for models without experts.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "finite_or_null_if_any")]
+    pub router_balance: Option<f64>,
+    /// The mean square of the logarithm of routers' divisors in the last step, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "finite_or_null_if_any")]
+    pub router_z: Option<f64>,
 }
 
 /// One look at validation data.
@@ -166,6 +173,8 @@ mod tests {
         valid_tokens: 4090,
         tokens_per_second: 812.5,
         memory_bytes: 5000,
+        router_balance: None,
+        router_z: None,
     };
 
     #[test]

@@ -101,6 +101,8 @@ fn meaning(tag: &str) -> Option<&'static str> {
         }
         "train/learning_rate" => "of the step itself",
         "train/grad_norm" => "of the step itself, before clipping",
+        "train/router_balance" => "mean over layers; the experts of a token when all have the same load",
+        "train/router_z" => "mean over layers of the squared logarithm of a router's divisor",
         "eval/f1" => "macro F1, the mean over the classes",
         "eval/loss" => "mean over the validation data",
         _ => return None,
@@ -118,6 +120,8 @@ impl<E: From<TrainError>> Listener<E> for EventFile {
                     ("train/tokens_per_second", record.tokens_per_second),
                 ];
                 values.extend(record.epoch.map(|epoch| ("train/epoch", epoch)));
+                values.extend(record.router_balance.map(|balance| ("train/router_balance", balance)));
+                values.extend(record.router_z.map(|z| ("train/router_z", z)));
                 self.scalars(record.step, &values)?;
             }
             Event::Evaluation(record) => {

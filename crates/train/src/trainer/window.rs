@@ -75,6 +75,8 @@ mod tests {
             valid_tokens: 90,
             tokens_per_second,
             memory_bytes: 5000,
+            router_balance: None,
+            router_z: None,
         };
         let mut window = Window::default();
         let (first, last) = (step(1, 2.0, 100.0), step(2, 1.0, 50.0));
@@ -88,6 +90,8 @@ mod tests {
             valid_tokens: 180,
             tokens_per_second: 200.0 / 3.0,
             memory_bytes: 5000,
+            router_balance: None,
+            router_z: None,
             ..last
         };
         assert_eq!(record, expected);

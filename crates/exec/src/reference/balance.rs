@@ -1,0 +1,86 @@
+//! Loads of experts, and the losses of routers.
+
+use plimsoll_graph::Op;
+use plimsoll_graph::op::Balance;
+
+use super::Operands;
+use super::array::{Array, add_scaled};
+use crate::ExecError;
+
+/// The results of an op of this family.
+pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError> {
+    let (x, integers) = (|index| operands.x(index), |index| operands.integers(index));
+    let rest = |first: usize, step: usize| operands.arrays[first..].iter().step_by(step).collect::<Vec<_>>();
+    Ok(match op {
+        Op::ExpertLoad { ignored } => load(x(0), integers(1), integers(2), *ignored)?.into(),
+        Op::ExpertLoadGrad { ignored } => vec![load_grad(x(0), x(1), *ignored)],
+        Op::BalanceLoss(balance) => {
+            let gradient = gradient(*balance, x(0).only(), x(1), &rest(3, 2));
+            let products = rest(2, 2).into_iter().map(|p| super::array::dot(&p.data, &gradient.data));
+            vec![Array::scalar(products.sum())]
+        }
+        Op::BalanceLossGrad(balance) => {
+            vec![gradient(*balance, x(0).only() * x(1).only(), x(2), &rest(3, 1))]
+        }
+        Op::RouterZLoss { ignore_index } => {
+            let squares = counted(x(1), Some(*ignore_index)).zip(&x(2).data);
+            vec![Array::scalar(x(0).only() * squares.map(|(valid, z)| valid * z * z).sum::<f64>())]
+        }
+        Op::RouterZLossGrad { ignore_index } => {
+            let factor = 2.0 * x(0).only() * x(1).only();
+            let data = counted(x(2), Some(*ignore_index)).zip(&x(3).data);
+            vec![Array { shape: x(3).shape, data: data.map(|(valid, z)| factor * valid * z).collect() }]
+        }
+        other => unreachable!("`{}` is of another family", other.name()),
+    })
+}
+
+/// 1 for each target that is not `ignored`, else 0.
+fn counted(targets: &Array, ignored: Option<i32>) -> impl Iterator<Item = f64> {
+    let is_ignored =
+        move |target: f64| ignored.is_some_and(|ignored| (target - f64::from(ignored)).abs() < 0.5);
+    targets.data.iter().map(move |&target| if is_ignored(target) { 0.0 } else { 1.0 })
+}
+
+/// `(P, c)`.
+fn load(p: &Array, indices: &[i32], targets: &[i32], ignored: Option<i32>) -> Result<[Array; 2], ExecError> {
+    let (rows, length, experts) = (p.shape[0], p.shape[1], p.shape[2]);
+    let chosen = indices.len() / targets.len().max(1);
+    let [mut sums, mut counts] = [(); 2].map(|()| Array::zeros([rows, experts]));
+    for token in (0..targets.len()).filter(|&token| Some(targets[token]) != ignored) {
+        let row = token / length;
+        add_scaled(sums.row_mut(&[row]), 1.0, p.row(&[row, token % length]));
+        for &index in &indices[token * chosen..(token + 1) * chosen] {
+            let expert = usize::try_from(index).ok().filter(|&expert| expert < experts);
+            let outside = || ExecError::Data(format!("expert {index} is outside the {experts} experts"));
+            counts.add_at(&[row, expert.ok_or_else(outside)?], 1.0);
+        }
+    }
+    Ok([sums, counts])
+}
+
+fn load_grad(dp: &Array, targets: &Array, ignored: Option<i32>) -> Array {
+    let (rows, length, experts) = (dp.shape[0], targets.shape[1], dp.shape[1]);
+    let valid: Vec<f64> = counted(targets, ignored).collect();
+    Array::build([rows, length, experts], |at| valid[at[0] * length + at[1]] * dp.at(&[at[0], at[2]]))
+}
+
+/// The derivative of the loss with respect to the probabilities of any layer, times `factor`. The loss is linear in them.
+fn gradient(balance: Balance, factor: f64, targets: &Array, counts: &[&Array]) -> Array {
+    let shape = counts[0].shape;
+    let (experts, layers) = (shape[1] as f64, counts.len() as f64);
+    let mut sums = Array::zeros(shape);
+    counts.iter().for_each(|counts| add_scaled(&mut sums.data, 1.0, &counts.data));
+    if balance.whole {
+        let total: Vec<f64> =
+            (0..shape[1]).map(|expert| (0..shape[0]).map(|row| sums.at(&[row, expert])).sum()).collect();
+        let tokens = total.iter().sum::<f64>() / balance.chosen as f64;
+        let valid: f64 = counted(targets, Some(balance.ignore_index)).sum();
+        let each = |at: &[usize]| factor * valid * experts * total[at[1]] / (tokens * tokens);
+        return Array::build(shape, |at| if tokens > 0.0 { each(at) } else { 0.0 });
+    }
+    Array::build(shape, |at| {
+        let tokens = sums.row(&at[..1]).iter().sum::<f64>() / balance.chosen as f64;
+        if tokens > 0.0 { factor * experts * sums.at(at) / (layers * tokens) } else { 0.0 }
+    })
+}

@@ -1,0 +1,170 @@
+//! `config.json` of mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE.
+//!
+//! The balance of experts is minimised with the weight that the file states, `router_aux_loss_coef`, whether or not the file
+//! asks transformers for it with `output_router_logits`. Refused: noise on a router's input, clipped queries and keys,
+//! and experts in no layer.
+
+use serde_json::{Value, json};
+
+use super::keys::{Keys, decimal};
+use super::{ConfigError, llama};
+use crate::{Architecture, ExpertNames, Llama, Mixture, RouterLosses};
+
+/// Weight of the balance where a file states none, as transformers assumes it.
+const BALANCE: f64 = 0.001;
+/// The same for OLMoE.
+const OLMOE_BALANCE: f64 = 0.01;
+
+pub(super) fn mixtral(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
+    if keys.optional_number("router_jitter_noise")?.is_some_and(|noise| noise != 0.0) {
+        return Err(keys.wrong("router_jitter_noise", "0: noise on the input of experts is not supported"));
+    }
+    let model = llama::family(keys, notes, keys.count("num_key_value_heads")?, None)?;
+    let mixture = Mixture {
+        ffn: model.ffn,
+        normalised: true,
+        names: ExpertNames::Mixtral,
+        ..mixture(keys, "num_local_experts", BALANCE)?
+    };
+    let window = keys.optional_count("sliding_window")?;
+    Ok(Llama { window, mixture: Some(mixture), ..model }.into())
+}
+
+pub(super) fn qwen2(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
+    keys.must_be("qkv_bias", true)?;
+    let model = llama::family(keys, notes, keys.count("num_key_value_heads")?, None)?;
+    let shared = Some(keys.count("shared_expert_intermediate_size")?);
+    let mixture = Mixture { shared, ..qwen(keys, model.layers)? };
+    let window = llama::window_of_all_layers(keys, model.layers)?;
+    Ok(Llama { window, qkv_bias: true, mixture: Some(mixture), ..model }.into())
+}
+
+pub(super) fn qwen3(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
+    keys.must_be("attention_bias", false)?;
+    let model = llama::family(keys, notes, keys.count("num_key_value_heads")?, None)?;
+    let mixture = Some(qwen(keys, model.layers)?);
+    let window = llama::window_of_all_layers(keys, model.layers)?;
+    Ok(Llama { window, qk_norm: true, mixture, ..model }.into())
+}
+
+pub(super) fn olmoe(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
+    keys.must_be("attention_bias", false)?;
+    keys.must_be_absent("clip_qkv", "absent: clipped queries, keys and values are not supported")?;
+    let key_heads = keys.optional_count("num_key_value_heads")?;
+    let key_heads = key_heads.map_or_else(|| keys.count("num_attention_heads"), Ok)?;
+    let model = llama::family(keys, notes, key_heads, None)?;
+    let normalised = keys.flag("norm_topk_prob", false)?;
+    let mixture = Mixture { ffn: model.ffn, normalised, ..mixture(keys, "num_experts", OLMOE_BALANCE)? };
+    Ok(Llama { whole_qk_norm: true, mixture: Some(mixture), ..model }.into())
+}
+
+/// The experts of both Qwens, which may be in some layers only.
+fn qwen(keys: &Keys, layers: usize) -> Result<Mixture, ConfigError> {
+    let mixture = Mixture {
+        ffn: keys.count("moe_intermediate_size")?,
+        normalised: keys.flag("norm_topk_prob", false)?,
+        sparse_step: keys.optional_count("decoder_sparse_step")?.unwrap_or(1),
+        dense_layers: keys.numbers("mlp_only_layers")?,
+        ..mixture(keys, "num_experts", BALANCE)?
+    };
+    if !(0..layers).any(|layer| mixture.is_sparse(layer)) {
+        return Err(keys.wrong("mlp_only_layers", "a list that leaves a layer with experts"));
+    }
+    Ok(mixture)
+}
+
+/// Keys that all of them have. Files of some versions count experts under the name of another family.
+fn mixture(keys: &Keys, count: &str, balance: f64) -> Result<Mixture, ConfigError> {
+    let other = if count == "num_experts" { "num_local_experts" } else { "num_experts" };
+    let experts = keys.optional_count(count)?.or(keys.optional_count(other)?);
+    let experts = experts.map_or_else(|| keys.count(count), Ok)?;
+    let chosen = keys.count("num_experts_per_tok")?;
+    if chosen > experts {
+        return Err(keys.wrong("num_experts_per_tok", &format!("at most `{count}`, which is {experts}")));
+    }
+    let balance = keys.optional_number("router_aux_loss_coef")?.unwrap_or(balance);
+    if !(0.0..f64::INFINITY).contains(&balance) {
+        return Err(keys.wrong("router_aux_loss_coef", "a number from 0 on"));
+    }
+    Ok(Mixture {
+        experts,
+        chosen,
+        ffn: 1,
+        normalised: false,
+        shared: None,
+        sparse_step: 1,
+        dense_layers: Vec::new(),
+        names: ExpertNames::Qwen,
+        capacity: None,
+        losses: RouterLosses::balanced(balance as f32),
+    })
+}
+
+/// The class of transformers that computes the model, and its type.
+pub(super) fn class(model: &Llama, mixture: &Mixture) -> Result<(&'static str, &'static str), ConfigError> {
+    let Llama { qkv_bias, qk_norm, whole_qk_norm, .. } = *model;
+    let everywhere = mixture.sparse_step == 1 && mixture.dense_layers.is_empty() && mixture.ffn == model.ffn;
+    let square = model.head_width.is_none();
+    match (qkv_bias, qk_norm, whole_qk_norm, mixture.names, mixture.shared) {
+        (false, false, false, ExpertNames::Mixtral, None) if everywhere && mixture.normalised => {
+            Ok(("MixtralForCausalLM", "mixtral"))
+        }
+        (true, false, false, ExpertNames::Qwen, Some(_)) if square => {
+            Ok(("Qwen2MoeForCausalLM", "qwen2_moe"))
+        }
+        (false, true, false, ExpertNames::Qwen, None) => Ok(("Qwen3MoeForCausalLM", "qwen3_moe")),
+        (false, false, true, ExpertNames::Qwen, None) if everywhere && square && model.window.is_none() => {
+            Ok(("OlmoeForCausalLM", "olmoe"))
+        }
+        _ => {
+            let why = "its experts, biases and norms are not together those of Mixtral, Qwen2-MoE, Qwen3-MoE or OLMoE";
+            Err(ConfigError::Unwritable(why.into()))
+        }
+    }
+}
+
+/// Keys beside those of the family.
+pub(super) fn write(model: &Llama, mixture: &Mixture) -> Value {
+    let head_width = model.head_width.unwrap_or(model.width / model.heads.max(1));
+    let mut own = match (mixture.names, model.whole_qk_norm) {
+        (ExpertNames::Mixtral, _) => json!({
+            "head_dim": model.head_width,
+            "num_local_experts": mixture.experts,
+            "router_jitter_noise": 0.0,
+            "sliding_window": model.window,
+        }),
+        (ExpertNames::Qwen, true) => json!({
+            "attention_bias": false,
+            "clip_qkv": null,
+            "norm_topk_prob": mixture.normalised,
+            "num_experts": mixture.experts,
+        }),
+        (ExpertNames::Qwen, false) => json!({
+            "decoder_sparse_step": mixture.sparse_step,
+            "mlp_only_layers": mixture.dense_layers,
+            "moe_intermediate_size": mixture.ffn,
+            "norm_topk_prob": mixture.normalised,
+            "num_experts": mixture.experts,
+            "use_sliding_window": model.window.is_some(),
+        }),
+    };
+    if let Value::Object(own) = &mut own {
+        own.insert("num_experts_per_tok".into(), mixture.chosen.into());
+        own.insert("output_router_logits".into(), false.into());
+        own.insert("router_aux_loss_coef".into(), decimal(mixture.losses.balance));
+        if let (ExpertNames::Qwen, Some(window)) = (mixture.names, model.window) {
+            own.insert("max_window_layers".into(), 0.into());
+            own.insert("sliding_window".into(), window.into());
+        }
+        if let Some(shared) = mixture.shared {
+            own.insert("shared_expert_intermediate_size".into(), shared.into());
+            own.insert("qkv_bias".into(), true.into());
+        } else if model.qk_norm {
+            // transformers 5 counts experts under the second name.
+            own.insert("num_local_experts".into(), mixture.experts.into());
+            own.insert("attention_bias".into(), false.into());
+            own.insert("head_dim".into(), head_width.into());
+        }
+    }
+    own
+}

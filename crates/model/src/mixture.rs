@@ -1,0 +1,268 @@
+//! Mixtures of experts as a layer's feed-forward network: a router sends every token to a few of many small networks, and
+//! their results are added with the router's weights (Shazeer et al. 2017; Fedus et al. 2021).
+//!
+//! ```text
+//! y = Σ wₑ · downₑ(silu(gateₑ·x) · upₑ·x)  over the k experts e with the largest router score   [+ shared expert]
+//! ```
+//!
+//! Legend: `B` sequences, `T` positions, `C` width, `E` experts of hidden width `F`, `k` of them for each token, `R` rows
+//! of copies. The weights of all experts are one group of state for each of gate, up and down: files hold a tensor for each
+//! expert, under the names that transformers writes.
+//!
+//! Weights that add up to one are the softmax of the chosen scores, which is the softmax of all of them divided by the sum of
+//! the chosen. Absent: biases of experts, and experts whose form differs from layer to layer.
+
+use plimsoll_graph::op::{Balance, Sorting};
+use plimsoll_graph::{Graph, GraphError, Init, Op, Shape, SortedCopies, Value};
+
+use crate::language::{self, IGNORED};
+
+/// Standard deviation of a weight before the first step.
+const SPREAD: f32 = 0.02;
+
+/// Rows at whose multiples an expert begins. Products of the CPU begin anywhere, so there is no padding.
+const TILE: usize = 1;
+
+/// Form of the experts of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixture {
+    /// Number of experts in a layer.
+    pub experts: usize,
+    /// Experts that a token goes to.
+    pub chosen: usize,
+    /// Hidden width of one expert.
+    pub ffn: usize,
+    /// Whether the weights of the chosen experts add up to one; else they are probabilities among all.
+    pub normalised: bool,
+    /// Hidden width of an expert that every token goes to, as in Qwen2-MoE, whose result is gated.
+    pub shared: Option<usize>,
+    /// Every which layer has experts, counted from one: 1 is every layer.
+    pub sparse_step: usize,
+    /// Layers without experts, counted from zero.
+    pub dense_layers: Vec<usize>,
+    /// Names of experts in files.
+    pub names: ExpertNames,
+    /// Tokens that an expert takes of each sequence, as a multiple of its even share; all that come where none is stated.
+    /// Tokens beyond go on through the residual stream (Fedus et al. 2021).
+    pub capacity: Option<f32>,
+    /// Losses of routers.
+    pub losses: RouterLosses,
+}
+
+/// How transformers names experts in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertNames {
+    /// `block_sparse_moe.experts.0.w1.weight`.
+    Mixtral,
+    /// `mlp.experts.0.gate_proj.weight`.
+    Qwen,
+}
+
+/// Losses of routers beside that of the head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterLosses {
+    /// The tokens that the balance of experts is counted over.
+    pub group: BalanceGroup,
+    /// Weight of the balance; at 0 there is none.
+    pub balance: f32,
+    /// Weight of the mean square of the logarithm of a router's divisor; at 0 there is none.
+    pub z: f32,
+}
+
+impl RouterLosses {
+    /// Whether there is any.
+    pub(crate) fn any(&self) -> bool {
+        self.balance > 0.0 || self.z > 0.0
+    }
+
+    /// A balance of this weight over sequences.
+    pub fn balanced(weight: f32) -> RouterLosses {
+        RouterLosses { group: BalanceGroup::Sequence, balance: weight, z: 0.0 }
+    }
+}
+
+/// The tokens that a balance of experts is counted over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BalanceGroup {
+    /// One sequence and one layer, so that the micro-batch changes nothing. Tokens without a loss are not counted.
+    Sequence,
+    /// All tokens and layers of a micro-batch, as transformers counts: the loss depends on the micro-batch.
+    MicroBatch,
+}
+
+impl ExpertNames {
+    /// The block that router and experts lie in, and the names of an expert's gate, up and down.
+    fn parts(self) -> (&'static str, [&'static str; 3]) {
+        match self {
+            ExpertNames::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
+            ExpertNames::Qwen => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+        }
+    }
+}
+
+/// The losses of all routers of a model while its layers are built.
+pub(crate) struct Routers {
+    /// The words to predict, `(B, T)`; none in generation, where routers have no losses.
+    targets: Option<Value>,
+    /// One over the number of layers with experts: a loss is a mean over them.
+    share: f32,
+    /// Sums of probabilities and counts of each layer, where all are balanced together.
+    loads: Vec<[Value; 2]>,
+}
+
+impl Routers {
+    /// Of a model with `layers` layers.
+    pub(crate) fn new(mixture: Option<&Mixture>, layers: usize, targets: Option<Value>) -> Routers {
+        let sparse =
+            mixture.map_or(0, |mixture| (0..layers).filter(|&layer| mixture.is_sparse(layer)).count());
+        Routers { targets, share: 1.0 / sparse.max(1) as f32, loads: Vec::new() }
+    }
+}
+
+impl Mixture {
+    /// Whether a layer, counted from zero, has experts.
+    pub fn is_sparse(&self, layer: usize) -> bool {
+        !self.dense_layers.contains(&layer) && (layer + 1).is_multiple_of(self.sparse_step.max(1))
+    }
+
+    /// Checks the numbers of the configuration.
+    pub(crate) fn check(&self, seq: usize) -> Result<(), GraphError> {
+        let Mixture { experts, chosen, ffn, .. } = *self;
+        if experts == 0 || ffn == 0 || self.shared == Some(0) || self.sparse_step == 0 {
+            let why = format!("{experts} experts of hidden width {ffn} in every {}. layer", self.sparse_step);
+            return Err(language::refuse("mixture", why));
+        }
+        if chosen == 0 || chosen > experts {
+            let why = format!("{chosen} of {experts} experts cannot be chosen; choose 1 to {experts}");
+            return Err(language::refuse("mixture", why));
+        }
+        if self.rows(seq) == Some(0) {
+            let least = experts as f64 / (chosen * seq) as f64;
+            let why = format!(
+                "a capacity factor of {} leaves each of {experts} experts less than one of {seq} tokens; give {least} or more",
+                self.capacity.unwrap_or(0.0)
+            );
+            return Err(language::refuse("mixture", why));
+        }
+        Ok(())
+    }
+
+    /// The most tokens that an expert takes of a sequence of `seq`.
+    pub fn rows(&self, seq: usize) -> Option<usize> {
+        self.capacity.map(|factor| (factor * (seq * self.chosen) as f32 / self.experts as f32) as usize)
+    }
+
+    /// The experts' addition to the residual stream, from its norm `x (B, T, C)`.
+    pub(crate) fn feed_forward(&self, g: &mut Graph, x: Value, routers: &mut Routers) -> Value {
+        let width = g.shape(x).columns();
+        let (block, _) = self.names.parts();
+        let router = g.param(&format!("{block}.gate.weight"), [self.experts, width], Init::Normal(SPREAD)); // (E, C)
+        let logits = g.linear(x, router, None); // (B, T, E)
+        let [p, lse] = g.softmax_lse(logits); // (B, T, E), (B·T)
+        let [weights, indices] = self.choose(g, logits, p); // (B, T, k)
+        self.add_losses(g, [p, lse, indices], routers);
+        let capacity = self.rows(g.shape(x)[1]);
+        let sorting = Sorting { experts: self.experts, tile: TILE, capacity };
+        let copies = g.sort_by_expert(indices, sorting);
+        let y = self.experts(g, x, copies, weights); // (B, T, C)
+        match self.shared {
+            Some(ffn) => {
+                let shared = self.shared_expert(g, x, ffn); // (B, T, C)
+                g.add(y, shared) // (B, T, C)
+            }
+            None => y,
+        }
+    }
+
+    /// The balance of all layers together.
+    pub(crate) fn balance_all(&self, g: &mut Graph, routers: &Routers) {
+        let Some(targets) = routers.targets.filter(|_| !routers.loads.is_empty()) else { return };
+        let balance = self.balance();
+        let loss = g.balance_loss(&routers.loads, targets, balance); // ()
+        g.add_loss("router.balance", loss, self.losses.balance);
+    }
+
+    /// The experts of each token and their weights, both `(B, T, k)`.
+    fn choose(&self, g: &mut Graph, logits: Value, p: Value) -> [Value; 2] {
+        if !self.normalised {
+            return g.top_k(p, self.chosen);
+        }
+        let [scores, indices] = g.top_k(logits, self.chosen); // (B, T, k)
+        let [weights, _] = g.softmax_lse(scores); // (B, T, k)
+        [weights, indices]
+    }
+
+    /// The losses of one router, from its probabilities `(B, T, E)`, divisors `(B·T)` and choice `(B, T, k)`.
+    fn add_losses(&self, g: &mut Graph, [p, lse, indices]: [Value; 3], routers: &mut Routers) {
+        let Some(targets) = routers.targets else { return }; // (B, T)
+        let RouterLosses { group, balance, z } = self.losses;
+        if balance > 0.0 {
+            let ignored = (group == BalanceGroup::Sequence).then_some(IGNORED);
+            let load = g.expert_load(p, indices, targets, ignored); // (B, E), (B, E)
+            match group {
+                BalanceGroup::Sequence => {
+                    let form = self.balance();
+                    let loss = g.balance_loss(&[load], targets, form); // ()
+                    g.add_loss("router.balance", loss, balance * routers.share);
+                }
+                BalanceGroup::MicroBatch => routers.loads.push(load),
+            }
+        }
+        if z > 0.0 {
+            let loss = g.router_z_loss(lse, targets, IGNORED); // ()
+            g.add_loss("router.z", loss, z * routers.share);
+        }
+    }
+
+    fn balance(&self) -> Balance {
+        let whole = self.losses.group == BalanceGroup::MicroBatch;
+        Balance { chosen: self.chosen, whole, ignore_index: IGNORED }
+    }
+
+    /// `Σ wₑ · downₑ(silu(gateₑ·x) · upₑ·x)`.
+    fn experts(&self, g: &mut Graph, x: Value, copies: SortedCopies, weights: Value) -> Value {
+        let width = g.shape(x).columns();
+        let (_, [gate, up, down]) = self.names.parts();
+        let gate = self.group(g, gate, [self.ffn, width]); // (E, F, C)
+        let up = self.group(g, up, [self.ffn, width]); // (E, F, C)
+        let down = self.group(g, down, [width, self.ffn]); // (E, C, F)
+        let rows = g.dispatch(x, copies); // (R, C)
+        let gate = g.grouped_linear(rows, gate, copies); // (R, F)
+        let up = g.grouped_linear(rows, up, copies); // (R, F)
+        let hidden = g.swiglu(gate, up); // (R, F)
+        let rows = g.grouped_linear(hidden, down, copies); // (R, C)
+        g.combine(rows, copies, Some(weights)) // (B, T, C)
+    }
+
+    /// The weights of all experts under one name, each a part of its own: `(E, out, in)`.
+    fn group(&self, g: &mut Graph, name: &str, [out, input]: [usize; 2]) -> Value {
+        let (block, _) = self.names.parts();
+        let part = |expert| (format!("{block}.experts.{expert}.{name}.weight"), Shape::from([out, input]));
+        let parts: Vec<(String, Shape)> = (0..self.experts).map(part).collect();
+        let shape = [self.experts, out, input];
+        g.param_group(&format!("{block}.experts.{name}"), shape, Init::Normal(SPREAD), &parts)
+    }
+
+    /// `σ(gate·x) · down(silu(gate·x) · up·x)` of the expert that every token goes to.
+    fn shared_expert(&self, g: &mut Graph, x: Value, ffn: usize) -> Value {
+        let shape = g.shape(x);
+        let width = shape.columns();
+        let mut weight = |name: &str, shape: [usize; 2]| {
+            g.param(&format!("mlp.{name}.weight"), shape, Init::Normal(SPREAD))
+        };
+        let gate = weight("shared_expert.gate_proj", [ffn, width]); // (F, C)
+        let up = weight("shared_expert.up_proj", [ffn, width]); // (F, C)
+        let down = weight("shared_expert.down_proj", [width, ffn]); // (C, F)
+        let open = weight("shared_expert_gate", [1, width]); // (1, C)
+        let gate = g.linear(x, gate, None); // (B, T, F)
+        let up = g.linear(x, up, None); // (B, T, F)
+        let hidden = g.swiglu(gate, up); // (B, T, F)
+        let y = g.linear(hidden, down, None); // (B, T, C)
+        let open = g.linear(x, open, None); // (B, T, 1)
+        let open = g.sigmoid(open); // (B, T, 1)
+        let open = g.reshape(open, [shape[0], shape[1]]); // (B, T)
+        let axes = plimsoll_graph::Axes::of([2]);
+        let open = g.apply(Op::Broadcast { shape, axes }, &[open]); // (B, T, C)
+        g.mul(y, open) // (B, T, C)
+    }
+}

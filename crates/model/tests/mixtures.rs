@@ -1,0 +1,154 @@
+//! Mixtures of experts as text: folders that transformers wrote (`reference/mixtures.py`), and configurations that cannot be.
+//!
+//! Numbers are compared where there is a device to compute them, in `train`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use plimsoll_graph::StateKind;
+use plimsoll_model::hf::{ConfigError, Configuration};
+use plimsoll_model::{Architecture, ExpertNames, Llama, Mixture, Preset};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+const FOLDERS: [&str; 4] = ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe"];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/hf").join(name)
+}
+
+fn text(name: &str) -> String {
+    std::fs::read_to_string(folder(name).join("config.json")).unwrap()
+}
+
+fn read(name: &str) -> Configuration {
+    Architecture::from_config(&text(name)).unwrap()
+}
+
+fn llama(name: &str) -> Llama {
+    match read(name).architecture {
+        Architecture::Llama(model) => model,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn mixture(name: &str) -> Mixture {
+    llama(name).mixture.unwrap()
+}
+
+fn changed(name: &str, key: &str, value: Value) -> Result<Configuration, ConfigError> {
+    let mut config: Value = serde_json::from_str(&text(name)).unwrap();
+    config[key] = value;
+    Architecture::from_config(&config.to_string())
+}
+
+#[test]
+fn a_folder_holds_a_tensor_for_each_expert_of_the_model_its_config_describes() {
+    for name in FOLDERS {
+        let model = read(name).architecture;
+        let graph = model.training(2, 16).unwrap();
+        let parameters =
+            graph.states().iter().filter(|state| matches!(state.kind, StateKind::Parameter { .. }));
+        let pieces = parameters.flat_map(|state| state.pieces());
+        let expected: BTreeMap<String, Vec<usize>> =
+            pieces.map(|(_, piece, shape)| (model.stored(piece).name, shape.to_vec())).collect();
+        let mut found = BTreeMap::new();
+        for path in std::fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path()) {
+            let file = path.file_name().unwrap().to_str().unwrap();
+            if file.starts_with("model") && file.ends_with(".safetensors") {
+                let bytes = std::fs::read(&path).unwrap();
+                let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+                found.extend(tensors.into_iter().map(|(name, view)| (name, view.shape().to_vec())));
+            }
+        }
+        assert_eq!(found, expected, "{name}");
+    }
+}
+
+#[test]
+fn a_mixture_is_written_in_the_words_transformers_wrote_it_in() {
+    for name in FOLDERS {
+        let written = read(name).to_config().unwrap();
+        assert_eq!(Architecture::from_config(&written.to_string()).unwrap(), read(name), "{name}");
+        let original: Value = serde_json::from_str(&text(name)).unwrap();
+        for (key, value) in written.as_object().unwrap() {
+            // Older versions count the experts of Qwen3-MoE under this name.
+            if (name, key.as_str()) != ("qwen3-moe", "num_experts") {
+                assert_eq!(Some(value), original.get(key), "{name}: {key}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_family_has_the_experts_that_make_it_one() {
+    assert_eq!(mixture("mixtral").names, ExpertNames::Mixtral);
+    assert!(mixture("mixtral").normalised && mixture("qwen3-moe").normalised);
+    assert!(!mixture("qwen2-moe").normalised && !mixture("olmoe").normalised);
+    assert_eq!((mixture("qwen2-moe").shared, mixture("qwen3-moe").shared), (Some(28), None));
+    assert!(llama("olmoe").whole_qk_norm && llama("qwen3-moe").qk_norm && llama("qwen2-moe").qkv_bias);
+    let sparse =
+        |name| (0..llama(name).layers).map(|layer| mixture(name).is_sparse(layer)).collect::<Vec<_>>();
+    assert_eq!(sparse("qwen2-moe"), [true, false, true], "mlp_only_layers");
+    assert_eq!(sparse("qwen3-moe"), [false, true, false, true], "decoder_sparse_step");
+    for name in FOLDERS {
+        assert_eq!(
+            (read(name).class(), mixture(name).losses.balance.to_bits()),
+            (read(name).class(), 0.02f32.to_bits())
+        );
+        assert!(read(name).class().is_some());
+    }
+}
+
+#[test]
+fn settings_that_no_mixture_can_have_are_refused_by_key_with_a_way_out() {
+    let refusal = |name, key, value| changed(name, key, value).unwrap_err().to_string();
+    for (name, key, value, told) in [
+        ("mixtral", "num_experts_per_tok", json!(5), "at most `num_local_experts`, which is 4"),
+        ("mixtral", "num_experts_per_tok", json!(0), "a whole number from 1"),
+        ("mixtral", "num_local_experts", json!(null), "num_local_experts"),
+        ("mixtral", "router_jitter_noise", json!(0.1), "0: noise on the input of experts is not supported"),
+        ("olmoe", "clip_qkv", json!(8.0), "clipped queries, keys and values are not supported"),
+        ("olmoe", "router_aux_loss_coef", json!(-1.0), "a number from 0 on"),
+        ("qwen2-moe", "mlp_only_layers", json!([0, 1, 2]), "a list that leaves a layer with experts"),
+        ("qwen2-moe", "mlp_only_layers", json!(["a"]), "a list of whole numbers"),
+        ("qwen2-moe", "qkv_bias", json!(false), "true"),
+        ("qwen3-moe", "decoder_sparse_step", json!(0), "a whole number from 1"),
+    ] {
+        let error = refusal(name, key, value.clone());
+        assert!(error.contains(told), "{name}: {key} = {value}: {error}");
+    }
+    let Architecture::Llama(mut model) = Preset::from_name("tiny-moe").unwrap().model else { unreachable!() };
+    model.mixture.as_mut().unwrap().chosen = 9;
+    let error = model.training(1, 8).unwrap_err().to_string();
+    assert_eq!(error, "mixture: 9 of 8 experts cannot be chosen; choose 1 to 8");
+    model.mixture.as_mut().unwrap().chosen = 2;
+    model.qkv_bias = true;
+    assert!(Architecture::from(model).to_config().unwrap_err().to_string().contains("Mixtral"));
+}
+
+#[test]
+fn adapters_of_all_layers_leave_routers_and_experts_as_they_are() {
+    use plimsoll_model::Lora;
+    let forward = read("qwen2-moe").architecture.training(2, 16).unwrap();
+    let lora = Lora::default();
+    let adapters = lora.adapters(&forward).unwrap();
+    let modules: Vec<&str> =
+        adapters.iter().filter_map(|adapter| adapter.module.strip_prefix("model.layers.0.")).collect();
+    let expected = [
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.shared_expert.gate_proj",
+        "mlp.shared_expert.up_proj",
+        "mlp.shared_expert.down_proj",
+        "mlp.shared_expert_gate",
+    ];
+    assert_eq!(modules, expected);
+    let adapted = lora.adapt(&forward).unwrap();
+    let experts = adapted.state(adapted.state_named("model.layers.0.mlp.experts.up_proj").unwrap());
+    assert_eq!((experts.kind, experts.parts.len()), (StateKind::Parameter { trainable: false }, 6));
+}

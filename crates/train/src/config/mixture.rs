@@ -1,0 +1,186 @@
+//! Settings of experts: how many a token goes to, how many tokens each takes, and the losses of routers.
+
+use plimsoll_model::{Architecture, BalanceGroup, Mixture};
+
+use super::bounds::{mistake, shortest};
+use crate::error::TrainError;
+use crate::settings::RawConfig;
+
+/// The model with the experts that the settings ask for.
+///
+/// # Errors
+///
+/// When a number is out of range, or the model has no experts.
+pub(super) fn apply(raw: &RawConfig, architecture: Architecture) -> Result<Architecture, TrainError> {
+    let Architecture::Llama(mut model) = architecture else {
+        return refuse(raw).map_or(Ok(architecture), Err);
+    };
+    let Some(mixture) = &mut model.mixture else {
+        return refuse(raw).map_or(Ok(model.into()), Err);
+    };
+    choose(raw, mixture)?;
+    balance(raw, mixture)?;
+    Ok(model.into())
+}
+
+/// The error for a setting of experts where the model has none.
+fn refuse(raw: &RawConfig) -> Option<TrainError> {
+    let given = [
+        ("--num-experts-per-tok", raw.num_experts_per_tok.is_some()),
+        ("--expert-capacity-factor", raw.expert_capacity_factor.is_some()),
+        ("--router-aux-loss", raw.router_aux_loss.is_some()),
+        ("--router-aux-loss-coef", raw.router_aux_loss_coef.is_some()),
+        ("--router-z-loss-coef", raw.router_z_loss_coef.is_some()),
+    ];
+    let (flag, _) = given.into_iter().find(|(_, given)| *given)?;
+    Some(mistake(format!("{flag} is for mixtures of experts, and this model has none; leave it out")))
+}
+
+fn choose(raw: &RawConfig, mixture: &mut Mixture) -> Result<(), TrainError> {
+    if let Some(chosen) = raw.num_experts_per_tok {
+        if chosen == 0 || chosen > mixture.experts {
+            let most = mixture.experts;
+            return Err(mistake(format!(
+                "--num-experts-per-tok {chosen}: the model has {most} experts; give 1 to {most}"
+            )));
+        }
+        // The weight of one expert among one would be 1 whatever the router says, and the router would learn nothing.
+        mixture.normalised &= chosen > 1 || chosen == mixture.chosen;
+        mixture.chosen = chosen;
+    }
+    if let Some(factor) = raw.expert_capacity_factor {
+        mixture.capacity = Some(above_zero("--expert-capacity-factor", factor)?);
+    }
+    Ok(())
+}
+
+fn balance(raw: &RawConfig, mixture: &mut Mixture) -> Result<(), TrainError> {
+    let losses = &mut mixture.losses;
+    if let Some(weight) = raw.router_aux_loss_coef {
+        losses.balance = from_zero("--router-aux-loss-coef", weight)?;
+    }
+    if let Some(weight) = raw.router_z_loss_coef {
+        losses.z = from_zero("--router-z-loss-coef", weight)?;
+    }
+    match raw.router_aux_loss.as_deref() {
+        None | Some("sequence") => losses.group = BalanceGroup::Sequence,
+        Some("none") => losses.balance = 0.0,
+        Some("micro-batch") if raw.micro_batch.or(raw.per_device_train_batch_size).is_none() => {
+            return Err(mistake(
+                "--router-aux-loss micro-batch makes the loss depend on the micro-batch, which the planner must then \
+                 not choose; state it with --micro-batch",
+            ));
+        }
+        Some("micro-batch") => losses.group = BalanceGroup::MicroBatch,
+        Some(other) => {
+            return Err(mistake(format!(
+                "--router-aux-loss is sequence, micro-batch or none, got `{other}`"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn from_zero(flag: &str, number: f64) -> Result<f32, TrainError> {
+    if (0.0..f64::from(f32::MAX)).contains(&number) {
+        return Ok(number as f32);
+    }
+    Err(mistake(format!("{flag} must be a number from 0 on, got {number}")))
+}
+
+fn above_zero(flag: &str, number: f64) -> Result<f32, TrainError> {
+    match from_zero(flag, number)? {
+        number if number > 0.0 => Ok(number),
+        _ => Err(mistake(format!("{flag} must be above 0, got {number}"))),
+    }
+}
+
+/// The settings of experts that a model was made with.
+pub(super) fn effective(architecture: &Architecture, raw: RawConfig) -> RawConfig {
+    let Architecture::Llama(model) = architecture else { return raw };
+    let Some(mixture) = &model.mixture else { return raw };
+    let losses = &mixture.losses;
+    let group = match losses.group {
+        _ if losses.balance <= 0.0 => "none",
+        BalanceGroup::Sequence => "sequence",
+        BalanceGroup::MicroBatch => "micro-batch",
+    };
+    RawConfig {
+        num_experts_per_tok: Some(mixture.chosen),
+        expert_capacity_factor: mixture.capacity.map(shortest),
+        router_aux_loss: Some(group.to_owned()),
+        router_aux_loss_coef: Some(shortest(losses.balance)),
+        router_z_loss_coef: Some(shortest(losses.z)),
+        ..raw
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_model::Preset;
+
+    use super::*;
+
+    fn tiny() -> Architecture {
+        Preset::from_name("tiny-moe").unwrap().model
+    }
+
+    fn applied(raw: &RawConfig) -> Mixture {
+        match apply(raw, tiny()).unwrap() {
+            Architecture::Llama(model) => model.mixture.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn settings_of_experts_reach_the_model_and_are_written_down_again() {
+        let raw = RawConfig {
+            num_experts_per_tok: Some(1),
+            expert_capacity_factor: Some(1.25),
+            router_aux_loss: Some("micro-batch".into()),
+            router_aux_loss_coef: Some(0.02),
+            router_z_loss_coef: Some(0.001),
+            micro_batch: Some(4),
+            ..RawConfig::default()
+        };
+        let mixture = applied(&raw);
+        assert_eq!((mixture.chosen, mixture.normalised, mixture.capacity), (1, false, Some(1.25)));
+        assert_eq!(mixture.losses.group, BalanceGroup::MicroBatch);
+        let model = apply(&raw, tiny()).unwrap();
+        let told = effective(&model, RawConfig { micro_batch: Some(4), ..RawConfig::default() });
+        assert_eq!(told, raw);
+        let plain = effective(&tiny(), RawConfig::default());
+        assert_eq!(apply(&plain, tiny()).unwrap(), tiny(), "defaults that are written down change nothing");
+        let none = RawConfig { router_aux_loss: Some("none".into()), ..RawConfig::default() };
+        assert!(applied(&none).losses.balance.abs() < f32::EPSILON);
+    }
+
+    #[test]
+    fn settings_that_cannot_be_are_refused_with_a_way_out() {
+        let none = RawConfig::default;
+        let refused = |raw: &RawConfig| apply(raw, tiny()).unwrap_err().to_string();
+        for (raw, told) in [
+            (RawConfig { num_experts_per_tok: Some(9), ..none() }, "the model has 8 experts; give 1 to 8"),
+            (RawConfig { expert_capacity_factor: Some(0.0), ..none() }, "must be above 0, got 0"),
+            (
+                RawConfig { router_aux_loss: Some("tokens".into()), ..none() },
+                "sequence, micro-batch or none, got `tokens`",
+            ),
+            (
+                RawConfig { router_aux_loss: Some("micro-batch".into()), ..none() },
+                "state it with --micro-batch",
+            ),
+            (RawConfig { router_aux_loss_coef: Some(-1.0), ..none() }, "a number from 0 on, got -1"),
+            (RawConfig { router_z_loss_coef: Some(f64::NAN), ..none() }, "a number from 0 on"),
+        ] {
+            assert!(refused(&raw).contains(told), "{}", refused(&raw));
+        }
+        let dense = Preset::from_name("tiny").unwrap().model;
+        let raw = RawConfig { router_z_loss_coef: Some(0.1), ..none() };
+        let error = apply(&raw, dense).unwrap_err().to_string();
+        assert!(
+            error.contains("is for mixtures of experts, and this model has none; leave it out"),
+            "{error}"
+        );
+    }
+}
