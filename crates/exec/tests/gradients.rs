@@ -31,8 +31,11 @@ const ELEMENTS: std::ops::Range<usize> = 12..5000;
 /// Ops that have no derivative because nothing is differentiated after them.
 const UPDATES: [&str; 5] = ["accumulate", "sum_squares", "clip_scale", "sgd", "adamw"];
 
+/// Ops whose operands are never trained.
+const FROZEN: [&str; 1] = ["dequantise"];
+
 fn has_derivative(op: &str) -> bool {
-    !op.contains("_grad") && !UPDATES.contains(&op)
+    !op.contains("_grad") && !UPDATES.contains(&op) && !FROZEN.contains(&op)
 }
 
 #[test]

@@ -10,8 +10,10 @@
 //! rows in tiles, a pass has put ops there that do.
 
 mod parameters;
+mod quantised;
 
 pub use parameters::{Activation, AdamW, BLOCK, Conv, Gelu, Head, Mask, Mlp, Moments, Sgd, Stored, Weights};
+pub use quantised::{Dequantise, NF4_BLOCK, NF4_SECOND_BLOCK, Quantised};
 
 use crate::{Axes, DType, Shape};
 
@@ -254,6 +256,11 @@ pub enum Op {
         columns: usize,
     },
 
+    // ---- quantised weights ---------------------------------------------------------------------
+    /// `(codes[, scales …]) → w` of the shape and element type that [`Dequantise`] names: a frozen weight as its reader
+    /// wants it, from the ranges that [`Quantised`] lists. Each product and sum is rounded to f32, the result once more.
+    Dequantise(Dequantise),
+
     // ---- losses --------------------------------------------------------------------------------
     /// `(logits[N,V], targets[N], scale[]) → scale · Σ −log softmax(logits)[target]` over the targets
     /// that are not `ignore_index`.
@@ -322,6 +329,8 @@ pub enum Family {
     Network,
     /// Scores of experts and the choice among them.
     Routing,
+    /// Frozen weights in few bits.
+    Quantised,
     /// Losses and the fused head.
     Losses,
     /// Gradient sums, their norm and the optimizers' updates.
@@ -380,6 +389,7 @@ impl Op {
             Op::SoftmaxLseGrad { .. } => "softmax_lse_grad",
             Op::TopK { .. } => "top_k",
             Op::TopKGrad { .. } => "top_k_grad",
+            Op::Dequantise(_) => "dequantise",
             Op::CrossEntropy { .. } => "cross_entropy",
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad",
             Op::HeadLoss(_) => "head_loss",
@@ -441,6 +451,7 @@ impl Op {
             Op::SoftmaxLse | Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } => {
                 Family::Routing
             }
+            Op::Dequantise(_) => Family::Quantised,
             Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::HeadLoss(_)
@@ -561,7 +572,7 @@ impl Op {
             Op::Conv2d { .. } => input >= 1,
             Op::Conv2dGradInput { .. } => input == 0,
             Op::AttentionGrad { .. } => input == 4,
-            Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } => true,
+            Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } | Op::Dequantise(_) => true,
             Op::Mlp(mlp) => input > mlp.products(),
             Op::MlpGrad { mlp, .. } => input >= 2 + mlp.products(),
             Op::Linear { .. } | Op::CrossEntropy { .. } | Op::CrossEntropyGrad { .. } => input == 2,

@@ -20,6 +20,7 @@ mod movement;
 mod norms;
 mod place;
 mod product;
+mod quantised;
 mod routing;
 mod schedule;
 mod sums;
@@ -142,6 +143,7 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::SoftmaxLseGrad { softmax, lse } => routing::softmax_lse_grad(to, call, *softmax, *lse),
         Op::TopK { k } => routing::top_k(to, call, *k),
         Op::TopKGrad { columns } => routing::top_k_grad(to, call, *columns),
+        Op::Dequantise(of) => quantised::dequantise(to, call, *of),
         Op::CrossEntropy { ignore_index } => losses::cross_entropy(to, call, *ignore_index),
         Op::CrossEntropyGrad { ignore_index } => losses::cross_entropy_grad(to, call, *ignore_index),
         Op::HeadLoss(head) => losses::head_loss(to, call, *head),

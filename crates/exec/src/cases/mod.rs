@@ -14,6 +14,7 @@ mod movement;
 mod network;
 mod norms;
 mod products;
+mod quantised;
 mod routing;
 mod state;
 mod transformer;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Case> {
         transformer::all(),
         network::all(),
         routing::all(),
+        quantised::all(),
         losses::all(),
         state::all(),
     ]

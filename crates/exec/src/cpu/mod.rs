@@ -32,6 +32,7 @@ mod pack;
 mod pairs;
 mod pieces;
 mod pool;
+mod quantised;
 mod reduce;
 mod room;
 mod rope;
@@ -87,6 +88,7 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
             .or_else(|| embedding::run(call)),
         Family::Network => mlp::run(call),
         Family::Routing => routing::run(call),
+        Family::Quantised => quantised::run(call),
         Family::Losses => head::run(call).or_else(|| softmax::run(call)),
         Family::State => updates::run(call).or_else(|| elementwise::run(call)),
     };

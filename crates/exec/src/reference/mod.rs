@@ -15,6 +15,7 @@ mod movement;
 mod network;
 mod norms;
 mod products;
+mod quantised;
 mod routing;
 mod state;
 mod stored;
@@ -103,6 +104,7 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         Family::Transformer => transformer::eval(op, &operands),
         Family::Network => Ok(network::eval(op, &operands)),
         Family::Routing => routing::eval(op, &operands),
+        Family::Quantised => Ok(quantised::eval(op, &operands)),
         Family::Losses => losses::eval(op, &operands),
         Family::State => Ok(state::eval(op, &operands)),
     }

@@ -10,6 +10,7 @@ mod movement;
 mod network;
 mod norms;
 mod products;
+mod quantised;
 mod routing;
 mod state;
 mod transformer;
@@ -38,6 +39,7 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Family::Transformer => transformer::types(op, inputs),
         Family::Network => network::types(op, inputs),
         Family::Routing => routing::types(op, inputs),
+        Family::Quantised => quantised::types(op, inputs),
         Family::Losses => losses::types(op, inputs),
         Family::State => state::types(op, inputs),
     }
@@ -82,7 +84,7 @@ pub(crate) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
         Family::Network => network::derivative(tape, node, dys),
         Family::Routing => routing::derivative(tape, node, dys),
         Family::Losses => losses::derivative(tape, node, dys),
-        Family::State => no_derivative(&node.op),
+        Family::Quantised | Family::State => no_derivative(&node.op),
     }
 }
 
@@ -93,7 +95,12 @@ pub(crate) fn matmul_flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
         Family::Transformer => transformer::flops(op, inputs),
         Family::Network => network::flops(op, inputs),
         Family::Losses => losses::flops(op, inputs),
-        Family::Movement | Family::Elementwise | Family::Norms | Family::Routing | Family::State => 0.0,
+        Family::Movement
+        | Family::Elementwise
+        | Family::Norms
+        | Family::Routing
+        | Family::Quantised
+        | Family::State => 0.0,
     }
 }
 

@@ -162,11 +162,6 @@ impl<'a> Keys<'a> {
         Err(self.wrong(key, if wanted { "true" } else { "false" }))
     }
 
-    /// Refuses a key that changes what is computed, whatever it says.
-    pub(super) fn must_be_absent(&self, key: &str, wanted: &str) -> Result<(), ConfigError> {
-        if self.get(key).is_none() { Ok(()) } else { Err(self.wrong(key, wanted)) }
-    }
-
     /// A refusal of the key's value.
     pub(super) fn wrong(&self, key: &str, wanted: &str) -> ConfigError {
         let value = self.object.get(key).map_or_else(|| "absent".to_owned(), ToString::to_string);
