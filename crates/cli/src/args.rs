@@ -228,6 +228,12 @@ pub(crate) struct GenerateArgs {
     /// Folder of an adapter for the model
     #[arg(long, value_name = "PATH")]
     pub(crate) adapter: Option<PathBuf>,
+    /// Keep the weights of linear layers in 4 bits, as adapters were trained with --load-in-4bit
+    #[arg(long, alias = "load_in_4bit", overrides_with = "load_in_4bit", conflicts_with = "load_in_8bit")]
+    pub(crate) load_in_4bit: bool,
+    /// Keep the weights of linear layers in 8 bits, as adapters were trained with --load-in-8bit
+    #[arg(long, alias = "load_in_8bit", overrides_with = "load_in_8bit")]
+    pub(crate) load_in_8bit: bool,
     /// The beginning of the text
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: String,

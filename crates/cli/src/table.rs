@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use plimsoll::Precision;
-use plimsoll::planning::{self, LayerReport, Link, Point, gradients};
+use plimsoll::planning::{self, LayerReport, Link, Point, Purpose, gradients};
 use plimsoll::training::memory::Size;
 use plimsoll::training::memory::{Budget, BudgetOrigin};
 
@@ -88,6 +88,9 @@ fn memory(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     writeln!(out, "budget {}   planned peak {whole}   fits", budget.described())?;
     for (purpose, bytes) in plan.by_purpose.iter().filter(|(_, bytes)| *bytes > 0) {
         writeln!(out, "  {purpose:<18}{:>10}", size(bytes))?;
+        if purpose == Purpose::Weights.name() {
+            quantised(out, summary, bytes)?;
+        }
     }
     writeln!(out, "  {:<18}{:>10}", "outside the arena", size(budget.outside))?;
     experts(out, summary)
@@ -112,6 +115,14 @@ fn experts(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
 
 fn millions(count: u64) -> String {
     format!("{:.1}", count as f64 / 1e6)
+}
+
+/// The weights that are kept in few bits, apart from the others.
+fn quantised(out: &mut impl Write, summary: &Summary, weights: u64) -> io::Result<()> {
+    let Some(coded) = summary.planned.choice.program.train.graph.quantised_bytes() else { return Ok(()) };
+    let (form, whole, others) = (coded.form, size(coded.whole_bytes), weights.saturating_sub(coded.bytes));
+    writeln!(out, "    linear layers {:>12}   {form}; {whole} as f32", size(coded.bytes))?;
+    writeln!(out, "    others        {:>12}   embedding, norms, head and adapters", size(others))
 }
 
 /// The origin of a budget that was not stated.

@@ -6,6 +6,7 @@
 use std::fmt::Write;
 
 use plimsoll_exec::codes::{Codes, SIGNED, UNSIGNED};
+use plimsoll_exec::quantised::{NF4, SCALES};
 use sha2::{Digest, Sha256};
 
 /// One file of kernels.
@@ -57,7 +58,7 @@ macro_rules! source {
 }
 
 /// Every file of kernels.
-pub const SOURCES: [KernelSource; 16] = [
+pub const SOURCES: [KernelSource; 17] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),
@@ -68,6 +69,7 @@ pub const SOURCES: [KernelSource; 16] = [
     source!("norms", true),
     source!("softmax", true),
     source!("routing", true),
+    source!("quantised", false),
     source!("embedding", true),
     source!("rope", true),
     source!("attention", true),
@@ -86,6 +88,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
     ];
     let mut headers: Vec<(&str, String)> = fixed.map(|(name, text)| (name, text.to_owned())).into();
     headers.push(("codes.cuh", codes()));
+    headers.push(("quantised.cuh", quantised()));
     headers
 }
 
@@ -99,6 +102,14 @@ fn codes() -> String {
     text
 }
 
+/// Tables of weights in few bits.
+fn quantised() -> String {
+    let mut text = String::from("// The tables of `exec/src/quantised.rs`.\n#pragma once\n");
+    table(&mut text, "NF4_NUMBERS", &NF4);
+    table(&mut text, "SCALE_NUMBERS", &SCALES.numbers);
+    text
+}
+
 fn middles(codes: &Codes) -> Vec<f32> {
     let pairs = codes.numbers.windows(2).map(|pair| 0.5 * (pair[0] + pair[1]));
     pairs.chain([f32::MAX]).collect() // the last is never passed
@@ -107,7 +118,7 @@ fn middles(codes: &Codes) -> Vec<f32> {
 fn table(text: &mut String, name: &str, numbers: &[f32]) {
     // Exponents of ten lose no bit of a float that is printed with all its digits.
     let numbers: Vec<String> = numbers.iter().map(|number| format!("{number:e}f")).collect();
-    let _ = writeln!(text, "__device__ const float {name}[256] = {{{}}};", numbers.join(", "));
+    let _ = writeln!(text, "__device__ const float {name}[{}] = {{{}}};", numbers.len(), numbers.join(", "));
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod engine;
 mod error;
 pub mod init;
 mod instructions;
+pub mod quantised;
 pub mod random;
 pub mod reference;
 pub mod rounding;

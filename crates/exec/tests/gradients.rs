@@ -31,8 +31,11 @@ const ELEMENTS: std::ops::Range<usize> = 12..5000;
 /// Ops that have no derivative, because nothing is differentiated after them or because they yield integers alone.
 const WITHOUT: [&str; 6] = ["accumulate", "sum_squares", "clip_scale", "sgd", "adamw", "sort_by_expert"];
 
+/// Ops whose operands are never trained.
+const FROZEN: [&str; 1] = ["dequantise"];
+
 fn has_derivative(op: &str) -> bool {
-    !op.contains("_grad") && !WITHOUT.contains(&op)
+    !op.contains("_grad") && !WITHOUT.contains(&op) && !FROZEN.contains(&op)
 }
 
 #[test]

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`tile`], [`differentiate`],
-//! [`fuse`], [`narrow`], [`store`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
+//! [`fuse`], [`narrow`], [`store`], [`quantise`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
 //! device and does no I/O.
 
 mod autodiff;
@@ -31,6 +31,7 @@ mod interleave;
 mod layers;
 pub mod op;
 mod precision;
+mod quantise;
 mod rewrite;
 mod rules;
 mod shape;
@@ -55,6 +56,7 @@ pub use interleave::interleave;
 pub use layers::{Chain, IGNORED_TARGET};
 pub use op::Op;
 pub use precision::{Precision, narrow};
+pub use quantise::{QuantisedBytes, quantise};
 pub use rules::{SortedCopies, Visible, agree, infer};
 pub use shape::{Axes, MAX_RANK, Shape, Type};
 pub use store::{Storage, store};

@@ -12,10 +12,12 @@
 mod balance;
 mod experts;
 mod parameters;
+mod quantised;
 
 pub use balance::Balance;
 pub use experts::Sorting;
 pub use parameters::{Activation, AdamW, BLOCK, Conv, Gelu, Head, Mask, Mlp, Moments, Sgd, Stored, Weights};
+pub use quantised::{Dequantise, NF4_BLOCK, NF4_SECOND_BLOCK, Quantised};
 
 use crate::{Axes, DType, Shape};
 
@@ -314,6 +316,11 @@ pub enum Op {
         ignore_index: i32,
     },
 
+    // ---- quantised weights ---------------------------------------------------------------------
+    /// `(codes[, scales …]) → w` of the shape and element type that [`Dequantise`] names: a frozen weight as its reader
+    /// wants it, from the ranges that [`Quantised`] lists. Each product and sum is rounded to f32, the result once more.
+    Dequantise(Dequantise),
+
     // ---- losses --------------------------------------------------------------------------------
     /// `(logits[N,V], targets[N], scale[]) → scale · Σ −log softmax(logits)[target]` over the targets
     /// that are not `ignore_index`.
@@ -386,6 +393,8 @@ pub enum Family {
     Experts,
     /// Losses of routers.
     Balance,
+    /// Frozen weights in few bits.
+    Quantised,
     /// Losses and the fused head.
     Losses,
     /// Gradient sums, their norm and the optimizers' updates.
@@ -458,6 +467,7 @@ impl Op {
             Op::BalanceLossGrad(_) => "balance_loss_grad",
             Op::RouterZLoss { .. } => "router_z_loss",
             Op::RouterZLossGrad { .. } => "router_z_loss_grad",
+            Op::Dequantise(_) => "dequantise",
             Op::CrossEntropy { .. } => "cross_entropy",
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad",
             Op::HeadLoss(_) => "head_loss",
@@ -533,6 +543,7 @@ impl Op {
             | Op::BalanceLossGrad(_)
             | Op::RouterZLoss { .. }
             | Op::RouterZLossGrad { .. } => Family::Balance,
+            Op::Dequantise(_) => Family::Quantised,
             Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::HeadLoss(_)
@@ -660,6 +671,7 @@ impl Op {
             Op::AttentionGrad { .. } => input == 4,
             Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } | Op::SortByExpert(_) => true,
             _ if self.family() == Family::Balance => true,
+            Op::Dequantise(_) => true,
             Op::Combine { .. } | Op::CombineGradRows => input == 3,
             Op::Mlp(mlp) => input > mlp.products(),
             Op::MlpGrad { mlp, .. } => input >= 2 + mlp.products(),

@@ -81,9 +81,9 @@ pub fn narrow(graph: Graph, precision: Precision) -> Result<Graph, GraphError> {
 
 impl Graph {
     /// The precision of the values between its nodes, as far as these show it: rows of a table that are moved as they are
-    /// stored do not.
+    /// stored do not, nor do weights that were quantised.
     pub fn precision(&self) -> Precision {
-        let between = |node: &&Node| !matches!(node.op, Op::Embedding | Op::Cast { .. });
+        let between = |node: &&Node| !matches!(node.op, Op::Embedding | Op::Cast { .. } | Op::Dequantise(_));
         let nodes = self.nodes().iter().filter(between);
         let mut values = nodes.flat_map(|node| &node.outputs).map(|&value| self.value(value));
         let half = values.any(|value| value.state.is_none() && value.ty.dtype == DType::Bf16);

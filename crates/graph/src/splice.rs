@@ -31,8 +31,13 @@ impl Splice {
 
     /// A new node with one operand, of the block and phase of `beside`.
     pub(crate) fn insert(&mut self, beside: &Node, op: Op, input: Value, output: Value) {
+        self.insert_all(beside, op, vec![input], output);
+    }
+
+    /// A new node with any operands, of the block and phase of `beside`.
+    pub(crate) fn insert_all(&mut self, beside: &Node, op: Op, inputs: Vec<Value>, output: Value) {
         let Node { block, phase, derivative_of, .. } = *beside;
-        self.nodes.push(Node { op, inputs: vec![input], outputs: vec![output], block, phase, derivative_of });
+        self.nodes.push(Node { op, inputs, outputs: vec![output], block, phase, derivative_of });
     }
 
     /// `value` in another element type, by a cast that stands before `beside`.
@@ -44,7 +49,11 @@ impl Splice {
 
     /// A value of the same shape.
     pub(crate) fn fresh(&mut self, like: Value, dtype: DType) -> Value {
-        let ty = Type { dtype, ..self.graph.ty(like) };
+        self.fresh_of(Type { dtype, ..self.graph.ty(like) })
+    }
+
+    /// A value of this type.
+    pub(crate) fn fresh_of(&mut self, ty: Type) -> Value {
         self.graph.values.push(ValueInfo {
             ty,
             source: ValueSource::Input,

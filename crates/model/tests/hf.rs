@@ -246,7 +246,7 @@ fn what_cannot_be_trained_is_refused_by_key_and_value() {
             "qwen3",
             "quantization_config",
             json!({"bits": 4}),
-            "`quantization_config` is {\"bits\":4}, which is not supported; it may be absent: weights must not be quantized",
+            "`quantization_config.quant_method` is absent, which is not supported; it may be bitsandbytes",
         ),
         (
             "gpt2",

@@ -148,7 +148,10 @@ pub mod training {
 
     /// Models that somebody has trained before.
     pub mod pretrained {
-        pub use plimsoll_train::pretrained::{AdapterFolder, Pretrained, adapter_form, base_of, merge};
+        pub use plimsoll_graph::op::Quantised;
+        pub use plimsoll_train::pretrained::{
+            AdapterFolder, MergedInto, Pretrained, adapter_form, base_of, merge,
+        };
     }
 
     /// How far the reading of files of others is.

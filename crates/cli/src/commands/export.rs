@@ -5,7 +5,7 @@ use std::path::Path;
 use plimsoll::TrainError;
 use plimsoll::training::job::NamedModel;
 use plimsoll::training::pretrained::Pretrained;
-use plimsoll::training::pretrained::merge;
+use plimsoll::training::pretrained::{MergedInto, merge};
 
 use crate::args::ExportArgs;
 use crate::environment::environment;
@@ -25,6 +25,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let base = Pretrained::open(Path::new(&model))?;
     let adapter = base.open_adapter(&adapter)?;
     guard::lower();
-    merge(&base, &adapter, &args.out)?;
-    say(&format!("the merged model is in {}\n", args.out.display()))
+    let into = match merge(&base, &adapter, &args.out)? {
+        MergedInto::Original => "original",
+        MergedInto::Dequantised => "dequantised",
+    };
+    let (out, model) = (args.out.display(), base.folder.display());
+    say(&format!("the merged model is in {out}: the adapter was added to the {into} weights of {model}\n"))
 }

@@ -13,7 +13,7 @@ use plimsoll::training::generate::{Generator, Sampling};
 use plimsoll::training::job::NamedModel;
 use plimsoll::training::memory::Budget;
 use plimsoll::training::memory::Size;
-use plimsoll::training::pretrained::Pretrained;
+use plimsoll::training::pretrained::{Pretrained, Quantised};
 use plimsoll::{Device, Options, TrainError};
 
 use crate::args::GenerateArgs;
@@ -31,7 +31,12 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let named = environment().model(&args.model, args.adapter.clone(), &mut Watching::default())?;
     let NamedModel { model: folder, adapter } = named;
     guard::raise(args.memory.as_deref().filter(|_| args.device == "cpu"))?;
-    let model = Pretrained::open(Path::new(&folder))?;
+    let mut model = Pretrained::open(Path::new(&folder))?;
+    model.quantise = match (args.load_in_4bit, args.load_in_8bit) {
+        (true, _) => Some(model.configuration.quantised.unwrap_or(Quantised::Nf4Double)),
+        (_, true) => Some(Quantised::Int8),
+        _ => None,
+    };
     let stated = GenerationConfig::read(&model.folder).map_err(TrainError::from)?;
     let sampling = sampling(args, stated.as_ref());
     let tokenizer = model.tokenizer()?;

@@ -21,6 +21,7 @@ mod movement;
 mod norms;
 mod place;
 mod product;
+mod quantised;
 mod routing;
 mod schedule;
 mod sums;
@@ -167,6 +168,7 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         | Op::BalanceLossGrad(_)
         | Op::RouterZLoss { .. }
         | Op::RouterZLossGrad { .. } => experts::refuse(to, call),
+        Op::Dequantise(of) => quantised::dequantise(to, call, *of),
         Op::CrossEntropy { ignore_index } => losses::cross_entropy(to, call, *ignore_index),
         Op::CrossEntropyGrad { ignore_index } => losses::cross_entropy_grad(to, call, *ignore_index),
         Op::HeadLoss(head) => losses::head_loss(to, call, *head),

@@ -16,6 +16,7 @@ mod movement;
 mod network;
 mod norms;
 mod products;
+mod quantised;
 mod routing;
 mod state;
 mod transformer;
@@ -39,6 +40,7 @@ pub fn all() -> Vec<Case> {
         routing::all(),
         experts::all(),
         balance::all(),
+        quantised::all(),
         losses::all(),
         state::all(),
     ]

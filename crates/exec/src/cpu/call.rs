@@ -73,6 +73,11 @@ impl Call<'_> {
         self.slice(&self.inputs[index], DType::I32)
     }
 
+    /// Input `index` as bytes.
+    pub(super) fn bytes(&self, index: usize) -> &[u8] {
+        self.slice(&self.inputs[index], DType::U8)
+    }
+
     /// Input `index`, a value between nodes, as it is stored.
     pub(super) fn elements<E: Element>(&self, index: usize) -> &[E] {
         self.slice(&self.inputs[index], E::DTYPE)

@@ -35,6 +35,7 @@ mod pack;
 mod pairs;
 mod pieces;
 mod pool;
+mod quantised;
 mod reduce;
 mod room;
 mod rope;
@@ -92,6 +93,7 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
         Family::Routing => routing::run(call),
         Family::Experts => experts::run(call).or_else(|| grouped::run(call)),
         Family::Balance => balance::run(call),
+        Family::Quantised => quantised::run(call),
         Family::Losses => head::run(call).or_else(|| softmax::run(call)),
         Family::State => updates::run(call).or_else(|| elementwise::run(call)),
     };

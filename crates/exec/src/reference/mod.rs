@@ -17,6 +17,7 @@ mod movement;
 mod network;
 mod norms;
 mod products;
+mod quantised;
 mod routing;
 mod state;
 mod stored;
@@ -107,6 +108,7 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         Family::Routing => routing::eval(op, &operands),
         Family::Experts => experts::eval(op, &operands),
         Family::Balance => balance::eval(op, &operands),
+        Family::Quantised => Ok(quantised::eval(op, &operands)),
         Family::Losses => losses::eval(op, &operands),
         Family::State => Ok(state::eval(op, &operands)),
     }

@@ -12,6 +12,7 @@ mod movement;
 mod network;
 mod norms;
 mod products;
+mod quantised;
 mod routing;
 mod state;
 mod transformer;
@@ -43,6 +44,7 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Family::Routing => routing::types(op, inputs),
         Family::Experts => experts::types(op, inputs),
         Family::Balance => balance::types(op, inputs),
+        Family::Quantised => quantised::types(op, inputs),
         Family::Losses => losses::types(op, inputs),
         Family::State => state::types(op, inputs),
     }
@@ -89,7 +91,7 @@ pub(crate) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
         Family::Experts => experts::derivative(tape, node, dys),
         Family::Balance => balance::derivative(tape, node, dys),
         Family::Losses => losses::derivative(tape, node, dys),
-        Family::State => no_derivative(&node.op),
+        Family::Quantised | Family::State => no_derivative(&node.op),
     }
 }
 
@@ -106,6 +108,7 @@ pub(crate) fn matmul_flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
         | Family::Norms
         | Family::Routing
         | Family::Balance
+        | Family::Quantised
         | Family::State => 0.0,
     }
 }

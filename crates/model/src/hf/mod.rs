@@ -24,8 +24,10 @@ mod keys;
 mod llama;
 mod mixture;
 mod names;
+mod quantisation;
 mod rope;
 
+use plimsoll_graph::op::Quantised;
 use serde_json::Value;
 
 pub use error::ConfigError;
@@ -51,6 +53,8 @@ pub struct Configuration {
     pub pad: Option<u32>,
     /// Names of a classifier's labels, by their number.
     pub labels: Vec<String>,
+    /// The form of the linear layers' weights, where they are stored in few bits.
+    pub quantised: Option<Quantised>,
     /// Requests of the file that training ignores, a sentence each.
     pub notes: Vec<String>,
 }
@@ -94,7 +98,7 @@ impl Architecture {
         };
         let keys = Keys::new(&object);
         let (_, family, read) = class_of(&keys)?;
-        keys.must_be_absent("quantization_config", "absent: weights must not be quantized")?;
+        let quantised = quantisation::read(&keys)?;
         let mut notes = Vec::new();
         let architecture = read(&keys, &mut notes)?;
         let dtype = keys.text("dtype")?.or(keys.text("torch_dtype")?);
@@ -106,6 +110,7 @@ impl Architecture {
             bos: keys.token("bos_token_id")?,
             eos: keys.tokens("eos_token_id")?,
             pad: keys.token("pad_token_id")?,
+            quantised,
             notes,
         })
     }
@@ -164,8 +169,17 @@ impl Configuration {
 impl From<Architecture> for Configuration {
     /// A model of which nothing is known but its shape.
     fn from(architecture: Architecture) -> Configuration {
-        let (eos, labels, notes) = (Vec::new(), Vec::new(), Vec::new());
-        Configuration { architecture, family: None, dtype: None, bos: None, eos, pad: None, labels, notes }
+        Configuration {
+            architecture,
+            family: None,
+            dtype: None,
+            bos: None,
+            eos: Vec::new(),
+            pad: None,
+            labels: Vec::new(),
+            quantised: None,
+            notes: Vec::new(),
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 //! `<module>.lora_A.weight` and `<module>.lora_B.weight` beside `<module>.weight`, `<module>.lora_embedding_A` and `…_B` for
 //! tables. The pass serves training, evaluation and generation graphs of any model alike; the fused head is never adapted.
 
+mod frozen;
 mod layers;
 mod merge;
 mod pattern;
@@ -27,6 +28,7 @@ use plimsoll_graph::{DType, Graph, GraphError, Init, Node, Op, State, StateKind,
 
 use crate::language::refuse;
 
+pub use frozen::{LinearLayer, linear_layers};
 pub use layers::{Adapter, Form, is_adapter};
 use layers::{head_modules, heads, is_named, is_table, layer, layers, no_adapter_for_head, parameter};
 pub use merge::Delta;

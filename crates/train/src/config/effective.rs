@@ -6,7 +6,7 @@ use plimsoll_graph::Precision;
 use plimsoll_plan::Tier;
 
 use super::bounds::{is_one, shortest};
-use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters, mixture};
+use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters, mixture, quantised};
 use crate::data::{Part, RowLayout, Task};
 use crate::optimizer::OptimizerKind;
 use crate::settings::RawConfig;
@@ -16,6 +16,10 @@ impl Config {
     /// (the usual warmup): they check to the same configuration.
     pub fn effective(&self) -> RawConfig {
         let lora = self.with_adapters(self.what_is_trained());
+        let lora = match &self.options.quantised {
+            Some(base) => quantised::effective(base, lora),
+            None => lora,
+        };
         self.with_course(self.with_learning(self.with_fit(lora)))
     }
 

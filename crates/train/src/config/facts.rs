@@ -18,6 +18,8 @@ impl Config {
             [("data", data.mark()?), ("packing", self.model.architecture.reads_documents().to_string())];
         let facts = facts.into_iter().chain(remembered(&effective));
         let facts = facts.map(|(name, value)| (name.to_owned(), value));
-        Ok(facts.chain(self.model.facts()).chain(self.base_facts()?).collect())
+        let quantised = self.options.quantised.as_ref();
+        let quantised = quantised.map(|base| ("quantised weights".to_owned(), base.form.name().to_owned()));
+        Ok(facts.chain(self.model.facts()).chain(self.base_facts()?).chain(quantised).collect())
     }
 }

@@ -13,6 +13,7 @@ mod effective;
 mod facts;
 mod mixture;
 mod model;
+mod quantised;
 mod rules;
 mod target;
 
@@ -176,6 +177,7 @@ impl Config {
         let evaluation = evaluation(raw, &data, has_tokenizer)?;
         let decay =
             raw.lr_scheduler_type.as_deref().map_or(Ok(Decay::Cosine), str::parse).map_err(mistake)?;
+        let quantised = quantised::base(raw, &origin, &model)?;
         Ok(Config {
             name,
             model,
@@ -187,6 +189,7 @@ impl Config {
             saving: saving(raw)?,
             resume: resume(raw)?,
             options: Options {
+                quantised,
                 evaluate: evaluation.is_some(),
                 offload: offload(raw, &target)?,
                 instructions: instructions(raw, &target)?,
@@ -418,6 +421,8 @@ mod tests {
             "memory = \"64MiB\"\nper_device_train_batch_size = 2\nrecompute = \"every:2\"\nmax_grad_norm = 0\nthreads = 2",
             "data = [\"a\"]\neval_data = [\"b\"]\neval_steps = 3\nearly_stopping_patience = 2\nnum_train_epochs = 1.5\nwarmup_ratio = 0.1",
             "lora_r = 4\nlora_target_modules = [\"q_proj\"]\nweights_dtype = \"bf16\"\noptim = \"sgd\"\nmomentum = 0.9\noffload = \"disk\"\nupdate = \"separate\"\nlayers = 2",
+            "lora_r = 4\nload_in_4bit = true\nbnb_4bit_use_double_quant = false\nllm_int8_skip_modules = [\"q_proj\"]",
+            "lora_r = 4\nload_in_8bit = true",
             "output_dir = \"out\"\nsave_steps = 7\nsave_total_limit = 2\nresume = \"latest\"\nreport_to = [\"html\"]\nadam_beta2 = 0.999\nlr_scheduler_type = \"linear\"",
         ] {
             let once = checked(text).unwrap();

@@ -228,7 +228,9 @@ impl Config {
         let mut loaded = Loaded::default();
         if let Origin::Pretrained(model) = &self.origin {
             let model = Pretrained { configuration: self.configuration.clone(), ..(**model).clone() };
-            loaded = model.load(run.engine_mut(), parameters())?;
+            loaded = model.load_quantised(run.engine_mut(), parameters(), self.options.quantised.as_ref())?;
+        } else if let Some(base) = &self.options.quantised {
+            base.draw(run.engine_mut(), self.options.seed)?;
         }
         if let Some(adapter) = &self.adapter {
             adapter.load(run.engine_mut(), parameters())?;

@@ -41,6 +41,7 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         optimizer: optimizer(raw)?,
         precision: if raw.bf16 == Some(true) { Precision::Bf16 } else { Precision::F32 },
         storage: storage(raw)?,
+        quantised: None,
         seed: raw.seed.unwrap_or(0),
         device: DeviceKind::Cpu,
         gpu: GpuFiles::default(),

@@ -10,6 +10,8 @@
 mod byte_models;
 mod error;
 mod folder;
+mod quantised;
+mod quantised_tensor;
 mod temporary;
 mod tensors;
 mod weights;
@@ -22,6 +24,8 @@ pub use error::{FileError, WeightError};
 pub use folder::ModelFolder;
 pub(crate) use folder::{BESIDE, Index, beside, refuse_links_elsewhere};
 pub use plimsoll_model::hf::StoredName;
+pub use quantised::QuantisedBase;
+pub use quantised_tensor::QuantisedTensor;
 pub use safetensors::Dtype;
 pub use temporary::{check_writable, temporary_file};
 pub use tensors::{StoredTensor, TensorFile};

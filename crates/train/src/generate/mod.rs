@@ -8,10 +8,11 @@ mod generation_config;
 mod sampling;
 
 use plimsoll_exec::{Data, Device, Engine, MemoryPool};
-use plimsoll_graph::{Graph, StateKind, Type};
+use plimsoll_graph::{DType, Graph, StateKind, Type, quantise};
 use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan};
 
 use crate::error::TrainError;
+use crate::files::QuantisedBase;
 use crate::memory::{self, Budget};
 use crate::pretrained::{AdapterFolder, Pretrained, move_rows};
 use crate::run::held;
@@ -42,16 +43,24 @@ impl Generator {
         device: Box<dyn Device>,
     ) -> Result<Generator, TrainError> {
         let graph = model.configuration.architecture.generation(length)?;
+        let saves = |name: &str| adapter.is_some_and(|adapter| adapter.config.lora.saves(name));
+        let base = model.quantised_base(model.quantise, &graph, Vec::new(), saves)?;
         let graph = match adapter {
             Some(adapter) => adapter.config.lora.without_dropout().adapt(&graph)?,
             None => graph,
         };
+        let graph = match &base {
+            Some(base) => quantise(graph, &base.weights(), base.form, DType::F32)?,
+            None => graph,
+        };
+        let loading = base.as_ref().map_or(0, QuantisedBase::loading_bytes);
+        let budget = &Budget { outside: budget.outside + loading, ..*budget };
         let stated = GenerationConfig::read(&model.folder)?.map(|stated| stated.eos).unwrap_or_default();
         let end = if stated.is_empty() { model.configuration.eos.clone() } else { stated };
         let mut engine = forward_engine(device, graph.clone(), budget)?;
         let parameters = parameters(&graph);
         let parameters = || parameters.iter().map(|(name, ty)| (name.as_str(), *ty));
-        model.load(&mut engine, parameters())?;
+        model.load_quantised(&mut engine, parameters(), base.as_ref())?;
         if let Some(adapter) = adapter {
             adapter.load(&mut engine, parameters())?;
             let training = adapter.configuration.architecture.training(1, 1)?;

@@ -32,6 +32,7 @@ fn fields(summary: &Summary) -> Map<String, Value> {
         "outside_bytes": budget.outside,
         "pools": pools(summary),
         "by_purpose": by_purpose,
+        "quantised_weights": quantised(summary),
         "micro_batch": choice.micro_batch,
         "accumulation": choice.accumulation,
         "recompute": plan.strategy.to_string(),
@@ -75,6 +76,17 @@ fn experts(summary: &Summary) -> Option<(String, Value)> {
         report.bytes.iter().map(|&(purpose, bytes)| (purpose.name().to_owned(), bytes.into())).collect();
     let told = json!({ "bytes": bytes, "parameters": report.parameters, "active_parameters": report.active });
     Some(("experts".to_owned(), told))
+}
+
+/// The weights that are kept in few bits, if any are.
+fn quantised(summary: &Summary) -> Option<Value> {
+    let coded = summary.planned.choice.program.train.graph.quantised_bytes()?;
+    Some(json!({
+        "form": coded.form.name(),
+        "weights": coded.weights,
+        "bytes": coded.bytes,
+        "f32_bytes": coded.whole_bytes,
+    }))
 }
 
 /// Budget and planned bytes of the memory that the arena lies in, and of the place where values and state wait. A place

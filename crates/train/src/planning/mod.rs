@@ -6,7 +6,7 @@ mod options;
 mod plan_file;
 
 use plimsoll_exec::Device;
-use plimsoll_graph::{Graph, GraphError, differentiate, fuse, narrow, store, tile};
+use plimsoll_graph::{Graph, GraphError, differentiate, fuse, narrow, quantise, store, tile};
 use plimsoll_plan::{Build, Choice, Costed, Facts, Program, Scratch, Searcher, search};
 
 use crate::error::TrainError;
@@ -254,7 +254,13 @@ fn assembled(
         why: "has no output `loss`; name the scalar to be minimised with `g.output(\"loss\", value)`".into(),
         at: None,
     })?;
-    let stored = |graph: Graph| store(narrow(graph, options.precision)?, options.storage.of_graph());
+    let stored = |graph: Graph| {
+        let graph = store(narrow(graph, options.precision)?, options.storage.of_graph())?;
+        match &options.quantised {
+            Some(base) => quantise(graph, &base.weights(), base.form, options.dequantised()),
+            None => Ok(graph),
+        }
+    };
     let backward = stored(fuse(differentiate(forward, loss)?)?)?;
     let (optimizer, storage) = (&options.optimizer, options.storage);
     let train = if options.update == Update::TwoPass && rows == options.global_batch {

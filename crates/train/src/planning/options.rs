@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
 use plimsoll_exec::cpu::OUTSIDE_BYTES;
 use plimsoll_exec::{Device, Instructions, MemoryPool, Timings, measure_disk};
-use plimsoll_graph::{Graph, Precision};
+use plimsoll_graph::{DType, Graph, Precision};
 use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
 
 use crate::error::TrainError;
+use crate::files::QuantisedBase;
 use crate::memory::{Budget, BudgetOrigin};
 use crate::optimizer::Update;
 use crate::optimizer::{Optimizer, StateStorage};
@@ -32,6 +33,8 @@ pub struct Options {
     pub precision: Precision,
     /// In which element types weights, gradients and moments are kept.
     pub storage: StateStorage,
+    /// The frozen weights that are kept in few bits, if any are.
+    pub quantised: Option<QuantisedBase>,
     /// Makes weights and dropout masks repeatable.
     pub seed: u64,
     /// The device that computes.
@@ -62,6 +65,7 @@ impl Default for Options {
             optimizer: Optimizer::default(),
             precision: Precision::default(),
             storage: StateStorage::default(),
+            quantised: None,
             seed: 0,
             device: DeviceKind::default(),
             gpu: GpuFiles::default(),
@@ -150,6 +154,9 @@ impl Options {
         if self.offload.is_some() {
             budget.outside += OUTSIDE_BYTES;
         }
+        if let Some(base) = &self.quantised {
+            budget.outside += base.loading_bytes();
+        }
         Ok(budget)
     }
 
@@ -188,6 +195,12 @@ impl Options {
             Update::InBackward | Update::TwoPass => self.micro_batch.or(Some(self.global_batch)),
             Update::Auto | Update::Separate => self.micro_batch,
         }
+    }
+
+    /// The element type in which readers get weights that are kept in few bits.
+    pub(crate) fn dequantised(&self) -> DType {
+        let half = self.precision == Precision::Bf16 || self.storage.of_graph().weights == DType::Bf16;
+        if half { DType::Bf16 } else { DType::F32 }
     }
 
     /// Whether micro-batches of `rows` rows are updated inside their backward pass.

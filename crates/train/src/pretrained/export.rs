@@ -6,19 +6,23 @@
 //!
 //! An adapter for the table of words changes what is read and not what is written: PEFT leaves the output head as it was.
 //! Where the head is that table, the merged model has two, the changed one and the old one.
+//!
+//! Where the folder holds codes, the adapter is added to the numbers that they stand for, and floats are written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use half::f16;
 use plimsoll_graph::StateKind;
-use plimsoll_model::lora::{Adapter, Delta, Form, TokenAdapter, file_name};
+use plimsoll_model::lora::{Adapter, Delta, Form, TokenAdapter, file_name, linear_layers};
 use serde_json::Value;
 
 use crate::error::TrainError;
-use crate::files::{self, Dtype, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter, UNFINISHED};
+use crate::files::{self, Dtype, FileError, ModelFolder, QuantisedTensor, TensorFile, TensorSpec};
 use crate::files::{BESIDE, beside, copy_file, refuse_links_elsewhere, replace_model, write_text};
+use crate::files::{TensorWriter, UNFINISHED};
+use crate::pretrained::stored_weight::StoredWeight;
 use crate::pretrained::{AdapterFolder, Pretrained};
 
 /// Numbers of a block, but for rows that are longer.
@@ -36,6 +40,15 @@ enum Change {
     Rows(TokenAdapter),
 }
 
+/// The weights that an adapter was added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergedInto {
+    /// The model's own, as its folder has them.
+    Original,
+    /// The numbers that its codes stand for, since its folder holds no others.
+    Dequantised,
+}
+
 /// A model on its way.
 struct Merge<'a> {
     base: &'a Pretrained,
@@ -48,15 +61,19 @@ struct Merge<'a> {
     added: Vec<TensorSpec>,
     /// Whether the table of words and the output head become two.
     untied: bool,
+    /// Weights that are dequantised, as they are written, and whether their model stores them `(in, out)`.
+    dequantised: BTreeMap<String, (TensorSpec, bool)>,
+    /// Tensors that belong to codes, and are not written.
+    dropped: BTreeSet<String>,
 }
 
-/// Writes `base` with `adapter` merged in to `out`, which must not hold anything yet. Element types, files and names
-/// stay as they are.
+/// Writes `base` with `adapter` merged in to `out`, which must not hold anything yet, and says which weights it was added
+/// to. Element types, files and names stay as they are, but weights in few bits become floats again.
 ///
 /// # Errors
 ///
 /// When `out` is not empty or cannot be written, or a file is broken.
-pub fn merge(base: &Pretrained, adapter: &AdapterFolder, out: &Path) -> Result<(), TrainError> {
+pub fn merge(base: &Pretrained, adapter: &AdapterFolder, out: &Path) -> Result<MergedInto, TrainError> {
     let unwritable = |fault: std::io::Error| FileError::writing(out, &fault);
     let there = out.exists();
     if there && !out.is_dir() {
@@ -71,7 +88,8 @@ pub fn merge(base: &Pretrained, adapter: &AdapterFolder, out: &Path) -> Result<(
     if written.is_err() && !there {
         let _ = fs::remove_dir(out);
     }
-    written.map(drop)
+    written?;
+    Ok(if merge.dequantised.is_empty() { MergedInto::Original } else { MergedInto::Dequantised })
 }
 
 /// Whether a folder holds nothing but what an interrupted merge has left: its temporary folder, and files of a model that it
@@ -102,6 +120,9 @@ impl Merge<'_> {
         let new_dtype = folder.files().iter().flat_map(|file| file.tensors().values()).next();
         let new_dtype = new_dtype.map_or(Dtype::F32, |tensor| tensor.dtype);
         let (mut changes, mut added) = (BTreeMap::new(), Vec::new());
+        let (mut dequantised, mut dropped) = (BTreeMap::new(), BTreeSet::new());
+        let turned = linear_layers(&graph).into_iter().filter(|layer| layer.transposed);
+        let turned: BTreeSet<String> = turned.map(|layer| layer.weight).collect();
         let parameters = graph.states().iter();
         for state in parameters.filter(|state| matches!(state.kind, StateKind::Parameter { .. })) {
             let (stored, saved) = (architecture.stored(&state.name), lora.saves(&state.name));
@@ -120,6 +141,11 @@ impl Merge<'_> {
                     return Err(FileError::wrong(&base.folder, why).into());
                 }
             };
+            if let Some(spec) = base.dequantised_spec(&folder, &name, &state.ty.shape)? {
+                let codes = QuantisedTensor::find(&folder, &name)?;
+                dropped.extend(codes.iter().flat_map(QuantisedTensor::names).filter(|part| *part != name));
+                dequantised.insert(name.clone(), (spec, turned.contains(&state.name)));
+            }
             if saved {
                 changes.insert(name, Change::Replaced(file_name(&state.name)));
             } else if let Some(adapter) = adapters.remove(&state.name) {
@@ -128,7 +154,8 @@ impl Merge<'_> {
                 changes.insert(name, Change::Rows(table));
             }
         }
-        let mut merge = Merge { base, adapter, folder, weights, changes, added, untied };
+        let mut merge =
+            Merge { base, adapter, folder, weights, changes, added, untied, dequantised, dropped };
         if untied {
             merge.keep_second_names();
         }
@@ -159,10 +186,15 @@ impl Merge<'_> {
         for (which, file) in self.folder.files().iter().enumerate() {
             let kept = file.tensors().iter().filter(|(name, _)| {
                 // The head for another task, once the adapter brings its own.
-                !(self.is_stale(name) || new_head && self.adapter.configuration.architecture.ignores(name))
+                !(self.is_stale(name)
+                    || self.dropped.contains(*name)
+                    || new_head && self.adapter.configuration.architecture.ignores(name))
             });
             let mut specs: Vec<TensorSpec> = kept
                 .map(|(name, tensor)| {
+                    if let Some((spec, _)) = self.dequantised.get(name) {
+                        return spec.clone();
+                    }
                     let (name, dtype, shape) = (name.clone(), tensor.dtype, tensor.shape.clone());
                     TensorSpec { name, dtype, shape }
                 })
@@ -185,8 +217,9 @@ impl Merge<'_> {
             copy_file(&self.base.folder.join(name), &out.join(name))?;
             names.push(name.into());
         }
-        let config = if new_head || self.untied {
+        let config = if new_head || self.untied || !self.dequantised.is_empty() {
             let mut config = self.base.config_with(&self.adapter.configuration)?;
+            config.remove("quantization_config");
             if self.untied {
                 config.insert("tie_word_embeddings".into(), false.into());
             }
@@ -211,12 +244,25 @@ impl Merge<'_> {
         })
     }
 
+    /// The numbers of a tensor, dequantised where they have to be.
+    fn weight<'b>(&'b self, file: &'b TensorFile, spec: &TensorSpec) -> Result<StoredWeight<'b>, FileError> {
+        let turned = self.dequantised.get(&spec.name).is_some_and(|(_, turned)| *turned);
+        StoredWeight::of(&self.folder, file, spec, turned)
+    }
+
     fn write_file(&self, file: &TensorFile, path: &Path, specs: Vec<TensorSpec>) -> Result<(), TrainError> {
         let mut writer = TensorWriter::create(path, specs)?;
         for spec in writer.tensors().to_vec() {
             match self.changes.get(&spec.name) {
+                None if self.dequantised.contains_key(&spec.name) => {
+                    let weight = self.weight(file, &spec)?;
+                    written(&weight, &spec, &mut writer)?;
+                }
                 None => copy(file, &spec.name, &spec, &mut writer)?,
-                Some(Change::Merged(adapter)) => merged(file, &spec, adapter, &self.weights, &mut writer)?,
+                Some(Change::Merged(adapter)) => {
+                    let weight = self.weight(file, &spec)?;
+                    merged(&weight, &spec, adapter, &self.weights, &mut writer)?;
+                }
                 Some(Change::Replaced(name)) => replaced(&self.weights, name, &spec, &mut writer)?,
                 Some(Change::Rows(table)) => with_rows(file, &spec, table, &self.weights, &mut writer)?,
                 Some(Change::Copied(name)) => {
@@ -258,8 +304,20 @@ fn copy(
     Ok(())
 }
 
+/// Writes a tensor that was quantised and has no adapter.
+fn written(weight: &StoredWeight, spec: &TensorSpec, writer: &mut TensorWriter) -> Result<(), TrainError> {
+    let (blocks, columns) = blocks(spec);
+    let mut block = Vec::new();
+    for (first, rows) in blocks {
+        block.resize(rows * columns, 0.0);
+        weight.read(spec, first, columns, &mut block)?;
+        writer.write(&block)?;
+    }
+    Ok(())
+}
+
 fn merged(
-    file: &TensorFile,
+    weight: &StoredWeight,
     spec: &TensorSpec,
     adapter: &Adapter,
     weights: &ModelFolder,
@@ -272,7 +330,7 @@ fn merged(
     let mut block = Vec::new();
     for (first, rows) in blocks {
         block.resize(rows * columns, 0.0);
-        file.read(&spec.name, first * columns, &mut block)?;
+        weight.read(spec, first, columns, &mut block)?;
         delta.merge_rows(first, &mut block)?;
         finite(&block, spec, weights)?;
         writer.write(&block)?;

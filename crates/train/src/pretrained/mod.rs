@@ -5,6 +5,8 @@
 
 mod adapter;
 mod export;
+mod quantised;
+mod stored_weight;
 mod trained_tokens;
 
 use std::path::{Path, PathBuf};
@@ -12,6 +14,7 @@ use std::sync::Arc;
 
 use plimsoll_exec::Engine;
 use plimsoll_graph::Type;
+use plimsoll_graph::op::Quantised;
 use plimsoll_model::Architecture;
 use plimsoll_model::hf::{ConfigError, Configuration};
 use plimsoll_model::lora::is_adapter;
@@ -20,11 +23,12 @@ use sha2::{Digest, Sha256};
 
 use crate::data::Tokenizer;
 use crate::error::TrainError;
-use crate::files::{FileError, Loaded, ModelFolder, ModelFormat, hex, load_weights, reads_bytes};
+use crate::files::{FileError, Loaded, ModelFolder, ModelFormat, QuantisedBase};
+use crate::files::{hex, load_weights, reads_bytes};
 use crate::hub;
 
 pub use adapter::{AdapterFolder, adapter_form, base_of};
-pub use export::merge;
+pub use export::{MergedInto, merge};
 pub(crate) use trained_tokens::move_rows;
 
 /// Keys of a `config.json` that are about the head.
@@ -40,6 +44,8 @@ pub struct Pretrained {
     pub configuration: Configuration,
     /// The text of that file, which is written again as it was.
     pub config: String,
+    /// The form in which its linear layers' weights are to be kept, where its folder has them as floats.
+    pub quantise: Option<Quantised>,
     /// The files of its weights. They stay open: their headers are read once, before the budget is divided, and what they
     /// take is part of what the process holds then.
     pub(crate) weights: Arc<ModelFolder>,
@@ -56,7 +62,7 @@ impl Pretrained {
         let config = weights.config()?;
         let configuration = configuration(&config, &folder.join("config.json"))?;
         let (folder, opened) = (folder.to_owned(), Arc::clone(&weights));
-        let mut model = Pretrained { folder, configuration, config, weights: opened };
+        let mut model = Pretrained { folder, configuration, config, quantise: None, weights: opened };
         for (second, parameter) in model.configuration.architecture.tied() {
             let stored = model.configuration.architecture.stored(parameter);
             let Some((head, _)) = weights.find([*second]) else { continue };
@@ -121,9 +127,28 @@ impl Pretrained {
         engine: &mut Engine,
         parameters: impl IntoIterator<Item = (&'a str, Type)>,
     ) -> Result<Loaded, TrainError> {
+        self.load_quantised(engine, parameters, None)
+    }
+
+    /// As [`load`](Self::load), where the weights of `base` are kept in few bits.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_quantised<'a>(
+        &self,
+        engine: &mut Engine,
+        parameters: impl IntoIterator<Item = (&'a str, Type)>,
+        base: Option<&QuantisedBase>,
+    ) -> Result<Loaded, TrainError> {
         let architecture = &self.configuration.architecture;
-        let own = parameters.into_iter().filter(|(name, _)| !is_adapter(name));
+        let coded = |name: &str| base.is_some_and(|base| base.holds(name));
+        let own = parameters.into_iter().filter(|(name, _)| !is_adapter(name) && !coded(name));
         let mut loaded = load_weights(engine, own, &self.weights, |name| architecture.stored(name))?;
+        if let Some(base) = base {
+            let read = base.load(engine, &self.weights, |name| architecture.stored(name))?;
+            loaded.unused.retain(|name| !read.contains(name));
+        }
         loaded.unused.retain(|name| !architecture.ignores(name));
         Ok(loaded)
     }

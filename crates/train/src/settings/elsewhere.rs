@@ -124,8 +124,13 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["tf32", "fp8"], "leave it out: arithmetic is fp32"),
     (&["dtype", "torch_dtype", "precision", "mixed_precision"], "write {weights_dtype} or {bf16}"),
     (
-        &["load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "quantization_bit"],
-        "weights are not quantised here; {weights_dtype} bf16 halves them, and {offload} lets them wait elsewhere",
+        &["quantization_config", "quantization_bit", "quantization_method", "load_4bit", "load_8bit"],
+        "write {load_in_4bit} or {load_in_8bit}",
+    ),
+    (&["use_bnb_nested_quant", "double_quantization"], "write {bnb_4bit_use_double_quant}"),
+    (
+        &["bnb_4bit_compute_dtype", "bnb_4bit_quant_storage"],
+        "leave it out: weights are dequantised to f32, or to bf16 with {bf16}",
     ),
     (
         &[

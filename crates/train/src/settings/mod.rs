@@ -209,6 +209,17 @@ settings! {
         trainable_token_indices: Vec<usize>, "NUMBERS";
         /// Folder of an adapter to train further; it states its own rank and layers
         adapter: PathBuf, "PATH";
+        /// Whether the frozen weights of linear layers are kept in 4 bits under adapters (QLoRA); embedding, norms and head
+        /// stay as they are [default: as the model's folder has them]
+        load_in_4bit: bool, "BOOL";
+        /// Whether they are kept in 8 bits, with a scale for each row [default: as the model's folder has them]
+        load_in_8bit: bool, "BOOL";
+        /// Numbers that 4-bit codes stand for: nf4 [default: nf4]
+        bnb_4bit_quant_type: String, "NAME";
+        /// Whether scales of 4-bit blocks are kept in 8 bits [default: true]
+        bnb_4bit_use_double_quant: bool, "BOOL";
+        /// Linear layers whose weights stay as they are, such as down_proj
+        llm_int8_skip_modules: Vec<String>, "NAMES";
     }
     Learning {
         /// Peak learning rate [default: 5e-5, for adapters 2e-4; from scratch 0.001]
