@@ -24,7 +24,7 @@ fn samples_are_shown_with_what_is_learned_on_the_terminal_and_on_the_page() {
     assert!(said.contains("data: 2 samples in "), "{said}");
     assert!(said.contains("1 sample is longer than --seq-len 16: "), "{said}");
     assert!(said.contains(" of these tokens lie in further rows, without the text before"), "{said}");
-    assert!(said.contains("sample 1, ⟦learned⟧:\n") && said.contains("sample 2, ⟦learned⟧:\n"), "{said}");
+    assert!(said.contains("row 1, ⟦learned⟧:\n") && said.contains("row 2, ⟦learned⟧:\n"), "{said}");
     assert!(said.contains("line⟧") && !said.contains('\u{1b}'), "{said}");
     let metrics = String::from_utf8(home.read("out/metrics.jsonl")).unwrap();
     let start: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();

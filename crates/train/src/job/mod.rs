@@ -121,6 +121,9 @@ impl<'w> Job<'w> {
         if data.untaught > 0 {
             notes.push(Note::UntaughtSamples { count: data.untaught, seq_len: config.model.seq_len });
         }
+        if data.seams > 0 {
+            notes.push(Note::Seams { count: data.seams });
+        }
         if config.samples.shown > 0 && matches!(data.train, Source::Synthetic(_)) {
             notes.push(Note::NothingToShow);
         }
