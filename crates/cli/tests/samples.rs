@@ -93,3 +93,16 @@ fn a_filter_that_nobody_has_is_the_templates_fault_and_not_that_of_a_line() {
         );
     }
 }
+
+#[test]
+fn a_budget_that_reading_alone_crosses_is_answered_with_one_that_works() {
+    let home = Home::with_model();
+    home.write("d.txt", "line counts bytes ".repeat(40));
+    let small = SMALL.replace(" --memory 64MiB", "");
+    let train = format!("train --model model --data d.txt --max-steps 1 {small}");
+    let refused = home.command(&format!("{train} --memory 2MiB")).output().unwrap();
+    let said = texts(&refused).1;
+    let named = said.split("`--memory ").nth(1).and_then(|rest| rest.split('`').next());
+    let named = named.unwrap_or_else(|| panic!("no budget is named: {said}"));
+    home.done(&format!("{train} --memory {named}"));
+}
