@@ -1,9 +1,13 @@
 """Renders every chat template found in Python packages with transformers' Jinja2 and with plimsoll, and compares hashes.
 
-Packages are wheels or source archives in a folder, as `pip download --no-deps` puts them there. Templates are files that end in
+Packages are wheels or source archives in a folder, as `chat_template_packages.py` puts them there. Templates are files that end in
 `.jinja`, `.jinja2` or `.j2`, and texts in `.json` and `.py` files that look like one. Nothing of them is kept but their hashes.
 
-    pip download --no-deps -d packages trl transformers ...
+Three comparisons follow: the renderings, with the reasons where both sides refuse; the answers that plimsoll finds in long
+conversations against those it finds in short ones; and, for templates of which TRL has a variant with `generation` marks, the
+answers that plimsoll finds in the original against the marks.
+
+    python benchmarks/chat_template_packages.py packages
     cargo build --release -p plimsoll-train --example render_chats
     python benchmarks/chat_templates.py packages target/release/examples/render_chats
 """
@@ -66,6 +70,9 @@ LONG = [{"role": "system", "content": "Be brief."}] + [
         {"role": "assistant", "content": ("<think>\nhm\n</think>\n\n" if at % 4 == 1 else "") + f"Answer {at}."},
     )
 ]
+
+
+MARKED = re.compile(r"{%[-+]?\s*generation\b")
 
 
 def looks_like_template(text):
@@ -132,69 +139,108 @@ def timeless(request, text):
     return re.sub(r"\d\d:\d\d:\d\d", "TIME", text) if "strftime_now" in request["template"] else text
 
 
-def short(text):
+def short_name(text):
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def careful_answers(template, messages):
-    """Byte ranges of what the assistant says, found with Jinja2 by rendering up to every answer; None where that fails."""
-
-    def text(part, prompt=False):
-        answer = rendered(template, part, None, prompt, False)
-        if "error" in answer:
-            raise ValueError
-        return answer["text"]
-
-    def common(a, b):
-        return next((at for at, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-
-    try:
-        whole, ranges = text(messages), []
-        for at, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            begin, end = common(text(messages[:at], True), whole), len(whole)
-            if at + 1 < len(messages):
-                closed, turn = text(messages[: at + 1]), {"role": "user", "content": ""}
-                if not whole.startswith(closed):
-                    one, two = text(messages[: at + 1] + [turn]), text(messages[: at + 1] + [turn] * 2)
-                    closed = one[: max(0, 2 * len(one) - len(two))]
-                if not whole.startswith(closed):
-                    return None
-                end = len(closed)
-            if begin > end or ranges and ranges[-1][1] > begin:
-                return None
-            ranges.append((begin, end))
-    except ValueError:
-        return None
-    return [[len(whole[:a].encode()), len(whole[:b].encode())] for a, b in ranges]
-
-
-def compare_answers(templates, program):
-    """Whether windows find the answers of long conversations that the careful way finds."""
-    unmarked = [template for template in templates if not re.search(r"{%[-+]?\s*generation\b", template)]
-    chats = {"with a system prompt": LONG, "without": LONG[1:]}
-    requests = [{"template": template, "messages": chat, "special": SPECIAL, "answers": True}
-                for template in unmarked for chat in chats.values()]
+def asked(program, requests):
+    """What plimsoll answers to each request."""
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     ours = subprocess.run([program], input=lines, capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in ours.rstrip("\n").split("\n")]
+
+
+def of_answers(template, messages, tools=None):
+    return {"template": template, "messages": messages, "tools": tools, "special": SPECIAL, "answers": True}
+
+
+def learned(answer):
+    """The texts that are learned, or why there are none."""
+    if "error" in answer:
+        return answer["error"]
+    text = answer["text"].encode()
+    return [text[begin:end].decode() for begin, end in answer["answers"]]
+
+
+def compare_lengths(templates, program):
+    """Whether the answers of a long conversation, found in windows, are those of short ones, found one by one."""
+    system, turns = LONG[:1], LONG[1:]
+    some, last = (0, 1, 5, 10), len(turns) // 2 - 1
+    shorts = [turns[2 * at:2 * at + 6] for at in some] + [turns[-6:]]
+    unmarked = [template for template in templates if not MARKED.search(template)]
     tally, differing = collections.Counter(), []
-    for request, line in zip(requests, ours.rstrip("\n").split("\n"), strict=True):
-        mine = json.loads(line).get("answers")
-        theirs = careful_answers(request["template"], request["messages"])
-        kind = "equal" if mine == theirs else "differ"
-        tally["both refuse" if mine is None and theirs is None else kind] += 1
-        if kind == "differ":
-            differing.append((short(request["template"]), len(request["messages"]), theirs, mine))
-    print(f"answers of {len(requests)} long conversations:", dict(tally))
+    for opening in (system, []):
+        whole = asked(program, [of_answers(template, opening + turns) for template in unmarked])
+        parts = asked(program, [of_answers(template, opening + short) for template in unmarked for short in shorts])
+        for at, template in enumerate(unmarked):
+            long = learned(whole[at])
+            short = [learned(part) for part in parts[at * len(shorts):(at + 1) * len(shorts)]]
+            if isinstance(long, str):
+                tally["refused: " + re.sub(r"\d+", "N", long)] += 1
+                continue
+            wanted = [part[0] for part in short[:-1]] + [short[-1][-1]] if all(isinstance(part, list) for part in short) else None
+            kind = "equal" if wanted == [long[at] for at in some] + [long[last]] else "differ"
+            tally[kind] += 1
+            if kind == "differ":
+                differing.append((short_name(template), len(opening), wanted, long))
+    print(f"answers of {2 * len(unmarked)} long conversations and of short ones:")
+    for kind, count in tally.most_common():
+        print(f"{count:5} {kind}")
     for case in differing:
         print("answers differ:", *case)
     return differing
 
 
+def joined(ranges):
+    """Ranges that touch are one."""
+    out = []
+    for begin, end in ranges:
+        if out and out[-1][1] >= begin:
+            out[-1][1] = end
+        elif begin < end:
+            out.append([begin, end])
+    return out
+
+
+def compare_marks(texts, program):
+    """How the answers of an original differ from the marks of TRL's variant, where both render the same text."""
+    pairs = {(texts[origin], texts[original]): origin for origin in texts
+             if origin.endswith("_training.jinja") and (original := origin.replace("_training", "")) in texts}
+    pairs = [(origin, original) for (_, original), origin in pairs.items()]
+    chats = {"long": (LONG[:9], None), "without a system prompt": (LONG[1:9], None), "chat": (CHAT, None),
+             "calls": (CALLS, TOOLS), "thoughts": (CONVERSATIONS["thoughts"], None)}
+    cases = [(origin, original, name) for origin, original in pairs for name in chats]
+    ours = asked(program, [of_answers(original, *chats[name]) for _, original, name in cases])
+    marks = asked(program, [of_answers(texts[origin], *chats[name]) for origin, _, name in cases])
+    tally, differing = collections.Counter(), []
+    for (origin, _, name), mine, theirs in zip(cases, ours, marks, strict=True):
+        if "error" in mine or "error" in theirs:
+            tally["one refuses the conversation"] += 1
+        elif mine["text"] != theirs["text"]:
+            tally["the variant renders another text"] += 1
+        else:
+            a, b = joined(mine["answers"]), joined(theirs["answers"])
+            ends = [end for _, end in a] == [end for _, end in b]
+            later = ends and all(x >= y for (x, _), (y, _) in zip(a, b))
+            kind = "equal" if a == b else "equal, but the marks begin before the prompt ends" if later else "differ"
+            tally[kind] += 1
+            if kind == "differ":
+                differing.append((origin, name))
+    print(f"answers of {len(pairs)} templates and the marks of TRL's variants, {len(cases)} conversations:")
+    for kind, count in tally.most_common():
+        print(f"{count:5} {kind}")
+    for case in differing:
+        print("marks differ:", *case)
+
+
+def reason(error):
+    """The words of a refusal without names and numbers."""
+    return re.sub(r"'[^']*'|`[^`]*`|\d+", "…", error.split("\n")[0])[:100]
+
+
 def main():
     folder, program = pathlib.Path(sys.argv[1]), sys.argv[2]
-    found, packages = {}, collections.Counter()
+    found, places, packages = {}, {}, collections.Counter()
     for package in sorted(folder.iterdir()):
         if package.suffix not in (".whl", ".zip", ".gz", ".bz2", ".xz"):
             continue
@@ -202,6 +248,7 @@ def main():
             for template in templates_of_file(name, data):
                 packages[package.name] += 1
                 found.setdefault(template, f"{package.name}: {name}")
+                places[f"{package.name}: {name}"] = template
     requests, wanted = [], []
     for template, origin in found.items():
         for name, messages in CONVERSATIONS.items():
@@ -210,22 +257,22 @@ def main():
                     requests.append({"template": template, "messages": messages, "tools": tools,
                                      "add_generation_prompt": prompt, "special": SPECIAL})
                     wanted.append((origin, f"{name}{', tools' if tools else ''}{', prompt' if prompt else ''}"))
-    lines = "".join(json.dumps(request) + "\n" for request in requests)
-    ours = subprocess.run([program], input=lines, capture_output=True, text=True, check=True).stdout.rstrip("\n").split("\n")
-    tally, differing = collections.Counter(), []
-    for request, (origin, case), line in zip(requests, wanted, ours, strict=True):
+    tally, refusals, reasons, differing = collections.Counter(), collections.Counter(), collections.defaultdict(set), []
+    for request, (origin, case), mine in zip(requests, wanted, asked(program, requests), strict=True):
         theirs = rendered(request["template"], request["messages"], request["tools"],
                           request["add_generation_prompt"], False)
-        mine = json.loads(line)
         if "error" in theirs or "error" in mine:
             kind = "both refuse" if "error" in theirs and "error" in mine else (
                 "only Jinja2 refuses" if "error" in theirs else "only plimsoll refuses")
         else:
-            hashes = {short(timeless(request, side["text"])) for side in (theirs, mine)}
+            hashes = {short_name(timeless(request, side["text"])) for side in (theirs, mine)}
             kind = "equal" if len(hashes) == 1 else "differ"
         tally[kind] += 1
-        if kind not in ("equal", "both refuse"):
-            differing.append((kind, origin, short(request["template"]), case, theirs, mine))
+        if kind == "both refuse":
+            reasons[reason(theirs["why"])].add(origin)
+            refusals[reason(theirs["why"])] += 1
+        elif kind != "equal":
+            differing.append((kind, origin, short_name(request["template"]), case, theirs, mine))
     for name, count in sorted(packages.items()):
         print(f"{count:5} {name}")
     print(f"{len(found)} templates, {len(requests)} renderings:", dict(tally))
@@ -235,7 +282,11 @@ def main():
         if kind == "differ" and "-v" in sys.argv:
             print("  theirs", repr(theirs["text"])[:2000])
             print("  ours  ", repr(mine["text"])[:2000])
-    differing += compare_answers(found, program)
+    print("why both refuse, in Jinja2's words:")
+    for words, count in refusals.most_common():
+        print(f"{count:5} of {len(reasons[words]):3} templates: {words}")
+    differing += compare_lengths(found, program)
+    compare_marks(places, program)
     sys.exit(bool(differing))
 
 

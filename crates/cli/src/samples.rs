@@ -80,8 +80,12 @@ fn grouped(count: u64) -> String {
 pub(crate) fn text(samples: &[Shown], labels: &[String], colour: bool) -> String {
     let [begin, end] = if colour { COLOURS } else { MARKS };
     let mut text = String::new();
-    for (at, sample) in samples.iter().enumerate() {
-        let _ = writeln!(text, "sample {}, {begin}learned{end}:", at + 1);
+    for sample in samples {
+        let place = match sample.place {
+            (_, ..=1) => String::new(),
+            (at, of) => format!(", text {at} of {of}"),
+        };
+        let _ = writeln!(text, "row {}{place}, {begin}learned{end}:", sample.row);
         for part in &sample.parts {
             let words = part.text.split_inclusive('\n').map(|line| match line.strip_suffix('\n') {
                 Some(line) => printable(line) + "\n",
@@ -108,15 +112,23 @@ mod tests {
 
     fn sample() -> Shown {
         let part = |text: &str, learned| ShownPart { text: text.into(), learned };
-        Shown { parts: vec![part("<user>\nhi\u{1b}[0m\n", false), part("hello</s>", true)], class: None }
+        let parts = vec![part("<user>\nhi\u{1b}[0m\n", false), part("hello</s>", true)];
+        Shown { row: 1, place: (1, 1), parts, class: None }
     }
 
     #[test]
     fn learned_text_is_marked_with_and_without_colour_and_nothing_else_steers_the_terminal() {
         let plain = text(&[sample()], &[], false);
-        assert_eq!(plain, "sample 1, ⟦learned⟧:\n<user>\nhi\\u{1b}[0m\n⟦hello</s>⟧\n");
+        assert_eq!(plain, "row 1, ⟦learned⟧:\n<user>\nhi\\u{1b}[0m\n⟦hello</s>⟧\n");
         let coloured = text(&[sample()], &[], true);
         assert_eq!(coloured.matches('\u{1b}').count(), 4);
+    }
+
+    #[test]
+    fn a_text_is_numbered_by_its_row_and_its_place_there() {
+        let shown = |row, place| text(&[Shown { row, place, ..sample() }], &[], false);
+        assert!(shown(3, (1, 1)).starts_with("row 3, ⟦learned⟧:\n"));
+        assert!(shown(3, (2, 4)).starts_with("row 3, text 2 of 4, ⟦learned⟧:\n"));
     }
 
     #[test]

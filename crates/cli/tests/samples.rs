@@ -24,7 +24,7 @@ fn samples_are_shown_with_what_is_learned_on_the_terminal_and_on_the_page() {
     assert!(said.contains("data: 2 samples in "), "{said}");
     assert!(said.contains("1 sample is longer than --seq-len 16: "), "{said}");
     assert!(said.contains(" of these tokens lie in further rows, without the text before"), "{said}");
-    assert!(said.contains("sample 1, ⟦learned⟧:\n") && said.contains("sample 2, ⟦learned⟧:\n"), "{said}");
+    assert!(said.contains("row 1, ⟦learned⟧:\n") && said.contains("row 2, ⟦learned⟧:\n"), "{said}");
     assert!(said.contains("line⟧") && !said.contains('\u{1b}'), "{said}");
     let metrics = String::from_utf8(home.read("out/metrics.jsonl")).unwrap();
     let start: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
@@ -92,4 +92,17 @@ fn a_filter_that_nobody_has_is_the_templates_fault_and_not_that_of_a_line() {
              the template); mend it there, or put another chat_template.jinja beside tokenizer.json",
         );
     }
+}
+
+#[test]
+fn a_budget_that_reading_alone_crosses_is_answered_with_one_that_works() {
+    let home = Home::with_model();
+    home.write("d.txt", "line counts bytes ".repeat(40));
+    let small = SMALL.replace(" --memory 64MiB", "");
+    let train = format!("train --model model --data d.txt --max-steps 1 {small}");
+    let refused = home.command(&format!("{train} --memory 2MiB")).output().unwrap();
+    let said = texts(&refused).1;
+    let named = said.split("`--memory ").nth(1).and_then(|rest| rest.split('`').next());
+    let named = named.unwrap_or_else(|| panic!("no budget is named: {said}"));
+    home.done(&format!("{train} --memory {named}"));
 }

@@ -58,6 +58,8 @@ pub struct OpenedData {
     pub skipped: Option<(u64, String)>,
     /// Samples, or parts of them as long as a row, that were left out because nothing in them is learned.
     pub untaught: u64,
+    /// Learned tokens that begin in a prompt and reach into its answer.
+    pub seams: u64,
     /// How much there is to train on, where samples are counted.
     pub counts: Option<Counts>,
     /// The first samples, as many as were asked for.
@@ -193,6 +195,7 @@ impl Config {
             validation: dataset.validation.map(Source::Corpus),
             skipped,
             untaught: dataset.untaught,
+            seams: dataset.seams,
         })
     }
 
@@ -280,7 +283,7 @@ impl Config {
         let shown = shown(&mut train, &Tokenizer::bytes(), &Task::Causal, most)?;
         let validation = self.evaluation.as_ref().and_then(|evaluation| evaluation.data.as_ref());
         let validation = validation.map(|data| self.open_one(data, Order::AsWritten)).transpose()?;
-        Ok(OpenedData { train, validation, skipped: None, untaught: 0, counts: None, shown })
+        Ok(OpenedData { train, validation, skipped: None, untaught: 0, seams: 0, counts: None, shown })
     }
 
     fn open_one(&self, data: &DataConfig, order: Order) -> Result<Source, TrainError> {

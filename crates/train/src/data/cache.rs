@@ -5,7 +5,8 @@
 //!      ids        u32 × tokens       the highest bit is set in ids that are not learned from
 //!      ends       u64 × documents    one past the last id of each
 //!      labels     i32 × documents    or none at all
-//!      notes      JSON: names of the labels, and what was wrong with the first sample that was passed over
+//!      notes      JSON: names of the labels, what was wrong with the first sample that was passed over,
+//!                 and how many learned tokens begin before their answer
 //! ```
 //!
 //! All numbers are little-endian. The file is written under another name and renamed when it is whole. One that is
@@ -57,6 +58,8 @@ pub(super) struct Notes {
     pub(super) skipped: u64,
     /// The fault of the first of them.
     pub(super) first_skipped: Option<String>,
+    /// Learned tokens that begin before the answer they reach into.
+    pub(super) seams: u64,
 }
 
 impl Cache {
@@ -120,13 +123,14 @@ impl Cache {
 
 impl Notes {
     fn to_json(&self) -> Json {
-        json!({"names": self.names, "first_skipped": self.first_skipped})
+        json!({"names": self.names, "first_skipped": self.first_skipped, "seams": self.seams})
     }
 
     fn from_json(json: &Json, skipped: u64) -> Option<Notes> {
         let names = json["names"].as_array()?.iter().map(|name| name.as_str().map(str::to_owned));
         let first_skipped = json["first_skipped"].as_str().map(str::to_owned);
-        Some(Notes { names: names.collect::<Option<_>>()?, skipped, first_skipped })
+        let seams = json["seams"].as_u64()?;
+        Some(Notes { names: names.collect::<Option<_>>()?, skipped, first_skipped, seams })
     }
 }
 
@@ -223,6 +227,11 @@ impl Writer {
     pub(super) fn skip(&mut self, why: String) {
         self.notes.skipped += 1;
         self.notes.first_skipped.get_or_insert(why);
+    }
+
+    /// Counts learned tokens that begin before the answer they reach into.
+    pub(super) fn count_seams(&mut self, seams: u64) {
+        self.notes.seams += seams;
     }
 
     pub(super) fn notes(&self) -> &Notes {

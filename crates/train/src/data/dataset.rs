@@ -28,6 +28,8 @@ pub struct Dataset {
     pub skipped: u64,
     /// The fault of the first of them.
     pub first_skipped: Option<String>,
+    /// Learned tokens that begin before the answer they reach into.
+    pub seams: u64,
     /// Samples, or parts of them as long as a row, that were left out because nothing in them is learned.
     pub untaught: u64,
     /// How much there is to train on.
@@ -107,6 +109,7 @@ impl Dataset {
             labels,
             skipped: notes().map(|notes| notes.skipped).sum(),
             untaught,
+            seams: notes().map(|notes| notes.seams).sum(),
             first_skipped: notes().find_map(|notes| notes.first_skipped.clone()),
         })
     }

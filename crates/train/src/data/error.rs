@@ -104,6 +104,17 @@ pub enum DataError {
         /// The fault.
         why: String,
     },
+    /// A conversation whose chat template writes an answer so that it cannot be told from the rest.
+    AnswersUnclear {
+        /// The file of the conversation.
+        path: PathBuf,
+        /// Its line or row, counted from 1.
+        line: u64,
+        /// The file of the template, where it came from one.
+        template: Option<PathBuf>,
+        /// The answer's message, counted from 1.
+        message: usize,
+    },
     /// A text that takes more memory to tokenise than there is.
     TooLong {
         /// The file.
@@ -251,6 +262,15 @@ impl fmt::Display for DataError {
                 "{}, line {line}: {why}; mend the line, or pass over such lines with --skip-bad-lines",
                 path.display()
             ),
+            DataError::AnswersUnclear { path, line, template, message } => write!(
+                f,
+                "{}, line {line}: the chat template{} writes message {message} differently once others follow, so its answer \
+                 cannot be told from the rest; put {{% generation %}} and {{% endgeneration %}} around the answer in the template, \
+                 use another chat_template.jinja, learn the last answer alone with `prompt` and `completion`, \
+                 or pass over such lines with --skip-bad-lines",
+                path.display(),
+                template.as_ref().map_or_else(String::new, |path| format!(" of {}", path.display()))
+            ),
             DataError::TooLong { path, line, bytes, least } => write!(
                 f,
                 "{}{}: {} of text in one piece; to tokenise it takes a budget of --memory {}MiB; state that, or divide the text",
@@ -352,6 +372,11 @@ mod tests {
             (DataError::NoTemplate, "the data has `messages` and the model no chat template; put"),
             (DataError::UnknownKind { path: path() }, "d/x is of a kind that is not read; give --data"),
             (DataError::BadLine { path: path(), line: 3, why: why() }, "d/x, line 3: why; mend the line"),
+            (
+                DataError::AnswersUnclear { path: path(), line: 3, template: Some("t".into()), message: 2 },
+                "d/x, line 3: the chat template of t writes message 2 differently once others follow, so its answer \
+                 cannot be told from the rest; put {% generation %} and {% endgeneration %} around",
+            ),
             (
                 DataError::TooLong { path: path(), line: Some(3), bytes: 2 << 20, least: 40 << 20 },
                 "d/x, line 3: 2.00 MiB of text in one piece; to tokenise it takes a budget of --memory 40MiB; state",

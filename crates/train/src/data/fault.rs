@@ -1,5 +1,7 @@
 //! Why a sample cannot be used: it is broken, all of its kind are, or there is no room for it.
 
+use std::path::PathBuf;
+
 use super::DataError;
 
 /// Why a sample cannot be used.
@@ -9,6 +11,8 @@ pub(super) enum Fault {
     Sample(String),
     /// No sample of its kind can be used.
     All(DataError),
+    /// The chat template of a file writes the answer of a message, counted from 1, so that it cannot be told from the rest.
+    Answers { template: Option<PathBuf>, message: usize },
     /// So many bytes of it would have to be tokenised at once, and there is no room for that.
     Unbroken(usize),
 }

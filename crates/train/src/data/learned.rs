@@ -1,5 +1,6 @@
 //! Samples as people read them, with the parts that are learned told from the rest.
 //!
+//! They are numbered by the row they lie in: a long text is cut into rows, and a row may hold several short ones.
 //! They are read back from the rows that the run will see, so what is shown is what is trained on: after rendering,
 //! tokenising, cutting and packing. Padding is left out.
 
@@ -8,6 +9,10 @@ use super::{DataError, IGNORED, Sequence, Source, Task, Tokenizer};
 /// A sample, or the piece of one that lies in a row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
+    /// The row of the first epoch it lies in, counted from 1.
+    pub row: u64,
+    /// Its place among the texts of that row, counted from 1, and how many there are.
+    pub place: (usize, usize),
     /// Its text in order.
     pub parts: Vec<ShownPart>,
     /// Its class, where the task is classification.
@@ -35,7 +40,14 @@ pub(crate) fn shown(
     let rows = source.sequences_per_epoch().unwrap_or(u64::MAX);
     for index in (0..rows).take(most) {
         source.fill(0, index, &mut row)?;
-        samples.extend(documents(&row, source.pad(), task).into_iter().map(|ids| sample(ids, tokenizer)));
+        let documents = documents(&row, source.pad(), task);
+        let texts = documents.len();
+        let placed = documents.into_iter().enumerate().map(|(at, document)| Shown {
+            row: index + 1,
+            place: (at + 1, texts),
+            ..sample(document, tokenizer)
+        });
+        samples.extend(placed);
         if samples.len() >= most {
             break;
         }
@@ -112,7 +124,7 @@ fn sample(document: Document, tokenizer: &Tokenizer) -> Shown {
         }
         begin = end;
     }
-    Shown { parts, class: document.class }
+    Shown { parts, class: document.class, ..Shown::default() }
 }
 
 #[cfg(test)]

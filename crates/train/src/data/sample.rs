@@ -8,10 +8,12 @@
 //! | `text`, `label` | the text; opening and closing are put around it when rows are made | the label |
 //!
 //! Prompt and completion, and all turns of a conversation, are tokenised as one text, so that the ids are those the
-//! model would see, and a token counts when it begins inside an answer; one that reaches from the prompt into the
-//! answer does not, because it is not the model that writes it.
+//! model would see. A token is learned when any of its text is part of an answer, as in transformers and TRL: of one that
+//! reaches from the prompt into the answer, nobody else would teach the answer's first letters. Such tokens are counted, since
+//! a prompt that ends there is followed by other tokens when the model is used.
 
 use std::ops::Range;
+use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
@@ -32,11 +34,13 @@ const MOST_CLASSES: usize = 1 << 16;
 pub(super) struct Ids<'a> {
     each: &'a mut (dyn FnMut(u32) + Send),
     last: Option<u32>,
+    /// Learned tokens that begin before the answer they reach into.
+    pub(super) seams: u64,
 }
 
 impl<'a> Ids<'a> {
     pub(super) fn to(each: &'a mut (dyn FnMut(u32) + Send)) -> Ids<'a> {
-        Ids { each, last: None }
+        Ids { each, last: None, seams: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -144,6 +148,9 @@ impl Encoder<'_> {
                 Fault::Sample(format!("the conversation cannot be rendered: {why}"))
             }
             RenderFault::Template(why) => Fault::All(template.fault(why)),
+            RenderFault::Answers { message } => {
+                Fault::Answers { template: template.file().map(Path::to_owned), message: message + 1 }
+            }
         })?;
         if rendered.answers.iter().all(Range::is_empty) {
             return Err(Fault::Sample(
@@ -154,12 +161,14 @@ impl Encoder<'_> {
         self.learned_within(&rendered.text, &rendered.answers, ids)
     }
 
-    /// Adds the ids of a text, of which those that begin inside `ranges` (in order) are learned.
+    /// Adds the ids of a text, of which those with a byte inside `ranges` (in order) are learned.
     fn learned_within(&self, text: &str, ranges: &[Range<usize>], ids: &mut Ids<'_>) -> Result<(), Fault> {
-        let mut ranges = ranges.iter().peekable();
-        self.tokenizer.encode_each(text, self.unbroken, |(id, (from, _))| {
+        let mut ranges = ranges.iter().filter(|range| !range.is_empty()).peekable();
+        self.tokenizer.encode_each(text, self.unbroken, |(id, (from, to))| {
             while ranges.next_if(|range| range.end <= from).is_some() {}
-            let learned = ranges.peek().is_some_and(|range| range.contains(&from));
+            // Some tokens have no text of their own; they belong to the place they stand at.
+            let learned = ranges.peek().is_some_and(|range| range.start < to.max(from + 1));
+            ids.seams += u64::from(learned && ranges.peek().is_some_and(|range| from < range.start));
             ids.push(if learned { id as u32 } else { id as u32 | UNLEARNED });
         })
     }

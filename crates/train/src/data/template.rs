@@ -8,19 +8,22 @@
 //! by rendering parts of the conversation (see `answers`). Either way they are ranges of the one rendering of the whole.
 
 mod answers;
+mod boundaries;
 mod conversation;
+mod marks;
+mod renderings;
 
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::DataError;
 use crate::jinja::{Limits, Rendering, Template, Value};
 
 use answers::Search;
-use conversation::Role;
 pub(super) use conversation::{Conversation, message_list, parsed_list};
 
 /// Instructions of one rendering, and more for each byte of its conversation. Templates take a few hundred for a turn; one
@@ -40,6 +43,7 @@ pub struct ChatTemplate {
     /// `bos_token` and its like.
     special: Vec<(String, String)>,
     file: Option<PathBuf>,
+    closes: OnceLock<bool>,
 }
 
 /// A conversation as text.
@@ -58,6 +62,11 @@ pub(super) enum RenderFault {
     Conversation(String),
     /// No conversation that comes this way can be rendered: the template asks for something that nobody has.
     Template(String),
+    /// The template writes the answer of a message in a way that cannot be told from the rest.
+    Answers {
+        /// The message, counted from 0.
+        message: usize,
+    },
 }
 
 impl From<crate::jinja::Fault> for RenderFault {
@@ -69,8 +78,14 @@ impl From<crate::jinja::Fault> for RenderFault {
 
 impl fmt::Display for RenderFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (RenderFault::Conversation(why) | RenderFault::Template(why)) = self;
-        f.write_str(why)
+        match self {
+            RenderFault::Conversation(why) | RenderFault::Template(why) => f.write_str(why),
+            RenderFault::Answers { message } => write!(
+                f,
+                "the chat template writes message {} differently once others follow, so its answer cannot be told from the rest",
+                message + 1
+            ),
+        }
     }
 }
 
@@ -82,7 +97,7 @@ impl ChatTemplate {
     /// With the line and what is wrong there.
     pub fn new(source: &str, special: Vec<(String, String)>) -> Result<ChatTemplate, String> {
         let template = Template::new(source).map_err(|fault| fault.to_string())?;
-        Ok(ChatTemplate { source: source.to_owned(), template, special, file: None })
+        Ok(ChatTemplate { source: source.to_owned(), template, special, file: None, closes: OnceLock::new() })
     }
 
     /// Compiles the template of a file.
@@ -99,6 +114,11 @@ impl ChatTemplate {
     /// A fault of the template itself, with the file it came from.
     pub(super) fn fault(&self, why: String) -> DataError {
         DataError::Template { path: self.file.clone(), why }
+    }
+
+    /// The file it came from, where there is one.
+    pub(super) fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
     /// Refuses a template that is too large to be one, before it is read.
@@ -142,13 +162,30 @@ impl ChatTemplate {
         if self.template.marks() {
             let Rendering { text, marked: mut answers } =
                 self.run(conversation, conversation.all(), false)?;
-            // The template marks every answer; those of the first messages are not asked for.
-            let unasked = (0..from).filter(|&at| conversation.role(at) == Role::Assistant).count();
-            answers.drain(..unasked.min(answers.len()));
+            if from > 0 {
+                // The template marks every answer; those of the first messages are not asked for.
+                let begin = Search::new(self, conversation).begin_of(from)?;
+                answers.retain_mut(|answer| {
+                    answer.start = answer.start.max(begin);
+                    answer.start < answer.end
+                });
+            }
             return Ok(Rendered { text, answers });
         }
         let (text, answers) = Search::new(self, conversation).answers(from)?;
         Ok(Rendered { text, answers })
+    }
+
+    /// Whether it may write something behind the last turn that it does not write behind others.
+    fn may_close(&self) -> bool {
+        let turn = |role: &str| json!({"role": role, "content": "x"});
+        let turns = [turn("user"), turn("assistant"), turn("user")];
+        *self.closes.get_or_init(|| {
+            match (self.render(&turns[..2], None, false), self.render(&turns, None, false)) {
+                (Ok(shorter), Ok(longer)) => !longer.starts_with(&shorter),
+                _ => true,
+            }
+        })
     }
 
     fn run(

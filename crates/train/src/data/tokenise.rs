@@ -24,7 +24,7 @@ use super::spec::Task;
 use crate::reading;
 
 /// Rises when the same files and tokenizer give other ids than before, so that ids of earlier versions are not used.
-const RENDERING: u32 = 2;
+const RENDERING: u32 = 3;
 /// Records of a batch.
 const RECORDS: usize = 8192;
 /// Ids of a long text that are written at once.
@@ -41,8 +41,16 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
-/// The ids of a short sample, and its label.
-type Encoded = (Vec<u32>, Option<Label>);
+/// The ids of a short sample, and facts about it.
+type Encoded = (Vec<u32>, Told);
+
+/// Facts about a sample besides its ids.
+#[derive(Debug, Default)]
+struct Told {
+    label: Option<Label>,
+    /// Learned tokens that begin before the answer they reach into.
+    seams: u64,
+}
 
 /// How to tokenise.
 #[derive(Clone, Copy, Debug)]
@@ -164,9 +172,9 @@ impl Tokenise<'_> {
             result => result,
         };
         match result {
-            Ok((ids, label)) => {
+            Ok((ids, told)) => {
                 writer.write(&ids)?;
-                close(file, record, label, writer)
+                close(file, record, told, writer)
             }
             Err(fault) => self.pass_over(file, record, fault, writer),
         }
@@ -185,9 +193,9 @@ impl Tokenise<'_> {
         let result = encode(record, self.alone(record), &mut each);
         written?;
         match result {
-            Ok(label) => {
+            Ok(told) => {
                 writer.write(&ids)?;
-                close(file, record, label, writer)
+                close(file, record, told, writer)
             }
             Err(fault) => self.pass_over(file, record, fault, writer),
         }
@@ -220,30 +228,37 @@ impl Tokenise<'_> {
                 ),
             }),
             Fault::Sample(why) => {
-                let line = record.line();
-                if !self.skip_bad_lines {
-                    return Err(DataError::BadLine { path: file.to_owned(), line, why });
-                }
-                writer.skip(format!("{}, line {line}: {why}", file.display()));
-                Ok(())
+                let said = format!("{}, line {}: {why}", file.display(), record.line());
+                let fault = DataError::BadLine { path: file.to_owned(), line: record.line(), why };
+                self.pass_over_line(fault, said, writer)
+            }
+            Fault::Answers { template, message } => {
+                let (path, line) = (file.to_owned(), record.line());
+                let said =
+                    format!("{}, line {line}: the answer of message {message} is unclear", path.display());
+                self.pass_over_line(DataError::AnswersUnclear { path, line, template, message }, said, writer)
             }
         }
     }
+
+    fn pass_over_line(&self, fault: DataError, said: String, writer: &mut Writer) -> Result<(), DataError> {
+        if !self.skip_bad_lines {
+            return Err(fault);
+        }
+        writer.skip(said);
+        Ok(())
+    }
 }
 
-/// The ids of a record in memory, and its label.
+/// The ids of a record in memory, and facts about it.
 fn encoded(record: &Record, encoder: Encoder<'_>) -> Result<Encoded, Fault> {
     let mut ids = Vec::new();
-    let label = encode(record, encoder, &mut |id| ids.push(id))?;
-    Ok((ids, label))
+    let told = encode(record, encoder, &mut |id| ids.push(id))?;
+    Ok((ids, told))
 }
 
-/// Tells `each` the ids of a record; returns its label where it has one.
-fn encode(
-    record: &Record,
-    encoder: Encoder<'_>,
-    each: &mut (dyn FnMut(u32) + Send),
-) -> Result<Option<Label>, Fault> {
+/// Tells `each` the ids of a record; returns facts about it.
+fn encode(record: &Record, encoder: Encoder<'_>, each: &mut (dyn FnMut(u32) + Send)) -> Result<Told, Fault> {
     reading::step();
     let mut ids = Ids::to(each);
     match record {
@@ -252,20 +267,24 @@ fn encode(
         }
         Record::Piece { text, opens, closes } => {
             encoder.piece(text, *opens, *closes, &mut ids)?;
-            Ok(None)
+            Ok(Told::default())
         }
         Record::Fields { fields, .. } => {
             let label = encoder.record(fields, &mut ids)?;
-            if ids.is_empty() { Err(Fault::Sample("its text has no tokens".into())) } else { Ok(label) }
+            if ids.is_empty() {
+                return Err(Fault::Sample("its text has no tokens".into()));
+            }
+            Ok(Told { label, seams: ids.seams })
         }
         Record::Bad { why, .. } => Err(Fault::Sample(why.clone())),
     }
 }
 
 /// Ends a document with its last record.
-fn close(file: &Path, record: &Record, label: Option<Label>, writer: &mut Writer) -> Result<(), DataError> {
+fn close(file: &Path, record: &Record, told: Told, writer: &mut Writer) -> Result<(), DataError> {
+    writer.count_seams(told.seams);
     let closes = !matches!(record, Record::Piece { closes: false, .. });
-    if closes && !writer.close(label) {
+    if closes && !writer.close(told.label) {
         return Err(DataError::MixedLabels { path: file.to_owned() });
     }
     Ok(())

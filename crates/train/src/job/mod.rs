@@ -42,7 +42,7 @@ use crate::error::TrainError;
 use crate::files::read_any_text;
 use crate::planning::Options;
 use crate::planning::plan_from_file;
-use crate::planning::{Planned, budget_for, plan_within};
+use crate::planning::{Planned, budget_for, plan_for, plan_within};
 pub use device::OpenedDevice;
 pub use environment::{Environment, NamedModel};
 pub use notes::Note;
@@ -87,6 +87,22 @@ impl Config {
     }
 }
 
+/// Where reading alone has crossed the budget, the error of planning: it names a budget for all that follows too.
+fn with_least_budget(error: TrainError, config: &Config, environment: &Environment) -> TrainError {
+    if !matches!(error, TrainError::Config(_)) || config.keeps_budget().is_ok() {
+        return error;
+    }
+    // Times decide nothing about what fits, so none are measured for it.
+    let config = Config { costs: Some(times::MODELLED.into()), ..config.clone() };
+    let planned = environment
+        .device(&config)
+        .and_then(|opened| plan_for(&config.model, &*opened.device, &config.options));
+    match planned {
+        Err(least @ TrainError::Budget { .. }) => least,
+        _ => error,
+    }
+}
+
 impl<'w> Job<'w> {
     /// As [`Config::open`], with a [`Watch`] that hears of the progress.
     ///
@@ -112,14 +128,18 @@ impl<'w> Job<'w> {
         let data = config.open_data(&mut |progress| {
             tokenised = true;
             watch.hear(Stage::Tokenising(progress));
-        })?;
-        config.keeps_budget()?;
+        });
+        let data = data.and_then(|data| config.keeps_budget().map(|()| data));
+        let data = data.map_err(|error| with_least_budget(error, &config, environment))?;
         watch.hear(Stage::Working);
         notes.extend(config.configuration.notes.iter().cloned().map(Note::Model));
         let skipped = data.skipped.clone();
         notes.extend(skipped.map(|(count, first)| Note::SkippedSamples { count, first }));
         if data.untaught > 0 {
             notes.push(Note::UntaughtSamples { count: data.untaught, seq_len: config.model.seq_len });
+        }
+        if data.seams > 0 {
+            notes.push(Note::Seams { count: data.seams });
         }
         if config.samples.shown > 0 && matches!(data.train, Source::Synthetic(_)) {
             notes.push(Note::NothingToShow);

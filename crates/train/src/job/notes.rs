@@ -30,6 +30,11 @@ pub enum Note {
         /// Tokens of a row.
         seq_len: usize,
     },
+    /// Tokens begin in a prompt and reach into its answer; they are learned.
+    Seams {
+        /// How many.
+        count: u64,
+    },
     /// Samples are to be shown, and the data is made up.
     NothingToShow,
     /// The micro-batches that a run had before do not fit, so it goes on within rounding.
@@ -97,6 +102,15 @@ impl fmt::Display for Note {
                 f,
                 "{count} samples or parts of them have no target within seq_len {seq_len} and are left out; a longer \
                  one has their prompts and answers in one row"
+            ),
+            Note::Seams { count: 1 } => f.write_str(
+                "1 token begins in a prompt and reaches into its answer; it is learned whole, and a prompt that ends where \
+                 a token ends is closer to how the model is used",
+            ),
+            Note::Seams { count } => write!(
+                f,
+                "{count} tokens begin in a prompt and reach into its answer; they are learned whole, and prompts that end where \
+                 a token ends are closer to how the model is used"
             ),
             Note::NothingToShow => f.write_str(
                 "show_samples shows nothing, since this run's ids are made up and stand for no text; give data to see samples",

@@ -63,7 +63,7 @@ pub(super) fn now() -> f64 {
 pub(super) fn samples(samples: &[Shown], labels: &[String]) -> Value {
     let sample = |sample: &Shown| {
         let parts: Vec<Value> = sample.parts.iter().map(|part| json!([part.text, part.learned])).collect();
-        json!({ "parts": parts, "class": class_of(sample, labels) })
+        json!({ "row": sample.row, "parts": parts, "class": class_of(sample, labels) })
     };
     samples.iter().map(sample).collect()
 }
@@ -82,9 +82,10 @@ mod tests {
 
     #[test]
     fn a_sample_of_the_first_line_has_its_parts_and_its_class_by_name() {
-        let shown = Shown { parts: vec![ShownPart { text: "hi".into(), learned: true }], class: Some(1) };
+        let parts = vec![ShownPart { text: "hi".into(), learned: true }];
+        let shown = Shown { row: 3, parts, class: Some(1), ..Shown::default() };
         let named = samples(std::slice::from_ref(&shown), &["no".into(), "yes".into()]);
-        assert_eq!(named, json!([{ "parts": [["hi", true]], "class": "class 1, yes" }]));
+        assert_eq!(named, json!([{ "row": 3, "parts": [["hi", true]], "class": "class 1, yes" }]));
         assert_eq!(samples(&[shown], &[])[0]["class"], "class 1");
     }
 }

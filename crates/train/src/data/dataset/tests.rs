@@ -137,10 +137,11 @@ fn only_completions_are_learned_and_the_text_is_tokenised_as_one() {
     let row = &in_order(&spec(&folder, &path, 32), &tokenizer)[0];
     let whole = tokenizer.encode("The mark and no deeper.").unwrap();
     assert_eq!(row.tokens[..whole.len()], whole);
-    // `The` and ` mark` reach to or across the seam: only what begins in the completion is learned.
+    // `mark` reaches across the seam: it is learned, as in TRL, and counted.
     let placed = tokenizer.encode_placed("The mark and no deeper.").unwrap();
-    let first = 1 + placed.iter().position(|&(_, (from, _))| from >= 6).unwrap();
-    assert!(first > 2, "{placed:?}");
+    let first = 1 + placed.iter().position(|&(_, (_, to))| to > 6).unwrap();
+    assert!(placed[first - 1].1.0 < 6, "{placed:?}");
+    assert_eq!(open(&spec(&folder, &path, 32), &tokenizer).unwrap().seams, 1);
     let mut targets = vec![X; 32];
     targets[first - 1..whole.len() - 1].copy_from_slice(&whole[first..]);
     targets[whole.len() - 1] = tokenizer.special().end.unwrap();

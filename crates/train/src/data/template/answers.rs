@@ -1,9 +1,7 @@
 //! Which parts of a rendering the assistant said, for templates that do not say it themselves.
 //!
-//! The careful way asks for each answer: it begins where the turns before it, rendered with the prompt for an answer, stop
-//! agreeing with the whole, and ends where the rendering up to and with it does. Templates that write the last answer
-//! differently (they keep its thoughts) are asked again with another turn behind it. That renders every turn once
-//! for each answer behind it, so long conversations take the square of their length.
+//! The careful way asks for the borders of each answer (see `boundaries`). That renders every turn once or more for each
+//! answer behind it, so long conversations take the square of their length.
 //!
 //! Those go through windows instead: a few turns at a time, with the system prompt before them and a turn behind them, are
 //! a conversation of their own and answered carefully. A window is laid where the answer before it ended in the whole:
@@ -17,12 +15,17 @@
 //! All text between the anchor and the last answer of a window must be the whole's, byte for byte, so the windows tile the
 //! whole. Some answers are also asked for carefully in the whole, twice as far apart each time. Where anything disagrees, the
 //! careful way answers, within a bound.
+//!
+//! Where a border was not plain, the answers are judged once more in the whole: none may hold a word of anybody else, and each
+//! holds the end of its own content.
 
 use std::cell::Cell;
 use std::ops::Range;
 
+use super::boundaries::Border;
 use super::conversation::{Conversation, Role};
-use super::{ChatTemplate, RenderFault, common_prefix};
+use super::renderings::{Part, Renderings};
+use super::{ChatTemplate, RenderFault};
 
 /// Answers up to which the careful way is taken at once.
 const FEW: usize = 8;
@@ -30,39 +33,46 @@ const FEW: usize = 8;
 const PER_WINDOW: usize = 4;
 /// Messages up to which a window reaches back to a user's turn without a gap.
 const NEAR: usize = 8;
-/// Bytes rendered after which the careful way is given up.
-const MOST_RENDERED: u64 = 1 << 30;
 
-/// Renders one conversation many times, and counts the bytes.
+/// Looks for the answers of one conversation.
 pub(super) struct Search<'a> {
-    template: &'a ChatTemplate,
-    conversation: &'a Conversation,
-    rendered: Cell<u64>,
-}
-
-/// Some messages of a conversation, by number, and their rendering.
-struct Part {
-    messages: Vec<usize>,
-    text: String,
+    renderings: Renderings<'a>,
+    /// Whether a border was found that is not plain.
+    doubtful: Cell<bool>,
 }
 
 impl<'a> Search<'a> {
     pub(super) fn new(template: &'a ChatTemplate, conversation: &'a Conversation) -> Search<'a> {
-        Search { template, conversation, rendered: Cell::new(0) }
+        Search { renderings: Renderings::new(template, conversation), doubtful: Cell::new(false) }
     }
 
     /// The text of the whole, and the answers among the messages from `from` on.
     pub(super) fn answers(&self, from: usize) -> Result<(String, Vec<Range<usize>>), RenderFault> {
-        let conversation = self.conversation;
-        let whole = self.part((0..conversation.len()).collect())?;
-        let asked: Vec<usize> =
-            (from..conversation.len()).filter(|&at| conversation.role(at) == Role::Assistant).collect();
+        let (whole, asked) = (self.whole()?, self.asked(from));
         let found = if asked.len() > FEW { self.by_windows(&whole, &asked) } else { None };
         let answers = match found {
             Some(answers) => answers,
             None => self.one_by_one(&whole, &asked)?,
         };
+        if self.doubtful.get() {
+            self.judge(&whole, &asked, &answers)?;
+        }
         Ok((whole.text, answers))
+    }
+
+    /// Where the messages from `from` on begin in the text of the whole, given that it is this one.
+    pub(super) fn begin_of(&self, from: usize) -> Result<usize, RenderFault> {
+        Ok(self.renderings.begin(&self.whole()?, from)?.at)
+    }
+
+    fn whole(&self) -> Result<Part, RenderFault> {
+        self.renderings.part((0..self.renderings.conversation.len()).collect())
+    }
+
+    /// The assistant's messages from `from` on.
+    fn asked(&self, from: usize) -> Vec<usize> {
+        let conversation = self.renderings.conversation;
+        (from..conversation.len()).filter(|&at| conversation.role(at) == Role::Assistant).collect()
     }
 
     /// The careful way for every answer.
@@ -71,61 +81,51 @@ impl<'a> Search<'a> {
             asked.iter().map(|&at| self.careful(whole, at)).collect::<Result<_, _>>()?;
         for (at, pair) in answers.windows(2).enumerate() {
             if pair[0].end > pair[1].start {
-                return Err(not_turn_by_turn(asked[at + 1]));
+                return Err(RenderFault::Answers { message: asked[at + 1] });
             }
         }
         Ok(answers)
     }
 
-    fn part(&self, messages: Vec<usize>) -> Result<Part, RenderFault> {
-        let text = self.text(&messages, 0, false)?;
-        Ok(Part { messages, text })
-    }
-
-    /// Messages as text, with empty turns of the user behind them.
-    fn text(&self, messages: &[usize], turns: usize, prompt: bool) -> Result<String, RenderFault> {
-        let picked = self.conversation.picked(messages, turns);
-        let text = self.template.run(self.conversation, picked, prompt)?.text;
-        self.rendered.set(self.rendered.get() + text.len() as u64);
-        if self.rendered.get() > MOST_RENDERED {
-            let why = "the conversation is too long to be rendered turn by turn; \
-                       add {% generation %} marks to the chat template, or divide the conversation";
-            return Err(RenderFault::Conversation(why.into()));
-        }
-        Ok(text)
-    }
-
     /// The range of the answer at a place of a part.
-    fn careful(&self, part: &Part, at: usize) -> Result<Range<usize>, RenderFault> {
-        let range = self.begin(part, at)?..self.end(part, at)?;
-        if range.start > range.end { Err(not_turn_by_turn(part.messages[at])) } else { Ok(range) }
+    fn careful(&self, part: &Part, place: usize) -> Result<Range<usize>, RenderFault> {
+        let (begin, end) = self.renderings.borders(part, place)?;
+        self.doubt(begin);
+        self.doubt(end);
+        if begin.at > end.at {
+            return Err(RenderFault::Answers { message: part.messages[place] });
+        }
+        Ok(begin.at..end.at)
     }
 
-    fn begin(&self, part: &Part, at: usize) -> Result<usize, RenderFault> {
-        if at == 0 {
-            // There is nothing before it to render; its words are where it begins.
-            let words = self.conversation.words(part.messages[0]);
-            return part.text.find(words.trim()).ok_or_else(|| not_turn_by_turn(part.messages[0]));
-        }
-        Ok(common_prefix(&self.text(&part.messages[..at], 0, true)?, &part.text))
+    fn doubt(&self, border: Border) {
+        self.doubtful.set(self.doubtful.get() || !border.plain);
     }
 
-    fn end(&self, part: &Part, at: usize) -> Result<usize, RenderFault> {
-        if at + 1 == part.messages.len() {
-            return Ok(part.text.len());
+    /// Refuses answers that hold somebody else's words, or not their own.
+    fn judge(&self, whole: &Part, asked: &[usize], answers: &[Range<usize>]) -> Result<(), RenderFault> {
+        let conversation = self.renderings.conversation;
+        let fault = |message| Err(RenderFault::Answers { message });
+        let Some(places) = self.renderings.places(whole) else { return fault(asked[0]) };
+        for (answer, &message) in answers.iter().zip(asked) {
+            if places.ends[message].is_some_and(|end| end < answer.start || end > answer.end) {
+                return fault(message);
+            }
         }
-        let messages = &part.messages[..=at];
-        let with = self.text(messages, 0, false)?;
-        if part.text.starts_with(&with) {
-            return Ok(with.len());
+        let others = (0..conversation.len()).filter(|&at| conversation.role(at) != Role::Assistant);
+        let mut others: Vec<(usize, usize)> =
+            others.filter_map(|at| places.starts[at].zip(places.ends[at])).collect();
+        others.sort_unstable();
+        let mut next = answers.iter().zip(asked).peekable();
+        for (start, end) in others {
+            while next.next_if(|(answer, _)| answer.end <= start).is_some() {}
+            if let Some(&(answer, &of)) = next.peek()
+                && answer.start < end
+            {
+                return fault(of);
+            }
         }
-        // A further turn adds the difference between one of them and two.
-        let (one, two) = (self.text(messages, 1, false)?, self.text(messages, 2, false)?);
-        let end = one.len().saturating_sub(two.len().saturating_sub(one.len()));
-        match one.get(..end) {
-            Some(with) if part.text.starts_with(with) => Ok(end),
-            _ => Err(not_turn_by_turn(part.messages[at])),
-        }
+        Ok(())
     }
 
     /// The answers by windows, or nothing where one of them does not fit.
@@ -157,9 +157,11 @@ impl<'a> Search<'a> {
         (anchor, anchored): (usize, usize),
         new: &[usize],
     ) -> Option<Vec<Range<usize>>> {
-        let window = self.part(self.around(anchor, *new.last()?)).ok()?;
+        let window = self.renderings.part(self.around(anchor, *new.last()?)).ok()?;
         let place = |message: usize| window.messages.iter().position(|&known| known == message);
-        let from = self.end(&window, place(anchor)?).ok()?;
+        let from = self.renderings.end(&window, place(anchor)?).ok()?;
+        self.doubt(from);
+        let from = from.at;
         let mut answers = Vec::with_capacity(new.len());
         for &message in new {
             let range = self.careful(&window, place(message)?).ok()?;
@@ -174,7 +176,7 @@ impl<'a> Search<'a> {
     /// The messages of a window: what opens the conversation, the turn of the user that `anchor` answers, all from there
     /// to the last answer, and behind it up to the next turn of the user.
     fn around(&self, anchor: usize, last: usize) -> Vec<usize> {
-        let conversation = self.conversation;
+        let conversation = self.renderings.conversation;
         let is_user = |&at: &usize| conversation.role(at) == Role::User;
         let opening = (0..anchor).take_while(|&at| conversation.role(at) == Role::System).count();
         let mut messages: Vec<usize> = (0..opening).collect();
@@ -193,28 +195,20 @@ impl<'a> Search<'a> {
     }
 }
 
-fn not_turn_by_turn(at: usize) -> RenderFault {
-    RenderFault::Conversation(format!(
-        "the chat template writes message {} differently when more follows, so what the assistant said cannot be \
-         told from the rest; add {{% generation %}} marks to the template",
-        at + 1
-    ))
-}
-
 #[cfg(test)]
 impl Search<'_> {
     /// Bytes rendered so far.
     pub(super) fn rendered(&self) -> u64 {
-        self.rendered.get()
+        self.renderings.rendered()
     }
 
     /// The answers as [`Search::answers`] finds them, without windows.
     pub(super) fn carefully(&self, from: usize) -> Result<(String, Vec<Range<usize>>), RenderFault> {
-        let conversation = self.conversation;
-        let whole = self.part((0..conversation.len()).collect())?;
-        let asked: Vec<usize> =
-            (from..conversation.len()).filter(|&at| conversation.role(at) == Role::Assistant).collect();
+        let (whole, asked) = (self.whole()?, self.asked(from));
         let answers = self.one_by_one(&whole, &asked)?;
+        if self.doubtful.get() {
+            self.judge(&whole, &asked, &answers)?;
+        }
         Ok((whole.text, answers))
     }
 }

@@ -71,11 +71,6 @@ impl Conversation {
         self.roles[at]
     }
 
-    /// The content of a message, where it is a text.
-    pub(super) fn words(&self, at: usize) -> &str {
-        self.messages[at].field_text("content").unwrap_or_default()
-    }
-
     pub(super) fn tools(&self) -> Value {
         self.tools.clone()
     }
@@ -96,10 +91,60 @@ impl Conversation {
 
     /// Messages by number, and empty ones by the user behind them.
     pub(super) fn picked(&self, numbers: &[usize], turns: usize) -> Value {
-        let turn = || dictionary(vec![("role", Value::text("user")), ("content", Value::text(""))]);
         let picked = numbers.iter().map(|&at| self.messages[at].clone());
-        Value::list(picked.chain((0..turns).map(|_| turn())).collect())
+        Value::list(picked.chain((0..turns).map(|_| empty_turn())).collect())
     }
+
+    /// The same, with another text for every content, made of the content and the place among those picked.
+    pub(super) fn picked_with(
+        &self,
+        numbers: &[usize],
+        turns: usize,
+        change: impl Fn(&Content<'_>, usize) -> String,
+    ) -> Value {
+        let changed =
+            |(place, &at): (usize, &usize)| with_content(&self.messages[at], |part| change(part, place));
+        let picked = numbers.iter().enumerate().map(changed);
+        Value::list(picked.chain((0..turns).map(|_| empty_turn())).collect())
+    }
+
+    /// Whether a message has words that are not in its `content` as a text or as parts with text.
+    pub(super) fn is_opaque(&self, at: usize) -> bool {
+        match self.messages[at].field("content") {
+            Some(content) => content.as_text().is_none() && content.items().is_none() && content.is_true(),
+            None => false,
+        }
+    }
+}
+
+/// A text of a message's content.
+pub(super) struct Content<'a> {
+    pub(super) text: &'a str,
+    /// Whether no other text of the content stands before it.
+    pub(super) first: bool,
+    /// Whether none stands behind it.
+    pub(super) last: bool,
+}
+
+fn empty_turn() -> Value {
+    dictionary(vec![("role", Value::text("user")), ("content", Value::text(""))])
+}
+
+/// A message whose content, a text or parts with a text each, is changed.
+fn with_content(message: &Value, change: impl Fn(&Content<'_>) -> String) -> Value {
+    let Some(content) = message.field("content") else { return message.clone() };
+    let changed = |text: &str, first, last| Value::text(&change(&Content { text, first, last }));
+    if let Some(text) = content.as_text() {
+        return message.with_field("content", changed(text, true, true));
+    }
+    let Some(parts) = content.items() else { return message.clone() };
+    let worded = |part: &Value| part.field_text("text").is_some_and(|text| !text.trim().is_empty());
+    let (first, last) = (parts.iter().position(worded), parts.iter().rposition(worded));
+    let part = |(at, part): (usize, &Value)| match part.field_text("text") {
+        Some(text) => part.with_field("text", changed(text, first == Some(at), last == Some(at))),
+        None => part.clone(),
+    };
+    message.with_field("content", Value::list(parts.iter().enumerate().map(part).collect()))
 }
 
 /// A list, or the text of one in JSON.

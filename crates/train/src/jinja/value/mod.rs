@@ -253,10 +253,33 @@ impl Value {
         Value::Json(Rc::new(JsonText { text: text.into(), inside }))
     }
 
+    /// A dictionary's entry.
+    pub(crate) fn field(&self, name: &str) -> Option<&Value> {
+        match self {
+            Value::Dict(dict) => dict.get_text(name),
+            _ => None,
+        }
+    }
+
     /// The text of a dictionary's entry.
     pub(crate) fn field_text(&self, name: &str) -> Option<&str> {
+        self.field(name)?.as_text()
+    }
+
+    /// A dictionary that came with the data, with another value for an entry it has; other values are themselves.
+    pub(crate) fn with_field(&self, name: &str, value: Value) -> Value {
+        let Value::Dict(dict) = self else { return self.clone() };
+        let other = |(key, old): &(Value, Value)| {
+            let new = if key.as_text() == Some(name) { &value } else { old };
+            (key.clone(), new.clone())
+        };
+        Dict::given(dict.iter().map(other).collect())
+    }
+
+    /// The items of a list.
+    pub(crate) fn items(&self) -> Option<&[Value]> {
         match self {
-            Value::Dict(dict) => dict.get_text(name)?.as_text(),
+            Value::List(items) => Some(items),
             _ => None,
         }
     }
@@ -279,7 +302,7 @@ impl Value {
     }
 
     /// The text of a text.
-    pub(in crate::jinja) fn as_text(&self) -> Option<&str> {
+    pub(crate) fn as_text(&self) -> Option<&str> {
         match self {
             Value::Text(text) | Value::Markup(text) => Some(text),
             Value::Json(json) => Some(&json.text),
@@ -327,7 +350,8 @@ impl Value {
         }
     }
 
-    pub(in crate::jinja) fn is_true(&self) -> bool {
+    /// Python's truth.
+    pub(crate) fn is_true(&self) -> bool {
         match self {
             Value::Undefined(_) | Value::None => false,
             Value::Bool(bool) => *bool,

@@ -147,3 +147,29 @@ fn a_sample_that_the_budget_has_no_room_for_is_refused_with_its_line_its_size_an
         "d.jsonl, line 2: 32.0 MiB of text in one piece; to tokenise it takes a budget of --memory ";
     assert!(fault.contains(expected), "{fault}");
 }
+
+#[test]
+fn a_template_that_hides_an_answer_is_named_with_the_line_and_every_way_out() {
+    let folder = Scratch::new();
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let turns = [turn("user", "b"), turn("assistant", "a"), turn("user", "d"), turn("assistant", "c")];
+    let path = lines(&folder, "d.jsonl", &[json!({"messages": turns[..2]}), json!({ "messages": turns })]);
+    let template = "{% if messages | length > 2 %}{{ messages | map(attribute='content') | sort(reverse=true) | join }}\
+                    {% else %}{% for m in messages %}{{ m.content }},{% endfor %}{% endif %}";
+    let tokenizer = tokenizer("chatml").with_template(template).unwrap();
+    let strict = spec(&folder, &path, 8);
+    let said = open(&strict, &tokenizer).unwrap_err().to_string();
+    let begin = format!(
+        "{}, line 2: the chat template writes message 2 differently once others follow",
+        path.display()
+    );
+    assert!(said.starts_with(&begin), "{said}");
+    for way in
+        ["{% generation %}", "another chat_template.jinja", "`prompt` and `completion`", "--skip-bad-lines"]
+    {
+        assert!(said.contains(way), "{said}");
+    }
+    let lenient = open(&DataSpec { skip_bad_lines: true, ..strict }, &tokenizer).unwrap();
+    let first = format!("{}, line 2: the answer of message 2 is unclear", path.display());
+    assert_eq!((lenient.skipped, lenient.first_skipped), (1, Some(first)));
+}
