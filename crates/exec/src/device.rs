@@ -158,6 +158,36 @@ pub trait Device: Send + Debug {
     /// When the range lies outside, or something that was started has failed.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError>;
 
+    /// Writes bytes of an input of the schedule that is run next. Transfers that the last schedule left open go on
+    /// meanwhile: the judge has found them elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// When the range lies outside.
+    fn write_input(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        self.write(offset, bytes)
+    }
+
+    /// Reads bytes of an output of the schedule that ran last, after all its runs. Transfers that it left open go on
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    fn read_output(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.read(offset, bytes)
+    }
+
+    /// Waits for all transfers that schedules left open. To be called before a schedule that must not begin while they are
+    /// ([`Role::overlaps`](plimsoll_plan::Role::overlaps)); reading and writing of state does it too.
+    ///
+    /// # Errors
+    ///
+    /// When one of them failed: then state in a tier is not what a schedule computed.
+    fn settle(&self) -> Result<(), ExecError> {
+        Ok(())
+    }
+
     /// Fills a state of the arena with its initial numbers, if the device can draw them itself; else returns false, and
     /// the caller draws and writes them.
     ///
@@ -185,6 +215,10 @@ pub trait Device: Send + Debug {
     fn read_tier(&self, tier: Tier, _offset: u64, _bytes: &mut [u8]) -> Result<(), ExecError> {
         Err(no_tier(&self.name(), tier))
     }
+
+    /// Says which schedule runs behind the one that runs next. Such a device may begin transfers of it early, as that one
+    /// asks for ([`Action::StartNext`](plimsoll_plan::Action::StartNext)); whatever else then comes must settle first.
+    fn expect(&mut self, _next: Option<ScheduleId>) {}
 
     /// Runs a schedule.
     ///

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use plimsoll_graph::{DType, Graph, Node, Op, Type, work};
-use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
+use plimsoll_plan::{
+    Action, BufferId, Copy, Direction, Facts, Lane, Link, NodeFacts, Role, Schedule, Space, Tier,
+};
 
 use crate::arena::Arena;
 use crate::cpu::disk::SECTOR;
@@ -46,7 +48,7 @@ pub struct CpuDevice {
     disk: Option<DiskTier>,
     arena: Option<Arena>,
     /// Schedules with addresses inside the arena.
-    schedules: Vec<Vec<Bound>>,
+    schedules: Vec<BoundSchedule>,
     /// Measured times of ops.
     timings: Timings,
     /// Where buffers may be sent, if anywhere.
@@ -55,6 +57,19 @@ pub struct CpuDevice {
     link: Option<Link>,
     /// Number that the disk tier gave to each copy of the schedule that is running.
     tickets: Vec<u64>,
+    /// Transfers of each lane that were started before the end of the schedule that ran last.
+    before: [u64; 2],
+    /// The schedule that is to run behind the next one.
+    expected: Option<ScheduleId>,
+    /// Transfers that were started ahead, and the schedule whose they are.
+    ahead: Ahead,
+}
+
+/// Copies of a schedule that were started before it, each with its number in the disk tier.
+#[derive(Debug, Default)]
+struct Ahead {
+    of: Option<ScheduleId>,
+    started: Vec<(usize, u64)>,
 }
 
 impl CpuDevice {
@@ -89,6 +104,9 @@ impl CpuDevice {
             offload_folder: None,
             link: None,
             tickets: Vec::new(),
+            before: [0; 2],
+            expected: None,
+            ahead: Ahead::default(),
         })
     }
 
@@ -167,6 +185,31 @@ enum Bound {
     Start { copy: usize, direction: Direction, buffer: ScratchMemory, offset: u64 },
     /// The end of a transfer.
     Wait { copy: usize, direction: Direction },
+    /// The end of transfers of the schedule before, but for the last ones.
+    Settle { direction: Direction, left: u64 },
+    /// The beginning of a transfer of the next schedule, if that is of this role.
+    StartNext { role: Role, copy: usize },
+}
+
+/// A schedule with its operands bound to addresses.
+#[derive(Debug)]
+struct BoundSchedule {
+    name: String,
+    actions: Vec<Bound>,
+    /// The action that starts each copy.
+    starts: Vec<Option<usize>>,
+}
+
+impl BoundSchedule {
+    fn new(schedule: &Schedule, actions: Vec<Bound>) -> BoundSchedule {
+        let mut starts = vec![None; schedule.copies.len()];
+        for (index, action) in actions.iter().enumerate() {
+            if let Bound::Start { copy, .. } = action {
+                starts[*copy] = Some(index);
+            }
+        }
+        BoundSchedule { name: schedule.name.clone(), actions, starts }
+    }
 }
 
 impl Device for CpuDevice {
@@ -206,6 +249,8 @@ impl Device for CpuDevice {
         }
         self.schedules.clear();
         self.tickets = vec![0; space.transfers];
+        (self.before, self.expected) = ([0; 2], None);
+        self.ahead = Ahead { of: None, started: Vec::with_capacity(space.transfers) };
         // Its threads are gone before the bytes they copy are.
         self.disk = None;
         self.disk = match (&self.offload_folder, space.disk) {
@@ -223,7 +268,7 @@ impl Device for CpuDevice {
         let arena = arena.ok_or_else(|| ExecError::Memory("no addresses were reserved yet".into()))?;
         let actions = schedule.actions.iter().map(|action| bind(arena, graph, schedule, action));
         let actions = actions.collect::<Result<_, _>>()?;
-        self.schedules.push(actions);
+        self.schedules.push(BoundSchedule::new(schedule, actions));
         Ok(ScheduleId(self.schedules.len() - 1))
     }
 
@@ -235,23 +280,46 @@ impl Device for CpuDevice {
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        self.settle();
+        self.drain();
         // SAFETY: the device is borrowed mutably, so no schedule runs, and no transfer is under way any more.
         unsafe { self.taken()?.write(offset, bytes) }
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        self.settle();
+        self.drain();
+        self.read_output(offset, bytes)
+    }
+
+    fn write_input(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        // SAFETY: the device is borrowed mutably, so no schedule runs. The engine lets a schedule begin only behind one that
+        // the judge saw it follow, and then no open transfer touches the bytes of an input.
+        unsafe { self.taken()?.write(offset, bytes) }
+    }
+
+    fn read_output(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
         bytes.copy_from_slice(self.taken()?.range(offset, bytes.len() as u64)?);
         Ok(())
     }
 
+    fn settle(&self) -> Result<(), ExecError> {
+        self.drain();
+        self.homecomings()
+    }
+
     fn write_tier(&mut self, tier: Tier, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        self.settle()?;
+        // State that was fetched ahead may be the one that changes.
+        self.ahead.of = None;
         self.tier(tier)?.write(offset, bytes)
     }
 
     fn read_tier(&self, tier: Tier, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.settle()?;
         self.tier(tier)?.read(offset, bytes)
+    }
+
+    fn expect(&mut self, next: Option<ScheduleId>) {
+        self.expected = next;
     }
 
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
@@ -280,10 +348,17 @@ impl Device for CpuDevice {
 
 impl CpuDevice {
     /// Waits for transfers that a schedule has started and not waited for.
-    fn settle(&self) {
+    fn drain(&self) {
         if let Some(disk) = &self.disk {
             disk.drain();
         }
+    }
+
+    /// Refuses a tier whose state is out of date, because a transfer that a finished schedule left open has failed.
+    fn homecomings(&self) -> Result<(), ExecError> {
+        self.disk
+            .as_ref()
+            .map_or(Ok(()), |disk| disk.reached(Direction::Out, self.before[Direction::Out as usize]))
     }
 
     fn tier(&self, tier: Tier) -> Result<&DiskTier, ExecError> {
@@ -298,38 +373,109 @@ impl CpuDevice {
         mut each: impl FnMut(usize, &mut dyn FnMut() -> Result<(), ExecError>) -> Result<(), ExecError> + Send,
     ) -> Result<(), ExecError> {
         self.taken()?;
-        let actions = self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))?;
-        let (disk, tickets) = (self.disk.as_ref(), &mut self.tickets);
+        let expected = self.expected.take();
+        let found = self.found_ahead(schedule);
+        let bound = self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))?;
+        let next = expected.and_then(|next| self.schedules.get(next.0));
+        let mut lanes = Lanes {
+            disk: self.disk.as_ref(),
+            tickets: &mut self.tickets,
+            before: self.before,
+            found,
+            next,
+            ahead: &mut self.ahead.started,
+        };
         let result = self.pool.enter(|| {
-            let mut actions = actions.iter().enumerate();
-            actions.try_for_each(|(index, action)| each(index, &mut || act(action, disk, tickets)))
+            let mut actions = bound.actions.iter().enumerate();
+            actions.try_for_each(|(index, action)| each(index, &mut || act(action, &mut lanes)))
         });
-        if result.is_err() {
+        if result.is_ok() {
+            self.ahead.started.drain(..found);
+            self.ahead.of = expected;
+            let started = |disk: &DiskTier| [Direction::Out, Direction::In].map(|way| disk.started(way));
+            self.before = self.disk.as_ref().map_or([0; 2], started);
+        } else {
             // The schedule ends here, and nobody will wait for the transfers it has started.
-            self.settle();
+            self.drain();
+            self.ahead.of = None;
         }
         result
+    }
+
+    /// Takes over the transfers that were started for this schedule, and says how many there are. Those for another are done
+    /// first and forgotten.
+    fn found_ahead(&mut self, schedule: ScheduleId) -> usize {
+        if self.ahead.of.take() != Some(schedule) && !self.ahead.started.is_empty() {
+            self.drain();
+            self.ahead.started.clear();
+        }
+        for &(copy, ticket) in &self.ahead.started {
+            self.tickets[copy] = ticket;
+        }
+        self.ahead.started.len()
+    }
+}
+
+/// The disk's lanes while a schedule runs.
+struct Lanes<'a> {
+    disk: Option<&'a DiskTier>,
+    tickets: &'a mut [u64],
+    /// Transfers of each lane that were started before the schedule.
+    before: [u64; 2],
+    /// The schedule that runs next, where it is known.
+    next: Option<&'a BoundSchedule>,
+    /// Transfers that were started ahead: `found` of them for this schedule, and behind them those for the next.
+    ahead: &'a mut Vec<(usize, u64)>,
+    found: usize,
+}
+
+impl Lanes<'_> {
+    fn disk(&self) -> Result<&DiskTier, ExecError> {
+        let no_disk =
+            || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
+        self.disk.ok_or_else(no_disk)
+    }
+
+    /// Puts the transfer that an action starts into its lane; none where the action starts none.
+    fn start(&self, action: &Bound) -> Result<Option<u64>, ExecError> {
+        let Bound::Start { direction, buffer, offset, .. } = action else { return Ok(None) };
+        // SAFETY: the bytes lie in the arena, which outlives the tier's threads; `replay` proved that
+        // nobody touches them against the rules before a schedule waits for the copy, this one or the next.
+        unsafe { self.disk()?.start(*direction, buffer.pointer, buffer.bytes as u64, *offset) }.map(Some)
+    }
+
+    /// Starts a copy of the next schedule, if that one is of this role.
+    fn start_next(&mut self, role: Role, copy: usize) -> Result<(), ExecError> {
+        let Some(next) = self.next.filter(|next| next.name == role.name()) else { return Ok(()) };
+        let start = next.starts.get(copy).copied().flatten().map(|at| &next.actions[at]);
+        if let Some(ticket) = start.map_or(Ok(None), |action| self.start(action))? {
+            self.ahead.push((copy, ticket));
+        }
+        Ok(())
     }
 }
 
 /// Runs one action.
-fn act(action: &Bound, disk: Option<&DiskTier>, tickets: &mut [u64]) -> Result<(), ExecError> {
-    let no_disk = || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
+fn act(action: &Bound, lanes: &mut Lanes) -> Result<(), ExecError> {
     match action {
         Bound::Call { op, inputs, outputs, workspace } => {
             // SAFETY: the operands lie in the arena of the device that runs the schedule; the engine runs only
             // schedules that `replay` has passed, which proves the rest of the contract.
             unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
         }
-        Bound::Start { copy, direction, buffer, offset } => {
-            let disk = disk.ok_or_else(no_disk)?;
-            // SAFETY: the bytes lie in the arena, which outlives the tier's threads; `replay` proved that
-            // nobody touches them against the rules before the schedule waits for the copy.
-            let ticket = unsafe { disk.start(*direction, buffer.pointer, buffer.bytes as u64, *offset) }?;
-            tickets[*copy] = ticket;
+        Bound::Start { copy, .. } => {
+            let under_way = lanes.ahead[..lanes.found].iter().any(|(known, _)| known == copy);
+            if !under_way && let Some(ticket) = lanes.start(action)? {
+                lanes.tickets[*copy] = ticket;
+            }
             Ok(())
         }
-        Bound::Wait { copy, direction } => disk.ok_or_else(no_disk)?.wait(*direction, tickets[*copy]),
+        Bound::Wait { copy, direction } => lanes.disk()?.wait(*direction, lanes.tickets[*copy]),
+        Bound::Settle { direction, left } => {
+            let last = lanes.before[*direction as usize].checked_sub(left + 1);
+            last.map_or(Ok(()), |last| lanes.disk()?.wait(*direction, last))
+        }
+        Bound::StartNext { role, copy } => lanes.start_next(*role, *copy),
     }
 }
 
@@ -364,9 +510,36 @@ fn bind(arena: &Arena, graph: &Graph, schedule: &Schedule, action: &Action) -> R
             })
         }
         Action::Start { copy } => {
-            let Copy { buffer, direction, tier_offset, .. } = schedule.copies[*copy];
-            Ok(Bound::Start { copy: *copy, direction, buffer: place(buffer)?, offset: tier_offset })
+            let (buffer, offset, direction) = disk_ends(schedule.copies[*copy])?;
+            Ok(Bound::Start { copy: *copy, direction, buffer: place(buffer)?, offset })
         }
-        Action::Wait { copy } => Ok(Bound::Wait { copy: *copy, direction: schedule.copies[*copy].direction }),
+        Action::Wait { copy } => {
+            let (_, _, direction) = disk_ends(schedule.copies[*copy])?;
+            Ok(Bound::Wait { copy: *copy, direction })
+        }
+        Action::StartNext { role, copy } => Ok(Bound::StartNext { role: *role, copy: *copy }),
+        Action::Settle { lane, left } => {
+            Ok(Bound::Settle { direction: disk_lane(*lane)?, left: *left as u64 })
+        }
+    }
+}
+
+/// The buffer, the place in the file and the way of a copy between the arena and the disk.
+fn disk_ends(copy: Copy) -> Result<(BufferId, u64, Direction), ExecError> {
+    let direction = disk_lane(copy.lane)?;
+    match (copy.buffer(), copy.tier()) {
+        (Some(buffer), Some((Tier::Disk, offset))) => Ok((buffer, offset, direction)),
+        _ => Err(ExecError::Unsupported("on the CPU a copy leads from the arena to the disk or back".into())),
+    }
+}
+
+/// The way of a lane to or from the disk.
+fn disk_lane(lane: Lane) -> Result<Direction, ExecError> {
+    match lane {
+        Lane::DiskWrite => Ok(Direction::Out),
+        Lane::DiskRead => Ok(Direction::In),
+        Lane::ToHost | Lane::FromHost => {
+            Err(ExecError::Unsupported(format!("the CPU has no lane `{}`", lane.name())))
+        }
     }
 }

@@ -142,9 +142,9 @@ impl<'a> BestFirst<'a> {
         let mut open = BinaryHeap::new();
         for (residency, at) in self.candidates.residencies.iter().enumerate() {
             if at.least_bytes() <= self.of.request.budget {
-                let least = at.update_least(self.update_seconds);
+                let least = at.update_least(self.update_seconds, self.room(at));
                 let first = |(recomputation, of): (usize, &Recomputation)| {
-                    let pass = of.least_seconds.max(at.weights_seconds);
+                    let pass = of.least_seconds.max(at.weights_least(self.room(at)));
                     let seconds = self.step_of(pass, least);
                     Candidate { seconds, residency, recomputation, known: Known::Recomputation }
                 };
@@ -200,8 +200,9 @@ impl<'a> BestFirst<'a> {
     fn ordered(&self, candidate: Candidate) -> Option<Candidate> {
         let residency = &self.candidates.residencies[candidate.residency];
         let transfers = &self.order(candidate.recomputation)?.transfers;
-        let pass = transfers.lower_bound(self.room(residency)).max(residency.weights_seconds);
-        let seconds = self.step_of(pass, residency.update_least(self.update_seconds));
+        let room = self.room(residency);
+        let pass = transfers.lower_bound(room).max(residency.weights_least(room));
+        let seconds = self.step_of(pass, residency.update_least(self.update_seconds, self.room(residency)));
         Some(Candidate { seconds, known: Known::Order, ..candidate })
     }
 
@@ -216,7 +217,7 @@ impl<'a> BestFirst<'a> {
         }
         let known = self.candidates.limits.borrow();
         let inside = known[&pair].iter().filter(|limit| limit.bytes.max(limit.least_bytes) <= room);
-        let update = residency.update_least(self.update_seconds);
+        let update = residency.update_least(self.update_seconds, self.room(residency));
         let bound = |limit: &Limit| Candidate {
             seconds: self.step_of(limit.pass_seconds, update),
             known: Known::Bound(limit.bytes),
