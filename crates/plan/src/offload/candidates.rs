@@ -65,9 +65,8 @@ pub(crate) struct ResidencyOption {
     pub(crate) residency: Residency,
     /// Bytes of it in the arena.
     pub(crate) resident: u64,
-    /// Bytes of weights that are away, and the rate at which they come in.
-    weights_away: u64,
-    in_rate: f64,
+    /// Least time in which the weights that are away come in, once each.
+    pub(crate) weights_seconds: f64,
     /// The update, where some of its state is away, and its times by limit, as far as they were asked for.
     update: Option<Transfers>,
     update_seconds: RefCell<BTreeMap<u64, Option<f64>>>,
@@ -184,8 +183,7 @@ impl ResidencyOption {
         Ok(ResidencyOption {
             away,
             resident: residency.resident_bytes(),
-            weights_away: residency.bytes_away(Purpose::Weights),
-            in_rate,
+            weights_seconds: residency.bytes_away(Purpose::Weights) as f64 / in_rate,
             update: update.flatten(),
             update_seconds: RefCell::default(),
             residency,
@@ -224,15 +222,9 @@ impl ResidencyOption {
         self.resident + self.update.as_ref().map_or(0, Transfers::least_bytes)
     }
 
-    /// Least time in which the weights that are away come in, once each, in so many transient bytes: as much may be there
-    /// before a micro-batch begins.
-    pub(crate) fn weights_least(&self, room: u64) -> f64 {
-        self.weights_away.saturating_sub(room) as f64 / self.in_rate
-    }
-
-    /// No update is faster here, in so many transient bytes.
-    pub(crate) fn update_least(&self, whole: f64, room: u64) -> f64 {
-        self.update.as_ref().map_or(whole, |update| update.lower_bound(room))
+    /// No update is faster here.
+    pub(crate) fn update_least(&self, whole: f64) -> f64 {
+        self.update.as_ref().map_or(whole, |update| update.lower_bound(u64::MAX))
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Tiered {
     pub away: u64,
 }
 
-/// Drafts a plan: runs, lifetimes and offsets.
+/// Drafts a plan: runs, lifetimes and offsets, and transfers that cross from one schedule into the next.
 pub(crate) fn draft(
     program: &Program,
     order: &Order,
@@ -39,9 +39,26 @@ pub(crate) fn draft(
 ) -> Result<Draft, StateDiffers> {
     let residency = Residency::new(program, tiered.away)?;
     let mut assembly = Assembly::new(order, scratch, tiered, &residency);
-    for (role, part) in program.roles() {
-        assembly.add(role, part);
+    assembly.add_all(program);
+    if residency.taken > 0 {
+        leave_open(program, &mut assembly.schedules);
+        start_ahead(program, &mut assembly.schedules);
     }
+    Ok(assembly.finish(program, strategy))
+}
+
+/// The same where no transfer crosses: the search compares candidates by their times when every schedule waits for its own
+/// transfers, which follow from its order. What crossing saves depends on the layouts of all of them.
+pub(crate) fn closed_draft(
+    program: &Program,
+    order: &Order,
+    strategy: Strategy,
+    scratch: Scratch,
+    tiered: Tiered,
+) -> Result<Draft, StateDiffers> {
+    let residency = Residency::new(program, tiered.away)?;
+    let mut assembly = Assembly::new(order, scratch, tiered, &residency);
+    assembly.add_all(program);
     Ok(assembly.finish(program, strategy))
 }
 
@@ -84,6 +101,12 @@ impl<'a> Assembly<'a> {
             transient: 0,
             fullest: None,
             known: None,
+        }
+    }
+
+    fn add_all(&mut self, program: &Program) {
+        for (role, part) in program.roles() {
+            self.add(role, part);
         }
     }
 
@@ -163,11 +186,7 @@ impl<'a> Assembly<'a> {
         slots.iter().zip(&places.offsets).map(|(slot, offset)| top - offset - slot.bytes).collect()
     }
 
-    fn finish(mut self, program: &Program, strategy: Strategy) -> Draft {
-        if self.residency.taken > 0 {
-            leave_open(program, &mut self.schedules);
-            start_ahead(program, &mut self.schedules);
-        }
+    fn finish(self, program: &Program, strategy: Strategy) -> Draft {
         let persistent = self.residency.resident_bytes();
         let arena_bytes = TransientBytes(self.transient).arena(persistent).0;
         let (bound, mut by_purpose) = self.fullest.unwrap_or_default();

@@ -24,7 +24,7 @@ use crate::device::Scratch;
 use crate::program::Program;
 use crate::recompute::{Order, Strategy};
 
-pub(crate) use assemble::{beside_bytes, draft};
+pub(crate) use assemble::{beside_bytes, closed_draft, draft};
 
 pub use assemble::Tiered;
 pub use draft::{ByPurpose, Draft};

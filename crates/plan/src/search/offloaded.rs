@@ -23,7 +23,7 @@ use crate::layout::{Effort, fits, slots_of};
 use crate::offload::{
     Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption, Transfers, streamed,
 };
-use crate::plan::{Tiered, draft};
+use crate::plan::{Tiered, closed_draft};
 use crate::program::Costed;
 
 /// A layout that is too large by this factor is not worth the search for a better one.
@@ -142,9 +142,9 @@ impl<'a> BestFirst<'a> {
         let mut open = BinaryHeap::new();
         for (residency, at) in self.candidates.residencies.iter().enumerate() {
             if at.least_bytes() <= self.of.request.budget {
-                let least = at.update_least(self.update_seconds, self.room(at));
+                let least = at.update_least(self.update_seconds);
                 let first = |(recomputation, of): (usize, &Recomputation)| {
-                    let pass = of.least_seconds.max(at.weights_least(self.room(at)));
+                    let pass = of.least_seconds.max(at.weights_seconds);
                     let seconds = self.step_of(pass, least);
                     Candidate { seconds, residency, recomputation, known: Known::Recomputation }
                 };
@@ -200,9 +200,8 @@ impl<'a> BestFirst<'a> {
     fn ordered(&self, candidate: Candidate) -> Option<Candidate> {
         let residency = &self.candidates.residencies[candidate.residency];
         let transfers = &self.order(candidate.recomputation)?.transfers;
-        let room = self.room(residency);
-        let pass = transfers.lower_bound(room).max(residency.weights_least(room));
-        let seconds = self.step_of(pass, residency.update_least(self.update_seconds, self.room(residency)));
+        let pass = transfers.lower_bound(self.room(residency)).max(residency.weights_seconds);
+        let seconds = self.step_of(pass, residency.update_least(self.update_seconds));
         Some(Candidate { seconds, known: Known::Order, ..candidate })
     }
 
@@ -217,7 +216,7 @@ impl<'a> BestFirst<'a> {
         }
         let known = self.candidates.limits.borrow();
         let inside = known[&pair].iter().filter(|limit| limit.bytes.max(limit.least_bytes) <= room);
-        let update = residency.update_least(self.update_seconds, self.room(residency));
+        let update = residency.update_least(self.update_seconds);
         let bound = |limit: &Limit| Candidate {
             seconds: self.step_of(limit.pass_seconds, update),
             known: Known::Bound(limit.bytes),
@@ -311,7 +310,7 @@ impl<'a> BestFirst<'a> {
             let (program, tiered) =
                 (self.of.program(), Tiered { limit: Some(TransientBytes(limit)), away: residency.away });
             let strategy = self.candidates.recomputations[candidate.recomputation].strategy;
-            let plan = draft(program, order, strategy, self.scratch, tiered)?;
+            let plan = closed_draft(program, order, strategy, self.scratch, tiered)?;
             let pass_seconds = plan.micro_batch_seconds / program.passes() as f64;
             found.seconds = Some((pass_seconds, plan.update_seconds));
             plan.arena_bytes

@@ -148,14 +148,12 @@ impl Transfers {
     }
 
     /// No way of keeping at most `limit` bytes alive is faster. Values that do not fit beside a run have gone out before it
-    /// and comes in behind it; state that is away comes in before its first user. So neither part of the schedule, up to any
-    /// run and from it on, takes less time than its transfers. State may still go home when the next schedule runs, and as
-    /// much as fits into the limit may have come in before this one.
+    /// and comes in behind it; state that is away comes in before its first user and goes out behind its last writer.
+    /// So neither part of the schedule, up to any run and from it on, takes less time than its transfers.
     pub(crate) fn lower_bound(&self, limit: u64) -> f64 {
         let Link { out_rate, in_rate, toll, .. } = self.link;
         let (limit, busy) = (limit.max(self.least), self.busy_seconds());
         let come = self.inward.last().copied().unwrap_or(0);
-        let in_seconds = |bytes: u64| bytes.saturating_sub(limit) as f64 / in_rate;
         let mut most: f64 = 0.0;
         for (run, &live) in self.live.iter().enumerate() {
             let (there, home) = (self.inward[run], self.outward[run]);
@@ -163,12 +161,14 @@ impl Transfers {
             // State may be dropped where it was not written.
             let out = back.saturating_sub(come);
             let until = self.until[run];
-            let before = (until + toll * out as f64).max(out as f64 / out_rate).max(in_seconds(there));
-            let behind =
-                (busy - until + toll * (back + home) as f64).max(self.seconds[run] + back as f64 / in_rate);
+            let before =
+                (until + toll * (out + there) as f64).max(out as f64 / out_rate).max(there as f64 / in_rate);
+            let behind = (busy - until + toll * (back + home) as f64)
+                .max(self.seconds[run] + back as f64 / in_rate)
+                .max(home as f64 / out_rate);
             most = most.max(before + behind);
         }
-        most.max(in_seconds(come)).max(busy)
+        most.max(come as f64 / in_rate).max(busy)
     }
 
     /// Time of the order with transfers that keep at most `limit` bytes alive, or as few as can be; none when the tier

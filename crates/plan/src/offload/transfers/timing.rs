@@ -272,16 +272,13 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// Transfers behind the last run: state that was written goes home. The clock does not stand still for them: the next
-    /// schedule may begin meanwhile, as soon as its layout allows.
+    /// Transfers behind the last run: state that was written goes home.
     pub(super) fn close(&mut self) {
         let runs = self.runs;
         self.leave(runs);
-        let clock = self.clock;
         while !self.leaving.is_empty() {
             self.wait_out(runs);
         }
-        self.clock = clock;
     }
 
     /// Begins the gaps that begin at `run`, and sends out what was written just before.
@@ -367,9 +364,7 @@ impl<'a> Placing<'a> {
         let Some(of) = self.back[index] else { return };
         self.live[run..before].iter_mut().for_each(|live| *live += bytes);
         self.clock += self.link.lost_seconds(bytes);
-        // State that comes in before the first run may have been started by the schedule before.
-        let takes = if run == 0 { 0.0 } else { self.link.seconds(Direction::In, bytes) };
-        self.in_free = self.in_free.max(self.clock) + takes;
+        self.in_free = self.in_free.max(self.clock) + self.link.seconds(Direction::In, bytes);
         self.coming.push_back((index, self.in_free));
         self.transfers.push(Transfer { before: run, of, begins: true });
     }

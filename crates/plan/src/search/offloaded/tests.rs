@@ -99,7 +99,7 @@ fn of_graph(forward: Graph, link: Option<Link>, in_backward: bool) -> Program {
 }
 
 /// Time that transfers of state take.
-fn home_seconds(part: &Costed, sequence: &Sequence) -> f64 {
+fn state_seconds(part: &Costed, sequence: &Sequence) -> f64 {
     let values = sequence.moves.iter().map(|moved| sequence.instances[moved.instance]);
     let states = values.filter(|&value| part.graph.value(value).state.is_some());
     let link = part.facts.link.unwrap();
@@ -137,13 +137,11 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
                     let slots = slots_of(graph, facts, Scratch::Best, &spilled);
                     let alive = live_bytes(&slots).into_iter().max().unwrap();
                     assert!(alive <= limit, "{strategy}, {bytes} away: {alive} bytes in {limit}");
-                    // State that goes home, or that comes in first, may hold a micro-batch up, but no longer than it takes.
-                    let home = home_seconds(part, &spilled);
-                    let held_up = plan.micro_batch_seconds / program.passes() as f64 - seconds;
-                    assert!(
-                        (-1e-9 * seconds..=home + 1e-9 * seconds).contains(&held_up),
-                        "{held_up} s of {home}"
-                    );
+                    // Transfers that cross into the next micro-batch save time, but no more than they take.
+                    let crossing = state_seconds(part, &spilled);
+                    let saved = seconds - plan.micro_batch_seconds / program.passes() as f64;
+                    let within = -1e-9 * seconds..=crossing + 1e-9 * seconds;
+                    assert!(within.contains(&saved), "{saved} s of {crossing}");
                     assert!(gone(&plan) >= bytes, "{} of {bytes} bytes are away", gone(&plan));
                 }
             }

@@ -5,7 +5,7 @@ use proptest::strategy::{Strategy as _, ValueTree as _};
 
 use super::*;
 use crate::device::Lane;
-use crate::plan::Draft;
+use crate::plan::{Draft, draft};
 use crate::program::Role;
 use crate::schedule::{Action, Copy, End, Schedule};
 
