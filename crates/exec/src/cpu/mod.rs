@@ -7,6 +7,7 @@ mod activation;
 mod attention;
 mod attention_grad;
 mod blocks;
+mod bound;
 mod call;
 mod cast;
 mod conv;
