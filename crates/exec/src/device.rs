@@ -167,7 +167,7 @@ pub trait Device: Send + Debug {
     /// When the range lies outside, or something that was started has failed.
     fn observe(&mut self, offset: u64) -> Result<Option<f32>, ExecError> {
         let mut bytes = [0; 4];
-        self.read(offset, &mut bytes)?;
+        self.read_output(offset, &mut bytes)?;
         Ok(Some(f32::from_ne_bytes(bytes)))
     }
 
@@ -178,6 +178,36 @@ pub trait Device: Send + Debug {
     ///
     /// When something that was started has failed.
     fn observed(&mut self, _floats: &mut Vec<f32>) -> Result<(), ExecError> {
+        Ok(())
+    }
+
+    /// Writes bytes of an input of the schedule that is run next. Transfers that the last schedule left open go on
+    /// meanwhile: the judge has found them elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// When the range lies outside.
+    fn write_input(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        self.write(offset, bytes)
+    }
+
+    /// Reads bytes of an output of the schedule that ran last, after all its runs. Transfers that it left open go on
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    fn read_output(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.read(offset, bytes)
+    }
+
+    /// Waits for all transfers that schedules left open. To be called before a schedule that must not begin while they are
+    /// ([`Role::overlaps`](plimsoll_plan::Role::overlaps)); reading and writing of state does it too.
+    ///
+    /// # Errors
+    ///
+    /// When one of them failed: then state in a tier is not what a schedule computed.
+    fn settle(&self) -> Result<(), ExecError> {
         Ok(())
     }
 
@@ -208,6 +238,10 @@ pub trait Device: Send + Debug {
     fn read_tier(&self, tier: Tier, _offset: u64, _bytes: &mut [u8]) -> Result<(), ExecError> {
         Err(no_tier(&self.name(), tier))
     }
+
+    /// Says which schedule runs behind the one that runs next. Such a device may begin transfers of it early, as that one
+    /// asks for ([`Action::StartNext`](plimsoll_plan::Action::StartNext)); whatever else then comes must settle first.
+    fn expect(&mut self, _next: Option<ScheduleId>) {}
 
     /// Runs a schedule.
     ///

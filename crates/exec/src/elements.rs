@@ -94,14 +94,35 @@ pub(crate) fn read_numbers(
     values: &mut [f32],
 ) -> Result<(), ExecError> {
     fits(name, place, first, values.len())?;
+    read_each(place, first, values, |place, bytes| place.read(device, bytes))
+}
+
+/// Reads an output of the schedule that ran last.
+pub(crate) fn read_output(
+    device: &dyn Device,
+    name: &str,
+    place: Place,
+    values: &mut [f32],
+) -> Result<(), ExecError> {
+    fits(name, place, 0, values.len())?;
+    read_each(place, 0, values, |place, bytes| device.read_output(place.offset, bytes))
+}
+
+/// Reads elements in pieces.
+fn read_each(
+    place: Place,
+    first: usize,
+    values: &mut [f32],
+    read: impl Fn(Place, &mut [u8]) -> Result<(), ExecError>,
+) -> Result<(), ExecError> {
     let (dtype, width) = (place.ty.dtype, place.ty.dtype.bytes());
     if dtype == DType::F32 {
-        return place.from((width * first) as u64).read(device, values.as_mut_bytes());
+        return read(place.from((width * first) as u64), values.as_mut_bytes());
     }
     with_piece(values.len(), |bytes, elements| {
         for (piece, values) in values.chunks_mut(elements).enumerate() {
             let bytes = &mut bytes[..width * values.len()];
-            place.from((width * (first + elements * piece)) as u64).read(device, bytes)?;
+            read(place.from((width * (first + elements * piece)) as u64), bytes)?;
             for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(width)) {
                 *value = decode(dtype, bytes);
             }
@@ -110,11 +131,11 @@ pub(crate) fn read_numbers(
     })
 }
 
-/// Writes an input of a graph, which is of the type of `data`.
-pub(crate) fn write(device: &mut dyn Device, place: Place, data: Data) -> Result<(), ExecError> {
+/// Writes an input of the schedule that runs next, which is of the type of `data`.
+pub(crate) fn write_input(device: &mut dyn Device, place: Place, data: Data) -> Result<(), ExecError> {
     match data {
-        Data::F32(values) => place.write(device, values.as_bytes()),
-        Data::I32(values) => place.write(device, values.as_bytes()),
+        Data::F32(values) => device.write_input(place.offset, values.as_bytes()),
+        Data::I32(values) => device.write_input(place.offset, values.as_bytes()),
     }
 }
 

@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 
 use plimsoll_graph::{DType, Graph, Shape, Type, Value};
-use plimsoll_plan::{Action, Plan, Program, Role, Schedule, Space, replay};
+use plimsoll_plan::{Action, Judged, Plan, Program, Role, Schedule, Space, replay_all};
 
 use crate::device::{Device, MemoryPool, ScheduleId};
-use crate::elements::{Data, Place, read_numbers, write};
+use crate::elements::{Data, Place, read_output, write_input};
 use crate::error::ExecError;
 
 /// A plan on a device, ready to run.
@@ -28,6 +28,8 @@ pub struct Engine {
     /// How many were asked for, and how many of those nobody wants any more.
     asked: usize,
     forgotten: usize,
+    /// The schedule that ran last, where transfers of it may be open, and the one it was told to come next.
+    last: Option<(Role, Option<Role>)>,
 }
 
 /// A schedule made ready.
@@ -69,19 +71,14 @@ impl Engine {
     /// When the device lacks a kernel, or something beside the arena cannot be had.
     pub fn prepare(mut device: Box<dyn Device>, program: &Program, plan: &Plan) -> Result<Engine, ExecError> {
         device.reserve(Space::of(plan.arena_bytes, plan.schedules.values()))?;
+        let judged = judged(program, plan)?;
+        replay_all(&judged, plan.arena_bytes).map_err(|(role, error)| {
+            ExecError::Mismatch(format!("schedule `{}` must not run: {error}", role.name()))
+        })?;
         let mut schedules = BTreeMap::new();
-        for (&role, schedule) in &plan.schedules {
-            let part = program.part(role).ok_or_else(|| {
-                ExecError::Mismatch(format!(
-                    "the plan has a schedule `{}` and the program no graph for it",
-                    role.name()
-                ))
-            })?;
-            replay(&part.graph, schedule, role.phases(), plan.arena_bytes).map_err(|error| {
-                ExecError::Mismatch(format!("schedule `{}` must not run: {error}", role.name()))
-            })?;
-            let id = device.prepare(&part.graph, schedule)?;
-            schedules.insert(role, Ready::new(&part.graph, schedule, id));
+        for Judged { role, graph, schedule } in judged {
+            let id = device.prepare(graph, schedule)?;
+            schedules.insert(role, Ready::new(graph, schedule, id));
         }
         device.warm_up()?;
         let states: BTreeMap<String, Place> = (plan.states.iter())
@@ -103,6 +100,7 @@ impl Engine {
             observed,
             asked,
             forgotten,
+            last: None,
         })
     }
 
@@ -181,12 +179,38 @@ impl Engine {
         self.measured_peak
     }
 
-    /// Writes the inputs of a schedule and runs it.
+    /// Writes the inputs of a schedule and runs it. Transfers that the last schedule left open go on meanwhile where the judge
+    /// saw the two follow each other, and are waited for before any other schedule begins.
     ///
     /// # Errors
     ///
-    /// When an input is missing, unknown or of the wrong size, or a kernel meets bad data.
+    /// When an input is missing, unknown or of the wrong size, a kernel meets bad data, or an open transfer failed.
     pub fn run(&mut self, role: Role, inputs: &[(&str, Data)]) -> Result<(), ExecError> {
+        self.run_before(role, inputs, None)
+    }
+
+    /// The same, where the schedule that is likely to run next is known: some of its transfers may then begin early. Any other
+    /// may run instead; it waits for them.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    pub fn run_before(
+        &mut self,
+        role: Role,
+        inputs: &[(&str, Data)],
+        next: Option<Role>,
+    ) -> Result<(), ExecError> {
+        // Whatever goes wrong from here on, nothing follows before open transfers are done.
+        let follows = |(last, promised): (Role, Option<Role>)| {
+            last.overlaps().contains(&role) && promised.is_none_or(|promised| promised == role)
+        };
+        if !self.last.take().is_some_and(follows) {
+            self.device.settle()?;
+        }
+        let next = next.filter(|next| role.overlaps().contains(next));
+        let expected = next.and_then(|next| self.schedules.get(&next)).map(|next| next.id);
+        self.device.expect(expected);
         let ready = self.schedules.get_mut(&role).ok_or_else(|| no_schedule(role))?;
         if let Some((name, _)) = inputs.iter().find(|(name, _)| !ready.inputs.iter().any(|i| i.0 == *name)) {
             return Err(ExecError::Mismatch(format!("schedule `{}` has no input `{name}`", role.name())));
@@ -205,7 +229,7 @@ impl Engine {
                     place.ty
                 )));
             }
-            write(&mut *self.device, *place, *data)?;
+            write_input(&mut *self.device, *place, *data)?;
             self.measured_peak = self.measured_peak.max(*end);
         }
         if ready.is_timed() {
@@ -214,7 +238,18 @@ impl Engine {
             self.device.run(ready.id)?;
         }
         self.measured_peak = self.measured_peak.max(ready.reach);
+        self.last = Some((role, next));
         Ok(())
+    }
+
+    /// Waits for all transfers that schedules left open; see [`Device::settle`].
+    ///
+    /// # Errors
+    ///
+    /// When one of them failed.
+    pub fn settle(&mut self) -> Result<(), ExecError> {
+        self.last = None;
+        self.device.settle()
     }
 
     /// From now on notes the time of every action, which allocates.
@@ -253,7 +288,7 @@ impl Engine {
     ///
     /// When there is no such output, or it is not as long as `values`.
     pub fn output(&self, role: Role, name: &str, values: &mut [f32]) -> Result<(), ExecError> {
-        read_numbers(&*self.device, name, self.output_place(role, name)?, 0, values)
+        read_output(&*self.device, name, self.output_place(role, name)?, values)
     }
 
     fn output_place(&self, role: Role, name: &str) -> Result<Place, ExecError> {
@@ -305,6 +340,20 @@ impl Engine {
         self.output(role, name, &mut value)?;
         Ok(value[0])
     }
+}
+
+/// The schedules of a plan with the graphs that they run.
+fn judged<'a>(program: &'a Program, plan: &'a Plan) -> Result<Vec<Judged<'a>>, ExecError> {
+    let with_graph = |(&role, schedule): (&Role, &'a Schedule)| {
+        let part = program.part(role).ok_or_else(|| {
+            ExecError::Mismatch(format!(
+                "the plan has a schedule `{}` and the program no graph for it",
+                role.name()
+            ))
+        })?;
+        Ok(Judged { role, graph: &part.graph, schedule })
+    };
+    plan.schedules.iter().map(with_graph).collect()
 }
 
 /// The groups of state of a program's graphs.
@@ -365,7 +414,11 @@ fn reach(schedule: &Schedule, action: &Action) -> u64 {
         Action::Run { inputs, outputs, workspace, .. } => {
             inputs.iter().chain(outputs).chain(workspace).map(end).max().unwrap_or(0)
         }
-        Action::Start { copy } | Action::Wait { copy } => end(&schedule.copies[*copy].buffer),
+        Action::Start { copy } | Action::Wait { copy } => {
+            schedule.copies[*copy].buffer().as_ref().map_or(0, end)
+        }
+        // Their bytes are counted where the transfers belong.
+        Action::Settle { .. } | Action::StartNext { .. } => 0,
     }
 }
 

@@ -43,7 +43,7 @@ fn with_offload(graph: &Graph, schedule: &Schedule, value: Value, fresh: u64) ->
     let new = BufferId(schedule.buffers.len() as u32);
     let copied = Buffer { offset: fresh, ..*schedule.buffer(old) };
     schedule.buffers.push(copied);
-    let copy = |buffer, direction| Copy { buffer, tier: Tier::Disk, tier_offset: 4096, direction };
+    let copy = |buffer, direction| Copy::new(buffer, Tier::Disk, 4096, direction);
     schedule.copies = vec![copy(old, Direction::Out), copy(new, Direction::In)];
     let mut actions = Vec::new();
     let (mut sent, mut back) = (false, false);

@@ -36,7 +36,9 @@ mod schedule;
 mod search;
 
 pub use bytes::{ArenaBytes, ProcessBytes, TransientBytes};
-pub use device::{DeviceSpec, Direction, Facts, Link, NodeFacts, Scratch, Tier, UnknownDevice, Workspace};
+pub use device::{
+    DeviceSpec, Direction, Facts, Lane, Link, NodeFacts, Scratch, Tier, UnknownDevice, Workspace,
+};
 pub use layout::{CsvError, CsvFault, Effort, Layout, Slot, Table, layout, solve};
 pub use plan::{ByPurpose, Draft, Plan, PlanError, Tiered, plan};
 pub use program::{Build, Costed, Program, Purpose, Role, StateDiffers, StateRange};
@@ -47,7 +49,8 @@ pub use report::{
     report, spans, timeline,
 };
 pub use schedule::{
-    Action, Away, Buffer, BufferId, Contents, Copy, Fault, ReplayError, Schedule, Space, replay,
+    Action, Away, Buffer, BufferId, Contents, Copy, End, Fault, Judged, ReplayError, Schedule, Space, replay,
+    replay_all,
 };
 pub use search::{
     Choice, Point, Request, SearchError, Searcher, Tried, curve, faster, largest, search, spread, try_all,

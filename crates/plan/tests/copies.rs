@@ -10,7 +10,7 @@
 
 use plimsoll_graph::{DType, Graph, NodeId, Phase, StateKind, Type, Value};
 use plimsoll_plan::{
-    Action, Buffer, BufferId, Contents, Copy, Direction, Fault, Purpose, Schedule, Tier, replay,
+    Action, Buffer, BufferId, Contents, Copy, Direction, End, Fault, Lane, Purpose, Schedule, Tier, replay,
 };
 
 const BYTES: u64 = 64;
@@ -63,11 +63,8 @@ fn schedule(graph: &Graph, order: &[Step]) -> Schedule {
         start: 0,
         end: 0,
     };
-    let copy = |buffer: u32, direction: Direction, place: u64| Copy {
-        buffer: BufferId(buffer),
-        tier: Tier::Host,
-        tier_offset: place * BYTES,
-        direction,
+    let copy = |buffer: u32, direction: Direction, place: u64| {
+        Copy::new(BufferId(buffer), Tier::Host, place * BYTES, direction)
     };
     let operands = [(vec![X], A), (vec![A], B), (vec![B], C), (vec![C, A_AGAIN], Y)];
     let action = |step: &Step| match *step {
@@ -178,13 +175,9 @@ fn nothing_can_be_fetched_before_it_has_arrived() {
 
 #[test]
 fn nothing_can_be_fetched_from_where_it_did_not_go() {
-    for change in [
-        |copy: &mut Copy| copy.tier = Tier::Disk,
-        |copy: &mut Copy| copy.tier_offset += BYTES,
-        |copy: &mut Copy| copy.tier_offset += 1,
-    ] {
+    for (tier, offset) in [(Tier::Disk, 0), (Tier::Host, BYTES), (Tier::Host, 1)] {
         let mut wrong = schedule(&graph(), &RIGHT);
-        change(&mut wrong.copies[A_IN]);
+        wrong.copies[A_IN] = Copy::new(BufferId(A_AGAIN), tier, offset, Direction::In);
         assert_eq!(judge(&wrong), Err(Fault::Copy("copy 1 fetches what has not gone out".into())));
     }
 }
@@ -206,7 +199,7 @@ fn what_was_written_over_in_the_tier_cannot_be_fetched() {
     assert_eq!(judge_order(&sent_twice), Ok(()));
     for (what, place) in [("all", 0), ("one byte", BYTES - 1)] {
         let mut wrong = schedule(&graph(), &sent_twice);
-        wrong.copies[B_OUT].tier_offset = place;
+        wrong.copies[B_OUT] = Copy::new(BufferId(B), Tier::Host, place, Direction::Out);
         let refused = Err(Fault::Copy("copy 1 fetches what has not gone out".into()));
         assert_eq!(judge(&wrong), refused, "{what} of it written over");
     }
@@ -229,7 +222,7 @@ fn two_copies_may_not_work_on_the_same_bytes_of_a_tier() {
     ];
     let mut wrong = schedule(&graph(), &order);
     assert_eq!(judge(&wrong), Ok(()));
-    wrong.copies[B_OUT].tier_offset = 0;
+    wrong.copies[B_OUT] = Copy::new(BufferId(B), Tier::Host, 0, Direction::Out);
     assert_eq!(judge(&wrong), Err(Fault::Copy("copy 2 writes where copy 1 is under way".into())));
 }
 
@@ -276,8 +269,31 @@ fn what_is_not_there_cannot_be_sent() {
 fn a_copy_or_a_buffer_that_does_not_exist_is_refused() {
     assert!(copy_fault(&[Run(0), Start(7)]).contains("there is no copy 7"));
     let mut wrong = schedule(&graph(), &RIGHT);
-    wrong.copies[A_OUT].buffer = BufferId(99);
+    wrong.copies[A_OUT].source = End::Buffer(BufferId(99));
     assert!(matches!(judge(&wrong), Err(Fault::Copy(_))));
+}
+
+#[test]
+fn a_copy_has_one_end_in_the_arena_and_one_in_a_tier_and_the_lane_between_them() {
+    let faulty = |change: fn(&mut Copy)| {
+        let mut wrong = schedule(&graph(), &RIGHT);
+        change(&mut wrong.copies[A_OUT]);
+        match judge(&wrong) {
+            Err(Fault::Copy(why)) => why,
+            other => panic!("expected a fault about copies, got {other:?}"),
+        }
+    };
+    let ends = "there is no copy 0 between a buffer of the arena and a tier";
+    assert_eq!(faulty(|copy| copy.destination = copy.source), ends);
+    assert_eq!(faulty(|copy| copy.source = copy.destination), ends);
+    let lane = |name: &str| format!("copy 0 does not go the way of its lane, `{name}`");
+    assert_eq!(faulty(|copy| copy.lane = Lane::FromHost), lane("from host"));
+    assert_eq!(faulty(|copy| copy.lane = Lane::DiskWrite), lane("disk write"));
+    // Turned round, it fetches what nobody has sent.
+    let turned = faulty(|copy| {
+        (copy.source, copy.destination, copy.lane) = (copy.destination, copy.source, Lane::FromHost);
+    });
+    assert_eq!(turned, "copy 0 fetches what has not gone out");
 }
 
 #[test]
@@ -297,7 +313,7 @@ fn state_that_changed_since_it_went_out_is_not_brought_back() {
         start: 0,
         end: 0,
     };
-    let copy = |direction| Copy { buffer: BufferId(0), tier: Tier::Disk, tier_offset: 0, direction };
+    let copy = |direction| Copy::new(BufferId(0), Tier::Disk, 0, direction);
     let add = Action::Run {
         node,
         inputs: vec![BufferId(1)],

@@ -106,7 +106,7 @@ impl Valid {
     fn phase(&self, action: &Action) -> Phase {
         match action {
             Action::Run { node, .. } => self.graph().node(*node).phase,
-            Action::Start { .. } | Action::Wait { .. } => unreachable!("planned schedules have no copies"),
+            _ => unreachable!("planned schedules have no copies"),
         }
     }
 }
@@ -119,7 +119,7 @@ fn pick<T>(choices: Vec<T>, index: Index) -> T {
 fn operands(action: &mut Action) -> (&mut Vec<BufferId>, &mut Vec<BufferId>, &mut Option<BufferId>) {
     match action {
         Action::Run { inputs, outputs, workspace, .. } => (inputs, outputs, workspace),
-        Action::Start { .. } | Action::Wait { .. } => unreachable!("planned schedules have no copies"),
+        _ => unreachable!("planned schedules have no copies"),
     }
 }
 

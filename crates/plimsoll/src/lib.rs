@@ -64,11 +64,11 @@ pub mod planning {
     pub use plimsoll_plan::remat as dag;
     pub use plimsoll_plan::{
         Action, Away, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
-        CsvFault, Direction, Draft, Effort, ExpertReport, Facts, Fault, GradientReport, LayerReport, Layout,
-        Link, NodeFacts, PlanError, Point, Purpose, ReplayError, Report, Request, Schedule, Scratch,
-        SearchError, Searcher, Slot, Space, Span, StateRange, Table, Tier, Tiered, Tried, Workspace, compare,
-        curve, experts, faster, gradients, largest, layout, plan, replay, report, search, solve, spans,
-        spread, timeline, try_all, unbudgeted,
+        CsvFault, Direction, Draft, Effort, End, ExpertReport, Facts, Fault, GradientReport, Judged, Lane,
+        LayerReport, Layout, Link, NodeFacts, PlanError, Point, Purpose, ReplayError, Report, Request,
+        Schedule, Scratch, SearchError, Searcher, Slot, Space, Span, StateRange, Table, Tier, Tiered, Tried,
+        Workspace, compare, curve, experts, faster, gradients, largest, layout, plan, replay, replay_all,
+        report, search, solve, spans, spread, timeline, try_all, unbudgeted,
     };
 }
 

@@ -51,7 +51,7 @@ fn a_budget_that_recompute_alone_cannot_keep_trains_to_the_same_bits() {
         let choice = case.plan(Some(DISK), budget).unwrap();
         let report = report(&choice.program, &choice.plan);
         let copies = &choice.plan.schedules[&Role::First].copies;
-        let ways = |way| copies.iter().filter(|copy| copy.direction == way).count();
+        let ways = |way| copies.iter().filter(|copy| copy.direction() == Some(way)).count();
         println!(
             "budget {budget}: {} bytes offloaded, {} out, {} in, {:.2} % of the forward pass again",
             report.offload_bytes,

@@ -85,6 +85,12 @@ fn schedule(summary: &Summary, role: Role) -> Value {
         }
         Action::Start { copy } => json!([format!("start of copy {copy}"), "", 0.0]),
         Action::Wait { copy } => json!([format!("end of copy {copy}"), "", 0.0]),
+        Action::Settle { lane, left } => {
+            json!([format!("end of earlier copies by {} but {left}", lane.name()), "", 0.0])
+        }
+        Action::StartNext { role, copy } => {
+            json!([format!("start of copy {copy} of {}", role.name()), "", 0.0])
+        }
     };
     let buffer = |span: Span| {
         let Span { contents, purpose, offset, bytes, start, end } = span;

@@ -1,16 +1,17 @@
 //! The CPU as a device: the arena in main memory, one thread pool, kernels on bound operands, and a disk to
 //! offload to.
-#![allow(unsafe_code, reason = "it hands ranges of the arena to the disk tier")]
+#![allow(unsafe_code, reason = "it writes into the arena while transfers of other bytes may be open")]
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use plimsoll_graph::{DType, Graph, Node, Op, Type, work};
-use plimsoll_plan::{Action, BufferId, Copy, Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
+use plimsoll_plan::{Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
 
 use crate::arena::Arena;
+use crate::cpu::bound::{BoundSchedule, DiskLanes, act, bind};
 use crate::cpu::disk::SECTOR;
-use crate::cpu::{Call, CpuOperand, DiskTier, Instructions, Pool, ScratchMemory, run, workspace};
+use crate::cpu::{DiskTier, Instructions, Pool, workspace};
 use crate::device::{Device, ProbeSize, Probing, ScheduleId, no_schedule, no_tier};
 use crate::error::ExecError;
 use crate::timings::{Paces, Timings};
@@ -46,7 +47,7 @@ pub struct CpuDevice {
     disk: Option<DiskTier>,
     arena: Option<Arena>,
     /// Schedules with addresses inside the arena.
-    schedules: Vec<Vec<Bound>>,
+    schedules: Vec<BoundSchedule>,
     /// Measured times of ops.
     timings: Timings,
     /// Where buffers may be sent, if anywhere.
@@ -55,6 +56,19 @@ pub struct CpuDevice {
     link: Option<Link>,
     /// Number that the disk tier gave to each copy of the schedule that is running.
     tickets: Vec<u64>,
+    /// Transfers of each lane that were started before the end of the schedule that ran last.
+    before: [u64; 2],
+    /// The schedule that is to run behind the next one.
+    expected: Option<ScheduleId>,
+    /// Transfers that were started ahead, and the schedule whose they are.
+    ahead: Ahead,
+}
+
+/// Copies of a schedule that were started before it, each with its number in the disk tier.
+#[derive(Debug, Default)]
+struct Ahead {
+    of: Option<ScheduleId>,
+    started: Vec<(usize, u64)>,
 }
 
 impl CpuDevice {
@@ -89,6 +103,9 @@ impl CpuDevice {
             offload_folder: None,
             link: None,
             tickets: Vec::new(),
+            before: [0; 2],
+            expected: None,
+            ahead: Ahead::default(),
         })
     }
 
@@ -158,17 +175,6 @@ fn multiplies_halves(op: &Op, inputs: &[Type]) -> bool {
     factors.iter().all(|&factor| inputs[factor].dtype == DType::Bf16)
 }
 
-/// An action with its operands bound to addresses.
-#[derive(Debug)]
-enum Bound {
-    /// A kernel call.
-    Call { op: Op, inputs: Vec<CpuOperand>, outputs: Vec<CpuOperand>, workspace: ScratchMemory },
-    /// The beginning of a transfer.
-    Start { copy: usize, direction: Direction, buffer: ScratchMemory, offset: u64 },
-    /// The end of a transfer.
-    Wait { copy: usize, direction: Direction },
-}
-
 impl Device for CpuDevice {
     fn name(&self) -> String {
         format!("cpu, {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" })
@@ -206,6 +212,8 @@ impl Device for CpuDevice {
         }
         self.schedules.clear();
         self.tickets = vec![0; space.transfers];
+        (self.before, self.expected) = ([0; 2], None);
+        self.ahead = Ahead { of: None, started: Vec::with_capacity(space.transfers) };
         // Its threads are gone before the bytes they copy are.
         self.disk = None;
         self.disk = match (&self.offload_folder, space.disk) {
@@ -223,7 +231,7 @@ impl Device for CpuDevice {
         let arena = arena.ok_or_else(|| ExecError::Memory("no addresses were reserved yet".into()))?;
         let actions = schedule.actions.iter().map(|action| bind(arena, graph, schedule, action));
         let actions = actions.collect::<Result<_, _>>()?;
-        self.schedules.push(actions);
+        self.schedules.push(BoundSchedule::new(schedule, actions));
         Ok(ScheduleId(self.schedules.len() - 1))
     }
 
@@ -235,23 +243,46 @@ impl Device for CpuDevice {
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        self.settle();
+        self.drain();
         // SAFETY: the device is borrowed mutably, so no schedule runs, and no transfer is under way any more.
         unsafe { self.taken()?.write(offset, bytes) }
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        self.settle();
+        self.drain();
+        self.read_output(offset, bytes)
+    }
+
+    fn write_input(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        // SAFETY: the device is borrowed mutably, so no schedule runs. The engine lets a schedule begin only behind one that
+        // the judge saw it follow, and then no open transfer touches the bytes of an input.
+        unsafe { self.taken()?.write(offset, bytes) }
+    }
+
+    fn read_output(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
         bytes.copy_from_slice(self.taken()?.range(offset, bytes.len() as u64)?);
         Ok(())
     }
 
+    fn settle(&self) -> Result<(), ExecError> {
+        self.drain();
+        self.homecomings()
+    }
+
     fn write_tier(&mut self, tier: Tier, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        self.settle()?;
+        // State that was fetched ahead may be the one that changes.
+        self.ahead.of = None;
         self.tier(tier)?.write(offset, bytes)
     }
 
     fn read_tier(&self, tier: Tier, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.settle()?;
         self.tier(tier)?.read(offset, bytes)
+    }
+
+    fn expect(&mut self, next: Option<ScheduleId>) {
+        self.expected = next;
     }
 
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
@@ -280,10 +311,17 @@ impl Device for CpuDevice {
 
 impl CpuDevice {
     /// Waits for transfers that a schedule has started and not waited for.
-    fn settle(&self) {
+    fn drain(&self) {
         if let Some(disk) = &self.disk {
             disk.drain();
         }
+    }
+
+    /// Refuses a tier whose state is out of date, because a transfer that a finished schedule left open has failed.
+    fn homecomings(&self) -> Result<(), ExecError> {
+        self.disk
+            .as_ref()
+            .map_or(Ok(()), |disk| disk.reached(Direction::Out, self.before[Direction::Out as usize]))
     }
 
     fn tier(&self, tier: Tier) -> Result<&DiskTier, ExecError> {
@@ -298,75 +336,45 @@ impl CpuDevice {
         mut each: impl FnMut(usize, &mut dyn FnMut() -> Result<(), ExecError>) -> Result<(), ExecError> + Send,
     ) -> Result<(), ExecError> {
         self.taken()?;
-        let actions = self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))?;
-        let (disk, tickets) = (self.disk.as_ref(), &mut self.tickets);
+        let expected = self.expected.take();
+        let found = self.found_ahead(schedule);
+        let bound = self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))?;
+        let next = expected.and_then(|next| self.schedules.get(next.0));
+        let mut lanes = DiskLanes {
+            disk: self.disk.as_ref(),
+            tickets: &mut self.tickets,
+            before: self.before,
+            found,
+            next,
+            ahead: &mut self.ahead.started,
+        };
         let result = self.pool.enter(|| {
-            let mut actions = actions.iter().enumerate();
-            actions.try_for_each(|(index, action)| each(index, &mut || act(action, disk, tickets)))
+            let mut actions = bound.actions.iter().enumerate();
+            actions.try_for_each(|(index, action)| each(index, &mut || act(action, &mut lanes)))
         });
-        if result.is_err() {
+        if result.is_ok() {
+            self.ahead.started.drain(..found);
+            self.ahead.of = expected;
+            let started = |disk: &DiskTier| [Direction::Out, Direction::In].map(|way| disk.started(way));
+            self.before = self.disk.as_ref().map_or([0; 2], started);
+        } else {
             // The schedule ends here, and nobody will wait for the transfers it has started.
-            self.settle();
+            self.drain();
+            self.ahead.of = None;
         }
         result
     }
-}
 
-/// Runs one action.
-fn act(action: &Bound, disk: Option<&DiskTier>, tickets: &mut [u64]) -> Result<(), ExecError> {
-    let no_disk = || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
-    match action {
-        Bound::Call { op, inputs, outputs, workspace } => {
-            // SAFETY: the operands lie in the arena of the device that runs the schedule; the engine runs only
-            // schedules that `replay` has passed, which proves the rest of the contract.
-            unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
+    /// Takes over the transfers that were started for this schedule, and says how many there are. Those for another are done
+    /// first and forgotten.
+    fn found_ahead(&mut self, schedule: ScheduleId) -> usize {
+        if self.ahead.of.take() != Some(schedule) && !self.ahead.started.is_empty() {
+            self.drain();
+            self.ahead.started.clear();
         }
-        Bound::Start { copy, direction, buffer, offset } => {
-            let disk = disk.ok_or_else(no_disk)?;
-            // SAFETY: the bytes lie in the arena, which outlives the tier's threads; `replay` proved that
-            // nobody touches them against the rules before the schedule waits for the copy.
-            let ticket = unsafe { disk.start(*direction, buffer.pointer, buffer.bytes as u64, *offset) }?;
-            tickets[*copy] = ticket;
-            Ok(())
+        for &(copy, ticket) in &self.ahead.started {
+            self.tickets[copy] = ticket;
         }
-        Bound::Wait { copy, direction } => disk.ok_or_else(no_disk)?.wait(*direction, tickets[*copy]),
-    }
-}
-
-/// Binds the operands of an action to addresses.
-fn bind(arena: &Arena, graph: &Graph, schedule: &Schedule, action: &Action) -> Result<Bound, ExecError> {
-    let place = |id: BufferId| {
-        let buffer = schedule.buffer(id);
-        Ok(ScratchMemory {
-            pointer: arena.address(buffer.offset, buffer.bytes)?,
-            bytes: buffer.bytes as usize,
-        })
-    };
-    let operand = |id: BufferId, ty: Type, accumulate: bool| {
-        let ScratchMemory { pointer, bytes } = place(id)?;
-        if ty.bytes() > bytes {
-            return Err(ExecError::Mismatch(format!("a buffer of {bytes} bytes cannot hold {ty}")));
-        }
-        Ok(CpuOperand { pointer, ty, accumulate })
-    };
-    match action {
-        Action::Run { node, inputs, outputs, workspace, accumulate } => {
-            let node = graph.node(*node);
-            let inputs =
-                node.inputs.iter().zip(inputs).map(|(&value, &id)| operand(id, graph.ty(value), false));
-            let outputs = (node.outputs.iter().zip(outputs).enumerate())
-                .map(|(output, (&value, &id))| operand(id, graph.ty(value), accumulate >> output & 1 == 1));
-            Ok(Bound::Call {
-                op: node.op.clone(),
-                inputs: inputs.collect::<Result<_, _>>()?,
-                outputs: outputs.collect::<Result<_, _>>()?,
-                workspace: workspace.map_or(Ok(ScratchMemory::NONE), place)?,
-            })
-        }
-        Action::Start { copy } => {
-            let Copy { buffer, direction, tier_offset, .. } = schedule.copies[*copy];
-            Ok(Bound::Start { copy: *copy, direction, buffer: place(buffer)?, offset: tier_offset })
-        }
-        Action::Wait { copy } => Ok(Bound::Wait { copy: *copy, direction: schedule.copies[*copy].direction }),
+        self.ahead.started.len()
     }
 }

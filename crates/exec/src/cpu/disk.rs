@@ -12,8 +12,8 @@
 //! memory. A device with a disk gives its buffers the alignment that most file systems are content with
 //! ([`SECTOR`]), so that no processor copies them; the bounce buffers are aligned for all.
 //!
-//! Each direction is a queue: transfers run in the order they were started. Nothing allocates after
-//! construction. Not here: deciding what leaves and when, which is the planner's business.
+//! Each direction is a lane of the plan: a queue whose transfers run in the order they were started, be it over several
+//! schedules. Nothing allocates after construction. Not here: deciding what leaves and when, which is the planner's business.
 #![allow(
     unsafe_code,
     reason = "a transfer is an address and a length; `replay` proved the bytes busy until waited for"
@@ -112,6 +112,24 @@ impl DiskTier {
     /// When the disk failed.
     pub fn wait(&self, direction: Direction, number: u64) -> Result<(), ExecError> {
         self.lane(direction).wait(number)
+    }
+
+    /// How many transfers of a direction were started so far: the number of the next.
+    pub fn started(&self, direction: Direction) -> u64 {
+        self.lane(direction).shared.lock().started
+    }
+
+    /// Refuses to go on where one of the first `count` transfers of a direction has failed.
+    ///
+    /// # Errors
+    ///
+    /// The fault of the disk.
+    pub fn reached(&self, direction: Direction, count: u64) -> Result<(), ExecError> {
+        let state = self.lane(direction).shared.lock();
+        match state.fault.as_ref().filter(|_| state.done < count) {
+            Some(fault) => Err(ExecError::Device(fault.clone())),
+            None => Ok(()),
+        }
     }
 
     /// Waits until nothing is under way, be it because a disk failed: then the bytes of all transfers are free.

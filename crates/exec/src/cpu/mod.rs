@@ -8,6 +8,7 @@ mod attention;
 mod attention_grad;
 mod balance;
 mod blocks;
+mod bound;
 mod call;
 mod cast;
 mod conv;

@@ -28,6 +28,45 @@ pub enum Direction {
     In,
 }
 
+/// A queue of transfers. Those of one lane run one after another, in the order they were started; lanes run beside each
+/// other and beside compute. Lanes between ranks will join these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Lane {
+    /// From the device to its host.
+    ToHost,
+    /// From the host to its device.
+    FromHost,
+    /// From memory to a disk.
+    DiskWrite,
+    /// From a disk to memory.
+    DiskRead,
+}
+
+impl Lane {
+    /// All of them.
+    pub const ALL: [Lane; 4] = [Lane::ToHost, Lane::FromHost, Lane::DiskWrite, Lane::DiskRead];
+
+    /// The lane between the arena and a tier.
+    pub fn of(tier: Tier, direction: Direction) -> Lane {
+        match (tier, direction) {
+            (Tier::Host, Direction::Out) => Lane::ToHost,
+            (Tier::Host, Direction::In) => Lane::FromHost,
+            (Tier::Disk, Direction::Out) => Lane::DiskWrite,
+            (Tier::Disk, Direction::In) => Lane::DiskRead,
+        }
+    }
+
+    /// The name people use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Lane::ToHost => "to host",
+            Lane::FromHost => "from host",
+            Lane::DiskWrite => "disk write",
+            Lane::DiskRead => "disk read",
+        }
+    }
+}
+
 /// A way to another tier and back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {

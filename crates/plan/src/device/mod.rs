@@ -11,4 +11,4 @@ pub(crate) use facts::aligned;
 
 pub use described::{DeviceSpec, UnknownDevice};
 pub use facts::{Facts, NodeFacts, Scratch, Workspace};
-pub use link::{Direction, Link, Tier};
+pub use link::{Direction, Lane, Link, Tier};

@@ -1,7 +1,7 @@
 //! Plans as files: made once, looked at, run later.
 //!
 //! ```json
-//! {"plimsoll_plan": 2, "hash": "…", "plan": {"graphs": {"train": "…"}, "device": "…", "schedules": {…}, …}}
+//! {"plimsoll_plan": 3, "hash": "…", "plan": {"graphs": {"train": "…"}, "device": "…", "schedules": {…}, …}}
 //! ```
 //!
 //! A plan is good for the graphs and the device it was made for, so the file holds a hash of each graph's text form
@@ -29,7 +29,7 @@ use crate::schedule::ReplayError;
 use crate::search::Choice;
 
 /// The form this version writes and reads.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 /// Why a file is not a plan that may run.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! buffer   [contents, id, purpose, bytes, offset, start, end]     contents: 0 value, 1 state, 2 scratch
-//! copy     [buffer, tier, tier offset, direction]                 tier: 0 host, 1 disk; direction: 0 out, 1 in
+//! copy     [source, destination, lane]                            lane: 0 to host, 1 from host, 2 disk write, 3 disk read
+//! end      [buffer] or [tier, offset]                             tier: 0 host, 1 disk
 //! away     [state, tier, tier offset, bytes]
 //! run      [0, node, [inputs], [outputs], scratch or null, added outputs as bits]
-//! start    [1, copy]        wait   [2, copy]
+//! start    [1, copy]            wait    [2, copy]
+//! settle   [3, lane, left]      start next   [4, role, copy]
 //! ```
 //!
 //! Reading checks that every number means something. Whether it is right is the judge's business.
@@ -14,8 +16,9 @@ use plimsoll_graph::{NodeId, StateId, Value as GraphValue};
 use serde_json::{Map, Value, json};
 
 use super::{PlanFileError, purpose};
-use crate::device::{Direction, Tier};
-use crate::schedule::{Action, Away, Buffer, BufferId, Contents, Copy, Schedule};
+use crate::device::{Lane, Tier};
+use crate::program::Role;
+use crate::schedule::{Action, Away, Buffer, BufferId, Contents, Copy, End, Schedule};
 
 pub(super) fn field(place: &str, expected: &'static str) -> PlanFileError {
     PlanFileError::Field { place: place.to_owned(), expected }
@@ -81,8 +84,22 @@ pub(super) fn tier(number: u64) -> Option<Tier> {
 }
 
 fn copy(copy: &Copy) -> Value {
-    let tier = tier_number(copy.tier);
-    json!([copy.buffer.0, tier, copy.tier_offset, usize::from(copy.direction == Direction::In)])
+    json!([end(copy.source), end(copy.destination), lane_number(copy.lane)])
+}
+
+fn end(end: End) -> Value {
+    match end {
+        End::Buffer(buffer) => json!([buffer.0]),
+        End::Tier { tier, offset } => json!([tier_number(tier), offset]),
+    }
+}
+
+fn lane_number(lane: Lane) -> Option<usize> {
+    Lane::ALL.iter().position(|known| *known == lane)
+}
+
+fn parse_lane(json: &Value) -> Option<Lane> {
+    Lane::ALL.get(usize::try_from(json.as_u64()?).ok()?).copied()
 }
 
 fn action(action: &Action) -> Value {
@@ -93,6 +110,8 @@ fn action(action: &Action) -> Value {
         }
         Action::Start { copy } => json!([1, copy]),
         Action::Wait { copy } => json!([2, copy]),
+        Action::Settle { lane, left } => json!([3, lane_number(*lane), left]),
+        Action::StartNext { role, copy } => json!([4, role.name(), copy]),
     }
 }
 
@@ -143,14 +162,17 @@ fn parse_buffer(json: &Value) -> Option<Buffer> {
 }
 
 fn parse_copy(json: &Value) -> Option<Copy> {
+    let [source, destination, lane] = &json.as_array()?[..] else { return None };
+    Some(Copy { source: parse_end(source)?, destination: parse_end(destination)?, lane: parse_lane(lane)? })
+}
+
+fn parse_end(json: &Value) -> Option<End> {
     let numbers: Option<Vec<u64>> = json.as_array()?.iter().map(Value::as_u64).collect();
-    let [buffer, tier, tier_offset, direction] = numbers?[..] else { return None };
-    Some(Copy {
-        buffer: BufferId(u32::try_from(buffer).ok()?),
-        tier: self::tier(tier)?,
-        tier_offset,
-        direction: *[Direction::Out, Direction::In].get(usize::try_from(direction).ok()?)?,
-    })
+    match numbers?[..] {
+        [buffer] => Some(End::Buffer(BufferId(u32::try_from(buffer).ok()?))),
+        [tier, offset] => Some(End::Tier { tier: self::tier(tier)?, offset }),
+        _ => None,
+    }
 }
 
 fn parse_away(json: &Value) -> Option<Away> {
@@ -174,6 +196,11 @@ fn parse_action(json: &Value) -> Option<Action> {
         }),
         (1, [copy]) => Some(Action::Start { copy: index(copy)? }),
         (2, [copy]) => Some(Action::Wait { copy: index(copy)? }),
+        (3, [lane, left]) => Some(Action::Settle { lane: parse_lane(lane)?, left: index(left)? }),
+        (4, [role, copy]) => {
+            let role = Role::ALL.into_iter().find(|known| Some(known.name()) == role.as_str())?;
+            Some(Action::StartNext { role, copy: index(copy)? })
+        }
         _ => None,
     }
 }

@@ -233,11 +233,8 @@ impl<'a> Writer<'a> {
         let last = self.last();
         keep_outputs(self.graph, &mut self.buffers, last);
         let states = self.states.len();
-        let copy = |&Move { instance, tier, tier_offset, direction }: &Move| Copy {
-            buffer: BufferId((states + instance) as u32),
-            tier,
-            tier_offset,
-            direction,
+        let copy = |&Move { instance, tier, tier_offset, direction }: &Move| {
+            Copy::new(BufferId((states + instance) as u32), tier, tier_offset, direction)
         };
         Schedule {
             name: String::new(),

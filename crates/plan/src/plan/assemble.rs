@@ -9,14 +9,16 @@ use std::collections::BTreeMap;
 
 use plimsoll_graph::Graph;
 
+use super::ahead::start_ahead;
 use super::draft::{ByPurpose, Draft};
+use super::overlap::leave_open;
 use crate::bytes::TransientBytes;
-use crate::device::Scratch;
+use crate::device::{Facts, Scratch};
 use crate::layout::{Effort, Gradients, Layout, Lifetimes, Slot, layout, live_bytes, slots_of, solve};
 use crate::offload::{Residency, Transfers};
 use crate::program::{Costed, Program, Role, StateDiffers};
 use crate::recompute::{self, Order, Strategy};
-use crate::schedule::{self, Contents, Schedule};
+use crate::schedule::{Backlog, Contents, Schedule, seconds_after};
 
 /// The share of values that waits on the device's tier where memory is short; nothing by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -27,7 +29,7 @@ pub struct Tiered {
     pub away: u64,
 }
 
-/// Drafts a plan: runs, lifetimes and offsets.
+/// Drafts a plan: runs, lifetimes and offsets, and transfers that cross from one schedule into the next.
 pub(crate) fn draft(
     program: &Program,
     order: &Order,
@@ -37,9 +39,26 @@ pub(crate) fn draft(
 ) -> Result<Draft, StateDiffers> {
     let residency = Residency::new(program, tiered.away)?;
     let mut assembly = Assembly::new(order, scratch, tiered, &residency);
-    for (role, part) in program.roles() {
-        assembly.add(role, part);
+    assembly.add_all(program);
+    if residency.taken > 0 {
+        leave_open(program, &mut assembly.schedules);
+        start_ahead(program, &mut assembly.schedules);
     }
+    Ok(assembly.finish(program, strategy))
+}
+
+/// The same where no transfer crosses: the search compares candidates by their times when every schedule waits for its own
+/// transfers, which follow from its order. What crossing saves depends on the layouts of all of them.
+pub(crate) fn closed_draft(
+    program: &Program,
+    order: &Order,
+    strategy: Strategy,
+    scratch: Scratch,
+    tiered: Tiered,
+) -> Result<Draft, StateDiffers> {
+    let residency = Residency::new(program, tiered.away)?;
+    let mut assembly = Assembly::new(order, scratch, tiered, &residency);
+    assembly.add_all(program);
     Ok(assembly.finish(program, strategy))
 }
 
@@ -85,6 +104,12 @@ impl<'a> Assembly<'a> {
         }
     }
 
+    fn add_all(&mut self, program: &Program) {
+        for (role, part) in program.roles() {
+            self.add(role, part);
+        }
+    }
+
     /// Adds the schedule of a role, with the first limit whose layout is as small as it should be, or the last.
     fn add(&mut self, role: Role, part: &Costed) {
         let enough = self.transient.max(self.limit.map_or(0, |limit| limit.0));
@@ -99,7 +124,8 @@ impl<'a> Assembly<'a> {
             }
         }
         let Some((mut lifetimes, places)) = placed else { return };
-        assign(&mut lifetimes, &part.graph, self.residency, &places.offsets);
+        let offsets = self.offsets(role, &lifetimes.slots, &places);
+        assign(&mut lifetimes, &part.graph, self.residency, &offsets);
         self.transient = self.transient.max(places.peak);
         if self.fullest.is_none_or(|(most, _)| places.bound > most) {
             self.fullest = Some((places.bound, purposes_at_peak(&lifetimes)));
@@ -150,6 +176,16 @@ impl<'a> Assembly<'a> {
         }
     }
 
+    /// Offsets of a schedule. An update that streams state lies at the upper end of the arena: a micro-batch fills it from the
+    /// lower end, so state that is still on its way home when the next step begins is in nobody's way for long.
+    fn offsets(&self, role: Role, slots: &[Slot], places: &Layout) -> Vec<u64> {
+        if role != Role::Update || self.residency.taken == 0 {
+            return places.offsets.clone();
+        }
+        let top = self.transient.max(places.peak);
+        slots.iter().zip(&places.offsets).map(|(slot, offset)| top - offset - slot.bytes).collect()
+    }
+
     fn finish(self, program: &Program, strategy: Strategy) -> Draft {
         let persistent = self.residency.resident_bytes();
         let arena_bytes = TransientBytes(self.transient).arena(persistent).0;
@@ -158,10 +194,7 @@ impl<'a> Assembly<'a> {
             by_purpose.add(range.purpose, range.bytes);
         }
         let (schedules, scratch) = (self.schedules, self.scratch);
-        let seconds = |role: Role| {
-            let schedule = schedules.get(&role);
-            schedule.map_or(0.0, |schedule| schedule::seconds(schedule, &program.train.facts, scratch))
-        };
+        let times = StepTimes::of(&schedules, &program.train.facts, scratch);
         Draft {
             strategy,
             scratch,
@@ -169,10 +202,40 @@ impl<'a> Assembly<'a> {
             liveness_bound: persistent + bound,
             states: self.residency.states.clone(),
             by_purpose: by_purpose.in_arena(arena_bytes),
-            micro_batch_seconds: seconds(Role::First) * program.passes() as f64,
-            update_seconds: seconds(Role::Update),
+            micro_batch_seconds: times.micro_batch * program.passes() as f64,
+            update_seconds: times.update,
             schedules,
         }
+    }
+}
+
+/// Times of the parts of a step, once steps follow each other.
+struct StepTimes {
+    /// A micro-batch behind another.
+    micro_batch: f64,
+    /// The update, with the time by which it holds its neighbours up.
+    update: f64,
+}
+
+impl StepTimes {
+    fn of(schedules: &BTreeMap<Role, Schedule>, facts: &Facts, scratch: Scratch) -> StepTimes {
+        let time = |role: Role, backlog: &Backlog, next: Role| {
+            let next = schedules.get(&next).map(|schedule| (next, schedule));
+            let timed =
+                schedules.get(&role).map(|schedule| seconds_after(schedule, facts, scratch, backlog, next));
+            timed.unwrap_or_default()
+        };
+        let micro_batch = if schedules.contains_key(&Role::Further) { Role::Further } else { Role::First };
+        let (_, backlog) = time(micro_batch, &Backlog::default(), micro_batch);
+        let (repeated, _) = time(micro_batch, &backlog, micro_batch);
+        if !schedules.contains_key(&Role::Update) {
+            return StepTimes { micro_batch: repeated, update: 0.0 };
+        }
+        let (last, backlog) = time(micro_batch, &backlog, Role::Update);
+        let (update, backlog) = time(Role::Update, &backlog, Role::First);
+        let (first, _) = time(Role::First, &backlog, micro_batch);
+        let update = update + (last - repeated) + (first - repeated);
+        StepTimes { micro_batch: repeated, update: update.max(0.0) }
     }
 }
 

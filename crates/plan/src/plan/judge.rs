@@ -1,7 +1,8 @@
 //! The gate to a plan: a draft passes or is refused with its fault.
 //!
 //! [`sound`](super::sound) checks the draft's tables (ids exist, bytes are aligned, kernels get their scratch, state is
-//! where the plan says), and `replay` then walks every schedule byte range by byte range. Neither shares code with what
+//! where the plan says), and `replay` then walks every schedule byte range by byte range, alone and behind each that may
+//! come before it. Neither shares code with what
 //! makes drafts. A plan read from a file comes through here like one just made.
 
 use std::fmt;
@@ -10,7 +11,7 @@ use std::ops::Deref;
 use super::draft::Draft;
 use super::sound::check;
 use crate::program::{Program, StateDiffers};
-use crate::schedule::{ReplayError, replay};
+use crate::schedule::{Judged, ReplayError, replay_all};
 
 /// A draft that passed the judge, to be read and run. Nobody can alter it, and only [`Draft::judge`] makes one: to change
 /// a plan, change a copy of its draft and have that judged.
@@ -40,10 +41,13 @@ impl Draft {
     /// When the draft lacks a schedule of the program, has one that is unsound, or has one that `replay` refuses.
     pub fn judge(self, program: &Program) -> Result<Plan, PlanError> {
         check(&self, program)?;
-        for (role, part) in program.roles() {
-            replay(&part.graph, &self.schedules[&role], role.phases(), self.arena_bytes)
-                .map_err(|error| PlanError::Refused { schedule: role.name(), error })?;
-        }
+        let judged = program.roles().map(|(role, part)| Judged {
+            role,
+            graph: &part.graph,
+            schedule: &self.schedules[&role],
+        });
+        replay_all(&judged.collect::<Vec<_>>(), self.arena_bytes)
+            .map_err(|(role, error)| PlanError::Refused { schedule: role.name(), error })?;
         Ok(Plan(self))
     }
 }

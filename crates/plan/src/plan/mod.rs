@@ -6,23 +6,25 @@
 //! ```
 //!
 //! ```text
-//! assemble ──▶ Draft ──▶ judge (sound, replay) ──▶ Plan
-//! file ───────▶   │
+//! assemble, overlap, ahead ──▶ Draft ──▶ judge (sound, replay) ──▶ Plan
+//! file ───────────────────────▶   │
 //! ```
 //!
 //! A [`Draft`] is plain data that anybody may make or alter. A [`Plan`] is a draft that passed the judge: its fields can be
 //! read and not written, and [`Draft::judge`] is the only way to one.
 
+mod ahead;
 mod assemble;
 mod draft;
 mod judge;
+mod overlap;
 mod sound;
 
 use crate::device::Scratch;
 use crate::program::Program;
 use crate::recompute::{Order, Strategy};
 
-pub(crate) use assemble::{beside_bytes, draft};
+pub(crate) use assemble::{beside_bytes, closed_draft, draft};
 
 pub use assemble::Tiered;
 pub use draft::{ByPurpose, Draft};

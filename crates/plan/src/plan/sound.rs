@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use plimsoll_graph::StateKind;
 
 use super::draft::Draft;
-use crate::device::Tier;
+use crate::device::{Lane, Tier};
 use crate::program::{Costed, Program, StateRange};
 use crate::schedule::ranges::Ranges;
-use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Schedule};
+use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Ends, Schedule};
 
 /// Beyond it, sums of sizes could overflow; no machine has as much.
 const MOST_BYTES: u64 = 1 << 50;
@@ -111,14 +111,20 @@ impl Checked<'_> {
     }
 
     fn copy(&self, copy: &Copy, away: &Ranges<&StateRange>) -> Result<(), &'static str> {
-        let buffer = self.schedule.buffers.get(copy.buffer.index());
-        let end = buffer.and_then(|buffer| copy.tier_offset.checked_add(buffer.bytes));
+        let Some(Ends { buffer, tier, offset, direction }) = copy.ends() else {
+            return Err("a copy between the arena and a tier");
+        };
+        if copy.lane != Lane::of(tier, direction) {
+            return Err("a copy in the lane that leads from its source to its destination");
+        }
+        let buffer = self.schedule.buffers.get(buffer.index());
+        let end = buffer.and_then(|buffer| offset.checked_add(buffer.bytes));
         let (Some(buffer), Some(end)) = (buffer, end.filter(|&end| end <= MOST_BYTES)) else {
             return Err("a copy of a buffer of the schedule");
         };
-        let mut meeting = away.meeting(copy.tier_offset, end).map(|(_, _, range)| range);
+        let mut meeting = away.meeting(offset, end).map(|(_, _, range)| range);
         let name = persistent(self.part, buffer.contents);
-        if meeting.any(|range| range.tier == Some(copy.tier) && name != Some(&range.name)) {
+        if meeting.any(|range| range.tier == Some(tier) && name != Some(&range.name)) {
             return Err("a copy to where no other state is");
         }
         Ok(())

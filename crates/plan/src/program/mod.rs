@@ -53,15 +53,14 @@ impl Program {
     }
 
     pub(crate) fn roles(&self) -> impl Iterator<Item = (Role, &Costed)> {
-        [Role::First, Role::Further, Role::Update, Role::Evaluate, Role::Generate]
-            .into_iter()
-            .filter_map(|role| self.part(role).map(|part| (role, part)))
-            .filter(|(role, part)| match role {
+        Role::ALL.into_iter().filter_map(|role| self.part(role).map(|part| (role, part))).filter(
+            |(role, part)| match role {
                 Role::Update => part.graph.nodes().iter().any(|node| node.phase == Phase::Update),
                 // A gradient that is used up in one micro-batch cannot be added to in another.
                 Role::Further => !self.updates_in_backward(),
                 _ => true,
-            })
+            },
+        )
     }
 
     /// Runs of a micro-batch's schedule: two where the first computes the clipping factor and the second reads it.

@@ -18,6 +18,28 @@ pub enum Role {
 }
 
 impl Role {
+    /// All of them.
+    pub const ALL: [Role; 5] = [Role::First, Role::Further, Role::Update, Role::Evaluate, Role::Generate];
+
+    /// Schedules that may begin while transfers of this one are open. The judge tries each of these pairs; before any other
+    /// schedule, and before state is read or written, all open transfers are waited for.
+    ///
+    /// ```text
+    /// first     ▶ first (a step without an update of its own, or its second pass) · further · update
+    /// further   ▶ further · update
+    /// update    ▶ first
+    /// evaluate  ▶ nothing
+    /// generate  ▶ nothing
+    /// ```
+    pub fn overlaps(self) -> &'static [Role] {
+        match self {
+            Role::First => &[Role::First, Role::Further, Role::Update],
+            Role::Further => &[Role::Further, Role::Update],
+            Role::Update => &[Role::First],
+            Role::Evaluate | Role::Generate => &[],
+        }
+    }
+
     /// The name of the schedule.
     pub fn name(self) -> &'static str {
         match self {

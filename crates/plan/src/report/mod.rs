@@ -75,8 +75,8 @@ pub fn report(program: &Program, plan: &Plan) -> Report {
             tile_rows,
         };
     };
-    let out = schedule.copies.iter().filter(|copy| copy.direction == Direction::Out);
-    let sent = out.map(|copy| schedule.buffer(copy.buffer));
+    let out = schedule.copies.iter().filter(|copy| copy.direction() == Some(Direction::Out));
+    let sent = out.filter_map(|copy| Some(schedule.buffer(copy.buffer()?)));
     let values = sent.filter(|buffer| matches!(buffer.contents, Contents::Value(_)));
     Report {
         layers: layer_reports(graph, &Fates::of(graph, schedule)),
@@ -109,7 +109,7 @@ impl Fates {
             Fates { kept: BTreeSet::new(), recomputed: BTreeSet::new(), offloaded: BTreeSet::new() };
         let backward = |action: &Action| matches!(action, Action::Run { node, .. } if graph.node(*node).phase == Phase::Backward);
         let turn = schedule.actions.iter().position(backward).unwrap_or(schedule.actions.len());
-        let sent: BTreeSet<_> = schedule.copies.iter().map(|copy| copy.buffer).collect();
+        let sent: BTreeSet<_> = schedule.copies.iter().filter_map(|copy| copy.buffer()).collect();
         let mut seen = BTreeSet::new();
         for (index, action) in schedule.actions.iter().enumerate() {
             let Action::Run { node, outputs, .. } = action else { continue };

@@ -12,11 +12,23 @@
 //! ```
 //!
 //! `start` comes after every compute action before it and `wait` before every compute action after it;
-//! copies of one direction keep their order. Collectives between ranks will be pairs of the same kind.
+//! copies of one lane keep their order. Collectives between ranks will be pairs of the same kind.
 //!
-//! Beside the form itself: [`sequence`] is a schedule before it has buffers, [`time`] predicts how long one takes,
+//! A transfer may end in the schedule that follows. State on its way home is left open, and the next schedule settles it
+//! before it touches the bytes; a schedule may also start a transfer of the next one, which then finds it under way:
+//!
+//! ```text
+//! update  … run · start out(m)                          first  run · settle · run · …
+//! first   … run · start next(v) · run                   update start(v), which is under way · run · wait(v) · …
+//! ```
+//!
+//! No transfer stays open for longer than one schedule. [`Role::overlaps`] lists which schedule may begin while transfers of
+//! which other are open.
+//!
+//! Beside the form itself: [`copy`] is a transfer with its two ends, [`sequence`] is a schedule before it has buffers, [`time`] predicts how long one takes,
 //! [`replay`](mod@replay) judges one with the help of [`ranges`], and [`text`] prints one.
 
+mod copy;
 pub(crate) mod ranges;
 mod replay;
 pub(crate) mod sequence;
@@ -27,12 +39,14 @@ use std::fmt;
 
 use plimsoll_graph::{Graph, NodeId, StateId, Value};
 
-use crate::device::{Direction, Tier};
-use crate::program::Purpose;
+use crate::device::{Lane, Tier};
+use crate::program::{Purpose, Role};
 
-pub(crate) use time::seconds;
+pub(crate) use time::{Backlog, seconds_after};
 
-pub use replay::{Fault, ReplayError, replay};
+pub(crate) use copy::Ends;
+pub use copy::{Copy, End};
+pub use replay::{Fault, Judged, ReplayError, replay, replay_all};
 
 /// Index of a buffer in its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,19 +85,6 @@ pub struct Buffer {
     pub start: usize,
     /// One past the last action that touches it.
     pub end: usize,
-}
-
-/// One transfer between a buffer and a place in a tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
-    /// The buffer on the device.
-    pub buffer: BufferId,
-    /// The other end.
-    pub tier: Tier,
-    /// First byte in the tier.
-    pub tier_offset: u64,
-    /// Which way.
-    pub direction: Direction,
 }
 
 /// State that has no bytes of its own in the arena. A tier holds it before the schedule and after it; where it is used,
@@ -126,6 +127,21 @@ pub enum Action {
         /// Which.
         copy: usize,
     },
+    /// Waits until at most `left` of the transfers that the schedule before has left open in `lane` are under way.
+    Settle {
+        /// Which lane.
+        lane: Lane,
+        /// How many may stay under way.
+        left: usize,
+    },
+    /// Begins the transfer `copy` of the schedule of `role`, if that one runs next. Else it does nothing, and that schedule
+    /// begins the transfer itself.
+    StartNext {
+        /// Whose transfer it is.
+        role: Role,
+        /// Which.
+        copy: usize,
+    },
 }
 
 /// Memory that a run takes from the machine before its first step.
@@ -137,7 +153,7 @@ pub struct Space {
     pub host: u64,
     /// Bytes in the tier [`Tier::Disk`].
     pub disk: u64,
-    /// The most transfers of one schedule.
+    /// The most transfers that one schedule starts or finds under way.
     pub transfers: usize,
 }
 
@@ -146,10 +162,11 @@ impl Space {
     pub fn of<'a>(arena: u64, schedules: impl IntoIterator<Item = &'a Schedule>) -> Space {
         let mut space = Space { arena, ..Space::default() };
         for schedule in schedules {
-            space.transfers = space.transfers.max(schedule.copies.len());
-            let copied = schedule.copies.iter().map(|copy| {
-                let bytes = schedule.buffer(copy.buffer).bytes;
-                (copy.tier, copy.tier_offset + bytes)
+            // As many of the schedule before may still be under way.
+            space.transfers = space.transfers.max(2 * schedule.copies.len());
+            let copied = schedule.copies.iter().filter_map(|copy| {
+                let bytes = schedule.buffer(copy.buffer()?).bytes;
+                copy.tier().map(|(tier, offset)| (tier, offset + bytes))
             });
             let waiting = schedule.away.iter().map(|away| (away.tier, away.tier_offset + away.bytes));
             for (tier, end) in copied.chain(waiting) {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use plimsoll_graph::Graph;
 
-use super::{Action, BufferId, Contents, Copy, Schedule};
+use super::{Action, BufferId, Contents, Copy, End, Schedule};
 
 /// A schedule with the graph whose names its text uses.
 pub(super) struct ScheduleText<'a> {
@@ -24,6 +24,13 @@ impl ScheduleText<'_> {
             format!("{name}@{}+{}", buffer.offset, buffer.bytes)
         };
         buffers.iter().map(text).collect::<Vec<_>>().join(", ")
+    }
+
+    fn end(&self, end: End) -> String {
+        match end {
+            End::Buffer(buffer) => self.operands(&[buffer]),
+            End::Tier { tier, offset } => format!("{}@{offset}", tier.name()),
+        }
     }
 }
 
@@ -52,10 +59,15 @@ impl fmt::Display for ScheduleText<'_> {
                     }
                 }
                 Action::Start { copy } => {
-                    let Copy { buffer, tier, direction, .. } = self.schedule.copies[*copy];
-                    writeln!(f, "{index:5} start {direction:?} {tier:?} {}", self.operands(&[buffer]))?;
+                    let Copy { source, destination, lane } = self.schedule.copies[*copy];
+                    let (from, to) = (self.end(source), self.end(destination));
+                    writeln!(f, "{index:5} start {copy} {from} -> {to} by {}", lane.name())?;
                 }
                 Action::Wait { copy } => writeln!(f, "{index:5} wait {copy}")?,
+                Action::Settle { lane, left } => writeln!(f, "{index:5} settle {} to {left}", lane.name())?,
+                Action::StartNext { role, copy } => {
+                    writeln!(f, "{index:5} start {copy} of {} if it is next", role.name())?;
+                }
             }
         }
         Ok(())

@@ -1,27 +1,126 @@
-//! The predicted time of a schedule.
+//! The predicted time of a schedule, alone or behind another whose transfers are still under way.
 
-use super::{Action, Copy, Schedule};
-use crate::device::{Direction, Facts, Scratch};
+use super::{Action, Schedule};
+use crate::device::{Direction, Facts, Lane, Link, Scratch};
+use crate::program::Role;
 
-/// Predicted time of a schedule: runs one after another, transfers beside them, one at a time each way.
-pub(crate) fn seconds(schedule: &Schedule, facts: &Facts, scratch: Scratch) -> f64 {
-    let mut clock = 0.0;
-    let mut free = [0.0; 2];
-    let mut done = vec![0.0; schedule.copies.len()];
+/// Transfers that are under way when a schedule begins, as times from then on: when each is done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Backlog {
+    /// Transfers of the schedule before in each lane of [`Lane::ALL`], in their order.
+    open: [Vec<f64>; Lane::ALL.len()],
+    /// Transfers of this schedule that were started ahead.
+    ahead: Vec<(usize, f64)>,
+}
+
+/// The walk over a schedule with a clock.
+struct Walk<'a> {
+    schedule: &'a Schedule,
+    link: Option<Link>,
+    clock: f64,
+    /// When each lane has done what was started.
+    free: [f64; Lane::ALL.len()],
+    /// When each copy is done, once it is started.
+    done: Vec<Option<f64>>,
+    /// Whether a copy was waited for.
+    waited: Vec<bool>,
+    backlog: &'a Backlog,
+    next: Option<(Role, &'a Schedule)>,
+    ahead: Vec<(usize, f64)>,
+}
+
+/// Time of a schedule that begins with a backlog, and the backlog of the one that is `next`: runs one after another,
+/// transfers beside them, one at a time in each lane.
+pub(crate) fn seconds_after(
+    schedule: &Schedule,
+    facts: &Facts,
+    scratch: Scratch,
+    backlog: &Backlog,
+    next: Option<(Role, &Schedule)>,
+) -> (f64, Backlog) {
+    let mut walk = Walk::new(schedule, facts.link, backlog, next);
     for action in &schedule.actions {
         match *action {
-            Action::Run { node, .. } => clock += facts.nodes[node.index()].seconds_with(scratch),
-            Action::Start { copy } => {
-                let Copy { buffer, direction, .. } = schedule.copies[copy];
-                let lane: &mut f64 = &mut free[usize::from(direction == Direction::In)];
-                let bytes = schedule.buffer(buffer).bytes;
-                let takes = facts.link.map_or(0.0, |link| link.seconds(direction, bytes));
-                clock += facts.link.map_or(0.0, |link| link.lost_seconds(bytes));
-                *lane = lane.max(clock) + takes;
-                done[copy] = *lane;
-            }
-            Action::Wait { copy } => clock = f64::max(clock, done[copy]),
+            Action::Run { node, .. } => walk.clock += facts.nodes[node.index()].seconds_with(scratch),
+            Action::Start { copy } => walk.start(copy),
+            Action::Wait { copy } => walk.wait(copy),
+            Action::Settle { lane, left } => walk.settle(lane, left),
+            Action::StartNext { role, copy } => walk.start_next(role, copy),
         }
     }
-    clock
+    (walk.clock, walk.left())
+}
+
+fn position(lane: Lane) -> usize {
+    lane as usize
+}
+
+impl<'a> Walk<'a> {
+    fn new(
+        schedule: &'a Schedule,
+        link: Option<Link>,
+        backlog: &'a Backlog,
+        next: Option<(Role, &'a Schedule)>,
+    ) -> Walk<'a> {
+        let mut free: [f64; Lane::ALL.len()] =
+            std::array::from_fn(|lane| backlog.open[lane].last().copied().unwrap_or(0.0));
+        let mut done = vec![None; schedule.copies.len()];
+        for &(copy, at) in &backlog.ahead {
+            done[copy] = Some(at);
+            let lane = position(schedule.copies[copy].lane);
+            free[lane] = free[lane].max(at);
+        }
+        let waited = vec![false; schedule.copies.len()];
+        Walk { schedule, link, clock: 0.0, free, done, waited, backlog, next, ahead: Vec::new() }
+    }
+
+    /// Puts a copy of a schedule into its lane and says when it is done.
+    fn queue(&mut self, schedule: &Schedule, copy: usize) -> f64 {
+        let copy = schedule.copies[copy];
+        let bytes = copy.buffer().map_or(0, |buffer| schedule.buffer(buffer).bytes);
+        let direction = copy.direction().unwrap_or(Direction::Out);
+        self.clock += self.link.map_or(0.0, |link| link.lost_seconds(bytes));
+        let takes = self.link.map_or(0.0, |link| link.seconds(direction, bytes));
+        let free = &mut self.free[position(copy.lane)];
+        *free = free.max(self.clock) + takes;
+        *free
+    }
+
+    fn start(&mut self, copy: usize) {
+        if self.done[copy].is_none() {
+            self.done[copy] = Some(self.queue(self.schedule, copy));
+        }
+    }
+
+    fn wait(&mut self, copy: usize) {
+        self.waited[copy] = true;
+        self.clock = self.clock.max(self.done[copy].unwrap_or(0.0));
+    }
+
+    fn settle(&mut self, lane: Lane, left: usize) {
+        let open = &self.backlog.open[position(lane)];
+        if let Some(&done) = open.len().checked_sub(left + 1).and_then(|last| open.get(last)) {
+            self.clock = self.clock.max(done);
+        }
+    }
+
+    fn start_next(&mut self, role: Role, copy: usize) {
+        if let Some((_, next)) = self.next.filter(|(next, _)| *next == role) {
+            let done = self.queue(next, copy);
+            self.ahead.push((copy, done));
+        }
+    }
+
+    /// The transfers that are under way in the end.
+    fn left(&self) -> Backlog {
+        let behind = |done: f64| (done - self.clock).max(0.0);
+        let mut open: [Vec<f64>; Lane::ALL.len()] = Default::default();
+        for (copy, done) in self.done.iter().enumerate().filter(|(copy, _)| !self.waited[*copy]) {
+            if let Some(done) = *done {
+                open[position(self.schedule.copies[copy].lane)].push(behind(done));
+            }
+        }
+        open.iter_mut().for_each(|open| open.sort_by(f64::total_cmp));
+        Backlog { open, ahead: self.ahead.iter().map(|&(copy, done)| (copy, behind(done))).collect() }
+    }
 }

@@ -23,7 +23,7 @@ use crate::layout::{Effort, fits, slots_of};
 use crate::offload::{
     Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption, Transfers, streamed,
 };
-use crate::plan::{Tiered, draft};
+use crate::plan::{Tiered, closed_draft};
 use crate::program::Costed;
 
 /// A layout that is too large by this factor is not worth the search for a better one.
@@ -310,7 +310,7 @@ impl<'a> BestFirst<'a> {
             let (program, tiered) =
                 (self.of.program(), Tiered { limit: Some(TransientBytes(limit)), away: residency.away });
             let strategy = self.candidates.recomputations[candidate.recomputation].strategy;
-            let plan = draft(program, order, strategy, self.scratch, tiered)?;
+            let plan = closed_draft(program, order, strategy, self.scratch, tiered)?;
             let pass_seconds = plan.micro_batch_seconds / program.passes() as f64;
             found.seconds = Some((pass_seconds, plan.update_seconds));
             plan.arena_bytes

@@ -13,7 +13,7 @@ use super::tried::Tried;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
 use crate::optimum::Optimum;
-use crate::plan::{Tiered, draft};
+use crate::plan::{Tiered, closed_draft};
 use crate::recompute::{Order, Strategy};
 
 /// Smallest budgets of an optimum that are planned where nothing fits.
@@ -215,7 +215,7 @@ fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>
         for away in [0, u64::MAX].into_iter().skip(usize::from(long)) {
             let tiered = Tiered { limit: Some(TransientBytes(0)), away };
             // The entry is not judged: a caller that chooses it makes it again.
-            let draft = draft(program, &order, strategy, scratch, tiered)?;
+            let draft = closed_draft(program, &order, strategy, scratch, tiered)?;
             tried.push(of.entry(&draft, None, tiered));
         }
     }

@@ -136,12 +136,14 @@ impl Run {
         })
     }
 
-    /// Runs a schedule with the caller's inputs and those of the run's own that it has.
+    /// Runs a schedule with the caller's inputs and those of the run's own that it has; `next` is the one that is likely to
+    /// follow.
     pub(crate) fn run_pass(
         &mut self,
         role: Role,
         inputs: &[(&str, Data)],
         own: &OwnInputs,
+        next: Option<Role>,
     ) -> Result<(), TrainError> {
         let OwnInputs { clip, lr, scale, step, rng } = own;
         let own = [
@@ -162,7 +164,7 @@ impl Run {
             })? = input;
             count += 1;
         }
-        Ok(self.engine.run(role, &all[..count])?)
+        Ok(self.engine.run_before(role, &all[..count], next)?)
     }
 
     /// Whether a parameter was updated inside a backward pass whose norm is not finite: each sees to its own gradient.
@@ -224,7 +226,7 @@ impl Run {
     pub fn evaluate_share(&mut self, inputs: &[(&str, Data)], targets: u64) -> Result<f32, TrainError> {
         let scale = [1.0 / targets.max(1) as f32];
         let own = OwnInputs { scale, ..OwnInputs::default() };
-        self.run_pass(Role::Evaluate, inputs, &own)?;
+        self.run_pass(Role::Evaluate, inputs, &own, None)?;
         Ok(self.engine.scalar(Role::Evaluate, "loss")?)
     }
 

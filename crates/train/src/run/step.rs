@@ -30,8 +30,9 @@ pub struct Step<'r> {
     lr: f32,
     /// One over the targets of the whole step.
     scale: f32,
-    /// Micro-batches so far.
+    /// Micro-batches so far, and in all where that is known.
     gathered: usize,
+    expected: Option<usize>,
 }
 
 /// The result of a step.
@@ -54,7 +55,7 @@ impl Run {
         self.losses.clear();
         // A step that was dropped may have left some.
         self.engine.forget_observed();
-        Step { run: self, lr, scale: 1.0 / targets.max(1) as f32, gathered: 0 }
+        Step { run: self, lr, scale: 1.0 / targets.max(1) as f32, gathered: 0, expected: None }
     }
 
     /// A whole step over these micro-batches, each the graph's inputs by name.
@@ -69,7 +70,7 @@ impl Run {
         batches: &[impl AsRef<[(&'b str, Data<'b>)]>],
     ) -> Result<Stepped, TrainError> {
         let targets = batches.iter().map(|batch| self.count_targets(batch.as_ref())).sum();
-        let mut step = self.begin(lr, targets);
+        let mut step = self.begin(lr, targets).expecting(batches.len());
         for batch in batches {
             step.queue(batch.as_ref())?;
         }
@@ -78,6 +79,21 @@ impl Run {
 }
 
 impl Step<'_> {
+    /// The step, with the number of its micro-batches known beforehand. Where state lives on a disk, the update's first
+    /// moments are then fetched while the last micro-batch still runs. No result depends on it.
+    pub fn expecting(self, micro_batches: usize) -> Self {
+        Step { expected: Some(micro_batches), ..self }
+    }
+
+    /// The schedule behind the micro-batch that runs now, as far as is known.
+    fn next_role(&self) -> Option<Role> {
+        match self.expected?.checked_sub(self.gathered + 1)? {
+            0 if self.run.updating_passes > 0 => Some(Role::First),
+            0 => Some(Role::Update),
+            _ => Some(Role::Further),
+        }
+    }
+
     /// Runs forward and backward of one micro-batch; returns its share of the loss, without those that the graph adds.
     ///
     /// `inputs` are the graph's inputs by name. The run supplies `scale` and `rng` itself, unless they are given.
@@ -110,7 +126,7 @@ impl Step<'_> {
         let role = if self.gathered == 0 { Role::First } else { Role::Further };
         let clip = if passes == 2 { self.clip_factor(inputs)? } else { f32::NAN };
         self.run.torn |= passes > 0;
-        self.run_pass(role, inputs, clip)?;
+        self.run_pass(role, inputs, clip, self.next_role())?;
         self.gathered += 1;
         self.run.engine.observe(role, "loss")?;
         for added in &self.run.added {
@@ -159,7 +175,7 @@ impl Step<'_> {
         let role = if passes > 0 { Role::First } else { Role::Update };
         if passes == 0 {
             self.run.torn = true;
-            self.run_pass(role, &[], f32::NAN)?;
+            self.run_pass(role, &[], f32::NAN, Some(Role::First))?;
         }
         self.run.engine.observe(role, "grad_norm")?;
         let grad_norm = self.collect()?.unwrap_or(f32::NAN);
@@ -208,14 +224,20 @@ impl Step<'_> {
     /// either.
     #[track_caller]
     fn clip_factor(&mut self, inputs: &[(&str, Data)]) -> Result<f32, TrainError> {
-        self.run_pass(Role::First, inputs, f32::NAN)?;
+        self.run_pass(Role::First, inputs, f32::NAN, Some(Role::First))?;
         let loss = self.run.engine().scalar(Role::First, "loss")?;
         let factor = self.run.engine().scalar(Role::First, Program::CLIP)?;
         Ok(if loss.is_finite() { factor } else { f32::NAN })
     }
 
     #[track_caller]
-    fn run_pass(&mut self, role: Role, inputs: &[(&str, Data)], clip: f32) -> Result<(), TrainError> {
+    fn run_pass(
+        &mut self,
+        role: Role,
+        inputs: &[(&str, Data)],
+        clip: f32,
+        next: Option<Role>,
+    ) -> Result<(), TrainError> {
         // The update draws random numbers for parameters, which know nothing of rows.
         let before = if role == Role::Update { 0 } else { self.gathered };
         let own = OwnInputs {
@@ -226,7 +248,7 @@ impl Step<'_> {
             rng: self.run.rng(before),
         };
         let at = Location::caller();
-        self.run.run_pass(role, inputs, &own).map_err(|error| match error {
+        self.run.run_pass(role, inputs, &own, next).map_err(|error| match error {
             TrainError::Exec(ExecError::Mismatch(why)) => {
                 TrainError::Config(format!("{}:{}: {why}", at.file(), at.line()))
             }

@@ -153,7 +153,8 @@ impl Trainer {
         let step = self.run.steps() + 1;
         let group = self.batches.next_group()?;
         let lr = self.lr.at(step);
-        let mut under_way = self.run.begin(lr as f32, group.valid_tokens);
+        let under_way = self.run.begin(lr as f32, group.valid_tokens);
+        let mut under_way = under_way.expecting(group.micro_batches as usize);
         for which in 0..group.micro_batches {
             self.feed.fill(|rows| self.batches.read(&group, which, rows))?;
             under_way.queue(self.feed.inputs().as_slice())?;

@@ -122,7 +122,8 @@ fn a_tier_without_room_is_not_written_to() {
     let budget = smallest(None);
     let choice = find(Some(full), budget).unwrap();
     for schedule in choice.plan.schedules.values() {
-        let ends = schedule.copies.iter().map(|copy| copy.tier_offset + schedule.buffer(copy.buffer).bytes);
+        let end = |copy: &crate::schedule::Copy| Some(copy.tier()?.1 + schedule.buffer(copy.buffer()?).bytes);
+        let ends = schedule.copies.iter().filter_map(end);
         assert!(ends.max().unwrap_or(0) <= full.room);
     }
 }

@@ -9,31 +9,39 @@
 //! * forward nodes run at least once, backward and update nodes exactly once;
 //! * gradients are summed: the first writers all replace or all add, later ones add;
 //! * a transient gradient is not there before its first writer, which replaces, and need not be after the last reader;
-//! * a copy's bytes are busy from start to wait: nobody writes them, and on the way in nobody reads
-//!   them; copies of one direction are waited for in the order they were started; what comes back
-//!   must have gone out before, whole, and not been written over in the tier since;
+//! * a copy leads from one end to the other in a lane that does; its bytes are busy from start to wait: nobody writes
+//!   them, and on the way in nobody reads them; copies of one lane are waited for in the order they were started; what
+//!   comes back must have gone out before, whole, and not been written over in the tier since;
+//! * a copy that is open when a schedule ends is busy in every schedule that may follow, until that one has waited for it;
 //! * state that is away is held by its tier at first, comes in before it is used, and in the end the tier holds
 //!   the newest bits: a value that was written and dropped without being sent out is lost;
 //! * named outputs are intact at the end, and no byte lies beyond the arena.
 //!
 //! This module shares no code with the planners: it imports the schedule and the graph only. The rules of copies
-//! are in `copies`.
+//! are in `copies`, those of copies that cross from one schedule into the next in `open`.
 
 mod copies;
+mod open;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use plimsoll_graph::{Graph, NodeId, Phase, StateId, StateKind, Value};
 
+use crate::program::Role;
 use crate::schedule::{Action, Buffer, BufferId, Contents, Schedule};
 use copies::Copies;
+use open::{Around, Walked};
+
+pub use open::{Judged, replay_all};
 
 /// Why a schedule must not run. `action` is an index into the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplayError {
     /// The action at fault; none when the fault shows at the end.
     pub action: Option<usize>,
+    /// The schedule before, where the fault shows only behind it.
+    pub after: Option<Role>,
     /// The fault.
     pub fault: Fault,
 }
@@ -67,6 +75,9 @@ impl fmt::Display for ReplayError {
         if let Some(action) = self.action {
             write!(f, "action {action}: ")?;
         }
+        if let Some(after) = self.after {
+            write!(f, "after `{}`: ", after.name())?;
+        }
         match &self.fault {
             Fault::BeyondArena { end, arena } => {
                 write!(f, "a buffer ends at byte {end} of an arena of {arena}")
@@ -83,25 +94,36 @@ impl fmt::Display for ReplayError {
 
 impl std::error::Error for ReplayError {}
 
-/// Checks that `schedule` computes the phases `phases` of `graph` inside `arena` bytes.
+/// Checks that `schedule` computes the phases `phases` of `graph` inside `arena` bytes, where no transfer is open when it
+/// begins. State may still be on its way home when it ends: [`replay_all`] judges what then follows.
 ///
 /// # Errors
 ///
 /// The first fault found.
 pub fn replay(graph: &Graph, schedule: &Schedule, phases: &[Phase], arena: u64) -> Result<(), ReplayError> {
+    walk(graph, schedule, phases, arena, Around::default()).map(|_| ())
+}
+
+/// Walks over a schedule between its neighbours.
+fn walk(
+    graph: &Graph,
+    schedule: &Schedule,
+    phases: &[Phase],
+    arena: u64,
+    around: Around,
+) -> Result<Walked, ReplayError> {
+    let at_border = |fault| ReplayError { action: None, after: None, fault };
+    let ends = schedule.buffers.iter().map(|buffer| buffer.offset.saturating_add(buffer.bytes));
+    if let Some(end) = ends.filter(|&end| end > arena).max() {
+        return Err(at_border(Fault::BeyondArena { end, arena }));
+    }
     let mut machine = Machine::new(graph, schedule);
-    for buffer in &schedule.buffers {
-        let end = buffer.offset.saturating_add(buffer.bytes);
-        if end > arena {
-            return Err(ReplayError { action: None, fault: Fault::BeyondArena { end, arena } });
-        }
-    }
-    machine.states_lie_apart().map_err(|fault| ReplayError { action: None, fault })?;
-    machine.begin_away().map_err(|fault| ReplayError { action: None, fault })?;
+    machine.begin(around).map_err(at_border)?;
     for (index, action) in schedule.actions.iter().enumerate() {
-        machine.step(action).map_err(|fault| ReplayError { action: Some(index), fault })?;
+        let fault = |fault| ReplayError { action: Some(index), after: None, fault };
+        machine.step(index, action, around.next).map_err(fault)?;
     }
-    machine.finish(phases).map_err(|fault| ReplayError { action: None, fault })
+    machine.finish(phases).map_err(at_border)
 }
 
 struct Machine<'a> {
@@ -147,7 +169,20 @@ impl<'a> Machine<'a> {
         machine
     }
 
-    fn step(&mut self, action: &Action) -> Result<(), Fault> {
+    /// The caller writes inputs while transfers of the schedule before are open, so these are elsewhere.
+    fn begin(&mut self, around: Around) -> Result<(), Fault> {
+        self.states_lie_apart()?;
+        self.begin_away()?;
+        self.begin_open(around.earlier)?;
+        for (index, buffer) in self.schedule.buffers.iter().enumerate() {
+            if matches!(buffer.contents, Contents::Value(value) if self.graph.inputs().contains(&value)) {
+                self.writable(BufferId(index as u32))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, index: usize, action: &Action, next: Option<Judged>) -> Result<(), Fault> {
         match action {
             Action::Run { node, inputs, outputs, workspace, accumulate } => {
                 self.run(*node, inputs, outputs, *workspace)?;
@@ -155,6 +190,11 @@ impl<'a> Machine<'a> {
             }
             Action::Start { copy } => self.start(*copy),
             Action::Wait { copy } => self.wait(*copy),
+            Action::Settle { lane, left } => {
+                self.settle(index, *lane, *left);
+                Ok(())
+            }
+            Action::StartNext { role, copy } => self.start_next(*role, *copy, next),
         }
     }
 
@@ -264,16 +304,20 @@ impl<'a> Machine<'a> {
             }
             self.up_to_date(id)?;
         }
-        match self.busy(id, true) {
-            Some(copy) => Err(Fault::Copy(format!("{name} is read before copy {copy} has brought it"))),
+        match self.busy(self.bytes_of(id), true) {
+            Some(copy) => {
+                let copy = self.copy_name(copy);
+                Err(Fault::Copy(format!("{name} is read before {copy} has brought it")))
+            }
             None => Ok(()),
         }
     }
 
     fn writable(&self, id: BufferId) -> Result<(), Fault> {
-        match self.busy(id, false) {
+        match self.busy(self.bytes_of(id), false) {
             Some(copy) => {
-                Err(Fault::Copy(format!("buffer {} is written while copy {copy} is under way", id.0)))
+                let copy = self.copy_name(copy);
+                Err(Fault::Copy(format!("buffer {} is written while {copy} is under way", id.0)))
             }
             None => Ok(()),
         }
@@ -331,7 +375,15 @@ impl<'a> Machine<'a> {
     /// Writes a buffer: its bytes are its own, and buffers that held some of them are lost.
     fn claim(&mut self, id: BufferId) {
         let &Buffer { offset, bytes, .. } = self.schedule.buffer(id);
-        let end = offset + bytes;
+        self.lose((offset, offset + bytes));
+        if bytes > 0 {
+            self.memory.insert(offset, (offset + bytes, id));
+        }
+        self.intact[id.index()] = bytes;
+    }
+
+    /// Buffers that held some of these bytes hold them no longer.
+    fn lose(&mut self, (offset, end): (u64, u64)) {
         let first = self.memory.range(..offset).next_back().map_or(offset, |(&start, _)| start);
         let touched: Vec<(u64, u64, BufferId)> = self
             .memory
@@ -349,10 +401,6 @@ impl<'a> Machine<'a> {
                 self.memory.insert(end, (stop, owner));
             }
         }
-        if bytes > 0 {
-            self.memory.insert(offset, (end, id));
-        }
-        self.intact[id.index()] = bytes;
     }
 
     fn states_lie_apart(&self) -> Result<(), Fault> {
@@ -369,7 +417,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn finish(&self, phases: &[Phase]) -> Result<(), Fault> {
+    fn finish(self, phases: &[Phase]) -> Result<Walked, Fault> {
         for (node, &count) in self.graph.nodes().iter().zip(&self.executions) {
             let wanted = phases.contains(&node.phase) && !node.op.is_view();
             let fits = match (wanted, node.phase) {
@@ -382,9 +430,7 @@ impl<'a> Machine<'a> {
                 return Err(Fault::Executions(format!("{op} of phase {phase:?} runs {count} times")));
             }
         }
-        if let Some(copy) = self.copies.under_way.values().flatten().next() {
-            return Err(Fault::Copy(format!("nobody waits for copy {copy}")));
-        }
+        let open = self.finish_open()?;
         for (name, value) in self.graph.outputs() {
             let producer = self.graph.producer(*value).map(|id| self.graph.node(id).phase);
             if producer.is_some_and(|phase| phases.contains(&phase)) && !self.output_intact(*value) {
@@ -397,7 +443,8 @@ impl<'a> Machine<'a> {
                 return Err(Fault::NotIntact(format!("state buffer {index} is written over")));
             }
         }
-        self.finish_away()
+        self.finish_away()?;
+        Ok(Walked { open, settled: self.copies.settled })
     }
 
     /// Whether it is state that other schedules see, in the arena for good.

@@ -1,0 +1,181 @@
+//! Schedules of the CPU: every action with its operands bound to addresses, and the disk's lanes while one runs.
+//!
+//! Transfers have numbers in their lane, which the disk tier gives out. A transfer of the schedule before is known by its
+//! distance from the last one that was started before this schedule, and one that was started ahead by a list.
+#![allow(unsafe_code, reason = "it hands ranges of the arena to kernels and to the disk tier")]
+
+use plimsoll_graph::{Graph, Op, Type};
+use plimsoll_plan::{Action, BufferId, Copy, Direction, Lane, Role, Schedule, Tier};
+
+use crate::arena::Arena;
+use crate::cpu::{Call, CpuOperand, DiskTier, ScratchMemory, run};
+use crate::error::ExecError;
+
+/// An action with its operands bound to addresses.
+#[derive(Debug)]
+pub(super) enum Bound {
+    /// A kernel call.
+    Call { op: Op, inputs: Vec<CpuOperand>, outputs: Vec<CpuOperand>, workspace: ScratchMemory },
+    /// The beginning of a transfer.
+    Start { copy: usize, direction: Direction, buffer: ScratchMemory, offset: u64 },
+    /// The end of a transfer.
+    Wait { copy: usize, direction: Direction },
+    /// The end of transfers of the schedule before, but for the last ones.
+    Settle { direction: Direction, left: u64 },
+    /// The beginning of a transfer of the next schedule, if that is of this role.
+    StartNext { role: Role, copy: usize },
+}
+
+/// A schedule with its operands bound to addresses.
+#[derive(Debug)]
+pub(super) struct BoundSchedule {
+    pub(super) name: String,
+    pub(super) actions: Vec<Bound>,
+    /// The action that starts each copy.
+    pub(super) starts: Vec<Option<usize>>,
+}
+
+impl BoundSchedule {
+    pub(super) fn new(schedule: &Schedule, actions: Vec<Bound>) -> BoundSchedule {
+        let mut starts = vec![None; schedule.copies.len()];
+        for (index, action) in actions.iter().enumerate() {
+            if let Bound::Start { copy, .. } = action {
+                starts[*copy] = Some(index);
+            }
+        }
+        BoundSchedule { name: schedule.name.clone(), actions, starts }
+    }
+}
+
+/// The disk's lanes while a schedule runs.
+pub(super) struct DiskLanes<'a> {
+    pub(super) disk: Option<&'a DiskTier>,
+    pub(super) tickets: &'a mut [u64],
+    /// Transfers of each lane that were started before the schedule.
+    pub(super) before: [u64; 2],
+    /// The schedule that runs next, where it is known.
+    pub(super) next: Option<&'a BoundSchedule>,
+    /// Transfers that were started ahead: `found` of them for this schedule, and behind them those for the next.
+    pub(super) ahead: &'a mut Vec<(usize, u64)>,
+    pub(super) found: usize,
+}
+
+impl DiskLanes<'_> {
+    fn disk(&self) -> Result<&DiskTier, ExecError> {
+        let no_disk =
+            || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
+        self.disk.ok_or_else(no_disk)
+    }
+
+    /// Puts the transfer that an action starts into its lane; none where the action starts none.
+    fn start(&self, action: &Bound) -> Result<Option<u64>, ExecError> {
+        let Bound::Start { direction, buffer, offset, .. } = action else { return Ok(None) };
+        // SAFETY: the bytes lie in the arena, which outlives the tier's threads; `replay` proved that
+        // nobody touches them against the rules before a schedule waits for the copy, this one or the next.
+        unsafe { self.disk()?.start(*direction, buffer.pointer, buffer.bytes as u64, *offset) }.map(Some)
+    }
+
+    /// Starts a copy of the next schedule, if that one is of this role.
+    fn start_next(&mut self, role: Role, copy: usize) -> Result<(), ExecError> {
+        let Some(next) = self.next.filter(|next| next.name == role.name()) else { return Ok(()) };
+        let start = next.starts.get(copy).copied().flatten().map(|at| &next.actions[at]);
+        if let Some(ticket) = start.map_or(Ok(None), |action| self.start(action))? {
+            self.ahead.push((copy, ticket));
+        }
+        Ok(())
+    }
+}
+
+/// Runs one action.
+pub(super) fn act(action: &Bound, lanes: &mut DiskLanes) -> Result<(), ExecError> {
+    match action {
+        Bound::Call { op, inputs, outputs, workspace } => {
+            // SAFETY: the operands lie in the arena of the device that runs the schedule; the engine runs only
+            // schedules that `replay` has passed, which proves the rest of the contract.
+            unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
+        }
+        Bound::Start { copy, .. } => {
+            let under_way = lanes.ahead[..lanes.found].iter().any(|(known, _)| known == copy);
+            if !under_way && let Some(ticket) = lanes.start(action)? {
+                lanes.tickets[*copy] = ticket;
+            }
+            Ok(())
+        }
+        Bound::Wait { copy, direction } => lanes.disk()?.wait(*direction, lanes.tickets[*copy]),
+        Bound::Settle { direction, left } => {
+            let last = lanes.before[*direction as usize].checked_sub(left + 1);
+            last.map_or(Ok(()), |last| lanes.disk()?.wait(*direction, last))
+        }
+        Bound::StartNext { role, copy } => lanes.start_next(*role, *copy),
+    }
+}
+
+/// Binds the operands of an action to addresses.
+pub(super) fn bind(
+    arena: &Arena,
+    graph: &Graph,
+    schedule: &Schedule,
+    action: &Action,
+) -> Result<Bound, ExecError> {
+    let place = |id: BufferId| {
+        let buffer = schedule.buffer(id);
+        Ok(ScratchMemory {
+            pointer: arena.address(buffer.offset, buffer.bytes)?,
+            bytes: buffer.bytes as usize,
+        })
+    };
+    let operand = |id: BufferId, ty: Type, accumulate: bool| {
+        let ScratchMemory { pointer, bytes } = place(id)?;
+        if ty.bytes() > bytes {
+            return Err(ExecError::Mismatch(format!("a buffer of {bytes} bytes cannot hold {ty}")));
+        }
+        Ok(CpuOperand { pointer, ty, accumulate })
+    };
+    match action {
+        Action::Run { node, inputs, outputs, workspace, accumulate } => {
+            let node = graph.node(*node);
+            let inputs =
+                node.inputs.iter().zip(inputs).map(|(&value, &id)| operand(id, graph.ty(value), false));
+            let outputs = (node.outputs.iter().zip(outputs).enumerate())
+                .map(|(output, (&value, &id))| operand(id, graph.ty(value), accumulate >> output & 1 == 1));
+            Ok(Bound::Call {
+                op: node.op.clone(),
+                inputs: inputs.collect::<Result<_, _>>()?,
+                outputs: outputs.collect::<Result<_, _>>()?,
+                workspace: workspace.map_or(Ok(ScratchMemory::NONE), place)?,
+            })
+        }
+        Action::Start { copy } => {
+            let (buffer, offset, direction) = disk_ends(schedule.copies[*copy])?;
+            Ok(Bound::Start { copy: *copy, direction, buffer: place(buffer)?, offset })
+        }
+        Action::Wait { copy } => {
+            let (_, _, direction) = disk_ends(schedule.copies[*copy])?;
+            Ok(Bound::Wait { copy: *copy, direction })
+        }
+        Action::StartNext { role, copy } => Ok(Bound::StartNext { role: *role, copy: *copy }),
+        Action::Settle { lane, left } => {
+            Ok(Bound::Settle { direction: disk_lane(*lane)?, left: *left as u64 })
+        }
+    }
+}
+
+/// The buffer, the place in the file and the way of a copy between the arena and the disk.
+fn disk_ends(copy: Copy) -> Result<(BufferId, u64, Direction), ExecError> {
+    let direction = disk_lane(copy.lane)?;
+    match (copy.buffer(), copy.tier()) {
+        (Some(buffer), Some((Tier::Disk, offset))) => Ok((buffer, offset, direction)),
+        _ => Err(ExecError::Unsupported("on the CPU a copy leads from the arena to the disk or back".into())),
+    }
+}
+
+/// The way of a lane to or from the disk.
+fn disk_lane(lane: Lane) -> Result<Direction, ExecError> {
+    match lane {
+        Lane::DiskWrite => Ok(Direction::Out),
+        Lane::DiskRead => Ok(Direction::In),
+        Lane::ToHost | Lane::FromHost => {
+            Err(ExecError::Unsupported(format!("the CPU has no lane `{}`", lane.name())))
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Plans whose transfers cross from one schedule into the next, each altered in one place: the judge refuses all of them.
+
+use proptest::arbitrary::any;
+use proptest::strategy::{Strategy as _, ValueTree as _};
+
+use super::*;
+use crate::device::Lane;
+use crate::plan::{Draft, draft};
+use crate::program::Role;
+use crate::schedule::{Action, Copy, End, Schedule};
+
+/// Every kind of alteration, made at some place of a schedule; `false` where the schedule has no such place.
+#[derive(Clone, Debug, PartialEq, std::marker::Copy)]
+enum Mutation {
+    MissingWait,
+    MissingSettle,
+    LateSettle,
+    MoreLeft,
+    NobodyStarted,
+    WaitsSwapped,
+    StartsSwapped,
+    OtherLane,
+    OtherPlace,
+    TurnedRound,
+    NeverSentHome,
+    EarlierAhead,
+    OtherAhead,
+}
+
+const ALL: [Mutation; 13] = [
+    Mutation::MissingWait,
+    Mutation::MissingSettle,
+    Mutation::LateSettle,
+    Mutation::MoreLeft,
+    Mutation::NobodyStarted,
+    Mutation::WaitsSwapped,
+    Mutation::StartsSwapped,
+    Mutation::OtherLane,
+    Mutation::OtherPlace,
+    Mutation::TurnedRound,
+    Mutation::NeverSentHome,
+    Mutation::EarlierAhead,
+    Mutation::OtherAhead,
+];
+
+/// The places of actions that `is` says yes to.
+fn places(schedule: &Schedule, is: impl Fn(&Action) -> bool) -> Vec<usize> {
+    (0..schedule.actions.len()).filter(|&at| is(&schedule.actions[at])).collect()
+}
+
+fn settles(action: &Action) -> bool {
+    matches!(action, Action::Settle { .. })
+}
+
+fn starts_next(action: &Action) -> bool {
+    matches!(action, Action::StartNext { .. })
+}
+
+/// Two neighbours of one lane among the actions that `of` gives a copy for, none of them the same copy.
+fn neighbours(schedule: &Schedule, of: fn(&Action) -> Option<usize>, pick: usize) -> Option<(usize, usize)> {
+    let lane = |at: &usize| of(&schedule.actions[*at]).map(|copy| schedule.copies[copy].lane);
+    let listed = places(schedule, |action| of(action).is_some());
+    let pairs: Vec<(usize, usize)> = (listed.iter().enumerate())
+        .filter_map(|(index, first)| {
+            let next = listed[index + 1..].iter().find(|next| lane(next) == lane(first))?;
+            Some((*first, *next))
+        })
+        .collect();
+    pairs.get(pick % pairs.len().max(1)).copied()
+}
+
+fn waited(action: &Action) -> Option<usize> {
+    if let Action::Wait { copy } = action { Some(*copy) } else { None }
+}
+
+/// Copies that are started and not waited for.
+fn open(schedule: &Schedule) -> Vec<usize> {
+    let waited: Vec<usize> = schedule.actions.iter().filter_map(waited).collect();
+    (0..schedule.copies.len()).filter(|copy| !waited.contains(copy)).collect()
+}
+
+fn pick_of(listed: &[usize], pick: usize) -> Option<usize> {
+    listed.get(pick % listed.len().max(1)).copied()
+}
+
+impl Mutation {
+    /// Alters a schedule; none where it has no place for it.
+    fn apply(self, schedule: &mut Schedule, pick: usize) -> Option<()> {
+        match self {
+            Mutation::MissingWait => {
+                let at = pick_of(&places(schedule, |action| waited(action).is_some()), pick)?;
+                schedule.actions.remove(at);
+            }
+            Mutation::MissingSettle => {
+                let at = pick_of(&places(schedule, settles), pick)?;
+                schedule.actions.remove(at);
+            }
+            Mutation::LateSettle => {
+                let at = pick_of(&places(schedule, settles), pick)?;
+                let run = (at + 1..schedule.actions.len()).find(|&next| !settles(&schedule.actions[next]))?;
+                let settle = schedule.actions.remove(at);
+                schedule.actions.insert(run, settle);
+            }
+            Mutation::MoreLeft => {
+                let at = pick_of(&places(schedule, settles), pick)?;
+                let Action::Settle { left, .. } = &mut schedule.actions[at] else { return None };
+                *left += 1;
+            }
+            Mutation::NobodyStarted => {
+                let at = pick % (schedule.actions.len() + 1);
+                schedule.actions.insert(at, Action::Settle { lane: Lane::FromHost, left: 0 });
+            }
+            Mutation::WaitsSwapped => {
+                let (first, second) = neighbours(schedule, waited, pick)?;
+                schedule.actions.swap(first, second);
+            }
+            Mutation::StartsSwapped => self.swap_starts(schedule, pick)?,
+            // Its bytes are somebody's up to the action before, or the lane is another's.
+            Mutation::EarlierAhead => {
+                let ahead = places(schedule, starts_next);
+                let first = *ahead.first()?;
+                let before =
+                    (0..first).rev().find(|&at| matches!(schedule.actions[at], Action::Run { .. }))?;
+                let at = before.saturating_sub(pick % 40);
+                let start = schedule.actions.remove(first);
+                schedule.actions.insert(at, start);
+            }
+            Mutation::OtherAhead => {
+                let at = pick_of(&places(schedule, starts_next), pick)?;
+                let Action::StartNext { copy, .. } = &mut schedule.actions[at] else { return None };
+                *copy += 1 + pick % 3;
+            }
+            _ => self.apply_to_open(schedule, pick)?,
+        }
+        Some(())
+    }
+
+    /// Two transfers of one lane in the wrong order: those behind are waited for first.
+    fn swap_starts(self, schedule: &mut Schedule, pick: usize) -> Option<()> {
+        let closed = |action: &Action| if let Action::Start { copy } = action { Some(*copy) } else { None };
+        let (first, second) = neighbours(schedule, closed, pick)?;
+        let open = open(schedule);
+        let is_open = |at: usize| closed(&schedule.actions[at]).is_some_and(|copy| open.contains(&copy));
+        // Of two that stay open, either may be first.
+        (!is_open(first) && !is_open(second)).then(|| schedule.actions.swap(first, second))
+    }
+
+    /// Alters a transfer that is left open.
+    fn apply_to_open(self, schedule: &mut Schedule, pick: usize) -> Option<()> {
+        let copy = pick_of(&open(schedule), pick)?;
+        let altered: &mut Copy = &mut schedule.copies[copy];
+        match self {
+            Mutation::OtherLane => altered.lane = Lane::FromHost,
+            Mutation::OtherPlace => {
+                let End::Tier { tier, offset } = altered.destination else { return None };
+                altered.destination = End::Tier { tier, offset: offset + (1 << 30) };
+            }
+            Mutation::TurnedRound => {
+                let (tier, offset) = altered.tier()?;
+                *altered = Copy::new(altered.buffer()?, tier, offset, Direction::In);
+            }
+            _ => schedule.actions.retain(|action| *action != Action::Start { copy }),
+        }
+        Some(())
+    }
+}
+
+/// Plans of `tiny` in which state goes home across schedules: with and without updates inside the backward pass.
+fn crossing() -> Vec<(Program, Draft)> {
+    let mut found = Vec::new();
+    for in_backward in [false, true] {
+        let program = program(2, Some(link(1e8)), in_backward);
+        let order = Order::named(&program.train.graph, Strategy::Full);
+        for away in rungs(&program, false).unwrap().into_iter().step_by(5) {
+            let tiered = Tiered { limit: Some(TransientBytes(200 << 10)), away };
+            let draft = draft(&program, &order, Strategy::Full, Scratch::Best, tiered).unwrap();
+            if draft.schedules.values().any(|schedule| schedule.actions.iter().any(settles)) {
+                found.push((program.clone(), draft));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn plans_leave_transfers_open_and_keep_their_memory() {
+    let plans = crossing();
+    assert!(plans.len() > 3, "{} plans with transfers that cross", plans.len());
+    for (program, draft) in plans {
+        let left: usize = draft.schedules.values().map(|schedule| open(schedule).len()).sum();
+        assert!(left > 0);
+        assert!(draft.judge(&program).is_ok());
+    }
+}
+
+#[test]
+fn the_judge_refuses_every_kind_of_alteration() {
+    let plans = crossing();
+    let roles = [Role::First, Role::Further, Role::Update];
+    let mut made = [0; ALL.len()];
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let cases = (0..plans.len(), 0..roles.len(), 0..ALL.len(), any::<usize>());
+    for _ in 0..600 {
+        let (plan, role, kind, pick) = cases.new_tree(&mut runner).unwrap().current();
+        let (program, draft) = &plans[plan];
+        let mut altered = draft.clone();
+        let Some(schedule) = altered.schedules.get_mut(&roles[role]) else { continue };
+        if ALL[kind].apply(schedule, pick).is_some() {
+            made[kind] += 1;
+            let last = schedule.actions.len();
+            schedule.buffers.iter_mut().for_each(|buffer| buffer.end = buffer.end.min(last));
+            assert!(altered.judge(program).is_err(), "{:?} of {:?} at {pick}", ALL[kind], roles[role]);
+        }
+    }
+    assert!(made.iter().all(|&made| made > 3), "{made:?} alterations of {ALL:?}");
+}
