@@ -17,6 +17,7 @@ mod captured;
 mod compiler;
 mod context;
 mod cudnn;
+mod event;
 mod graph_builder;
 mod libraries;
 mod modules;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
-use super::stream::Event;
+use super::event::Event;
 use super::{Context, ok};
 
 /// Bytes of each half.

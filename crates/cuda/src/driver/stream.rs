@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
+use super::event::Event;
 use super::staging::Staging;
 use super::{Context, ok};
 
@@ -132,7 +133,7 @@ impl Stream {
         body()?;
         end.record(self.stream)?;
         self.wait()?;
-        Self::between(&start, &end)
+        start.until(&end)
     }
 
     /// Seconds that the GPU takes for each of `count` parts that `queue` queues.
@@ -149,16 +150,7 @@ impl Stream {
         }
         points[count].record(self.stream)?;
         self.wait()?;
-        points.windows(2).map(|pair| Self::between(&pair[0], &pair[1])).collect()
-    }
-
-    /// Seconds from one point to a later one; both have been passed.
-    fn between(start: &Event, end: &Event) -> Result<f64, ExecError> {
-        let mut milliseconds = 0.0;
-        // SAFETY: both events were recorded and are done.
-        let read = unsafe { cuda::cuEventElapsedTime_v2(&raw mut milliseconds, start.0, end.0) };
-        ok(read, "reading the GPU's clock")?;
-        Ok(f64::from(milliseconds) / 1e3)
+        points.windows(2).map(|pair| pair[0].until(&pair[1])).collect()
     }
 }
 
@@ -172,37 +164,5 @@ impl Drop for Stream {
                 cuda::cuMemFree_v2(self.words);
             }
         }
-    }
-}
-
-/// A point in a stream, destroyed when it goes.
-#[derive(Debug)]
-pub(super) struct Event(cuda::CUevent);
-
-impl Event {
-    pub(super) fn new() -> Result<Event, ExecError> {
-        let mut event = std::ptr::null_mut();
-        // SAFETY: an out-parameter that lives here.
-        unsafe { ok(cuda::cuEventCreate(&raw mut event, 0), "making an event")? };
-        Ok(Event(event))
-    }
-
-    /// Puts the point behind all that was queued.
-    pub(super) fn record(&self, stream: cuda::CUstream) -> Result<(), ExecError> {
-        // SAFETY: event and stream live.
-        unsafe { ok(cuda::cuEventRecord(self.0, stream), "recording an event") }
-    }
-
-    /// Waits until the point has been passed; at once where it was never recorded.
-    pub(super) fn wait(&self) -> Result<(), ExecError> {
-        // SAFETY: the event lives.
-        unsafe { ok(cuda::cuEventSynchronize(self.0), "waiting for the GPU") }
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: made once and not used again.
-        unsafe { cuda::cuEventDestroy_v2(self.0) };
     }
 }

@@ -7,13 +7,14 @@
 //!
 //! A step can also be driven micro-batch by micro-batch: see [`Run::begin`].
 
+mod losses;
 mod step;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use plimsoll_exec::{Data, Device, Engine, MemoryPool};
-use plimsoll_graph::{Graph, Node, Op, StateKind, Type};
+use plimsoll_graph::{StateKind, Type};
 use plimsoll_plan::{Choice, Plan, Program, Role};
 
 use crate::error::TrainError;
@@ -21,6 +22,7 @@ use crate::files::{self, Loaded, ModelFolder, ModelFormat};
 use crate::memory::{self, Budget, BudgetError, Size, address_space};
 use crate::optimizer::SQUARES;
 use crate::planning::{Model, Options, Planned, plan_for};
+use losses::{is_cross_entropy, target_inputs};
 pub use step::{Step, Stepped};
 
 /// A loss that the graph adds, and its sum over the micro-batches of a step.
@@ -461,33 +463,6 @@ fn is_free(arena: u64) -> Result<(), TrainError> {
     Err(TrainError::Config(format!(
         "the plan needs {needed} but only {free} of memory are free{why}; state a smaller --memory"
     )))
-}
-
-/// Whether the loss of a training graph is a cross-entropy, whose gradient is NaN where the loss is not finite.
-fn is_cross_entropy(graph: &Graph) -> bool {
-    let loss = graph.outputs().iter().find(|(name, _)| name == "loss").map(|(_, loss)| *loss);
-    let is_loss = |op: &Op| matches!(op, Op::CrossEntropy { .. } | Op::HeadLoss(_) | Op::HeadLossGrad { .. });
-    let made_by = |node: &Node| loss.is_some_and(|loss| node.outputs.first() == Some(&loss));
-    graph.nodes().iter().any(|node| is_loss(&node.op) && made_by(node))
-}
-
-/// The inputs that losses of a graph take their targets from, each with the id that carries no loss.
-fn target_inputs(graph: &Graph) -> Vec<(String, i32)> {
-    let mut inputs = Vec::new();
-    for node in graph.nodes() {
-        let (targets, ignored) = match &node.op {
-            Op::CrossEntropy { ignore_index } => (node.inputs[1], *ignore_index),
-            Op::HeadLoss(head) | Op::HeadLossGrad { head, .. } => (node.inputs[2], head.ignore_index),
-            _ => continue,
-        };
-        // Targets may be read under another shape than they are given in.
-        let targets = graph.storage(targets);
-        let name = &graph.value(targets).name;
-        if graph.inputs().contains(&targets) && !inputs.iter().any(|(known, _)| known == name) {
-            inputs.push((name.clone(), ignored));
-        }
-    }
-    inputs
 }
 
 /// Inputs of the graphs that a run fills in itself.
