@@ -4,7 +4,7 @@
 mod support;
 use support::Home;
 
-const SIZES: &str = "--seq-len 16 --global-batch 4 --memory 64MiB --threads 1 --report-to none";
+const SIZES: &str = "--seq-len 16 --global-batch 4 --memory 64MiB --threads 1";
 
 /// With a model 64 wide, once as floats and once as bitsandbytes has quantised it.
 fn home() -> Home {
@@ -16,7 +16,9 @@ fn home() -> Home {
 }
 
 fn training(rest: &str) -> String {
-    format!("train --synthetic --max-steps 4 --learning-rate 0.01 --save-steps 2 {SIZES} {rest}")
+    format!(
+        "train --synthetic --max-steps 4 --learning-rate 0.01 --save-steps 2 --report-to none {SIZES} {rest}"
+    )
 }
 
 /// The error of a command that is refused.

@@ -46,16 +46,16 @@ impl Codes {
             }
         }
         numbers.sort_unstable_by(f32::total_cmp);
-        Codes::of(numbers)
+        Codes::of(&numbers)
     }
 
     /// The type of these numbers, which ascend.
-    pub(crate) fn of(numbers: [f32; COUNT]) -> Codes {
+    pub(crate) fn of(numbers: &[f32; COUNT]) -> Codes {
         let mut middles = [f32::INFINITY; COUNT];
         for (middle, pair) in middles.iter_mut().zip(numbers.windows(2)) {
             *middle = 0.5 * (pair[0] + pair[1]);
         }
-        Codes { numbers, middles }
+        Codes { numbers: *numbers, middles }
     }
 
     /// The code of the entry nearest to `x`, the lower one when two are equally near.

@@ -37,11 +37,11 @@ pub const INT8_UNIT: f32 = 1.0 / 127.0;
 
 /// Halfway between each 4-bit number and the next.
 static NF4_MIDDLES: LazyLock<[f32; 15]> =
-    LazyLock::new(|| std::array::from_fn(|code| (NF4[code] + NF4[code + 1]) / 2.0));
+    LazyLock::new(|| std::array::from_fn(|code| f32::midpoint(NF4[code], NF4[code + 1])));
 
 /// The 256 numbers of a scale in eight bits. They are those of [`SIGNED`](crate::codes::SIGNED) but for roundings: the
 /// library computes boundaries in f32, from whichever end is nearer.
-pub static SCALES: LazyLock<Codes> = LazyLock::new(|| Codes::of(scale_numbers()));
+pub static SCALES: LazyLock<Codes> = LazyLock::new(|| Codes::of(&scale_numbers()));
 
 fn scale_numbers() -> [f32; COUNT] {
     let mut numbers = [0.0; COUNT];

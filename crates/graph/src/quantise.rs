@@ -52,15 +52,15 @@ struct Weight {
 
 impl Weight {
     fn find(graph: &Graph, name: &str, form: Quantised) -> Result<Weight, GraphError> {
-        let state = graph.state_named(name).ok_or_else(|| refuse(name, "is not there".into()))?;
+        let state = graph.state_named(name).ok_or_else(|| refuse(name, "is not there"))?;
         let info = graph.state(state);
         let trained = graph.state_named(&crate::gradient_name(name)).is_some();
         let (false, [value]) = (trained, &info.versions[..]) else {
-            return Err(refuse(name, "is trained, and quantised weights are frozen".into()));
+            return Err(refuse(name, "is trained, and quantised weights are frozen"));
         };
         let value = *value;
         let &[first, second] = &info.ty.shape[..] else {
-            return Err(refuse(name, format!("is {}, and only matrices are quantised", info.ty)));
+            return Err(refuse(name, &format!("is {}, and only matrices are quantised", info.ty)));
         };
         let readers = graph.nodes().iter().filter(|node| node.inputs.contains(&value));
         let mut orders = BTreeSet::new();
@@ -68,16 +68,16 @@ impl Weight {
             orders.insert(stored_transposed(node, value).ok_or_else(|| {
                 let why =
                     format!("is read by `{}`; only weights of linear layers are quantised", node.op.name());
-                refuse(name, why)
+                refuse(name, &why)
             })?);
         }
         let shape = match orders.iter().collect::<Vec<_>>()[..] {
             [true] => [second, first],
             [false] => [first, second],
-            _ => return Err(refuse(name, "is read in both orders or not at all".into())),
+            _ => return Err(refuse(name, "is read in both orders or not at all")),
         };
         match form.refuses(shape[1]) {
-            Some(why) => Err(refuse(name, why)),
+            Some(why) => Err(refuse(name, &why)),
             None => Ok(Weight { value, state, shape }),
         }
     }
@@ -169,7 +169,7 @@ impl Pass {
     }
 }
 
-fn refuse(name: &str, why: String) -> GraphError {
+fn refuse(name: &str, why: &str) -> GraphError {
     GraphError { what: "quantise".into(), block: String::new(), why: format!("`{name}` {why}"), at: None }
 }
 

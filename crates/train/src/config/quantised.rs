@@ -1,7 +1,7 @@
 //! Settings of a frozen base in few bits, by the names that they have in transformers, and the same written down again.
 //!
-//! Where scales of 4-bit codes are not spoken of they are in eight bits, as in the publication of QLoRA; transformers leaves
-//! them as f32.
+//! Where scales of 4-bit codes are not spoken of they are in eight bits, as published (Dettmers et al. 2023);
+//! transformers leaves them as f32.
 
 use plimsoll_graph::op::Quantised;
 

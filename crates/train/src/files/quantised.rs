@@ -113,32 +113,36 @@ impl QuantisedBase {
         for layer in &self.layers {
             let stored = stored(&layer.weight);
             let (file, name) = folder.find(stored.names()).ok_or_else(|| {
-                let why = format!(
-                    "holds no tensor `{}`; its weights are not those of this configuration",
-                    stored.name
-                );
+                let name = &stored.name;
+                let why =
+                    format!("holds no tensor `{name}`; its weights are not those of this configuration");
                 FileError::wrong(folder.path(), why)
             })?;
-            match QuantisedTensor::find(folder, name)? {
-                Some(codes) => {
-                    self.copy(engine, layer, &codes, file.path())?;
-                    read.extend(codes.names());
-                }
-                None => {
-                    check_shape(file, name, layer)?;
-                    let numbers = |first: usize, into: &mut [f32]| -> Result<(), WeightError> {
-                        file.read(name, first, into)?;
-                        match into.iter().all(|number| number.is_finite()) {
-                            true => Ok(()),
-                            false => Err(not_finite(file, name).into()),
-                        }
-                    };
-                    self.quantise(engine, layer, numbers)?;
-                    read.insert(name.to_owned());
-                }
+            if let Some(codes) = QuantisedTensor::find(folder, name)? {
+                self.copy(engine, layer, &codes, file.path())?;
+                read.extend(codes.names());
+            } else {
+                self.quantise_file(engine, layer, file, name)?;
+                read.insert(name.to_owned());
             }
         }
         Ok(read)
+    }
+
+    /// Quantises a weight that a file has as floats.
+    fn quantise_file(
+        &self,
+        engine: &mut Engine,
+        layer: &LinearLayer,
+        file: &TensorFile,
+        name: &str,
+    ) -> Result<(), WeightError> {
+        check_shape(file, name, layer)?;
+        self.quantise(engine, layer, |first, into| {
+            file.read(name, first, into)?;
+            let finite = into.iter().all(|number| number.is_finite());
+            if finite { Ok(()) } else { Err(not_finite(file, name).into()) }
+        })
     }
 
     /// Draws the weights of a model that begins from scratch: the same numbers as without codes.
