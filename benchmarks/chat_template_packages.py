@@ -21,21 +21,21 @@ MOST_BYTES = 300 << 20
 # Packages that train, serve, convert or evaluate chat models. Many hold no template; the record names those that do.
 PACKAGES = """
     trl transformers peft accelerate datasets diffusers sentence-transformers optimum optimum-intel optimum-neuron setfit
-    smolagents text-generation autotrain-advanced huggingface-hub lighteval chat-templates tokenizers
+    smolagents text-generation autotrain-advanced huggingface-hub lighteval tokenizers
     vllm vllm-omni sglang aphrodite-engine lmdeploy tensorrt-llm llama-cpp-python ctransformers exllamav2 gpt4all
-    xinference fschat openllm litellm mlx-lm mlx-vlm mlc-llm text-generation-server ctranslate2 llamafile ollama
+    xinference fschat openllm litellm mlx-lm mlx-vlm ctranslate2 ollama
     openvino-genai optimum-benchmark onnxruntime-genai litert-torch ai-edge-torch rkllm nexa
     axolotl litgpt unsloth unsloth-zoo ms-swift llamafactory torchtune llm-foundry instructlab instructlab-training
-    instructlab-sdg oumi verl openrlhf skyrl cosmos-rl areal rllm prime-rl slime verifiers nemo-toolkit nemo-rl
+    instructlab-sdg oumi verl openrlhf skyrl cosmos-rl areal slime verifiers nemo-toolkit nemo-rl
     nemo-automodel megatron-bridge megatron-core mindformers paddleformers paddlenlp mindnlp xtuner deepspeed colossalai
-    lit-gpt h2o-llmstudio ludwig liger-kernel llmcompressor auto-gptq autoawq auto-round gptqmodel optimum-quanto
+    ludwig liger-kernel llmcompressor auto-gptq autoawq auto-round gptqmodel optimum-quanto
     mergekit distilabel argilla guidance outlines lm-format-enforcer instructor dspy haystack-ai langchain
     langchain-huggingface llama-index-core llama-index-llms-huggingface inspect-ai lm-eval lmms-eval opencompass deepeval
-    helm crfm-helm bigcode-eval simple-evals evalplus evalscope swebench granite-io granite-common docling vllm-ascend
-    transformers-js-py airllm petals exo-explore swarms autogen-agentchat camel-ai letta mistral-common mistral-inference
-    llmuses modelscope ktransformers easydel levanter maxtext keras-hub flair jinja2 minja chatformat chat-prompt
+    helm crfm-helm evalplus evalscope swebench granite-io granite-common docling vllm-ascend
+    transformers-js-py airllm petals swarms autogen-agentchat camel-ai letta mistral-common mistral-inference
+    llmuses modelscope ktransformers easydel levanter maxtext keras-hub flair jinja2 minja chatformat
     text2text torchchat gpt-engineer sacrebleu tinker-cookbook prompttools promptflow rank-llm flagembedding mteb
-    ragas llm-blender alignment-handbook open-instruct fastchat dbrx lorax tgi-client lmstudio anyscale ray
+    ragas llm-blender alignment-handbook fastchat dbrx lorax lmstudio anyscale ray
 """.split()
 
 

@@ -34,3 +34,14 @@ fn a_chain_that_does_not_fit_is_refused_inside_the_budget() {
     assert!(code == Some(2) && said.contains("the smallest plan needs"), "{code:?} {said}");
     assert!(peak <= 68 << 20, "the refusal reached {} MiB of 68", peak >> 20);
 }
+
+#[test]
+fn a_model_that_does_not_fit_beside_a_disk_is_refused_inside_the_budget() {
+    let home = Home::new();
+    for budget in [48, 56, 80, 90] {
+        let plan = format!("plan --model gpt2 --memory {budget}MiB --offload disk");
+        let ended = run(&home, &plan);
+        assert!(ended.peak <= budget << 20, "{plan}: {} KiB, {}", ended.peak >> 10, ended.said);
+        assert!(ended.said.contains("the smallest plan needs"), "{}", ended.said);
+    }
+}

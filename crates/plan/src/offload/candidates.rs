@@ -60,9 +60,9 @@ pub(crate) struct Ordered {
 /// A residency of state, with the times that follow from it.
 #[derive(Debug)]
 pub(crate) struct ResidencyOption {
-    /// Bytes of it that are away.
+    /// Bytes of it that are away. Which state that is follows from them, and is found again where it is asked for: a list of
+    /// all state for each option is large.
     pub(crate) away: u64,
-    pub(crate) residency: Residency,
     /// Bytes of it in the arena.
     pub(crate) resident: u64,
     /// Least time in which the weights that are away come in, once each.
@@ -186,7 +186,6 @@ impl ResidencyOption {
             weights_seconds: residency.bytes_away(Purpose::Weights) as f64 / in_rate,
             update: update.flatten(),
             update_seconds: RefCell::default(),
-            residency,
             long,
         })
     }

@@ -27,20 +27,25 @@ type Key = (usize, bool);
 #[derive(Debug)]
 pub struct Searcher<B> {
     build: B,
-    /// Whether tables stay for the next request. They are large, and a run that is about to train wants the memory.
-    keep: bool,
+    /// Bytes of tables that stay for the next request. They are large, and a run that is about to train wants the memory.
+    room: u64,
     tables: BTreeMap<Key, ProgramTables>,
 }
 
 impl<B: Build> Searcher<B> {
     /// A searcher that has made nothing yet; `build` makes the programs, and may be a function of the micro-batch.
     pub fn new(build: B) -> Searcher<B> {
-        Searcher { build, keep: true, tables: BTreeMap::new() }
+        Searcher::within(build, u64::MAX)
+    }
+
+    /// A searcher that keeps about `room` bytes of tables from one request to the next. The answers are the same with any.
+    pub fn within(build: B, room: u64) -> Searcher<B> {
+        Searcher { build, room, tables: BTreeMap::new() }
     }
 
     /// A searcher that keeps nothing from one request to the next, for a single question.
     pub fn once(build: B) -> Searcher<B> {
-        Searcher { keep: false, ..Searcher::new(build) }
+        Searcher::within(build, 0)
     }
 
     /// The builder of the programs.
@@ -188,7 +193,7 @@ impl<B: Build> Searcher<B> {
                 self.forget_all_but(None, fastest(tried, request.budget));
             } else {
                 // A promise takes tables. Without room to keep them all, micro-batches are taken by their bounds.
-                let keep = self.keep;
+                let keep = self.room == u64::MAX;
                 let bound = |of: MicroBatch| {
                     bounded_all &= of.is_bounded();
                     let seconds = of.bound()?;
@@ -397,15 +402,16 @@ impl<B: Build> Searcher<B> {
     /// Tables that stay for other requests answer for every budget, and so do those of a device that can send away
     /// what does not fit; those made for this one reach just above its budget.
     fn add_tables(&mut self, key: Key, program: Program, budget: u64) -> Result<(), SearchError> {
-        let whole = self.keep || program.train.facts.link.is_some();
+        let whole = self.room > 0 || program.train.facts.link.is_some();
         let cap = if whole { ArenaBytes::MAX } else { highest_budget(ArenaBytes(budget)) };
         self.tables.insert(key, ProgramTables::new(program, cap)?);
         Ok(())
     }
 
-    /// Drops all tables but those of the micro-batch that may be next and of the best plan so far.
+    /// Drops all tables but those of the micro-batch that may be next and of the best plan so far, if together they are
+    /// more than may stay.
     pub(super) fn forget_all_but(&mut self, next: Option<Key>, best: Option<&Tried>) {
-        if !self.keep {
+        if self.tables.values().map(ProgramTables::bytes).sum::<u64>() > self.room {
             let best = best.map(|best| (best.micro_batch, best.tiled));
             self.tables.retain(|&key, _| Some(key) == next || Some(key) == best);
         }

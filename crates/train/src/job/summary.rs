@@ -97,9 +97,14 @@ pub struct Questions<'a> {
 impl<'a> Questions<'a> {
     /// Questions about the model of `config` on a device that `facts` speaks for.
     pub fn new(config: &'a Config, facts: DeviceFacts<'a>, budget: Budget) -> Questions<'a> {
+        let request = config.options.request(&budget);
+        // Before the run, the bytes of its arena are for planning; another device's say nothing of this process.
+        let here = budget.origin == BudgetOrigin::Stated && budget.ceiling.is_none();
+        let room = if here { request.budget / 2 } else { u64::MAX };
+        let programs = Programs { model: &config.model, facts, options: &config.options };
         Questions {
-            searcher: Searcher::new(Programs { model: &config.model, facts, options: &config.options }),
-            request: config.options.request(&budget),
+            searcher: Searcher::within(programs, room),
+            request,
             budget,
             instructions: config.instructions(),
             seq_len: config.model.seq_len,

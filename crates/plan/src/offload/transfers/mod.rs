@@ -98,10 +98,12 @@ impl Transfers {
         for gap in &mut gaps {
             gap.bytes = size(sequence.instances[gap.instance]);
         }
-        let (fixed, mut gaps): (Vec<Gap>, Vec<Gap>) =
+        let (mut fixed, mut gaps): (Vec<Gap>, Vec<Gap>) =
             gaps.into_iter().partition(|gap| gap.from == 0 || gap.before == runs);
         gaps.retain(|gap| worth(sequence.instances[gap.instance]));
+        gaps.shrink_to_fit();
         gaps.sort_by(|a, b| (b.before, b.bytes, a.instance).cmp(&(a.before, a.bytes, b.instance)));
+        fixed.shrink_to_fit();
         let (mut live, seconds): (Vec<u64>, Vec<f64>) = (live_bytes(&slots), seconds.collect());
         live.resize(runs, 0);
         spare_before(&mut live, fixed.iter().filter(|gap| gap.from == 0));
