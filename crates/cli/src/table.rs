@@ -107,10 +107,9 @@ fn experts(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         .collect();
     writeln!(out, "experts: {}", parts.join(", "))?;
     let (active, all) = (millions(report.active), millions(report.parameters));
-    writeln!(
-        out,
-        "  {active} of {all} million parameters work on a token; all experts of a layer are fetched"
-    )
+    let offered = choice.program.train.facts.link.is_some();
+    let fetched = if offered { "; of a layer that waits elsewhere, all experts are fetched" } else { "" };
+    writeln!(out, "  {active} of {all} million parameters work on a token{fetched}")
 }
 
 fn millions(count: u64) -> String {
