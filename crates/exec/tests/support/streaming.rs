@@ -5,7 +5,7 @@ use plimsoll_graph::op::{AdamW, Moments, Stored, Weights};
 use plimsoll_graph::{DType, Graph, Init, Op, Phase, StateKind, differentiate, gradient_name};
 use plimsoll_plan::{Action, Choice, Costed, Link, Program, Request, Role, Schedule, Tier, search};
 
-pub(crate) const ROWS: usize = 64;
+pub(crate) const ROWS: usize = 256;
 pub(crate) const WIDTH: usize = 96;
 const DISK: Link = Link {
     tier: Tier::Disk,
