@@ -12,6 +12,7 @@ mod conv;
 mod elementwise;
 mod embedding;
 mod experts;
+mod footprint;
 mod launch;
 mod library;
 mod losses;
@@ -31,6 +32,7 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::{Op, Type};
 
 pub(crate) use experts::has_kernel;
+pub use footprint::check;
 pub use launch::{Arg, Check, Launch, StreamStep};
 pub use library::{
     Addend, Attention, AttentionShape, AttentionTensor, Library, NoLibrary, Product, Signature,

@@ -6,7 +6,7 @@ use plimsoll_exec::ExecError;
 use plimsoll_graph::{Graph, Type};
 use plimsoll_plan::{Action, BufferId, Schedule};
 
-use super::{Library, Limits, Operand, Place, PlacedOp, StreamStep, lower};
+use super::{Library, Limits, Operand, Place, PlacedOp, StreamStep, check, lower};
 
 /// The steps of a schedule in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -74,6 +74,16 @@ fn steps_of(
         .map(|(output, (&value, &id))| operand(id, graph.ty(value), accumulate >> output & 1 == 1));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
     let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-    let scratch = workspace.map_or(Place(0), place);
-    lower(&PlacedOp { op: &node.op, inputs: &inputs, outputs: &outputs, scratch }, library, limits)
+    let work = PlacedOp {
+        op: &node.op,
+        inputs: &inputs,
+        outputs: &outputs,
+        scratch: workspace.map_or(Place(0), place),
+    };
+    let steps = lower(&work, library, limits)?;
+    let room = workspace.map_or(0, |id| schedule.buffer(id).bytes);
+    match check(&work, room, &steps, library) {
+        Ok(()) => Ok(steps),
+        Err(why) => Err(ExecError::Mismatch(format!("`{}` was lowered wrongly: {why}", node.op.name()))),
+    }
 }
