@@ -217,6 +217,8 @@ struct Part<'a> {
     state: &'a str,
     first: usize,
     elements: usize,
+    /// Element type of the state.
+    dtype: DType,
     spec: TensorSpec,
 }
 
@@ -226,7 +228,7 @@ impl<'a> Part<'a> {
         let name = (form.stored)(&name).name;
         let dtype = form.dtype.unwrap_or_else(|| in_file(ty.dtype));
         let spec = TensorSpec { name, dtype, shape: ty.shape.to_vec() };
-        Part { state, first, elements: ty.shape.elements(), spec }
+        Part { state, first, elements: ty.shape.elements(), dtype: ty.dtype, spec }
     }
 }
 
@@ -263,12 +265,22 @@ fn divide(parts: Vec<Part<'_>>, limit: u64) -> Vec<Vec<Part<'_>>> {
 fn write_shard(engine: &Engine, path: &Path, parts: &[Part]) -> Result<Checksum, WeightError> {
     let mut writer = TensorWriter::create(path, parts.iter().map(|part| part.spec.clone()).collect())?;
     let order: Vec<String> = writer.tensors().iter().map(|spec| spec.name.clone()).collect();
-    let mut piece = vec![0.0; PIECE];
+    let (mut numbers, mut bytes) = (Vec::new(), Vec::new());
     for name in order {
         let Some(part) = parts.iter().find(|part| part.spec.name == name) else { continue };
+        // Bytes that the file has as the state has them are only moved.
+        let width = (in_file(part.dtype) == part.spec.dtype).then(|| part.dtype.bytes());
         for (first, count) in pieces(part.elements) {
-            engine.read_state(part.state, part.first + first, &mut piece[..count])?;
-            writer.write(&piece[..count])?;
+            let first = part.first + first;
+            if let Some(width) = width {
+                bytes.resize(width * count, 0);
+                engine.read_state_bytes(part.state, (width * first) as u64, &mut bytes)?;
+                writer.write_bytes(&bytes)?;
+            } else {
+                numbers.resize(count, 0.0);
+                engine.read_state(part.state, first, &mut numbers)?;
+                writer.write(&numbers)?;
+            }
         }
     }
     Ok(writer.finish()?)
