@@ -7,7 +7,7 @@ set -euo pipefail
 
 mixture() {
     "$plimsoll" train --config "$data/mixture/config.json" --tokenizer "$tokenizers/chatml" \
-        --data "$data/harbour.txt" --seq-len 64 --global-batch 8 --memory 64MiB --threads 2 \
+        --data "$data/harbour.txt" --seq-len 64 --global-batch 8 --micro-batch 4 --memory 64MiB --threads 2 \
         --max-steps 200 --learning-rate 3e-3 --logging-steps 10 "$@"
 }
 mixture --output-dir "$out/mixture"

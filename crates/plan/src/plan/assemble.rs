@@ -11,7 +11,7 @@ use plimsoll_graph::Graph;
 
 use super::ahead::start_ahead;
 use super::draft::{ByPurpose, Draft};
-use super::overlap::leave_open;
+use super::overlap::{input_ranges, leave_open};
 use crate::bytes::TransientBytes;
 use crate::device::{Facts, Scratch};
 use crate::layout::{Effort, Gradients, Layout, Lifetimes, Slot, layout, live_bytes, slots_of, solve};
@@ -113,18 +113,18 @@ impl<'a> Assembly<'a> {
     /// Adds the schedule of a role, with the first limit whose layout is as small as it should be, or the last.
     fn add(&mut self, role: Role, part: &Costed) {
         let enough = self.transient.max(self.limit.map_or(0, |limit| limit.0));
-        let mut placed = None;
+        let (crown, mut placed) = (self.crown(role, part), None);
         for limit in self.limits(role) {
-            let lifetimes = self.lifetimes(role, part, limit);
-            let places = self.places(&lifetimes.slots, enough);
-            let fits = places.peak <= enough;
+            let lifetimes = self.lifetimes(role, part, limit.map(|limit| limit.saturating_sub(crown)));
+            let places = self.places(&lifetimes.slots, enough - crown);
+            let fits = places.peak <= enough - crown;
             placed = Some((lifetimes, places));
             if fits {
                 break;
             }
         }
         let Some((mut lifetimes, places)) = placed else { return };
-        let offsets = self.offsets(role, &lifetimes.slots, &places);
+        let offsets = self.offsets(role, &lifetimes.slots, &places, crown);
         assign(&mut lifetimes, &part.graph, self.residency, &offsets);
         self.transient = self.transient.max(places.peak);
         if self.fullest.is_none_or(|(most, _)| places.bound > most) {
@@ -176,13 +176,29 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// Offsets of a schedule. An update that streams state lies at the upper end of the arena: a micro-batch fills it from the
-    /// lower end, so state that is still on its way home when the next step begins is in nobody's way for long.
-    fn offsets(&self, role: Role, slots: &[Slot], places: &Layout) -> Vec<u64> {
-        if role != Role::Update || self.residency.taken == 0 {
+    /// Whether a schedule is an update that streams state. Such a one lies at the upper end of the arena: a micro-batch fills
+    /// it from the lower end, so state that is still on its way home when the next step begins is in nobody's way for long.
+    fn is_streaming_update(&self, role: Role) -> bool {
+        role == Role::Update && self.residency.taken > 0
+    }
+
+    /// Bytes at the upper end that a streaming update leaves alone, because inputs of the micro-batch lie there.
+    fn crown(&self, role: Role, part: &Costed) -> u64 {
+        if !self.is_streaming_update(role) {
+            return 0;
+        }
+        let base = self.residency.resident_bytes();
+        let inputs = self.schedules.values().flat_map(|schedule| input_ranges(&part.graph, schedule));
+        let upper = inputs.map(|(first, _)| first - base).filter(|&first| first >= self.transient / 4 * 3);
+        upper.min().map_or(0, |first| self.transient - first)
+    }
+
+    /// Offsets of a schedule.
+    fn offsets(&self, role: Role, slots: &[Slot], places: &Layout, crown: u64) -> Vec<u64> {
+        if !self.is_streaming_update(role) {
             return places.offsets.clone();
         }
-        let top = self.transient.max(places.peak);
+        let top = self.transient.saturating_sub(crown).max(places.peak);
         slots.iter().zip(&places.offsets).map(|(slot, offset)| top - offset - slot.bytes).collect()
     }
 

@@ -183,6 +183,9 @@ impl<B: Build> Searcher<B> {
     ) -> Result<Option<f64>, SearchError> {
         let mut waiting = self.that_can_fit(request, micro_batches)?;
         let (mut lower_bound, mut bounded_all) = (f64::INFINITY, true);
+        // A promise takes tables. Without room to keep half of them, micro-batches are taken by their bounds.
+        let largest = self.tables.values().map(ProgramTables::bytes).max().unwrap_or(0);
+        let keep = (waiting.len() as u64 / 2).saturating_mul(largest) <= self.room && self.room > 0;
         while let Some(next) = first(&mut waiting) {
             let known = fastest(tried, request.budget).map_or(f64::INFINITY, |best| best.step_seconds);
             if next.seconds >= known * (1.0 + request.slack) {
@@ -192,8 +195,6 @@ impl<B: Build> Searcher<B> {
                 self.look(request, next.key, |of| fastest_plans(of, tried))?;
                 self.forget_all_but(None, fastest(tried, request.budget));
             } else {
-                // A promise takes tables. Without room to keep them all, micro-batches are taken by their bounds.
-                let keep = self.room == u64::MAX;
                 let bound = |of: MicroBatch| {
                     bounded_all &= of.is_bounded();
                     let seconds = of.bound()?;

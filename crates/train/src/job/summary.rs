@@ -100,7 +100,7 @@ impl<'a> Questions<'a> {
         let request = config.options.request(&budget);
         // Before the run, the bytes of its arena are for planning; another device's say nothing of this process.
         let here = budget.origin == BudgetOrigin::Stated && budget.ceiling.is_none();
-        let room = if here { request.budget / 2 } else { u64::MAX };
+        let room = if here { request.budget / 4 * 3 } else { u64::MAX };
         let programs = Programs { model: &config.model, facts, options: &config.options };
         Questions {
             searcher: Searcher::within(programs, room),

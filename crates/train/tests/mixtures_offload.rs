@@ -1,0 +1,75 @@
+//! Mixtures of experts in a memory that is too small without a disk, dropless and with a capacity, in f32 and with values in
+//! bf16: the bits are those of a run without limits, and the measured peak is the planned one.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use plimsoll_graph::Precision;
+use plimsoll_model::{Architecture, Preset, RouterLosses};
+use plimsoll_plan::{Choice, Purpose, experts, report};
+use plimsoll_train::{LanguageModel, Options};
+
+#[path = "support/arena.rs"]
+mod arena;
+mod support;
+use arena::{DISK, InArena, assert_planned_peak, exactly, start};
+use support::{Batch, train_to_bits};
+
+const ROWS: usize = 4;
+const SEQ: usize = 32;
+
+/// Micro-batches of two rows, dropless with two experts for each token or with one and a capacity.
+fn case(capacity: Option<f32>, precision: Precision) -> InArena<LanguageModel> {
+    let Architecture::Llama(mut model) = Preset::from_name("tiny-moe").unwrap().model.with_layers(3) else {
+        unreachable!("the preset is a Llama")
+    };
+    let mixture = model.mixture.as_mut().unwrap();
+    mixture.capacity = capacity;
+    mixture.losses = RouterLosses { z: 0.01, ..mixture.losses };
+    if capacity.is_some() {
+        (mixture.chosen, mixture.normalised) = (1, false);
+    }
+    let model = LanguageModel { architecture: model.into(), seq_len: SEQ, generate: false, lora: None };
+    let options = Options { global_batch: ROWS, threads: 2, precision, ..Options::default() };
+    InArena { model, options, micro_batch: 2 }
+}
+
+/// Trains two steps by a plan; every loss, every norm and the final weights, as bits.
+fn train(choice: Choice, vocab: usize) -> Vec<u32> {
+    let mut run = start(2, exactly(choice));
+    let bits =
+        train_to_bits(&mut run, (0..2).map(|step| Batch::synthetic(ROWS, SEQ, vocab, false, step)), false);
+    assert_planned_peak(&run);
+    bits
+}
+
+#[test]
+fn experts_that_wait_on_a_disk_train_to_the_same_bits() {
+    for (capacity, precision) in [
+        (None, Precision::F32),
+        (Some(1.0), Precision::F32),
+        (None, Precision::Bf16),
+        (Some(1.25), Precision::Bf16),
+    ] {
+        let case = case(capacity, precision);
+        let vocab = case.model.architecture.vocab();
+        let unlimited = case.plan(None, u64::MAX).unwrap();
+        let most = unlimited.plan.arena_bytes;
+        let expected = train(unlimited, vocab);
+        let (least, alone) = (case.smallest(Some(DISK)), case.smallest(None));
+        assert!(least < alone, "{least} bytes with a disk, {alone} without");
+        for budget in [least, u64::midpoint(least, alone), alone, u64::midpoint(alone, most)] {
+            let choice = case.plan(Some(DISK), budget).unwrap();
+            assert!(choice.plan.arena_bytes <= budget);
+            if budget == least {
+                let away = report(&choice.program, &choice.plan).state_bytes_away;
+                let weights = away.iter().find(|(purpose, _)| *purpose == Purpose::Weights);
+                let of_experts = experts(&choice.program, &choice.plan).unwrap().bytes[0].1;
+                assert!(weights.is_some_and(|(_, bytes)| *bytes >= of_experts), "experts wait too: {away:?}");
+            }
+            assert!(
+                train(choice, vocab) == expected,
+                "other bits in {budget} bytes, {capacity:?} {precision}"
+            );
+        }
+    }
+}
