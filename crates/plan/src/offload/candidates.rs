@@ -19,7 +19,7 @@
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 
-use super::residency::{Residency, rungs};
+use super::residency::{Residency, StateAway, rungs};
 use super::transfers::Transfers;
 use crate::bytes::TransientBytes;
 use crate::device::Scratch;
@@ -60,9 +60,10 @@ pub(crate) struct Ordered {
 /// A residency of state, with the times that follow from it.
 #[derive(Debug)]
 pub(crate) struct ResidencyOption {
-    /// Bytes of it that are away. Which state that is follows from them, and is found again where it is asked for: a list of
-    /// all state for each option is large.
+    /// Bytes of it that are away.
     pub(crate) away: u64,
+    /// Which state that is.
+    pub(crate) state: StateAway,
     /// Bytes of it in the arena.
     pub(crate) resident: u64,
     /// Least time in which the weights that are away come in, once each.
@@ -179,13 +180,15 @@ impl ResidencyOption {
         let residency = Residency::new(program, away)?;
         let part = &program.train;
         let in_rate = part.facts.link.map_or(f64::INFINITY, |link| link.in_rate);
-        let update = (away > 0).then(|| streamed(part, scratch, &residency, &update(&part.graph)));
+        let state = residency.state_away(&part.graph);
+        let update = (away > 0).then(|| streamed(part, scratch, &state, &update(&part.graph)));
         Ok(ResidencyOption {
             away,
             resident: residency.resident_bytes(),
             weights_seconds: residency.bytes_away(Purpose::Weights) as f64 / in_rate,
             update: update.flatten(),
             update_seconds: RefCell::default(),
+            state,
             long,
         })
     }
@@ -242,12 +245,12 @@ impl Candidates {
     }
 }
 
-/// A sequence whose state lies as in `residency`.
+/// A sequence with state that is away.
 pub(crate) fn streamed(
     part: &Costed,
     scratch: Scratch,
-    residency: &Residency,
+    state: &StateAway,
     sequence: &Sequence,
 ) -> Option<Transfers> {
-    Transfers::new(&part.graph, &part.facts, scratch, residency.stream(&part.graph, sequence.clone()))
+    Transfers::new(&part.graph, &part.facts, scratch, state.stream(&part.graph, sequence.clone()))
 }

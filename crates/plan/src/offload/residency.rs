@@ -86,11 +86,31 @@ impl Residency {
 
     /// The runs of `sequence` with state that is away.
     pub(crate) fn stream(&self, graph: &Graph, sequence: Sequence) -> Sequence {
+        self.state_away(graph).stream(graph, sequence)
+    }
+
+    /// The state that is away.
+    pub(crate) fn state_away(&self, graph: &Graph) -> StateAway {
         let away = self.states.iter().filter_map(|range| {
             let (tier, state) = (range.tier?, graph.state_named(&range.name)?);
             Some(Away { state, tier, tier_offset: range.offset, bytes: range.bytes })
         });
-        sequence.with_away(graph, away.collect(), self.taken)
+        StateAway { ranges: away.collect(), taken: self.taken }
+    }
+}
+
+/// State of a graph that is away, without the names of all the rest.
+#[derive(Clone, Debug)]
+pub(crate) struct StateAway {
+    ranges: Vec<Away>,
+    /// Bytes that it takes of the tier.
+    taken: u64,
+}
+
+impl StateAway {
+    /// The runs of `sequence` with this state away.
+    pub(crate) fn stream(&self, graph: &Graph, sequence: Sequence) -> Sequence {
+        sequence.with_away(graph, self.ranges.clone(), self.taken)
     }
 }
 

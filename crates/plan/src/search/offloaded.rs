@@ -21,7 +21,7 @@ use crate::bytes::TransientBytes;
 use crate::device::Scratch;
 use crate::layout::{Effort, fits, slots_of};
 use crate::offload::{
-    Candidates, Found, Limit, Ordered, Recomputation, Residency, ResidencyOption, Transfers, streamed,
+    Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption, Transfers, streamed,
 };
 use crate::plan::{Tiered, closed_draft};
 use crate::program::Costed;
@@ -349,9 +349,8 @@ impl<'a> BestFirst<'a> {
             // The one asked last stays longest.
             self.held[at..].rotate_left(1);
         } else {
-            let away = candidates.residencies[residency].away;
-            let state = Residency::new(self.of.program(), away).ok()?;
-            let new = streamed(self.part(), self.scratch, &state, transfers.sequence())?;
+            let state = &candidates.residencies[residency].state;
+            let new = streamed(self.part(), self.scratch, state, transfers.sequence())?;
             if self.held.len() == if tables.is_long() { HELD_LONG } else { HELD } {
                 self.held.remove(0);
             }

@@ -409,13 +409,19 @@ impl<B: Build> Searcher<B> {
         Ok(())
     }
 
-    /// Drops all tables but those of the micro-batch that may be next and of the best plan so far, if together they are
-    /// more than may stay.
+    /// Drops tables, as many as are too large to stay together; those of the micro-batch that may be next and of the best plan
+    /// so far stay in any case.
     pub(super) fn forget_all_but(&mut self, next: Option<Key>, best: Option<&Tried>) {
-        if self.tables.values().map(ProgramTables::bytes).sum::<u64>() > self.room {
-            let best = best.map(|best| (best.micro_batch, best.tiled));
-            self.tables.retain(|&key, _| Some(key) == next || Some(key) == best);
-        }
+        let best = best.map(|best| (best.micro_batch, best.tiled));
+        let wanted = |key: Key| Some(key) == next || Some(key) == best;
+        let first = self.tables.iter().filter(|&(&key, _)| wanted(key));
+        let mut held: u64 = first.map(|(_, tables)| tables.bytes()).sum();
+        let room = self.room;
+        self.tables.retain(|&key, tables| {
+            let stays = wanted(key) || held.saturating_add(tables.bytes()) <= room;
+            held = held.saturating_add(if stays && !wanted(key) { tables.bytes() } else { 0 });
+            stays
+        });
     }
 }
 

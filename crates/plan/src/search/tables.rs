@@ -17,9 +17,10 @@ use crate::program::{Costed, Program, StateDiffers};
 use crate::recompute::Strategy;
 
 /// About how many bytes the tables of a program take, and more for each of its nodes. GPT-2's were measured as 9 million, those
-/// of a Llama of 300 small layers as 35 million.
+/// of a Llama of 300 small layers as 35 million beside a tier and as 17 million without.
 const FOR_ANY: u64 = 6_000_000;
-const PER_NODE: u64 = 2_500;
+const PER_NODE: u64 = 700;
+const PER_NODE_WITH_TIER: u64 = 2_000;
 
 /// The program of one micro-batch with its tables.
 #[derive(Debug)]
@@ -54,7 +55,9 @@ impl ProgramTables {
 
     /// About how many bytes it takes with all its tables.
     pub(crate) fn bytes(&self) -> u64 {
-        FOR_ANY + PER_NODE * self.program.train.graph.nodes().len() as u64
+        let Costed { graph, facts } = &self.program.train;
+        let per_node = if facts.link.is_some() { PER_NODE_WITH_TIER } else { PER_NODE };
+        FOR_ANY + per_node * graph.nodes().len() as u64
     }
 
     /// Bytes of state, none of it away.

@@ -421,7 +421,7 @@ mod tests {
             "memory = \"64MiB\"\nper_device_train_batch_size = 2\nrecompute = \"every:2\"\nmax_grad_norm = 0\nthreads = 2",
             "data = [\"a\"]\neval_data = [\"b\"]\neval_steps = 3\nearly_stopping_patience = 2\nnum_train_epochs = 1.5\nwarmup_ratio = 0.1",
             "lora_r = 4\nlora_target_modules = [\"q_proj\"]\nweights_dtype = \"bf16\"\noptim = \"sgd\"\nmomentum = 0.9\noffload = \"disk\"\nupdate = \"separate\"\nlayers = 2",
-            "lora_r = 4\nload_in_4bit = true\nbnb_4bit_use_double_quant = false\nllm_int8_skip_modules = [\"q_proj\"]",
+            "lora_r = 4\nload_in_4bit = true\nbnb_4bit_use_double_quant = false\nllm_int8_skip_modules = [\"down_proj\"]",
             "lora_r = 4\nload_in_8bit = true",
             "output_dir = \"out\"\nsave_steps = 7\nsave_total_limit = 2\nresume = \"latest\"\nreport_to = [\"html\"]\nadam_beta2 = 0.999\nlr_scheduler_type = \"linear\"",
         ] {
