@@ -232,8 +232,14 @@ def compare(arguments, name: str, shape: str, kind: str, half: bool, rows: int, 
             model = model.to(arguments.device).train()
             if kind == "lora" and not (work / "adapter").exists():
                 adapt(model, work / "adapter")
+            key = way if backend is None else backend.name
             with sdpa_kernel(backend or SDPBackend.MATH):
-                runs[way if backend is None else backend.name] = train(model, batch, kind, half, labels, RATES[shape])
+                try:
+                    runs[key] = train(model, batch, kind, half, labels, RATES[shape])
+                except RuntimeError as error:
+                    if "No available kernel" not in str(error):
+                        raise
+                    print(f"{name}: PyTorch has no kernel of {key} for it", flush=True)
             del model
             gc.collect()
             if arguments.device != "cpu":

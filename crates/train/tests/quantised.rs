@@ -13,7 +13,7 @@ use plimsoll_plan::{Role, Strategy};
 use plimsoll_train::files::ModelFolder;
 use plimsoll_train::generate::{Generator, Sampling};
 use plimsoll_train::pretrained::{MergedInto, Pretrained, merge};
-use plimsoll_train::{Config, Options, RawConfig, Run, plan_for};
+use plimsoll_train::{Config, Options, RawConfig, Run, plan_for, reading};
 
 mod support;
 use support::{Golden, STRATEGIES, distance};
@@ -261,7 +261,10 @@ fn a_model_from_scratch_has_codes_of_the_numbers_it_would_have() {
         load_in_8bit: Some(true),
         ..settings("llama", "llama")
     };
+    let before = reading::steps();
     let (config, coded) = start(&raw);
+    // A watch over files would end a base of billions of numbers that seems to lead nowhere.
+    assert!(reading::steps() - before >= config.options.quantised.as_ref().unwrap().layers.len() as u64);
     let (_, whole) = start(&RawConfig { load_in_8bit: None, ..raw });
     for layer in &config.options.quantised.unwrap().layers {
         let numbers = whole.state(&layer.weight).unwrap();

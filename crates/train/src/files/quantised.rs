@@ -17,6 +17,8 @@ use plimsoll_graph::op::{NF4_BLOCK, NF4_SECOND_BLOCK, Quantised};
 use plimsoll_model::hf::StoredName;
 use plimsoll_model::lora::{LinearLayer, linear_layers};
 
+use crate::reading;
+
 use super::{FileError, ModelFolder, QuantisedTensor, TensorFile, WeightError};
 
 /// Numbers that are quantised at a time, but for rows that are longer: a MiB of them.
@@ -211,6 +213,8 @@ impl QuantisedBase {
             let codes = &mut codes[..count * per_row];
             self.encode(numbers, codes, columns, &mut scales);
             engine.write_state_bytes(&layer.weight, (first * per_row) as u64, codes)?;
+            // A base of billions of numbers takes minutes, and no file is at fault.
+            reading::step();
         }
         self.write_scales(engine, layer, &scales)
     }
