@@ -9,7 +9,7 @@
 //! `F` hidden width of the feed-forward network, `V` words. Parameters have the names and shapes of
 //! Hugging Face's `LlamaForCausalLM`; with `window` it is a `MistralForCausalLM`, with `qkv_bias` a
 //! `Qwen2ForCausalLM`, with `qk_norm` a `Qwen3ForCausalLM`. With a `mixture` the feed-forward networks are experts, as in
-//! Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE: see [`Mixture`].
+//! Mixtral, Qwen2-MoE, Qwen3-MoE and `OLMoE`: see [`Mixture`].
 //!
 //! Deliberately absent: dropout (the family trains without), windows in some layers only, and a cache of
 //! keys for generation, which reads the whole text again for every word.
@@ -55,7 +55,7 @@ pub struct Llama {
     pub qkv_bias: bool,
     /// Whether each head of queries and keys is normed before it is turned, as in Qwen3.
     pub qk_norm: bool,
-    /// Whether queries and keys are normed over all heads at once, as in OLMoE.
+    /// Whether queries and keys are normed over all heads at once, as in `OLMoE`.
     pub whole_qk_norm: bool,
     /// Experts instead of one feed-forward network a layer, or in some layers.
     pub mixture: Option<Mixture>,

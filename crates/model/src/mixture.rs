@@ -167,7 +167,7 @@ impl Mixture {
         let y = self.experts(g, x, copies, weights); // (B, T, C)
         match self.shared {
             Some(ffn) => {
-                let shared = self.shared_expert(g, x, ffn); // (B, T, C)
+                let shared = Mixture::shared_expert(g, x, ffn); // (B, T, C)
                 g.add(y, shared) // (B, T, C)
             }
             None => y,
@@ -244,7 +244,7 @@ impl Mixture {
     }
 
     /// `σ(gate·x) · down(silu(gate·x) · up·x)` of the expert that every token goes to.
-    fn shared_expert(&self, g: &mut Graph, x: Value, ffn: usize) -> Value {
+    fn shared_expert(g: &mut Graph, x: Value, ffn: usize) -> Value {
         let shape = g.shape(x);
         let width = shape.columns();
         let mut weight = |name: &str, shape: [usize; 2]| {

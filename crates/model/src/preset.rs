@@ -56,8 +56,8 @@ impl Preset {
             preset("qwen2.5-1.5b", 4096, tied(qwen2([28, 1536, 12, 2, 8960, 151_936])).into()),
             preset("qwen2.5-7b", 4096, qwen2([28, 3584, 28, 4, 18_944, 152_064]).into()),
             preset("qwen3-0.6b", 4096, tied(qwen3([28, 1024, 16, 8, 3072, 151_936], 128)).into()),
-            preset("tiny-moe", 128, small(plain([4, 128, 4, 2, 172, 512])).into()),
-            preset("s-moe", 256, small(plain([8, 256, 8, 4, 344, 8192])).into()),
+            preset("tiny-moe", 128, small([4, 128, 4, 2, 172, 512]).into()),
+            preset("s-moe", 256, small([8, 256, 8, 4, 344, 8192]).into()),
             preset("mixtral-8x7b", 4096, mixtral(mistral([32, 4096, 32, 8, 14_336, 32_000]), 8, 0.02).into()),
             preset("qwen1.5-moe-a2.7b", 4096, qwen2_moe([24, 2048, 16, 16, 5632, 151_936]).into()),
             preset(
@@ -106,7 +106,8 @@ fn llama([layers, width, heads, key_heads, ffn, vocab]: [usize; 6], norm_epsilon
 }
 
 /// Eight experts, two for each token, in the form of Qwen3-MoE, whose files can also hold one without normalised weights.
-fn small(model: Llama) -> Llama {
+fn small(dims: [usize; 6]) -> Llama {
+    let model = llama(dims, 1e-6, Rope::plain(10_000.0));
     let form = Mixture { normalised: true, ..mixture([8, 2, model.ffn], 0.01) };
     Llama { qk_norm: true, mixture: Some(form), ..model }
 }

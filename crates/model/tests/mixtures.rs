@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use plimsoll_graph::StateKind;
+use plimsoll_graph::{State, StateKind};
 use plimsoll_model::hf::{ConfigError, Configuration};
 use plimsoll_model::{Architecture, ExpertNames, Llama, Mixture, Preset};
 use safetensors::SafeTensors;
@@ -51,7 +51,7 @@ fn a_folder_holds_a_tensor_for_each_expert_of_the_model_its_config_describes() {
         let graph = model.training(2, 16).unwrap();
         let parameters =
             graph.states().iter().filter(|state| matches!(state.kind, StateKind::Parameter { .. }));
-        let pieces = parameters.flat_map(|state| state.pieces());
+        let pieces = parameters.flat_map(State::pieces);
         let expected: BTreeMap<String, Vec<usize>> =
             pieces.map(|(_, piece, shape)| (model.stored(piece).name, shape.to_vec())).collect();
         let mut found = BTreeMap::new();
@@ -94,11 +94,8 @@ fn each_family_has_the_experts_that_make_it_one() {
     assert_eq!(sparse("qwen2-moe"), [true, false, true], "mlp_only_layers");
     assert_eq!(sparse("qwen3-moe"), [false, true, false, true], "decoder_sparse_step");
     for name in FOLDERS {
-        assert_eq!(
-            (read(name).class(), mixture(name).losses.balance.to_bits()),
-            (read(name).class(), 0.02f32.to_bits())
-        );
-        assert!(read(name).class().is_some());
+        assert!(read(name).class().is_some(), "{name}");
+        assert_eq!(mixture(name).losses.balance.to_bits(), 0.02f32.to_bits(), "{name}");
     }
 }
 

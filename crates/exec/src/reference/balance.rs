@@ -70,7 +70,9 @@ fn gradient(balance: Balance, factor: f64, targets: &Array, counts: &[&Array]) -
     let shape = counts[0].shape;
     let (experts, layers) = (shape[1] as f64, counts.len() as f64);
     let mut sums = Array::zeros(shape);
-    counts.iter().for_each(|counts| add_scaled(&mut sums.data, 1.0, &counts.data));
+    for counts in counts {
+        add_scaled(&mut sums.data, 1.0, &counts.data);
+    }
     if balance.whole {
         let total: Vec<f64> =
             (0..shape[1]).map(|expert| (0..shape[0]).map(|row| sums.at(&[row, expert])).sum()).collect();

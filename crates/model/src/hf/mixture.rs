@@ -1,4 +1,4 @@
-//! `config.json` of mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE.
+//! `config.json` of mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE and `OLMoE`.
 //!
 //! The balance of experts is minimised with the weight that the file states, `router_aux_loss_coef`, whether or not the file
 //! asks transformers for it with `output_router_logits`. Refused: noise on a router's input, clipped queries and keys,
@@ -12,7 +12,7 @@ use crate::{Architecture, ExpertNames, Llama, Mixture, RouterLosses};
 
 /// Weight of the balance where a file states none, as transformers assumes it.
 const BALANCE: f64 = 0.001;
-/// The same for OLMoE.
+/// The same for `OLMoE`.
 const OLMOE_BALANCE: f64 = 0.01;
 
 pub(super) fn mixtral(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
