@@ -6,8 +6,9 @@
 
 use serde_json::{Value, json};
 
+use super::ConfigError;
+use super::decoder::{family, window_of_all_layers};
 use super::keys::{Keys, decimal};
-use super::{ConfigError, llama};
 use crate::{Architecture, ExpertNames, Llama, Mixture, RouterLosses};
 
 /// Weight of the balance where a file states none, as transformers assumes it.
@@ -19,7 +20,7 @@ pub(super) fn mixtral(keys: &Keys, notes: &mut Vec<String>) -> Result<Architectu
     if keys.optional_number("router_jitter_noise")?.is_some_and(|noise| noise != 0.0) {
         return Err(keys.wrong("router_jitter_noise", "0: noise on the input of experts is not supported"));
     }
-    let model = llama::family(keys, notes, keys.count("num_key_value_heads")?, None)?;
+    let model = family(keys, notes, keys.count("num_key_value_heads")?, None)?;
     let mixture = Mixture {
         ffn: model.ffn,
         normalised: true,
@@ -32,18 +33,18 @@ pub(super) fn mixtral(keys: &Keys, notes: &mut Vec<String>) -> Result<Architectu
 
 pub(super) fn qwen2(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
     keys.must_be("qkv_bias", true)?;
-    let model = llama::family(keys, notes, keys.count("num_key_value_heads")?, None)?;
+    let model = family(keys, notes, keys.count("num_key_value_heads")?, None)?;
     let shared = Some(keys.count("shared_expert_intermediate_size")?);
     let mixture = Mixture { shared, ..qwen(keys, model.layers)? };
-    let window = llama::window_of_all_layers(keys, model.layers)?;
+    let window = window_of_all_layers(keys, model.layers)?;
     Ok(Llama { window, qkv_bias: true, mixture: Some(mixture), ..model }.into())
 }
 
 pub(super) fn qwen3(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
     keys.must_be("attention_bias", false)?;
-    let model = llama::family(keys, notes, keys.count("num_key_value_heads")?, None)?;
+    let model = family(keys, notes, keys.count("num_key_value_heads")?, None)?;
     let mixture = Some(qwen(keys, model.layers)?);
-    let window = llama::window_of_all_layers(keys, model.layers)?;
+    let window = window_of_all_layers(keys, model.layers)?;
     Ok(Llama { window, qk_norm: true, mixture, ..model }.into())
 }
 
@@ -52,7 +53,7 @@ pub(super) fn olmoe(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture
     keys.must_be_absent("clip_qkv", "absent: clipped queries, keys and values are not supported")?;
     let key_heads = keys.optional_count("num_key_value_heads")?;
     let key_heads = key_heads.map_or_else(|| keys.count("num_attention_heads"), Ok)?;
-    let model = llama::family(keys, notes, key_heads, None)?;
+    let model = family(keys, notes, key_heads, None)?;
     let normalised = keys.flag("norm_topk_prob", false)?;
     let mixture = Mixture { ffn: model.ffn, normalised, ..mixture(keys, "num_experts", OLMOE_BALANCE)? };
     Ok(Llama { whole_qk_norm: true, mixture: Some(mixture), ..model }.into())

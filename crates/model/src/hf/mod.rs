@@ -18,6 +18,7 @@
 //! `torch_dtype`). Absent: files themselves; this module sees their text and names.
 
 mod bert;
+mod decoder;
 mod error;
 mod gpt2;
 mod keys;
