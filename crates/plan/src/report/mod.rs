@@ -109,7 +109,7 @@ impl Fates {
             Fates { kept: BTreeSet::new(), recomputed: BTreeSet::new(), offloaded: BTreeSet::new() };
         let backward = |action: &Action| matches!(action, Action::Run { node, .. } if graph.node(*node).phase == Phase::Backward);
         let turn = schedule.actions.iter().position(backward).unwrap_or(schedule.actions.len());
-        let sent: BTreeSet<_> = schedule.copies.iter().filter_map(|copy| copy.buffer()).collect();
+        let sent: BTreeSet<_> = schedule.copies.iter().filter_map(crate::schedule::Copy::buffer).collect();
         let mut seen = BTreeSet::new();
         for (index, action) in schedule.actions.iter().enumerate() {
             let Action::Run { node, outputs, .. } = action else { continue };

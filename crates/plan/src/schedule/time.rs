@@ -120,7 +120,9 @@ impl<'a> Walk<'a> {
                 open[position(self.schedule.copies[copy].lane)].push(behind(done));
             }
         }
-        open.iter_mut().for_each(|open| open.sort_by(f64::total_cmp));
+        for open in &mut open {
+            open.sort_by(f64::total_cmp);
+        }
         Backlog { open, ahead: self.ahead.iter().map(|&(copy, done)| (copy, behind(done))).collect() }
     }
 }

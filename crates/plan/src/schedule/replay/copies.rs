@@ -7,7 +7,7 @@ use super::open::OpenTransfer;
 use super::{Fault, Machine};
 use crate::device::{Direction, Lane, Tier};
 use crate::schedule::ranges::Ranges;
-use crate::schedule::{Away, Buffer, BufferId, Contents, Ends, Schedule};
+use crate::schedule::{Away, Buffer, BufferId, Contents, Copy, Ends, Schedule};
 
 /// Transfers under way, oldest first, and the contents of tiers. Transfers have numbers: those of the schedule that of their
 /// copy, and behind them those that an earlier schedule has left open or that are fetched for the next.
@@ -119,7 +119,7 @@ impl Machine<'_> {
     fn goes_home(&self, away: &Away, version: Option<u32>) -> bool {
         let mut under_way = self.copies.under_way.values().flatten();
         under_way.any(|&number| {
-            let ends = self.schedule.copies.get(number).and_then(|copy| copy.ends());
+            let ends = self.schedule.copies.get(number).and_then(Copy::ends);
             ends.is_some_and(|Ends { buffer, tier, offset, direction }| {
                 direction == Direction::Out
                     && (tier, offset) == (away.tier, away.tier_offset)

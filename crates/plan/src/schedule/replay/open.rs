@@ -15,7 +15,7 @@ use super::copies::{Arrived, ends_of};
 use super::{Fault, Machine, ReplayError, walk};
 use crate::device::{Direction, Lane, Tier};
 use crate::program::Role;
-use crate::schedule::{Action, Buffer, Contents, Ends, Schedule};
+use crate::schedule::{Action, Buffer, Contents, Copy, Ends, Schedule};
 
 /// A transfer that crosses from one schedule into the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,13 +151,12 @@ impl Machine<'_> {
     pub(super) fn begin_open(&mut self, earlier: &[OpenTransfer]) -> Result<(), Fault> {
         let copies = self.schedule.copies.len();
         for (position, open) in earlier.iter().enumerate() {
-            match open.ahead {
-                Some((copy, _)) => self.begin_ahead(copy, open)?,
-                None => {
-                    self.copies.lose(open.tier, open.place);
-                    self.copies.occupy(copies + position, open);
-                    self.copies.earlier.insert(copies + position, open.clone());
-                }
+            if let Some((copy, _)) = open.ahead {
+                self.begin_ahead(copy, open)?;
+            } else {
+                self.copies.lose(open.tier, open.place);
+                self.copies.occupy(copies + position, open);
+                self.copies.earlier.insert(copies + position, open.clone());
             }
         }
         Ok(())
@@ -167,7 +166,7 @@ impl Machine<'_> {
     fn begin_ahead(&mut self, copy: usize, open: &OpenTransfer) -> Result<(), Fault> {
         self.copies.occupy(copy, open);
         self.copies.ahead.insert(copy);
-        let buffer = self.schedule.copies.get(copy).and_then(|copy| copy.buffer());
+        let buffer = self.schedule.copies.get(copy).and_then(Copy::buffer);
         let Some(buffer) = buffer.filter(|buffer| buffer.index() < self.schedule.buffers.len()) else {
             return Err(Fault::Copy(format!("there is no copy {copy} that could be under way")));
         };
