@@ -22,6 +22,7 @@
 
 mod copies;
 mod open;
+mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
