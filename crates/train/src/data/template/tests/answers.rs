@@ -111,7 +111,7 @@ fn shown(template: &ChatTemplate, messages: &[Json], from: usize) -> Result<Stri
     let Rendered { text, answers } = template.answers(&conversation, from)?;
     let (mut shown, mut told) = (String::new(), 0);
     for answer in answers {
-        shown += &format!("{}[[{}]]", &text[told..answer.start], &text[answer.clone()]);
+        shown.extend([&text[told..answer.start], "[[", &text[answer.clone()], "]]"]);
         told = answer.end;
     }
     Ok(shown + &text[told..])
