@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::open::OpenTransfer;
+use super::open_transfer::{OpenTransfer, ends_of};
 use super::{Fault, Machine};
 use crate::device::{Direction, Lane, Tier};
 use crate::schedule::ranges::Ranges;
-use crate::schedule::{Away, Buffer, BufferId, Contents, Copy, Ends, Schedule};
+use crate::schedule::{Away, Buffer, BufferId, Contents, Copy, Ends};
 
 /// Transfers under way, oldest first, and the contents of tiers. Transfers have numbers: those of the schedule that of their
 /// copy, and behind them those that an earlier schedule has left open or that are fetched for the next.
@@ -266,19 +266,4 @@ impl Machine<'_> {
             None => "a copy of the next schedule".to_owned(),
         }
     }
-}
-
-/// The ends of a copy that has them where they belong and a lane between them.
-pub(super) fn ends_of(schedule: &Schedule, index: usize) -> Result<(Ends, Lane), Fault> {
-    let copy = schedule.copies.get(index);
-    let ends = copy.and_then(|copy| Some((copy.ends()?, copy.lane)));
-    let known = |ends: &Ends| ends.buffer.index() < schedule.buffers.len();
-    let (ends, lane) = ends.filter(|(ends, _)| known(ends)).ok_or_else(|| {
-        Fault::Copy(format!("there is no copy {index} between a buffer of the arena and a tier"))
-    })?;
-    if lane != Lane::of(ends.tier, ends.direction) {
-        let name = lane.name();
-        return Err(Fault::Copy(format!("copy {index} does not go the way of its lane, `{name}`")));
-    }
-    Ok((ends, lane))
 }

@@ -22,6 +22,7 @@
 
 mod copies;
 mod open;
+mod open_transfer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -11,46 +11,12 @@ use std::collections::BTreeSet;
 
 use plimsoll_graph::Graph;
 
-use super::copies::{Arrived, ends_of};
+use super::copies::Arrived;
+use super::open_transfer::OpenTransfer;
 use super::{Fault, Machine, ReplayError, walk};
-use crate::device::{Direction, Lane, Tier};
+use crate::device::{Direction, Lane};
 use crate::program::Role;
-use crate::schedule::{Action, Buffer, Contents, Copy, Ends, Schedule};
-
-/// A transfer that crosses from one schedule into the next.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OpenTransfer {
-    pub(super) lane: Lane,
-    pub(super) direction: Direction,
-    /// Its bytes in the arena and in the tier.
-    pub(super) arena: (u64, u64),
-    pub(super) tier: Tier,
-    pub(super) place: (u64, u64),
-    /// The name of the state it moves, if it moves state: schedules know one state by different numbers.
-    pub(super) state: Option<String>,
-    /// The copy of the next schedule that it is, and the version that it moves, where it was started ahead.
-    pub(super) ahead: Option<(usize, Option<u32>)>,
-}
-
-impl OpenTransfer {
-    /// The bytes that a copy of a schedule is about.
-    pub(super) fn of(graph: &Graph, schedule: &Schedule, index: usize) -> Result<OpenTransfer, Fault> {
-        let (Ends { buffer, tier, offset, direction }, lane) = ends_of(schedule, index)?;
-        let Buffer { offset: first, bytes, contents, .. } = *schedule.buffer(buffer);
-        let state = match contents {
-            Contents::State(state) => graph.states().get(state.index()).map(|state| state.name.clone()),
-            Contents::Value(_) | Contents::Scratch => None,
-        };
-        let range = |first: u64| (first, first.saturating_add(bytes));
-        let (arena, place) = (range(first), range(offset));
-        Ok(OpenTransfer { lane, direction, arena, tier, place, state, ahead: None })
-    }
-
-    /// What it moves, in words.
-    pub(super) fn subject(&self) -> String {
-        self.state.as_ref().map_or_else(|| "a value".to_owned(), |name| format!("`{name}`"))
-    }
-}
+use crate::schedule::{Action, Contents, Copy, Schedule};
 
 /// A schedule with the graph that it runs.
 #[derive(Clone, Copy, Debug)]
