@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::transfer::{OpenTransfer, ends_of};
+use super::open_transfer::{OpenTransfer, ends_of};
 use super::{Fault, Machine};
 use crate::device::{Direction, Lane, Tier};
 use crate::schedule::ranges::Ranges;

@@ -22,7 +22,7 @@
 
 mod copies;
 mod open;
-mod transfer;
+mod open_transfer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

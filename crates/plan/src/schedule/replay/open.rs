@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use plimsoll_graph::Graph;
 
 use super::copies::Arrived;
-use super::transfer::OpenTransfer;
+use super::open_transfer::OpenTransfer;
 use super::{Fault, Machine, ReplayError, walk};
 use crate::device::{Direction, Lane};
 use crate::program::Role;

@@ -1,4 +1,4 @@
-//! One transfer as the judge sees it: its two ends in bytes, its lane, and the state it moves.
+//! A transfer by its bytes: the form in which one that is under way is handed from one schedule to the next.
 
 use plimsoll_graph::Graph;
 
