@@ -77,8 +77,8 @@ pub(crate) struct PlanArgs {
     /// Write a page with pictures of the plan to FILE
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Write the plan to FILE, for `train --plan` with the same settings but --micro-batch and --recompute, which are in
-    /// it; a plan for a run that evaluates takes --eval-steps too
+    /// Write the plan to FILE, for `train --plan`. Give `train` the same settings except --micro-batch and --recompute,
+    /// which the file contains. A plan for a run that evaluates needs --eval-steps too
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["show", "dag"])]
     pub(crate) out: Option<PathBuf>,
 }
@@ -170,7 +170,8 @@ pub(crate) struct CheckArgs {
     /// Threads, one for each core by default
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
-    /// Instructions of the processor: portable, avx2, avx512 or avx512-bf16; each that it has by default
+    /// Instructions of the processor: portable, avx2, avx512 or avx512-bf16 [default: all that the processor has, one
+    /// after the other]
     #[arg(long, value_name = "NAME")]
     pub(crate) instructions: Option<String>,
 }
@@ -221,8 +222,8 @@ pub(crate) struct OpsArgs {
 #[derive(Debug, ClapArgs)]
 #[allow(clippy::doc_markdown, reason = "the words are shown in a terminal")]
 pub(crate) struct GenerateArgs {
-    /// Folder with config.json and weights, a hub id such as Qwen/Qwen3-0.6B, or the folder of an adapter, which names its
-    /// model
+    /// Folder with config.json and weights, a hub id such as Qwen/Qwen3-0.6B, or the folder of an adapter, which names
+    /// its model
     #[arg(long, value_name = "NAME")]
     pub(crate) model: String,
     /// Folder of an adapter for the model
@@ -243,8 +244,8 @@ pub(crate) struct GenerateArgs {
     /// Number of tokens to write at most [default: generation_config.json's, else 64]
     #[arg(long, value_name = "N")]
     pub(crate) max_new_tokens: Option<usize>,
-    /// 0 always takes the likeliest token; larger is more daring [default: as the model's generation_config.json has
-    /// it, which without do_sample is 0; 0.7 where there is no such file]
+    /// 0 always takes the likeliest token; larger values are more random [default: that of the model's
+    /// generation_config.json, or 0 if that lacks do_sample; 0.7 without such a file]
     #[arg(long, value_name = "NUMBER")]
     pub(crate) temperature: Option<f32>,
     /// Draw only from the N likeliest tokens [default: generation_config.json's, or 50 if it states none; all without
@@ -280,7 +281,7 @@ pub(crate) struct ExportArgs {
     /// Folder of the adapter
     #[arg(long, value_name = "PATH")]
     pub(crate) adapter: Option<PathBuf>,
-    /// Folder to write, which must not hold anything yet
+    /// Folder to write, which must be empty or absent
     #[arg(long, value_name = "PATH")]
     pub(crate) out: PathBuf,
 }

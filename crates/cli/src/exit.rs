@@ -10,11 +10,11 @@ use plimsoll::TrainError;
 /// Why a command stopped.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The library said so.
+    /// An error of the library.
     Train(TrainError),
     /// Something outside the program failed.
     Other(String),
-    /// The reader of the output has gone; there is nobody left to tell.
+    /// The reader of the output has closed it; nothing more can be reported.
     Unread,
 }
 
@@ -34,7 +34,7 @@ impl<E: Into<TrainError>> From<E> for Failure {
     }
 }
 
-/// Whether the command goes on when its output cannot be written.
+/// Whether the command continues when its output cannot be written.
 static UNHEARD: AtomicBool = AtomicBool::new(false);
 
 /// From here on a closed standard output no longer ends the run; further output is dropped.
@@ -65,8 +65,9 @@ impl Failure {
     }
 }
 
-/// One line that does no more to a terminal than to be read. Words of errors come from files too: from a chat template that
-/// refuses a conversation, from the names of tensors and columns. An escape among them could hide or forge output.
+/// One line of plain text that is safe to print on a terminal. The words of errors also come from files: from a chat
+/// template that refuses a conversation, from the names of tensors and columns. An escape sequence among them could
+/// hide or forge output.
 pub(crate) fn printable(text: &str) -> String {
     let unsafe_to_show = |c: char| {
         // Control characters, and those that change the direction of the text.

@@ -1,8 +1,8 @@
-//! Prints a line in long silences, so that a working process does not look like one that hangs.
+//! Prints a line during long silences, so that a working process does not look as if it hangs.
 //!
-//! Work that people wait for, such as planning, gets a line after a second, and then ever more seldom, in a terminal too. All
-//! other work gets one at least once a minute outside a terminal: one step, evaluation or checkpoint may take longer.
-//! The line says how far the work is and no figure of it, since records have those.
+//! Work that people wait for, such as planning, gets a line after a second, and then ever more seldom, in a terminal
+//! too. All other work gets one at least once a minute outside a terminal: one step, evaluation or checkpoint may take
+//! longer. The line reports progress and no other figures, since records have those.
 //!
 //! [`Silence`] decides, by the times it is given; a thread only waits and writes.
 
@@ -21,7 +21,7 @@ const SHORT: Duration = Duration::from_secs(1);
 /// Work that has no name.
 const AT_WORK: &str = "at work";
 
-/// The work that is being done, when it began, and when something was said last. Times are those since the start.
+/// The current work, when it began, and when the last line was printed. Times are counted from the start.
 struct Silence {
     work: Option<(String, Duration)>,
     spoke: Duration,
@@ -33,12 +33,12 @@ impl Silence {
         Silence { work: None, spoke: Duration::ZERO, patience: LONGEST }
     }
 
-    /// Time from `now` until a line may be due; none where no work is announced.
+    /// Time from `now` until a line may be due; `None` if no work is announced.
     fn wait(&self, now: Duration) -> Option<Duration> {
         self.work.is_some().then(|| (self.spoke + self.patience).saturating_sub(now))
     }
 
-    /// The line that is due at `now`, after which the next may wait twice as long.
+    /// The line that is due at `now`; the next one waits twice as long.
     fn line(&mut self, now: Duration) -> Option<String> {
         let (what, begun) = self.work.as_ref()?;
         if now < self.spoke + self.patience {
@@ -98,11 +98,11 @@ impl Heartbeat {
 /// Begins to listen. To be called before the budget is divided: the thread takes some of the memory.
 pub(crate) fn start() {
     at_work();
-    // Without the thread there are silences, which is no reason to end.
+    // Without the thread there are silences, which is no reason to end the program.
     let _ = thread::Builder::new().name("heartbeat".into()).stack_size(64 << 10).spawn(|| HEARTBEAT.beat());
 }
 
-/// Somebody waits for work that goes on until this is dropped.
+/// The user waits for work that lasts until this is dropped.
 pub(crate) struct Waiting;
 
 /// The work `what` begins, and the user waits for it.
@@ -133,7 +133,7 @@ pub(crate) fn at_work() {
     at_length(AT_WORK.into());
 }
 
-/// The work goes on, and has reached `what`.
+/// The work continues and has reached `what`.
 pub(crate) fn come_to(what: String) {
     HEARTBEAT.change(|silence, _| {
         if let Some(work) = &mut silence.work {
@@ -142,7 +142,7 @@ pub(crate) fn come_to(what: String) {
     });
 }
 
-/// Somebody else has said something.
+/// Something else has been printed.
 pub(crate) fn spoke() {
     HEARTBEAT.change(|silence, now| silence.spoke = now);
 }
@@ -151,8 +151,8 @@ pub(crate) fn spoke() {
 mod tests {
     use super::*;
 
-    /// Lets `silence` speak until `end`, where the work itself says something at the seconds `said`. Returns when anything
-    /// was said, and the lines.
+    /// Runs `silence` until `end`, where the work itself prints something at the seconds `said`. Returns the times of
+    /// all output, and the lines.
     fn heard(silence: &mut Silence, end: u64, said: &[u64]) -> (Vec<u64>, Vec<String>) {
         let (mut times, mut lines, mut now) = (Vec::new(), Vec::new(), Duration::ZERO);
         let mut said = said.iter().map(|&second| Duration::from_secs(second)).peekable();

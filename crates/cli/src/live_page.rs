@@ -1,4 +1,4 @@
-//! The page of a run that goes on, written again every now and then, and once more at its end.
+//! The page of a running run, written again from time to time and once more at the end.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub(crate) fn finish(config: &OutputConfig) -> Result<String, Failure> {
     Ok(page.display().to_string())
 }
 
-/// The page of a run that goes on. It is made from the file of metrics, so it comes after that in the order of listeners.
+/// The page of a running run. It is made from the file of metrics, so it comes after that in the order of listeners.
 pub(crate) struct LivePage<'a> {
     config: &'a OutputConfig,
     begun: Instant,
@@ -51,7 +51,7 @@ impl Listener<Failure> for LivePage<'_> {
     }
 }
 
-/// When a page is written again: seldom enough to take no more than a fiftieth of the time.
+/// When a page is written again: seldom enough to take at most a fiftieth of the time.
 #[derive(Default)]
 struct Renewal {
     next: Duration,

@@ -1,5 +1,5 @@
-//! The binary `plimsoll`: arguments in, output and an exit code out. Everything worth testing without a
-//! command line lives in the library.
+//! The binary `plimsoll`: arguments in, output and an exit code out. Everything that can be tested without a command
+//! line lives in the library.
 
 mod args;
 mod commands;

@@ -1,6 +1,5 @@
-//! Pages that are readable without a network: a fixed template, and the data as one JSON object that a small
-//! script of the page draws. So what is shown can be read back from the file, and the drawing can be changed
-//! without this code.
+//! Pages that are readable without a network: a fixed template, and the data as one JSON object that a small script of
+//! the page draws. So the data can be read back from the file, and the drawing can be changed without this code.
 
 use std::path::Path;
 
@@ -26,21 +25,21 @@ pub(crate) const REPORT: Page = Page(include_str!("page/report.html"));
 /// Parts of a run's page that are there without its script.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plain {
-    /// In the head: whether the page is loaded anew.
+    /// In the head: whether the page reloads itself.
     pub(crate) renewal: String,
     /// Rows of the table of evaluations.
     pub(crate) evaluations: String,
 }
 
 impl Page {
-    /// Writes the page with its data, and what is to be read without a script.
+    /// Writes the page with its data, and the text for readers without scripts.
     pub(crate) fn write(&self, path: &Path, data: &Value, plain: &Plain) -> Result<(), Failure> {
         let written = write_whole(path, self.fill(data, plain).as_bytes());
         Ok(written.map_err(|error| TrainError::output(path, &error))?)
     }
 
-    /// The data goes in last, so that no text in it is taken for a placeholder. In a script element nothing but `<`
-    /// can end it early.
+    /// The data is inserted last, so that no text in it is taken for a placeholder. Only `<` can end a script element
+    /// early.
     fn fill(&self, data: &Value, plain: &Plain) -> String {
         self.0
             .replacen("PLIMSOLL_STYLE", STYLE.trim_end(), 1)

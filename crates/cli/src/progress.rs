@@ -1,8 +1,8 @@
 //! Progress of a run for people: a bar in a terminal, and lines that stay.
 //!
-//! A line stands for a record, and shows its numbers, as the files do. With `--logging-steps` each record gets one, in a
-//! terminal too. Otherwise every step is a record: a bar shows the last, and where none can be drawn, some twenty get a
-//! line. A line that only says how far the run is comes from [`heartbeat`].
+//! A line stands for a record and shows the same numbers as the files. With `--logging-steps` each record gets one, in
+//! a terminal too. Otherwise every step is a record: a bar shows the last one, and without a bar some twenty get a
+//! line. Lines that only report progress come from [`heartbeat`].
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::exit::{self, Failure};
 use crate::say::say;
 use crate::{heartbeat, table};
 
-/// Lines of a run that was not told how many.
+/// Number of lines of a run without `--logging-steps`.
 const LINES: u64 = 20;
 
 /// Which records get a line.
@@ -24,7 +24,7 @@ const LINES: u64 = 20;
 pub(crate) enum ShownRecords {
     /// Each.
     All,
-    /// About twenty, and none where a bar is drawn.
+    /// About twenty, and none if a bar is drawn.
     Some,
 }
 
@@ -38,7 +38,7 @@ impl ShownRecords {
 /// The steps of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Steps {
-    /// Those taken before, where the run goes on.
+    /// Steps taken before, if the run is resumed.
     pub(crate) before: u64,
     /// The last.
     pub(crate) end: u64,
@@ -72,7 +72,7 @@ pub(crate) struct Progress {
     begun: Instant,
     /// Bytes that the run may hold.
     budget: u64,
-    /// Tokens per second at which all time would go into matrix products.
+    /// Tokens per second if all time went into matrix products.
     ceiling: f64,
     evaluated: String,
 }

@@ -1,15 +1,15 @@
-//! Re-exec: the program in place of itself, with the same arguments and none of the memory it has taken.
+//! Re-exec: the program replaces itself by `exec`, with the same arguments and none of the memory it has taken.
 //!
-//! The kernel counts the most that a process has ever held, and the allocator keeps some of it. Work that comes before
-//! training must leave no trace in a run that keeps to a budget, so the process starts anew in three cases and no other:
+//! The kernel counts the most that a process has ever held, and the allocator keeps some freed memory. Work before
+//! training must leave no trace in a run with a budget, so the process starts anew in exactly three cases:
 //!
 //! - [`after_tokenising`]: data was tokenised. The next process finds the ids in the cache, and plans as every later one.
 //! - [`after_measuring`]: the machine was measured. The next process finds the times in the cache.
-//! - [`with_plan`]: looking for a plan took more memory than the budget has, or than the run may still hold. The next
+//! - [`with_plan`]: searching for a plan took more memory than the budget has, or than the run may still hold. The next
 //!   process reads the plan from a file.
 //!
-//! A process that starts anew keeps its number and is told by environment variables what was done. Where it cannot start
-//! anew it goes on as it is.
+//! A process that starts anew keeps its process id and learns from environment variables what was done. If it cannot
+//! start anew it continues as it is.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -32,28 +32,29 @@ const MEASURED: &str = "PLIMSOLL_MEASURED";
 /// Set in a process that was started anew with a plan: the path of its file.
 const PLANNED: &str = "PLIMSOLL_PLANNED";
 
-/// Starts anew after tokenising, once. Nothing may have been written before that a second start would stumble over.
-/// Where that cannot be, the run goes on: it keeps its budget, and may be planned differently the next time.
+/// Starts anew after tokenising, once. Nothing may have been written before that would disturb a second start. If that
+/// is impossible, the run continues: it keeps its budget, and may be planned differently the next time.
 pub(crate) fn after_tokenising() {
     if noted(TOKENISED).is_none() {
         start_anew(TOKENISED, OsStr::new("1"));
     }
 }
 
-/// Starts anew after the machine was measured, once, so that the first plan on a machine is the plan of every later call.
+/// Starts anew after the machine was measured, once, so that the first plan on a machine equals that of every later
+/// call.
 pub(crate) fn after_measuring() {
     if noted(MEASURED).is_none() {
         start_anew(MEASURED, OsStr::new("1"));
     }
 }
 
-/// Starts anew with `planned` where looking for it took memory that the budget does not have, or that the run would
+/// Starts anew with `planned` if searching for it took memory that the budget does not have, or that the run would
 /// still hold.
 pub(crate) fn with_plan(planned: &Planned) -> Result<(), Failure> {
     if plan_made_before().is_some() || !planned.budget.wants_fresh_process()? {
         return Ok(());
     }
-    // Where no file can be written or no process started, the run goes on, and reports its memory at the end.
+    // If no file can be written or no process started, the run continues and reports its memory at the end.
     if let Ok((mut file, path)) = temporary_file(&env::temp_dir(), ("plimsoll-plan-", ".json"), 0o600) {
         if file.write_all(planned.to_file().as_bytes()).is_ok() {
             start_anew(PLANNED, path.as_os_str());
@@ -63,24 +64,25 @@ pub(crate) fn with_plan(planned: &Planned) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where this process has put the plan that it made before it started anew.
+/// The file with the plan that this process made before it started anew.
 pub(crate) fn plan_made_before() -> Option<PathBuf> {
     noted(PLANNED).map(PathBuf::from)
 }
 
-/// Whether this process has not started anew, so that nothing was said before.
+/// Whether this process has not started anew yet, so that nothing was printed before.
 pub(crate) fn is_first() -> bool {
     noted(BEGUN).is_none()
 }
 
-/// Starts anew with `variable` set for [`noted`] to find. Returns where that is not possible.
+/// Starts anew with `variable` set for [`noted`] to find. Returns only if that is not possible.
 fn start_anew(variable: &str, note: &OsStr) {
     let mut arguments = env::args_os();
     let name = arguments.next();
     // The program that is running, also where its file was replaced since.
     let mut again = Command::new("/proc/self/exe");
     again.arg0(name.as_deref().unwrap_or(OsStr::new("plimsoll"))).args(arguments);
-    // A process that starts anew keeps its number; a child process has another number, and must not take the note for its own.
+    // A process that starts anew keeps its process id; a child process has another one, and must not take the note for
+    // its own.
     let begun = OsStr::new(&format!("{}:", id())).to_owned();
     let mut value = begun.clone();
     value.push(note);

@@ -1,9 +1,9 @@
 //! The page of a run, made from its `metrics.jsonl` alone.
 //!
-//! A run that was resumed has several beginnings; steps it took twice count as they were taken last. A line
-//! that a run did not finish writing before it died is passed over, but only at the end of the file.
+//! A resumed run has several beginnings; of steps taken twice, the later ones count. An incomplete line that a dying
+//! run left is ignored, but only at the end of the file.
 //!
-//! A run writes its page while it goes on, too. That page loads itself anew, until the last one, which does not.
+//! A run also writes its page while it is running. That page reloads itself, except for the last one.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,17 +20,17 @@ use plimsoll::training::trainer::{EndRecord, EvaluationRecord, StepRecord};
 use crate::exit::Failure;
 use crate::page::{self, Plain};
 
-/// The most points of a curve: twice as many as a screen has columns. More are never held: a page is written inside
-/// the budget of its run.
+/// The most points of a curve: twice as many as a screen has columns. More are never held, because a page is written
+/// inside the budget of its run.
 const POINTS: usize = 2000;
 
-/// Seconds after which a page that a run will write again is loaded anew.
+/// Seconds after which the page of a running run reloads itself.
 const RENEWAL_SECONDS: u64 = 15;
 
 /// Whether a page will be written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// By the run, which goes on.
+    /// By the run, while it is running.
     Running,
     /// No more.
     Over,
@@ -173,8 +173,8 @@ impl Story {
     }
 }
 
-/// Records as at most [`POINTS`] points. Of neighbours that share one, loss and speed become means over all their steps,
-/// and all else is the last one's, as if they had been logged as one record.
+/// Records as at most [`POINTS`] points. If neighbours share a point, its loss and speed are means over all their
+/// steps, and its other values are those of the last, as if they had been logged as one record.
 #[derive(Default)]
 struct Curve {
     /// Each point with its number of records.
@@ -186,7 +186,7 @@ struct Curve {
 impl Curve {
     fn add(&mut self, record: StepRecord) {
         self.width = self.width.max(1);
-        // A run that was resumed takes steps again, and counts as it was last.
+        // A resumed run repeats steps, of which the later ones count.
         while self.points.last().is_some_and(|(last, _)| last.step >= record.step) {
             self.points.pop();
         }

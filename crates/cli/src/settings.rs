@@ -1,7 +1,7 @@
-//! The library's table of settings as flags: one flag for each line, none of them written here.
+//! The library's table of settings as flags: one flag for each line of the table, none of them written here.
 //!
-//! `--learning-rate` and `--learning_rate` are the same flag. `--settings` names a file of the same settings,
-//! over which flags are laid. Values are read by the library, so that a file and a flag are judged alike.
+//! `--learning-rate` and `--learning_rate` are the same flag. `--settings` names a file of the same settings, which
+//! flags override. The library reads the values, so that a file and a flag are judged alike.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub(crate) struct Settings<const PLANS: bool, const TRAINS: bool> {
     flags: Vec<Flag>,
 }
 
-/// Settings of a command that looks at the training step alone.
+/// Settings of a command that examines only the training step.
 pub(crate) type FitSettings = Settings<false, false>;
 /// Settings of a command that plans a run.
 pub(crate) type PlanSettings = Settings<true, false>;

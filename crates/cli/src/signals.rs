@@ -19,8 +19,8 @@ pub(crate) struct Preparing {
 }
 
 impl Preparing {
-    /// Hears signals from here on. A thread waits for them, since work such as planning or reading weights looks at no
-    /// switch. `undo` removes the files the program has made so far.
+    /// Handles signals from here on. A thread waits for them, since work such as planning or reading weights checks no
+    /// switch. `undo` removes the files that the program has made so far.
     pub(crate) fn begin(undo: impl FnOnce() + Send + 'static) -> Result<Preparing, Failure> {
         let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|error| unheard(&error))?;
         let stop = Arc::new(OnceLock::<Arc<AtomicBool>>::new());
@@ -55,7 +55,7 @@ fn unheard(error: &io::Error) -> Failure {
     Failure::Other(format!("signals cannot be heard: {error}"))
 }
 
-/// Says that the run has not begun, and ends the program as a signal does.
+/// Reports that the run has not begun, and ends the program as a signal does.
 fn end(signal: i32) {
     let mut err = io::stderr().lock();
     let line = if err.is_terminal() { "\n" } else { "" };

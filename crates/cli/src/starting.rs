@@ -1,5 +1,5 @@
-//! From settings to a run that is ready to step, as every command that trains has it. The process starts anew where
-//! tokenising or planning has taken memory that the run may not hold.
+//! From settings to a run that is ready to step, for every command that trains. The process starts anew if tokenising
+//! or planning has taken memory that the run may not hold.
 
 use std::fs;
 use std::io::{self, IsTerminal as _};
@@ -36,10 +36,11 @@ pub(crate) fn start(config: Config, how: &Start<'_>, watching: Watching) -> Resu
         reexec::after_measuring();
     }
     let planned = plan(&mut job, how.plan)?;
-    // Notes about the plan are printed now: a process that starts anew gets the plan without its reasons.
+    // Notes about the plan are printed now: a process that starts anew gets the plan without its notes.
     let about_plan = |note: &Note| matches!(note, Note::OtherMicroBatch { .. });
     let (about_plan, others): (Vec<Note>, Vec<Note>) = job.take_notes().into_iter().partition(about_plan);
-    // The checkpoint's plan may not suit because the checkpoint does not, which is then an error that says it better.
+    // If the checkpoint itself does not suit, its plan does not either, and the later error about the checkpoint
+    // explains it better.
     let (of_checkpoint, others): (Vec<Note>, Vec<Note>) =
         others.into_iter().partition(|note| matches!(note, Note::OtherPlan { .. }));
     notes::tell(&about_plan)?;

@@ -54,7 +54,7 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     time(out, summary)
 }
 
-/// Bytes that leave and come back in every micro-batch, state that lives elsewhere, and the speed of the link.
+/// Bytes that are sent out and fetched in every micro-batch, state that lives on the tier, and the speed of the link.
 fn offload(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     let bytes = summary.report.offload_bytes;
     let Some(link) = summary.planned.choice.program.train.facts.link else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! A job that is being prepared, for people who wait: a bar or a line now and then while data is tokenised, the
-//! micro-batch that the planner looks at, names of downloads. It also raises the guard while files of others are read.
+//! Shows the preparation of a job: a bar or occasional lines while data is tokenised, the micro-batch that the planner
+//! tries, names of downloads. It also raises the guard while foreign files are read.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ use crate::heartbeat::{self, Waiting};
 use crate::say::say;
 use crate::{guard, reexec, table};
 
-/// How long tokenising may take before a line says so; each further line waits twice as long, up to a minute.
+/// How long tokenising may take before a line reports it; each further line waits twice as long, up to a minute.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(55);
 
@@ -64,7 +64,7 @@ impl Watch for Watching {
     }
 }
 
-/// Says which model an adapter belongs to, once in the life of a run.
+/// Reports which model an adapter belongs to, once in the life of a run.
 fn adapter(name: &str, base: &str) {
     static SAID: OnceLock<()> = OnceLock::new();
     if reexec::is_first() && SAID.set(()).is_ok() {
@@ -72,7 +72,7 @@ fn adapter(name: &str, base: &str) {
     }
 }
 
-/// Tells the heartbeat which program the planner looks at.
+/// Tells the heartbeat which program the planner is trying.
 pub(crate) fn considering(stage: &Stage<'_>) {
     if let Stage::Considering { micro_batch, tiles } = stage {
         let tiles = if *tiles { ", with tiles" } else { "" };
@@ -113,7 +113,7 @@ impl Drop for Tokenising {
     }
 }
 
-/// Opens the data of a run that is only planned, as a run would. Where something was tokenised, the process starts anew.
+/// Opens the data of a run that is only planned, as a run would. If something was tokenised, the process starts anew.
 pub(crate) fn open_data(config: &mut Config) -> Result<OpenedData, Failure> {
     let mut shown = None;
     let data = config.open_data(&mut |progress| shown.get_or_insert_with(Tokenising::new).show(progress))?;
@@ -124,7 +124,7 @@ pub(crate) fn open_data(config: &mut Config) -> Result<OpenedData, Failure> {
     Ok(data)
 }
 
-/// Opens the data where it decides what the model is: a classifier has as many labels as its data.
+/// Opens the data if the model depends on it: a classifier has as many labels as its data.
 pub(crate) fn settle(config: &mut Config) -> Result<(), Failure> {
     let classifies = matches!(config.samples.task, Task::Classify { .. });
     if classifies && config.data != DataConfig::Synthetic {

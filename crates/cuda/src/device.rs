@@ -1,7 +1,7 @@
 //! A GPU as a device: schedules become programs bound to addresses, run on one stream.
 //!
-//! Work is queued and returns at once; [`Device::read`] waits for it and then says what kernels have reported meanwhile,
-//! such as an id outside its table.
+//! Work is queued and returns at once; [`Device::read`] waits for it and then returns the errors that kernels have
+//! reported meanwhile, such as an id outside its table.
 #![allow(unsafe_code, reason = "queues launches on addresses that a judged plan gave out")]
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use crate::lower::{
 
 use crate::prepared::{BoundProgram, Prepared, Ready};
 
-/// Fills memory that nobody has written: no float of this is a number.
+/// Fills memory that has not been written: every float of this pattern is NaN.
 const POISON: u8 = 0xff;
 
 /// Kernels or libraries that multiply matrices and compute attention.
@@ -57,7 +57,7 @@ pub struct CudaOptions {
 /// A GPU with its arena.
 #[derive(Debug)]
 pub struct CudaDevice {
-    // In the order in which they must go: unmapping waits for the GPU, and a library lets go of the stream before it ends.
+    // In the order in which they must be dropped: unmapping waits for the GPU, and a library needs the stream to end.
     schedules: Vec<Prepared>,
     mapping: Option<Mapping>,
     library: Vendor,
@@ -158,7 +158,7 @@ impl CudaDevice {
         }
     }
 
-    /// Seconds of one library product, the mean of `repeats` after a warm-up, on operands that hold whatever the arena does.
+    /// Seconds of one library product, the mean of `repeats` after a warm-up, on whatever numbers the arena holds.
     ///
     /// # Errors
     ///
@@ -306,7 +306,7 @@ impl CudaDevice {
         Ok((ragged.unwrap_or(&prepared.masked), prepared.actions))
     }
 
-    /// Records every schedule, so that it is queued with one call. Where the driver or a library refuses, its steps are
+    /// Records every schedule, so that it is queued with one call. If the driver or a library refuses, its steps are
     /// queued one by one.
     fn capture(&mut self) {
         let mut schedules = std::mem::take(&mut self.schedules);
@@ -345,7 +345,7 @@ impl Device for CudaDevice {
     fn pool(&self) -> Result<MemoryPool, ExecError> {
         let free = self.context.free()?;
         let total = self.context.card.memory;
-        // Without NVML others on the card count as ours, which is the safe side.
+        // Without NVML, memory of other processes on the card counts as ours, which is the safe side.
         let taken = self.context.free_before.unwrap_or(total).saturating_sub(free);
         Ok(MemoryPool::Own { total, free, taken })
     }
@@ -395,10 +395,11 @@ impl Device for CudaDevice {
         Ok(ScheduleId(self.schedules.len() - 1))
     }
 
-    /// Runs each op of the libraries once, on memory that is there only in part: every block of the arena's addresses leads
-    /// to the same few bytes. Numbers are nonsense, and nobody reads them; but the driver has loaded and taken whatever it
-    /// will. Scratch is memory of its own, since libraries wait for flags in it. Our own kernels were loaded when they were
-    /// bound; they have no stack, and some follow ids to addresses, which nonsense must not.
+    /// Runs each library op once, on memory that exists only in part: every block of the arena's addresses maps to the
+    /// same few bytes. The numbers are nonsense and are never read, but the driver has then loaded and allocated
+    /// everything it will need. Scratch is real memory, since libraries wait for flags in it. Our own kernels need no
+    /// run: they were loaded when they were bound and have no stack, and some follow ids to addresses, which must not
+    /// be nonsense.
     fn warm_up(&mut self) -> Result<(), ExecError> {
         let folded = Folded::new(&self.range, self.arena_bytes)?;
         self.stream.fill(self.range.base(), folded.bytes(), 0)?;

@@ -1,8 +1,8 @@
 //! Tables of documents that the ragged form of attention reads: how long each is, and where it begins in every tensor.
 //!
-//! A schedule's first positions of documents are written into the arena before it runs. The device sees that write, and
-//! makes tables of it: the longest document first, since the GPU then ends evenly. Documents that are too many for the
-//! plan, or positions that are no documents, leave the schedule to the mask.
+//! The first positions of documents are written into the arena before a schedule runs. The device observes that write
+//! and makes tables of it, the longest document first, so that the GPU's blocks end together. If there are too many
+//! documents for the plan, or the positions describe no documents, the schedule uses the mask.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::lower::{Attention, AttentionShape, AttentionTensor, Place};
 /// Bytes that each table begins at a multiple of.
 const TABLE_ALIGNMENT: usize = 256;
 
-/// Tables of one shape of attention over documents that begin where one input says.
+/// Tables for one shape of attention over the documents of one input.
 #[derive(Debug)]
 struct Table {
     memory: Borrowed,
@@ -23,7 +23,7 @@ struct Table {
     fits: bool,
 }
 
-/// First positions of documents, and the shape of what reads them. Forward and backward share a table.
+/// First positions of documents, and the shape of the attention that reads them. Forward and backward share a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TableKey {
     starts: Place,
@@ -67,7 +67,7 @@ impl TableKey {
         }
         for ((_, at), elements) in tables[2..].iter().zip([heads * width, key_heads * width, heads]) {
             for slot in 0..=self.slots() {
-                // Slots that are not used begin behind the last token.
+                // Unused slots begin after the last token.
                 let token = documents.get(slot).map_or(batch * length, |document| document.0);
                 let first = (token * elements) as i64;
                 bytes[at + 8 * slot..][..8].copy_from_slice(&first.to_ne_bytes());
@@ -109,7 +109,7 @@ impl DocumentTables {
         tables.iter().map(|&(tensor, at)| (tensor, table.memory.address() + at as u64)).collect()
     }
 
-    /// Makes tables of what is written to `offset`, if it is first positions of documents.
+    /// Makes tables of the bytes written to `offset`, if these are first positions of documents.
     pub(crate) fn written(&mut self, offset: u64, bytes: &[u8], stream: &Stream) -> Result<(), ExecError> {
         for (key, table) in self.tables.iter_mut().filter(|(key, _)| key.starts == Place(offset)) {
             let AttentionShape { batch, length, .. } = key.shape;
@@ -135,8 +135,8 @@ impl DocumentTables {
     }
 }
 
-/// First token and length of each document, the longest first, from the first position of each token's document. None
-/// where a token's document is neither that of the token before it nor begins with the token.
+/// First token and length of each document, the longest first, from the first position of each token's document. `None`
+/// if a token neither continues the document of the token before it nor begins one.
 fn documents(starts: &[u8], length: usize) -> Option<Vec<(usize, usize)>> {
     let mut documents: Vec<(usize, usize)> = Vec::new();
     let mut first = 0;

@@ -1,6 +1,6 @@
-//! Facts of a GPU for the planner: scratch as the lowering takes it, and seconds by rates.
+//! Facts of a GPU for the planner: scratch as the lowering uses it, and seconds by rates.
 //!
-//! Rates are those of the card's description, less what ops were measured to reach of them on an H200.
+//! Rates are those of the card's description, scaled by the share that ops reached on an H200.
 
 use plimsoll_graph::{DType, Graph, Node, Op, work};
 use plimsoll_plan::{Facts, NodeFacts, Workspace};

@@ -1,4 +1,4 @@
-//! A GPU as `plimsoll doctor` tells of it: figures of the card, the libraries that were found, and measured rates.
+//! A GPU as `plimsoll doctor` shows it: figures of the card, the libraries that were found, and measured rates.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use crate::lower::{Addend, Place, Product, Signature};
 
 /// Rows and columns of the products that are timed.
 const SIZE: usize = 8192;
-/// Bytes of one operand, and of what is copied.
+/// Bytes of one operand, and of one copy.
 const OPERAND: u64 = 2 * (SIZE * SIZE) as u64;
 /// Room for the scratch of a product.
 const SCRATCH: u64 = 64 << 20;
 const REPEATS: usize = 10;
 
-/// A GPU and what it works with.
+/// A GPU and its libraries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inspection {
     /// As the driver names it.
@@ -57,7 +57,7 @@ pub struct MeasuredRates {
     pub bytes: f64,
 }
 
-/// Opens a GPU and looks at it.
+/// Opens a GPU and examines it.
 ///
 /// # Errors
 ///
@@ -125,7 +125,7 @@ fn found(name: &'static str, version: Option<String>) -> FoundLibrary {
     FoundLibrary { name, version, path: loaded(&maps, file) }
 }
 
-/// The first file in a list of mappings whose name begins so.
+/// The first file in a list of mappings whose name begins with `file`.
 fn loaded(maps: &str, file: &str) -> Option<PathBuf> {
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
     let named = |path: &&str| path.rsplit('/').next().is_some_and(|name| name.starts_with(file));

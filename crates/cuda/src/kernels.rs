@@ -21,8 +21,8 @@ pub struct KernelSource {
 }
 
 impl KernelSource {
-    /// A hash of all that the compiled code can depend on: the text and the headers that it includes, without comments and
-    /// empty lines. `kernels/judged.txt` names those that a GPU has judged.
+    /// A hash of everything that the compiled code can depend on: the text and the headers that it includes, without
+    /// comments and empty lines. `kernels/judged.txt` lists the hashes that were judged on a GPU.
     pub fn fingerprint(&self) -> String {
         let headers = headers();
         let mut hash = Sha256::new();

@@ -1,5 +1,5 @@
-//! Schedules bound to addresses. One with documents is bound twice: in the form of a mask, and in the ragged form, which is
-//! run where the documents find room in its tables.
+//! Schedules bound to addresses. A schedule with documents is bound twice: in the mask form, and in the ragged form,
+//! which runs if the documents fit into its tables.
 
 use crate::documents::TableKey;
 use crate::driver::{Bound, BoundAttention, Captured};

@@ -1,5 +1,5 @@
-//! Cases beside the conformance cases of `exec`: activations in bf16, for kernels alone, and ids outside their tables or
-//! scores that are no numbers.
+//! Cases beside the conformance cases of `exec`: activations in bf16, for kernels alone, and faulty ids or scores
+//! (outside their tables, or NaN).
 //!
 //! Values between nodes are bf16; statistics, log-sum-exp, losses and rotary frequencies stay f32, as a precision policy
 //! will have it. The reference rounds its f64 result once, so a kernel that computes in f32 and rounds once lies within
@@ -10,7 +10,7 @@ use plimsoll_graph::{DType, Op, Type, infer};
 
 use crate::lower::has_kernel;
 
-/// Half a place of bf16 is 2⁻⁹ of a number; one that lies near a tie may fall to the other side.
+/// Half a place of bf16 is 2⁻⁹ of a number; a number near a tie may round to the other side.
 const ROUNDED: Tolerance = Tolerance {
     relative: 1.0 / 128.0,
     reason: "an f32 result rounded once to bf16, perhaps to the other neighbour",
@@ -58,7 +58,7 @@ fn halved(case: &Case) -> Option<Case> {
     infer(&half.op, &types).ok().map(|_| half)
 }
 
-/// Cases whose ids lie outside their tables or whose scores are no numbers: a device must say so, at the latest when
+/// Cases whose ids lie outside their tables or whose scores are NaN: a device must report this, at the latest when
 /// results are read.
 pub fn faulty_cases() -> Vec<Case> {
     let faulty = |op: &str, input: usize, number: f32| {

@@ -1,8 +1,9 @@
 //! The one allocation of a run on the CPU.
 //!
-//! Its addresses are known first, so that schedules can be bound to them. Its memory is taken page by page before the
-//! first step, so that a lack of it shows at the start. Behind it lies a strip of known bytes: a kernel that writes past its operand at the very end of the
-//! arena is caught by [`Arena::guard_is_intact`]. Nothing here knows what the bytes mean.
+//! Its addresses are known first, so that schedules can be bound to them. Its memory is touched page by page before the
+//! first step, so that a lack of memory shows at the start. After it lies a strip of known bytes: a kernel that writes
+//! past its operand at the very end of the arena is caught by [`Arena::guard_is_intact`]. Nothing here knows what the
+//! bytes mean.
 #![allow(unsafe_code, reason = "this module owns the arena and lends ranges of it")]
 
 use std::alloc::{Layout, alloc, dealloc};
@@ -12,7 +13,7 @@ use crate::ExecError;
 
 /// Alignment of the arena: a page, so that offsets aligned for vectors stay so.
 const PAGE: usize = 4096;
-/// Bytes behind the arena that nobody may touch.
+/// Bytes after the arena that nothing may touch.
 const GUARD: usize = PAGE;
 const GUARD_BYTE: u8 = 0xa5;
 
@@ -65,7 +66,7 @@ impl Arena {
         self.bytes as u64
     }
 
-    /// Whether the bytes behind the arena are as they were.
+    /// Whether the bytes after the arena are unchanged.
     pub fn guard_is_intact(&self) -> bool {
         if !self.mapped {
             return true;
@@ -97,7 +98,7 @@ impl Arena {
     ///
     /// # Safety
     ///
-    /// Nobody else touches the range meanwhile.
+    /// Nothing else touches the range meanwhile.
     pub(crate) unsafe fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
         let pointer = self.address(offset, bytes.len() as u64)?;
         // SAFETY: `address` has checked the range, and the caller keeps everybody else away from it.
@@ -126,7 +127,7 @@ impl Arena {
     }
 }
 
-/// Returns to the system what planning has freed, so that it does not count beside the arena.
+/// Returns memory that planning has freed to the system, so that it does not count beside the arena.
 fn give_back_freed_memory() {
     // SAFETY: the call only returns unused pages of the C library's heap; it touches no live object.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

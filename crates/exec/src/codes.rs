@@ -1,4 +1,4 @@
-//! The 256 numbers that an 8-bit moment may hold, and which of them is nearest.
+//! The 256 numbers that an 8-bit moment may hold, and the search for the nearest of them.
 //!
 //! The tables follow Dettmers' dynamic types ("8-bit Optimizers via Block-wise Quantization", 2022): seven
 //! decades from 10⁻⁶ to 1, each cut into equal parts whose middles are entries, the number of parts doubling

@@ -16,7 +16,7 @@ use crate::reference::Tensor;
 ///
 /// # Errors
 ///
-/// A sentence that names the case and what is wrong with the device's answer.
+/// A sentence that names the case and the fault of the device's answer.
 pub fn judge(device: &mut dyn Device, case: &Case, scratch: Scratch) -> Result<f64, String> {
     let outputs = run(device, case, scratch).map_err(|why| format!("{}: {why}", case.name))?;
     case.judge(&outputs)

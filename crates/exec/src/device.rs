@@ -12,9 +12,9 @@
 //! run        whole schedules, with writes and reads between them
 //! ```
 //!
-//! Running is asynchronous by design. [`Device::run`] may return before the schedule is done, as long as whatever follows
-//! sees its results; [`Device::read`] waits for everything before it. A fault of the data, such as an id outside its table,
-//! may be told as late as that. Numbers that a caller wants of each schedule, and not at once, are
+//! Running is asynchronous by design. [`Device::run`] may return before the schedule is done, as long as later calls
+//! see its results; [`Device::read`] waits for everything before it. A fault of the data, such as an id outside its
+//! table, may be reported only then. A number that the caller wants from each schedule, but not at once, is
 //! [observed](Device::observe): a whole step then waits once.
 
 use std::fmt::Debug;
@@ -106,12 +106,13 @@ pub trait Device: Send + Debug {
     /// Time and scratch of every node, for the planner.
     fn facts(&self, graph: &Graph) -> Facts;
 
-    /// How the times behind [`facts`](Self::facts) are measured quickly. None where they follow from stated figures.
+    /// How the times behind [`facts`](Self::facts) are measured quickly. `None` if they follow from stated figures.
     fn probing(&self) -> Option<Probing> {
         None
     }
 
-    /// Takes measured times, which its [`facts`](Self::facts) state from then on, if they rest on measured times at all.
+    /// Takes measured times, which its [`facts`](Self::facts) state from then on, if they depend on measured times at
+    /// all.
     fn use_timings(&mut self, _timings: Timings) {}
 
     /// Sets addresses of the arena and room in other tiers aside. An arena that was taken before is given back, and
@@ -122,14 +123,14 @@ pub trait Device: Send + Debug {
     /// When the addresses or the room cannot be had.
     fn reserve(&mut self, space: Space) -> Result<(), ExecError>;
 
-    /// Makes a schedule ready: operands bound to addresses, so that running it looks nothing up and allocates nothing.
+    /// Prepares a schedule: binds operands to addresses, so that running it looks nothing up and allocates nothing.
     ///
     /// # Errors
     ///
     /// When the device has no kernel for one of its nodes or no such tier.
     fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError>;
 
-    /// Takes whatever running the prepared schedules will need beside the arena.
+    /// Takes all memory beside the arena that running the prepared schedules will need.
     ///
     /// # Errors
     ///
@@ -159,8 +160,8 @@ pub trait Device: Send + Debug {
     /// When the range lies outside, or something that was started has failed.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError>;
 
-    /// The float at `offset` as everything that was started leaves it. A device that is not done yet returns none and
-    /// hands the float out by [`observed`](Self::observed), so that nobody waits.
+    /// The float at `offset` after all work started so far. A device that is not done yet returns `None` and delivers
+    /// the float by [`observed`](Self::observed), so that the caller need not wait.
     ///
     /// # Errors
     ///
@@ -181,8 +182,8 @@ pub trait Device: Send + Debug {
         Ok(())
     }
 
-    /// Writes bytes of an input of the schedule that is run next. Transfers that the last schedule left open go on
-    /// meanwhile: the judge has found them elsewhere.
+    /// Writes bytes of an input of the schedule that is run next. Transfers that the last schedule left open continue
+    /// meanwhile: the judge has checked that they lie elsewhere.
     ///
     /// # Errors
     ///
@@ -191,7 +192,7 @@ pub trait Device: Send + Debug {
         self.write(offset, bytes)
     }
 
-    /// Reads bytes of an output of the schedule that ran last, after all its runs. Transfers that it left open go on
+    /// Reads bytes of an output of the schedule that ran last, after all its runs. Transfers that it left open continue
     /// meanwhile.
     ///
     /// # Errors
@@ -206,7 +207,7 @@ pub trait Device: Send + Debug {
     ///
     /// # Errors
     ///
-    /// When one of them failed: then state in a tier is not what a schedule computed.
+    /// When one of them failed: then state in a tier differs from what a schedule computed.
     fn settle(&self) -> Result<(), ExecError> {
         Ok(())
     }
@@ -239,8 +240,9 @@ pub trait Device: Send + Debug {
         Err(no_tier(&self.name(), tier))
     }
 
-    /// Says which schedule runs behind the one that runs next. Such a device may begin transfers of it early, as that one
-    /// asks for ([`Action::StartNext`](plimsoll_plan::Action::StartNext)); whatever else then comes must settle first.
+    /// Announces the schedule that runs after the next one. Such a device may start some of its transfers early, where
+    /// the next one asks for it ([`Action::StartNext`](plimsoll_plan::Action::StartNext)); if another schedule comes
+    /// instead, it must settle them first.
     fn expect(&mut self, _next: Option<ScheduleId>) {}
 
     /// Runs a schedule.
@@ -257,7 +259,7 @@ pub trait Device: Send + Debug {
     /// As [`run`](Self::run).
     fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError>;
 
-    /// Whether the bytes behind the arena are as they were, where the device can tell.
+    /// Whether the bytes after the arena are unchanged, if the device can tell.
     fn guard_is_intact(&self) -> bool {
         true
     }

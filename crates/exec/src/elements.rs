@@ -1,5 +1,5 @@
-//! Numbers as bytes of a device: f32 moves as it is, other types are encoded and decoded a piece at a time, without a copy
-//! of the whole.
+//! Numbers as bytes of a device: f32 is copied directly, other types are encoded and decoded a piece at a time, without
+//! a copy of the whole.
 
 use half::{bf16, f16};
 use plimsoll_graph::{DType, Type};
@@ -64,12 +64,13 @@ impl Place {
     }
 }
 
-/// Calls `body` with a buffer for `count` elements, or for so many at a time.
+/// Calls `body` with a buffer for `count` elements, or for a smaller piece of them, and the number of elements it
+/// holds.
 fn with_piece<T>(count: usize, body: impl FnOnce(&mut [u8], usize) -> T) -> T {
     if count <= SMALL_PIECE {
         return body(&mut [0; WIDEST * SMALL_PIECE], SMALL_PIECE);
     }
-    // A transfer takes time beside that of its bytes, so there are few of them.
+    // A transfer has a fixed cost, so there are few of them.
     let elements = count.min(PIECE);
     body(&mut vec![0; WIDEST * elements], elements)
 }
@@ -153,7 +154,7 @@ pub(crate) fn write_numbers(
     write_each(device, place, first, values, |value, bytes| encode(dtype, value, bytes))
 }
 
-/// Writes elements `first …` of two ranges that together are f32: the nearest bf16, and what completes it.
+/// Writes elements `first …` of two ranges that together are f32: the nearest bf16, and the half that completes it.
 pub(crate) fn write_halves(
     device: &mut dyn Device,
     [upper, lower]: [Place; 2],
@@ -201,7 +202,7 @@ fn encode(dtype: DType, value: f32, bytes: &mut [u8]) {
     }
 }
 
-/// The element that `bytes`, as many as its type has, hold.
+/// Decodes an element from its `bytes`.
 fn decode(dtype: DType, bytes: &[u8]) -> f32 {
     let pair = || [bytes[0], bytes[1]];
     let quad = || [bytes[0], bytes[1], bytes[2], bytes[3]];

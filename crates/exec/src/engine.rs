@@ -23,12 +23,12 @@ pub struct Engine {
     pub(crate) parts: BTreeMap<String, Vec<(usize, String, Shape)>>,
     arena_bytes: u64,
     measured_peak: u64,
-    /// Scalars that were asked for, as far as the device has handed them out.
+    /// Observed scalars, as far as the device has delivered them.
     observed: Vec<f32>,
-    /// How many were asked for, and how many of those nobody wants any more.
+    /// How many scalars were observed, and how many of those are no longer wanted.
     asked: usize,
     forgotten: usize,
-    /// The schedule that ran last, where transfers of it may be open, and the one it was told to come next.
+    /// The schedule that ran last, if transfers of it may be open, and the schedule announced as the next.
     last: Option<(Role, Option<Role>)>,
 }
 
@@ -40,7 +40,7 @@ struct Ready {
     reach: u64,
     /// Seconds of each action in each timed run.
     seconds: Vec<Vec<f64>>,
-    /// Runs that come before the timed ones, and timed ones that are still to come.
+    /// Runs before the timed ones, and timed runs still to come.
     untimed: usize,
     timed: usize,
     inputs: Vec<(String, Place, u64)>,
@@ -64,7 +64,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Makes a device ready to run a plan, up to the memory of the arena, which it does not take yet.
+    /// Prepares a device to run a plan; the memory of the arena is not taken yet.
     ///
     /// # Errors
     ///
@@ -179,8 +179,8 @@ impl Engine {
         self.measured_peak
     }
 
-    /// Writes the inputs of a schedule and runs it. Transfers that the last schedule left open go on meanwhile where the judge
-    /// saw the two follow each other, and are waited for before any other schedule begins.
+    /// Writes the inputs of a schedule and runs it. Transfers that the last schedule left open continue meanwhile if
+    /// the judge has checked this pair; before any other schedule they are waited for.
     ///
     /// # Errors
     ///
@@ -189,8 +189,8 @@ impl Engine {
         self.run_before(role, inputs, None)
     }
 
-    /// The same, where the schedule that is likely to run next is known: some of its transfers may then begin early. Any other
-    /// may run instead; it waits for them.
+    /// The same, if the next schedule is probably known: some of its transfers may then begin early. Any other may run
+    /// instead; it waits for them.
     ///
     /// # Errors
     ///
@@ -201,7 +201,7 @@ impl Engine {
         inputs: &[(&str, Data)],
         next: Option<Role>,
     ) -> Result<(), ExecError> {
-        // Whatever goes wrong from here on, nothing follows before open transfers are done.
+        // If anything fails from here on, nothing follows before open transfers are done.
         let follows = |(last, promised): (Role, Option<Role>)| {
             last.overlaps().contains(&role) && promised.is_none_or(|promised| promised == role)
         };

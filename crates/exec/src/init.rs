@@ -1,7 +1,7 @@
 //! Contents of state before the first step.
 //!
-//! Each element is a function of (seed, name of the state, flat index) alone, so a range can be filled in
-//! pieces of any size, by any rank, in any order, and hold the same numbers.
+//! Each element is a function of (seed, name of the state, flat index) alone, so a range can be filled in pieces of any
+//! size, by any rank, in any order, with the same numbers.
 
 use plimsoll_graph::Init;
 

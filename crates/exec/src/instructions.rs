@@ -7,9 +7,9 @@
 //! avx512-bf16   as avx512, and products of bf16 by bf16 multiply two pairs of numbers at once
 //! ```
 //!
-//! One path gives the same bits on every machine that has it. Others may differ in the last bit of a sum, fused or not.
-//! `avx512-bf16` differs from `avx512` only where a number is below 2⁻¹²⁶, which its products take as zero. So a device says its
-//! path, a checkpoint keeps it, and a lower one can be forced.
+//! One path gives the same bits on every machine that has it. Different paths may differ in the last bit of a sum,
+//! depending on fused operations. `avx512-bf16` differs from `avx512` only for numbers below 2⁻¹²⁶, which its products
+//! take as zero. So a device reports its path, a checkpoint records it, and a lower one can be forced.
 
 use std::fmt;
 use std::str::FromStr;

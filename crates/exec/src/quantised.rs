@@ -1,8 +1,8 @@
 //! Weights in few bits: from numbers to codes and scales, and back.
 //!
-//! Tables and arithmetic are those of the library bitsandbytes, each step rounded to f32, so that codes and numbers are its
-//! own to the bit. Its second level of scales is an exception: its CPU kernel looks codes up in a coarse table, and next to
-//! the middle between two entries it may take the farther one. Here the nearest is taken.
+//! Tables and arithmetic are those of the library bitsandbytes, each step rounded to f32, so that codes and numbers
+//! equal its own bit for bit. Its second level of scales is an exception: its CPU kernel looks codes up in a coarse
+//! table, and near the middle between two entries it may take the farther one. Here the nearest is taken.
 //!
 //! Loading quantises; `dequantise` on a device reads. Absent on purpose: files, and the choice of weights.
 
@@ -32,15 +32,15 @@ pub const NF4: [f32; 16] = [
     1.0,
 ];
 
-/// What a signed byte is multiplied with beside its row's scale: 1/127.
+/// Factor of a signed byte, beside its row's scale: 1/127.
 pub const INT8_UNIT: f32 = 1.0 / 127.0;
 
 /// Halfway between each 4-bit number and the next.
 static NF4_MIDDLES: LazyLock<[f32; 15]> =
     LazyLock::new(|| std::array::from_fn(|code| f32::midpoint(NF4[code], NF4[code + 1])));
 
-/// The 256 numbers of a scale in eight bits. They are those of [`SIGNED`](crate::codes::SIGNED) but for roundings: the
-/// library computes boundaries in f32, from whichever end is nearer.
+/// The 256 numbers of a scale in eight bits. They are those of [`SIGNED`](crate::codes::SIGNED) except for rounding:
+/// the library computes boundaries in f32, from whichever end is nearer.
 pub static SCALES: LazyLock<Codes> = LazyLock::new(|| Codes::of(&scale_numbers()));
 
 fn scale_numbers() -> [f32; COUNT] {
@@ -94,8 +94,8 @@ pub fn encode_nf4(numbers: &[f32], codes: &mut [u8], absmax: &mut [f32]) {
     }
 }
 
-/// Eight-bit codes of the scales of one weight, and a scale for each [`NF4_SECOND_BLOCK`] of them; returns the offset that
-/// was taken away before.
+/// Eight-bit codes of the scales of one weight, and a scale for each [`NF4_SECOND_BLOCK`] of them; returns the offset
+/// that was subtracted first.
 pub fn encode_scales(absmax: &[f32], codes: &mut [u8], second: &mut [f32]) -> f32 {
     let sum: f64 = absmax.iter().map(|&absmax| f64::from(absmax)).sum();
     let offset = (sum / absmax.len().max(1) as f64) as f32;

@@ -1,8 +1,8 @@
 //! Two ways to keep an f32 weight in bf16 without losing the small steps of training.
 //!
-//! A step is often less than half of the distance between neighbouring bf16 numbers, so rounding to the
-//! nearest would undo it every time. Rounding at random keeps it on average; keeping the lost half beside the
-//! number keeps it exactly.
+//! A step is often less than half of the distance between neighbouring bf16 numbers, so rounding to the nearest would
+//! undo it every time. Stochastic rounding preserves it on average; keeping the lost half beside the number preserves
+//! it exactly.
 
 use half::bf16;
 
@@ -17,7 +17,7 @@ pub fn stochastic(x: f32, bits: u32) -> bf16 {
     bf16::from_bits(if x.is_finite() { raised } else { kept } as u16)
 }
 
-/// The bf16 nearest to `x`, and what must be added to its bits to have those of `x` again.
+/// The bf16 nearest to `x`, and the number to add to its bits to get those of `x` again.
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub fn split(x: f32) -> (bf16, i16) {
@@ -49,7 +49,7 @@ mod tests {
             let draws: Vec<f32> = (0..40_000).map(|i| stochastic(x, stream.bits(0, i)).to_f32()).collect();
             assert!(draws.iter().all(|y| y.to_bits() == below.to_bits() || y.to_bits() == above.to_bits()));
             let mean = draws.iter().map(|&y| f64::from(y)).sum::<f64>() / draws.len() as f64;
-            // One draw deviates by at most half the gap; the mean of 40 000 by 1/400 of it, four times allowed.
+            // One draw deviates by at most half the gap; the mean of 40 000 by 1/400 of it; four times that is allowed.
             let gap = f64::from((above - below).abs());
             assert!((mean - f64::from(x)).abs() < gap / 100.0, "{x}: {mean}");
         }

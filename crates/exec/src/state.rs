@@ -1,7 +1,7 @@
-//! State by name, wherever it lives: loading, saving and reading of weights and moments go through here.
+//! State by name, wherever it lives: weights and moments are loaded, saved and read through here.
 //!
 //! State in the arena is a range of it. State that is away is a range of a tier, read and written there between
-//! schedules, a bounded piece at a time: no second copy of it is ever in memory.
+//! schedules, a bounded piece at a time: memory never holds a second copy of it.
 //!
 //! A group of state is one range here too. Its parts have names for files alone.
 
@@ -19,8 +19,8 @@ impl Engine {
         self.states.iter().map(|(name, place)| (name.as_str(), place.ty))
     }
 
-    /// The pieces of a state that files have names for, each with its first element, name and shape: its parts where it is a
-    /// group, and else the whole of it; none where there is no such state.
+    /// The pieces of a state that have names in files, each with its first element, name and shape: the parts of a
+    /// group, or else the whole state; empty if there is no such state.
     pub fn pieces(&self, name: &str) -> Vec<(usize, String, Shape)> {
         match (self.parts.get(name), self.states.get(name)) {
             (Some(parts), _) => parts.clone(),
@@ -54,8 +54,8 @@ impl Engine {
         write_numbers(&mut *self.device, place, first, values)
     }
 
-    /// Writes a weight that is kept in halves from element `first` on, without rounding: the nearest bf16 to `upper`,
-    /// and to `lower` what completes it to the f32 that was given; see [`rounding`](crate::rounding).
+    /// Writes a weight that is kept in halves from element `first` on, without rounding: to `upper` the nearest bf16,
+    /// and to `lower` the half that completes it to the given f32; see [`rounding`](crate::rounding).
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Engine {
         place.ok_or_else(|| ExecError::Mismatch(format!("there is no state `{name}`")))
     }
 
-    /// Fills in what the state of a graph holds before the first step.
+    /// Fills in the initial state of a graph.
     pub(crate) fn initialise(&mut self, graph: &Graph, seed: u64) -> Result<(), ExecError> {
         let mut piece = vec![0.0; PIECE];
         // A transient gradient is there only while a schedule runs.

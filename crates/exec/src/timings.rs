@@ -1,9 +1,9 @@
 //! Measured times of ops on one machine, and estimates for other ops from them.
 //!
-//! An op is known by its [signature](Graph::signature): what it computes and the types of its operands. An op that was not
-//! measured is charged at the pace of measured ops of its kind. Those that resemble it in size and in operations per byte
-//! count most: small products run slower than large ones, and thin ones slower than square ones. A kind of op that was
-//! never measured is charged at the pace of all ops together.
+//! An op is identified by its [signature](Graph::signature): its computation and the types of its operands. An op that
+//! was not measured is charged at the pace of measured ops of its kind. Those that resemble it in size and in
+//! operations per byte count most: small products run slower than large ones, and thin ones slower than square ones. A
+//! kind of op that was never measured is charged at the pace of all ops together.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ impl OpClass<'_> {
 struct WorkPoint {
     size: f64,
     intensity: f64,
-    /// Ops on elements of other types lie so far away that they count only where there are none of the same.
+    /// Ops on elements of other types are so far away that they count only if there are none of the same types.
     types: f64,
 }
 
@@ -87,8 +87,8 @@ impl WorkPoint {
         WorkPoint { size: units(matmul_flops, bytes).max(1.0).log2(), intensity: intensity.log2(), types }
     }
 
-    /// How much a sample over there counts here. A sample of the same size outweighs one at twice the size by four
-    /// hundred to one, and one at twice the size outweighs one at sixteen times the size by two hundred to one.
+    /// The weight of another sample here. A sample of the same size outweighs one at twice the size by four hundred to
+    /// one, and one at twice the size outweighs one at sixteen times the size by two hundred to one.
     fn weight(self, other: WorkPoint) -> f64 {
         let (size, intensity) = (self.size - other.size, self.intensity - other.intensity);
         let types = self.types - other.types;
@@ -171,7 +171,7 @@ impl Timings {
         self.ops.get(signature)
     }
 
-    /// Adds what is known of an op.
+    /// Adds the known times of an op.
     pub fn insert(&mut self, signature: String, timing: Timing) {
         self.ops.insert(signature, timing);
     }
@@ -204,8 +204,8 @@ impl Timings {
         Some(Paces { kinds, products, others })
     }
 
-    /// Puts measured times into modelled facts: those of the op, or at the pace of its kind on elements of the same types,
-    /// but never less than `least`. Where no such op was measured the model stays.
+    /// Puts measured times into modelled facts: those of the op itself, or the pace of its kind on elements of the same
+    /// types, but never less than `least`. If no such op was measured, the model's time stays.
     pub fn refine(&self, graph: &Graph, facts: &mut Facts, least: f64) {
         let Some(paces) = self.paces() else { return };
         for (node, facts) in graph.nodes().iter().zip(&mut facts.nodes) {
@@ -224,7 +224,7 @@ impl Timings {
         }
     }
 
-    /// Adds all that `newer` knows, which counts where both know something.
+    /// Adds the times of `newer`, which win if both know an op.
     pub fn update(&mut self, newer: Timings) {
         for (signature, new) in newer.ops {
             let known = self.ops.entry(signature).or_default();

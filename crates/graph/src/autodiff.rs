@@ -1,9 +1,9 @@
 //! Reverse-mode differentiation: a forward graph in, a graph with explicit backward nodes out.
 //!
 //! Each op has one rule, in the file of its family in `rules`. A rule turns the cotangent of a node's first output into
-//! contributions to the cotangents of its inputs. Contributions to ordinary values are added; those to
-//! trainable parameters are summed into a range of state, `grad.<name>`, where they lie: an op that can
-//! accumulate writes there directly, any other is followed by `accumulate`.
+//! contributions to the cotangents of its inputs. Contributions to ordinary values are added. Contributions to
+//! trainable parameters are summed in place in a range of state, `grad.<name>`: an op that can accumulate writes there
+//! directly, any other is followed by `accumulate`.
 //!
 //! The fused head is special: when its loss is the root, forward and backward become one node, the
 //! first of the backward phase. [Added losses](crate::Graph::add_loss) leave it so: each has its weight as cotangent, and
@@ -73,8 +73,8 @@ fn check_loss(graph: &Graph, loss: Value, needs: &[bool]) -> Result<(), GraphErr
     }
 }
 
-/// Gives each added loss its weight as cotangent, unless that is 0 and the value is only reported. Weights are constants,
-/// one for each number: state, so that layers which add a loss stay alike.
+/// Gives each added loss its weight as cotangent, unless that is 0 and the value is only reported. Weights are
+/// constants, one for each distinct number. They are state, so that layers which add a loss stay equal.
 fn give_weights(tape: &mut Tape) {
     let weighted = |added: &AddedLoss| added.weight.abs() > 0.0;
     for AddedLoss { value, weight, .. } in tape.graph.added_losses.clone().into_iter().filter(weighted) {

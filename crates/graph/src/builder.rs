@@ -84,8 +84,8 @@ impl Graph {
         self.declare(name, Type::f32(shape), StateKind::Parameter { trainable: false }, init)
     }
 
-    /// A trainable weight by its full name, whatever block is being built: what a pass adds to a weight lies
-    /// beside that weight.
+    /// A trainable weight by its full name, whatever block is being built: a pass puts an addition to a weight beside
+    /// that weight.
     #[track_caller]
     pub fn param_named(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> Value {
         let kind = StateKind::Parameter { trainable: true };
@@ -135,8 +135,8 @@ impl Graph {
     /// Minimises `weight · value` beside the loss: a router's balance, a penalty. The value is an output of the graph
     /// under `name`, prefixed with the block's like a parameter, so that it is reported on its own.
     ///
-    /// The loss itself stays as it is, and a fused head stays one node; a sum of both would take it apart. Values of
-    /// micro-batches are added like their losses: a mean over the global batch is multiplied by
+    /// The loss itself stays as it is, and a fused head stays one node; a sum of both would split the head. Values of
+    /// micro-batches are added like their losses: for a mean over the global batch, multiply by
     /// [`loss_scale`](Self::loss_scale).
     #[track_caller]
     pub fn add_loss(&mut self, name: &str, value: Value, weight: f32) {
@@ -151,8 +151,8 @@ impl Graph {
         self.added_losses.push(AddedLoss { name, value, weight });
     }
 
-    /// Runs `body` inside a named block. Blocks are what recompute strategies work on: make one per
-    /// layer. Parameters declared inside carry the block's name as a prefix.
+    /// Runs `body` inside a named block. Recompute strategies work on blocks: make one per layer. Parameters declared
+    /// inside carry the block's name as a prefix.
     pub fn block<T>(&mut self, name: &str, body: impl FnOnce(&mut Graph) -> T) -> T {
         self.enter(name, false, body)
     }
@@ -190,7 +190,7 @@ impl Graph {
             Ok(outputs) => outputs,
             Err(why) => {
                 self.fail(op.name(), why);
-                // A stand-in keeps the caller's code running until `finish` reports the mistake.
+                // A placeholder keeps the caller's code running until `finish` reports the mistake.
                 vec![types.first().copied().unwrap_or(Type::f32([])); 4]
             }
         };
@@ -208,8 +208,8 @@ impl Graph {
         self.phase = phase;
     }
 
-    /// Declares the element type of a result that its op [stores as either](Op::stores_either), before it is read or made
-    /// a version of state. The verifier refuses what the op cannot store.
+    /// Declares the element type of a result that its op [stores as either](Op::stores_either), before it is read or
+    /// made a version of state. The verifier refuses types that the op cannot store.
     pub fn store_as(&mut self, value: Value, dtype: DType) {
         self.values[value.index()].ty.dtype = dtype;
     }
@@ -259,7 +259,7 @@ impl Graph {
         self.newest(state)
     }
 
-    /// `name` with the names of the blocks around what is being built.
+    /// `name`, prefixed with the names of the enclosing blocks.
     pub(crate) fn full_name(&self, name: &str) -> String {
         let path = self.block_path(self.current);
         let blocks = path.iter().map(|block| self.blocks[block.index()].name.as_str());

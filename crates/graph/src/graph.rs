@@ -1,15 +1,14 @@
 //! The program as data: nodes in execution order, values in SSA form, state, blocks.
 //!
-//! A **value** is written once, by a node or by the caller (an input). **State** is what outlives a
-//! micro-batch: parameters, constants, gradient sums, optimizer moments. Reading state is reading a
-//! value that stands for one *version* of it; a node that updates state has the next version among its
-//! outputs and writes it in place:
+//! A **value** is written once, by a node or by the caller (an input). **State** outlives a micro-batch: parameters,
+//! constants, gradient sums, optimizer moments. To read state is to read a value that stands for one *version* of it. A
+//! node that updates state has the next version among its outputs and writes it in place:
 //!
 //! ```text
 //! %7: grad.w@1 = linear_grad_weight(%2, %6)     the node reads and writes the range `grad.w`
 //! ```
 //!
-//! [`Graph::verify`](crate::verify) sees to it that nobody reads version 1 after version 2 is written.
+//! [`Graph::verify`](crate::verify) checks that no node reads version 1 after version 2 is written.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -128,11 +127,11 @@ pub enum StateKind {
     },
     /// A small table that never changes.
     Constant,
-    /// Sum of a parameter's gradients over the micro-batches of a step. Its first writer in a step
-    /// overwrites what the last step left.
+    /// Sum of a parameter's gradients over the micro-batches of a step. Its first writer in a step overwrites the sum
+    /// of the last step.
     Gradient,
     /// A gradient that is used up inside the micro-batch that makes it. It has bytes from its first writer, which
-    /// replaces what is there, to its last reader, and nobody outside that schedule sees it.
+    /// replaces the contents, to its last reader, and is invisible outside that schedule.
     Transient,
     /// A running average of the optimizer.
     Moment,
@@ -197,7 +196,7 @@ pub struct Block {
     pub name: String,
     /// The surrounding block; the root is its own parent.
     pub parent: BlockId,
-    /// Whether the user asked for the block's values to be dropped and recomputed.
+    /// Whether the user marked the block's values to be dropped and recomputed.
     pub checkpoint: bool,
 }
 
@@ -333,7 +332,7 @@ impl Graph {
         }
     }
 
-    /// The value whose bytes `value` shows: itself, or what it is a reshape of.
+    /// The value whose bytes `value` shows: itself, or the value it is a reshape of.
     pub fn storage(&self, value: Value) -> Value {
         match self.producer(value) {
             Some(node) if self.node(node).op.is_view() => self.storage(self.node(node).inputs[0]),

@@ -8,7 +8,7 @@
 //! Parts lie one behind the other, in their order and without gaps, and fill the range. A part is drawn under its own
 //! name, so that grouping changes no initial number. Ops see the range alone.
 //!
-//! Absent: parts of moments and gradients, which are nobody's outside a run, and parts that are not contiguous.
+//! Absent: parts of moments and gradients, which are not used outside a run, and parts that are not contiguous.
 
 use std::collections::BTreeSet;
 

@@ -1,18 +1,18 @@
-//! Updates inside the backward pass: every update node moves to where its operands are ready and nobody needs
-//! what it overwrites.
+//! Updates inside the backward pass: every update node moves to the point where its operands are ready and no later
+//! node needs the values it overwrites.
 //!
 //! ```text
 //! before   … dw1 · dx1 · dw0 · dx0 │ update w1 · update w0        all gradients live to the end
 //! after    … dw1 · dx1 · update w1 · dw0 · dx0 · update w0        one layer's at a time
 //! ```
 //!
-//! A parameter's update waits for all contributions to its gradient, for every backward node that reads the old
-//! weight, and for every backward node that could make a forward node read it again: where a plan drops a value,
-//! its producer runs once more just before the reader, and what that needs, too. The wait assumes that everything
-//! is dropped, so the order suits any plan.
+//! A parameter's update waits for all contributions to its gradient, for every backward node that reads the old weight,
+//! and for every backward node that could make a forward node read it again: if a plan drops a value, its producer runs
+//! once more just before the reader, together with everything the producer needs. The wait assumes that everything is
+//! dropped, so the order suits any plan.
 //!
-//! A node that moved is a backward node of the layer it stands in. Its computation and the order of
-//! updates stay the same: the numbers are those of updates at the end, to the bit.
+//! A node that moved becomes a backward node of the layer it moved to. Its computation and the order of updates stay
+//! the same: the numbers are those of updates at the end, bit for bit.
 
 use crate::graph::{Graph, Node, NodeId, Phase, ValueSource};
 use crate::{GraphError, Value};
@@ -21,14 +21,14 @@ use crate::{GraphError, Value};
 ///
 /// # Errors
 ///
-/// When the result does not verify, which a graph that did before cannot cause.
+/// When the result does not verify, which cannot happen for a graph that verified before.
 pub fn interleave(graph: Graph) -> Result<Graph, GraphError> {
     let Some(turn) = graph.nodes().iter().position(|node| node.phase == Phase::Backward) else {
         return Ok(graph);
     };
     let behind = placements(&graph, turn);
     let mut order: Vec<usize> = (0..graph.nodes().len()).collect();
-    // Stable, so that updates keep their order and follow the node they wait for.
+    // Stable, so that updates keep their order and come after the node they wait for.
     order.sort_by_key(|&index| behind[index]);
     permute(graph, &order, &behind).finish()
 }
@@ -73,7 +73,7 @@ fn last_reads(graph: &Graph) -> Vec<usize> {
     last
 }
 
-/// Nodes in the order `order`; an update node takes phase, block and layer of the node it stands behind.
+/// Nodes in the order `order`; an update node takes phase, block and layer of the node it follows.
 fn permute(mut graph: Graph, order: &[usize], behind: &[usize]) -> Graph {
     let old = std::mem::take(&mut graph.nodes);
     for (index, &from) in order.iter().enumerate() {

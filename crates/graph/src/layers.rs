@@ -20,8 +20,8 @@
 //! # Ok::<(), plimsoll_graph::GraphError>(())
 //! ```
 //!
-//! A layer reads the width of its input off the graph, and draws weights with variance 1 ÷ input width, so that the size
-//! of activations stays as it is. Models with published names and shapes declare their parameters themselves.
+//! A layer reads the width of its input from the graph, and draws weights with variance 1 ÷ input width, so that the
+//! magnitude of activations is preserved. Models with published names and shapes declare their parameters themselves.
 
 use crate::graph::{Graph, Init};
 use crate::op::Gelu;

@@ -44,7 +44,7 @@ pub enum Op {
         /// Number of indices taken.
         len: usize,
     },
-    /// `(x) → y`, zeros but for `y[.., start..start+|x|, ..] = x`. Transposes [`Op::Slice`].
+    /// `(x) → y`, zeros except for `y[.., start..start+|x|, ..] = x`. Transposes [`Op::Slice`].
     Pad {
         /// The axis widened.
         axis: usize,
@@ -222,11 +222,11 @@ pub enum Op {
         scale: f32,
     },
 
-    /// `(x[…,C], w₁ … wₙ[, b₁ … bₙ]) → y[…,C']`: the linear layers of `x` but for the last, the activation of what
-    /// they yield, and the last linear layer of that. Hidden values exist a tile of rows at a time.
+    /// `(x[…,C], w₁ … wₙ[, b₁ … bₙ]) → y[…,C']`: all linear layers but the last on `x`, the activation of their
+    /// results, and the last linear layer of that. Hidden values exist a tile of rows at a time.
     Mlp(Mlp),
-    /// `(x, dy, w₁ … wₙ[, b₁ … bₙ]) → (dx[, dw₁ … dwₙ][, db₁ … dbₙ])` of [`Op::Mlp`], which builds hidden values
-    /// again, tile by tile.
+    /// `(x, dy, w₁ … wₙ[, b₁ … bₙ]) → (dx[, dw₁ … dwₙ][, db₁ … dbₙ])` of [`Op::Mlp`], which recomputes hidden values,
+    /// tile by tile.
     MlpGrad {
         /// As in the forward op.
         mlp: Mlp,
@@ -254,7 +254,7 @@ pub enum Op {
         /// How many are chosen.
         k: usize,
     },
-    /// `(indices[…,k], dweights[…,k]) → dscores[…,E]` of [`Op::TopK`]: zeros but for the chosen columns.
+    /// `(indices[…,k], dweights[…,k]) → dscores[…,E]` of [`Op::TopK`]: zeros except for the chosen columns.
     TopKGrad {
         /// Columns `E` of the scores.
         columns: usize,
@@ -291,7 +291,7 @@ pub enum Op {
     /// `(p[B,T,E], indices[B,T,k], targets[B,T]) → (P[B,E], c[B,E])`: for each sequence and expert the sum of the
     /// probabilities and the number of tokens sent there, over tokens whose target is not `ignored`.
     ExpertLoad {
-        /// Tokens with this target are left out; none where it is absent.
+        /// Tokens with this target are left out; none are if it is absent.
         ignored: Option<i32>,
     },
     /// `(dP[B,E], targets[B,T]) → dp[B,T,E]` of [`Op::ExpertLoad`].
@@ -372,7 +372,7 @@ pub enum Op {
     AdamW(AdamW),
 }
 
-/// A group of ops that share the files in which a model calls them and devices compute them.
+/// A group of ops that share files at every stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Elements are moved, copied or rounded.
@@ -580,8 +580,8 @@ impl Op {
         }
     }
 
-    /// Whether output `output` can be added to what its place already holds, which is how weight
-    /// gradients are summed where they lie.
+    /// Whether output `output` can be added to the contents of its place, which is how weight gradients are summed in
+    /// place.
     pub fn can_accumulate(&self, output: usize) -> bool {
         match self {
             Op::LinearGradWeight { .. }
@@ -598,7 +598,7 @@ impl Op {
         }
     }
 
-    /// Whether output `output` is stored as f32 or bf16 as the graph declares it, whatever the operands are: sums of
+    /// Whether output `output` is stored as f32 or bf16 as the graph declares, whatever the operands are: sums of
     /// gradients, and rows of a table.
     pub fn stores_either(&self, output: usize) -> bool {
         self.can_accumulate(output) || matches!(self, Op::Embedding)
@@ -641,7 +641,7 @@ impl Op {
         output == 0 || matches!(self, Op::SoftmaxLse)
     }
 
-    /// Whether the op reads its outputs before it writes them: what an optimizer does to its state.
+    /// Whether the op reads its outputs before it writes them, as an optimizer does with its state.
     pub fn updates(&self) -> bool {
         matches!(self, Op::Sgd(_) | Op::AdamW(_))
     }
@@ -659,8 +659,8 @@ impl Op {
     }
 
     /// Whether float input `input` is f32 under every precision: statistics, scales and frequencies, and small weights
-    /// whose rounding would cost more than their bytes. The bias of a linear layer may also be a value of the result's
-    /// shape, which is not meant here.
+    /// whose rounding would cost more accuracy than their bytes are worth. The bias of a linear layer may also be a
+    /// value of the result's shape, which is not meant here.
     pub fn reads_whole(&self, input: usize) -> bool {
         match self {
             Op::LayerNorm { .. } | Op::LayerNormGradWeight | Op::RmsNormGradInput => (1..=2).contains(&input),
@@ -683,7 +683,7 @@ impl Op {
         }
     }
 
-    /// Whether the result costs so much that `selective` recompute keeps it.
+    /// Whether the result is so costly that `selective` recompute keeps it.
     pub fn is_matmul(&self) -> bool {
         matches!(
             self,

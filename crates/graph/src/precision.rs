@@ -11,8 +11,8 @@
 //! inputs and outputs          of the graph: the caller's types, with a cast beside them
 //! ```
 //!
-//! Weights are no values between nodes: `store` chooses their type. An op reads a matrix of weights as it is stored; where
-//! an op needs operands of one type (`add`, `mul`), a cast stands before it.
+//! Weights are not values between nodes: `store` chooses their type. An op reads a matrix of weights as it is stored;
+//! if an op needs operands of one type (`add`, `mul`), a cast is put before it.
 //!
 //! Absent on purpose: any choice by layer or by size. Two plans of one run must not differ in a rounding.
 
@@ -66,7 +66,7 @@ impl FromStr for Precision {
 ///
 /// # Errors
 ///
-/// When the graph does not verify afterwards, which one that did before cannot cause.
+/// When the graph does not verify afterwards, which cannot happen for one that verified before.
 pub fn narrow(graph: Graph, precision: Precision) -> Result<Graph, GraphError> {
     if precision == Precision::F32 {
         return Ok(graph);
@@ -80,8 +80,8 @@ pub fn narrow(graph: Graph, precision: Precision) -> Result<Graph, GraphError> {
 }
 
 impl Graph {
-    /// The precision of the values between its nodes, as far as these show it: rows of a table that are moved as they are
-    /// stored do not, nor do weights that were quantised.
+    /// The precision of the values between its nodes, as far as these show it: rows of a table that are moved as stored
+    /// do not, nor do quantised weights.
     pub fn precision(&self) -> Precision {
         let between = |node: &&Node| !matches!(node.op, Op::Embedding | Op::Cast { .. } | Op::Dequantise(_));
         let nodes = self.nodes().iter().filter(between);
@@ -150,8 +150,8 @@ impl Pass {
         }
     }
 
-    /// The one type of the values between nodes that an op reads. Scalars alone stay f32, and so does what is cut out of
-    /// a weight or an input.
+    /// The one type of the values between nodes that an op reads. If it reads only scalars, it is f32; so is a part cut
+    /// out of a weight or an input.
     fn type_of_operands(&self, node: &Node) -> DType {
         let graph = &self.splice.graph;
         let mut between = (0..node.inputs.len())
@@ -177,7 +177,7 @@ impl Pass {
         float && (added || !node.op.reads_half(index) && !node.op.reads_whole(index))
     }
 
-    /// Where the caller reads a value, it finds the type it asked for.
+    /// A value that the caller reads gets the type it was declared with.
     fn give_back(&mut self, beside: &Node, value: Value) {
         if !self.splice.graph.outputs.iter().any(|&(_, output)| output == value) {
             return;

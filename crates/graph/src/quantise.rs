@@ -5,10 +5,11 @@
 //! dx = linear_grad_input(w)  →   w₂ = dequantise(w, w.absmax, …);  dx = linear_grad_input(w₂)
 //! ```
 //!
-//! Each reader has a `dequantise` of its own right before it, so that no dequantised weight outlives its use, under any
-//! plan. A weight that its model stores `(in, out)` is kept `(out, in)`, as bitsandbytes keeps it; its readers are told.
+//! Each reader has its own `dequantise` node right before it, so that no dequantised weight outlives its use, under any
+//! plan. A weight that its model stores as `(in, out)` is kept as `(out, in)`, as in bitsandbytes; its readers are
+//! adapted.
 //!
-//! Absent on purpose: which weights are meant. The caller names them, and fills their ranges.
+//! Absent on purpose: the choice of weights. The caller names them, and fills their ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,7 @@ use crate::{DType, GraphError, Op, Type, Value};
 ///
 /// # Errors
 ///
-/// When a weight is unknown, trained, no matrix of linear layers alone, or of a width that the form has no blocks for.
+/// When a weight is unknown, trained, not read by linear layers alone, or of a width that the form has no blocks for.
 pub fn quantise(
     graph: Graph,
     weights: &BTreeSet<String>,
@@ -151,7 +152,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Tells a reader that its weights lie `(out, in)` now; a network turns all of its weights or none.
+    /// Adapts a reader to weights that are now `(out, in)`; a network turns all of its weights or none.
     fn turn(&self, node: &mut Node, quantised: usize) -> Result<(), GraphError> {
         match &mut node.op {
             Op::Linear { transposed, .. } | Op::LinearGradInput { transposed } => *transposed = false,
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
     use crate::differentiate;
 
-    /// Two linear layers, the second one trained and the first stored as asked.
+    /// Two linear layers, the second one trained and the first stored as `transposed` says.
     fn layers(transposed: bool, width: usize) -> Graph {
         let mut g = Graph::new();
         let x = g.input("x", [6, width], DType::F32); // (N, C)

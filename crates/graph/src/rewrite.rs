@@ -1,15 +1,15 @@
 //! Building a forward graph again with changes: the frame that passes over forward graphs share.
 //!
-//! Blocks, inputs, outputs and state keep their order and names, so that layers which were the same stay the
-//! same. A pass decides the form of each range of state, and the replacement of each node's result.
+//! Blocks, inputs, outputs and state keep their order and names, so that equal layers stay equal. A pass decides the
+//! form of each range of state, and the replacement of each node's result.
 
 use crate::graph::{AddedLoss, Graph, Node, NodeId, Phase, State, StateKind};
 use crate::{GraphError, Value};
 
 impl Graph {
-    /// The graph again. Each range of state gets the kind that `kind` gives it. After each node has been
-    /// copied, `instead` may add nodes to its block; what it returns is what readers of the node's first
-    /// output read from there on.
+    /// Copies the graph. Each range of state gets the kind that `kind` gives it. After each node has been copied,
+    /// `instead` may add nodes to its block; from there on, readers of the node's first output read the value it
+    /// returns.
     ///
     /// # Errors
     ///
@@ -33,9 +33,9 @@ impl Graph {
         self.apply_all(node.op.clone(), &inputs)
     }
 
-    /// The graph again, node by node: `make` adds what takes the place of a node of this graph, and returns what
-    /// its readers read instead of each of its outputs, or nothing where it has no readers any more. It is told
-    /// where each value made so far is found.
+    /// Copies the graph node by node. `make` adds the replacement of a node and returns, for each of its outputs, the
+    /// value that readers read instead; nothing if it has no readers any more. It is given the new place of each value
+    /// made so far.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ mod tests {
         let again = |graph: &Graph| {
             graph.rewrite(|state| state.kind, |g, node| g.node(node).outputs[0]).unwrap().to_string()
         };
-        // Values are numbered anew, state before nodes; so it is the second time that the text stays.
+        // Values are numbered anew, state before nodes; so the text is stable only from the second time on.
         let graph = layers();
         let once = graph.rewrite(|state| state.kind, |g, node| g.node(node).outputs[0]).unwrap();
         assert_eq!(again(&once), again(&graph));

@@ -27,8 +27,8 @@ impl Shape {
         Some(shape)
     }
 
-    /// Number of elements. A shape of more than `usize::MAX` counts as that many, so that nothing is ever taken to be
-    /// smaller than it is; the builder refuses such shapes.
+    /// Number of elements. It saturates at `usize::MAX`, so that no shape seems smaller than it is; the builder refuses
+    /// such shapes.
     pub fn elements(&self) -> usize {
         self.iter().fold(1, |product: usize, &extent| product.saturating_mul(extent))
     }

@@ -10,9 +10,9 @@
 //! grad.w = head(…)      → grad.w = accumulate(head(…))      an op that sums in turns has an f32 sum first
 //! ```
 //!
-//! Casts stand right before their readers, one each, so that no f32 copy of a weight outlives its use; only
-//! small ones (norms, biases, convolutions) need them. Where an op goes over rows in several turns (the head, networks
-//! in tiles, tables, convolutions), its gradient exists as f32 up to its `accumulate`, one parameter at a time.
+//! Casts stand right before their readers, one each, so that no f32 copy of a weight outlives its use; only small
+//! weights (norms, biases, convolutions) need them. If an op processes rows in several rounds (the head, networks in
+//! tiles, tables, convolutions), its gradient exists as f32 up to its `accumulate`, one parameter at a time.
 
 use crate::graph::{Graph, Node, StateKind};
 use crate::splice::Splice;

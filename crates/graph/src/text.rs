@@ -7,7 +7,7 @@
 //! output loss = %9
 //! ```
 //!
-//! The form is what golden tests compare; it says everything that bears on the result and nothing else.
+//! Golden tests compare this form; it contains everything that bears on the result and nothing else.
 
 use std::fmt;
 

@@ -7,13 +7,13 @@
 //! y    = linear(h, wd)
 //! ```
 //!
-//! At long sequences those values are most of what a layer holds. The price is that the derivative builds the
-//! products before the activation a second time, always. No bit changes: a row of a product depends on that row
-//! alone, sums over rows go on from tile to tile in their order, and what the rule adds up to be the gradient of `x`
-//! is what the rules of the single nodes add up, as long as `x` has no other readers.
+//! With long sequences those values are most of a layer's memory. The price is that the derivative always computes the
+//! products before the activation a second time. No bit changes: a row of a product depends on that row alone, and sums
+//! over rows continue from tile to tile in order. The gradient of `x` is summed as by the rules of the single nodes, as
+//! long as `x` has no other readers.
 //!
-//! A network is recognised by its nodes, whoever built it: `linear, linear, swiglu, linear` or `linear, gelu, linear`,
-//! with nobody else reading what is between. One whose inner values somebody reads (adapters, dropout inside) stays
+//! A network is recognised by its nodes: `linear, linear, swiglu, linear` or `linear, gelu, linear`, where no other
+//! node reads the values in between. A network whose inner values have other readers (adapters, dropout inside) stays
 //! as it is, and so does one that has too few rows for tiles.
 
 use crate::graph::{Graph, Node, NodeId, StateKind};
@@ -22,12 +22,12 @@ use crate::{GraphError, Op, Value};
 
 /// Rows of a tile, at most. A product with fewer spends more of its time on reading weights than it need.
 const MOST_ROWS: usize = 256;
-/// Rows of a tile are a multiple of this: kernels sum the gradients of biases in pieces of as many rows.
+/// Rows of a tile are a multiple of this: kernels sum the gradients of biases in pieces of this many rows.
 const ROW_STEP: usize = 32;
 /// Tiles of a network with few rows: its hidden values then take a quarter of their bytes.
 const TILES: usize = 4;
 
-/// `graph` with its feed-forward networks worked on in tiles; none when no network of it can be tiled.
+/// `graph` with its feed-forward networks in tiles; `None` if no network of it can be tiled.
 ///
 /// # Errors
 ///
@@ -60,7 +60,7 @@ pub fn tile(graph: &Graph) -> Result<Option<Graph>, GraphError> {
 }
 
 impl Graph {
-    /// Rows of the tiles in which feed-forward networks are worked on, if they are.
+    /// Rows of the tiles in which feed-forward networks run, if they do.
     pub fn tile_rows(&self) -> Option<usize> {
         let rows = |node: &Node| match node.op {
             Op::Mlp(mlp) => Some(mlp.rows),
@@ -138,7 +138,7 @@ fn linear(graph: &Graph, id: NodeId) -> Option<(bool, bool)> {
     row.then_some((transposed, bias))
 }
 
-/// Whether these are parameters of their own, all of them trained or none: their gradients come together.
+/// Whether these are distinct parameters, either all trained or all frozen: their gradients are computed together.
 fn alike(graph: &Graph, values: &[Value]) -> bool {
     let kind = |value: Value| {
         let (state, _) = graph.value(value).state?;

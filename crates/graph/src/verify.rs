@@ -1,12 +1,12 @@
 //! The checker of graphs: rules that every pass may rely on, and must leave true.
 //!
-//! * a node reads only what is written before it;
+//! * a node reads only values that are written before it;
 //! * outputs have the types the op yields on its inputs; sums and rows of tables are f32 or bf16, as declared;
 //! * phases follow one another;
 //! * a loss that is added is an f32 scalar of the forward phase and an output under its name;
 //! * parts of a group fill its range, and no two have one name;
-//! * versions of state are written one after the other, and nobody reads an old one after the next is
-//!   written, because both are the same bytes.
+//! * versions of state are written one after the other, and no node reads an old one after the next is written, because
+//!   both share the same bytes.
 
 use crate::graph::{AddedLoss, Graph, NodeId, Phase, ValueSource};
 use crate::rules::agree;
@@ -103,7 +103,7 @@ impl Graph {
     }
 }
 
-/// A fault that no node is to blame for.
+/// A fault that belongs to no node.
 fn outside(what: &str, why: String) -> GraphError {
     GraphError { what: what.to_owned(), block: String::new(), why, at: None }
 }

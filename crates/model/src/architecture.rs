@@ -58,8 +58,8 @@ impl Architecture {
         }
     }
 
-    /// The same model for rows that hold several documents, or for rows that hold one. A model that reads
-    /// in both directions always keeps documents apart: padding is one.
+    /// The same model for rows of several documents, or for rows of one. A bidirectional model always keeps documents
+    /// apart, because padding counts as one.
     #[must_use]
     pub fn with_documents(self, documents: bool) -> Architecture {
         match self {
@@ -98,8 +98,8 @@ impl Architecture {
         self
     }
 
-    /// The same model with another head: one that sorts whole texts into `count` labels. What the classifier
-    /// reads is dropped as often as everything else.
+    /// The same model with another head, which classifies whole texts into `count` labels. The classifier's input has
+    /// the model's dropout rate.
     ///
     /// # Errors
     ///

@@ -59,8 +59,8 @@ pub struct Labels {
 }
 
 impl Bert {
-    /// The graph from `tokens` and `targets` to `loss`, without its derivative. Some tokens are masked and
-    /// the targets are what they were; or there is one target per row, its label.
+    /// The graph from `tokens` and `targets` to `loss`, without its derivative. Some tokens are masked and the targets
+    /// are the original ids; with labels there is one target per row, its label.
     ///
     /// # Errors
     ///

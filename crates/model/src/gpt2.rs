@@ -143,8 +143,8 @@ impl Gpt2 {
         g.layer_norm(x, weight, bias, self.norm_epsilon) // (B, T, C)
     }
 
-    /// Every block adds two updates to the stream; drawn this narrow, their sum keeps its variance
-    /// whatever the depth.
+    /// Every block adds two updates to the residual stream; with this small deviation the variance of their sum does
+    /// not depend on the depth.
     fn residual_spread(&self) -> f32 {
         SPREAD / (2.0 * self.layers as f32).sqrt()
     }

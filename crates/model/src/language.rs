@@ -6,8 +6,8 @@
 //! `logits` `[1,V]`. A graph that sorts whole texts reads one target per row, `targets` i32 `[B]`, and when it
 //! evaluates it yields `logits` `[B,L]` too.
 //!
-//! Targets arrive shifted: `targets[b,t]` is what position `t` should predict. So the graph does not
-//! care whether the next word or a hidden word is asked for; that is the data loader's business.
+//! Targets arrive shifted: `targets[b,t]` is the token that position `t` should predict. So the graph is the same for
+//! the next word and for a hidden word; the data loader makes the difference.
 
 use plimsoll_graph::{DType, Graph, GraphError, Value};
 
@@ -77,8 +77,8 @@ pub(crate) fn logits(g: &mut Graph, x: Value, head: Value, bias: Option<Value>) 
     g.output("logits", logits);
 }
 
-/// Checks the numbers that must not be 0, those of the batch included. A shape with a 0 is a shape like
-/// any other to the graph; a model that computes nothing is of no use.
+/// Checks the numbers that must not be 0, those of the batch included. The graph accepts a shape with a 0, but a model
+/// that computes nothing is useless.
 pub(crate) fn no_zeros(
     g: &Graph,
     model: &str,

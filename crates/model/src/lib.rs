@@ -21,9 +21,9 @@
 //! | `evaluation(B, T)` | as `training`, without `rng` | `loss`; with labels also `logits` f32 `[B,L]` |
 //! | `generation(T)` | `tokens` i32 `[1,T]`, `position` i32 `[1]` | `logits` f32 `[1,V]` |
 //!
-//! Each layer is one block of the graph, and all layers of a model are built alike, so that a planner
-//! may plan one and repeat it. Nothing here decides parallelism, offload, recompute or precision: a
-//! model says what is computed, a plan says where and when.
+//! Each layer is one block of the graph, and all layers of a model are built alike, so that a planner may plan one and
+//! repeat it. Nothing here decides parallelism, offload, recompute or precision: a model defines the computation, a
+//! plan decides where and when it runs.
 
 mod architecture;
 mod bert;

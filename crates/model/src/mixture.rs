@@ -5,12 +5,12 @@
 //! y = Σ wₑ · downₑ(silu(gateₑ·x) · upₑ·x)  over the k experts e with the largest router score   [+ shared expert]
 //! ```
 //!
-//! Legend: `B` sequences, `T` positions, `C` width, `E` experts of hidden width `F`, `k` of them for each token, `R` rows
-//! of copies. The weights of all experts are one group of state for each of gate, up and down: files hold a tensor for each
-//! expert, under the names that transformers writes.
+//! Legend: `B` sequences, `T` positions, `C` width, `E` experts of hidden width `F`, `k` of them for each token, `R`
+//! rows of copies. The weights of all experts are one group of state for each of gate, up and down: files hold a tensor
+//! for each expert, under the names that transformers writes.
 //!
-//! Weights that add up to one are the softmax of the chosen scores, which is the softmax of all of them divided by the sum of
-//! the chosen. Absent: biases of experts, and experts whose form differs from layer to layer.
+//! Normalised weights are the softmax of the chosen scores, which equals the softmax of all scores divided by the sum
+//! of the chosen ones. Absent: biases of experts, and experts whose form differs from layer to layer.
 
 use plimsoll_graph::op::{Balance, Sorting};
 use plimsoll_graph::{Graph, GraphError, Init, Op, Shape, SortedCopies, Value};
@@ -20,7 +20,7 @@ use crate::language::{self, IGNORED};
 /// Standard deviation of a weight before the first step.
 const SPREAD: f32 = 0.02;
 
-/// Rows at whose multiples an expert begins. Products of the CPU begin anywhere, so there is no padding.
+/// The rows of an expert begin at multiples of this. Products of the CPU can begin at any row, so there is no padding.
 const TILE: usize = 1;
 
 /// Form of the experts of a model.
@@ -34,16 +34,16 @@ pub struct Mixture {
     pub ffn: usize,
     /// Whether the weights of the chosen experts add up to one; else they are probabilities among all.
     pub normalised: bool,
-    /// Hidden width of an expert that every token goes to, as in Qwen2-MoE, whose result is gated.
+    /// Hidden width of an expert that serves every token, as in Qwen2-MoE; its result is gated.
     pub shared: Option<usize>,
-    /// Every which layer has experts, counted from one: 1 is every layer.
+    /// Every n-th layer has experts, where n is this number: 1 means every layer.
     pub sparse_step: usize,
     /// Layers without experts, counted from zero.
     pub dense_layers: Vec<usize>,
     /// Names of experts in files.
     pub names: ExpertNames,
-    /// Tokens that an expert takes of each sequence, as a multiple of its even share; all that come where none is stated.
-    /// Tokens beyond go on through the residual stream (Fedus et al. 2021).
+    /// Most tokens of each sequence that an expert takes, as a multiple of its even share; unlimited if absent. Further
+    /// tokens skip the expert and continue through the residual stream (Fedus et al. 2021).
     pub capacity: Option<f32>,
     /// Losses of routers.
     pub losses: RouterLosses,
@@ -84,7 +84,7 @@ impl RouterLosses {
 /// The tokens that a balance of experts is counted over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BalanceGroup {
-    /// One sequence and one layer, so that the micro-batch changes nothing. Tokens without a loss are not counted.
+    /// One sequence and one layer, so that the micro-batch does not matter. Tokens without a loss are not counted.
     Sequence,
     /// All tokens and layers of a micro-batch, as transformers counts: the loss depends on the micro-batch.
     MicroBatch,

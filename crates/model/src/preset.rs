@@ -76,7 +76,7 @@ impl Preset {
     ///
     /// # Errors
     ///
-    /// When there is none; the error lists those there are.
+    /// When there is none; the error lists the known names.
     pub fn from_name(name: &str) -> Result<Preset, UnknownPreset> {
         let found = Preset::all().into_iter().find(|preset| preset.name == name);
         found.ok_or_else(|| UnknownPreset { name: name.to_owned() })
@@ -165,7 +165,7 @@ fn bert([layers, width, heads]: [usize; 3]) -> Bert {
 /// Nothing is known under this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownPreset {
-    /// The name that was asked for.
+    /// The requested name.
     pub name: String,
 }
 

@@ -1,8 +1,8 @@
 //! How fast each pair of a head turns with its position (Su et al. 2021), and two ways to stretch it.
 //!
-//! Pair `i` of a head of width `D` turns by `base^(−2i/D)` radians a position. Texts longer than those of the
-//! first training are read by turning slower: all pairs by one factor (Chen et al. 2023), or, as Llama 3.1
-//! does, only those that have not come full circle in the original length:
+//! Pair `i` of a head of width `D` turns by `base^(−2i/D)` radians a position. Texts longer than those of the first
+//! training are handled by turning slower: all pairs by one factor (Chen et al. 2023), or, as in Llama 3.1, only those
+//! that have not completed a turn within the original length:
 //!
 //! ```text
 //! turns in the original length     ≥ high        between          ≤ low

@@ -5,9 +5,9 @@
 //! arena                                   | state |          transient           |
 //! ```
 //!
-//! A user states the process's budget, a plan has an arena, and the planners of `optimum` know the transient part alone.
-//! Each of the two boundaries is crossed here and nowhere else. Sizes of single things (a buffer, a node's scratch) are
-//! plain numbers: nobody confuses those.
+//! A user states the process's budget, a plan has an arena, and the planners of `optimum` know the transient part
+//! alone. Each of the two boundaries is crossed here and nowhere else. Sizes of single things (a buffer, a node's
+//! scratch) are plain numbers, since they cannot be confused.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub struct ArenaBytes(pub u64);
 pub struct TransientBytes(pub u64);
 
 impl ProcessBytes {
-    /// The arena of a process that has `outside` bytes beside it; 0 where those alone are more.
+    /// The arena of a process that has `outside` bytes beside it; 0 if `outside` exceeds the process's bytes.
     pub fn arena(self, outside: u64) -> ArenaBytes {
         ArenaBytes(self.0.saturating_sub(outside))
     }
@@ -39,7 +39,7 @@ impl ArenaBytes {
         ProcessBytes(self.0.saturating_add(outside))
     }
 
-    /// The part behind `state` bytes of state; 0 where those alone are more.
+    /// The part behind `state` bytes of state; 0 if `state` exceeds the arena.
     pub fn transient(self, state: u64) -> TransientBytes {
         TransientBytes(self.0.saturating_sub(state))
     }

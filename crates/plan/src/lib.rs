@@ -1,7 +1,7 @@
 //! From a graph and a budget to a schedule in which every buffer has an offset.
 //!
-//! Folders are layers: each uses only those above it in this list, and a test (`crates/plimsoll/tests/layers.rs`) reads the
-//! imports and holds them to it.
+//! Folders are layers: each uses only those above it in this list, and a test (`crates/plimsoll/tests/layers.rs`)
+//! checks the imports.
 //!
 //! ```text
 //! bytes        process, arena, transient part             counts of bytes that must not be mixed

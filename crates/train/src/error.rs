@@ -12,7 +12,7 @@ use crate::data::DataError;
 use crate::files::{FileError, WeightError};
 use crate::memory::{Budget, BudgetError, MemoryError, Size};
 
-/// Another request, which fits where the user's does not.
+/// Another request, which fits where the user's request does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternative {
     /// Flags to type beside the rest.
@@ -30,7 +30,7 @@ pub struct LackingRoom {
     pub room: u64,
     /// Bytes that a plan takes there.
     pub needed: u64,
-    /// The flag that states `room`; none where it is all that is free.
+    /// The flag that states `room`; `None` if it is all free space.
     pub stated: Option<&'static str>,
 }
 
@@ -45,13 +45,13 @@ pub enum TrainError {
     Budget {
         /// The whole budget and how it divides.
         budget: Box<Budget>,
-        /// The smallest plan of what was asked for.
+        /// The smallest plan of the request.
         smallest: Box<Tried>,
         /// Plans that would fit if less were fixed.
         hints: Vec<Tried>,
         /// Other ways of asking, which fit.
         alternatives: Vec<Alternative>,
-        /// Room that is lacking beside the memory, where more of it would make a plan fit.
+        /// Room lacking on another tier, if more of it would make a plan fit.
         lacking: Option<Box<LackingRoom>>,
     },
     /// Planning failed for another reason.
@@ -142,7 +142,7 @@ impl TrainError {
         )
     }
 
-    /// The sentence of the error for a command line: settings are flags, `--seq-len`, where the error itself says
+    /// The error's sentence for a command line: settings appear as flags, `--seq-len`, where the error itself says
     /// `seq_len`.
     pub fn with_flags(&self) -> String {
         WithFlags(self).to_string()
@@ -154,8 +154,8 @@ impl TrainError {
             return Vec::new();
         };
         let outside = budget.outside;
-        // So that the figure works when it is typed: rounded up to a whole MiB, and where it is of a process, with the
-        // MiB by which one is larger now and then.
+        // Rounded up to a whole MiB so that the figure works when it is typed. For a process one more MiB is added,
+        // since processes vary in size.
         let spare = u64::from(budget.ceiling.is_none());
         let whole = (smallest.arena_bytes + outside).div_ceil(1 << 20) + spare;
         let mut lines: Vec<String> = hints
@@ -200,7 +200,8 @@ impl fmt::Display for LackingRoom {
     }
 }
 
-/// Which described device would do. All have the same alignment and scratch, so a plan is as large on any.
+/// A described device that is large enough. All have the same alignment and scratch, so a plan has the same size on
+/// each.
 fn larger_device(bytes: u64) -> String {
     let enough = DeviceSpec::all().iter().filter(|spec| spec.memory_bytes >= bytes);
     match enough.min_by_key(|spec| spec.memory_bytes) {

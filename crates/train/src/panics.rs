@@ -10,12 +10,12 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does `work`; the message of a panic inside it comes back, and not to the terminal. What `work` has half changed must
+/// Runs `work`; the message of a panic inside it is returned and not printed. State that `work` has half changed must
 /// not be used after that.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
-    // One hook for the whole process, which looks at the thread: a hook that comes and goes would swallow the panics of
-    // others meanwhile.
+    // One hook for the whole process, which checks the thread: a hook that is installed and removed would swallow other
+    // threads' panics meanwhile.
     HOOK.call_once(|| {
         let usual = panic::take_hook();
         panic::set_hook(Box::new(move |info| {

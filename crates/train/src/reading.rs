@@ -1,8 +1,8 @@
-//! The file that is being read, and whether the reading gets on.
+//! The file that is being read, and the progress of the reading.
 //!
-//! Files of others pass through parsers of others. A program that guards itself against them (with an allocator that
-//! refuses, a watch on the time, handlers of signals) has to say which file it was when it ends. It can ask here from
-//! anywhere: names and counts lie in atomics, and asking takes neither a lock nor memory.
+//! Foreign files pass through foreign parsers. A program that guards itself against both (with an allocator that
+//! refuses, a watchdog, signal handlers) must name the file when it ends. It can ask here from anywhere: names and
+//! counts are atomics, and reading them takes neither a lock nor memory.
 //!
 //! A guarded process reads one file at a time; with several, the last one named is reported. Absent: the guard itself,
 //! which is the program's (see `docs/decisions/0018-files-are-read-behind-a-guard.md`).
@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// The longest name that is reported whole; of a longer one, the end.
+/// The longest name that is reported whole; a longer one is reported by its end.
 pub const LONGEST: usize = 4096;
 
 /// A name that can be read from a signal handler.
@@ -25,7 +25,7 @@ impl Name {
         Name { bytes: [const { AtomicU8::new(0) }; LONGEST], len: AtomicUsize::new(0) }
     }
 
-    /// A thread that asks meanwhile gets no name, or part of one.
+    /// A thread that reads the name meanwhile gets none, or part of one.
     fn set(&self, parts: &[&[u8]]) {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let bytes = parts.iter().flat_map(|part| part.iter()).skip(total.saturating_sub(LONGEST));
@@ -47,39 +47,39 @@ static FILE: Name = Name::new();
 static UNFINISHED: Name = Name::new();
 static STEPS: AtomicU64 = AtomicU64::new(0);
 
-/// Says that the file at `path` is read from now on.
+/// Notes that the file at `path` is read from now on.
 pub fn begin(path: &Path) {
     FILE.set(&[path.as_os_str().as_bytes()]);
     step();
 }
 
-/// Says that the data at `path` is read from now on, with a tokenizer from `tokenizer`.
+/// Notes that the data at `path` is read from now on, with a tokenizer from `tokenizer`.
 pub(crate) fn begin_with(path: &Path, tokenizer: &Path) {
     FILE.set(&[path.as_os_str().as_bytes(), b" with ", tokenizer.as_os_str().as_bytes()]);
     step();
 }
 
-/// Says that the reading gets on. To be said at least every second of work, however large a file is.
+/// Reports progress. To be called at least once per second of work, however large a file is.
 pub fn step() {
     STEPS.fetch_add(1, Relaxed);
 }
 
-/// A number that differs from the one before when the reading has got on.
+/// A counter of progress: it has changed since the last call if the reading has made progress.
 pub fn steps() -> u64 {
     STEPS.load(Relaxed)
 }
 
-/// The name of the file that is being read; nothing where none was read yet.
+/// The name of the file that is being read; empty if none was read yet.
 pub fn name() -> impl Iterator<Item = u8> {
     FILE.get()
 }
 
-/// Says that there is a file at `path` that is worth nothing unless it is finished; with an empty path, that there is none.
+/// Notes that the file at `path` is useless until it is finished; an empty path means that there is none.
 pub(crate) fn unfinished(path: &Path) {
     UNFINISHED.set(&[path.as_os_str().as_bytes()]);
 }
 
-/// The path of the unfinished file, which a program that ends here should remove; nothing where there is none.
+/// The path of the unfinished file, empty if there is none. A program that ends now should remove it.
 pub fn unfinished_name() -> impl Iterator<Item = u8> {
     UNFINISHED.get()
 }

@@ -81,7 +81,7 @@ fn measure(ops: &OpsArgs) -> Result<(), Failure> {
             say(&format!("measuring micro-batches of {rows}, round {round} of {ROUNDS}\n"))?;
             match measure_ops(&config, rows) {
                 Ok(timings) => new = new.fastest(Measured::new(machine(), &timings)),
-                // What does not fit cannot be planned either.
+                // A micro-batch that does not fit cannot be planned either.
                 Err(error) if !new.is_empty() => say(&format!("skipped: {}\n", error.with_flags()))?,
                 Err(error) => return Err(error.into()),
             }
@@ -102,7 +102,7 @@ fn measure(ops: &OpsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// All is measured so many times, apart from each other, so that no op counts at the pace of a disturbed moment.
+/// Everything is measured this many times, at different moments, so that a disturbed moment spoils no op.
 const ROUNDS: usize = 2;
 
 /// The divisors of the global batch: a plan may choose any of them, unless one is fixed.

@@ -18,7 +18,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     judge_all(args, devices::trial(kind, &setup)?)
 }
 
-/// Judges every device by the cases that the filter lets through, with each amount of scratch.
+/// Judges every device by the cases that match the filter, with each amount of scratch.
 fn judge_all(args: &CheckArgs, trial: Trial) -> Result<(), Failure> {
     let Trial { mut devices, cases, scratches } = trial;
     let filter = args.filter.as_deref().unwrap_or("");

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::exit::Failure;
 use crate::table::size;
 
-/// The rows, with `auto` chosen anew when the plan at hand has a fixed strategy.
+/// The rows, with `auto` planned anew if the given plan has a fixed strategy.
 pub(crate) fn rows(questions: &mut Questions, summary: &Summary) -> Result<Vec<Compared>, Failure> {
     let request = Request { strategy: None, ..questions.request };
     let fixed = questions.request.strategy.is_some_and(|strategy| strategy != Strategy::Auto);

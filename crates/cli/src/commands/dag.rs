@@ -40,7 +40,7 @@ fn read(file: &Path) -> Result<Dag, TrainError> {
     parse(&text).map_err(|error| TrainError::Config(format!("{name}: {error}")))
 }
 
-/// The budget asked for and one that works, in a form that can be typed.
+/// The stated budget and one that works, in a form that can be typed.
 fn refusal(budget: u64, error: &Unplannable) -> TrainError {
     TrainError::Config(match *error {
         Unplannable::TooSmall { smallest } => {

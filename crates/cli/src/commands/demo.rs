@@ -1,4 +1,4 @@
-//! `plimsoll demo`: the point of it all, measured on this machine.
+//! `plimsoll demo`: shows the effect of a budget, measured on this machine.
 //!
 //! A small model is trained inside the budget; a second process trains the first steps of the same run
 //! without one. Their losses must be the same bits. The second run is a process of its own because the
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     say(&String::from_utf8_lossy(&plan))?;
     say("\n")?;
 
-    // Once before the first step, so that the arena's peak is the plan's also in a run cut short.
+    // Once before the first step, so that the arena's peak equals the plan's even in a run that is cut short.
     sample(session.trainer_mut().run_mut(), seq_len, vocab)?;
     let mut losses = Vec::new();
     let mut rates = Vec::new();
@@ -70,7 +70,7 @@ fn raw(args: &DemoArgs) -> RawConfig {
         model: Some("tiny".into()),
         memory: Some(args.memory.clone()),
         global_batch: Some(BATCH),
-        // Fixed, so that the comparison differs in nothing but memory.
+        // Fixed, so that the two runs differ only in memory.
         micro_batch: Some(BATCH),
         max_steps: Some(args.max_steps),
         learning_rate: Some(3e-3),

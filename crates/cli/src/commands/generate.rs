@@ -130,7 +130,7 @@ fn prompt(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<i32>, TrainE
         tokenizer.encode_plain(&text)?
     } else {
         let mut ids = tokenizer.encode(&args.prompt)?;
-        // Ids that close a text must not stand before its continuation.
+        // Ids that close a text must not precede its continuation.
         ids.truncate(ids.len() - tokenizer.closing().len().min(ids.len()));
         ids
     };

@@ -56,7 +56,7 @@ fn curve(questions: &mut Questions, summary: &Summary) -> Result<Vec<Point>, Fai
     let mut points = planning::curve(&mut questions.searcher, request, &budgets)
         .map_err(|error| questions.failure(error))?;
     if questions.request.strategy.is_none() {
-        // It may be of a kind that a budget between is not asked for: two passes over each micro-batch.
+        // The plan may be of a kind that the curve does not include: two passes over each micro-batch.
         points.push(Point::of(&summary.planned.choice));
     }
     points.sort_by_key(|point| point.arena_bytes);

@@ -1,4 +1,4 @@
-//! `plimsoll plan --max`: the most that fits, by planning it.
+//! `plimsoll plan --max`: the largest value that fits, found by planning.
 //!
 //! Sizes double until one does not fit, then the gap is halved. The answer is a plan that was made; the next
 //! larger size was tried and does not fit, or means nothing.
@@ -14,12 +14,12 @@ use plimsoll::training::{Config, LanguageModel, RawConfig, fits_within};
 use crate::args::{PlanArgs, What};
 use crate::exit::Failure;
 
-/// How the memory divides: a larger model has a larger plan, which takes room too.
+/// How the memory is divided: a larger model has a larger plan, which takes room too.
 pub(crate) type BudgetOf<'a> = &'a dyn Fn(&Config) -> Result<Budget, TrainError>;
 
 /// The most of something that fits.
 pub(crate) struct Answer {
-    /// The quantity that was asked for.
+    /// The requested quantity.
     what: What,
     /// The most of it.
     value: usize,
@@ -55,7 +55,7 @@ impl Answer {
     }
 }
 
-/// Finds the most of `what` that fits; `opened` are the settings as they stand, after a look at the data.
+/// Finds the largest `what` that fits; `opened` are the settings as stated, after reading the data.
 pub(crate) fn find(
     args: &PlanArgs,
     what: What,
@@ -77,7 +77,7 @@ pub(crate) fn find(
     })?;
     match found {
         Some((value, config)) => Ok(Answer { what, value, most, config }),
-        // Not even 1 fits; the error of planning it says what would.
+        // Not even 1 fits; the error of planning it names settings that would.
         None => Ok(Answer { what, value: 1, most, config: with(1)? }),
     }
 }
@@ -97,7 +97,7 @@ fn most(raw: &RawConfig, what: What, smallest: Config) -> Result<usize, Failure>
     })
 }
 
-/// The settings without the quantity asked for, which must not be fixed.
+/// The settings without the requested quantity, which must not be fixed.
 fn open(args: &PlanArgs, what: What) -> Result<RawConfig, Failure> {
     let raw = args.settings.raw()?;
     let fixed = match what {

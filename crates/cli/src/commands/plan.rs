@@ -1,4 +1,4 @@
-//! `plimsoll plan`: what a run would need, without running it.
+//! `plimsoll plan`: the memory and time of a run, without running it.
 
 use std::io::{self, Write};
 
@@ -47,7 +47,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
                 let Options { micro_batch, .. } = config.options;
                 program(&config.model, &*device, &config.options, micro_batch.unwrap_or(1))
             };
-            // The memory is looked at as by a run: after a program was built, and before planning takes more.
+            // Memory is measured at the same point as in a run: after a program was built, and before planning takes
+            // more.
             of(&config)?;
             let whole = config.options.budget_on(&*device)?;
             let budget = |config: &Config| Ok(whole.beside(&of(config)?));
@@ -69,8 +70,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
 }
 
-/// Opens the data that is given, as a run would. The most that fits may be asked for with data that does not suit the
-/// usual length of a sequence, so then it is opened only where it decides what the model is.
+/// Opens the given data, as a run would. With `--max` the data may not suit the default length of a sequence, so it is
+/// then opened only if the model depends on it.
 fn open_data(args: &PlanArgs, config: &mut Config) -> Result<Option<OpenedData>, Failure> {
     match config.data {
         DataConfig::Synthetic => Ok(None),
@@ -137,7 +138,7 @@ fn description(spec: &DeviceSpec, assumed: bool, precision: Precision) -> String
     )
 }
 
-/// The table or the JSON, and the page where one is asked for.
+/// The table or the JSON, and the page if one is requested.
 fn answered(
     args: &PlanArgs,
     title: &str,

@@ -55,14 +55,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(finished) = session.finish(&end)? {
         say(&written(&session, &finished))?;
     }
-    // The trained model is written whatever else went wrong.
+    // The trained model is written even if the page failed.
     page?;
     Ok(session.judge(&end)?)
 }
 
 /// Removes the traces of a run that has not begun: its folder, if new and empty, and a plan that was handed on.
 fn undo(made: &Arc<OnceLock<PathBuf>>) {
-    // Anything that stays is empty or temporary, and there is nobody left to tell.
+    // Anything left is empty or temporary, and the error cannot be reported any more.
     let _ = made.get().map(fs::remove_dir);
     let _ = reexec::plan_made_before().map(fs::remove_file);
 }
@@ -113,7 +113,7 @@ fn written(session: &Session, finished: &Finished) -> String {
     format!("what was trained is in {folder}{of}\n")
 }
 
-/// Takes all steps and tells of them: as lines where scripts want `json`, and on the page.
+/// Takes all steps and reports them: as lines if scripts want `json`, and on the page.
 fn train_telling(session: &mut Session, json: bool) -> Result<EndRecord, Failure> {
     let shown = ShownRecords::of(session.config());
     let output = session.config().output.clone();
@@ -125,7 +125,7 @@ fn train_telling(session: &mut Session, json: bool) -> Result<EndRecord, Failure
     train(session, shown, &mut listeners)
 }
 
-/// Takes all steps behind a progress bar. A line stands for each of the records that are `shown`.
+/// Takes all steps with a progress bar. Each record that is `shown` gets a line.
 pub(crate) fn train(
     session: &mut Session,
     shown: ShownRecords,

@@ -1,9 +1,11 @@
-//! The program's allocator: the system's, which asks before it takes memory while files of others are read.
+//! The program's allocator: the system's, with a check of resident memory before each allocation while foreign files
+//! are read.
 //!
-//! The budget bounds the resident bytes, by the kernel's count. The kernel is asked each time a thread has taken [`STRIDE`] bytes.
-//! Memory counts from the moment it is touched. Large pieces are therefore touched as soon as they are taken; small ones
-//! touch a page of theirs by being there, so untouched memory stays below sixteen times what is counted, and in practice
-//! far below. Memory that C libraries take is seen by the next question, and so are stacks and pages of code.
+//! The budget bounds the resident bytes, by the kernel's count. The kernel is asked each time a thread has allocated
+//! [`STRIDE`] bytes. Memory counts from the moment it is touched. Large pieces are therefore touched as soon as they
+//! are allocated. A small piece touches a page by its own header, so untouched memory stays below sixteen times the
+//! counted memory, and in practice far below. Memory that C libraries allocate is seen at the next check, and so are
+//! stacks and pages of code.
 //!
 //! The kernel answers in about a microsecond. Nothing is counted here, so giving memory back costs nothing.
 #![allow(unsafe_code, reason = "a global allocator is unsafe by its trait")]
@@ -18,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::ending::{self, Why};
 use super::{LIMIT, is_raised};
 
-/// Bytes that a thread takes before the kernel is asked again, and the size from which on pieces are touched.
+/// Bytes that a thread allocates before the kernel is asked again; pieces of at least this size are touched.
 const STRIDE: usize = 64 << 10;
 /// Bytes that the kernel hands out at once.
 const PAGE: usize = 4096;
@@ -31,13 +33,13 @@ static ALLOCATOR: Asking = Asking;
 struct Asking;
 
 thread_local! {
-    /// Bytes that this thread has taken since it asked.
+    /// Bytes that this thread has allocated since the last check.
     static TAKEN: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Bytes that threads are about to take.
 static PENDING: AtomicU64 = AtomicU64::new(0);
-/// Where the kernel says how many pages are resident.
+/// The file in which the kernel reports resident pages.
 static PAGES: OnceLock<File> = OnceLock::new();
 
 /// Opens the kernel's file now, since later nothing can be opened.
@@ -73,7 +75,7 @@ unsafe impl GlobalAlloc for Asking {
     }
 }
 
-/// Takes memory of `size` bytes, of which the first `had` are there already.
+/// Allocates `size` bytes, of which the first `had` exist already.
 #[inline]
 fn taking(size: usize, had: usize, layout: Layout, take: impl FnOnce() -> *mut u8) -> *mut u8 {
     if !is_raised() {
@@ -93,7 +95,7 @@ fn taking(size: usize, had: usize, layout: Layout, take: impl FnOnce() -> *mut u
     asked(more, had, layout, take)
 }
 
-/// Takes memory after a look at what is resident.
+/// Allocates after a check of the resident memory.
 #[cold]
 fn asked(more: usize, had: usize, layout: Layout, take: impl FnOnce() -> *mut u8) -> *mut u8 {
     let pending = PENDING.fetch_add(more as u64, Relaxed) + more as u64;
@@ -121,8 +123,8 @@ fn given(pointer: *mut u8, layout: Layout) -> *mut u8 {
     pointer
 }
 
-/// Ends the program where the system gives no memory and the standard library would abort. The arena asks for whole
-/// pages, and can do with a refusal.
+/// Ends the program if the system gives no memory and the standard library would abort. The arena asks for whole pages
+/// and can handle a refusal.
 #[cold]
 fn not_given(size: usize, layout: Layout) {
     if layout.align() < PAGE {

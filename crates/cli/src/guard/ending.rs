@@ -1,5 +1,5 @@
-//! The last words: one line that names the file, written without taking memory or locks, since it may be said from an
-//! allocator or from a signal handler on a stack of a few KiB. So the line lies in a static.
+//! The last error message: one line that names the file. It is written without allocating or locking, since it may come
+//! from an allocator or from a signal handler on a stack of a few KiB. So the line lies in a static.
 #![allow(unsafe_code, reason = "what may be called in a signal handler is in libc")]
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,7 +29,8 @@ pub(super) enum Why<'a> {
 const MISTAKE: i32 = 2;
 const FAILURE: i32 = 1;
 
-/// Says why, removes the file that would never be finished, and ends the process. Of several threads that end it, one speaks.
+/// Prints the reason, removes the file that would never be finished, and ends the process. If several threads end it,
+/// only one prints.
 pub(super) fn end(why: &Why<'_>) -> ! {
     static ENDING: AtomicBool = AtomicBool::new(false);
     lower();
@@ -99,7 +100,7 @@ impl Line {
         }
     }
 
-    /// The bytes in MiB with one place behind the point, as sizes are shown elsewhere.
+    /// The bytes in MiB with one decimal, as sizes are shown elsewhere.
     fn add_mib(&mut self, bytes: u64) {
         let tenths = (bytes as f64 / f64::from(1 << 20) * 10.0).round() as u64;
         self.add_number(tenths / 10);

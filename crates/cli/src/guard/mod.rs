@@ -1,5 +1,5 @@
-//! Files of others are read behind a guard. More memory than the budget has, a stack that overflows, work that never ends,
-//! a panic or an abort in a parser: each ends the program with one error that names the file.
+//! Foreign files are read behind a guard. More memory than the budget has, a stack overflow, work that never ends, a
+//! panic or an abort in a parser: each ends the program with one error that names the file.
 //!
 //! ```text
 //! raise ──▶ files are read ──▶ lower ──▶ planning, the arena, training
@@ -9,8 +9,9 @@
 //!            panic hook  panics that are not caught
 //! ```
 //!
-//! To end there is crude and right: so far nothing was trained, and nothing that was saved is touched. Once the guard is
-//! lowered all of it costs one look at a flag per allocation. See `docs/decisions/0018-files-are-read-behind-a-guard.md`.
+//! Ending there is crude but right: nothing was trained so far, and nothing that was saved is touched. Once the guard
+//! is lowered, its cost is one check of a flag per allocation. See
+//! `docs/decisions/0018-files-are-read-behind-a-guard.md`.
 
 mod allocator;
 mod ending;
@@ -27,18 +28,18 @@ use plimsoll::training::memory::Size;
 
 use crate::exit::Failure;
 
-/// Whether files of others are being read.
+/// Whether foreign files are being read.
 static RAISED: AtomicBool = AtomicBool::new(false);
 /// The most bytes that may be resident meanwhile.
 static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The budget that was stated, or 0.
 static STATED: AtomicU64 = AtomicU64::new(0);
 
-/// Files may always take this much more than the program has when it begins to read, so that budgets too small for
-/// anything are refused for what they are.
+/// Files may always take this much more than the program holds when it begins to read. So a budget that is too small
+/// for anything gets its own error instead of blaming a file.
 const LEAST: u64 = 8 << 20;
 
-/// Raises the guard with a budget as it is written; with none, files may take what the machine has free.
+/// Raises the guard with a budget as the user wrote it; without one, files may take all free memory of the machine.
 pub(crate) fn raise(memory: Option<&str>) -> Result<(), Failure> {
     let stated = memory.filter(|&text| text != "auto").map(str::parse::<Size>).transpose();
     let stated = stated.map_err(|why| plimsoll::TrainError::Config(why.to_string()))?.map(|size| size.bytes);
@@ -51,7 +52,7 @@ pub(crate) fn raise(memory: Option<&str>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Raises the guard for a run with these settings. The budget of another device says nothing of this process.
+/// Raises the guard for a run with these settings. The budget of another device says nothing about this process.
 pub(crate) fn raise_for(raw: &RawConfig) -> Result<(), Failure> {
     let here = raw.device.as_deref().is_none_or(|device| device == "cpu");
     raise(raw.memory.as_deref().filter(|_| here))
@@ -62,7 +63,7 @@ pub(crate) fn raise_again() {
     RAISED.store(LIMIT.load(Relaxed) != u64::MAX, Relaxed);
 }
 
-/// Ends the reading of files of others.
+/// Ends the reading of foreign files.
 pub(crate) fn lower() {
     RAISED.store(false, Relaxed);
 }

@@ -1,4 +1,4 @@
-//! Faults of the processor and aborts while files of others are read. At any other time they have their usual effect.
+//! Processor faults and aborts while foreign files are read. At any other time they have their usual effect.
 //!
 //! The standard library has given every thread a second stack for this, and its own handler names the thread that
 //! overflowed; that handler is put back and runs when the guard is down.

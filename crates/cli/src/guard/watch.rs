@@ -1,7 +1,7 @@
 //! A watch over time: it ends reading that keeps the processor busy without progress.
 //!
-//! Only seconds in which the process was at work count. A disk that is slow, a machine that sleeps or has others to serve
-//! first is no fault of a file.
+//! Only seconds in which the process was at work count. A slow disk, or a machine that sleeps or is busy with other
+//! work, is no fault of a file.
 #![allow(unsafe_code, reason = "the processor time of the process is asked for in libc")]
 
 use std::thread;
@@ -17,7 +17,7 @@ const EVERY: Duration = Duration::from_millis(500);
 /// Work that leads nowhere, until it is ended. The slowest honest step (reading a vocabulary of 256,000 words on a slow
 /// machine) takes about 3 s.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Enough for a look at two numbers, and the last words.
+/// Enough for reading two numbers and for the last error message.
 const STACK: usize = 64 << 10;
 
 /// Starts the watch. Without a thread for it, files are read unwatched.
@@ -45,7 +45,7 @@ struct Lost {
 impl Lost {
     /// Losses after another look.
     fn after(&mut self, raised: bool, steps: u64, worked: Duration) -> Duration {
-        // Several threads at work lose no more than one would.
+        // Several threads at work count no more than one would.
         let share = worked.saturating_sub(self.worked).min(EVERY);
         let gets_on = !raised || steps != self.steps;
         self.time = if gets_on { Duration::ZERO } else { self.time + share };

@@ -71,7 +71,7 @@ pub(crate) struct Mapping {
     range: Arc<Reserved>,
     memory: cuda::CUmemGenericAllocationHandle,
     mapped: usize,
-    /// Bytes that were asked for.
+    /// The requested number of bytes.
     pub(crate) bytes: u64,
 }
 
@@ -131,7 +131,7 @@ impl Drop for Mapping {
 /// Bytes of memory that stand for a whole arena.
 const FOLD: usize = 64 << 20;
 
-/// A range every part of which leads to the same few bytes: kernels run on it, and the memory of an arena is not needed.
+/// A range in which every part maps to the same few bytes: kernels can run on it without the memory of an arena.
 #[derive(Debug)]
 pub(crate) struct Folded {
     range: Arc<Reserved>,
@@ -185,7 +185,7 @@ impl Drop for Folded {
     }
 }
 
-/// Memory beside the arena, given back when it goes.
+/// Memory beside the arena, freed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Borrowed {
     context: Arc<Context>,

@@ -1,10 +1,11 @@
 //! Attention as graphs of cuDNN's nodes: scores, masks, softmax and products, which its engines run as one kernel.
 //!
-//! The graphs are those that its engines recognise, node by node; another order of the same mathematics finds no engine.
-//! Keys and values are handed over transposed where a product wants them so, by their strides. Scores never reach memory.
+//! The graphs are those that cuDNN's engines recognise, node by node; the same mathematics in another order finds no
+//! engine. Keys and values are passed transposed by their strides where a product needs that. Scores never reach
+//! memory.
 //!
-//! Documents are a mask, by which a query sees keys from the first position of its document on, or sequences of their own:
-//! the *ragged* form, in which every tensor has a table of the elements where its documents begin.
+//! Documents are either a mask, by which a query sees keys from the first position of its document on, or sequences of
+//! their own: the *ragged* form, in which every tensor has a table of the elements where its documents begin.
 
 use plimsoll_exec::ExecError;
 
@@ -48,7 +49,7 @@ impl Forms {
     }
 }
 
-/// Lengths and first elements of sequences that differ in length; nothing where they do not.
+/// Lengths and first elements of sequences of different lengths; nothing if all are equal.
 #[derive(Clone, Copy, Default)]
 struct Sequences {
     query_lengths: Option<Tensor>,
@@ -92,8 +93,8 @@ impl Sequences {
     }
 }
 
-/// Scores that nobody may see become −∞: those before the query's document, unless it is a sequence of its own, then those
-/// behind the query.
+/// Hidden scores become −∞: those before the query's document, unless documents are sequences of their own, and those
+/// after the query.
 fn masked(
     g: &mut Builder,
     mut x: Tensor,
@@ -185,20 +186,20 @@ pub(super) fn backward(g: &mut Builder, shape: &AttentionShape) -> Result<(), Ex
     let ds_turned = g.view(ds, turned, BF16, None)?;
     keys_grad(g, &forms, &of, [ds_turned, q, dk], WideDK)?;
 
-    // dq = ds·k, added up in f32 in memory unless its order is to be fixed.
+    // dq = ds·k, summed in f32 in memory unless the order of the sum is to be fixed.
     let straight = g.view(k, forms.key, F32, of.key)?;
     if shape.deterministic {
         return g.matmul(ds, straight, dq, of.over_keys());
     }
-    // Sequences of their own length are added up where those of the queries lie.
+    // Ragged sequences are summed at the places of the queries.
     let form = if shape.slots.is_some() { forms.query } else { packed };
     let sum = g.bound(DqSum, form, F32, of.query)?;
     g.matmul(ds, straight, sum, of.over_keys())?;
     g.pointwise_to((IDENTITY, F32), None, sum, &[], dq)
 }
 
-/// `left · right` of every query head, added up over the heads that share a key head. Where sequences differ in length
-/// the numbers before that sum are in memory, since inside the graph they would take that of the longest for each.
+/// `left · right` of every query head, summed over the heads that share a key head. For ragged sequences the numbers
+/// before that sum are in memory, since inside the graph each sequence would take the memory of the longest.
 fn keys_grad(
     g: &mut Builder,
     forms: &Forms,

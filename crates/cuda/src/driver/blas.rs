@@ -1,7 +1,7 @@
 //! Products by cuBLASLt: any mix of types it knows, an addend, one algorithm for each signature.
 //!
-//! An algorithm is asked for once, with the signature's own alignment and a bound on scratch, and kept; so a plan's scratch
-//! and a product's bits depend on the signature alone. f32 products are f32 throughout, never tf32.
+//! An algorithm is requested once, with the signature's own alignment and a bound on scratch, and kept; so a plan's
+//! scratch and a product's bits depend on the signature alone. f32 products are f32 throughout, never tf32.
 #![allow(unsafe_code, reason = "calls cuBLASLt")]
 
 use std::collections::BTreeMap;
@@ -133,7 +133,7 @@ impl Signature {
     }
 }
 
-/// The first algorithm that the library offers, or none where it has no such product.
+/// The first algorithm that the library offers; `None` if it has no such product.
 fn choose(handle: sys::cublasLtHandle_t, s: &Signature) -> Option<Chosen> {
     let kinds = match s.dtypes {
         [DType::F32, DType::F32, DType::F32] => [Kind::CUDA_R_32F; 3],

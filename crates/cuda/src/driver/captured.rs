@@ -21,7 +21,7 @@ unsafe impl Send for Captured {}
 unsafe impl Sync for Captured {}
 
 impl Captured {
-    /// Records what `body` queues on the stream, which runs nothing of it now.
+    /// Records the work that `body` queues on the stream, without running it now.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Sources to machine code: NVRTC, and a folder that keeps its results.
 //!
-//! A result is kept under a hash of everything it depends on: source, headers, options, architecture. Where all of them
-//! are kept, the compiler is not even loaded.
+//! A result is cached under a hash of everything it depends on: source, headers, options, architecture. If all results
+//! are cached, the compiler is not even loaded.
 #![allow(unsafe_code, reason = "calls the compiler")]
 
 use std::ffi::{CString, c_char};
@@ -22,7 +22,7 @@ pub struct Compiled {
     pub name: &'static str,
     /// A cubin.
     pub code: Vec<u8>,
-    /// The compiler's log, where it was asked now.
+    /// The compiler's log, if it was called now.
     pub log: Option<String>,
 }
 

@@ -17,7 +17,7 @@ use super::{Context, Libraries, Stream};
 const OLDEST: usize = 91_400;
 /// Versions whose forward attention is known to be wrong.
 const WRONG: [usize; 2] = [91_000, 91_001];
-/// From this version on a reduction says whether its order is fixed.
+/// From this version on a reduction states whether its order is fixed.
 const SAYS_ORDER: usize = 91_100;
 
 /// Kinds of descriptors.
@@ -218,7 +218,7 @@ impl Cudnn {
         Ok(Descriptor { cudnn: Arc::clone(self), raw, kind })
     }
 
-    /// Whether a reduction says that its order is fixed.
+    /// Whether a reduction states that its order is fixed.
     pub(super) fn says_order(&self) -> bool {
         self.version >= SAYS_ORDER
     }

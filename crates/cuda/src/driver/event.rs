@@ -1,4 +1,4 @@
-//! Points in a stream: what lies before one can be waited for, and the time between two can be read.
+//! Points in a stream: one can wait for the work before a point, and read the time between two.
 #![allow(unsafe_code, reason = "calls the driver")]
 
 use cudarc::driver::sys as cuda;

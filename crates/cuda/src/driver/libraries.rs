@@ -17,8 +17,8 @@ pub struct Libraries {
     pub folders: Vec<PathBuf>,
 }
 
-/// Folders of libraries that a toolkit or Python's packages have brought: `environment` is the root of an active Python
-/// environment and `path` the folders where programs are looked for.
+/// Folders of libraries that a toolkit or Python's packages have installed: `environment` is the root of an active
+/// Python environment and `path` the folders that are searched for programs.
 pub fn library_folders(environment: Option<&Path>, path: &[PathBuf]) -> Vec<PathBuf> {
     let of_programs = path.iter().filter(|folder| folder.join("python3").exists());
     let roots = environment.into_iter().chain(of_programs.filter_map(|folder| folder.parent()));
@@ -46,7 +46,7 @@ fn within(folder: &Path, passes: impl Fn(&str) -> bool) -> Vec<PathBuf> {
 }
 
 impl Libraries {
-    /// Makes sure of the driver.
+    /// Checks that there is a driver.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl Libraries {
     pub fn compiler(&self) -> Result<(), ExecError> {
         // SAFETY: as for the driver.
         let present = || unsafe { nvrtc::sys::is_culib_present() };
-        // NVRTC opens its builtins by name, so they must be known first.
+        // NVRTC opens its builtins by name, so they must be loaded first.
         self.ensure("NVRTC", "nvidia-cuda-nvrtc", &["libnvrtc-builtins.so", "libnvrtc.so"], present)
     }
 
@@ -120,7 +120,7 @@ impl Libraries {
     }
 }
 
-/// Opens the file of a folder whose name begins so, for good.
+/// Opens the file of a folder whose name begins with `file`, and never closes it.
 fn open(folder: &Path, file: &str) -> bool {
     let files = within(folder, |name| name.starts_with(file) && !name.contains(".alt."));
     files.iter().any(|path| {

@@ -1,13 +1,13 @@
 //! The only place that calls CUDA: libraries found and loaded, a context, streams, memory, modules, products.
 //!
-//! Thin on purpose: each function is a call or a short fixed order of calls, with its fault in words. The order in which
-//! a device comes up follows from measurements of what each step takes of the card's memory:
+//! Thin on purpose: each function is a call or a short fixed order of calls, with its fault in words. The order in
+//! which a device is brought up follows from measurements of the card's memory that each step takes:
 //!
 //! ```text
 //! free memory by NVML ─▶ context ─▶ stack limit 0 ─▶ stream ─▶ address range ─▶ modules ─▶ library handle ─▶ arena
 //! ```
 //!
-//! Modules load lazily whatever the user's environment says: eager loading of the library costs 338 MiB.
+//! Modules load lazily, whatever the user's environment says: eager loading of the library costs 338 MiB.
 
 mod arena;
 mod attention;
@@ -43,7 +43,7 @@ pub(crate) use vendor::Vendor;
 use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
-/// Turns a result of the driver into an error that says what was being done.
+/// Turns a result of the driver into an error that names the failed operation.
 fn ok(result: cuda::CUresult, doing: &str) -> Result<(), ExecError> {
     match result {
         cuda::CUresult::CUDA_SUCCESS => Ok(()),

@@ -83,7 +83,7 @@ impl Modules {
     ///
     /// # Errors
     ///
-    /// When there is no such kernel, or it asks for more than the GPU has.
+    /// When there is no such kernel, or it needs more than the GPU has.
     pub(crate) fn bind(
         &self,
         launch: &Launch,

@@ -41,7 +41,7 @@ type Handle = unsafe extern "C" fn(u32, *mut *mut c_void) -> i32;
 type MemoryInfo = unsafe extern "C" fn(*mut c_void, *mut Memory) -> i32;
 type PciInfo = unsafe extern "C" fn(*mut c_void, *mut Bus) -> i32;
 
-/// The free memory of every card; nothing where the library is missing or refuses.
+/// The free memory of every card; empty if the library is missing or refuses.
 pub(super) fn free_memory() -> Vec<Free> {
     // SAFETY: signatures and structs are those of NVML's documentation, with the version that its structs ask for.
     unsafe { ask().unwrap_or_default() }
@@ -73,7 +73,7 @@ unsafe fn ask() -> Option<Vec<Free>> {
             told.then_some(Free { bus: [bus.domain, bus.bus, bus.device], bytes: bytes.free })
         };
         let free = (0..cards).filter_map(one).collect();
-        // Closing the library would have it read files again when it is next asked.
+        // If the library were closed, the next call would read its files again.
         std::mem::forget(library);
         Some(free)
     }

@@ -1,8 +1,8 @@
 //! Pinned memory of the host between the caller's and the GPU's.
 //!
 //! A copy to or from memory that is not pinned makes the host wait for the stream. So writes are staged in two halves,
-//! each free again when the stream has passed its event, and numbers that a caller will ask for later arrive in a row
-//! behind them.
+//! each free again when the stream has passed its event. Numbers that a caller will read later arrive in a row after
+//! the halves.
 #![allow(unsafe_code, reason = "calls the driver")]
 
 use std::ffi::c_void;
@@ -78,7 +78,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Goes over to the other half as soon as the stream has left it.
+    /// Switches to the other half as soon as the stream has finished with it.
     fn turn(&mut self, stream: cuda::CUstream) -> Result<(), ExecError> {
         self.free[self.half].record(stream)?;
         (self.half, self.filled) = (1 - self.half, 0);

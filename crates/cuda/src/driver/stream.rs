@@ -52,7 +52,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// When there are not so many.
+    /// When there are fewer words.
     pub(crate) fn word(&self, index: usize) -> Result<u64, ExecError> {
         if index >= WORDS {
             return Err(ExecError::Unsupported(format!("more than {WORDS} tables of different sizes")));
@@ -125,7 +125,7 @@ impl Stream {
         unsafe { ok(cuda::cuStreamSynchronize(self.stream), "waiting for the GPU") }
     }
 
-    /// Seconds that the GPU takes for what `body` queues.
+    /// Seconds that the GPU takes for the work that `body` queues.
     pub(crate) fn time(&self, body: impl FnOnce() -> Result<(), ExecError>) -> Result<f64, ExecError> {
         self.context.enter()?;
         let [start, end] = [Event::new()?, Event::new()?];

@@ -83,7 +83,7 @@ impl Tiled {
         })
     }
 
-    /// A launch with so many tiles of rows, and of scores, in shared memory.
+    /// A launch with this many tiles of rows, and of scores, in shared memory.
     fn launch(&self, to: &mut Lowering, kernel: &str, heads: usize, tiles: [usize; 2], mut args: Vec<Arg>) {
         args.push(self.geometry.clone());
         let floats = tiles[0] * self.rows * (self.width + 4) + tiles[1] * self.rows * (self.rows + 1);
@@ -128,8 +128,8 @@ fn slots_for(tokens: usize) -> usize {
     tokens.div_ceil(TOKENS_PER_SLOT).next_multiple_of(SLOTS)
 }
 
-/// Has the library run a call with every document as a sequence of its own, if it has a plan for that. It wants numbers for
-/// each query by position and not by head, so those are transposed on their way in and out.
+/// Makes the library run a call with every document as a sequence of its own, if it has a plan for that. It needs the
+/// statistics of queries by position and not by head, so those are transposed on the way in and out.
 fn by_ragged_library(to: &mut Lowering, call: &Call, shape: Option<AttentionShape>) -> bool {
     use AttentionTensor::{DK, DO, DQ, DV, Delta, DqSum, K, Lse, O, Q, V, WideDK, WideDV};
     let asked = to.limits.documents == DocumentForm::Ragged;
@@ -167,7 +167,7 @@ fn by_ragged_library(to: &mut Lowering, call: &Call, shape: Option<AttentionShap
     true
 }
 
-/// Has the library run a call, if it has a plan for it. Sequences share nothing, so that slices of the batch give the same
+/// Makes the library run a call, if it has a plan for it. Sequences share nothing, so slices of the batch give the same
 /// bits as the whole.
 fn by_library(to: &mut Lowering, call: &Call, shape: Option<AttentionShape>) -> bool {
     use AttentionTensor::{DK, DO, DQ, DV, K, Lse, O, Q, Starts, V};
@@ -205,7 +205,7 @@ fn sums_of(to: &mut Lowering, shape: &AttentionShape, places: &mut Vec<(Attentio
     }
 }
 
-/// Slices of the batch that a call is cut into. A derivative whose sums have one order keeps the gradients of all scores in
+/// Slices of the batch into which a call is cut. A deterministic derivative keeps the gradients of all scores in
 /// scratch; the slices bound that.
 fn slices_of(shape: &AttentionShape, operands: impl Iterator<Item = usize>) -> usize {
     let sequence = 2 * shape.heads * shape.length * shape.length;
@@ -275,7 +275,7 @@ mod tests {
     use super::super::{ALIGNMENT, Library, Limits, NoLibrary, PlacedOp, lower, needs};
     use super::*;
 
-    /// A library with a plan for every attention, whose scratch is what cuDNN's takes.
+    /// A library with a plan for every attention, with the scratch of cuDNN's.
     #[derive(Debug)]
     struct Every;
 
@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(operands(false).0.len(), 1);
     }
 
-    /// Attention over documents or its derivative, lowered in a form; its scratch begins behind its operands.
+    /// Lowers attention over documents, or its derivative, in the given form; its scratch begins after its operands.
     fn over_documents(op: &Op, documents: DocumentForm) -> (Vec<StreamStep>, Place, u64) {
         let [batch, length, heads, width] = DIMS;
         let half = |heads: usize| Type { shape: [batch, length, heads, width].into(), dtype: DType::Bf16 };

@@ -1,9 +1,9 @@
-//! The memory that lowered steps touch, held against the operands of their op.
+//! The memory that lowered steps touch, compared with the operands of their op.
 //!
-//! `replay` has proved that no two actions of a schedule use the same bytes against the rules. That proof is about operands
-//! and scratch; here it is carried over to the steps an action became. On one stream steps run in their order, so an action
-//! is right if every step stays inside the operands and the scratch, none writes over what is only an input, none reads
-//! scratch that no step before it has touched, and every output is touched.
+//! `replay` has proved that the actions of a schedule use no byte against the rules. That proof is about operands and
+//! scratch; this module extends it to the steps an action became. On one stream steps run in order. So an action is
+//! right if every step stays inside the operands and the scratch, no step writes over a pure input, no step reads
+//! scratch that no earlier step has touched, and every output is touched.
 
 use std::ops::Range;
 
@@ -29,11 +29,11 @@ enum Access {
     Either,
 }
 
-/// Refuses steps that touch other memory than the operands of `work` and `scratch` bytes behind its scratch.
+/// Refuses steps that touch memory other than the operands of `work` and the `scratch` bytes of its scratch.
 ///
 /// # Errors
 ///
-/// With the step and what is wrong with it.
+/// With the step and its fault.
 pub fn check(
     work: &PlacedOp,
     scratch: u64,

@@ -9,19 +9,19 @@ use super::place::Place;
 /// waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Check {
-    /// Ids of rows of a table with so many rows.
+    /// Ids of rows of a table with this many rows.
     Token {
         /// Rows of the table.
         rows: usize,
     },
-    /// Targets among so many words.
+    /// Targets among this many words.
     Target {
         /// Words of the vocabulary.
         words: usize,
     },
     /// Scores of experts, which must be numbers; the id is the expert's.
     Score,
-    /// Indices among so many experts.
+    /// Indices among this many experts.
     Expert {
         /// Experts of a router.
         experts: usize,
@@ -29,7 +29,7 @@ pub enum Check {
 }
 
 impl Check {
-    /// The sentence for an id that lies outside, as the CPU words it.
+    /// The error for an id outside its range, in the CPU's words.
     pub fn fault(self, id: i32) -> String {
         match self {
             Check::Token { rows } => format!("token id {id} is outside the vocabulary of {rows}"),
@@ -112,7 +112,7 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block along x and y.
     pub block: [u32; 2],
-    /// Bytes of shared memory beside what the kernel declares.
+    /// Bytes of shared memory beyond those that the kernel declares.
     pub shared: u32,
     /// Arguments, in the kernel's order.
     pub args: Vec<Arg>,

@@ -65,8 +65,8 @@ pub trait Library: fmt::Debug {
     /// Scratch bytes of the algorithm chosen for such a product; `None` when there is none.
     fn workspace(&self, signature: &Signature) -> Option<u64>;
 
-    /// Scratch bytes of the plan for such attention, beside the values that the graph keeps in memory; `None` when there
-    /// is none.
+    /// Scratch bytes of the plan for such attention, beside the values that the graph keeps in memory; `None` if the
+    /// library has no plan.
     fn attention(&self, _: &AttentionShape) -> Option<u64> {
         None
     }
@@ -103,7 +103,7 @@ pub struct AttentionShape {
     pub causal: bool,
     /// Whether a query sees no key before its document.
     pub documents: bool,
-    /// Documents that the ragged form has room for; none where documents are a mask.
+    /// Documents that the ragged form has room for; `None` if documents are a mask.
     pub slots: Option<usize>,
     /// Whether the derivative is meant.
     pub backward: bool,
@@ -150,7 +150,7 @@ pub enum AttentionTensor {
     DqSum = 11,
     /// First positions of documents.
     Starts = 12,
-    /// Gradients of keys and values for each query head, before those that share a key head are added up.
+    /// Gradients of keys and values for each query head, before those that share a key head are summed.
     WideDK = 13,
     WideDV = 14,
     /// Lengths of documents, as queries and as keys.
@@ -171,6 +171,6 @@ pub struct Attention {
     pub places: Vec<(AttentionTensor, Place)>,
     /// Scratch of the plan.
     pub workspace: Place,
-    /// First positions of documents, where the plan reads tables made of them instead.
+    /// First positions of documents, if the plan reads tables made of them instead.
     pub ragged: Option<Place>,
 }

@@ -130,8 +130,8 @@ pub(super) fn head_loss_grad(
     chunks(to, call, head, backward, true)
 }
 
-/// Logits and losses of one chunk of rows after the other; `backward` is handed each chunk's gradient, which lies where
-/// its logits lay.
+/// Logits and losses of one chunk of rows after the other; `backward` gets each chunk's gradient, which replaces its
+/// logits.
 fn chunks(
     to: &mut Lowering,
     call: &Call,
@@ -162,7 +162,7 @@ fn chunks(
     Ok(())
 }
 
-/// Rows of a chunk: by shape and the device's limits alone, since gradients are summed chunk by chunk.
+/// Rows of a chunk. They depend only on shape and the device's limits, since gradients are summed chunk by chunk.
 fn chunk_rows(to: &Lowering, x: &Matrix, words: usize) -> usize {
     let fitting = to.limits.head_bytes / (words * x.dtype.bytes()).max(1) as u64;
     let whole = fitting as usize / CHUNK_ROWS * CHUNK_ROWS;

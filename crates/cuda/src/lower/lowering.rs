@@ -51,9 +51,9 @@ pub struct Limits {
     pub head_bytes: u64,
     /// The fewest rows of a chunk.
     pub head_rows: usize,
-    /// Whether every sum has one order, so that runs agree to the bit.
+    /// Whether every sum has one order, so that runs agree bit for bit.
     pub deterministic: bool,
-    /// How libraries are told of documents.
+    /// How documents are passed to libraries.
     pub documents: DocumentForm,
 }
 
@@ -63,7 +63,8 @@ pub enum DocumentForm {
     /// A mask of scores: any documents, at the price of whole rows.
     #[default]
     Masked,
-    /// Every document is a sequence of its own, found by tables: the price of its own scores, and room for so many.
+    /// Every document is a sequence of its own, found by tables: the time of its own scores, and room for a fixed
+    /// number of documents.
     Ragged,
 }
 
@@ -101,7 +102,7 @@ impl<'a> Lowering<'a> {
         Lowering { library, limits, steps: Vec::new(), scratch, used: 0, most: 0 }
     }
 
-    /// Scratch of so many bytes, until [`release`](Self::release).
+    /// Scratch of this many bytes, until [`release`](Self::release).
     pub(super) fn take(&mut self, bytes: u64) -> Place {
         let place = self.scratch.after(self.used);
         self.used = (self.used + bytes).next_multiple_of(ALIGNMENT);
@@ -125,7 +126,7 @@ impl<'a> Lowering<'a> {
         self.used = mark;
     }
 
-    /// A launch over so many blocks of threads in one row.
+    /// A launch over this many blocks of threads in one row.
     pub(super) fn launch(&mut self, kernel: impl Into<String>, blocks: usize, threads: u32, args: Vec<Arg>) {
         self.launch_grid(kernel, [blocks as u32, 1, 1], [threads, 1], 0, args);
     }
@@ -157,7 +158,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Threads that share a row of so many packs of 16 bytes, at most `most`.
+/// Threads that share a row of this many packs of 16 bytes, at most `most`.
 pub(super) fn threads_for(columns: usize, dtype: DType, most: u32) -> u32 {
     let packs = columns.div_ceil(lanes(dtype)) as u32;
     packs.next_multiple_of(32).clamp(32, most)

@@ -178,7 +178,7 @@ struct Sums<'a> {
 }
 
 impl Sums<'_> {
-    /// Adds what one tile gives to the parameters of layer `index`, or begins with it.
+    /// Adds one tile's contribution to the gradients of layer `index`, or starts with it.
     fn add(
         &self,
         to: &mut Lowering,

@@ -1,8 +1,8 @@
 //! From actions to launches: the work of a GPU as plain data.
 //!
-//! [`lower`] turns one op on operands with places into [`StreamStep`]s; [`needs`] is the same walk with no places, which
-//! notes how much scratch it would take, so the two cannot disagree. Everything that a result's bits could depend on
-//! (chunks, tiles, partial sums) follows from shapes here, never from what is free.
+//! [`lower`] turns one op on operands with places into [`StreamStep`]s. [`needs`] is the same walk without places,
+//! which records how much scratch it would take, so the two cannot disagree. Everything that could affect the bits of a
+//! result (chunks, tiles, partial sums) follows from shapes here, never from the free memory.
 //!
 //! Absent on purpose: addresses, streams and every call of a driver. This module needs no GPU to be tested.
 #![allow(clippy::unnecessary_wraps, reason = "all lowerings have one signature")]
@@ -103,7 +103,7 @@ pub fn needs(
     if !matches!(op, Op::Attention { .. } | Op::AttentionGrad { .. }) {
         return Ok(masked);
     }
-    // The data decides from micro-batch to micro-batch.
+    // The data of each micro-batch decides which of the two forms runs.
     let ragged = form(DocumentForm::Ragged)?;
     Ok(Needs { scratch: masked.scratch.max(ragged.scratch), steps: masked.steps.max(ragged.steps) })
 }

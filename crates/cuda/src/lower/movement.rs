@@ -124,7 +124,7 @@ fn copy(to: &mut Lowering, axes: Vec<Axis>, like: &Operand, from: Place, into: P
     }
 }
 
-/// Axes without those of extent 1, neighbours joined where one continues the other on both ends.
+/// Axes without those of extent 1, neighbours joined if one continues the other on both sides.
 fn merged(axes: Vec<Axis>) -> Vec<Axis> {
     let mut merged: Vec<Axis> = Vec::new();
     for axis in axes.into_iter().filter(|axis| axis.extent != 1) {

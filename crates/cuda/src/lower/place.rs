@@ -5,7 +5,7 @@
 pub struct Place(pub u64);
 
 impl Place {
-    /// The place so many bytes further on.
+    /// The place this many bytes further on.
     #[must_use]
     pub fn after(self, bytes: u64) -> Place {
         Place(self.0 + bytes)

@@ -42,7 +42,7 @@ impl Matrix {
     }
 }
 
-/// A term that is added: nothing, the result itself, or something that lies elsewhere.
+/// The addend: nothing, the result itself, or a matrix elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Plus {
     Nothing,
@@ -149,8 +149,8 @@ fn batched(
     }
     let plain = Signature { addend: Addend::None, ..signature };
     let row = if let Plus::Row(place, dtype) = plus { Some((place, dtype)) } else { None };
-    // A result of one row may take the bytes of its bias, which then must be read before they are written: our kernel
-    // does so. Shapes decide, since the walk that asks for scratch knows no places.
+    // A result of one row may take over the bytes of its bias, which must then be read before they are written: our
+    // kernel does so. Shapes decide, since the walk that computes scratch knows no places.
     let apart = row.is_none() || m * batch > 1;
     let row = row.filter(|_| apart);
     if let Some(bytes) = to.library.workspace(&signature).filter(|_| apart) {

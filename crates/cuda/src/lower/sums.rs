@@ -56,7 +56,7 @@ pub(super) fn sum(to: &mut Lowering, call: &Call, axes: Axes) -> Result<(), Exec
     Ok(())
 }
 
-/// The runs of summed axes, innermost first, each seen from what the runs before it left.
+/// The runs of summed axes, innermost first, each with the shape left by the runs before it.
 fn runs(shape: &[usize], axes: Axes) -> Vec<Middle> {
     let mut runs = Vec::new();
     let mut shape = shape.to_vec();

@@ -43,14 +43,14 @@ pub(super) fn case(op: Op, inputs: Vec<Input>, tolerance: Tolerance) -> Case {
     Case { name, op, inputs, accumulate: false, sums: None, tolerance, rounded: None, least_scale: 0.0 }
 }
 
-/// The case, and its twin that adds to what the outputs hold, which has magnitude 1 and may cancel.
+/// The case, and its twin that adds to its outputs, whose contents have magnitude 1 and may cancel.
 pub(super) fn both_ways(case: Case) -> [Case; 2] {
     let name = format!("{} adding", case.name);
     let adding = Case { name, accumulate: true, least_scale: case.least_scale.max(1.0), ..case.clone() };
     [case, adding]
 }
 
-/// The case, judged relative to `magnitude` at least, because terms that large cancel in it.
+/// The case, judged relative to `magnitude` at least, because terms of that size cancel in it.
 pub(super) fn cancelling(case: Case, magnitude: f64) -> Case {
     Case { least_scale: magnitude, ..case }
 }
@@ -128,9 +128,10 @@ fn types(case: &Case) -> Vec<Type> {
     case.inputs.iter().map(|input| input.ty).collect()
 }
 
-/// How far the twin of a case may lie from the reference, in f32 results and in bf16 ones. Arithmetic is f32 as before, so
-/// f32 results are judged as before. Products by `vdpbf16ps` round to nearest even whatever the control register says, as all
-/// others do, and take numbers below 2⁻¹²⁶ as zeros: no tolerance, being relative to the largest number, is as small as that.
+/// How far the twin of a case may lie from the reference, in f32 results and in bf16 ones. Arithmetic is f32 as before,
+/// so f32 results are judged as before. Products by `vdpbf16ps` always round to nearest even, as all others do, and
+/// take numbers below 2⁻¹²⁶ as zeros; no tolerance is as small as that, since tolerances are relative to the largest
+/// number.
 fn in_fewer_bits(case: &Case) -> (Tolerance, Option<Tolerance>) {
     match case.op {
         Op::HeadLossGrad { .. } | Op::HeadLoss(_) | Op::Mlp(_) | Op::MlpGrad { .. } => (HALF_INSIDE, None),

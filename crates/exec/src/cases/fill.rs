@@ -30,7 +30,7 @@ pub enum Fill {
     Edges,
     /// Integers drawn evenly from 0 to below this.
     Below(usize),
-    /// In each row different integers from 0 to below this, which and in what order being drawn.
+    /// In each row, distinct integers below this, drawn at random and in random order.
     Distinct(usize),
     /// Word ids of which about every fifth is `ignore_index`; all of them when `words` is 0.
     Targets {
@@ -39,7 +39,7 @@ pub enum Fill {
         /// The id that means "no loss".
         ignore_index: i32,
     },
-    /// For each position of each row, the first position of its document; one of so many positions begins one.
+    /// For each position of each row, the first position of its document; one in this many positions begins a document.
     Documents(usize),
     /// Seed, step and first row of a dropout.
     Rng,
@@ -53,12 +53,12 @@ pub enum Fill {
         sorting: Sorting,
         /// Shape of the indices that are sorted.
         indices: Shape,
-        /// Whether every token goes to the same experts, or else to some that are drawn.
+        /// Whether every token goes to the same experts; otherwise they are drawn.
         same: bool,
         /// Which output.
         output: usize,
     },
-    /// Output `output` of `op` on other inputs of the case: what the forward pass has stored.
+    /// Output `output` of `op` on other inputs of the case: a value that the forward pass has stored.
     Forward {
         /// The forward op.
         op: Op,

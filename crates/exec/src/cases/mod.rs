@@ -96,8 +96,8 @@ pub struct Case {
     pub tolerance: Tolerance,
     /// The same for results in bf16, where it differs.
     pub rounded: Option<Tolerance>,
-    /// Magnitude of an output's terms, where they may cancel: a difference is never judged
-    /// relative to less. 0 where nothing cancels.
+    /// Magnitude of an output's terms, if they may cancel: a difference is judged relative to at least this. 0 if
+    /// nothing cancels.
     pub least_scale: f64,
 }
 
@@ -107,14 +107,14 @@ impl Case {
         fill::tensors(&self.inputs, random::name_hash(&self.name))
     }
 
-    /// Which outputs are added to what they hold.
+    /// Which outputs are added to their old contents.
     pub fn accumulates(&self) -> Vec<bool> {
         let count = self.output_types().len();
         (0..count).map(|output| self.accumulate && self.op.can_accumulate(output)).collect()
     }
 
-    /// Contents of the outputs before the op runs: random numbers, which an op that does not add must
-    /// write over. Second moments and the scales of codes are never negative.
+    /// Contents of the outputs before the op runs: random numbers, which an op that does not add must overwrite. Second
+    /// moments and the scales of codes are never negative.
     pub fn outputs(&self) -> Vec<Tensor> {
         let types = self.output_types();
         let last = types.len().saturating_sub(1);
@@ -143,8 +143,8 @@ impl Case {
         Ok(outputs)
     }
 
-    /// Compares what a device made of it with the reference: the largest relative difference of any
-    /// output, if it is within the tolerance.
+    /// Compares a device's result with the reference: the largest relative difference of any output, if it is within
+    /// the tolerance.
     ///
     /// # Errors
     ///
@@ -183,8 +183,8 @@ impl Case {
     }
 }
 
-/// The share of elements that differ, where f32 results were rounded to far fewer bits: one that lies between two
-/// neighbours may fall to the other when its last bit differs. One in a hundred may, by one step.
+/// The share of elements that differ, for f32 results that were rounded to far fewer bits. If the last bit differs, a
+/// result between two neighbours may round to the other one. One in a hundred may, by one step.
 fn compare_rounded(expected: &Tensor, actual: &Tensor) -> Result<f64, String> {
     let step = if expected.ty.dtype == DType::U8 { 1.0 / 255.0 } else { 1.0 / 128.0 };
     compare(expected, actual, step, 0.0)?;
@@ -200,8 +200,8 @@ fn compare_rounded(expected: &Tensor, actual: &Tensor) -> Result<f64, String> {
     Ok(other as f64 / pairs.len() as f64)
 }
 
-/// The outputs as they are to be compared: the two halves of a split parameter are one f32, since either alone may
-/// differ by much where the number differs by its last bit.
+/// The outputs in a form to be compared: the two halves of a split parameter become one f32, since either half alone
+/// may differ by much when the number differs by its last bit.
 fn joined(outputs: &[Tensor]) -> Vec<Tensor> {
     match outputs {
         [upper, lower, rest @ ..] if lower.ty.dtype == DType::I16 => {

@@ -97,7 +97,7 @@ fn attention_as<E: Element>(call: &Call, mask: Mask, scale: f32) {
     let count = extents.batch * extents.heads * tiles;
     let len = scratch_len(extents.width, !E::WHOLE);
     split::with_scratch(count, call.scratch(), len, |piece, scratch| {
-        // Late tiles see most under a causal mask: they come first, so that threads end together.
+        // Late tiles see most keys under a causal mask: they come first, so that threads end together.
         let (tile, rest) =
             (tiles - 1 - piece / (extents.batch * extents.heads), piece % (extents.batch * extents.heads));
         forward.tile(rest / extents.heads, rest % extents.heads, tile * QUERIES, scratch, (o, lse));
@@ -147,7 +147,7 @@ impl<E: Element> Forward<'_, E> {
         transpose(rows, e.query_stride(), queries.len(), self.scale, transposed);
         output.fill(0.0);
 
-        // Finite, so that exp(maximum − maximum) = 1 also where a tile has nothing that a query sees.
+        // Finite, so that exp(maximum − maximum) = 1 even if a query sees nothing in a tile.
         let mut state = Running { maximum: [f32::MIN; QUERIES], sum: [0.0; QUERIES] };
         let visibility = visibility(self.mask, e, self.doc_start, batch);
         visibility.each_tile(&queries, |keys, seen| {
@@ -190,8 +190,8 @@ pub(super) fn visibility<'a>(
     Visibility { mask, length, doc_start }
 }
 
-/// Brings `count` rows, `stride` apart, into columns of [`QUERIES`], multiplied by `scale`; what is left of
-/// the columns is zero.
+/// Transposes `count` rows, `stride` apart, into columns of [`QUERIES`], multiplied by `scale`; the rest of the columns
+/// is zero.
 pub(super) fn transpose<E: Element>(
     rows: &[E],
     stride: usize,
@@ -218,7 +218,7 @@ struct Running {
 }
 
 widest! {
-    /// Turns scores into weights under the new maximum, and shrinks the output so far to it.
+    /// Turns scores into weights under the new maximum, and rescales the output so far to it.
     fn absorb(scores: &mut [f32], state: &mut Running, output: &mut [f32], width: usize) {
         let (rows, _) = scores.as_chunks_mut::<QUERIES>();
         let mut maximum = state.maximum;
@@ -255,7 +255,7 @@ pub(super) mod tests {
     use super::*;
     use crate::cpu::trial::{Trial, assert_near, numbers};
 
-    /// Operands of one attention, and what follows from them by definition.
+    /// Operands of one attention, and the results by definition.
     pub(in crate::cpu) struct Case {
         pub(in crate::cpu) extents: Extents,
         pub(in crate::cpu) mask: Mask,

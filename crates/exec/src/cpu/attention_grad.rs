@@ -4,14 +4,14 @@
 //! the scores is `ds = p·(dp − mean)`, and `dv = pᵀ·do`, `dk = scale·dsᵀ·q`, `dq = scale·ds·k`.
 //! As in the forward op, tiles are `(keys, queries)` with queries as lanes.
 //!
-//! A piece is one key head of one sequence with all the query heads that read it, so it owns its rows of
-//! all three gradients. Where that would leave threads idle (one sequence, few key heads), there are two
-//! passes: a piece of the first owns a tile of keys, of the second a tile of queries, and the weights are
-//! built in both, seven products for five. All sums have the same order either way, so the choice changes
-//! no bit and may depend on the number of threads.
+//! A piece is one key head of one sequence with all the query heads that read it, so it owns its rows of all three
+//! gradients. If that would leave threads idle (one sequence, few key heads), there are two passes: a piece of the
+//! first owns a tile of keys, a piece of the second a tile of queries, and the weights are computed in both, with seven
+//! products instead of five. All sums have the same order either way, so the choice changes no bit and may depend on
+//! the number of threads.
 //!
-//! Gradients of keys and values are sums over queries. Where they are stored in half, the sums stand in scratch until they
-//! are whole: those of a tile, or with enough scratch those of all positions, which one pass needs.
+//! Gradients of keys and values are sums over queries. If they are stored in half precision, the sums stay in scratch
+//! until they are complete: those of a tile, or with enough scratch those of all positions, which one pass needs.
 #![allow(
     unsafe_code,
     reason = "the rows of a head are interleaved with those of others, which slices cannot split"
@@ -85,8 +85,8 @@ fn attention_grad_as<E: Element>(call: &Call, mask: Mask, scale: f32) {
     });
 }
 
-/// Two passes do half as much again (products, and queries transposed more often), but keep all threads
-/// busy; one pass lasts as long as the thread with most of its `pieces`.
+/// Two passes take half as long again (more products, and queries transposed more often), but keep all threads busy;
+/// one pass lasts as long as the thread with the most `pieces`.
 fn one_pass_is_shorter(pieces: usize, threads: usize) -> bool {
     2 * pieces.div_ceil(threads) * threads <= 3 * pieces
 }
@@ -99,7 +99,7 @@ fn attention_grad_workspace(inputs: &[Type], threads: usize) -> Workspace {
     Workspace { least, best: if one_pass { least.max(whole) } else { least } }
 }
 
-/// Floats a thread needs to sum the gradients of keys at so many positions: see [`Scratch`].
+/// Floats a thread needs to sum the gradients of keys at this many positions: see [`Scratch`].
 fn scratch_len(width: usize, half: bool, positions: usize) -> usize {
     let widened = if half { (KEYS + 2 * QUERIES + 2 * positions) * width } else { 0 };
     2 * QUERIES * width + 2 * KEYS * QUERIES + QUERIES * width + KEYS * width + widened
@@ -262,7 +262,7 @@ impl<E: Element> Backward<'_, E> {
         }
     }
 
-    /// Brings a tile of queries and what goes with it into scratch.
+    /// Loads a tile of queries and its statistics into scratch.
     fn load(&self, batch: usize, head: usize, start: usize, scratch: &mut Scratch) -> Tile {
         let e = &self.extents;
         let queries = start..e.length.min(start + QUERIES);

@@ -1,7 +1,7 @@
 //! Schedules of the CPU: every action with its operands bound to addresses, and the disk's lanes while one runs.
 //!
-//! Transfers have numbers in their lane, which the disk tier gives out. A transfer of the schedule before is known by its
-//! distance from the last one that was started before this schedule, and one that was started ahead by a list.
+//! Transfers have numbers in their lane, which the disk tier assigns. A transfer of the schedule before is identified
+//! by its distance from the last one started before this schedule, and a transfer started ahead by a list.
 #![allow(unsafe_code, reason = "it hands ranges of the arena to kernels and to the disk tier")]
 
 use plimsoll_graph::{Graph, Op, Type};
@@ -20,7 +20,7 @@ pub(super) enum Bound {
     Start { copy: usize, direction: Direction, buffer: ScratchMemory, offset: u64 },
     /// The end of a transfer.
     Wait { copy: usize, direction: Direction },
-    /// The end of transfers of the schedule before, but for the last ones.
+    /// The end of transfers of the schedule before, except the last ones.
     Settle { direction: Direction, left: u64 },
     /// The beginning of a transfer of the next schedule, if that is of this role.
     StartNext { role: Role, copy: usize },
@@ -53,9 +53,9 @@ pub(super) struct DiskLanes<'a> {
     pub(super) tickets: &'a mut [u64],
     /// Transfers of each lane that were started before the schedule.
     pub(super) before: [u64; 2],
-    /// The schedule that runs next, where it is known.
+    /// The schedule that runs next, if known.
     pub(super) next: Option<&'a BoundSchedule>,
-    /// Transfers that were started ahead: `found` of them for this schedule, and behind them those for the next.
+    /// Transfers that were started ahead: first `found` for this schedule, then those for the next.
     pub(super) ahead: &'a mut Vec<(usize, u64)>,
     pub(super) found: usize,
 }
@@ -67,7 +67,7 @@ impl DiskLanes<'_> {
         self.disk.ok_or_else(no_disk)
     }
 
-    /// Puts the transfer that an action starts into its lane; none where the action starts none.
+    /// Puts the transfer that an action starts into its lane; `None` if the action starts none.
     fn start(&self, action: &Bound) -> Result<Option<u64>, ExecError> {
         let Bound::Start { direction, buffer, offset, .. } = action else { return Ok(None) };
         // SAFETY: the bytes lie in the arena, which outlives the tier's threads; `replay` proved that

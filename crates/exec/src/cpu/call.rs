@@ -1,9 +1,8 @@
 //! One kernel call: an op with its operands, as places in the arena.
 //!
-//! Operands are lent as slices. `replay` has proved that the bytes of an output overlap no other operand
-//! of the same action, except where the op says an output may take over a dying input
-//! ([`Op::may_overwrite`]); kernels of those ops read such inputs through [`Call::pointer`] and never as
-//! a slice.
+//! Operands are lent as slices. `replay` has proved that the bytes of an output overlap no other operand of the same
+//! action, except if the op allows an output to take over a dying input ([`Op::may_overwrite`]); kernels of those ops
+//! read such inputs through [`Call::pointer`] and never as a slice.
 #![allow(unsafe_code, reason = "this module lends slices of the arena to kernels")]
 
 use plimsoll_graph::{DType, Op, Type};
@@ -19,7 +18,7 @@ pub struct CpuOperand {
     pub pointer: *mut u8,
     /// Shape and element type.
     pub ty: Type,
-    /// For an output: whether the result is added to what is there, instead of replacing it.
+    /// For an output: whether the result is added to its contents instead of replacing them.
     pub accumulate: bool,
 }
 

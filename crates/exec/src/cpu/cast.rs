@@ -101,7 +101,7 @@ pub(super) unsafe fn load(x: &CpuOperand, at: usize, numbers: &mut [f32]) {
 ///
 /// # Safety
 ///
-/// As many elements as `numbers` lie there and nobody else uses them.
+/// As many elements as `numbers` lie there and nothing else uses them.
 pub(super) unsafe fn store(y: &CpuOperand, at: usize, numbers: &[f32]) {
     fn each<T>(to: &mut [T], numbers: &[f32], element: impl Fn(f32) -> T) {
         for (y, &number) in to.iter_mut().zip(numbers) {
@@ -125,7 +125,7 @@ pub(super) unsafe fn store(y: &CpuOperand, at: usize, numbers: &[f32]) {
 
 /// # Safety
 ///
-/// `len` elements of `T` lie at `pointer` and nobody else uses them.
+/// `len` elements of `T` lie at `pointer` and nothing else uses them.
 pub(super) unsafe fn elements<'a, T>(pointer: *mut u8, len: usize) -> &'a mut [T] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) }

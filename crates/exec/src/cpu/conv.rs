@@ -8,8 +8,9 @@
 //! to the image   patches' gradient = wᵀ · dy, each number then added to the pixel it was copied from
 //! ```
 //!
-//! The patches of one image lie in the workspace: `h·w` times the image, which is modest for the image sizes
-//! this project trains on. An image of the result that is stored in half lies there too, until it is whole. Absent on purpose: anything smarter (direct kernels, Winograd).
+//! The patches of one image lie in the workspace: `h·w` times the image, which is modest for the image sizes this
+//! project trains on. An image of a result in half precision lies there too, until it is complete. Absent on purpose:
+//! anything smarter (direct kernels, Winograd).
 
 use half::bf16;
 use plimsoll_graph::op::Conv;

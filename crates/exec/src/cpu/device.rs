@@ -19,8 +19,8 @@ use crate::timings::{Paces, Timings};
 /// Offsets are multiples of a cache line, which is also the widest vector.
 const ALIGNMENT: u64 = 64;
 
-/// Rates that turn work into seconds until somebody has measured them: per thread, typical of a server
-/// core with wide vectors. Only ratios between plans depend on them.
+/// Rates that turn work into seconds until times are measured: per thread, typical of a server core with wide vectors.
+/// Only ratios between plans depend on them.
 const FLOPS_PER_THREAD: f64 = 50e9;
 /// How much faster bf16 is multiplied by bf16 where the instructions do.
 const PAIRED_FACTOR: f64 = 2.0;
@@ -30,8 +30,8 @@ const SECONDS_PER_ACTION: f64 = 3e-6;
 /// the presets `tiny` and `s` took 1.2 to 1.7 times as long.
 const LEAN_FACTOR: f64 = 1.5;
 
-/// Sizes of the models that tell how fast a processor is: one whose values lie in its caches, and one whose products are
-/// as fast as they get and whose values do not fit.
+/// Sizes of the models that measure a processor's speed. The values of the first fit in its caches. The second has
+/// products large enough for full speed, and values that do not fit.
 const PROBES: [ProbeSize; 2] = [
     ProbeSize { width: 128, vocab: 512, seq_len: 128, rows: 4 },
     ProbeSize { width: 512, vocab: 2048, seq_len: 512, rows: 1 },
@@ -43,24 +43,24 @@ pub struct CpuDevice {
     pool: Pool,
     threads: usize,
     instructions: Instructions,
-    /// Before the arena, so that its threads are gone before the bytes they copy are.
+    /// Before the arena, so that its threads end before the bytes they copy are freed.
     disk: Option<DiskTier>,
     arena: Option<Arena>,
     /// Schedules with addresses inside the arena.
     schedules: Vec<BoundSchedule>,
     /// Measured times of ops.
     timings: Timings,
-    /// Where buffers may be sent, if anywhere.
+    /// Folder of the disk tier, if there is one.
     offload_folder: Option<PathBuf>,
-    /// Its figures for planners, where planners may use it.
+    /// Figures of the disk tier, if planners may use it.
     link: Option<Link>,
     /// Number that the disk tier gave to each copy of the schedule that is running.
     tickets: Vec<u64>,
-    /// Transfers of each lane that were started before the end of the schedule that ran last.
+    /// Number of transfers started in each lane up to the end of the last schedule.
     before: [u64; 2],
-    /// The schedule that is to run behind the next one.
+    /// The schedule that will run after the next one.
     expected: Option<ScheduleId>,
-    /// Transfers that were started ahead, and the schedule whose they are.
+    /// Transfers that were started ahead, and the schedule they belong to.
     ahead: Ahead,
 }
 
@@ -81,7 +81,7 @@ impl CpuDevice {
         CpuDevice::of(threads, Instructions::fastest())
     }
 
-    /// The same with instructions that need not be the fastest.
+    /// The same with instructions that may not be the fastest.
     ///
     /// # Errors
     ///
@@ -143,7 +143,7 @@ impl CpuDevice {
             let fixed = work.bytes / (BYTES_PER_THREAD * threads) + SECONDS_PER_ACTION;
             (compute + fixed, lean_factor * compute + fixed)
         };
-        // Less scratch never makes an op faster; where a measurement says so, the clock was disturbed.
+        // Less scratch never makes an op faster; if a measurement shows that, the clock was disturbed.
         NodeFacts { seconds, lean_seconds: lean.max(seconds), workspace }
     }
 
@@ -191,7 +191,7 @@ impl Device for CpuDevice {
     fn facts(&self, graph: &Graph) -> Facts {
         let paces = self.timings.paces();
         let facts = |node| self.node_facts(graph, node, paces.as_ref());
-        // With a disk, what lies at a sector's bound need not be copied on its way.
+        // With a disk, buffers that begin at a sector need not be copied on their way.
         let alignment = if self.link.is_some() { SECTOR } else { ALIGNMENT };
         Facts { alignment, nodes: graph.nodes().iter().map(facts).collect(), link: self.link }
     }
@@ -214,7 +214,7 @@ impl Device for CpuDevice {
         self.tickets = vec![0; space.transfers];
         (self.before, self.expected) = ([0; 2], None);
         self.ahead = Ahead { of: None, started: Vec::with_capacity(space.transfers) };
-        // Its threads are gone before the bytes they copy are.
+        // Its threads end before the bytes they copy are freed.
         self.disk = None;
         self.disk = match (&self.offload_folder, space.disk) {
             (_, 0) => None,
@@ -358,15 +358,15 @@ impl CpuDevice {
             let started = |disk: &DiskTier| [Direction::Out, Direction::In].map(|way| disk.started(way));
             self.before = self.disk.as_ref().map_or([0; 2], started);
         } else {
-            // The schedule ends here, and nobody will wait for the transfers it has started.
+            // The schedule ends here, and nothing will wait for the transfers it has started.
             self.drain();
             self.ahead.of = None;
         }
         result
     }
 
-    /// Takes over the transfers that were started for this schedule, and says how many there are. Those for another are done
-    /// first and forgotten.
+    /// Takes over the transfers that were started for this schedule, and returns how many there are. Those for another
+    /// schedule are waited for and forgotten.
     fn found_ahead(&mut self, schedule: ScheduleId) -> usize {
         if self.ahead.of.take() != Some(schedule) && !self.ahead.started.is_empty() {
             self.drain();

@@ -6,14 +6,15 @@
 //!       ──copy──  bounce buffer  ──────────          the part of a block at the end, and what is not aligned
 //! ```
 //!
-//! The file is reserved in full before the first step, so that a full disk is an error at the start, and
-//! has no name, so that nothing is left behind whatever happens. It is opened past the page cache where
-//! the file system allows it: cached pages would be memory that no budget counts. That asks for aligned
-//! memory. A device with a disk gives its buffers the alignment that most file systems are content with
-//! ([`SECTOR`]), so that no processor copies them; the bounce buffers are aligned for all.
+//! The file is reserved in full before the first step, so that a full disk is an error at the start. It has no name, so
+//! that nothing is left behind in any case. It is opened past the page cache if the file system allows it: cached pages
+//! would be memory that no budget counts. That requires aligned memory. A device with a disk gives its buffers the
+//! alignment that most file systems accept ([`SECTOR`]), so that no processor copies them; the bounce buffers are
+//! aligned for all.
 //!
-//! Each direction is a lane of the plan: a queue whose transfers run in the order they were started, be it over several
-//! schedules. Nothing allocates after construction. Not here: deciding what leaves and when, which is the planner's business.
+//! Each direction is a lane of the plan: a queue whose transfers run in the order they were started, even across
+//! schedules. Nothing allocates after construction. Absent: deciding what is offloaded and when, which is the planner's
+//! task.
 #![allow(
     unsafe_code,
     reason = "a transfer is an address and a length; `replay` proved the bytes busy until waited for"
@@ -33,9 +34,9 @@ use plimsoll_plan::Direction;
 use super::disk_file::{open, reserve};
 use crate::ExecError;
 
-/// Offsets in the file and lengths of transfers are multiples of this: what direct I/O asks for.
+/// Offsets in the file and lengths of transfers are multiples of this, as direct I/O requires.
 pub const BLOCK: u64 = 4096;
-/// The alignment of memory that most direct I/O asks for.
+/// The alignment of memory that most direct I/O requires.
 pub(crate) const SECTOR: u64 = 512;
 /// Bytes of a bounce buffer: large enough that a transfer runs at the disk's own speed.
 pub(crate) const BOUNCE: usize = 1 << 20;
@@ -93,8 +94,8 @@ impl DiskTier {
     ///
     /// # Safety
     ///
-    /// The bytes at `address` stay valid until the transfer was waited for; until then nobody writes them,
-    /// and if they are on their way in nobody reads them.
+    /// The bytes at `address` stay valid until the transfer was waited for. Until then nothing writes them, and if they
+    /// are being read in nothing reads them.
     pub unsafe fn start(
         &self,
         direction: Direction,
@@ -119,7 +120,7 @@ impl DiskTier {
         self.lane(direction).shared.lock().started
     }
 
-    /// Refuses to go on where one of the first `count` transfers of a direction has failed.
+    /// Returns an error if one of the first `count` transfers of a direction has failed.
     ///
     /// # Errors
     ///
@@ -159,7 +160,7 @@ struct Transfer {
 // transfer promised to leave the bytes alone for that long.
 unsafe impl Send for Transfer {}
 
-/// The file, and what it asks of the other end.
+/// The file, and its requirements on the other end.
 #[derive(Debug)]
 struct Ends {
     file: File,
@@ -243,7 +244,7 @@ impl Drop for Lane {
         self.shared.lock().closing = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has nobody left to hurt: whoever waited has seen the fault.
+            // A panic of the thread can be ignored: the waiting side has seen the fault.
             let _ = thread.join();
         }
     }
@@ -342,8 +343,8 @@ fn memory_alignment(file: &File, direct: bool) -> usize {
     }
 }
 
-/// Whole pages, which is what direct I/O asks for. They come from the system and go back to it, past the
-/// allocator: what it keeps for later would count against the budget.
+/// Whole pages, as direct I/O requires. They are allocated from the system and returned to it, past the allocator:
+/// memory that the allocator keeps would count against the budget.
 pub(crate) struct Bounce(NonNull<u8>);
 
 impl Bounce {

@@ -1,4 +1,4 @@
-//! The file behind the disk tier: without a name, past the page cache where that is possible, and reserved in full.
+//! The file behind the disk tier: without a name, past the page cache if possible, and reserved in full.
 #![allow(unsafe_code, reason = "the standard library has no call that reserves space on a disk")]
 
 use std::fs::{File, OpenOptions};

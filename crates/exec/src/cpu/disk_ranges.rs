@@ -61,7 +61,7 @@ impl DiskTier {
         Ok(())
     }
 
-    /// Reads bytes of the file. Nothing may be on its way there.
+    /// Reads bytes of the file. No transfer may be under way there.
     ///
     /// # Errors
     ///

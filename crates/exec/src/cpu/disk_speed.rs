@@ -19,7 +19,7 @@ const PIECE: u64 = BOUNCE as u64;
 const PIECES: u64 = 64;
 /// The fewest transfers that say anything.
 const LEAST: u64 = 4;
-/// Time after which a way has been tried enough.
+/// Time after which one direction has been measured enough.
 const ENOUGH: Duration = Duration::from_millis(250);
 /// Small transfers, which show the fixed cost of a transfer.
 const SMALL: u64 = 16;
@@ -36,14 +36,14 @@ pub struct DiskSpeed {
     pub direct: bool,
 }
 
-/// Tries the disk that holds `folder` for runs of `threads` threads. Without `room`, a tenth of its free space is left to
-/// others.
+/// Measures the disk that holds `folder` for runs of `threads` threads. Without `room`, a tenth of its free space is
+/// left to other programs.
 ///
 /// # Errors
 ///
 /// When the folder cannot hold a file, or the disk fails.
 pub fn measure_disk(folder: &Path, room: Option<u64>, threads: usize) -> Result<DiskSpeed, ExecError> {
-    // No more is taken for the trial than for a run.
+    // The trial takes no more room than a run may.
     let pieces = room.map_or(PIECES, |stated| (stated / PIECE).clamp(LEAST, PIECES));
     let tier = DiskTier::create(folder, pieces * PIECE, pieces as usize)?;
     let room = disk_room(folder, room)?;
@@ -99,7 +99,7 @@ fn trial(
     Ok(Trial { transfers, seconds: clock.elapsed().as_secs_f64(), busy_seconds })
 }
 
-/// Processor time of a byte, divided among those that compute; nothing where one is left to move it.
+/// Processor time per byte, divided among the computing threads; 0 if a core is left to move the bytes.
 fn toll(ways: [&Trial; 2], threads: usize) -> f64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if threads < cores {
@@ -123,7 +123,7 @@ fn rounded(number: f64) -> f64 {
     ((number.max(1e-9).log2() * 4.0).round() / 4.0).exp2()
 }
 
-/// Bytes that may be taken of the disk that holds `folder`: as `stated`, or all that is free but for a tenth.
+/// Bytes of the disk that holds `folder` that may be used: as `stated`, or nine tenths of the free space.
 ///
 /// # Errors
 ///

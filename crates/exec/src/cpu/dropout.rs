@@ -45,7 +45,7 @@ fn mask_all<E: Element>(call: &Call, place: Streams<1, 1, E>, p: f32, stream: u6
     let rows = shape.first().copied().unwrap_or(1);
     let columns = shape.elements() / rows.max(1);
     let per_row = columns.div_ceil(PIECE);
-    // Short rows are taken together, so that a piece is worth a thread's while.
+    // Short rows are taken together, so that a piece is worth handing to a thread.
     let together = if per_row > 1 { 1 } else { PIECE.div_ceil(columns.max(1)) };
     pieces::for_each((rows * per_row).div_ceil(together), |piece| {
         for part in piece * together..(rows * per_row).min((piece + 1) * together) {

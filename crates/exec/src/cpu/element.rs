@@ -1,7 +1,8 @@
 //! How values between nodes are stored: f32, or bf16 that is widened as it is read and rounded as it is written.
 //!
-//! Kernels are written once over [`Element`] and compiled for both types. Arithmetic and sums are f32 either way; what is
-//! stored is rounded once, to nearest even. For f32 both conversions are nothing, so its code is what it would be alone.
+//! Kernels are written once over [`Element`] and compiled for both types. Arithmetic and sums are f32 either way; a
+//! stored value is rounded once, to nearest even. For f32 both conversions do nothing, so its code is the same as if it
+//! were written for f32 alone.
 #![allow(
     clippy::inline_always,
     reason = "inner loops must be compiled with their callers' vector instructions"
@@ -16,7 +17,7 @@ use super::simd::widest;
 pub(super) trait Element: Copy + Send + Sync + 'static {
     /// Its type.
     const DTYPE: DType;
-    /// Whether it holds every f32, so that results on the way may wait in its place.
+    /// Whether it holds every f32, so that intermediate results may be stored in its place.
     const WHOLE: bool;
     /// Zero.
     const ZERO: Self;
@@ -68,7 +69,7 @@ impl Element for bf16 {
     #[inline(always)]
     fn rounded(x: f32) -> bf16 {
         let bits = x.to_bits();
-        // Half of the last place, less one where the place is even; a carry into the exponent is as it should be.
+        // Half of the last place, less one if the place is even; a carry into the exponent gives the right result.
         let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         let quiet = bits >> 16 | 0x40;
         bf16::from_bits(if bits << 1 > 0xff00_0000 { quiet } else { nearest } as u16)
@@ -138,7 +139,7 @@ widest! {
 }
 
 widest! {
-    /// Numbers as they are after a node has stored them as bf16 and another has read them.
+    /// Rounds numbers as if one node had stored them as bf16 and another had read them.
     pub(super) fn round_in_place(numbers: &mut [f32]) {
         for number in numbers {
             *number = bf16::rounded(*number).wide();

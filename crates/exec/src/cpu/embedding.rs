@@ -94,7 +94,7 @@ impl<E: Element> Work for AddRows<'_, '_, E> {
     }
 }
 
-/// Looks at the ids before anything is written.
+/// Checks the ids before anything is written.
 fn check(ids: &[i32], rows: usize) -> Result<(), ExecError> {
     match ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= rows)) {
         Some(id) => Err(ExecError::Data(format!("token id {id} is outside the vocabulary of {rows}"))),

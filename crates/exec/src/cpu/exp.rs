@@ -1,4 +1,4 @@
-//! The exponential function, written so that the compiler makes vectors of it.
+//! The exponential function, written so that the compiler vectorises it.
 //!
 //! `exp(x) = 2ⁿ · exp(r)` with `n = round(x / ln 2)` and `|r| ≤ ½ ln 2`, where eight terms of the Taylor
 //! series are enough (the ninth is below a tenth of an ulp). Branch-free, and no fused operations: the

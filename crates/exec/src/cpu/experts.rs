@@ -1,7 +1,7 @@
 //! Copies of tokens sorted by expert, moved to their rows, and summed back.
 //!
-//! The sort counts, so it is linear, and one thread does it: it reads one integer for each copy, where a product reads rows.
-//! Movement is cut by rows of the result, each of which one thread writes whole.
+//! The sort counts, so it is linear, and one thread does it: it reads one integer per copy, where a product reads rows.
+//! Movement is divided by rows of the result; one thread writes each row whole.
 #![allow(
     clippy::inline_always,
     reason = "inner loops must be compiled with their callers' vector instructions"
@@ -159,7 +159,7 @@ fn per_piece(width: usize) -> usize {
     PIECE.div_ceil(width.max(1))
 }
 
-/// Looks at indices before anything is written; −1 stands for none.
+/// Checks indices before anything is written; −1 stands for none.
 fn inside(indices: &[i32], end: usize, what: &str) -> Result<(), ExecError> {
     let known = |index: i32| index == -1 || usize::try_from(index).is_ok_and(|index| index < end);
     match indices.iter().find(|&&index| !known(index)) {

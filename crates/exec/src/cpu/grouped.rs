@@ -1,9 +1,9 @@
 //! Products of each expert's rows with its own weight, and their two gradients.
 //!
-//! Every expert is one product of the usual kind over its rows, so rows of padding cost nothing. Where experts lie and how
-//! many rows each has is data: large products run one after the other, each shared by all threads; the rest are
-//! dealt out, each thread with scratch of its own. An element is one chain of multiply-adds either way, so neither
-//! the choice nor the number of threads changes a bit.
+//! Every expert is one product of the usual kind over its rows, so rows of padding cost nothing. The place and number
+//! of an expert's rows are data. Large products run one after the other, each shared by all threads; the rest are dealt
+//! out, each thread with scratch of its own. An element is one chain of multiply-adds either way, so neither the choice
+//! nor the number of threads changes a bit.
 #![allow(unsafe_code, reason = "experts write rows of their own, at places that are known from data")]
 
 use std::ops::Range;
@@ -30,8 +30,8 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
     })
 }
 
-/// The scratch that an op of this file needs. The most that it can use is that of a product for each thread, where
-/// experts that share rows evenly are small.
+/// The scratch that an op of this file needs. The most that it can use is that of one product per thread, for small
+/// experts with an even load.
 pub(super) fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> Option<Workspace> {
     let experts = match op {
         Op::GroupedLinear | Op::GroupedLinearGradInput | Op::GroupedLinearGradWeight => inputs[2].shape[0],
@@ -204,7 +204,7 @@ fn each(
     });
 }
 
-/// The rows of each expert, which lie apart and in the order of experts.
+/// The rows of each expert, in disjoint ranges in the order of experts.
 #[derive(Clone, Copy)]
 struct Ranges<'a>(&'a [i32]);
 

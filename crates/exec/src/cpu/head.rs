@@ -13,8 +13,8 @@
 //! How many rows go at once depends on the workspace that was granted, and no bit depends on that: every sum
 //! over rows (loss, `dw`, `db`) takes one row after the other, and a chunk continues where the last stopped.
 //!
-//! Where values between nodes are bf16, dlogits are rounded to it in their place, as two ops would hand them on, so that
-//! products may multiply bf16 by bf16. Logits, their exponentials and sums are f32.
+//! If values between nodes are bf16, dlogits are rounded to it in place, as if two ops passed them on, so that products
+//! may multiply bf16 by bf16. Logits, their exponentials and sums are f32.
 
 use plimsoll_graph::op::Head;
 use plimsoll_graph::{DType, Op, Type};
@@ -49,7 +49,7 @@ pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Optio
 
 /// Rows at once in the smallest workspace; the rows of a chunk are a multiple of this.
 const FEWEST_ROWS: usize = 16;
-/// Rows beyond which a larger chunk brings little: packing the weight once per chunk is then a few percent.
+/// Beyond this many rows, a larger chunk gains little: packing the weight once per chunk is then a few percent.
 const MOST_ROWS: usize = 256;
 /// Floats set aside to begin the logits at a cache line.
 const LINE: usize = 16;
@@ -92,8 +92,8 @@ fn head_workspace(head: Head, inputs: &[Type]) -> Workspace {
     Workspace { least: bytes(FEWEST_ROWS, product.least), best: bytes(MOST_ROWS, product.best) }
 }
 
-/// Scratch of the products of a chunk, which run one after the other; the widest has `c` columns. The gradient that is sent
-/// back is rounded where values between nodes are bf16.
+/// Scratch of the products of a chunk, which run one after the other; the widest has `c` columns. The gradient sent
+/// back is rounded if values between nodes are bf16.
 fn product_workspace(c: usize, v: usize, half: bool) -> Workspace {
     let rows = MOST_ROWS;
     let logits = matmul::workspace(Extents { m: rows, n: v, k: c });
@@ -135,7 +135,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// A sum over all rows, and whether it begins with what is there.
+/// A sum over all rows, and whether it begins with the existing contents.
 struct Sum<'a> {
     into: &'a mut [f32],
     kept: bool,

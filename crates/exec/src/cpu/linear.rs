@@ -83,8 +83,8 @@ impl<'a> Weight<'a> {
         self.times_back(rows, dy).product(Start::Zero, dx, scratch);
     }
 
-    /// `dw = start + dyᵀ·x`, or its transpose, over `rows` rows of the operands `x` and `dy`. The sum takes them in order, so that rows that
-    /// arrive in several calls, each going on from the last, give the bits of one call.
+    /// `dw = start + dyᵀ·x`, or its transpose, over `rows` rows of the operands `x` and `dy`. The sum takes the rows in
+    /// order, so several calls, each continuing the last, give the bits of one call.
     pub(super) fn gradient(
         &self,
         rows: usize,

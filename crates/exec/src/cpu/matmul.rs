@@ -15,11 +15,11 @@
 //!     k                   n
 //! ```
 //!
-//! Each element of `c` is one chain of multiply-adds over `k`, in order, begun with zero, with the bias or
-//! with what `c` held (see `microkernel`). Threads and workspace decide who computes a tile and when,
-//! never how: the bits depend on the operands alone. Cutting a sum over rows into several calls that
-//! continue each other changes no bit either. Where both factors are bf16 and the instructions multiply that, a packed word
-//! holds two steps of depth (see `pairs`) and everything else is the same.
+//! Each element of `c` is one chain of multiply-adds over `k`, in order, started with zero, with the bias or with the
+//! old `c` (see `microkernel`). Threads and workspace decide which thread computes a tile and when, never how: the bits
+//! depend on the operands alone. Cutting a sum over rows into several calls that continue each other changes no bit
+//! either. If both factors are bf16 and the instructions can multiply that, a packed word holds two steps of depth (see
+//! `pairs`) and everything else is the same.
 //!
 //! Absent on purpose: splitting `k` between threads, and any allocation.
 #![allow(unsafe_code, reason = "threads write tiles of one result side by side")]
@@ -42,7 +42,7 @@ const PANEL: usize = 512;
 const SMALL_PANEL: usize = 64;
 /// Blocks are stored in multiples of this many columns, whatever the tiles.
 const PANEL_STEP: usize = 16;
-/// Bytes of packed blocks beyond which fewer, larger groups bring nothing.
+/// Beyond this many bytes of packed blocks, fewer and larger groups gain nothing.
 const ENOUGH: u64 = 2 << 20;
 /// Below this many multiply-adds, waking another thread costs more than it brings.
 const WORTH_SHARING: usize = 1 << 19;
@@ -108,8 +108,8 @@ impl Factors<'_> {
         self.product_again(start, c, scratch, false);
     }
 
-    /// The same, and whether `scratch` then holds all of `b` packed. If it does, a product by the same `b` in the same
-    /// scratch may say so with `packed`, and need not pack it again.
+    /// The same; returns whether `scratch` then holds all of `b` packed. If it does, a product by the same `b` in the
+    /// same scratch may pass that as `packed`, and need not pack it again.
     pub(super) fn product_again(
         self,
         start: Start,
@@ -281,7 +281,8 @@ impl Work<'_> {
         }
     }
 
-    /// Pieces a step of a group is cut into, if each of its blocks were worth `rows` rows of multiplying.
+    /// Number of pieces into which a step of a group is cut, if each of its blocks takes as long as multiplying `rows`
+    /// rows.
     fn pieces(&self, group: &Group, rows: usize) -> usize {
         let columns = group.panels.len() * self.panels.size();
         let depth = group.depths.len() * self.depths.size();
@@ -329,7 +330,7 @@ impl Work<'_> {
         unsafe { pack(from, lines, width, steps, to) }
     }
 
-    /// Cuts the rows, and where those are few the columns too, into pieces for the threads.
+    /// Cuts the rows, and if there are few rows the columns too, into pieces for the threads.
     fn multiply(&self, group: &Group) {
         let wanted = self.pieces(group, self.rows.extent() + PACKING_ROWS);
         let down = Blocks::new(self.rows.count(), self.rows.count().div_ceil(wanted), 1);

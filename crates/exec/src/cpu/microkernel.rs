@@ -10,16 +10,15 @@
 //!   └─────┘ └───────────────┘
 //! ```
 //!
-//! The sum of an element begins with what stands in `base` and takes the products in the order of depth.
-//! So cutting the depth into blocks, each beginning where the last one stopped, changes no bit: a
-//! product is the same for any blocking, any number of threads and any tile. The fused
-//! multiply-add of AVX-512 and AVX2 rounds alike; only the portable tile rounds twice.
+//! The sum of an element begins with its entry in `base` and takes the products in the order of depth. So cutting the
+//! depth into blocks, each continuing the last, changes no bit: a product is the same for any blocking, any number of
+//! threads and any tile. The fused multiply-adds of AVX-512 and AVX2 round alike; only the portable tile rounds twice.
 //!
-//! AVX512-BF16 multiplies bf16 by bf16: a 32-bit word holds the numbers of two steps, and `vdpbf16ps` adds the product of the
-//! upper halves to the sum, rounds, adds that of the lower ones, and rounds again. Packing puts the earlier step into the
-//! upper half, so the sum is the chain that AVX-512 computes from the widened numbers, bit for bit, twice as fast. One
-//! thing differs: whatever control register is set, numbers below 2⁻¹²⁶, read or summed up, count as zeros, and
-//! rounding is to nearest even.
+//! AVX512-BF16 multiplies bf16 by bf16: a 32-bit word holds the numbers of two steps, and `vdpbf16ps` adds the product
+//! of the upper halves to the sum, rounds, adds that of the lower ones, and rounds again. Packing puts the earlier step
+//! into the upper half, so the sum is bit for bit the chain that AVX-512 computes from the widened numbers, and twice
+//! as fast. One thing differs: the instruction ignores the control register. It takes numbers below 2⁻¹²⁶, read or
+//! summed, as zeros, and rounds to nearest even.
 //!
 //! The tile sizes: AVX-512 has 32 registers, 12×2 sums leave room for 2 of `b` and the spread `a`; AVX2
 //! has 16, taken by 4×3 sums, 3 of `b` and one of `a`.
@@ -85,7 +84,7 @@ impl Microkernel {
     }
 }
 
-/// The fastest tiles of these instructions, which the processor must have, for factors that are both bf16 or not.
+/// The fastest tiles of these instructions, which the processor must have. `halves` says that both factors are bf16.
 pub(super) fn choose(instructions: Instructions, halves: bool) -> &'static Microkernel {
     assert!(instructions.is_here(), "the processor has no {instructions}");
     #[cfg(target_arch = "x86_64")]

@@ -8,10 +8,11 @@
 //!  │       │         backward: built again, then gradients        │       │
 //! ```
 //!
-//! The bits are those of the single ops: a product takes the sums of a row whole, gradients of weights and biases
-//! go on from tile to tile in the order of the rows, and the results of two backward products are added, not summed in one.
-//! A tile's rows are copied before its result is written, which may then lie in their place. Where values between nodes are
-//! bf16, hidden values are rounded to it in their f32 scratch, at the places where single ops would store them.
+//! The bits are those of the single ops: a product computes the sums of a row whole, gradients of weights and biases
+//! continue from tile to tile in the order of the rows, and the results of two backward products are added, not summed
+//! in one. A tile's rows are copied before its result is written, which may then overwrite them. If values between
+//! nodes are bf16, hidden values are rounded to it in their f32 scratch, at the places where single ops would store
+//! them.
 
 use half::bf16;
 use plimsoll_graph::op::{Activation, Gelu, Mlp};
@@ -59,7 +60,7 @@ pub(super) fn workspace(op: &Op, inputs: &[Type], _: &[Type], _: usize) -> Optio
     })
 }
 
-/// Parts of the workspace begin at a cache line: so many floats.
+/// Parts of the workspace begin at a cache line, which is this many floats.
 const LINE: usize = 16;
 
 /// `(x, w₁ … wₙ[, b₁ … bₙ]) → y`.
@@ -75,7 +76,7 @@ fn mlp<E: Element>(call: &Call, form: Mlp) {
         network.lead_in(rows, &x_tile[..rows * sizes.c], &mut hidden, room.0);
         network.activate(&mut hidden, None);
         let y = &mut call.output_as::<E>(0)[first * sizes.out..][..rows * sizes.out];
-        // The rows of `x` are read, and those of a rounded result wait in their place.
+        // The rows of `x` have been read, and the rows of a result to be rounded use their place.
         let whole = E::as_wide_mut(y).unwrap_or(&mut x_tile[..rows * sizes.out]);
         network.last.forward(rows, network.numbers(hidden[0]), whole, room.0);
         store_rounded(&x_tile[..rows * sizes.out], y);
@@ -300,14 +301,14 @@ impl<'a> Network<'a> {
         Network { activation, lead, leading: products - 1, last, half: !E::WHOLE }
     }
 
-    /// A hidden value as the next op would read it, had this one stored it.
+    /// Rounds a hidden value as if this op had stored it and the next one read it.
     fn stored(&self, hidden: &mut [f32]) {
         if self.half {
             split::chunks([(hidden, PIECE)], |_, [part]| element::round_in_place(part));
         }
     }
 
-    /// Values of a tile as products read them: all of them were read from bf16 or rounded to it, or none.
+    /// Values of a tile as products read them: either all or none were read from bf16 or rounded to it.
     fn numbers<'b>(&self, values: &'b [f32]) -> Numbers<'b> {
         Numbers::in_scratch(values, self.half)
     }
@@ -423,7 +424,7 @@ impl Outputs<'_> {
         layer.weight.gradient(tile.rows, operands, start, self.call.output(output), packing);
     }
 
-    /// Stores the sums of bias gradients, or adds them to what is there.
+    /// Stores the sums of bias gradients, or adds them to the existing ones.
     fn store_sums(&self, sums: &[&mut [f32]]) {
         let Some(first) = self.biases else { return };
         for (output, sums) in (first..).zip(sums) {

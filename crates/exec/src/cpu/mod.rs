@@ -74,9 +74,9 @@ pub use room::free_disk_bytes;
 ///
 /// # Safety
 ///
-/// Every operand and the workspace are aligned, valid for their whole length for as long as the call runs,
-/// and touched by nobody else meanwhile; inputs are initialised; the bytes of an output overlap those of no
-/// other operand, except that they may be exactly those of an input which the op may overwrite.
+/// Every operand and the workspace are aligned, valid for their whole length as long as the call runs, and touched by
+/// nothing else meanwhile; inputs are initialised; the bytes of an output overlap those of no other operand, except
+/// that they may be exactly those of an input which the op may overwrite.
 #[allow(unsafe_code, reason = "kernels trust their operands; see Safety")]
 pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
     let ran = match call.op.family() {

@@ -1,7 +1,8 @@
 //! Data movement: transposing, cutting, padding, joining, repeating.
 //!
-//! Runs of bytes or whole elements are moved and never looked at, so one kernel serves every element type. Results overlap no input here, but for `reshape`, which is the input under another
-//! shape and is copied only where a caller gave it a place of its own.
+//! Runs of bytes or whole elements are moved without being interpreted, so one kernel serves every element type.
+//! Results overlap no input here, except for `reshape`, which is the input under another shape and is copied only if a
+//! caller gave it a place of its own.
 #![allow(clippy::unnecessary_wraps, reason = "all kernels have one signature")]
 #![allow(unsafe_code, reason = "moves elements between strided places of the arena by address")]
 

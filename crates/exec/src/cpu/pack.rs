@@ -7,9 +7,9 @@
 //!         3 └ m n o …
 //! ```
 //!
-//! A *line* is a row of the left operand or a column of the right one. Transposed operands differ in
-//! nothing but their strides here, so all products share one innermost loop. Numbers of bf16 are widened here, unless the
-//! innermost loop multiplies them as they are: then `pairs` packs them.
+//! A *line* is a row of the left operand or a column of the right one. Transposed operands differ only in their strides
+//! here, so all products share one innermost loop. bf16 numbers are widened here, unless the innermost loop multiplies
+//! them as they are: then `pairs` packs them.
 #![allow(unsafe_code, reason = "writes panels that threads fill side by side")]
 
 use half::bf16;
@@ -175,7 +175,7 @@ unsafe fn pack_floats(from: Floats, lines: usize, width: usize, depth: usize, to
     }
 }
 
-/// Groups lie as they should; the usual sizes are copied without asking for their size each time.
+/// Groups already have the right order; the usual sizes are copied with a constant length.
 unsafe fn pack_contiguous_lines(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
     // SAFETY: promised by the caller of `pack`.
     unsafe {
@@ -221,7 +221,7 @@ unsafe fn pack_one_by_one(
 }
 
 /// Lines whose numbers lie side by side. A run of depth is finished for all lines before the next begins, so that
-/// what is written stays in the first-level cache until its cache lines are full.
+/// written cache lines stay in the first-level cache until they are full.
 unsafe fn pack_by_fours(from: Floats, lines: usize, width: usize, depth: usize, to: *mut f32) {
     const RUN: usize = 64;
     for first in (0..depth).step_by(RUN) {

@@ -50,8 +50,8 @@ trait Half: Copy {
     fn upper(self) -> u32;
     /// Its bits in the lower half of a word.
     fn lower(self) -> u32;
-    /// Four words of eight neighbours, as the floats that have their bits. No closure is here or where it is called: one that is
-    /// not inlined is compiled without its caller's vectors.
+    /// Eight neighbours as four words, each the float with the same bits. Neither this function nor its callers use
+    /// closures: a closure that is not inlined is compiled without its caller's vector instructions.
     ///
     /// # Safety
     ///
@@ -175,7 +175,7 @@ impl<H: Half> Strip<'_, H> {
     }
 
     /// Lines whose numbers lie side by side. A run of depth is finished for all lines before the next begins, so that
-    /// what is written stays in the first-level cache until its cache lines are full.
+    /// written cache lines stay in the first-level cache until they are full.
     #[inline(always)]
     unsafe fn transpose(&self) {
         let (whole, paired) = (self.lines - self.lines % 4, self.depth - self.depth % 8);

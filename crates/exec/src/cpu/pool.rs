@@ -6,11 +6,10 @@
 //!  worker         (asleep: comes too late, finds the door shut, has cost nothing)
 //! ```
 //!
-//! A job is a door. The caller opens it and begins at once; a worker that finds it open enters, and
-//! whoever finds no piece left shuts it. The caller waits only for workers that did enter, never for one
-//! that sleeps or was not given a core, so a job of a few microseconds costs no more than on one thread.
-//! Workers look out for the next job for some microseconds before they sleep: the actions of a schedule
-//! follow each other closely.
+//! A job is a door. The caller opens it and begins at once; a worker that finds it open enters, and the first thread
+//! that finds no piece left shuts it. The caller waits only for workers that entered, never for one that sleeps or was
+//! not given a core, so a job of a few microseconds costs no more than on one thread. Workers spin for some
+//! microseconds for the next job before they sleep: the actions of a schedule follow each other closely.
 //!
 //! Nothing allocates after [`Pool::new`], which waits until every worker has started. Absent on purpose:
 //! queues, stealing, jobs within jobs (they run on the thread that asks) and results.
@@ -26,10 +25,10 @@ use std::time::{Duration, Instant};
 
 use super::Instructions;
 
-/// How long a worker looks out for the next job, or the caller for the end of this one, before it sleeps.
-/// Sleeping and waking take some 10 µs; the gaps between the jobs of a step are mostly shorter than this.
+/// How long a worker spins for the next job, or the caller for the end of this one, before it sleeps. Sleeping and
+/// waking take some 10 µs; the gaps between the jobs of a step are mostly shorter than this.
 const LOOK_OUT: Duration = Duration::from_micros(50);
-/// Looks between two offers of the core to others.
+/// Number of spins between two yields of the core.
 const LOOKS: usize = 32;
 /// Stack of a worker. Kernels keep their tiles in scratch, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
@@ -87,7 +86,7 @@ impl Pool {
         self.shared.threads
     }
 
-    /// Runs `body` on this thread; what it shares out is shared with the pool.
+    /// Runs `body` on this thread; jobs that it starts are shared with the pool.
     pub fn enter<T>(&self, body: impl FnOnce() -> T) -> T {
         let here = PLACE.get();
         if std::ptr::eq(here.pool, &raw const *self.shared) {
@@ -108,7 +107,7 @@ impl std::fmt::Debug for Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.door.0.fetch_or(CLOSING, Ordering::SeqCst);
-        // A thread about to sleep looks at the door first, and holds the lock until it sleeps.
+        // A thread about to sleep checks the door first, and holds the lock until it sleeps.
         drop(self.shared.beds());
         self.shared.workers.notify_all();
         for worker in self.workers.drain(..) {
@@ -118,8 +117,8 @@ impl Drop for Pool {
     }
 }
 
-/// Runs `body` for every number below `count`, on the pool this thread is in. A panic of a piece keeps the
-/// pieces that have not begun from running, and goes on in the caller once all threads have left.
+/// Runs `body` for every number below `count`, on the pool of this thread. If a piece panics, pieces that have not
+/// begun do not run, and the panic continues in the caller once all threads have left.
 pub(super) fn for_each(count: usize, body: impl Fn(usize) + Sync) {
     let place = PLACE.get();
     if count < 2 || place.in_piece || place.pool.is_null() {
@@ -155,7 +154,7 @@ struct Place {
     pool: *const Shared,
     instructions: Option<Instructions>,
     index: usize,
-    /// Whether a piece of a shared job is running: what it shares out runs here.
+    /// Whether a piece of a shared job is running: jobs that it starts run on this thread alone.
     in_piece: bool,
 }
 
@@ -190,7 +189,7 @@ struct Shared {
     look_out: Duration,
     /// [`OPEN`], [`AWAITED`], [`CLOSING`], [`PANICKED`] and the number of workers inside.
     door: Lines<AtomicUsize>,
-    /// The next piece that nobody has taken.
+    /// The next piece that no thread has taken.
     next: Lines<AtomicUsize>,
     /// Whether a job is under way; a thread that finds it set works alone.
     taken: AtomicBool,
@@ -214,7 +213,7 @@ struct Beds {
     panic: Option<Box<dyn Any + Send>>,
 }
 
-/// The closure of the caller, as long as the door is open or somebody is inside.
+/// The closure of the caller, valid while the door is open or a worker is inside.
 #[derive(Clone, Copy)]
 struct Job {
     body: *const (dyn Fn(usize) + Sync),
@@ -230,7 +229,7 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     fn new(threads: usize, instructions: Instructions) -> Shared {
-        // More threads than cores: one that looks out would keep another from working.
+        // With more threads than cores, a spinning thread would keep another from working.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let nothing: *const (dyn Fn(usize) + Sync) = &|_: usize| {};
         Shared {
@@ -254,7 +253,7 @@ impl Shared {
     }
 
     fn beds(&self) -> MutexGuard<'_, Beds> {
-        // Nothing panics under the lock; what is behind it is whole at any time.
+        // Nothing panics under the lock, so its contents are always valid.
         self.beds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -329,13 +328,13 @@ impl Shared {
                 beds.panic = Some(panic);
                 self.door.0.fetch_or(PANICKED, Ordering::Relaxed);
             } else {
-                // Dropping it could panic again, and there is nobody left to tell.
+                // Dropping it could panic again, and nothing could report that.
                 std::mem::forget(panic);
             }
         }
     }
 
-    /// Returns when nobody is inside. What the workers wrote is then visible here.
+    /// Returns when no worker is inside. Their writes are then visible here.
     fn wait_until_left(&self) {
         let left = || self.door.0.load(Ordering::Acquire) & INSIDE == 0;
         if self.look_out_for(left) {
@@ -380,14 +379,14 @@ impl Shared {
     fn leave(&self) {
         let before = self.door.0.fetch_sub(1, Ordering::AcqRel);
         if before & AWAITED != 0 && before & INSIDE == 1 {
-            // The caller has looked at the door and sleeps, or is about to and holds the lock.
+            // The caller has checked the door and sleeps, or is about to and holds the lock.
             drop(self.beds());
             self.caller.notify_all();
         }
     }
 
-    /// Sleeps until somebody calls or the pool closes. Who was called looks out again, even if it comes too
-    /// late for the job it was called for: the next one is near.
+    /// Sleeps until called or until the pool closes. A thread that was called spins again, even if it comes too late
+    /// for its job: the next one is near.
     fn sleep(&self) {
         let mut beds = self.beds();
         // Either the caller sees this count, or this thread sees the door open: both are ordered by SeqCst.
@@ -402,7 +401,7 @@ impl Shared {
         beds.calls = beds.calls.saturating_sub(1);
     }
 
-    /// Looks for `sight` for a while; whether it came.
+    /// Spins for a while until `sight` is true; returns whether it became true.
     fn look_out_for(&self, sight: impl Fn() -> bool) -> bool {
         if sight() {
             return true;
@@ -418,7 +417,7 @@ impl Shared {
                 }
                 std::hint::spin_loop();
             }
-            // A thread that looks out is idle, so one that wants this core goes first.
+            // A spinning thread is idle, so any thread that wants this core goes first.
             std::thread::yield_now();
             if begin.elapsed() > self.look_out {
                 return false;

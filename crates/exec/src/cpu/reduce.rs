@@ -63,7 +63,7 @@ pub(super) fn max<E: Element>(x: &[E]) -> f32 {
     lanes.into_iter().fold(most, larger)
 }
 
-/// Unlike `f32::max`, hands NaN on, so that a broken row is seen to be broken.
+/// Unlike `f32::max`, propagates NaN, so that a broken row is noticed.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if a > b || a.is_nan() { a } else { b }

@@ -11,7 +11,7 @@ use std::path::Path;
 ///
 /// # Errors
 ///
-/// When the folder does not exist or cannot be asked about.
+/// When the folder does not exist or the system cannot tell.
 pub fn free_disk_bytes(folder: &Path) -> io::Result<u64> {
     let name = CString::new(folder.as_os_str().as_bytes())?;
     let mut found = MaybeUninit::<libc::statvfs>::uninit();

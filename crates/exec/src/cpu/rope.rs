@@ -89,7 +89,7 @@ impl<E: Element> Work for Turn<'_, E> {
 fn sin_cos(angle: f64) -> [f32; 2] {
     // 1.5·2⁵²: adding it leaves the nearest integer in the low bits of the sum.
     const SHIFT: f64 = 6_755_399_441_055_744.0;
-    // The part of π/2 beyond f64; without it large angles would lose what f64 gives them.
+    // The part of π/2 beyond f64; without it large angles would lose precision.
     const HALF_PI_LOW: f64 = 6.123_233_995_736_766e-17;
     let shifted = angle * std::f64::consts::FRAC_2_PI + SHIFT;
     let turns = shifted - SHIFT;

@@ -1,9 +1,9 @@
 //! Products whose result is stored in bf16: some rows at a time are multiplied in f32, in scratch, and rounded once.
 //!
-//! Operands in bf16 are multiplied as they are where the instructions can, and else widened where they are packed, so that a
-//! product of them takes no longer than one of f32; what is added is one pass over the result while it lies in a cache. The
-//! second factor is packed once for all rows if scratch holds it whole, and once for each chunk otherwise. Every
-//! element is one chain of multiply-adds over `k` whatever the number of rows taken together, so scratch changes no bit.
+//! bf16 operands are multiplied directly if the instructions can, and otherwise widened when they are packed, so that
+//! their product takes no longer than one of f32. An addend is one pass over the result while it lies in a cache. The
+//! second factor is packed once for all rows if scratch holds it whole, and otherwise once for each chunk. Every
+//! element is one chain of multiply-adds over `k` for any number of rows at a time, so scratch changes no bit.
 
 use half::bf16;
 use plimsoll_plan::Workspace;
@@ -15,7 +15,7 @@ use super::split;
 
 /// Rows at once in the smallest workspace.
 const FEWEST_ROWS: usize = 16;
-/// Rows beyond which more at once bring little: packing the second factor once for each is then a few percent.
+/// Beyond this many rows at once, more gain little: packing the second factor once for each is then a few percent.
 const MOST_ROWS: usize = 256;
 /// Floats set aside to begin the rows at a cache line.
 const LINE: usize = 16;
@@ -31,7 +31,7 @@ pub(super) enum Begin<'a> {
     Matrix(&'a [bf16]),
     /// The numbers in the result's place.
     Kept,
-    /// Zero; the numbers in the result's place are added to the sums in the end, as a gradient is to its sum.
+    /// Zero; in the end the sums are added to the numbers already in the result's place, as for a gradient.
     Added,
 }
 
@@ -83,7 +83,7 @@ impl Factors<'_> {
 }
 
 impl<'a> Begin<'a> {
-    /// Where the sums of some rows begin, which are elements `from …` of the result and now lie in `c`.
+    /// Loads the start values of the sums of some rows, which are elements `from …` of the result and now lie in `c`.
     fn load(self, from: usize, c: &[bf16], sums: &mut [f32]) -> Start<'a> {
         let addend = match self {
             Begin::Zero | Begin::Added => return Start::Zero,

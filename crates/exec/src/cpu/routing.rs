@@ -107,7 +107,7 @@ fn top_k(call: &Call, k: usize) -> Result<(), ExecError> {
 fn choose(scores: &[f32], chosen: &mut [i32]) {
     let mut filled = 0;
     for (column, score) in scores.iter().enumerate() {
-        // An equal score stands behind those that came before: the lower index wins.
+        // An equal score is placed after earlier ones, so the lower index wins.
         let place = chosen[..filled].partition_point(|&before| scores[before as usize] >= *score);
         if place < chosen.len() {
             filled = (filled + 1).min(chosen.len());

@@ -1,7 +1,7 @@
 //! Softmax over the last axis, its gradient, and the cross-entropy of rows of logits.
 //!
-//! Rows are brought into the output first and worked on there, so that the output may lie over the input.
-//! A row without a loss (its target is `ignore_index`) contributes nothing and has a zero gradient.
+//! Rows are copied into the output first and processed there, so that the output may overlap the input. A row without a
+//! loss (its target is `ignore_index`) contributes nothing and has a zero gradient.
 #![allow(
     clippy::inline_always,
     reason = "inner loops must be compiled with their callers' vector instructions"
@@ -68,8 +68,8 @@ fn softmax<E: Element>(call: &Call) {
 }
 
 widest! {
-    /// `factor · softmax(row)`; returns the largest element and what the exponentials were multiplied by. Exponentials
-    /// wait in the row where it holds them whole, and are computed twice elsewhere.
+    /// `factor · softmax(row)`; returns the largest element and the factor of the exponentials. Exponentials are stored
+    /// in the row if it holds f32, and are otherwise computed twice.
     pub(super) fn softmax_in_place<E: Element>(row: &mut [E], factor: f32) -> [f32; 2] {
         let max = reduce::max(row);
         if E::WHOLE {
@@ -134,7 +134,7 @@ fn cross_entropy<E: Element>(call: &Call, ignore_index: i32) -> Result<(), ExecE
             *loss = if target == ignore_index { 0.0 } else { row_loss(logits, target as usize) };
         }
     });
-    // In f64: a batch has thousands of rows, and the loss is what people look at.
+    // In f64, since a batch has thousands of rows and people read the loss.
     let total: f64 = losses.iter().map(|&loss| f64::from(loss)).sum();
     call.output(0)[0] = (f64::from(scale) * total) as f32;
     Ok(())
@@ -172,7 +172,7 @@ fn cross_entropy_grad<E: Element>(call: &Call, ignore_index: i32) -> Result<(), 
     Ok(())
 }
 
-/// Looks at the targets before anything is written.
+/// Checks the targets before anything is written.
 fn check(targets: &[i32], words: usize, ignore_index: i32) -> Result<(), ExecError> {
     let known = |&&target: &&i32| {
         target == ignore_index || usize::try_from(target).is_ok_and(|target| target < words)

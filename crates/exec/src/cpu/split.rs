@@ -1,7 +1,7 @@
 //! Lending each piece of work the rows it writes, and each thread scratch of its own.
 //!
-//! The outputs of most kernels are matrices of which every piece owns some rows. Here is the `unsafe`
-//! code that hands those rows out, once, behind interfaces that cannot be misused.
+//! The outputs of most kernels are matrices of which every piece owns some rows. All `unsafe` code that hands out those
+//! rows is here, behind interfaces that cannot be misused.
 #![allow(
     clippy::inline_always,
     reason = "inner loops must be compiled with their callers' vector instructions"

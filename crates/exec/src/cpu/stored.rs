@@ -6,8 +6,8 @@
 //! moments f32 | bf16 | u8 + scales ─┘
 //! ```
 //!
-//! The block is that of 8-bit moments, so one thread sees all numbers that share a scale, and nothing depends on
-//! which. No f32 copy of more than a block exists.
+//! The block is that of 8-bit moments, so one thread sees all numbers that share a scale, and results do not depend on
+//! which thread. No f32 copy of more than a block exists.
 #![allow(
     clippy::inline_always,
     reason = "inner loops must be compiled with their callers' vector instructions"
@@ -143,7 +143,7 @@ impl<const M: usize> Ranges<M> {
 
     /// # Safety
     ///
-    /// As for [`load`](Self::load), and nobody else reads there.
+    /// As for [`load`](Self::load), and nothing else reads there.
     unsafe fn store(&self, at: usize, len: usize, block: &Block<M>) {
         // SAFETY: the caller's promise.
         unsafe {

@@ -62,8 +62,8 @@ pub(super) fn columns<S: Element>(rows: usize, terms: &impl ColumnTerms, output:
     columns_after(if accumulate { Before::Addend } else { Before::Nothing }, rows, terms, output);
 }
 
-/// Goes on with the sums of the columns of a matrix, of which these rows follow those summed so far. The bits are
-/// those of one call of [`columns`] where every call but the last has a multiple of [`ROWS`] rows.
+/// Continues the sums of the columns of a matrix with further rows. The bits are those of one call of [`columns`] if
+/// every call but the last has a multiple of [`ROWS`] rows.
 pub(super) fn further_columns(x: &[f32], sums: &mut [f32]) {
     let width = sums.len();
     columns_after(Before::Sums, x.len() / width.max(1), &Elements { x, width }, sums);

@@ -45,7 +45,7 @@ impl Trial {
         self
     }
 
-    /// Output `output` is added to what is given here (or updates it).
+    /// Output `output` is added to these numbers (or updates them).
     pub(super) fn onto(mut self, output: usize, data: &[f32]) -> Trial {
         self.begin[output] = Some(data.to_vec());
         self

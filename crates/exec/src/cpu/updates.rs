@@ -87,7 +87,7 @@ fn clip_scale(call: &Call, max_norm: Option<f32>) {
     call.output(1)[0] = if (norm as f32).is_finite() { limit as f32 } else { f32::NAN };
 }
 
-/// Stochastic gradient descent with everything that does not depend on the element at hand.
+/// Stochastic gradient descent, with all values that do not depend on the element.
 struct Descent {
     scale: f32,
     lr: f32,

@@ -28,7 +28,7 @@ impl Array {
         Array { shape: Shape::SCALAR, data: vec![number] }
     }
 
-    /// An array whose element at each position is what `element` says.
+    /// An array whose element at each position is given by `element`.
     pub(super) fn build(shape: impl Into<Shape>, element: impl Fn(&[usize]) -> f64) -> Array {
         let shape = shape.into();
         Array { shape, data: positions(shape).map(|position| element(&position)).collect() }

@@ -126,8 +126,8 @@ fn normal_below(x: f64) -> f64 {
     0.5 * (1.0 + erf(x / SQRT_2))
 }
 
-/// `erf x = 2/√π · e^(−x²) · Σ 2ⁿ x²ⁿ⁺¹ / (1·3·…·(2n+1))`; all terms have one sign, so nothing cancels.
-/// From 6 on, erf differs from 1 by less than an `f64` can tell.
+/// `erf x = 2/√π · e^(−x²) · Σ 2ⁿ x²ⁿ⁺¹ / (1·3·…·(2n+1))`; all terms have one sign, so nothing cancels. From 6 on, erf
+/// differs from 1 by less than the precision of `f64`.
 pub(super) fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() > 6.0 {
         return if x.is_nan() { x } else { x.signum() };

@@ -9,8 +9,8 @@ use crate::ExecError;
 
 /// Runs the nodes of all phases up to `through` and returns the named outputs they have written.
 ///
-/// State is read and updated in `states`. The first write to a gradient sum replaces what the last step
-/// left when this is the `first_micro_batch` of a step; all other writes add.
+/// State is read and updated in `states`. In the `first_micro_batch` of a step, the first write to a gradient sum
+/// replaces its old contents; all other writes add.
 ///
 /// # Errors
 ///
@@ -72,7 +72,7 @@ impl Run<'_> {
         Ok(tensor)
     }
 
-    /// Where a value is to be written: zeros, or what its state holds.
+    /// The initial contents of a value to be written: zeros, or the contents of its state.
     fn place(&self, value: Value) -> Result<Tensor, ExecError> {
         match self.state_name(value) {
             Some(_) => self.read(value).cloned(),

@@ -64,8 +64,8 @@ fn cross_entropy(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
     Ok(Array::scalar(targets.scale * loss))
 }
 
-/// `scale · (softmax(logits) − [word = target])`, and 0 in rows without a loss. Where the target's logit is not finite,
-/// and so neither is the loss, its gradient is NaN: then no update follows.
+/// `scale · (softmax(logits) − [word = target])`, and 0 in rows without a loss. If the target's logit is not finite,
+/// the loss is not finite either, and the gradient is NaN, so that no update follows.
 fn cross_entropy_grad(logits: &Array, targets: Targets) -> Result<Array, ExecError> {
     let mut gradient = softmax(logits);
     for (index, word) in targets.words(logits.shape.columns())?.into_iter().enumerate() {

@@ -1,9 +1,9 @@
 //! The definition of every op: readable kernels that all others are judged against.
 //!
-//! Nothing here is fast, and nothing should be: loops follow the equations of `op.rs`, arithmetic is
-//! `f64` throughout and each result is rounded once, to the element type it is stored in, whatever the
-//! types of its operands: that defines every mixture of f32 and bf16. Kernels see only shapes that [`infer`] has accepted. [`interpret`] runs a whole graph that way, without a plan:
-//! the slow, obvious twin of the engine.
+//! Nothing here is fast, and nothing should be: loops follow the equations of `op.rs` and arithmetic is `f64`
+//! throughout. Each result is rounded once, to the element type it is stored in, whatever the types of its operands;
+//! this defines every mixture of f32 and bf16. Kernels see only shapes that [`infer`] has accepted. [`interpret`] runs
+//! a whole graph that way, without a plan: the slow, obvious twin of the engine.
 //!
 //! Absent on purpose: threads, arenas, reuse of memory.
 
@@ -32,8 +32,8 @@ use array::Array;
 pub use interpret::interpret;
 pub use tensor::{Tensor, TensorData};
 
-/// Computes `op`. Where `accumulate` is set the result is added to what the output holds; an op that
-/// updates state in place reads its outputs first.
+/// Computes `op`. If `accumulate` is set the result is added to the contents of the output; an op that updates state in
+/// place reads its outputs first.
 ///
 /// # Errors
 ///
@@ -143,7 +143,7 @@ impl<'a> Operands<'a> {
         self.arrays[index].only()
     }
 
-    /// Input `index` as integers; none where it is absent.
+    /// Input `index` as integers; empty if it is absent.
     fn integers(&self, index: usize) -> &[i32] {
         self.tensors.get(index).and_then(|tensor| tensor.as_i32()).unwrap_or_default()
     }

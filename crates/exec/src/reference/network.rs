@@ -1,7 +1,7 @@
 //! The feed-forward network as one op, all rows at once: how many make a tile does not bear on the result.
 //!
-//! Hidden values are rounded to the type of `x`, as they are where they have nodes of their own, so that a plan which works
-//! in tiles rounds where any other plan does. Under f32, which f64 need not imitate, they are left alone.
+//! Hidden values are rounded to the type of `x`, as if they had nodes of their own, so that a plan which works in tiles
+//! rounds where any other plan does. Under f32, which f64 need not imitate, they are left alone.
 
 use plimsoll_graph::op::{Activation, Mlp};
 use plimsoll_graph::{Axes, DType, Op};
@@ -84,7 +84,7 @@ impl Network<'_> {
         self.rounded(linear_grad_input(self.weights[index], dz, self.form.transposed))
     }
 
-    /// A value as it is where a node of its own stores it.
+    /// A value, rounded as if a node of its own had stored it.
     fn rounded(&self, value: Array) -> Array {
         if self.half { value.map(|x| f64::from(half::bf16::from_f32(x as f32))) } else { value }
     }

@@ -32,12 +32,12 @@ fn sum_squares(inputs: &[Array]) -> Array {
 fn clip_scale(sums_of_squares: impl Iterator<Item = f64>, max_norm: Option<f32>) -> [Array; 2] {
     let norm = sums_of_squares.sum::<f64>().sqrt();
     let limit = max_norm.map_or(1.0, |max| (f64::from(max) / (norm + 1e-6)).min(1.0));
-    // Judged as it will be stored: an overflow of f32 is as useless as an earlier one.
+    // Checked in the stored type: an overflow of f32 is as useless as an earlier one.
     let scale = if (norm as f32).is_finite() { limit } else { f64::NAN };
     [Array::scalar(norm), Array::scalar(scale)]
 }
 
-/// One step of what is kept in `ranges`; `scalars` are `lr` and `scale`.
+/// One step of the parameter in `ranges`; `scalars` are `lr` and `scale`.
 fn sgd(rates: Sgd, grad: &Array, scalars: [f64; 2], rng: &[i32], ranges: &[Tensor]) -> Vec<Array> {
     let [lr, scale] = scalars;
     if !scale.is_finite() {
@@ -60,7 +60,7 @@ fn sgd(rates: Sgd, grad: &Array, scalars: [f64; 2], rng: &[i32], ranges: &[Tenso
     stored::write(rates.stored, &numbers, rng, ranges)
 }
 
-/// One step of what is kept in `ranges`; `scalars` are `lr`, `step` and `scale`.
+/// One step of the parameter in `ranges`; `scalars` are `lr`, `step` and `scale`.
 fn adamw(rates: AdamW, grad: &Array, scalars: [f64; 3], rng: &[i32], ranges: &[Tensor]) -> Vec<Array> {
     let [lr, step, scale] = scalars;
     if !scale.is_finite() {

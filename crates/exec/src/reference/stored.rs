@@ -75,7 +75,7 @@ fn encode(numbers: &[f64], table: &Codes, positive: bool) -> [Vec<f64>; 2] {
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for block in numbers.chunks(BLOCK) {
         let largest = block.iter().fold(0.0f64, |largest, x| largest.max(x.abs())) as f32;
-        // A block of zeros has no scale to divide by; whatever its codes are, they stand for zeros.
+        // A block of zeros has no scale to divide by; all its codes stand for zeros.
         let inverse = if largest > 0.0 { 1.0 / f64::from(largest) } else { 0.0 };
         codes.extend(block.iter().map(|&x| {
             let x = (x * inverse) as f32;

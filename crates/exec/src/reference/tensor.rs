@@ -40,7 +40,7 @@ impl Tensor {
     /// A tensor whose elements are `numbers`, rounded to nearest even.
     pub fn from_numbers(ty: Type, numbers: &[f64]) -> Tensor {
         assert_eq!(ty.shape.elements(), numbers.len(), "elements of {ty}");
-        // Halves are rounded by way of f32, as any device does whose arithmetic is f32.
+        // Halves are rounded by way of f32, as on any device with f32 arithmetic.
         let data = match ty.dtype {
             DType::F32 => TensorData::F32(numbers.iter().map(|&x| x as f32).collect()),
             DType::Bf16 => TensorData::Bf16(numbers.iter().map(|&x| bf16::from_f32(x as f32)).collect()),

@@ -5,8 +5,8 @@
 pub struct Balance {
     /// Experts that each token goes to, `k`.
     pub chosen: usize,
-    /// Whether all sequences of the micro-batch are one group, as transformers has it; else each is a group of its own,
-    /// and the micro-batch changes nothing.
+    /// Whether all sequences of the micro-batch are one group, as in transformers; otherwise each is a group of its
+    /// own, and the loss does not depend on the micro-batch.
     pub whole: bool,
     /// Targets with this id carry no loss.
     pub ignore_index: i32,

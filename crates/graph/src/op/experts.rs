@@ -14,14 +14,14 @@ pub struct Sorting {
     pub experts: usize,
     /// An expert's rows begin at a multiple of this; 1 leaves no padding.
     pub tile: usize,
-    /// The most copies that one expert takes of one sequence, an index of the first of three axes or more; any number
-    /// where none is stated.
+    /// The most copies of one sequence that one expert takes, where a sequence is an index of the first of three or
+    /// more axes; unlimited if absent.
     pub capacity: Option<usize>,
 }
 
 impl Sorting {
-    /// Rows that hold the copies of `indices` however they are routed: all of them, or as many as the capacity lets
-    /// through, and `tile − 1` of padding for each expert.
+    /// Rows that hold the copies of `indices` under any routing: all of them, or as many as the capacity admits, and
+    /// `tile − 1` of padding for each expert.
     pub fn rows(self, indices: Shape) -> usize {
         let most = self.capacity.map_or(usize::MAX, |most| {
             most.saturating_mul(self.experts).saturating_mul(self.sequences(indices))
@@ -29,7 +29,7 @@ impl Sorting {
         indices.elements().min(most) + self.experts * (self.tile - 1)
     }
 
-    /// Sequences that a capacity holds for, each on its own.
+    /// Number of sequences to which a capacity applies separately.
     pub fn sequences(self, indices: Shape) -> usize {
         if indices.len() > 2 { indices[0] } else { 1 }
     }

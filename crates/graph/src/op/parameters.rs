@@ -5,9 +5,9 @@ use crate::{DType, Shape, Type};
 /// Which formula stands for the Gaussian error linear unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gelu {
-    /// `½x(1 + tanh(√(2/π)(x + 0.044715x³)))`, as GPT-2 has it.
+    /// `½x(1 + tanh(√(2/π)(x + 0.044715x³)))`, as in GPT-2.
     Tanh,
-    /// `½x(1 + erf(x/√2))`, as BERT has it.
+    /// `½x(1 + erf(x/√2))`, as in BERT.
     Erf,
 }
 
@@ -35,9 +35,9 @@ pub enum Weights {
         /// Hash of the parameter's name.
         stream: u64,
     },
-    /// bf16 for all readers, and beside it, for the optimizer alone, the i16 that completes it to f32:
-    /// the bits of the f32 are those of the bf16, sixteen places up, plus the i16. So the master copy
-    /// costs two bytes instead of four, and one that is all zeros is that of weights just loaded.
+    /// bf16 for all readers, and beside it, for the optimizer alone, the i16 that completes it to f32: the bits of the
+    /// f32 are those of the bf16, shifted up by sixteen places, plus the i16. So the master copy costs two bytes
+    /// instead of four. For weights just loaded from bf16 it is all zeros.
     Split,
 }
 
@@ -68,7 +68,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// The same for any parameter: random roundings have no owner.
+    /// The same for any parameter: the stream of random rounding is removed.
     #[must_use]
     pub fn without_stream(self) -> Stored {
         match self.weights {
@@ -106,7 +106,7 @@ impl Stored {
 pub struct Sgd {
     /// Decay rate of the running sum of gradients; without it, at 0, there is no such sum.
     pub momentum: f32,
-    /// Whether the step looks ahead along the running sum.
+    /// Whether the step uses Nesterov momentum.
     pub nesterov: bool,
     /// Added to the gradient, times the parameter.
     pub weight_decay: f32,
@@ -143,7 +143,7 @@ pub struct Head {
     pub ignore_index: i32,
     /// Whether there is a bias `[V]`.
     pub bias: bool,
-    /// Whether a second product is added to the logits, of few columns: what an adapter adds to the head's weight.
+    /// Whether a second product with few columns is added to the logits: an adapter's addition to the head's weight.
     pub second: bool,
 }
 
@@ -153,8 +153,7 @@ impl Head {
         4 + usize::from(self.bias)
     }
 
-    /// Which input each output of the gradient but the loss belongs to: `x`, `x₂`, then those that are wanted of `w` and
-    /// `b`.
+    /// For each output of the gradient except the loss, the input it belongs to: `x`, `x₂`, then `w` and `b` if wanted.
     pub fn gradients(&self, weight: bool, bias: bool) -> Vec<usize> {
         let all = [(0, true), (self.second_at(), self.second), (1, weight), (4, bias)];
         all.into_iter().filter(|(_, wanted)| *wanted).map(|(input, _)| input).collect()

@@ -1,4 +1,4 @@
-//! How a frozen weight is kept in few bits: which ranges of state hold it, and their types.
+//! How a frozen weight is quantised: the ranges of state that hold it, and their types.
 //!
 //! The forms are those of the library bitsandbytes, so that its files and ours hold the same bytes. A weight lies
 //! `(out, in)`, whichever way its model stores it.
@@ -15,8 +15,8 @@ pub const NF4_SECOND_BLOCK: usize = 256;
 /// The form of a quantised weight (Dettmers et al. 2022 and 2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantised {
-    /// `w = table[code] · absmax`: codes of four bits, two in a byte and the first in its upper half, for 16 numbers of
-    /// which each is as likely in normal data; an f32 scale for each [`NF4_BLOCK`] numbers of a row.
+    /// `w = table[code] · absmax`: codes of four bits, two in a byte with the first in the upper half. They stand for
+    /// 16 numbers that are equally likely in normal data, with an f32 scale for each [`NF4_BLOCK`] numbers of a row.
     Nf4,
     /// As [`Quantised::Nf4`], with scales of eight bits: `absmax = map[code] · second + offset`, an f32 `second` for each
     /// [`NF4_SECOND_BLOCK`] of them and one offset for the weight.
@@ -35,7 +35,7 @@ impl Quantised {
         }
     }
 
-    /// The ranges that hold a weight of `rows · columns` numbers: what is added to the weight's name, and the type.
+    /// The ranges that hold a weight of `rows · columns` numbers: the suffix of the weight's name, and the type.
     pub fn ranges(self, [rows, columns]: [usize; 2]) -> Vec<(&'static str, Type)> {
         let bytes = |shape: Shape| Type { shape, dtype: DType::U8 };
         let blocks = rows * columns / NF4_BLOCK;
@@ -53,7 +53,7 @@ impl Quantised {
         }
     }
 
-    /// Why a weight with so many columns cannot be kept in this form, if it cannot.
+    /// Why a weight with this many columns cannot be kept in this form, if it cannot.
     pub fn refuses(self, columns: usize) -> Option<String> {
         let whole = self == Quantised::Int8 || columns.is_multiple_of(NF4_BLOCK);
         (!whole).then(|| format!("has {columns} columns, and a block of 4-bit codes holds {NF4_BLOCK}"))

@@ -6,9 +6,9 @@
 //! balance_loss(scale, targets, P, c, …)          E·Σₑ (c/n)·(P/n), 1·k when all experts have the same share
 //! ```
 //!
-//! A group is one sequence: its loss is weighted by its tokens, so that neither the micro-batch nor the order of rows changes
-//! the sum. Tokens whose target carries no loss are not counted. The other form takes all sequences, tokens and
-//! layers of a micro-batch together, as transformers does. Everything is f32 under every precision.
+//! A group is one sequence: its loss is weighted by its tokens, so that neither the micro-batch nor the order of rows
+//! changes the sum. Tokens whose target carries no loss are not counted. The other form combines all sequences, tokens
+//! and layers of a micro-batch, as transformers does. Everything is f32 under every precision.
 
 use super::{Cotangents, equal, integers, no_derivative, no_types, operands};
 use crate::graph::{Graph, Node};
@@ -128,7 +128,7 @@ fn group(load: Type) -> Result<[usize; 2], String> {
     extents.ok_or_else(|| format!("a load must be f32 of [sequences, experts], got {load}"))
 }
 
-/// The type of the loads behind `scale` and `targets`, of which there are `each` for every layer.
+/// The type of the loads after `scale` and `targets`; every layer has `each` of them.
 fn loads(inputs: &[Type], each: usize, wanted: &str) -> Result<Type, String> {
     let [scale, targets, loads @ ..] = inputs else {
         return Err(format!("takes scale, targets and {wanted}, got {}", inputs.len()));

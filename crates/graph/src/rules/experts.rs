@@ -7,7 +7,7 @@
 //! indices[N,k] ── sort_by_expert ───┴──────────────────────────────────┘
 //! ```
 //!
-//! `R` depends on shapes alone, so a plan is exact before it is known where tokens go. Absent on purpose: routers, which are
+//! `R` depends on shapes alone, so a plan is exact before the routing is known. Absent on purpose: routers, which are
 //! ops of routing, and biases of experts, which no published model of the known families has.
 
 use super::{Cotangents, equal, float, integers, no_derivative, no_types, operands};
@@ -130,7 +130,7 @@ pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
     Ok(())
 }
 
-/// Every row is charged as if an expert had it: padding is little, and where it lies is not known here.
+/// Every row is charged as if it belonged to an expert: padding is small, and its place is not known here.
 pub(super) fn flops(op: &Op, inputs: &[Type]) -> f64 {
     let elements = |ty: &Type| ty.shape.elements() as f64;
     2.0 * match op {

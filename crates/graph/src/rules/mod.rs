@@ -50,8 +50,8 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     }
 }
 
-/// Whether outputs may be declared so where `op` yields these types: alike, but for the element types of those it
-/// [stores as either](Op::stores_either).
+/// Whether outputs may be declared with these types if `op` yields those: they must be equal, except for the element
+/// types of outputs that it [stores as either](Op::stores_either).
 pub fn agree(op: &Op, yielded: &[Type], declared: &[Type]) -> bool {
     let either = |dtype| matches!(dtype, DType::F32 | DType::Bf16);
     let one = |(output, (yielded, declared)): (usize, (&Type, &Type))| {
@@ -64,9 +64,9 @@ pub fn agree(op: &Op, yielded: &[Type], declared: &[Type]) -> bool {
         && if named { yielded == declared } else { yielded.iter().zip(declared).enumerate().all(one) }
 }
 
-/// The cotangent of each output of a node; none where nothing depends on the output, or where it has no derivative. A
-/// missing cotangent stands for zeros, and no rule makes those: an op with several outputs has a gradient op that takes
-/// the cotangents that are there.
+/// The cotangent of each output of a node; `None` if nothing depends on the output, or if it has no derivative. A
+/// missing cotangent means zeros, but no rule creates zeros: an op with several outputs has a gradient op that takes
+/// the existing cotangents.
 pub(crate) type Cotangents<'a> = &'a [Option<Value>];
 
 /// Adds the backward nodes of `node`, whose outputs have these cotangents.

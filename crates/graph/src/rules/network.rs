@@ -44,8 +44,9 @@ pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
     Ok(())
 }
 
-/// Each weight takes part in one product forward; backward in those for its input and for itself, and all but the
-/// last in one that recomputes the hidden values.
+/// Forward, each weight takes part in one product. Backward, it takes part in the product for the gradient of its input
+/// and, if it is trained, in the one for its own; all weights but the last take part in one more, which recomputes the
+/// hidden values.
 pub(super) fn flops(op: &Op, inputs: &[Type]) -> f64 {
     match op {
         Op::Mlp(mlp) => products_with(inputs[0], &inputs[1..=mlp.products()]),
@@ -58,9 +59,9 @@ pub(super) fn flops(op: &Op, inputs: &[Type]) -> f64 {
     }
 }
 
-/// Traffic inside an op that works on tiles. Hidden values are charged as they are where they have nodes of their own:
-/// written once and read about once forward, and about five passes backward. And every tile reads the weights again,
-/// backward twice, with their gradients read and written.
+/// Memory traffic inside an op that works on tiles. Hidden values cost what they would cost as nodes of their own: one
+/// write and about one read forward, about five passes backward. Every tile also reads the weights again: once forward,
+/// twice backward, where it also reads and writes their gradients.
 pub(crate) fn tile_bytes(op: &Op, inputs: &[Type]) -> f64 {
     let (mlp, first_weight, hidden_passes, weight_passes) = match op {
         Op::Mlp(mlp) => (mlp, 1, 2, 1),

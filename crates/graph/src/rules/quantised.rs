@@ -1,4 +1,4 @@
-//! Weights in few bits: the types of what is read and yielded. There is no derivative: such weights are frozen.
+//! Quantised weights: the types of their inputs and outputs. There is no derivative, since such weights are frozen.
 
 use super::no_types;
 use crate::op::Dequantise;

@@ -1,7 +1,7 @@
 //! Routing: probabilities of experts with the logarithm of their divisor, and the choice of the largest.
 //!
-//! Everything here is f32 whatever the precision of other values. Softmax behind the choice, weights that add up to one
-//! and losses of a router are made of other ops.
+//! Everything here is f32 under every precision. Softmax after the choice, weights that add up to one and losses of a
+//! router are composed of other ops.
 
 use super::{Cotangents, equal, float, no_derivative, no_types, operands};
 use crate::graph::{Graph, Node};
@@ -95,7 +95,7 @@ fn with_columns(shape: Shape, columns: usize) -> Shape {
 mod tests {
     use crate::{DType, Graph, Init, Op, Value, differentiate};
 
-    /// A router whose probabilities and divisor are summed into the loss as asked.
+    /// A router whose probabilities and log-sum-exp are part of the loss if the flags say so.
     fn router(softmax: bool, lse: bool) -> Graph {
         let mut g = Graph::new();
         let x = g.input("x", [6, 4], DType::F32); // (N, C)

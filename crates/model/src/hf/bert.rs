@@ -90,7 +90,7 @@ pub(super) fn write(model: &Bert, names: &[String]) -> Value {
         let numbers = 0..labels.count;
         let id2label: Map<String, Value> = numbers.clone().map(|i| (i.to_string(), name(i).into())).collect();
         let label2id: Map<String, Value> = numbers.map(|i| (name(i), i.into())).collect();
-        // Null stands for the dropout of everything else.
+        // In the file, null means that the classifier has the same dropout as the rest of the model.
         let own = labels.dropout.to_bits() != model.dropout.to_bits();
         config.insert("classifier_dropout".into(), if own { decimal(labels.dropout) } else { Value::Null });
         config.insert("id2label".into(), Value::Object(id2label));

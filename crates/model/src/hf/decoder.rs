@@ -6,8 +6,8 @@ use super::keys::Keys;
 use super::{ConfigError, rope};
 use crate::Llama;
 
-/// Keys that all of them have under the same names. Heads whose width is not stated are `usual` wide, or share the model's
-/// width.
+/// Keys that all of them have under the same names. Heads without a stated width are `usual` wide, or divide the
+/// model's width.
 pub(super) fn family(
     keys: &Keys,
     notes: &mut Vec<String>,
@@ -56,7 +56,7 @@ pub(super) fn family(
     })
 }
 
-/// The window of a Qwen. Newer files list the kind of each layer, older ones say from which layer on it holds.
+/// The window of a Qwen. Newer files list the kind of each layer, older ones state the first layer with a window.
 pub(super) fn window_of_all_layers(keys: &Keys, layers: usize) -> Result<Option<usize>, ConfigError> {
     if !keys.flag("use_sliding_window", false)? {
         return Ok(None);

@@ -7,7 +7,7 @@ use std::fmt;
 pub enum ConfigError {
     /// The text is no JSON object.
     NotJson(String),
-    /// The class or model type is none that is known here.
+    /// The class or model type is unknown.
     Unsupported(String),
     /// A key is not there.
     Missing(String),

@@ -1,4 +1,4 @@
-//! Typed reading of a JSON object: every refusal names the key, its value and what it may be.
+//! Typed reading of a JSON object: every refusal names the key, its value and the allowed values.
 //!
 //! A key that is `null` counts as absent, as it does in transformers.
 
@@ -154,7 +154,7 @@ impl<'a> Keys<'a> {
         Ok(ids?.into_iter().flatten().collect())
     }
 
-    /// Refuses any text but those `allowed`; absent stands for `default`.
+    /// Refuses any text except those in `allowed`; an absent key means `default`.
     pub(super) fn one_of(&self, key: &str, default: &str, allowed: &[&str]) -> Result<(), ConfigError> {
         if allowed.contains(&self.text(key)?.unwrap_or(default)) {
             return Ok(());
@@ -162,7 +162,7 @@ impl<'a> Keys<'a> {
         Err(self.wrong(key, &allowed.join(" or ")))
     }
 
-    /// Refuses any flag but `wanted`, which absent stands for.
+    /// Refuses any flag except `wanted`; an absent key means `wanted`.
     pub(super) fn must_be(&self, key: &str, wanted: bool) -> Result<(), ConfigError> {
         if self.flag(key, wanted)? == wanted {
             return Ok(());
@@ -170,7 +170,7 @@ impl<'a> Keys<'a> {
         Err(self.wrong(key, if wanted { "true" } else { "false" }))
     }
 
-    /// Refuses a key that changes what is computed, whatever it says.
+    /// Refuses a key that changes what is computed, whatever its value.
     pub(super) fn must_be_absent(&self, key: &str, wanted: &str) -> Result<(), ConfigError> {
         if self.get(key).is_none() { Ok(()) } else { Err(self.wrong(key, wanted)) }
     }

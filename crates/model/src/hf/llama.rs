@@ -1,7 +1,6 @@
 //! `config.json` of Llama and its relatives: Mistral's window, Qwen2's biases, Qwen3's norms.
 //!
-//! Refused: biases elsewhere than Qwen2 has them, activations other than `silu`, and windows in some layers
-//! but not in others.
+//! Refused: biases other than Qwen2's, activations other than `silu`, and windows in some layers only.
 
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! `config.json` of mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE and `OLMoE`.
 //!
-//! The balance of experts is minimised with the weight that the file states, `router_aux_loss_coef`, whether or not the file
+//! The balance of experts is minimised with the weight in the file, `router_aux_loss_coef`, whether or not the file
 //! asks transformers for it with `output_router_logits`. Refused: noise on a router's input, clipped queries and keys,
 //! and experts in no layer.
 

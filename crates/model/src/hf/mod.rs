@@ -12,10 +12,10 @@
 //! # Ok::<(), plimsoll_model::hf::ConfigError>(())
 //! ```
 //!
-//! A file says much that does not change what is computed; that is passed over. What does change it is
-//! either built or refused by key and value, so that no model trains as another than it is. Keys may be those
-//! of transformers 5 (`rope_parameters`, `dtype`) or of older versions (`rope_theta`, `rope_scaling`,
-//! `torch_dtype`). Absent: files themselves; this module sees their text and names.
+//! Keys that do not change the computation are ignored. Keys that do change it are either implemented or refused by key
+//! and value, so that no model trains as something else than it is. Keys may be those of transformers 5
+//! (`rope_parameters`, `dtype`) or of older versions (`rope_theta`, `rope_scaling`, `torch_dtype`). Absent: files
+//! themselves; this module sees their text and names.
 
 mod bert;
 mod decoder;
@@ -44,7 +44,7 @@ pub struct Configuration {
     pub architecture: Architecture,
     /// Its `model_type`, where a file was read: equal shapes may be of different families.
     pub family: Option<&'static str>,
-    /// Element type the weights are said to be stored in, such as `bfloat16`.
+    /// Stated element type of the stored weights, such as `bfloat16`.
     pub dtype: Option<String>,
     /// The token that begins a text.
     pub bos: Option<u32>,
@@ -79,7 +79,7 @@ const CLASSES: [Class; 13] = [
     ("GPT2LMHeadModel", "gpt2", gpt2::read),
     ("BertForMaskedLM", "bert", bert::masked),
     ("BertForSequenceClassification", "bert", bert::classifier),
-    // The published weights of the first BERT: its next-sentence head is passed over.
+    // The published weights of the first BERT: its next-sentence head is ignored.
     ("BertForPreTraining", "bert", bert::masked),
     // Older files of GPT-2.
     ("GPT2Model", "gpt2", gpt2::read),
@@ -116,7 +116,7 @@ impl Architecture {
         })
     }
 
-    /// The `config.json` of this model when nothing is known but its shape: see [`Configuration::to_config`].
+    /// The `config.json` of this model if only its shape is known: see [`Configuration::to_config`].
     ///
     /// # Errors
     ///
@@ -168,7 +168,7 @@ impl Configuration {
 }
 
 impl From<Architecture> for Configuration {
-    /// A model of which nothing is known but its shape.
+    /// A model of which only the shape is known.
     fn from(architecture: Architecture) -> Configuration {
         Configuration {
             architecture,

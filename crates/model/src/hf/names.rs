@@ -49,8 +49,8 @@ impl Architecture {
         StoredName { name, alternatives: names, optional }
     }
 
-    /// Second names that files have for a parameter that serves twice, each with that parameter. Where the two hold
-    /// different numbers, the file is of a model whose weights are not tied.
+    /// Further names in files for a parameter that is used twice, each with that parameter. If the two hold different
+    /// numbers, the weights of the file's model are not tied.
     pub fn tied(&self) -> &'static [(&'static str, &'static str)] {
         match self {
             Architecture::Llama(model) if model.tie_embeddings => {
@@ -65,7 +65,7 @@ impl Architecture {
         }
     }
 
-    /// The same model with a head of its own, where that can be built.
+    /// The same model with an untied head, if that can be built.
     #[must_use]
     pub fn untied(&self) -> Option<Architecture> {
         match self {
@@ -74,8 +74,8 @@ impl Architecture {
         }
     }
 
-    /// Whether a tensor of a file is passed over: tables that are computed, second names of tied weights, and
-    /// heads for another task.
+    /// Whether a tensor of a file is ignored: tables that are computed, second names of tied weights, and heads for
+    /// another task.
     pub fn ignores(&self, stored: &str) -> bool {
         let ends = |suffix: &str| stored.ends_with(suffix);
         match self {

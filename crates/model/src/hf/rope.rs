@@ -2,8 +2,8 @@
 //! `rope_scaling` of older versions. Where a file has both, transformers takes `rope_scaling` and nothing of the other,
 //! its base included; so do we, and say so.
 //!
-//! Refused: stretchings that depend on the length at hand or scale attention besides (dynamic, yarn,
-//! longrope), and rotations of a part of a head.
+//! Refused: scalings that depend on the current length or also scale attention (dynamic, yarn, longrope), and rotations
+//! of a part of a head.
 
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ pub(super) fn read(keys: &Keys, notes: &mut Vec<String>) -> Result<Rope, ConfigE
     of(&nested, base)
 }
 
-/// The rotation that one of the two states; `base` where it states none.
+/// The rotation that `nested` states; its base is `base` if it states none.
 fn of(nested: &Keys, base: f64) -> Result<Rope, ConfigError> {
     let base = nested.positive("rope_theta", base)?;
     if nested.optional_number("partial_rotary_factor")?.is_some_and(|share| share < 1.0) {

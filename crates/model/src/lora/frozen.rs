@@ -1,4 +1,4 @@
-//! The linear layers whose weights may be kept in few bits: all but the head, which transformers leaves as it is too.
+//! The linear layers whose weights may be quantised: all but the head, as in transformers.
 
 use plimsoll_graph::{Graph, Init};
 
@@ -9,7 +9,7 @@ use super::layers::{Form, heads, is_adapter, layers};
 pub struct LinearLayer {
     /// Name of the weight.
     pub weight: String,
-    /// Columns of what it reads.
+    /// Columns of its input.
     pub input: usize,
     /// Columns of its result.
     pub output: usize,

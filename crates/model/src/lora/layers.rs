@@ -54,7 +54,7 @@ impl Adapter {
         format!("{}.weight", self.module)
     }
 
-    /// Whether rows of the stored weight belong to what the module reads, not to its result.
+    /// Whether rows of the stored weight belong to the module's input, not to its result.
     pub(super) fn rows_are_inputs(&self) -> bool {
         self.form != Form::Linear
     }
@@ -79,7 +79,7 @@ pub(super) fn layers(g: &Graph) -> Vec<Adapter> {
     layers.filter(|layer| seen.insert((layer.module.clone(), layer.form == Form::Table))).collect()
 }
 
-/// The module of a node, if its weight is a parameter and an adapter can be added to what it yields.
+/// The module of a node, if its weight is a parameter and an adapter can be added to its result.
 pub(super) fn layer(g: &Graph, node: NodeId) -> Option<Adapter> {
     let node = g.node(node);
     let (weight, form) = match node.op {

@@ -66,7 +66,7 @@ impl<'a> Delta<'a> {
     ///
     /// # Errors
     ///
-    /// When `rows` is no whole number of rows, or ends behind the weight.
+    /// When `rows` is no whole number of rows, or reaches beyond the weight.
     pub fn merge_rows(&self, first_row: usize, rows: &mut [f32]) -> Result<(), GraphError> {
         let count = rows.len() / self.columns.max(1);
         if count * self.columns != rows.len() || first_row + count > self.rows {

@@ -5,13 +5,14 @@
 //! y = W[ids]        becomes      y = W[ids] + (s · Aᵀ[ids])·Bᵀ               a table of words; A (r, words)
 //! ```
 //!
-//! `s` is `alpha / r`, or `alpha / √r` with `rslora`; rank and alpha can differ from module to module. The scale is applied
-//! where rows have `r` numbers, and the second product is added onto the first result, so that an adapter needs no second
-//! buffer of that size.
+//! `s` is `alpha / r`, or `alpha / √r` with `rslora`; rank and alpha can differ from module to module. The scale is
+//! applied to rows of `r` numbers, and the second product is added onto the first result, so that an adapter needs no
+//! second buffer of that size.
 //!
-//! Which modules are meant, what the new parameters are called and how they begin is as in the library PEFT:
-//! `<module>.lora_A.weight` and `<module>.lora_B.weight` beside `<module>.weight`, `<module>.lora_embedding_A` and `…_B` for
-//! tables. The pass serves training, evaluation and generation graphs of any model alike; the fused head is never adapted.
+//! The choice of modules, the names of new parameters and their initial values are as in the library PEFT:
+//! `<module>.lora_A.weight` and `<module>.lora_B.weight` beside `<module>.weight`, `<module>.lora_embedding_A` and
+//! `…_B` for tables. The pass serves training, evaluation and generation graphs of any model alike; the fused head is
+//! never adapted.
 
 mod frozen;
 mod layers;
@@ -41,19 +42,19 @@ pub use tokens::{TokenAdapter, TrainedTokens};
 /// Adapters that are trained instead of the model's own weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
-    /// Rows of `A` and columns of `B`, where no pattern says another number.
+    /// Rows of `A` and columns of `B`, unless a pattern gives another number.
     pub rank: usize,
     /// Scale of an adapter, before division by the rank or its root; patterns may override it.
     pub alpha: f32,
     /// Dropout probability of an adapter's input, in training only. Tables of words have none.
     pub dropout: f32,
-    /// Whether `alpha` is divided by the root of the rank, so that high ranks do not fade.
+    /// Whether `alpha` is divided by the root of the rank, so that the effect of high ranks does not fade.
     pub rslora: bool,
     /// Which modules are adapted.
     pub targets: Targets,
     /// Which of those are left out.
     pub excluded: Excluded,
-    /// The layers whose modules are adapted, where not all are. Modules whose whole name is a target count in any layer.
+    /// The layers whose modules are adapted, if not all are. Modules whose whole name is a target count in any layer.
     pub layers: Option<LayerChoice>,
     /// Ranks of modules by a pattern for the end of their names; the first that fits counts.
     pub rank_pattern: Vec<(Pattern, usize)>,
@@ -218,7 +219,7 @@ impl Lora {
     }
 }
 
-/// A forward graph on its way to the same with adapters.
+/// A forward graph while adapters are added to it.
 struct Pass<'a> {
     lora: &'a Lora,
     forward: &'a Graph,
@@ -259,8 +260,8 @@ impl Pass<'_> {
     }
 }
 
-/// `y + (s · Aᵀ[ids])·Bᵀ`. `A` lies as in PEFT's files, a column for each word, and is turned for the lookup: it has but
-/// `r` numbers a word.
+/// `y + (s · Aᵀ[ids])·Bᵀ`. `A` is stored as in PEFT's files, a column for each word, and is transposed for the lookup:
+/// it has only `r` numbers per word.
 fn add_rows(g: &mut Graph, ids: Value, y: Value, adapter: &Adapter) -> Value {
     let Adapter { rank, input, output, .. } = *adapter;
     // PEFT begins tables the other way round: A is zero and B is drawn.

@@ -1,8 +1,8 @@
 //! Regular expressions over module names, with the meaning that Python's `re` gives them in PEFT.
 //!
-//! PEFT reads names in three ways: a target is a whole name, a key of `rank_pattern` or `alpha_pattern` is a name or its
-//! end after a dot, and `layers_pattern` stands before the number of a layer. Looking ahead, looking behind and naming
-//! groups work as in Python. Flags that are set in the middle of an expression are absent on purpose.
+//! PEFT reads names in three ways: a target is a whole name, a key of `rank_pattern` or `alpha_pattern` is a name or
+//! its end after a dot, and `layers_pattern` stands before the number of a layer. Lookahead, lookbehind and named
+//! groups work as in Python. Flags in the middle of an expression are absent on purpose.
 
 use std::fmt;
 use std::sync::Arc;

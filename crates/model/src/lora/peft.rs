@@ -1,8 +1,7 @@
-//! Adapters as the library PEFT writes them down: `adapter_config.json`, and the names in
-//! `adapter_model.safetensors`.
+//! Adapters as the library PEFT stores them: `adapter_config.json`, and the names in `adapter_model.safetensors`.
 //!
-//! A setting that changes what an adapter computes and that is not known here is refused by name, also one that
-//! only later versions have: see `fields.rs`, which reads them one by one.
+//! A setting that changes the computation of an adapter and is unknown here is refused by name, even one that only
+//! later versions have: see `fields.rs`, which reads them one by one.
 
 mod fields;
 
@@ -179,7 +178,7 @@ fn chosen(lora: &Lora) -> Map<String, Value> {
     chosen
 }
 
-/// A whole number where it is one: PEFT's own files have those, and some readers expect them.
+/// Written as an integer if it is one: PEFT's own files do so, and some readers expect it.
 fn short(number: f32) -> Value {
     let whole = number.fract() == 0.0 && number.abs() < 1e9;
     if whole { json!(number as i64) } else { json!(shortest(number)) }

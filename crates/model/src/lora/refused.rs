@@ -1,7 +1,8 @@
-//! Settings of PEFT that change what an adapter computes and are not supported here, each with what it is and a way out.
+//! Settings of PEFT that change the computation of an adapter and are not supported here, each with a description and a
+//! way out.
 //!
-//! An adapter that somebody has trained keeps its meaning only with all of its settings, so none is ever to be left out.
-//! The way out is PEFT itself, which can merge most of them into their model.
+//! A trained adapter keeps its meaning only with all of its settings, so none may be ignored. The way out is PEFT
+//! itself, which can merge most of them into their model.
 
 /// How to use an adapter that is not supported here.
 const MERGE: &str = "merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result \
@@ -40,7 +41,7 @@ const REFUSED: [Refused; 13] = [
     fixed("arrow_config", "Arrow, which chooses between several adapters"),
 ];
 
-/// Ways to begin that leave the model's own weights as they are; others move a part of them into the adapter.
+/// Initialisations that leave the model's own weights unchanged; others move a part of them into the adapter.
 const BEGINNINGS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 
 /// The answer to a setting that is not supported, with its value.
@@ -79,7 +80,7 @@ pub(super) fn biases(which: &str) -> String {
     format!("`bias` is {which}: trained biases are not supported here; {MERGE}")
 }
 
-/// The answer to an adapter's folder that holds something which cannot be used here.
+/// The error for an adapter's folder whose contents cannot be used here.
 pub fn unusable(what: &str) -> String {
     format!("holds {what}, which is not supported here; {MERGE}")
 }

@@ -1,7 +1,7 @@
 //! Which modules get an adapter, and of which rank: PEFT's rules for names, patterns, exclusions and layers.
 //!
-//! PEFT is lenient: a name that fits nothing is passed over. An adapter that somebody has trained is read that way.
-//! For a new adapter a name that fits nothing is a typing error, and [`Lora::check_names`] refuses it.
+//! PEFT is lenient: a name that matches nothing is ignored. An existing adapter is read that way. For a new adapter
+//! such a name is a typing error, and [`Lora::check_names`] refuses it.
 
 use std::collections::BTreeSet;
 
@@ -84,7 +84,7 @@ impl Lora {
         match &self.targets {
             Targets::AllLinear => Ok(layer.form != Form::Table),
             Targets::Pattern(pattern) => pattern.fits(module),
-            // A name that is written out whole counts whatever its layer.
+            // A name that is written out in full matches in every layer.
             Targets::Names(names) if names.contains(module) => Ok(true),
             Targets::Names(names) => Ok(names.iter().any(|name| is_named(module, name))
                 && self.layers.as_ref().map_or(Ok(true), |layers| layers.holds(module))?),
@@ -106,12 +106,12 @@ impl Lora {
         Ok(first_that_fits(&self.alpha_pattern, module)?.unwrap_or(self.alpha))
     }
 
-    /// Refuses names, patterns and numbers that fit no layer of the model; a typing error would otherwise train something
-    /// else than was asked for.
+    /// Refuses names, patterns and numbers that match no layer of the model; a typing error would otherwise train
+    /// something else than intended.
     ///
     /// # Errors
     ///
-    /// The first of them, with what the model has.
+    /// The first of them, with the names that the model has.
     pub fn check_names(&self, forward: &Graph) -> Result<(), GraphError> {
         let (layers, heads) = (layers(forward), heads(forward));
         if let Targets::Names(names) = &self.targets {
@@ -163,7 +163,7 @@ impl Lora {
         Ok(())
     }
 
-    /// The same adapters without names that the model lacks: PEFT passes over targets that fit nothing, and saves the
+    /// The same adapters without names that the model lacks: PEFT ignores targets that match nothing, and saves the
     /// head of a classifier under each name that any family has for it.
     #[must_use]
     pub fn without_absent(mut self, forward: &Graph) -> Lora {
@@ -179,8 +179,8 @@ impl Lora {
         self
     }
 
-    /// The same adapters with targets that PEFT takes for the same modules. It refuses patterns that also fit modules
-    /// without weights, which are unknown here, and choices of layers beside a pattern.
+    /// The same adapters with targets that PEFT resolves to the same modules. PEFT refuses patterns that also match
+    /// modules without weights, which are unknown here, and choices of layers beside a pattern.
     ///
     /// # Errors
     ///

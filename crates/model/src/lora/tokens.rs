@@ -1,13 +1,13 @@
-//! Single tokens whose vectors are trained, as PEFT's `trainable_token_indices` means it.
+//! Single tokens whose embedding vectors are trained, like PEFT's `trainable_token_indices`.
 //!
 //! ```text
 //! y = W[ids]       becomes      y = W₀[ids] + E[ids]·D        D (n, C) trained; E (V, n) picks the tokens, one a column
 //! z = x·Wᵀ         becomes      z = x·W₀ᵀ + (x·Dᵀ)·Eᵀ         where the tokens of the output head are trained
 //! ```
 //!
-//! `W₀` is the table with the rows of those tokens at zero, and `D` holds what stands there instead. So no copy of the table
-//! is made, in the forward pass or as a gradient: the price is `E`, of `n` numbers a word. Whoever loads weights moves the
-//! rows over, see [`TokenAdapter`]. A table that is the output head too has one `D` for both.
+//! `W₀` is the table with the rows of those tokens set to zero, and `D` holds the trained rows. So no copy of the table
+//! is made, in the forward pass or as a gradient: the price is `E`, of `n` numbers a word. The code that loads weights
+//! moves the rows over, see [`TokenAdapter`]. A table that is also the output head has one `D` for both.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ pub enum TrainedTokens {
     Modules(Vec<(String, Vec<usize>)>),
 }
 
-/// A table of words whose rows are trained in part. In the arena those rows are zero.
+/// An embedding table of which some rows are trained. In the arena those rows are zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenAdapter {
     /// The module; `<module>.weight` is the frozen table `(V, C)`.

@@ -1,10 +1,11 @@
 //! Devices to plan for without having them: stated figures, and facts modelled from them.
 //!
-//! Rates are the makers' published peaks ([`DeviceSpec::source`]) less what kernels reach of them, as measured on an H200:
-//! `cuBLAS` at 620 to 790 of 989 TFLOP/s in bf16 products of language models, its product with the table of words at 624 to
-//! 702, `cuDNN`'s attention at 336 to 594 forward and 231 to 474 backward, pinned copies at 55 GB/s. Other cards are taken
-//! to reach the same shares. The time of a node is that of its arithmetic or of its memory traffic, whichever is longer, plus
-//! a launch. That ranks plans and says whether something takes an hour or a week; it is no measurement.
+//! Rates are the makers' published peaks ([`DeviceSpec::source`]), scaled by the share that kernels reach, as measured
+//! on an H200: `cuBLAS` at 620 to 790 of 989 TFLOP/s in bf16 products of language models, its product with the
+//! embedding table at 624 to 702, `cuDNN`'s attention at 336 to 594 forward and 231 to 474 backward, pinned copies at
+//! 55 GB/s. Other cards are assumed to reach the same shares. The time of a node is that of its arithmetic or of its
+//! memory traffic, whichever is longer, plus a launch. This ranks plans and tells an hour from a week; it is no
+//! measurement.
 //!
 //! Scratch of attention in bf16 is that of `cuDNN`'s graphs, whose size follows from the shapes.
 //!
@@ -173,7 +174,7 @@ impl DeviceSpec {
         }
     }
 
-    /// The way to pinned memory of the host, of which `room` bytes may be taken.
+    /// The link to pinned memory of the host, of which `room` bytes may be taken.
     pub fn host_link(&self, room: Option<u64>) -> Link {
         Link {
             tier: Tier::Host,
@@ -182,7 +183,7 @@ impl DeviceSpec {
             out_rate: self.host_bandwidth,
             in_rate: self.host_bandwidth,
             latency: DeviceSpec::LAUNCH_SECONDS,
-            // Copy engines of their own.
+            // A GPU's copy engines take no time from its kernels.
             toll: 0.0,
         }
     }
@@ -242,7 +243,7 @@ fn attention_grad_scratch(inputs: &[Type]) -> u64 {
 /// No device of this name is described.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownDevice {
-    /// The name that was asked for.
+    /// The requested name.
     pub name: String,
 }
 

@@ -82,7 +82,7 @@ pub struct Link {
     pub in_rate: f64,
     /// Time of a transfer beside that of its bytes, in seconds.
     pub latency: f64,
-    /// Seconds that runs lose for every byte that moves beside them, where computing threads also move bytes.
+    /// Seconds that compute loses for every byte that moves beside it, where the computing threads also move bytes.
     pub toll: f64,
 }
 
@@ -96,7 +96,7 @@ impl Link {
         self.latency + bytes as f64 / rate
     }
 
-    /// Time that runs lose while so many bytes move.
+    /// Time that compute loses while this many bytes move.
     pub fn lost_seconds(&self, bytes: u64) -> f64 {
         self.toll * bytes as f64
     }

@@ -1,7 +1,8 @@
 //! Devices as the planner sees them: figures, never handles.
 //!
-//! [`facts`] is what any device states about a graph, [`link`] the way to memory beside its own, and [`described`] a list
-//! of GPUs that one can plan for without having them. Kernels and clocks are absent: they are the business of `exec`.
+//! [`facts`] holds the statements of a device about a graph, [`link`] the connection to memory beside its own, and
+//! [`described`] a list of GPUs that one can plan for without having them. Kernels and clocks are absent: they belong
+//! to `exec`.
 
 mod described;
 mod facts;

@@ -28,7 +28,7 @@ pub(super) fn items(graph: &Graph) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The first item that differs, in words; none where the difference lies outside these items.
+/// The first item that differs, in words; `None` if the difference lies outside these items.
 pub(super) fn difference(planned: &Value, graph: &Graph) -> Option<String> {
     let planned = |name: &str| planned.as_array()?.iter().find(|item| item[0] == name)?[1].as_str();
     let mut known = items(graph).into_iter().filter_map(|(name, here)| Some((name, planned(name)?, here)));

@@ -1,13 +1,14 @@
-//! Plans as files: made once, looked at, run later.
+//! Plans as files: made once, inspected, run later.
 //!
 //! ```json
 //! {"plimsoll_plan": 3, "hash": "…", "plan": {"graphs": {"train": "…"}, "device": "…", "schedules": {…}, …}}
 //! ```
 //!
-//! A plan is good for the graphs and the device it was made for, so the file holds a hash of each graph's text form
-//! and of the device's facts that a schedule rests on (alignment and scratch, not timings). To run it, the program is built
-//! anew and compared; the error names the difference. Then the plan is judged like one just made: a file is believed no more
-//! than the planner is. The hash of the whole finds damage, not malice; malice meets the judge.
+//! A plan is valid for the graphs and the device it was made for. So the file holds a hash of each graph's text form
+//! and of the device's facts that a schedule rests on (alignment and scratch, not timings). To run the plan, the
+//! program is built anew and compared; the error names the difference. Then the plan is judged like one just made: a
+//! file is trusted no more than the planner is. The hash of the whole file detects damage, not malice; malice meets the
+//! judge.
 //!
 //! [`write()`] and [`Saved::parse`] are here, the form of a schedule in `rows`, the names of differences in `items`.
 
@@ -54,7 +55,7 @@ pub enum PlanFileError {
     Differs {
         /// The part that differs.
         what: &'static str,
-        /// The item that differs, where it is known, and the setting behind it.
+        /// The item that differs, if it is known, and the setting behind it.
         hint: String,
     },
     /// The judge refused a schedule.
@@ -97,7 +98,7 @@ impl From<PlanError> for PlanFileError {
     }
 }
 
-/// The text of a plan file; `budget` is what the arena was allowed.
+/// The text of a plan file; `budget` is the number of bytes that the arena was allowed.
 pub fn write(choice: &Choice, budget: u64) -> String {
     let Choice { plan, program, micro_batch, accumulation, lower_bound_seconds } = choice;
     let schedules: Map<String, Value> = plan
@@ -132,7 +133,7 @@ pub fn write(choice: &Choice, budget: u64) -> String {
     format!("{}\n", json!({ "plimsoll_plan": VERSION, "hash": hash(&body.to_string()), "plan": body }))
 }
 
-/// A plan file that was read, before it is held against a program.
+/// A plan file that was read, before it is compared with a program.
 #[derive(Clone, Debug)]
 pub struct Saved {
     body: Value,
@@ -181,8 +182,8 @@ impl Saved {
         self.body.get("tiled").and_then(Value::as_bool).unwrap_or(false)
     }
 
-    /// Whether a micro-batch runs twice, first for the norm of the gradients alone. Files that do not say it are of
-    /// plans for which it had to be asked for.
+    /// Whether a micro-batch runs twice, the first time only for the gradient norm. Files without this entry come from
+    /// versions in which two passes had to be requested.
     pub fn two_passes(&self) -> bool {
         self.body.get("passes").and_then(Value::as_u64) == Some(2)
     }

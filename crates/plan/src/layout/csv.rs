@@ -6,10 +6,10 @@
 //! b,2,6,4                          b,2,6,4,0
 //! ```
 //!
-//! Columns may come in any order, and others may stand beside them: rows are written back as they were. A
-//! column `offset` that is there already is written over, so that output can be input. Text in, text out;
-//! files are the caller's. Absent: quoted fields, and columns of newer versions of the format that change
-//! what a layout must be (alignment, gaps): they are refused rather than overlooked.
+//! Columns may come in any order, and further columns may stand beside them: rows are written back as they were. An
+//! existing column `offset` is overwritten, so that output can be input. Text in, text out; the caller handles files.
+//! Absent: quoted fields. Columns of newer versions of the format that change the meaning of a layout (alignment, gaps)
+//! are refused rather than ignored.
 
 use std::fmt;
 

@@ -13,16 +13,16 @@
 //!          └─────────╶a─╴───────┘   be next without it: a could still fall.
 //! ```
 //!
-//! Method, after MiniMalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated
-//! Machine Learning", ASPLOS 2023): depth first over canonical layouts; an open slot higher than where
-//! another one's top would be is not next (dominance); when no open lifetime crosses a cut in time, the
+//! Method, after MiniMalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine
+//! Learning", ASPLOS 2023): depth first over canonical layouts. An open slot is not placed next if its offset would be
+//! above the top that another open slot would have (dominance). When no open lifetime crosses a cut in time, the two
 //! sides are searched alone, which also settles slots that nothing rests on any more. Where we differ:
 //!
 //! - A branch is cut by more than floor + total of a section. In each section the open slots must be
 //!   stacked below the capacity, none lower than its lowest place. Stacking them in the order of those
 //!   places is the best any section can do (one machine, jobs with release times); if that is too high,
 //!   the branch is dead.
-//! - A slot that was passed over counts: its lowest place is the lowest top among open slots that it meets.
+//! - A slot that was skipped counts: its lowest place is the lowest top among open slots that it meets.
 //! - Slots with equal lifetime and size are interchangeable and keep one order.
 //! - Sections are only the moments at which most slots meet.
 //!
@@ -35,7 +35,7 @@ use std::ops::Range;
 
 use super::sections::{Sections, independent};
 
-/// Operations that a decision costs for every slot it looks at, beside the sections it looks at.
+/// Operations charged for every slot that a decision examines, beside the sections it examines.
 const OPERATIONS_PER_SLOT: u64 = 10;
 
 /// How a search ended.
@@ -45,15 +45,15 @@ pub(super) enum Outcome {
     Found,
     /// There is none.
     Impossible,
-    /// Nobody knows: the operations ran out.
+    /// Unknown: the operations ran out.
     Unfinished,
 }
 
 /// A place in the order of all placements: offset, then preference.
 type Turn = (u64, u32);
 
-/// Searches for offsets of `sections` below `capacity`, lower `rank` first among equal offsets. Takes what
-/// it uses from `operations`.
+/// Searches for offsets of `sections` below `capacity`, lower `rank` first among equal offsets. The operations it uses
+/// are subtracted from `operations`.
 pub(super) fn search(
     sections: &Sections,
     capacity: u64,
@@ -97,7 +97,7 @@ struct Search<'a> {
     capacity: u64,
     rank: &'a [u32],
     twin: Vec<Option<usize>>,
-    /// The top of what is placed below each open slot; the offset of each placed one.
+    /// For each open slot, the top of the slots placed below it; for each placed slot, its offset.
     lowest: Vec<u64>,
     open: Vec<bool>,
     /// Values of `lowest` before they were raised.
@@ -109,8 +109,8 @@ struct Search<'a> {
     operations: u64,
 }
 
-/// One decision: which of some open slots is placed next. Lists of slots lie in one shared vector, each
-/// behind the list that it was made from.
+/// One decision: which of some open slots is placed next. All lists of slots lie in one shared vector, each after the
+/// list it was made from.
 struct Choice {
     /// The slots to choose from.
     slots: Range<usize>,
@@ -185,8 +185,8 @@ impl Search<'_> {
         Advance::Placed
     }
 
-    /// Ranges of a list, which begins at `from`, that no open lifetime connects; the smallest last, because
-    /// it is taken first: it fails, or succeeds, soonest.
+    /// Ranges of a list, which begins at `from`, that no open lifetime connects. The smallest range comes last, because
+    /// it is taken first: it fails or succeeds soonest.
     fn parts(&self, list: &[u32], from: usize) -> Vec<Range<usize>> {
         let lifetime = |&slot: &u32| (self.sections.first[slot as usize], self.sections.last[slot as usize]);
         let mut parts = independent(list.iter().map(lifetime));
@@ -235,7 +235,7 @@ impl Search<'_> {
         (self.lowest[slot], self.rank[slot]) < earliest
     }
 
-    /// The lowest top on which a slot that was passed over may come to rest. None if it meets no open slot.
+    /// The lowest top on which a slot that was skipped may come to rest. `None` if it meets no open slot.
     fn lowest_support(&mut self, slot: usize, slots: &[u32], floor: u64) -> Option<u64> {
         let (begin, end) = (self.sections.first[slot], self.sections.last[slot]);
         let begun = slots.partition_point(|&other| self.sections.first[other as usize] < end);

@@ -7,10 +7,10 @@
 //!   ▓▓▓▓▓▓▓▓▓▓▓▓             ▓▓▓▓▓▓▓▓▓▓▓▓ long, below       ▓▓▓▓▓▓▓▓▓▓▓▓  largest first
 //! ```
 //!
-//! `in_time_order` is exact where lifetimes nest like brackets, and `tiers` puts long lifetimes below and
-//! short ones on top of them, which is what training looks like. Greedy placement by size and by duration
-//! is that of Pisarchyk and Lee ("Efficient Memory Management for Deep Neural Net Inference", 2020) and of
-//! XLA, except that a slot takes the lowest gap, not the tightest.
+//! `in_time_order` is exact where lifetimes nest like brackets. `tiers` puts long lifetimes at the bottom and short
+//! ones on top of them, which is the shape of training. Greedy placement by size and by duration is that of Pisarchyk
+//! and Lee ("Efficient Memory Management for Deep Neural Net Inference", 2020) and of XLA, except that a slot takes the
+//! lowest gap, not the tightest.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -30,7 +30,7 @@ const KEYS: [Key; 3] = [
     |duration, bytes| (u128::from(bytes) * u128::from(duration), 0),
 ];
 
-/// Layouts of the portfolio, the quick ones first. Each is made only when it is asked for.
+/// Layouts of the portfolio, the quick ones first. Each is made only when it is needed.
 pub(super) fn portfolio(slots: &[Slot]) -> impl Iterator<Item = Vec<u64>> {
     let longest = slots.iter().map(|slot| slot.end - slot.start).max().unwrap_or(0);
     let quick = std::iter::once_with(|| in_time_order(slots))
@@ -134,8 +134,8 @@ fn tiers(slots: &[Slot], short: usize) -> Vec<u64> {
     offsets
 }
 
-/// Slots that are alive at the moment up to which all are placed. They lie apart, so those below a floor need not be
-/// looked at, but for the one that may reach above it.
+/// Slots that are alive at the moment up to which all are placed. They do not overlap, so those below a floor can be
+/// skipped, except the one that may reach above it.
 #[derive(Default)]
 struct Live {
     /// Top of each, by its offset and the order of placement.

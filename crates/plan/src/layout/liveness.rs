@@ -31,7 +31,7 @@ pub(crate) struct Lifetimes {
     pub(crate) slot_of: Vec<Option<usize>>,
 }
 
-/// Whether the first writer of a gradient in this schedule replaces what is there.
+/// Whether the first writer of a gradient in this schedule replaces the old contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gradients {
     /// First micro-batch of a step.
@@ -53,8 +53,8 @@ impl Lifetimes {
         Lifetimes::with_states(graph, facts, scratch, (sequence, states), gradients)
     }
 
-    /// The same of a part of a graph: only state that it uses has a buffer, so that it does not take the whole graph to
-    /// look at a layer.
+    /// The same for a part of a graph: only state that the part uses has a buffer, so examining one layer does not cost
+    /// as much as the whole graph.
     pub(crate) fn of_part(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Lifetimes {
         let used: BTreeSet<StateId> = sequence
             .executions
@@ -82,7 +82,7 @@ impl Lifetimes {
     }
 }
 
-/// The slots of `sequence` alone: they do not depend on what the first writers of gradients do.
+/// The slots of `sequence` alone: they do not depend on whether the first writers of gradients add or replace.
 pub(crate) fn slots_of(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Vec<Slot> {
     Lifetimes::of(graph, facts, scratch, sequence, Gradients::Add).slots
 }
@@ -251,7 +251,7 @@ fn lasting(graph: &Graph, contents: Contents) -> bool {
     matches!(contents, Contents::State(state) if graph.state(state).kind != StateKind::Transient)
 }
 
-/// Whether a lifetime begins where `value` is written: any value's, and that of a transient gradient with its
+/// Whether a lifetime begins where `value` is written. It does for every value, and for a transient gradient at its
 /// first writer.
 fn begins(graph: &Graph, value: Value) -> bool {
     graph
@@ -260,7 +260,7 @@ fn begins(graph: &Graph, value: Value) -> bool {
         .is_none_or(|(state, version)| version == 1 && graph.state(state).kind == StateKind::Transient)
 }
 
-/// Which outputs of a node are added to what is there: sums of gradients, but for the first writer of a
+/// Which outputs of a node are added to the bytes already there: sums of gradients, except for the first writer of a
 /// step.
 fn accumulate_bits(graph: &Graph, node: NodeId, gradients: Gradients) -> u32 {
     let node = graph.node(node);
@@ -286,12 +286,12 @@ fn keep_outputs(graph: &Graph, buffers: &mut [Buffer], last: usize) {
     }
 }
 
-/// Joins buffers that take over dying inputs, and lists what is left to place.
+/// Joins buffers that take over dying inputs, and lists the slots to place.
 fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<Option<usize>>) {
     let mut joiner =
         Joiner { graph, schedule, slots: Vec::new(), slot_of: vec![None; schedule.buffers.len()] };
     let begun = begun(graph, schedule);
-    // A transient gradient that nobody writes here needs no place either.
+    // A transient gradient that is never written here needs no place either.
     for index in (states..schedule.buffers.len()).filter(|&index| !begun[index]) {
         joiner.open(BufferId(index as u32));
     }
@@ -301,7 +301,7 @@ fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<O
     (joiner.slots, joiner.slot_of)
 }
 
-/// Buffers that a run begins, which get their slot there; inputs and stays of state have theirs from elsewhere.
+/// Buffers that begin with a run and get their slot there. Inputs and stays of state get theirs elsewhere.
 fn begun(graph: &Graph, schedule: &Schedule) -> Vec<bool> {
     let mut begun = vec![false; schedule.buffers.len()];
     for action in &schedule.actions {
@@ -360,8 +360,8 @@ impl Joiner<'_> {
     }
 }
 
-/// Size before it was rounded up: a row that is repeated is not the matrix it is added to, though both may round
-/// to the same.
+/// Size before it was rounded up. A row that is broadcast is smaller than the matrix it is added to, though both may
+/// round up to the same size.
 fn size(graph: &Graph, buffer: &Buffer) -> u64 {
     match buffer.contents {
         Contents::Value(value) => graph.ty(value).bytes() as u64,

@@ -7,13 +7,12 @@
 //! ▓▓ a ▓▓                     ▓▓ a ▓▓    ▓▓ c ▓▓
 //! ```
 //!
-//! Method: start from the given layout, lowest slot first, which can only tighten it. Then move a slot
-//! that reaches the peak to an earlier place in the order, and keep the new order unless it is worse. Moves
-//! that change nothing are kept too: they are how the search leaves a plateau. Searching over orders of
-//! lowest-gap placement is old in packing (Jakobs, "On genetic algorithms for the packing of polygons",
-//! 1996) and found in memory planners (the hill climb of TVM's). Here time is fixed and only height is
-//! free, one order is improved instead of a population, and places are drawn from a fixed numbers, so
-//! that the same slots give the same layout.
+//! Method: place the slots of the given layout again, lowest first, which can only tighten it. Then move a slot that
+//! reaches the peak to an earlier place in the order, and keep the new order unless it is worse. Moves that change
+//! nothing are kept too: with them the search leaves a plateau. Searching over orders of lowest-gap placement is old in
+//! packing (Jakobs, "On genetic algorithms for the packing of polygons", 1996) and is used in memory planners (TVM's
+//! hill climb). Here time is fixed and only height is free, one order is improved instead of a population, and places
+//! are drawn from a fixed sequence of numbers, so that the same slots give the same layout.
 //!
 //! Good at the last percent of training schedules, hopeless on perfect packings: those are for `exact`.
 

@@ -13,9 +13,9 @@
 //!
 //! 1. [`greedy`]: a portfolio of one-pass layouts. Training schedules rarely need more.
 //! 2. [`local_search`]: another order of placement.
-//! 3. [`exact`]: a complete search for a layout at the bound, then at capacities between the bound and the
-//!    best layout known. It works in rounds: few operations for each preference and capacity in the first,
-//!    twice as many in each that follows.
+//! 3. [`exact`]: a complete search for a layout at the bound, then at capacities between the bound and the best layout
+//!    known. It works in rounds: the first spends few operations on each preference and capacity, and each further
+//!    round twice as many.
 //!
 //! More effort never gives a larger peak: it runs the same sequence of attempts for longer and keeps the
 //! best. Effort is counted in operations, never read from a clock. Absent: alignment (sizes are
@@ -86,9 +86,9 @@ pub struct Effort {
 impl Effort {
     /// Greedy layouts alone.
     pub const NONE: Effort = Effort { operations: 0 };
-    /// For one of many plans that are looked at: some thousandths of a second.
+    /// For one of the many plans that a search examines: a few milliseconds.
     pub(crate) const TRIAL: Effort = Effort { operations: 6_000_000 };
-    /// For a plan, of which a search makes many: some hundredths of a second.
+    /// For a plan, of which a search makes many: a few tens of milliseconds.
     pub const PLAN: Effort = Effort { operations: 30_000_000 };
     /// For a question of its own: ten or twenty seconds at most, where nothing can be proven.
     pub const THOROUGH: Effort = Effort { operations: 6_000_000_000 };
@@ -99,9 +99,9 @@ pub fn layout(slots: &[Slot]) -> Layout {
     solve(slots, None, Effort::PLAN)
 }
 
-/// Whether `effort` finds a layout of at most `room` bytes, and the size it then has at most: the search is that for the
-/// smallest, and ends where the answer is known. A search is not worth it where quick layouts miss by more than the
-/// factor `hope`.
+/// Whether `effort` finds a layout of at most `room` bytes, and an upper bound on its size. The search is the one for
+/// the smallest layout; it ends as soon as the answer is known. If quick layouts miss `room` by more than the factor
+/// `hope`, no search is made.
 pub(crate) fn fits(slots: &[Slot], room: u64, hope: f64, effort: Effort) -> Option<u64> {
     let dense = sections::with_dense_times(slots);
     let bound = bound(&dense);
@@ -249,7 +249,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Searches at one capacity with each preference in turn, and keeps what it learns.
+    /// Searches at one capacity with each preference in turn, and records the results.
     fn try_capacity(&mut self, capacity: u64, round: u32) -> Outcome {
         if capacity < self.proven {
             return Outcome::Impossible;

@@ -44,7 +44,7 @@ pub(super) fn perfect_packing(seed: u64, cuts: Cuts, pieces: usize, time: usize,
         }
     }
     done.extend(open);
-    // Out of the order in which they were cut, which says much about where they were.
+    // Shuffled, because the order in which they were cut reveals much about where they were.
     for last in (1..done.len()).rev() {
         done.swap(last, numbers.below(last + 1));
     }
@@ -53,8 +53,8 @@ pub(super) fn perfect_packing(seed: u64, cuts: Cuts, pieces: usize, time: usize,
     done.into_iter().map(slot).collect()
 }
 
-/// A perfect packing in which slots of equal size, one beginning as the other ends, have been joined: as
-/// full as before at every moment, but often with no layout that meets the bound.
+/// A perfect packing in which slots of equal size, one beginning as the other ends, have been joined. It is as full as
+/// before at every moment, but often has no layout that meets the bound.
 pub(super) fn joined_packing(seed: u64, pieces: usize, time: usize, bytes: u64) -> Vec<Slot> {
     let mut slots = perfect_packing(seed, Cuts::Pinwheel, pieces, time, bytes);
     let joins = |a: &Slot, b: &Slot| a.end == b.start && a.bytes == b.bytes;
@@ -116,8 +116,8 @@ pub(super) fn overlap(slots: &[Slot], offsets: &[u64]) -> Option<(usize, usize)>
     })
 }
 
-/// The smallest peak of any layout, by trying every order of placement: the order in which an optimal
-/// layout lies, from low to high, gives that layout or a lower one.
+/// The smallest peak of any layout, by trying every order of placement: placing the slots of an optimal layout from low
+/// to high gives that layout or a lower one.
 pub(super) fn smallest_peak(slots: &[Slot]) -> u64 {
     fn continued(slots: &[Slot], placed: &mut Vec<(usize, u64)>, peak: u64, best: &mut u64) {
         if placed.len() == slots.len() {

@@ -1,9 +1,9 @@
 //! Which slot goes first where the exact search may choose.
 //!
-//! A search that goes wrong early can be lost for hours, while another preference finds a layout within
-//! milliseconds, and nobody knows beforehand which. So several are tried in turn (MiniMalloc's idea, and
-//! its letters: T for the fullest moment of a lifetime, W for its width in time, A for area), and beside
-//! each a shaken copy of it, other in every round.
+//! A search that goes wrong early can be lost for hours, while another preference finds a layout within milliseconds,
+//! and one cannot know beforehand which. So several are tried in turn (MiniMalloc's idea, and its letters: T for the
+//! fullest moment of a lifetime, W for its width in time, A for area), and beside each a randomly perturbed copy, which
+//! differs in every round.
 
 use std::cmp::Reverse;
 

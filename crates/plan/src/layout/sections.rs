@@ -7,9 +7,9 @@
 //! c                 ├────────┤        c                ■
 //! ```
 //!
-//! A section is a moment at which a slot has begun and the next thing to happen is that one ends. The
-//! slots alive between two such moments are a subset of those alive at one of them, so nothing is lost,
-//! and times as large as nanoseconds become a few hundred indices.
+//! A section is a moment at which some slot has begun and the next event is the end of a slot. The slots alive between
+//! two such moments are a subset of those alive at one of them, so nothing is lost, and times as large as nanoseconds
+//! become a few hundred indices.
 
 use std::ops::Range;
 
@@ -120,7 +120,7 @@ pub(super) fn with_dense_times(slots: &[Slot]) -> Vec<Slot> {
     slots.iter().map(renumber).collect()
 }
 
-/// Ranges of a list of lifetimes, sorted by beginning, between which none reaches across.
+/// Ranges of a list of lifetimes, sorted by beginning, such that no lifetime reaches from one range into another.
 pub(super) fn independent(lifetimes: impl Iterator<Item = (usize, usize)>) -> Vec<Range<usize>> {
     let mut ranges = Vec::new();
     let (mut from, mut to, mut reach) = (0, 0, 0);

@@ -1,8 +1,9 @@
 //! The combinations on offer where the device has another tier: recomputation × residency of state × limit.
 //!
-//! Three numbers make a candidate. The `virtual` budget says what is recomputed, as if that much memory were there. The
-//! bytes of state that are away ([`residency`](super::residency)) say how much of the budget is left. The `limit` is what
-//! must suffice: values that do not fit into it wait on the tier ([`transfers`](super::transfers)).
+//! Three numbers make a candidate. The `virtual` budget decides what is recomputed, as if that much memory were there.
+//! The bytes of state that are away ([`residency`](super::residency)) decide how much of the budget is left. The
+//! `limit` is the memory that values must fit into: those that do not fit wait on the tier
+//! ([`transfers`](super::transfers)).
 //!
 //! ```text
 //! limit = virtual           everything recomputed, nothing sent       time: runs again
@@ -10,11 +11,12 @@
 //! virtual = whole model     nothing recomputed                        time: standing still alone
 //! ```
 //!
-//! All numbers come from fixed ladders, and the named strategies are recomputations too. So the candidates depend neither
-//! on the budget nor on what a request fixes. The plan for a budget is the fastest candidate whose arena fits (`search` finds
-//! it). Hence more memory is never slower, and neither is asking for less.
+//! All numbers come from fixed ladders, and the named strategies are recomputations too. So the candidates depend
+//! neither on the budget nor on the fixed choices of a request. The plan for a budget is the fastest candidate whose
+//! arena fits (`search` finds it). Hence more memory never gives a slower plan, and neither does a request that fixes
+//! less.
 //!
-//! A candidate is made when it is first asked for, and whatever was learnt about it is kept for the next budget.
+//! A candidate is made when it is first needed, and all that was learnt about it is kept for the next budget.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -34,7 +36,7 @@ const LIMITS_AWAY: Ladder = Ladder::new(1.2);
 /// The same of a program that is long.
 const FEW_LIMITS: Ladder = Ladder::new(1.3);
 const FEW_LIMITS_AWAY: Ladder = Ladder::new(2.0);
-/// Every so many-th virtual budget goes with state that is away.
+/// One in this many virtual budgets is combined with state that is away.
 const EVERY_AWAY: usize = 3;
 
 /// A rule for recomputing, before anything is sent away.
@@ -60,22 +62,22 @@ pub(crate) struct Ordered {
 /// A residency of state, with the times that follow from it.
 #[derive(Debug)]
 pub(crate) struct ResidencyOption {
-    /// Bytes of it that are away.
+    /// Bytes of state that are away.
     pub(crate) away: u64,
     /// Which state that is.
     pub(crate) state: StateAway,
     /// Bytes of it in the arena.
     pub(crate) resident: u64,
-    /// Least time in which the weights that are away come in, once each.
+    /// Least time to fetch each weight that is away once.
     pub(crate) weights_seconds: f64,
-    /// The update, where some of its state is away, and its times by limit, as far as they were asked for.
+    /// The update, if some of its state is away, and its times by limit, as far as they are known.
     update: Option<Transfers>,
     update_seconds: RefCell<BTreeMap<u64, Option<f64>>>,
     /// Whether few limits are tried.
     long: bool,
 }
 
-/// A limit with the least time of a micro-batch that keeps it.
+/// A limit, and the least time of a micro-batch that stays within it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     pub(crate) bytes: u64,
@@ -94,7 +96,7 @@ pub(crate) struct Found {
     pub(crate) least_seconds: f64,
     /// Times of a micro-batch and of the update, once they are known.
     pub(crate) seconds: Option<(f64, f64)>,
-    /// Bytes of the arena in which it fits, and in which it does not.
+    /// Arena sizes in which it is known to fit, and known not to fit.
     pub(crate) fits: Option<u64>,
     pub(crate) fails: u64,
 }
@@ -129,7 +131,7 @@ impl Recomputation {
             strategy: Strategy::Auto,
             rung: Some(rung),
             least_seconds: optimum.seconds(rung),
-            // Counted from the least that works, so that it is among them.
+            // Counted from the least budget that works, so that this one is included.
             goes_with_away: index.is_multiple_of(EVERY_AWAY),
             order: OnceCell::new(),
         };
@@ -150,7 +152,7 @@ impl Recomputation {
         vec![Recomputation::named(strategy, program.pass_seconds(scratch))]
     }
 
-    /// Its order of runs; none where the device has no tier.
+    /// Its order of runs; `None` if the device has no tier.
     pub(crate) fn order<'a>(
         &self,
         part: &Costed,

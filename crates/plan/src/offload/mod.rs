@@ -1,7 +1,7 @@
 //! Values and state on another tier: which of them wait there, and when they move.
 //!
-//! [`residency`] says which state lives there, [`transfers`] which values wait there and when each move begins, and
-//! [`candidates`] which combinations of the two and of recomputation are on offer. The fastest of them is found in `search`.
+//! [`residency`] decides which state lives there, [`transfers`] which values wait there and when each transfer begins,
+//! and [`candidates`] which combinations of the two and of recomputation are tried. `search` finds the fastest of them.
 
 mod candidates;
 mod residency;

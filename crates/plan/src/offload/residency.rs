@@ -1,20 +1,21 @@
-//! Where state lives: in the arena for good, or on another tier, from where it comes in for every stay.
+//! Where state lives: in the arena for good, or on another tier, from which it is fetched for every stay.
 //!
 //! ```text
 //! arena   | weights | gradients | optimizer | transient: activations, scratch, and state that is in for a stay |
 //! tier    | optimizer | weights | values that wait                                                            |
 //! ```
 //!
-//! State leaves in one order, and a prefix of that order is away, as long as it must be:
+//! State leaves in one fixed order, and a prefix of that order, just long enough, is away:
 //!
 //! 1. moments of the optimizer, which move once a step however many micro-batches it has;
 //! 2. weights that can be fetched while the layers before them are computed;
 //! 3. the other weights, which the first layers read at once;
 //! 4. gradient sums, which every micro-batch both reads and writes.
 //!
-//! Within each kind the order is that of declaration. Of equal layers the first leave first: nobody needs their weights
-//! around the turn, when the most is alive. The order and the lengths that are tried depend on the program alone, so that
-//! more memory is never slower. State smaller than a block of the tier stays, and so do constants and outputs.
+//! Within each kind the order is that of declaration. Of equal layers the first leave first: their weights are not
+//! needed around the turn, when the most bytes are alive. The order and the lengths that are tried depend on the
+//! program alone, so that more memory is never slower. State smaller than a block of the tier stays, and so do
+//! constants and outputs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +26,7 @@ use crate::program::{Program, Purpose, StateDiffers, StateRange, declared_bytes,
 use crate::schedule::Away;
 use crate::schedule::sequence::Sequence;
 
-/// How many lengths are tried of each purpose, in the order in which they leave.
+/// How many prefix lengths are tried for each purpose, in the order in which purposes leave.
 const RUNGS: [(Purpose, u64); 3] = [(Purpose::Optimizer, 4), (Purpose::Weights, 8), (Purpose::Gradients, 2)];
 /// The same of a program that is long.
 const FEW_RUNGS: [(Purpose, u64); 3] =
@@ -41,8 +42,8 @@ pub(crate) struct Residency {
 }
 
 impl Residency {
-    /// Sends `away` bytes of state to the tier that the device offers, or as many as can go: weights, then gradients,
-    /// then moments lie in the arena, one range per purpose, so that a pass over all of them is a pass over
+    /// Sends `away` bytes of state to the tier that the device offers, or as many as can go. In the arena, weights come
+    /// first, then gradients, then moments, one range per purpose, so that a pass over all of them is a pass over
     /// consecutive bytes.
     pub(crate) fn new(program: &Program, away: u64) -> Result<Residency, StateDiffers> {
         let mut states = declared_state(program)?;
@@ -114,7 +115,7 @@ impl StateAway {
     }
 }
 
-/// Bytes of the arena that state takes when `away` bytes of it are elsewhere.
+/// Bytes of the arena that state takes when `away` bytes of it are on a tier.
 pub(crate) fn persistent_bytes(program: &Program, away: u64) -> Result<u64, StateDiffers> {
     if away == 0 || program.train.facts.link.is_none() {
         return declared_bytes(program);
@@ -122,7 +123,7 @@ pub(crate) fn persistent_bytes(program: &Program, away: u64) -> Result<u64, Stat
     Ok(Residency::new(program, away)?.resident_bytes())
 }
 
-/// Amounts of state away that are tried, rising; none where the device offers no tier.
+/// Amounts of state to send away, rising; none if the device offers no tier.
 pub(crate) fn rungs(program: &Program, long: bool) -> Result<Vec<u64>, StateDiffers> {
     let Some(link) = program.train.facts.link else { return Ok(Vec::new()) };
     let states = declared_state(program)?;

@@ -16,7 +16,7 @@ impl Ladder {
         Ladder { ratio }
     }
 
-    /// The highest budget to ask for where `room` bytes are there: one rung above, because a plan can take a little less
+    /// The highest budget to try if `room` bytes are available: one rung above, because a plan can take a little less
     /// than it was allowed.
     pub(crate) fn above(self, room: u64) -> u64 {
         (room as f64 * self.ratio) as u64

@@ -1,9 +1,9 @@
 //! Plans one program for any transient budget: by table for chains, by graph search otherwise.
 //!
-//! [`Optimum`] is what the search over micro-batches asks. [`chain`] answers it with one table that knows every budget,
-//! [`graph`] with a search at each budget; both ask on the rungs of a [`Ladder`].
+//! The search over micro-batches calls [`Optimum`]. [`chain`] implements it with one table for all budgets, [`graph`]
+//! with a search at each budget; both are asked on the rungs of a [`Ladder`].
 //!
-//! Absent: budgets of whole arenas, offsets and tiers. Their folders come later and ask this one.
+//! Absent: budgets of whole arenas, offsets and tiers. Later folders handle these and call this one.
 
 mod chain;
 mod graph;
@@ -25,7 +25,7 @@ pub(crate) use ladder::Ladder;
 /// Plans one program for any transient budget.
 pub(crate) trait Optimum: fmt::Debug {
     /// Whether every budget is a look-up and more bytes are never slower, so that the first budget that fits is the
-    /// fastest. Otherwise each budget takes a search, and it pays to rule budgets out by plans that are known.
+    /// fastest. Otherwise each budget takes a search, and known plans are used to rule budgets out first.
     fn is_table(&self) -> bool;
 
     /// The ladder of its budgets.
@@ -62,10 +62,11 @@ pub(crate) trait Optimum: fmt::Debug {
     /// The order of runs.
     fn order(&self, graph: &Graph, bytes: TransientBytes) -> Option<Order>;
 
-    /// No schedule of a micro-batch whatsoever is faster in these bytes and what `link` carries.
+    /// A lower bound on the time of any schedule of a micro-batch in these bytes, with transfers over `link`.
     fn lower_bound(&self, bytes: TransientBytes, link: Option<&Link>) -> f64;
 
-    /// Whether the program is so large that fewer combinations are looked at, and none that takes many times as many runs.
+    /// Whether the program is so large that the search tries fewer combinations, and none that multiplies the number of
+    /// runs.
     fn is_long(&self) -> bool {
         false
     }
@@ -100,12 +101,12 @@ pub(crate) fn optimum(part: &Costed, scratch: Scratch, cap: TransientBytes) -> O
     }
 }
 
-/// The largest arena of any budget that a request with this one asks for: tables of such a size answer it.
+/// The largest arena of any budget that a request with this budget tries; tables of this size answer the request.
 pub(crate) fn highest_budget(budget: ArenaBytes) -> ArenaBytes {
     ArenaBytes(chain::LADDER.above(budget.0))
 }
 
-/// The rungs from `most` down to `least` that have an order, falling; of those that are equally fast the highest.
+/// The rungs from `most` down to `least` that have an order, falling; among equally fast ones the highest.
 fn distinct_rungs(optimum: &dyn Optimum, ladder: Ladder, most: u64, least: u64) -> Vec<TransientBytes> {
     let rungs = ladder.falling(most).take_while(|&rung| rung >= least).map(TransientBytes);
     let mut rungs: Vec<TransientBytes> = rungs.filter(|&rung| optimum.seconds(rung).is_finite()).collect();

@@ -1,7 +1,8 @@
 //! Transfers that a schedule starts for the next one.
 //!
-//! A schedule that begins by fetching state has the processor wait for the first of it. The schedule before seldom uses all
-//! bytes up to its end, so it starts those transfers as soon as their bytes are free, if it knows what comes next:
+//! A schedule that begins by fetching state makes the processor wait for the first transfer. The schedule before seldom
+//! uses all bytes up to its end, so it starts those transfers as soon as their bytes are free, if it knows which
+//! schedule comes next:
 //!
 //! ```text
 //! first    … run · start next(m) · run · start next(v) · run
@@ -20,7 +21,7 @@ use crate::device::{Direction, Lane};
 use crate::program::{Program, Role};
 use crate::schedule::{Action, Ends, Schedule};
 
-/// Has every schedule start the first transfers of those that may follow it, where the bytes are free.
+/// Makes every schedule start the first transfers of those that may follow it, where the bytes are free.
 pub(super) fn start_ahead(program: &Program, schedules: &mut BTreeMap<Role, Schedule>) {
     let roles: Vec<Role> = schedules.keys().copied().collect();
     let mut added: BTreeMap<Role, Vec<(usize, Action)>> = BTreeMap::new();
@@ -84,8 +85,8 @@ fn fetched(schedule: &Schedule, copy: usize) -> Option<Left> {
     })
 }
 
-/// The action of a schedule from which on nothing touches the bytes of a transfer and its lane is free; behind the last where
-/// there is none.
+/// The first action of a schedule from which nothing touches the bytes of a transfer and its lane is free; one past the
+/// last action if there is none.
 fn free_from(schedule: &Schedule, transfer: &Left) -> usize {
     let last = schedule.actions.len();
     let over = |first: u64, bytes: u64, range| meet((first, first + bytes), range);
@@ -122,7 +123,7 @@ fn shares(schedule: &Schedule, copy: usize, transfer: &Left) -> bool {
     })
 }
 
-/// Whether state may still be on its way home in a lane when a schedule begins.
+/// Whether transfers of state back to its tier may still be open in a lane when a schedule begins.
 fn is_outward(lane: Lane) -> bool {
     matches!(lane, Lane::DiskWrite | Lane::ToHost)
 }

@@ -23,7 +23,7 @@ use crate::schedule::{Backlog, Contents, Schedule, seconds_after};
 /// The share of values that waits on the device's tier where memory is short; nothing by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Tiered {
-    /// Transient bytes of a micro-batch above which values wait there.
+    /// Values wait on the tier where a micro-batch would take more transient bytes than this.
     pub limit: Option<TransientBytes>,
     /// Bytes of state that live there.
     pub away: u64,
@@ -47,8 +47,9 @@ pub(crate) fn draft(
     Ok(assembly.finish(program, strategy))
 }
 
-/// The same where no transfer crosses: the search compares candidates by their times when every schedule waits for its own
-/// transfers, which follow from its order. What crossing saves depends on the layouts of all of them.
+/// The same without transfers that cross schedules. The search compares candidates by their times when every schedule
+/// waits for its own transfers, since these times follow from the order alone. The time that crossing saves depends on
+/// the layouts of all schedules.
 pub(crate) fn closed_draft(
     program: &Program,
     order: &Order,
@@ -62,8 +63,8 @@ pub(crate) fn closed_draft(
     Ok(assembly.finish(program, strategy))
 }
 
-/// Transient bytes that schedules beside those of a micro-batch take, where no state is away: they do not depend on what a
-/// micro-batch recomputes.
+/// Transient bytes of the schedules other than those of a micro-batch, if no state is away. They do not depend on what
+/// a micro-batch recomputes.
 pub(crate) fn beside_bytes(program: &Program, scratch: Scratch) -> TransientBytes {
     let peak = |(role, part): (Role, &Costed)| {
         let sequence = match role {
@@ -110,7 +111,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// Adds the schedule of a role, with the first limit whose layout is as small as it should be, or the last.
+    /// Adds the schedule of a role, with the first limit whose layout is small enough, or else the last limit.
     fn add(&mut self, role: Role, part: &Costed) {
         let enough = self.transient.max(self.limit.map_or(0, |limit| limit.0));
         let (crown, mut placed) = (self.crown(role, part), None);
@@ -134,8 +135,8 @@ impl<'a> Assembly<'a> {
         self.known = Some((lifetimes.slots, places));
     }
 
-    /// The limits to try for a schedule. A micro-batch gets the limit that is given. Other schedules that stream state get as
-    /// much, or what a micro-batch takes anyway, and less where the layout of that is too large.
+    /// The limits to try for a schedule. A micro-batch gets the given limit. Other schedules that stream state get the
+    /// same, or the bytes that a micro-batch takes anyway, and then less as long as the layout is too large.
     fn limits(&self, role: Role) -> Vec<Option<u64>> {
         let limit = self.limit.map(|limit| limit.0);
         match role {
@@ -176,13 +177,14 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// Whether a schedule is an update that streams state. Such a one lies at the upper end of the arena: a micro-batch fills
-    /// it from the lower end, so state that is still on its way home when the next step begins is in nobody's way for long.
+    /// Whether a schedule is an update that streams state. Such an update lies at the upper end of the arena. A
+    /// micro-batch fills the arena from the lower end, so it seldom meets state that is still on its way to the tier
+    /// when the next step begins.
     fn is_streaming_update(&self, role: Role) -> bool {
         role == Role::Update && self.residency.taken > 0
     }
 
-    /// Bytes at the upper end that a streaming update leaves alone, because inputs of the micro-batch lie there.
+    /// Bytes at the upper end that a streaming update does not use, because inputs of the micro-batch lie there.
     fn crown(&self, role: Role, part: &Costed) -> u64 {
         if !self.is_streaming_update(role) {
             return 0;
@@ -229,7 +231,7 @@ impl<'a> Assembly<'a> {
 struct StepTimes {
     /// A micro-batch behind another.
     micro_batch: f64,
-    /// The update, with the time by which it holds its neighbours up.
+    /// The update, with the time by which it delays its neighbours.
     update: f64,
 }
 

@@ -1,4 +1,4 @@
-//! A plan that the judge has not seen: plain data, to be made, altered, measured and handed in.
+//! A plan that the judge has not seen: plain data, to be made, altered, measured and judged.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +74,7 @@ impl ByPurpose {
         self.bytes[purpose as usize] += bytes;
     }
 
-    /// The same in an arena of so many bytes: bytes without a purpose are free.
+    /// The same in an arena of this many bytes: bytes without a purpose are free.
     pub(super) fn in_arena(self, arena_bytes: u64) -> ByPurpose {
         ByPurpose { free: arena_bytes - self.bytes.iter().sum::<u64>(), ..self }
     }

@@ -1,9 +1,9 @@
 //! The gate to a plan: a draft passes or is refused with its fault.
 //!
 //! [`sound`](super::sound) checks the draft's tables (ids exist, bytes are aligned, kernels get their scratch, state is
-//! where the plan says), and `replay` then walks every schedule byte range by byte range, alone and behind each that may
-//! come before it. Neither shares code with what
-//! makes drafts. A plan read from a file comes through here like one just made.
+//! where the plan says). `replay` then walks every schedule byte range by byte range: alone, and after each schedule
+//! that may precede it. Neither shares code with what makes drafts. A plan read from a file comes through here like one
+//! just made.
 
 use std::fmt;
 use std::ops::Deref;
@@ -13,8 +13,8 @@ use super::sound::check;
 use crate::program::{Program, StateDiffers};
 use crate::schedule::{Judged, ReplayError, replay_all};
 
-/// A draft that passed the judge, to be read and run. Nobody can alter it, and only [`Draft::judge`] makes one: to change
-/// a plan, change a copy of its draft and have that judged.
+/// A draft that passed the judge, to be read and run. It cannot be altered, and only [`Draft::judge`] makes one: to
+/// change a plan, change a copy of its draft and judge that.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan(Draft);
 
@@ -27,14 +27,14 @@ impl Deref for Plan {
 }
 
 impl Plan {
-    /// A copy of what was judged.
+    /// A copy of the judged draft.
     pub fn to_draft(&self) -> Draft {
         self.0.clone()
     }
 }
 
 impl Draft {
-    /// Makes a plan of a draft whose tables are sound and whose every schedule passes the replay.
+    /// Makes a plan of a draft, if its tables are sound and all its schedules pass the replay.
     ///
     /// # Errors
     ///

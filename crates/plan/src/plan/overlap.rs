@@ -1,16 +1,16 @@
 //! Transfers that one schedule leaves open and the next one ends.
 //!
-//! Every schedule was laid out by itself, with a wait for each of its transfers. State that goes home at the end of one keeps
-//! the processor waiting there, and the next schedule seldom needs those bytes at once. So the last waits are left out, and
-//! each schedule that may follow settles the open transfers when it comes to their bytes:
+//! Every schedule was laid out by itself, with a wait for each of its transfers. State that returns to its tier at the
+//! end makes the processor wait there, although the next schedule seldom needs those bytes at once. So the last waits
+//! are left out, and each schedule that may follow settles the open transfers before it touches their bytes:
 //!
 //! ```text
 //! update   … run · start out(m) · start out(v)                         was: … wait out(m) · wait out(v)
 //! first    run · run · settle to 1 · run, over m's bytes · … · settle to 0 · run, over v's bytes
 //! ```
 //!
-//! A transfer stays closed where the caller writes an input of a following schedule over its bytes. No offset changes and no
-//! byte is added: the memory of a plan is the same. The judge believes none of this and walks every pair.
+//! A transfer is not left open if the caller writes an input of a following schedule over its bytes. No offset changes
+//! and no byte is added: the memory of a plan is the same. The judge assumes none of this and walks every pair.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ pub(super) struct Left {
     pub(super) place: (u64, u64),
 }
 
-/// The share of a schedule's actions by which the transfers of the one before have ended: late, because nobody should wait for
-/// them, and not in the end, where the schedule may fetch the same state for the next.
+/// The share of a schedule's actions by which the transfers of the schedule before have ended. It is late, so that
+/// compute seldom waits for them, but before the end, where the schedule may fetch the same state for the next.
 const LATEST: (usize, usize) = (3, 4);
 
 /// Leaves transfers of state open at the end of schedules, and has the schedules that may follow settle them.
@@ -53,8 +53,8 @@ pub(super) fn leave_open(program: &Program, schedules: &mut BTreeMap<Role, Sched
     }
 }
 
-/// The transfers whose waits end the schedule of `role` and may be left out: in every schedule that may follow, the caller's
-/// inputs lie elsewhere.
+/// The transfers whose waits end the schedule of `role` and may be left open, because in every schedule that may follow
+/// the caller's inputs lie elsewhere.
 fn opened(program: &Program, schedules: &BTreeMap<Role, Schedule>, role: Role) -> Vec<Left> {
     let Some(schedule) = schedules.get(&role) else { return Vec::new() };
     let followers =
@@ -99,10 +99,10 @@ pub(super) fn meet(a: (u64, u64), b: (u64, u64)) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
 
-/// The waits that a schedule needs in a lane, each with the action it comes before, where any of `before` may have left
-/// its transfers open.
+/// The waits that a schedule needs in a lane if any of `before` left its transfers open, each with the action it comes
+/// before.
 fn settles(schedule: &Schedule, lane: Lane, before: &[&[Left]]) -> Vec<(usize, Action)> {
-    // A wait for one of its own transfers is one for all before it.
+    // A wait for one of its own transfers is also a wait for all transfers before it.
     let own =
         |action: &Action| matches!(action, Action::Wait { copy } if schedule.copies[*copy].lane == lane);
     let waits = schedule.actions.iter().position(own).unwrap_or(usize::MAX);
@@ -138,7 +138,8 @@ fn starts(schedule: &Schedule) -> Vec<usize> {
     starts
 }
 
-/// The first action that writes the arena's bytes of an open transfer or moves those of its tier, or the latest.
+/// The first action that writes the arena bytes of an open transfer, or moves its bytes of the tier; at most the latest
+/// action allowed.
 fn first_touch(schedule: &Schedule, starts: &[usize], left: &Left) -> usize {
     let over = |first: u64, bytes: u64, range: (u64, u64)| meet((first, first + bytes), range);
     let writes = schedule.buffers.iter().filter(|buffer| over(buffer.offset, buffer.bytes, left.arena));
@@ -169,7 +170,7 @@ pub(super) fn insert(schedule: &mut Schedule, mut added: Vec<(usize, Action)>) {
     schedule.actions.extend(added.map(|(_, new)| new));
     let last = schedule.actions.len();
     for buffer in &mut schedule.buffers {
-        // State and inputs are there from the beginning, and what was there to the end still is.
+        // State and inputs exist from the beginning, and a buffer that lasted to the end still does.
         buffer.start = if buffer.start == 0 { 0 } else { moved(buffer.start) };
         buffer.end = (moved(buffer.end.saturating_sub(1)) + 1).min(last);
     }

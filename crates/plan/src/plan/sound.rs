@@ -1,6 +1,6 @@
-//! Checks facts of a draft that the replay takes for granted. A planner cannot get them wrong, but a file can: ids exist,
-//! bytes are aligned and inside the arena, kernels get their scratch, state is where the plan says and nothing else is
-//! sent there.
+//! Checks facts of a draft that the replay takes for granted. A planner cannot get them wrong, but a file can: ids
+//! exist, bytes are aligned and inside the arena, kernels get their scratch, state is where the plan says, and nothing
+//! else is sent to that place.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::program::{Costed, Program, StateRange};
 use crate::schedule::ranges::Ranges;
 use crate::schedule::{Action, Buffer, BufferId, Contents, Copy, Ends, Schedule};
 
-/// Beyond it, sums of sizes could overflow; no machine has as much.
+/// Beyond this, sums of sizes could overflow; no machine has as much.
 const MOST_BYTES: u64 = 1 << 50;
 
 /// A field of a draft and the kind of entry that belongs there.
@@ -73,7 +73,7 @@ impl Checked<'_> {
         Unsound { place: format!("schedules.{}.{what}[{row}]", self.schedule.name), expected }
     }
 
-    /// The range of the plan that a buffer is, if it is state that all schedules see at the same place.
+    /// The state range that a buffer belongs to, if it is state that all schedules see at the same place.
     fn range(&self, contents: Contents) -> Option<&StateRange> {
         self.states.get(persistent(self.part, contents)?).copied()
     }
@@ -99,7 +99,8 @@ impl Checked<'_> {
         if lasts && !range.is_some_and(here) { Err("where `states` has it") } else { Ok(()) }
     }
 
-    /// Whether the row may hold this: state first, each in its row, and only state that is away again behind.
+    /// Whether a buffer in this row may hold these contents: state comes first, each in its row, and after it state may
+    /// occur only if it is away.
     fn is_known(&self, row: usize, contents: Contents, away: bool) -> bool {
         let own = row < self.part.graph.states().len();
         match contents {

@@ -13,8 +13,7 @@ pub trait Build {
     /// When the model is wrong.
     fn whole(&mut self, micro_batch: usize) -> Result<Program, GraphError>;
 
-    /// The same with feed-forward networks worked on in tiles of rows; none where there is nothing to tile, or no
-    /// way to.
+    /// The same with feed-forward networks in tiles of rows; `None` if there is nothing to tile, or no way to.
     ///
     /// # Errors
     ///

@@ -39,8 +39,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Name of the output that holds the clipping factor of all gradients, and of the input that takes it, where a
-    /// micro-batch runs once to find the one and once more with the other.
+    /// Name of the output that holds the clipping factor of all gradients, and of the input that takes it. They are
+    /// used where a micro-batch runs twice: once to compute the factor and once to apply it.
     pub const CLIP: &str = "clip_scale";
 
     /// The graph that schedules of `role` run, if the program has it.
@@ -70,7 +70,7 @@ impl Program {
         if takes && graph.output_named(Program::CLIP).is_some() { 2 } else { 1 }
     }
 
-    /// Time of a step of so many micro-batches that recomputes nothing: none takes less.
+    /// Time of a step of this many micro-batches without recomputation, which is the least time possible.
     pub fn once_seconds(&self, scratch: Scratch, micro_batches: usize) -> f64 {
         let passes = (self.passes() * micro_batches) as f64;
         self.pass_seconds(scratch) * passes + self.update_seconds(scratch)

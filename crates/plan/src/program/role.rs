@@ -21,8 +21,8 @@ impl Role {
     /// All of them.
     pub const ALL: [Role; 5] = [Role::First, Role::Further, Role::Update, Role::Evaluate, Role::Generate];
 
-    /// Schedules that may begin while transfers of this one are open. The judge tries each of these pairs; before any other
-    /// schedule, and before state is read or written, all open transfers are waited for.
+    /// Schedules that may begin while transfers of this one are open. The judge tries each of these pairs. Before any
+    /// other schedule, and before state is read or written, all open transfers are waited for.
     ///
     /// ```text
     /// first     ▶ first (a step without an update of its own, or its second pass) · further · update

@@ -122,7 +122,7 @@ pub(super) mod tests {
     #[test]
     fn a_graph_without_blocks_is_cut_where_one_value_passes() {
         let (layer_of, count) = layers(&residual(4, false));
-        // The first layer reads a graph input, which is always there, so its inner values pass alone.
+        // The first layer reads a graph input, which always exists, so only its inner values cross.
         assert_eq!(count, 6);
         let expected: Vec<_> = [0, 1, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5].map(Some).to_vec();
         assert_eq!(layer_of, expected);

@@ -1,8 +1,8 @@
 //! Which values are kept for the backward pass and which are dropped and recomputed: a tree of regions.
 //!
-//! Every strategy is a tree. A value belongs to the smallest region that encloses its producer and all
-//! its readers; it is held from the moment the backward pass *opens* that region, that is, reaches its
-//! first node inside. The root is open from the start, so what belongs to the root is kept:
+//! Every strategy is a tree. A value belongs to the smallest region that encloses its producer and all its readers. It
+//! is held from the moment the backward pass *opens* that region, that is, reaches its first node inside. The root is
+//! open from the start, so values that belong to the root are kept:
 //!
 //! ```text
 //! none      root{ a b c d }                 everything belongs to the root
@@ -38,15 +38,15 @@ pub(crate) struct Regions {
 /// The treatment of part of a chain in an optimal plan.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
-    /// A layer, or several that are treated as one, that keeps these values and recomputes the rest of what its
-    /// backward pass reads.
+    /// A layer, or several treated as one, that keeps these values and recomputes the other values that its backward
+    /// pass reads.
     Layer {
         /// Their indices.
         layers: Range<usize>,
         /// Storage values held from its forward pass on.
         keep: Vec<Value>,
     },
-    /// Consecutive layers that are dropped and come back together.
+    /// Consecutive layers that are dropped and recomputed together.
     Segment(Vec<Item>),
 }
 

@@ -1,13 +1,13 @@
 //! The order in which nodes run, recomputed values included.
 //!
-//! An [`Order`] says what is recomputed, in either of two forms. A tree of regions says when values are dropped and leaves
-//! the rest to demand. For graphs in which no tree says what is best, [`Order::Runs`] names every run itself.
+//! An [`Order`] says what is recomputed, in either of two forms. A tree of regions says when values are dropped and
+//! recomputes the rest on demand. For graphs whose best order is no tree, [`Order::Runs`] names every run itself.
 //!
 //! For a tree, the forward pass runs every node once. At the turn, values that do not belong to the root region are
-//! forgotten. The backward pass then runs each of its nodes once; just before a node it recomputes the values that the node
-//! reads and nobody holds, and nothing more: a value that no backward node reads is never recomputed. Recomputed values are
-//! held if their region is open and else forgotten when the pass leaves the region it is in. Forgetting only ends a
-//! lifetime: the bytes were free from the last read on.
+//! forgotten. The backward pass then runs each of its nodes once. Just before a node it recomputes the values that the
+//! node reads and that are not held, and nothing more: a value that no backward node reads is never recomputed.
+//! Recomputed values are held if their region is open; otherwise they are forgotten when the pass leaves its current
+//! region. Forgetting only ends a lifetime: the bytes were free from the last read on.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ use crate::schedule::sequence::{Execution, Operand, Sequence};
 /// How the order of runs is given.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Order {
-    /// Every forward node once, then what the tree says.
+    /// Every forward node once, then the recomputation that the tree demands.
     Regions(Regions),
     /// One after another.
     Runs(Vec<Run>),
@@ -31,7 +31,7 @@ pub(crate) enum Order {
 pub(crate) enum Run {
     /// The node runs, once more if it ran before.
     Node(NodeId),
-    /// A reader behind this point finds the value only if its producer runs again.
+    /// A later reader finds the value only if its producer runs again.
     Forget(Value),
 }
 
@@ -52,8 +52,8 @@ pub(crate) fn micro_batch(graph: &Graph, order: &Order) -> Sequence {
     writer.sequence
 }
 
-/// Some forward nodes, then some backward nodes, as if the rest had run: what they read from outside is
-/// there from the beginning. `kept` survives the turn.
+/// Some forward nodes, then some backward nodes, as if the rest of the graph had run: values read from outside exist
+/// from the beginning. `kept` survives the turn.
 pub(crate) fn part(graph: &Graph, forward: &[NodeId], backward: &[NodeId], kept: &[Value]) -> Sequence {
     let mut writer =
         Writer { graph, sequence: Sequence::default(), resident: Resident::new(graph.value_count()) };
@@ -115,7 +115,7 @@ struct Writer<'a> {
     resident: Resident,
 }
 
-/// The instance that holds each value, counted from 1; 0 where none does. Memory of zeros costs nothing before it is
+/// The instance that holds each value, counted from 1; 0 if none does. Zeroed memory costs nothing before it is
 /// written, and a part of a graph touches little of it.
 struct Resident(Vec<u32>);
 
@@ -245,8 +245,8 @@ impl<'a> Writer<'a> {
         self.sequence.executions.push(Execution { node: id, inputs, outputs });
     }
 
-    /// A new instance of an output. One that is still held stays the value's place: both have the same
-    /// bits, and the older one's readers are already counted on.
+    /// A new instance of an output. If an older instance is still held, it remains the value's place: both have the
+    /// same bits, and readers of the older one are already counted.
     fn write(&mut self, value: Value) -> usize {
         let held = self.resident.get(value);
         let instance = self.instance(value);
@@ -296,7 +296,7 @@ mod tests {
     fn each_strategy_recomputes_what_it_says_and_no_more() {
         let graph = chain(8);
         assert_eq!(reruns(&graph, Strategy::None), 0);
-        // Per layer the product is recomputed; the silu behind it is the next layer's input and kept.
+        // Per layer the product is recomputed; the silu after it is the next layer's input and is kept.
         assert_eq!(reruns(&graph, Strategy::Full), 8);
         assert_eq!(reruns(&graph, Strategy::Selective), 0);
         // Groups of three: all but the last silu of each group are recomputed too.

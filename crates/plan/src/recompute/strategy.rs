@@ -18,7 +18,7 @@ pub enum Strategy {
     Full,
     /// Keep nothing: memory stays constant, time grows with the square of depth.
     Minimal,
-    /// Drop what the model's `checkpoint` marks enclose.
+    /// Drop the values inside the model's `checkpoint` marks.
     Manual,
     /// The fastest inside the budget, decided for every value of every layer.
     Auto,

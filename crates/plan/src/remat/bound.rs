@@ -1,11 +1,11 @@
 //! A lower bound on the cost of every schedule, whatever its order and however often it recomputes.
 //!
-//! **At one instant.** Take the moment once-node `p` runs. Its own output, what it reads and the earlier
-//! once-outputs still to be read fill part of the budget; some set `S` of forward outputs fills at most
-//! the rest. All nodes that later once-nodes need and `S` lacks must run after this moment, closure included;
-//! where that run is certainly not the first (the node is an ancestor of a once-node up to `p`) it is
-//! extra. The least extra cost over all `S` is a point of the label frontier. The same holds for the
-//! moment a forward node runs for the first time: its ancestors have run, nothing behind it has.
+//! **At one instant.** Take the moment once-node `p` runs. Its own output, its inputs and the earlier once-outputs
+//! still to be read fill part of the budget; some set `S` of forward outputs fills at most the rest. All nodes that
+//! later once-nodes need and `S` lacks must run after this moment, closure included. Such a run is extra where it is
+//! certainly not the first (the node is an ancestor of a once-node up to `p`). The least extra cost over all `S` is a
+//! point of the label frontier. The same holds for the moment a forward node runs for the first time: its ancestors
+//! have run, and nothing after it has.
 //!
 //! **Over several instants.** Runs between the moments of `p` and `q` and runs after `q` are different
 //! runs. So with `W(p)` the extra cost after `p`:
@@ -29,7 +29,7 @@ pub(crate) struct BoundEffort {
     pub(crate) labels: usize,
     /// Frontiers for pairs of instants, besides one for each instant.
     pub(crate) pairs: usize,
-    /// Extra cost beyond which more need not be proven: a schedule that costs no more is known.
+    /// Extra cost that need not be exceeded: a schedule of this cost is known.
     pub(crate) worth: f64,
 }
 
@@ -47,7 +47,8 @@ pub(crate) fn bound<const W: usize>(graph: &SearchGraph<W>, memory: u64, effort:
     bound_at(graph, memory, effort, usize::MAX)
 }
 
-/// The same with frontiers at about so many instants of each pass; of one between them no more is known than of the next.
+/// The same with frontiers at about this many instants of each pass; an instant between two of them gets the bound of
+/// the next.
 pub(crate) fn bound_at<const W: usize>(
     graph: &SearchGraph<W>,
     memory: u64,
@@ -150,7 +151,7 @@ impl<'a, const W: usize> Instant<'a, W> {
         let mut least = self.least(next..positions, effort);
         let mut best = least.max(after[next]);
         for last in (next..positions - 1).rev() {
-            // Fewer demands cost no more, and `after` never rises: beyond this nothing can beat the best.
+            // Fewer demands cost no more, and `after` never rises, so nothing beyond this can beat the best.
             if least + after[next] <= best || best >= effort.worth || *pairs == 0 {
                 break;
             }

@@ -1,8 +1,8 @@
-//! The planner asked by a search that goes through many budgets of one graph: a schedule or none, without a search for
-//! the budget that would be enough, and the bound by itself.
+//! The planner for a search that tries many budgets of one graph. For each it returns a schedule or none, without
+//! searching for a budget that would be enough, and the bound by itself.
 //!
-//! Kept sets are made once for all budgets ([`Pool`]). At each budget the cheapest that fits is where the beam and the
-//! exact search begin, together with sets that fit nearly.
+//! Kept sets are made once for all budgets ([`Pool`]). At each budget the beam and the exact search begin from the
+//! cheapest set that fits and from sets that nearly fit.
 
 use std::cell::OnceCell;
 
@@ -16,12 +16,12 @@ use super::set::sized;
 use super::simulate::simulate;
 use super::solver::{DagEffort, DagPlan, Solver};
 
-/// How much work a budget is worth, in steps.
+/// The effort spent on a budget, in steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Care {
     /// Labels per state of a frontier of the bound.
     pub(crate) labels: usize,
-    /// Instants of each pass at which the bound looks.
+    /// Number of instants of each pass at which the bound is evaluated.
     pub(crate) instants: usize,
     /// Kept sets of each family that are turned into schedules, for all budgets together.
     pub(crate) sets: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Care {
     pub(crate) work: u64,
 }
 
-/// A graph with the care that each budget is worth.
+/// A graph with the effort to spend on each budget.
 #[derive(Debug)]
 pub(crate) struct Budgeted {
     dag: Dag,
@@ -37,12 +37,12 @@ pub(crate) struct Budgeted {
     pool: OnceCell<Pool>,
 }
 
-/// Kept sets from which the beam begins: the number of those that fit, and of those that nearly fit.
+/// Kept sets from which the beam begins: this many that fit, and this many that nearly fit.
 const SEEDS: usize = 4;
-/// Points of the frontier at a budget, and those of them that are tried.
+/// Points of the frontier at a budget, and the number of them that are tried.
 const LABELS: usize = 400;
 const TRIED: usize = 12;
-/// Forward runs over those of one forward pass, beyond which much is recomputed.
+/// Much is recomputed if the forward runs exceed those of one forward pass by this factor.
 const MUCH: f64 = 1.25;
 /// Beams: whether from the kept sets or from the start, sets of drops for each run, states that survive.
 const BEAMS: [(bool, usize, usize); 4] = [(true, 8, 8), (false, 2, 8), (false, 3, 8), (true, 8, 32)];
@@ -76,7 +76,7 @@ impl Budgeted {
     }
 
     /// The cheapest schedule found in `memory` bytes. Its lower bound is for schedules in which every node that the
-    /// backward pass does not build on runs in its place, and holds for less memory too.
+    /// backward pass does not depend on runs in its place; it holds for less memory too.
     pub(crate) fn plan(&self, memory: u64) -> Option<DagPlan> {
         sized!(self.dag.forward_nodes(), W => self.plan_sized::<W>(memory))
     }
@@ -100,7 +100,7 @@ impl Budgeted {
 
     /// Schedules from kept sets that fit, or nearly do.
     fn trials<const W: usize>(&self, graph: &SearchGraph<W>, memory: u64) -> Vec<Trial<W>> {
-        // Peaks fall as costs rise: first those that do not fit, the nearest last.
+        // Peaks fall as costs rise: first come those that do not fit, the nearest of them last.
         let known = &self.pool().best;
         let (beyond, fitting) = known.split_at(known.partition_point(|kept| kept.peak > memory));
         let limit = fitting.first().map_or(f64::INFINITY, |kept| kept.cost);

@@ -1,9 +1,9 @@
 //! The exact frontier of kept bytes against recompute time, at one instant.
 //!
-//! Some operations are **demanded** after the instant. A kept set `S` answers part of the demand; what is
-//! demanded and not kept must run again, and so must whatever those runs read and find missing (the
-//! closure `R(S)`). The frontier is every pair (bytes of `S`, cost of `R(S)`) that no other pair beats on
-//! both counts, with a set that reaches it.
+//! Some operations are **demanded** after the instant. A kept set `S` answers part of the demand. Operations that are
+//! demanded and not kept must run again, and so must all operations that those runs read and find missing (the closure
+//! `R(S)`). The frontier is every pair (bytes of `S`, cost of `R(S)`) that no other pair beats on both counts, with a
+//! set that reaches it.
 //!
 //! Operations are taken in reverse topological order. The state is the set `D` of earlier operations
 //! demanded so far; a label is (bytes, time, what was kept):
@@ -14,20 +14,20 @@
 //! v in D, run again      D \ {v} ∪ deps(v)     (b,            t + cost v)
 //! ```
 //!
-//! Per state, labels are sorted by bytes with strictly falling time; keeping shifts a list right and
-//! running again shifts it up, so merging two lists takes linear time. `D` beyond the demanded set is as
-//! wide as the graph is at that point, so a block or a convolutional net has a handful of states, where
-//! trying all subsets has 2ⁿ. Rockmate (Zhao et al., 2023) asks an integer program for the same frontier.
+//! Per state, labels are sorted by bytes with strictly falling time. Keeping an operation shifts a list right and
+//! running it again shifts it up, so merging two lists takes linear time. `D` beyond the demanded set is as wide as the
+//! graph is at that point, so a block or a convolutional net has a handful of states, where trying all subsets has 2ⁿ.
+//! Rockmate (Zhao et al., 2023) asks an integer program for the same frontier.
 //!
-//! Deliberately absent: peaks. A label says what is resident at one instant; whether a schedule gets
-//! there and back inside a budget is for a simulation to say.
+//! Deliberately absent: peaks. A label describes one instant; a simulation must show whether a schedule gets there and
+//! back inside a budget.
 
 use std::collections::BTreeMap;
 
 /// One operation, in topological order with the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LabelOp {
-    /// Operations whose outputs it reads; what is always there is not listed.
+    /// Operations whose outputs it reads, except values that always exist.
     pub deps: Vec<usize>,
     /// Bytes that keeping its output takes.
     pub bytes: u64,
@@ -83,8 +83,8 @@ impl LabelLimits {
     };
 }
 
-/// The frontier for `demanded` over `ops`: bytes rising, time falling. Empty if some demand can neither be
-/// kept nor met within the limits.
+/// The frontier for `demanded` over `ops`: bytes rising, time falling. Empty if some demand can be neither kept nor met
+/// within the limits.
 pub fn frontier(ops: &[LabelOp], demanded: &[usize], limits: &LabelLimits) -> Vec<Label> {
     let mut kept = KeptLists::default();
     let root = Point { bytes: 0, time: 0.0, kept: KeptLists::NOTHING };
@@ -188,7 +188,7 @@ fn join(states: &mut BTreeMap<Demand, Vec<Point>>, demand: Demand, points: Vec<P
     *there = merge(std::mem::take(there), points);
 }
 
-/// Merges two lists sorted by bytes with falling time into one, without what is beaten.
+/// Merges two lists sorted by bytes with falling time into one, without the points that others beat.
 fn merge(first: Vec<Point>, second: Vec<Point>) -> Vec<Point> {
     if first.is_empty() {
         return second;

@@ -1,8 +1,9 @@
 //! More memory never costs more. Plans without a proof are searched at the budgets of a fixed ladder only.
 //!
-//! A search that is cut short can find less in more memory. A proven optimum cannot cost more in more memory; nor can
-//! the best of a set of schedules that only grows. So the graph alone fixes a ladder of budgets (hundredths of the
-//! peak without recomputation, and the smallest that works), and with `M` between the rungs `r ≤ M ≤ r'`:
+//! A search that is cut short may find a costlier schedule in more memory. A proven optimum cannot cost more in more
+//! memory, and neither can the best of a set of schedules that only grows. So the graph alone fixes a ladder of budgets
+//! (hundredths of the peak without recomputation, and the smallest that works), and with `M` between the rungs `r ≤ M ≤
+//! r'`:
 //!
 //! ```text
 //! the searches at M and at r' both end      the optimum at M
@@ -11,22 +12,22 @@
 //! ```
 //!
 //! Take `M < N`. If `N` has a proof and so has the rung above it, nothing in less memory is cheaper. If not, and a rung
-//! lies between, `M ≤ r' ≤ N`, then what was found at `r'` is among the schedules `N` chooses from: the optimum there
-//! if `M` used a schedule of its own, and otherwise `M` chose from some of them. If both lie between the same two rungs
-//! and the upper one has no proof, they get the same schedule. One case is left: both between the same two rungs, a
-//! proof at the upper one and none at `N`. A search that ends at the rung above is given twenty times the work; should
-//! it still not end, `N` can cost more than `M`, though never more than the rung below.
+//! lies between, `M ≤ r' ≤ N`, then the schedule found at `r'` is among those that `N` chooses from: it is the optimum
+//! there if `M` used a schedule of its own, and otherwise `M` chose from a subset of them. If both lie between the same
+//! two rungs and the upper one has no proof, they get the same schedule. One case is left: both between the same two
+//! rungs, a proof at the upper one and none at `N`. A search that ends at the rung above is given twenty times the
+//! work; should it still not end, `N` can cost more than `M`, though never more than the rung below.
 //!
-//! Rungs whose lower bound is no better than what is known are passed over, and all below them.
+//! A rung whose lower bound is no better than a known schedule is skipped, and so are all rungs below it.
 
 use super::lazy::Path;
 use super::solver::{Best, Solver};
 
 /// Rungs to the peak.
 const RUNGS: u64 = 100;
-/// The smallest budget is found to one part in so many.
+/// The smallest budget is found to within one part in this many.
 const PRECISION: u64 = 500;
-/// How much longer an exact search is tried that ends at the rung above.
+/// Factor on the work of an exact search if the search at the rung above ended.
 const PERSISTENCE: u64 = 20;
 
 /// The budgets that the ladder of a graph spans.
@@ -130,7 +131,7 @@ mod tests {
     use crate::remat::oracle::Dice;
     use crate::remat::{Dag, DagEffort, DagNode, plan_dag, simulate};
 
-    /// A network with skips: each gradient reads what its node reads and wrote, and the gradient before.
+    /// A network with skips: each gradient reads its node's inputs and output, and the gradient before.
     fn network(seed: u64) -> Dag {
         const FORWARD: usize = 24;
         let dice = &mut Dice(seed);

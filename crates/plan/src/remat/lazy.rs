@@ -1,10 +1,9 @@
 //! From a kept set to a schedule: lazy recomputation, whatever the peak.
 //!
-//! Before the first once-node, forward nodes run in order and an output leaves after its last reader
-//! unless it is in the kept set. From then on each once-node first recomputes exactly what it lacks. A
-//! recomputed output stays as long as a once-node within `hold` positions reads it, and goes otherwise, to
-//! be recomputed again: with an unlimited `hold` everything runs at most twice, with `hold = 1` memory is
-//! least and runs are most.
+//! Before the first once-node, forward nodes run in order, and an output is dropped after its last reader unless it is
+//! in the kept set. From then on each once-node first recomputes exactly the values it lacks. A recomputed output stays
+//! as long as a once-node within `hold` positions reads it, and is otherwise dropped, to be recomputed again. With an
+//! unlimited `hold` everything runs at most twice; with `hold = 1` memory is least and runs are most.
 
 use super::search_graph::SearchGraph;
 use super::set::Set;
@@ -19,7 +18,7 @@ pub(crate) enum Action {
 /// A schedule: for each run, which forward outputs are resident just before it.
 pub(crate) type Path<const W: usize> = Vec<(Set<W>, Action)>;
 
-/// A schedule with what it takes.
+/// A schedule with its peak and cost.
 #[derive(Clone, Debug)]
 pub(crate) struct Trial<const W: usize> {
     pub(crate) path: Path<W>,

@@ -7,9 +7,9 @@
 //! - ids are a topological order;
 //! - a forward node (`backward: false`) runs at least once and may run again;
 //! - a backward node runs exactly once, and backward nodes run in the order of their ids;
-//! - a node runs when the outputs it reads are resident; while it runs, everything resident and its own
-//!   output count, and the sum never exceeds the budget (graphs of real kernels say for each node what it takes
-//!   while it runs, which scratch makes more than the output, and writing in place less);
+//! - a node runs when the outputs it reads are resident; while it runs, everything resident and its own output count,
+//!   and the sum never exceeds the budget. Graphs of real kernels state for each node the bytes it takes while it runs:
+//!   scratch makes them more than the output, writing in place makes them less;
 //! - an output may be dropped at any time; parameters are not counted.
 //!
 //! The method, in processing order:
@@ -28,10 +28,10 @@
 //! pool, budgeted many budgets of one graph, for the search over plans of real graphs
 //! ```
 //!
-//! Checkmate solves a mixed-integer program over stages, Moccasin (Bartan et al., 2023) a constraint
-//! program over retention intervals; both take minutes on graphs of some hundred nodes. Here the labels
-//! give a near-optimal kept set in milliseconds, since the cheap things to recompute are few, and the
-//! search repairs what a single instant cannot see (peaks late in the backward pass).
+//! Checkmate solves a mixed-integer program over stages, Moccasin (Bartan et al., 2023) a constraint program over
+//! retention intervals; both take minutes on graphs of some hundred nodes. Here the labels give a near-optimal kept set
+//! in milliseconds, since the cheap things to recompute are few, and the search repairs what a single instant cannot
+//! see (peaks late in the backward pass).
 //!
 //! Nothing here knows a tensor, a device or a schedule of this crate's other folders: the folder imports none of them and
 //! could be a crate.
@@ -80,8 +80,8 @@ pub struct DagNode {
     pub cost: f64,
     /// Size of the output.
     pub bytes: u64,
-    /// Bytes it takes while it runs, beside what is resident: its output, and more where it needs scratch, or less
-    /// where the output can take over the bytes of what it reads.
+    /// Bytes it takes while it runs, beside the resident ones: its output, plus scratch, less the inputs whose bytes
+    /// the output can take over.
     pub running: u64,
     /// The nodes whose outputs it reads: earlier in the list, each once.
     pub sources: Vec<usize>,

@@ -5,9 +5,8 @@
 //!  "links": [{"source": 0, "target": 1}]}
 //! ```
 //!
-//! Ids may have gaps and the list any order: what counts is that every link points from a smaller id to a
-//! larger one, which is also what makes the graph free of cycles. A link given twice is one link. Other
-//! fields are ignored.
+//! Ids may have gaps and the list any order, but every link must point from a smaller id to a larger one; so the graph
+//! has no cycles. A link given twice is one link. Other fields are ignored.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,7 +33,7 @@ pub enum ParseError {
     UnknownId {
         /// Which link, counted from 0.
         link: usize,
-        /// The id nobody has.
+        /// The unknown id.
         id: u64,
     },
     /// A link does not go from a smaller id to a larger one.

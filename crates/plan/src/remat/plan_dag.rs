@@ -1,8 +1,8 @@
 //! From a graph and a budget to a plan.
 //!
-//! If nothing need be recomputed, there is nothing to search. Otherwise the [`solver`](super::solver) looks at the budget,
-//! and where it has no proof, the [`ladder`](super::ladder) decides, so that more memory does not cost more but in one
-//! case.
+//! If nothing needs to be recomputed, there is nothing to search. Otherwise the [`solver`](super::solver) searches at
+//! the budget. If it has no proof, the [`ladder`](super::ladder) decides, so that more memory does not cost more except
+//! in one case.
 
 use std::fmt;
 
@@ -90,7 +90,7 @@ fn plan_sized<const W: usize>(solver: &Solver<'_, W>, memory: u64) -> Result<Dag
     Ok(solver.finished(solver.steps(&path), lower))
 }
 
-/// The error for a budget at which nothing was found, with the smallest at which something is.
+/// The error for a budget at which no schedule was found, with the smallest budget that has one.
 fn too_small<const W: usize>(solver: &Solver<'_, W>, ladder: Ladder) -> Unplannable {
     match ladder.smallest(solver).0 {
         smallest if smallest == ladder.least => Unplannable::TooSmall { smallest },

@@ -1,18 +1,18 @@
 //! Kept sets worth turning into schedules, whatever the budget.
 //!
-//! The frontier at one instant ([`labels`](super::labels)) counts every run that must come again once. Where most of the
-//! forward pass comes again, it therefore sees no use in keeping anything: all runs are in the closure either way. But
-//! without kept values on the way, outputs that were recomputed early wait for readers that come late. So sets are made in two
-//! steps: the values that cross certain cuts of the forward pass are kept in any case, as a strategy with layers would,
-//! and a frontier says what to keep beside them.
+//! The frontier at one instant ([`labels`](super::labels)) counts every run that must be repeated once. Where most of
+//! the forward pass is repeated, it therefore sees no use in keeping anything: all runs are in the closure either way.
+//! But without kept values on the way, outputs that were recomputed early wait for late readers. So sets are made in
+//! two steps: the values that cross certain cuts of the forward pass are kept in any case, as a strategy with layers
+//! would, and a frontier decides what to keep beside them.
 //!
 //! ```text
 //! a b c │ d e f │ g h i        cuts where few bytes cross, so many bytes of outputs apart
 //!     └──────────▲             c crosses the first cut, and is kept
 //! ```
 //!
-//! Each set becomes a schedule in which recomputed values stay until their last reader, and a small set two more, in which
-//! they stay for a little, or not at all.
+//! Each set becomes a schedule in which recomputed values stay until their last reader. A small set also becomes two
+//! more, in which they stay for a short time or not at all.
 
 use super::labels::{Label, LabelLimits, LabelOp, frontier};
 use super::lazy::{Trial, lazy};
@@ -27,7 +27,7 @@ pub(crate) struct Pool {
     pub(crate) best: Vec<Kept>,
 }
 
-/// The sets that keep what crosses the same cuts.
+/// The sets that keep the values crossing the same cuts.
 #[derive(Clone, Debug)]
 struct Family {
     /// Numbers of the forward nodes that all of them keep.
@@ -56,11 +56,11 @@ const PARTS: [u64; 12] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
 const LABELS: usize = 400;
 /// States of a frontier.
 const STATES: usize = 64;
-/// Families in which a budget looks for the best point.
+/// Number of families in which a budget searches for the best point.
 const REFINED: usize = 3;
 
 impl Pool {
-    /// Turns `points` sets of each family into schedules, and small ones of them into more than one.
+    /// Turns `points` sets of each family into schedules; small sets give more than one.
     pub(crate) fn new<const W: usize>(graph: &SearchGraph<W>, points: usize) -> Pool {
         let crossing = crossing(graph);
         let mut cuts: Vec<Set<W>> =
@@ -96,7 +96,7 @@ impl Pool {
         Pool { families, best }
     }
 
-    /// Sets for just this budget from the families that promise to cost less than `limit`.
+    /// Sets for this very budget, from the families that promise to cost less than `limit`.
     pub(crate) fn refined<const W: usize>(
         &self,
         graph: &SearchGraph<W>,
@@ -150,7 +150,7 @@ impl Kept {
     }
 }
 
-/// For each forward node, the outputs up to it that forward nodes behind it read.
+/// For each forward node, the outputs up to it that later forward nodes read.
 fn crossing<const W: usize>(graph: &SearchGraph<W>) -> Vec<Set<W>> {
     let nodes = graph.forward_ids.len();
     let mut crossing = vec![Set::EMPTY; nodes];
@@ -162,7 +162,7 @@ fn crossing<const W: usize>(graph: &SearchGraph<W>) -> Vec<Set<W>> {
     crossing
 }
 
-/// The values that cross cuts which divide the forward pass into about so many parts.
+/// The values that cross the cuts which divide the forward pass into about this many parts.
 fn kept_at_cuts<const W: usize>(graph: &SearchGraph<W>, crossing: &[Set<W>], parts: u64) -> Set<W> {
     let apart = graph.bytes.iter().sum::<u64>() / parts;
     let (mut keep, mut passed) = (Set::EMPTY, 0);

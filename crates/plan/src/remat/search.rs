@@ -1,23 +1,23 @@
 //! Best-first search over (position, resident set): better schedules, and proofs.
 //!
-//! A state says which once-node comes next and which forward outputs are resident; its cost so far is
-//! `g`. Two facts bound what is still to pay, and together they order the search (A*, Hart et al. 1968):
-//! once-nodes `p … q` need certain outputs, and what is missing for them must run before `q`; after `q`
-//! comes at least `W(q)` of the bound. So `f = g + max over q of (missing for p … q) + W(q)`.
+//! A state says which once-node comes next and which forward outputs are resident; its cost so far is `g`. Two facts
+//! bound the remaining cost, and together they order the search (A*, Hart et al. 1968). Once-nodes `p … q` need certain
+//! outputs, and those that are missing must run before `q`. After `q` the cost is at least `W(q)` of the bound. So `f =
+//! g + max over q of (missing for p … q) + W(q)`.
 //!
-//! **What is not tried, and why nothing is lost.** Any schedule can be brought into a lazy form that costs
-//! no more: a drop waits until a run does not fit, and then no more is dropped than that run needs; a run
-//! waits for its first reader, unless waiting would keep a source that has to go. So from a state
+//! **What is not tried, and why nothing is lost.** Any schedule can be brought into a lazy form that costs no more. A
+//! drop waits until a run does not fit, and then only as much is dropped as that run needs. A run waits for its first
+//! reader, unless waiting would keep a source that has to go. So from a state
 //!
 //! - the runs tried are those the next once-node lacks, and that node itself once it lacks nothing;
 //! - where one of them does not fit, every smallest set of drops that makes room is tried;
-//! - runs that nobody asked for yet (a small output made while its source is still there) are tried only
-//!   where all that is useful does not fit at once: where it does, waiting keeps nothing from going.
+//! - runs ahead of demand (a small output made while its source is still resident) are tried only where the useful
+//!   outputs do not all fit at once; where they fit, waiting prevents no drop.
 //!
-//! When the search ends, the best schedule found is optimal; when its steps run out, the least `f` still
-//! open bounds the optimum from below. The **beam** is the same search with less of everything, one
-//! once-node after the other: a few states survive each position, and of all sets of drops only those
-//! that cost least per byte are tried, those last that take what is about to be read.
+//! When the search ends, the best schedule found is optimal; when its steps run out, the least open `f` is a lower
+//! bound on the optimum. The **beam** is a narrower version of the same search, one once-node after the other. A few
+//! states survive each position, and only the sets of drops that cost least per byte are tried; those that drop outputs
+//! about to be read come last.
 //!
 //! Absent: clocks and randomness. Ties are broken by depth, then by age.
 
@@ -68,10 +68,10 @@ pub(crate) struct Search<'a, const W: usize> {
     /// Whether, at each position, all that is useful does not fit at once.
     short: Vec<bool>,
     states: Vec<State<W>>,
-    /// Set operations so far, which the search is limited by.
+    /// Set operations so far; their number limits the search.
     work: Cell<u64>,
     allowed: u64,
-    /// Whether runs that nobody asked for yet are tried.
+    /// Whether runs ahead of demand are tried.
     ahead: bool,
 }
 
@@ -111,12 +111,12 @@ impl PartialOrd for Open {
     }
 }
 
-/// A run and what is resident just before it.
+/// A run and the set that is resident just before it.
 type Move<const W: usize> = (Set<W>, Action);
 
 impl<'a, const W: usize> Search<'a, W> {
-    /// A search for schedules whose forward runs cost less than `limit`, with so much work allowed; `after`
-    /// comes from the bound.
+    /// A search for schedules whose forward runs cost less than `limit`, within this much work; `after` comes from the
+    /// bound.
     pub(crate) fn new(
         graph: &'a SearchGraph<W>,
         memory: u64,
@@ -134,8 +134,8 @@ impl<'a, const W: usize> Search<'a, W> {
         Search { graph, memory, after, limit, short, states, work, allowed, ahead: false }
     }
 
-    /// The search over every set of drops. Only with runs `ahead` of demand is nothing lost, and only then
-    /// is the bound valid; without them good schedules come sooner.
+    /// The search over every set of drops. Only with runs `ahead` of demand is the search complete and its bound valid;
+    /// without them good schedules are found sooner.
     pub(crate) fn exact(mut self, ahead: bool) -> Found<W> {
         self.ahead = ahead;
         let mut best: HashMap<(u32, Set<W>), f64> = HashMap::new();
@@ -165,12 +165,12 @@ impl<'a, const W: usize> Search<'a, W> {
         Found { better: None, lower: self.limit }
     }
 
-    /// The search with a beam from `seeds`, which stand before the first once-node; from the start if there
-    /// are none. Returns a cheaper schedule if it finds one, and the work it took.
+    /// The search with a beam from `seeds`, which are states before the first once-node; from the start if there are
+    /// none. Returns a cheaper schedule if it finds one, and the work it took.
     pub(crate) fn beam(mut self, seeds: &[Seed<W>], width: Width) -> (Option<(Path<W>, f64)>, u64) {
         let start =
             State { resident: Set::EMPTY, position: 0, parent: ROOT, action: Action::Once(0), cost: 0.0 };
-        // The first states are the start and the seeds, so that a path's root says which it was.
+        // The first states are the start and the seeds, so that the root of a path identifies its seed.
         self.states.push(start);
         let seed_state = |seed: &Seed<W>| State { resident: seed.resident, cost: seed.cost, ..start };
         self.states.extend(seeds.iter().map(seed_state));
@@ -283,7 +283,7 @@ impl<'a, const W: usize> Search<'a, W> {
         State { resident, position, parent, action, cost }
     }
 
-    /// The moves worth trying from a state; with a number, only so many sets of drops for each run.
+    /// The moves worth trying from a state; `drops` limits the sets of drops for each run.
     fn moves(&self, state: &State<W>, drops: Option<usize>, moves: &mut Vec<Move<W>>) {
         let graph = self.graph;
         let position = state.position as usize;
@@ -322,7 +322,7 @@ impl<'a, const W: usize> Search<'a, W> {
         if drops.is_some() {
             candidates = self.cheapest_first(state, &candidates);
         } else {
-            // Largest first: then whatever the last drop completes is a smallest set.
+            // Largest first: then every set that the last drop completes is a smallest set.
             candidates.sort_by_key(|&node| (std::cmp::Reverse(graph.bytes[node]), node));
         }
         let mut room = Room {
@@ -355,8 +355,9 @@ impl<'a, const W: usize> Search<'a, W> {
         priced.into_iter().map(|(_, _, node)| node).collect()
     }
 
-    /// Outputs that the next once-node reads, and those that are read to recompute them. A cheap output among them is soon made again,
-    /// in the place of another that is then recomputed: in such circles a beam makes no progress.
+    /// Outputs that the next once-node reads, and outputs needed to recompute those. If a beam drops a cheap one of
+    /// them, it soon recomputes it in place of another that must then be recomputed too, and makes no progress in such
+    /// circles.
     fn urgent(&self, state: &State<W>) -> Set<W> {
         let needs = &self.graph.needs[state.position as usize];
         let lacking = self.graph.missing(needs, &state.resident);
@@ -373,7 +374,8 @@ impl<'a, const W: usize> Search<'a, W> {
             }
             let before = match state.action {
                 Action::Forward(node) => state.resident.without(node),
-                // The run's inputs were still resident; every other value that is gone could have been dropped before it.
+                // The run's inputs were still resident; every other value that is gone could have been dropped before
+                // it.
                 Action::Once(position) => state.resident.union(&self.graph.needs[position]),
             };
             path.push((before, state.action));
@@ -395,7 +397,7 @@ struct Room<'a, 'b, const W: usize> {
     candidates: &'a [usize],
     /// Sets still wanted.
     left: usize,
-    /// Branches still looked at.
+    /// Number of branches still to be tried.
     patience: usize,
     moves: &'a mut Vec<Move<W>>,
 }

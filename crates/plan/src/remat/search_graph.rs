@@ -1,11 +1,11 @@
 //! The graph as the search sees it: forward nodes that may run again, and once-nodes in a fixed order.
 //!
-//! Once-nodes are the backward nodes and two oddities the format allows: forward nodes that read a
-//! backward output (running them again would need that output kept, which no planner here considers) and
-//! forward nodes that no backward node depends on (they must run, and nobody gains from a second run).
-//! Running an oddity once, in the place its id gives it, is legal but not always best, so for the lower
-//! bound they are taken out instead ([`Oddities::Removed`]): any schedule of the whole graph contains one
-//! of the graph without them, whose cost is smaller by at least one run of each.
+//! Once-nodes are the backward nodes and two oddities the format allows. The first are forward nodes that read a
+//! backward output: running them again would need that output kept, which no planner here considers. The second are
+//! forward nodes that no backward node depends on: they must run, and a second run gains nothing. Running an oddity
+//! once, in the place its id gives it, is legal but not always best. For the lower bound they are therefore taken out
+//! ([`Oddities::Removed`]): any schedule of the whole graph contains one of the graph without them, whose cost is
+//! smaller by at least one run of each.
 //!
 //! ```text
 //! position      0        1        2            once-nodes in order
@@ -50,7 +50,7 @@ pub(crate) struct SearchGraph<const W: usize> {
     pub(crate) held: Vec<u64>,
     /// Earlier once-outputs that are still read at or after each position.
     pub(crate) held_ids: Vec<Vec<usize>>,
-    /// Forward nodes on which a once-node at or after each position builds; one entry more than positions.
+    /// Forward nodes that a once-node at or after each position depends on; one entry more than positions.
     pub(crate) useful: Vec<Set<W>>,
     /// Cost of everything that runs exactly once, removed nodes included.
     pub(crate) fixed_cost: f64,
@@ -142,7 +142,7 @@ fn classify(dag: &Dag, oddities: Oddities) -> Vec<Kind> {
     for (id, node) in dag.nodes.iter().enumerate() {
         late[id] = node.backward || node.sources.iter().any(|&source| late[source]);
     }
-    // A forward node is worth running again if a once-node that is not left out builds on it.
+    // A forward node is worth running again if a once-node that is not left out depends on it.
     let once = |id: usize| dag.nodes[id].backward || (late[id] && oddities == Oddities::Once);
     let mut alive = vec![false; count];
     for id in (0..count).rev() {
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn oddities_run_once_or_are_counted_and_left_out() {
-        // 1 is read by nobody, 4 reads a backward node, 3 is read by 4 alone.
+        // Node 1 is never read, 4 reads a backward node, and 3 is read by 4 alone.
         let nodes = vec![
             node(false, &[]),
             node(false, &[0]),

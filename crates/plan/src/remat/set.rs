@@ -3,7 +3,7 @@
 //! States of the search are compared, hashed and copied by the million; a fixed width keeps them in
 //! registers. Graphs beyond the widest set the planner is built for are refused in `solve`.
 
-/// The most numbers that a set is made for.
+/// The largest number of elements that a set can hold.
 pub(crate) const MOST: usize = 64 * 32;
 
 /// Runs `$body` with `$width` words for sets of `$count` numbers, which are at most [`MOST`].

@@ -1,4 +1,4 @@
-//! The judge: replays an explicit schedule under the rules of the graph and says what it costs.
+//! The judge: replays an explicit schedule under the rules of the graph and returns its cost.
 //!
 //! It knows nothing of how schedules are found and shares no code with the search. Every plan passes
 //! through here before it leaves the planner.
@@ -19,7 +19,7 @@ pub enum DagStep {
 pub struct Outcome {
     /// Sum of the costs of all runs.
     pub cost: f64,
-    /// Most bytes in use while a node ran: what was resident, and what the node took itself.
+    /// Most bytes in use while a node ran: the resident outputs, and the node's own bytes.
     pub peak: u64,
 }
 

@@ -3,8 +3,8 @@
 //! 1. Kept sets from the label frontier at the turn, each turned into a schedule and simulated.
 //! 2. The bound says what every schedule pays.
 //! 3. Beams, from the best of those sets and from the start, wider and wider while a gap is left.
-//! 4. The exact search, while a gap is left, with all found so far as its limit: first without runs ahead of
-//!    demand, then with them, which alone gives a proof.
+//! 4. The exact search, while a gap is left, limited by the best schedule so far: first without runs ahead of demand,
+//!    then with them; only the latter gives a proof.
 //!
 //! The judge has the last word on every schedule.
 
@@ -28,7 +28,7 @@ pub struct DagEffort {
     pub trials: usize,
     /// States that survive each position of the widest beam; 0 for no beam.
     pub beam: usize,
-    /// Set operations of all beams together, some thirty million a second; half as many for an exact search.
+    /// Set operations of all beams together, some thirty million a second; an exact search gets half as many.
     pub work: u64,
 }
 
@@ -42,7 +42,7 @@ impl Default for DagEffort {
 const EXACT_SHARE: u64 = 2;
 
 impl DagEffort {
-    /// The effort for a budget that stands beside the one that was asked for.
+    /// The effort for a budget other than the stated one.
     pub(crate) fn in_passing(self) -> DagEffort {
         DagEffort { pairs: self.pairs / 6, trials: self.trials / 4, ..self }
     }
@@ -93,12 +93,12 @@ impl<'a, const W: usize> Solver<'a, W> {
         Solver { dag, effort, graph, forward }
     }
 
-    /// The best schedule for one budget, and what is known of it.
+    /// The best schedule for one budget, and its lower bound.
     pub(crate) fn best(&self, memory: u64, effort: DagEffort) -> Best<W> {
         self.best_with(memory, effort, effort.work / EXACT_SHARE)
     }
 
-    /// The same with so much work for the exact search.
+    /// The same with this much work for the exact search.
     pub(crate) fn best_with(&self, memory: u64, effort: DagEffort, work: u64) -> Best<W> {
         let (trial, seeds) = self.trials(memory, effort);
         let mut best = trial.map(|trial| (trial.path, trial.cost));
@@ -171,13 +171,12 @@ impl<'a, const W: usize> Solver<'a, W> {
         }
     }
 
-    /// The cheapest schedule from a kept set that fits, and the states in which such schedules stand at the
-    /// turn.
+    /// The cheapest schedule from a kept set that fits, and the states of such schedules at the turn.
     fn trials(&self, memory: u64, effort: DagEffort) -> (Option<Trial<W>>, Vec<Seed<W>>) {
         let labels = turn_labels(&self.graph, memory, effort.labels);
         let (mut best, mut seeds): (Option<Trial<W>>, _) = (None, Vec::new());
-        // Half of the trials go to the fullest sets, half are spread over all: where a peak lies elsewhere
-        // than at the turn, the sets that fill the turn do not fit.
+        // Half of the trials go to the fullest sets, half are spread over all: if a peak lies elsewhere than at the
+        // turn, the sets that fill the turn do not fit.
         let dense = effort.trials / 2;
         let stride = (labels.len() / (dense + 1)).max(1);
         let tried = |(index, _): &(usize, &Label)| *index < dense || index % stride == 0;

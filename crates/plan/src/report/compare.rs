@@ -20,7 +20,7 @@ pub struct Compared {
     pub arena_bytes: u64,
     /// Predicted time of one step.
     pub step_seconds: f64,
-    /// Time over that of keeping everything at the common micro-batch, less 1.
+    /// Time relative to keeping everything at the common micro-batch, less 1.
     pub slowdown: f64,
     /// Whether it fits the request's budget.
     pub fits: bool,

@@ -14,7 +14,7 @@ pub struct ExpertReport {
     pub bytes: Vec<(Purpose, u64)>,
     /// Parameters of the model.
     pub parameters: u64,
-    /// Those that work on one token: all but the experts that it does not go to.
+    /// Parameters that are active for one token: all but the experts that it is not sent to.
     pub active: u64,
 }
 
@@ -29,7 +29,7 @@ pub fn experts(program: &Program, plan: &Plan) -> Option<ExpertReport> {
     let parameters = graph.states().iter().filter(|state| matches!(state.kind, StateKind::Parameter { .. }));
     let parameters: u64 = parameters.map(|state| state.ty.shape.elements() as u64).sum();
     let idle = groups.iter().map(|(&id, &(chosen, experts))| elements(id) / experts * (experts - chosen));
-    // Gradients, moments and lower halves are named after the weight, behind a prefix of their own.
+    // Names of gradients, moments and lower halves are the name of the weight with a prefix.
     let names: Vec<&str> = groups.keys().map(|&id| graph.state(id).name.as_str()).collect();
     let of_experts = |name: &str| {
         let mut rests = names.iter().filter_map(|group| name.strip_suffix(group));

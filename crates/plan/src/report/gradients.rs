@@ -1,4 +1,4 @@
-//! Where the gradients of a plan are: in ranges that persist, and why, or in bytes that come and go.
+//! Where the gradients of a plan are: in ranges that persist, and why, or in transient bytes.
 
 use std::fmt;
 
@@ -11,20 +11,20 @@ use crate::search::Choice;
 /// Why gradients outlive the backward pass that makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persist {
-    /// So many micro-batches are summed.
+    /// This many micro-batches are summed.
     Summed(usize),
     /// The norm of all of them must be known before any is applied.
     Clipped,
-    /// Updates after the backward pass were asked for, or are all the program has.
+    /// Separate updates after the backward pass were requested, or the program has no others.
     Separate,
 }
 
 /// Where the gradients of a plan are, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GradientReport {
-    /// Bytes of all of them where they persist; else the most that are there at one time.
+    /// Bytes of all of them if they persist; otherwise the most that are alive at one time.
     pub bytes: u64,
-    /// Why they persist; none where each is used up inside the backward pass.
+    /// Why they persist; `None` if each is used up inside the backward pass.
     pub persist: Option<Persist>,
     /// How often the backward pass makes them.
     pub passes: usize,

@@ -1,8 +1,8 @@
 //! Reports of a plan, read back from its schedule: which values each layer keeps, recomputes and offloads.
 //!
-//! Nothing here asks the planner what it meant. A node is recomputed when the schedule runs it again, kept when
-//! bytes it wrote in the forward pass are touched in the backward pass, offloaded when a copy takes
-//! them out; so the report is as true for a plan read from a file as for one just made.
+//! Nothing here relies on the planner's intentions. A node is recomputed when the schedule runs it again, kept when
+//! bytes it wrote in the forward pass are touched in the backward pass, and offloaded when a copy takes them out. So
+//! the report is as true for a plan read from a file as for one just made.
 
 mod compare;
 mod experts;
@@ -55,7 +55,7 @@ pub struct Report {
     pub state_bytes_away: Vec<(Purpose, u64)>,
     /// `checkpoint` marks of the model that the plan does not follow: only [`Strategy::Manual`] is bound by them.
     pub ignored_marks: usize,
-    /// Rows of the tiles in which feed-forward networks are worked on, if they are.
+    /// Rows of the tiles in which feed-forward networks run, if they do.
     pub tile_rows: Option<usize>,
 }
 
@@ -174,7 +174,7 @@ fn recompute_fraction(graph: &Graph, schedule: &Schedule, facts: &Facts, plan: &
         once += if times > 0 { seconds } else { 0.0 };
         again += f64::from(times.saturating_sub(1)) * seconds;
         if let Op::Mlp(mlp) = graph.node(id).op {
-            // Its derivative does all but the last product once more.
+            // Its derivative computes all but the last product once more.
             again += seconds * (mlp.products() - 1) as f64 / mlp.products() as f64;
         }
     }

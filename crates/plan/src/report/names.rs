@@ -28,7 +28,7 @@ pub(crate) fn forward_names(graph: &Graph, nodes: &[NodeId]) -> Vec<String> {
     names
 }
 
-/// The name of a buffer's value: that of an input, or its producer with the block around it.
+/// The name of a buffer's value: the name of an input, or of its producer with the enclosing block.
 pub(crate) fn value_name(graph: &Graph, value: Value) -> String {
     let info = graph.value(value);
     match info.source {

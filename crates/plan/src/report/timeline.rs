@@ -30,7 +30,7 @@ pub struct Span {
     pub bytes: u64,
     /// First action.
     pub start: usize,
-    /// One past the last action, less the one in which another buffer takes the bytes over.
+    /// One past the last action; one less if another buffer takes over the bytes in that action.
     pub end: usize,
 }
 

@@ -1,8 +1,8 @@
 //! Transfers: two ends, and the lane between them.
 //!
-//! One end is a buffer of the arena, the other a place in a tier, as long as the buffer. Which of the two is the source says
-//! which way the bytes go. The lane is stated and not derived, because a device may have more than one way; the judge
-//! refuses a lane that does not lead from the one end to the other.
+//! One end is a buffer of the arena; the other is a place in a tier, as long as the buffer. The bytes go from the
+//! source to the destination. The lane is stated and not derived, because a device may have more than one link; the
+//! judge refuses a lane that does not lead from the one end to the other.
 
 use super::BufferId;
 use crate::device::{Direction, Lane, Tier};
@@ -52,22 +52,22 @@ impl Copy {
         Copy { source, destination, lane: Lane::of(tier, direction) }
     }
 
-    /// Which way it goes; none where it does not lead from the arena to a tier or back.
+    /// Its direction; `None` unless one end is in the arena and the other in a tier.
     pub fn direction(&self) -> Option<Direction> {
         self.ends().map(|ends| ends.direction)
     }
 
-    /// The end in the arena; none as above.
+    /// Its end in the arena; `None` as for [`Copy::direction`].
     pub fn buffer(&self) -> Option<BufferId> {
         self.ends().map(|ends| ends.buffer)
     }
 
-    /// The end in a tier, with its first byte; none as above.
+    /// Its end in a tier, with the first byte; `None` as for [`Copy::direction`].
     pub fn tier(&self) -> Option<(Tier, u64)> {
         self.ends().map(|ends| (ends.tier, ends.offset))
     }
 
-    /// Both ends; none as above.
+    /// Both ends; `None` as for [`Copy::direction`].
     pub(crate) fn ends(&self) -> Option<Ends> {
         match (self.source, self.destination) {
             (End::Buffer(buffer), End::Tier { tier, offset }) => {

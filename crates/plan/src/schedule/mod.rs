@@ -1,4 +1,4 @@
-//! The planner's product: a flat list of actions whose every operand is a buffer with an offset.
+//! The planner's product: a flat list of actions, in which every operand is a buffer with an offset.
 //!
 //! A **buffer** is one lifetime of one value, in bytes. A value that is dropped and recomputed has several;
 //! a view has none of its own; state has one that lasts for the whole schedule and lies at the same
@@ -14,8 +14,9 @@
 //! `start` comes after every compute action before it and `wait` before every compute action after it;
 //! copies of one lane keep their order. Collectives between ranks will be pairs of the same kind.
 //!
-//! A transfer may end in the schedule that follows. State on its way home is left open, and the next schedule settles it
-//! before it touches the bytes; a schedule may also start a transfer of the next one, which then finds it under way:
+//! A transfer may end in the schedule that follows. State on its way back to a tier is left open, and the next schedule
+//! settles it before it touches the bytes. A schedule may also start a transfer of the next one, which then finds it
+//! under way:
 //!
 //! ```text
 //! update  … run · start out(m)                          first  run · settle · run · …
@@ -87,8 +88,8 @@ pub struct Buffer {
     pub end: usize,
 }
 
-/// State that has no bytes of its own in the arena. A tier holds it before the schedule and after it; where it is used,
-/// it comes in for a stay.
+/// State that has no bytes of its own in the arena. A tier holds it before and after the schedule; where it is used, it
+/// is fetched for a stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Away {
     /// Which.
@@ -162,7 +163,7 @@ impl Space {
     pub fn of<'a>(arena: u64, schedules: impl IntoIterator<Item = &'a Schedule>) -> Space {
         let mut space = Space { arena, ..Space::default() };
         for schedule in schedules {
-            // As many of the schedule before may still be under way.
+            // The schedule before may have left as many transfers open.
             space.transfers = space.transfers.max(2 * schedule.copies.len());
             let copied = schedule.copies.iter().filter_map(|copy| {
                 let bytes = schedule.buffer(copy.buffer()?).bytes;

@@ -1,7 +1,7 @@
-//! Ranges of bytes, each with a value, ordered by place: the ranges that meet a given one are found without
-//! looking at all of them.
+//! Ranges of bytes, each with a value, ordered by offset: the ranges that overlap a given one are found without looking
+//! at all of them.
 //!
-//! Ranges may overlap. The search begins as far before a range as the longest of all reaches.
+//! Ranges may overlap. The search begins as far before a range as the longest range is long.
 
 use std::collections::BTreeMap;
 

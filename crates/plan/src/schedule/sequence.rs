@@ -1,7 +1,7 @@
-//! Runs of a schedule before they have buffers: which node runs when, which lifetime of a value each operand is, and
-//! which lifetimes move to another tier and back.
+//! Runs of a schedule before they have buffers: the order of nodes, the lifetime of a value that each operand is, and
+//! the lifetimes that move to another tier and back.
 //!
-//! A sequence is what `recompute` writes, `offload` adds transfers to, and `layout` turns into buffers.
+//! `recompute` writes a sequence, `offload` adds transfers to it, and `layout` turns it into buffers.
 
 use std::collections::BTreeMap;
 
@@ -47,24 +47,24 @@ pub(crate) struct Transfer {
     pub(crate) begins: bool,
 }
 
-/// All runs of a schedule, and the value each instance is a lifetime of. Instances of graph inputs come
-/// first: the caller writes them before the first run. State that is away has instances too, each a stay.
+/// All runs of a schedule, and for each instance the value it is a lifetime of. Instances of graph inputs come first:
+/// the caller writes them before the first run. State that is away has instances too, one per stay.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sequence {
     pub(crate) executions: Vec<Execution>,
     pub(crate) instances: Vec<Value>,
     pub(crate) moves: Vec<Move>,
-    /// In order; those before one execution as they come.
+    /// In order; those before the same run in the order of this list.
     pub(crate) transfers: Vec<Transfer>,
     /// State that a tier holds before the first run and after the last.
     pub(crate) away: Vec<Away>,
-    /// Bytes of that tier that are state, of this graph or another: what is sent there lies behind them.
+    /// Bytes of that tier that hold state, of this graph or another: values are sent to the bytes after them.
     pub(crate) taken: u64,
 }
 
 impl Sequence {
-    /// The same runs without a lasting place for the state in `away`: each that is used becomes one instance, which
-    /// nothing has brought in yet. State takes the first `taken` bytes of the tier.
+    /// The same runs without a lasting place for the state in `away`: each state that is used becomes one instance,
+    /// which no transfer brings in yet. State takes the first `taken` bytes of the tier.
     pub(crate) fn with_away(mut self, graph: &Graph, away: Vec<Away>, taken: u64) -> Sequence {
         let mut stays: BTreeMap<StateId, Option<usize>> =
             away.iter().map(|away| (away.state, None)).collect();

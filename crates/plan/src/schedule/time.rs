@@ -1,4 +1,4 @@
-//! The predicted time of a schedule, alone or behind another whose transfers are still under way.
+//! The predicted time of a schedule, alone or after another whose transfers are still under way.
 
 use super::{Action, Schedule};
 use crate::device::{Direction, Facts, Lane, Link, Scratch};
@@ -18,7 +18,7 @@ struct Walk<'a> {
     schedule: &'a Schedule,
     link: Option<Link>,
     clock: f64,
-    /// When each lane has done what was started.
+    /// When each lane has finished its transfers.
     free: [f64; Lane::ALL.len()],
     /// When each copy is done, once it is started.
     done: Vec<Option<f64>>,
@@ -29,8 +29,8 @@ struct Walk<'a> {
     ahead: Vec<(usize, f64)>,
 }
 
-/// Time of a schedule that begins with a backlog, and the backlog of the one that is `next`: runs one after another,
-/// transfers beside them, one at a time in each lane.
+/// Time of a schedule that begins with a backlog of transfers, and the backlog that it leaves to `next`. Runs follow
+/// one after another; transfers run beside them, one at a time in each lane.
 pub(crate) fn seconds_after(
     schedule: &Schedule,
     facts: &Facts,
@@ -74,7 +74,7 @@ impl<'a> Walk<'a> {
         Walk { schedule, link, clock: 0.0, free, done, waited, backlog, next, ahead: Vec::new() }
     }
 
-    /// Puts a copy of a schedule into its lane and says when it is done.
+    /// Puts a copy of a schedule into its lane and returns the time when it is done.
     fn queue(&mut self, schedule: &Schedule, copy: usize) -> f64 {
         let copy = schedule.copies[copy];
         let bytes = copy.buffer().map_or(0, |buffer| schedule.buffer(buffer).bytes);

@@ -1,8 +1,8 @@
-//! Step time against budget: the curve itself, and the next budgets at which something is gained.
+//! Step time against budget: the curve itself, and the next budgets at which a step gets faster.
 //!
-//! Every point is a plan that was made. A budget that is offered is one that was asked for, not the size of the
-//! plan it gave: a plan can be a little smaller than the rung of the ladder it came from, and that rung is out
-//! of reach of a budget of just its size.
+//! Every point is a plan that was made. A budget that is offered is one that was searched, not the size of the plan it
+//! gave. A plan can be a little smaller than the rung of the ladder it came from, and a budget of just the plan's size
+//! does not reach that rung.
 
 use plimsoll_graph::Phase;
 
@@ -13,8 +13,8 @@ use super::tried::{Choice, Tried};
 use crate::program::{Build, Program};
 use crate::recompute::Strategy;
 
-/// Budgets looked at between the stated one and the one that keeps everything; fewer with a tier, where each look is a
-/// search over the state on it too, and of a long chain.
+/// Budgets tried between the stated one and the one that keeps everything. There are fewer with a tier, where each is a
+/// search over the state on it too, and for a long chain.
 const LOOKS: u32 = 6;
 const FEW_LOOKS: u32 = 2;
 /// A gain below this fraction of a step is not worth a line.
@@ -27,7 +27,7 @@ pub struct Point {
     pub arena_bytes: u64,
     /// Predicted time of one step.
     pub step_seconds: f64,
-    /// No schedule is faster in the budget that was asked for, where a bound is known.
+    /// A lower bound on the time of any schedule in the requested budget, if one is known.
     pub lower_bound_seconds: Option<f64>,
     /// Sequences of one micro-batch.
     pub micro_batch: usize,
@@ -51,7 +51,7 @@ impl Point {
     }
 }
 
-/// The fastest plan without a budget, whatever strategy the request fixes: everything is kept.
+/// The fastest plan without a budget, even if the request fixes a strategy: everything is kept.
 ///
 /// # Errors
 ///
@@ -76,7 +76,7 @@ pub fn unbudgeted(searcher: &mut Searcher<impl Build>, request: Request) -> Resu
     })
 }
 
-/// The fastest plan in each of `budgets`, equal ones once; budgets in which nothing fits have none.
+/// The fastest plan in each of `budgets`, without repeats; budgets in which nothing fits have none.
 ///
 /// # Errors
 ///
@@ -98,8 +98,8 @@ pub fn curve(
     Ok(points)
 }
 
-/// The next larger budgets that bring something, the one at which nothing more is to be had last. Nothing need fit
-/// the budgets between: the chosen plan may be of another kind than those of this searcher.
+/// The next larger budgets that make a step faster; the last is the one beyond which no budget does. It is no fault if
+/// nothing fits the budgets between: the chosen plan may be of another kind than those of this searcher.
 ///
 /// # Errors
 ///

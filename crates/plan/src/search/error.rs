@@ -23,7 +23,7 @@ pub enum SearchError {
     Budget {
         /// Bytes the arena was allowed.
         budget: u64,
-        /// The smallest plan of what was asked for.
+        /// The smallest plan of the request.
         smallest: Tried,
         /// Plans that fit without the settings that the user fixed, fastest first.
         hints: Vec<Tried>,

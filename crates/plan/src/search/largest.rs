@@ -1,8 +1,7 @@
 //! The largest number that works, by doubling and then halving the gap.
 
-/// The largest `n` in `1..=most` for which `probe` gives something, with what it gave; none when not even 1
-/// works. A number below one that works is taken to work too; `n` itself was probed, and so
-/// was `n + 1` unless `n` is `most`.
+/// The largest `n` in `1..=most` for which `probe` gives something, with its result; `None` if not even 1 works. A
+/// number below one that works is assumed to work too; `n` itself was probed, and so was `n + 1` unless `n` is `most`.
 ///
 /// # Errors
 ///

@@ -13,7 +13,7 @@ use crate::plan::{Draft, Tiered};
 use crate::program::{Costed, Program, Purpose, StateRange};
 use crate::recompute::{Order, Strategy, micro_batch};
 
-/// Parts into which the state is divided for the bound.
+/// Number of parts into which the state is divided for the bound.
 const PARTS: u64 = 64;
 
 /// One micro-batch under consideration.
@@ -78,7 +78,7 @@ impl<'a> MicroBatch<'a> {
         fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min)
     }
 
-    /// Whether a plan of so many seconds could be chosen over what was tried.
+    /// Whether a plan of this many seconds could be chosen over those already tried.
     pub(super) fn could_matter(&self, seconds: f64, tried: &[Tried]) -> bool {
         seconds < self.fastest(tried) * (1.0 + self.request.slack)
     }
@@ -86,7 +86,7 @@ impl<'a> MicroBatch<'a> {
     /// No plan of this micro-batch takes less time in the budget. Needs no table.
     pub(super) fn bound(&self) -> Result<f64, SearchError> {
         let once = self.once_seconds(Scratch::Best);
-        // The bound counts what a budget forces; everything once is needed in any case.
+        // The bound counts only the recomputation that a budget forces; running everything once is needed in any case.
         let optimum = self.tables.optimum(Scratch::Best);
         optimum.map_or(Ok(once), |optimum| Ok(once.max(self.forced_seconds(optimum)?)))
     }
@@ -120,7 +120,7 @@ impl<'a> MicroBatch<'a> {
         Ok(if fetched == 0 { forced(begun) } else { bounds.fold(f64::INFINITY, f64::min) })
     }
 
-    /// The entry of a plan that sends nothing away; none where it does not fit or would not be chosen.
+    /// The entry of a plan without offload; `None` if it does not fit or would not be chosen.
     pub(super) fn fitted(
         &self,
         order: &Order,
@@ -149,8 +149,8 @@ impl<'a> MicroBatch<'a> {
         Some(Tried { micro_batch, tiled, strategy, scratch, arena_bytes, step_seconds, rung, tiered })
     }
 
-    /// The entry of a plan that sends nothing away, whatever the budget. Its offsets are found and not kept: a draft of it
-    /// would be the same in bytes and time.
+    /// The entry of a plan without offload, in any budget. Its offsets are found and not kept: making the draft again
+    /// gives the same bytes and time.
     pub(super) fn measured(
         &self,
         order: &Order,

@@ -1,13 +1,13 @@
-//! The fastest plan that fits: micro-batch × what is kept × scratch under a fixed global batch.
+//! The fastest plan that fits: micro-batch × kept values × scratch under a fixed global batch.
 //!
 //! For a chain of equal layers one table per micro-batch knows the optimum for every budget. Its answer is then given
-//! offsets, and because a layout can be a little larger than its liveness bound, the table is asked on a fixed ladder of
-//! budgets from just above the stated one downwards until the arena fits. Since a rung that fits a budget also fits every
-//! larger one, and higher rungs are never slower, more memory never makes the plan slower. The named strategies are
-//! candidates too, and so are plans that send values or state to another tier. A plan is passed over only because a bound
-//! says that it would not be chosen, so a request that leaves more open gets no slower plan (with state away, as far as the
-//! time of an update is known before its layout). Graphs that are no chain have a ladder too, in which every rung is planned
-//! by itself.
+//! offsets. A layout can be a little larger than its liveness bound, so the table is asked on a fixed ladder of
+//! budgets, from just above the stated one downwards, until the arena fits. A rung that fits a budget also fits every
+//! larger one, and higher rungs are never slower; so more memory never makes the plan slower. The named strategies are
+//! candidates too, and so are plans that offload values or state to another tier. A plan is skipped only if a bound
+//! shows that it would not be chosen. So a request that fixes less gets no slower plan (with state away, as far as the
+//! time of an update is known before its layout). Graphs that are no chain have a ladder too, in which every rung is
+//! planned by itself.
 //!
 //! ```text
 //! request, tried, error    question and answers

@@ -1,8 +1,8 @@
 //! Best-first search for the fastest candidate that uses another tier, where the device has one.
 //!
-//! There are thousands of combinations of a residency, a recomputation and a limit (`offload`). Each is known by a bound
-//! first, then by closer bounds, then by its time and at last by its layout. Only the one with the least figure is looked at
-//! more closely:
+//! There are thousands of combinations of a residency, a recomputation and a limit (`offload`). Each is first known by
+//! a bound, then by closer bounds, then by its time and at last by its layout. Only the one with the least figure is
+//! refined:
 //!
 //! ```text
 //! bound of the recomputation ▶ of its order ▶ with this residency and limit ▶ the time ▶ does it fit?
@@ -26,9 +26,9 @@ use crate::offload::{
 use crate::plan::{Tiered, closed_draft};
 use crate::program::Costed;
 
-/// A layout that is too large by this factor is not worth the search for a better one.
+/// If a layout is too large by this factor, no better one is searched for.
 const HOPE: f64 = 1.05;
-/// The most orders with state away that are kept for later questions; and fewer for a long program, whose orders are large.
+/// The most orders with state away that are kept for later requests; fewer for a long program, whose orders are large.
 const HELD: usize = 12;
 const HELD_LONG: usize = 2;
 
@@ -64,7 +64,7 @@ impl PartialOrd for Candidate {
 }
 
 impl Ord for Candidate {
-    /// The greatest is looked at first: the one with the least figure, then the one of which the most is known.
+    /// The greatest is examined first: the one with the least figure, and among equals the one known most closely.
     fn cmp(&self, other: &Candidate) -> Ordering {
         let known = self.known.partial_cmp(&other.known).unwrap_or(Ordering::Equal);
         let residency = (other.residency, other.recomputation).cmp(&(self.residency, self.recomputation));
@@ -79,11 +79,11 @@ struct BestFirst<'a> {
     candidates: &'a Candidates,
     /// Time of the update with all state in the arena.
     update_seconds: f64,
-    /// The orders with state away that were asked for last.
+    /// The orders with state away that were used last.
     held: Vec<(usize, usize, Transfers)>,
 }
 
-/// Plans of a micro-batch that send values or state away; nothing where the device has nowhere to send them.
+/// Plans of a micro-batch that offload values or state; none if the device has no tier.
 pub(super) fn offloaded(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
     let program = of.program();
     // Where memory suffices, no value is sent away.
@@ -100,7 +100,7 @@ pub(super) fn offloaded(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>
     BestFirst::new(of, scratch, candidates).search(tried)
 }
 
-/// An estimate of a micro-batch's time, so that the most promising is looked at first: its bound, or where a tier is needed
+/// An estimate of a micro-batch's time, so that the most promising is tried first: its bound, or if a tier is needed
 /// the time of keeping everything.
 pub(super) fn promise(of: MicroBatch, bound: f64) -> Result<f64, SearchError> {
     let optimum = of.tables.optimum(Scratch::Best);
@@ -196,7 +196,7 @@ impl<'a> BestFirst<'a> {
             .order(&tables.program.train, scratch, || tables.optimum(scratch))
     }
 
-    /// The candidate with its order; none where that cannot fit.
+    /// The candidate with its order; `None` if that cannot fit.
     fn ordered(&self, candidate: Candidate) -> Option<Candidate> {
         let residency = &self.candidates.residencies[candidate.residency];
         let transfers = &self.order(candidate.recomputation)?.transfers;
@@ -225,7 +225,7 @@ impl<'a> BestFirst<'a> {
         inside.map(bound).collect()
     }
 
-    /// The candidate with its time, or with a better bound where that is no less than `best`; none where the tier has no
+    /// The candidate with its time, or with a better bound if that is no less than `best`; `None` if the tier has no
     /// room.
     fn timed(&mut self, candidate: Candidate, limit: u64, best: f64) -> Option<Candidate> {
         let pair = (candidate.residency, candidate.recomputation);
@@ -244,7 +244,7 @@ impl<'a> BestFirst<'a> {
             let seconds = self.step_of(pass, update);
             return Some(Candidate { seconds, known: Known::Time(limit), ..candidate });
         }
-        // However the sum is rounded, those whose time is known come first.
+        // Whatever the rounding of the sum, candidates whose time is known come first.
         let seconds = self.step_of(found.least_seconds, update).max(best);
         Some(Candidate { seconds, ..candidate })
     }
@@ -346,7 +346,7 @@ impl<'a> BestFirst<'a> {
             return Some(ask(transfers));
         }
         if let Some(at) = self.held.iter().position(|&(p, s, _)| (p, s) == (residency, recomputation)) {
-            // The one asked last stays longest.
+            // The order that was used last stays longest.
             self.held[at..].rotate_left(1);
         } else {
             let state = &candidates.residencies[residency].state;

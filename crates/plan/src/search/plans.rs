@@ -1,9 +1,9 @@
 //! The plans of one micro-batch: those that could be chosen in the budget, and the smallest ones.
 //!
-//! Three sources offer plans. The optimum of the program is asked on its ladder of budgets, from just above the room that
-//! is there downwards, until the real arena fits. The named strategies are planned as they are. Where the device has
-//! another tier, values and state may wait there ([`offloaded`](super::offloaded)). A plan is only looked at while its bound
-//! says that it could be chosen over what was tried.
+//! There are three sources of plans. The optimum of the program is asked on its ladder of budgets, from just above the
+//! available room downwards, until the real arena fits. The named strategies are planned as they are. Where the device
+//! has another tier, values and state may wait there ([`offloaded`](super::offloaded)). A plan is made only if its
+//! bound shows that it could be chosen over those already tried.
 
 use super::error::SearchError;
 use super::micro_batch::MicroBatch;
@@ -19,8 +19,8 @@ use crate::recompute::{Order, Strategy};
 /// Smallest budgets of an optimum that are planned where nothing fits.
 const SMALLEST: usize = 5;
 
-/// The fastest plan with either amount of scratch: of the optimum, of the named strategies, and of what waits on a tier
-/// where the device offers one.
+/// The fastest plan with either amount of scratch: from the optimum, from the named strategies, and from offload if the
+/// device has a tier.
 pub(super) fn fastest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
     if !of.can_fit()? {
         return Ok(());
@@ -57,7 +57,7 @@ fn resident_plans(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>) {
     }
 }
 
-/// The fastest plans of the one strategy that the request fixes, and what a tier makes of it, as far as they fit.
+/// The fastest plans of the one strategy that the request fixes, with and without offload, as far as they fit.
 pub(super) fn fixed_plans(
     of: MicroBatch,
     strategy: Strategy,
@@ -79,7 +79,7 @@ fn offered(of: MicroBatch, strategy: Strategy) -> Result<(), SearchError> {
     if of.tables.offers(strategy) { Ok(()) } else { Err(SearchError::TooManyRuns { strategy }) }
 }
 
-/// Plans named strategies with either amount of scratch, whatever the budget, as far as they are offered.
+/// Plans of named strategies with either amount of scratch, in any budget, as far as they are offered.
 pub(super) fn named_plans(of: MicroBatch, strategies: &[Strategy], tried: &mut Vec<Tried>) {
     for &strategy in strategies.iter().filter(|&&strategy| of.tables.offers(strategy)) {
         let order = Order::named(&of.program().train.graph, strategy);
@@ -116,8 +116,8 @@ pub(super) fn smallest_fixed_plans(
     smallest_offloaded(of, strategy, tried)
 }
 
-/// Asks the optimum from the highest budget that could fit downwards, as long as its plans could be chosen. Of a table the
-/// first plan that fits is the fastest, and is returned.
+/// Asks the optimum from the highest budget that could fit downwards, as long as its plans could be chosen. For a
+/// table, the first plan that fits is the fastest and is returned.
 fn down_the_ladder(
     of: MicroBatch,
     optimum: &dyn Optimum,
@@ -144,8 +144,8 @@ fn down_the_ladder(
     None
 }
 
-/// The lowest budget of a table that is slower than `fastest` by no more than the slack: memory that hardly brings anything
-/// is spared.
+/// The lowest budget of a table that is slower than `fastest` by at most the slack: memory that hardly saves time is
+/// not used.
 fn spared(
     of: MicroBatch,
     table: &dyn Optimum,
@@ -160,8 +160,8 @@ fn spared(
     of.fitted(&order, Strategy::Auto, scratch, Some(bytes), tried)
 }
 
-/// The named strategies, as far as they fit: a table rounds sizes up, and a layout of what it found may be larger than
-/// theirs, so each can be faster than it by a trifle.
+/// The named strategies, as far as they fit. A table rounds sizes up, and the layout of its answer may be larger than
+/// theirs, so each of them can be slightly faster than the table's plan.
 fn fitting_named(of: MicroBatch, optimum: Option<&dyn Optimum>, scratch: Scratch, tried: &mut Vec<Tried>) {
     for strategy in Strategy::LADDER {
         let least = optimum.map_or(0.0, |optimum| optimum.strategy_seconds(strategy));
@@ -188,8 +188,8 @@ fn smallest_of_optimum(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch, 
     }
 }
 
-/// The same of a long chain: the lowest budget whose plan fits into it, with the least scratch. The error names that budget
-/// and not the smaller bytes of its plan, because a search in those bytes would not try that budget.
+/// The same for a long chain: the lowest budget whose plan fits into it, with the least scratch. The error names that
+/// budget and not the smaller bytes of its plan, because a search in those bytes would not try that budget.
 fn smallest_of_long(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch) -> Option<Tried> {
     let graph = &of.program().train.graph;
     optimum.smallest_budgets().into_iter().find_map(|bytes| {
@@ -201,13 +201,13 @@ fn smallest_of_long(of: MicroBatch, optimum: &dyn Optimum, scratch: Scratch) -> 
     })
 }
 
-/// The plans with the fewest bytes that sending everything away makes of a strategy, with state and without.
+/// The plans with the fewest bytes that a strategy reaches by sending everything away, with state and without.
 fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
     let program = of.program();
     if program.train.facts.link.is_none() {
         return Ok(());
     }
-    // Of a long program only the smallest combination is tried: the least scratch, and all state away.
+    // For a long program only the smallest combination is tried: the least scratch, and all state away.
     let long = of.tables.is_long();
     let amounts = of.amounts();
     let order = Order::named(&program.train.graph, strategy);

@@ -31,7 +31,7 @@ impl Request {
         }
     }
 
-    /// The strategy with a fixed rule that it asks for; none where the search chooses.
+    /// The strategy with a fixed rule that the request asks for; `None` if the search chooses.
     pub(crate) fn fixed_strategy(&self) -> Option<Strategy> {
         self.strategy.filter(|&strategy| strategy != Strategy::Auto)
     }

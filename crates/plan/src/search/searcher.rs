@@ -1,8 +1,8 @@
 //! Answers requests: a loop over micro-batches, most of which are ruled out by a bound.
 //!
-//! Micro-batches are looked at in the order of what they take at least. Those that cannot fit, or that would lose even if
-//! they recomputed no more than they must, are passed over. Every micro-batch has a second program: feed-forward networks
-//! worked on in tiles of rows, which hold less and recompute more.
+//! Micro-batches are tried in the order of their lower bounds. Those that cannot fit, or that would lose even with the
+//! least recomputation possible, are skipped. Every micro-batch has a second program, whose feed-forward networks run
+//! in tiles of rows, which hold less and recompute more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,8 @@ impl<B: Build> Searcher<B> {
         Searcher::within(build, u64::MAX)
     }
 
-    /// A searcher that keeps about `room` bytes of tables from one request to the next. The answers are the same with any.
+    /// A searcher that keeps about `room` bytes of tables from one request to the next. Its answers do not depend on
+    /// `room`.
     pub fn within(build: B, room: u64) -> Searcher<B> {
         Searcher { build, room, tables: BTreeMap::new() }
     }
@@ -62,7 +63,7 @@ impl<B: Build> Searcher<B> {
         Ok(&self.whole(micro_batch, u64::MAX)?.program)
     }
 
-    /// Whether the program of a micro-batch is so long that fewer combinations are looked at.
+    /// Whether the program of a micro-batch is so long that the search tries fewer combinations.
     pub(super) fn is_long(&mut self, micro_batch: usize) -> Result<bool, SearchError> {
         Ok(self.whole(micro_batch, u64::MAX)?.is_long())
     }
@@ -77,7 +78,8 @@ impl<B: Build> Searcher<B> {
         self.realise(request, best, lower_bound)
     }
 
-    /// The fastest plan that fits, without its offsets, and the time that none in the budget beats, if that is known.
+    /// The fastest plan that fits, without its offsets, and a lower bound on the time of any plan in the budget, if
+    /// known.
     pub(crate) fn best(&mut self, request: Request) -> Result<(Tried, Option<f64>), SearchError> {
         let request = Request { strategy: request.fixed_strategy(), ..request };
         let micro_batches = request.micro_batches()?;
@@ -109,8 +111,8 @@ impl<B: Build> Searcher<B> {
         smallest.ok_or(SearchError::Batch { micro_batch: 0, global_batch: request.global_batch })
     }
 
-    /// Whether anything fits, without looking for the fastest. The smallest micro-batch has the smallest values, and the
-    /// whole batch may have no gradients that persist: one of the two takes the least.
+    /// Whether anything fits, without looking for the fastest. The smallest micro-batch has the smallest values, and
+    /// the whole batch may need no persistent gradients: one of the two takes the least.
     ///
     /// # Errors
     ///
@@ -155,7 +157,7 @@ impl<B: Build> Searcher<B> {
         Ok(tried)
     }
 
-    /// Looks for plans of one strategy. No bound is known.
+    /// Searches the plans of one strategy. No bound is known.
     fn fixed_search(
         &mut self,
         request: &Request,
@@ -173,8 +175,8 @@ impl<B: Build> Searcher<B> {
         Ok(None)
     }
 
-    /// Looks for plans of all kinds, the micro-batch with the least bound first. The bound is the time without recomputation,
-    /// then also the recomputation that the budget forces. It rules out most micro-batches.
+    /// Searches plans of all kinds, the micro-batch with the least bound first. The bound is the time without
+    /// recomputation, then also the recomputation that the budget forces. It rules out most micro-batches.
     fn open_search(
         &mut self,
         request: &Request,
@@ -183,7 +185,7 @@ impl<B: Build> Searcher<B> {
     ) -> Result<Option<f64>, SearchError> {
         let mut waiting = self.that_can_fit(request, micro_batches)?;
         let (mut lower_bound, mut bounded_all) = (f64::INFINITY, true);
-        // A promise takes tables. Without room to keep half of them, micro-batches are taken by their bounds.
+        // An estimate needs tables. Without room to keep half of them, micro-batches are ordered by their bounds.
         let largest = self.tables.values().map(ProgramTables::bytes).max().unwrap_or(0);
         let keep = (waiting.len() as u64 / 2).saturating_mul(largest) <= self.room && self.room > 0;
         while let Some(next) = first(&mut waiting) {
@@ -211,7 +213,7 @@ impl<B: Build> Searcher<B> {
         Ok(Some(lower_bound).filter(|bound| bounded_all && bound.is_finite()))
     }
 
-    /// The micro-batches whose state and largest operands fit, each with the time of everything once.
+    /// The micro-batches whose state and largest operands fit, each with its time without recomputation.
     fn that_can_fit(
         &mut self,
         request: &Request,
@@ -232,8 +234,8 @@ impl<B: Build> Searcher<B> {
         Ok(waiting)
     }
 
-    /// Whether the smallest or the largest micro-batch can fit. Others have the state of the smallest and larger values:
-    /// where neither end can, they need not be built.
+    /// Whether the smallest or the largest micro-batch can fit. The others have the state of the smallest and larger
+    /// values: if neither of the two can fit, the others need not be built.
     fn an_end_can_fit(&mut self, request: &Request, micro_batches: &[usize]) -> Result<bool, SearchError> {
         for &micro_batch in micro_batches.first().into_iter().chain(micro_batches.last()) {
             for key in [(micro_batch, false), (micro_batch, true)] {
@@ -270,8 +272,8 @@ impl<B: Build> Searcher<B> {
         Ok(())
     }
 
-    /// The smallest plans of all kinds, from the smallest micro-batch on until one does not fit; of the whole batch, which
-    /// may have no gradients that persist; and of the smallest micro-batch in tiles.
+    /// The smallest plans of all kinds, from the smallest micro-batch on until one does not fit; of the whole batch,
+    /// which may need no persistent gradients; and of the smallest micro-batch in tiles.
     fn smallest_named(
         &mut self,
         request: &Request,
@@ -367,7 +369,7 @@ impl<B: Build> Searcher<B> {
         made.ok_or(SearchError::Batch { micro_batch: tried.micro_batch, global_batch: request.global_batch })
     }
 
-    /// Looks at a micro-batch. Nothing is returned where tiles are asked for and its networks have none.
+    /// Examines a micro-batch. Returns `None` if tiles are requested and its networks have none.
     fn look<T>(
         &mut self,
         request: &Request,
@@ -400,8 +402,8 @@ impl<B: Build> Searcher<B> {
         Ok(self.tables.get(&key))
     }
 
-    /// Tables that stay for other requests answer for every budget, and so do those of a device that can send away
-    /// what does not fit; those made for this one reach just above its budget.
+    /// Makes the tables. Tables that are kept for other requests cover every budget, and so do those of a device with a
+    /// tier; others reach just above the budget of this request.
     fn add_tables(&mut self, key: Key, program: Program, budget: u64) -> Result<(), SearchError> {
         let whole = self.room > 0 || program.train.facts.link.is_some();
         let cap = if whole { ArenaBytes::MAX } else { highest_budget(ArenaBytes(budget)) };
@@ -409,7 +411,7 @@ impl<B: Build> Searcher<B> {
         Ok(())
     }
 
-    /// Drops tables, as many as are too large to stay together; those of the micro-batch that may be next and of the best plan
+    /// Drops tables that are too large to be kept together; those of the micro-batch that may be next and of the best plan
     /// so far stay in any case.
     pub(super) fn forget_all_but(&mut self, next: Option<Key>, best: Option<&Tried>) {
         let best = best.map(|best| (best.micro_batch, best.tiled));
@@ -437,7 +439,7 @@ struct Waiting {
     bounded: bool,
 }
 
-/// Takes out the one whose turn it is; of equals the largest, and the one that is not tiled.
+/// Takes the next one out; among equals the largest micro-batch, and the one without tiles.
 fn first(waiting: &mut Vec<Waiting>) -> Option<Waiting> {
     let order = |a: &Waiting, b: &Waiting| {
         let ((a_rows, a_tiled), (b_rows, b_tiled)) = (a.key, b.key);

@@ -1,7 +1,7 @@
-//! A program with the tables that answer for every budget, each made when it is first asked for.
+//! A program with the tables that answer for every budget, each made when it is first needed.
 //!
-//! One question needs a table once. Many questions about the same model (which larger budgets bring something, the curve
-//! of time against budget) need the same tables again, and making them is most of the work.
+//! One request needs a table once. Many requests for the same model (larger budgets that are faster, the curve of time
+//! against budget) need the same tables again, and making them is most of the work.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -16,8 +16,8 @@ use crate::plan::beside_bytes;
 use crate::program::{Costed, Program, StateDiffers};
 use crate::recompute::Strategy;
 
-/// About how many bytes the tables of a program take, and more for each of its nodes. GPT-2's were measured as 9 million, those
-/// of a Llama of 300 small layers as 35 million beside a tier and as 17 million without.
+/// Approximate bytes that the tables of any program take, and more for each of its nodes. GPT-2's were measured as 9
+/// million, those of a Llama of 300 small layers as 35 million with a tier and as 17 million without.
 const FOR_ANY: u64 = 6_000_000;
 const PER_NODE: u64 = 700;
 const PER_NODE_WITH_TIER: u64 = 2_000;
@@ -88,7 +88,7 @@ impl ProgramTables {
         Ok(*self.least_bytes.get_or_init(|| least))
     }
 
-    /// Transient bytes that schedules beside those of a micro-batch take, where no state is away.
+    /// Transient bytes of the schedules other than those of a micro-batch, if no state is away.
     pub(crate) fn beside_bytes(&self, scratch: Scratch) -> TransientBytes {
         *self.tables(scratch).beside_bytes.get_or_init(|| beside_bytes(&self.program, scratch))
     }
@@ -99,7 +99,7 @@ impl ProgramTables {
         self.tables(scratch).optimum.get_or_init(new).as_deref()
     }
 
-    /// Whether fewer combinations are looked at.
+    /// Whether fewer combinations are tried.
     pub(crate) fn is_long(&self) -> bool {
         self.optimum(Scratch::Best).is_some_and(Optimum::is_long)
     }

@@ -1,4 +1,4 @@
-//! Plans that were looked at, the choice among them, and the plan that was chosen.
+//! Plans that were tried, and the one that was chosen.
 
 use crate::bytes::TransientBytes;
 use crate::device::Scratch;
@@ -17,8 +17,8 @@ pub struct Choice {
     pub micro_batch: usize,
     /// Micro-batches of one step.
     pub accumulation: usize,
-    /// No schedule of any micro-batch that was tried is faster in this budget, for these kernels and
-    /// costs; none where the graph is too large for a planner or the strategy was fixed.
+    /// A lower bound on the time of any schedule of the micro-batches that were tried, in this budget, for these
+    /// kernels and costs. `None` if the graph is too large for a planner or the strategy was fixed.
     pub lower_bound_seconds: Option<f64>,
 }
 
@@ -44,7 +44,7 @@ pub struct Tried {
     pub arena_bytes: u64,
     /// Predicted time of one step.
     pub step_seconds: f64,
-    /// For [`Strategy::Auto`], the transient bytes the optimum was asked for.
+    /// For [`Strategy::Auto`], the transient budget given to the optimum.
     pub rung: Option<TransientBytes>,
     /// Bytes that wait on another tier.
     pub tiered: Tiered,
@@ -56,7 +56,7 @@ pub(super) fn fastest(tried: &[Tried], budget: u64) -> Option<&Tried> {
     fits.min_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds))
 }
 
-/// The smallest of those that fit and are at most `slack` slower than the fastest that fits.
+/// The smallest plan among those that fit and are at most `slack` slower than the fastest that fits.
 pub(super) fn select(tried: &[Tried], budget: u64, slack: f64) -> Option<Tried> {
     let fits: Vec<Tried> = tried.iter().copied().filter(|t| t.arena_bytes <= budget).collect();
     let fastest = fits.iter().map(|t| t.step_seconds).min_by(f64::total_cmp)?;

@@ -1,8 +1,8 @@
 //! The folder that checkpoints of one run lie in: written, found, rotated.
 //!
-//! The folder is locked while a run has it open, so that no second run tidies away what the first is
-//! writing. The lock is the system's and ends with the process, however it ends. Which checkpoints may be
-//! removed is decided in `own.rs` alone.
+//! The folder is locked while a run has it open, so that no second run clears away files that the first is writing. The
+//! system holds the lock and releases it with the process, however that ends. `own.rs` alone decides which checkpoints
+//! may be removed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -37,10 +37,10 @@ pub struct Checkpoints {
     _lock: File,
 }
 
-/// The newest whole checkpoint, and what was passed over on the way to it.
+/// The newest whole checkpoint, and the broken ones that were skipped on the way to it.
 #[derive(Debug)]
 pub struct Found {
-    /// The checkpoint; none where there is nothing by the name of one that a run of plimsoll wrote.
+    /// The checkpoint; `None` if the folder has no checkpoint that plimsoll wrote.
     pub checkpoint: Option<Checkpoint>,
     /// Newer ones that are broken, each with its reason.
     pub broken: Vec<FileError>,
@@ -49,7 +49,7 @@ pub struct Found {
 }
 
 impl Checkpoints {
-    /// Makes the folder ready: creates it, locks it, and clears what a killed run left.
+    /// Prepares the folder: creates it, locks it, and clears the remains of a killed run.
     ///
     /// # Errors
     ///
@@ -77,15 +77,15 @@ impl Checkpoints {
         Ok(unformed.in_form(form))
     }
 
-    /// The same folder, in which models are laid down in another form.
+    /// The same folder, in which models are written in another format.
     #[must_use]
     pub fn in_form(self, form: ModelFormat) -> Checkpoints {
-        // A run goes on from the very numbers it had, whatever the model is to be written as in the end.
+        // A run resumes from the very numbers it had, whatever element type the model is finally written in.
         Checkpoints { form: ModelFormat { dtype: None, ..form }, ..self }
     }
 
-    /// The same folder for a run that goes by a plan, which its checkpoints then keep: a run that goes on from one of them
-    /// need not look for a plan again.
+    /// The same folder for a run with a plan, which its checkpoints then keep: a run that resumes from one of them need
+    /// not search for a plan again.
     #[must_use]
     pub fn with_plan(self, plan: String) -> Checkpoints {
         Checkpoints { plan: Some(plan), ..self }
@@ -106,12 +106,12 @@ impl Checkpoints {
         Ok(steps.into_iter().filter(|&step| Checkpoint::glance(&self.path(step)).is_ok()).count())
     }
 
-    /// The newest checkpoint whose checksums hold. Broken ones are passed over and named, as long as one is whole.
+    /// The newest checkpoint whose checksums hold. Broken ones are skipped and named, as long as one is whole.
     ///
     /// # Errors
     ///
-    /// When the folder or a newer checkpoint cannot be read, or all that there are are broken: a run that began anew would
-    /// lose them.
+    /// When the folder or a newer checkpoint cannot be read, or when all checkpoints are broken: a run that started
+    /// over would lose them.
     pub fn latest(&self) -> Result<Found, FileError> {
         let mut found = Found { checkpoint: None, broken: Vec::new(), foreign: Vec::new() };
         for step in steps(&self.folder, Kind::Regular)?.into_iter().rev() {
@@ -174,7 +174,7 @@ impl Checkpoints {
 
     /// Saves a run that stands between two steps; returns the new checkpoint's folder.
     ///
-    /// `position` counts the groups taken from the data; a run that goes on must have the same `facts`.
+    /// `position` counts the groups taken from the data; a run that resumes must have the same `facts`.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl Checkpoints {
         Ok(saved)
     }
 
-    /// Saves a run whose next step is not finite, under a name that rotation leaves alone.
+    /// Saves a run whose next step is not finite, under a name that rotation does not touch.
     ///
     /// # Errors
     ///
@@ -226,8 +226,8 @@ impl Checkpoints {
         }
     }
 
-    /// Renames a complete checkpoint, in the place of an older one of the same step. Something else that has the
-    /// name is set aside.
+    /// Renames a complete checkpoint into place, over an older one of the same step. Anything else with that name is
+    /// set aside.
     fn name(&self, name: Name, state: &TrainerState, facts: &Facts) -> Result<PathBuf, FileError> {
         let (temporary, named) = (name.temporary(&self.folder), name.path(&self.folder));
         let mut replaced = None;
@@ -276,7 +276,7 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// When the checkpoint is of another model or another run; then the run must not go on.
+    /// When the checkpoint is of another model or another run; then the run must not continue.
     pub fn restore(
         &self,
         run: &mut Run,
@@ -298,7 +298,7 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// When the checkpoint is of another model; then the run must not go on.
+    /// When the checkpoint is of another model; then the run must not continue.
     pub fn return_to(&self, run: &mut Run, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let model = ModelFolder::open_named(&checkpoint.path, &self.form.stem)?;
         let Loaded { unused, absent } = run.load_weights(&model, &self.form)?;
@@ -316,8 +316,8 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Checkpoints here that a run which goes on from `from` would take for its own, by step: those after it, of a
-    /// course that is given up; and where `from` lies in another folder, all but a copy of its best.
+    /// Checkpoints here that a run resuming from `from` would take for its own, by step. These are the later ones,
+    /// which belong to a course that is abandoned; and if `from` lies in another folder, all except a copy of its best.
     ///
     /// # Errors
     ///
@@ -339,8 +339,8 @@ impl Checkpoints {
         place(&checkpoint.path).is_some_and(|path| path.parent() == place(&self.folder).as_deref())
     }
 
-    /// Looks for the best checkpoint that `from` tells of, and copies it where it lies beside `from` in another folder.
-    /// Says whether it is here now, if there is any: then rotation spares it and the run can return to it.
+    /// Looks for the best checkpoint that `from` names, and copies it here if it lies beside `from` in another folder.
+    /// Returns whether it is here now, if there is one: then rotation keeps it and the run can return to it.
     ///
     /// # Errors
     ///
@@ -374,8 +374,8 @@ impl Checkpoints {
         self.name(name, &checkpoint.state, &checkpoint.state.facts).map(drop)
     }
 
-    /// Removes checkpoints that a kill after the last save left here: the best that `from` surpassed, and those beyond
-    /// the limit. `progress` holds the run's measurements so far, with its best.
+    /// Removes checkpoints that a kill after the last save left here: the former best that `from` surpassed, and those
+    /// beyond the limit. `progress` holds the run's measurements so far, with its best.
     pub(crate) fn clear_left_over(&self, from: &Checkpoint, facts: &Facts, progress: &EvaluationState) {
         if self.holds(from) {
             if let Some(surpassed) = from.state.progress.surpasses {
@@ -385,8 +385,8 @@ impl Checkpoints {
         }
     }
 
-    /// Removes the oldest beyond the limit, but never the one just saved nor the best. Only whole checkpoints of this run
-    /// count. What cannot be removed stays, and is noted: the run matters more than room on the disk.
+    /// Removes the oldest beyond the limit, but never the one just saved nor the best. Only whole checkpoints of this
+    /// run count. A checkpoint that cannot be removed stays and is noted: the run matters more than disk space.
     fn rotate(&self, saved: u64, facts: &Facts, progress: &EvaluationState) {
         let Some(limit) = self.limit else { return };
         let best = progress.best.map(|best| best.step);
@@ -404,7 +404,7 @@ impl Checkpoints {
         }
     }
 
-    /// Removes the checkpoint after `step`, if it is there and this run's; otherwise it stays, and is noted.
+    /// Removes the checkpoint after `step`, if it exists and is this run's; otherwise it stays, with a note.
     pub fn forget(&self, step: u64, facts: &BTreeMap<String, String>) {
         let name = Name::regular(step);
         if is_taken(&name.path(&self.folder)).is_ok_and(|taken| !taken) {
@@ -422,7 +422,7 @@ impl Checkpoints {
     }
 }
 
-/// Whether two checkpoints say the same about themselves, checksums of their files included.
+/// Whether two checkpoints have the same description, checksums of their files included.
 fn same_state(one: &Path, other: &Path) -> bool {
     let [one, other] = [one, other].map(|checkpoint| read_bytes(&checkpoint.join(STATE)));
     matches!((one, other), (Ok(one), Ok(other)) if one == other)

@@ -9,10 +9,10 @@
 //!   .tmp-checkpoint-210/                   being written, or left by a run that was killed
 //! ```
 //!
-//! A checkpoint is written under another name, brought to the disk file by file, and renamed. So a folder
-//! called `checkpoint-N` was whole when it got its name; checksums tell whether it still is. One is removed
-//! the same way, renamed first, and only with the proof of `own.rs`: nothing is removed that this process has not written
-//! or read as whole. Nothing under a temporary name is ever needed.
+//! A checkpoint is written under another name, synced to disk file by file, and renamed. So a folder called
+//! `checkpoint-N` was whole when it got its name; checksums tell whether it still is. A checkpoint is removed the same
+//! way, renamed first, and only with the proof of `own.rs`: this process must have written it or read it as whole.
+//! Nothing under a temporary name is ever needed.
 
 mod folder;
 mod names;

@@ -1,4 +1,4 @@
-//! Names in a run's folder: what each kind of checkpoint is called, while it is written, kept and removed.
+//! Names in a run's folder: what each kind of checkpoint is called while it is written, kept and removed.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use crate::files::FileError;
 
 /// Prefix of the step in the name of a checkpoint's folder.
 pub(super) const PREFIX: &str = "checkpoint-";
-/// Name of the file that holds the plan that the run goes by.
+/// Name of the file that holds the run's plan.
 pub(super) const PLAN: &str = "plan.jsonl";
 /// Name of the file that makes a folder a checkpoint.
 pub(super) const STATE: &str = "trainer_state.json";
@@ -18,8 +18,8 @@ pub(super) const STATE: &str = "trainer_state.json";
 pub(super) enum Kind {
     /// One of the run's course: `--resume latest` takes the newest, rotation removes the oldest.
     Regular,
-    /// The run before a step whose numbers were not finite. The same settings lead to the same step, so it is gone on
-    /// from only by name, and rotation leaves it alone.
+    /// The run before a step whose numbers were not finite. The same settings lead to the same step, so a run resumes
+    /// from it only by name, and rotation does not touch it.
     LastFinite,
 }
 
@@ -91,7 +91,7 @@ fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u64>, FileError> {
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let name = entry.map_err(unreadable)?.file_name();
         let step = name.to_str().and_then(|name| name.strip_prefix(prefix));
-        // Written back, so that `checkpoint-007` is not taken for ours.
+        // Formatted again and compared, so that `checkpoint-007` is not taken for ours.
         let number =
             step.and_then(|step| step.parse().ok().filter(|number: &u64| number.to_string() == step));
         steps.extend(number);

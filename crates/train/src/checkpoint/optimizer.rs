@@ -1,5 +1,5 @@
-//! State that outlives a step and is no parameter: as bytes, because a run that goes on must find every one
-//! of them again, whatever its element type.
+//! State that outlives a step and is no parameter. It is stored as bytes, because a run that resumes must find every
+//! one of them again, whatever the element type.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ const PIECE: usize = 1 << 20;
 // Files are little-endian, and bytes go from the arena to them as they are.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// All state but parameters, which the model's files hold, and gradients and tables, which a step makes anew.
+/// All state except parameters, which the model's files hold, and gradients and tables, which a step makes anew.
 fn kept(run: &Run) -> BTreeMap<String, Type> {
     let kept = run.states_of(|kind| {
         !matches!(kind, StateKind::Parameter { .. } | StateKind::Constant | StateKind::Gradient)

@@ -1,9 +1,9 @@
 //! The right to remove a checkpoint.
 //!
-//! Nothing is removed unless this process has written it, or has read every byte of it and found it whole and of the same
-//! run. [`Own`] is that proof: only [`Ledger::prove`] makes one, and only an [`Own`] can be discarded. Whatever else has the
-//! name of a checkpoint (a folder of another program or run, a damaged one, one that cannot be read at the moment) stays; where
-//! its name is needed, it is set aside under another.
+//! Nothing is removed unless this process has written it, or has read every byte of it and found it whole and of the
+//! same run. [`Own`] is that proof: only [`Ledger::prove`] makes one, and only an [`Own`] can be discarded. Anything
+//! else with the name of a checkpoint (a folder of another program or run, a damaged one, one that is unreadable at the
+//! moment) stays; if its name is needed, it is set aside under another name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,7 +28,7 @@ pub(super) struct Ledger {
 struct Pages {
     /// Path and identity of each that is known to be whole and of this run.
     known: BTreeMap<PathBuf, String>,
-    /// Checkpoints that were found not to be this run's, so that they are neither read nor named again.
+    /// Checkpoints that were found not to be this run's, so that they are neither read nor reported again.
     doubtful: BTreeSet<PathBuf>,
     notes: Vec<String>,
 }
@@ -45,7 +45,7 @@ impl Ledger {
         pages.known.insert(path.to_owned(), state.identity().to_owned());
     }
 
-    /// Takes down a sentence for the run's user.
+    /// Records a note for the user of the run.
     pub(super) fn note(&self, sentence: String) {
         self.pages().notes.push(sentence);
     }
@@ -55,8 +55,8 @@ impl Ledger {
         std::mem::take(&mut self.pages().notes)
     }
 
-    /// Proves that a checkpoint may be removed: from memory where this process knows it, by reading it otherwise. Where it
-    /// may not, says why once.
+    /// Proves that a checkpoint may be removed: from memory if this process knows it, otherwise by reading it. If it
+    /// may not be removed, reports the reason once.
     pub(super) fn prove(&self, name: Name, folder: &Path, facts: &Facts) -> Option<Own> {
         let path = name.path(folder);
         if self.pages().doubtful.contains(&path) {
@@ -112,7 +112,8 @@ impl Own {
         remove(&discarded)
     }
 
-    /// Takes the checkpoint its name away for a newer one; returns where it lies until that one is in place.
+    /// Moves the checkpoint away to make room for a newer one of the same name; returns its place until the newer one
+    /// is in.
     pub(super) fn rename_away(self, folder: &Path) -> Result<PathBuf, FileError> {
         let discarded = self.name.discarded(folder);
         remove(&discarded)?;

@@ -1,4 +1,4 @@
-//! The start after a run that was killed: half-written and half-removed checkpoints, told by their temporary names.
+//! Recovery after a killed run: finds half-written and half-removed checkpoints by their temporary names.
 //!
 //! A checkpoint takes the place of an older one of the same step in three renames and a removal:
 //!
@@ -6,8 +6,8 @@
 //! .tmp-checkpoint-4 whole | checkpoint-4 → .tmp-old-checkpoint-4 | .tmp-checkpoint-4 → checkpoint-4 | .tmp-old-… removed
 //! ```
 //!
-//! A kill between the renames leaves no `checkpoint-4`, but the new one whole and the old one too. So a temporary that is
-//! whole gets its name, and otherwise the old one gets it back.
+//! A kill between the renames leaves no `checkpoint-4`, but both the new and the old one are whole. So a temporary that
+//! is whole gets the name; otherwise the old one gets it back.
 
 use std::fs;
 use std::path::Path;

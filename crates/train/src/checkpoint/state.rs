@@ -25,11 +25,11 @@ pub struct TrainerState {
     pub step: u64,
     /// Groups taken from the data so far.
     pub position: u64,
-    /// Facts that must be the same for the run to go on as if never interrupted: seed, global batch, data.
+    /// Facts that must be equal for the run to continue as if never interrupted: seed, global batch, data.
     pub facts: BTreeMap<String, String>,
     /// Measurements so far.
     pub progress: EvaluationState,
-    /// The plan that ran. Another may go on.
+    /// The plan of the run. The run may resume with another.
     pub plan: PlanSummary,
     /// All other files of the checkpoint.
     pub files: BTreeMap<String, Checksum>,
@@ -37,7 +37,7 @@ pub struct TrainerState {
     checksum: String,
 }
 
-/// Measurements of a run that its next part goes on from.
+/// Measurements of a run that its next part continues.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationState {
     /// Training loss of the last step.
@@ -50,14 +50,14 @@ pub struct EvaluationState {
     pub mark: Option<f64>,
     /// Evaluations since then, for stopping early.
     pub without_gain: u64,
-    /// Whether an evaluation was due after this step and the run was stopped before it: the next part begins with it.
+    /// Whether the run was stopped before an evaluation that was due after this step: the next part begins with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub owes_evaluation: bool,
-    /// The best evaluation before, whose checkpoint goes once this one is written: a run that was killed in between
-    /// removes it when it goes on.
+    /// The former best evaluation, whose checkpoint is removed once this one is written. A run that was killed in
+    /// between removes it on resuming.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub surpasses: Option<u64>,
-    /// Steps that no record has told of yet: the next part of the run has them in its first.
+    /// Steps that are in no record yet: the next part of the run includes them in its first record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unrecorded: Option<Unrecorded>,
 }
@@ -136,8 +136,8 @@ impl TrainerState {
         Ok(self)
     }
 
-    /// Reads the file in a checkpoint's folder. A fault says whether the folder is another's, damaged, or merely not
-    /// readable now: the three are treated differently.
+    /// Reads the file in a checkpoint's folder. The fault tells whether the folder belongs to something else, is
+    /// damaged, or cannot be read now: the three are treated differently.
     pub(super) fn read(folder: &Path) -> Result<TrainerState, Fault> {
         #[derive(Deserialize)]
         struct Version {
@@ -174,7 +174,8 @@ impl TrainerState {
         Ok(state)
     }
 
-    /// SHA-256 over all it says, checksums of the checkpoint's files included: the same only for the same checkpoint.
+    /// SHA-256 over its whole description, checksums of the checkpoint's files included: equal only for the same
+    /// checkpoint.
     pub(super) fn identity(&self) -> &str {
         &self.checksum
     }
@@ -188,7 +189,7 @@ impl TrainerState {
     }
 }
 
-/// Why a folder is no checkpoint to go on from.
+/// Why a run cannot resume from a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// Nothing shows that a run of plimsoll wrote it.
@@ -211,7 +212,7 @@ fn damaged(path: &Path, fault: &dyn std::fmt::Display) -> Fault {
     Fault::Broken(FileError::wrong(path, format!("is broken ({fault}); take another checkpoint")))
 }
 
-/// The fault of a folder without the file that makes it a checkpoint, which may be because it cannot be looked into.
+/// The fault of a folder in which no trainer state was found: the folder is unreadable, or it is no checkpoint.
 fn no_state(folder: &Path) -> Fault {
     match fs::metadata(folder) {
         Err(fault) if fault.kind() != io::ErrorKind::NotFound => {
@@ -254,8 +255,8 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Reads what a checkpoint says about itself, and looks whether its files are there and as long as they were. A
-    /// number in them may be wrong: enough to count checkpoints, not to go on from one or to remove one.
+    /// Reads a checkpoint's description and checks that its files exist and have the right lengths. A number in them
+    /// may be wrong: this is enough to count checkpoints, not to resume from one or to remove one.
     pub(super) fn glance(path: &Path) -> Result<Checkpoint, Fault> {
         let state = TrainerState::read(path)?;
         for (name, written) in &state.files {
@@ -287,7 +288,7 @@ impl Checkpoint {
         self.state.files.contains_key(PLAN).then(|| read_any_text(&self.path.join(PLAN)).ok())?
     }
 
-    /// The step of the best evaluation it knows, and where the checkpoint of that step was: beside it, or itself.
+    /// The step of the best evaluation it knows, and the folder of that step's checkpoint: beside it, or itself.
     pub(super) fn best(&self) -> Option<(u64, PathBuf)> {
         let Best { step, .. } = self.state.progress.best?;
         let own = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
@@ -295,7 +296,7 @@ impl Checkpoint {
         Some((step, path))
     }
 
-    /// Settings that may differ and do, in a run that goes on with these facts: name, value then and value now.
+    /// Settings that may differ and do, in a run that resumes with these facts: name, value then and value now.
     pub(crate) fn changes(&self, facts: &BTreeMap<String, String>) -> Vec<(&'static str, String, String)> {
         let changed = |name| {
             let (then, now) = (self.state.facts.get(name)?, facts.get(name)?);
@@ -304,7 +305,7 @@ impl Checkpoint {
         changeable().filter_map(changed).collect()
     }
 
-    /// Refuses to go on with a run that differs in a fact from the one that was saved.
+    /// Refuses to resume a run if a fact differs from the saved run.
     pub(super) fn check_facts(&self, facts: &BTreeMap<String, String>) -> Result<(), FileError> {
         for name in facts.keys().chain(self.state.facts.keys()) {
             let [now, then] = [facts, &self.state.facts].map(|of| of.get(name));

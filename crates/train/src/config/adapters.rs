@@ -1,7 +1,7 @@
 //! Settings of new adapters, by the names they have in PEFT, and the same settings written down again.
 //!
-//! An adapter that is there already says its own settings. A name or pattern that fits nothing is refused here, since it
-//! is typed by somebody who can mend it; [`plimsoll_model::lora`] passes over such names, as PEFT does.
+//! An existing adapter has its own settings. A name or pattern that matches nothing is refused here, since the user who
+//! typed it can correct it; [`plimsoll_model::lora`] ignores such names, as PEFT does.
 
 use plimsoll_graph::GraphError;
 use plimsoll_model::lora::{Excluded, LayerChoice, Pattern, TrainedTokens, is_expression};

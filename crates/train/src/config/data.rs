@@ -41,7 +41,7 @@ pub struct SampleConfig {
     pub layout: RowLayout,
     /// Whether samples that cannot be used are counted instead of refused.
     pub skip_bad_lines: bool,
-    /// Samples that are shown before a run, with what is learned of them.
+    /// Number of samples that are shown before a run, with their learned parts marked.
     pub shown: usize,
     /// The folder for tokenised data; one of the system's for temporary files when not stated.
     pub cache: Option<PathBuf>,
@@ -54,15 +54,15 @@ pub struct OpenedData {
     pub train: Source,
     /// To judge by.
     pub validation: Option<Source>,
-    /// Samples that were passed over, and what was wrong with the first of them.
+    /// Number of samples that were skipped, and the fault of the first of them.
     pub skipped: Option<(u64, String)>,
-    /// Samples, or parts of them as long as a row, that were left out because nothing in them is learned.
+    /// Samples, or row-long parts of them, that were left out because nothing in them is learned.
     pub untaught: u64,
     /// Learned tokens that begin in a prompt and reach into its answer.
     pub seams: u64,
-    /// How much there is to train on, where samples are counted.
+    /// Amount of training data, if samples are counted.
     pub counts: Option<Counts>,
-    /// The first samples, as many as were asked for.
+    /// The first samples, as many as requested.
     pub shown: Vec<Shown>,
 }
 
@@ -90,7 +90,7 @@ pub(super) fn files(flag: &str, paths: &[String], tokenizer: bool) -> Result<Dat
     }
 }
 
-/// `PATH` or `PATH@WEIGHT`; a file whose name has an `@` is taken at its word.
+/// `PATH` or `PATH@WEIGHT`. If a file with the `@` in its name exists, that file is meant.
 fn part(flag: &str, text: &str) -> Result<Part, TrainError> {
     let whole = PathBuf::from(text);
     match text.rsplit_once('@') {
@@ -142,7 +142,7 @@ fn given_names(labels: &[String]) -> Vec<String> {
 }
 
 impl Config {
-    /// Opens the data, and settles what the model learns from it: the number of classes and their names.
+    /// Opens the data, and takes from it what the model must know: the number of classes and their names.
     ///
     /// # Errors
     ///
@@ -199,7 +199,7 @@ impl Config {
         })
     }
 
-    /// Refuses to go on where reading the model's files and the data has crossed the budget already.
+    /// Refuses to continue if reading the model's files and the data has already exceeded the budget.
     ///
     /// # Errors
     ///
@@ -213,7 +213,8 @@ impl Config {
         self.options.memory.filter(|_| self.target == Target::Cpu)
     }
 
-    /// Settles what `opened`, which has read the same data, learns from it: the number of classes and their names.
+    /// Takes from `opened`, which has read the same data, what the model must know: the number of classes and their
+    /// names.
     ///
     /// # Errors
     ///
@@ -243,7 +244,7 @@ impl Config {
                 self.model.architecture = architecture;
             }
         }
-        // A new head that is neither trained nor written would stay as it was drawn; PEFT saves it too.
+        // A new head that is neither trained nor written would keep its random weights; PEFT saves it too.
         if let (Some(lora), Origin::Pretrained(base)) = (&mut self.model.lora, &self.origin)
             && self.adapter.is_none()
             && base.configuration.architecture.labels().is_none()
@@ -298,13 +299,13 @@ impl Config {
     }
 }
 
-/// A folder for tokenised data among those of all users, where no other is stated. It must be this user's alone: its files are
-/// believed when their checksums hold.
+/// A folder for tokenised data in the system's temporary folder, used if no other is stated. It must belong to this
+/// user alone: its files are trusted when their checksums hold.
 fn temporary_cache(temporary: &Path) -> Result<PathBuf, TrainError> {
     let unusable = |path: &Path, why: &str| {
         mistake(format!("{} {why}; state a folder for tokenised data as data_cache", path.display()))
     };
-    // Linux lets a process own the folder that tells of it.
+    // On Linux, a process owns its own folder in `/proc`.
     let user = fs::metadata("/proc/self").map_or(0, |own| own.uid());
     let path = temporary.join(format!("plimsoll-data-{user}"));
     match DirBuilder::new().mode(0o700).create(&path) {

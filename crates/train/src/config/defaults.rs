@@ -1,5 +1,5 @@
-//! Defaults of a model whose weights are there already: those that Hugging Face's trainer has for fine-tuning, and a
-//! folder for the result, which must not be lost. A model that begins from scratch has those of its rules.
+//! Defaults for a model with existing weights: those of Hugging Face's trainer for fine-tuning, and a folder for the
+//! result, which must not be lost. A model from scratch gets the defaults in `rules`.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ const BETA2: f64 = 0.999;
 /// As in PEFT's guides: adapters begin at nothing and have further to go.
 const ADAPTER_LEARNING_RATE: f64 = 2e-4;
 
-/// The settings with those defaults filled in that depend on the model.
+/// The settings with the defaults that depend on the model filled in.
 pub(super) fn filled(raw: &RawConfig, origin: &Origin, adapted: bool, data: &DataConfig) -> RawConfig {
     let (mut raw, Origin::Pretrained(model)) = (raw.clone(), origin) else { return raw.clone() };
     raw.learning_rate.get_or_insert(if adapted { ADAPTER_LEARNING_RATE } else { LEARNING_RATE });

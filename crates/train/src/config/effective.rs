@@ -12,8 +12,8 @@ use crate::optimizer::OptimizerKind;
 use crate::settings::RawConfig;
 
 impl Config {
-    /// The settings with every default written out, except what the planner chooses or the length of the run decides
-    /// (the usual warmup): they check to the same configuration.
+    /// The settings with every default written out, except the planner's choices and values that follow from the length
+    /// of the run (the default warmup). Checking them gives the same configuration.
     pub fn effective(&self) -> RawConfig {
         let lora = self.with_adapters(self.what_is_trained());
         let lora = match &self.options.quantised {
@@ -50,7 +50,7 @@ impl Config {
         }
     }
 
-    /// Only the folder of an adapter that is there: it says the rest itself.
+    /// For an existing adapter only its folder: the folder states the rest.
     fn with_adapters(&self, raw: RawConfig) -> RawConfig {
         let adapter = self.adapter.as_ref().map(|adapter| adapter.folder.clone());
         let Some(lora) = self.model.lora.as_ref().filter(|_| adapter.is_none()) else {

@@ -1,4 +1,4 @@
-//! Facts that a checkpoint keeps of a run, so that a run which goes on from it is the same run.
+//! Facts of a run that a checkpoint keeps, so that a run which resumes from it is the same run.
 
 use super::Config;
 use crate::data::Source;
@@ -6,7 +6,7 @@ use crate::error::TrainError;
 use crate::settings::remembered;
 
 impl Config {
-    /// Facts that a checkpoint keeps of this run: those that must be the same in a run that goes on from it, and settings
+    /// Facts of this run that a checkpoint keeps: those that must be equal in a run that resumes from it, and settings
     /// whose change is reported. `data` is the training data.
     ///
     /// # Errors

@@ -44,7 +44,7 @@ fn choose(raw: &RawConfig, mixture: &mut Mixture) -> Result<(), TrainError> {
                 "--num-experts-per-tok {chosen}: the model has {most} experts; give 1 to {most}"
             )));
         }
-        // The weight of one expert among one would be 1 whatever the router says, and the router would learn nothing.
+        // With a single expert per token, a normalised weight would always be 1, and the router would learn nothing.
         mixture.normalised &= chosen > 1 || chosen == mixture.chosen;
         mixture.chosen = chosen;
     }

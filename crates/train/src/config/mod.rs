@@ -1,9 +1,9 @@
 //! Settings as the user wrote them, and their meaning: a raw configuration, then a checked one.
 //!
-//! [`RawConfig`] holds options and strings as they were typed. [`Config`] holds neither: every default is
-//! filled in here and nowhere else, every name is resolved, and every contradiction has been refused with
-//! a sentence that says what to change. [`Config::effective`] writes it down again, so that a run can be
-//! repeated without its defaults.
+//! [`RawConfig`] holds options and strings as they were typed. [`Config`] holds neither: every default is filled in
+//! here and nowhere else, every name is resolved, and every contradiction has been refused with a sentence that says
+//! what to change. [`Config::effective`] writes the settings out again, so that a run can be repeated without its
+//! defaults.
 
 mod adapters;
 mod bounds;
@@ -67,7 +67,7 @@ pub struct EvaluationConfig {
     pub data: Option<DataConfig>,
     /// The part of the training data that is kept back for it.
     pub share: Option<f64>,
-    /// The most of them that are looked at.
+    /// The most of them that are used.
     pub most: Option<u64>,
     /// When to give up.
     pub stopping: Option<EarlyStopping>,
@@ -84,7 +84,7 @@ pub struct OutputConfig {
     pub html: bool,
 }
 
-/// Files that a run keeps while it goes on.
+/// Files that a run keeps while it is running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavingConfig {
     /// Steps between two checkpoints.
@@ -95,7 +95,7 @@ pub struct SavingConfig {
     pub load_best: bool,
 }
 
-/// Where a run goes on.
+/// Where a run resumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
     /// At the newest whole checkpoint of its folder.
@@ -115,7 +115,7 @@ pub struct Config {
     pub configuration: Configuration,
     /// Where its weights come from.
     pub origin: Origin,
-    /// The adapter to go on with.
+    /// The adapter to train further.
     pub adapter: Option<AdapterFolder>,
     /// The folder of a tokenizer that is not the model's.
     pub tokenizer: Option<PathBuf>,
@@ -123,7 +123,7 @@ pub struct Config {
     pub samples: SampleConfig,
     /// Checkpoints.
     pub saving: SavingConfig,
-    /// Where to go on, if not at the beginning.
+    /// The checkpoint to resume from, if any.
     pub resume: Option<Resume>,
     /// The device it is planned for.
     pub target: Target,
@@ -139,13 +139,13 @@ pub struct Config {
     pub warmup: Warmup,
     /// How it falls.
     pub decay: Decay,
-    /// Steps between two records, where stated. Otherwise each step is one, and a console shows some of them.
+    /// Steps between two records, if stated. Otherwise each step is a record, and a console shows some of them.
     pub logging_steps: Option<u64>,
     /// Evaluation, if there is any.
     pub evaluation: Option<EvaluationConfig>,
     /// Files, if any are to be written.
     pub output: Option<OutputConfig>,
-    /// Where the times of ops come from; what was measured on this machine when not stated.
+    /// Source of the times of ops; by default those measured on this machine.
     pub costs: Option<String>,
 }
 

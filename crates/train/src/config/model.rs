@@ -24,7 +24,7 @@ use crate::settings::RawConfig;
 pub enum Origin {
     /// They are drawn at random.
     Scratch,
-    /// Somebody has trained them before.
+    /// They were trained before.
     Pretrained(Box<Pretrained>),
 }
 
@@ -166,7 +166,7 @@ fn named(raw: &RawConfig) -> Result<(String, Configuration, Origin, usize), Trai
     }
 }
 
-/// The note about a folder that has the name of a preset, and so stands before it.
+/// The note about a folder that has the name of a preset and is taken in its place.
 fn shadowed_preset(name: &str) -> Option<String> {
     let preset = Preset::from_name(name).ok()?;
     let (name, here) = (preset.name, "rename the folder or run elsewhere to have the preset");
@@ -206,7 +206,7 @@ impl Config {
         Ok(tokenizer)
     }
 
-    /// Checkpoints of adapters do not hold the model they belong to, so they remember which it was.
+    /// Checkpoints of adapters do not hold the base model, so they record which model it was.
     pub(super) fn base_facts(&self) -> Result<Option<(String, String)>, TrainError> {
         match &self.origin {
             Origin::Pretrained(base) if self.model.lora.is_some() => {
@@ -247,7 +247,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// When it cannot be written so that others can read it.
+    /// When it cannot be written in a form that other programs can read.
     pub fn form(&self) -> Result<ModelFormat, TrainError> {
         let base = if let Origin::Pretrained(base) = &self.origin { Some(base.folder.clone()) } else { None };
         for folder in self.tokenizer_folder().iter().chain(&base) {
@@ -270,8 +270,8 @@ impl Config {
         })
     }
 
-    /// The `config.json` of what is trained: as it came, but for the element type of the weights, the head, and a mark of
-    /// models that read bytes.
+    /// The `config.json` of the trained model: as it was read, except for the element type of the weights, the head,
+    /// and a mark for models that read bytes.
     fn config_text(&self) -> Result<String, TrainError> {
         let dtype = match self.options.storage.weights {
             WeightStorage::F32 => "float32",

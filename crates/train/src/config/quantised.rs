@@ -1,4 +1,4 @@
-//! Settings of a frozen base in few bits, by the names that they have in transformers, and the same written down again.
+//! Settings of a quantised frozen base, by their names in transformers, and the same settings written out again.
 //!
 //! Where scales of 4-bit codes are not spoken of they are in eight bits, as published (Dettmers et al. 2023);
 //! transformers leaves them as f32.
@@ -87,7 +87,7 @@ fn frozen(asked: Option<Quantised>, origin: &Origin) -> TrainError {
     mistake(format!("{what}; add --lora-r, the rank of adapters that are trained over them"))
 }
 
-/// The settings that make this base again.
+/// The settings that reproduce this base.
 pub(super) fn effective(base: &QuantisedBase, raw: RawConfig) -> RawConfig {
     let four = base.form != Quantised::Int8;
     RawConfig {

@@ -1,5 +1,5 @@
-//! The rules behind [`Config::check`](super::Config::check): what each group of settings means, which of them
-//! go together, and the sentence for those that do not.
+//! The rules behind [`Config::check`](super::Config::check): the meaning of each group of settings, the settings that
+//! exclude each other, and the error for those.
 
 use plimsoll_devices::{DeviceKind, GpuFiles};
 use plimsoll_exec::Instructions;
@@ -53,7 +53,7 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
     })
 }
 
-/// The instructions that are asked for, of a processor that has some to choose from.
+/// The requested instructions, for a device that has a choice of them.
 pub(super) fn instructions(raw: &RawConfig, target: &Target) -> Result<Option<Instructions>, TrainError> {
     let Some(name) = raw.instructions.as_deref() else { return Ok(None) };
     if *target != Target::Cpu {
@@ -63,8 +63,8 @@ pub(super) fn instructions(raw: &RawConfig, target: &Target) -> Result<Option<In
     Ok(Some(name.parse::<Instructions>().map_err(mistake)?.checked().map_err(mistake)?))
 }
 
-/// In which element types weights, gradients and moments are kept. With bf16 between nodes, products see weights in bf16 too,
-/// and every bit of the f32 weight is kept beside them, unless other weights are asked for.
+/// The element types of weights, gradients and moments. With bf16 between nodes, products also read weights in bf16,
+/// and every bit of the f32 weight is kept beside them, unless another type of weights is requested.
 fn storage(raw: &RawConfig) -> Result<StateStorage, TrainError> {
     let weights = match (raw.weights_dtype.as_deref(), raw.bf16) {
         (Some(name), _) => name.parse().map_err(mistake)?,
@@ -161,7 +161,7 @@ pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainErro
             divides("--gradient-accumulation-steps", steps, global)?;
             Ok((global, Some(global / steps)))
         }
-        // As in transformers: so many micro-batches, each of the usual size.
+        // As in transformers: this many micro-batches, each of the usual size.
         (None, None, Some(steps)) => {
             let global = USUAL_BATCH.saturating_mul(steps).saturating_mul(RANKS);
             within("--global-batch", global)?;
@@ -223,7 +223,7 @@ pub(super) fn warmup(raw: &RawConfig, decay: Decay) -> Result<Warmup, TrainError
         (_, Some(ratio)) if !(0.0..=1.0).contains(&ratio) => {
             return Err(mistake(format!("--warmup-ratio must lie in 0..1, got {ratio}")));
         }
-        // As in transformers: so many steps, unless that is 0.
+        // As in transformers: this many steps, unless that is 0.
         (Some(0) | None, Some(ratio)) => Warmup::Ratio(ratio),
         (Some(steps), _) => Warmup::Steps(steps),
         (None, None) => Warmup::Usual,

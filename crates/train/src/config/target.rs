@@ -1,5 +1,5 @@
-//! The device that a run is planned for, and what follows from it alone: where values may wait, and the precision that a
-//! described device is priced in.
+//! The device that a run is planned for, and the settings that follow from it alone: the tiers for offload, and the
+//! precision of a described device.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ pub enum Target {
     Described {
         /// Its figures.
         spec: DeviceSpec,
-        /// Whether the user named a kind of device and it is ours to say which.
+        /// Whether the user named only a kind of device, so that plimsoll chooses one.
         assumed: bool,
     },
 }
@@ -71,7 +71,7 @@ impl Target {
     }
 }
 
-/// Where values may wait, if the target has such a place. A budget for a place offers it.
+/// The tier that values may be offloaded to, if the target has one. Stating a budget for a tier selects it.
 pub(super) fn offload(raw: &RawConfig, target: &Target) -> Result<Option<Offload>, TrainError> {
     let Some(tier) = offered_tier(raw)? else {
         return match raw.offload_folder {
@@ -132,8 +132,8 @@ fn suits(tier: Tier, target: &Target) -> Result<(), TrainError> {
     }
 }
 
-/// The settings with the precision in which a described device is priced: bf16 unless another is stated. `cuda` may be a GPU
-/// of this machine, which computes in what the settings say.
+/// The settings with the precision assumed for a described device: bf16 unless another is stated. `cuda` may be a GPU
+/// of this machine, which computes in the precision that the settings state.
 pub(super) fn in_precision_of(raw: RawConfig, target: &Target) -> RawConfig {
     let described = matches!(target, Target::Described { assumed: false, .. });
     RawConfig { bf16: raw.bf16.or(described.then_some(true)), ..raw }
@@ -240,7 +240,7 @@ mod tests {
         };
         assert_eq!(precision("cuda:h200", None), Precision::Bf16);
         assert_eq!(precision("cuda:h200", Some(false)), Precision::F32);
-        // This may be a GPU of this machine, and a plan for it is a plan of what it would run.
+        // This may be a GPU of this machine, so the plan must describe its real run.
         assert_eq!((precision("cuda", None), precision("cpu", None)), (Precision::F32, Precision::F32));
     }
 }

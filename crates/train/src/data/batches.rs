@@ -7,10 +7,9 @@
 //! group 2   [8 9 ·]            the rest of the epoch: a smaller group with a count of its own
 //! ```
 //!
-//! The loss is divided by the valid tokens of the whole group, so they are counted before its first
-//! micro-batch is read; for that, every sequence is read twice. Groups never cross an epoch, so the
-//! group of a step follows from the step alone, and a resumed run only calls [`Batches::go_to`].
-//! Absent: reading ahead, ranks.
+//! The loss is divided by the valid tokens of the whole group, so they are counted before its first micro-batch is
+//! read; for that, every sequence is read twice. Groups never cross an epoch, so the step alone determines its group,
+//! and a resumed run only calls [`Batches::go_to`]. Absent: reading ahead, ranks.
 
 use super::{DataError, Rows, Sequence, Source};
 
@@ -33,7 +32,7 @@ pub struct Group {
     pub epoch: u64,
     /// Place in the epoch of its first sequence.
     pub first: u64,
-    /// Sequences in it: the global batch, or what the epoch has left.
+    /// Sequences in it: the global batch, or the rest of the epoch.
     pub sequences: u64,
     /// Targets that count in the loss, over all its sequences.
     pub valid_tokens: u64,
@@ -66,7 +65,7 @@ impl Batches {
         self.global_batch
     }
 
-    /// Groups taken since the beginning: what [`Batches::go_to`] takes to continue from here.
+    /// Number of groups taken since the beginning: pass it to [`Batches::go_to`] to continue from here.
     pub fn position(&self) -> u64 {
         self.next
     }
@@ -83,7 +82,8 @@ impl Batches {
         Ok(self.next_group_unless(|| false)?.unwrap_or_default())
     }
 
-    /// The next group, unless `stopped` says so while its tokens are counted; then the same group comes again.
+    /// The next group. If `stopped` becomes true while its tokens are counted, nothing is returned and the same group
+    /// comes again.
     pub(crate) fn next_group_unless(
         &mut self,
         stopped: impl Fn() -> bool,
@@ -109,8 +109,8 @@ impl Batches {
         Ok(Some(Group { epoch, first, sequences, valid_tokens, micro_batches }))
     }
 
-    /// Reads micro-batch `which` of a group into memory for `micro_batch` rows. Row `r` is row
-    /// `which × micro_batch + r` of the global batch; rows past the group's end are ignored ones.
+    /// Reads micro-batch `which` of a group into memory for `micro_batch` rows. Row `r` is row `which × micro_batch +
+    /// r` of the global batch; rows past the group's end carry no loss.
     ///
     /// Panics when the group has no such micro-batch, or the memory has another size.
     pub fn read(&mut self, group: &Group, which: u64, mut rows: Rows<'_>) -> Result<(), DataError> {

@@ -9,9 +9,9 @@
 //!                 and how many learned tokens begin before their answer
 //! ```
 //!
-//! All numbers are little-endian. The file is written under another name and renamed when it is whole. One that is
-//! shorter than it says, fails its checksums or was made from something else is as good as none. In memory stay
-//! the ends and the labels, 8 to 12 bytes per document; ids are read when a row asks for them.
+//! All numbers are little-endian. The file is written under another name and renamed when it is whole. A file that is
+//! too short, fails its checksums or was made from something else is ignored. Memory holds the ends and the labels, 8
+//! to 12 bytes per document; ids are read when a row needs them.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
@@ -54,7 +54,7 @@ pub(super) struct Cache {
 pub(super) struct Notes {
     /// Names of the labels, in the order they came; none when the data has numbers as labels.
     pub(super) names: Vec<String>,
-    /// Samples that were passed over.
+    /// Samples that were skipped.
     pub(super) skipped: u64,
     /// The fault of the first of them.
     pub(super) first_skipped: Option<String>,
@@ -63,7 +63,7 @@ pub(super) struct Notes {
 }
 
 impl Cache {
-    /// The cache at `path`, if it is there, whole, and made from what `key` stands for.
+    /// The cache at `path`, if it exists, is whole, and was made from the data of `key`.
     pub(super) fn open(path: &Path, key: &Key) -> Option<Cache> {
         let mut file = File::open(path).ok()?;
         let mut header = [0; HEADER];
@@ -148,7 +148,7 @@ fn number(header: &[u8; HEADER], at: usize) -> u32 {
     u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
 }
 
-/// Of everything from where the file stands to its end.
+/// Checksum from the current position of the file to its end.
 pub(super) fn checksum(file: &mut File) -> io::Result<u32> {
     let (mut piece, mut sum) = (vec![0; PIECE], 0);
     loop {
@@ -190,7 +190,7 @@ impl Writer {
         Ok(Writer { path, partial, out, sum: 0, tokens: 0, ends, labels, notes, numbered: false })
     }
 
-    /// Adds ids to the document at hand.
+    /// Adds ids to the current document.
     pub(super) fn write(&mut self, ids: &[u32]) -> Result<(), DataError> {
         self.tokens += ids.len() as u64;
         let mut bytes = Vec::with_capacity(4 * WRITTEN.min(ids.len()));
@@ -202,7 +202,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the document at hand. `false` when its label is a number and others are names, or the other way round.
+    /// Ends the current document. Returns `false` if its label is a number and others are names, or the other way
+    /// round.
     pub(super) fn close(&mut self, label: Option<Label>) -> bool {
         self.ends.push(self.tokens);
         let number = match label {
@@ -223,7 +224,7 @@ impl Writer {
         !self.numbered || self.notes.names.is_empty()
     }
 
-    /// Counts a sample that is passed over.
+    /// Counts a sample that is skipped.
     pub(super) fn skip(&mut self, why: String) {
         self.notes.skipped += 1;
         self.notes.first_skipped.get_or_insert(why);
@@ -280,11 +281,11 @@ impl Drop for Writer {
     }
 }
 
-/// Creates a file that stays locked for as long as it is written: so it is told from what a killed run has left.
+/// Creates a file that stays locked while it is written, which distinguishes it from the remains of a killed run.
 fn locked_file(folder: &Path, begins: &str) -> io::Result<(File, PathBuf)> {
     loop {
         let (file, path) = temporary_file(folder, (begins, ""), 0o666)?;
-        // Where the file system has no locks, nothing is taken for litter either.
+        // On a file system without locks, no file counts as a leftover either.
         let locked = file.lock().is_ok();
         // Another process may have taken the file for litter before it was locked.
         if !locked || path.exists() {

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! No target lies in another document than its position, and padding is a document of its own: packed or padded, a
-//! document costs the same. Which row comes when is a function of (data, seed, epoch, place), and so is the mixture:
-//! a part of weight 2 is seen twice in an epoch, one of weight ½ every other epoch, each time in an order of its own.
-//! In memory are the tables of `pack` and one row; ids stay in the cache.
+//! document has the same loss. The row at each place is a function of (data, seed, epoch, place), and so is the
+//! mixture: a part of weight 2 is seen twice in an epoch, one of weight ½ every other epoch, each time in an order of
+//! its own. Memory holds the tables of `pack` and one row; ids stay in the cache.
 //!
-//! Words of the masked task are hidden by the same rule as in BERT: of 15 % of them, 80 % become the mask, 10 % any
-//! id, and 10 % stay as they are; a function of (seed, epoch, row).
+//! Tokens of the masked task are hidden by BERT's rule: 15 % are chosen, and of these 80 % become the mask, 10 % any
+//! id, and 10 % stay as they are; the choice is a function of (seed, epoch, row).
 
 use std::sync::Arc;
 
@@ -38,9 +38,9 @@ pub struct Counts {
     pub tokens: u64,
     /// Samples longer than a row.
     pub cut: u64,
-    /// Those of `tokens` that lie beyond the first row of their sample.
+    /// The part of `tokens` beyond the first row of their sample.
     pub beyond: u64,
-    /// Further tokens of these samples that lie in no row: a classifier reads one row of a text, and a row in which
+    /// Further tokens of these samples that are in no row: a classifier reads one row of a text, and a row in which
     /// nothing is learned is left out.
     pub unread: u64,
 }
@@ -96,7 +96,7 @@ impl Shape {
                 })
                 .collect(),
             Task::Masked => numbered.flat_map(|(ids, which)| cut(ids, body, which)).collect(),
-            // A text has one class, however long it is; what does not fit is not read.
+            // A text has one class, however long it is; the part that does not fit is not read.
             Task::Classify { .. } => {
                 numbered.filter_map(|(ids, which)| cut(ids, body, which).next()).collect()
             }
@@ -127,8 +127,8 @@ impl Shape {
         counts.unread += whole.saturating_sub(read);
     }
 
-    /// Removes the pieces of which nothing is learned: a step of such pieces alone would change the model by nothing that
-    /// was seen. Returns how many there were.
+    /// Removes the pieces of which nothing is learned: a step of only such pieces would learn from no data. Returns how
+    /// many there were.
     pub(super) fn leave_out_untaught(
         &self,
         pieces: &mut Vec<Piece>,
@@ -273,7 +273,7 @@ impl Corpus {
             part += 1;
         }
         let Mixed { visits, packing, .. } = &self.parts[part];
-        // A part is gone through lap after lap, wherever epochs begin.
+        // A part is traversed lap after lap, independent of where epochs begin.
         let visit = u128::from(epoch) * u128::from(*visits) + u128::from(place);
         let rows = packing.rows();
         let (lap, at) = ((visit / u128::from(rows)) as u64, (visit % u128::from(rows)) as u64);
@@ -327,7 +327,7 @@ impl Corpus {
         Ok(())
     }
 
-    /// Hides words of a text of `len` tokens and asks for them.
+    /// Hides tokens of a text of `len` tokens and makes them the targets.
     fn hide(&self, epoch: u64, part: usize, number: u64, row: &mut Rows<'_>, len: usize) {
         let name =
             name_hash("data.mask") ^ (epoch >> 32) ^ (number >> 32).rotate_left(32) ^ (part as u64) << 16;

@@ -1,4 +1,4 @@
-//! The data of a run, opened: tokenised files, divided into rows to train on and rows to judge by.
+//! The opened data of a run: tokenised files, divided into training rows and validation rows.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,28 +16,28 @@ use super::{DataError, Order, Permutation, check_seq_len};
 /// The data of a run.
 #[derive(Debug)]
 pub struct Dataset {
-    /// Rows to train on, shuffled anew in every epoch.
+    /// Training rows, shuffled anew in every epoch.
     pub train: Corpus,
-    /// Rows to judge by, always in the same order.
+    /// Validation rows, always in the same order.
     pub validation: Option<Corpus>,
     /// Names of the classes in the order of their numbers; empty when the data has numbers only.
     pub labels: Vec<String>,
     /// One more than the largest class; 0 without labels.
     pub classes: usize,
-    /// Samples that were passed over.
+    /// Samples that were skipped.
     pub skipped: u64,
     /// The fault of the first of them.
     pub first_skipped: Option<String>,
     /// Learned tokens that begin before the answer they reach into.
     pub seams: u64,
-    /// Samples, or parts of them as long as a row, that were left out because nothing in them is learned.
+    /// Samples, or row-long parts of them, that were left out because nothing in them is learned.
     pub untaught: u64,
     /// How much there is to train on.
     pub counts: Counts,
 }
 
 impl Dataset {
-    /// Tokenises what is not in the cache and lays out the rows.
+    /// Tokenises the files that are not in the cache and lays out the rows.
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ fn divide(
     let too_few = || DataError::Split { path: path.to_owned(), pieces: pieces.len() as u64 };
     let wanted = documents as f64 * share;
     let (kept, split_off): (Vec<Piece>, Vec<Piece>) = if wanted >= 1.0 {
-        // Not the run's seed: runs of several seeds are judged by the same documents.
+        // Not the run's seed: runs with different seeds are evaluated on the same documents.
         let lots = Permutation::new(0, u64::MAX, documents as u64);
         pieces.iter().partition(|piece| lots.at(u64::from(piece.document)) >= wanted.round() as u64)
     } else {

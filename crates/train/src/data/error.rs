@@ -40,7 +40,7 @@ pub enum DataError {
     },
     /// Less data than one sequence.
     TooShort {
-        /// Tokens there are, with those that open and close documents.
+        /// Number of tokens, including those that open and close documents.
         tokens: u64,
         /// Tokens asked for.
         seq_len: usize,
@@ -57,7 +57,7 @@ pub enum DataError {
         /// Ids the data needs.
         needed: usize,
     },
-    /// A file is not what it was when the run began.
+    /// A file has changed since the run began.
     Changed {
         /// The file.
         path: PathBuf,
@@ -83,7 +83,7 @@ pub enum DataError {
     },
     /// The chat template has a mistake.
     Template {
-        /// The file it stands in, where it came from one.
+        /// The file it comes from, if any.
         path: Option<PathBuf>,
         /// The fault.
         why: String,
@@ -104,7 +104,7 @@ pub enum DataError {
         /// The fault.
         why: String,
     },
-    /// A conversation whose chat template writes an answer so that it cannot be told from the rest.
+    /// The chat template writes an answer in such a way that it cannot be told from the rest of the conversation.
     AnswersUnclear {
         /// The file of the conversation.
         path: PathBuf,
@@ -130,7 +130,7 @@ pub enum DataError {
     NothingLeft {
         /// The path that was named.
         path: PathBuf,
-        /// Samples that were passed over.
+        /// Samples that were skipped.
         skipped: u64,
         /// The fault of the first of them.
         first: String,
@@ -149,7 +149,7 @@ pub enum DataError {
         /// Documents or pieces of the length of a sequence there are.
         pieces: u64,
     },
-    /// A part of the data is to be seen a number of times that is none.
+    /// The weight of a part of the data is not a valid number.
     Weight {
         /// The path that was named.
         path: PathBuf,
@@ -161,7 +161,7 @@ pub enum DataError {
         /// The path that was named.
         path: PathBuf,
     },
-    /// Samples of which nothing is learned, however they are cut.
+    /// Samples of which nothing is learned, wherever they are cut.
     NoTargets {
         /// The path that was named.
         path: PathBuf,
@@ -170,7 +170,7 @@ pub enum DataError {
     },
     /// Words are to be hidden, and the tokenizer has no id for that.
     NoMask,
-    /// Sequences too short for what the tokenizer puts around every text.
+    /// Sequences are too short for the tokens that the tokenizer puts around every text.
     NoRoom {
         /// Tokens asked for.
         seq_len: usize,

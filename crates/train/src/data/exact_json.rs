@@ -1,8 +1,8 @@
 //! JSON with whole numbers of more than 64 bits kept exact, as Python keeps them.
 //!
-//! The parser makes floats of such numbers. They are rare, so a text is first searched for a run of digits that is long
-//! enough; only a text that has one is copied, with each such number as a text behind a mark that no data has. Numbers of
-//! more than 128 bits stay floats.
+//! The parser turns such numbers into floats. They are rare, so a text is first searched for a long enough run of
+//! digits. Only a text that has one is copied, with each such number replaced by a string that starts with a mark that
+//! no data contains. Numbers of more than 128 bits stay floats.
 //!
 //! A feature of the parser keeps all digits of all numbers, and is not used: it changes how the tokenizer's files are read.
 
@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 
 /// Digits that a number of more than 64 bits has at least.
 const LONG: usize = 19;
-/// Stands before the digits. The character is not for exchange: Unicode keeps it for uses inside a program.
+/// Stands before the digits. The code point is a Unicode noncharacter, reserved for use inside a program.
 const MARK: &str = "\u{fdd0}whole number ";
 
 /// The value of a JSON text.
@@ -20,7 +20,7 @@ pub(super) fn parse(text: &str) -> serde_json::Result<Json> {
     serde_json::from_str(&marked(text))
 }
 
-/// The number that a text stands for, where [`parse`] has put it there.
+/// The number in a text that [`parse`] has marked.
 pub(super) fn whole(text: &str) -> Option<i128> {
     text.strip_prefix(MARK)?.parse().ok()
 }
@@ -53,7 +53,7 @@ fn with_marks(text: &str) -> String {
     marked
 }
 
-/// Whether a token is a whole number that 64 bits do not hold and 128 do. A number with a 0 in front is not JSON.
+/// Whether a token is an integer that fits 128 bits but not 64. A number with a leading 0 is not JSON.
 fn is_long(token: &str) -> bool {
     let fits = token.parse::<i64>().is_ok() || token.parse::<u64>().is_ok();
     token.parse::<i128>().is_ok() && !fits && !token.trim_start_matches('-').starts_with('0')

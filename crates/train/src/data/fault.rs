@@ -13,7 +13,7 @@ pub(super) enum Fault {
     All(DataError),
     /// The chat template of a file writes the answer of a message, counted from 1, so that it cannot be told from the rest.
     Answers { template: Option<PathBuf>, message: usize },
-    /// So many bytes of it would have to be tokenised at once, and there is no room for that.
+    /// This many bytes of it would have to be tokenised at once, and there is no room for that.
     Unbroken(usize),
 }
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use super::DataError;
 use super::file_kinds::{FOREIGN, LISTS, TEXTS, ends_in};
 
-/// The files a path stands for: itself, or what is below a folder, in the order of their paths. A folder with lists of
-/// samples is a data set, and the texts beside them describe it.
+/// The files of a path: itself, or the files below a folder in the order of their paths. If a folder holds files of
+/// samples, these are the data set, and texts beside them only describe it.
 pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     if ends_in(path, &FOREIGN) && path.is_file() {
         return Err(DataError::UnknownKind { path: path.to_owned() });
@@ -65,7 +65,7 @@ fn collect(
             collect(&path, wanted, files)?;
         } else if wanted(&path) {
             let found = fs::metadata(&path).map_err(|fault| DataError::reading(&path, &fault))?;
-            // Anything but a file, such as a pipe, is no data whatever its name.
+            // Anything except a file, such as a pipe, is no data, whatever its name.
             if found.is_file() {
                 files.push(path);
             }

@@ -1,8 +1,8 @@
-//! Samples as people read them, with the parts that are learned told from the rest.
+//! Samples for people to read, with the learned parts marked.
 //!
-//! They are numbered by the row they lie in: a long text is cut into rows, and a row may hold several short ones.
-//! They are read back from the rows that the run will see, so what is shown is what is trained on: after rendering,
-//! tokenising, cutting and packing. Padding is left out.
+//! Samples are numbered by their rows: a long text is cut into rows, and a row may hold several short ones. They are
+//! read back from the rows of the run, so they show exactly what is trained on: after rendering, tokenising, cutting
+//! and packing. Padding is left out.
 
 use super::{DataError, IGNORED, Sequence, Source, Task, Tokenizer};
 

@@ -1,7 +1,7 @@
-//! A `.jsonl` file line by line. A long line is measured before it is read, so that one for which there is no room is
-//! refused with the budget it needs, and memory is taken once, for all of it.
+//! A `.jsonl` file line by line. A long line is measured before it is read. So a line for which there is no room is
+//! refused with the budget it needs, and otherwise memory for the whole line is allocated once.
 //!
-//! Blank lines are passed over, and a byte order mark at the front.
+//! Blank lines are skipped, and so is a byte order mark at the front.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _};
@@ -89,7 +89,7 @@ struct Outline {
 enum Place {
     #[default]
     Outside,
-    /// Behind the colon of a column where a list of messages makes the line a conversation.
+    /// After the colon of a column in which a list of messages would make the line a conversation.
     BeforePrompt,
     InText,
     BehindEscape,

@@ -169,8 +169,8 @@ impl Source {
         }
     }
 
-    /// A mark that tells this data from any other, whatever its files are called: checksums of the contents, and how
-    /// often each is seen.
+    /// A fingerprint of this data, independent of the names of files: checksums of the contents, and how often each is
+    /// seen.
     ///
     /// # Errors
     ///

@@ -1,10 +1,10 @@
-//! In which order an epoch visits its sequences, without a list of them.
+//! The order in which an epoch visits its sequences, without a list of them.
 //!
-//! A Feistel network is a permutation of all numbers of an even number of bits, whatever its round
-//! function. To permute `0..len`, the network covers the next such power of two and is applied again
-//! until the result falls below `len`: the walk follows a cycle of the larger permutation, so it ends,
-//! and two starts cannot meet. The power is less than four times `len`, so a walk takes fewer than four
-//! turns on average. Nothing is stored, where a list would take 4 or 8 bytes per sequence.
+//! A Feistel network is a permutation of all numbers with an even number of bits, for any round function. To permute
+//! `0..len`, the network covers the next such power of two and is applied again until the result falls below `len`. The
+//! walk follows a cycle of the larger permutation, so it ends, and two starts cannot meet. The power is less than four
+//! times `len`, so a walk takes fewer than four turns on average. Nothing is stored, where a list would take 4 or 8
+//! bytes per sequence.
 //!
 //! This is a shuffle, not a uniform draw from all orders: very small sets reach only some of theirs.
 
@@ -26,7 +26,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// Which of `len` sequences comes at place `index` of `epoch`.
+    /// The index, among `len` sequences, of the sequence at place `index` of `epoch`.
     pub fn sequence_at(self, epoch: u64, index: u64, len: u64) -> u64 {
         match self {
             Order::AsWritten => index,

@@ -39,8 +39,8 @@ impl Packing {
         Packing { pieces, ends }
     }
 
-    /// As few rows of `seq_len` positions as best fit finds. Rows come in the order of their first piece, and pieces of
-    /// a row in the order they had.
+    /// Packs pieces into as few rows of `seq_len` positions as best fit finds. Rows come in the order of their first
+    /// piece, and pieces of a row in their original order.
     pub(super) fn together(pieces: &[Piece], seq_len: usize) -> Packing {
         let mut longest_first: Vec<u32> = (0..pieces.len() as u32).collect();
         longest_first.sort_by_key(|&at| std::cmp::Reverse(pieces[at as usize].len));

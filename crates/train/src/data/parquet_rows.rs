@@ -45,7 +45,7 @@ mod reader {
             Ok(ParquetRows { rows: RowIter::from_file_into(Box::new(file)), row: 0, total, bytes })
         }
 
-        /// Bytes of the file that have been read. Which byte a row lies at is not known; its share of the rows is.
+        /// Estimate of the bytes that have been read. The byte offset of a row is not known; its share of the rows is.
         pub(in crate::data) fn read(&self) -> u64 {
             (self.bytes as f64 * (self.row as f64 / self.total as f64)) as u64
         }

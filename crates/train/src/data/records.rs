@@ -1,10 +1,10 @@
 //! Files as streams of samples: text in pieces, `.jsonl` line by line, `.parquet` row by row.
 //!
-//! A text file is one document. It is handed out in pieces that end behind a line break with something other than
-//! white space after it, or between two words where there is none: tokenizers split there anyway, so the ids are those
-//! of the whole text (one that marks the first word of every text will mark the first of a piece too). Nothing is held in
-//! memory but the piece, the line (see `lines`) or the row group at hand, and text for which there is no room is refused
-//! before it is read, with the budget it needs.
+//! A text file is one document. It is read in pieces that end after a line break followed by something other than white
+//! space, or between two words if there is none. Tokenizers split there anyway, so the ids are those of the whole text
+//! (except that a tokenizer which marks the first word of every text also marks the first word of a piece). Memory
+//! holds only the current piece, line (see `lines`) or row group. Text for which there is no room is refused before it
+//! is read, with the budget it needs.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -22,7 +22,7 @@ use crate::reading;
 
 /// Bytes of a piece of text, where there is room for that.
 const PIECE: usize = 1 << 18;
-/// Bytes that are looked through for the end of a piece that is too long.
+/// Bytes that are searched for the end of a piece that is too long.
 const LOOKED_THROUGH: u64 = 1 << 28;
 
 /// The samples of one file.
@@ -125,8 +125,8 @@ impl Text {
         }
     }
 
-    /// Bytes of the file up to the end of the part with the next place to cut at. It is looked for only so far; then the
-    /// bytes are those to the end of the file.
+    /// Bytes of the file up to the next place to cut. The search is limited; beyond the limit, the bytes to the end of
+    /// the file.
     fn until_seam(&mut self) -> io::Result<u64> {
         let mut looked = 0;
         while looked < LOOKED_THROUGH {
@@ -155,7 +155,7 @@ impl Text {
     }
 }
 
-/// Where a text can be cut: behind its last line break that is followed by something other than white space, or else
+/// Where a text can be cut: after its last line break that is followed by something other than white space, or else
 /// before its last single space.
 fn last_seam(text: &[u8], from: usize) -> Option<usize> {
     let places = || (from.max(1)..text.len()).rev();

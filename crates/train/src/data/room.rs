@@ -1,40 +1,40 @@
 //! How much text may be in memory while it is tokenised, and the budget that a longer text needs.
 //!
-//! Short samples are gathered in batches and encoded on all threads. A sample longer than a batch is encoded alone, window
-//! by window, and its ids go to the file as they come: memory holds the text, the line
-//! or rendering it was made from, and one window. The factor of each was measured: `benchmarks/long_texts_20261116.md`.
+//! Short samples are gathered in batches and encoded on all threads. A sample longer than a batch is encoded alone,
+//! window by window, and its ids are written as they come: memory holds the text, the line or rendering it was made
+//! from, and one window. The factor of each was measured: `benchmarks/long_texts_20261116.md`.
 //!
 //! Absent: the memory of parquet parsers and unusual chat templates. The program's guard bounds it.
 
 use super::windows::{WINDOW, WINDOWS_PER_THREAD};
 use crate::memory;
 
-/// Bytes that a tokenizer holds for each byte of text it is given at once. Measured: 171 to 357 for byte pairs, 54 to 490
-/// for BERT's words, the most where every character is a word of its own.
+/// Bytes that a tokenizer holds for each byte of text encoded at once. Measured: 171 to 357 for byte pairs, 54 to 490
+/// for BERT's words; the most when every character is a word of its own.
 const PER_BYTE_ENCODED: u64 = 512;
-/// The same for a run of letters that BERT's tokenizers make one unknown token of: measured as 57.
+/// The same for a run of letters that BERT's tokenizers turn into one unknown token: measured as 57.
 const PER_BYTE_OF_WORD: u64 = 80;
 /// Bytes for each byte of a batch: its text, up to one id per byte in a list that grows, renderings, and the library's
 /// words.
 const PER_BYTE_OF_BATCH: u64 = 16 + 32;
-/// Bytes of samples that are worth having at once, for each thread.
+/// Bytes of samples to gather at once, for each thread; more brings no speed.
 const ENOUGH: usize = 1 << 20;
 
 /// Bytes for each byte of a line of JSON: the line and its text.
 const PER_BYTE_OF_LINE: u64 = 2;
-/// The same where the line has escapes: the parser gathers a text without them in a buffer that doubles.
+/// The same for a line with escapes: the parser unescapes a text into a buffer that grows by doubling.
 const PER_BYTE_ESCAPED: u64 = 4;
-/// Bytes for each byte of a conversation, whose line is gone by then. Measured as 4.9 where the template prints messages as
-/// they are; some templates take messages apart first.
+/// Bytes for each byte of a conversation, after its line was freed. Measured as 4.9 for templates that print messages
+/// unchanged; some templates take messages apart first.
 const PER_BYTE_RENDERED: u64 = 8;
-/// Bytes for each comma, colon and bracket of JSON. A value takes 72 in a list that doubles, an entry of an object (with
-/// two of them) 104 and its name, a list of one value (with two) 432.
+/// Bytes for each comma, colon and bracket of JSON. A value takes 72 in a list that grows by doubling, an entry of an
+/// object (with two of them) 104 and its name, a list of one value (with two) 432.
 const PER_VALUE: u64 = 224;
 /// Bytes for each row that a text becomes: its place in lists that are sorted.
 const PER_ROW: u64 = 80;
 /// Bytes for any long text: the writer's buffer, two windows, and the library's words of one thread.
 const FOR_ANY: u64 = (1 << 20) + (2 * PER_BYTE_ENCODED + 32 * WINDOWS_PER_THREAD as u64) * WINDOW as u64;
-/// Bytes by which another process of the same settings may be larger.
+/// Bytes by which another process with the same settings may be larger.
 const SPARE: u64 = 2 << 20;
 
 /// Limits that keep a process inside its budget.
@@ -46,7 +46,7 @@ pub(super) struct Room {
     pub(super) batch: usize,
     /// The most bytes of text in a batch that go through a tokenizer at once.
     pub(super) unbroken: usize,
-    /// Bytes that the process may still take, and those it has.
+    /// Bytes that the process may still take, and bytes that it holds.
     left: u64,
     taken: u64,
     seq_len: u64,
@@ -103,7 +103,7 @@ impl Room {
         Room::of(memory.saturating_sub(taken), taken, threads, seq_len)
     }
 
-    /// A quarter of the bytes is for windows, and the rest for a batch, which may be twice full with its last sample.
+    /// A quarter of the bytes is for windows, and the rest for a batch, whose last sample may double its size.
     fn of(left: u64, taken: u64, threads: usize, seq_len: usize) -> Room {
         let whole = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let windows = whole(left / 4 / PER_BYTE_ENCODED);
@@ -117,20 +117,21 @@ impl Room {
         self.needed(sample) <= self.left
     }
 
-    /// The least budget that has room for a long sample: a figure that can be typed, and that another process accepts.
+    /// The least budget that has room for a long sample: a figure that the user can type and that another process
+    /// accepts.
     pub(super) fn least(&self, sample: &Extent) -> u64 {
         self.budget(self.needed(sample))
     }
 
-    /// The most bytes that go through a tokenizer at once where a sample is encoded alone. With `words`, only a word without
-    /// a space is so long.
+    /// The most bytes that pass a tokenizer at once when a sample is encoded alone. With `words`, only a word without a
+    /// space can be that long.
     pub(super) fn unbroken_alone(&self, sample: &Extent, words: bool) -> usize {
         let held = sample.held().saturating_add(FOR_ANY);
         usize::try_from((self.left / 4 * 3).saturating_sub(held) / per_byte_at_once(words))
             .unwrap_or(usize::MAX)
     }
 
-    /// The least budget with which so many bytes of a sample may go through a tokenizer at once.
+    /// The least budget with which this many bytes of a sample may pass a tokenizer at once.
     pub(super) fn least_unbroken(&self, sample: &Extent, words: bool, bytes: u64) -> u64 {
         let window = (bytes + 1).saturating_mul(per_byte_at_once(words));
         // Other samples of its batch take up to a quarter.
@@ -139,7 +140,7 @@ impl Room {
         self.budget(needed.max(self.needed(sample)).saturating_add(16))
     }
 
-    /// Bytes for a long sample, with those of a batch before it that is not encoded yet.
+    /// Bytes needed for a long sample, together with a batch before it that is not encoded yet.
     fn needed(&self, sample: &Extent) -> u64 {
         let rows = (sample.bytes / self.seq_len.max(1)).saturating_mul(PER_ROW);
         let needed = sample.held().max(rows).saturating_add(FOR_ANY);

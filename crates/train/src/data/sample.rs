@@ -1,16 +1,16 @@
-//! One sample to ids: which of them are learned from, and the label where there is one.
+//! Turns one sample into ids, marks those that are learned, and returns the label if there is one.
 //!
 //! | columns | rows are made of | learned from |
 //! |---|---|---|
 //! | `text` | opening, text, end | every token |
-//! | `messages` (with `tools`, `chat_template_kwargs`) | the chat template's rendering | what the assistant said |
+//! | `messages` (with `tools`, `chat_template_kwargs`) | the chat template's rendering | the assistant's words |
 //! | `prompt`, `completion` | opening, both, end; or a rendering, where both are lists of messages | the completion |
 //! | `text`, `label` | the text; opening and closing are put around it when rows are made | the label |
 //!
 //! Prompt and completion, and all turns of a conversation, are tokenised as one text, so that the ids are those the
-//! model would see. A token is learned when any of its text is part of an answer, as in transformers and TRL: of one that
-//! reaches from the prompt into the answer, nobody else would teach the answer's first letters. Such tokens are counted, since
-//! a prompt that ends there is followed by other tokens when the model is used.
+//! model would see. A token is learned if any part of its text belongs to an answer, as in transformers and TRL. This
+//! includes a token that reaches from the prompt into the answer; otherwise the answer's first letters would never be
+//! learned. Such tokens are counted, since a prompt that ends there tokenises differently when the model is used.
 
 use std::ops::Range;
 use std::path::Path;
@@ -27,10 +27,11 @@ use super::tokenizer::Tokenizer;
 /// Set in ids that are not learned from.
 pub(super) const UNLEARNED: u32 = 1 << 31;
 
-/// The most classes where the data numbers them. Larger numbers are no classes, and a head for them would not fit anywhere.
+/// The most classes that numeric labels may name. Larger numbers are hardly classes, and a head for them would not fit
+/// anywhere.
 const MOST_CLASSES: usize = 1 << 16;
 
-/// Where the ids of a sample go as they are found, with [`UNLEARNED`] set or not.
+/// Receives the ids of a sample as they are found, each with or without [`UNLEARNED`].
 pub(super) struct Ids<'a> {
     each: &'a mut (dyn FnMut(u32) + Send),
     last: Option<u32>,
@@ -67,7 +68,7 @@ pub(super) struct Encoder<'a> {
     pub(super) task: &'a Task,
     /// Classes of the model, where it is made already.
     pub(super) classes: Option<usize>,
-    /// The most bytes of text that are tokenised at once, if that is more than a window.
+    /// The most bytes of text that are tokenised at once, if larger than a window.
     pub(super) unbroken: usize,
 }
 
@@ -91,7 +92,8 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    /// A sample with named columns; returns its label where it has one. A fault of the sample is found before its first id.
+    /// A sample with named columns; returns its label if it has one. A fault of the sample is found before its first
+    /// id.
     pub(super) fn record(
         &self,
         fields: &Map<String, Json>,
@@ -161,12 +163,12 @@ impl Encoder<'_> {
         self.learned_within(&rendered.text, &rendered.answers, ids)
     }
 
-    /// Adds the ids of a text, of which those with a byte inside `ranges` (in order) are learned.
+    /// Adds the ids of a text; those with a byte inside `ranges` (in order) are learned.
     fn learned_within(&self, text: &str, ranges: &[Range<usize>], ids: &mut Ids<'_>) -> Result<(), Fault> {
         let mut ranges = ranges.iter().filter(|range| !range.is_empty()).peekable();
         self.tokenizer.encode_each(text, self.unbroken, |(id, (from, to))| {
             while ranges.next_if(|range| range.end <= from).is_some() {}
-            // Some tokens have no text of their own; they belong to the place they stand at.
+            // Some tokens have no text of their own; they belong to their position in the text.
             let learned = ranges.peek().is_some_and(|range| range.start < to.max(from + 1));
             ids.seams += u64::from(learned && ranges.peek().is_some_and(|range| from < range.start));
             ids.push(if learned { id as u32 } else { id as u32 | UNLEARNED });

@@ -11,7 +11,7 @@ pub enum Task {
     Masked,
     /// The class of a text.
     Classify {
-        /// Names of the classes; empty when the data is to say.
+        /// Names of the classes; empty if they come from the data.
         labels: Vec<String>,
     },
 }
@@ -45,8 +45,8 @@ impl From<&Path> for Part {
 pub enum Validation {
     /// Nothing.
     None,
-    /// This share of every part, which is then not trained on: whole documents, the same ones whatever the seed. Where
-    /// there are too few of them, the end of the text.
+    /// This share of every part, which is then not trained on: whole documents, the same for every seed. If there are
+    /// too few documents, the end of the text.
     Share(f64),
     /// Files of their own.
     Files(Vec<Part>),
@@ -57,7 +57,7 @@ pub enum Validation {
 pub struct DataSpec {
     /// Files to train on.
     pub parts: Vec<Part>,
-    /// The data to judge by.
+    /// Validation data.
     pub validation: Validation,
     /// The task.
     pub task: Task,

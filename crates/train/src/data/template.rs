@@ -1,11 +1,11 @@
-//! Chat templates: a conversation as the text its model was taught to read, and which part the assistant said.
+//! Chat templates: turn a conversation into the text its model was trained on, and mark the assistant's words in it.
 //!
 //! Templates are Jinja programs that come with a model. They run as they run in transformers (see [`crate::jinja`]), with the
 //! variables transformers gives them: `messages`, `tools`, `documents`, `add_generation_prompt` and the special tokens.
 //! Every rendering is bounded in work and memory by the size of its conversation.
 //!
-//! Templates with `{% generation %}` marks say themselves which parts the assistant said; for others the ranges are found
-//! by rendering parts of the conversation (see `answers`). Either way they are ranges of the one rendering of the whole.
+//! Templates with `{% generation %}` marks state the assistant's words themselves; for others the ranges are found by
+//! rendering parts of the conversation (see `answers`). Either way they are ranges of the one rendering of the whole.
 
 mod answers;
 mod boundaries;
@@ -26,12 +26,13 @@ use crate::jinja::{Limits, Rendering, Template, Value};
 use answers::Search;
 pub(super) use conversation::{Conversation, message_list, parsed_list};
 
-/// Instructions of one rendering, and more for each byte of its conversation. Templates take a few hundred for a turn; one
-/// that goes on for ever must not take the run with it.
+/// Limit on the instructions of one rendering, and a further amount for each byte of its conversation. Templates take a
+/// few hundred for a turn; one that never ends must not hang the run.
 const MOST_WORK: u64 = 1 << 25;
 const WORK_PER_BYTE: u64 = 64;
-/// Bytes of text that are alive during one rendering, and more for each byte of its conversation: renderings are a little
-/// longer than what they render, and templates that gather their text in a variable hold it a few times.
+/// Limit on the bytes of text alive during one rendering, and a further amount for each byte of its conversation.
+/// Renderings are a little longer than their input, and templates that gather their text in a variable hold it a few
+/// times.
 const MOST_MEMORY: usize = 4 << 20;
 const MEMORY_PER_BYTE: usize = 16;
 
@@ -51,7 +52,7 @@ pub struct ChatTemplate {
 pub struct Rendered {
     /// All of it.
     pub text: String,
-    /// Byte ranges of `text` that the assistant said, in order.
+    /// Byte ranges of the assistant's words in `text`, in order.
     pub answers: Vec<Range<usize>>,
 }
 
@@ -60,9 +61,9 @@ pub struct Rendered {
 pub(super) enum RenderFault {
     /// The template refuses this conversation; others may be whole.
     Conversation(String),
-    /// No conversation that comes this way can be rendered: the template asks for something that nobody has.
+    /// The template cannot render any conversation of this kind: it uses something that does not exist.
     Template(String),
-    /// The template writes the answer of a message in a way that cannot be told from the rest.
+    /// The template writes the answer of a message in such a way that it cannot be told from the rest.
     Answers {
         /// The message, counted from 0.
         message: usize,
@@ -94,7 +95,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// With the line and what is wrong there.
+    /// With the line and the fault there.
     pub fn new(source: &str, special: Vec<(String, String)>) -> Result<ChatTemplate, String> {
         let template = Template::new(source).map_err(|fault| fault.to_string())?;
         Ok(ChatTemplate { source: source.to_owned(), template, special, file: None, closes: OnceLock::new() })
@@ -142,7 +143,7 @@ impl ChatTemplate {
         rendered.map(|rendered| rendered.text).map_err(|fault| fault.to_string())
     }
 
-    /// The text of a whole conversation, and which parts of it the assistant said in the messages from `from` on.
+    /// The text of a whole conversation, and the ranges of the assistant's words in the messages from `from` on.
     ///
     /// # Errors
     ///
@@ -163,7 +164,7 @@ impl ChatTemplate {
             let Rendering { text, marked: mut answers } =
                 self.run(conversation, conversation.all(), false)?;
             if from > 0 {
-                // The template marks every answer; those of the first messages are not asked for.
+                // The template marks every answer; those of earlier messages are not wanted.
                 let begin = Search::new(self, conversation).begin_of(from)?;
                 answers.retain_mut(|answer| {
                     answer.start = answer.start.max(begin);
@@ -176,7 +177,7 @@ impl ChatTemplate {
         Ok(Rendered { text, answers })
     }
 
-    /// Whether it may write something behind the last turn that it does not write behind others.
+    /// Whether it may write something after the last turn that it does not write after others.
     fn may_close(&self) -> bool {
         let turn = |role: &str| json!({"role": role, "content": "x"});
         let turns = [turn("user"), turn("assistant"), turn("user")];

@@ -1,14 +1,13 @@
 //! Text files as token sequences, read piece by piece.
 //!
-//! Memory holds an index, one entry per file, one open file and a buffer of at most
-//! [`PIECE`] bytes. Each file is a document: [`BEGIN`], its bytes, [`END`]. The stream of all documents
-//! is cut every `seq_len` tokens, wherever that falls, and the target of a position is the next token
-//! of the stream; after [`END`] that is the [`BEGIN`] of the next document. The very last token has no
-//! successor and therefore no sequence is made for it alone.
+//! Memory holds an index, one entry per file, one open file and a buffer of at most [`PIECE`] bytes. Each file is a
+//! document: [`BEGIN`], its bytes, [`END`]. The stream of all documents is cut every `seq_len` tokens, wherever that
+//! falls, and the target of a position is the next token of the stream; after [`END`] that is the [`BEGIN`] of the next
+//! document. The very last token has no successor, so no sequence is made for it alone.
 //!
-//! Files must not change during a run: a length or a modification time that differs is an error,
-//! because the index would point into other text. Empty files of a folder are passed over. Absent:
-//! checksums, compressed files, links to folders (they may form circles).
+//! Files must not change during a run: a length or a modification time that differs is an error, because the index
+//! would point into other text. Empty files of a folder are skipped. Absent: checksums, compressed files, links to
+//! folders (they may form circles).
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -178,7 +177,7 @@ impl Text {
         };
         file.seek(SeekFrom::Start(offset)).map_err(fault)?;
         file.read_exact(&mut self.piece[..count]).map_err(fault)?;
-        // Looked at after reading, so that a change during the read is seen too.
+        // Checked after reading, so that a change during the read is seen too.
         if !document.describes(&file.metadata().map_err(fault)?) {
             return Err(DataError::Changed { path: document.path.clone() });
         }

@@ -1,9 +1,9 @@
-//! Files to a cache of ids: at once when it is there already, otherwise on all threads with progress.
+//! Turns files into a cache of ids: at once if the cache already exists, otherwise on all threads with progress.
 //!
-//! One thread reads records until a batch is full, all of them encode it, and the results are written in the order
-//! of the records: the cache does not depend on the number of threads, and the first bad sample is the first in the
-//! file. A record longer than a batch is encoded alone, and its ids are written as they come. Memory holds a batch, as
-//! large as the budget has room for, or one long text and no ids.
+//! One thread reads records until a batch is full, all threads encode it, and the results are written in the order of
+//! the records. So the cache does not depend on the number of threads, and the first bad sample reported is the first
+//! in the file. A record longer than a batch is encoded alone, and its ids are written as they come. Memory holds a
+//! batch, as large as the budget has room for, or one long text and no ids.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -23,14 +23,15 @@ use super::sample::{Encoder, Ids, Label};
 use super::spec::Task;
 use crate::reading;
 
-/// Rises when the same files and tokenizer give other ids than before, so that ids of earlier versions are not used.
+/// To be increased when the same files and tokenizer give other ids than before, so that ids of earlier versions are
+/// not used.
 const RENDERING: u32 = 3;
 /// Records of a batch.
 const RECORDS: usize = 8192;
 /// Ids of a long text that are written at once.
 const WRITTEN: usize = 1 << 14;
 
-/// How far the tokenising of one path has come.
+/// Progress in tokenising one path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
     /// The file or folder that was named.
@@ -207,7 +208,7 @@ impl Tokenise<'_> {
         Encoder { unbroken: self.room.unbroken_alone(&record.extent(), words), ..self.encoder }
     }
 
-    /// Counts a bad sample where that is allowed. A sample's own faults come before its first id.
+    /// Counts a bad sample, if that is allowed. A sample's own faults come before its first id.
     fn pass_over(
         &self,
         file: &Path,
@@ -257,7 +258,7 @@ fn encoded(record: &Record, encoder: Encoder<'_>) -> Result<Encoded, Fault> {
     Ok((ids, told))
 }
 
-/// Tells `each` the ids of a record; returns facts about it.
+/// Passes the ids of a record to `each`; returns facts about the record.
 fn encode(record: &Record, encoder: Encoder<'_>, each: &mut (dyn FnMut(u32) + Send)) -> Result<Told, Fault> {
     reading::step();
     let mut ids = Ids::to(each);

@@ -1,9 +1,9 @@
 //! Text to ids and back: a model's own `tokenizer.json`, or bytes where a model has none.
 //!
-//! Beside `tokenizer.json`, a folder of the hub says in `tokenizer_config.json` (older ones in
+//! Beside `tokenizer.json`, a folder of the hub states in `tokenizer_config.json` (older ones in
 //! `special_tokens_map.json`) which tokens begin, end and pad a text, and holds the chat template there or in
-//! `chat_template.jinja`. What the tokenizer puts around every text (`[CLS]` and `[SEP]`, a first token) is
-//! found once by asking it, so that texts can be encoded in pieces and wrapped afterwards.
+//! `chat_template.jinja`. The tokens that the tokenizer puts around every text (`[CLS]` and `[SEP]`, a first token) are
+//! determined once by encoding a text, so that texts can be encoded in pieces and wrapped afterwards.
 
 use std::fs;
 use std::io;
@@ -78,7 +78,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// When there is no `tokenizer.json`, or one of the files is not what it should be.
+    /// When there is no `tokenizer.json`, or one of the files is malformed.
     pub fn open(folder: &Path) -> Result<Tokenizer, DataError> {
         let path = folder.join("tokenizer.json");
         let bytes = open_file(&path).and_then(|file| read_whole(&path, file, LARGE));
@@ -154,7 +154,7 @@ impl Tokenizer {
         &self.opening
     }
 
-    /// Ids behind every text, besides the one that ends a document.
+    /// Ids after every text, besides the one that ends a document.
     pub fn closing(&self) -> &[i32] {
         &self.closing
     }
@@ -204,8 +204,8 @@ impl Tokenizer {
         }
     }
 
-    /// Tells `each` the ids of a text with the bytes they stand for, and holds no more than a window of them. Only a text
-    /// that has no seam takes more, up to `unbroken` bytes at once.
+    /// Passes to `each` the ids of a text with the bytes they stand for, and holds no more than a window of them. Only
+    /// a text without a seam takes more, up to `unbroken` bytes at once.
     pub(super) fn encode_each(
         &self,
         text: &str,
@@ -250,7 +250,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of ids, without special tokens. Ids that stand for nothing are passed over.
+    /// The text of ids, without special tokens. Unknown ids are skipped.
     pub fn decode(&self, ids: &[i32]) -> String {
         match &self.kind {
             Kind::Bytes => {
@@ -314,7 +314,7 @@ impl TextStream<'_> {
     pub fn push(&mut self, id: i32) -> String {
         self.ids.push(id);
         let text = self.tokenizer.decode(&self.ids);
-        // A character whose bytes are not all there yet shows as a replacement.
+        // A character whose bytes are still incomplete shows as a replacement.
         if text.ends_with(char::REPLACEMENT_CHARACTER) {
             return String::new();
         }
@@ -324,7 +324,7 @@ impl TextStream<'_> {
     }
 }
 
-/// The tokenizer of a `tokenizer.json`, and what it puts before and behind a text.
+/// The tokenizer of a `tokenizer.json`, and the ids it puts before and after a text.
 fn load(bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Surroundings), String> {
     let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|fault| one_line(&*fault))?;
     // Cutting and filling up rows is done here, to the run's length and not the tokenizer's.
@@ -345,7 +345,7 @@ fn parts_at_spaces(inner: &tokenizers::Tokenizer) -> bool {
 /// Ids before and behind a text.
 type Surroundings = (Vec<i32>, Vec<i32>);
 
-/// The ids that the tokenizer puts before and behind a text.
+/// The ids that the tokenizer puts before and after a text.
 fn surroundings(inner: &tokenizers::Tokenizer) -> Result<Surroundings, String> {
     let encode = |special| inner.encode_fast("a", special).map_err(|fault| one_line(&*fault));
     let (plain, whole) = (encode(false)?, encode(true)?);

@@ -7,18 +7,18 @@
 //!                                         ^ the seam: both say the same, for some tokens before it and behind it
 //! ```
 //!
-//! Tokens depend on what is near them. Splitting by a pattern goes on from a boundary without looking back, and a
-//! sequence of byte pairs is right when all its neighbours are, so where two windows agree on tokens and places, one
-//! may be continued by the other. A window begins where a token of the one before it begins: so both agree within a run
-//! that is cut by counting, such as digits in threes or one letter repeated for ever. Where they do not agree, as within a
-//! word that has to be seen whole, windows and what they share grow; a tokenizer that parts all words at spaces is then
-//! also cut there, in front of the last space of a window.
+//! Tokens depend only on nearby text. Splitting by a pattern continues from a boundary without looking back, and a
+//! sequence of byte pairs is right when all neighbouring pairs are. So where two windows agree on tokens and places,
+//! one may continue the other. A window begins where a token of the window before it begins, so both agree also within
+//! a run that is cut by counting, such as digits in threes or one letter repeated endlessly. Where they disagree, as
+//! within a word that must be seen whole, windows and their overlap grow. A tokenizer that splits all words at spaces
+//! is then also cut there, before the last space of a window.
 
 use super::fault::Fault;
 use crate::reading;
 
-/// Windows of a long text after which another thread goes on. The library keeps every word it has met, at 32 bytes for
-/// each byte of it, for as long as the thread lives.
+/// After this many windows of a long text, another thread continues. The library caches every word it has met, at 32
+/// bytes for each byte of it, for the life of the thread.
 pub(super) const WINDOWS_PER_THREAD: usize = 16;
 /// Bytes of a window at first.
 pub(super) const WINDOW: usize = 4096;
@@ -35,18 +35,18 @@ pub(super) struct Windows<'a, E> {
     text: &'a str,
     encode: E,
     limits: Limits,
-    /// The window at hand.
+    /// The current window.
     from: usize,
     to: usize,
     tokens: Vec<Placed>,
-    /// Tokens of the window that have been told, by it or by the one before it.
+    /// Tokens of the window that were passed on, by it or by the window before it.
     told: usize,
 }
 
 /// How a text may be taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// The most bytes of a window, where that is more than [`WINDOW`].
+    /// The most bytes of a window, if larger than [`WINDOW`].
     pub(super) most: usize,
     /// Whether no token reaches across a space, and none depends on one before it.
     pub(super) parts_at_spaces: bool,
@@ -57,11 +57,11 @@ impl<'a, E: Fn(&str) -> Result<Vec<Placed>, Fault>> Windows<'a, E> {
         Windows { text, encode, limits, from: 0, to: 0, tokens: Vec::new(), told: 0 }
     }
 
-    /// Tells `each` the tokens up to the next seam; `false` when these were the last.
+    /// Passes to `each` the tokens up to the next seam; `false` if these were the last.
     ///
     /// # Errors
     ///
-    /// When windows as long as they may be find no seam, or the tokenizer cannot read the text.
+    /// When windows of the greatest allowed length find no seam, or the tokenizer cannot read the text.
     pub(super) fn next(&mut self, each: &mut impl FnMut(Placed)) -> Result<bool, Fault> {
         if self.to == 0 {
             (self.from, self.to, self.tokens) = self.window(0, WINDOW)?;
@@ -95,7 +95,7 @@ impl<'a, E: Fn(&str) -> Result<Vec<Placed>, Fault>> Windows<'a, E> {
         self.told = end;
     }
 
-    /// A stretch of the text, as far as it goes, with its tokens.
+    /// A window of the text, shorter at the end, with its tokens.
     fn window(&self, from: usize, len: usize) -> Result<(usize, usize, Vec<Placed>), Fault> {
         let from = self.text.floor_char_boundary(from);
         let to = self.text.floor_char_boundary(from.saturating_add(len));
@@ -114,7 +114,7 @@ impl<'a, E: Fn(&str) -> Result<Vec<Placed>, Fault>> Windows<'a, E> {
         begins.find(|&begin| begin <= from).filter(|&begin| begin > self.from).unwrap_or(from)
     }
 
-    /// The last space of the window with a told token or more before it, where the text may be cut there.
+    /// The last space of the window that has a token already passed on before it, if the text may be cut at spaces.
     fn last_space(&self) -> Option<usize> {
         if !self.limits.parts_at_spaces {
             return None;
@@ -142,7 +142,7 @@ impl<'a, E: Fn(&str) -> Result<Vec<Placed>, Fault>> Windows<'a, E> {
         Ok(())
     }
 
-    /// Bytes of windows that get through the rest of the text for sure: all of it, or the longest run without a space where
+    /// Bytes of windows that surely suffice for the rest of the text: all of it, or its longest run without a space if
     /// the text may be cut at spaces. Windows double, and begin up to half a run before it.
     fn surely_enough(&self) -> usize {
         let rest = &self.text.as_bytes()[self.from..];
@@ -154,7 +154,7 @@ impl<'a, E: Fn(&str) -> Result<Vec<Placed>, Fault>> Windows<'a, E> {
     }
 }
 
-/// A place in both lists, of tokens in the order of their text, before and behind which they agree.
+/// A place in both lists of tokens, before and after which they agree.
 fn seam(left: &[Placed], right: &[Placed]) -> Option<(usize, usize)> {
     let mut at = 0;
     for (begin, &(_, (from, _))) in left.iter().enumerate() {

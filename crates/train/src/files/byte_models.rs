@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::read_text;
 
-/// The mark in the `config.json` of a model that reads bytes. Written by us alone: other models without a `tokenizer.json`
-/// have lost it, and bytes would be noise to them.
+/// The mark in the `config.json` of a model that reads bytes. Only plimsoll writes it: any other model without a
+/// `tokenizer.json` has lost it, and bytes would be noise to that model.
 pub(crate) const TOKENS: (&str, &str) = ("plimsoll_tokenizer", "bytes");
 
 /// Whether a folder is of a model that reads bytes. Faults of its files are reported elsewhere.

@@ -1,8 +1,8 @@
 //! A model's folder: one `model.safetensors`, or several files and an index of what lies where.
 //!
-//! Links to files are followed, since the hub's cache is made of them; a name in the index that leads out
-//! of the folder is refused. A file that is copied into the output must lie with the model: a link to the user's own
-//! files would carry them along. Absent: pickled weights (`pytorch_model.bin`), which are programs.
+//! Links to files are followed, since the hub's cache is made of them; a name in the index that leads out of the folder
+//! is refused. A file that is copied into the output must lie with the model: a link could otherwise copy the user's
+//! private files into it. Absent: pickled weights (`pytorch_model.bin`), which are programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub(crate) const BESIDE: [&str; 11] = [
     "chat_template.json",
 ];
 
-/// The weights of a model and what lies beside them.
+/// The weights of a model and the files beside them.
 #[derive(Debug)]
 pub struct ModelFolder {
     path: PathBuf,
@@ -107,7 +107,7 @@ impl ModelFolder {
         read_text(&self.path.join("config.json"))
     }
 
-    /// The file that holds the first of `names` that there is, and that name.
+    /// The file that holds the first existing one of `names`, and that name.
     pub fn find<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Option<(&TensorFile, &'a str)> {
         names.into_iter().find_map(|name| Some((&self.files[*self.places.get(name)?], name)))
     }
@@ -134,7 +134,7 @@ pub(crate) fn beside(folder: &Path) -> impl Iterator<Item = &'static str> {
     BESIDE.into_iter().filter(move |name| folder.join(name).is_file() && elsewhere(folder, name).is_none())
 }
 
-/// Refuses a folder from which a link leads away, where the file behind it would be copied into the output.
+/// Refuses a folder with a link that leads outside, if the file behind the link would be copied into the output.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
 //! Models in folders, as the Hugging Face hub stores them: read, and written.
 //!
 //! In order of use: a [`TensorFile`] is one safetensors file, a [`ModelFolder`] all of a model's files;
-//! [`load_weights`] reads each parameter straight into its place in the arena, and [`save_weights`] writes
-//! them from there. [`TensorWriter`] is what both this and checkpoints write with. Nothing here holds a
-//! tensor: numbers pass through buffers of about a MiB.
+//! [`load_weights`] reads each parameter straight into its place in the arena, and [`save_weights`] writes them from
+//! there. Both this module and checkpoints write with [`TensorWriter`]. Nothing here holds a tensor: numbers pass
+//! through buffers of about a MiB.
 //!
 //! Absent: the meaning of `config.json` (crate `model`), tokenizers, downloads.
 
@@ -107,7 +107,7 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), FileError> {
     synced.map_err(|fault| FileError::writing(path, &fault))
 }
 
-/// Makes a folder and those above it that are missing, and brings the names of all of them to the disk.
+/// Creates a folder and its missing parents, and syncs the names of all of them to disk.
 ///
 /// # Errors
 ///
@@ -123,16 +123,16 @@ pub fn create_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file to read it. Whatever else is at that path is not opened: a pipe would wait for somebody to write, and a
-/// device may have no end.
+/// Opens a regular file to read it. Anything else at that path is not opened: a pipe would block until someone writes,
+/// and a device may have no end.
 pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     if fs::metadata(path)?.is_file() { File::open(path) } else { Err(io::Error::other("it is not a file")) }
 }
 
-/// The most bytes of a file that is read whole: settings, indices, states. The largest index that was published has 9 MB.
+/// The most bytes of a file that is read whole: settings, indices, states. The largest published index has 9 MB.
 pub const SMALL: u64 = 32 << 20;
 
-/// The most bytes of a vocabulary, a plan or a graph. The largest `tokenizer.json` that was published has 33 MB.
+/// The most bytes of a vocabulary, a plan or a graph. The largest published `tokenizer.json` has 33 MB.
 pub const LARGE: u64 = 256 << 20;
 
 /// All of a small file.
@@ -153,7 +153,7 @@ pub fn read_whole(path: &Path, file: File, most: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > most { Err(too_long()) } else { Ok(bytes) }
 }
 
-/// The text of a whole file that somebody names: a plan, a graph, a table. Pipes are read too, and none without end.
+/// The text of a whole file that the user names: a plan, a graph, a table. Pipes are read too, up to a limit.
 ///
 /// # Errors
 ///
@@ -170,7 +170,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String, FileError> {
     String::from_utf8(read_bytes(path).map_err(unreadable)?).map_err(no_text)
 }
 
-/// Whether a name that stands in a file names something inside that file's folder.
+/// Whether a name found in a file refers to something inside that file's folder.
 pub(crate) fn stays_inside(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     !name.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))

@@ -1,8 +1,8 @@
 //! A frozen base in few bits: its linear layers' weights as codes and scales, from a folder or drawn.
 //!
-//! A weight is quantised as it is read, some rows at a time, and only its codes and scales go into the arena. In memory are
-//! those rows and, where scales are in eight bits, the scales of one weight: their offset is known last. A weight that its
-//! model stores `(in, out)` is read in stripes of columns.
+//! A weight is quantised as it is read, some rows at a time, and only its codes and scales go into the arena. Memory
+//! holds those rows and, if scales are in eight bits, the scales of one weight, because their offset is known last. A
+//! weight that its model stores as `(in, out)` is read in stripes of columns.
 //!
 //! Weights that bitsandbytes has quantised before are copied as they are.
 
@@ -21,7 +21,7 @@ use crate::reading;
 
 use super::{FileError, ModelFolder, QuantisedTensor, TensorFile, WeightError};
 
-/// Numbers that are quantised at a time, but for rows that are longer: a MiB of them.
+/// Numbers that are quantised at a time (a MiB of them), unless a row is longer.
 const PIECE: usize = 256 << 10;
 
 /// The frozen weights that are kept in few bits, and their form.
@@ -31,13 +31,13 @@ pub struct QuantisedBase {
     pub form: Quantised,
     /// The layers.
     pub layers: Vec<LinearLayer>,
-    /// Modules that were asked to be left as they are.
+    /// Modules that stay unquantised on request.
     pub skipped: Vec<String>,
 }
 
 impl QuantisedBase {
-    /// The linear layers of a forward graph but for those that `keeps` names as they are, and those whose name, or its
-    /// end after a dot, is in `skipped`.
+    /// The linear layers of a forward graph, except those that `keeps` selects and those whose name, or its end after a
+    /// dot, is in `skipped`.
     ///
     /// # Errors
     ///

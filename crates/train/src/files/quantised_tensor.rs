@@ -9,7 +9,7 @@
 //! <module>.weight, <module>.SCB                 i8 and f32, where codes have eight bits
 //! ```
 //!
-//! Nothing in the folder is trusted: shapes, sizes of blocks and tables must be those that are known here.
+//! Nothing in the folder is trusted: shapes, block sizes and tables must be those known here.
 
 use plimsoll_exec::quantised::{NF4, SCALES, decode_int8, decode_nf4, decode_scale};
 use plimsoll_graph::op::{NF4_BLOCK, NF4_SECOND_BLOCK, Quantised};
@@ -49,7 +49,7 @@ pub struct QuantisedTensor<'a> {
     pub form: Quantised,
     /// Its extents `(out, in)`.
     pub shape: [usize; 2],
-    /// The element type of the numbers that it stands for.
+    /// The element type of its dequantised numbers.
     pub dtype: Dtype,
     /// Added to scales in eight bits.
     pub(crate) offset: f32,
@@ -60,7 +60,7 @@ impl<'a> QuantisedTensor<'a> {
     ///
     /// # Errors
     ///
-    /// When it is quantised in a way that is not known here, or its parts do not fit each other.
+    /// When it is quantised in an unknown way, or its parts do not fit each other.
     pub fn find(folder: &'a ModelFolder, name: &str) -> Result<Option<QuantisedTensor<'a>>, FileError> {
         let Some((file, _)) = folder.find([name]) else { return Ok(None) };
         let stored = file.tensor(name)?;
@@ -164,7 +164,7 @@ impl<'a> QuantisedTensor<'a> {
         let (file, name) = self.part(suffix)?;
         let mut table = vec![0.0; known.len()];
         file.read(&name, 0, &mut table)?;
-        // bitsandbytes sets the least entry to -1 while it searches the table, and files may have it so.
+        // bitsandbytes sets the least entry to -1 while it searches the table, and files may contain that.
         let near = |(index, (a, b)): (usize, (&f32, &f32))| {
             (a - b).abs() <= TABLE_ROUNDING || index == 0 && (a + 1.0).abs() <= TABLE_ROUNDING
         };
@@ -177,7 +177,7 @@ impl<'a> QuantisedTensor<'a> {
         ))
     }
 
-    /// The tensor of a range, by what is added to the weight's name in the arena.
+    /// The tensor of a range, by the suffix of the weight's name in the arena.
     fn part(&self, suffix: &str) -> Result<(&'a TensorFile, String), FileError> {
         let name = match suffix {
             ".SCB" => format!("{}.SCB", self.name.trim_end_matches(".weight")),

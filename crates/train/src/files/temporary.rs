@@ -1,5 +1,5 @@
-//! Temporary files under names that nobody can foresee, created exclusively: a link that somebody has put in the way is
-//! never followed, and no file is truncated.
+//! Temporary files under unpredictable names, created exclusively: a link that someone has put in the way is never
+//! followed, and no file is truncated.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher as _, RandomState};
@@ -12,7 +12,7 @@ const TRIES: u32 = 100;
 /// Beginning of the names of files that only show that a folder can be written.
 const PROBE: &str = ".tmp-probe";
 
-/// Creates a file in `folder` whose name begins and ends as `around` says, with the permissions of `mode` as far as the
+/// Creates a file in `folder` with the prefix and suffix in `around`, and with the permissions of `mode` as far as the
 /// user's mask allows. The caller renames or removes it.
 ///
 /// # Errors
@@ -31,7 +31,7 @@ pub fn temporary_file(folder: &Path, around: (&str, &str), mode: u32) -> io::Res
     Err(io::Error::from(io::ErrorKind::AlreadyExists))
 }
 
-/// Finds out whether files can be made in a folder, and clears what an earlier look left there when it was killed.
+/// Checks that files can be created in a folder, and removes the file of an earlier check that was killed.
 ///
 /// # Errors
 ///
@@ -48,7 +48,7 @@ pub fn check_writable(folder: &Path) -> io::Result<()> {
     removed(fs::remove_file(path))
 }
 
-/// Two runs that look at one folder clear each other's files: then there is nothing left to remove.
+/// Two runs that check one folder remove each other's files: then there is nothing left to remove.
 fn removed(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(fault) if fault.kind() != io::ErrorKind::NotFound => Err(fault),

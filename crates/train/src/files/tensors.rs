@@ -4,10 +4,10 @@
 //! | n: u64 | n bytes of JSON: name → dtype, shape, [begin, end) | data, every byte of it in one tensor |
 //! ```
 //!
-//! Only the header is held in memory, and nothing in it is trusted: the tensors must fill the rest of the
-//! file without a gap, and each must be as long as its shape says, or the file is refused with the name of
-//! the tensor. Reading takes a buffer of the caller's and a small one on the stack, whatever the tensor's
-//! size. Absent: mapping into memory, whose pages would count beside the arena's.
+//! Only the header is held in memory, and nothing in it is trusted: the tensors must fill the rest of the file without
+//! a gap, and each must be as long as its shape says, or the file is refused with the name of the tensor. Reading uses
+//! the caller's buffer and a small one on the stack, whatever the tensor's size. Absent: memory mapping, whose pages
+//! would count beside the arena's.
 
 mod header;
 

@@ -1,11 +1,11 @@
 //! Parameters between a folder and the arena, a piece at a time.
 //!
-//! A parameter lies in a file as it lies in the arena, but for its element type and perhaps its name: the
-//! graphs keep the axes that Hugging Face's files have. So there is nothing to turn, and a piece of a file
-//! is a piece of the arena.
+//! A parameter has the same layout in a file and in the arena, except for its element type and perhaps its name: the
+//! graphs keep the axes of Hugging Face's files. So nothing is transposed, and a piece of a file is a piece of the
+//! arena.
 //!
-//! A group of state, such as the experts of a layer, is one range of the arena and a tensor for each part in a file:
-//! [`Engine::pieces`] says which part lies where.
+//! A group of state, such as the experts of a layer, is one range of the arena but one tensor per part in a file:
+//! [`Engine::pieces`] tells where each part lies.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -70,17 +70,17 @@ impl fmt::Debug for ModelFormat {
 /// Mismatches between a file and a model; not every mismatch is a mistake.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Tensors that no parameter asked for: a tied head or a mask of an old version, usually.
+    /// Tensors that belong to no parameter: usually a tied head or a mask of an old version.
     pub unused: Vec<String>,
     /// Parameters that are not in the folder and need not be: a new head, usually.
     pub absent: Vec<String>,
 }
 
-/// Reads every one of `parameters` from a folder into its place; where it has a master copy, into both halves of that.
+/// Reads every one of `parameters` from a folder into its place; for a parameter with a master copy, into both halves.
 ///
 /// # Errors
 ///
-/// When one is missing, has another shape, or cannot be read. What was read before stays.
+/// When one is missing, has another shape, or cannot be read. Parameters read before stay.
 pub fn load_weights<'a>(
     engine: &mut Engine,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
@@ -156,8 +156,8 @@ fn pieces(elements: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..elements).step_by(PIECE).map(move |first| (first, PIECE.min(elements - first)))
 }
 
-/// Writes `parameters` as a model's folder, over whatever model was there. The files are whole before the
-/// first of them takes its place, so a full disk leaves the old ones; returns the names of the new ones.
+/// Writes `parameters` as a model's folder, over any earlier model. All files are complete before the first of them
+/// takes its place, so a full disk leaves the old ones; returns the names of the new ones.
 ///
 /// # Errors
 ///
@@ -174,7 +174,7 @@ pub fn save_weights<'a>(
     })
 }
 
-/// Writes `parameters` and what lies beside them into an empty folder, each file down to the disk.
+/// Writes `parameters` and the files beside them into an empty folder, each synced to disk.
 pub(crate) fn write_model<'a>(
     engine: &Engine,
     parameters: impl IntoIterator<Item = (&'a str, Type)>,
@@ -268,7 +268,7 @@ fn write_shard(engine: &Engine, path: &Path, parts: &[Part]) -> Result<Checksum,
     let (mut numbers, mut bytes) = (Vec::new(), Vec::new());
     for name in order {
         let Some(part) = parts.iter().find(|part| part.spec.name == name) else { continue };
-        // Bytes that the file has as the state has them are only moved.
+        // If file and state have the same element type, bytes are only moved.
         let width = (in_file(part.dtype) == part.spec.dtype).then(|| part.dtype.bytes());
         for (first, count) in pieces(part.elements) {
             let first = part.first + first;

@@ -1,5 +1,5 @@
-//! The files of a model, all in their places or none: they are written beside, each whole on the disk, before the first
-//! of them takes the place of what was there.
+//! Replaces the files of a model together: all are first written elsewhere and synced, before the first takes the place
+//! of an old one.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +8,12 @@ use serde_json::{Map, Value, json};
 
 use super::{FileError, create_folder, sync_folder};
 
-/// The place of a model's files until all are whole: inside the folder itself, which may be the current folder of a shell
-/// in and must not be replaced.
+/// The place of a model's files until all are complete. It lies inside the folder itself, which may be the current
+/// folder of a shell and must not be replaced.
 pub(crate) const UNFINISHED: &str = ".tmp-model";
 
-/// Lets `write` fill an empty folder and moves its files to `folder`, in the order of the names it returns; weights
-/// called `stem` that are not among them go. A full disk leaves what was there.
+/// Lets `write` fill an empty folder and moves its files to `folder`, in the order of the names it returns; other
+/// weights called `stem` are removed. A full disk leaves the old files.
 ///
 /// # Errors
 ///
@@ -38,7 +38,7 @@ pub(crate) fn replace_model<E: From<FileError>>(
         sync_folder(folder)?;
         Ok(names)
     });
-    // The first fault matters more than a folder that stays behind.
+    // The first fault matters more than a temporary folder left behind.
     let _ = fs::remove_dir_all(&temporary);
     written
 }

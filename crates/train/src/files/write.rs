@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::temporary_file;
 
-/// Writes `contents` to `path`; what was there before stays until the new file is complete.
+/// Writes `contents` to `path`; the old file stays until the new one is complete.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! A safetensors file, written in pieces.
 //!
-//! Names, types and shapes come first, because the header does; then the numbers of one tensor after the
-//! other, in the order of [`TensorWriter::tensors`]. What is written is hashed on its way, so that a
-//! checkpoint need not read it again to know its checksum.
+//! Names, types and shapes come first, because the header does; then the numbers of one tensor after the other, in the
+//! order of [`TensorWriter::tensors`]. Bytes are hashed as they are written, so that a checkpoint need not read them
+//! again for its checksum.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -39,7 +39,7 @@ pub struct TensorWriter {
     out: BufWriter<File>,
     hash: Sha256,
     tensors: Vec<TensorSpec>,
-    /// The tensor whose numbers come next, and bytes of it that are written.
+    /// The tensor whose numbers come next, and how many of its bytes are written.
     current: usize,
     filled: u64,
     written: u64,

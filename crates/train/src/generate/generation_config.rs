@@ -1,6 +1,6 @@
 //! Settings of a model's `generation_config.json` for writing text: where a text ends, and how tokens are drawn.
 //!
-//! Keys that change nothing here (`use_cache`, `bos_token_id`) are passed over; what is not stated is as in
+//! Keys that change nothing here (`use_cache`, `bos_token_id`) are ignored. Missing keys have the defaults of
 //! transformers, which takes the likeliest token unless `do_sample` is true. Absent: beams, penalties and banned words.
 
 use std::path::Path;
@@ -20,15 +20,15 @@ const USUAL_TOP_K: usize = 50;
 pub struct GenerationConfig {
     /// Tokens that end a text, if it names any.
     pub eos: Vec<u32>,
-    /// Whether tokens are drawn; the likeliest is taken otherwise.
+    /// Whether tokens are drawn at random; otherwise the likeliest is taken.
     pub do_sample: bool,
     /// Above 1 more daring, below 1 less.
     pub temperature: f32,
-    /// Only the likeliest so many are drawn from; all when absent.
+    /// Tokens are drawn only from this many likeliest ones; from all if absent.
     pub top_k: Option<usize>,
     /// Only the likeliest that together have this probability are drawn from.
     pub top_p: f32,
-    /// Most tokens that are written, if it says so.
+    /// Most tokens to write, if stated.
     pub max_new_tokens: Option<usize>,
 }
 

@@ -1,8 +1,8 @@
 //! Writing text: the model forward, one token at a time.
 //!
-//! A generator holds weights and the activations of one forward pass, nothing else, in an arena of its own that is
-//! planned inside a budget like any other. The whole text is read again for every token, which is simple and slow:
-//! keys and values of earlier tokens are not kept.
+//! A generator holds only weights and the activations of one forward pass, in an arena of its own that is planned
+//! inside a budget like any other. The whole text is read again for every token, which is simple and slow: keys and
+//! values of earlier tokens are not kept.
 
 mod generation_config;
 mod sampling;
@@ -29,8 +29,8 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Plans the forward pass for texts of up to `length` tokens inside `budget`, which is of the memory that `device`
-    /// computes in, and reads the weights.
+    /// Plans the forward pass for texts of up to `length` tokens inside `budget`, a budget of the memory in which
+    /// `device` computes, and reads the weights.
     ///
     /// # Errors
     ///
@@ -75,12 +75,12 @@ impl Generator {
         })
     }
 
-    /// Writes on from `prompt` until the text is full, `count` tokens are written, or the model ends it; `each` is
-    /// told every token and may stop it by returning false.
+    /// Continues `prompt` until the text is full, `count` tokens are written, or the model ends it; `each` gets every
+    /// token and may stop by returning false.
     ///
     /// # Errors
     ///
-    /// When the prompt is empty or longer than what was planned for, or the model computes no numbers.
+    /// When the prompt is empty or longer than planned for, or the model computes NaN.
     pub fn write(
         &mut self,
         prompt: &[i32],
@@ -96,7 +96,7 @@ impl Generator {
             )));
         }
         self.tokens[..prompt.len()].copy_from_slice(prompt);
-        // Positions behind the text are not read: each position sees only those before it.
+        // Positions after the text are not read: each position sees only those before it.
         for position in (prompt.len()..length).take(count) {
             let last = [position as i32 - 1];
             let inputs = [("tokens", Data::I32(&self.tokens)), ("position", Data::I32(&last))];
@@ -126,7 +126,7 @@ impl Generator {
         self.engine.arena_bytes()
     }
 
-    /// Bytes held of the memory that the budget counts: the most that the process ever held, or its part of a card.
+    /// Bytes held of the memory that the budget counts: the most that the process ever held, or its share of a card.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(drawn(Sampling { temperature: 0.0, ..Sampling::default() }), [0, 20_000, 0, 0]);
         let two = drawn(Sampling { top_k: Some(2), ..Sampling::default() });
         assert!(two[0] == 0 && two[3] == 0 && two[2] > 4000, "{two:?}");
-        // 0.64, 0.24 and 0.09 of the whole: two of them have 0.8.
+        // 0.64, 0.24 and 0.09 of the whole: two of them reach 0.8.
         let most = drawn(Sampling { top_p: 0.8, ..Sampling::default() });
         assert!(most[0] == 0 && most[3] == 0 && most[2] > 4000, "{most:?}");
     }

@@ -7,7 +7,7 @@ use plimsoll_exec::random::{Stream, name_hash};
 pub struct Sampling {
     /// Above 1 more daring, below 1 less; 0 always takes the likeliest.
     pub temperature: f32,
-    /// Only the likeliest so many are drawn from; all when absent.
+    /// Tokens are drawn only from this many likeliest ones; from all if absent.
     pub top_k: Option<usize>,
     /// Only the likeliest that together have this probability are drawn from.
     pub top_p: f32,

@@ -1,4 +1,4 @@
-//! Addresses: where a redirect leads, and whether two belong to the same server.
+//! Addresses: the target of a redirect, and whether two addresses belong to the same server.
 
 use ureq::http::Uri;
 
@@ -13,7 +13,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// The server of `uri`; none where that is not a web address, or brings a name and a password with it.
+    /// The server of `uri`; `None` if that is no web address, or contains a name and a password.
     pub(super) fn of(uri: &Uri) -> Option<Origin> {
         let secure = match uri.scheme_str()? {
             "https" => true,

@@ -1,11 +1,11 @@
-//! Blobs: files that are named by their tag, and checked by it where the tag is a hash.
+//! Blobs: files that are named by their tag, and verified by it if the tag is a hash.
 
 use sha2::{Digest as _, Sha256};
 
 use super::names::is_lower_hex;
 use crate::files::hex;
 
-/// How the content of a file can be told from its tag.
+/// How the content of a file can be verified from its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// The tag is the SHA-256 of the content: large files.

@@ -55,7 +55,7 @@ impl CachedModel {
         (tokens && weights.iter().all(|name| folder.join(name).exists())).then_some(folder)
     }
 
-    /// The commit that a revision was when it was last asked for.
+    /// The commit of a revision when the hub was last asked.
     fn commit(&self, revision: &str) -> Option<String> {
         if is_full_commit(revision) {
             return Some(revision.to_owned());

@@ -68,7 +68,7 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
-    /// Sees to it that a file of at most `most` bytes is in the cache.
+    /// Makes sure that a file of at most `most` bytes is in the cache.
     fn get(&mut self, name: &str, most: u64) -> Result<(), Fault> {
         let url = self.client.file(self.id, self.commit, name);
         let refused = |fault: Fault| match fault {
@@ -97,7 +97,7 @@ impl Files<'_> {
         }
         let mut partial = Partial::open(&self.store.partial(blob, &lock)?, blob, bytes)?;
         if blob.content == Content::Unknown && described.tag.is_none() {
-            // Nothing would tell whether both parts are of one version.
+            // Without a tag one cannot tell whether both parts are of one version.
             partial.restart()?;
         }
         self.check_room(name, partial.missing())?;
@@ -134,7 +134,7 @@ impl Files<'_> {
         }
     }
 
-    /// Asks for the rest of a file and writes what comes.
+    /// Requests the rest of a file and writes it as it comes.
     fn go_on(&self, url: &str, described: &Described, partial: &mut Partial) -> Result<(), Fault> {
         if partial.missing() == 0 {
             return Ok(());

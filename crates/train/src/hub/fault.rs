@@ -18,15 +18,15 @@ pub(super) enum Fault {
     NoModel(u16),
     /// The server refuses one file.
     NoFile(String, u16),
-    /// Another answer than the one asked for, and the pause that the server wants before the next try.
+    /// An unexpected status, and the pause that the server wants before the next try.
     Status(u16, Option<Duration>),
     /// There is no connection to the server.
     Unreachable(String),
     /// The connection broke, or went silent.
     Broken(String),
-    /// The server's answer is refused: it breaks a rule, so that asking again brings nothing.
+    /// The server's answer is refused: it breaks a rule, so asking again is useless.
     Refused(String),
-    /// The server sends more than these bytes, which it had announced.
+    /// The server sends more than this many bytes, which it had announced.
     Excess(u64),
     /// A setting of the user's is wrong.
     Setting(String),

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-/// The most that a server gets. The defaults suit a slow line; tests set them low.
+/// Limits on a server. The defaults suit a slow line; tests set them low.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubLimits {
-    /// Time to find a server's address, and again to connect to it.
+    /// Time to look up a server's address, and again to connect to it.
     pub connect: Duration,
     /// Time without a single byte after which a connection counts as broken. Another process that downloads the same
-    /// file is given as long.
+    /// file is given the same time.
     pub stall: Duration,
     /// Time for a whole answer that is not a file, redirects included; also for the headers of a file.
     pub metadata: Duration,
-    /// Tries after a broken connection or a busy server; each goes on where the last one stopped.
+    /// Tries after a broken connection or a busy server; each continues where the last one stopped.
     pub retries: u32,
     /// Pause before the first further try; each later one is twice as long.
     pub pause: Duration,
-    /// The longest pause, also where the server asks for a longer one.
+    /// The longest pause, even if the server asks for a longer one.
     pub longest_pause: Duration,
     /// Redirects of one request.
     pub redirects: u32,

@@ -29,7 +29,7 @@ impl Lock {
         self.file.is_some()
     }
 
-    /// The lock at `path`, if nobody has it.
+    /// The lock at `path`, if no process holds it.
     pub(super) fn now(path: &Path) -> io::Result<Option<Lock>> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
@@ -39,13 +39,13 @@ impl Lock {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(_)) => return Ok(Some(Lock { file: None })),
         }
-        // Another process may have removed the file on giving back its lock: then this lock keeps nobody out.
+        // Another process may have removed the file when it released its lock: then this lock excludes nobody.
         let (held, named) = (file.metadata()?, fs::symlink_metadata(path));
         let same = named.is_ok_and(|named| (named.dev(), named.ino()) == (held.dev(), held.ino()));
         Ok(same.then_some(Lock { file: Some(file) }))
     }
 
-    /// Waits for the lock at `path`, for as long as whoever has it makes the file at `growing` longer.
+    /// Waits for the lock at `path`, as long as its holder makes the file at `growing` longer.
     pub(super) fn wait(path: &Path, growing: &Path, stall: Duration) -> Result<Lock, Fault> {
         let length = || fs::symlink_metadata(growing).map_or(0, |partial| partial.len());
         let (mut last, mut since) = (length(), Instant::now());

@@ -1,9 +1,9 @@
 //! Models from the Hugging Face hub, through the cache that Python's library shares.
 //!
-//! A model that is in the cache already is taken from there without asking anybody. Every other file is downloaded
-//! beside its place, checked, and renamed; an interrupted download goes on where it stopped. The server is not trusted:
-//! its answers are bounded in size, time and number ([`HubLimits`]), every name from it is checked before it becomes part
-//! of a path, and the token goes to the stated server alone.
+//! A model that is already in the cache is taken from there without any request. Every other file is downloaded under a
+//! temporary name, checked, and renamed; an interrupted download continues where it stopped. The server is not trusted:
+//! its answers are bounded in size, time and number ([`HubLimits`]), every name from it is checked before it becomes
+//! part of a path, and the token goes to the stated server alone.
 //!
 //! Reading order: `names` and `blobs` (checks), `cache` (the layout), `store` (writing into it), `addresses` and `requests` (HTTP),
 //! `partial` and `download`. Absent: environment variables. The caller says where the cache is, which token to show and
@@ -36,7 +36,7 @@ use cache::CachedModel;
 pub use limits::HubLimits;
 pub use names::{id_of, is_id};
 
-/// A hub and the cache of what came from it.
+/// A hub and the cache of its files.
 #[derive(Clone, Debug)]
 pub struct Hub {
     /// The folder `hub` of the cache.
@@ -45,15 +45,15 @@ pub struct Hub {
     pub endpoint: Option<String>,
     /// The token to show the server; the one in the cache's home when not stated.
     pub token: Option<String>,
-    /// Whether only the cache may be asked.
+    /// Whether only the cache may be used.
     pub offline: bool,
-    /// The most that the server gets.
+    /// Limits on the server's time, bytes and redirects.
     pub limits: HubLimits,
 }
 
 impl Hub {
-    /// The folder of a model with its configuration, tokenizer and weights, downloaded where it is not in the
-    /// cache yet. `progress` is told of every file whose download begins: its name and its size.
+    /// The folder of a model with its configuration, tokenizer and weights, downloaded if it is not in the cache yet.
+    /// `progress` is called for every file whose download begins, with its name and its size.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Names that come from outside and become part of a path: each is checked here, before it does.
+//! Names that come from outside and become part of a path: each is checked here first.
 //!
 //! A server chooses commits and file names (tags: see `blobs`). None of them may lead out of the cache.
 
@@ -32,7 +32,7 @@ pub(super) fn is_full_commit(revision: &str) -> bool {
     revision.len() == 40 && is_lower_hex(revision)
 }
 
-/// Whether `name` names a file beside others: no folder, nothing hidden from a reader.
+/// Whether `name` is a plain file name: no folder, nothing that a reader would not see.
 pub(super) fn is_file_name(name: &str) -> bool {
     let plain = |c: char| !c.is_control() && !matches!(c, '/' | '\\');
     (1..=200).contains(&name.len()) && name.chars().all(plain) && !matches!(name, "." | "..")

@@ -1,4 +1,4 @@
-//! A file while it is downloaded: it grows at its end, is hashed as it grows, and gets its name when it is whole.
+//! A file while it is downloaded: it grows at its end, is hashed as it grows, and gets its name when it is complete.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -50,7 +50,7 @@ impl Hash {
         }
     }
 
-    /// Whether everything so far is what a blob of this name holds.
+    /// Whether the bytes so far equal the content of a blob of this name.
     fn is(&self, name: &str) -> bool {
         match self {
             Hash::Sha256(hash) => hex(&hash.clone().finalize()) == name,
@@ -61,7 +61,7 @@ impl Hash {
 }
 
 impl<'a> Partial<'a> {
-    /// Opens the file at `path` to go on with it, or begins it. Anything but a plain file of our own there, such as a
+    /// Opens the file at `path` to continue it, or creates it. Anything there except a plain file of our own, such as a
     /// link to another file, is removed.
     pub(super) fn open(path: &Path, blob: &'a Blob, size: u64) -> Result<Partial<'a>, Fault> {
         let opened = open_own(path).and_then(|file| {
@@ -73,7 +73,7 @@ impl<'a> Partial<'a> {
         opened.map_err(|fault| Fault::writing(path, &fault))
     }
 
-    /// Reads what is there already.
+    /// Reads the bytes that are already there.
     fn take_over(&mut self) -> io::Result<()> {
         if self.file.metadata()?.len() > self.size {
             return self.clear();
@@ -123,7 +123,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Whether the whole file has the hash that its name says.
+    /// Whether the whole file has the hash in its name.
     pub(super) fn is_right(&self) -> bool {
         self.hash.is(&self.blob.name)
     }

@@ -1,7 +1,7 @@
 //! Requests to the hub. Redirects are followed here, one by one: the token stays with the server it is meant for,
 //! circles end, and no answer takes longer or is larger than [`HubLimits`] allow.
 //!
-//! Absent: compressed bodies, which could grow without end; none is asked for and none is accepted.
+//! Absent: compressed bodies, which could expand without limit; none is requested and none is accepted.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -72,7 +72,7 @@ struct Sibling {
 pub(super) struct Described {
     pub(super) blob: Blob,
     pub(super) bytes: u64,
-    /// The tag to show when the download goes on, where the hub sends the file itself and the tag is a strong one.
+    /// The tag to send when the download continues, if the hub sends the file itself and the tag is a strong one.
     pub(super) tag: Option<String>,
 }
 
@@ -244,7 +244,7 @@ impl<'a> Client<'a> {
         Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body, from_home })
     }
 
-    /// Tries again, with growing pauses, as long as the fault may pass.
+    /// Tries again, with growing pauses, as long as the fault may be temporary.
     pub(super) fn patiently<T>(&self, mut attempt: impl FnMut() -> Result<T, Fault>) -> Result<T, Fault> {
         let mut pause = self.limits.pause;
         for _ in 0..self.limits.retries {
@@ -316,7 +316,7 @@ fn accepted(answer: Answer) -> Result<Answer, Fault> {
     }
 }
 
-/// The first byte and the whole length that a `Content-Range: bytes 3-9/10` tells.
+/// The first byte and the whole length in `Content-Range: bytes 3-9/10`.
 pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, u64)> {
     let range = text(headers, "content-range")?;
     let (part, whole) = range.strip_prefix("bytes ")?.split_once('/')?;

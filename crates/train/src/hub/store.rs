@@ -14,10 +14,10 @@ use super::locks::Lock;
 use super::names::is_full_commit;
 use crate::files::{FileError, sync_folder, temporary_file};
 
-/// Endings of partial files: ours and Python's, and those of the library that was used before.
+/// Endings of partial files: ours and Python's, and those of the library used before.
 const INCOMPLETE: &str = "incomplete";
 const PART: &str = "part";
-/// Age at which a partial file that nobody holds is given up. Its owner may have meant to go on with it.
+/// Age at which an unlocked partial file counts as abandoned. Until then its owner may want to continue it.
 const GIVEN_UP: Duration = Duration::from_hours(7 * 24);
 /// Beginning of the names of refs that are being written.
 const NEW_REF: &str = ".new-ref-";
@@ -79,8 +79,8 @@ impl Store {
         self.blobs.join(format!("{}.{INCOMPLETE}", blob.name))
     }
 
-    /// Where a blob is downloaded to. Where no lock keeps others out, a name of its own does, and the next start does not
-    /// go on with it.
+    /// Where a blob is downloaded to. Without a lock to exclude others, the file gets a unique name, and the next start
+    /// does not continue it.
     pub(super) fn partial(&self, blob: &Blob, lock: &Lock) -> Result<PathBuf, Fault> {
         if !lock.holds() {
             let around = (&*format!("{}.", blob.name), &*format!(".{INCOMPLETE}"));
@@ -89,7 +89,7 @@ impl Store {
         }
         let (path, older) = (self.shared_partial(blob), self.blobs.join(format!("{}.{PART}", blob.name)));
         if fs::symlink_metadata(&path).is_err() && plain_file(&older).is_some() {
-            // Where it cannot be taken over, the download begins anew.
+            // If it cannot be taken over, the download begins anew.
             let _ = fs::rename(&older, &path);
         }
         Ok(path)
@@ -133,8 +133,8 @@ impl Store {
         sync_folder(&folder).map_err(Fault::Cache)
     }
 
-    /// Removes partial files that nobody will go on with: those whose blob is whole, and those that nobody has touched
-    /// for days. A file whose lock is held is left alone.
+    /// Removes partial files that nothing will continue: those whose blob is complete, and those untouched for days. A
+    /// file whose lock is held is left alone.
     pub(super) fn clear_litter(&self) {
         for (path, name) in entries(&self.blobs) {
             let Some((blob, rest)) = name.split_once('.') else { continue };
@@ -177,7 +177,7 @@ fn entries(folder: &Path) -> Vec<(PathBuf, String)> {
     named.collect()
 }
 
-/// Whether nobody has written to a file for long.
+/// Whether a file has not been written to for long.
 fn given_up(path: &Path) -> bool {
     let touched = fs::symlink_metadata(path).and_then(|found| found.modified());
     touched.is_ok_and(|touched| touched.elapsed().is_ok_and(|age| age > GIVEN_UP))

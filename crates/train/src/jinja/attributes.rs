@@ -44,7 +44,7 @@ impl Run<'_> {
     }
 
     fn own_item(&mut self, value: &Value, item: &Value) -> Answer<Option<Value>> {
-        // A text of JSON answers numbers and slices as a text, and names as the value it holds.
+        // A JSON text answers numeric indices and slices as a text, and names as the value it holds.
         let held = if item.as_text().is_some() { value.inside() } else { value };
         let at = |len: usize| numbers::whole(item).and_then(|number| place(number, len));
         Ok(match held {

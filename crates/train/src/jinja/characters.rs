@@ -1,6 +1,6 @@
 //! Kinds of characters, as Python has them.
 
-/// White space as Python has it: Unicode's, and four separators of ASCII.
+/// White space as in Python: Unicode's, and four separators of ASCII.
 pub(super) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
@@ -10,7 +10,8 @@ pub(super) fn is_printable(character: char) -> bool {
     if character.is_ascii() {
         return (' '..='~').contains(&character);
     }
-    // Behind another character, only what cannot be printed is escaped.
+    // `escape_debug` also escapes a combining character, but only at the start of a text; so another character stands
+    // before it.
     let mut escaped = String::from("a");
     escaped.push(character);
     escaped.escape_debug().nth(1).is_none_or(|first| first != '\\')
@@ -26,7 +27,8 @@ pub(super) fn has_case(character: char) -> bool {
     character.is_lowercase() || character.is_uppercase() || begins_words
 }
 
-/// A letter as a word begins with it, which for a few is not the large letter: `ǆ` is `ǅ` there, and `Ǆ` in capitals.
+/// The titlecase form of a letter, which for a few differs from the uppercase form: `ǆ` becomes `ǅ`, and `Ǆ` in
+/// capitals.
 pub(super) fn titled(character: char) -> String {
     let one = |code: u32| char::from_u32(code).unwrap_or(character).to_string();
     let upper = || character.to_uppercase();

@@ -1,4 +1,4 @@
-//! Tests: what stands behind `is`.
+//! Tests: the names after `is`.
 
 use super::calls::Given;
 use super::characters::is_cased;

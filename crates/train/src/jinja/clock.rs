@@ -53,8 +53,8 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> String {
     text
 }
 
-/// Year, month and day of the day with this number since 1970. Years are counted from March, so that
-/// the leap day is the last of its year.
+/// Year, month and day of a day number since 1970. Years are counted from March, so that the leap day is the last of
+/// its year.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

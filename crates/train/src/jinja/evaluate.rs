@@ -88,7 +88,7 @@ impl<'a> Run<'a> {
         items.iter().map(|item| self.evaluate(item, scope)).collect()
     }
 
-    /// The first value whose truth is this, or the last.
+    /// The first value with this truth, or the last value.
     fn first_that_is(&mut self, truth: bool, items: &'a [Expression], scope: &Rc<Scope>) -> Answer<Value> {
         let mut value = Value::None;
         for item in items {
@@ -132,13 +132,13 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The same value, once the work of searching it is counted.
+    /// The same value, after the work of searching it was counted.
     fn searched<'v>(&self, value: &'v Value) -> Answer<&'v Value> {
         self.meter.work(self.breadth(value) as u64)?;
         Ok(value)
     }
 
-    /// About how much there is to compare in a value.
+    /// Approximate amount to compare in a value.
     fn breadth(&self, value: &Value) -> usize {
         match value {
             Value::List(items) | Value::Tuple(items) => items.len(),

@@ -14,7 +14,7 @@ impl Parser {
         self.tuple_of(&[], true, false)
     }
 
-    /// The same without `a if b`, whose `if` belongs to the tag.
+    /// The same without `a if b`, since an `if` there belongs to the tag.
     pub(super) fn tuple_without_condition(&mut self, ends: &[&str]) -> Answer<Expression> {
         self.tuple_of(ends, false, false)
     }
@@ -278,7 +278,7 @@ impl Parser {
         }
     }
 
-    /// Filters, tests, and calls of what they give.
+    /// Filters, tests, and calls of their results.
     fn filters_and_tests(&mut self, steps: &mut Vec<Step>) -> Answer<()> {
         loop {
             let line = self.line();

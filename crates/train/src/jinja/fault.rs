@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A fault, in the words of whoever raised it, with the line it happened on.
+/// A fault, in the words of its raiser, with the line it happened on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     words: String,
@@ -23,12 +23,12 @@ impl Fault {
         Fault { of_template: true, ..Fault::new(words) }
     }
 
-    /// Whether the template is to blame, whatever it was given.
+    /// Whether the template is at fault, whatever its input.
     pub(crate) fn is_of_template(&self) -> bool {
         self.of_template
     }
 
-    /// The same fault with a line, if it has none yet: the innermost place is the one to look at.
+    /// The same fault with a line, if it has none yet: the innermost place is the relevant one.
     pub(super) fn at(mut self, line: u32) -> Fault {
         self.line.get_or_insert(line);
         self
@@ -44,7 +44,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A filter or test that nobody has. It is the template's fault, whatever the conversation.
+/// An unknown filter or test. It is the template's fault, whatever the conversation.
 pub(super) fn filter_fault(name: &str) -> Fault {
     if name == "random" {
         return Fault::of_template(

@@ -1,6 +1,6 @@
-//! Filters: what stands behind `|`.
+//! Filters: the names after `|`.
 //!
-//! All of Jinja2's but `random`: a rendering must be the same each time.
+//! All of Jinja2's except `random`: a rendering must be the same each time.
 
 mod markup;
 mod sequences;

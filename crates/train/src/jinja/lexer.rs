@@ -1,7 +1,7 @@
-//! Source to tokens: text, tags with the white space they take, and what stands inside them.
+//! Source to tokens: text, tags with the white space they remove, and the tokens inside tags.
 //!
-//! Line ends of any kind become `\n`, and one at the very end is dropped. A block takes the line break behind it and the
-//! blanks before it on its line; `-` takes all white space on its side, `+` takes none.
+//! Line ends of any kind become `\n`, and one at the very end is dropped. A block removes the line break after it and
+//! the blanks before it on its line; `-` removes all white space on its side, `+` removes none.
 
 use super::characters::is_space;
 use super::fault::{Answer, Fault};
@@ -131,7 +131,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// Consumes the white space that a block's end takes from the text behind it.
+    /// Consumes the white space that a block's end removes from the following text.
     fn behind_block(&mut self, sign: Option<char>) {
         match sign {
             Some('-') => self.take_space(),
@@ -239,7 +239,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// The length of ` word %}` and the sign before its end, if that is what a tag goes on with.
+/// The length of ` word %}` and the sign before its end, if the tag continues with that.
 fn word_tag(rest: &str, word: &str) -> Option<(usize, Option<char>)> {
     let inside = rest.trim_start_matches(is_space).strip_prefix(word)?.trim_start_matches(is_space);
     let sign = inside.chars().next().filter(|sign| "-+".contains(*sign));
@@ -345,7 +345,7 @@ fn unescape(literal: &str) -> Answer<String> {
             'u' => pair(behind)?,
             'U' => code(behind, 8)?,
             'N' => return Err(Fault::new("a text names a character with `\\N`, which is not known here")),
-            // Python encodes what is not ASCII before it looks for escapes, and the backslash stays with the code.
+            // Python encodes non-ASCII characters before it looks for escapes, and the backslash stays with the code.
             other if !other.is_ascii() => {
                 let (number, digits) = (other as u32, other.len_utf8());
                 text.push('\\');
@@ -368,7 +368,7 @@ fn unescape(literal: &str) -> Answer<String> {
     Ok(text)
 }
 
-/// The character of so many hexadecimal digits behind a letter.
+/// The character given by this many hexadecimal digits after a letter.
 fn code(behind: &str, digits: usize) -> Answer<(Option<char>, usize)> {
     let number = behind.get(1..=digits).and_then(|digits| u32::from_str_radix(digits, 16).ok());
     let character = number.and_then(char::from_u32);

@@ -1,7 +1,7 @@
 //! The counter of a rendering's work and memory, and the texts that are written under it.
 //!
-//! Bytes are charged when a text or a list comes into being and given back when it is dropped, so that a template may
-//! replace a text any number of times, while a text that keeps doubling meets the bound. Work is one for each node that is
+//! Bytes are charged when a text or a list is created and returned when it is dropped. So a template may replace a text
+//! any number of times, while a text that keeps doubling meets the bound. Work is one unit for each node that is
 //! evaluated and one for every sixteen bytes that are read or written.
 
 use std::cell::Cell;
@@ -134,7 +134,7 @@ impl Pen {
         self.push(character.encode_utf8(&mut [0; 4]))
     }
 
-    /// The same text so many times.
+    /// The same text, repeated this many times.
     pub(super) fn repeat(&mut self, text: &str, times: usize) -> Answer<()> {
         let bytes = text.len().saturating_mul(times);
         self.grow(bytes)?;
@@ -150,7 +150,7 @@ impl Pen {
         &self.text
     }
 
-    /// The text, and what it is charged with.
+    /// The text, and the bytes charged for it.
     pub(super) fn finish(self) -> (String, Charge) {
         (self.text, self.charge)
     }

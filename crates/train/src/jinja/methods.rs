@@ -1,4 +1,4 @@
-//! Methods of Python's texts, lists, dictionaries and numbers, as far as they change nothing.
+//! Methods of Python's strings, lists, dictionaries and numbers, except those that mutate.
 
 mod texts;
 

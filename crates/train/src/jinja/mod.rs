@@ -4,13 +4,13 @@
 //! source ──▶ lexer ──▶ parser ──▶ Program ──▶ interpreter ──▶ text, marked ranges
 //! ```
 //!
-//! The meaning is that of Jinja2 3.1 as transformers configures it: a sandbox without mutation, blocks that take their line
-//! with them, loop controls, the tag `generation`, `tojson` without escapes for HTML, `raise_exception`, `strftime_now`.
-//! Values print, compare, slice and divide as Python's do, because templates were written against that.
+//! The meaning is that of Jinja2 3.1 as transformers configures it: a sandbox without mutation, `trim_blocks` and
+//! `lstrip_blocks`, loop controls, the tag `generation`, `tojson` without escapes for HTML, `raise_exception`,
+//! `strftime_now`. Values print, compare, slice and divide as in Python, because templates were written for that.
 //!
-//! A template is a program of a stranger. Its source is bounded in bytes and nesting before it runs; while it runs, every
-//! instruction, every byte of text and list that is alive, and every level of nesting is counted by a [`Meter`], and a
-//! template that asks for more ends with an error. Nothing it can call reads files, the network or the environment.
+//! A template is foreign code. Its source is bounded in bytes and nesting before it runs. While it runs, a [`Meter`]
+//! counts every instruction, every live byte of texts and lists, and every level of nesting; a template that exceeds a
+//! limit ends with an error. No function it can call reads files, the network or the environment.
 //!
 //! Absent: inheritance, imports and other files (transformers gives templates no loader), HTML escaping by
 //! `autoescape`, integers beyond 128 bits, and the local time zone (`strftime_now` speaks UTC).
@@ -97,7 +97,7 @@ impl Template {
         Ok(())
     }
 
-    /// Whether the template marks itself what the assistant said.
+    /// Whether the template itself marks the assistant's words.
     pub(crate) fn marks(&self) -> bool {
         self.program.marks
     }

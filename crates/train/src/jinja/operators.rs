@@ -75,7 +75,7 @@ impl Run<'_> {
         let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
         let repeated = |items: &Rc<Items>| -> Answer<Vec<Value>> {
             let len = items.len().saturating_mul(times);
-            // Asked for before there is such a list.
+            // Charged before such a list is made.
             drop(self.meter.hold(len.saturating_mul(PER_ITEM))?);
             self.meter.work(len as u64)?;
             Ok(std::iter::repeat_n(&items[..], times).flatten().cloned().collect())

@@ -30,7 +30,7 @@ pub(super) struct Parser {
     functions: Vec<Callable>,
     loops: Vec<For>,
     marks: bool,
-    /// Macros whose bodies are being read, and what they ask for.
+    /// Macros whose bodies are being parsed, and the names they use.
     open: Vec<Uses>,
     /// Loops around this place inside the innermost function.
     inside_loops: usize,
@@ -148,7 +148,7 @@ impl Parser {
         number
     }
 
-    /// A name that is read, which may ask for something of the macros around it.
+    /// A name that is read; the macros around it may need it.
     pub(super) fn read_name(&mut self, name: &str) -> Name {
         for uses in &mut self.open {
             match name {

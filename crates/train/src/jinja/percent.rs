@@ -6,7 +6,7 @@ use super::meter::Pen;
 use super::value::numbers;
 use super::value::{Text, Value};
 
-/// A field of a format: what pads it and how exact it is.
+/// A field of a format: its padding and precision.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Field {
     pub(super) left: bool,

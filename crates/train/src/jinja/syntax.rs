@@ -133,7 +133,7 @@ pub(super) enum Expression {
         then: Box<Expression>,
         otherwise: Option<Box<Expression>>,
     },
-    /// A value and what is done to it, from left to right.
+    /// A value and the operations on it, from left to right.
     Chain(Box<Expression>, Vec<Step>),
 }
 

@@ -1,8 +1,8 @@
-//! Filters, tests and functions that a template asks for and nobody has, found before anything is rendered.
+//! Finds unknown filters, tests and functions of a template before anything is rendered.
 //!
 //! Jinja2 refuses an unknown filter or test when it compiles a template, except inside `{% if %}` and `x if y else z`,
-//! where it waits until the place is reached: templates ask there for filters that only some programs have. A loop, a
-//! macro or another block inside such a branch is strict again. The same places are strict here.
+//! where it waits until the place is reached: templates use filters there that only some programs have. A loop, a macro
+//! or another block inside such a branch is strict again. The same places are strict here.
 //!
 //! A function is a variable, and Jinja2 finds out when it is called. Here a call that every rendering reaches is
 //! refused at once, if nothing in the template assigns the name; other calls wait until they are reached.
@@ -148,7 +148,7 @@ impl Walk<'_> {
         })
     }
 
-    /// One step, with the expression before it where it is the first.
+    /// Checks one step of a chain such as `f(x).y`; `first` is the expression before it, if this is the first step.
     fn step(&self, first: Option<&Expression>, kind: &StepKind, place: Place) -> Answer<()> {
         match kind {
             StepKind::Attribute(_) => Ok(()),

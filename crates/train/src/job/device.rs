@@ -25,13 +25,13 @@ pub struct OpenedDevice {
     pub times: Option<TimesFile>,
     /// Things that a user should know about its times.
     pub notes: Vec<Note>,
-    /// Whether this process has measured it, which leaves the process larger than one that finds the times in the cache.
+    /// Whether this process has measured it. Such a process is larger than one that finds the times in the cache.
     pub measured: bool,
 }
 
 impl Environment {
-    /// The device of `config`, with the costs that it names: a file, `modelled`, or by default what was measured here. A
-    /// device whose times are not known yet is measured first, which takes about a second.
+    /// The device of `config`, with the costs that it names: a file, `modelled`, or by default the times measured here.
+    /// A device whose times are not known yet is measured first, which takes about a second.
     ///
     /// # Errors
     ///
@@ -51,13 +51,13 @@ impl Environment {
         let KnownTimes { measured, notes, file, kept } = known;
         let name = format!("{}, {}", device.name(), measured.source(options.precision.name()));
         device.use_timings(measured.timings());
-        // Transfers slow the ops beside them, so a run that offloads teaches nothing about ops.
+        // Transfers slow the ops beside them, so times of a run that offloads are not recorded.
         let times = file.filter(|_| options.offload.is_none());
         Ok(OpenedDevice { device, name, times, notes, measured: kept })
     }
 
-    /// Times that were measured on a device such as the described one and came with the program; none where modelled times
-    /// are asked for.
+    /// Times that were measured on a device like the described one and came with the program; none if modelled times
+    /// are requested.
     pub fn times_of(&self, config: &Config, spec: &DeviceSpec) -> Timings {
         let modelled = config.costs.as_deref().or(self.costs.as_deref()) == Some(MODELLED);
         let committed = committed(&spec.name()).filter(|_| !modelled);

@@ -1,7 +1,7 @@
-//! How fast disks are: tried once each and kept in a file, so that a plan is the same at every call.
+//! Speeds of disks: each is measured once and kept in a file, so that every call gives the same plan.
 //!
-//! A trial takes half a second and is never quite like the last one. What a run would plan must not depend on the
-//! moment of the trial, or `plan` would describe another run than `train` makes.
+//! A trial takes half a second and never gives quite the same result. A plan must not depend on the moment of the
+//! trial, or `plan` would describe another run than `train` makes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -49,8 +49,8 @@ impl Disk {
     }
 }
 
-/// The way to the disk that `offload` names and back, for runs of `threads` threads, as it was found when it was first
-/// tried.
+/// The link to the disk that `offload` names, for runs of `threads` threads, with the speed measured when it was first
+/// used.
 pub(crate) fn link(environment: &Environment, offload: &Offload, threads: usize) -> Result<Link, TrainError> {
     if let Some(link) = offload.link {
         return Ok(link);
@@ -67,7 +67,7 @@ pub(crate) fn link(environment: &Environment, offload: &Offload, threads: usize)
 }
 
 impl Environment {
-    /// Tries the disk that `offload` names and keeps what was found.
+    /// Measures the disk that `offload` names and keeps the result.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ fn mistake(error: &ExecError) -> TrainError {
     TrainError::Config(error.to_string())
 }
 
-/// The number of the file system. A folder that is not there has none, and the trial says what is wrong with it.
+/// The number of the file system. A missing folder has none, and the trial reports the fault.
 fn device(offload: &Offload) -> u64 {
     fs::metadata(&offload.folder).map_or(0, |data| data.dev())
 }
@@ -96,7 +96,7 @@ fn file(environment: &Environment) -> Option<PathBuf> {
     environment.cached("disks.json")
 }
 
-/// The measurements on file; none where the file cannot be read, since that must not stop a run.
+/// The measurements on file; none if the file cannot be read, since that must not stop a run.
 fn read(environment: &Environment) -> Disks {
     let text = file(environment).and_then(|file| fs::read_to_string(file).ok());
     let disks: Option<Disks> = text.and_then(|text| serde_json::from_str(&text).ok());

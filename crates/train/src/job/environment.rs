@@ -1,7 +1,7 @@
 //! The user's cache folders, and the access to the hub.
 //!
-//! The library reads no environment variable: [`Environment::from_variables`] is given them. Their names are those of
-//! Python's library, so that models it has downloaded are found.
+//! The library reads no environment variable: the caller passes them to [`Environment::from_variables`]. Their names
+//! are those of Python's library, so that models it has downloaded are found.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub struct Environment {
     pub caches: Option<PathBuf>,
     /// The hub for models that are named by their id. Without it a model is a folder or a preset.
     pub hub: Option<Hub>,
-    /// Where times of ops come from when the settings do not say; what was measured on this machine when not stated.
+    /// Source of the times of ops if the settings name none; by default those measured on this machine.
     pub costs: Option<String>,
     /// Folders of a GPU's libraries: those of the active Python environment, and of a toolkit.
     pub libraries: Vec<PathBuf>,
@@ -37,8 +37,8 @@ pub struct NamedModel {
 }
 
 impl Environment {
-    /// The environment that `variable` tells of: `HOME`, `XDG_CACHE_HOME`, `PLIMSOLL_COSTS`, and those of the hub. An empty
-    /// value is none.
+    /// The environment read through `variable`: `HOME`, `XDG_CACHE_HOME`, `PLIMSOLL_COSTS`, and those of the hub. An
+    /// empty value counts as absent.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Environment {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let home = || variable("HOME").map(|home| PathBuf::from(home).join(".cache"));
@@ -88,8 +88,8 @@ impl Environment {
         Some(self.caches.as_ref()?.join("plimsoll").join(name))
     }
 
-    /// Fills in what the environment decides: the folder of a model that is named by its hub id or by an adapter for it,
-    /// and the folder for tokenised data.
+    /// Fills in the settings that the environment decides: the folder of a model that is named by its hub id or by an
+    /// adapter for it, and the folder for tokenised data.
     ///
     /// # Errors
     ///
@@ -105,8 +105,7 @@ impl Environment {
         Ok(raw)
     }
 
-    /// The folder of a model, and that of its adapter. A name that is an adapter's folder stands for both, as in
-    /// transformers.
+    /// The folder of a model, and that of its adapter. The folder of an adapter stands for both, as in transformers.
     ///
     /// # Errors
     ///
@@ -138,7 +137,7 @@ impl Environment {
         Ok(NamedModel { model: self.folder(&base, watch)?, adapter: Some(folder.into()) })
     }
 
-    /// The folder of a model named by its hub id; any other name as it is.
+    /// The folder of a model named by its hub id; any other name is returned unchanged.
     fn folder(&self, name: &str, watch: &mut dyn Watch) -> Result<String, TrainError> {
         if Path::new(name).exists() || !is_id(name) {
             return Ok(name.to_owned());
@@ -147,7 +146,7 @@ impl Environment {
             TrainError::Config("there is no folder to keep models in; set HOME or HF_HOME".into())
         })?;
         let folder = hub.model(name, "main", |file, bytes| watch.hear(Stage::Downloading { file, bytes }));
-        // A folder with a typing error in its path looks like an id.
+        // A misspelled path to a folder looks like a hub id.
         let folder = folder.map_err(|error| match error {
             TrainError::Config(why) => TrainError::Config(format!("there is no folder `{name}`, and {why}")),
             other => other,

@@ -1,4 +1,4 @@
-//! The plan that a checkpoint keeps: a run that goes on goes by it, unless settings that decide a plan have changed.
+//! The plan that a checkpoint keeps: a run that resumes uses it, unless settings that decide a plan have changed.
 //!
 //! Times of ops change from one day to the next, and with them the fastest plan. A run that was interrupted must not notice:
 //! another division into micro-batches would add gradients in another order.
@@ -18,7 +18,7 @@ use crate::error::TrainError;
 use crate::planning::{Planned, plan_from_file};
 use crate::settings::RawConfig;
 
-/// Settings that decide a plan beside the graphs, which a plan file is held against anyway.
+/// Settings that decide a plan, beside the graphs, with which a plan file is compared anyway.
 fn settings_of(config: &Config) -> String {
     let all = config.effective();
     let deciding = RawConfig {
@@ -41,8 +41,8 @@ fn settings_of(config: &Config) -> String {
 }
 
 impl Job<'_> {
-    /// The plan of the checkpoint that the run goes on from, if it keeps one for these settings. A plan that cannot be used
-    /// is noted, and another is looked for.
+    /// The plan of the checkpoint that the run resumes from, if it keeps one for these settings. A plan that cannot be
+    /// used is noted, and another is searched for.
     pub(super) fn kept_plan(&mut self, device: &dyn Device) -> Option<Planned> {
         let (kept, micro_batch) = self.folder.as_ref().and_then(RunFolder::kept_plan)?;
         let (settings, plan) = kept.split_once('\n')?;
@@ -59,7 +59,7 @@ impl Job<'_> {
         }
     }
 
-    /// Has the checkpoints of the run keep its plan, whose file has this text.
+    /// Makes the checkpoints of the run keep its plan; `plan` is the text of the plan file.
     pub(super) fn keep_plan(&mut self, plan: &str) {
         let settings = settings_of(&self.config);
         self.folder = self.folder.take().map(|folder| folder.with_plan(format!("{settings}\n{plan}")));

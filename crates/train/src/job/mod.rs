@@ -1,5 +1,5 @@
-//! A whole run from its settings, as `plimsoll train` has it: data, device, plan, weights, a checkpoint to go on from,
-//! and the folder for results.
+//! A whole run from its settings, as in `plimsoll train`: data, device, plan, weights, a checkpoint to resume from, and
+//! the folder for results.
 //!
 //! ```text
 //! Environment::complete ─▶ Config::check ─▶ Config::open ─▶ Job::plan ─▶ Job::start ─▶ Session::train ─▶ Session::finish
@@ -7,12 +7,12 @@
 //!                                                                        weights      checkpoints        model
 //! ```
 //!
-//! Nothing is printed: [`Note`]s are for the user, [`Watch`] hears how far the work is, errors name a way out. A process
-//! that has tokenised or planned holds memory that a fresh one would not; the binary starts itself anew then
-//! ([`Job::has_tokenised`], [`Budget::wants_fresh_process`](crate::memory::Budget::wants_fresh_process)), and a library
+//! Nothing is printed: [`Note`]s are for the user, [`Watch`] is informed of progress, errors name a way out. A process
+//! that has tokenised or planned holds memory that a fresh one would not. The binary then starts itself anew
+//! ([`Job::has_tokenised`], [`Budget::wants_fresh_process`](crate::memory::Budget::wants_fresh_process)); a library
 //! cannot.
 //!
-//! Absent: the page of a run, progress bars, signals, and the guard around files of others, which are the binary's.
+//! Absent: the page of a run, progress bars, signals, and the guard around foreign files; these belong to the binary.
 
 mod device;
 mod disk_speed;
@@ -75,8 +75,8 @@ impl fmt::Debug for Job<'_> {
 }
 
 impl Config {
-    /// Opens a run: makes and locks its folder, finds the checkpoint to go on from, and opens the data, which is
-    /// tokenised where that was not done before.
+    /// Opens a run: creates and locks its folder, finds the checkpoint to resume from, and opens the data, which is
+    /// tokenised if it is not in the cache.
     ///
     /// # Errors
     ///
@@ -87,12 +87,13 @@ impl Config {
     }
 }
 
-/// Where reading alone has crossed the budget, the error of planning: it names a budget for all that follows too.
+/// If reading alone has exceeded the budget, returns the error of planning instead: it names a budget for the whole
+/// run.
 fn with_least_budget(error: TrainError, config: &Config, environment: &Environment) -> TrainError {
     if !matches!(error, TrainError::Config(_)) || config.keeps_budget().is_ok() {
         return error;
     }
-    // Times decide nothing about what fits, so none are measured for it.
+    // Times do not decide what fits, so none are measured here.
     let config = Config { costs: Some(times::MODELLED.into()), ..config.clone() };
     let planned = environment
         .device(&config)
@@ -154,8 +155,8 @@ impl<'w> Job<'w> {
         Job { pause: steps, ..self }
     }
 
-    /// The fastest plan inside the budget. A run that goes on keeps the plan of its checkpoint, or where that does not
-    /// suit the settings any more, its micro-batches, so that it goes on to the bit.
+    /// The fastest plan inside the budget. A run that resumes keeps the plan of its checkpoint. If that plan no longer
+    /// suits the settings, it keeps at least the micro-batch, so that it continues bit for bit.
     ///
     /// # Errors
     ///
@@ -179,7 +180,7 @@ impl<'w> Job<'w> {
         Ok(planned)
     }
 
-    /// Looks for the fastest plan, with the micro-batches of the run so far where they fit.
+    /// Searches for the fastest plan, with the micro-batch of the run so far if that fits.
     fn search(&mut self, device: &dyn Device) -> Result<Planned, TrainError> {
         let before = self.folder.as_ref().and_then(RunFolder::micro_batch);
         let before = before.filter(|_| self.config.options.micro_batch.is_none());
@@ -226,12 +227,12 @@ impl<'w> Job<'w> {
         })
     }
 
-    /// Takes the memory of a plan, reads weights, and goes on from the checkpoint if there is one.
+    /// Takes the memory of a plan, reads weights, and resumes from the checkpoint if there is one.
     ///
     /// # Errors
     ///
-    /// When the memory cannot be had, weights cannot be read, a checkpoint is of another run, or the disk has no room for
-    /// what the run will save.
+    /// When the memory cannot be had, weights cannot be read, a checkpoint is of another run, or the disk has too
+    /// little room for the checkpoints and the model.
     pub fn start(self, planned: Planned) -> Result<Session, TrainError> {
         Session::start(self, planned)
     }
@@ -255,7 +256,7 @@ impl<'w> Job<'w> {
         Ok(device)
     }
 
-    /// The settings, with what the data has settled.
+    /// The settings, completed by the data.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -265,8 +266,8 @@ impl<'w> Job<'w> {
         &self.data
     }
 
-    /// Whether this process has tokenised data, which leaves it larger than one that finds the ids in the cache: the same
-    /// settings may be planned differently the next time.
+    /// Whether this process has tokenised data. Such a process is larger than one that finds the ids in the cache, so
+    /// the next run with the same settings may be planned differently.
     pub fn has_tokenised(&self) -> bool {
         self.tokenised
     }

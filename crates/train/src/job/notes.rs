@@ -10,13 +10,13 @@ use crate::checkpoint::Best;
 pub enum Note {
     /// About the model's configuration.
     Model(String),
-    /// A checkpoint is broken and was passed over.
+    /// A checkpoint is broken and was skipped.
     BrokenCheckpoint(String),
-    /// A checkpoint is later than the one that is resumed, from before a step whose numbers were not finite.
+    /// A later checkpoint exists than the one that is resumed; it is from before a step whose numbers were not finite.
     LaterCheckpoint(PathBuf),
-    /// The folder that is resumed holds no checkpoint, so the run begins anew.
+    /// The resumed folder holds no checkpoint, so the run starts from the beginning.
     NothingToResume(PathBuf),
-    /// Samples that cannot be used were passed over.
+    /// Samples that cannot be used were skipped.
     SkippedSamples {
         /// How many.
         count: u64,
@@ -35,21 +35,21 @@ pub enum Note {
         /// How many.
         count: u64,
     },
-    /// Samples are to be shown, and the data is made up.
+    /// Samples are to be shown, but the data is synthetic.
     NothingToShow,
-    /// The micro-batches that a run had before do not fit, so it goes on within rounding.
+    /// The micro-batch of the run so far does not fit, so the run continues within rounding.
     OtherMicroBatch {
         /// Rows of the micro-batches before.
         before: usize,
     },
-    /// The run so far was computed on another instruction path, so it goes on within rounding.
+    /// The run so far was computed on another instruction path, so it continues within rounding.
     OtherInstructions {
         /// The path before.
         before: String,
         /// The path from here on.
         now: String,
     },
-    /// The plan that the checkpoint keeps cannot be used, so another was looked for.
+    /// The plan in the checkpoint cannot be used, so another was searched for.
     OtherPlan {
         /// Why not.
         why: String,
@@ -60,7 +60,7 @@ pub enum Note {
     NewParameters(Vec<String>),
     /// Tensors of the model's files that nothing uses.
     UnusedTensors(Vec<String>),
-    /// The run goes on from a checkpoint.
+    /// The run resumes from a checkpoint.
     Resumed {
         /// Its last step.
         step: u64,
@@ -69,7 +69,7 @@ pub enum Note {
     },
     /// The best checkpoint so far is gone.
     LostBest(Best),
-    /// A setting is not what it was before the run was interrupted.
+    /// A setting has changed since the run was interrupted.
     Changed {
         /// The setting.
         name: &'static str,

@@ -36,7 +36,7 @@ pub struct Profile {
 }
 
 impl Session {
-    /// Takes one step to warm up, `steps` steps by the clock on the wall, and as many with every action timed.
+    /// Takes one step to warm up, `steps` steps timed as a whole, and as many with every action timed.
     ///
     /// # Errors
     ///

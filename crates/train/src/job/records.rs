@@ -1,7 +1,7 @@
 //! Records in the folder of a run: `metrics.jsonl` and TensorBoard's event files.
 //!
-//! The first line of `metrics.jsonl` says what is run and how it was planned, so that a page can be made from that file
-//! alone, also of a run that died.
+//! The first line of `metrics.jsonl` holds the settings and the plan, so that a page can be made from that file alone,
+//! even for a run that died.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,5 @@
-//! The folder of a run: made, locked, searched for a checkpoint to go on from, and in the end given the trained model.
+//! The folder of a run: created, locked, searched for a checkpoint to resume from, and at the end given the trained
+//! model.
 
 use std::fs;
 use std::io;
@@ -20,8 +21,7 @@ use crate::trainer::Trainer;
 /// Names that a run writes beside checkpoints, before the trained model.
 const NAMES: [&str; 4] = ["metrics.jsonl", "metrics.jsonl.part", "report.html", "tensorboard"];
 
-/// Refuses a folder that cannot be written to, or holds something already; before anything takes long. Says whether the
-/// folder is new.
+/// Refuses a folder that cannot be written to or is not empty, before any long work. Returns whether the folder is new.
 pub(super) fn prepare(config: &OutputConfig, resumes: bool) -> Result<bool, TrainError> {
     let folder = &config.folder;
     let unwritable = |error: io::Error| {
@@ -64,33 +64,33 @@ fn clear_left_over(folder: &Path) -> Result<(), TrainError> {
 pub(super) struct RunFolder {
     checkpoints: Checkpoints,
     form: ModelFormat,
-    /// Where the run goes on.
+    /// The checkpoint that the run resumes from.
     from: Option<Checkpoint>,
 }
 
 /// Bytes that the rest of a run takes on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskNeed {
-    /// The most checkpoints at one time beyond those that are there now.
+    /// The most checkpoints at one time, beyond those that exist now.
     pub checkpoints: u64,
     /// Bytes of each.
     pub each: u64,
     /// Bytes of all of them and of the trained model.
     pub all: u64,
-    /// Bytes that are free, where the system says so.
+    /// Bytes that are free, if the system tells.
     pub free: Option<u64>,
 }
 
 /// Which weights a run has left in its folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finished {
-    /// The run was asked to end before it was done: its checkpoints are there, and no model.
+    /// The run was asked to end early: its checkpoints are there, but no model.
     Stopped,
     /// Those after the last step, which nothing surpasses.
     Last,
     /// Those of the best evaluation, after this step.
     Best(u64),
-    /// Those after the last step, though an earlier step was better.
+    /// Those after the last step, although an earlier step was better.
     NotTheBest {
         /// The last step.
         last: u64,
@@ -104,7 +104,7 @@ pub enum Finished {
 pub enum BetterStep {
     /// Its checkpoint is there.
     Kept(PathBuf),
-    /// Its checkpoint is gone, as the limit on their number allows.
+    /// Its checkpoint was removed, as the limit on their number allows.
     Gone,
     /// Its checkpoint was to be taken and cannot be read.
     Lost {
@@ -115,7 +115,7 @@ pub enum BetterStep {
     },
 }
 
-/// Says so where a run goes on with other instructions than its checkpoint was computed with.
+/// Adds a note if a run resumes with other instructions than its checkpoint was computed with.
 fn other_instructions(from: &Checkpoint, run: &Run) -> Option<Note> {
     let before = from.state.plan.instructions.clone()?;
     let now = run.engine().device().instructions()?.to_string();
@@ -123,7 +123,8 @@ fn other_instructions(from: &Checkpoint, run: &Run) -> Option<Note> {
 }
 
 impl RunFolder {
-    /// Locks the folder and finds the checkpoint to go on from: before anything is planned, since it says how.
+    /// Locks the folder and finds the checkpoint to resume from. This comes before planning, since the plan depends on
+    /// it.
     pub(super) fn open(config: &Config, notes: &mut Vec<Note>) -> Result<Option<RunFolder>, TrainError> {
         let Some(output) = &config.output else { return Ok(None) };
         let form = config.form()?;
@@ -145,7 +146,7 @@ impl RunFolder {
         &self.checkpoints
     }
 
-    /// Sequences per micro-batch of the run so far: the same again give the same bits.
+    /// Sequences per micro-batch of the run so far: with the same number the bits are the same.
     pub(super) fn micro_batch(&self) -> Option<usize> {
         self.from.as_ref().map(|from| from.state.plan.micro_batch)
     }
@@ -156,19 +157,19 @@ impl RunFolder {
         Some((from.plan()?, from.state.plan.micro_batch))
     }
 
-    /// The same folder for a run that goes by a plan, which its checkpoints then keep.
+    /// The same folder for a run with a plan, which its checkpoints then keep.
     pub(super) fn with_plan(self, plan: String) -> RunFolder {
         RunFolder { checkpoints: self.checkpoints.with_plan(plan), ..self }
     }
 
-    /// Puts a run back to its checkpoint, where it goes on from one.
+    /// Restores a run from its checkpoint, if it resumes from one.
     pub(super) fn resume(
         self,
         config: &Config,
         trainer: &mut Trainer,
         notes: &mut Vec<Note>,
     ) -> Result<RunFolder, TrainError> {
-        // Only now is it settled: the data has told the number of classes.
+        // Only now is the form known: the data determines the number of classes.
         let form = config.form()?;
         let folder = RunFolder { checkpoints: self.checkpoints.in_form(form.clone()), form, from: self.from };
         if let Some(from) = &folder.from {
@@ -206,7 +207,7 @@ impl RunFolder {
         Ok(DiskNeed { checkpoints, each, all, free })
     }
 
-    /// The most checkpoints at one time beyond those that are there now, with the one being written.
+    /// The most checkpoints at one time, beyond those that exist now, including the one being written.
     fn more_checkpoints(&self, config: &Config, done: u64, steps: u64) -> Result<u64, TrainError> {
         let (every, best) = (config.saving.every, u64::from(config.evaluation.is_some()));
         let regular = (steps / every).saturating_sub(done / every);
@@ -216,7 +217,7 @@ impl RunFolder {
         Ok(new.min((limit as u64 + best + 1).saturating_sub(there).max(1)))
     }
 
-    /// Writes the trained model, unless the run was asked to end before it was done.
+    /// Writes the trained model, unless the run was asked to end early.
     pub(super) fn finish(
         &self,
         config: &Config,
@@ -249,8 +250,8 @@ impl RunFolder {
     }
 }
 
-/// The newest whole checkpoint. None where a run has begun, or not even that, but saved nothing: so a script may always
-/// ask for the latest. Where something might be lost by beginning anew, that is an error.
+/// The newest whole checkpoint. `None` if no run has saved anything here, so a script may always ask for the latest. If
+/// starting over might lose something, that is an error.
 fn latest(checkpoints: &Checkpoints, notes: &mut Vec<Note>) -> Result<Option<Checkpoint>, TrainError> {
     let found = checkpoints.latest()?;
     notes.extend(found.broken.iter().map(|broken| Note::BrokenCheckpoint(broken.to_string())));
@@ -281,8 +282,8 @@ fn latest(checkpoints: &Checkpoints, notes: &mut Vec<Note>) -> Result<Option<Che
     Ok(found.checkpoint)
 }
 
-/// Refuses to go on from a checkpoint in a folder that holds another model, another run, or another course of this one:
-/// they would be overwritten, rotated away or gone on from by mistake.
+/// Refuses to resume from a checkpoint in a folder that holds another model, another run, or another course of this
+/// one: these would be overwritten, rotated away or resumed from by mistake.
 fn refuse_to_mix(checkpoints: &Checkpoints, from: &Checkpoint) -> Result<(), TrainError> {
     let (folder, shown) = (checkpoints.folder(), checkpoints.folder().display());
     let refused = |why: String| Err(TrainError::Config(why));
@@ -315,7 +316,7 @@ fn refuse_to_mix(checkpoints: &Checkpoints, from: &Checkpoint) -> Result<(), Tra
     }
 }
 
-/// The first of the names in a folder that are not `ours`. What a run leaves under temporary names has been cleared.
+/// The first name in a folder that is not `ours`. Temporary files of runs have been cleared before.
 fn foreign(folder: &Path, ours: impl Fn(&str) -> bool) -> Result<Option<String>, TrainError> {
     let unreadable = |error| TrainError::Output(format!("cannot read `{}`: {error}", folder.display()));
     let mut names = Vec::new();

@@ -1,4 +1,4 @@
-//! A job under way: the trainer with its data, its folder, and the files that tell of it.
+//! A job under way: the trainer with its data, its folder, and the files that record it.
 
 use std::fmt;
 
@@ -57,7 +57,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Takes the memory of `planned` and fills it: with weights, and with a checkpoint where the run goes on from one.
+    /// Takes the memory of `planned` and fills it: with weights, and with a checkpoint if the run resumes from one.
     pub(super) fn start(mut job: Job<'_>, planned: Planned) -> Result<Session, TrainError> {
         let OpenedDevice { device, name: device_name, times, .. } = job.take_device()?;
         let mut summary = summary_of(&job.config, &*device, planned)?;
@@ -79,7 +79,7 @@ impl Session {
         let batches = Batches::new(data.train, config.options.global_batch as u64, rows);
         let lr = config.lr(batches.steps_per_epoch())?;
         let validation = data.validation.map(|source| config.validation(source, rows));
-        // Facts are for checkpoints, and those of the data take a look at all of it.
+        // Facts are for checkpoints, and those of the data require reading all of it.
         let facts = if config.output.is_some() { config.facts(batches.source())? } else { Vec::new() };
         let mut trainer = Trainer::new(run, batches, lr).with_facts(facts);
         watch.hear(Stage::Reading);
@@ -107,7 +107,8 @@ impl Session {
         })
     }
 
-    /// Takes all steps and tells the listeners, in their order; what the settings ask for is kept in the run's folder.
+    /// Takes all steps and informs the listeners, in their order; the outputs that the settings ask for go to the run's
+    /// folder.
     ///
     /// # Errors
     ///
@@ -133,8 +134,8 @@ impl Session {
         result
     }
 
-    /// Adds the times of this run's ops to those known of the machine. They refine later plans; a run that took too few
-    /// steps, or an engine that cannot tell, adds nothing.
+    /// Adds the times of this run's ops to those known of the machine. They refine later plans. A run of too few steps,
+    /// or an engine without timings, adds nothing.
     fn learn(&self) {
         let Some(file) = &self.times else { return };
         let timings = times_of_ops(&self.summary.planned.choice, self.trainer.run().engine(), Rank::Median);
@@ -145,7 +146,8 @@ impl Session {
         }
     }
 
-    /// Opens the files that tell of the run, where it has a folder. [`train`](Session::train) does so where nobody has.
+    /// Opens the files that record the run, if it has a folder. [`train`](Session::train) does so if the caller has
+    /// not.
     ///
     /// # Errors
     ///
@@ -174,7 +176,8 @@ impl Session {
         })
     }
 
-    /// Writes the trained model into the run's folder and says which weights those are; nothing where the run has none.
+    /// Writes the trained model into the run's folder and returns which weights those are; `None` if the run has no
+    /// folder.
     ///
     /// # Errors
     ///
@@ -191,14 +194,14 @@ impl Session {
     /// When it was not.
     pub fn judge(&self, end: &EndRecord) -> Result<(), TrainError> {
         let &EndRecord { measured_peak_bytes: measured, planned_peak_bytes: planned, .. } = end;
-        // Without a step the arena is used for its state alone.
+        // Without a step the arena is used only for its state.
         if self.stepped && measured != planned {
             return Err(TrainError::Peak { measured, planned });
         }
         Ok(self.summary.planned.budget.stayed_inside(end.process_peak_bytes)?)
     }
 
-    /// The settings, with what the data has settled.
+    /// The settings, completed by the data.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -264,7 +267,7 @@ fn some(names: Vec<String>) -> Option<Vec<String>> {
 }
 
 /// Tokens per second if all time went into products. The processor is measured before the arena is taken, so that this
-/// needs no memory of its own; of a GPU its facts tell.
+/// needs no extra memory; for a GPU the ceiling follows from its facts.
 fn ceiling(summary: &Summary, device: &dyn Device, options: &Options) -> Result<f64, TrainError> {
     let choice = &summary.planned.choice;
     let tokens = (choice.micro_batch * summary.seq_len) as f64;

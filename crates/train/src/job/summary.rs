@@ -29,8 +29,8 @@ pub struct Summary {
     pub faster: Vec<Point>,
     /// How long it took to find the plan.
     pub planning_seconds: f64,
-    /// Time of the comparison with other plans: the plan without a budget, the optimum inside the budget where a
-    /// strategy was fixed, and what larger ones would bring.
+    /// Time of the comparison with other plans: the plan without a budget, the optimum inside the budget if a strategy
+    /// was fixed, and plans in larger budgets.
     pub comparing_seconds: f64,
     /// The instruction path of this machine's processor, where it computes.
     pub instructions: Option<Instructions>,
@@ -98,7 +98,8 @@ impl<'a> Questions<'a> {
     /// Questions about the model of `config` on a device that `facts` speaks for.
     pub fn new(config: &'a Config, facts: DeviceFacts<'a>, budget: Budget) -> Questions<'a> {
         let request = config.options.request(&budget);
-        // Before the run, the bytes of its arena are for planning; another device's say nothing of this process.
+        // Before the run, planning may use the bytes of its arena; the arena of another device says nothing about this
+        // process.
         let here = budget.origin == BudgetOrigin::Stated && budget.ceiling.is_none();
         let room = if here { request.budget / 4 * 3 } else { u64::MAX };
         let programs = Programs { model: &config.model, facts, options: &config.options };
@@ -133,7 +134,7 @@ impl Questions<'_> {
         plan_within(model, facts, &options, self.budget)
     }
 
-    /// Searches for the plan and says how it stands.
+    /// Searches for the plan and describes it.
     ///
     /// # Errors
     ///
@@ -144,7 +145,7 @@ impl Questions<'_> {
         let planning_seconds = clock.elapsed().as_secs_f64();
         let mut summary = self.summarise(planned)?;
         if self.request.strategy.is_some() && summary.planned.choice.lower_bound_seconds.is_none() {
-            // The optimum inside the budget says nothing of the time that a fixed strategy takes.
+            // The optimum inside the budget says nothing about the time of a fixed strategy.
             if let Some(bound) = self.auto_bound()? {
                 summary.lower_bound_seconds = summary.lower_bound_seconds.max(bound);
             }

@@ -89,8 +89,8 @@ fn quantised(summary: &Summary) -> Option<Value> {
     }))
 }
 
-/// Budget and planned bytes of the memory that the arena lies in, and of the place where values and state wait. A place
-/// without a limit has no budget.
+/// Budget and planned bytes of the memory that holds the arena, and of the tier for offload. A tier without a limit has
+/// no budget.
 fn pools(summary: &Summary) -> Map<String, Value> {
     let pool =
         |budget: Option<u64>, planned: u64| json!({ "budget_bytes": budget, "planned_bytes": planned });

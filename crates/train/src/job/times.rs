@@ -1,7 +1,7 @@
 //! Times of ops that plans use on this machine: read from the cache, measured where they are not there, learned from runs.
 //!
-//! A file that is broken or of another version is passed over with a note and written again. Where nothing can be written,
-//! the times hold for this process alone. Neither keeps anybody from training.
+//! A file that is broken or of another version is ignored with a note and written again. If nothing can be written, the
+//! times hold for this process alone. Neither prevents training.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::files::{read_any_text, write_whole};
 use crate::measure::{Measured, OPS_FILE_VERSION, committed, measure_device, probe_room, timed_machine};
 use crate::planning::Options;
 
-/// The value of `--costs` that stands for no measurement at all.
+/// The value of `--costs` that means no measurement at all.
 pub(super) const MODELLED: &str = "modelled";
 
 /// Where times of one machine are kept, and how that machine is called in the file.
@@ -27,7 +27,7 @@ pub struct TimesFile {
     pub machine: String,
 }
 
-/// Times, with whatever the user should know about them.
+/// Times, with notes for the user about them.
 #[derive(Default)]
 pub(super) struct KnownTimes {
     pub(super) measured: Measured,
@@ -52,7 +52,8 @@ impl Environment {
         Some(TimesFile { path, machine: timed_machine(threads, &probing) })
     }
 
-    /// Times of a device that is not measured on the way: those that came with the program, and what `bench ops` has kept.
+    /// Times of a device that is not measured automatically: those that came with the program, and the results of
+    /// `bench ops`.
     pub(super) fn kept_times(&self, device: &dyn Device) -> KnownTimes {
         let measured = committed(&device.name()).unwrap_or_default();
         let mut known = KnownTimes { measured, ..KnownTimes::default() };
@@ -64,7 +65,7 @@ impl Environment {
         known
     }
 
-    /// Times of a device: what is kept, or else what a second of measuring tells.
+    /// Times of a device: the kept ones, or else those from a second of measuring.
     pub(super) fn times(&self, device: &dyn Device, probing: &Probing, options: &Options) -> KnownTimes {
         let mut known = KnownTimes::default();
         // Without a place to keep them, every call would measure anew and plan differently.
@@ -112,7 +113,7 @@ impl TimesFile {
         read_costs(&self.path, &self.machine)
     }
 
-    /// Writes the file whole, or leaves what was there. Says whether it was written.
+    /// Writes the whole file, or leaves the old one. Returns whether it was written.
     pub fn write(&self, measured: &Measured) -> bool {
         let folder = self.path.parent().is_some_and(|folder| fs::create_dir_all(folder).is_ok());
         let text = serde_json::to_vec(measured);

@@ -7,7 +7,7 @@ use crate::data::Progress;
 /// The work that a job has reached.
 #[derive(Debug)]
 pub enum Stage<'a> {
-    /// A name stands for an adapter, so the model is its base.
+    /// A name is that of an adapter, so the model is its base.
     Adapter {
         /// The name that was given.
         name: &'a str,
@@ -28,13 +28,13 @@ pub enum Stage<'a> {
         /// Whether the job has made it.
         new: bool,
     },
-    /// Files of others are being read from here on: the model's, its tokenizer's, data, checkpoints.
+    /// Foreign files are read from here on: the model's, its tokenizer's, data, checkpoints.
     Reading,
     /// Part of the data was tokenised.
     Tokenising(Progress<'a>),
-    /// No more files of others are read, until the next [`Reading`](Stage::Reading).
+    /// No more foreign files are read, until the next [`Reading`](Stage::Reading).
     Working,
-    /// A plan is being looked for, until the next [`Working`](Stage::Working).
+    /// A plan is being searched for, until the next [`Working`](Stage::Working).
     Planning,
     /// The search asks about a program.
     Considering {

@@ -1,8 +1,8 @@
 //! How fast this machine multiplies matrices, and how much of that a step needs.
 //!
-//! The ceiling is measured with the kernels a run uses: a chain of square products through the same plan and
-//! the same engine. A step's own products are counted once, also where recompute runs them again, so the share
-//! of the ceiling is that of useful work.
+//! The ceiling is measured with the kernels of a run: a chain of square products through the same plan and the same
+//! engine. A step's own products are counted once, even if recompute runs them again, so the share of the ceiling is
+//! that of useful work.
 
 use std::time::Instant;
 
@@ -37,7 +37,7 @@ pub fn matmul_rate(options: &Options, size: usize, seconds: f64) -> Result<f64, 
         engine.run(Role::Further, &[("x", Data::F32(&x))])?;
         Ok::<f64, TrainError>(flops / begin.elapsed().as_secs_f64())
     };
-    // The first touches memory for the first time; of the others the fastest, as the rest had company.
+    // The first run touches memory for the first time; of the others the fastest counts, since the rest were disturbed.
     once()?;
     let begin = Instant::now();
     let mut best = once()?;

@@ -8,9 +8,9 @@
 //! bench    `plimsoll bench ops` times the ops of one model on purpose
 //! ```
 //!
-//! The last two share a table. A run that was disturbed must not spoil it, so a new time moves the known one by a part of
-//! the difference, and the known one counts for four runs at most. The table has a largest size; the ops that were not
-//! seen for longest leave it.
+//! The last two share a table. A run that was disturbed must not spoil it, so a new time moves the known one by a part
+//! of the difference, and the known one weighs as much as four runs at most. The table has a largest size; the ops not
+//! seen for longest are dropped.
 
 use std::collections::BTreeMap;
 
@@ -24,9 +24,9 @@ pub const OPS_FILE_VERSION: u32 = 2;
 
 /// The most ops of runs that are kept: those of about half a dozen models.
 const MOST_OPS: usize = 500;
-/// A known time counts for this many runs at most.
+/// A known time weighs as much as this many runs at most.
 const MOST_WEIGHT: u32 = 4;
-/// A run may claim at most this many times the known time of an op, and no less than its inverse.
+/// A run may change the known time of an op at most by this factor, up or down.
 const MOST_CHANGE: f64 = 2.0;
 const SECONDS_PER_DAY: u64 = 86_400;
 
@@ -53,12 +53,12 @@ pub struct Measured {
 struct ProbedOn {
     /// Days since 1970.
     day: u64,
-    /// Sizes of models that fitted into the memory there was.
+    /// Number of model sizes that fitted into the available memory.
     sizes: usize,
 }
 
-/// One op: seconds with the best scratch and with the least, floating-point operations of its products, bytes, days from
-/// 1970 to the last time it was seen, and runs that it was seen in.
+/// One op: seconds with the best scratch and with the least, floating-point operations of its products, bytes, the day
+/// it was last seen (counted from 1970), and the number of runs it was seen in.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct OpRow(Option<f64>, Option<f64>, f64, f64, u64, u32);
 
@@ -68,7 +68,7 @@ impl OpRow {
         OpRow(seconds, lean_seconds, matmul_flops, bytes, day, 1)
     }
 
-    /// The row as times, unless somebody has written numbers into it that no clock gives.
+    /// The row as times, unless the file holds numbers that no clock gives.
     fn timing(&self) -> Option<Timing> {
         let &OpRow(seconds, lean_seconds, matmul_flops, bytes, ..) = self;
         let likely = |number: f64, most: f64| number >= 0.0 && number < most;
@@ -78,7 +78,7 @@ impl OpRow {
         all.then_some(Timing { seconds, lean_seconds, matmul_flops, bytes })
     }
 
-    /// The known times with those of `newer` taken in.
+    /// The known times, updated with those of `newer`.
     fn learned(self, newer: OpRow) -> OpRow {
         let weight = self.5.clamp(1, MOST_WEIGHT);
         let moved = |known: Option<f64>, new: Option<f64>| match (known, new) {
@@ -147,7 +147,7 @@ impl Measured {
         }
     }
 
-    /// Adds what `newer` has timed on purpose, which counts where both know something.
+    /// Adds the deliberately measured times of `newer`, which win if both know an op.
     #[must_use]
     pub fn updated(mut self, newer: Measured) -> Measured {
         for (signature, new) in newer.ops {
@@ -157,7 +157,7 @@ impl Measured {
         self
     }
 
-    /// The shorter of both times where both know an op: what else the machine does only ever slows an op down.
+    /// The shorter of the two times if both know an op: other work of the machine can only slow an op down.
     #[must_use]
     pub fn fastest(mut self, other: Measured) -> Measured {
         let shorter = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a.min(b)).or(a).or(b);

@@ -1,9 +1,9 @@
 //! Measuring ops where they are used: a few steps of a model, every action timed.
 //!
-//! An op is timed between the ops that come before and after it in training, with the data it will see, so
-//! caches are as warm or cold as they will be. `probes` does so with small models, in about a second, when a machine is
-//! first used; a training run does so on the way; `plimsoll bench ops` does so with one model at length. The times are kept
-//! in a file per machine and read by later plans (`known`).
+//! An op is timed between the ops that come before and after it in training, with real data, so caches are as warm or
+//! cold as in a run. `probes` does so with small models, in about a second, when a machine is first used; a training
+//! run does so on the way; `plimsoll bench ops` does so with one model at length. The times are kept in a file per
+//! machine and read by later plans (`known`).
 
 mod ceiling;
 mod committed;
@@ -44,8 +44,8 @@ pub fn timed_machine(threads: usize, probing: &Probing) -> String {
     format!("{}, {}", measured_machine(threads), probing.kernels)
 }
 
-/// Times the ops of a model for micro-batches of `rows` rows, with either amount of scratch, and those that take
-/// their place where it is worked on in tiles.
+/// Times the ops of a model for micro-batches of `rows` rows, with either amount of scratch, and also the ops that
+/// replace them when it runs in tiles.
 ///
 /// # Errors
 ///
@@ -58,7 +58,7 @@ pub fn measure_ops(config: &Config, rows: usize) -> Result<Timings, TrainError> 
     let facts = |graph: &Graph| device.facts(graph);
     let mut programs = Programs { model: &config.model, facts, options: &config.options };
     for scratch in [Scratch::Best, Scratch::Least] {
-        // The whole comes last, because what both have counts as it is there.
+        // The whole program comes last, so that its times win for ops that both have.
         let both = [programs.tiled(rows)?, Some(programs.whole(rows)?)];
         for program in both.into_iter().flatten() {
             if scratch == Scratch::Least && !takes_less(&program) {
@@ -77,7 +77,7 @@ fn takes_less(program: &Program) -> bool {
     program.train.facts.nodes.iter().any(|node| node.workspace.least < node.workspace.best)
 }
 
-/// A plan inside the budget: which one is of no matter, only that it runs every op.
+/// Any plan inside the budget will do, as long as it runs every op.
 fn small_enough(program: &Program, scratch: Scratch, budget: &Budget) -> Result<Plan, TrainError> {
     let plan = |strategy| {
         plan(program, strategy, scratch).map_err(|error| TrainError::search(SearchError::Plan(error), budget))

@@ -1,8 +1,8 @@
 //! The machine measured in about a second: small models are trained on it for a few steps, every op timed.
 //!
-//! Between them the models have every kind of op that training a language model takes, forward and backward, whole and in
-//! tiles, with thin products as adapters have them; and their products have two sizes. Estimates for the ops of any other
-//! model follow from these ([`Timings`]). The device says how large the models are ([`Probing`]).
+//! Together the models have every kind of op that training a language model takes, forward and backward, whole and in
+//! tiles, with the thin products of adapters; and their products have two sizes. Estimates for the ops of any other
+//! model follow from these ([`Timings`]). The device states the sizes of the models ([`Probing`]).
 //!
 //! The work has a bound: the number of steps is fixed, and on a slow machine the larger models get fewer tokens. So has the
 //! memory: a model that does not fit into the room that there is is left out.
@@ -22,7 +22,7 @@ use crate::memory::{self, Budget};
 use crate::optimizer::{Optimizer, OptimizerKind, Update};
 use crate::planning::{Model as _, Options, Programs};
 
-/// Steps of each model. All are timed: what the first one takes longer is sorted out by the rank.
+/// Steps of each model. All are timed: taking a low rank among the times excludes the slow first one.
 const STEPS: Steps = Steps { untimed: 0, timed: 3, long_enough: Duration::from_millis(300) };
 /// The most that one step of a model should take.
 const STEP_SECONDS: f64 = 0.3;
@@ -119,7 +119,7 @@ impl Probe {
         }
         let budget = Budget::resolve(options.memory)?;
         let timed = TimedModel { model, options, rows: *rows, accumulation: 1 };
-        // A network in tiles repeats what was timed before, but for the op that hides it.
+        // A network in tiles repeats ops that were timed before, except the op that hides it.
         let steps = if *tiled { Steps { timed: 1, untimed: 0, ..STEPS } } else { STEPS };
         let steps = timed.steps(program, plan, budget, &steps)?;
         let rate = self.flops()? / steps.seconds.max(1e-9);

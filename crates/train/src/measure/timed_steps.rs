@@ -40,9 +40,9 @@ pub(super) struct Steps {
 /// Which of several times of an op counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rank {
-    /// Half of them are shorter: a run that something else disturbed counts for no more than one that nothing did.
+    /// The median: a disturbed run counts for no more than an undisturbed one.
     Median,
-    /// A quarter of them are shorter: for few times, of which most may have been disturbed.
+    /// The lower quartile: for few times, most of which may have been disturbed.
     LowerQuartile,
 }
 

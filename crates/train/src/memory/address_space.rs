@@ -1,7 +1,7 @@
 //! The limit on a process's address space (`ulimit -v`), read from Linux's own files.
 //!
-//! Beyond it the system refuses memory, and an allocation that is refused ends a process without a sentence. So whoever
-//! is about to take memory asks first. Where no limit is set, which is usual, there is nothing to ask.
+//! Beyond the limit the system refuses memory, and a refused allocation ends a process without an error message. So
+//! code that is about to take memory asks here first. Usually no limit is set.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::memory::{BudgetError, Size};
 /// Address space that a command takes before it knows a budget: code, stacks, tables.
 const LEAST: u64 = 24 << 20;
 
-/// Bytes of address space that this process may still take; none where no limit is set.
+/// Bytes of address space that this process may still take; `None` if no limit is set.
 pub fn left() -> Option<u64> {
     let limit = limit(&fs::read_to_string("/proc/self/limits").ok()?)?;
     let taken = taken(&fs::read_to_string("/proc/self/status").ok()?)?;

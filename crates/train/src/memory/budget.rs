@@ -1,9 +1,9 @@
 //! How much of the stated memory is left for the arena.
 //!
-//! On the CPU a budget is the whole process as the kernel counts it (`VmHWM`). What the process holds
-//! when it is ready to plan, plus an allowance for what it will still take outside the arena, is a
-//! reserve fixed before planning; the rest is the arena's. The run checks at the end that it held. On a
-//! device that is only described, a budget is the device's memory, and the reserve one of its figures.
+//! On the CPU a budget is the whole process as the kernel counts it (`VmHWM`). A reserve is fixed before planning: the
+//! bytes that the process holds when it is ready to plan, plus an allowance for those it will still take outside the
+//! arena. The rest is for the arena. At the end the run checks that the budget held. On a described device, a budget is
+//! the device's memory, and the reserve is one of its figures.
 
 use std::fmt;
 
@@ -12,23 +12,23 @@ use plimsoll_plan::{Costed, DeviceSpec, Program};
 
 use crate::memory::{self, MemoryError, Size};
 
-/// Bytes allowed for what the process still takes outside the arena: stacks of threads, the plan itself, and
-/// buffers for data and files.
+/// Bytes allowed for later memory outside the arena: stacks of threads, the plan itself, and buffers for data and
+/// files.
 pub const ALLOWANCE: u64 = 2 << 20;
 
-/// The bytes of the process are counted in steps of this many, so that a few pages more or less seldom change the plan
-/// from run to run. Without a tokenizer or tables of data it is one step.
+/// The bytes of the process are counted in steps of this size, so that a few pages more or less seldom change the plan
+/// from run to run. Without a tokenizer or tables of data the process is one step.
 const STEP: u64 = 4 << 20;
-/// Bytes by which two processes of the same settings differ.
+/// Bytes by which two processes with the same settings may differ.
 const JITTER: u64 = 512 << 10;
-/// Added to a budget that is named, so that a slightly larger process still fits.
+/// Added to a budget that an error names, so that a slightly larger process still fits.
 const SPARE: u64 = 1 << 20;
 
 /// Bytes of code that a run touches and planning does not.
 const MORE_CODE: u64 = 3 << 19;
 
-/// Bytes that one action takes outside the arena: in the plan, in the graph behind it, and bound to addresses. Measured
-/// on plans of 500 to 10,000 actions as 2,150, and rounded up.
+/// Bytes that one action takes outside the arena: in the plan, in its graph, and bound to addresses. Measured on plans
+/// of 500 to 10,000 actions as 2,150, and rounded up.
 const BYTES_PER_ACTION: u64 = 2500;
 /// Actions whose bytes are part of [`ALLOWANCE`].
 const ACTIONS_ALLOWED: u64 = 1000;
@@ -41,8 +41,8 @@ const CARD_MARGIN: u64 = 16 << 20;
 /// Memory of a GPU comes in pieces of this size.
 const CARD_STEP: u64 = 2 << 20;
 
-/// With no budget stated, this much of the free memory is left to others: 5 % where that is more, and a quarter of it where
-/// that is less, as in a small container.
+/// If no budget is stated, this much of the free memory is left to other programs; 5 % if that is more, and at most a
+/// quarter of the free memory, as in a small container.
 pub const MARGIN: u64 = 256 << 20;
 
 /// Where the figure of a budget comes from.
@@ -65,7 +65,7 @@ pub struct Budget {
     pub outside: u64,
     /// Where `total` comes from.
     pub origin: BudgetOrigin,
-    /// The most that could be stated, where the memory is a device's own.
+    /// The largest budget that could be stated, if the memory is a device's own.
     pub ceiling: Option<u64>,
 }
 
@@ -124,23 +124,23 @@ impl Budget {
         Ok(Budget { total, outside, origin: BudgetOrigin::Free, ceiling: None })
     }
 
-    /// The least budget that is named for an arena of `arena` bytes in a process that has held `peak` bytes. It is a
-    /// figure that can be typed, and with it [`holds`](Budget::holds) says yes in another process of the same settings,
+    /// The least budget to name for an arena of `arena` bytes in a process that has held `peak` bytes. It is a figure
+    /// that can be typed. With it [`holds`](Budget::holds) returns true in another process with the same settings,
     /// which may hold a little more.
     pub fn least_for(&self, arena: u64, peak: u64) -> u64 {
         let needed = (arena + self.outside).max(peak.next_multiple_of(STEP));
         (needed + SPARE).next_multiple_of(1 << 20)
     }
 
-    /// Whether an arena of `arena` bytes fits beside a process that has held `peak` bytes, of which its size was rounded up
+    /// Whether an arena of `arena` bytes fits beside a process that has held `peak` bytes and whose size was rounded up
     /// by `rounding`.
     pub fn holds(&self, arena: u64, peak: u64, rounding: u64) -> bool {
         let crossed = self.origin == BudgetOrigin::Stated && peak > self.total;
         !crossed && (arena + self.outside).saturating_sub(rounding) <= self.total
     }
 
-    /// Bytes by which a process is counted larger than it is, and may be larger than another of the same settings. To be
-    /// asked when the budget is made.
+    /// Bytes by which the counted size of a process exceeds its real size, and by which it may be larger than another
+    /// with the same settings. To be called when the budget is made.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl Budget {
     }
 
     /// Whether this process, before the arena is taken, holds or has held more than a run inside a stated budget may:
-    /// looking for a plan takes memory that the allocator keeps. A fresh process that is given the plan does not.
+    /// searching for a plan takes memory that the allocator keeps. A fresh process that is given the plan does not.
     ///
     /// # Errors
     ///
@@ -184,8 +184,9 @@ impl Budget {
         }
     }
 
-    /// The same budget with an arena of `needed` bytes, as another process of the same settings planned it. That one may
-    /// have held a little less and so have counted a step less; where the bytes are there all the same, they are given.
+    /// The same budget with an arena of `needed` bytes, as another process with the same settings planned it. That
+    /// process may have held a little less and so counted one step less; if the bytes are available all the same, they
+    /// are granted.
     #[must_use]
     pub fn as_planned(self, needed: u64, rounding: u64) -> Budget {
         let lacking = needed.saturating_sub(self.arena());
@@ -193,7 +194,7 @@ impl Budget {
         Budget { outside: self.outside - given, ..self }
     }
 
-    /// Refuses a stated budget that a process of `held` bytes has crossed already, as reading a large tokenizer may.
+    /// Refuses a stated budget that a process of `held` bytes has already exceeded, as reading a large tokenizer may.
     ///
     /// # Errors
     ///
@@ -210,10 +211,11 @@ impl Budget {
         )))
     }
 
-    /// The same budget with room for the plan of `program` outside the arena, were every layer recomputed once.
+    /// The same budget with room outside the arena for the plan of `program`, assuming that every layer is recomputed
+    /// once.
     #[must_use]
     pub fn beside(self, program: &Program) -> Budget {
-        // Plans lie in the memory of the process, whatever a device has.
+        // Plans lie in the memory of the process, whatever memory a device has.
         if self.ceiling.is_some() {
             return self;
         }
@@ -229,8 +231,8 @@ impl Budget {
         Budget { outside: self.outside + bytes.next_multiple_of(1 << 20), ..self }
     }
 
-    /// Divides the memory of a GPU that is open, of which this process holds `taken` bytes and `free` are free: the
-    /// stated bytes, or all free bytes less a margin.
+    /// Divides the memory of an open GPU, of which this process holds `taken` bytes and `free` are free: the stated
+    /// bytes, or all free bytes less a margin.
     ///
     /// # Errors
     ///
@@ -269,7 +271,7 @@ impl Budget {
         Ok(Budget { outside, ..self })
     }
 
-    /// Divides the memory of a described device, or what is stated of it.
+    /// Divides the memory of a described device, or the stated part of it.
     ///
     /// # Errors
     ///
@@ -295,15 +297,15 @@ impl Budget {
     }
 }
 
-/// The budget of a process that holds `resident` bytes where `free` more can be had.
+/// The budget of a process that holds `resident` bytes when `free` more are available.
 fn automatic(resident: u64, free: u64) -> u64 {
     let margin = MARGIN.max(free / 20).min(free / 4);
     resident + free - margin
 }
 
-/// Bytes to reserve for code of which `touched` bytes are there. The kernel maps some hundred KiB more or less from one call
-/// to the next. Steps end a quarter past multiples of their size: this program touches close to 12 MiB, with a tokenizer
-/// close to 14, and on a border two calls would count a whole step apart.
+/// Bytes to reserve for code of which `touched` bytes are resident. The kernel maps some hundred KiB more or less from
+/// one call to the next. Steps end a quarter past multiples of their size: this program touches close to 12 MiB, with a
+/// tokenizer close to 14, and at a border two calls would differ by a whole step.
 fn code(touched: u64) -> u64 {
     (touched + MORE_CODE + 3 * STEP / 4).next_multiple_of(STEP) - 3 * STEP / 4
 }
@@ -346,7 +348,7 @@ mod tests {
     fn the_least_budget_that_is_named_is_accepted_also_where_the_next_process_holds_a_little_more() {
         let mib = 1 << 20;
         let budget = |total, outside| Budget { total, outside, origin: BudgetOrigin::Stated, ceiling: None };
-        // Held memory one byte below a step, and half a MiB more the next time, which is a step more.
+        // Held memory one byte below a step, and half a MiB more the next time, which makes one more step.
         let (arena, held, more) = (30 * mib + 17, STEP - 1, STEP - 1 + JITTER);
         let outside = |held: u64| held.next_multiple_of(STEP) + code(9 * mib) + ALLOWANCE;
         for (first, next) in [(held, held), (held, more), (more, held)] {
@@ -391,7 +393,7 @@ mod tests {
             error.contains("--memory 121 GiB is more than the 120 GiB that are free of the GPU's 140 GiB"),
             "{error}"
         );
-        // The card's count decides in the end, with a margin for what the driver may still take.
+        // The card's count decides in the end, with a margin for the memory that the driver may still take.
         let arena = stated.arena();
         assert_eq!(stated.with_card_outside(330 * mib, arena).unwrap().outside, 330 * mib);
         assert!(stated.with_card_outside(349 * mib, arena).is_err());

@@ -1,6 +1,6 @@
 //! The machine's means, read from the kernel's files: processor, memory, disk, graphics cards.
 //!
-//! Nothing here fails: a fact that cannot be found is absent, and the caller says so.
+//! Nothing here fails: a fact that cannot be determined is absent, and the caller reports that.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub struct Cpu {
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Disk {
-    /// The folder that was asked about.
+    /// The folder whose disk was examined.
     pub folder: PathBuf,
     /// Bytes that can still be written.
     pub free_bytes: Option<u64>,
@@ -59,7 +59,7 @@ pub struct Gpu {
     pub driver: Option<String>,
     /// Where the driver's library lies.
     pub library: Option<PathBuf>,
-    /// NVIDIA's cards on the bus, which are there without a driver too.
+    /// NVIDIA's cards on the bus, which are visible without a driver too.
     pub on_bus: usize,
 }
 
@@ -71,7 +71,7 @@ const LIBRARY_FOLDERS: [&str; 5] =
 const FEATURES: [&str; 4] = ["avx2", "fma", "avx512f", "neon"];
 
 impl Machine {
-    /// Looks at this machine and at the disk of `folder`.
+    /// Examines this machine and the disk of `folder`.
     pub fn look(folder: &Path) -> Machine {
         Machine {
             cpu: Cpu::look(),
@@ -88,7 +88,7 @@ impl Machine {
 }
 
 impl Cpu {
-    /// Looks at this machine's processor.
+    /// Examines this machine's processor.
     pub fn look() -> Cpu {
         cpu_under(Path::new("/"))
     }

@@ -1,9 +1,9 @@
 //! Memory of this process and of the machine, read from Linux's own files.
 //!
-//! Free memory is the smaller of two answers: `MemAvailable`, the kernel's estimate of what can be had
-//! without swapping, and the room in every control group above this process, because a container may
-//! hold less than the machine. Room is limit − (usage − inactive page cache): the kernel takes that
-//! cache back before it kills anyone, and a run that has read its data would otherwise look full.
+//! Free memory is the smaller of two numbers: `MemAvailable`, the kernel's estimate of the memory available without
+//! swapping, and the room in every control group above this process, because a container may hold less than the
+//! machine. Room is limit − (usage − inactive page cache): the kernel reclaims that cache before it kills a process,
+//! and a run that has read its data would otherwise look full.
 //!
 //! Absent: GPUs, swap, other limits of a user than on address space, other systems (there, [`MemoryError`] says so).
 
@@ -37,7 +37,7 @@ impl ProcessMemory {
     }
 }
 
-/// A file of the kernel that could not be read or did not say what it should.
+/// A file of the kernel that could not be read or lacked the expected entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryError {
     path: PathBuf,
@@ -68,7 +68,7 @@ pub fn available() -> Result<u64, MemoryError> {
     Ok(available_under(Path::new("/"))?.min(address_space::left().unwrap_or(u64::MAX)))
 }
 
-/// Bytes that the machine has, or its container where that may hold less.
+/// Bytes that the machine has, or its container if that may hold less.
 pub fn total() -> Result<u64, MemoryError> {
     total_under(Path::new("/"))
 }
@@ -90,10 +90,10 @@ pub fn parse_meminfo(meminfo: &str) -> Option<u64> {
 
 /// The room in one control group, from the texts of its files; `None` when it sets no limit.
 ///
-/// `stat` is `memory.stat`, which may be empty: then no cache is taken off the usage.
+/// `stat` is `memory.stat`, which may be empty: then no cache is subtracted from the usage.
 pub fn control_group_room(limit: &str, usage: &str, stat: &str) -> Option<u64> {
-    // Version 2 writes `max` for "no limit", which is no number; version 1 writes one near 2⁶³, which
-    // never is the smaller.
+    // Version 2 writes `max` for "no limit", which is no number; version 1 writes a number near 2⁶³, which is never the
+    // minimum.
     let limit: u64 = limit.trim().parse().ok()?;
     let usage: u64 = usage.trim().parse().ok()?;
     // Version 1 counts the groups below in `total_…`; version 2 always does.
@@ -111,9 +111,8 @@ struct ControlGroup {
 
 /// The groups that `/proc/self/cgroup` names, each followed by all groups above it.
 ///
-/// Without a namespace of its own, a container sees its path as the host names it while its mount
-/// starts at the container's group. Ending at the root covers that, as folders that do not exist are
-/// passed over.
+/// Without a namespace of its own, a container sees its path as the host names it while its mount starts at the
+/// container's group. Ending at the root covers that, as folders that do not exist are skipped.
 fn control_groups(proc_self_cgroup: &str) -> Vec<ControlGroup> {
     let mut groups = Vec::new();
     for line in proc_self_cgroup.lines() {

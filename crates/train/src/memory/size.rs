@@ -1,8 +1,8 @@
 //! Byte sizes as people write and read them: `16GiB` in, `16.0 GiB` out.
 //!
-//! A number without a unit is refused, because `--memory 16` can be meant as bytes, MiB or GiB and a
-//! wrong guess is noticed only much later. Fractions are computed in whole numbers and rounded down to
-//! a byte, so that a budget is never larger than what was written. Absent: bits, `16G` and `16Gi`.
+//! A number without a unit is refused, because `--memory 16` could mean bytes, MiB or GiB, and a wrong guess is noticed
+//! only much later. Fractions are computed in integers and rounded down to a byte, so that a budget is never larger
+//! than stated. Absent: bits, `16G` and `16Gi`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -49,7 +49,7 @@ const UNITS: [(&str, u64); 11] = [
     ("pib", 1 << 50),
 ];
 
-/// Digits after the point that are looked at; the 19th is worth less than a byte even of a PiB.
+/// Number of digits after the point that are read; the 19th is worth less than a byte even of a PiB.
 const FRACTION_DIGITS: usize = 18;
 
 impl FromStr for Size {

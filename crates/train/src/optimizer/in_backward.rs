@@ -8,15 +8,16 @@
 //! clip_scale(all squares) → grad_norm                     at the end
 //! ```
 //!
-//! Weights, moments, losses and the norm have the bits of a separate update: the same nodes run on the same
-//! numbers, only earlier. What differs is a step that fails. A loss that is not finite is known before the first
-//! update, and nothing changes. A gradient that is not finite leaves its own parameter alone, but parameters
-//! nearer to the loss have been updated by then; the error of that step says so.
+//! Weights, moments, losses and the norm have the bits of a separate update: the same nodes run on the same numbers,
+//! only earlier. The difference is a step that fails. A loss that is not finite is known before the first update, and
+//! nothing changes. A gradient that is not finite leaves its own parameter unchanged, but parameters nearer to the loss
+//! have been updated by then; the error of that step says so.
 //!
-//! Only where nothing has to be known of all gradients first: one micro-batch a step and no limit on the norm. With a
-//! limit there is the form of two passes: the same schedule runs twice, first with a clipping factor of NaN, so that
-//! it changes nothing and leaves the norm, then with the factor that follows from the norm. It costs a forward and a
-//! backward pass more and is the last resort of a budget; a gradient that is not finite is found before any update.
+//! This works only if nothing about all gradients must be known first: one micro-batch a step and no limit on the norm.
+//! With a limit there is the form of two passes. The same schedule runs twice: first with a clipping factor of NaN, so
+//! that it changes nothing and leaves the norm, then with the factor that follows from the norm. It costs a further
+//! forward and backward pass and is the last resort of a budget; a gradient that is not finite is found before any
+//! update.
 
 use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, StateId, StateKind, Type, Value, interleave};
 use plimsoll_plan::Program;
@@ -26,15 +27,15 @@ use crate::optimizer::{Optimizer, StateStorage, trained, update};
 /// When parameters are updated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Update {
-    /// Inside the backward pass wherever that is possible: it takes no longer and gradients need not persist. In two
-    /// passes where the norm is limited and nothing else fits, or everything else takes longer.
+    /// Inside the backward pass wherever that is possible: it takes no longer, and gradients need not persist. In two
+    /// passes if the norm is limited and all other plans do not fit or are slower.
     Auto,
     /// After the last micro-batch of a step.
     #[default]
     Separate,
-    /// Inside the backward pass, which takes one micro-batch a step and no limit on the gradient norm.
+    /// Inside the backward pass, which requires one micro-batch a step and no limit on the gradient norm.
     InBackward,
-    /// Inside a second backward pass that repeats the first, which only found the norm: one micro-batch a step.
+    /// Inside a second backward pass; the first only finds the norm. Requires one micro-batch a step.
     TwoPass,
 }
 
@@ -102,7 +103,7 @@ pub fn append_in_backward(
 }
 
 /// As [`append_in_backward`], for two passes: updates take the clipping factor from the input `clip_scale`, and the
-/// output of that name holds the factor that the norm asks for.
+/// output of that name holds the factor that follows from the norm.
 ///
 /// # Errors
 ///

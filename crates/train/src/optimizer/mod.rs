@@ -1,4 +1,4 @@
-//! The optimizer as graph nodes, so that the planner counts and places its state like any other.
+//! The optimizer as graph nodes, so that the planner counts and places its state like any other state.
 //!
 //! ```text
 //! sum_squares(gradient) → clip_scale → (norm, scale)
@@ -8,8 +8,8 @@
 //! A gradient that is not finite makes the scale NaN, and then no update changes anything: the trainer
 //! reads the norm, sees why, and stops with the weights as they were.
 //!
-//! State of a parameter `w`, each only where it is needed: `low.w` (what completes a bf16 weight to its master),
-//! `m.w` and `v.w` (moments), `m_scale.w` and `v_scale.w` (one number per block of 8-bit moments).
+//! State of a parameter `w`, each only if needed: `low.w` (completes a bf16 weight to its master copy), `m.w` and `v.w`
+//! (moments), `m_scale.w` and `v_scale.w` (one number per block of 8-bit moments).
 
 mod in_backward;
 mod storage;
@@ -29,7 +29,7 @@ pub const FEWEST_FOR_CODES: usize = 4096;
 /// Prefix of the range that completes a parameter's bf16 to the master copy.
 const LOW: &str = "low";
 
-/// The range that completes the bf16 of a parameter to its master copy, where it has one.
+/// The state that completes the bf16 of a parameter to its master copy, if it has one.
 pub(crate) fn low_name(parameter: &str) -> String {
     format!("{LOW}.{parameter}")
 }
@@ -46,7 +46,7 @@ pub enum OptimizerKind {
     Sgd,
 }
 
-/// The names people know, and what they mean here.
+/// The names that users know, and their meaning here.
 const NAMES: [(&str, OptimizerKind); 5] = [
     ("adamw_torch", OptimizerKind::AdamW),
     ("adamw_torch_fused", OptimizerKind::AdamW),
@@ -89,9 +89,9 @@ pub struct Optimizer {
     pub momentum: f32,
     /// `Sgd`: whether the step looks ahead along that sum.
     pub nesterov: bool,
-    /// Weight decay: decoupled for `AdamW`, a part of the gradient for `Sgd`. It applies to parameters of two or more
-    /// axes only: biases and norm weights are left alone, which for all models here is what Hugging Face's
-    /// trainer does by name.
+    /// Weight decay: decoupled for `AdamW`, a part of the gradient for `Sgd`. It applies only to parameters of two or
+    /// more axes; biases and norm weights are exempt. For all models here this equals the rule of Hugging Face's
+    /// trainer, which goes by names.
     pub weight_decay: f32,
     /// The largest global gradient norm; larger ones are scaled down to it.
     pub max_grad_norm: Option<f32>,
@@ -161,8 +161,8 @@ pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: StateStorage) ->
     graph.set_phase(Phase::Update);
     let parameters: Vec<(StateId, StateId)> = trained(&graph);
     let lr = graph.input("lr", [], DType::F32);
-    // One sum per parameter, so that updates inside the backward pass, which meet one gradient at a time, come to
-    // the same norm to the bit.
+    // One sum per parameter, so that updates inside the backward pass, which see one gradient at a time, arrive at the
+    // same norm bit for bit.
     let squares: Vec<Value> = (parameters.iter())
         .map(|&(_, gradient)| graph.apply(Op::SumSquares, &[graph.newest(gradient)]))
         .collect();

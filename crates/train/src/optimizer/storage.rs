@@ -1,4 +1,4 @@
-//! Element types of state that outlives a step. Arithmetic is f32 whatever is chosen.
+//! Element types of state that outlives a step. Arithmetic is f32 in any case.
 
 use std::str::FromStr;
 
@@ -11,7 +11,7 @@ pub enum WeightStorage {
     /// f32.
     #[default]
     F32,
-    /// bf16, updates rounded at random so that small steps are not lost on average.
+    /// bf16; updates are rounded stochastically so that small steps are not lost on average.
     Bf16,
     /// bf16 to compute with, and an f32 master copy that the optimizer updates. The copy shares its upper half
     /// with the bf16, so together they take four bytes.
@@ -103,7 +103,7 @@ impl StateStorage {
     pub(super) fn weights_of(self, name: &str) -> Weights {
         match self.weights {
             WeightStorage::F32 => Weights::F32,
-            // Not the name alone: the first weights are drawn from that.
+            // Not the name alone, because the initial weights are drawn from that.
             WeightStorage::Bf16 => Weights::Stochastic { stream: name_hash(&format!("{name}/rounding")) },
             WeightStorage::Bf16Master => Weights::Split,
         }

@@ -1,12 +1,12 @@
-//! A model whose adapters are trained instead of itself.
+//! A model of which only the adapters are trained.
 
 use plimsoll_graph::{Graph, GraphError};
 use plimsoll_model::Lora;
 
 use crate::planning::Model;
 
-/// A model with adapters: the same graphs, frozen but for them. Evaluation and generation use the adapters
-/// without their dropout.
+/// A model with adapters: the same graphs, in which everything else is frozen. Evaluation and generation use the
+/// adapters without their dropout.
 #[derive(Clone, Debug)]
 pub struct Adapted<M> {
     /// The model.

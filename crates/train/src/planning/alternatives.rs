@@ -1,7 +1,7 @@
 //! Requests that fit where the user's does not: other ways of asking, each planned before it is proposed.
 //!
-//! A budget never changes what is computed beyond the order of sums, and takes no place that was not offered. So the
-//! limit on the gradient norm, the optimizer's precision and another tier are the user's to choose.
+//! A budget never changes results beyond the order of sums, and uses no place that was not offered. So the limit on the
+//! gradient norm, the optimizer's precision and another tier are the user's choice.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use crate::optimizer::{Optimizer, OptimizerKind, Update};
 /// More bytes than anything takes.
 const ENDLESS: u64 = 1 << 60;
 
-/// Adds the alternatives that were found to the error of a budget. Other errors stay as they are.
+/// Adds the alternatives that were found to the error about a budget. Other errors stay as they are.
 pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
     error: TrainError,
     asked: &Programs<'_, M, F>,
@@ -32,7 +32,7 @@ pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
 }
 
 impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
-    /// The request without a limit on the norm of gradients, so that updates can run inside the backward pass.
+    /// The request without a limit on the gradient norm, so that updates can run inside the backward pass.
     fn unlimited(&self, budget: &Budget) -> Option<Alternative> {
         let &Programs { model, facts, options } = self;
         let optimizer = Optimizer { max_grad_norm: None, ..options.optimizer };
@@ -77,7 +77,8 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         if room >= everything(&graph) {
             return None;
         }
-        // Most often state has to go and values may stay. That takes less than the fastest plan of an endless room.
+        // Most often only state must be offloaded and values may stay. That takes less than the fastest plan with
+        // unlimited room.
         let mut rooms =
             [state_bytes(&graph, of_graph.alignment), ENDLESS].into_iter().filter(|more| *more > room);
         let needed = rooms.find_map(|room| self.tier_bytes(budget, room))?;

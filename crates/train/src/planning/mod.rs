@@ -26,7 +26,7 @@ pub trait Model {
     /// When the model is wrong.
     fn training(&self, rows: usize) -> Result<Graph, GraphError>;
 
-    /// The forward graph that computes the same loss for evaluation: without dropout, where there is any.
+    /// The forward graph that computes the same loss for evaluation: without dropout.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ pub fn fits_within(
     Ok(false)
 }
 
-/// The programs of a model, which a search builds; `facts` speaks for the device.
+/// The programs of a model, which a search builds; `facts` gives the facts of the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Programs<'a, M, F> {
     /// The model.
@@ -239,7 +239,7 @@ pub fn costed_program(
     assembled(model, facts, options, rows, &model.training(rows)?)
 }
 
-/// All graphs of a run whose forward pass is `forward`. Where that works on tiles, so do the others.
+/// All graphs of a run whose forward pass is `forward`. If that works on tiles, so do the others.
 fn assembled(
     model: &impl Model,
     facts: impl Fn(&Graph) -> Facts,

@@ -1,4 +1,4 @@
-//! The request for a run, and what follows from it: the device, the budget, the request to the planner.
+//! The request for a run, and the device, budget and planner's request that follow from it.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::memory::{Budget, BudgetOrigin};
 use crate::optimizer::Update;
 use crate::optimizer::{Optimizer, StateStorage};
 
-/// The request for a run. The planner chooses whatever is left open, to be fastest inside the budget.
+/// The request for a run. The planner chooses everything left open, to be fastest inside the budget.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Bytes of the whole process; the free memory less a margin when not stated.
@@ -31,7 +31,7 @@ pub struct Options {
     pub optimizer: Optimizer,
     /// The element type of values between nodes.
     pub precision: Precision,
-    /// In which element types weights, gradients and moments are kept.
+    /// The element types of weights, gradients and moments.
     pub storage: StateStorage,
     /// The frozen weights that are kept in few bits, if any are.
     pub quantised: Option<QuantisedBase>,
@@ -41,16 +41,16 @@ pub struct Options {
     pub device: DeviceKind,
     /// Files of a GPU.
     pub gpu: GpuFiles,
-    /// Whether runs agree to the bit, on a GPU too.
+    /// Whether runs agree bit for bit, on a GPU too.
     pub deterministic: bool,
     /// Threads, or one for each core when 0.
     pub threads: usize,
-    /// Instructions of the processor; the fastest that it has when none are named.
+    /// Instructions of the processor; by default the fastest that it has.
     pub instructions: Option<Instructions>,
     /// Whether the run is also to compute losses without training ([`Run::evaluate`](crate::Run::evaluate)).
     pub evaluate: bool,
-    /// When parameters are updated. [`Update::Separate`] unless stated: the other ways need [`Run::begin`](crate::Run::begin),
-    /// and have no gradients to look at.
+    /// When parameters are updated. [`Update::Separate`] unless stated: the other ways need
+    /// [`Run::begin`](crate::Run::begin), and have no gradients to inspect.
     pub update: Update,
 }
 
@@ -83,7 +83,7 @@ impl Default for Options {
 pub struct Offload {
     /// A disk, for the CPU; memory of the host, for a device that is not the host.
     pub tier: Tier,
-    /// Where a file on disk may lie. It has no name and leaves nothing behind.
+    /// Folder for a file on disk. The file has no name and leaves nothing behind.
     pub folder: PathBuf,
     /// Bytes that may be taken; all that is free less a tenth when not stated.
     pub budget: Option<u64>,
@@ -96,7 +96,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// When the device is not here, the threads cannot be had, or the folder cannot hold a file.
+    /// When the device does not exist, the threads cannot be started, or the folder cannot hold a file.
     pub fn device(&self) -> Result<Box<dyn Device>, TrainError> {
         let Some(Offload { folder, budget, link, .. }) = &self.offload else { return self.plain_device() };
         let link = if let Some(link) = link {
@@ -118,7 +118,7 @@ impl Options {
         Ok(plimsoll_devices::open(self.device, &self.setup())?)
     }
 
-    /// The way its device is set up, with neither a tier nor measured times.
+    /// The setup of its device, with neither a tier nor measured times.
     pub fn setup(&self) -> Setup {
         Setup {
             threads: self.threads,
@@ -129,8 +129,8 @@ impl Options {
         }
     }
 
-    /// Facts of a described device about a graph, with the times that were measured on such a device, and with the host's
-    /// memory beside it where the options offer that.
+    /// Facts of a described device about a graph, with times measured on such a device, and with the host's memory
+    /// beside it if the options offer that.
     pub fn facts_of<'a>(
         &self,
         spec: &'a DeviceSpec,
@@ -160,7 +160,7 @@ impl Options {
         Ok(budget)
     }
 
-    /// How the memory that the device's arena lies in divides.
+    /// How the memory that holds the device's arena is divided.
     ///
     /// # Errors
     ///
@@ -179,8 +179,8 @@ impl Options {
             micro_batch: self.fixed_micro_batch(),
             strategy: self.recompute,
             budget: budget.arena(),
-            // With a stated budget its owner wants speed; without one, memory that brings nothing is spared.
-            // Nor is anything spared in two passes, which are there because little fits.
+            // With a stated budget the user wants speed; without one, memory that brings no speed is saved. Nothing is
+            // saved in two passes, which are used because little fits.
             slack: if budget.origin == BudgetOrigin::Stated || self.update == Update::TwoPass {
                 0.0
             } else {
@@ -197,7 +197,7 @@ impl Options {
         }
     }
 
-    /// The element type in which readers get weights that are kept in few bits.
+    /// The element type in which readers get quantised weights.
     pub(crate) fn dequantised(&self) -> DType {
         let half = self.precision == Precision::Bf16 || self.storage.of_graph().weights == DType::Bf16;
         if half { DType::Bf16 } else { DType::F32 }
@@ -209,7 +209,7 @@ impl Options {
         possible && matches!(self.update, Update::Auto | Update::InBackward)
     }
 
-    /// The same with two passes, if they were not asked for and could help.
+    /// The same with two passes, if these were not requested and could help.
     pub(crate) fn in_two_passes(&self) -> Option<Options> {
         let two = Options { update: Update::TwoPass, ..self.clone() };
         let helps = self.update == Update::Auto && self.optimizer.max_grad_norm.is_some();

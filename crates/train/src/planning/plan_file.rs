@@ -1,8 +1,8 @@
 //! Plans that were made before: `plan --out FILE`, `train --plan FILE`.
 //!
-//! The program is built anew for the file's micro-batch, in tiles or not, in one pass or two, and [`Saved::for_program`]
-//! refuses what does not belong to it. What the file says of micro-batch, recompute and passes holds where the options
-//! leave them open.
+//! The program is built anew for the file's micro-batch, in tiles or not, in one pass or two, and
+//! [`Saved::for_program`] refuses a plan that does not belong to it. The file decides micro-batch, recompute and passes
+//! if the options leave them open.
 
 use plimsoll_exec::Device;
 use plimsoll_graph::Graph;
@@ -48,7 +48,7 @@ pub fn plan_from_file(
     let two_passes = if saved.two_passes() { options.in_two_passes() } else { None };
     let built = two_passes.as_ref().unwrap_or(options);
     let mut programs = Programs { model, facts: |graph: &Graph| device.facts(graph), options: built };
-    // A model that has no tiles any more is another model, as the whole program will show.
+    // A model that no longer has tiles is another model, as the comparison of the whole program will show.
     let tiled = if saved.tiled() { programs.tiled(micro_batch)? } else { None };
     let program = tiled.map_or_else(|| programs.whole(micro_batch), Ok)?;
     let choice = saved.for_program(program).map_err(refused)?;

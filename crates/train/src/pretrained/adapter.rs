@@ -37,13 +37,13 @@ pub struct AdapterFolder {
     pub config: AdapterConfig,
     /// The model with the head that the adapter brings, or with its own where it brings none.
     pub configuration: Configuration,
-    /// Tensors of the file that are copies of the model's own, as PEFT writes them beside an adapted embedding: the name in
-    /// the file, and the parameter.
+    /// Tensors of the file that are copies of the model's own, which PEFT writes beside an adapted embedding: the name
+    /// in the file, and the parameter.
     copies: Vec<(String, String)>,
 }
 
 impl AdapterFolder {
-    /// Reads the configuration of an adapter and looks whether it belongs to this model.
+    /// Reads the configuration of an adapter and checks that it belongs to this model.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl AdapterFolder {
         }
     }
 
-    /// PEFT can adapt modules that cannot have an adapter here; no other model would help with those.
+    /// PEFT can adapt modules that cannot have an adapter here; another base model would not help with those.
     fn check_modules(&self, weights: &ModelFolder) -> Result<(), FileError> {
         let module = |name| parameter_name(name)?.split_once(".lora_").map(|(module, _)| module);
         let without =
@@ -100,8 +100,8 @@ impl AdapterFolder {
         }
     }
 
-    /// An adapter that was trained to sort texts has the head for it, which a model of words has not. Names of labels are
-    /// in a `config.json` beside it, if we wrote it.
+    /// Takes the classification head of an adapter that was trained for it over a language model without such a head.
+    /// An adapter that plimsoll wrote has the names of labels in a `config.json` beside it.
     fn take_head(&mut self, weights: &ModelFolder) -> Result<(), TrainError> {
         let own = self.configuration.architecture.clone();
         let is_bert = matches!(own, Architecture::Bert(_));
@@ -142,8 +142,8 @@ impl AdapterFolder {
         strange.into_iter().map(|name| self.copied(graph, name)).collect()
     }
 
-    /// The parameter that a tensor of the file is a copy of. PEFT writes the tables beside an adapter for them, and both
-    /// tables where their size has changed.
+    /// The parameter that a tensor of the file is a copy of. PEFT writes embedding tables beside their adapter, and
+    /// both tables if their size has changed.
     fn copied(&self, graph: &Graph, name: &str) -> Result<(String, String), TrainError> {
         let parameter = parameter_name(name).map(|parameter| match parameter.strip_suffix(BESIDE) {
             Some(module) => format!("{module}.weight"),
@@ -162,8 +162,8 @@ impl AdapterFolder {
         Ok((name.to_owned(), parameter))
     }
 
-    /// Refuses copies of the model's weights that differ from them: what they were trained for is not in the
-    /// configuration.
+    /// Refuses copies of the model's weights that differ from the model's own: the configuration does not say how they
+    /// were trained.
     pub(super) fn check_copies(&self, base: &Pretrained) -> Result<(), TrainError> {
         if self.copies.is_empty() {
             return Ok(());
@@ -215,8 +215,8 @@ impl AdapterFolder {
     }
 }
 
-/// The name of the model that an adapter in a folder belongs to, as its configuration has it; nothing where the folder
-/// holds a model of its own, or no adapter.
+/// The name of the model that an adapter in a folder belongs to, from its configuration; `None` if the folder holds a
+/// model of its own, or no adapter.
 ///
 /// # Errors
 ///
@@ -239,8 +239,8 @@ pub fn base_of(folder: &Path) -> Result<Option<String>, TrainError> {
     }
 }
 
-/// How an adapter is written: PEFT's files and names, and nothing of the model but its tokenizer. What is trained,
-/// `configuration`, may have another head than `base`; then a `config.json` says what its labels are called.
+/// How an adapter is written: PEFT's files and names, and nothing of the model but its tokenizer. The trained model,
+/// `configuration`, may have another head than `base`; then a `config.json` holds the names of its labels.
 ///
 /// # Errors
 ///
@@ -275,7 +275,8 @@ pub fn adapter_form(
     })
 }
 
-/// PEFT's name for a model's task. It has none for hidden words, and expects models of `CAUSAL_LM` to write text.
+/// PEFT's name for a model's task. It has none for masked language models, and expects models of `CAUSAL_LM` to write
+/// text.
 fn task(architecture: &Architecture) -> Option<&'static str> {
     match (architecture, architecture.labels()) {
         (_, Some(_)) => Some("SEQ_CLS"),

@@ -1,13 +1,12 @@
 //! A model with its adapter merged in, written as a folder of its own.
 //!
-//! Tensors pass through one by one, a block of rows at a time; in memory are that block and the two small matrices
-//! of one adapter. So a model of any size is merged in the same few MiB. A head that the adapter brings takes the place
-//! of the model's own.
+//! Tensors pass through one by one, a block of rows at a time; memory holds that block and the two small matrices of
+//! one adapter. So a model of any size is merged in the same few MiB. A head from the adapter replaces the model's own.
 //!
-//! An adapter for the table of words changes what is read and not what is written: PEFT leaves the output head as it was.
-//! Where the head is that table, the merged model has two, the changed one and the old one.
+//! An adapter for the embedding changes the input side only: PEFT leaves the output head as it was. If the head is tied
+//! to the embedding, the merged model has two tables, the changed one and the old one.
 //!
-//! Where the folder holds codes, the adapter is added to the numbers that they stand for, and floats are written.
+//! If the folder holds codes, the adapter is added to the dequantised weights, and floats are written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,14 +24,14 @@ use crate::files::{TensorWriter, UNFINISHED};
 use crate::pretrained::stored_weight::StoredWeight;
 use crate::pretrained::{AdapterFolder, Pretrained};
 
-/// Numbers of a block, but for rows that are longer.
+/// Numbers of a block, unless a row is longer.
 const BLOCK: usize = 256 << 10;
 
 /// The change to a tensor on its way.
 enum Change {
     /// An adapter is added.
     Merged(Adapter),
-    /// The adapter's folder has it, trained as a whole, under this name.
+    /// The adapter's folder has it under this name, trained as a whole.
     Replaced(String),
     /// It is another tensor of the model as it was.
     Copied(String),
@@ -45,7 +44,7 @@ enum Change {
 pub enum MergedInto {
     /// The model's own, as its folder has them.
     Original,
-    /// The numbers that its codes stand for, since its folder holds no others.
+    /// The dequantised weights, since its folder holds only codes.
     Dequantised,
 }
 
@@ -61,14 +60,14 @@ struct Merge<'a> {
     added: Vec<TensorSpec>,
     /// Whether the table of words and the output head become two.
     untied: bool,
-    /// Weights that are dequantised, as they are written, and whether their model stores them `(in, out)`.
+    /// Weights to be dequantised, as they are written, and whether their model stores them as `(in, out)`.
     dequantised: BTreeMap<String, (TensorSpec, bool)>,
     /// Tensors that belong to codes, and are not written.
     dropped: BTreeSet<String>,
 }
 
-/// Writes `base` with `adapter` merged in to `out`, which must not hold anything yet, and says which weights it was added
-/// to. Element types, files and names stay as they are, but weights in few bits become floats again.
+/// Writes `base` with `adapter` merged in to `out`, which must be empty, and returns which weights it was added to.
+/// Element types, files and names stay as they are, except that quantised weights become floats again.
 ///
 /// # Errors
 ///
@@ -92,8 +91,8 @@ pub fn merge(base: &Pretrained, adapter: &AdapterFolder, out: &Path) -> Result<M
     Ok(if merge.dequantised.is_empty() { MergedInto::Original } else { MergedInto::Dequantised })
 }
 
-/// Whether a folder holds nothing but what an interrupted merge has left: its temporary folder, and files of a model that it
-/// had moved out of there.
+/// Whether a folder holds nothing except the remains of an interrupted merge: its temporary folder, and files of a
+/// model that it had moved out of there.
 fn is_empty(folder: &Path) -> std::io::Result<bool> {
     let interrupted = folder.join(UNFINISHED).is_dir();
     for entry in fs::read_dir(folder)? {
@@ -162,7 +161,7 @@ impl Merge<'_> {
         Ok(merge)
     }
 
-    /// Gives tensors that served twice a second copy, as they were.
+    /// Gives tensors that were used under two names a second copy, unchanged.
     fn keep_second_names(&mut self) {
         let architecture = &self.adapter.configuration.architecture;
         for (second, parameter) in architecture.tied() {
@@ -178,7 +177,8 @@ impl Merge<'_> {
         }
     }
 
-    /// Writes all files and returns their names, the configuration's last: without it nobody takes the folder for a model.
+    /// Writes all files and returns their names, the configuration's last: without it, no program takes the folder for
+    /// a model.
     fn write(&self, out: &Path) -> Result<Vec<String>, TrainError> {
         let new_head = !self.base.has_head_of(&self.adapter.configuration);
         let (mut names, mut total, mut index) = (Vec::new(), 0, serde_json::Map::new());
@@ -395,7 +395,7 @@ fn replaced(
     Ok(())
 }
 
-/// Refuses a merged tensor whose numbers the file's type cannot hold.
+/// Refuses a merged tensor with numbers that the file's type cannot hold.
 fn finite(block: &[f32], spec: &TensorSpec, adapter: &ModelFolder) -> Result<(), FileError> {
     let most = if spec.dtype == Dtype::F16 { f16::MAX.to_f32() } else { f32::MAX };
     if block.iter().all(|number| number.abs() <= most) {

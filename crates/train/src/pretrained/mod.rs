@@ -44,15 +44,15 @@ pub struct Pretrained {
     pub configuration: Configuration,
     /// The text of that file, which is written again as it was.
     pub config: String,
-    /// The form in which its linear layers' weights are to be kept, where its folder has them as floats.
+    /// The form in which the weights of its linear layers are to be kept, if its folder has them as floats.
     pub quantise: Option<Quantised>,
-    /// The files of its weights. They stay open: their headers are read once, before the budget is divided, and what they
-    /// take is part of what the process holds then.
+    /// The files of its weights. They stay open: their headers are read once, before the budget is divided, so that
+    /// their memory is part of what the process holds then.
     pub(crate) weights: Arc<ModelFolder>,
 }
 
 impl Pretrained {
-    /// Reads the configuration of a model's folder and looks whether its weights are there.
+    /// Reads the configuration of a model's folder and checks that its weights are there.
     ///
     /// # Errors
     ///
@@ -74,8 +74,8 @@ impl Pretrained {
         Ok(model)
     }
 
-    /// Gives the model the head of its own that the file at `path` holds, as transformers does, whatever the
-    /// configuration says; where that cannot be built it is refused.
+    /// Gives the model the separate head that the file at `path` holds, whatever the configuration says, as
+    /// transformers does. If such a model cannot be built it is refused.
     fn untie(&mut self, path: &Path, head: &str, embedding: &str) -> Result<(), TrainError> {
         let differ = format!("holds `{head}` with other numbers than `{embedding}`");
         let Some(untied) = self.configuration.architecture.untied() else {
@@ -96,7 +96,7 @@ impl Pretrained {
         Ok(())
     }
 
-    /// Opens an adapter and looks whether it belongs to this model.
+    /// Opens an adapter and checks that it belongs to this model.
     ///
     /// # Errors
     ///
@@ -116,8 +116,7 @@ impl Pretrained {
         tokenizer(&self.folder, self.configuration.architecture.vocab())
     }
 
-    /// Reads the weights into their places. Adapters that `parameters` has beside the model's own are left as
-    /// they are.
+    /// Reads the weights into their places. Adapters among `parameters` are left as they are.
     ///
     /// # Errors
     ///
@@ -153,8 +152,8 @@ impl Pretrained {
         Ok(loaded)
     }
 
-    /// A mark of the weights, by which a model is known again after it was moved, and told from one that was
-    /// trained further: taken from the names of all tensors, their element types and all of their numbers.
+    /// A fingerprint of the weights. It identifies a model after it was moved, and distinguishes it from one that was
+    /// trained further: a hash of the names of all tensors, their element types and all of their numbers.
     ///
     /// # Errors
     ///

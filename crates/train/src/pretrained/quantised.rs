@@ -1,4 +1,4 @@
-//! Which weights of a model in a folder are kept in few bits: those that are so already, or those that somebody asks for.
+//! Which weights of a model in a folder are kept quantised: those that already are, or those that the user requests.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use crate::error::TrainError;
 use crate::files::{QuantisedBase, QuantisedTensor};
 
 impl Pretrained {
-    /// The weights of `forward` that are kept in few bits: in the folder's form, or else in the one asked for. Modules in
-    /// `skipped` stay as they are, and so does what `keeps` says yes to.
+    /// The weights of `forward` that are kept quantised: in the folder's form, or else in the requested one. Modules in
+    /// `skipped`, and those that `keeps` selects, stay as they are.
     ///
     /// # Errors
     ///
-    /// When the folder has another form than the one asked for, or a layer cannot be quantised.
+    /// When the folder has another form than the requested one, or a layer cannot be quantised.
     pub fn quantised_base(
         &self,
         asked: Option<Quantised>,

@@ -1,4 +1,4 @@
-//! A tensor of a model that is being merged, as floats: read as it lies there, or dequantised on its way.
+//! A tensor of a model that is being merged, as floats: read directly, or dequantised.
 
 use super::Pretrained;
 use crate::files::{Dtype, FileError, ModelFolder, QuantisedTensor, TensorFile, TensorSpec};
@@ -14,8 +14,8 @@ pub(super) enum StoredWeight<'a> {
 }
 
 impl<'a> StoredWeight<'a> {
-    /// The numbers of the tensor that `spec` describes, which its model stores `(in, out)` where `turned` is set. A weight
-    /// that has to be turned is in memory as a whole.
+    /// The numbers of the tensor that `spec` describes. Its model stores it as `(in, out)` if `turned` is set; such a
+    /// weight is transposed and held in memory as a whole.
     pub(super) fn of(
         folder: &'a ModelFolder,
         file: &'a TensorFile,
@@ -59,7 +59,8 @@ impl<'a> StoredWeight<'a> {
 }
 
 impl Pretrained {
-    /// How a tensor is written once it is dequantised; none where its numbers are there as floats. `shape` is the model's.
+    /// How a tensor is written once it is dequantised; `None` if its numbers are stored as floats. `shape` is the
+    /// model's.
     pub(super) fn dequantised_spec(
         &self,
         folder: &ModelFolder,

@@ -1,7 +1,7 @@
 //! Moves the rows of trained tokens out of their tables, once weights are loaded or drawn.
 //!
-//! The graph reads a table whose rows of trained tokens are zero and adds what is trained there; see
-//! [`plimsoll_model::lora::TokenAdapter`]. A new adapter begins with the rows that the table had.
+//! The graph reads a table whose rows of trained tokens are zero and adds the trained rows; see
+//! [`plimsoll_model::lora::TokenAdapter`]. A new adapter begins with the original rows of the table.
 
 use plimsoll_exec::Engine;
 use plimsoll_model::lora::TokenAdapter;
@@ -9,7 +9,8 @@ use plimsoll_model::lora::TokenAdapter;
 use crate::error::TrainError;
 use crate::optimizer::low_name;
 
-/// Makes the rows of trained tokens zero in their tables. With `begin` they become what is trained; otherwise that was loaded.
+/// Sets the rows of trained tokens to zero in their tables. With `begin` the old rows become the trained ones;
+/// otherwise those were loaded.
 ///
 /// # Errors
 ///
@@ -30,7 +31,7 @@ pub(crate) fn move_rows(engine: &mut Engine, tables: &[TokenAdapter], begin: boo
     Ok(())
 }
 
-/// Writes to a parameter, and to both halves where it has a master copy.
+/// Writes to a parameter, and to both halves if it has a master copy.
 fn write(engine: &mut Engine, parameter: &str, first: usize, numbers: &[f32]) -> Result<(), TrainError> {
     let low = low_name(parameter);
     if engine.has_state(&low) {

@@ -49,12 +49,13 @@ pub struct Run {
     added: Vec<AddedSum>,
     /// Losses of the micro-batches of the step that was begun last.
     losses: Vec<f32>,
-    /// Whether a loss that is not finite leaves a gradient that is none either, so that the update need not be told.
+    /// Whether a loss that is not finite always gives a gradient that is not finite, so that the update needs no
+    /// separate check.
     losses_guard_themselves: bool,
     /// Updates so far.
     pub(crate) steps: u64,
-    /// Passes over a micro-batch that updates parameters itself, two where the first is for the norm alone; 0 where the
-    /// update is a schedule of its own.
+    /// Number of passes over a micro-batch that update parameters themselves; two if the first is only for the norm, 0
+    /// if the update is a schedule of its own.
     pub(crate) updating_passes: usize,
     /// Whether state may be of two steps, because an update began and did not finish.
     pub(crate) torn: bool,
@@ -83,8 +84,8 @@ impl Run {
         Run::begun(engine, Planned { budget: budget?, ..planned }, seed)
     }
 
-    /// As [`start`](Self::start). Where the device turns out to hold more beside the arena than `planned` has room for,
-    /// `again` is asked for one more plan, now that the device can tell how much.
+    /// As [`start`](Self::start). If the device turns out to hold more beside the arena than `planned` has room for,
+    /// `again` is called for one more plan, now that the device can tell how much.
     ///
     /// # Errors
     ///
@@ -115,7 +116,7 @@ impl Run {
         let added = program.train.graph.added_losses().iter();
         let added = added.map(|added| AddedSum { name: added.name.clone(), sum: 0.0 }).collect();
         let losses_guard_themselves = is_cross_entropy(&program.train.graph);
-        // Last, so that the training graph has the say: others do not train and may know less.
+        // Last, so that the training graph decides: the other graphs do not train and may know less.
         let kinds = [program.generate, program.evaluate, Some(program.train)].into_iter().flatten();
         let kinds = kinds.flat_map(|part| {
             part.graph.states().iter().map(|state| (state.name.clone(), state.kind)).collect::<Vec<_>>()
@@ -138,8 +139,7 @@ impl Run {
         })
     }
 
-    /// Runs a schedule with the caller's inputs and those of the run's own that it has; `next` is the one that is likely to
-    /// follow.
+    /// Runs a schedule with the caller's inputs and the run's own; `next` is the schedule that is likely to follow.
     pub(crate) fn run_pass(
         &mut self,
         role: Role,
@@ -169,7 +169,8 @@ impl Run {
         Ok(self.engine.run_before(role, &all[..count], next)?)
     }
 
-    /// Whether a parameter was updated inside a backward pass whose norm is not finite: each sees to its own gradient.
+    /// Whether some parameter was updated inside a backward pass whose norm is not finite: each update checks only its
+    /// own gradient.
     pub(crate) fn some_gradient_is_finite(&self) -> Result<bool, TrainError> {
         let names = self.engine.states().map(|(name, _)| name).filter(|name| name.starts_with(SQUARES));
         for name in names {
@@ -182,8 +183,8 @@ impl Run {
         Ok(false)
     }
 
-    /// Whether all state is of one step. It is not after an update that failed on its way, or one that
-    /// [`TrainError::PartlyUpdated`] tells of; such a run must not be saved, and goes on only from a checkpoint.
+    /// Whether all state is of one step. It is not after an update that failed halfway, or one that ended with
+    /// [`TrainError::PartlyUpdated`]; such a run must not be saved, and continues only from a checkpoint.
     pub fn is_whole(&self) -> bool {
         !self.torn
     }
@@ -313,8 +314,8 @@ impl Run {
         Ok(values)
     }
 
-    /// Replaces the numbers of a parameter or any other state. Of a weight that is kept in halves it is the upper one: what
-    /// completes it to its master copy is a state of its own.
+    /// Replaces the numbers of a parameter or any other state. For a weight that is kept in two halves this is the
+    /// upper one: the half that completes it to its master copy is a state of its own.
     ///
     /// # Errors
     ///
@@ -328,7 +329,7 @@ impl Run {
         self.engine.states()
     }
 
-    /// Names and types of all state that is for one of the purposes `wanted` says yes to.
+    /// Names and types of all state whose purpose `wanted` accepts.
     pub fn states_of(&self, wanted: impl Fn(StateKind) -> bool) -> impl Iterator<Item = (&str, Type)> {
         self.engine.states().filter(move |(name, _)| self.kinds.get(*name).is_some_and(|kind| wanted(*kind)))
     }
@@ -341,7 +342,7 @@ impl Run {
         })
     }
 
-    /// The most bytes that this process has held of the memory that the budget is of.
+    /// The most bytes that this process has held of the memory that the budget counts.
     ///
     /// # Errors
     ///
@@ -380,7 +381,7 @@ impl Run {
         self.seed
     }
 
-    /// Goes on as after `steps` updates, from the state that the caller has put in place.
+    /// Continues as after `steps` updates, from the state that the caller has put in place.
     pub fn continue_after(&mut self, steps: u64) {
         (self.steps, self.torn) = (steps, false);
     }
@@ -406,7 +407,7 @@ impl Run {
         Ok(files::save_weights(&self.engine, self.parameters(form.frozen), folder, form)?)
     }
 
-    /// The engine: its peak, its state and what it timed.
+    /// The engine: its peak, its state and its timings.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -423,7 +424,7 @@ impl Run {
     }
 }
 
-/// Bytes that a device's run holds of the memory that a budget counts.
+/// Bytes that a run on this device holds of the memory that a budget counts.
 pub(crate) fn held(device: &dyn Device) -> Result<u64, TrainError> {
     Ok(match device.pool()? {
         MemoryPool::Process => memory::process()?.peak,
@@ -432,8 +433,8 @@ pub(crate) fn held(device: &dyn Device) -> Result<u64, TrainError> {
     })
 }
 
-/// An engine with everything ready but its memory, and the budget with what the device now holds beside the arena: an
-/// error where the arena no longer fits.
+/// An engine with everything ready except its memory, and the budget with the bytes that the device now holds beside
+/// the arena; an error if the arena no longer fits.
 fn prepared(
     device: Box<dyn Device>,
     planned: &Planned,
@@ -450,8 +451,8 @@ fn prepared(
     Ok((engine, budget))
 }
 
-/// Refuses an arena that this machine has no memory for. The system lends more than it has and takes it back by force;
-/// better to say so now.
+/// Refuses an arena that this machine has no memory for. The system grants more memory than it has and later kills the
+/// process; it is better to fail now.
 fn is_free(arena: u64) -> Result<(), TrainError> {
     let free = memory::available()?;
     if arena <= free {

@@ -6,12 +6,12 @@
 //! step.finish()?;                                    clips and updates; the next step may begin
 //! ```
 //!
-//! The first `backward` of a step replaces the gradients, the others add to them. Each loss is divided by the targets of
-//! the *whole* step, so the losses of its micro-batches add up to the mean over the global batch, and so do the
+//! The first `backward` of a step replaces the gradients, the others add to them. Each loss is divided by the targets
+//! of the *whole* step, so the losses of its micro-batches add up to the mean over the global batch, and so do the
 //! gradients. The step borrows the run and holds the learning rate: no call can come in the wrong order or with another
-//! rate. On a device that works while its host goes on, `backward` waits for the loss it returns;
-//! [`queue`](Step::queue) leaves the loss to `finish`, so that a whole step waits once. A step that is dropped before it is finished changes no parameter, unless the plan updates parameters inside
-//! the backward pass.
+//! rate. On an asynchronous device, `backward` waits for the loss it returns; [`queue`](Step::queue) leaves the loss to
+//! `finish`, so that a whole step waits once. A step that is dropped before it is finished changes no parameter, unless
+//! the plan updates parameters inside the backward pass.
 
 use std::panic::Location;
 
@@ -30,7 +30,7 @@ pub struct Step<'r> {
     lr: f32,
     /// One over the targets of the whole step.
     scale: f32,
-    /// Micro-batches so far, and in all where that is known.
+    /// Micro-batches so far, and their total number if known.
     gathered: usize,
     expected: Option<usize>,
 }
@@ -38,7 +38,7 @@ pub struct Step<'r> {
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stepped {
-    /// Mean loss over the targets of the step, before its update; without those that the graph adds, which are
+    /// Mean loss over the targets of the step, before its update; without the losses that the graph adds, which are
     /// [`Run::added_losses`].
     pub loss: f32,
     /// Norm of all gradients, before clipping.
@@ -79,13 +79,13 @@ impl Run {
 }
 
 impl Step<'_> {
-    /// The step, with the number of its micro-batches known beforehand. Where state lives on a disk, the update's first
+    /// The step, with the number of its micro-batches known in advance. If state lives on a disk, the update's first
     /// moments are then fetched while the last micro-batch still runs. No result depends on it.
     pub fn expecting(self, micro_batches: usize) -> Self {
         Step { expected: Some(micro_batches), ..self }
     }
 
-    /// The schedule behind the micro-batch that runs now, as far as is known.
+    /// The schedule after the current micro-batch, as far as is known.
     fn next_role(&self) -> Option<Role> {
         match self.expected?.checked_sub(self.gathered + 1)? {
             0 if self.run.updating_passes > 0 => Some(Role::First),
@@ -94,7 +94,8 @@ impl Step<'_> {
         }
     }
 
-    /// Runs forward and backward of one micro-batch; returns its share of the loss, without those that the graph adds.
+    /// Runs forward and backward of one micro-batch; returns its share of the loss, without the losses that the graph
+    /// adds.
     ///
     /// `inputs` are the graph's inputs by name. The run supplies `scale` and `rng` itself, unless they are given.
     ///
@@ -114,7 +115,7 @@ impl Step<'_> {
     ///
     /// # Errors
     ///
-    /// As [`backward`](Self::backward); bad data may be told by [`finish`](Self::finish).
+    /// As [`backward`](Self::backward); bad data may be reported only by [`finish`](Self::finish).
     #[track_caller]
     pub fn queue(&mut self, inputs: &[(&str, Data)]) -> Result<(), TrainError> {
         let passes = self.run.updating_passes;
@@ -135,8 +136,8 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Waits for what was observed: of each micro-batch its loss and those that the graph adds, then possibly the norm,
-    /// which is returned.
+    /// Waits for the observed numbers: for each micro-batch its loss and the losses that the graph adds, then possibly
+    /// the norm, which is returned.
     fn collect(&mut self) -> Result<Option<f32>, TrainError> {
         let Run { engine, losses, added, .. } = &mut *self.run;
         let mut observed = engine.observed()?;
@@ -159,8 +160,8 @@ impl Step<'_> {
     /// # Errors
     ///
     /// When the step has no micro-batch. When a loss or the norm is not finite: then nothing has changed, and the
-    /// gathered gradients are forgotten. Only where the backward pass updates parameters, a gradient that is not finite may
-    /// be found when others have been applied, and the error says so.
+    /// gathered gradients are forgotten. If the backward pass updates parameters, a gradient that is not finite may be
+    /// found after others have been applied; the error says so.
     pub fn finish(mut self) -> Result<Stepped, TrainError> {
         if self.gathered == 0 {
             return Err(TrainError::Config(
@@ -238,7 +239,7 @@ impl Step<'_> {
         clip: f32,
         next: Option<Role>,
     ) -> Result<(), TrainError> {
-        // The update draws random numbers for parameters, which know nothing of rows.
+        // The update draws random numbers per parameter, not per row.
         let before = if role == Role::Update { 0 } else { self.gathered };
         let own = OwnInputs {
             clip: [clip],

@@ -6,7 +6,7 @@
 use super::{SETTINGS, Setting, nearest};
 
 /// Names with their answer. A setting stands in braces, since a file and a command line write it differently. An answer
-/// with a flag that is no setting is for the command that has this flag.
+/// with a flag that is no setting applies only to the command that has this flag.
 const ELSEWHERE: &[(&[&str], &str)] = &[
     // Model and method.
     (
@@ -320,8 +320,8 @@ fn flags_of(answer: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| word.starts_with("--"))
 }
 
-/// The answer to a flag, as it was typed, that the command does not have: it has those that are `offered`, and `help`
-/// lists them.
+/// The answer to a flag, as typed, that the command does not have; `offered` are the flags it has, and `help` lists
+/// them.
 pub fn no_such_flag(flag: &str, offered: &[String], help: &str) -> String {
     let name = flag.trim_start_matches('-').replace('-', "_");
     let has = |flag: &str| offered.iter().any(|offered| offered == flag);

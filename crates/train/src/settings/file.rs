@@ -94,12 +94,12 @@ fn checked_table(text: &str) -> Result<Table, (Option<usize>, String)> {
     Ok(table)
 }
 
-/// Whether a value says that there is none: `max_steps = -1`, as transformers writes it.
+/// Whether a value means "not set": `max_steps = -1`, as in transformers.
 fn left_open(name: &str, value: &Value) -> bool {
     name == "max_steps" && *value == Value::Integer(-1)
 }
 
-/// The value if it is of the kind, or can be read as if it were.
+/// The value if it is of this kind, or can be read as such.
 fn of_kind(kind: Kind, value: Value) -> Option<Value> {
     match (kind, value) {
         (Kind::Text, Value::String(text)) => Some(Value::String(text)),

@@ -1,10 +1,10 @@
 //! Every setting in one table: its name, its type and its meaning.
 //!
-//! A line of the table is all a setting needs to be read from a file, taken from a flag, shown in `--help`,
-//! spelled right in an error and printed back. Names are those of Hugging Face's `TrainingArguments` where it
-//! has one. What a setting means beside the others is for [`Config::check`](crate::Config::check) to say.
+//! One line of the table is all that a setting needs to be read from a file, taken from a flag, shown in `--help`,
+//! spelled right in an error and printed again. Names are those of Hugging Face's `TrainingArguments` if it has one.
+//! [`Config::check`](crate::Config::check) decides how settings combine.
 //!
-//! Where a value stands twice, the command line's counts. Absent on purpose: environment variables, files that
+//! If a value is given twice, the command line overrides the file. Absent on purpose: environment variables, files that
 //! include others, and more than one level of nesting.
 
 mod elsewhere;
@@ -48,7 +48,7 @@ pub struct Pairs(pub Vec<String>);
 /// Which part of a run a setting is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Section {
-    /// The model and its budget; planning asks no more than this.
+    /// The model and its budget; planning needs only these.
     Fit,
     /// Adapters in place of the model's own weights.
     Adapter,
@@ -61,7 +61,7 @@ pub enum Section {
 /// One line of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// As it stands in a file; as a flag, dashes may take the place of its underscores.
+    /// Its name in a file; as a flag, dashes may take the place of its underscores.
     pub name: &'static str,
     /// The kind of its value.
     pub kind: Kind,
@@ -86,8 +86,7 @@ held!(Vec<usize>: Numbers, Pairs: Pairs);
 
 macro_rules! settings {
     ($($section:ident { $($(#[doc = $help:literal])+ $name:ident: $ty:ty, $value_name:literal;)* })*) => {
-        /// Settings as they were written; what is absent takes its default in
-        /// [`Config::check`](crate::Config::check).
+        /// Settings as they were written; an absent one takes its default in [`Config::check`](crate::Config::check).
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         #[allow(clippy::doc_markdown, reason = "the words are shown in a terminal too")]
@@ -112,8 +111,9 @@ macro_rules! settings {
 
 settings! {
     Fit {
-        /// A folder with config.json and weights, the folder of an adapter, which names its model, a hub id such as
-        /// Qwen/Qwen3-0.6B, or a shape to begin from scratch: tiny, s, m, s-moe, llama-3.2-1b, qwen2.5-0.5b, gpt2, bert-base, … [default: tiny]
+        /// A folder with config.json and weights; the folder of an adapter, which names its model; a hub id such as
+        /// Qwen/Qwen3-0.6B; or a shape to train from scratch: tiny, s, m, s-moe, llama-3.2-1b, qwen2.5-0.5b, gpt2,
+        /// bert-base, … [default: tiny]
         model: String, "NAME";
         /// config.json of a model to begin from scratch, in place of --model
         config: PathBuf, "FILE";
@@ -140,8 +140,8 @@ settings! {
         /// cpu, cuda or cuda:1 for a GPU of this machine; plan also takes GPUs by name: cuda:h200, cuda:a100-80,
         /// cuda:4090, … [default: cpu]
         device: String, "NAME";
-        /// Memory of the whole process, or of the device where that has its own, such as 64MiB or 16GB; auto is what is
-        /// free less a margin, or all memory of a described device [default: auto]
+        /// Memory of the whole process, or of a GPU, such as 64MiB or 16GB; auto is the free memory less a margin, or
+        /// all memory of a described device [default: auto]
         memory: String, "SIZE";
         /// none, selective, full, sqrt, every:K, minimal, manual or auto [default: auto, the fastest that fits]
         recompute: String, "STRATEGY";
@@ -151,28 +151,29 @@ settings! {
         offload: String, "TIER";
         /// Folder for the nameless file that --offload disk reserves [default: the current folder]
         offload_folder: PathBuf, "PATH";
-        /// Memory of the host that values and state of a described device may wait in, such as 64GiB; with it --offload
-        /// host need not be said [default: no limit]
+        /// Host memory to which values and state of a described device may be offloaded, such as 64GiB; implies
+        /// --offload host [default: no limit]
         host_memory: String, "SIZE";
-        /// Room on the disk that --offload disk may take, such as 100GiB; with it --offload disk need not be said
-        /// [default: nine tenths of what is free]
+        /// Room on the disk that --offload disk may take, such as 100GiB; implies --offload disk [default: nine tenths
+        /// of the free space]
         disk_space: String, "SIZE";
         /// Times of ops: `modelled`, or a file of measured ones [default: measured here, in a second at first use, and
         /// refined by every run]
         costs: String, "COSTS";
         /// Threads [default: one for each core]
         threads: usize, "N";
-        /// Instructions of the processor: portable, avx2, avx512 or avx512-bf16; another path may give other last bits
+        /// Instructions of the processor: portable, avx2, avx512 or avx512-bf16; results may differ in the last bits
         /// [default: the fastest that it has]
         instructions: String, "NAME";
         /// Seed of weights, data order and dropout [default: 0]
         seed: u64, "N";
-        /// Whether a GPU adds up in one order, so that two runs and every way to recompute agree to the bit; attention then
-        /// takes more time and scratch. The CPU always does [default: false]
+        /// Whether a GPU sums in a fixed order, so that two runs and every way to recompute agree bit for bit;
+        /// attention then takes more time and scratch. The CPU always does [default: false]
         full_determinism: bool, "BOOL";
         /// Files or folders of text, .jsonl or .parquet; may be given several times, and PATH@2 is seen twice as often
         data: Vec<String>, "PATHS";
-        /// Whether several documents share a row, kept apart in attention; one to a row otherwise [default: true]
+        /// Whether several documents share a row, without attention between them; otherwise each has a row of its own
+        /// [default: true]
         packing: bool, "BOOL";
         /// Whether samples that cannot be used are counted instead of refused [default: false]
         skip_bad_lines: bool, "BOOL";
@@ -199,26 +200,27 @@ settings! {
         lora_layers_to_transform: Vec<usize>, "NUMBERS";
         /// Names before the numbers of layers, where modules have more than one number
         lora_layers_pattern: Vec<String>, "NAMES";
-        /// Ranks of modules whose names end in a pattern, such as q_proj=16; the first that fits counts
+        /// Ranks of modules whose names end in a pattern, such as q_proj=16; the first pattern that matches counts
         lora_rank_pattern: Pairs, "PAIRS";
         /// Alphas of modules, likewise
         lora_alpha_pattern: Pairs, "PAIRS";
         /// Modules that are trained as a whole beside the adapters
         modules_to_save: Vec<String>, "NAMES";
-        /// Numbers of tokens whose vectors are trained beside the adapters, in a tied output head too
+        /// Ids of tokens whose embedding vectors are trained beside the adapters, also in a tied output head
         trainable_token_indices: Vec<usize>, "NUMBERS";
         /// Folder of an adapter to train further; it states its own rank and layers
         adapter: PathBuf, "PATH";
-        /// Whether the frozen weights of linear layers are kept in 4 bits under adapters (QLoRA); embedding, norms and head
-        /// stay as they are [default: as the model's folder has them]
+        /// Whether the frozen weights of linear layers are kept in 4 bits under adapters (QLoRA); embedding, norms and
+        /// head are not quantised [default: as the model's folder has them]
         load_in_4bit: bool, "BOOL";
-        /// Whether they are kept in 8 bits, with a scale for each row [default: as the model's folder has them]
+        /// Whether the frozen weights of linear layers are kept in 8 bits, with a scale for each row [default: as the
+        /// model's folder has them]
         load_in_8bit: bool, "BOOL";
-        /// Numbers that 4-bit codes stand for: nf4 [default: nf4]
+        /// Kind of 4-bit codes: nf4 [default: nf4]
         bnb_4bit_quant_type: String, "NAME";
         /// Whether scales of 4-bit blocks are kept in 8 bits [default: true]
         bnb_4bit_use_double_quant: bool, "BOOL";
-        /// Linear layers whose weights stay as they are, such as down_proj
+        /// Linear layers whose weights are not quantised, such as down_proj
         llm_int8_skip_modules: Vec<String>, "NAMES";
     }
     Learning {
@@ -234,9 +236,9 @@ settings! {
         optim: String, "NAME";
         /// Decay rate of the running sum of gradients of --optim sgd [default: 0]
         momentum: f64, "RATE";
-        /// Whether --optim sgd looks ahead along that sum [default: false]
+        /// Whether --optim sgd uses Nesterov momentum [default: false]
         nesterov: bool, "BOOL";
-        /// How weights are kept: f32, bf16 (rounded at random), or bf16-master (bf16 beside an f32 master copy)
+        /// How weights are kept: f32, bf16 (stochastic rounding), or bf16-master (bf16 with an f32 master copy)
         /// [default: f32]
         weights_dtype: String, "TYPE";
         /// bf16 between nodes: half the bytes of activations, f32 sums and statistics; weights are then bf16-master unless
@@ -258,8 +260,8 @@ settings! {
         max_grad_norm: f64, "NORM";
         /// Experts that each token goes to, of a model that has experts; 1 is Switch's way [default: the model's]
         num_experts_per_tok: usize, "N";
-        /// Tokens that an expert takes of each sequence, as a multiple of its even share; tokens beyond go on through the
-        /// residual stream [default: no limit, no token is dropped]
+        /// Most tokens of each sequence that an expert takes, as a multiple of its even share; further tokens skip the
+        /// expert and continue through the residual stream [default: no limit, no token is dropped]
         expert_capacity_factor: f64, "FACTOR";
         /// Tokens that the balance of experts is counted over: sequence, micro-batch (as transformers counts; needs
         /// --micro-batch) or none [default: sequence]
@@ -284,11 +286,11 @@ settings! {
         logging_steps: u64, "N";
         /// Steps between two evaluations on validation data [default: no evaluation]
         eval_steps: u64, "N";
-        /// Validation data, given as --data is [default for made-up data: more of it]
+        /// Validation data, given as --data is [default for synthetic data: more of it]
         eval_data: Vec<String>, "PATHS";
         /// Part of the data that is validated on and not trained on, in place of --eval-data
         eval_split: f64, "PART";
-        /// The most validation sequences that are looked at [default: all, or 64 of made-up data]
+        /// The most validation sequences to evaluate on [default: all, or 64 of synthetic data]
         max_eval_samples: u64, "N";
         /// Stop after this many evaluations without a better loss than the best before
         early_stopping_patience: u64, "N";
@@ -297,16 +299,15 @@ settings! {
         /// Folder for the trained model, checkpoints, metrics.jsonl, report.html and TensorBoard's files [default:
         /// plimsoll-out/NAME for a model in a folder NAME; from scratch none is written]
         output_dir: PathBuf, "PATH";
-        /// Steps between two checkpoints in --output-dir; there is also one of the best evaluation and one at the end
+        /// Steps between two checkpoints in --output-dir; the best evaluation and the end of the run also save one
         /// [default: 500]
         save_steps: u64, "N";
         /// Number of checkpoints to keep, beside the best [default: all]
         save_total_limit: u64, "N";
-        /// Whether the model that is written at the end is that of the best evaluation, not of the last step [default:
-        /// false]
+        /// Whether the final model is that of the best evaluation instead of the last step [default: false]
         load_best_model_at_end: bool, "BOOL";
-        /// Go on from a checkpoint: its folder, or latest, for the newest whole one in --output-dir; the run begins
-        /// where there is none yet
+        /// Resume from a checkpoint: its folder, or latest for the newest whole one in --output-dir; with latest, the
+        /// run starts from the beginning if there is none yet
         resume: String, "CHECKPOINT";
         /// Files beside metrics.jsonl: tensorboard, html, or none [default: tensorboard,html]
         report_to: Vec<String>, "NAMES";
@@ -314,7 +315,7 @@ settings! {
 }
 
 impl Setting {
-    /// The line of the table for a name as it is written in a file.
+    /// The line of the table for a name as written in a file.
     pub fn named(name: &str) -> Option<&'static Setting> {
         SETTINGS.iter().find(|setting| setting.name == name)
     }

@@ -1,14 +1,14 @@
-//! Settings that a checkpoint keeps, so that a run which goes on from it is the same run: by the names
-//! people know, each with its value and whether it may change.
+//! Settings that a checkpoint keeps, so that a run which resumes from it is the same run: by the names users know, each
+//! with its value and whether it may change.
 
 use super::RawConfig;
 
 /// A setting that checkpoints remember.
 struct Fact {
     name: &'static str,
-    /// Its value among the effective settings, if it has one there.
+    /// Its value among the effective settings, if there is one.
     value: fn(&RawConfig) -> Option<String>,
-    /// Whether a run that goes on may have another, which is then said; it is refused otherwise.
+    /// Whether a run that resumes may have another value, which is then reported; otherwise it is refused.
     changeable: bool,
 }
 
@@ -33,8 +33,8 @@ pub(crate) fn changeable() -> impl Iterator<Item = &'static str> {
     FACTS.iter().filter(|fact| fact.changeable).map(|fact| fact.name)
 }
 
-/// Whether runs with these values of a fact are two runs. A setting that the checkpoint does not know has become a fact
-/// after it was written; facts that are no settings, such as the shape of adapters, are left out where there are none.
+/// Whether two runs with these values of a fact are different runs. A setting missing from the checkpoint became a fact
+/// after it was written; facts that are no settings, such as the shape of adapters, are missing if there are none.
 pub(crate) fn differ(name: &str, then: Option<&String>, now: Option<&String>) -> bool {
     match FACTS.iter().find(|fact| fact.name == name) {
         Some(fact) => !fact.changeable && then.is_some() && then != now,

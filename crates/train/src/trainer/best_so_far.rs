@@ -16,7 +16,7 @@ pub struct EarlyStopping {
 #[derive(Default)]
 pub(super) struct BestSoFar {
     pub(super) best: Option<Best>,
-    /// The loss that ends the wait when undercut: that of the last evaluation that did so.
+    /// The loss to beat before patience runs out: that of the last evaluation that improved enough.
     mark: Option<f64>,
     waited: u64,
     /// The last evaluation.
@@ -26,7 +26,7 @@ pub(super) struct BestSoFar {
 }
 
 impl BestSoFar {
-    /// Goes on from the measurements of a checkpoint.
+    /// Continues from the measurements of a checkpoint.
     pub(super) fn of(kept: &EvaluationState) -> BestSoFar {
         BestSoFar {
             best: kept.best,
@@ -41,7 +41,7 @@ impl BestSoFar {
         self.best.map(|best| best.step)
     }
 
-    /// Facts for the checkpoint, but for steps that are not recorded.
+    /// Facts for the checkpoint, except for steps without a record.
     pub(super) fn kept(&self, loss: Option<f64>) -> EvaluationState {
         EvaluationState {
             loss,
@@ -55,7 +55,7 @@ impl BestSoFar {
         }
     }
 
-    /// Says whether the record is the best so far, and counts it.
+    /// Counts a record, and returns whether it is the best so far.
     pub(super) fn judge(
         &mut self,
         record: EvaluationRecord,
@@ -107,7 +107,7 @@ mod tests {
     fn patience_counts_evaluations_that_are_not_better_by_the_threshold() {
         let stopping = Some(EarlyStopping { patience: 2, threshold: 0.1 });
         let mut progress = BestSoFar::default();
-        // 1.95 is the best so far, but not by enough to wait anew.
+        // 1.95 is the best so far, but not by enough to restart the wait.
         let said: Vec<(bool, bool)> = [2.0, 1.95, 1.7, 1.75, 1.65]
             .iter()
             .zip(1..)

@@ -18,7 +18,7 @@ struct Class {
 }
 
 impl Confusion {
-    /// For so many classes, with nothing counted.
+    /// For this many classes, with nothing counted.
     pub(crate) fn new(classes: usize) -> Confusion {
         Confusion { classes: vec![Class::default(); classes] }
     }
@@ -37,14 +37,14 @@ impl Confusion {
         }
     }
 
-    /// Part of the texts whose guess is right; nothing where there are none.
+    /// Share of the texts whose guess is right; `None` if there are no texts.
     pub(crate) fn accuracy(&self) -> Option<f64> {
         let sum = |count: fn(&Class) -> u64| self.classes.iter().map(count).sum::<u64>();
         let texts = sum(|class| class.labelled);
         (texts > 0).then(|| sum(|class| class.right) as f64 / texts as f64)
     }
 
-    /// Mean F1 of the classes that occur; nothing where there are no texts.
+    /// Mean F1 of the classes that occur; `None` if there are no texts.
     pub(crate) fn macro_f1(&self) -> Option<f64> {
         let f1 = |class: &Class| {
             let both = class.guessed + class.labelled;

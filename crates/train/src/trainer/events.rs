@@ -20,7 +20,7 @@ pub enum Event<'a> {
     Saving,
     /// A checkpoint was written to this folder.
     Saved(&'a Path),
-    /// Something went otherwise than its user will expect, and the run goes on.
+    /// Something unexpected for the user happened, and the run continues.
     Note(&'a str),
     /// The run is over.
     End(&'a EndRecord),
@@ -35,8 +35,8 @@ pub trait Listener<E> {
     /// A fault of the listener; the run is saved and ends.
     fn hear(&mut self, event: &Event<'_>) -> Result<(), E>;
 
-    /// The name of output that the run can do without: after its first failure the listener hears no more, the others
-    /// hear a note, and the run goes on. None where a failure ends the run.
+    /// The name of an output that the run can do without: after its first failure the listener gets no more events, the
+    /// others get a note, and the run continues. `None` if a failure ends the run.
     fn dispensable(&self) -> Option<&'static str> {
         None
     }
@@ -48,7 +48,7 @@ impl<E, F: FnMut(&Event<'_>) -> Result<(), E>> Listener<E> for F {
     }
 }
 
-/// The listeners, and the first fault of one. The others still hear of later events, such as the save.
+/// The listeners, and the first fault of one. The others still get later events, such as the save.
 pub(super) struct Told<'a, 'b, E> {
     pub(super) listeners: &'a mut [&'b mut dyn Listener<E>],
     /// Failed listeners that the run does not need.
@@ -80,7 +80,7 @@ impl<'a, 'b, E: fmt::Display> Told<'a, 'b, E> {
         }
     }
 
-    /// Tells of the steps since the last record, if there are any.
+    /// Reports the steps since the last record, if there are any.
     pub(super) fn tell_window(&mut self, window: &mut Window) {
         if let Some(record) = std::mem::take(window).record() {
             self.tell(Event::Log(&record));

@@ -5,8 +5,8 @@
 //! from 1, has `(s − 1) / warmup_steps` of the peak. One difference lies past the end: there the cosine stays
 //! at 0, as a line does, instead of rising again.
 //!
-//! Absent: cosine cycles, restarts, inverse square root. Whether the numbers make sense (a finite peak)
-//! is for the configuration to check.
+//! Absent: cosine cycles, restarts, inverse square root. The configuration checks that the numbers make sense (a finite
+//! peak).
 
 use std::fmt;
 use std::str::FromStr;
@@ -52,7 +52,7 @@ impl Lr {
         }
     }
 
-    /// How much of the decay lies behind `step`: 0 at the first step after the warmup, 1 after `max_steps`.
+    /// How much of the decay is done at `step`: 0 at the first step after the warmup, 1 after `max_steps`.
     fn progress(&self, step: u64) -> f64 {
         let length = self.max_steps.saturating_sub(self.warmup_steps).max(1);
         (step.saturating_sub(1 + self.warmup_steps) as f64 / length as f64).min(1.0)

@@ -11,8 +11,8 @@ use super::records::write_line;
 use crate::error::TrainError;
 use crate::files::{open_file, sync_folder};
 
-/// The file `metrics.jsonl` of a run: every record a line, each written at once, so that a run which dies
-/// leaves all that was told.
+/// The file `metrics.jsonl` of a run: every record is one line, written at once, so that a run which dies leaves all
+/// its records.
 #[derive(Debug)]
 pub struct MetricsFile {
     path: PathBuf,
@@ -20,8 +20,8 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens the file for more lines, after step `after`; what a run before it wrote up to there stays, and what it
-    /// wrote beyond its last checkpoint goes, since those steps are taken again. So does a line that was cut off.
+    /// Opens the file for more lines, after step `after`. Earlier lines up to there stay. Lines beyond the last
+    /// checkpoint are removed, since those steps are repeated, and so is a line that was cut off.
     ///
     /// # Errors
     ///
@@ -30,7 +30,7 @@ impl MetricsFile {
         let unwritable = |error: io::Error| TrainError::output(path, &error);
         let sibling = path.with_extension("jsonl.part");
         if path.exists() {
-            // Left by a run that was killed here, or put there by somebody: a link would lead the copy elsewhere.
+            // Left by a run that was killed here, or planted by someone: a link would redirect the copy.
             let _ = std::fs::remove_file(&sibling);
             copy_until(path, after, &sibling)
                 .and_then(|()| std::fs::rename(&sibling, path))
@@ -55,7 +55,7 @@ impl MetricsFile {
             .map_err(|error| TrainError::output(&self.path, &error))
     }
 
-    /// Brings all lines to the disk, so that a checkpoint never knows more steps than this file.
+    /// Syncs all lines to disk, so that a checkpoint never has more steps than this file.
     fn sync(&self) -> Result<(), TrainError> {
         self.file.sync_data().map_err(|error| TrainError::output(&self.path, &error))
     }

@@ -1,7 +1,7 @@
 //! A run that is fed: data in, one optimizer step or evaluation at a time, records out.
 //!
-//! The trainer only measures. The loop over its steps is in `train_loop`, and its listeners are
-//! [`Listener`]s: `metrics_file`, `tensorboard`, and whatever a caller adds.
+//! The trainer only measures. The loop over its steps is in `train_loop`, and its listeners are [`Listener`]s:
+//! `metrics_file`, `tensorboard`, and any that a caller adds.
 
 mod best_so_far;
 mod confusion;
@@ -74,15 +74,15 @@ impl Trainer {
         }
     }
 
-    /// Adds what else must be the same in a run that goes on from a checkpoint of this one, by the name its
-    /// user knows it by: the model's configuration, the data.
+    /// Adds further facts that must be equal in a run that resumes from a checkpoint of this one, by the names that
+    /// users know: the model's configuration, the data.
     #[must_use]
     pub fn with_facts(mut self, facts: impl IntoIterator<Item = (String, String)>) -> Trainer {
         self.facts.extend(facts);
         self
     }
 
-    /// The switch that asks the loop to end after the step under way. A signal handler may set it.
+    /// The switch that asks the loop to end after the current step. A signal handler may set it.
     pub fn stop_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
     }
@@ -101,8 +101,8 @@ impl Trainer {
         checkpoints.save(&self.run, self.taken, &self.facts, progress)
     }
 
-    /// Saves the run as it was before a step that was not finite; returns the checkpoint's folder, which rotation leaves
-    /// alone.
+    /// Saves the run as it was before a step that was not finite; returns the checkpoint's folder, which rotation does
+    /// not touch.
     ///
     /// # Errors
     ///
@@ -115,13 +115,14 @@ impl Trainer {
         checkpoints.save_last_finite(&self.run, self.taken, &self.facts, progress)
     }
 
-    /// Goes on where a checkpoint was saved: on the same plan to the bit, on another within rounding. What a kill after that
-    /// save has left is cleared. The best checkpoint so far comes along. Where it is nowhere to be found, the best is looked for anew, and what it was is returned.
+    /// Continues from a checkpoint: on the same plan bit for bit, on another within rounding. Remains of a kill after
+    /// that save are cleared. The best checkpoint so far is copied along. If it cannot be found, the search for the
+    /// best starts anew, and the old best is returned.
     ///
     /// # Errors
     ///
-    /// When the checkpoint is of another model or another run, or the best cannot be copied; then this trainer is of no
-    /// more use.
+    /// When the checkpoint is of another model or another run, or the best cannot be copied; then this trainer must not
+    /// be used any more.
     pub fn resume(
         &mut self,
         checkpoints: &Checkpoints,
@@ -136,14 +137,13 @@ impl Trainer {
         Ok(lost)
     }
 
-    /// Settings that are not what they were when a checkpoint was saved, though they may differ: name, value then and
-    /// value now.
+    /// Settings that have changed since a checkpoint was saved and are allowed to: name, value then and value now.
     pub fn changes_since(&self, from: &Checkpoint) -> Vec<(&'static str, String, String)> {
         from.changes(&self.facts)
     }
 
-    /// One optimizer step on the next global batch. At the end of an epoch that batch is what is left,
-    /// with a divisor of its own.
+    /// One optimizer step on the next global batch. At the end of an epoch that batch is the rest of the epoch, with a
+    /// divisor of its own.
     ///
     /// # Errors
     ///
@@ -193,8 +193,8 @@ impl Trainer {
         (count > 0).then(|| sum / f64::from(count))
     }
 
-    /// The loss on validation data, whose micro-batch must be the run's; nothing when somebody asks for the end
-    /// meanwhile. Nothing is trained.
+    /// The loss on validation data, whose micro-batch must be the run's; `None` if a stop is requested meanwhile.
+    /// Nothing is trained.
     ///
     /// # Errors
     ///
@@ -284,7 +284,7 @@ fn likeliest(numbers: &[f32]) -> usize {
     (0..numbers.len()).reduce(better).unwrap_or(0)
 }
 
-/// The settings that decide which numbers a step sees, whatever the plan.
+/// The settings that decide the numbers a step sees, whatever the plan.
 fn facts(run: &Run, batches: &Batches) -> BTreeMap<String, String> {
     let epoch = batches.source().sequences_per_epoch();
     let facts = [

@@ -6,9 +6,8 @@
 //! {"event":"end","planned_peak_bytes":1048576,"measured_peak_bytes":1048576,"process_peak_bytes":9437184,"tokens_per_second":810.1}
 //! ```
 //!
-//! JSON has no NaN and no infinity. Such a number is written as `null` and read back as NaN: a run
-//! that diverges must still report the step at which it did, so an error would be the wrong answer.
-//! Absent: the clock, which is the caller's.
+//! JSON has no NaN and no infinity. Such a number is written as `null` and read back as NaN: a run that diverges must
+//! still report the step at which it did, so an error would be wrong. Absent: the clock, which belongs to the caller.
 
 use std::io;
 
@@ -16,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Best;
 
-/// One optimizer step, or several of which this is the mean.
+/// One optimizer step, or the mean of several.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// The step, counted from 1.
@@ -44,20 +43,20 @@ pub struct StepRecord {
     /// `tokens` over the seconds the step took.
     #[serde(with = "finite_or_null")]
     pub tokens_per_second: f64,
-    /// Bytes that the run holds of the memory that its budget counts, after the last step: the most that the process ever
-    /// held, or its part of a card by the driver's count.
+    /// Bytes that the run holds of the memory that its budget counts, after the last step: the most that the process
+    /// ever held, or its share of a card by the driver's count.
     #[serde(default)]
     pub memory_bytes: u64,
     /// The balance of experts in the last step, a mean over layers and without its weight; for a token with `k` experts, `k` is
     /// an even load. Absent for models without experts.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "finite_or_null_if_any")]
     pub router_balance: Option<f64>,
-    /// The mean square of the logarithm of routers' divisors in the last step, likewise.
+    /// The mean square of the log-sum-exp of router logits in the last step, likewise.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "finite_or_null_if_any")]
     pub router_z: Option<f64>,
 }
 
-/// One look at validation data.
+/// One evaluation on validation data.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename = "evaluation")]
 pub struct EvaluationRecord {
@@ -75,7 +74,7 @@ pub struct EvaluationRecord {
     /// Macro F1: the mean over the classes of F1, where texts are sorted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_f1: Option<f64>,
-    /// Targets that were looked at.
+    /// Number of targets evaluated.
     pub valid_tokens: u64,
     /// How long it took.
     pub seconds: f64,
@@ -104,7 +103,7 @@ impl From<Best> for BestRecord {
 pub struct EndRecord {
     /// Size of the arena according to the plan.
     pub planned_peak_bytes: u64,
-    /// The most of the arena that was in use.
+    /// The most bytes of the arena that were in use.
     pub measured_peak_bytes: u64,
     /// Peak resident memory of the whole process, code and libraries included.
     pub process_peak_bytes: u64,
@@ -130,7 +129,7 @@ pub fn write_line(out: &mut impl io::Write, record: &impl Serialize) -> io::Resu
     out.write_all(b"\n")
 }
 
-/// Said here rather than left to `serde_json`, whose `null` for NaN another serializer may not share.
+/// Stated here rather than left to `serde_json`, whose `null` for NaN another serializer may not share.
 mod finite_or_null {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

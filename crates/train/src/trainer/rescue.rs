@@ -1,9 +1,9 @@
-//! The end of a run whose step failed: its state is saved where it is of one step, and a note says what is on the disk
-//! and which way leads on.
+//! The end of a run whose step failed: if all its state is of one step it is saved, and a note says what is on the disk
+//! and how to continue.
 //!
-//! The numbers of a step follow from the weights before it and its batch. So a step that was not finite is not finite again
-//! after `last-finite-N`, whatever the learning rate: only other steps before it help, from an earlier checkpoint or from the
-//! beginning.
+//! The numbers of a step follow from the weights before it and its batch. So a step that was not finite fails again
+//! after `last-finite-N`, whatever the learning rate: only other steps before it help, from an earlier checkpoint or
+//! from the beginning.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::checkpoint::{Checkpoints, EvaluationState};
 use crate::error::TrainError;
 
 impl Trainer {
-    /// Saves a run that ends with the fault of a step, as the step before left it, unless that is `saved` already.
+    /// Saves a run that ends with a failed step, in the state before that step, unless that is `saved` already.
     pub(super) fn rescue<E: fmt::Display>(
         &self,
         fault: &TrainError,
@@ -35,7 +35,7 @@ impl Trainer {
         if matches!(fault, TrainError::NotFinite { .. }) {
             let before = newest_before(checkpoints, steps).map(|before| {
                 let newest = steps != saved;
-                // A folder that has a later checkpoint does not go on from an earlier one.
+                // A run cannot resume from an earlier checkpoint in a folder that has a later one.
                 let path = || format!("{} --output-dir NEW", checkpoints.path(before).display());
                 if newest { "latest".to_owned() } else { path() }
             });
@@ -48,7 +48,7 @@ impl Trainer {
         told.tell_notes(checkpoints);
     }
 
-    /// Saves the state and tells where; nothing where that failed, or where it is a regular checkpoint.
+    /// Saves the state and reports where; `None` if that failed, or if it is a regular checkpoint.
     fn save_rescued<E: fmt::Display>(
         &self,
         fault: &TrainError,
@@ -57,7 +57,7 @@ impl Trainer {
     ) -> Option<PathBuf> {
         told.tell(Event::Saving);
         let not_finite = matches!(fault, TrainError::NotFinite { .. });
-        // The records of all steps are told by now.
+        // The records of all steps are written by now.
         let reached = EvaluationState { unrecorded: None, ..self.reached().clone() };
         let saved = if not_finite {
             self.save_last_finite(checkpoints, &reached)
@@ -108,8 +108,8 @@ fn torn(step: u64, before: Option<u64>) -> String {
     }
 }
 
-/// The note of a run whose next step is not finite: `kept` holds its state, and `before` is how `--resume` names an earlier
-/// checkpoint.
+/// The note of a run whose next step is not finite: `kept` holds its state, and `before` is the name of an earlier
+/// checkpoint for `--resume`.
 fn not_finite(kept: Option<&Path>, before: Option<&str>, facts: &BTreeMap<String, String>) -> String {
     let holds = kept
         .map_or_else(String::new, |kept| format!("; the weights before the step are in {}", kept.display()));

@@ -11,10 +11,10 @@
 //! SessionLog  1: status (varint), 1 for START
 //! ```
 //!
-//! A run that goes on takes the steps after its checkpoint again. Their points in the files of the parts before are cut
-//! off, so that whoever reads the folder finds each step once. A TensorBoard that has read them already forgets them at
-//! the START that each file has after its version: at every START but the first it drops the points from that step on
-//! (`plugin_event_accumulator.py` in its sources).
+//! A run that resumes repeats the steps after its checkpoint. Their points in the files of the earlier parts are cut
+//! off, so that a reader of the folder finds each step once. A TensorBoard that has already read them forgets them at
+//! the START event that each file has after its version: at every START but the first it drops the points from that
+//! step on (`plugin_event_accumulator.py` in its sources).
 
 mod record;
 
@@ -39,13 +39,13 @@ const OURS: &str = ".plimsoll.";
 pub struct EventFile {
     path: PathBuf,
     file: File,
-    /// Tags that stand in the file, and so have been described.
+    /// Tags that are in the file, and so have been described.
     described: BTreeSet<&'static str>,
 }
 
 impl EventFile {
-    /// Begins a file in `folder`, which is made if need be, for the steps after step `after`. Files of the parts of one run
-    /// lie side by side and are shown as one; points of later steps are cut from those of the parts before.
+    /// Begins a file in `folder`, which is created if need be, for the steps after step `after`. Files of the parts of
+    /// one run lie side by side and are shown as one; points of later steps are cut from the files of earlier parts.
     ///
     /// # Errors
     ///
@@ -276,7 +276,7 @@ mod tests {
         OpenOptions::new().write(true).open(&third.path).unwrap().set_len(whole - 7).unwrap();
         drop(EventFile::create(path, 6).unwrap());
         assert_eq!(points(path), expected[..5]);
-        // A run without a checkpoint begins anew.
+        // A run without a checkpoint starts from the beginning.
         drop(EventFile::create(path, 0).unwrap());
         assert_eq!(points(path), []);
     }

@@ -1,4 +1,4 @@
-//! The course of a run: steps, records, evaluations, and when it ends. Whoever wants to know listens.
+//! The course of a run: steps, records, evaluations, and when it ends. Listeners are informed of each.
 //!
 //! ```text
 //! step 1  step 2  step 3  step 4  …  last step
@@ -9,14 +9,14 @@
 //!                                    End
 //! ```
 //!
-//! A request to stop leaves seconds, not an evaluation's time: the checkpoint comes at once, and the evaluation that
-//! was due is made up for when the run goes on.
+//! After a request to stop only seconds may be left, not enough for an evaluation: the checkpoint is written at once,
+//! and the evaluation that was due is made when the run resumes.
 //!
-//! Every display of a loss shows that of a `Log`: so the number of a step is the same on the console, in files and on the
-//! page. A `Step` says how far the run is.
+//! Every display of a loss shows that of a `Log`, so the number of a step is the same on the console, in files and on
+//! the page. A `Step` reports progress.
 //!
-//! A bar, a file of metrics, TensorBoard and a page are listeners alike: the loop knows none of them. The first
-//! that fails ends the run with its error, and so does a step or an evaluation, but not before the run is saved.
+//! A bar, a file of metrics, TensorBoard and a page are all listeners: the loop knows none of them. The first that
+//! fails ends the run with its error, and so does a step or an evaluation, but not before the run is saved.
 
 use std::fmt;
 
@@ -34,8 +34,8 @@ use crate::error::TrainError;
 pub struct TrainLoop {
     /// The last step, counted from the beginning of the run.
     pub steps: u64,
-    /// The step after which to pause, if that is not the last. A pause leaves no trace in the rest of the run: an
-    /// evaluation that is not due is not made there either.
+    /// The step after which to pause, if that is not the last. A pause leaves no trace in the rest of the run: it adds
+    /// no evaluation either.
     pub pause: Option<u64>,
     /// Steps between two records.
     pub logging_steps: u64,
@@ -55,12 +55,12 @@ impl TrainLoop {
 }
 
 impl Trainer {
-    /// Takes the steps of a course and tells the listeners, in their order.
+    /// Takes the steps of a course and informs the listeners, in their order.
     ///
     /// # Errors
     ///
-    /// The first fault of a step, an evaluation or a listener. The run is saved before it ends with one, if its state is of
-    /// one step: as a regular checkpoint, or where the next step was not finite under a name of its own.
+    /// The first fault of a step, an evaluation or a listener. If all state is of one step, the run is saved before it
+    /// ends: as a regular checkpoint, or under a name of its own if the next step was not finite.
     pub fn train<E: From<TrainError> + fmt::Display>(
         &mut self,
         course: &TrainLoop,
@@ -143,8 +143,8 @@ impl Trainer {
         Ok(end)
     }
 
-    /// Whether the run is to end before its last step. A listener that failed ends it like a signal: at once,
-    /// but saved.
+    /// Whether the run is to end before its last step. A listener that failed ends it like a signal: at once, but
+    /// saved.
     fn is_asked_to_end<E>(&self, told: &Told<'_, '_, E>) -> bool {
         self.stop_requested() || told.failed.is_some()
     }

@@ -1,11 +1,11 @@
-//! Data that is evaluated on: always the same sequences, as one group with one divisor.
+//! Validation data: always the same sequences, as one group with one divisor.
 //!
-//! Because the losses of all its micro-batches are divided by the valid targets of the whole group, their sum
-//! is the mean loss, and the size of a micro-batch changes it by no more than the order of a sum.
+//! The losses of all its micro-batches are divided by the valid targets of the whole group. So their sum is the mean
+//! loss, and the size of a micro-batch changes it only by the order of a sum.
 
 use crate::data::{Batches, DataError, Group, Rows, Source};
 
-/// Sequences of endless data that are looked at unless someone asks for another number.
+/// Sequences of endless data to evaluate on, unless another number is stated.
 const MADE_UP: u64 = 64;
 /// Where in endless data validation begins: no run trains that far.
 const FAR: u64 = 1 << 48;
@@ -29,7 +29,7 @@ impl ValidationSet {
         ValidationSet { batches: Batches::new(source, count, rows), number, group: None }
     }
 
-    /// Its sequences, with their valid tokens counted; nothing when `stopped` says so meanwhile.
+    /// Its sequences, with their valid tokens counted; `None` if `stopped` becomes true meanwhile.
     ///
     /// # Errors
     ///

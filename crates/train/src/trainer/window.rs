@@ -1,5 +1,5 @@
-//! The steps since the last record, as one record. A checkpoint between two records keeps their sums, so that the record
-//! behind it is of all its steps also in a run that goes on from there.
+//! The steps since the last record, as one record. A checkpoint between two records keeps their sums, so that the next
+//! record covers all its steps also in a run that resumes from there.
 
 use super::records::StepRecord;
 use crate::checkpoint::Unrecorded;
@@ -16,7 +16,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Goes on from what a checkpoint kept.
+    /// Continues from the sums in a checkpoint.
     pub(super) fn of(kept: Option<Unrecorded>) -> Window {
         let Some(Unrecorded { steps, loss, tokens, valid_tokens, seconds }) = kept else {
             return Window::default();
@@ -41,7 +41,7 @@ impl Window {
         self.seconds += record.tokens as f64 / record.tokens_per_second;
     }
 
-    /// One record for all its steps, if there are any. A single step is its own record, to the bit.
+    /// One record for all its steps, if there are any. A single step is its own record, bit for bit.
     pub(super) fn record(self) -> Option<StepRecord> {
         let last = self.last?;
         if self.steps == 1 {

@@ -20,7 +20,7 @@ fn in_pool<T>(threads: usize, body: impl FnOnce() -> T) -> T {
     Pool::new(threads).unwrap().enter(body)
 }
 
-/// A product of random matrices stored as asked, with the result it should have.
+/// A product of random matrices stored in the given types, with the expected result.
 struct Trial {
     extents: Extents,
     a: Vec<f32>,
@@ -278,7 +278,7 @@ fn what_is_packed_serves_a_second_product_if_scratch_holds_it_whole() {
         let factors = Factors { extents: trial.extents, a, b };
         let packed = factors.product_again(Start::Zero, &mut first, &mut scratch, false);
         assert_eq!(packed, whole);
-        // Where all of it is there, nothing reads the second factor again.
+        // If all of it is packed, nothing reads the second factor again.
         let nothing = vec![f32::NAN; trial.b.len()];
         let b = if packed { View::new(&nothing, 70, 90, 90, 1) } else { b };
         let again = Factors { b, ..factors }.product_again(Start::Zero, &mut second, &mut scratch, packed);

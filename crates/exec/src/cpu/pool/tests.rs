@@ -32,7 +32,7 @@ fn all_threads_of_a_pool_help() {
     for threads in 1..=4 {
         let (barrier, indices) = (Barrier::new(threads), Mutex::new(BTreeSet::new()));
         Pool::new(threads).unwrap().enter(|| {
-            // Nobody passes the barrier unless each thread has taken one piece.
+            // No thread passes the barrier unless each has taken one piece.
             for_each(threads, |_| {
                 barrier.wait();
                 indices.lock().unwrap().insert(thread());

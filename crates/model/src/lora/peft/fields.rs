@@ -147,7 +147,7 @@ impl Fields {
         }
     }
 
-    /// PEFT refuses a choice of layers beside targets that are no list, and patterns without a choice.
+    /// PEFT refuses a choice of layers together with targets that are not a list, and patterns without a choice.
     pub(super) fn layers(&self) -> Result<Option<LayerChoice>, AdapterConfigError> {
         let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
         let numbers: Option<Vec<usize>> = match self.get("layers_to_transform") {

@@ -1,7 +1,7 @@
-//! Values and state that wait on another tier while nobody reads them, so that the rest fits into fewer bytes.
+//! Moves values and state to another tier while no run reads them, so that the rest fits into fewer bytes.
 //!
-//! Every value and every range of state has *gaps*: stretches of runs between two of its users. In a gap its bytes can be
-//! somebody else's:
+//! Every value and every range of state has *gaps*: stretches of runs between two of its users. In a gap other data can
+//! use its bytes:
 //!
 //! ```text
 //!            written        last forward reader          first backward reader
@@ -14,12 +14,13 @@
 //! out                                                           start──wait  came in
 //! ```
 //!
-//! *Which gaps are used*: those before the first and behind the last user of state that is away, and for the rest Belady's
-//! rule. Go through the runs in order; wherever more bytes are alive than allowed, send away the value that is read again
-//! last. In training the first layers made that value, so it was also made first. The link out is therefore in use from the
-//! beginning of the forward pass, and the link in from the turn on, each for as long as compute takes. So the traffic that
-//! costs no time is as large as with a quota in every layer, without room set aside for two layers' transfers. Values of the
-//! whole model are counted, not of one layer, so nothing is gained by splitting one.
+//! *Which gaps are used*: those of state that is away before its first user and after its last, and for the rest
+//! Belady's rule. Go through the runs in order; wherever more bytes are alive than allowed, send away the value whose
+//! next read comes last. In training the first layers made that value, so it was also made first. The link out is
+//! therefore in use from the beginning of the forward pass, and the link in from the turn on, each for as long as
+//! compute takes. So the traffic that costs no time is as large as with a quota in every layer, without room set aside
+//! for two layers' transfers. Values of the whole model are counted, not of one layer, so nothing is gained by
+//! splitting one.
 //!
 //! *When* a transfer begins is decided in `timing`. Decided elsewhere: what is recomputed (by the order of runs), and which
 //! state is away (by the residency).
@@ -43,25 +44,26 @@ pub(crate) struct Transfers {
     sequence: Sequence,
     /// Bytes alive during each run when only the fixed gaps are used.
     live: Vec<u64>,
-    /// Time of each run, and of all before it when none stands still; with the time of all at the end.
+    /// Time of each run, and of all before it if compute never waits; the last entry is the time of all.
     seconds: Vec<f64>,
     until: Vec<f64>,
     /// Gaps that may be used, the one that ends last first.
     gaps: Vec<Gap>,
     /// The first run of each of them with its index, in the order of runs.
     begin: Vec<(usize, usize)>,
-    /// Gaps that are used in any case: of state before its first user and behind its last.
+    /// Gaps that are used in any case: those of state before its first user and after its last.
     fixed: Vec<Gap>,
     /// Operand in the tier of each instance that is state.
     homes: Vec<Option<u64>>,
-    /// Bytes of state that come in before each run, and that go out behind it because it or a later one writes them.
+    /// Bytes of state that are fetched before each run, and bytes that go out after it because it or a later run writes
+    /// them.
     inward: Vec<u64>,
     outward: Vec<u64>,
     /// The most bytes alive during one run when every gap is used.
     least: u64,
 }
 
-/// A stretch of runs in which nobody uses an instance.
+/// A stretch of runs in which an instance is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gap {
     instance: usize,
@@ -70,7 +72,7 @@ struct Gap {
     written: Option<usize>,
     /// The first run of the gap, 0 before the first user of state.
     from: usize,
-    /// The user that ends it, one past the last run behind the last user of state.
+    /// The user that ends the gap; one past the last run for the gap after the last user of state.
     before: usize,
 }
 
@@ -134,7 +136,7 @@ impl Transfers {
         &self.sequence
     }
 
-    /// The most bytes alive during one run when everything that can be is sent away: no limit below is kept.
+    /// The most bytes alive during one run when everything possible is sent away; no lower limit can be met.
     pub(crate) fn least_bytes(&self) -> u64 {
         self.least
     }
@@ -144,14 +146,15 @@ impl Transfers {
         self.until.last().copied().unwrap_or(0.0)
     }
 
-    /// The most bytes alive during one run when no more is sent away than must be.
+    /// The most bytes alive during one run when only state that is away is sent.
     pub(crate) fn most_bytes(&self) -> u64 {
         self.live.iter().copied().max().unwrap_or(0)
     }
 
-    /// No way of keeping at most `limit` bytes alive is faster. Values that do not fit beside a run have gone out before it
-    /// and comes in behind it; state that is away comes in before its first user and goes out behind its last writer.
-    /// So neither part of the schedule, up to any run and from it on, takes less time than its transfers.
+    /// A lower bound on the time of any schedule that keeps at most `limit` bytes alive. Values that do not fit beside
+    /// a run have gone out before it and come in after it; state that is away comes in before its first user and goes
+    /// out after its last writer. So the part of the schedule up to any run takes at least as long as its transfers,
+    /// and so does the part from that run on.
     pub(crate) fn lower_bound(&self, limit: u64) -> f64 {
         let Link { out_rate, in_rate, toll, .. } = self.link;
         let (limit, busy) = (limit.max(self.least), self.busy_seconds());
@@ -179,7 +182,8 @@ impl Transfers {
         self.seconds_below(limit, f64::INFINITY)
     }
 
-    /// The same, or some time of at least `enough` where it takes at least that: then the walk ends early.
+    /// The same, except that the walk ends early once the time is known to be at least `enough`, and returns some such
+    /// time.
     pub(crate) fn seconds_below(&self, limit: u64, enough: f64) -> Option<f64> {
         self.walk(limit, enough, |placing, left| placing.clock + left)
     }
@@ -189,7 +193,8 @@ impl Transfers {
         self.walk(limit, f64::INFINITY, |placing, _| placing.apply(&self.sequence))
     }
 
-    /// Walks over the runs until they have taken `enough` time with those that are left, which is handed to `end`.
+    /// Walks over the runs, and passes the result to `end`. Stops once the time so far plus the remaining runs reaches
+    /// `enough`.
     fn walk<T>(&self, limit: u64, enough: f64, end: impl FnOnce(Placing, f64) -> T) -> Option<T> {
         let (chosen, live) = self.choose(limit);
         let mut placing = Placing::new(self, &chosen, live, limit)?;
@@ -258,7 +263,7 @@ fn spare_before<'a>(live: &mut [u64], gaps: impl Iterator<Item = &'a Gap>) {
 /// The gaps of all instances that a run writes or that have a home in the tier. Sizes are filled in by the caller.
 fn gaps(sequence: &Sequence, homes: &[Option<u64>]) -> Vec<Gap> {
     let mut gaps = Vec::new();
-    // The last write of each instance, and the run behind its last use: 0 for state that nobody has used yet.
+    // The last write of each instance, and the run after its last use; 0 for state that no run has used yet.
     let mut known: Vec<Option<(Option<usize>, usize)>> =
         homes.iter().map(|home| home.map(|_| (None, 0))).collect();
     for (run, execution) in sequence.executions.iter().enumerate() {
@@ -296,7 +301,7 @@ fn prefix_sums(numbers: &[f64]) -> Vec<f64> {
     std::iter::once(0.0).chain(sums).collect()
 }
 
-/// Bytes that fixed gaps bring in before each run and behind the last, and that they take out behind each.
+/// Bytes that fixed gaps fetch before each run and after the last, and bytes that they send out after each.
 fn certain(fixed: &[Gap], runs: usize) -> (Vec<u64>, Vec<u64>) {
     let (mut inward, mut outward) = (vec![0; runs + 1], vec![0; runs + 1]);
     for gap in fixed {

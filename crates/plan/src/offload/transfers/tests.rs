@@ -1,5 +1,5 @@
-//! Promises of the pass, on graphs with every kind of gap: the judge passes it, the bytes are kept and the time
-//! is that of an account of its own.
+//! Promises of the pass, on graphs with every kind of gap: the judge accepts its schedules, limits are kept, and the
+//! time equals that of an independent account.
 
 use plimsoll_graph::{differentiate, fuse, work};
 use plimsoll_model::Preset;

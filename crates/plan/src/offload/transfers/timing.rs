@@ -1,9 +1,10 @@
 //! When transfers begin and when they are waited for: a walk over the runs that keeps a clock and the bytes alive.
 //!
-//! A value goes out as soon as it is written. The schedule waits for that transfer when it should have arrived, or when the
-//! bytes are needed, if that is earlier. The value comes back when there is room until its user, but no earlier than is
-//! useful, and else just before the user, which then stands still. A value that has not changed since it went out is dropped
-//! and fetched again: it goes out once, however often it comes back, and a frozen weight never goes out.
+//! A value goes out as soon as it is written. The schedule waits for that transfer when it should have arrived, or when
+//! its bytes are needed, if that is earlier. The value comes back as soon as there is room for it until its user, but
+//! no earlier than useful. If there is never room, it comes back just before the user, which then waits. A value that
+//! has not changed since it went out is dropped and fetched again: it goes out once, however often it comes back, and a
+//! frozen weight never goes out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -28,9 +29,9 @@ struct Leaving {
     done: f64,
 }
 
-/// When the first waiting value must be fetched, so that it and all behind it arrive in time: the
-/// least of (time of the run that wants one, less the transfers of it and of all before it). A tree over the runs:
-/// its right half waits for the transfers of its left half.
+/// When the first waiting value must be fetched, so that it and all after it arrive in time. This is the minimum over
+/// values of (the time of the run that reads the value, less its transfer and all transfers before it). It is kept as a
+/// tree over the runs, in which the right half waits for the transfers of the left half.
 struct Due {
     nodes: Vec<Waiting>,
 }
@@ -51,7 +52,7 @@ impl Due {
         Due { nodes: vec![nobody; 2 * runs.next_power_of_two()] }
     }
 
-    /// One more that a run at `time` wants, with so long a transfer, or with less than no time one less.
+    /// Adds a value that a run at `time` reads, with a transfer of this length; a negative length removes one.
     fn change(&mut self, run: usize, transfer: f64, time: f64) {
         let mut at = self.nodes.len() / 2 + run;
         let node = self.nodes[at];
@@ -87,7 +88,7 @@ impl ByRun {
         self.listed.push((run, gap));
     }
 
-    /// To be called before the first is taken: those of one run stay as they came.
+    /// To be called before the first is taken. Entries of one run keep their order.
     fn sort(&mut self) {
         self.listed.sort_by_key(|&(run, _)| run);
     }
@@ -105,7 +106,7 @@ pub(super) struct Placing<'a> {
     link: Link,
     limit: u64,
     runs: usize,
-    /// Time of all runs before each one when none stands still.
+    /// Time of all runs before each one, if compute never waits.
     until: &'a [f64],
     chosen: &'a [Gap],
     /// Gaps by their first run, and by the run that ends them.
@@ -113,11 +114,12 @@ pub(super) struct Placing<'a> {
     finish: ByRun,
     /// Gaps whose instance goes out, by the run behind the one that writes it.
     made: ByRun,
-    /// Move that takes the instance of each gap out, unless the tier has held it from the beginning, and the one that
-    /// brings it back, if a later run reads it.
+    /// For each gap, the transfer that takes its instance out, unless the tier has held it from the beginning, and the
+    /// transfer that brings it back, if a later run reads it.
     out: Vec<Option<usize>>,
     back: Vec<Option<usize>>,
-    /// Bytes alive during each run: with buffers that came back early, without buffers still on their way out.
+    /// Bytes alive during each run, including buffers that came back early and excluding buffers still on their way
+    /// out.
     live: Vec<u64>,
     lingering: u64,
     /// The place where the last early fetch found no room: often there still is none.
@@ -125,8 +127,8 @@ pub(super) struct Placing<'a> {
     leaving: VecDeque<Leaving>,
     /// Moves whose instance has arrived in the tier.
     gone: Vec<bool>,
-    /// Gaps that are under way and whose instance has not been sent for, by the run that ends them, and when the first
-    /// of them must be.
+    /// Gaps that have begun and whose instance has not been fetched yet, by the run that ends them, and the time at
+    /// which the first fetch must start.
     wanted: BTreeSet<(usize, usize)>,
     due: Due,
     /// Gaps whose instance is on its way in, with the time it arrives.
@@ -136,14 +138,14 @@ pub(super) struct Placing<'a> {
     in_free: f64,
     moves: Vec<Move>,
     transfers: Vec<Transfer>,
-    /// For each instance that is split, those it consists of, each from some run on.
+    /// For each instance that is split, its parts, each with the run from which it counts.
     parts: BTreeMap<usize, Vec<(usize, usize)>>,
     /// Instances so far, with the new ones.
     instances: usize,
 }
 
 impl<'a> Placing<'a> {
-    /// Prepares the walk; none when the tier has no room for what is to be sent.
+    /// Prepares the walk; `None` if the tier has no room for the values to be sent.
     pub(super) fn new(
         transfers: &'a Transfers,
         chosen: &'a [Gap],
@@ -202,7 +204,8 @@ impl<'a> Placing<'a> {
         Sequence { moves: self.moves, transfers: self.transfers, ..sequence }
     }
 
-    /// Gives every gap its moves and its users an instance of their own; says whether the tier has room.
+    /// Gives every gap its transfers, and the users after it an instance of their own. Returns whether the tier has
+    /// room.
     fn split(&mut self, transfers: &Transfers) -> bool {
         let mut order: Vec<usize> = (0..self.chosen.len()).collect();
         order.sort_by_key(|&gap| (self.chosen[gap].instance, self.chosen[gap].from));
@@ -272,7 +275,7 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// Transfers behind the last run: state that was written goes home.
+    /// Transfers after the last run: state that was written returns to its tier.
     pub(super) fn close(&mut self) {
         let runs = self.runs;
         self.leave(runs);
@@ -281,7 +284,7 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// Begins the gaps that begin at `run`, and sends out what was written just before.
+    /// Starts the gaps that begin at `run`, and sends out the values written just before.
     fn leave(&mut self, run: usize) {
         while let Some(index) = self.begin.take(run) {
             if self.back[index].is_some() {
@@ -305,13 +308,13 @@ impl<'a> Placing<'a> {
         self.out[index].is_none_or(|out| self.gone[out])
     }
 
-    /// Whether the instance of the gap that ends first may be on its way back, and should be.
+    /// Whether the instance of the gap that ends first may be fetched now, and should be.
     fn is_time(&mut self, run: usize, index: usize) -> bool {
         let Gap { before, bytes, .. } = self.chosen[index];
         self.is_gone(index) && self.is_due(run) && self.has_room(run..before, bytes)
     }
 
-    /// Whether so many bytes more can be there during all of some runs.
+    /// Whether this many more bytes fit during all of these runs.
     fn has_room(&mut self, runs: Range<usize>, bytes: u64) -> bool {
         let (limit, lingering) = (self.limit, self.lingering);
         let full = |live: u64| live + lingering + bytes > limit;
@@ -325,8 +328,7 @@ impl<'a> Placing<'a> {
         last_full.is_none()
     }
 
-    /// Whether the first of the wanted should be on its way: for its own user's sake or for the sake of those that
-    /// come in behind it.
+    /// Whether the first wanted instance should be on its way now, for its own user or for those that come in after it.
     fn is_due(&self, run: usize) -> bool {
         self.due.latest() - PATIENCE * self.backlog() <= self.until[run]
     }

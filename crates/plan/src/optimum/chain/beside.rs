@@ -8,8 +8,8 @@ use plimsoll_graph::{Graph, NodeId, StateId, StateKind, Value};
 use super::find::{Chain, Layer};
 use crate::device::{Facts, aligned};
 
-/// The most bytes that one node of the turn works on and that are neither state nor a layer's. Only nodes
-/// that come after the last layer in every order count.
+/// The most bytes that one node of the turn works on, not counting state and values of layers. Only nodes that come
+/// after the last layer in every order count.
 pub(super) fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     let mut reached: BTreeSet<Value> = BTreeSet::from([chain.turn.input]);
     let mut most = 0;
@@ -24,8 +24,8 @@ pub(super) fn turn_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 
     most
 }
 
-/// The most bytes, beside those of the other layers, while one node of the last layer's backward pass
-/// runs: its operands, and gradients made before it and read after it. All other layers wait at that time.
+/// The most bytes, not counting those of the other layers, while one node of the last layer's backward pass runs: its
+/// operands, and gradients made before it and read after it. All other layers wait at that time.
 pub(super) fn last_operands(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     let Some((last, others)) = chain.layers.split_last() else { return 0 };
     let backward: Vec<NodeId> = [&chain.turn.backward[..], &last.backward].concat();
@@ -99,8 +99,8 @@ pub(super) fn fixed_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     values + shared_gradient_bytes(graph, facts, chain)
 }
 
-/// Transient gradients to which several parts of the chain contribute, such as that of a tied embedding: they are
-/// there while all layers go backward.
+/// Transient gradients to which several parts of the chain contribute, such as that of a tied embedding. They are alive
+/// throughout the backward pass of the layers.
 fn shared_gradient_bytes(graph: &Graph, facts: &Facts, chain: &Chain) -> u64 {
     let parts = [&chain.before, &chain.turn].into_iter().chain(&chain.lead).chain(&chain.layers);
     let mut part_of = vec![None; graph.nodes().len()];

@@ -13,14 +13,15 @@
 //!    └───────────── bytes of one layer
 //! ```
 //!
-//! The same holds whenever a node of the last layer's backward pass runs: all other layers wait, and what the node
-//! works on stands beside them. That is more than at the turn itself, so the larger of both bounds counts.
+//! The same holds whenever a node of the last layer's backward pass runs: all other layers wait, and the node's
+//! operands lie beside their values. These are more bytes than at the turn itself, so the larger of the two bounds
+//! counts.
 //!
-//! The hull allows a fraction of a layer to be kept, so the bound also covers layers treated differently.
-//! Where several recomputations of the same layer are needed (a few percent of the memory) it is loose.
+//! The hull allows a fraction of a layer to be kept, so the bound also covers layers treated differently. It is loose
+//! where the same layer must be recomputed several times (budgets of a few percent of the memory).
 //!
-//! With another tier, `q` bytes more are there to be had behind the turn. They went out before it and come in
-//! behind it, so neither part takes less time than its transfers, and the bound is the least over all `q`.
+//! With another tier, `q` more bytes are available after the turn. They went out before it and come in after it, so
+//! each part takes at least as long as its transfers. The bound is the minimum over all `q`.
 
 use super::options::Options;
 use crate::device::Link;
@@ -45,7 +46,7 @@ pub(crate) struct LowerBound {
     hull: Vec<(f64, f64)>,
 }
 
-/// Enough to tell single bytes of any memory apart.
+/// Enough halvings to resolve single bytes of any memory.
 const HALVINGS: usize = 100;
 
 impl LowerBound {
@@ -89,7 +90,7 @@ impl LowerBound {
             return 0.0;
         };
         if bytes <= first {
-            // Fewer bytes than any set takes: the cost is at least that of the smallest set.
+            // Fewer bytes than the smallest set: the cost is at least that of the smallest set.
             return most;
         }
         for pair in self.hull.windows(2) {

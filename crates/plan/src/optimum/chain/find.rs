@@ -1,17 +1,16 @@
-//! Recognising a chain of equal layers in a graph: the longest run of them.
+//! Recognises a chain of equal layers in a graph: the longest run of them.
 //!
 //! ```text
 //! before ──x0──▶ layer 1 ──x1──▶ layer 2 ── … ──xL──▶ after (norm, head: the turn)
 //!                   ◀──d0──        ◀──d1──      ◀──dL──
 //! ```
 //!
-//! A chain passes exactly one value forward between neighbours, and everything else a layer reads is its
-//! own, state, or an input of the graph. Layers are equal when their nodes, forward and backward, are the
-//! same ops on the same shapes wired the same way; then one of them is planned for all. Layers of two or more
-//! kinds in turn (dense and expert ones) are taken together as one layer of the chain. Layers before the run (the
-//! first of a model with adapters, which sends nothing back) are taken together as the *lead*, which has options of
-//! its own. Layers that cannot be part of it (an embedding that is a block of its own) and layers behind the run (a head that
-//! is one) keep what they need.
+//! A chain passes exactly one value forward between neighbours, and everything else a layer reads is its own, state, or
+//! an input of the graph. Layers are equal when their nodes, forward and backward, are the same ops on the same shapes
+//! wired the same way; then one of them is planned for all. Layers that alternate between two or more kinds (dense and
+//! expert ones) are combined into one layer of the chain. Layers before the run (such as the first layers of a model
+//! with adapters, which send no gradient back) are combined into the *lead*, which has options of its own. Other
+//! layers, such as an embedding before the run or a head after it that is a block of its own, keep what they need.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -40,13 +39,13 @@ pub(crate) struct Layer {
 pub(crate) struct Chain {
     /// Equal layers, in forward order.
     pub(crate) layers: Vec<Layer>,
-    /// Index of the first of them among all layers of the graph.
+    /// Index of the first chain layer among all layers of the graph.
     pub(crate) first: usize,
-    /// Layers of the graph that one of them is made of.
+    /// Number of the graph's layers in one layer of the chain.
     pub(crate) period: usize,
     /// Other layers in front of them, as one.
     pub(crate) lead: Option<Layer>,
-    /// The nodes that make the first one's input, or that of the lead, and their backward pass.
+    /// The nodes that make the input of the first layer, or of the lead, and their backward pass.
     pub(crate) before: Layer,
     /// Nodes between the last layer's forward and its backward: the turn.
     pub(crate) turn: Layer,
@@ -93,7 +92,7 @@ fn chain_layer(graph: &Graph, readers: &Readers, forward: &[NodeId], backward: &
     Some(Layer { forward: forward.to_vec(), backward: backward.to_vec(), input, output })
 }
 
-/// Nodes to look for: sorted, because a lead may hold most of the graph.
+/// Nodes in a sorted list, which is fast to search: a lead may hold most of the graph.
 struct Members(Vec<NodeId>);
 
 impl Members {
@@ -116,8 +115,8 @@ impl Members {
 /// Kinds of layers that may take turns.
 const MOST_KINDS: usize = 4;
 
-/// The run that covers the most layers: how many layers go together, the layers, and the range they cover. The
-/// fewest together of equals, because smaller layers leave more choice.
+/// The run that covers the most layers: how many layers are grouped, the groups, and the range they cover. Among equals
+/// the smallest groups win, because smaller layers leave more choice.
 fn best_run(graph: &Graph, readers: &Readers, order: &Order) -> Option<(usize, Vec<Layer>, Range<usize>)> {
     let mut best: Option<(usize, Vec<Layer>, Range<usize>)> = None;
     for period in 1..=MOST_KINDS {
@@ -135,8 +134,8 @@ fn best_run(graph: &Graph, readers: &Readers, order: &Order) -> Option<(usize, V
     best
 }
 
-/// The longest run of linked equal groups of `period` layers that begin `phase` layers after a multiple of it;
-/// the first of several.
+/// The longest run of linked equal groups of `period` layers that begin `phase` layers after a multiple of it; the
+/// first of several.
 fn longest_run(
     graph: &Graph,
     readers: &Readers,
@@ -260,7 +259,7 @@ fn outputs_read_elsewhere(
     own: &Members,
     backward: &Members,
 ) -> Option<Vec<Value>> {
-    // A named scalar, such as a loss that the layer adds, stands beside all layers and costs next to nothing.
+    // A named scalar, such as a loss that the layer adds, is counted beside all layers and costs next to nothing.
     let lasting = |value: Value| own.make(graph, graph.storage(value)) && !graph.shape(value).is_empty();
     if graph.outputs().iter().any(|&(_, value)| lasting(value)) {
         return None;

@@ -1,8 +1,8 @@
 //! Long chains: layers in groups, so that the table stays small and is filled in a moment.
 //!
-//! The table of `table` takes (layers × slots) times and (layers² × slots) steps. For a thousand layers that is either
-//! too much of both, or so few slots that each layer has four. So layers go in groups of equal size, and the same
-//! recurrence runs over groups, each with options of its own:
+//! The table of `table` takes (layers × slots) memory and (layers² × slots) time. For a thousand layers that is either
+//! too much of both, or so few slots that each layer has four. So layers are grouped into groups of equal size, and the
+//! same recurrence runs over groups, each with options of its own:
 //!
 //! ```text
 //! group of 4      ┌ every layer by one option of the layer
@@ -11,15 +11,15 @@
 //! chain           [····] [····] … [····] ·· turn        layers that are left over stand before the turn
 //! ```
 //!
-//! Segments inside a group, and the layers that are left over, come from a table of single layers on the same scale,
-//! which is only as long as a group. A plan of groups is a plan of layers, so its promises hold; only some plans
-//! are not looked at. The lower bound knows nothing of groups.
+//! Segments inside a group, and the layers left over, come from a table of single layers on the same scale, which is
+//! only as long as a group. A plan of groups is a plan of layers, so its promises hold; only some plans are never
+//! tried. The lower bound does not depend on groups.
 
 use super::follow::{Step, follow};
 use super::options::{LayerOption, Options};
 use super::table::{Decision, Family, Scale, Table, Turn, unit};
 
-/// Groups of a long chain, about: between half as many and so many.
+/// Approximate number of groups of a long chain: at least half of this, at most this.
 const GROUPS: usize = 64;
 /// Slots of the table of a long chain.
 const SLOTS: usize = 6_000;
@@ -86,7 +86,7 @@ impl Grouped {
         Some(steps)
     }
 
-    /// The treatment of `length` groups in `slot` slots, and the slots that are left behind them.
+    /// The treatment of `length` groups in `slot` slots, and the slots left after them.
     fn follow_groups(&self, family: Family, length: usize, slot: usize) -> Option<(Vec<Step>, usize)> {
         let (mut steps, mut length, mut slot) = (Vec::new(), length, slot);
         while length > 0 {
@@ -124,7 +124,7 @@ impl Grouped {
     }
 }
 
-/// The options of a group of `size` layers, without those that another beats, each with its treatment.
+/// The options of a group of `size` layers, each with its treatment; options that another option beats are left out.
 fn group_options(options: &Options, single: &Table, size: usize) -> (Vec<LayerOption>, Vec<Treatment>) {
     let mut all: Vec<(LayerOption, Treatment)> = Vec::new();
     for (index, option) in options.list.iter().enumerate() {
@@ -150,8 +150,8 @@ fn group_options(options: &Options, single: &Table, size: usize) -> (Vec<LayerOp
     list.into_iter().unzip()
 }
 
-/// Layers one after another, each by the same option: later layers run beside the values that earlier ones keep. Where
-/// they run again, `pinned` bytes of each are there already and are not counted.
+/// Consecutive layers, each with the same option: later layers run beside the values that earlier ones keep. When they
+/// run again, the `pinned` bytes of each already exist and are not counted.
 fn in_turn(option: &LayerOption, size: usize, pinned: u64) -> LayerOption {
     let others = size as u64 - 1;
     let before = others * option.kept_bytes;
@@ -166,7 +166,7 @@ fn in_turn(option: &LayerOption, size: usize, pinned: u64) -> LayerOption {
     }
 }
 
-/// A group that is dropped in segments, each of which takes `slot` slots and so many seconds to come back.
+/// A group that is dropped in segments, each of which takes `slot` slots and this many seconds to be recomputed.
 fn in_segments(
     options: &Options,
     single: &Table,
@@ -180,7 +180,7 @@ fn in_segments(
     LayerOption {
         keep: Vec::new(),
         kept_bytes: segments * boundary + pinned(size),
-        // The last layer finds what those before it made once.
+        // The last layer runs beside the pinned values of those before it.
         forward_peak: segments * boundary + first + pinned(size - 1),
         again_peak: segments * boundary + again,
         backward_peak: (segments - 1) * boundary + single.bytes(slot) + pinned(size - length),

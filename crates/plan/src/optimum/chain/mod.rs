@@ -1,13 +1,13 @@
 //! The optimal plan of a chain of equal layers, for every budget at once, with a proof of how good it is.
 //!
-//! In processing order: [`find`] finds the chain, [`options`] lists what one layer may keep with its
-//! exact peaks, [`table`] combines layers for all budgets, [`groups`] does so for long chains, [`follow`] reads off what a
-//! table decided, and [`bound`] says how much better any schedule could be. The answer is a tree of regions like any
-//! strategy's, so what follows (order, lifetimes, layout, judge) is the same code for all.
+//! In processing order: [`find`] finds the chain, [`options`] lists the sets of values that one layer may keep with
+//! their exact peaks, [`table`] combines layers for all budgets, [`groups`] does so for long chains, [`follow`] reads
+//! the decisions from a table, and [`bound`] gives a lower bound on the time of any schedule. The answer is a tree of
+//! regions like any strategy's, so the later stages (order, lifetimes, layout, judge) are the same code for all.
 //!
-//! Absent: graphs that are no chain (see `graph`), recomputing in layers behind the longest
-//! run of equal ones, and persistent values across nested segments beyond what rotor's recurrence allows. What
-//! waits on another tier is decided after the table, not in it: see `offload`.
+//! Absent: graphs that are no chain (see `graph`), recomputing in layers after the longest run of equal ones, and
+//! persistent values across nested segments beyond what rotor's recurrence allows. Offload is decided after the table,
+//! not in it: see `offload`.
 
 mod beside;
 mod bound;
@@ -51,8 +51,8 @@ const LONG_COARSE_LADDER: Ladder = Ladder::new(2.5);
 const MAX_SLOTS: usize = 40_000;
 /// Bytes the table may take while planning.
 const MAX_TABLE_BYTES: usize = 64 << 20;
-/// Runs above which a chain is long. Keeping nothing takes as many as the square of its length, and their list would be
-/// larger than what it spares.
+/// A chain with more runs than this is long. Keeping nothing takes a number of runs that is quadratic in the length,
+/// and their list would be larger than the memory it saves.
 const MOST_RUNS: usize = 1 << 16;
 
 /// A chain with its table filled.
@@ -60,12 +60,12 @@ const MOST_RUNS: usize = 1 << 16;
 pub(crate) struct ChainOptimum {
     chain: Chain,
     options: Options,
-    /// Filled when it is first asked: the bound of a micro-batch often settles that it is not.
+    /// Filled when it is first needed: often the bound of a micro-batch shows that it is not needed.
     table: OnceCell<Filled>,
     /// Transient budgets up to which it answers.
     cap: TransientBytes,
     turn: Turn,
-    /// Bounds for the moment at which all layers wait, and for those at which all but the last wait.
+    /// Bounds for the moment at which all layers wait, and for the moments at which all but the last wait.
     bounds: [Moment; 2],
     /// The ways of treating the nodes ahead of the layers of the table.
     ways: Vec<Way>,
@@ -75,7 +75,7 @@ pub(crate) struct ChainOptimum {
     once_seconds: f64,
     /// Layers that are taken together where the chain is long.
     group: Option<usize>,
-    /// Slower orders are not offered: of a long chain those that run more than the whole forward pass again.
+    /// Slower orders are not offered: for a long chain, orders that recompute more than the whole forward pass.
     most_seconds: f64,
 }
 
@@ -86,10 +86,10 @@ enum Filled {
     Groups(Box<Grouped>),
 }
 
-/// A moment that comes in every schedule, while layers wait for their backward pass.
+/// A moment that occurs in every schedule, while layers wait for their backward pass.
 #[derive(Debug)]
 struct Moment {
-    /// The bound of those layers for the bytes they have.
+    /// The bound of those layers as a function of their bytes.
     bound: LowerBound,
     /// Bytes beside those that the layers hold.
     beside: u64,
@@ -100,8 +100,8 @@ struct Moment {
 struct Way {
     /// Values that the lead keeps, if there is one.
     keep: Option<Vec<Value>>,
-    /// Bytes that are there while the layers of the table run: graph inputs, named outputs, what is made ahead of
-    /// them and read behind, and gradients that several parts contribute to.
+    /// Bytes that are alive while the layers of the table run: graph inputs, named outputs, values made before them and
+    /// read after them, and gradients that several parts contribute to.
     fixed_bytes: u64,
     /// Bytes without which the lead does not run.
     least_bytes: u64,
@@ -118,7 +118,7 @@ impl ChainOptimum {
         (chain, cap): (Chain, TransientBytes),
     ) -> ChainOptimum {
         let layers = chain.layers.len();
-        // Layers are equal, but the first reads a boundary made outside; one from the middle speaks for all.
+        // Layers are equal, but the first reads a boundary made outside; one from the middle represents all.
         let options = options(graph, facts, scratch, &chain.layers[layers / 2]);
         let (forward, backward) =
             peaks(graph, facts, scratch, &chain.turn, &all_values(graph, &chain.turn), &[]);
@@ -242,7 +242,7 @@ impl ChainOptimum {
         Some(Regions::from_items(graph, &items))
     }
 
-    /// The treatment of layers from `first` on, which is moved behind them, as items.
+    /// The treatment of layers from `first` on, as items; `first` is advanced past them.
     fn items(&self, graph: &Graph, steps: &[Step], first: &mut usize) -> Vec<Item> {
         let mut items = Vec::new();
         for step in steps {
@@ -329,7 +329,7 @@ impl Optimum for ChainOptimum {
         match strategy {
             Strategy::Minimal if self.is_long() => f64::INFINITY,
             Strategy::Minimal => self.once_seconds + self.options.passage_seconds * passages(layers) as f64,
-            // Each layer recomputes the values that its backward pass reads, and in groups more than those.
+            // Each layer recomputes the values that its backward pass reads; in groups it recomputes more than those.
             Strategy::Full | Strategy::Sqrt | Strategy::Every(_) => {
                 once + layers as f64 * self.again_seconds()
             }
@@ -338,7 +338,7 @@ impl Optimum for ChainOptimum {
         }
     }
 
-    /// When the turn comes, all layers but the last wait with what their backward passes read. A layer's output is not
+    /// At the turn, all layers but the last hold the values that their backward passes read. A layer's output is not
     /// counted, because the next layer need not read it again.
     fn strategy_bytes(&self, strategy: Strategy) -> u64 {
         let waiting = self.chain.layers.len() as u64 - 1;
@@ -361,8 +361,8 @@ fn passages(layers: usize) -> usize {
     (layers - 1) * layers.saturating_sub(2) / 2
 }
 
-/// Whether a graph is best planned as a chain: equal layers are most of it, and nothing behind them reads what they passed
-/// to each other. Any other part of a chain keeps all that it needs.
+/// Whether a graph is best planned as a chain: equal layers are most of it, and nothing after them reads the values
+/// that they passed to each other. All other parts of a chain keep everything they need.
 pub(super) fn is_chain(graph: &Graph, chain: &Chain) -> bool {
     let inside = chain.layers.iter().map(|layer| layer.forward.len()).sum::<usize>();
     let outside = chain.before.forward.len() + chain.turn.forward.len();

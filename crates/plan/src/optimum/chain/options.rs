@@ -1,16 +1,15 @@
 //! Options of one layer: sets of kept values with their exact bytes, peaks and times.
 //!
-//! The labels give every set of kept values that no other set beats (fewer bytes and less to recompute).
-//! Each is then run through the same order and liveness as a real schedule, one layer alone, which tells
-//! its peaks:
+//! The labels give every set of kept values that no other set beats (on bytes and on time to recompute). Each set is
+//! then run through the same order and liveness as a real schedule, for one layer alone, which gives its peaks:
 //!
 //! ```text
 //! live bytes   forward: ╱╲╱▔╲▁ kept + y        backward: d ╱▔╲▁╱▔▔╲▁ d'
 //!                       └ forward peak                    └ backward peak
 //! ```
 //!
-//! The layer's input is not counted (it belongs to whoever keeps it), nor are state and graph inputs. A gradient
-//! that the layer makes and uses up is counted like any value.
+//! The layer's input is not counted (it belongs to the layer that keeps it), nor are state and graph inputs. A gradient
+//! that the layer both makes and uses up is counted like any value.
 //!
 //! Results of nodes that never run twice are pinned ([`Pinned`]): every option keeps them and is charged for them.
 
@@ -35,14 +34,14 @@ pub(crate) struct LayerOption {
     pub(crate) kept_bytes: u64,
     /// Most bytes alive during its forward pass.
     pub(crate) forward_peak: u64,
-    /// The same when it runs again inside a dropped segment, pinned values not counted: they are there already.
+    /// The same when it runs again inside a dropped segment. Pinned values are not counted, since they already exist.
     pub(crate) again_peak: u64,
     /// Most bytes alive during its backward pass.
     pub(crate) backward_peak: u64,
     /// Time of its backward pass, recomputing included.
     pub(crate) backward_seconds: f64,
-    /// Whether what it keeps is made on the way to the layer's output, so that it is there when a dropped segment has run
-    /// again.
+    /// Whether all its kept values are made on the way to the layer's output, so that they exist once a dropped segment
+    /// has run again.
     pub(crate) on_passage: bool,
 }
 
@@ -61,15 +60,15 @@ impl LayerOption {
 /// A layer with all its options.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// Kept bytes rising, and the faster first of equals; the first keeps nothing but the output.
+    /// By rising kept bytes, among equals the faster first; the first option keeps only the output.
     pub(crate) list: Vec<LayerOption>,
     /// Time of its forward pass.
     pub(crate) forward_seconds: f64,
-    /// Time of those of its nodes that run again where it is dropped together with the layer behind.
+    /// Time of the layer's nodes that run again when it is dropped together with the next layer.
     pub(crate) passage_seconds: f64,
-    /// Bytes of what never runs twice: part of what every option keeps, and there however the layer is dropped.
+    /// Bytes of values that never run twice: every option keeps them, and they exist even when the layer is dropped.
     pub(crate) pinned_bytes: u64,
-    /// Bytes of its output, and so of the gradient that comes back.
+    /// Bytes of its output, and so of the gradient of that output.
     pub(crate) boundary_bytes: u64,
     /// The frontier at the turn when the output is kept, and when it must be recomputed too:
     /// (bytes, seconds).
@@ -173,8 +172,8 @@ impl<'a> Sets<'a> {
         }
     }
 
-    /// Most bytes alive in the forward pass, in one that is repeated and in the backward pass, when `kept` is held and what
-    /// is pinned.
+    /// Most bytes alive in the forward pass, in a repeated forward pass and in the backward pass, when `kept` and the
+    /// pinned values are held.
     fn peaks(&self, mut kept: Vec<Value>) -> (u64, u64, u64) {
         let Sets { graph, facts, scratch, layer, pinned, .. } = self;
         kept.extend(pinned.values());
@@ -184,7 +183,8 @@ impl<'a> Sets<'a> {
         (forward, again, backward)
     }
 
-    /// The labels, and beside each that keeps something off the way to the layer's output one that does without.
+    /// The labels; and for each label that keeps something off the way to the layer's output, a copy that does not keep
+    /// it.
     fn kept_on_passage(&self, labels: Vec<Label>) -> Vec<Label> {
         let made = |position: &usize| self.on_passage[*position];
         let others = labels.iter().filter(|label| !label.keep.iter().all(made));
@@ -207,15 +207,15 @@ fn seconds(facts: &Facts, scratch: Scratch, nodes: &[NodeId]) -> f64 {
 /// Labels that become options: several layers taken together have far more than the table has use for.
 const MOST_LABELS: usize = 100;
 
-/// The labels, or some of them, the first and the last always among them.
+/// The labels, or a selection of them that always includes the first and the last.
 fn spread(labels: &[Label]) -> Vec<Label> {
     let (count, most) = (labels.len(), labels.len().min(MOST_LABELS));
     (0..most).map(|index| labels[index * (count - 1) / (most - 1).max(1)].clone()).collect()
 }
 
-/// Options for every label and for sets that differ from a label in one kept node, without those that another
-/// beats on all counts. Labels know nothing of peaks, and where a peak decides, a set that is beaten on bytes
-/// and time may be the only one that fits; such sets lie next to the frontier.
+/// Options for every label and for sets that differ from a label in one kept node, without those that another beats on
+/// all counts. Labels do not know peaks. Where a peak decides, a set that is beaten on bytes and time may be the only
+/// one that fits; such sets lie next to the frontier.
 pub(crate) fn around_frontier(
     labels: &[Label],
     option: impl Fn(&[usize]) -> LayerOption,
@@ -267,16 +267,16 @@ struct Part {
     node: usize,
     /// The outputs that are kept together.
     values: Vec<Value>,
-    /// Where a node has several parts, the first stands for its run and the others for its further outputs.
+    /// If a node has several parts, the first stands for its run and the others for its further outputs.
     of_run: Option<usize>,
     keepable: bool,
-    /// Whether it is pinned: there whatever is kept, and not to be decided about.
+    /// Whether it is pinned, so that it exists in any case and nothing is to be decided.
     given: bool,
 }
 
-/// The parts of a layer. Outputs that the backward pass reads go together: where one is missing, the node runs and
-/// has them all. Others are needed only where what was made of them is recomputed, and may be dropped alone: a norm
-/// whose result nobody reads but the next op keeps its statistics.
+/// The parts of a layer. Outputs that the backward pass reads form one part: if one is missing, the node runs and makes
+/// them all. Other outputs are needed only to recompute values made from them, and may be dropped alone. An example is
+/// a norm whose result only the next op reads: the norm keeps its statistics.
 fn parts(graph: &Graph, layer: &Layer, pinned: &Pinned) -> Vec<Part> {
     let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
     let mut parts: Vec<Part> = Vec::new();
@@ -305,8 +305,8 @@ fn parts(graph: &Graph, layer: &Layer, pinned: &Pinned) -> Vec<Part> {
     parts
 }
 
-/// The parts as the labels see them. Keeping one takes the bytes of those of its outputs that anybody in the layer
-/// reads.
+/// The parts as the labels see them. Keeping a part takes the bytes of those of its outputs that are read within the
+/// layer.
 fn label_ops(graph: &Graph, facts: &Facts, scratch: Scratch, layer: &Layer, parts: &[Part]) -> Vec<LabelOp> {
     let (forward, backward) = (read_by(graph, layer, &layer.forward), read_by(graph, layer, &layer.backward));
     let bytes = |value: &Value| aligned(graph.ty(*value).bytes() as u64, facts.alignment);
@@ -366,7 +366,8 @@ pub(crate) fn made_within(graph: &Graph, state: StateId, layer: &Layer) -> bool 
     writers.all(|writer| layer.backward.contains(&writer))
 }
 
-/// Most bytes alive in the forward and in the backward pass of a layer that keeps `kept`, those of `beside` not counted.
+/// Most bytes alive in the forward and in the backward pass of a layer that keeps `kept`, not counting those of
+/// `beside`.
 pub(crate) fn peaks(
     graph: &Graph,
     facts: &Facts,

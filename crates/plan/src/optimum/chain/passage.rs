@@ -1,4 +1,4 @@
-//! Nodes of a layer that run again on the way to the layer behind, and values that are never dropped.
+//! Nodes of a layer that run again to recompute its output for the next layer, and values that are never dropped.
 //!
 //! ```text
 //! x ─▶ logits ─▶ probabilities ─▶ top-k ═▶ weights ─▶ mixture ─▶ y         ═▶ pinned: top-k runs once
@@ -44,8 +44,8 @@ impl Pinned {
         self.once.iter().chain(&self.named).copied()
     }
 
-    /// Bytes of the results that must not be made twice and that one of `readers` reads. The layer's output is not
-    /// counted: it has bytes of its own in every account.
+    /// Bytes of results that must not be computed twice and that one of `readers` reads. The layer's output is not
+    /// counted: every account has bytes of its own for it.
     pub(super) fn bytes(&self, graph: &Graph, facts: &Facts, layer: &Layer, readers: &[&[NodeId]]) -> u64 {
         let inputs = readers.iter().copied().flatten().flat_map(|&id| &graph.node(id).inputs);
         let read: BTreeSet<Value> = inputs.map(|&value| graph.storage(value)).collect();
@@ -54,8 +54,8 @@ impl Pinned {
     }
 }
 
-/// The forward nodes that run again when a layer's output is made once more, in order: those it depends on, up to what
-/// never runs twice.
+/// The forward nodes that run again to recompute a layer's output, in order: those it depends on, except results that
+/// never run twice.
 pub(super) fn passage(graph: &Graph, layer: &Layer) -> Vec<NodeId> {
     let mut needed: BTreeSet<NodeId> = graph.producer(layer.output).into_iter().collect();
     let mut passage = Vec::new();

@@ -1,7 +1,7 @@
 //! The readers of every value, listed once.
 //!
-//! Whether a layer passes exactly one value on is a question about all nodes that read something of it. Asked of the whole
-//! graph for each layer, it takes the square of the number of layers.
+//! To decide whether a layer passes exactly one value on, one must know all readers of its values. Searching the whole
+//! graph for each layer would take time quadratic in the number of layers.
 
 use plimsoll_graph::{Graph, NodeId, Value};
 

@@ -11,19 +11,19 @@
 //! first j > 1 dropped:       j·forward + T[n−j][m − a − j·p] + I[j][m]        a: the boundary that is kept
 //! ```
 //!
-//! A dropped segment of one layer runs no forward pass first: its backward pass recomputes what it reads and
-//! stops there. One table answers every budget up to its largest.
+//! A dropped segment of one layer runs no forward pass first: its backward pass recomputes the values it reads and
+//! nothing more. One table answers every budget up to its largest.
 //!
-//! `p` are the bytes of what a layer makes once and never again. Every option keeps them, and in a dropped segment those of
-//! all its layers are there from the beginning, each until its layer has gone backward. Inside a segment the forward pass
-//! is only what the next layer needs of it, and an option that keeps anything else is not offered.
+//! `p` are the bytes of a layer's pinned values, which are computed only once. Every option keeps them. In a dropped
+//! segment those of all its layers exist from the beginning, each until its layer has gone backward. Inside a segment
+//! the forward pass computes only what the next layer needs, and an option that keeps anything else is not offered.
 //!
-//! More memory is never slower, so a row falls and then stays at its least time; it is stored up to there.
-//! Only times are stored: the decision behind one is needed a few hundred times at most, and then found
-//! by trying all once more, while a row of plain minima is the loop that processors are good at.
+//! More memory is never slower, so a row falls and then stays at its least time; it is stored up to that point. Only
+//! times are stored: a decision is needed a few hundred times at most and is then found by trying all candidates again,
+//! while plain minima over a row are fast to compute.
 //!
-//! Bytes are counted in units. With the greatest common divisor of all sizes the table is exact; where
-//! that takes more slots than allowed, sizes are rounded up, so that a plan never needs more than it says.
+//! Bytes are counted in units. With the greatest common divisor of all sizes the table is exact; if that takes more
+//! slots than allowed, sizes are rounded up, so that a plan never needs more than it says.
 
 use super::options::Options;
 
@@ -32,7 +32,7 @@ use super::options::Options;
 pub(crate) enum Decision {
     /// It is treated by this option.
     Option(usize),
-    /// It and the layers behind it, so many in all, are dropped and come back as a segment.
+    /// This layer and the following ones, this many in all, are dropped and recomputed as a segment.
     Drop(usize),
 }
 
@@ -84,11 +84,11 @@ struct Units {
     boundary: usize,
     /// Bytes of results that a layer makes once.
     pinned: usize,
-    /// The most that is there while a layer runs of which nothing is kept, for the first time and again.
+    /// The most bytes alive while a layer runs of which nothing is kept, the first time and again.
     passing: Passing,
 }
 
-/// The most that is there while a layer runs of which nothing is kept; `again` does not count what is pinned.
+/// The most bytes alive while a layer runs of which nothing is kept; `again` does not count pinned values.
 #[derive(Clone, Copy, Debug)]
 struct Passing {
     first: usize,
@@ -110,7 +110,7 @@ struct Candidate<'a> {
     decision: Decision,
     from: usize,
     seconds: f64,
-    /// The layers that follow, in so many slots less.
+    /// The layers that follow, in this many fewer slots.
     rest: &'a Row,
     held: usize,
     /// The dropped segment, if there is one.
@@ -118,8 +118,8 @@ struct Candidate<'a> {
 }
 
 impl Table {
-    /// Fills the table for `layers` layers and budgets up to `cap` bytes. Units are chosen so that `most` bytes,
-    /// which keep everything, take `max_slots` slots: what is decided does not depend on the cap.
+    /// Fills the table for `layers` layers and budgets up to `cap` bytes. Units are chosen so that `most` bytes, which
+    /// keep everything, take `max_slots` slots; so decisions do not depend on the cap.
     pub(crate) fn fill(
         options: &Options,
         layers: usize,
@@ -141,8 +141,8 @@ impl Table {
         Table::from_rows(Units::new(options, unit), layers, scale, (vec![turn], Vec::new()))
     }
 
-    /// Fills a table whose layers are groups of `fine`'s, `size` each, with the options in `groups`. Its turn is that of
-    /// `fine` with the `rest` last layers, and a segment of one group is one of `size` layers there.
+    /// Fills a table whose layers are groups of `size` layers of `fine`, with the options in `groups`. Its turn is that
+    /// of `fine` with the last `rest` layers, and a segment of one group is a segment of `size` layers in `fine`.
     pub(crate) fn of_groups(
         groups: &Options,
         count: usize,
@@ -182,7 +182,7 @@ impl Table {
         (0..row.len()).filter(falls).map(|slot| (slot, row[slot])).collect()
     }
 
-    /// Bytes of so many slots.
+    /// Bytes of this many slots.
     pub(crate) fn bytes(&self, slots: usize) -> u64 {
         slots as u64 * self.unit
     }
@@ -203,7 +203,7 @@ impl Table {
         self.turn.last().map_or(f64::INFINITY, |row| row.at(self.slot(bytes)))
     }
 
-    /// The fewest bytes in which the whole chain is as fast as it gets.
+    /// The fewest bytes in which the whole chain reaches its least time.
     pub(crate) fn enough_bytes(&self) -> u64 {
         self.turn.last().map_or(0, |row| (row.0.len() as u64 - 1) * self.unit)
     }
@@ -213,8 +213,8 @@ impl Table {
         ((bytes / self.unit) as usize).min(self.slots - 1)
     }
 
-    /// The treatment of the first layer of a segment in `slot` slots, and the fewest slots in which it is as
-    /// fast; none when it does not fit.
+    /// The treatment of the first layer of a segment in `slot` slots, and the fewest slots in which it is as fast;
+    /// `None` if it does not fit.
     pub(crate) fn decision(&self, family: Family, length: usize, slot: usize) -> Option<(Decision, usize)> {
         let row = &self.rows(family)[length];
         let least = row.at(slot);
@@ -232,12 +232,12 @@ impl Table {
         best.map(|(_, decision)| (decision, fewest))
     }
 
-    /// Slots left behind a layer treated by option `option`.
+    /// Slots left after a layer treated by option `option`.
     pub(crate) fn after_option(&self, slot: usize, option: usize) -> usize {
         slot - self.units.options[option].kept
     }
 
-    /// Slots left behind `dropped` layers of which only the boundary is kept, and what is pinned.
+    /// Slots left after `dropped` layers of which only the boundary and the pinned values are kept.
     pub(crate) fn after_dropped(&self, slot: usize, dropped: usize) -> usize {
         slot - self.units.boundary - dropped * self.units.pinned
     }
@@ -272,8 +272,8 @@ impl Table {
             });
             return;
         }
-        // Inside a segment the gradient of its output waits while its forward pass runs, and so does what the layers
-        // behind have made once.
+        // Inside a segment the gradient of its output is alive while its forward pass runs, and so are the pinned
+        // values of the layers after it.
         let inner = family == Family::Inner;
         let waiting = if inner { *boundary + (length - 1) * pinned } else { 0 };
         let pass_seconds = *if inner { again_seconds } else { forward_seconds };
@@ -291,7 +291,7 @@ impl Table {
         let longest = if inner { length - 1 } else { length };
         // Dropping one layer is the first option.
         for dropped in 2..=longest {
-            // The last of them finds what those before it made once.
+            // The last of them runs beside the pinned values of those before it.
             let pass_peak =
                 if inner { passing.again + pinned } else { passing.first + (dropped - 1) * pinned };
             each(Candidate {
@@ -315,9 +315,9 @@ impl Candidate<'_> {
         self.seconds + self.rest.at(slot - self.held) + self.segment.map_or(0.0, |segment| segment.at(slot))
     }
 
-    /// Lowers `seconds` to its times, as far as they fall. Its time at the end of a stretch is its least
-    /// there: where that is above what other candidates reach at the beginning, nothing needs to be looked
-    /// at, and for most candidates that is almost everywhere.
+    /// Lowers `seconds` to this candidate's times, wherever these are lower. The candidate's least time in a stretch is
+    /// at its end. If that is above the other candidates' time at the beginning, the stretch can be skipped; most
+    /// candidates skip almost all stretches.
     fn lower(&self, seconds: &mut [f64], ceilings: &mut [f64]) {
         let from = self.from.max(self.held);
         let falls = (self.rest.0.len() + self.held).max(self.segment.map_or(0, |segment| segment.0.len()));
@@ -365,7 +365,7 @@ impl Candidate<'_> {
     }
 }
 
-/// Slots that are looked at or passed over together.
+/// Slots that are processed or skipped together.
 const STRETCH: usize = 256;
 
 /// Part of a row.

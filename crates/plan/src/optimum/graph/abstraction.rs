@@ -11,10 +11,10 @@
 //! named output                     read by a last node, if the backward pass builds on it; else beside everything
 //! ```
 //!
-//! Nothing is counted that need not be there in a real schedule: where an op may write over an input, it is taken to do
-//! so, although it can only where nobody else reads the input. So a bound for the abstract graph is one for the real
-//! graph. A plan is off by one output at one moment at most, since the next run counts both, and its real size is
-//! known when it is laid out.
+//! Only bytes that every real schedule needs are counted: an op that may overwrite an input is assumed to do so,
+//! although it can only if no other op reads the input. So a bound for the abstract graph holds for the real graph. A
+//! plan errs by one output at one moment at most, since the next run counts both; its real size is known when it is
+//! laid out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,16 +28,16 @@ use crate::remat::{Dag, DagNode, DagStep};
 #[derive(Debug)]
 pub(crate) struct Model {
     parts: Vec<Part>,
-    /// Bytes of inputs and named outputs that are not in the graph: the most that are there at one time.
+    /// Bytes of inputs and named outputs that are not in the graph: the most that are alive at one time.
     pub(crate) beside: u64,
-    /// Bytes of those that are resident for as long as the backward pass needs forward values.
+    /// Bytes of those that stay resident as long as the backward pass needs forward values.
     pub(crate) surely_beside: u64,
 }
 
 /// The meaning of a node of the abstract graph.
 #[derive(Clone, Copy, Debug)]
 enum Part {
-    /// A run, and the value that is its output, unless nobody reads one.
+    /// A run, and the value that is its output, unless that is never read.
     Run(NodeId, Option<Value>),
     /// Another output of the run that this node stands for.
     Output(usize, Option<Value>),
@@ -184,7 +184,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The node whose output a value is, if it is there already and is no lasting state.
+    /// The node that outputs a value, if it is already in the abstract graph and the value is no lasting state.
     fn source(&self, value: Value) -> Option<usize> {
         let storage = self.graph.storage(value);
         match self.graph.value(storage).state {
@@ -218,7 +218,7 @@ impl<'a> Builder<'a> {
         written.value.is_none_or(|value| self.last_reader[value.index()].is_some() || named(value))
     }
 
-    /// Whether an output may be written over an input that need not be there behind the node.
+    /// Whether an output may be written over an input that need not exist after the node.
     fn in_place(&self, id: NodeId, output: usize) -> bool {
         let node = self.graph.node(id);
         let size = self.graph.ty(node.outputs[output]).bytes();
@@ -226,7 +226,7 @@ impl<'a> Builder<'a> {
             let storage = self.graph.storage(input);
             let state = self.graph.value(storage).state.map(|(state, _)| self.graph.state(state).kind);
             let passes = state.is_none_or(|kind| kind == StateKind::Transient);
-            // A gradient that is read again behind the node stays; a forward value can come back.
+            // A gradient that is read again after the node must stay; a forward value can be recomputed.
             let once = self.source(input).is_some_and(|source| self.nodes[source].backward);
             passes
                 && self.graph.ty(storage).bytes() == size
@@ -266,7 +266,7 @@ impl<'a> Builder<'a> {
         (Dag { nodes: self.nodes }, Model { parts: self.parts, beside, surely_beside })
     }
 
-    /// Which nodes the backward pass builds on, its own included.
+    /// Which nodes the backward pass depends on, its own included.
     fn built_on(&self) -> Vec<bool> {
         let mut built_on: Vec<bool> = self.nodes.iter().map(|node| node.backward).collect();
         for index in (0..self.nodes.len()).rev() {

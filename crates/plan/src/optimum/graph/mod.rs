@@ -1,16 +1,16 @@
 //! Plans for graphs that are no chain of layers: nets in the shape of a U, graphs without blocks, layers that are all
 //! different.
 //!
-//! [`abstraction`] turns the graph into an abstract one and schedules of that into runs; the planner of abstract graphs
-//! ([`remat`](crate::remat)) is asked on a fixed ladder of budgets, down to where nothing below can be
-//! faster. Every rung is planned by itself, with effort counted in steps, and its plan does not depend on the budget
-//! that was stated. So the plans a budget may choose from are among those of every larger budget, and more memory is
-//! never slower.
+//! [`abstraction`] turns the graph into an abstract one, and schedules of the abstract graph into runs. The planner of
+//! abstract graphs ([`remat`](crate::remat)) is called on a fixed ladder of budgets, down to the rung below which
+//! nothing can be faster. Every rung is planned by itself, with effort counted in steps, and its plan does not depend
+//! on the stated budget. So the plans that a budget may choose from are among those of every larger budget, and more
+//! memory is never slower.
 //!
 //! The certificate is the bound of the same abstract graph with the least scratch and the least time of each node.
 //!
-//! Absent: what waits on another tier, which is decided after the order is known, as for chains; and a bound that counts
-//! with a tier.
+//! Absent: offload, which is decided after the order is known, as for chains; and a bound that takes a tier into
+//! account.
 
 mod abstraction;
 #[cfg(test)]
@@ -43,7 +43,7 @@ const CERTIFICATE: usize = 160;
 pub(crate) struct GraphOptimum {
     model: Model,
     within: Budgeted,
-    /// The same with the least of everything, for the bound.
+    /// The same graph with the least scratch and time of each node, for the bound.
     least: Budgeted,
     /// Time of everything once.
     once_seconds: f64,
@@ -146,7 +146,7 @@ impl Optimum for GraphOptimum {
         self.planned(bytes, |planned| planned.seconds).unwrap_or(f64::INFINITY)
     }
 
-    /// A rung without a plan says nothing of those below it.
+    /// A rung without a plan says nothing about the rungs below it.
     fn floor_seconds(&self, bytes: TransientBytes) -> f64 {
         self.planned(bytes, |planned| planned.lower).unwrap_or(0.0)
     }
@@ -155,7 +155,7 @@ impl Optimum for GraphOptimum {
         self.planned(bytes, |planned| Order::Runs(planned.runs.clone()))
     }
 
-    /// With a tier to send things to, no more is known than that everything runs once.
+    /// With a tier to offload to, the only known bound is the time of running every node once.
     fn lower_bound(&self, bytes: TransientBytes, link: Option<&Link>) -> f64 {
         if link.is_some() {
             return self.once_seconds;
@@ -164,8 +164,8 @@ impl Optimum for GraphOptimum {
     }
 }
 
-/// The work that a rung is worth in a graph of so many forward nodes, and the ladder of rungs: less care and fewer
-/// rungs for a larger graph, so that all of them take a second or two.
+/// The search effort for each rung, and the ladder of rungs, for a graph with this many forward nodes. Larger graphs
+/// get less effort and fewer rungs, so that all rungs together take a second or two.
 fn care(forward_nodes: usize) -> (Care, Ladder) {
     match forward_nodes {
         0..=64 => (Care { labels: 600, instants: usize::MAX, sets: 12, work: 1_000_000 }, Ladder::new(1.02)),

@@ -1,4 +1,4 @@
-//! Random graphs: the certificate against every schedule at hand, by the bytes that are really alive in it.
+//! Random graphs: the certificate is compared with every known schedule, by the bytes that are really alive in it.
 
 use plimsoll_graph::{DType, Graph, Init, Value, differentiate};
 
@@ -22,7 +22,7 @@ fn random_program(seed: u64) -> Program {
     let mut g = Graph::new();
     let mut values: Vec<Value> = vec![g.input("x", [ROWS, WIDTHS[0]], DType::F32)];
     for index in 0..10 + dice.below(12) {
-        // The newest more often than others, so that graphs are deep.
+        // The newest node is chosen more often than others, so that graphs are deep.
         let back = if dice.below(2) == 0 { 0 } else { dice.below(values.len()) };
         let x = values[values.len() - 1 - back];
         let same: Vec<Value> = values.iter().copied().filter(|&y| g.shape(y) == g.shape(x)).collect();

@@ -1,5 +1,5 @@
-//! The slow, obvious twin, for tests: the cheapest schedule of a small graph by Dijkstra's algorithm over
-//! (what has run, what is resident), one run or drop at a time, straight from the rules.
+//! The slow, obvious twin, for tests: the cheapest schedule of a small graph by Dijkstra's algorithm over (nodes that
+//! have run, nodes that are resident), one run or drop at a time, straight from the rules.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -20,8 +20,8 @@ impl Dice {
     }
 }
 
-/// A small training graph with whole costs: forward nodes, then backward nodes that read both kinds.
-/// Some have nodes nobody reads, and some a forward node behind a backward one.
+/// A small training graph with integer costs: forward nodes, then backward nodes that read both kinds. Some graphs have
+/// nodes that are never read, and some a forward node after a backward one.
 pub(crate) fn random_dag(seed: u64) -> Dag {
     let dice = &mut Dice(seed);
     let (forward, backward) = (1 + dice.below(5), 1 + dice.below(4));
@@ -54,7 +54,7 @@ pub(crate) fn random_kernels(seed: u64) -> Dag {
     dag
 }
 
-/// Cost of the cheapest schedule whose peak is at most `memory`; none if there is none.
+/// Cost of the cheapest schedule whose peak is at most `memory`; `None` if there is none.
 pub(crate) fn optimum(dag: &Dag, memory: u64) -> Option<f64> {
     let count = dag.nodes.len();
     let all = (1u32 << count) - 1;

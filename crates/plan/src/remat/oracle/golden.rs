@@ -1,5 +1,5 @@
-//! Whole plans against what is known: an exhaustive search on small graphs, published optima on unit
-//! chains, and the promises every plan keeps.
+//! Whole plans against known answers: an exhaustive search on small graphs, published optima on unit chains, and the
+//! promises every plan keeps.
 
 #![allow(clippy::float_cmp, reason = "costs here are whole numbers")]
 

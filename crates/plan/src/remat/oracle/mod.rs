@@ -1,4 +1,4 @@
-//! Oracles of the abstract planner: answers found another way, which tests hold against its own.
+//! Oracles of the abstract planner: answers found in another way, which tests compare with its own.
 //!
 //! [`exhaustive`] tries everything on small graphs, [`revolve`] is the classical theory of unit chains, and [`networks`]
 //! holds graphs and figures of the literature. [`golden`] compares whole plans with all of them.

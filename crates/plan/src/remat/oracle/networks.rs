@@ -1,4 +1,5 @@
-//! Whole networks of the literature: one made here from its shapes, and the published graphs where they are at hand.
+//! Whole networks of the literature: one made here from its shapes, and the published graphs if their files are
+//! present.
 //!
 //! The graphs that Checkmate published carry measured costs and are no part of this repository. To use them,
 //! name their folder in `PLIMSOLL_CHECKMATE` and run `cargo test -p plimsoll-plan --release -- --ignored checkmate`.
@@ -44,7 +45,7 @@ fn vgg16() -> Dag {
         .collect();
     nodes.push(node("loss".into(), true, 1.0, 4 * IMAGES, vec![count - 1]));
     for (id, layer) in layers.iter().enumerate().rev() {
-        // A gradient reads what its layer wrote, what the next one made of it, and the gradient of that.
+        // A gradient reads its layer's output, the next layer's output, and the gradient of that.
         let mut sources = vec![id, nodes.len() - 1];
         sources.extend((id + 1 < count).then_some(id + 1));
         sources.sort_unstable();

@@ -1,15 +1,15 @@
 //! The classical answer for chains of equal steps: how many extra forward steps it takes to reverse a
 //! chain with a given number of checkpoints (Griewank and Walther, Revolve, ACM TOMS 2000).
 //!
-//! Two statements of one quantity, each the other's test. `β(s, r) = C(s + r, s)` steps can be reversed
-//! with `s` checkpoints when no step runs more than `r` times, which gives the closed form; splitting the
-//! chain at the first checkpoint gives the recurrence.
+//! Two statements of one quantity, each the other's test. `β(s, r) = C(s + r, s)` steps can be reversed with `s`
+//! checkpoints when no step runs more than `r` times, which gives the closed form; splitting the chain at the first
+//! checkpoint gives the recurrence.
 //!
 //! A slot may instead hold what the reversal of one step reads, so that the step need not run again: the
 //! **mixed** form (Maddison, 2024), by a recurrence of its own.
 //!
-//! The planner does not use them: they are the yardstick for what it finds on unit chains. Absent are the
-//! variants with disk tiers.
+//! The planner does not use these figures: tests compare its results on unit chains with them. Absent are the variants
+//! with disk tiers.
 
 /// Extra forward steps to reverse `length` unit steps with `slots` checkpoints, in closed form:
 /// `r·l − β(s + 1, r − 1)` with the least `r` for which `β(s, r) ≥ l`. None without a checkpoint.
@@ -54,10 +54,9 @@ fn extra_forwards_by_recurrence(length: usize, slots: usize) -> Vec<Vec<u64>> {
     table
 }
 
-/// All forward steps, the first sweep included, to reverse `l` unit steps when each of `s` slots holds either
-/// the state before a step or what the reversal of one step reads; the step that is reversed next keeps that
-/// in hand and needs no slot. Entry `[s][l]` for all `l` up to `length` and `s` up to `slots`; none where
-/// nothing works.
+/// All forward steps, the first sweep included, to reverse `l` unit steps when each of `s` slots holds either the state
+/// before a step or the inputs of the reversal of one step. The step to be reversed next needs no slot. Entry `[s][l]`
+/// for all `l` up to `length` and `s` up to `slots`; none where nothing works.
 ///
 /// The first step leaves its data in a slot, or the state before it goes there and the chain is split:
 /// `m(l, s) = min(1 + m(l − 1, s − 1), min over j of j + m(l − j, s − 1) + m(j, s))` with `m(1, s) = 1`.
@@ -140,11 +139,11 @@ mod tests {
     struct Reversal {
         /// Slots with the state before a step, by step.
         states: BTreeSet<usize>,
-        /// Slots with what the reversal of a step reads, by step.
+        /// Slots with the inputs of the reversal of a step, by step.
         stored: BTreeSet<usize>,
         /// Step before which the forward solution stands.
         at: Option<usize>,
-        /// The step whose data is at hand.
+        /// The step whose inputs are held outside the slots.
         hand: Option<usize>,
         /// Steps still to be reversed.
         left: usize,

@@ -9,12 +9,12 @@ use crate::device::{Direction, Lane, Tier};
 use crate::schedule::ranges::Ranges;
 use crate::schedule::{Away, Buffer, BufferId, Contents, Copy, Ends};
 
-/// Transfers under way, oldest first, and the contents of tiers. Transfers have numbers: those of the schedule that of their
-/// copy, and behind them those that an earlier schedule has left open or that are fetched for the next.
+/// Transfers under way, oldest first, and the contents of tiers. A transfer of this schedule has the number of its
+/// copy; transfers that an earlier schedule left open, or that are fetched for the next, have higher numbers.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     pub(super) under_way: BTreeMap<Lane, VecDeque<usize>>,
-    /// The same by the bytes they are about, in the arena and in each tier, with their turn.
+    /// The same transfers by the bytes they move, in the arena and in each tier, with their turn.
     pub(super) in_arena: Ranges<Turn>,
     pub(super) in_tier: BTreeMap<Tier, Ranges<Turn>>,
     /// Copies that were started.
@@ -23,7 +23,7 @@ pub(super) struct Copies {
     arrived: BTreeMap<Tier, Ranges<Arrived>>,
     /// Transfers that the schedule before has left open, by number.
     pub(super) earlier: BTreeMap<usize, OpenTransfer>,
-    /// Copies that the schedule before has started and this one has not come to yet.
+    /// Copies of this schedule that the schedule before has started and whose own start has not come yet.
     pub(super) ahead: BTreeSet<usize>,
     /// Transfers that were started for the next schedule, in order.
     pub(super) next: Vec<OpenTransfer>,
@@ -31,7 +31,7 @@ pub(super) struct Copies {
     pub(super) settled: BTreeSet<usize>,
 }
 
-/// Which way a copy goes, and how many were started before it: the order in which copies are looked at.
+/// Direction of a copy, and the number of copies started before it: the order in which copies are examined.
 pub(super) type Turn = (Direction, usize);
 
 /// The number of every range that arrived: no two begin at one byte.
@@ -62,7 +62,7 @@ impl Copies {
         self.in_tier.entry(tier).or_default().remove(place, number);
     }
 
-    /// Forgets what a range of a tier holds.
+    /// Forgets the contents of a range of a tier.
     pub(super) fn lose(&mut self, tier: Tier, (first, end): (u64, u64)) {
         let arrived = self.arrived.entry(tier).or_default();
         let lost: Vec<u64> = arrived.meeting(first, end).map(|(start, _, _)| start).collect();
@@ -98,7 +98,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Tiers hold the newest bits of the state that is away, or these are on their way there.
+    /// At the end, tiers hold the newest bits of the state that is away, or these are on their way there.
     pub(super) fn finish_away(&self) -> Result<(), Fault> {
         for away in &self.schedule.away {
             let contents = Contents::State(away.state);
@@ -155,7 +155,7 @@ impl Machine<'_> {
         self.copies.arrived.entry(tier).or_default().insert(range, ARRIVED, arrived);
     }
 
-    /// The unfinished copy that forbids touching bytes: any when writing, one on its way in when reading.
+    /// The unfinished copy that forbids touching bytes: any copy when writing, a copy into the arena when reading.
     pub(super) fn busy(&self, (first, end): (u64, u64), only_in: bool) -> Option<usize> {
         let meeting = self.copies.in_arena.meeting(first, end);
         let forbids = meeting.filter(|(_, _, (direction, _))| !only_in || *direction == Direction::In);

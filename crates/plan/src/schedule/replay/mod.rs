@@ -8,13 +8,15 @@
 //! * each value is the one the graph asks for, each version of state the one in its place;
 //! * forward nodes run at least once, backward and update nodes exactly once;
 //! * gradients are summed: the first writers all replace or all add, later ones add;
-//! * a transient gradient is not there before its first writer, which replaces, and need not be after the last reader;
-//! * a copy leads from one end to the other in a lane that does; its bytes are busy from start to wait: nobody writes
-//!   them, and on the way in nobody reads them; copies of one lane are waited for in the order they were started; what
-//!   comes back must have gone out before, whole, and not been written over in the tier since;
+//! * a transient gradient does not exist before its first writer, which replaces, and need not exist after the last
+//!   reader;
+//! * a copy leads from its source to its destination in a fitting lane. Its bytes are busy from start to wait: nothing
+//!   writes them, and on the way in nothing reads them. Copies of one lane are waited for in the order they were
+//!   started. A value that comes back must have gone out before, whole, and must not have been overwritten in the tier
+//!   since;
 //! * a copy that is open when a schedule ends is busy in every schedule that may follow, until that one has waited for it;
-//! * state that is away is held by its tier at first, comes in before it is used, and in the end the tier holds
-//!   the newest bits: a value that was written and dropped without being sent out is lost;
+//! * state that is away is held by its tier at first, comes in before it is used, and in the end the tier holds the
+//!   newest bits: a value that was written and dropped without being sent out is lost;
 //! * named outputs are intact at the end, and no byte lies beyond the arena.
 //!
 //! This module shares no code with the planners: it imports the schedule and the graph only. The rules of copies
@@ -41,7 +43,7 @@ pub use open::{Judged, replay_all};
 pub struct ReplayError {
     /// The action at fault; none when the fault shows at the end.
     pub action: Option<usize>,
-    /// The schedule before, where the fault shows only behind it.
+    /// The schedule before, if the fault shows only after it.
     pub after: Option<Role>,
     /// The fault.
     pub fault: Fault,
@@ -95,8 +97,8 @@ impl fmt::Display for ReplayError {
 
 impl std::error::Error for ReplayError {}
 
-/// Checks that `schedule` computes the phases `phases` of `graph` inside `arena` bytes, where no transfer is open when it
-/// begins. State may still be on its way home when it ends: [`replay_all`] judges what then follows.
+/// Checks that `schedule` computes the phases `phases` of `graph` inside `arena` bytes, if no transfer is open when it
+/// begins. State may still be on its way to a tier when it ends: [`replay_all`] judges the schedules that follow.
 ///
 /// # Errors
 ///
@@ -136,12 +138,12 @@ struct Machine<'a> {
     intact: Vec<u64>,
     /// Version of each state written last in this schedule, if any was.
     version: Vec<Option<u32>>,
-    /// Version that each buffer of state holds: one of several stays can be out of date.
+    /// Version that each buffer of state holds: of several stays, one can be out of date.
     held: Vec<Option<u32>>,
     /// State that has no bytes of its own in the arena.
     away: BTreeSet<StateId>,
     executions: Vec<u32>,
-    /// Whether first writers of gradients add to what is there, once one of them has run.
+    /// Whether first writers of gradients add to the bytes already there; known once one of them has run.
     adds: Option<bool>,
     copies: Copies,
 }
@@ -160,7 +162,7 @@ impl<'a> Machine<'a> {
             adds: None,
             copies: Copies::default(),
         };
-        // The caller writes inputs, and state is there from earlier. Anything else must be computed or come in.
+        // The caller writes inputs, and resident state exists from earlier. Anything else must be computed or fetched.
         for (index, buffer) in schedule.buffers.iter().enumerate() {
             let given = matches!(buffer.contents, Contents::Value(value) if graph.inputs().contains(&value));
             if given || machine.resident(buffer.contents) {
@@ -240,7 +242,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Sums of gradients begin alike and never lose what was added before; nothing else is added to.
+    /// All sums of gradients begin in the same way and never lose an addend; nothing else is added to.
     fn sums(&mut self, node: NodeId, accumulate: u32) -> Result<(), Fault> {
         let node = self.graph.node(node);
         for output in 0..u32::BITS as usize {
@@ -362,7 +364,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Refuses a stay of state that another stay has left behind.
+    /// Refuses a stay of state that another stay has made out of date.
     fn up_to_date(&self, id: BufferId) -> Result<(), Fault> {
         if let Contents::State(state) = self.schedule.buffer(id).contents
             && self.held[id.index()] != self.version[state.index()]
@@ -460,7 +462,7 @@ impl<'a> Machine<'a> {
             Some((state, _)) => Contents::State(state),
             None => Contents::Value(self.graph.storage(value)),
         };
-        // The caller looks for an output in the arena, where state that is away is not.
+        // The caller looks for an output in the arena, so it cannot be state that is away.
         if matches!(contents, Contents::State(_)) && !self.resident(contents) {
             return false;
         }

@@ -1,11 +1,11 @@
 //! Transfers that begin in one schedule and end in the next.
 //!
-//! Two kinds may. State on its way home is *left open*: nobody waits for it before the schedule ends, and its bytes stay busy
-//! in the next one until that settles them. A stay of state is *started ahead*: the schedule before begins a transfer of the
-//! next one, whose own start then finds it under way.
+//! There are two kinds of such transfers. State on its way to a tier is *left open*: the schedule ends without waiting
+//! for it, and its bytes stay busy in the next one until that settles them. A stay of state is *started ahead*: the
+//! schedule before begins a transfer of the next one, whose own start then finds it under way.
 //!
-//! The walk over a schedule takes the transfers that are open when it begins and answers with those that are open when it
-//! ends. [`replay_all`] walks every schedule alone and behind each schedule that may come before it.
+//! The walk over a schedule takes the transfers that are open when it begins and returns those that are open when it
+//! ends. [`replay_all`] walks every schedule alone and after each schedule that may precede it.
 
 use std::collections::BTreeSet;
 
@@ -43,8 +43,8 @@ pub(super) struct Walked {
     pub(super) settled: BTreeSet<usize>,
 }
 
-/// Checks the schedules of a run: each alone, and each behind every schedule that may come before it while transfers of that
-/// one are open ([`Role::overlaps`]).
+/// Checks the schedules of a run: each alone, and each after every schedule that may precede it with open transfers
+/// ([`Role::overlaps`]).
 ///
 /// # Errors
 ///
@@ -66,7 +66,7 @@ fn overlap(before: Judged, then: Judged) -> bool {
     before.role.overlaps().contains(&then.role)
 }
 
-/// Walks a schedule that finds nothing open; says whether it leaves anything open.
+/// Walks a schedule that starts with nothing open; returns whether it leaves anything open.
 fn alone(judged: Judged, arena: u64) -> Result<bool, (Role, ReplayError)> {
     let walked = judged.walk(arena, Around::default())?;
     if !walked.open.is_empty() && judged.role.overlaps().is_empty() {
@@ -140,7 +140,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Waits until so many transfers of the schedule before are left in a lane.
+    /// Waits until only this many transfers of the schedule before are left in a lane.
     pub(super) fn settle(&mut self, action: usize, lane: Lane, left: usize) {
         let open = |machine: &Machine, number: &usize| machine.copies.earlier.contains_key(number);
         while self.queue(lane).iter().filter(|number| open(self, number)).count() > left {
@@ -172,7 +172,7 @@ impl Machine<'_> {
         }
         self.lose(open.arena);
         open.ahead = Some((copy, version));
-        // Numbers from the other end, which no other transfer has.
+        // Numbered down from the largest number, so that no other transfer has the same.
         self.copies.occupy(usize::MAX - self.copies.next.len(), &open);
         self.copies.next.push(open);
         Ok(())

@@ -17,7 +17,7 @@ pub(super) struct OpenTransfer {
     pub(super) place: (u64, u64),
     /// The name of the state it moves, if it moves state: schedules know one state by different numbers.
     pub(super) state: Option<String>,
-    /// The copy of the next schedule that it is, and the version that it moves, where it was started ahead.
+    /// If it was started ahead: the copy of the next schedule that it is, and the version that it moves.
     pub(super) ahead: Option<(usize, Option<u32>)>,
 }
 
@@ -35,13 +35,13 @@ impl OpenTransfer {
         Ok(OpenTransfer { lane, direction, arena, tier, place, state, ahead: None })
     }
 
-    /// What it moves, in words.
+    /// The thing it moves, in words.
     pub(super) fn subject(&self) -> String {
         self.state.as_ref().map_or_else(|| "a value".to_owned(), |name| format!("`{name}`"))
     }
 }
 
-/// The ends of a copy that has them where they belong and a lane between them.
+/// The ends and the lane of a copy, if they fit together.
 pub(super) fn ends_of(schedule: &Schedule, index: usize) -> Result<(Ends, Lane), Fault> {
     let copy = schedule.copies.get(index);
     let ends = copy.and_then(|copy| Some((copy.ends()?, copy.lane)));

@@ -1,5 +1,5 @@
-//! Promises of the search where state may live elsewhere: the judge passes every residency, limits are kept, times
-//! are those of an account of its own, and more memory is never slower.
+//! Promises of the search where state may be offloaded: the judge accepts every residency, limits are kept, times equal
+//! those of an independent account, and more memory is never slower.
 
 mod mutations;
 
@@ -291,7 +291,8 @@ fn gpt2_is_planned_with_a_disk_after_a_few_layouts_and_refused_after_none() {
     let Preset { model, seq, .. } = Preset::from_name("gpt2").unwrap();
     let program = of_graph(model.training(1, seq).unwrap(), Some(link(1e9)), false);
     let tables = ProgramTables::new(program, ArenaBytes(u64::MAX)).unwrap();
-    // The update of the tied table has 589 MiB in at once. Above that, plans of nearly the same time are laid out.
+    // The update of the tied table needs 589 MiB of it in the arena at once. Above that, plans of nearly the same time
+    // are laid out.
     for (mib, fits, most) in [(64, false, 0), (400, false, 0), (580, false, 0), (640, true, 50)] {
         let (timed, laid_out, plans) = work_for_gpt2(&tables, mib);
         assert_eq!(plans > 0, fits, "{mib} MiB");

@@ -1,10 +1,11 @@
-//! Which parts of a rendering the assistant said, for templates that do not say it themselves.
+//! Finds the assistant's words in a rendering, for templates that do not mark them.
 //!
-//! The careful way asks for the borders of each answer (see `boundaries`). That renders every turn once or more for each
-//! answer behind it, so long conversations take the square of their length.
+//! The careful way determines the borders of each answer (see `boundaries`). It renders every turn once or more for
+//! each later answer, so its time is quadratic in the length of a conversation.
 //!
-//! Those go through windows instead: a few turns at a time, with the system prompt before them and a turn behind them, are
-//! a conversation of their own and answered carefully. A window is laid where the answer before it ended in the whole:
+//! Long conversations go through windows instead: a few turns at a time, with the system prompt before them and a turn
+//! after them, form a conversation of their own, whose answers are found carefully. A window is placed where the answer
+//! before it ended in the whole:
 //!
 //! ```text
 //! whole     … │ answer 7 │ user │ answer 8 │ user │ answer 9 │ user │ answer 10 …
@@ -12,12 +13,12 @@
 //!                        └──── equal to the whole, or no use ┘
 //! ```
 //!
-//! All text between the anchor and the last answer of a window must be the whole's, byte for byte, so the windows tile the
-//! whole. Some answers are also asked for carefully in the whole, twice as far apart each time. Where anything disagrees, the
-//! careful way answers, within a bound.
+//! All text between the anchor and the last answer of a window must equal the whole's, byte for byte, so the windows
+//! tile the whole. Some answers are also determined carefully in the whole, at doubling distances. If anything
+//! disagrees, the careful way is used, within a bound.
 //!
-//! Where a border was not plain, the answers are judged once more in the whole: none may hold a word of anybody else, and each
-//! holds the end of its own content.
+//! If a border was not plain, the answers are checked once more in the whole: none may contain words of another role,
+//! and each must contain the end of its own content.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -27,11 +28,11 @@ use super::conversation::{Conversation, Role};
 use super::renderings::{Part, Renderings};
 use super::{ChatTemplate, RenderFault};
 
-/// Answers up to which the careful way is taken at once.
+/// Up to this many answers the careful way is used at once.
 const FEW: usize = 8;
 /// Answers of one window.
 const PER_WINDOW: usize = 4;
-/// Messages up to which a window reaches back to a user's turn without a gap.
+/// Up to this many messages, a window reaches back to a user's turn without a gap.
 const NEAR: usize = 8;
 
 /// Looks for the answers of one conversation.
@@ -102,7 +103,7 @@ impl<'a> Search<'a> {
         self.doubtful.set(self.doubtful.get() || !border.plain);
     }
 
-    /// Refuses answers that hold somebody else's words, or not their own.
+    /// Refuses answers that contain words of another role, or lack their own.
     fn judge(&self, whole: &Part, asked: &[usize], answers: &[Range<usize>]) -> Result<(), RenderFault> {
         let conversation = self.renderings.conversation;
         let fault = |message| Err(RenderFault::Answers { message });
@@ -128,7 +129,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The answers by windows, or nothing where one of them does not fit.
+    /// The answers by windows; nothing if one of them does not fit.
     fn by_windows(&self, whole: &Part, asked: &[usize]) -> Option<Vec<Range<usize>>> {
         let mut answers = vec![self.careful(whole, asked[0]).ok()?];
         let mut next_check = 1;
@@ -150,7 +151,7 @@ impl<'a> Search<'a> {
         (ordered && self.careful(whole, asked[last]).ok()? == answers[last]).then_some(answers)
     }
 
-    /// The next answers behind one whose end in the whole is known.
+    /// The next answers after one whose end in the whole is known.
     fn window(
         &self,
         whole: &Part,
@@ -173,8 +174,8 @@ impl<'a> Search<'a> {
         same.then_some(answers)
     }
 
-    /// The messages of a window: what opens the conversation, the turn of the user that `anchor` answers, all from there
-    /// to the last answer, and behind it up to the next turn of the user.
+    /// The messages of a window: the opening of the conversation, the user's turn that `anchor` answers, all messages
+    /// from there to the last answer, and those after it up to the next turn of the user.
     fn around(&self, anchor: usize, last: usize) -> Vec<usize> {
         let conversation = self.renderings.conversation;
         let is_user = |&at: &usize| conversation.role(at) == Role::User;

@@ -1,9 +1,9 @@
 //! Where one answer begins and ends in a rendering.
 //!
-//! Most templates write a conversation turn by turn: the turns before an answer, rendered with the prompt for one, are how
-//! the whole begins, and so are those up to and with it. Then both borders are plain.
+//! Most templates write a conversation turn by turn: the turns before an answer, rendered with the generation prompt,
+//! are a prefix of the whole, and so are the turns up to and including it. Then both borders are plain.
 //!
-//! Others write something behind the last turn only, or the last turn in another way than those before it:
+//! Others write something after the last turn only, or write the last turn in another way than earlier ones:
 //!
 //! ```text
 //! up to an answer, alone    …<|assistant|>Four.<|end|><|endoftext|>        a closing
@@ -11,16 +11,17 @@
 //!                                        ▲ content ends
 //! ```
 //!
-//! For those only the texts from the nearest content on are compared, whose place is known by marks (see `marks`); whatever
-//! differs earlier does not matter. An answer ends where the closing of the turns up to it begins, if the turns with another
-//! behind them close with it too. Where the last turn itself is written in another way, one and two empty turns of the user are put
-//! behind the answer, and their difference is the length of such a turn.
+//! For those, only the texts from the nearest content on are compared, whose place is known by marks (see `marks`);
+//! earlier differences do not matter. An answer ends where the closing of the turns up to it begins, if the turns with
+//! another after them close in the same way. If the last turn itself is written in another way, one and then two empty
+//! turns of the user are put after the answer; the difference is the length of such a turn.
 //!
-//! A border never lies inside a tag such as `<|user|>`, although `<|user|>` and `<|end|>` begin alike. Nor does an answer end
-//! with that which opens a turn: some templates write the prompt for a further answer behind everything, and it begins as
-//! the next turn does. A conversation opens with a turn too, so its first bytes tell such an opening.
+//! A border never lies inside a tag such as `<|user|>`, although `<|user|>` and `<|end|>` begin alike. Nor does an
+//! answer end with text that opens a turn: some templates write a further generation prompt at the very end, and it
+//! begins like the next turn. A conversation also opens with a turn, so such an opening is recognised by the first
+//! bytes of the conversation.
 //!
-//! Where no way leads to a border, there is none: an answer is found as it stands, or the conversation is refused.
+//! If all ways fail, there is no border: the answer is then searched for literally, or the conversation is refused.
 
 use super::RenderFault;
 use super::common_prefix;
@@ -92,11 +93,11 @@ impl Renderings<'_> {
         let shared =
             outside_tags(&before.text, there + common_prefix(&before.text[there..], &whole.text[here..]));
         let begin = here + shared.saturating_sub(there);
-        // A content that happens to begin like the end of a prompt belongs to the answer all the same.
+        // A content that happens to begin like the end of a prompt still belongs to the answer.
         Some(whole.starts[place].map_or(begin, |start| begin.min(start.max(here))))
     }
 
-    /// The end of an answer by what the turns up to it close with.
+    /// The end of an answer, by the closing text of the turns up to it.
     fn end_by_closing(&self, part: &Part, place: usize) -> Option<usize> {
         let whole = self.places(part)?;
         let with = self.marked(&part.messages[..=place], 0, false)?;
@@ -126,8 +127,8 @@ impl Renderings<'_> {
         whole.text[here..].starts_with(behind).then(|| here + behind.len())
     }
 
-    /// The end of the last content before a place, in another rendering and in the whole. There is none where
-    /// something that somebody else said would lie behind it.
+    /// The end of the last content before a place, in another rendering and in the whole. `None` if text of another
+    /// role would lie after it.
     fn anchors(&self, part: &Part, whole: &Marked, other: &Marked, place: usize) -> Option<(usize, usize)> {
         for at in (0..place).rev() {
             if let (Some(there), Some(here)) = (other.ends[at], whole.ends[at]) {
@@ -157,8 +158,8 @@ impl Renderings<'_> {
     }
 }
 
-/// The place itself, or an earlier one, from `least` on, if all between them is how the text opens. A text may open with the
-/// tag of its tokenizer, which is not part of a turn.
+/// The place itself, or an earlier one from `least` on, if the text between them is how a turn opens. A text may begin
+/// with a tag of its tokenizer, which is not part of a turn.
 fn before_opening(text: &str, least: usize, at: usize) -> usize {
     let tag = text.find('>').filter(|&end| text.starts_with('<') && end < LONGEST_TAG);
     let behind_tag = tag.map(|end| &text[end + 1..]).filter(|rest| rest.starts_with(['<', '[']));
@@ -169,7 +170,7 @@ fn before_opening(text: &str, least: usize, at: usize) -> usize {
     places.find(|&place| opens(&text[place..at])).unwrap_or(at)
 }
 
-/// The place itself, or the begin of the tag it lies in.
+/// The place itself, or the beginning of the tag that contains it.
 fn outside_tags(text: &str, at: usize) -> usize {
     let from = text[..at].rfind(['<', '[']).filter(|&from| at - from <= LONGEST_TAG);
     let Some(from) = from.filter(|&from| from < at) else { return at };

@@ -1,9 +1,9 @@
 //! A conversation of a data set as templates see it.
 //!
-//! Tables hold one type per column, so people store what differs from row to row as JSON text. `tools`, each tool, a tool's
-//! `parameters`, `messages` and `tool_calls` are of no use to a template as text, so they are parsed; TRL does so for
-//! `tools`. The `arguments` of a call are printed by some templates as they are and looked into by others: as text they
-//! stay a text that also answers as the value it holds. `content` is never changed.
+//! Tables hold one type per column, so data that differs from row to row is stored as JSON text. `tools`, each tool, a
+//! tool's `parameters`, `messages` and `tool_calls` are of no use to a template as text, so they are parsed; TRL does
+//! so for `tools`. The `arguments` of a call are printed unchanged by some templates and inspected by others: they stay
+//! a text that also behaves as the value it holds. `content` is never changed.
 //!
 //! As in transformers, a message's reasoning is found under all of the names that templates know for it.
 
@@ -89,13 +89,14 @@ impl Conversation {
         Value::list(self.messages.clone())
     }
 
-    /// Messages by number, and empty ones by the user behind them.
+    /// The messages with these numbers, followed by empty turns of the user.
     pub(super) fn picked(&self, numbers: &[usize], turns: usize) -> Value {
         let picked = numbers.iter().map(|&at| self.messages[at].clone());
         Value::list(picked.chain((0..turns).map(|_| empty_turn())).collect())
     }
 
-    /// The same, with another text for every content, made of the content and the place among those picked.
+    /// The same, with every content replaced by a text that is made of the content and its place among the picked
+    /// messages.
     pub(super) fn picked_with(
         &self,
         numbers: &[usize],
@@ -122,7 +123,7 @@ pub(super) struct Content<'a> {
     pub(super) text: &'a str,
     /// Whether no other text of the content stands before it.
     pub(super) first: bool,
-    /// Whether none stands behind it.
+    /// Whether no other text of the content comes after it.
     pub(super) last: bool,
 }
 
@@ -159,7 +160,7 @@ pub(in super::super) fn parsed_list<'a>(value: &'a Json, name: &str) -> Result<C
     }
 }
 
-/// A list of messages, or the text of one in JSON; none where the value is anything else, such as plain text.
+/// A list of messages, or the JSON text of one; `None` if the value is anything else, such as plain text.
 pub(in super::super) fn message_list(value: &Json) -> Option<Cow<'_, [Json]>> {
     match value {
         Json::Array(items) => Some(Cow::Borrowed(items)),
@@ -302,7 +303,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Variables of the template that come with the sample, as an object or the text of one in JSON.
+    /// Variables of the template that come with the sample, as an object or its JSON text.
     fn variables(&mut self, more: Option<&Json>) -> Result<Vec<(String, Value)>, String> {
         let name = "chat_template_kwargs";
         let parsed = match more {
@@ -320,7 +321,7 @@ impl Reader<'_> {
     }
 }
 
-/// A message with its reasoning under all names, where it has some.
+/// A message with its reasoning under all usual names, if it has any.
 fn with_reasoning(message: &Map<String, Json>) -> Option<Map<String, Json>> {
     let mut given = REASONING.iter().filter_map(|name| message.get(*name));
     let reasoning = given.find(|value| !value.is_null())?.clone();

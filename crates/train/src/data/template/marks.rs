@@ -1,5 +1,5 @@
-//! Where the content of each message stands in a rendering: the contents are rendered with marks around them, and the marks
-//! are taken out again.
+//! Where the content of each message stands in a rendering: contents are rendered with marks around them, and the marks
+//! are removed again.
 //!
 //! ```text
 //! content            What's 2 + 2?
@@ -8,10 +8,10 @@
 //! rendering          …<|user|>What's 2 + 2?<|end|><|assistant|>…        and the places of both marks
 //! ```
 //!
-//! Marks are code points that Unicode keeps for a program's own use and that no text may hold. They stand inside
-//! the white space around a content, so a template that trims contents trims the same. A template that looks at how a content
-//! begins, or counts its letters, may write something else for a marked one; whoever asks compares the texts.
-//! Empty contents have no marks, because templates ask whether there is a content.
+//! Marks are code points that Unicode reserves for a program's own use and that no text may contain. They stand inside
+//! the white space around a content, so a template that trims contents trims the same. A template that inspects the
+//! beginning of a content, or counts its letters, may render a marked one differently; callers compare the texts. Empty
+//! contents have no marks, because templates test whether there is a content.
 
 use super::conversation::Content;
 
@@ -30,7 +30,7 @@ pub(super) struct Marked {
     pub(super) ends: Vec<Option<usize>>,
 }
 
-/// A content with the marks of the message at a place.
+/// The content of message `place`, with that message's marks around it.
 pub(super) fn mark(content: &Content<'_>, place: usize) -> String {
     let Content { text, first, last } = content;
     let core = text.trim();
@@ -58,7 +58,7 @@ fn push(text: &mut String, kind: char, place: usize) {
 }
 
 impl Marked {
-    /// Takes the marks out of a rendering of so many messages; none where a template wrote one of them twice.
+    /// Takes the marks out of a rendering of this many messages; `None` if the template wrote one of them twice.
     pub(super) fn read(rendered: &str, messages: usize) -> Option<Marked> {
         let (starts, ends) = (vec![None; messages], vec![None; messages]);
         let mut marked = Marked { text: String::with_capacity(rendered.len()), starts, ends };

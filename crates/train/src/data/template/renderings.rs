@@ -1,4 +1,4 @@
-//! Renderings of parts of one conversation, counted in bytes so that looking for answers has an end.
+//! Renderings of parts of one conversation. Their bytes are counted, so that the search for answers is bounded.
 
 use std::cell::{Cell, OnceCell};
 
@@ -6,7 +6,7 @@ use super::conversation::Conversation;
 use super::marks::{Marked, mark};
 use super::{ChatTemplate, RenderFault};
 
-/// Bytes rendered after which a conversation is given up.
+/// The search in a conversation is given up after this many rendered bytes.
 const MOST_RENDERED: u64 = 1 << 30;
 
 /// Renders one conversation many times, and counts the bytes.
@@ -40,7 +40,7 @@ impl<'a> Renderings<'a> {
         self.counted(self.template.run(self.conversation, picked, prompt)?.text)
     }
 
-    /// The same with the places of contents; none where the template refuses marked contents.
+    /// The same with the places of contents; `None` if the template refuses marked contents.
     pub(super) fn marked(&self, messages: &[usize], turns: usize, prompt: bool) -> Option<Marked> {
         let picked = self.conversation.picked_with(messages, turns, mark);
         let text = self.template.run(self.conversation, picked, prompt).ok()?.text;
@@ -59,7 +59,7 @@ impl<'a> Renderings<'a> {
         end.is_some_and(|(_, token)| !token.is_empty() && text.contains(token.as_str()))
     }
 
-    /// Whether the template may write something behind the last turn that it does not write behind others.
+    /// Whether the template may write something after the last turn that it does not write after others.
     pub(super) fn may_close(&self) -> bool {
         self.template.may_close()
     }

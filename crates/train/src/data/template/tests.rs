@@ -129,7 +129,7 @@ fn arguments_in_json_text_serve_templates_that_print_them_and_templates_that_loo
         show(&text, "{{ a }}{{ '<' + a }}{{ a is string }}"),
         r#"{"b":1,"a":"x"}<{"b":1,"a":"x"}True"#
     );
-    // As what they hold, where it looks inside.
+    // As the parsed value, for a template that looks inside.
     let inside = "{{ a | tojson }}{% for k, v in a.items() %}{{ k }}={{ v }}{% endfor %}{% for k in a %}{{ k }}{% endfor %}\
                   {{ a.b + 1 }}{{ a['a'] }}{{ a is mapping }}{{ 'b' in a }}{{ a | length }}{{ (a | dictsort)[0] }}";
     assert_eq!(show(&text, inside), show(&object, inside));

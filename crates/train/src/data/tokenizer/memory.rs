@@ -1,5 +1,5 @@
-//! Bytes that a tokenizer holds for each byte of a text that it is given at once: the measurement behind the factors in
-//! `room.rs`. Each case runs in a process of its own, because freed memory stays with a process.
+//! Bytes that a tokenizer holds for each byte of text encoded at once: the measurement behind the factors in `room.rs`.
+//! Each case runs in a process of its own, because a process keeps freed memory.
 //!
 //! ```console
 //! $ cargo test -p plimsoll-train --lib bytes_of_a_tokenizer -- --ignored --nocapture

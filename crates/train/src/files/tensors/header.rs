@@ -1,7 +1,7 @@
 //! The header of a safetensors file, read entry by entry: memory holds only the resulting tensors.
 //!
-//! Files that would make a parser hold more than their length deserves are refused: names that come twice (other readers
-//! take the first or the last, so what one has checked another may not load), more extents than any tensor has, more
+//! Files that would make a parser hold more than their length warrants are refused: repeated names (readers differ in
+//! taking the first or the last, so one may load what another has not checked), more extents than any tensor has, more
 //! tensors than any model has.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const MOST_EXTENTS: usize = 16;
 /// Tensors and metadata by name.
 pub(super) type Header = (BTreeMap<String, StoredTensor>, BTreeMap<String, String>);
 
-/// Reads the JSON and checks it against the `room` bytes behind it, which start at byte `begin`.
+/// Reads the JSON and checks it against the `room` bytes of data after it, which start at byte `begin`.
 pub(super) fn parse(text: impl Read, begin: u64, room: u64) -> Result<Header, String> {
     let mut json = serde_json::Deserializer::from_reader(text);
     let mut wrong = None;
@@ -34,7 +34,7 @@ pub(super) fn parse(text: impl Read, begin: u64, room: u64) -> Result<Header, St
     Ok((tensors, metadata))
 }
 
-/// All entries of a header. A fault is kept aside, because the parser would add a line and a column to it.
+/// All entries of a header. A fault is stored here, because the parser would add a line and a column to it.
 struct Entries<'a> {
     begin: u64,
     room: u64,
@@ -81,7 +81,7 @@ impl<'de> Visitor<'de> for Entries<'_> {
     }
 }
 
-/// One tensor as the header has it.
+/// One tensor, as in the header.
 #[derive(Deserialize)]
 struct Entry {
     dtype: Dtype,
@@ -111,7 +111,7 @@ impl Entry {
     }
 }
 
-/// A shape of no more extents than there can be.
+/// A shape with a bounded number of extents.
 struct Extents(Vec<usize>);
 
 impl<'de> Deserialize<'de> for Extents {

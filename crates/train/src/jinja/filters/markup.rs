@@ -1,7 +1,7 @@
 //! `striptags` and `urlize`: HTML taken out of a text, and links put into it.
 //!
-//! Of the named characters of HTML those of Latin-1 are known, which are the ones that may stand without a semicolon. A
-//! text with another name is refused rather than rendered differently.
+//! Named HTML entities are known for Latin-1 only; HTML allows these without a semicolon. A text with another named
+//! entity is refused, since it would render differently from Python.
 
 use super::super::calls::Given;
 use super::super::characters::is_space;
@@ -139,7 +139,7 @@ impl Link {
             if opened <= rest[..middle].matches(close).count() {
                 continue;
             }
-            // A bracket that the address opens belongs to it.
+            // A closing bracket that matches one in the address belongs to the address.
             for _ in 0..opened.min(rest[middle..].matches(close).count()) {
                 middle += rest[middle..].find(close).map_or(0, |at| at + close.len());
             }

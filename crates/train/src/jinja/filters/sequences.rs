@@ -1,4 +1,4 @@
-//! Filters on lists, dictionaries and whatever else has items.
+//! Filters on lists, dictionaries and other iterables.
 
 use std::cmp::Ordering;
 

@@ -123,7 +123,7 @@ impl<'a> Chunks<'a> {
     }
 }
 
-/// Characters of a word that is too long for a line which go on this one: up to a hyphen where there is one.
+/// How many characters of a word too long for a line go on this line: up to a hyphen if there is one.
 fn cut(word: &[char], room: usize, break_hyphens: bool) -> usize {
     let hyphen = word[..room.min(word.len())].iter().rposition(|&c| c == '-');
     match hyphen {

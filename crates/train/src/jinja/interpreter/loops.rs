@@ -1,7 +1,7 @@
 //! `for`, and the variable `loop`.
 //!
-//! Items are taken one at a time, because a loop's condition may ask for what its body has changed; `loop.last` and its
-//! kin take one ahead.
+//! Items are taken one at a time, because a loop's condition may depend on what its body has changed; `loop.last` and
+//! similar names take one item ahead.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -130,7 +130,7 @@ impl<'a> Run<'a> {
         Ok(ahead)
     }
 
-    /// The items that are left of a loop, which are then gone from it.
+    /// Takes the remaining items out of a loop.
     pub(in crate::jinja) fn rest_of_loop(&mut self, id: u64) -> Answer<Vec<Value>> {
         let mut rest = Vec::new();
         while let Some(item) = self.take(id)? {

@@ -1,8 +1,8 @@
 //! Statements, scopes and output.
 //!
-//! A scope is what one loop iteration, macro call or block can assign to; a name is looked up from the innermost scope
-//! outwards, then among the template's variables, then among the functions every template has. Macros see the scope they
-//! were defined in, as it is when they are called.
+//! A scope holds the names that one loop iteration, macro call or block can assign. A name is looked up from the
+//! innermost scope outwards, then among the template's variables, then among the built-in functions. Macros see the
+//! scope they were defined in, as it is when they are called.
 
 pub(in crate::jinja) mod loops;
 
@@ -18,11 +18,12 @@ use super::value::dict::Dict;
 use super::value::{Function, Items, Macro, Missing, Scope, Text, Value};
 use loops::Active;
 
-/// Stand in captured text where an answer begins and ends; the last two characters there are, which mean nothing.
+/// Mark the beginning and the end of an answer in captured text; they are the last two code points of Unicode, which
+/// mean nothing.
 const BEGINS: char = '\u{10fffe}';
 const ENDS: char = '\u{10ffff}';
 
-/// Evaluations inside each other. A level of the template takes a few of them, and each takes some stack.
+/// Limit on nested evaluations. A level of the template takes a few of them, and each takes some stack.
 const MOST_DEEP: usize = 384;
 /// Bytes charged for a scope that a macro keeps alive, and for a namespace.
 const KEPT: usize = 256;
@@ -46,7 +47,7 @@ pub(in crate::jinja) struct Run<'a> {
     pub(in crate::jinja) next_loop: u64,
     /// Scopes that macros keep: they are emptied at the end, since a scope that holds its macro would never be dropped.
     kept: Vec<Rc<Scope>>,
-    /// The texts being written; the last is written to, and all but the first are captured.
+    /// The texts being written; output goes to the last, and all but the first are captured.
     out: Vec<Pen>,
     marked: Vec<Range<usize>>,
     deep: usize,
@@ -229,7 +230,7 @@ impl<'a> Run<'a> {
         let name = &self.program.names[name as usize];
         match function_called(name) {
             Some(function) => Value::Function(function),
-            // The template itself, whose named blocks could be called; nobody does.
+            // The template itself, through which named blocks could be called; no template does.
             None if &**name == "self" => Value::Dict(Rc::default()),
             None => Value::Undefined(Missing::Variable(Arc::clone(name))),
         }
@@ -298,7 +299,7 @@ impl<'a> Run<'a> {
         Ok(Value::Dict(Dict::made(pairs, &self.meter)?))
     }
 
-    /// A text that is no longer than what it was made of.
+    /// A text that is no longer than the texts it was made of.
     pub(in crate::jinja) fn text(&self, text: String) -> Answer<Value> {
         Ok(Value::Text(Text::made(text, &self.meter)?))
     }
@@ -307,7 +308,8 @@ impl<'a> Run<'a> {
 impl Drop for Run<'_> {
     fn drop(&mut self) {
         for scope in &self.kept {
-            // One after the other, while all are still held: a chain of scopes is never dropped from one end.
+            // One after the other, while all are still held, so that a chain of scopes is never dropped recursively
+            // from one end.
             let assigned = scope.assigned.try_borrow_mut().map(|mut assigned| std::mem::take(&mut *assigned));
             drop(assigned);
         }
@@ -329,7 +331,7 @@ pub(in crate::jinja) fn function_called(name: &str) -> Option<Function> {
     })
 }
 
-/// Takes marks out of captured text that was printed, and joins them with those of the output itself.
+/// Takes marks out of captured text that was printed, and merges them with those of the output itself.
 fn without_marks(marked: String, ranges: Vec<Range<usize>>) -> Rendering {
     if !marked.contains([BEGINS, ENDS]) {
         return Rendering { text: marked, marked: ranges };

@@ -289,7 +289,7 @@ fn stripped<'t>(text: &'t str, name: &str, characters: Option<&str>) -> &'t str 
     if name == "lstrip" { text } else { text.trim_end_matches(strips) }
 }
 
-/// Words between white space, at most so many splits.
+/// Words between white space, with at most this many splits.
 fn words(text: &str, most: usize, from_left: bool) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = text.trim_matches(is_space);

@@ -8,7 +8,7 @@ use super::super::fault::{Answer, Fault};
 use super::super::meter::{Charge, Meter};
 use super::{Value, check_depth, depth_of};
 
-/// Keys from which on looking through all of them is slower than an index.
+/// From this many keys on, an index is faster than a linear search.
 const FEW: usize = 12;
 
 #[derive(Debug, Default)]

@@ -1,8 +1,8 @@
 //! Values as Python has them, and what all of them can do: truth, equality, order, length.
 //!
 //! Lists and dictionaries never change (the sandbox of transformers forbids it), so they are shared. Namespaces do
-//! change and live in the interpreter, where a value names them by number: circles of them cannot leak or recurse.
-//! A list knows how deep it nests, and the interpreter refuses to go deeper than its stack allows.
+//! change and live in the interpreter, where a value refers to them by number: cycles of them cannot leak or recurse. A
+//! list knows how deep it nests, and the interpreter refuses to go deeper than its stack allows.
 
 pub(in crate::jinja) mod dict;
 pub(in crate::jinja) mod numbers;
@@ -112,7 +112,7 @@ pub(crate) enum Function {
     Namespace,
     Cycler,
     Joiner,
-    /// Is there, and refuses to be called.
+    /// Exists as in Jinja2, but every call is refused.
     Lipsum,
     RaiseException,
     StrftimeNow,
@@ -169,7 +169,7 @@ impl From<Pen> for Text {
 }
 
 impl Text {
-    /// A text that was made whole, charged behind the fact: for texts no longer than what they were made of.
+    /// A text that already exists, charged afterwards: for texts no longer than those they were made of.
     pub(in crate::jinja) fn made(text: String, meter: &Rc<Meter>) -> Answer<Text> {
         meter.pass(text.len())?;
         let charge = meter.hold(text.len() + PER_TEXT)?;
@@ -266,7 +266,7 @@ impl Value {
         self.field(name)?.as_text()
     }
 
-    /// A dictionary that came with the data, with another value for an entry it has; other values are themselves.
+    /// A dictionary from the data, with the value of an existing entry replaced; other values are returned unchanged.
     pub(crate) fn with_field(&self, name: &str, value: Value) -> Value {
         let Value::Dict(dict) = self else { return self.clone() };
         let other = |(key, old): &(Value, Value)| {
@@ -310,7 +310,7 @@ impl Value {
         }
     }
 
-    /// The value that a text of JSON holds; other values are themselves.
+    /// The value inside a JSON text; other values are returned unchanged.
     pub(in crate::jinja) fn inside(&self) -> &Value {
         match self {
             Value::Json(json) => &json.inside,
@@ -381,7 +381,7 @@ impl Value {
         })
     }
 
-    /// Whether they are the same object, as far as values tell.
+    /// Whether they are the same object, as far as values can tell.
     pub(in crate::jinja) fn is_same(&self, other: &Value) -> bool {
         match (self, other) {
             (Value::None, Value::None) => true,

@@ -24,7 +24,7 @@ pub(in crate::jinja) fn float(value: &Value) -> Option<f64> {
     }
 }
 
-/// The order of two numbers; `None` when one of the values is none.
+/// The order of two numbers; `None` if one of the values is no number.
 #[allow(clippy::option_option, reason = "no numbers, and numbers without an order, are different answers")]
 pub(in crate::jinja) fn compare(a: &Value, b: &Value) -> Option<Option<Ordering>> {
     if let (Some(a), Some(b)) = (whole(a), whole(b)) {

@@ -6,7 +6,7 @@
 //! length (8) | masked crc32c of length (4) | event (length) | masked crc32c of event (4)      little-endian
 //! ```
 //!
-//! Absent: fields that no event of ours has. A reader passes over them.
+//! Absent: fields that no event of ours has. A reader skips them.
 
 use std::io::{self, Read};
 
@@ -27,12 +27,12 @@ pub(super) fn framed(event: &[u8]) -> Vec<u8> {
     record
 }
 
-/// A checksum of bytes that hold checksums is weak, so the format turns and shifts them.
+/// A checksum of bytes that contain checksums is weak, so the format rotates and shifts them.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// One look at the next record of a file.
+/// The next record of a file, if there is one.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// An event.
@@ -60,12 +60,12 @@ pub(super) fn next(file: &mut impl Read) -> io::Result<Next> {
     Ok(if whole { Next::Event(event) } else { Next::Foreign })
 }
 
-/// The bytes of a record with an event of so many.
+/// The length of the record of an event.
 pub(super) fn framed_length(event: &[u8]) -> u64 {
     (event.len() + HEAD + TAIL) as u64
 }
 
-/// Exactly `count` bytes, or nothing where the file ends before.
+/// Exactly `count` bytes, or nothing if the file ends before.
 fn bytes(file: &mut impl Read, count: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; count];
     match file.read_exact(&mut bytes) {

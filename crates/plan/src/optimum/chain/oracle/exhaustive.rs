@@ -1,10 +1,9 @@
 //! The table against trying everything, on thousands of small chains.
 //!
-//! Two judges that know nothing of the recurrence. The first lists all persistent plans (a tree: each
-//! layer by an option, or several layers dropped together and treated again inside) and runs each on a
-//! machine that counts bytes step by step: the table must find the best of them. The second searches all
-//! schedules, persistent or not (forward passes in any order, any number of times, values dropped at any
-//! time): the table must never be better.
+//! Two judges that know nothing of the recurrence. The first lists all persistent plans (a tree: each layer by an
+//! option, or several layers dropped together and treated again inside) and runs each on a machine that counts bytes
+//! step by step; the table must find the best of them. The second searches all schedules, persistent or not (forward
+//! passes in any order, any number of times, values dropped at any time); the table must never be better.
 
 #![allow(clippy::float_cmp, reason = "times are small whole numbers")]
 
@@ -101,8 +100,8 @@ fn length(parts: &[Part]) -> usize {
     parts.iter().map(one).sum()
 }
 
-/// All plans of `layers` layers; inside a dropped segment the last layer comes back without a forward pass
-/// of its own.
+/// All plans of `layers` layers; inside a dropped segment the last layer is recomputed without a forward pass of its
+/// own.
 fn all_plans(layers: usize, options: &[LayerOption], inside: bool) -> Vec<Vec<Part>> {
     if inside && layers == 1 {
         return vec![vec![Part::Layer(0)]];
@@ -153,7 +152,7 @@ impl Machine<'_> {
         self.peak = self.peak.max(self.live + bytes);
     }
 
-    /// The first forward pass: what is pinned stays from here on.
+    /// The first forward pass: pinned values stay from here on.
     fn forward(&mut self, part: &Part) {
         let options = &self.instance.options;
         match part {
@@ -177,7 +176,7 @@ impl Machine<'_> {
         }
     }
 
-    /// A forward pass inside a segment: what is pinned is there.
+    /// A forward pass inside a segment: pinned values already exist.
     fn forward_again(&mut self, part: &Part) {
         let options = &self.instance.options;
         match part {
@@ -200,7 +199,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The gradient that comes in is part of each backward peak, and stands beside each forward pass.
+    /// The incoming gradient is part of each backward peak, and is alive beside each forward pass.
     fn backward(&mut self, part: &Part) {
         let options = &self.instance.options;
         match part {
@@ -282,7 +281,7 @@ fn the_table_is_the_best_persistent_plan_at_every_budget_also_where_layers_make_
     }
 }
 
-/// Where a schedule stands: per layer whether its output is there, and the option whose values are.
+/// The state of a schedule: for each layer whether its output is resident, and the option whose values are resident.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct State {
     output: Vec<bool>,

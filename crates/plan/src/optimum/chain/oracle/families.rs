@@ -1,7 +1,7 @@
-//! The planner on real models over fine grids of budgets: what it promises is what comes out.
+//! The planner on real models over fine grids of budgets: its predictions equal the results.
 //!
-//! For each model the table's answer is turned into a plan, and the plan's own account (its actions' time, its
-//! buffers' lifetimes) must agree with what the table predicted and was allowed.
+//! For each model the table's answer is turned into a plan. The plan's own account (its actions' time, its buffers'
+//! lifetimes) must agree with the table's prediction and budget.
 
 use std::time::Instant;
 
@@ -87,7 +87,7 @@ fn grid(planner: &ChainOptimum, count: usize) -> Vec<u64> {
     (0..count - 1).map(at).chain([most]).collect()
 }
 
-/// Holds the plans of one model to what the table says, over `count` budgets.
+/// Compares the plans of one model with the table's figures, over `count` budgets.
 fn check(name: &str, program: &Program, count: usize) {
     let part = &program.train;
     let start = Instant::now();
@@ -133,7 +133,7 @@ fn check(name: &str, program: &Program, count: usize) {
 
 #[test]
 fn plans_of_small_presets_take_the_time_and_at_most_the_bytes_that_the_table_said() {
-    // Table and plan for the same bytes; whole searches over all presets are with the crate that trains them.
+    // Table and plan for the same bytes; whole searches over all presets are tested in the crate that trains them.
     for (name, count) in
         [("tiny", 60), ("s", 30), ("m", 15), ("gpt2", 8), ("bert-base", 8), ("qwen3-0.6b", 8)]
     {
@@ -197,8 +197,8 @@ fn layers_of_several_kinds_are_planned_by_the_table_too() {
     );
 }
 
-/// Residual layers behind an embedding, each scaled by the scores of two of eight experts, whose choice is made once; each
-/// layer adds two losses to that of the head.
+/// Residual layers after an embedding. Each is scaled by the scores of two of eight experts, which are chosen once, and
+/// adds two losses to that of the head.
 fn routed(layers: usize) -> Program {
     const ROWS: usize = 64;
     const WIDTH: usize = 32;
@@ -250,7 +250,7 @@ fn a_choice_inside_a_layer_is_priced_as_kept_and_layers_that_add_losses_stay_a_c
     assert!(graph.nodes().iter().all(|node| !matches!(node.op, Op::HeadLoss(_))), "the head stays fused");
     assert_eq!(Chain::find(graph).unwrap().layers.len(), 6);
     let planner = ChainOptimum::new(graph, &program.train.facts, Scratch::Best, TransientBytes::MAX).unwrap();
-    // 64 rows of two weights and two indices, and of those the indices that the backward pass reads.
+    // 64 rows of two weights and two indices; of these, the indices that the backward pass reads.
     let pinned = 2 * 64 * 2 * 4;
     assert_eq!(planner.options.pinned_bytes, pinned);
     assert!(
@@ -313,7 +313,7 @@ fn models_of_32_and_80_layers_are_planned_in_well_under_a_second() {
     for (name, limit) in [("llama-3.1-8b", 0.3), ("llama-3.1-70b", 0.8)] {
         let program = program(&Preset::from_name(name).unwrap().model, 1, 4096);
         let part = &program.train;
-        // The fastest of three: what else the machine does is not the planner's time.
+        // The fastest of three, since other work of the machine is not the planner's time.
         let seconds = (0..3).map(|_| {
             let start = Instant::now();
             let planner =

@@ -1,8 +1,8 @@
 //! The formula of the literature for a layer with plain attention: `s·b·h·(34 + 5·a·s/h)` bytes are kept,
 //! `2·s·b·h` with full recompute.
 //!
-//! The layer is written down as its authors counted it (16-bit values, dropout masks of one byte, nothing
-//! fused), and what is kept is asked of the labels that our options are made of.
+//! The layer is written down as its authors counted it (16-bit values, dropout masks of one byte, nothing fused). The
+//! labels that our options are made of decide what is kept.
 
 use crate::remat::{LabelLimits, LabelOp, frontier};
 
@@ -20,7 +20,7 @@ impl Layer {
     fn ops(self) -> (Vec<LabelOp>, Vec<usize>) {
         let whole = 2 * self.tokens * self.width;
         let scores = 2 * self.heads * self.sequence * self.tokens;
-        // Name, what it reads, bytes, whether its result is read in the backward pass.
+        // Name, operands, bytes, whether its result is read in the backward pass.
         let table: [(&str, &[&str], u64, bool); 20] = [
             ("norm 1", &[], whole, true),
             ("q", &["norm 1"], whole, true),
@@ -71,7 +71,7 @@ fn a_layer_with_plain_attention_keeps_what_the_published_formula_says() {
         let (ops, demanded) = layer.ops();
         let labels = frontier(&ops, &demanded, &LabelLimits::NONE);
         let nothing_recomputed = labels.iter().find(|label| label.time == 0.0).unwrap();
-        // The input of a layer is what the layer before it keeps as its output.
+        // The input of a layer is counted as the output of the layer before it.
         assert_eq!(nothing_recomputed.bytes + input, layer.published());
         let everything_recomputed = labels.iter().min_by_key(|label| label.bytes).unwrap();
         assert_eq!(everything_recomputed.bytes + input, 2 * layer.tokens * layer.width);

@@ -1,9 +1,8 @@
 //! The study's own figures: its op table and cost model through our options, table and bound.
 //!
-//! A block of a Llama-shaped model is written down as the study did (forward operations with bytes and
-//! costs, backward operations with what they need and the gradients alive), in bytes and seconds a token.
-//! Nothing here touches a graph: what is tested is the method, against numbers that somebody else's
-//! program produced.
+//! A block of a Llama-shaped model is written down as in the study (forward operations with bytes and costs, backward
+//! operations with their inputs and the gradients alive), in bytes and seconds a token. Nothing here touches a graph:
+//! the method is tested against numbers that another program produced.
 
 use std::time::Instant;
 
@@ -238,7 +237,7 @@ const PUBLISHED_8B: [f64; 14] =
     [0.17, 0.48, 0.83, 3.38, 7.00, 10.63, 14.25, 18.05, 20.02, 22.72, 24.82, 28.72, 37.7, 59.5];
 const PUBLISHED_70B: [f64; 8] = [0.12, 0.29, 0.49, 2.65, 6.69, 10.73, 14.77, 18.81];
 
-/// Fills a table for `shape`, prints it beside the published one, and holds it to the limits.
+/// Fills a table for `shape`, prints it beside the published one, and checks the limits.
 fn compare(shape: &Shape, published: &[f64]) {
     let block = shape.block();
     let plan = || {
@@ -252,7 +251,7 @@ fn compare(shape: &Shape, published: &[f64]) {
             Table::fill(&options, shape.layers, Turn { peak, seconds: cost }, whole, 40_000, u64::MAX);
         (start.elapsed().as_secs_f64(), options, whole, table)
     };
-    // The fastest of three: what else the machine does is not the planner's time.
+    // The fastest of three, since other work of the machine is not the planner's time.
     let tries = [plan(), plan(), plan()];
     let took = tries.iter().map(|(seconds, ..)| *seconds).fold(f64::INFINITY, f64::min);
     let [(_, options, whole, table), ..] = tries;

@@ -43,7 +43,7 @@ const ALL: [Mutation; 13] = [
     Mutation::OtherAhead,
 ];
 
-/// The places of actions that `is` says yes to.
+/// The places of the actions that `is` selects.
 fn places(schedule: &Schedule, is: impl Fn(&Action) -> bool) -> Vec<usize> {
     (0..schedule.actions.len()).filter(|&at| is(&schedule.actions[at])).collect()
 }
@@ -56,7 +56,7 @@ fn starts_next(action: &Action) -> bool {
     matches!(action, Action::StartNext { .. })
 }
 
-/// Two neighbours of one lane among the actions that `of` gives a copy for, none of them the same copy.
+/// Two neighbouring actions of one lane, among those that `of` gives a copy for, with different copies.
 fn neighbours(schedule: &Schedule, of: fn(&Action) -> Option<usize>, pick: usize) -> Option<(usize, usize)> {
     let lane = |at: &usize| of(&schedule.actions[*at]).map(|copy| schedule.copies[copy].lane);
     let listed = places(schedule, |action| of(action).is_some());
@@ -84,7 +84,7 @@ fn pick_of(listed: &[usize], pick: usize) -> Option<usize> {
 }
 
 impl Mutation {
-    /// Alters a schedule; none where it has no place for it.
+    /// Alters a schedule; `None` if it has no place for the mutation.
     fn apply(self, schedule: &mut Schedule, pick: usize) -> Option<()> {
         match self {
             Mutation::MissingWait => {
@@ -115,7 +115,7 @@ impl Mutation {
                 schedule.actions.swap(first, second);
             }
             Mutation::StartsSwapped => self.swap_starts(schedule, pick)?,
-            // Its bytes are somebody's up to the action before, or the lane is another's.
+            // Its bytes are in use up to the action before, or its lane is.
             Mutation::EarlierAhead => {
                 let ahead = places(schedule, starts_next);
                 let first = *ahead.first()?;

@@ -1,4 +1,5 @@
-//! Conversations whose columns hold JSON as text or nulls of a table, how samples are counted, and what is shown of them.
+//! Conversations whose columns hold JSON text or a table's nulls, the counting of samples, and the samples shown before
+//! a run.
 
 use super::*;
 use crate::data::{Counts, Shown, shown};

@@ -1,4 +1,4 @@
-//! Data that cannot be learned from: every refusal names the file, the line and what is wrong.
+//! Data that cannot be learned from: every refusal names the file, the line and the fault.
 
 use super::*;
 
@@ -57,7 +57,7 @@ fn what_holds_for_all_samples_is_said_once_and_cannot_be_skipped() {
     let path = lines(&folder, "d.jsonl", &[chat]);
     let lenient = DataSpec { skip_bad_lines: true, ..spec(&folder, &path, 8) };
     assert_eq!(open(&lenient, &Tokenizer::bytes()).unwrap_err(), DataError::NoTemplate);
-    // A filter that nobody has is a fault of the template, even where only some conversations reach it.
+    // An unknown filter is a fault of the template, even if only some conversations reach it.
     let template =
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content | nope }}{% endif %}{% endfor %}";
     let nope = open(&lenient, &tokenizer("chatml").with_template(template).unwrap()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Which parts of a rendering are answers: for templates that write turn by turn and for those that do not.
+//! Finding answers in a rendering, for templates that write turn by turn and for those that do not.
 
 use super::*;
 
@@ -134,7 +134,7 @@ fn an_end_behind_the_last_turn_alone_belongs_to_the_last_answer() {
         shown(&template, &chat(&["a", "b", "c", "d"]), 0).unwrap(),
         "<|user|>\na<|end|>\n<|assistant|>\n[[b<|end|>\n]]<|user|>\nc<|end|>\n<|assistant|>\n[[d<|end|>\n<|endoftext|>]]"
     );
-    // The same where thoughts of earlier answers are dropped besides.
+    // The same, where the thoughts of earlier answers are dropped too.
     let template = compiled(STYLES[5]);
     assert_eq!(
         shown(&template, &chat(&["a", "<think>x</think>b", "c", "<think>y</think>d"]), 0).unwrap(),
@@ -176,7 +176,7 @@ fn a_prompt_that_the_whole_lacks_leaves_the_content_whole() {
         shown(&template, &chat(&["a", "<b>", "c", "<think>d"]), 0).unwrap(),
         "<user>a</end><assistant>[[<b></end>]]<user>c</end><assistant><think>[[d</end>]]"
     );
-    // An answer that opens the conversation begins with its content, wherever else the same words stand.
+    // An answer that opens the conversation begins with its content, even if the same words occur elsewhere.
     let template = compiled("b is said. {% for m in messages %}<{{ m.role }}>{{ m.content }}|{% endfor %}");
     let opens = [json!({"role": "assistant", "content": "b"}), json!({"role": "user", "content": "c"})];
     assert_eq!(shown(&template, &opens, 0).unwrap(), "b is said. <assistant>[[b|]]<user>c|");
