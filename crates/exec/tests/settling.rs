@@ -128,7 +128,9 @@ fn passes_that_were_not_expected_change_no_bit() {
     let choice = streaming();
     let moments = |roles: &[Role]| {
         let mut engine = Engine::new(Box::new(device()), &choice.program, &choice.plan, 1).unwrap();
-        roles.iter().for_each(|&role| pass(&mut engine, role).unwrap());
+        for &role in roles {
+            pass(&mut engine, role).unwrap();
+        }
         let state = |name: &str| {
             let mut values = vec![0.0; streaming::WIDTH * streaming::WIDTH];
             engine.read_state(name, 0, &mut values).unwrap();

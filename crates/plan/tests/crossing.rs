@@ -183,7 +183,7 @@ fn nobody_settles_what_no_schedule_leaves_open() {
 #[test]
 fn only_state_on_its_way_home_may_be_left_open() {
     let graph = graph();
-    let fetched = vec![Action::Start { copy: IN }, Action::Wait { copy: IN }, run(1, G, STAY, 1)];
+    let fetched = [Action::Start { copy: IN }, Action::Wait { copy: IN }, run(1, G, STAY, 1)];
     let judged = |copy: Copy, actions: Vec<Action>| {
         let mut update = update(&graph, actions);
         update.copies.push(copy);

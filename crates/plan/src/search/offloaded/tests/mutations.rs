@@ -114,7 +114,7 @@ impl Mutation {
                 let (first, second) = neighbours(schedule, waited, pick)?;
                 schedule.actions.swap(first, second);
             }
-            Mutation::StartsSwapped => self.swap_starts(schedule, pick)?,
+            Mutation::StartsSwapped => swap_starts(schedule, pick)?,
             // Its bytes are in use up to the action before, or its lane is.
             Mutation::EarlierAhead => {
                 let ahead = places(schedule, starts_next);
@@ -135,16 +135,6 @@ impl Mutation {
         Some(())
     }
 
-    /// Two transfers of one lane in the wrong order: those behind are waited for first.
-    fn swap_starts(self, schedule: &mut Schedule, pick: usize) -> Option<()> {
-        let closed = |action: &Action| if let Action::Start { copy } = action { Some(*copy) } else { None };
-        let (first, second) = neighbours(schedule, closed, pick)?;
-        let open = open(schedule);
-        let is_open = |at: usize| closed(&schedule.actions[at]).is_some_and(|copy| open.contains(&copy));
-        // Of two that stay open, either may be first.
-        (!is_open(first) && !is_open(second)).then(|| schedule.actions.swap(first, second))
-    }
-
     /// Alters a transfer that is left open.
     fn apply_to_open(self, schedule: &mut Schedule, pick: usize) -> Option<()> {
         let copy = pick_of(&open(schedule), pick)?;
@@ -163,6 +153,16 @@ impl Mutation {
         }
         Some(())
     }
+}
+
+/// Two transfers of one lane in the wrong order: those behind are waited for first.
+fn swap_starts(schedule: &mut Schedule, pick: usize) -> Option<()> {
+    let closed = |action: &Action| if let Action::Start { copy } = action { Some(*copy) } else { None };
+    let (first, second) = neighbours(schedule, closed, pick)?;
+    let open = open(schedule);
+    let is_open = |at: usize| closed(&schedule.actions[at]).is_some_and(|copy| open.contains(&copy));
+    // Of two that stay open, either may be first.
+    (!is_open(first) && !is_open(second)).then(|| schedule.actions.swap(first, second))
 }
 
 /// Plans of `tiny` in which state goes home across schedules: with and without updates inside the backward pass.
