@@ -34,7 +34,7 @@ fn an_unknown_preset_lists_the_known_ones() {
     refused(
         "plan --model xl",
         2,
-        "error: no model is called `xl`; known are tiny, s, m, llama-3.2-1b, llama-3.1-8b, llama-3.1-70b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, gpt2, gpt2-xl, bert-base; nor is there a folder `xl` with a model in it",
+        "error: no model is called `xl`; known are tiny, s, m, llama-3.2-1b, llama-3.1-8b, llama-3.1-70b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, tiny-moe, s-moe, mixtral-8x7b, qwen1.5-moe-a2.7b, qwen3-30b-a3b, olmoe-1b-7b, gpt2, gpt2-xl, bert-base; nor is there a folder `xl` with a model in it",
     );
 }
 

@@ -123,7 +123,7 @@ fn a_configuration_that_cannot_be_used_is_named_once() {
     home.set("model/config.json", "architectures", json!(["MambaForCausalLM"]));
     refused(
         &home,
-        "model/config.json describes a `MambaForCausalLM`, which cannot be trained here; supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, GPT2LMHeadModel, BertForMaskedLM, BertForSequenceClassification, BertForPreTraining, GPT2Model",
+        "model/config.json describes a `MambaForCausalLM`, which cannot be trained here; supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, GPT2LMHeadModel, BertForMaskedLM, BertForSequenceClassification, BertForPreTraining, GPT2Model",
     );
     home.copy("hf/llama", "model");
     home.set("model/config.json", "hidden_act", json!("tanh"));

@@ -168,7 +168,7 @@ mod tests {
             ),
             (
                 RawConfig { router_aux_loss: Some("micro-batch".into()), ..none() },
-                "state it with --micro-batch",
+                "state it with micro_batch",
             ),
             (RawConfig { router_aux_loss_coef: Some(-1.0), ..none() }, "a number from 0 on, got -1"),
             (RawConfig { router_z_loss_coef: Some(f64::NAN), ..none() }, "a number from 0 on"),

@@ -212,7 +212,7 @@ impl Budget {
     }
 
     /// The same budget with room outside the arena for the plan of `program`, assuming that every layer is recomputed
-    /// once.
+    /// once. Beside a tier a plan has transfers too, about as many as it has runs.
     #[must_use]
     pub fn beside(self, program: &Program) -> Budget {
         // Plans lie in the memory of the process, whatever memory a device has.
@@ -226,7 +226,8 @@ impl Budget {
         let pass = 2 * nodes(train, Phase::Forward) + nodes(train, Phase::Backward);
         let others = [&program.evaluate, &program.generate].into_iter().flatten();
         let others: u64 = others.map(|part| nodes(part, Phase::Forward)).sum();
-        let actions = 2 * pass + nodes(train, Phase::Update) + others;
+        let runs = 2 * pass + nodes(train, Phase::Update) + others;
+        let actions = if train.facts.link.is_some() { 2 * runs } else { runs };
         let bytes = BYTES_PER_ACTION * actions.saturating_sub(ACTIONS_ALLOWED);
         Budget { outside: self.outside + bytes.next_multiple_of(1 << 20), ..self }
     }
