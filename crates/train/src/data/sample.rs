@@ -141,10 +141,11 @@ impl Encoder<'_> {
         fields: &Map<String, Json>,
         ids: &mut Ids<'_>,
     ) -> Result<(), Fault> {
-        let template = self.tokenizer.template().ok_or(DataError::NoTemplate)?;
+        let tools = fields.get("tools");
+        let template = self.tokenizer.template_for(tools)?.ok_or(DataError::NoTemplate)?;
         check_messages(messages)?;
         let more = fields.get("chat_template_kwargs");
-        let conversation = Conversation::new(messages, fields.get("tools"), more)?;
+        let conversation = Conversation::new(messages, tools, more)?;
         let rendered = template.answers(&conversation, from).map_err(|fault| match fault {
             RenderFault::Conversation(why) => {
                 Fault::Sample(format!("the conversation cannot be rendered: {why}"))

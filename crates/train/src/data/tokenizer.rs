@@ -34,6 +34,8 @@ pub struct Tokenizer {
     closing: Vec<i32>,
     special: Special,
     template: Option<ChatTemplate>,
+    /// The template for conversations with tools, where it is another, or the reason why it cannot be used.
+    tool_template: Option<Result<ChatTemplate, DataError>>,
     fingerprint: [u8; 32],
     /// Whether every id is independent of the text beyond the nearest space.
     parts_at_spaces: bool,
@@ -69,6 +71,7 @@ impl Tokenizer {
             closing: Vec::new(),
             special: Special { begin: Some(BEGIN), end: Some(END), pad: Some(PAD), mask: None },
             template: None,
+            tool_template: None,
             fingerprint: Sha256::digest(b"bytes").into(),
             parts_at_spaces: true,
         }
@@ -95,12 +98,16 @@ impl Tokenizer {
             mask: config.id(&inner, "mask_token")?,
         };
         let template = config.template(folder)?;
+        let tool_template = config.tool_template(folder).transpose()?;
         reading::begin(&path);
         let largest = inner.get_vocab(true).into_values().max();
         let mut hash = Sha256::new();
         hash.update(&bytes);
         hash.update(format!("{special:?}"));
         hash.update(template.as_ref().map_or("", ChatTemplate::source));
+        if let Some(Ok(template)) = &tool_template {
+            hash.update(template.source());
+        }
         let parts_at_spaces = parts_at_spaces(&inner);
         Ok(Tokenizer {
             kind: Kind::Trained(Box::new(inner)),
@@ -110,6 +117,7 @@ impl Tokenizer {
             closing,
             special,
             template,
+            tool_template,
             fingerprint: hash.finalize().into(),
             parts_at_spaces,
         })
@@ -164,6 +172,21 @@ impl Tokenizer {
         self.template.as_ref()
     }
 
+    /// The template of a conversation with these tools: of several templates transformers takes the one called `tool_use`
+    /// where there are tools.
+    ///
+    /// # Errors
+    ///
+    /// When there is such a template and it is not where it can be read.
+    pub(super) fn template_for(&self, tools: Option<&Json>) -> Result<Option<&ChatTemplate>, DataError> {
+        match &self.tool_template {
+            Some(template) if tools.is_some_and(|tools| !tools.is_null()) => {
+                template.as_ref().map(Some).map_err(DataError::clone)
+            }
+            _ => Ok(self.template()),
+        }
+    }
+
     /// The same tokenizer with another chat template.
     ///
     /// # Errors
@@ -173,6 +196,7 @@ impl Tokenizer {
         let names = self.special_names();
         let wrong = |why| DataError::Template { path: None, why };
         self.template = Some(ChatTemplate::new(source, names).map_err(wrong)?);
+        self.tool_template = None;
         let mut hash = Sha256::new();
         hash.update(self.fingerprint);
         hash.update(source);
@@ -399,10 +423,32 @@ impl Settings {
         let inside = self.0.iter().map(|file| &file["chat_template"]).find(|value| !value.is_null());
         let inside = || Some((folder.join("tokenizer_config.json"), default_template(inside?)?));
         let Some((path, source)) = file.or_else(inside) else { return Ok(None) };
+        ChatTemplate::of_file(&source, self.special_tokens(), &path).map(Some)
+    }
+
+    /// The template called `tool_use` among several. A file beside `chat_template.jinja` would not come along with the
+    /// trained model, so it is refused, once a conversation needs it.
+    fn tool_template(&self, folder: &Path) -> Option<Result<Result<ChatTemplate, DataError>, DataError>> {
+        let file = folder.join("additional_chat_templates/tool_use.jinja");
+        if file.is_file() {
+            let why = "it is for conversations with tools and lies beside the model's other template; make it the \
+                       chat_template.jinja, or list both under `chat_template` in tokenizer_config.json";
+            return Some(Ok(Err(DataError::Template { path: Some(file), why: why.into() })));
+        }
+        if folder.join("chat_template.jinja").is_file() {
+            return None;
+        }
+        let templates = self.0.iter().find_map(|file| file["chat_template"].as_array())?;
+        let source = templates.iter().find(|entry| entry["name"] == "tool_use")?["template"].as_str()?;
+        let path = folder.join("tokenizer_config.json");
+        Some(ChatTemplate::of_file(source, self.special_tokens(), &path).map(Ok))
+    }
+
+    /// Special tokens under the names that templates know them by.
+    fn special_tokens(&self) -> Vec<(String, String)> {
         let names =
             ["bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token"];
-        let special = names.into_iter().filter_map(|name| Some((name.into(), self.token(name)?.into())));
-        ChatTemplate::of_file(&source, special.collect(), &path).map(Some)
+        names.into_iter().filter_map(|name| Some((name.into(), self.token(name)?.into()))).collect()
     }
 }
 

@@ -147,6 +147,28 @@ fn a_folder_that_is_no_tokenizer_says_what_is_missing_or_broken() {
 }
 
 #[test]
+fn of_several_templates_conversations_with_tools_take_the_one_for_tools() {
+    let folder = Scratch::new();
+    folder.write("tokenizer.json", fs::read(super::tests::folder("chatml/tokenizer.json")).unwrap());
+    let both = json!([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]);
+    folder.write("tokenizer_config.json", json!({"chat_template": both}).to_string());
+    let listed = Tokenizer::open(folder.path()).unwrap();
+    let source = |tools: Option<&Json>| listed.template_for(tools).unwrap().unwrap().source();
+    assert_eq!(source(Some(&json!([{"name": "f"}]))), "tools");
+    assert_eq!((source(None), source(Some(&json!(null)))), ("plain", "plain"));
+    // As transformers has it, a file of its own stands for the whole list.
+    folder.write("chat_template.jinja", "file");
+    let file = Tokenizer::open(folder.path()).unwrap();
+    assert_eq!(file.template_for(Some(&json!([]))).unwrap().unwrap().source(), "file");
+    fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+    folder.write("additional_chat_templates/tool_use.jinja", "tools");
+    let beside = Tokenizer::open(folder.path()).unwrap();
+    assert_eq!(beside.template_for(None).unwrap().unwrap().source(), "file");
+    let said = beside.template_for(Some(&json!([]))).unwrap_err().to_string();
+    assert!(said.contains("tool_use.jinja") && said.contains("make it the chat_template.jinja"), "{said}");
+}
+
+#[test]
 fn a_tokenizer_larger_than_the_embedding_is_refused() {
     let tokenizer = open("chatml");
     assert_eq!(tokenizer.fits(323), Ok(()));
