@@ -1,27 +1,17 @@
 //! A disk that fails in the middle of a step: one error that says so, at once, every time, and no thread that
 //! hangs. The limit on file sizes is the failure, and it holds for the process, so this test has a file of its own.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(unsafe_code, reason = "limits of the process are set by system calls")]
 
-use plimsoll_exec::{CpuDevice, Data, Device, Engine};
+use plimsoll_exec::{Data, Device, Engine};
 use plimsoll_graph::{DType, Graph, Init, differentiate};
-use plimsoll_plan::{Choice, Costed, Link, Program, Request, Role, Searcher, Tier, search};
+use plimsoll_plan::{Choice, Costed, Program, Request, Role, Searcher, search};
+
+#[path = "support/disk.rs"]
+mod disk;
+use disk::{device, limit_files};
 
 const ROWS: usize = 64;
 const WIDTH: usize = 96;
-const DISK: Link = Link {
-    tier: Tier::Disk,
-    room: 1 << 30,
-    block: 4096,
-    out_rate: 1e9,
-    in_rate: 1e9,
-    latency: 0.0,
-    toll: 0.0,
-};
-
-fn device() -> CpuDevice {
-    CpuDevice::new(2).unwrap().with_offload(std::env::temp_dir(), DISK)
-}
 
 fn program() -> Program {
     let mut g = Graph::new();
@@ -44,19 +34,6 @@ fn smallest() -> Choice {
     let request = |budget| Request { global_batch: 1, micro_batch: None, strategy: None, budget, slack: 0.0 };
     let smallest = Searcher::once(|_: usize| Ok(program())).smallest(request(0)).unwrap();
     search(request(smallest.arena_bytes), |_| Ok(program())).unwrap()
-}
-
-/// Lets files of this process grow to `bytes`, and has writes beyond fail instead of ending the process.
-fn limit_files(bytes: libc::rlim_t) {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: ignoring a signal needs no handler, and the struct is ours.
-    let set = unsafe {
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-        libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
-        limit.rlim_cur = bytes.min(limit.rlim_max);
-        libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit)
-    };
-    assert_eq!(set, 0);
 }
 
 #[test]

@@ -2,27 +2,14 @@
 //! gets the error, and no old moment is read as if it were the newest. The limit on file sizes holds for the process, so this
 //! test has a file of its own.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(unsafe_code, reason = "limits of the process are set by system calls")]
 
 use plimsoll_exec::Engine;
 use plimsoll_plan::Role;
 
 #[path = "support/streaming.rs"]
 mod streaming;
-use streaming::{WIDTH, device, pass, streaming};
-
-/// Lets files of this process grow to `bytes`, and has writes beyond fail instead of ending the process.
-fn limit_files(bytes: libc::rlim_t) {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: ignoring a signal needs no handler, and the struct is ours.
-    let set = unsafe {
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-        libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
-        limit.rlim_cur = bytes.min(limit.rlim_max);
-        libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit)
-    };
-    assert_eq!(set, 0);
-}
+use streaming::disk::{device, limit_files};
+use streaming::{WIDTH, pass, streaming};
 
 #[test]
 fn an_open_transfer_that_fails_is_the_error_of_whatever_comes_next() {

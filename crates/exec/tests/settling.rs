@@ -9,7 +9,8 @@ use plimsoll_plan::{Facts, Role, Schedule, Space, Tier};
 
 #[path = "support/streaming.rs"]
 mod streaming;
-use streaming::{device, pass, streaming};
+use streaming::disk::device;
+use streaming::{pass, streaming};
 
 /// The CPU, with a list of what it was asked for.
 #[derive(Debug)]

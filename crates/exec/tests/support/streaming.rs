@@ -1,25 +1,16 @@
 //! A program of one weight whose moments live on a disk: its update leaves their transfers open.
 
-use plimsoll_exec::{CpuDevice, Data, Device, Engine};
+use plimsoll_exec::{Data, Device, Engine};
 use plimsoll_graph::op::{AdamW, Moments, Stored, Weights};
 use plimsoll_graph::{DType, Graph, Init, Op, Phase, StateKind, differentiate, gradient_name};
-use plimsoll_plan::{Action, Choice, Costed, Link, Program, Request, Role, Schedule, Tier, search};
+use plimsoll_plan::{Action, Choice, Costed, Program, Request, Role, Schedule, search};
+
+#[path = "disk.rs"]
+pub(crate) mod disk;
+use disk::device;
 
 pub(crate) const ROWS: usize = 256;
 pub(crate) const WIDTH: usize = 96;
-const DISK: Link = Link {
-    tier: Tier::Disk,
-    room: 1 << 30,
-    block: 4096,
-    out_rate: 1e9,
-    in_rate: 1e9,
-    latency: 0.0,
-    toll: 0.0,
-};
-
-pub(crate) fn device() -> CpuDevice {
-    CpuDevice::new(2).unwrap().with_offload(std::env::temp_dir(), DISK)
-}
 
 fn forward() -> Graph {
     let mut g = Graph::new();

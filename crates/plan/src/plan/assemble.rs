@@ -37,14 +37,10 @@ pub(crate) fn draft(
     scratch: Scratch,
     tiered: Tiered,
 ) -> Result<Draft, StateDiffers> {
-    let residency = Residency::new(program, tiered.away)?;
-    let mut assembly = Assembly::new(order, scratch, tiered, &residency);
-    assembly.add_all(program);
-    if residency.taken > 0 {
-        leave_open(program, &mut assembly.schedules);
-        start_ahead(program, &mut assembly.schedules);
-    }
-    Ok(assembly.finish(program, strategy))
+    drafted(program, order, strategy, scratch, tiered, |schedules| {
+        leave_open(program, schedules);
+        start_ahead(program, schedules);
+    })
 }
 
 /// The same without transfers that cross schedules. The search compares candidates by their times when every schedule
@@ -57,9 +53,24 @@ pub(crate) fn closed_draft(
     scratch: Scratch,
     tiered: Tiered,
 ) -> Result<Draft, StateDiffers> {
+    drafted(program, order, strategy, scratch, tiered, |_| ())
+}
+
+/// A draft whose schedules `cross` lets overlap, where state is away.
+fn drafted(
+    program: &Program,
+    order: &Order,
+    strategy: Strategy,
+    scratch: Scratch,
+    tiered: Tiered,
+    cross: impl FnOnce(&mut BTreeMap<Role, Schedule>),
+) -> Result<Draft, StateDiffers> {
     let residency = Residency::new(program, tiered.away)?;
     let mut assembly = Assembly::new(order, scratch, tiered, &residency);
     assembly.add_all(program);
+    if residency.taken > 0 {
+        cross(&mut assembly.schedules);
+    }
     Ok(assembly.finish(program, strategy))
 }
 

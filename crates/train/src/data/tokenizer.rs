@@ -98,7 +98,7 @@ impl Tokenizer {
             mask: config.id(&inner, "mask_token")?,
         };
         let template = config.template(folder)?;
-        let tool_template = config.tool_template(folder).transpose()?;
+        let tool_template = config.tool_template(folder);
         reading::begin(&path);
         let largest = inner.get_vocab(true).into_values().max();
         let mut hash = Sha256::new();
@@ -428,12 +428,12 @@ impl Settings {
 
     /// The template called `tool_use` among several. A file beside `chat_template.jinja` would not come along with the
     /// trained model, so it is refused, once a conversation needs it.
-    fn tool_template(&self, folder: &Path) -> Option<Result<Result<ChatTemplate, DataError>, DataError>> {
+    fn tool_template(&self, folder: &Path) -> Option<Result<ChatTemplate, DataError>> {
         let file = folder.join("additional_chat_templates/tool_use.jinja");
         if file.is_file() {
             let why = "it is for conversations with tools and lies beside the model's other template; make it the \
                        chat_template.jinja, or list both under `chat_template` in tokenizer_config.json";
-            return Some(Ok(Err(DataError::Template { path: Some(file), why: why.into() })));
+            return Some(Err(DataError::Template { path: Some(file), why: why.into() }));
         }
         if folder.join("chat_template.jinja").is_file() {
             return None;
@@ -441,7 +441,7 @@ impl Settings {
         let templates = self.0.iter().find_map(|file| file["chat_template"].as_array())?;
         let source = templates.iter().find(|entry| entry["name"] == "tool_use")?["template"].as_str()?;
         let path = folder.join("tokenizer_config.json");
-        Some(ChatTemplate::of_file(source, self.special_tokens(), &path).map(Ok))
+        Some(ChatTemplate::of_file(source, self.special_tokens(), &path))
     }
 
     /// Special tokens under the names that templates know them by.
