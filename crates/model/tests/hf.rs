@@ -5,50 +5,17 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 use plimsoll_graph::StateKind;
-use plimsoll_model::hf::{ConfigError, Configuration};
+use plimsoll_model::hf::Configuration;
 use plimsoll_model::{Architecture, Bert, Labels, Llama, Preset, Rope, Stretch};
-use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
+#[path = "support/folders.rs"]
+mod folders;
+use folders::{changed, read, tensors, text};
+
 const FOLDERS: [&str; 8] = ["llama", "llama2", "mistral", "qwen2", "qwen3", "gpt2", "bert", "bert-labels"];
-
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/hf").join(name)
-}
-
-fn text(name: &str) -> String {
-    std::fs::read_to_string(folder(name).join("config.json")).unwrap()
-}
-
-fn read(name: &str) -> Configuration {
-    Architecture::from_config(&text(name)).unwrap()
-}
-
-/// Names and shapes of all tensors of a folder, in however many files.
-fn tensors(name: &str) -> BTreeMap<String, Vec<usize>> {
-    let files = std::fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path());
-    let weights = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with("model");
-    let shapes =
-        files.filter(weights).filter(|path| path.extension().unwrap() == "safetensors").map(|path| {
-            let bytes = std::fs::read(path).unwrap();
-            let tensors = SafeTensors::deserialize(&bytes).unwrap();
-            tensors
-                .tensors()
-                .into_iter()
-                .map(|(name, view)| (name, view.shape().to_vec()))
-                .collect::<Vec<_>>()
-        });
-    shapes.flatten().collect()
-}
-
-fn changed(name: &str, key: &str, value: Value) -> Result<Configuration, ConfigError> {
-    let mut config: Value = serde_json::from_str(&text(name)).unwrap();
-    config[key] = value;
-    Architecture::from_config(&config.to_string())
-}
 
 fn refusal(name: &str, key: &str, value: Value) -> String {
     changed(name, key, value).unwrap_err().to_string()

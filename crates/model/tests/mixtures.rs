@@ -5,27 +5,16 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 use plimsoll_graph::{State, StateKind};
-use plimsoll_model::hf::{ConfigError, Configuration};
 use plimsoll_model::{Architecture, ExpertNames, Llama, Mixture, Preset};
-use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
+#[path = "support/folders.rs"]
+mod folders;
+use folders::{changed, read, tensors, text};
+
 const FOLDERS: [&str; 4] = ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe"];
-
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/hf").join(name)
-}
-
-fn text(name: &str) -> String {
-    std::fs::read_to_string(folder(name).join("config.json")).unwrap()
-}
-
-fn read(name: &str) -> Configuration {
-    Architecture::from_config(&text(name)).unwrap()
-}
 
 fn llama(name: &str) -> Llama {
     match read(name).architecture {
@@ -38,12 +27,6 @@ fn mixture(name: &str) -> Mixture {
     llama(name).mixture.unwrap()
 }
 
-fn changed(name: &str, key: &str, value: Value) -> Result<Configuration, ConfigError> {
-    let mut config: Value = serde_json::from_str(&text(name)).unwrap();
-    config[key] = value;
-    Architecture::from_config(&config.to_string())
-}
-
 #[test]
 fn a_folder_holds_a_tensor_for_each_expert_of_the_model_its_config_describes() {
     for name in FOLDERS {
@@ -54,15 +37,7 @@ fn a_folder_holds_a_tensor_for_each_expert_of_the_model_its_config_describes() {
         let pieces = parameters.flat_map(State::pieces);
         let expected: BTreeMap<String, Vec<usize>> =
             pieces.map(|(_, piece, shape)| (model.stored(piece).name, shape.to_vec())).collect();
-        let mut found = BTreeMap::new();
-        for path in std::fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path()) {
-            let file = path.file_name().unwrap().to_str().unwrap();
-            if file.starts_with("model") && file.ends_with(".safetensors") {
-                let bytes = std::fs::read(&path).unwrap();
-                let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
-                found.extend(tensors.into_iter().map(|(name, view)| (name, view.shape().to_vec())));
-            }
-        }
+        let found = tensors(name);
         assert_eq!(found, expected, "{name}");
     }
 }
