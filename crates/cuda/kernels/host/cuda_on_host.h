@@ -1,7 +1,7 @@
 // CUDA's words for a host compiler, so that kernels can be run and judged without a GPU.
 //
 // A block's threads are fibers of one system thread: each runs until it ends or waits for its block or its warp. Shared
-// memory is static memory, since one block runs at a time. This tests indexing, masks, orders of sums and rounding; it
+// memory is static memory of that thread, since it runs one block at a time. This tests indexing, masks, orders of sums and rounding; it
 // says nothing about races between threads that wait for nothing, nor about speed.
 #pragma once
 
@@ -12,7 +12,7 @@
 #define PLIMSOLL_ON_HOST 1
 #define __device__
 #define __global__ __attribute__((visibility("default")))
-#define __shared__ static
+#define __shared__ static thread_local
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
 
@@ -23,7 +23,7 @@ struct alignas(16) float4 {
     float x, y, z, w;
 };
 
-extern uint3 threadIdx, blockIdx, blockDim, gridDim;
+extern thread_local uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 // Waits for all threads of the block, or of the warp, that have not ended.
 void __syncthreads();

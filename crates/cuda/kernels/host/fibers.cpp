@@ -1,12 +1,16 @@
 // Runs the blocks of a launch one after the other, each with its threads as fibers.
+//
+// A fiber is entered once through its context and lives on: it runs its thread of every block. Switches are jumps,
+// because a switch of contexts asks the system for the signal mask each time. Every system thread has fibers and shared
+// memory of its own, so several launches may run side by side.
 #include "cuda_on_host.h"
 
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <ucontext.h>
-#include <vector>
 
-uint3 threadIdx, blockIdx, blockDim, gridDim;
+thread_local uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace {
 
@@ -15,28 +19,45 @@ const unsigned STACK = 64 * 1024, MOST_THREADS = 1024;
 enum State { RUNNING, AT_BLOCK, AT_WARP, ENDED };
 
 struct Fiber {
-    ucontext_t context;
+    jmp_buf place;
     char* stack = nullptr;
     State state = ENDED;
     unsigned slot = 0; // what this thread offers its warp
 };
 
-Fiber fibers[MOST_THREADS];
-ucontext_t scheduler;
-unsigned current, threads;
-void (*kernel)(void**);
-void** arguments;
-alignas(256) char shared[256 * 1024];
-
-void start() {
-    kernel(arguments);
-    fibers[current].state = ENDED;
-    swapcontext(&fibers[current].context, &scheduler);
-}
+thread_local Fiber fibers[MOST_THREADS];
+thread_local jmp_buf scheduler;
+thread_local unsigned current, threads;
+thread_local void (*kernel)(void**);
+thread_local void** arguments;
+alignas(256) thread_local char shared[256 * 1024];
+thread_local bool shared_is_soiled = false;
 
 void wait(State state) {
     fibers[current].state = state;
-    swapcontext(&fibers[current].context, &scheduler);
+    if (!_setjmp(fibers[current].place)) _longjmp(scheduler, 1);
+}
+
+void run_threads() {
+    for (;;) {
+        kernel(arguments);
+        wait(ENDED);
+    }
+}
+
+// Runs the current fiber until it waits or ends.
+void resume() {
+    Fiber& fiber = fibers[current];
+    if (_setjmp(scheduler)) return;
+    if (fiber.stack) _longjmp(fiber.place, 1);
+    fiber.stack = (char*)std::malloc(STACK);
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack;
+    context.uc_stack.ss_size = STACK;
+    context.uc_link = nullptr;
+    makecontext(&context, run_threads, 0);
+    setcontext(&context);
 }
 
 // Lets go all fibers first … last that wait as `state` says, if every one of them that has not ended does.
@@ -52,25 +73,22 @@ bool release(unsigned first, unsigned last, State state) {
     return any;
 }
 
-void run_block() {
-    for (unsigned i = 0; i < threads; i++) {
-        Fiber& fiber = fibers[i];
-        if (!fiber.stack) fiber.stack = (char*)std::malloc(STACK);
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack;
-        fiber.context.uc_stack.ss_size = STACK;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, start, 0);
-        fiber.state = RUNNING;
-    }
-    // Shared memory holds nothing that a block may rely on.
+// Shared memory holds nothing that a block may rely on.
+void soil_shared() {
+    if (shared_is_soiled) return;
     std::memset(shared, 0xff, sizeof shared);
+    shared_is_soiled = true;
+}
+
+void run_block() {
+    for (unsigned i = 0; i < threads; i++) fibers[i].state = RUNNING;
+    soil_shared();
     for (;;) {
         bool ran = false, left = false;
         for (current = 0; current < threads; current++) {
             if (fibers[current].state != RUNNING) continue;
             threadIdx = {current % blockDim.x, current / blockDim.x, 0};
-            swapcontext(&scheduler, &fibers[current].context);
+            resume();
             ran = true;
         }
         for (unsigned i = 0; i < threads; i++) left |= fibers[i].state != ENDED;
@@ -89,7 +107,10 @@ void run_block() {
 
 void __syncthreads() { wait(AT_BLOCK); }
 void host_sync_warp() { wait(AT_WARP); }
-float* host_dynamic_shared() { return (float*)shared; }
+float* host_dynamic_shared() {
+    shared_is_soiled = false;
+    return (float*)shared;
+}
 
 unsigned host_exchange(unsigned bits, int lane_xor) {
     unsigned self = current;

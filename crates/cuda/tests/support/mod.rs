@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
 use libloading::Library;
-use plimsoll_cuda::kernels::{SOURCES, headers};
+use plimsoll_cuda::kernels::{KernelSource, SOURCES, headers};
 use plimsoll_cuda::lower::{Arg, Check, Launch, Limits, LoweredSchedule, NoLibrary, StreamStep};
 use plimsoll_cuda::{Rates, facts};
 use plimsoll_exec::{Device, ExecError, ScheduleId};
@@ -26,8 +26,6 @@ type Call = unsafe extern "C" fn(*mut *mut c_void);
 pub(crate) struct HostKernels {
     calls: BTreeMap<String, Call>,
     launch: unsafe extern "C" fn(Call, *const u32, *const u32, *mut *mut c_void),
-    /// Blocks share static memory, so one launch runs at a time.
-    turn: Mutex<()>,
     _library: Library,
 }
 
@@ -48,27 +46,37 @@ fn build() -> Option<HostKernels> {
     }
     let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/host");
     let mut objects = vec![compile(folder.path(), &host, &host.join("fibers.cpp"))];
-    for source in SOURCES {
-        let file = folder.path().join(format!("{}.cpp", source.name));
-        fs::write(&file, format!("#include \"cuda_on_host.h\"\n{}", source.text)).unwrap();
-        let names = kernel_names(folder.path(), &host, &file);
-        let rows: Vec<String> = names
-            .iter()
-            .map(|name| format!("    {{\"{name}\", [](void** args) {{ host_call({name}, args); }}}},\n"))
-            .collect();
-        let table = format!(
-            "#include \"cuda_on_host.h\"\n{}\nstatic const HostKernel table[] = {{\n{}    {{nullptr, nullptr}}}};\n\
-             extern \"C\" const HostKernel* kernels_of_{}() {{ return table; }}\n",
-            source.text,
-            rows.concat(),
-            source.name
-        );
-        fs::write(&file, table).unwrap();
-        objects.push(compile(folder.path(), &host, &file));
-    }
+    let (early, late) = SOURCES.split_at(SOURCES.len() / 2);
+    let several = |sources: &[KernelSource]| -> Vec<PathBuf> {
+        sources.iter().map(|source| compile_source(folder.path(), &host, source)).collect()
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| several(late));
+        objects.extend(several(early));
+        objects.extend(other.join().unwrap());
+    });
     let library = folder.path().join("kernels.so");
     run(Command::new("g++").arg("-shared").args(&objects).arg("-o").arg(&library));
     Some(load(&library))
+}
+
+/// A file of kernels, compiled together with a table of their names and addresses.
+fn compile_source(folder: &Path, host: &Path, source: &KernelSource) -> PathBuf {
+    let file = folder.join(format!("{}.cpp", source.name));
+    fs::write(&file, format!("#include \"cuda_on_host.h\"\n{}", source.text)).unwrap();
+    let rows: Vec<String> = kernel_names(folder, host, &file)
+        .iter()
+        .map(|name| format!("    {{\"{name}\", [](void** args) {{ host_call({name}, args); }}}},\n"))
+        .collect();
+    let table = format!(
+        "#include \"cuda_on_host.h\"\n{}\nstatic const HostKernel table[] = {{\n{}    {{nullptr, nullptr}}}};\n\
+         extern \"C\" const HostKernel* kernels_of_{}() {{ return table; }}\n",
+        source.text,
+        rows.concat(),
+        source.name
+    );
+    fs::write(&file, table).unwrap();
+    compile(folder, host, &file)
 }
 
 const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wno-unknown-pragmas", "-x"];
@@ -118,7 +126,7 @@ fn load(path: &Path) -> HostKernels {
             }
         }
         let launch = *library.get(b"host_launch").unwrap();
-        HostKernels { calls, launch, turn: Mutex::new(()), _library: library }
+        HostKernels { calls, launch, _library: library }
     }
 }
 
@@ -136,7 +144,6 @@ impl HostKernels {
         let mut bytes: Vec<Vec<u64>> =
             (launch.args.iter()).map(|arg| aligned(arg, base, &mut word)).collect();
         let mut pointers: Vec<*mut c_void> = bytes.iter_mut().map(|arg| arg.as_mut_ptr().cast()).collect();
-        let _turn = self.turn.lock().unwrap();
         // SAFETY: arguments have the kernel's own types, which the lowering is judged by; places lie in the arena.
         unsafe { (self.launch)(*call, launch.grid.as_ptr(), launch.block.as_ptr(), pointers.as_mut_ptr()) };
     }
