@@ -254,12 +254,10 @@ impl CudaDevice {
         self.stream.word(index)
     }
 
-    /// The first fault that a kernel has reported, after all that was queued.
+    /// The first fault that a kernel had reported when the stream was last waited for.
     fn checked(&self) -> Result<(), ExecError> {
         let checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut words = vec![u64::MAX; checks.len()];
-        self.stream.read_words(&mut words)?;
-        match checks.iter().zip(words).find(|(_, word)| *word != u64::MAX) {
+        match checks.iter().zip(self.stream.reports()).find(|(_, word)| *word != u64::MAX) {
             Some((check, word)) => {
                 self.stream.clear_words()?;
                 Err(ExecError::Data(check.fault(word as u32 as i32)))

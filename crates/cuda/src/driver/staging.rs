@@ -2,7 +2,8 @@
 //!
 //! A copy to or from memory that is not pinned makes the host wait for the stream. So writes are staged in two halves,
 //! each free again when the stream has passed its event. Numbers that a caller will read later arrive in a row after
-//! the halves.
+//! the halves, and behind them the words that kernels report to: every wait brings these along, so that nobody waits a
+//! second time for them.
 #![allow(unsafe_code, reason = "calls the driver")]
 
 use std::ffi::c_void;
@@ -18,12 +19,19 @@ use super::{Context, ok};
 const HALF: usize = 1 << 20;
 /// Numbers that may be on their way.
 const OBSERVED: usize = 1 << 10;
+/// Words where kernels report bad ids.
+pub(super) const WORDS: usize = 256;
+/// Where numbers and words lie.
+const NUMBERS: usize = 2 * HALF;
+const REPORTS: usize = NUMBERS + 4 * OBSERVED;
 
 /// Memory that copies of a stream go through.
 #[derive(Debug)]
 pub(crate) struct Staging {
     context: Arc<Context>,
     memory: *mut u8,
+    /// Address of the words on the GPU.
+    words: u64,
     /// The half that is being filled, and how far it is.
     half: usize,
     filled: usize,
@@ -39,17 +47,21 @@ pub(crate) struct Staging {
 unsafe impl Send for Staging {}
 
 impl Staging {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Staging, ExecError> {
+    /// Takes the memory; `words` is the address of the words on the GPU.
+    pub(crate) fn new(context: &Arc<Context>, words: u64) -> Result<Staging, ExecError> {
         context.enter()?;
         let free = [Event::new()?, Event::new()?];
         let mut memory = std::ptr::null_mut();
         // SAFETY: an out-parameter that lives here.
-        let taken = unsafe { cuda::cuMemHostAlloc(&raw mut memory, 2 * HALF + 4 * OBSERVED, 0) };
+        let taken = unsafe { cuda::cuMemHostAlloc(&raw mut memory, REPORTS + 8 * WORDS, 0) };
         ok(taken, "taking pinned memory of the host")?;
-        let memory = memory.cast();
+        let memory = memory.cast::<u8>();
+        // SAFETY: inside what was taken.
+        unsafe { memory.add(REPORTS).write_bytes(0xff, 8 * WORDS) };
         Ok(Staging {
             context: Arc::clone(context),
             memory,
+            words,
             half: 0,
             filled: 0,
             free,
@@ -101,7 +113,7 @@ impl Staging {
                 let from = from + (index * HALF) as u64;
                 let copied = cuda::cuMemcpyDtoHAsync_v2(room.cast(), from, piece.len(), stream);
                 ok(copied, "copying from the GPU")?;
-                ok(cuda::cuStreamSynchronize(stream), "waiting for the GPU")?;
+                self.wait(stream)?;
                 piece.as_mut_ptr().copy_from_nonoverlapping(room, piece.len());
             }
         }
@@ -117,7 +129,7 @@ impl Staging {
         }
         // SAFETY: room for this number; the caller has checked the range on the GPU.
         unsafe {
-            let room = self.memory.add(2 * HALF + 4 * self.observed).cast();
+            let room = self.memory.add(NUMBERS + 4 * self.observed).cast();
             ok(cuda::cuMemcpyDtoHAsync_v2(room, from, 4, stream), "copying from the GPU")?;
         }
         self.observed += 1;
@@ -132,12 +144,27 @@ impl Staging {
     ) -> Result<(), ExecError> {
         floats.append(&mut self.spilled);
         let count = std::mem::take(&mut self.observed);
-        // SAFETY: the stream lives; the numbers have arrived when it is done, and are aligned to more than their size.
-        unsafe {
-            ok(cuda::cuStreamSynchronize(stream), "waiting for the GPU")?;
-            floats.extend_from_slice(std::slice::from_raw_parts(self.memory.add(2 * HALF).cast(), count));
-        }
+        self.wait(stream)?;
+        // SAFETY: the numbers have arrived, and are aligned to more than their size.
+        floats
+            .extend_from_slice(unsafe { std::slice::from_raw_parts(self.memory.add(NUMBERS).cast(), count) });
         Ok(())
+    }
+
+    /// Waits for the stream, and for the words as they are then.
+    fn wait(&self, stream: cuda::CUstream) -> Result<(), ExecError> {
+        // SAFETY: there are as many words on the GPU, and room for them; the stream lives.
+        unsafe {
+            let room = self.memory.add(REPORTS).cast();
+            ok(cuda::cuMemcpyDtoHAsync_v2(room, self.words, 8 * WORDS, stream), "reading the reports")?;
+            ok(cuda::cuStreamSynchronize(stream), "waiting for the GPU")
+        }
+    }
+
+    /// The words as they were at the end of the last wait.
+    pub(crate) fn reports(&self) -> [u64; WORDS] {
+        // SAFETY: the words were set when the memory was taken or by a wait.
+        unsafe { self.memory.add(REPORTS).cast::<[u64; WORDS]>().read_unaligned() }
     }
 }
 

@@ -1,18 +1,14 @@
 //! One queue of work: copies, fills, waiting, and the time between two points.
 #![allow(unsafe_code, reason = "calls the driver")]
 
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
 use super::event::Event;
-use super::staging::Staging;
+use super::staging::{Staging, WORDS};
 use super::{Context, ok};
-
-/// Words where kernels report bad ids.
-const WORDS: usize = 256;
 
 /// A stream and the words that its kernels report to.
 #[derive(Debug)]
@@ -40,7 +36,7 @@ impl Stream {
             ok(cuda::cuMemAlloc_v2(&raw mut words, 8 * WORDS), "taking words for reports")?;
             ok(cuda::cuMemsetD8_v2(words, 0xff, 8 * WORDS), "clearing the reports")?;
         }
-        let staging = Mutex::new(Staging::new(context)?);
+        let staging = Mutex::new(Staging::new(context, words)?);
         Ok(Stream { context: Arc::clone(context), stream, words, staging })
     }
 
@@ -88,16 +84,9 @@ impl Stream {
         self.staging().observed(floats, self.stream)
     }
 
-    /// Reads the first `words` reports after all that was queued.
-    pub(crate) fn read_words(&self, words: &mut [u64]) -> Result<(), ExecError> {
-        if words.is_empty() {
-            return Ok(());
-        }
-        self.context.enter()?;
-        let (to, count) = (words.as_mut_ptr().cast::<c_void>(), 8 * words.len());
-        // SAFETY: as many words as were asked for are there; the slice is not touched before `wait` returns.
-        unsafe { ok(cuda::cuMemcpyDtoHAsync_v2(to, self.words, count, self.stream), "reading the reports")? };
-        self.wait()
+    /// The words that kernels have reported to, as of the last [`read`](Self::read) or [`observed`](Self::observed).
+    pub(crate) fn reports(&self) -> [u64; WORDS] {
+        self.staging().reports()
     }
 
     /// Forgets all reports.
