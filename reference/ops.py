@@ -410,6 +410,10 @@ def balance():
         return (p * valid[..., None]).sum(1)
 
     record("expert_load.all", [p, indices, targets], [p.sum(1), hits.sum(1)])
+    sent = hits.sum((0, 1))
+    placed = sent.clamp(max=7)
+    ranges = torch.stack([F.pad(placed.cumsum(0), (1, 0))[:-1], placed], -1).long()
+    record("count_copies.capacity", [indices, ranges], [torch.stack([sent, placed])])
     sums, dsums, (dp,) = with_gradients(load, p)
     record("expert_load.valid", [p, indices, targets], [sums, (hits * valid[..., None]).sum(1)])
     record("expert_load_grad.valid", [dsums, targets], [dp])

@@ -153,7 +153,7 @@ impl Listener<Failure> for Progress {
                 Ok(())
             }
             Event::Log(record) => self.log(record),
-            Event::Saving => Ok(()),
+            Event::Saving | Event::Experts(_) => Ok(()),
             Event::Evaluation(record) => self.evaluation(record),
             Event::Saved(folder) => self.bar.suspend(|| say(&format!("saved {}\n", folder.display()))),
             Event::Note(note) => self.bar.suspend(|| say(&format!("note: {note}\n"))),

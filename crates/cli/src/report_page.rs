@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use plimsoll::TrainError;
-use plimsoll::training::trainer::{EndRecord, EvaluationRecord, StepRecord};
+use plimsoll::training::trainer::{EndRecord, EvaluationRecord, ExpertRecord, StepRecord};
 
 use crate::exit::Failure;
 use crate::page::{self, Plain};
@@ -88,6 +88,8 @@ struct Story {
     steps: Curve,
     /// The last record, as it was written.
     last: Option<StepRecord>,
+    /// The last load of experts.
+    experts: Option<ExpertRecord>,
     evaluations: BTreeMap<u64, EvaluationRecord>,
     end: Option<EndRecord>,
 }
@@ -121,6 +123,7 @@ impl Story {
                 let record = EvaluationRecord::deserialize(value)?;
                 self.evaluations.insert(record.step, record);
             }
+            Some("experts") => self.experts = Some(ExpertRecord::deserialize(value)?),
             Some("end") => self.end = Some(EndRecord::deserialize(value)?),
             // A later version may add other events.
             Some(_) => {}
@@ -165,6 +168,7 @@ impl Story {
             "start": self.start,
             "steps": self.steps.points().iter().map(step).collect::<Vec<_>>(),
             "last": self.last.as_ref().map(step),
+            "experts": self.experts,
             "evaluations": self.evaluations.values().map(evaluation).collect::<Vec<_>>(),
             "end": self.end,
             "running": running,

@@ -12,10 +12,10 @@
 //!
 //! Second derivatives are not here: backward ops have no rule.
 
-use crate::graph::{AddedLoss, Graph, NodeId, Phase, StateKind, ValueSource};
+use crate::graph::{AddedLoss, Graph, Node, NodeId, Phase, StateKind, Tally, ValueSource};
 use crate::rules::{derivative, turn_head};
 use crate::tape::Tape;
-use crate::{GraphError, Op, Type, Value};
+use crate::{DType, GraphError, Op, Type, Value};
 
 /// The graph of `forward` followed by the nodes that compute the gradient of `loss`, and of the losses that the graph
 /// adds to it, with respect to every trainable parameter, each in the state `grad.<parameter>`. Ids of values stay the
@@ -53,7 +53,9 @@ pub fn differentiate(forward: &Graph, loss: Value) -> Result<Graph, GraphError> 
             tape.graph.derivative_of = Some(id);
             derivative(&mut tape, &node, &cotangents)?;
         }
+        add_tallies(&mut tape.graph, id);
     }
+    tape.graph.tallies.clear();
     tape.graph.current = Graph::ROOT;
     tape.graph.derivative_of = None;
     tape.graph.finish()
@@ -80,6 +82,23 @@ fn give_weights(tape: &mut Tape) {
     for AddedLoss { value, weight, .. } in tape.graph.added_losses.clone().into_iter().filter(weighted) {
         let cotangent = tape.graph.constant(&format!("loss_weight.{weight}"), [], vec![weight]);
         tape.share(value, cotangent);
+    }
+}
+
+/// Adds the values of a forward node that are tallied to their sums. The sum is a backward node, since those run once for
+/// every micro-batch.
+fn add_tallies(graph: &mut Graph, id: NodeId) {
+    let Node { block, outputs, .. } = graph.node(id).clone();
+    for Tally { name, value } in
+        graph.tallies.clone().into_iter().filter(|tally| outputs.contains(&tally.value))
+    {
+        graph.current = block;
+        graph.derivative_of = Some(id);
+        graph.state_range(&name, graph.ty(value), StateKind::Tally);
+        let sum = graph.apply_all(Op::Accumulate { to: DType::F32 }, &[value]);
+        if let Some(state) = graph.state_named(&name) {
+            graph.write_state(sum, 0, state);
+        }
     }
 }
 

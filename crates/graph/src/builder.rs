@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 
 use crate::graph::{
-    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, ValueInfo,
+    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, Tally, ValueInfo,
     ValueSource,
 };
 use crate::{DType, GraphError, Op, Shape, Type, Value, infer};
@@ -33,6 +33,7 @@ impl Graph {
             inputs: Vec::new(),
             outputs: Vec::new(),
             added_losses: Vec::new(),
+            tallies: Vec::new(),
             current: Graph::ROOT,
             phase: Phase::Forward,
             derivative_of: None,
@@ -149,6 +150,18 @@ impl Graph {
         let name = self.full_name(name);
         self.output(&name, value);
         self.added_losses.push(AddedLoss { name, value, weight });
+    }
+
+    /// Sums a value of the forward phase over the micro-batches of a step, in state of kind
+    /// [`Tally`](StateKind::Tally) that the caller reads after the step. Its name is `tally.` and the block's before
+    /// `name`. Only a training graph has the sum: [`differentiate`](crate::differentiate) adds it.
+    #[track_caller]
+    pub fn tally(&mut self, name: &str, value: Value) {
+        if self.ty(value).dtype != DType::F32 {
+            self.fail("tally", format!("`{name}` must be f32, got {}", self.ty(value)));
+        }
+        let name = format!("tally.{}", self.full_name(name));
+        self.tallies.push(Tally { name, value });
     }
 
     /// Runs `body` inside a named block. Recompute strategies work on blocks: make one per layer. Parameters declared

@@ -130,6 +130,9 @@ pub enum StateKind {
     /// Sum of a parameter's gradients over the micro-batches of a step. Its first writer in a step overwrites the sum
     /// of the last step.
     Gradient,
+    /// Sum over the micro-batches of a step of a value that the caller watches. It begins anew like a gradient's sum, and
+    /// nothing in the graph reads it.
+    Tally,
     /// A gradient that is used up inside the micro-batch that makes it. It has bytes from its first writer, which
     /// replaces the contents, to its last reader, and is invisible outside that schedule.
     Transient,
@@ -189,6 +192,15 @@ pub struct AddedLoss {
     pub weight: f32,
 }
 
+/// A value that is summed over the micro-batches of a step for the caller to read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tally {
+    /// Name of the state that holds the sum.
+    pub name: String,
+    /// The value, of the forward phase.
+    pub value: Value,
+}
+
 /// A named region of the graph, usually one layer. Blocks nest.
 #[derive(Clone, Debug)]
 pub struct Block {
@@ -212,6 +224,7 @@ pub struct Graph {
     pub(crate) inputs: Vec<Value>,
     pub(crate) outputs: Vec<(String, Value)>,
     pub(crate) added_losses: Vec<AddedLoss>,
+    pub(crate) tallies: Vec<Tally>,
     pub(crate) current: BlockId,
     pub(crate) phase: Phase,
     pub(crate) derivative_of: Option<NodeId>,

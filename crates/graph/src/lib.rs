@@ -49,8 +49,8 @@ pub use dtype::DType;
 pub use error::GraphError;
 pub use fuse::fuse;
 pub use graph::{
-    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, StatePart, Value,
-    ValueInfo, ValueSource, name_hash,
+    AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, StatePart, Tally,
+    Value, ValueInfo, ValueSource, name_hash,
 };
 pub use interleave::interleave;
 pub use layers::{Chain, IGNORED_TARGET};

@@ -294,6 +294,9 @@ pub enum Op {
         /// Tokens with this target are left out; none are if it is absent.
         ignored: Option<i32>,
     },
+    /// `(indices[…,k], ranges[E,2]) → c[2,E]`: for each expert the number of copies sent there, and of those that have a
+    /// row.
+    CountCopies,
     /// `(dP[B,E], targets[B,T]) → dp[B,T,E]` of [`Op::ExpertLoad`].
     ExpertLoadGrad {
         /// As in the forward op.
@@ -462,6 +465,7 @@ impl Op {
             Op::GroupedLinearGradInput => "grouped_linear_grad_input",
             Op::GroupedLinearGradWeight => "grouped_linear_grad_weight",
             Op::ExpertLoad { .. } => "expert_load",
+            Op::CountCopies => "count_copies",
             Op::ExpertLoadGrad { .. } => "expert_load_grad",
             Op::BalanceLoss(_) => "balance_loss",
             Op::BalanceLossGrad(_) => "balance_loss_grad",
@@ -538,6 +542,7 @@ impl Op {
             | Op::GroupedLinearGradInput
             | Op::GroupedLinearGradWeight => Family::Experts,
             Op::ExpertLoad { .. }
+            | Op::CountCopies
             | Op::ExpertLoadGrad { .. }
             | Op::BalanceLoss(_)
             | Op::BalanceLossGrad(_)

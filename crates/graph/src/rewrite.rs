@@ -3,7 +3,7 @@
 //! Blocks, inputs, outputs and state keep their order and names, so that equal layers stay equal. A pass decides the
 //! form of each range of state, and the replacement of each node's result.
 
-use crate::graph::{AddedLoss, Graph, Node, NodeId, Phase, State, StateKind};
+use crate::graph::{AddedLoss, Graph, Node, NodeId, Phase, State, StateKind, Tally};
 use crate::{GraphError, Value};
 
 impl Graph {
@@ -77,6 +77,9 @@ impl Graph {
         }
         graph.added_losses = (self.added_losses.iter())
             .map(|added| AddedLoss { value: moved[added.value.index()], ..added.clone() })
+            .collect();
+        graph.tallies = (self.tallies.iter())
+            .map(|tally| Tally { value: moved[tally.value.index()], ..tally.clone() })
             .collect();
         graph.finish()
     }

@@ -58,7 +58,7 @@ fn stored_as(storage: Storage, kind: StateKind) -> DType {
     match kind {
         StateKind::Parameter { .. } => storage.weights,
         StateKind::Gradient | StateKind::Transient => storage.gradients,
-        StateKind::Constant | StateKind::Moment => DType::F32,
+        StateKind::Constant | StateKind::Moment | StateKind::Tally => DType::F32,
     }
 }
 

@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-use crate::graph::{Graph, Node, Phase, StateKind};
+use crate::graph::{Graph, Node, Phase, StateKind, Tally};
 use crate::op::{AdamW, Sgd};
 use crate::{Op, Type, Value};
 
@@ -48,6 +48,9 @@ impl fmt::Display for Graph {
         for added in &self.added_losses {
             writeln!(f, "loss + {} · {}", added.weight, added.name)?;
         }
+        for Tally { name, value } in &self.tallies {
+            writeln!(f, "{name} += {}", self.value_name(*value))?;
+        }
         Ok(())
     }
 }
@@ -83,6 +86,7 @@ fn kind_name(kind: StateKind) -> &'static str {
         StateKind::Parameter { trainable: false } => "frozen",
         StateKind::Constant => "constant",
         StateKind::Gradient => "gradient",
+        StateKind::Tally => "tally",
         StateKind::Transient => "transient",
         StateKind::Moment => "moment",
     }

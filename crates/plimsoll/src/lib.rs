@@ -169,8 +169,8 @@ pub mod training {
     /// The loop over the steps of a run, and those who are told of it.
     pub mod trainer {
         pub use plimsoll_train::trainer::{
-            BestRecord, Decay, EarlyStopping, EndRecord, EvaluationRecord, Event, EventFile, Listener, Lr,
-            MetricsFile, StepRecord, TrainLoop, Trainer, ValidationSet, write_line,
+            BestRecord, Decay, EarlyStopping, EndRecord, EvaluationRecord, Event, EventFile, ExpertRecord,
+            Listener, Lr, MetricsFile, StepRecord, TrainLoop, Trainer, ValidationSet, write_line,
         };
     }
 }

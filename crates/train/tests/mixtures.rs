@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use plimsoll_exec::Data;
-use plimsoll_graph::{Graph, GraphError};
+use plimsoll_graph::{Graph, GraphError, StateKind};
 use plimsoll_model::{Architecture, BalanceGroup};
 use plimsoll_plan::{Role, Strategy};
 use plimsoll_train::files::{ModelFolder, ModelFormat};
@@ -290,6 +290,67 @@ fn planned_bytes_are_measured_bytes_however_tokens_are_routed() {
     let one = run.step(0.0, &divided(&folder.batch, 2)).unwrap().loss;
     assert!(even.is_finite() && one.is_finite() && even.to_bits() != one.to_bits());
     assert_eq!(run.engine().measured_peak(), planned, "all tokens on the same experts");
+    assert!(sent(&run).iter().all(|layer| layer[2..] == [0.0; 2] && layer[0] > 0.0));
+    let batch = route_evenly(&mut run, &folder.batch);
+    run.step(0.0, &divided(&batch, 2)).unwrap();
+    assert_eq!(run.engine().measured_peak(), planned, "evenly routed");
+    let share = (2 * batch.tokens.len() / experts) as f32;
+    assert!(sent(&run).iter().all(|layer| layer == &[share; 4]), "{:?}", sent(&run));
+}
+
+/// Of each layer the copies sent to each expert in the last step.
+fn sent(run: &Run) -> Vec<Vec<f32>> {
+    let tallies = run.states_of(|kind| kind == StateKind::Tally).map(|(name, _)| name.to_owned());
+    let sent = |name: String| {
+        let counts = run.state(&name).unwrap();
+        counts[..counts.len() / 2].to_vec()
+    };
+    tallies.collect::<Vec<_>>().into_iter().map(sent).collect()
+}
+
+/// Gives a model of four experts weights under which token `n` goes to experts `n` and `n + 1` modulo four in every
+/// layer, and returns a batch with as many tokens of each kind.
+fn route_evenly(run: &mut Run, like: &Batch) -> Batch {
+    for name in parameters(run) {
+        let mut numbers = run.state(&name).unwrap();
+        let width = 32;
+        let kind = |index: usize| index / width % 4;
+        for (index, number) in numbers.iter_mut().enumerate() {
+            let column = index % width;
+            if name.ends_with("embed_tokens.weight") {
+                *number = if column == kind(index) { 1.0 } else { 0.0 };
+            } else if name.ends_with(".gate.weight") {
+                let distance = (kind(index) + 4 - column % 4) % 4;
+                *number = if column < 4 && distance < 2 { 2.0 - distance as f32 } else { 0.0 };
+            } else if name.ends_with("o_proj.weight") || name.contains("experts.w2") {
+                // Every layer leaves the embedding as it is.
+                *number = 0.0;
+            }
+        }
+        run.set_state(&name, &numbers).unwrap();
+    }
+    let mut batch = like.repeated(1);
+    batch.tokens.iter_mut().enumerate().for_each(|(index, token)| *token = index as i32 % 4);
+    batch
+}
+
+#[test]
+fn counts_of_copies_are_sums_over_the_micro_batches_of_one_step() {
+    let folder = Folder::open("qwen3-moe", BalanceGroup::Sequence);
+    let counted = |rows: usize, strategy: Strategy| {
+        let mut run = folder.run(strategy, rows, 2);
+        for _ in 0..2 {
+            run.step(0.0, &divided(&folder.batch, rows)).unwrap();
+        }
+        sent(&run)
+    };
+    let whole = counted(folder.batch.rows(), Strategy::None);
+    assert!(whole.len() > 1 && whole.iter().flatten().any(|&count| count > 0.0));
+    let chosen = whole[0].iter().sum::<f32>() / folder.batch.tokens.len() as f32;
+    assert!((chosen - chosen.round()).abs() < f32::EPSILON && chosen >= 1.0, "{chosen}");
+    for strategy in [Strategy::None, Strategy::Full] {
+        assert_eq!(counted(1, strategy), whole, "{strategy}");
+    }
 }
 
 #[test]

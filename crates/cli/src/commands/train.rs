@@ -176,6 +176,7 @@ fn line(event: &Event<'_>) -> Result<(), Failure> {
     let written = match event {
         Event::Step(_) | Event::Saving | Event::Saved(_) | Event::Note(_) => Ok(()),
         Event::Log(record) => write_line(&mut out, record),
+        Event::Experts(record) => write_line(&mut out, record),
         Event::Evaluation(record) => write_line(&mut out, record),
         Event::End(record) => write_line(&mut out, record),
     };

@@ -165,6 +165,7 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         | Op::GroupedLinearGradInput
         | Op::GroupedLinearGradWeight
         | Op::ExpertLoad { .. }
+        | Op::CountCopies
         | Op::ExpertLoadGrad { .. }
         | Op::BalanceLoss(_)
         | Op::BalanceLossGrad(_)

@@ -70,6 +70,7 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
     vec![
         ("expert_load.all", Op::ExpertLoad { ignored: None }),
         ("expert_load.valid", Op::ExpertLoad { ignored: Some(IGNORE) }),
+        ("count_copies.capacity", Op::CountCopies),
         ("expert_load_grad.valid", Op::ExpertLoadGrad { ignored: Some(IGNORE) }),
         ("balance_loss.sequences", Op::BalanceLoss(balance(false))),
         ("balance_loss.whole", Op::BalanceLoss(balance(true))),

@@ -68,7 +68,8 @@ fn of_routing(routing: &Routing) -> Vec<Case> {
     let w = floats([experts, hidden, width], Fill::Normal(0.3));
     let gradient = case(Op::GroupedLinearGradWeight, vec![x.clone(), dh.clone(), ranges.clone()], SUMMED);
     let mut cases = vec![
-        case(Op::SortByExpert(sorting), vec![integers(indices, fill)], EXACT),
+        case(Op::SortByExpert(sorting), vec![integers(indices, fill.clone())], EXACT),
+        case(Op::CountCopies, vec![integers(indices, fill), ranges.clone()], EXACT),
         case(Op::Dispatch, vec![tokens.clone(), slots.clone(), places.clone()], EXACT),
         case(Op::Combine { weighted: false }, vec![h.clone(), slots.clone(), places.clone()], ROUNDED),
         case(

@@ -14,6 +14,7 @@ use crate::ExecError;
 pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
     match call.op {
         Op::ExpertLoad { ignored } => return Some(load(call, *ignored)),
+        Op::CountCopies => return Some(count(call)),
         Op::ExpertLoadGrad { ignored } => load_grad(call, *ignored),
         Op::BalanceLoss(balance) => loss(call, *balance),
         Op::BalanceLossGrad(balance) => loss_grad(call, *balance),
@@ -31,7 +32,7 @@ fn load(call: &Call, ignored: Option<i32>) -> Result<(), ExecError> {
     let (rows, length, experts, chosen) = (shape[0], shape[1], shape[2], call.inputs[1].ty.shape[2]);
     let known = |index: i32| usize::try_from(index).is_ok_and(|index| index < experts);
     if let Some(&index) = indices.iter().find(|&&index| !known(index)) {
-        return Err(ExecError::Data(format!("expert {index} is outside the {experts} experts")));
+        return Err(outside(index, experts));
     }
     split::rows(rows, 1, [call.output(0), call.output(1)], |range, [sums, counts]| {
         sums.fill(0.0);
@@ -47,6 +48,25 @@ fn load(call: &Call, ignored: Option<i32>) -> Result<(), ExecError> {
         }
     });
     Ok(())
+}
+
+/// `(indices[…,k], ranges[E,2]) → c[2,E]`.
+fn count(call: &Call) -> Result<(), ExecError> {
+    let (indices, ranges) = (call.integers(0), call.integers(1));
+    let (sent, placed) = call.output(0).split_at_mut(ranges.len() / 2);
+    sent.fill(0.0);
+    for &index in indices {
+        let known = usize::try_from(index).ok().and_then(|index| sent.get_mut(index));
+        *known.ok_or_else(|| outside(index, ranges.len() / 2))? += 1.0;
+    }
+    for (placed, range) in placed.iter_mut().zip(ranges.chunks_exact(2)) {
+        *placed = range[1] as f32;
+    }
+    Ok(())
+}
+
+fn outside(index: i32, experts: usize) -> ExecError {
+    ExecError::Data(format!("expert {index} is outside the {experts} experts"))
 }
 
 /// `(dP[B,E], targets[B,T]) → dp[B,T,E]`.

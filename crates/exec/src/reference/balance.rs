@@ -13,6 +13,7 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError
     let rest = |first: usize, step: usize| operands.arrays[first..].iter().step_by(step).collect::<Vec<_>>();
     Ok(match op {
         Op::ExpertLoad { ignored } => load(x(0), integers(1), integers(2), *ignored)?.into(),
+        Op::CountCopies => vec![count(integers(0), integers(1))?],
         Op::ExpertLoadGrad { ignored } => vec![load_grad(x(0), x(1), *ignored)],
         Op::BalanceLoss(balance) => {
             let gradient = gradient(*balance, x(0).only(), x(1), &rest(3, 2));
@@ -51,12 +52,29 @@ fn load(p: &Array, indices: &[i32], targets: &[i32], ignored: Option<i32>) -> Re
         let row = token / length;
         add_scaled(sums.row_mut(&[row]), 1.0, p.row(&[row, token % length]));
         for &index in &indices[token * chosen..(token + 1) * chosen] {
-            let expert = usize::try_from(index).ok().filter(|&expert| expert < experts);
-            let outside = || ExecError::Data(format!("expert {index} is outside the {experts} experts"));
-            counts.add_at(&[row, expert.ok_or_else(outside)?], 1.0);
+            counts.add_at(&[row, expert(index, experts)?], 1.0);
         }
     }
     Ok([sums, counts])
+}
+
+/// The number of an expert that an index names.
+fn expert(index: i32, experts: usize) -> Result<usize, ExecError> {
+    let known = usize::try_from(index).ok().filter(|&expert| expert < experts);
+    known.ok_or_else(|| ExecError::Data(format!("expert {index} is outside the {experts} experts")))
+}
+
+/// Copies that are sent to each expert, and those that have a row.
+fn count(indices: &[i32], ranges: &[i32]) -> Result<Array, ExecError> {
+    let experts = ranges.len() / 2;
+    let mut counts = Array::zeros([2, experts]);
+    for &index in indices {
+        counts.add_at(&[0, expert(index, experts)?], 1.0);
+    }
+    for (expert, range) in ranges.chunks_exact(2).enumerate() {
+        counts.add_at(&[1, expert], f64::from(range[1]));
+    }
+    Ok(counts)
 }
 
 fn load_grad(dp: &Array, targets: &Array, ignored: Option<i32>) -> Array {

@@ -85,7 +85,7 @@ impl Run<'_> {
             return false;
         };
         let replaces = match self.graph.state(state).kind {
-            StateKind::Gradient => version == 1 && self.first_micro_batch,
+            StateKind::Gradient | StateKind::Tally => version == 1 && self.first_micro_batch,
             StateKind::Transient => version == 1,
             _ => false,
         };

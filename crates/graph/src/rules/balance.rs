@@ -14,7 +14,7 @@ use super::{Cotangents, equal, integers, no_derivative, no_types, operands};
 use crate::graph::{Graph, Node};
 use crate::op::Balance;
 use crate::tape::Tape;
-use crate::{DType, GraphError, Op, Shape, Type, Value};
+use crate::{DType, GraphError, Op, Shape, SortedCopies, Type, Value};
 
 impl Graph {
     /// `[P, c]`: for each sequence and expert the sum of probabilities `p[B,T,E]` and the number of tokens that
@@ -30,6 +30,12 @@ impl Graph {
         let node = self.apply_all(Op::ExpertLoad { ignored }, &[p, indices, targets]);
         let outputs = &self.node(node).outputs;
         [outputs[0], outputs[1]]
+    }
+
+    /// Of each expert the copies that `indices[…,k]` send there and those that have a row: `[2,E]`.
+    #[track_caller]
+    pub fn count_copies(&mut self, indices: Value, copies: SortedCopies) -> Value {
+        self.apply(Op::CountCopies, &[indices, copies.ranges])
     }
 
     /// The balance of the loads of one layer, or of several taken together.
@@ -60,6 +66,15 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             }
             equal(targets, Type::i32([rows, length]), "targets")?;
             Ok(vec![Type::f32([rows, experts]); 2])
+        }
+        Op::CountCopies => {
+            let [indices, ranges] = operands(inputs)?;
+            integers(indices, "indices")?;
+            integers(ranges, "ranges")?;
+            match ranges.shape[..] {
+                [experts, 2] => Ok(vec![Type::f32([2, experts])]),
+                _ => Err(format!("ranges {ranges} are not those of experts")),
+            }
         }
         Op::ExpertLoadGrad { .. } => {
             let [load, targets] = operands(inputs)?;

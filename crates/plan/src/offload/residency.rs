@@ -153,7 +153,7 @@ fn preferred(program: &Program, states: &[StateRange], link: &Link) -> Vec<usize
             StateKind::Parameter { .. } if *lead >= link.seconds(Direction::In, range.bytes) => Some(1),
             StateKind::Parameter { .. } => Some(2),
             StateKind::Gradient => Some(3),
-            StateKind::Constant | StateKind::Transient => None,
+            StateKind::Constant | StateKind::Transient | StateKind::Tally => None,
         }
     };
     let mut order: Vec<(u8, usize)> =

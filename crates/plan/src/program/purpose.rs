@@ -34,7 +34,7 @@ impl Purpose {
     pub(crate) fn of_state(kind: StateKind) -> Purpose {
         match kind {
             StateKind::Parameter { .. } | StateKind::Constant => Purpose::Weights,
-            StateKind::Gradient | StateKind::Transient => Purpose::Gradients,
+            StateKind::Gradient | StateKind::Transient | StateKind::Tally => Purpose::Gradients,
             StateKind::Moment => Purpose::Optimizer,
         }
     }

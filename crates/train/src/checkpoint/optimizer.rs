@@ -18,11 +18,10 @@ const PIECE: usize = 1 << 20;
 // Files are little-endian, and bytes go from the arena to them as they are.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// All state except parameters, which the model's files hold, and gradients and tables, which a step makes anew.
+/// All state except parameters, which the model's files hold, and tables and sums over micro-batches, which a step makes anew.
 fn kept(run: &Run) -> BTreeMap<String, Type> {
-    let kept = run.states_of(|kind| {
-        !matches!(kind, StateKind::Parameter { .. } | StateKind::Constant | StateKind::Gradient)
-    });
+    let made_anew = |kind| matches!(kind, StateKind::Constant | StateKind::Gradient | StateKind::Tally);
+    let kept = run.states_of(|kind| !matches!(kind, StateKind::Parameter { .. }) && !made_anew(kind));
     kept.map(|(name, ty)| (name.to_owned(), ty)).collect()
 }
 

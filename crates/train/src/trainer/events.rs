@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
+use super::experts::ExpertRecord;
 use super::records::{EndRecord, EvaluationRecord, StepRecord};
 use super::window::Window;
 use crate::checkpoint::Checkpoints;
@@ -14,6 +15,8 @@ pub enum Event<'a> {
     Step(&'a StepRecord),
     /// The mean over the steps since the last record; the learning rate and the gradient norm of the last.
     Log(&'a StepRecord),
+    /// The load of experts in the last of those steps, for a model that has experts.
+    Experts(&'a ExpertRecord),
     /// The model was evaluated.
     Evaluation(&'a EvaluationRecord),
     /// A checkpoint is about to be written: listeners that keep a record of the run write it to the disk first.
@@ -80,11 +83,13 @@ impl<'a, 'b, E: fmt::Display> Told<'a, 'b, E> {
         }
     }
 
-    /// Reports the steps since the last record, if there are any.
-    pub(super) fn tell_window(&mut self, window: &mut Window) {
-        if let Some(record) = std::mem::take(window).record() {
-            self.tell(Event::Log(&record));
+    /// Reports the steps since the last record; says whether there were any.
+    pub(super) fn tell_window(&mut self, window: &mut Window) -> bool {
+        let record = std::mem::take(window).record();
+        if let Some(record) = &record {
+            self.tell(Event::Log(record));
         }
+        record.is_some()
     }
 
     pub(super) fn tell_notes(&mut self, checkpoints: &Checkpoints) {

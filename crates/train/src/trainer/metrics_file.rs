@@ -91,6 +91,7 @@ impl<E: From<TrainError>> Listener<E> for MetricsFile {
             Event::Step(_) | Event::Saved(_) | Event::Note(_) => {}
             Event::Saving => self.sync()?,
             Event::Log(record) => self.add(record)?,
+            Event::Experts(record) => self.add(record)?,
             Event::Evaluation(record) => self.add(record)?,
             Event::End(record) => self.add(record)?,
         }

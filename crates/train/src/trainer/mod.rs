@@ -6,6 +6,7 @@
 mod best_so_far;
 mod confusion;
 mod events;
+mod experts;
 mod lr;
 mod metrics_file;
 mod records;
@@ -30,6 +31,7 @@ use crate::run::Run;
 pub use best_so_far::EarlyStopping;
 use confusion::Confusion;
 pub use events::{Event, Listener};
+pub use experts::ExpertRecord;
 pub use lr::{Decay, Lr};
 pub use metrics_file::MetricsFile;
 pub use records::{BestRecord, EndRecord, EvaluationRecord, StepRecord, write_line};

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::events::{Event, Listener};
+use super::experts::ExpertRecord;
 use crate::error::TrainError;
 use crate::files::open_file;
 use record::{Field, Next, double, fields, float, framed, framed_length, message, next, text, whole};
@@ -40,7 +41,7 @@ pub struct EventFile {
     path: PathBuf,
     file: File,
     /// Tags that are in the file, and so have been described.
-    described: BTreeSet<&'static str>,
+    described: BTreeSet<String>,
 }
 
 impl EventFile {
@@ -74,13 +75,13 @@ impl EventFile {
     /// # Errors
     ///
     /// When the file cannot be written.
-    pub fn scalars(&mut self, step: u64, values: &[(&'static str, f64)]) -> Result<(), TrainError> {
+    pub fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), TrainError> {
         let summary: Vec<u8> = values.iter().flat_map(|(tag, value)| self.value(tag, *value)).collect();
         self.write(&[double(1, now()), whole(2, step), message(5, &summary)].concat())
     }
 
-    fn value(&mut self, tag: &'static str, value: f64) -> Vec<u8> {
-        let meaning = meaning(tag).filter(|_| self.described.insert(tag));
+    fn value(&mut self, tag: &str, value: f64) -> Vec<u8> {
+        let meaning = meaning(tag).filter(|_| self.described.insert(tag.to_owned()));
         let described = meaning.map_or_else(Vec::new, |meaning| {
             message(9, &[message(1, &text(1, "scalars")), text(3, meaning)].concat())
         });
@@ -103,6 +104,11 @@ fn meaning(tag: &str) -> Option<&'static str> {
         "train/grad_norm" => "of the step itself, before clipping",
         "train/router_balance" => "mean over layers; the experts of a token when all have the same load",
         "train/router_z" => "mean over layers of the squared logarithm of a router's divisor",
+        "experts/least" => "the smallest share of an expert in the tokens of its layer, of the step itself",
+        "experts/most" => "the largest share of an expert in the tokens of its layer, of the step itself",
+        "experts/overflow" => {
+            "copies of tokens that found their expert full, a mean over layers, of the step itself"
+        }
         "eval/f1" => "macro F1, the mean over the classes",
         "eval/loss" => "mean over the validation data",
         _ => return None,
@@ -124,6 +130,12 @@ impl<E: From<TrainError>> Listener<E> for EventFile {
                 values.extend(record.router_z.map(|z| ("train/router_z", z)));
                 self.scalars(record.step, &values)?;
             }
+            Event::Experts(record) => {
+                let values = expert_scalars(record);
+                let values: Vec<(&str, f64)> =
+                    values.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
+                self.scalars(record.step, &values)?;
+            }
             Event::Evaluation(record) => {
                 let measures = [
                     ("eval/loss", Some(record.eval_loss)),
@@ -139,6 +151,26 @@ impl<E: From<TrainError>> Listener<E> for EventFile {
         }
         Ok(())
     }
+}
+
+/// The most curves of single experts; a browser shows a few hundred.
+const MOST_EXPERTS: usize = 512;
+
+/// The load of experts as curves: one for each expert where they are not too many, and always their range.
+fn expert_scalars(record: &ExpertRecord) -> Vec<(String, f64)> {
+    let [least, most] = record.extremes();
+    let mut values = vec![
+        ("experts/least".to_owned(), least),
+        ("experts/most".to_owned(), most),
+        ("experts/overflow".to_owned(), record.overflow()),
+    ];
+    if record.shares.iter().map(Vec::len).sum::<usize>() <= MOST_EXPERTS {
+        for (layer, shares) in record.layers.iter().zip(&record.shares) {
+            let tag = |expert| format!("experts/layer_{layer}/{expert}");
+            values.extend(shares.iter().enumerate().map(|(expert, &share)| (tag(expert), share)));
+        }
+    }
+    values
 }
 
 /// Seconds since 1970, the clock of TensorBoard's axis "wall".

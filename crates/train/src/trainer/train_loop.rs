@@ -103,7 +103,7 @@ impl Trainer {
             over = step >= course.end() || self.is_asked_to_end(&told);
             let regular = |every: u64| step.is_multiple_of(every.max(1));
             if over || regular(course.logging_steps) {
-                told.tell_window(&mut window);
+                self.log(&mut window, &mut told);
             }
             let before = progress.best_step();
             let mut unevaluated = None;
@@ -123,7 +123,7 @@ impl Trainer {
                 over |= exhausted || unevaluated.is_some() || self.is_asked_to_end(&told);
             }
             if over {
-                told.tell_window(&mut window);
+                self.log(&mut window, &mut told);
             }
             self.reach(EvaluationState { unrecorded: window.kept(), ..progress.kept(Some(record.loss)) });
             let best = progress.best_step() != before;
@@ -141,6 +141,19 @@ impl Trainer {
         told.tell(Event::End(&end));
         told.result()?;
         Ok(end)
+    }
+
+    /// Reports the steps since the last record, and the load of experts in the last of them.
+    fn log<E: fmt::Display>(&self, window: &mut Window, told: &mut Told<'_, '_, E>) {
+        if !told.tell_window(window) {
+            return;
+        }
+        match self.experts() {
+            Ok(Some(record)) => told.tell(Event::Experts(&record)),
+            Ok(None) => {}
+            // The step itself is sound; if the device is not, the next one says so.
+            Err(fault) => told.tell(Event::Note(&format!("the load of experts is unknown: {fault}"))),
+        }
     }
 
     /// Whether the run is to end before its last step. A listener that failed ends it like a signal: at once, but
