@@ -53,7 +53,7 @@ cat "$logs/memory.log"
 if [ -n "${SANITIZER:-}" ]; then
     # A kernel is looked for in one module after the other: that a call finds none is no error of ours.
     memcheck=("$SANITIZER" --tool memcheck --report-api-errors no --error-exitcode 9)
-    for family in norm attention embedding head adamw softmax; do
+    for family in norm attention embedding head adamw softmax sort_by combine grouped balance; do
         stage "memcheck-$family" 120 "${memcheck[@]}" "$folder/plimsoll" check --device cuda "$family"
     done
 else
@@ -64,6 +64,8 @@ if [ "$quick" = 0 ]; then
     cat "$logs/products.log"
     stage attention 120 "$folder/gpu_stages" attention "$cache/plimsoll/cubin"
     cat "$logs/attention.log"
+    stage experts 120 "$folder/gpu_stages" experts "$cache/plimsoll/cubin"
+    cat "$logs/experts.log"
 fi
 rm -rf "$cache"
 printf '{"stage":"all","failed":%d}\n' "$failed"

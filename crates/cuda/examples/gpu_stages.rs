@@ -1,6 +1,6 @@
 //! Questions to a GPU beside the conformance cases: numbers drawn on it, the memory it takes, rates of products.
 //!
-//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory`, `products`, `attention`, or `kernels`, which only tells their fingerprints. Each result is one line of JSON;
+//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory`, `products`, `attention`, `experts`, or `kernels`, which only tells their fingerprints. Each result is one line of JSON;
 //! the program fails when one is wrong. `scripts/gpu_check.sh` runs it with time limits.
 #![allow(clippy::print_stdout, reason = "an example that reports")]
 
@@ -13,7 +13,7 @@ use plimsoll_cuda::{
 };
 use plimsoll_exec::conformance::judge;
 use plimsoll_exec::{CpuDevice, Device, Draw, ExecError, MemoryPool, cases, init};
-use plimsoll_graph::op::Mask;
+use plimsoll_graph::op::{Mask, Sorting};
 use plimsoll_graph::{DType, Graph, GraphError, Init, Op, Value};
 use plimsoll_plan::{Costed, Program, Role, Scratch, Space, Strategy, plan};
 
@@ -21,7 +21,7 @@ fn main() -> Result<(), ExecError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [stage, cache] = &arguments[..] else {
         return Err(ExecError::Mismatch(
-            "usage: gpu_stages faults|draws|memory|products|attention|kernels CACHE-FOLDER".into(),
+            "usage: gpu_stages faults|draws|memory|products|attention|experts|kernels CACHE-FOLDER".into(),
         ));
     };
     match stage.as_str() {
@@ -30,6 +30,7 @@ fn main() -> Result<(), ExecError> {
         "memory" => memory(cache),
         "products" => products(&mut open(cache)?),
         "attention" => attention(&mut open(cache)?),
+        "experts" => experts(&mut open(cache)?),
         "kernels" => {
             for source in SOURCES {
                 println!("{} {}", source.name, source.fingerprint());
@@ -205,7 +206,7 @@ fn attention(device: &mut CudaDevice) -> Result<(), ExecError> {
             let scale = 1.0 / (width as f32).sqrt();
             let graph = attention_graph([batch, heads, key_heads, length, width], mask, scale, documents)
                 .map_err(|error| ExecError::Mismatch(error.to_string()))?;
-            let seconds = median_seconds(device, graph)?;
+            let seconds = median_seconds(device, graph, &|_| 0)?;
             for note in device.notes() {
                 println!("{{\"stage\":\"attention\",\"note\":{note:?}}}");
             }
@@ -245,8 +246,12 @@ fn attention_graph(
     g.finish()
 }
 
-/// The median seconds of each action of a graph, on normal numbers.
-fn median_seconds(device: &mut CudaDevice, graph: Graph) -> Result<Vec<f64>, ExecError> {
+/// The median seconds of each action of a graph, on normal numbers; `integer` gives those of its inputs of integers.
+fn median_seconds(
+    device: &mut CudaDevice,
+    graph: Graph,
+    integer: &dyn Fn(usize) -> i32,
+) -> Result<Vec<f64>, ExecError> {
     let facts = device.facts(&graph);
     let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
     let plan = plan(&program, Strategy::None, Scratch::Best)
@@ -257,14 +262,15 @@ fn median_seconds(device: &mut CudaDevice, graph: Graph) -> Result<Vec<f64>, Exe
     device.map()?;
     for &input in graph.inputs() {
         let (name, ty) = (&graph.value(input).name, graph.ty(input));
-        let init = if ty.dtype == DType::I32 { Init::Fill(0.0) } else { Init::Normal(1.0) };
         let buffer = schedule.buffer_of(graph, input);
         let offset = buffer.map_or(0, |buffer| buffer.offset);
-        device.draw_part(
-            &Draw { init: &init, name, seed: 1 },
-            (offset, ty.dtype),
-            (0, ty.shape.elements()),
-        )?;
+        if ty.dtype == DType::I32 {
+            let bytes: Vec<u8> = (0..ty.shape.elements()).flat_map(|at| integer(at).to_le_bytes()).collect();
+            device.write(offset, &bytes)?;
+            continue;
+        }
+        let draw = Draw { init: &Init::Normal(1.0), name, seed: 1 };
+        device.draw_part(&draw, (offset, ty.dtype), (0, ty.shape.elements()))?;
     }
     let mut seconds = vec![Vec::new(); schedule.actions.len()];
     for _ in 0..3 {
@@ -278,4 +284,104 @@ fn median_seconds(device: &mut CudaDevice, graph: Graph) -> Result<Vec<f64>, Exe
         each[each.len() / 2]
     };
     Ok(seconds.into_iter().map(median).collect())
+}
+
+/// Tokens, experts and widths of a mixture.
+#[derive(Clone, Copy)]
+struct Experts {
+    tokens: usize,
+    experts: usize,
+    chosen: usize,
+    /// Before and behind the product.
+    widths: [usize; 2],
+}
+
+/// The ops of experts in bf16, beside the library's product of as many rows with one weight.
+fn experts(device: &mut CudaDevice) -> Result<(), ExecError> {
+    let of = |tokens, experts, chosen, widths| Experts { tokens, experts, chosen, widths };
+    for form in [
+        of(16384, 8, 2, [4096, 14336]), // Mixtral 8x7B
+        of(16384, 128, 8, [2048, 768]), // Qwen3-30B-A3B
+        of(16384, 64, 8, [2048, 1024]), // OLMoE
+        of(2048, 8, 2, [512, 1376]),    // s-moe
+    ] {
+        for (routing, spread) in [("even", true), ("half on one expert", false)] {
+            let id = |at: usize| {
+                let (token, copy) = (at / form.chosen, at % form.chosen);
+                // Every second token goes to the first experts.
+                let first = if spread || token % 2 == 0 { token.wrapping_mul(2_654_435_761) >> 7 } else { 0 };
+                ((first + copy) % form.experts) as i32
+            };
+            let graph = experts_graph(form).map_err(|error| ExecError::Mismatch(error.to_string()))?;
+            let seconds = median_seconds(device, graph, &id)?;
+            report_experts(form, routing, &seconds);
+        }
+        library_rate(device, form)?;
+    }
+    Ok(())
+}
+
+fn experts_graph(form: Experts) -> Result<Graph, GraphError> {
+    let Experts { tokens, experts, chosen, widths: [width, hidden] } = form;
+    let mut g = Graph::new();
+    let indices = g.input("indices", [tokens, chosen], DType::I32); // (N, k)
+    let x = g.input("x", [tokens, width], DType::Bf16); // (N, C)
+    let weights = g.input("weights", [tokens, chosen], DType::F32); // (N, k)
+    let w = g.input("w", [experts, hidden, width], DType::Bf16); // (E, F, C)
+    let copies = g.sort_by_expert(indices, Sorting { experts, tile: 1, capacity: None });
+    let rows = g.dispatch(x, copies); // (R, C)
+    let y = g.grouped_linear(rows, w, copies); // (R, F)
+    let dx = g.apply(Op::GroupedLinearGradInput, &[w, y, copies.ranges]); // (R, C)
+    let dw = g.apply(Op::GroupedLinearGradWeight, &[rows, y, copies.ranges]); // (E, F, C)
+    let sum = g.combine(dx, copies, Some(weights)); // (N, C)
+    let dweights = g.apply(Op::CombineGradWeights, &[dx, x, copies.places]); // (N, k)
+    for (name, value) in [("dw", dw), ("sum", sum), ("dweights", dweights)] {
+        g.output(name, value);
+    }
+    g.finish()
+}
+
+fn report_experts(form: Experts, routing: &str, seconds: &[f64]) {
+    let Experts { tokens, experts, chosen, widths: [width, hidden] } = form;
+    let flops = 2.0 * (tokens * chosen * width * hidden) as f64;
+    let [forward, input, weight] = [2, 3, 4].map(|action| flops / seconds[action] / 1e12);
+    let [sort, dispatch, combine, dweights] = [0, 1, 5, 6].map(|action| 1e6 * seconds[action]);
+    println!(
+        "{{\"stage\":\"experts\",\"shape\":[{tokens},{experts},{chosen},{width},{hidden}],\"routing\":\"{routing}\",\
+         \"forward_tflops\":{forward:.0},\"input_tflops\":{input:.0},\"weight_tflops\":{weight:.0},\
+         \"sort_us\":{sort:.0},\"dispatch_us\":{dispatch:.0},\"combine_us\":{combine:.0},\"dweights_us\":{dweights:.0}}}"
+    );
+}
+
+/// The library's rates of the three products over all rows, in the arena that the graph left.
+fn library_rate(device: &mut CudaDevice, form: Experts) -> Result<(), ExecError> {
+    let (rows, [width, hidden]) = (form.tokens * form.chosen, form.widths);
+    let bytes = |elements: usize| (2 * elements as u64).next_multiple_of(256);
+    let (x, w, y) = (bytes(rows * width), bytes(hidden * width), bytes(rows * hidden));
+    take(device, x + w + y + (64 << 20))?;
+    let draw = Draw { init: &Init::Normal(1.0), name: "numbers", seed: 1 };
+    device.draw_part(&draw, (0, DType::Bf16), (0, ((x + w + y) / 2) as usize))?;
+    let [x, w, y, workspace] = [0, x, x + w, x + w + y].map(Place);
+    let of = |[m, n, k]: [usize; 3], [transpose_a, transpose_b]: [bool; 2], [a, b, c]: [Place; 3]| {
+        let (dtypes, addend) = ([DType::Bf16; 3], Addend::None);
+        let signature =
+            Signature { m, n, k, batch: 1, transpose_a, transpose_b, dtypes, addend, alignment: 256 };
+        Product { signature, a, b, c, addend: None, workspace }
+    };
+    let products = [
+        of([rows, hidden, width], [false, true], [x, w, y]),
+        of([rows, width, hidden], [false, false], [y, w, x]),
+        of([hidden, width, rows], [true, false], [y, x, w]),
+    ];
+    let flops = 2.0 * (rows * width * hidden) as f64;
+    let mut rates = Vec::new();
+    for product in &products {
+        rates.push(flops / device.time_product(product, 10)? / 1e12);
+    }
+    println!(
+        "{{\"stage\":\"experts\",\"library\":[{rows},{width},{hidden}],\"forward_tflops\":{:.0},\
+         \"input_tflops\":{:.0},\"weight_tflops\":{:.0}}}",
+        rates[0], rates[1], rates[2]
+    );
+    Ok(())
 }

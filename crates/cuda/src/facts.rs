@@ -60,6 +60,7 @@ impl Share {
             Op::Attention { .. } => (0.45, 1.0),
             Op::AttentionGrad { .. } => (0.36, 1.0),
             Op::HeadLoss(_) | Op::HeadLossGrad { .. } => (0.8, 0.8),
+            Op::GroupedLinear | Op::GroupedLinearGradInput | Op::GroupedLinearGradWeight => (0.6, 1.0),
             Op::RmsNorm { .. }
             | Op::LayerNorm { .. }
             | Op::RmsNormGradInput

@@ -58,7 +58,7 @@ macro_rules! source {
 }
 
 /// Every file of kernels.
-pub const SOURCES: [KernelSource; 17] = [
+pub const SOURCES: [KernelSource; 20] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),
@@ -69,6 +69,9 @@ pub const SOURCES: [KernelSource; 17] = [
     source!("norms", true),
     source!("softmax", true),
     source!("routing", true),
+    source!("experts", true),
+    source!("grouped", true),
+    source!("balance", true),
     source!("quantised", false),
     source!("embedding", true),
     source!("rope", true),
@@ -85,6 +88,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("columns.cuh", include_str!("../kernels/columns.cuh")),
         ("random.cuh", include_str!("../kernels/random.cuh")),
         ("attention.cuh", include_str!("../kernels/attention.cuh")),
+        ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ];
     let mut headers: Vec<(&str, String)> = fixed.map(|(name, text)| (name, text.to_owned())).into();
     headers.push(("codes.cuh", codes()));

@@ -20,7 +20,8 @@ use crate::language::{self, IGNORED};
 /// Standard deviation of a weight before the first step.
 const SPREAD: f32 = 0.02;
 
-/// The rows of an expert begin at multiples of this. Products of the CPU can begin at any row, so there is no padding.
+/// The rows of an expert begin at multiples of this. Products of the CPU and of a GPU begin at any row, so there is no
+/// padding.
 const TILE: usize = 1;
 
 /// Form of the experts of a model.

@@ -30,6 +30,9 @@ void __syncthreads();
 void host_sync_warp();
 float* host_dynamic_shared();
 unsigned host_exchange(unsigned bits, int lane_xor);
+// Shows an address to the warp and waits; what a lane has shown is read until the warp waits again.
+void host_show(const void* address);
+const void* host_shown(int lane);
 
 inline unsigned __float_as_uint(float x) {
     unsigned bits;

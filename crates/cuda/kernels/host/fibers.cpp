@@ -23,6 +23,7 @@ struct Fiber {
     char* stack = nullptr;
     State state = ENDED;
     unsigned slot = 0; // what this thread offers its warp
+    const void* shown = nullptr;
 };
 
 thread_local Fiber fibers[MOST_THREADS];
@@ -120,6 +121,13 @@ unsigned host_exchange(unsigned bits, int lane_xor) {
     host_sync_warp();
     return other;
 }
+
+void host_show(const void* address) {
+    fibers[current].shown = address;
+    host_sync_warp();
+}
+
+const void* host_shown(int lane) { return fibers[current / 32 * 32 + unsigned(lane)].shown; }
 
 extern "C" __attribute__((visibility("default"))) void host_launch(void (*call)(void**), const unsigned* grid,
                                                                    const unsigned* block, void** args) {

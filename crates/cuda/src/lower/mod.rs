@@ -8,11 +8,13 @@
 #![allow(clippy::unnecessary_wraps, reason = "all lowerings have one signature")]
 
 mod attention;
+mod balance;
 mod conv;
 mod elementwise;
 mod embedding;
 mod experts;
 mod footprint;
+mod grouped;
 mod launch;
 mod library;
 mod losses;
@@ -31,7 +33,6 @@ mod updates;
 use plimsoll_exec::ExecError;
 use plimsoll_graph::{Op, Type};
 
-pub(crate) use experts::has_kernel;
 pub use footprint::check;
 pub use launch::{Arg, Check, Launch, StreamStep};
 pub use library::{
@@ -156,21 +157,20 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::SoftmaxLseGrad { softmax, lse } => routing::softmax_lse_grad(to, call, *softmax, *lse),
         Op::TopK { k } => routing::top_k(to, call, *k),
         Op::TopKGrad { columns } => routing::top_k_grad(to, call, *columns),
-        Op::SortByExpert(_)
-        | Op::Dispatch
-        | Op::Combine { .. }
-        | Op::CombineGradRows
-        | Op::CombineGradWeights
-        | Op::GroupedLinear
-        | Op::GroupedLinearGradInput
-        | Op::GroupedLinearGradWeight
-        | Op::ExpertLoad { .. }
-        | Op::CountCopies
-        | Op::ExpertLoadGrad { .. }
-        | Op::BalanceLoss(_)
-        | Op::BalanceLossGrad(_)
-        | Op::RouterZLoss { .. }
-        | Op::RouterZLossGrad { .. } => experts::refuse(to, call),
+        Op::SortByExpert(sorting) => experts::sort(to, call, *sorting),
+        Op::Dispatch | Op::CombineGradRows => experts::dispatch(to, call),
+        Op::Combine { .. } => experts::combine(to, call),
+        Op::CombineGradWeights => experts::combine_grad_weights(to, call),
+        Op::GroupedLinear => grouped::linear(to, call),
+        Op::GroupedLinearGradInput => grouped::linear_grad_input(to, call),
+        Op::GroupedLinearGradWeight => grouped::linear_grad_weight(to, call),
+        Op::ExpertLoad { ignored } => balance::load(to, call, *ignored),
+        Op::CountCopies => experts::count(to, call),
+        Op::ExpertLoadGrad { ignored } => balance::load_grad(to, call, *ignored),
+        Op::BalanceLoss(balance) => balance::loss(to, call, *balance),
+        Op::BalanceLossGrad(balance) => balance::loss_grad(to, call, *balance),
+        Op::RouterZLoss { ignore_index } => balance::z_loss(to, call, *ignore_index),
+        Op::RouterZLossGrad { ignore_index } => balance::z_loss_grad(to, call, *ignore_index),
         Op::Dequantise(of) => quantised::dequantise(to, call, *of),
         Op::CrossEntropy { ignore_index } => losses::cross_entropy(to, call, *ignore_index),
         Op::CrossEntropyGrad { ignore_index } => losses::cross_entropy_grad(to, call, *ignore_index),

@@ -36,6 +36,9 @@ fn routings() -> Vec<Routing> {
         routing([2, 10, 1].into(), (3, 8), Some(3), true, [33, 17]),
         routing([130, 4].into(), (16, 16), None, false, [40, 65]),
         routing([1, 300, 2].into(), (3, 1), None, false, [129, 70]),
+        // Rows of whole packs, in several tiles of a GPU's products.
+        routing([2, 150, 2].into(), (3, 128), None, false, [256, 136]),
+        routing([4, 90, 1].into(), (2, 1), Some(40), false, [136, 512]),
     ]
 }
 

@@ -24,6 +24,10 @@ const COMPUTE_SHARE: f64 = 0.75;
 const ATTENTION_SHARE: f64 = 0.42;
 const ATTENTION_GRAD_SHARE: f64 = 0.33;
 const HEAD_SHARE: f64 = 0.67;
+/// The share that products of experts reach, by our own kernels.
+const EXPERTS_SHARE: f64 = 0.4;
+/// Chunks of copies that a sort by expert counts apart.
+const SORT_CHUNKS: u64 = 256;
 /// Scratch of a graph of `cuDNN` beside its tensors.
 const ATTENTION_SCRATCH: u64 = 256;
 /// Share of the published bandwidth that passes over memory reach.
@@ -214,6 +218,11 @@ impl DeviceSpec {
             }
             Op::Attention { .. } if half => ATTENTION_SCRATCH,
             Op::AttentionGrad { .. } if half => attention_grad_scratch(&inputs),
+            Op::SortByExpert(sorting) => {
+                let chunks = SORT_CHUNKS + sorting.sequences(inputs[0].shape) as u64;
+                2 * 4 * chunks * sorting.experts as u64
+            }
+            Op::GroupedLinear | Op::GroupedLinearGradInput | Op::GroupedLinearGradWeight => 0,
             _ if work.matmul_flops > 0.0 => PRODUCT_SCRATCH,
             _ => 0,
         };
@@ -227,6 +236,7 @@ fn share(op: &Op, half: bool) -> f64 {
         Op::Attention { .. } if half => ATTENTION_SHARE,
         Op::AttentionGrad { .. } if half => ATTENTION_GRAD_SHARE,
         Op::HeadLoss(_) | Op::HeadLossGrad { .. } if half => HEAD_SHARE,
+        Op::GroupedLinear | Op::GroupedLinearGradInput | Op::GroupedLinearGradWeight => EXPERTS_SHARE,
         _ => COMPUTE_SHARE,
     }
 }
