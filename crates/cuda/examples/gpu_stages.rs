@@ -288,7 +288,7 @@ fn median_seconds(
 
 /// Tokens, experts and widths of a mixture.
 #[derive(Clone, Copy)]
-struct Experts {
+struct MixtureShape {
     tokens: usize,
     experts: usize,
     chosen: usize,
@@ -298,7 +298,7 @@ struct Experts {
 
 /// The ops of experts in bf16, beside the library's product of as many rows with one weight.
 fn experts(device: &mut CudaDevice) -> Result<(), ExecError> {
-    let of = |tokens, experts, chosen, widths| Experts { tokens, experts, chosen, widths };
+    let of = |tokens, experts, chosen, widths| MixtureShape { tokens, experts, chosen, widths };
     for form in [
         of(16384, 8, 2, [4096, 14336]), // Mixtral 8x7B
         of(16384, 128, 8, [2048, 768]), // Qwen3-30B-A3B
@@ -321,8 +321,8 @@ fn experts(device: &mut CudaDevice) -> Result<(), ExecError> {
     Ok(())
 }
 
-fn experts_graph(form: Experts) -> Result<Graph, GraphError> {
-    let Experts { tokens, experts, chosen, widths: [width, hidden] } = form;
+fn experts_graph(form: MixtureShape) -> Result<Graph, GraphError> {
+    let MixtureShape { tokens, experts, chosen, widths: [width, hidden] } = form;
     let mut g = Graph::new();
     let indices = g.input("indices", [tokens, chosen], DType::I32); // (N, k)
     let x = g.input("x", [tokens, width], DType::Bf16); // (N, C)
@@ -341,8 +341,8 @@ fn experts_graph(form: Experts) -> Result<Graph, GraphError> {
     g.finish()
 }
 
-fn report_experts(form: Experts, routing: &str, seconds: &[f64]) {
-    let Experts { tokens, experts, chosen, widths: [width, hidden] } = form;
+fn report_experts(form: MixtureShape, routing: &str, seconds: &[f64]) {
+    let MixtureShape { tokens, experts, chosen, widths: [width, hidden] } = form;
     let flops = 2.0 * (tokens * chosen * width * hidden) as f64;
     let [forward, input, weight] = [2, 3, 4].map(|action| flops / seconds[action] / 1e12);
     let [sort, dispatch, combine, dweights] = [0, 1, 5, 6].map(|action| 1e6 * seconds[action]);
@@ -354,7 +354,7 @@ fn report_experts(form: Experts, routing: &str, seconds: &[f64]) {
 }
 
 /// The library's rates of the three products over all rows, in the arena that the graph left.
-fn library_rate(device: &mut CudaDevice, form: Experts) -> Result<(), ExecError> {
+fn library_rate(device: &mut CudaDevice, form: MixtureShape) -> Result<(), ExecError> {
     let (rows, [width, hidden]) = (form.tokens * form.chosen, form.widths);
     let bytes = |elements: usize| (2 * elements as u64).next_multiple_of(256);
     let (x, w, y) = (bytes(rows * width), bytes(hidden * width), bytes(rows * hidden));
