@@ -24,8 +24,9 @@ const COMPUTE_SHARE: f64 = 0.75;
 const ATTENTION_SHARE: f64 = 0.42;
 const ATTENTION_GRAD_SHARE: f64 = 0.33;
 const HEAD_SHARE: f64 = 0.67;
-/// The share that products of experts reach, by our own kernels.
-const EXPERTS_SHARE: f64 = 0.4;
+/// The shares that products of experts and gradients of their weights reach, by our own kernels.
+const EXPERTS_SHARE: f64 = 0.27;
+const EXPERTS_WEIGHT_SHARE: f64 = 0.17;
 /// Chunks of copies that a sort by expert counts apart.
 const SORT_CHUNKS: u64 = 256;
 /// Scratch of a graph of `cuDNN` beside its tensors.
@@ -236,7 +237,8 @@ fn share(op: &Op, half: bool) -> f64 {
         Op::Attention { .. } if half => ATTENTION_SHARE,
         Op::AttentionGrad { .. } if half => ATTENTION_GRAD_SHARE,
         Op::HeadLoss(_) | Op::HeadLossGrad { .. } if half => HEAD_SHARE,
-        Op::GroupedLinear | Op::GroupedLinearGradInput | Op::GroupedLinearGradWeight => EXPERTS_SHARE,
+        Op::GroupedLinear | Op::GroupedLinearGradInput => EXPERTS_SHARE,
+        Op::GroupedLinearGradWeight => EXPERTS_WEIGHT_SHARE,
         _ => COMPUTE_SHARE,
     }
 }
