@@ -25,7 +25,7 @@ import warnings
 import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "reference"))
-from chat_templates import CALLS, CHAT, NULLS, SPECIAL, TOOLS, rendered  # noqa: E402
+from chat_templates import CALLS, CHAT, LARGE_NUMBERS, NULL_ARGUMENTS, NULLS, SPECIAL, TOOLS, rendered  # noqa: E402
 
 # Own conversations, as data sets have them; each is tried with and without tools and with and without a prompt.
 CONVERSATIONS = {
@@ -44,6 +44,8 @@ CONVERSATIONS = {
         {"role": "user", "content": "Thanks"},
     ],
     "nulls of a table": NULLS,
+    "nulls in arguments": NULL_ARGUMENTS,
+    "large numbers": LARGE_NUMBERS,
     "thoughts": [
         {"role": "user", "content": "1 + 1?"},
         {"role": "assistant", "content": "<think>\neasy\n</think>\n\n2"},

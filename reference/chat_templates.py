@@ -69,6 +69,21 @@ NULLS = [
     {"role": "assistant", "content": "Hello", "name": None, "tool_calls": None, "tool_call_id": None},
 ]
 
+# A table of structs gives the arguments of one call the keys of all others; whole numbers may have any length.
+NULL_ARGUMENTS = [
+    {"role": "user", "content": "Both, please", "tool_calls": None},
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "abcdef123", "type": "function", "function": {"name": "weather", "arguments": {"town": "Köln", "at": None}}},
+        {"id": "abcdef124", "type": "function", "function": {"name": "clock", "arguments": {"town": None, "at": None}}}]},
+    {"role": "assistant", "content": "Rain at noon.", "tool_calls": None},
+]
+LARGE_NUMBERS = [
+    {"role": "user", "content": "Count", "id": 18446744073709551616},
+    {"role": "assistant", "content": "Done", "tool_calls": [{"id": "abcdef125", "type": "function", "function": {
+        "name": "count", "arguments": {"from": -9223372036854775809, "to": 18446744073709551615,
+                                       "all": 170141183460469231731687303715884105727, "share": 1e-07}}}]},
+]
+
 # Each is a template, or a pair of one and the conversation it is for.
 CASES = {
     # Text, tags and white space
@@ -249,6 +264,8 @@ CASES = {
     "special tokens": "{{ bos_token }}{% for m in messages %}{{ '[INST] ' + m.content | trim + ' [/INST]' if m.role == 'user' else m.content + eos_token }}{% endfor %}{{ unk_token }}",
     "tools or none": "{%- if tools is iterable and tools | length > 0 %}has{% else %}none{% endif %}{% if tools %}T{% endif %}{% if tools is not none %}N{% endif %}{% if not tools is defined %}U{% endif %}{{ documents }}",
     "nulls of a table": ("{% for m in messages %}{{ m.role }}:{% if m.tool_calls is defined and m.tool_calls %}calls{% endif %}{% if m.name %}{{ m.name }}{% endif %}{{ m.tool_calls is none }}{{ 'name' in m }}{{ m.content }}{{ m|tojson }}\n{% endfor %}", NULLS),
+    "nulls in the arguments of a table": ("{% for m in messages %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{{ v is none }} {% endfor %}{{ c.function.arguments|tojson }}{% endfor %}{{ m.content }}{{ m|tojson }}\n{% endfor %}", NULL_ARGUMENTS),
+    "whole numbers beyond 64 bits": ("{% for m in messages %}{{ m.id }} {% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }} {{ v|tojson }} {{ v is integer }} {{ v is number }} {% endfor %}{{ c|tojson }}{{ c.function.arguments }}{% endfor %}{{ m.id == 18446744073709551616 }}{% endfor %}", LARGE_NUMBERS),
     "calls": ("{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v|tojson if v is not string else v }}{{ ', ' if not loop.last }}{% endfor %}){{ c.function.arguments }}{{ c.function|tojson }}{% endfor %}{% elif m.content is string %}{{ m.content }}{% endif %}{% endfor %}", CALLS),
     "reasoning has all names": "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }}|{{ m.keys()|list }}{% endfor %}",
     "content in parts": ("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% elif p['type'] == 'image' %}<image>{% endif %}{% endfor %}{% endif %}{% endfor %}", [{"role": "user", "content": [{"type": "text", "text": "Look: "}, {"type": "image"}]}, {"role": "assistant", "content": "ok"}]),

@@ -7,6 +7,11 @@ tied and own heads, every rotary form that plimsoll knows, sliding windows, odd 
 as f32, bf16 or f16. transformers writes the folder; both sides load it from there and take 20 steps of AdamW in f32 on the
 same tokens. Four further models of each get an adapter by PEFT, of odd ranks, patterns, targets and tokens, and train that.
 
+Mixtures of experts draw their number of experts, how many a token goes to, shared experts and dense layers besides. Routers
+choose, so two sides may part at a near tie: weights are drawn until every choice of 20 steps is clear in PyTorch, and PyTorch in
+f32 and in f64 are near each other; how often another draw was needed is printed. Their balance
+is counted by sequence, as plimsoll does unless asked otherwise; the formula is written down here a second time.
+
 A step sees all texts, so their order makes no difference. Which words a masked model hides is drawn by the rule of plimsoll's
 data loader, which is written down here a second time.
 
@@ -34,6 +39,8 @@ STEPS, ROWS, LENGTH = 20, 6, 24
 LIMIT = 1e-5
 FULL, ADAPTED = 10, 4
 RATE = 1e-3
+ROUNDING = 2e-6  # of PyTorch with experts; above it a draw amplifies rounding, and shows nothing
+CLEAR = 2e-4  # a choice between experts that no rounding of 20 steps turns round
 
 
 # ---- what is drawn ------------------------------------------------------------------------------------------------
@@ -127,12 +134,64 @@ def bert_labels(draw: random.Random):
     return config
 
 
+def experts(draw: random.Random, shape: dict[str, object], count: str, names: tuple[str, ...] = ()) -> dict[str, object]:
+    """A decoder with a router: from one expert of a token up to all of them. `names` say what else the family can have."""
+    number = draw.choice([2, 3, 4, 5, 8])
+    drawn = {
+        count: number, "num_experts_per_tok": draw.randrange(1, number + 1), "output_router_logits": False,
+        "router_aux_loss_coef": draw.choice([0.0, 0.01, 0.3]), "norm_topk_prob": draw.random() < 0.5,
+        "moe_intermediate_size": draw.randrange(9, 60), "shared_expert_intermediate_size": draw.randrange(9, 60),
+        "decoder_sparse_step": draw.choice([1, 1, 2]),
+        "mlp_only_layers": draw.choice([[], [], [0]]) if shape["num_hidden_layers"] > 1 else [],
+    }
+    # The weight of a single expert that is normalised is 1, whatever the router says: AdamW would follow mere rounding.
+    if count == "num_local_experts" or drawn["norm_topk_prob"]:
+        drawn["num_experts_per_tok"] = draw.randrange(2, number + 1)
+    always = (count, "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef")
+    # A step of two leaves a model of one layer without experts.
+    if shape["num_hidden_layers"] < 3:
+        drawn["decoder_sparse_step"] = 1
+    return shape | {key: value for key, value in drawn.items() if key in always + names}
+
+
+def even_heads(draw: random.Random) -> dict[str, object]:
+    """A decoder whose heads share its width."""
+    shape = decoder(draw)
+    shape["hidden_size"] = shape["num_attention_heads"] * shape.pop("head_dim")
+    return shape
+
+
+def mixtral(draw: random.Random):
+    shape = experts(draw, decoder(draw), "num_local_experts")
+    return transformers.MixtralConfig(**shape, sliding_window=draw.choice([None, None, 3, 4096]))
+
+
+def qwen2_moe(draw: random.Random):
+    names = ("norm_topk_prob", "moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step",
+             "mlp_only_layers")
+    return transformers.Qwen2MoeConfig(**experts(draw, even_heads(draw), "num_experts", names), **windows(draw))
+
+
+def qwen3_moe(draw: random.Random):
+    names = ("norm_topk_prob", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")
+    return transformers.Qwen3MoeConfig(**experts(draw, decoder(draw), "num_experts", names), **windows(draw))
+
+
+def olmoe(draw: random.Random):
+    return transformers.OlmoeConfig(**experts(draw, even_heads(draw), "num_experts", ("norm_topk_prob",)))
+
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 # Class, the draw of a configuration, and modules that can have adapters.
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", llama, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
     "mistral": ("MistralForCausalLM", mistral, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
     "qwen2": ("Qwen2ForCausalLM", qwen2, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
     "qwen3": ("Qwen3ForCausalLM", qwen3, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+    "mixtral": ("MixtralForCausalLM", mixtral, ATTENTION),
+    "qwen2-moe": ("Qwen2MoeForCausalLM", qwen2_moe, ATTENTION),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", qwen3_moe, ATTENTION),
+    "olmoe": ("OlmoeForCausalLM", olmoe, ATTENTION),
     "gpt2": ("GPT2LMHeadModel", gpt2, ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]),
     "bert": ("BertForMaskedLM", bert, ["query", "key", "value", "intermediate.dense", "transform.dense"]),
     "bert-labels": ("BertForSequenceClassification", bert_labels, ["query", "key", "value", "intermediate.dense"]),
@@ -279,16 +338,43 @@ def batches(name: str, tokenizer, texts: list[tuple[str, int]]):
         yield tokens, mask, targets
 
 
+def margin(router_logits, mask: torch.Tensor, chosen: int) -> float:
+    """The least distance between the last expert chosen and the first that was not, over the tokens of texts."""
+    if chosen >= router_logits[0].shape[-1]:
+        return 1.0
+    ordered = [layer[mask.flatten() == 1].sort(-1, descending=True).values for layer in router_logits]
+    return min((rows[:, chosen - 1] - rows[:, chosen]).min().item() for rows in ordered)
+
+
+def balance_by_sequence(router_logits, mask: torch.Tensor, chosen: int) -> torch.Tensor:
+    """Mean over layers and tokens of E·Σ f·P, where a sequence has shares `f` of its choices and mean probabilities `P`."""
+    of_tokens, total = mask[..., None].to(router_logits[0].dtype), 0.0
+    tokens = of_tokens.sum(1)
+    for logits in router_logits:
+        logits = logits.view(*mask.shape, -1)
+        choices = torch.zeros_like(logits).scatter(-1, logits.topk(chosen, -1).indices, 1.0)
+        share = (choices * of_tokens).sum(1) / tokens
+        mean = (logits.softmax(-1) * of_tokens).sum(1) / tokens
+        total = total + logits.shape[-1] * ((share * mean).sum(-1) * tokens[:, 0]).sum() / tokens.sum()
+    return total / len(router_logits)
+
+
 def pytorch(model: torch.nn.Module, name: str, tokenizer, texts: list[tuple[str, int]]) -> list[float]:
+    """Losses of the head, step by step; empty where a router was undecided."""
     optimizer, losses = adamw(model), []
+    config = model.config
+    chosen, balance = getattr(config, "num_experts_per_tok", None), getattr(config, "router_aux_loss_coef", 0.0)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     for tokens, mask, targets in batches(name, tokenizer, texts):
         optimizer.zero_grad()
         # Causal models need no mask: nothing sees the padding behind a text.
         seen = {"attention_mask": mask} if name.startswith("bert") else {}
-        logits = model(input_ids=tokens, **seen).logits.flatten(0, -2)
-        loss = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED)
-        loss.backward()
+        out = model(input_ids=tokens, **seen, **{"output_router_logits": True} if chosen else {})
+        loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+        if chosen and margin(out.router_logits, mask, chosen) < CLEAR:
+            return []
+        added = balance * balance_by_sequence(out.router_logits, mask, chosen) if chosen else 0.0
+        (loss + added).backward()
         losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
@@ -305,6 +391,10 @@ def make(folder: Path, class_name: str, config, draw: random.Random) -> str:
     dtype = draw.choice(["float32", "bfloat16", "float16"])
     model = getattr(transformers, class_name)(config)
     scatter_weights(model, torch.Generator().manual_seed(draw.randrange(1 << 30)))
+    with torch.no_grad():
+        for parameter, weight in model.named_parameters():
+            if parameter.endswith("mlp.gate.weight"):
+                weight *= 10  # scores that differ, so that few choices are near a tie
     shards = draw.random() < 0.4
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size="30KB" if shards else "1GB")
     return dtype + (", shards" if (folder / "model.safetensors.index.json").exists() else "")
@@ -312,7 +402,9 @@ def make(folder: Path, class_name: str, config, draw: random.Random) -> str:
 
 def described(config, stored: str) -> str:
     keys = ["vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head",
-            "num_key_value_heads", "head_dim", "intermediate_size", "sliding_window", "tie_word_embeddings"]
+            "num_key_value_heads", "head_dim", "intermediate_size", "sliding_window", "tie_word_embeddings",
+            "num_local_experts", "num_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size",
+            "shared_expert_intermediate_size", "decoder_sparse_step", "mlp_only_layers", "router_aux_loss_coef"]
     shape = " ".join(f"{key.removeprefix('num_')}={value}" for key in keys
                      if (value := config.to_dict().get(key)) is not None)
     rotary = (config.to_dict().get("rope_parameters") or {}).get("rope_type")
@@ -320,10 +412,20 @@ def described(config, stored: str) -> str:
 
 
 def compare(binary: str, name: str, number: int, adapter: bool) -> tuple[float, float, str]:
+    """The first draw whose routers are always decided; of a model without routers, the first."""
+    for again in range(200):
+        seed = f"{name} {number} {adapter}" + (f" {again}" if again else "")
+        if drawn := compare_drawn(binary, name, seed, adapter):
+            difference, rounding, told = drawn
+            return difference, rounding, told + (f" (draw {again + 1})" if again else "")
+    raise SystemExit(f"{name} {number}: no draw without a near tie")
+
+
+def compare_drawn(binary: str, name: str, seed: str, adapter: bool) -> tuple[float, float, str] | None:
     class_name, draw_config, _ = ARCHITECTURES[name]
-    draw = random.Random(f"{name} {number} {adapter}")
+    draw = random.Random(seed)
     # transformers and PEFT draw from torch's own generator when they make weights and adapters.
-    torch.manual_seed(zlib.crc32(f"{name} {number} {adapter}".encode()))
+    torch.manual_seed(zlib.crc32(seed.encode()))
     config = draw_config(draw)
     labels = config.num_labels if name == "bert-labels" else 1
     with tempfile.TemporaryDirectory() as home:
@@ -341,10 +443,15 @@ def compare(binary: str, name: str, number: int, adapter: bool) -> tuple[float, 
             told += " " + " ".join(f"{key}={value}" for key, value in settings.items() if value)
         runs = []
         for dtype in [torch.float32, torch.float64]:
-            model = model_class.from_pretrained(folder, dtype=dtype, attn_implementation="eager").train()
+            of_experts = {"experts_implementation": "eager"} if "router_aux_loss_coef" in config.to_dict() else {}
+            model = model_class.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **of_experts).train()
             if adapter:
                 model = peft.PeftModel.from_pretrained(model, work / "adapter", is_trainable=True).to(dtype).train()
             runs.append(pytorch(model, name, tokenizer, texts))
+            if not runs[-1]:
+                return None
+        if of_experts and apart(runs[0], runs[1]) > ROUNDING:
+            return None
         ours = losses_of(plimsoll(binary, work, *flags))
         return apart(ours, runs[0]), apart(runs[0], runs[1]), told
 
@@ -377,7 +484,7 @@ def check_refused(binary: str) -> list[tuple[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
-    parser.add_argument("--only", help="one architecture")
+    parser.add_argument("--only", help="one architecture, or several with commas between")
     parser.add_argument("--markdown", type=Path, help="where the record goes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -389,7 +496,7 @@ def main() -> None:
     worst = {}
     details = []
     for name in ARCHITECTURES:
-        if arguments.only not in (None, name):
+        if arguments.only and name not in arguments.only.split(","):
             continue
         for adapter, count in [(False, FULL), (True, ADAPTED)]:
             kind = f"{name}{', adapter' if adapter else ''}"

@@ -47,16 +47,28 @@ fn an_adapter_as_the_model_stands_for_its_model_and_itself() {
 fn an_adapter_whose_model_is_not_here_says_what_to_type() {
     let home = with_adapter();
     fs::rename(home.path("model"), home.path("moved")).unwrap();
-    let expected = "--model adapter is an adapter for `model`, and there is no such folder here; give the folder of that \
-                    model as --model and adapter as --adapter";
+    let expected = "--model adapter is an adapter for `model`, and there is no such folder here; if its model is in another \
+                    folder, give `--model BASE_FOLDER --adapter adapter`";
     home.refused(&training("--model adapter"), expected);
     home.refused("generate --model adapter --prompt a", expected);
     home.refused("export --merge --model adapter --out merged", expected);
     home.set("adapter/adapter_config.json", "base_model_name_or_path", Value::Null);
     home.refused(
         "generate --model adapter --prompt a",
-        "adapter is an adapter that does not say which model it belongs to; give that as --model, and this folder as --adapter",
+        "adapter is an adapter that does not say which model it belongs to; give `--model BASE_FOLDER --adapter adapter`",
     );
+    // A name of the hub, which cannot be asked or does not have the model.
+    home.set("adapter/adapter_config.json", "base_model_name_or_path", json!("owner/base"));
+    let typed = "; if its model is in another folder, give `--model BASE_FOLDER --adapter adapter`\n";
+    for (offline, why) in [("1", "HF_HUB_OFFLINE forbids"), ("0", "could not be had from http://127.0.0.1:9")]
+    {
+        let mut command = home.command("generate --model adapter --prompt a");
+        command.env("HF_HUB_OFFLINE", offline).env("HF_ENDPOINT", "http://127.0.0.1:9");
+        let said = support::texts(&command.output().unwrap()).1;
+        let begins =
+            "error: --model adapter is an adapter for `owner/base`, and there is no folder `owner/base`";
+        assert!(said.contains(begins) && said.contains(why) && said.ends_with(typed), "{said}");
+    }
     home.set("adapter/adapter_config.json", "base_model_name_or_path", json!("moved"));
     home.refused(
         &training("--model adapter --adapter adapter"),

@@ -77,12 +77,17 @@ fn a_folder_of_somebody_else_survives_a_limit_of_one_checkpoint() {
     // Where there is nothing else, a run does not begin beside it.
     fs::create_dir(home.path("new")).unwrap();
     fs::rename(home.path("out/checkpoint-500"), home.path("new/checkpoint-500")).unwrap();
-    home.refused(
-        &training("--output-dir new --resume latest"),
-        "`new` holds no whole checkpoint, and has a `checkpoint-500` (new/checkpoint-500 is a checkpoint of Hugging Face's \
-         Trainer after step 500, whose optimizer state is not read here; it holds a model: train it further with `--model \
-         new/checkpoint-500` and a new --output-dir); to begin anew, name an empty folder",
-    );
+    let refused = |them: &str| {
+        let is = "new/checkpoint-500 is a checkpoint of Hugging Face's Trainer after step 500, whose optimizer state is not \
+                  read here; it holds a model: train it further with `--model new/checkpoint-500 --tokenizer \
+                  FOLDER_OF_ITS_TOKENIZER` and a new --output-dir";
+        let expected =
+            format!("`new` holds no whole checkpoint, {them}: {is}; to begin anew, name an empty folder");
+        home.refused(&training("--output-dir new --resume latest"), &expected);
+    };
+    refused("and no run of plimsoll wrote the one there");
+    fs::create_dir(home.path("new/checkpoint-100")).unwrap();
+    refused("and no run of plimsoll wrote the 2 there, of which the newest is this");
 }
 
 #[test]
@@ -121,6 +126,28 @@ fn a_folder_given_as_a_checkpoint_is_told_what_it_is_and_what_to_type() {
         "theirs is the folder of a run of Hugging Face's Trainer; theirs/checkpoint-30 is a checkpoint of Hugging Face's \
          Trainer after step 30, whose optimizer state is not read here; it holds an adapter: train it further with `--model \
          BASE --adapter theirs/checkpoint-30` and a new --output-dir",
+    );
+}
+
+#[test]
+fn a_model_that_was_saved_without_its_tokenizer_says_how_to_name_one() {
+    let home = Home::with_model();
+    home.copy("hf/llama", "theirs/checkpoint-30");
+    home.write("theirs/checkpoint-30/trainer_state.json", json!({ "global_step": 30 }).to_string());
+    let lacks = "theirs/checkpoint-30 has no tokenizer.json; give the folder of the model's tokenizer as --tokenizer, or save \
+                 the fast tokenizer there with transformers' save_pretrained";
+    let train = format!("train --data text.txt --max-steps 1 {SMALL} --model theirs/checkpoint-30");
+    home.refused(&train, lacks);
+    home.refused(
+        &train.replace("train", "plan").replace(" --max-steps 1", "").replace(" --report-to none", ""),
+        lacks,
+    );
+    home.done(&format!("{train} --tokenizer model"));
+    home.refused(
+        &training("--output-dir out --resume theirs/checkpoint-30"),
+        "theirs/checkpoint-30 is a checkpoint of Hugging Face's Trainer after step 30, whose optimizer state is not read here; \
+         it holds a model: train it further with `--model theirs/checkpoint-30 --tokenizer FOLDER_OF_ITS_TOKENIZER` and a new \
+         --output-dir",
     );
 }
 

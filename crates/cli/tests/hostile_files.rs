@@ -45,6 +45,41 @@ fn links_of_the_hubs_cache_are_copied_as_files() {
 }
 
 #[test]
+fn chat_templates_of_other_names_come_along_with_the_trained_model_and_its_merged_adapter() {
+    let home = Home::with_model();
+    fs::create_dir(home.path("model/additional_chat_templates")).unwrap();
+    let names = ["tool_use", "rag"].map(|name| format!("additional_chat_templates/{name}.jinja"));
+    for name in &names {
+        home.write(&format!("model/{name}"), format!("{{# {name} #}}"));
+    }
+    let train = format!("train --model model --data text.txt {SMALL} --save-steps 1 --max-steps 2");
+    home.done(&format!("{train} --output-dir out --stop-after 1"));
+    home.done(&format!("{train} --output-dir out --resume latest"));
+    home.done(&format!("{train} --output-dir tuned --lora-r 2"));
+    home.done("export --merge --model model --adapter tuned --out merged");
+    for (folder, name) in ["out", "out/checkpoint-1", "out/checkpoint-2", "tuned", "merged"]
+        .into_iter()
+        .flat_map(|folder| names.iter().map(move |name| (folder, name)))
+    {
+        let (copy, original) = (home.read(&format!("{folder}/{name}")), home.read(&format!("model/{name}")));
+        assert_eq!(copy, original, "{folder}/{name}");
+    }
+    // A link where the folder of templates goes is not followed.
+    fs::create_dir(home.path("elsewhere")).unwrap();
+    fs::remove_dir_all(home.path("out/additional_chat_templates")).unwrap();
+    symlink("../elsewhere", home.path("out/additional_chat_templates")).unwrap();
+    let output = home.command(
+        &format!("{train} --output-dir out --resume latest").replace("--max-steps 2", "--max-steps 3"),
+    );
+    let said = texts(&{ output }.output().unwrap()).1;
+    assert!(
+        said.contains("out/additional_chat_templates is a link or a file where a folder is needed"),
+        "{said}"
+    );
+    assert_eq!(fs::read_dir(home.path("elsewhere")).unwrap().count(), 0);
+}
+
+#[test]
 fn looking_whether_the_output_folder_can_be_written_truncates_nothing() {
     let home = with_secret();
     fs::create_dir(home.path("out")).unwrap();

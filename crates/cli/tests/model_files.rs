@@ -197,7 +197,8 @@ fn a_tokenizer_that_does_not_suit_the_model_is_refused() {
     fs::remove_file(home.path("model/tokenizer.json")).unwrap();
     refused(
         &home,
-        "model has no tokenizer.json; save the model's fast tokenizer there with transformers' save_pretrained",
+        "model has no tokenizer.json; give the folder of the model's tokenizer as --tokenizer, or save the fast tokenizer \
+         there with transformers' save_pretrained",
     );
 }
 
@@ -212,7 +213,11 @@ fn bytes_are_read_by_models_of_ours_that_say_so_and_by_no_other() {
     home.done("generate --model further --prompt ship --max-new-tokens 1 --memory 64MiB");
     home.set("further/config.json", "plimsoll_tokenizer", Value::Null);
     let expected = "further has no tokenizer.json; save the model's fast tokenizer there with transformers' save_pretrained";
-    home.refused(&format!("train --model further --data text.txt --max-steps 1 {SMALL}"), expected);
+    home.refused(
+        &format!("train --model further --data text.txt --max-steps 1 {SMALL}"),
+        "further has no tokenizer.json; give the folder of the model's tokenizer as --tokenizer, or save the fast tokenizer \
+         there with transformers' save_pretrained",
+    );
     home.refused(&format!("train --model own --tokenizer further --data text.txt {SMALL}"), expected);
     home.refused("generate --model further --prompt ship", expected);
 }

@@ -156,7 +156,7 @@ pub mod training {
 
     /// How far the reading of files of others is.
     pub mod reading {
-        pub use plimsoll_train::reading::{LONGEST, begin, name, step, steps, unfinished_name};
+        pub use plimsoll_train::reading::{LONGEST, begin, name, needed, step, steps, unfinished_name};
     }
 
     /// Every setting in one table.

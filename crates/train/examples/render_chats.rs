@@ -7,13 +7,13 @@
 
 use std::io::{self, BufRead as _, Write as _};
 
-use plimsoll_train::data::ChatTemplate;
+use plimsoll_train::data::{ChatTemplate, exact_json};
 use serde_json::{Value as Json, json};
 
 fn main() -> io::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     for line in io::stdin().lock().lines() {
-        let request: Json = serde_json::from_str(&line?)?;
+        let request = exact_json(&line?)?;
         let answer = rendered(&request).unwrap_or_else(|error| json!({ "error": error }));
         writeln!(out, "{answer}")?;
     }

@@ -46,15 +46,24 @@ impl Name {
 static FILE: Name = Name::new();
 static UNFINISHED: Name = Name::new();
 static STEPS: AtomicU64 = AtomicU64::new(0);
+static NEEDED: AtomicU64 = AtomicU64::new(0);
 
 /// Notes that the file at `path` is read from now on.
 pub fn begin(path: &Path) {
+    NEEDED.store(0, Relaxed);
     FILE.set(&[path.as_os_str().as_bytes()]);
     step();
 }
 
+/// Notes that the file at `path` is read from now on, and that a process of `bytes` has enough memory for it.
+pub(crate) fn begin_needing(path: &Path, bytes: u64) {
+    begin(path);
+    NEEDED.store(bytes, Relaxed);
+}
+
 /// Notes that the data at `path` is read from now on, with a tokenizer from `tokenizer`.
 pub(crate) fn begin_with(path: &Path, tokenizer: &Path) {
+    NEEDED.store(0, Relaxed);
     FILE.set(&[path.as_os_str().as_bytes(), b" with ", tokenizer.as_os_str().as_bytes()]);
     step();
 }
@@ -72,6 +81,11 @@ pub fn steps() -> u64 {
 /// The name of the file that is being read; empty if none was read yet.
 pub fn name() -> impl Iterator<Item = u8> {
     FILE.get()
+}
+
+/// The bytes of a process that has enough memory to read the file; 0 where that is not known.
+pub fn needed() -> u64 {
+    NEEDED.load(Relaxed)
 }
 
 /// Notes that the file at `path` is useless until it is finished; an empty path means that there is none.

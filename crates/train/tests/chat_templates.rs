@@ -5,12 +5,12 @@
 use std::fs;
 use std::path::Path;
 
-use plimsoll_train::data::ChatTemplate;
+use plimsoll_train::data::{ChatTemplate, exact_json};
 use serde_json::Value as Json;
 
 fn cases() -> Vec<Json> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/chat/cases.jsonl");
-    fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    fs::read_to_string(path).unwrap().lines().map(|line| exact_json(line).unwrap()).collect()
 }
 
 fn compiled(case: &Json) -> Result<ChatTemplate, String> {

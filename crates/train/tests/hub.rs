@@ -70,6 +70,27 @@ fn an_interrupted_download_goes_on_where_it_stopped_and_the_cache_asks_nobody() 
 }
 
 #[test]
+fn chat_templates_of_other_names_are_downloaded_into_their_folder() {
+    let home = tempfile::tempdir().unwrap();
+    let mut files = files();
+    let names = ["tool_use.jinja", "rag.jinja", "../../../evil.jinja", "notes.txt"];
+    let paths = names.map(|name| format!("additional_chat_templates/{name}").leak() as &str);
+    files.extend(paths.map(|path| (path, path.as_bytes().to_vec())));
+    let server = Server::start(files, "", 0);
+    let hub = hub(home.path(), &server);
+    let folder = hub.model("owner/model", "main", |_, _| {}).unwrap();
+    for path in &paths[..2] {
+        let link = fs::read_link(folder.join(path)).unwrap();
+        assert!(link.starts_with("../../../blobs"), "{}", link.display());
+        assert_eq!(fs::read(folder.join(path)).unwrap(), path.as_bytes());
+    }
+    let inner = fs::read_dir(folder.join("additional_chat_templates")).unwrap();
+    assert_eq!(inner.count(), 2);
+    assert!(!home.path().join("evil.jinja").exists() && !home.path().join("hub/evil.jinja").exists());
+    hub.model("owner/model", "main", |_, _| panic!("all of it is here")).unwrap();
+}
+
+#[test]
 fn what_cannot_be_had_is_said_with_the_way_out() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::start(files(), "", 0);

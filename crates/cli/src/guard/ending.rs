@@ -100,12 +100,14 @@ impl Line {
         }
     }
 
-    /// The bytes in MiB with one decimal, as sizes are shown elsewhere.
-    fn add_mib(&mut self, bytes: u64) {
-        let tenths = (bytes as f64 / f64::from(1 << 20) * 10.0).round() as u64;
+    /// The bytes with one decimal, in KiB below a MiB.
+    fn add_size(&mut self, bytes: u64) {
+        let (unit, name): (u64, &[u8]) =
+            if bytes < 1 << 20 { (1 << 10, b" KiB") } else { (1 << 20, b" MiB") };
+        let tenths = (bytes as f64 / unit as f64 * 10.0).round() as u64;
         self.add_number(tenths / 10);
         self.add(&[b'.', b'0' + (tenths % 10) as u8]);
-        self.add(b" MiB");
+        self.add(name);
     }
 
     fn add_number(&mut self, number: u64) {
@@ -123,7 +125,7 @@ impl Line {
     fn explain(&mut self, why: &Why<'_>) -> i32 {
         if let Why::System(bytes) = why {
             self.add(b"the system refuses ");
-            self.add_mib(*bytes as u64);
+            self.add_size(*bytes as u64);
             self.add(b" of memory to this process; raise its limit (ulimit -v) or free memory");
             return FAILURE;
         }
@@ -147,14 +149,27 @@ impl Line {
         match STATED.load(Relaxed) {
             0 => {
                 self.add(b"this machine has free (");
-                self.add_mib(LIMIT.load(Relaxed));
+                self.add_size(LIMIT.load(Relaxed));
                 self.add(b"); take another file or a machine with more");
             }
             stated => {
                 self.add(b"the budget of ");
-                self.add_mib(stated);
-                self.add(b" has; state a larger --memory, or take another file");
+                self.add_size(stated);
+                self.add_larger(stated);
             }
+        }
+    }
+
+    /// The way out of a budget that is too small: the least that is known to be enough. Where no such number is known, or the
+    /// budget is above it, the file is an unusual one.
+    fn add_larger(&mut self, stated: u64) {
+        let enough = reading::needed().div_ceil(1 << 20);
+        if stated < enough << 20 {
+            self.add(b" has; --memory ");
+            self.add_number(enough);
+            self.add(b"MiB is enough to read it");
+        } else {
+            self.add(b" has; state a larger --memory, or take another file");
         }
     }
 }
@@ -177,6 +192,8 @@ mod tests {
             said(&Why::Memory),
             "m/to?ken.json takes more memory to read than the budget of 64.0 MiB has; state a larger --memory, or take another file"
         );
+        STATED.store(1 << 10, Relaxed);
+        assert!(said(&Why::Memory).contains("than the budget of 1.0 KiB has; state a larger"));
         assert!(said(&Why::Deep).starts_with("m/to?ken.json is nested too deeply"));
         assert_eq!(
             said(&Why::Panicked("index out\n of bounds")),

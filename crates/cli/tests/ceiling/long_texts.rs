@@ -20,12 +20,6 @@ fn in_json(home: &Home, name: &str, before: &str, text: &str, bytes: usize, behi
     });
 }
 
-/// The budget that an error names, in MiB.
-fn named(said: &str) -> u64 {
-    let number = said.split("--memory ").nth(1).and_then(|rest| rest.split("MiB").next());
-    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no budget in: {said}"))
-}
-
 /// A run in a small budget is refused and names another, with which it trains and stays inside.
 fn named_budget_is_enough(home: &Home, command: &str, file: &str, small: u64, most: u64) {
     let command = format!("{command} {file} --output-dir out-{file}");

@@ -99,6 +99,12 @@ fn bounded(home: &Home, what: &str, arguments: &str) {
     assert!(peak <= CEILING, "{what}: {arguments}: reached {} KiB: {said:.2000}", peak >> 10);
 }
 
+/// The budget that an error names, in MiB.
+fn named(said: &str) -> u64 {
+    let number = said.split("--memory ").nth(1).and_then(|rest| rest.split("MiB").next());
+    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no budget in: {said}"))
+}
+
 /// Writes a file piece by piece.
 fn written(path: &Path, write: impl FnOnce(&mut BufWriter<File>)) {
     let mut out = BufWriter::new(File::create(path).unwrap());

@@ -74,6 +74,56 @@ fn normalisers_that_make_much_of_little_are_refused() {
     ]);
 }
 
+/// Byte pairs: every pair of letters, then words of two pairs.
+fn byte_pairs(home: &Home, words: usize) {
+    let letter = |n: usize| char::from(b'a' + (n % 26) as u8);
+    let pair = |n: usize| [letter(n), letter(n / 26)].iter().collect::<String>();
+    let all: Vec<String> = (0..26)
+        .map(|n| letter(n).to_string())
+        .chain((0..676).map(pair))
+        .chain((0..words).map(|n| pair(n) + &pair(n / 676)))
+        .collect();
+    let vocab: serde_json::Map<String, Value> =
+        all.iter().enumerate().map(|(id, word)| (word.clone(), json!(id))).collect();
+    let merges: Vec<String> = all[26..]
+        .iter()
+        .map(|word| {
+            let (left, right) = word.split_at(word.len() / 2);
+            format!("{left} {right}")
+        })
+        .collect();
+    let model = json!({ "type": "BPE", "vocab": vocab, "merges": merges });
+    let tokenizer = json!({ "version": "1.0", "added_tokens": [], "model": model });
+    home.write("words/tokenizer.json", tokenizer.to_string());
+    home.set("model/config.json", "vocab_size", json!(all.len()));
+}
+
+#[test]
+fn a_budget_too_small_for_a_tokenizer_names_one_that_is_enough_to_read_it() {
+    let home = Home::with_model();
+    fs::create_dir(home.path("words")).unwrap();
+    byte_pairs(&home, 40_000);
+    let train = TRAIN.replace("--model model", "--config model/config.json --tokenizer words");
+    for small in ["1KiB", "12MiB"] {
+        let Ended { code, said, .. } = run(&home, &format!("{train} --memory {small}"));
+        let shown = small.replace('K', ".0 K").replace('M', ".0 M");
+        let begins =
+            format!("error: words/tokenizer.json takes more memory to read than the budget of {shown} has");
+        assert!(code == Some(2) && said.starts_with(&begins), "{code:?} {said}");
+        let enough = named(&said);
+        assert!((20..=80).contains(&enough), "{said}");
+        let Ended { code, said, peak } = run(&home, &format!("{train} --memory {enough}MiB"));
+        assert!(!said.contains("tokenizer.json"), "{code:?} {said}");
+        assert!(peak <= enough << 20, "reached {} KiB of {enough} MiB: {said}", peak >> 10);
+        // The smallest plan of this vocabulary may need more, and then it says how much.
+        if code == Some(2) {
+            let least = named(&said);
+            let Ended { code, said, peak } = run(&home, &format!("{train} --memory {least}MiB"));
+            assert!(code == Some(0) && peak <= least << 20, "{} KiB of {least} MiB: {said}", peak >> 10);
+        }
+    }
+}
+
 #[test]
 fn tables_of_characters_that_lie_are_refused() {
     let table = |bytes: &[u8]| json!({ "type": "Precompiled", "precompiled_charsmap": base64(bytes) });

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::names::{PREFIX, STATE};
-use crate::files::{FileError, read_text};
+use crate::files::{FileError, read_text, reads_bytes};
 
 /// Describes a folder that was given as a checkpoint and is none.
 pub(super) fn other_folder(folder: &Path) -> FileError {
@@ -20,8 +20,13 @@ fn why(folder: &Path) -> String {
         return format!("{what}; give the folder checkpoint-N of a run");
     }
     let adapter = has("adapter_config.json");
-    let trained_further =
-        if adapter { format!("--model BASE --adapter {shown}") } else { format!("--model {shown}") };
+    let trained_further = if adapter {
+        format!("--model BASE --adapter {shown}")
+    } else if has("tokenizer.json") || reads_bytes(folder) {
+        format!("--model {shown}")
+    } else {
+        format!("--model {shown} --tokenizer FOLDER_OF_ITS_TOKENIZER")
+    };
     let instead = format!("train it further with `{trained_further}` and a new --output-dir");
     let what = if adapter { "an adapter" } else { "a model" };
     if let Some(step) = trainer_step(folder) {

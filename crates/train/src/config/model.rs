@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::bounds::{mistake, within};
 use super::{Config, adapters, mixture};
-use crate::data::Tokenizer;
+use crate::data::{DataError, Tokenizer};
 use crate::error::TrainError;
 use crate::files::{Loaded, ModelFormat, TOKENS, read_text, reads_bytes, refuse_links_elsewhere};
 use crate::optimizer::WeightStorage;
@@ -199,11 +199,26 @@ impl Config {
     pub fn open_tokenizer(&self) -> Result<Tokenizer, TrainError> {
         let vocab = self.model.architecture.vocab();
         if let Some(folder) = self.tokenizer_folder() {
-            return tokenizer(&folder, vocab);
+            return tokenizer(&folder, vocab).map_err(|error| self.without_tokenizer(error));
         }
         let tokenizer = Tokenizer::bytes();
         tokenizer.fits(vocab)?;
         Ok(tokenizer)
+    }
+
+    /// A model may have been saved without its tokenizer, as checkpoints of Hugging Face's Trainer often are. The
+    /// tokenizer then lies elsewhere, and a setting names that place.
+    fn without_tokenizer(&self, error: TrainError) -> TrainError {
+        match error {
+            TrainError::Data(DataError::NoTokenizer { folder }) if self.tokenizer.is_none() => {
+                mistake(format!(
+                    "{} has no tokenizer.json; give the folder of the model's tokenizer as --tokenizer, or save the \
+                     fast tokenizer there with transformers' save_pretrained",
+                    folder.display()
+                ))
+            }
+            other => other,
+        }
     }
 
     /// Checkpoints of adapters do not hold the base model, so they record which model it was.

@@ -104,6 +104,17 @@ pub enum DataError {
         /// The fault.
         why: String,
     },
+    /// A conversation and its chat template do not go together: the template refuses it, or writes nothing to learn.
+    NotRendered {
+        /// The file of the conversation.
+        path: PathBuf,
+        /// Its line or row, counted from 1.
+        line: u64,
+        /// The file of the template, where it came from one.
+        template: Option<PathBuf>,
+        /// The fault, as the end of a sentence about the template.
+        why: String,
+    },
     /// The chat template writes an answer in such a way that it cannot be told from the rest of the conversation.
     AnswersUnclear {
         /// The file of the conversation.
@@ -246,7 +257,7 @@ impl fmt::Display for DataError {
             DataError::Template { path, why } => write!(
                 f,
                 "the chat template{} cannot be used: {why}; mend it there, or put another chat_template.jinja beside tokenizer.json",
-                path.as_ref().map_or_else(String::new, |path| format!(" of {}", path.display()))
+                of_file(path.as_deref())
             ),
             DataError::NoTemplate => f.write_str(
                 "the data has `messages` and the model no chat template; \
@@ -262,6 +273,13 @@ impl fmt::Display for DataError {
                 "{}, line {line}: {why}; mend the line, or pass over such lines with --skip-bad-lines",
                 path.display()
             ),
+            DataError::NotRendered { path, line, template, why } => write!(
+                f,
+                "{}, line {line}: the chat template{} {why}; mend the line or the template, or pass over such lines with \
+                 --skip-bad-lines",
+                path.display(),
+                of_file(template.as_deref())
+            ),
             DataError::AnswersUnclear { path, line, template, message } => write!(
                 f,
                 "{}, line {line}: the chat template{} writes message {message} differently once others follow, so its answer \
@@ -269,7 +287,7 @@ impl fmt::Display for DataError {
                  use another chat_template.jinja, learn the last answer alone with `prompt` and `completion`, \
                  or pass over such lines with --skip-bad-lines",
                 path.display(),
-                template.as_ref().map_or_else(String::new, |path| format!(" of {}", path.display()))
+                of_file(template.as_deref())
             ),
             DataError::TooLong { path, line, bytes, least } => write!(
                 f,
@@ -324,6 +342,11 @@ impl fmt::Display for DataError {
     }
 }
 
+/// The words behind "the chat template" that say where it came from, if that is known.
+fn of_file(template: Option<&Path>) -> String {
+    template.map_or_else(String::new, |path| format!(" of {}", path.display()))
+}
+
 impl std::error::Error for DataError {}
 
 #[cfg(test)]
@@ -372,6 +395,10 @@ mod tests {
             (DataError::NoTemplate, "the data has `messages` and the model no chat template; put"),
             (DataError::UnknownKind { path: path() }, "d/x is of a kind that is not read; give --data"),
             (DataError::BadLine { path: path(), line: 3, why: why() }, "d/x, line 3: why; mend the line"),
+            (
+                DataError::NotRendered { path: path(), line: 3, template: None, why: why() },
+                "d/x, line 3: the chat template why; mend the line or the template, or pass",
+            ),
             (
                 DataError::AnswersUnclear { path: path(), line: 3, template: Some("t".into()), message: 2 },
                 "d/x, line 3: the chat template of t writes message 2 differently once others follow, so its answer \

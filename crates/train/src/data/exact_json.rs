@@ -15,8 +15,12 @@ const LONG: usize = 19;
 /// Stands before the digits. The code point is a Unicode noncharacter, reserved for use inside a program.
 const MARK: &str = "\u{fdd0}whole number ";
 
-/// The value of a JSON text.
-pub(super) fn parse(text: &str) -> serde_json::Result<Json> {
+/// The value of a JSON text. Chat templates show its whole numbers of up to 128 bits as they are written.
+///
+/// # Errors
+///
+/// When the text is no JSON.
+pub fn parse(text: &str) -> serde_json::Result<Json> {
     serde_json::from_str(&marked(text))
 }
 

@@ -11,6 +11,9 @@ pub(super) enum Fault {
     Sample(String),
     /// No sample of its kind can be used.
     All(DataError),
+    /// The chat template of a file refuses it, or writes nothing of it to learn; `why` continues a sentence about the
+    /// template.
+    Rendering { template: Option<PathBuf>, why: String },
     /// The chat template of a file writes the answer of a message, counted from 1, so that it cannot be told from the rest.
     Answers { template: Option<PathBuf>, message: usize },
     /// This many bytes of it would have to be tokenised at once, and there is no room for that.

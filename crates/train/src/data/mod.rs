@@ -55,6 +55,7 @@ pub use batches::{Batches, Group};
 pub use corpus::{Corpus, Counts};
 pub use dataset::Dataset;
 pub use error::DataError;
+pub use exact_json::parse as exact_json;
 pub use feed::{Feed, Inputs};
 pub(crate) use find_files::holds_samples;
 pub(crate) use learned::shown;

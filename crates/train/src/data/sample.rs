@@ -146,19 +146,21 @@ impl Encoder<'_> {
         check_messages(messages)?;
         let more = fields.get("chat_template_kwargs");
         let conversation = Conversation::new(messages, tools, more)?;
+        let file = || template.file().map(Path::to_owned);
         let rendered = template.answers(&conversation, from).map_err(|fault| match fault {
             RenderFault::Conversation(why) => {
-                Fault::Sample(format!("the conversation cannot be rendered: {why}"))
+                Fault::Rendering { template: file(), why: format!("cannot render the conversation: {why}") }
             }
             RenderFault::Template(why) => Fault::All(template.fault(why)),
-            RenderFault::Answers { message } => {
-                Fault::Answers { template: template.file().map(Path::to_owned), message: message + 1 }
-            }
+            RenderFault::Answers { message } => Fault::Answers { template: file(), message: message + 1 },
         })?;
         if rendered.answers.iter().all(Range::is_empty) {
-            return Err(Fault::Sample(
-                "no message is by the `assistant`, so nothing is to be learned".into(),
-            ));
+            return Err(if conversation.has_answer(from) {
+                let why = "writes nothing of the assistant's messages, so nothing is to be learned".into();
+                Fault::Rendering { template: file(), why }
+            } else {
+                Fault::Sample("no message is by the `assistant`, so nothing is to be learned".into())
+            });
         }
         drop(conversation);
         self.learned_within(&rendered.text, &rendered.answers, ids)

@@ -233,6 +233,11 @@ impl Tokenise<'_> {
                 let fault = DataError::BadLine { path: file.to_owned(), line: record.line(), why };
                 self.pass_over_line(fault, said, writer)
             }
+            Fault::Rendering { template, why } => {
+                let (path, line) = (file.to_owned(), record.line());
+                let said = format!("{}, line {line}: the chat template {why}", path.display());
+                self.pass_over_line(DataError::NotRendered { path, line, template, why }, said, writer)
+            }
             Fault::Answers { template, message } => {
                 let (path, line) = (file.to_owned(), record.line());
                 let said =

@@ -5,8 +5,9 @@
 //! `chat_template.jinja`. The tokens that the tokenizer puts around every text (`[CLS]` and `[SEP]`, a first token) are
 //! determined once by encoding a text, so that texts can be encoded in pieces and wrapped afterwards.
 
-use std::fs;
-use std::io;
+mod needed;
+mod settings;
+
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -19,9 +20,11 @@ use super::fault::Fault;
 use super::template::ChatTemplate;
 use super::windows::{Limits, Placed, WINDOW, WINDOWS_PER_THREAD, Windows};
 use super::{BEGIN, BYTE_VOCABULARY, DataError, END, PAD};
-use crate::files::{LARGE, open_file, read_bytes, read_whole};
 use crate::panics::caught;
 use crate::reading;
+
+use needed::read;
+use settings::{Settings, found};
 
 /// A model's vocabulary, with the chat template that belongs to it.
 #[derive(Debug)]
@@ -84,9 +87,8 @@ impl Tokenizer {
     /// When there is no `tokenizer.json`, or one of the files is malformed.
     pub fn open(folder: &Path) -> Result<Tokenizer, DataError> {
         let path = folder.join("tokenizer.json");
-        let bytes = open_file(&path).and_then(|file| read_whole(&path, file, LARGE));
-        let bytes =
-            found(&path, bytes)?.ok_or_else(|| DataError::NoTokenizer { folder: folder.to_owned() })?;
+        let (bytes, needed) =
+            found(&path, read(&path))?.ok_or_else(|| DataError::NoTokenizer { folder: folder.to_owned() })?;
         let wrong = |why: String| DataError::Tokenizer { path: path.clone(), why };
         // The library panics on some faults of a file.
         let (inner, (opening, closing)) = caught(|| load(&bytes)).and_then(|loaded| loaded).map_err(wrong)?;
@@ -99,7 +101,7 @@ impl Tokenizer {
         };
         let template = config.template(folder)?;
         let tool_template = config.tool_template(folder);
-        reading::begin(&path);
+        reading::begin_needing(&path, needed);
         let largest = inner.get_vocab(true).into_values().max();
         let mut hash = Sha256::new();
         hash.update(&bytes);
@@ -378,114 +380,6 @@ fn surroundings(inner: &tokenizers::Tokenizer) -> Result<Surroundings, String> {
     let at = at.ok_or("its post-processor changes the ids of a text")?;
     let ids = |ids: &[u32]| ids.iter().map(|&id| id as i32).collect();
     Ok((ids(&whole[..at]), ids(&whole[at + plain.len()..])))
-}
-
-/// `tokenizer_config.json` and, behind it, `special_tokens_map.json`.
-struct Settings(Vec<Json>);
-
-impl Settings {
-    fn read(folder: &Path) -> Result<Settings, DataError> {
-        let mut found = Vec::new();
-        for name in ["tokenizer_config.json", "special_tokens_map.json"] {
-            let path = folder.join(name);
-            if let Some(bytes) = read(&path)? {
-                let wrong = |fault: serde_json::Error| DataError::Tokenizer { path, why: fault.to_string() };
-                found.push(serde_json::from_slice(&bytes).map_err(wrong)?);
-            }
-        }
-        Ok(Settings(found))
-    }
-
-    /// The token of that name, which is a text or an object with one.
-    fn token(&self, name: &str) -> Option<&str> {
-        let value = self.0.iter().map(|file| &file[name]).find(|value| !value.is_null())?;
-        value.as_str().or_else(|| value["content"].as_str())
-    }
-
-    fn id(&self, inner: &tokenizers::Tokenizer, name: &str) -> Result<Option<i32>, DataError> {
-        let Some(token) = self.token(name) else { return Ok(usual(inner, name)) };
-        match inner.token_to_id(token) {
-            Some(id) => Ok(Some(id as i32)),
-            None => Err(DataError::Tokenizer {
-                path: "tokenizer_config.json".into(),
-                why: format!("its {name} `{token}` is not in tokenizer.json"),
-            }),
-        }
-    }
-
-    fn template(&self, folder: &Path) -> Result<Option<ChatTemplate>, DataError> {
-        let path = folder.join("chat_template.jinja");
-        if let Ok(found) = fs::metadata(&path) {
-            ChatTemplate::check_size(found.len())
-                .map_err(|why| DataError::Template { path: Some(path.clone()), why })?;
-        }
-        let file = read(&path)?.map(|bytes| (path, String::from_utf8_lossy(&bytes).into_owned()));
-        let inside = self.0.iter().map(|file| &file["chat_template"]).find(|value| !value.is_null());
-        let inside = || Some((folder.join("tokenizer_config.json"), default_template(inside?)?));
-        let Some((path, source)) = file.or_else(inside) else { return Ok(None) };
-        ChatTemplate::of_file(&source, self.special_tokens(), &path).map(Some)
-    }
-
-    /// The template called `tool_use` among several. A file beside `chat_template.jinja` would not come along with the
-    /// trained model, so it is refused, once a conversation needs it.
-    fn tool_template(&self, folder: &Path) -> Option<Result<ChatTemplate, DataError>> {
-        let file = folder.join("additional_chat_templates/tool_use.jinja");
-        if file.is_file() {
-            let why = "it is for conversations with tools and lies beside the model's other template; make it the \
-                       chat_template.jinja, or list both under `chat_template` in tokenizer_config.json";
-            return Some(Err(DataError::Template { path: Some(file), why: why.into() }));
-        }
-        if folder.join("chat_template.jinja").is_file() {
-            return None;
-        }
-        let templates = self.0.iter().find_map(|file| file["chat_template"].as_array())?;
-        let source = templates.iter().find(|entry| entry["name"] == "tool_use")?["template"].as_str()?;
-        let path = folder.join("tokenizer_config.json");
-        Some(ChatTemplate::of_file(source, self.special_tokens(), &path))
-    }
-
-    /// Special tokens under the names that templates know them by.
-    fn special_tokens(&self) -> Vec<(String, String)> {
-        let names =
-            ["bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token"];
-        names.into_iter().filter_map(|name| Some((name.into(), self.token(name)?.into()))).collect()
-    }
-}
-
-/// The id of a special token that no file names, found by its usual spelling in the vocabulary. transformers knows that
-/// spelling from the tokenizer's class.
-fn usual(inner: &tokenizers::Tokenizer, name: &str) -> Option<i32> {
-    let names: &[&str] = match name {
-        "bos_token" => &["<s>", "<|begin_of_text|>"],
-        "eos_token" => &["</s>", "<|end_of_text|>", "<|endoftext|>"],
-        "pad_token" => &["[PAD]", "<pad>"],
-        "mask_token" => &["[MASK]", "<mask>"],
-        _ => &[],
-    };
-    names.iter().find_map(|name| inner.token_to_id(name)).map(|id| id as i32)
-}
-
-/// The template itself, or the one called `default` of several.
-fn default_template(value: &Json) -> Option<String> {
-    let listed = |value: &Json| {
-        let templates = value.as_array()?;
-        let named = templates.iter().find(|entry| entry["name"] == "default");
-        named.or(templates.first())?["template"].as_str().map(str::to_owned)
-    };
-    value.as_str().map(str::to_owned).or_else(|| listed(value))
-}
-
-/// A file's bytes, or `None` when there is no such file.
-fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
-    found(path, read_bytes(path))
-}
-
-fn found(path: &Path, bytes: io::Result<Vec<u8>>) -> Result<Option<Vec<u8>>, DataError> {
-    match bytes {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(fault) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(fault) => Err(DataError::reading(path, &fault)),
-    }
 }
 
 fn one_line(fault: &(dyn std::error::Error + Send + Sync)) -> String {

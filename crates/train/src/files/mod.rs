@@ -7,6 +7,7 @@
 //!
 //! Absent: the meaning of `config.json` (crate `model`), tokenizers, downloads.
 
+mod beside;
 mod byte_models;
 mod error;
 mod folder;
@@ -19,10 +20,12 @@ mod whole;
 mod write;
 mod writer;
 
+pub(crate) use beside::{MORE_TEMPLATES, MOST_TEMPLATES, is_template};
+pub(crate) use beside::{beside, copy_beside, goes_along, own_subfolder, refuse_links_elsewhere};
 pub(crate) use byte_models::{TOKENS, reads_bytes};
 pub use error::{FileError, WeightError};
+pub(crate) use folder::Index;
 pub use folder::ModelFolder;
-pub(crate) use folder::{BESIDE, Index, beside, refuse_links_elsewhere};
 pub use plimsoll_model::hf::StoredName;
 pub use quantised::QuantisedBase;
 pub use quantised_tensor::QuantisedTensor;
@@ -143,6 +146,11 @@ pub(crate) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
 /// The contents of an open file of at most `most` bytes, whatever length the system reports.
 pub fn read_whole(path: &Path, file: File, most: u64) -> io::Result<Vec<u8>> {
     reading::begin(path);
+    read_open(file, most)
+}
+
+/// As [`read_whole`], of a file whose reading has been announced.
+pub(crate) fn read_open(file: File, most: u64) -> io::Result<Vec<u8>> {
     let too_long = || io::Error::other(format!("it has more than {}", Size { bytes: most }));
     let said = file.metadata()?.len();
     if said > most {

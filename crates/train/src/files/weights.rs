@@ -17,9 +17,8 @@ use plimsoll_graph::{DType, Type};
 use plimsoll_model::hf::StoredName;
 use safetensors::Dtype;
 
-use super::folder::beside;
 use super::{Checksum, FileError, ModelFolder, TensorFile, TensorSpec, TensorWriter, WeightError};
-use super::{copy_file, replace_model, write_text};
+use super::{beside, copy_beside, replace_model, write_text};
 use crate::optimizer::low_name;
 
 /// Numbers in a piece: a MiB of them.
@@ -204,8 +203,9 @@ pub(crate) fn write_model<'a>(
     }
     if let Some(source) = &form.beside {
         for name in beside(source) {
-            if !written.iter().any(|(known, _)| known == name) {
-                written.push((name.to_owned(), copy_file(&source.join(name), &folder.join(name))?));
+            if !written.iter().any(|(known, _)| *known == name) {
+                let sum = copy_beside(source, folder, &name)?;
+                written.push((name, sum));
             }
         }
     }

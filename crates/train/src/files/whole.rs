@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{FileError, create_folder, sync_folder};
+use super::{FileError, create_folder, own_subfolder, sync_folder};
 
 /// The place of a model's files until all are complete. It lies inside the folder itself, which may be the current
 /// folder of a shell and must not be replaced.
@@ -33,6 +33,8 @@ pub(crate) fn replace_model<E: From<FileError>>(
     let written = write(&temporary).and_then(|names| {
         remove_others(folder, stem, &names)?;
         for name in &names {
+            let inner = Path::new(name).parent().filter(|inner| !inner.as_os_str().is_empty());
+            inner.map_or(Ok(()), |inner| own_subfolder(folder, inner))?;
             fs::rename(temporary.join(name), folder.join(name)).map_err(|fault| unwritable(folder, fault))?;
         }
         sync_folder(folder)?;

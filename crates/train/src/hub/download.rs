@@ -14,7 +14,7 @@ use super::fault::Fault;
 use super::partial::Partial;
 use super::requests::{Answer, Client, Described, Question, content_range};
 use super::store::Store;
-use crate::files::{BESIDE, FileError};
+use crate::files::{FileError, MOST_TEMPLATES, goes_along, is_template};
 
 /// Downloads the files that a model needs and returns their folder.
 pub(super) fn model(
@@ -41,7 +41,9 @@ pub(super) fn model(
     let mut files = Files { hub, client: &client, store: &store, id, commit: &listing.sha, progress };
     let most = hub.limits.text_bytes;
     files.get("config.json", most)?;
-    for name in BESIDE.into_iter().filter(|name| there.contains(name)) {
+    let (templates, others): (Vec<&str>, Vec<&str>) =
+        there.iter().copied().filter(|name| goes_along(name)).partition(|name| is_template(name));
+    for name in others.into_iter().chain(templates.into_iter().take(MOST_TEMPLATES)) {
         files.get(name, most)?;
     }
     let weights = if there.contains(INDEX) {

@@ -135,7 +135,8 @@ impl<'a> Client<'a> {
 
     /// The address of a file.
     pub(super) fn file(&self, id: &str, commit: &str, name: &str) -> String {
-        format!("{}/{id}/resolve/{commit}/{}", self.endpoint, encoded(name))
+        let name: Vec<String> = name.split('/').map(encoded).collect();
+        format!("{}/{id}/resolve/{commit}/{}", self.endpoint, name.join("/"))
     }
 
     /// The headers of the file at `url`, checked.

@@ -97,7 +97,13 @@ impl Store {
 
     /// Gives a blob its name in the commit's folder.
     pub(super) fn link(&self, name: &str, blob: &Blob) -> Result<(), Fault> {
-        let (path, target) = (self.snapshot.join(name), Path::new("../../blobs").join(&blob.name));
+        let (mut folder, mut up) = (self.snapshot.clone(), PathBuf::from("../.."));
+        // Templates beside the usual one lie in a folder of their own.
+        if let Some((inner, _)) = name.split_once('/') {
+            folder = own_folder(&folder, inner)?;
+            up.push("..");
+        }
+        let (path, target) = (self.snapshot.join(name), up.join("blobs").join(&blob.name));
         if fs::read_link(&path).is_ok_and(|found| found == target) {
             return Ok(());
         }
@@ -108,7 +114,7 @@ impl Store {
             _ => symlink(&target, &path),
         };
         linked.map_err(|fault| Fault::writing(&path, &fault))?;
-        sync_folder(&self.snapshot).map_err(Fault::Cache)
+        sync_folder(&folder).map_err(Fault::Cache)
     }
 
     /// Notes that `revision` is this commit.

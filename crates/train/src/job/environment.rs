@@ -127,14 +127,21 @@ impl Environment {
                 other.display()
             )));
         }
+        let without_base = |why: &str| {
+            TrainError::Config(format!(
+                "--model {name} is an adapter for `{base}`, and {why}; if its model is in another folder, give \
+                 `--model BASE_FOLDER --adapter {folder}`"
+            ))
+        };
         if !Path::new(&base).is_dir() && !is_id(&base) {
-            return Err(TrainError::Config(format!(
-                "--model {name} is an adapter for `{base}`, and there is no such folder here; give the folder of that \
-                 model as --model and {name} as --adapter"
-            )));
+            return Err(without_base("there is no such folder here"));
         }
         watch.hear(Stage::Adapter { name, base: &base });
-        Ok(NamedModel { model: self.folder(&base, watch)?, adapter: Some(folder.into()) })
+        let model = self.folder(&base, watch).map_err(|error| match error {
+            TrainError::Config(why) => without_base(&why),
+            other => other,
+        })?;
+        Ok(NamedModel { model, adapter: Some(folder.into()) })
     }
 
     /// The folder of a model named by its hub id; any other name is returned unchanged.

@@ -12,7 +12,7 @@ use super::notes::Note;
 use crate::checkpoint::{Checkpoint, Checkpoints};
 use crate::config::{Config, OutputConfig, Resume};
 use crate::error::TrainError;
-use crate::files::{ModelFormat, check_writable, create_folder};
+use crate::files::{FileError, ModelFormat, check_writable, create_folder};
 use crate::memory::Size;
 use crate::run::Run;
 use crate::trainer::EndRecord;
@@ -271,15 +271,29 @@ fn latest(checkpoints: &Checkpoints, notes: &mut Vec<Note>) -> Result<Option<Che
                  --max-grad-norm, or mend the data of that step and go on with `--resume {last}`"
             )));
         }
-        if let Some(name) = foreign(folder, |name| NAMES.contains(&name))? {
-            let why = found.foreign.first().map_or_else(String::new, |why| format!(" ({why})"));
+        if let Some(there) = only_foreign(folder, &found.foreign)? {
             return Err(TrainError::Config(format!(
-                "`{shown}` holds no whole checkpoint, and has a `{name}`{why}; to begin anew, name an empty folder"
+                "`{shown}` holds no whole checkpoint, {there}; to begin anew, name an empty folder"
             )));
         }
         notes.push(Note::NothingToResume(folder.to_owned()));
     }
     Ok(found.checkpoint)
+}
+
+/// A description of the files in a folder without a checkpoint, if a run must not begin beside them. Of several folders by
+/// the name of a checkpoint, the newest is explained, since it is the one to go on from.
+fn only_foreign(folder: &Path, checkpoints: &[FileError]) -> Result<Option<String>, TrainError> {
+    Ok(match checkpoints {
+        [] => foreign(folder, |name| NAMES.contains(&name))?.map(|name| format!("and has a `{name}`")),
+        [one] => Some(format!("and no run of plimsoll wrote the one there: {one}")),
+        [newest, ..] => {
+            let count = checkpoints.len();
+            Some(format!(
+                "and no run of plimsoll wrote the {count} there, of which the newest is this: {newest}"
+            ))
+        }
+    })
 }
 
 /// Refuses to resume from a checkpoint in a folder that holds another model, another run, or another course of this

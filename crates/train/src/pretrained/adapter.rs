@@ -232,8 +232,10 @@ pub fn base_of(folder: &Path) -> Result<Option<String>, TrainError> {
     match config["base_model_name_or_path"].as_str() {
         Some(base) if !base.is_empty() => Ok(Some(base.to_owned())),
         _ => {
-            let why = "is an adapter that does not say which model it belongs to; give that as --model, and this \
-                       folder as --adapter";
+            let why = format!(
+                "is an adapter that does not say which model it belongs to; give `--model BASE_FOLDER --adapter {}`",
+                folder.display()
+            );
             Err(FileError::wrong(folder, why).into())
         }
     }

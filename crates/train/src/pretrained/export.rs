@@ -19,7 +19,9 @@ use serde_json::Value;
 
 use crate::error::TrainError;
 use crate::files::{self, Dtype, FileError, ModelFolder, QuantisedTensor, TensorFile, TensorSpec};
-use crate::files::{BESIDE, beside, copy_file, refuse_links_elsewhere, replace_model, write_text};
+use crate::files::{
+    MORE_TEMPLATES, beside, copy_beside, goes_along, refuse_links_elsewhere, replace_model, write_text,
+};
 use crate::files::{TensorWriter, UNFINISHED};
 use crate::pretrained::stored_weight::StoredWeight;
 use crate::pretrained::{AdapterFolder, Pretrained};
@@ -97,7 +99,8 @@ fn is_empty(folder: &Path) -> std::io::Result<bool> {
     let interrupted = folder.join(UNFINISHED).is_dir();
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        let of_a_model = name == "config.json" || name.starts_with("model") || BESIDE.contains(&&*name);
+        let beside = goes_along(&name) || name == MORE_TEMPLATES;
+        let of_a_model = name == "config.json" || name.starts_with("model") || beside;
         if name != UNFINISHED && !(interrupted && of_a_model) {
             return Ok(false);
         }
@@ -214,8 +217,8 @@ impl Merge<'_> {
             names.push(name);
         }
         for name in beside(&self.base.folder) {
-            copy_file(&self.base.folder.join(name), &out.join(name))?;
-            names.push(name.into());
+            copy_beside(&self.base.folder, out, &name)?;
+            names.push(name);
         }
         let config = if new_head || self.untied || !self.dequantised.is_empty() {
             let mut config = self.base.config_with(&self.adapter.configuration)?;

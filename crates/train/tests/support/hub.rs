@@ -134,9 +134,10 @@ impl Request {
         Some(request)
     }
 
-    /// The last part of the path.
+    /// The file that is asked for, or the last part of another path.
     pub(crate) fn name(&self) -> &str {
-        self.path.rsplit('/').next().unwrap_or_default()
+        let file = self.path.split_once("/resolve/").and_then(|(_, rest)| rest.split_once('/'));
+        file.map_or_else(|| self.path.rsplit('/').next().unwrap_or_default(), |(_, name)| name)
     }
 
     /// Where the asked range begins.
@@ -158,7 +159,10 @@ pub(crate) fn honest(files: &BTreeMap<&'static str, Vec<u8>>, request: &Request)
         return listing(files.keys().copied(), "c0ffee");
     }
     match files.get(request.name()).filter(|_| request.path.contains("/owner/model/")) {
-        Some(body) => file(body, &format!("\"tag-{}\"", request.name()), "c0ffee", request),
+        Some(body) => {
+            let tag = format!("\"tag-{}\"", request.name().replace('/', "-"));
+            file(body, &tag, "c0ffee", request)
+        }
         None => Reply::new("404 Not Found", &[], b""),
     }
 }

@@ -71,6 +71,11 @@ impl Conversation {
         self.roles[at]
     }
 
+    /// Whether a message from `from` on is the assistant's.
+    pub(in super::super) fn has_answer(&self, from: usize) -> bool {
+        self.roles[from..].contains(&Role::Assistant)
+    }
+
     pub(super) fn tools(&self) -> Value {
         self.tools.clone()
     }

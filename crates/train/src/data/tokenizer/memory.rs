@@ -1,8 +1,10 @@
 //! Bytes that a tokenizer holds for each byte of text encoded at once: the measurement behind the factors in `room.rs`.
-//! Each case runs in a process of its own, because a process keeps freed memory.
+//! Bytes that it takes to read one, beside those that `needed.rs` names. Each case runs in a process of its own, because a
+//! process keeps freed memory.
 //!
 //! ```console
 //! $ cargo test -p plimsoll-train --lib bytes_of_a_tokenizer -- --ignored --nocapture
+//! $ cargo test -p plimsoll-train --lib bytes_to_read -- --ignored --nocapture
 //! ```
 
 use std::env;
@@ -68,5 +70,69 @@ fn bytes_of_a_tokenizer_for_each_byte_of_text() {
             let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
             println!("{}", said.lines().find(|line| line.starts_with("measured")).unwrap_or(&said));
         }
+    }
+}
+
+/// A `tokenizer.json` of `words` short words: byte pairs with merges as texts or as lists, words, or words with scores.
+fn vocabulary(kind: &str, words: usize) -> String {
+    let word = |n: usize| {
+        let letters = (0..4).map(|at| char::from(b'a' + (n / 26usize.pow(at) % 26) as u8));
+        letters.collect::<String>()
+    };
+    let joined = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(",");
+    let letters = (0..26u8).map(|n| char::from(b'a' + n)).map(String::from);
+    // Pairs of letters, then pairs of pairs: each word of four letters is a merge.
+    let pairs = (0..676).map(|n| word(n)[..2].to_owned());
+    let all: Vec<String> = letters.chain(pairs).chain((0..words).map(word)).collect();
+    let ids = joined(&mut all.iter().enumerate().map(|(id, word)| format!("\"{word}\":{id}")));
+    let mut merges = all.iter().skip(26).map(|word| word.split_at(word.len() / 2));
+    let model = match kind {
+        "texts" => {
+            let merges = joined(&mut merges.map(|(a, b)| format!("\"{a} {b}\"")));
+            format!("{{\"type\":\"BPE\",\"vocab\":{{{ids}}},\"merges\":[{merges}]}}")
+        }
+        "lists" => {
+            let merges = joined(&mut merges.by_ref().map(|(a, b)| format!("[\"{a}\",\"{b}\"]")));
+            format!("{{\"type\":\"BPE\",\"vocab\":{{{ids}}},\"merges\":[{merges}]}}")
+        }
+        "words" => {
+            format!(
+                "{{\"type\":\"WordPiece\",\"unk_token\":\"a\",\"continuing_subword_prefix\":\"##\",\
+                 \"max_input_chars_per_word\":100,\"vocab\":{{{ids}}}}}"
+            )
+        }
+        _ => {
+            let scored = joined(&mut all.iter().map(|word| format!("[\"{word}\",-1.5]")));
+            format!("{{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[{scored}]}}")
+        }
+    };
+    format!("{{\"version\":\"1.0\",\"added_tokens\":[],\"model\":{model}}}")
+}
+
+#[test]
+#[ignore = "a measurement, not a test"]
+fn bytes_to_read_a_tokenizer_are_fewer_than_are_named() {
+    if let Ok(case) = env::var(CASE) {
+        let (kind, words) = case.split_once(' ').unwrap();
+        let folder = crate::scratch::Scratch::new();
+        let path = folder.write("tokenizer.json", vocabulary(kind, words.parse().unwrap()));
+        let before = memory::process().unwrap().resident;
+        let tokenizer = super::Tokenizer::open(folder.path()).unwrap();
+        let held = memory::process().unwrap().peak.saturating_sub(before);
+        let (bytes, words) = (std::fs::metadata(&path).unwrap().len(), tokenizer.vocabulary());
+        let named = crate::reading::needed() - before;
+        println!("measured {kind:6} {words:7} words, {bytes:9} bytes: {held:10} held, {named:10} named");
+        return;
+    }
+    for case in ["texts", "lists", "words", "scores"]
+        .into_iter()
+        .flat_map(|kind| [1000, 30_000, 400_000].map(|n| (kind, n)))
+    {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command
+            .args(["--exact", "data::tokenizer::memory::bytes_to_read_a_tokenizer_are_fewer_than_are_named"]);
+        command.args(["--ignored", "--nocapture"]).env(CASE, format!("{} {}", case.0, case.1));
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        println!("{}", said.lines().find(|line| line.starts_with("measured")).unwrap_or(&said));
     }
 }

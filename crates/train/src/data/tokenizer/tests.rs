@@ -1,5 +1,7 @@
 //! Tokenizers and chat templates against what transformers made of the same files; see `reference/tokenizer.py`.
 
+use std::fs;
+
 use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
@@ -160,12 +162,23 @@ fn of_several_templates_conversations_with_tools_take_the_one_for_tools() {
     folder.write("chat_template.jinja", "file");
     let file = Tokenizer::open(folder.path()).unwrap();
     assert_eq!(file.template_for(Some(&json!([]))).unwrap().unwrap().source(), "file");
-    fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
-    folder.write("additional_chat_templates/tool_use.jinja", "tools");
+    // Beside it, each further template has a file.
+    folder.write("additional_chat_templates/tool_use.jinja", "tools in a file");
+    folder.write("additional_chat_templates/rag.jinja", "{% broken");
     let beside = Tokenizer::open(folder.path()).unwrap();
-    assert_eq!(beside.template_for(None).unwrap().unwrap().source(), "file");
-    let said = beside.template_for(Some(&json!([]))).unwrap_err().to_string();
-    assert!(said.contains("tool_use.jinja") && said.contains("make it the chat_template.jinja"), "{said}");
+    let source = |tools: Option<&Json>| beside.template_for(tools).unwrap().unwrap().source();
+    assert_eq!((source(None), source(Some(&json!([])))), ("file", "tools in a file"));
+    assert_ne!(
+        beside.fingerprint(),
+        file.fingerprint(),
+        "tokenised data of one is not taken for the other's"
+    );
+    // One that cannot be used is no fault for conversations without tools.
+    folder.write("additional_chat_templates/tool_use.jinja", "{% broken");
+    let broken = Tokenizer::open(folder.path()).unwrap();
+    assert_eq!(broken.template_for(None).unwrap().unwrap().source(), "file");
+    let said = broken.template_for(Some(&json!([]))).unwrap_err().to_string();
+    assert!(said.contains("additional_chat_templates/tool_use.jinja cannot be used"), "{said}");
 }
 
 #[test]

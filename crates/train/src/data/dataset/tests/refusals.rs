@@ -149,6 +149,41 @@ fn a_sample_that_the_budget_has_no_room_for_is_refused_with_its_line_its_size_an
 }
 
 #[test]
+fn a_template_that_cannot_render_or_writes_nothing_is_named_beside_the_line() {
+    let folder = Scratch::new();
+    let chat = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
+    let path = lines(&folder, "d.jsonl", &[json!({"text": "good"}), chat]);
+    let nothing = "writes nothing of the assistant's messages, so nothing is to be learned";
+    let cases = [
+        ("", nothing),
+        ("{# to come #}\n", nothing),
+        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", nothing),
+        ("{% generation %}{% endgeneration %}{{ messages[1].content }}", nothing),
+        (
+            "{% for m in messages %}{{ m.content + m.nope }}{% endfor %}",
+            "cannot render the conversation: dict has no attribute `nope` (line 1 of the template)",
+        ),
+    ];
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tokenizer/chatml/tokenizer.json");
+    for (template, why) in cases {
+        folder.write("model/tokenizer.json", std::fs::read(&from).unwrap());
+        let file = folder.write("model/chat_template.jinja", template);
+        let tokenizer = Tokenizer::open(file.parent().unwrap()).unwrap();
+        let strict = spec(&folder, &path, 8);
+        let expected = format!(
+            "{}, line 2: the chat template of {} {why}; mend the line or the template, or pass over such lines with \
+             --skip-bad-lines",
+            path.display(),
+            file.display()
+        );
+        assert_eq!(open(&strict, &tokenizer).unwrap_err().to_string(), expected, "{template}");
+        let lenient = open(&DataSpec { skip_bad_lines: true, ..strict }, &tokenizer).unwrap();
+        let first = format!("{}, line 2: the chat template {why}", path.display());
+        assert_eq!((lenient.skipped, lenient.first_skipped), (1, Some(first)), "{template}");
+    }
+}
+
+#[test]
 fn a_template_that_hides_an_answer_is_named_with_the_line_and_every_way_out() {
     let folder = Scratch::new();
     let turn = |role: &str, content: &str| json!({"role": role, "content": content});
