@@ -89,6 +89,8 @@ impl Program {
     fn seconds_of(&self, scratch: Scratch, update: bool) -> f64 {
         let Costed { graph, facts } = &self.train;
         let nodes = graph.node_ids().filter(|&id| !graph.node(id).op.is_view());
+        // Exchanges run beside the rest; only a schedule tells how much of their time shows.
+        let nodes = nodes.filter(|&id| graph.node(id).op.collective().is_none());
         let nodes = nodes.filter(|&id| (graph.node(id).phase == Phase::Update) == update);
         nodes.map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
     }

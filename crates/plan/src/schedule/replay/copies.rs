@@ -263,6 +263,7 @@ impl Machine<'_> {
         match open {
             Some(open) => format!("a copy of {} that the schedule before has left open", open.subject()),
             None if number < self.schedule.copies.len() => format!("copy {number}"),
+            None if self.exchanges.numbers(number) => "an exchange between ranks".to_owned(),
             None => "a copy of the next schedule".to_owned(),
         }
     }
