@@ -18,10 +18,11 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     memory(out, summary)?;
     let choice = &summary.planned.choice;
     let (micro, accumulation, global) = (choice.micro_batch, choice.accumulation, summary.global_batch());
-    let seq_len = summary.seq_len;
+    let (seq_len, ranks) = (summary.seq_len, choice.program.ranks());
+    let plural = if ranks == 1 { "" } else { "s" };
     writeln!(
         out,
-        "effective batch {global} = {micro} × {accumulation} × 1 rank, sequences of {seq_len} tokens"
+        "effective batch {global} = {micro} × {accumulation} × {ranks} rank{plural}, sequences of {seq_len} tokens"
     )?;
     let gradients = gradients(choice);
     let how_many = if gradients.persist.is_some() { "" } else { "at most " };

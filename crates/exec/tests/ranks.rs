@@ -77,7 +77,8 @@ fn every_rank_gets_the_sum_in_the_order_of_ranks_to_the_bit() {
                 let place = x.as_mut_ptr().cast::<u8>();
                 let (kind, dtype) = (ExchangeKind::AllReduce, DType::F32);
                 let (source, destination, whole) = (place.cast_const(), place, count);
-                let in_place = ExchangeOperands { kind, dtype, source, destination, whole, share, word: false };
+                let in_place =
+                    ExchangeOperands { kind, dtype, source, destination, whole, share, word: false };
                 // SAFETY: the vector lives and is left alone until the wait.
                 let number = unsafe { rank.start(in_place) }.unwrap();
                 rank.wait(number).unwrap();

@@ -49,8 +49,8 @@ pub use report::{
     report, spans, timeline,
 };
 pub use schedule::{
-    Action, Away, Buffer, BufferId, Contents, Copy, End, Exchange, Fault, Judged, RanksDiffer, ReplayError, Schedule,
-    Space, exchanges, replay, replay_all, replay_ranks,
+    Action, Away, Buffer, BufferId, Contents, Copy, End, Exchange, Fault, Judged, RanksDiffer, ReplayError,
+    Schedule, Space, exchanges, replay, replay_all, replay_ranks,
 };
 pub use search::{
     Choice, Point, Request, SearchError, Searcher, Tried, curve, faster, largest, search, spread, try_all,

@@ -7,8 +7,8 @@ mod support;
 use plimsoll_graph::op::Collective;
 use plimsoll_graph::{Graph, Op, Phase, StateId, StateKind};
 use plimsoll_plan::{
-    Action, Fault, Judged, NodeFacts, Plan, Program, Role, Schedule, Scratch, Strategy, exchanges, plan, replay,
-    replay_ranks,
+    Action, Fault, Judged, NodeFacts, Plan, Program, Role, Schedule, Scratch, Strategy, exchanges, plan,
+    replay, replay_ranks,
 };
 
 /// A chain whose gradients are summed over `ranks` ranks before their squares are.
@@ -43,7 +43,9 @@ fn fault(program: &Program, alter: impl Fn(&mut Schedule)) -> Option<Fault> {
     let plan = planned(program);
     let mut schedule = plan.schedules[&Role::Update].clone();
     alter(&mut schedule);
-    replay(&program.train.graph, &schedule, Role::Update.phases(), plan.arena_bytes).err().map(|error| error.fault)
+    replay(&program.train.graph, &schedule, Role::Update.phases(), plan.arena_bytes)
+        .err()
+        .map(|error| error.fault)
 }
 
 fn is_exchange(graph: &Graph, action: &Action) -> bool {
@@ -119,7 +121,9 @@ fn a_gradient_that_is_read_before_its_exchange_is_awaited_is_refused() {
         let first = places(schedule, is_await)[0];
         schedule.actions.swap(first, first + 1);
     };
-    assert!(matches!(fault(&program, late), Some(Fault::Copy(why)) if why.contains("an exchange between ranks")));
+    assert!(
+        matches!(fault(&program, late), Some(Fault::Copy(why)) if why.contains("an exchange between ranks"))
+    );
 }
 
 #[test]
@@ -240,5 +244,8 @@ fn an_exchange_of_another_size_or_for_another_number_of_ranks_is_refused() {
     wider.evaluate = None;
     let small = planned(&wider);
     let error = replay_ranks(&[&of(&two, &first), &of(&wider, &small)]).unwrap_err();
-    assert!(error.why.contains("f32[8,8], and rank 0 has all_reduce of grad.layer.1.w2@1 f32[16,16]"), "{error}");
+    assert!(
+        error.why.contains("f32[8,8], and rank 0 has all_reduce of grad.layer.1.w2@1 f32[16,16]"),
+        "{error}"
+    );
 }

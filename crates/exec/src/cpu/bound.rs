@@ -161,7 +161,10 @@ pub(super) fn bind(
             let inputs = inputs.collect::<Result<Vec<CpuOperand>, _>>()?;
             let outputs = outputs.collect::<Result<Vec<CpuOperand>, _>>()?;
             if let Some(collective) = node.op.collective() {
-                return Ok(Bound::Exchange { node: *id, operands: operands(collective, inputs[0], outputs[0]) });
+                return Ok(Bound::Exchange {
+                    node: *id,
+                    operands: operands(collective, inputs[0], outputs[0]),
+                });
             }
             Ok(Bound::Call {
                 op: node.op.clone(),

@@ -56,7 +56,9 @@ impl Turn<'_> {
         // SAFETY: as above; places are those of the table in `ExchangeOperands`.
         unsafe {
             match own.kind {
-                ExchangeKind::AllReduce => self.sum(first, count, own.destination.add(first * own.dtype.bytes())),
+                ExchangeKind::AllReduce => {
+                    self.sum(first, count, own.destination.add(first * own.dtype.bytes()))
+                }
                 ExchangeKind::ReduceScatter => {
                     self.sum(first, count, own.destination);
                     let bytes = own.dtype.bytes();

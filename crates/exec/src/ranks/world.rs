@@ -97,7 +97,15 @@ impl World {
         let state = self.meet(rank, operands, Patience::Limited)?;
         if operands.kind == ExchangeKind::AllReduce {
             // SAFETY: all ranks have ended their first turn, and `turn` runs this one only in a world that goes on.
-            self.turn(state, |turn| { unsafe { turn.second() }; Ok(()) }, rank, seen)?;
+            self.turn(
+                state,
+                |turn| {
+                    unsafe { turn.second() };
+                    Ok(())
+                },
+                rank,
+                seen,
+            )?;
             drop(self.meet(rank, operands, Patience::Limited)?);
         }
         Ok(())

@@ -7,7 +7,7 @@ mod purpose;
 mod role;
 mod state;
 
-use plimsoll_graph::{Graph, Phase, StateKind};
+use plimsoll_graph::{Graph, Node, Phase, StateKind};
 
 use crate::device::{Facts, Scratch};
 
@@ -61,6 +61,19 @@ impl Program {
                 _ => true,
             },
         )
+    }
+
+    /// Ranks that run the program together: those of its exchanges, or one.
+    pub fn ranks(&self) -> usize {
+        let exchanges = self.train.graph.nodes().iter().find_map(|node| node.op.collective());
+        exchanges.map_or(1, |collective| collective.ranks())
+    }
+
+    /// Bytes that each rank sends to others in one update.
+    pub fn update_wire_bytes(&self) -> u64 {
+        let graph = &self.train.graph;
+        let sent = |node: &Node| Some(node.op.collective()?.wire_bytes(graph.ty(*node.inputs.first()?)));
+        graph.nodes().iter().filter(|node| node.phase == Phase::Update).filter_map(sent).sum()
     }
 
     /// Runs of a micro-batch's schedule: two where the first computes the clipping factor and the second reads it.

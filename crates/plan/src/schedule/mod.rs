@@ -57,7 +57,9 @@ pub(crate) use time::{Backlog, seconds_after};
 
 pub(crate) use copy::Ends;
 pub use copy::{Copy, End};
-pub use replay::{Exchange, Fault, Judged, RanksDiffer, ReplayError, exchanges, replay, replay_all, replay_ranks};
+pub use replay::{
+    Exchange, Fault, Judged, RanksDiffer, ReplayError, exchanges, replay, replay_all, replay_ranks,
+};
 
 /// Index of a buffer in its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
