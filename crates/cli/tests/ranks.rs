@@ -39,11 +39,12 @@ fn several_ranks_write_what_one_rank_writes_up_to_the_order_of_sums() {
 #[test]
 fn a_plan_shows_the_part_of_one_rank_and_its_exchanges() {
     let home = Home::with_model();
-    let fit = "--model model --seq-len 16 --global-batch 4 --micro-batch 1 --memory 128MiB --ranks 2";
-    let (out, _) = home.done(&format!("plan {fit}"));
+    let fit = "--model model --seq-len 16 --global-batch 4 --micro-batch 1 --memory 128MiB";
+    let (out, _) = home.done(&format!("plan {fit} --ranks 2"));
     assert!(out.contains("effective batch 4 = 1 × 2 × 2 ranks"), "{out}");
-    let (out, _) = home.done(&format!("plan {fit} --show schedule"));
+    let (out, _) = home.done(&format!("plan {fit} --ranks 2 --show schedule"));
     assert!(out.contains("await all_reduce grad."), "{out}");
     let refused = home.command(&format!("plan {fit} --ranks 3")).output().unwrap();
-    assert!(!refused.status.success());
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(told.contains("--micro-batch 1 × 3 ranks does not divide --global-batch 4"), "{told}");
 }

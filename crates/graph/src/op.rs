@@ -584,14 +584,14 @@ impl Op {
                 | Op::Softmax
                 | Op::Rope { .. }
                 | Op::Mlp(_)
-                | Op::CrossEntropyGrad { .. },
+                | Op::CrossEntropyGrad { .. }
+                | Op::Collective(Collective::AllReduce { .. }),
                 0,
             ) => &[0],
             (Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::SigmoidGrad | Op::SoftmaxGrad, 0) => &[1, 0],
             (Op::SwigluGrad, 0) => &[0, 2],
             (Op::SwigluGrad, 1) => &[1, 2],
             (Op::Linear { bias: true, .. }, 0) => &[2],
-            (Op::Collective(Collective::AllReduce { .. }), 0) => &[0],
             _ => &[],
         }
     }

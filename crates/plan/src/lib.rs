@@ -45,8 +45,8 @@ pub use program::{Build, Costed, Program, Purpose, Role, StateDiffers, StateRang
 pub use recompute::Strategy;
 pub use remat as dag;
 pub use report::{
-    Compared, ExpertReport, GradientReport, LayerReport, Persist, Report, Span, compare, experts, gradients,
-    report, spans, timeline,
+    Compared, ExpertReport, GradientReport, LayerReport, Persist, Report, Span, Traffic, compare, experts,
+    gradients, report, spans, timeline, traffic,
 };
 pub use schedule::{
     Action, Away, Buffer, BufferId, Contents, Copy, End, Exchange, Fault, Judged, RanksDiffer, ReplayError,

@@ -5,10 +5,10 @@
 mod support;
 
 use plimsoll_graph::op::Collective;
-use plimsoll_graph::{Graph, Op, Phase, StateId, StateKind};
+use plimsoll_graph::{DType, Graph, Init, Op, Phase, StateId, StateKind};
 use plimsoll_plan::{
-    Action, Fault, Judged, NodeFacts, Plan, Program, Role, Schedule, Scratch, Strategy, exchanges, plan,
-    replay, replay_ranks,
+    Action, Choice, Fault, Judged, NodeFacts, Plan, Program, Role, Schedule, Scratch, Strategy, exchanges,
+    plan, replay, replay_ranks, traffic,
 };
 
 /// A chain whose gradients are summed over `ranks` ranks before their squares are.
@@ -36,6 +36,11 @@ fn program(ranks: usize) -> Program {
 
 fn planned(program: &Program) -> Plan {
     plan(program, Strategy::None, Scratch::Best).unwrap()
+}
+
+fn choice(program: &Program) -> Choice {
+    let (plan, program) = (planned(program), program.clone());
+    Choice { plan, program, micro_batch: 4, accumulation: 1, lower_bound_seconds: None }
 }
 
 /// The fault of the plan whose update was altered.
@@ -90,6 +95,9 @@ fn the_time_of_exchanges_counts_only_as_far_as_compute_does_not_cover_it() {
         seconds(node, if node < nodes - 4 { 3.0 } else { 2.0 }, &mut program);
     }
     assert!((planned(&program).update_seconds - 14.0).abs() < 1e-9);
+    let told = traffic(&choice(&program)).unwrap();
+    assert_eq!((told.ranks, told.seconds as u64, told.exposed_seconds as u64), (2, 12, 6));
+    assert_eq!(told.wire_bytes, 4 * 16 * 16 * 4, "an all-reduce among two ranks sends each byte once");
     for node in updates {
         seconds(node, if node < nodes - 4 { 0.5 } else { 2.0 }, &mut program);
     }
@@ -100,15 +108,8 @@ fn the_time_of_exchanges_counts_only_as_far_as_compute_does_not_cover_it() {
 #[test]
 fn a_plan_with_exchanges_goes_through_a_file_unchanged() {
     let program = program(2);
-    let before = planned(&program);
-    let text = before.schedules[&Role::Update].display(&program.train.graph).to_string();
-    let choice = plimsoll_plan::Choice {
-        plan: before,
-        program: program.clone(),
-        micro_batch: 4,
-        accumulation: 1,
-        lower_bound_seconds: None,
-    };
+    let choice = choice(&program);
+    let text = choice.plan.schedules[&Role::Update].display(&program.train.graph).to_string();
     let file = plimsoll_plan::file::Saved::parse(&plimsoll_plan::file::write(&choice, 1 << 30)).unwrap();
     let after = file.for_program(program.clone()).unwrap();
     assert_eq!(after.plan.schedules[&Role::Update].display(&program.train.graph).to_string(), text);
@@ -213,37 +214,38 @@ fn an_exchange_that_one_rank_lacks_or_begins_in_another_order_is_refused() {
     assert!(swapped.unwrap().contains("exchange 0 is all_reduce of grad.layer.1.w1@1"));
 }
 
+/// A single layer of eight columns, under the name of the last layer above.
+fn narrow_graph() -> Graph {
+    let mut g = Graph::new();
+    let x = g.input("x", [4, 8], DType::F32);
+    let w = g.param("layer.1.w2", [8, 8], Init::Normal(0.1));
+    let y = g.linear(x, w, None);
+    let loss = g.sum(y, &[0, 1]);
+    g.output("loss", loss);
+    let mut graph = support::trained(&g.finish().unwrap());
+    graph.set_phase(Phase::Update);
+    let gradient = graph.state_named("grad.layer.1.w2").unwrap();
+    let sum = Op::Collective(Collective::AllReduce { ranks: 2 });
+    let node = graph.apply_all(sum, &[graph.newest(gradient)]);
+    graph.write_state(node, 0, gradient);
+    graph.finish().unwrap()
+}
+
+/// The update of a plan, for the judge of all ranks.
+fn of<'a>(program: &'a Program, plan: &'a Plan) -> [Judged<'a>; 1] {
+    [Judged { role: Role::Update, graph: &program.train.graph, schedule: &plan.schedules[&Role::Update] }]
+}
+
 #[test]
 fn an_exchange_of_another_size_or_for_another_number_of_ranks_is_refused() {
     let (two, three) = (program(2), program(3));
     let (first, other) = (planned(&two), planned(&three));
-    fn of<'a>(program: &'a Program, plan: &'a Plan) -> [Judged<'a>; 1] {
-        [Judged { role: Role::Update, graph: &program.train.graph, schedule: &plan.schedules[&Role::Update] }]
-    }
     let error = replay_ranks(&[&of(&two, &first), &of(&three, &other)]).unwrap_err();
     assert!(error.why.ends_with("expects 3 ranks, and there are 2"), "{error}");
 
-    let mut wider = support::program(
-        {
-            let mut g = Graph::new();
-            let x = g.input("x", [4, 8], plimsoll_graph::DType::F32);
-            let w = g.param("layer.1.w2", [8, 8], plimsoll_graph::Init::Normal(0.1));
-            let y = g.linear(x, w, None);
-            let loss = g.sum(y, &[0, 1]);
-            g.output("loss", loss);
-            let mut graph = support::trained(&g.finish().unwrap());
-            graph.set_phase(Phase::Update);
-            let gradient = graph.state_named("grad.layer.1.w2").unwrap();
-            let node = graph
-                .apply_all(Op::Collective(Collective::AllReduce { ranks: 2 }), &[graph.newest(gradient)]);
-            graph.write_state(node, 0, gradient);
-            graph.finish().unwrap()
-        },
-        0,
-    );
-    wider.evaluate = None;
-    let small = planned(&wider);
-    let error = replay_ranks(&[&of(&two, &first), &of(&wider, &small)]).unwrap_err();
+    let narrow = support::program(narrow_graph(), 0);
+    let small = planned(&narrow);
+    let error = replay_ranks(&[&of(&two, &first), &of(&narrow, &small)]).unwrap_err();
     assert!(
         error.why.contains("f32[8,8], and rank 0 has all_reduce of grad.layer.1.w2@1 f32[16,16]"),
         "{error}"

@@ -133,6 +133,26 @@ fn ranks_train_adapters_with_dropout_as_one_does() {
 }
 
 #[test]
+fn ranks_train_experts_as_one_does_and_count_the_load_of_all() {
+    let folder = folder();
+    let of = |ranks| {
+        train(&RawConfig {
+            config: None,
+            model: Some("s-moe".into()),
+            layers: Some(1),
+            max_steps: Some(2),
+            ..settings(folder.path(), ranks)
+        })
+    };
+    let (one, two) = (of(1), of(2));
+    for (loss, expected) in two.losses.iter().zip(&one.losses) {
+        assert!((loss - expected).abs() <= 2e-6 * expected, "{loss} {expected}");
+    }
+    let load = |trained: &Trained| trained.session.trainer().experts().unwrap().unwrap();
+    assert_eq!(load(&two), load(&one));
+}
+
+#[test]
 fn two_runs_of_the_same_ranks_agree_to_the_bit_with_adamw_and_bf16() {
     let folder = folder();
     let raw = RawConfig {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use plimsoll_graph::op::Collective;
 use plimsoll_graph::{DType, Graph, Node, Op, Type, work};
 use plimsoll_plan::{Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
 
@@ -338,7 +339,7 @@ impl CpuDevice {
     /// Refuses a graph whose exchanges are for another number of ranks than the device has joined.
     fn fits_ranks(&self, graph: &Graph) -> Result<(), ExecError> {
         let joined = self.ranks.as_ref().map_or(1, |ranks| ranks.0.ranks());
-        let expected = graph.nodes().iter().find_map(|node| node.op.collective()).map(|of| of.ranks());
+        let expected = graph.nodes().iter().find_map(|node| node.op.collective()).map(Collective::ranks);
         match expected.filter(|&expected| expected != joined) {
             Some(expected) => {
                 Err(ExecError::Mismatch(format!("the plan is for {expected} ranks, and {joined} are here")))

@@ -116,7 +116,7 @@ pub trait Communicator: Send + Sync + Debug {
     ///
     /// # Safety
     ///
-    /// The bytes at both places are valid and touched by nobody else until [`wait`](Self::wait) has returned without an
+    /// Both places are aligned for their elements. Their bytes are valid and touched by nobody else until [`wait`](Self::wait) has returned without an
     /// error for this exchange, or [`leave`](Self::leave) has returned.
     unsafe fn start(&self, operands: ExchangeOperands) -> Result<u64, ExecError>;
 

@@ -57,7 +57,7 @@ impl Turn<'_> {
         unsafe {
             match own.kind {
                 ExchangeKind::AllReduce => {
-                    self.sum(first, count, own.destination.add(first * own.dtype.bytes()))
+                    self.sum(first, count, own.destination.add(first * own.dtype.bytes()));
                 }
                 ExchangeKind::ReduceScatter => {
                     self.sum(first, count, own.destination);
@@ -102,8 +102,8 @@ impl Turn<'_> {
         // SAFETY: `check` has refused other types; the elements lie inside each rank's whole.
         unsafe {
             match self.own().dtype {
-                DType::Bf16 => self.sum_of(first, count, to.cast::<bf16>(), bf16::to_f32, bf16::from_f32),
-                _ => self.sum_of(first, count, to.cast::<f32>(), |x| x, |x| x),
+                DType::Bf16 => self.sum_of(first, count, to, bf16::to_f32, bf16::from_f32),
+                _ => self.sum_of(first, count, to, |x: f32| x, |x| x),
             }
         }
     }
@@ -112,7 +112,7 @@ impl Turn<'_> {
         &self,
         first: usize,
         count: usize,
-        to: *mut T,
+        to: *mut u8,
         wide: impl Fn(T) -> f32,
         narrow: impl Fn(f32) -> T,
     ) {
@@ -130,7 +130,7 @@ impl Turn<'_> {
             }
             for (offset, &sum) in sums.iter().enumerate() {
                 // SAFETY: inside this rank's share of the destination; the slices above have ended.
-                unsafe { to.add(at + offset).write(narrow(sum)) };
+                unsafe { to.cast::<T>().add(at + offset).write(narrow(sum)) };
             }
         }
     }

@@ -93,44 +93,23 @@ impl World {
         let state = self.meet(rank, operands, patience)?;
         seen.clear();
         seen.extend(state.posts.iter().flatten());
-        self.turn(state, |turn| self.agreed(turn), rank, seen)?;
+        self.turn(state, agreed, rank, seen)??;
         let state = self.meet(rank, operands, Patience::Limited)?;
         if operands.kind == ExchangeKind::AllReduce {
-            // SAFETY: all ranks have ended their first turn, and `turn` runs this one only in a world that goes on.
-            self.turn(
-                state,
-                |turn| {
-                    unsafe { turn.second() };
-                    Ok(())
-                },
-                rank,
-                seen,
-            )?;
+            self.turn(state, copied, rank, seen)?;
             drop(self.meet(rank, operands, Patience::Limited)?);
         }
         Ok(())
     }
 
-    /// The first turn, if all ranks have begun the same exchange.
-    fn agreed(&self, turn: Turn) -> Result<(), String> {
-        let first = turn.all[0];
-        if let Some(other) = turn.all.iter().position(|operands| !operands.agrees(&first)) {
-            let (own, expected) = (turn.all[other].described(), first.described());
-            return Err(format!("rank {other} began {own} where rank 0 began {expected}"));
-        }
-        // SAFETY: all ranks have posted their operands and none has left.
-        unsafe { turn.first() };
-        Ok(())
-    }
-
     /// Runs a turn outside the lock.
-    fn turn(
+    fn turn<T>(
         &self,
         mut state: MutexGuard<'_, Meetings>,
-        body: impl FnOnce(Turn) -> Result<(), String>,
+        body: impl FnOnce(Turn) -> T,
         rank: usize,
         all: &[ExchangeOperands],
-    ) -> Result<(), String> {
+    ) -> Result<T, String> {
         // A rank may have come to the meeting and left since.
         if let Some(fault) = &state.fault {
             return Err(fault.clone());
@@ -141,7 +120,7 @@ impl World {
         let mut state = self.lock();
         state.turning -= 1;
         self.changed.notify_all();
-        result
+        Ok(result)
     }
 
     /// Waits until all ranks have come to this meeting.
@@ -174,4 +153,22 @@ impl World {
             state = woken.0;
         }
     }
+}
+
+/// The first turn, if all ranks have begun the same exchange.
+fn agreed(turn: Turn) -> Result<(), String> {
+    let first = turn.all[0];
+    if let Some(other) = turn.all.iter().position(|operands| !operands.agrees(&first)) {
+        let (own, expected) = (turn.all[other].described(), first.described());
+        return Err(format!("rank {other} began {own} where rank 0 began {expected}"));
+    }
+    // SAFETY: all ranks have posted their operands and none has left.
+    unsafe { turn.first() };
+    Ok(())
+}
+
+/// The second turn. Only worlds that go on have turns.
+fn copied(turn: Turn) {
+    // SAFETY: all ranks have ended their first turn and none has left.
+    unsafe { turn.second() };
 }

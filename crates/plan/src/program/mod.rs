@@ -7,6 +7,7 @@ mod purpose;
 mod role;
 mod state;
 
+use plimsoll_graph::op::Collective;
 use plimsoll_graph::{Graph, Node, Phase, StateKind};
 
 use crate::device::{Facts, Scratch};
@@ -66,7 +67,7 @@ impl Program {
     /// Ranks that run the program together: those of its exchanges, or one.
     pub fn ranks(&self) -> usize {
         let exchanges = self.train.graph.nodes().iter().find_map(|node| node.op.collective());
-        exchanges.map_or(1, |collective| collective.ranks())
+        exchanges.map_or(1, Collective::ranks)
     }
 
     /// Bytes that each rank sends to others in one update.

@@ -30,11 +30,9 @@ pub(super) struct Exchanges {
     ranges: usize,
 }
 
-impl Exchanges {
-    /// Whether a busy range of this number belongs to an exchange.
-    pub(super) fn numbers(&self, number: usize) -> bool {
-        (FIRST..FIRST + MOST).contains(&number)
-    }
+/// Whether a busy range of this number belongs to an exchange.
+pub(super) fn is_of_exchange(number: usize) -> bool {
+    (FIRST..FIRST + MOST).contains(&number)
 }
 
 impl Machine<'_> {
