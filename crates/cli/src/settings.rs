@@ -28,9 +28,10 @@ pub(crate) type PlanSettings = Settings<true, false>;
 /// Settings of a command that trains.
 pub(crate) type TrainSettings = Settings<true, true>;
 
-/// Settings of the loop that a plan depends on: whether there is a schedule for evaluation, and how long the run takes.
-const COURSE_OF_A_PLAN: [&str; 5] =
-    ["max_steps", "num_train_epochs", "eval_steps", "eval_data", "eval_split"];
+/// Settings of the loop that a plan depends on: how many ranks share a step, whether there is a schedule for evaluation, and
+/// how long the run takes.
+const COURSE_OF_A_PLAN: [&str; 6] =
+    ["ranks", "max_steps", "num_train_epochs", "eval_steps", "eval_data", "eval_split"];
 
 impl<const PLANS: bool, const TRAINS: bool> Settings<PLANS, TRAINS> {
     /// The settings as they were written.

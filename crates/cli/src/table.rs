@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use plimsoll::Precision;
-use plimsoll::planning::{self, LayerReport, Link, Point, Purpose, gradients};
+use plimsoll::planning::{self, LayerReport, Link, Point, Purpose, gradients, traffic};
 use plimsoll::training::memory::Size;
 use plimsoll::training::memory::{Budget, BudgetOrigin};
 
@@ -18,11 +18,21 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     memory(out, summary)?;
     let choice = &summary.planned.choice;
     let (micro, accumulation, global) = (choice.micro_batch, choice.accumulation, summary.global_batch());
-    let seq_len = summary.seq_len;
+    let (seq_len, ranks) = (summary.seq_len, choice.program.ranks());
+    let plural = if ranks == 1 { "" } else { "s" };
     writeln!(
         out,
-        "effective batch {global} = {micro} × {accumulation} × 1 rank, sequences of {seq_len} tokens"
+        "effective batch {global} = {micro} × {accumulation} × {ranks} rank{plural}, sequences of {seq_len} tokens"
     )?;
+    if let Some(traffic) = traffic(choice) {
+        writeln!(
+            out,
+            "each rank sends {} a step; exchanges take {:.1} ms, of which compute covers all but {:.1} ms",
+            size(traffic.wire_bytes),
+            1e3 * traffic.seconds,
+            1e3 * traffic.exposed_seconds
+        )?;
+    }
     let gradients = gradients(choice);
     let how_many = if gradients.persist.is_some() { "" } else { "at most " };
     writeln!(out, "{gradients} ({how_many}{})", size(gradients.bytes))?;

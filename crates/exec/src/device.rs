@@ -18,12 +18,14 @@
 //! [observed](Device::observe): a whole step then waits once.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use plimsoll_graph::{Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space, Tier};
 
 use crate::ExecError;
 use crate::instructions::Instructions;
+use crate::ranks::Communicator;
 use crate::timings::Timings;
 
 /// A schedule that a device has made ready, by its number there.
@@ -114,6 +116,15 @@ pub trait Device: Send + Debug {
     /// Takes measured times, which its [`facts`](Self::facts) state from then on, if they depend on measured times at
     /// all.
     fn use_timings(&mut self, _timings: Timings) {}
+
+    /// Makes the device one rank of several. Schedules that exchange values with other ranks can be prepared afterwards.
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot exchange anything.
+    fn join(&mut self, _ranks: Arc<dyn Communicator>) -> Result<(), ExecError> {
+        Err(ExecError::Unsupported(format!("{} cannot be one of several ranks", self.name())))
+    }
 
     /// Sets addresses of the arena and room in other tiers aside. An arena that was taken before is given back, and
     /// schedules that were prepared on it are forgotten.

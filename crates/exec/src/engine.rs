@@ -417,8 +417,8 @@ fn reach(schedule: &Schedule, action: &Action) -> u64 {
         Action::Start { copy } | Action::Wait { copy } => {
             schedule.copies[*copy].buffer().as_ref().map_or(0, end)
         }
-        // Their bytes are counted where the transfers belong.
-        Action::Settle { .. } | Action::StartNext { .. } => 0,
+        // Their bytes are counted where the transfers and exchanges belong.
+        Action::Await { .. } | Action::Settle { .. } | Action::StartNext { .. } => 0,
     }
 }
 

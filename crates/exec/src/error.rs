@@ -15,6 +15,8 @@ pub enum ExecError {
     Mismatch(String),
     /// The device, or a disk it copies to, failed.
     Device(String),
+    /// Another rank failed, hung or did something else; the sentence names it.
+    Rank(String),
 }
 
 impl fmt::Display for ExecError {
@@ -24,7 +26,8 @@ impl fmt::Display for ExecError {
             | ExecError::Unsupported(why)
             | ExecError::Memory(why)
             | ExecError::Mismatch(why)
-            | ExecError::Device(why) => f.write_str(why),
+            | ExecError::Device(why)
+            | ExecError::Rank(why) => f.write_str(why),
         }
     }
 }

@@ -10,11 +10,13 @@
 //! rows in tiles, a pass has put ops there that do.
 
 mod balance;
+mod collective;
 mod experts;
 mod parameters;
 mod quantised;
 
 pub use balance::Balance;
+pub use collective::{Collective, SHARD_UNIT, shard_elements};
 pub use experts::Sorting;
 pub use parameters::{Activation, AdamW, BLOCK, Conv, Gelu, Head, Mask, Mlp, Moments, Sgd, Stored, Weights};
 pub use quantised::{Dequantise, NF4_BLOCK, NF4_SECOND_BLOCK, Quantised};
@@ -373,6 +375,10 @@ pub enum Op {
     /// `p −= lr·(m̂/(√v̂ + ε) + decay·p)` with `m̂, v̂` corrected for the bias of step `step ≥ 1`.
     /// Nothing changes when `scale` is not finite.
     AdamW(AdamW),
+
+    // ---- ranks ---------------------------------------------------------------------------------
+    /// An exchange between the ranks of a run: see [`Collective`].
+    Collective(Collective),
 }
 
 /// A group of ops that share files at every stage.
@@ -402,6 +408,8 @@ pub enum Family {
     Losses,
     /// Gradient sums, their norm and the optimizers' updates.
     State,
+    /// Exchanges between ranks.
+    Ranks,
 }
 
 impl Op {
@@ -481,6 +489,7 @@ impl Op {
             Op::ClipScale { .. } => "clip_scale",
             Op::Sgd(_) => "sgd",
             Op::AdamW(_) => "adamw",
+            Op::Collective(collective) => collective.name(),
         }
     }
 
@@ -556,6 +565,7 @@ impl Op {
             Op::Accumulate { .. } | Op::SumSquares | Op::ClipScale { .. } | Op::Sgd(_) | Op::AdamW(_) => {
                 Family::State
             }
+            Op::Collective(_) => Family::Ranks,
         }
     }
 
@@ -574,7 +584,8 @@ impl Op {
                 | Op::Softmax
                 | Op::Rope { .. }
                 | Op::Mlp(_)
-                | Op::CrossEntropyGrad { .. },
+                | Op::CrossEntropyGrad { .. }
+                | Op::Collective(Collective::AllReduce { .. }),
                 0,
             ) => &[0],
             (Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::SigmoidGrad | Op::SoftmaxGrad, 0) => &[1, 0],
@@ -637,6 +648,7 @@ impl Op {
                 | Op::Accumulate { .. }
                 | Op::SumSquares
                 | Op::ClipScale { .. }
+                | Op::Collective(_)
         ) || self.updates()
     }
 
@@ -644,6 +656,14 @@ impl Op {
     /// of their own: the rule of the result accounts for them.
     pub fn is_differentiable(&self, output: usize) -> bool {
         output == 0 || matches!(self, Op::SoftmaxLse)
+    }
+
+    /// The exchange between ranks that it is, if it is one.
+    pub fn collective(&self) -> Option<Collective> {
+        match self {
+            Op::Collective(collective) => Some(*collective),
+            _ => None,
+        }
     }
 
     /// Whether the op reads its outputs before it writes them, as an optimizer does with its state.

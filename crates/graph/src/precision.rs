@@ -98,7 +98,7 @@ struct Pass {
 impl Pass {
     /// Puts a node, and the casts it needs, at the end of the list.
     fn rewrite(&mut self, mut node: Node) -> Result<(), GraphError> {
-        if node.op.family() != Family::State && !matches!(node.op, Op::Cast { .. }) {
+        if !matches!(node.op.family(), Family::State | Family::Ranks) && !matches!(node.op, Op::Cast { .. }) {
             self.cast_operands(&mut node);
         }
         let types = self.splice.graph.input_types(&node);

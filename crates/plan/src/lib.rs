@@ -45,12 +45,12 @@ pub use program::{Build, Costed, Program, Purpose, Role, StateDiffers, StateRang
 pub use recompute::Strategy;
 pub use remat as dag;
 pub use report::{
-    Compared, ExpertReport, GradientReport, LayerReport, Persist, Report, Span, compare, experts, gradients,
-    report, spans, timeline,
+    Compared, ExpertReport, GradientReport, LayerReport, Persist, Report, Span, Traffic, compare, experts,
+    gradients, report, spans, timeline, traffic,
 };
 pub use schedule::{
-    Action, Away, Buffer, BufferId, Contents, Copy, End, Fault, Judged, ReplayError, Schedule, Space, replay,
-    replay_all,
+    Action, Away, Buffer, BufferId, Contents, Copy, End, Exchange, Fault, Judged, RanksDiffer, ReplayError,
+    Schedule, Space, exchanges, replay, replay_all, replay_ranks,
 };
 pub use search::{
     Choice, Point, Request, SearchError, Searcher, Tried, curve, faster, largest, search, spread, try_all,

@@ -64,18 +64,22 @@ pub mod planning {
     pub use plimsoll_plan::remat as dag;
     pub use plimsoll_plan::{
         Action, Away, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
-        CsvFault, Direction, Draft, Effort, End, ExpertReport, Facts, Fault, GradientReport, Judged, Lane,
-        LayerReport, Layout, Link, NodeFacts, PlanError, Point, Purpose, ReplayError, Report, Request,
-        Schedule, Scratch, SearchError, Searcher, Slot, Space, Span, StateRange, Table, Tier, Tiered, Tried,
-        Workspace, compare, curve, experts, faster, gradients, largest, layout, plan, replay, replay_all,
-        report, search, solve, spans, spread, timeline, try_all, unbudgeted,
+        CsvFault, Direction, Draft, Effort, End, Exchange, ExpertReport, Facts, Fault, GradientReport,
+        Judged, Lane, LayerReport, Layout, Link, NodeFacts, PlanError, Point, Purpose, RanksDiffer,
+        ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space, Span,
+        StateRange, Table, Tier, Tiered, Traffic, Tried, Workspace, compare, curve, exchanges, experts,
+        faster, gradients, largest, layout, plan, replay, replay_all, replay_ranks, report, search, solve,
+        spans, spread, timeline, traffic, try_all, unbudgeted,
     };
 }
 
 /// Whole runs: settings, jobs, data, files, the trainer and the machine's memory.
 pub mod training {
     pub use plimsoll_exec::cpu::{BLOCK as DISK_BLOCK, disk_room, free_disk_bytes};
-    pub use plimsoll_exec::{DiskSpeed, measure_disk};
+    pub use plimsoll_exec::{
+        Communicator, DiskSpeed, ExchangeKind, ExchangeOperands, LIMIT as RANK_LIMIT, measure_disk,
+        thread_ranks,
+    };
     pub use plimsoll_train::{
         Adapted, Alternative, Config, DataConfig, EvaluationConfig, LanguageModel, Length, Measured,
         OPS_FILE_VERSION, OpenedData, Origin, OutputConfig, Programs, RawConfig, Resume, SampleConfig,

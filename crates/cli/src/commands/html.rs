@@ -83,6 +83,9 @@ fn schedule(summary: &Summary, role: Role) -> Value {
             let op = if again { format!("{} again", node.op.name()) } else { node.op.name().to_owned() };
             json!([op, part.graph.block_name(node.block), seconds])
         }
+        Action::Await { node } => {
+            json!([format!("end of {}", part.graph.node(*node).op.name()), "", 0.0])
+        }
         Action::Start { copy } => json!([format!("start of copy {copy}"), "", 0.0]),
         Action::Wait { copy } => json!([format!("end of copy {copy}"), "", 0.0]),
         Action::Settle { lane, left } => {

@@ -181,5 +181,8 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::ClipScale { max_norm } => updates::clip_scale(to, call, *max_norm),
         Op::Sgd(rates) => updates::sgd(to, call, *rates),
         Op::AdamW(rates) => updates::adamw(to, call, *rates),
+        Op::Collective(_) => {
+            Err(lowering::unsupported(call, "is an exchange between ranks; leave out --ranks"))
+        }
     }
 }

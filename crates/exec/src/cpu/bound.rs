@@ -4,18 +4,24 @@
 //! by its distance from the last one started before this schedule, and a transfer started ahead by a list.
 #![allow(unsafe_code, reason = "it hands ranges of the arena to kernels and to the disk tier")]
 
-use plimsoll_graph::{Graph, Op, Type};
+use plimsoll_graph::op::Collective;
+use plimsoll_graph::{Graph, NodeId, Op, Type};
 use plimsoll_plan::{Action, BufferId, Copy, Direction, Lane, Role, Schedule, Tier};
 
 use crate::arena::Arena;
 use crate::cpu::{Call, CpuOperand, DiskTier, ScratchMemory, run};
 use crate::error::ExecError;
+use crate::ranks::{Communicator, ExchangeKind, ExchangeOperands};
 
 /// An action with its operands bound to addresses.
 #[derive(Debug)]
 pub(super) enum Bound {
     /// A kernel call.
     Call { op: Op, inputs: Vec<CpuOperand>, outputs: Vec<CpuOperand>, workspace: ScratchMemory },
+    /// The beginning of an exchange between ranks.
+    Exchange { node: NodeId, operands: ExchangeOperands },
+    /// The end of an exchange.
+    Await { node: NodeId },
     /// The beginning of a transfer.
     Start { copy: usize, direction: Direction, buffer: ScratchMemory, offset: u64 },
     /// The end of a transfer.
@@ -47,8 +53,11 @@ impl BoundSchedule {
     }
 }
 
-/// The disk's lanes while a schedule runs.
-pub(super) struct DiskLanes<'a> {
+/// The lanes to the disk and to other ranks while a schedule runs.
+pub(super) struct Lanes<'a> {
+    pub(super) ranks: Option<&'a dyn Communicator>,
+    /// The number of each node's exchange.
+    pub(super) exchanges: &'a mut [u64],
     pub(super) disk: Option<&'a DiskTier>,
     pub(super) tickets: &'a mut [u64],
     /// Transfers of each lane that were started before the schedule.
@@ -60,11 +69,15 @@ pub(super) struct DiskLanes<'a> {
     pub(super) found: usize,
 }
 
-impl DiskLanes<'_> {
+impl Lanes<'_> {
     fn disk(&self) -> Result<&DiskTier, ExecError> {
         let no_disk =
             || ExecError::Unsupported("the schedule offloads, but no room on a disk was taken".into());
         self.disk.ok_or_else(no_disk)
+    }
+
+    fn ranks(&self) -> Result<&dyn Communicator, ExecError> {
+        self.ranks.ok_or_else(|| ExecError::Unsupported("the device has joined no other ranks".into()))
     }
 
     /// Puts the transfer that an action starts into its lane; `None` if the action starts none.
@@ -87,13 +100,20 @@ impl DiskLanes<'_> {
 }
 
 /// Runs one action.
-pub(super) fn act(action: &Bound, lanes: &mut DiskLanes) -> Result<(), ExecError> {
+pub(super) fn act(action: &Bound, lanes: &mut Lanes) -> Result<(), ExecError> {
     match action {
         Bound::Call { op, inputs, outputs, workspace } => {
             // SAFETY: the operands lie in the arena of the device that runs the schedule; the engine runs only
             // schedules that `replay` has passed, which proves the rest of the contract.
             unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
         }
+        Bound::Exchange { node, operands } => {
+            // SAFETY: the operands lie in the arena, and `replay` proved that nobody touches them before the await. A
+            // device whose schedule fails, or that is dropped, leaves the world before it touches or frees them.
+            lanes.exchanges[node.index()] = unsafe { lanes.ranks()?.start(*operands) }?;
+            Ok(())
+        }
+        Bound::Await { node } => lanes.ranks()?.wait(lanes.exchanges[node.index()]),
         Bound::Start { copy, .. } => {
             let under_way = lanes.ahead[..lanes.found].iter().any(|(known, _)| known == copy);
             if !under_way && let Some(ticket) = lanes.start(action)? {
@@ -132,19 +152,28 @@ pub(super) fn bind(
         Ok(CpuOperand { pointer, ty, accumulate })
     };
     match action {
-        Action::Run { node, inputs, outputs, workspace, accumulate } => {
-            let node = graph.node(*node);
+        Action::Run { node: id, inputs, outputs, workspace, accumulate } => {
+            let node = graph.node(*id);
             let inputs =
                 node.inputs.iter().zip(inputs).map(|(&value, &id)| operand(id, graph.ty(value), false));
             let outputs = (node.outputs.iter().zip(outputs).enumerate())
                 .map(|(output, (&value, &id))| operand(id, graph.ty(value), accumulate >> output & 1 == 1));
+            let inputs = inputs.collect::<Result<Vec<CpuOperand>, _>>()?;
+            let outputs = outputs.collect::<Result<Vec<CpuOperand>, _>>()?;
+            if let Some(collective) = node.op.collective() {
+                return Ok(Bound::Exchange {
+                    node: *id,
+                    operands: operands(collective, inputs[0], outputs[0]),
+                });
+            }
             Ok(Bound::Call {
                 op: node.op.clone(),
-                inputs: inputs.collect::<Result<_, _>>()?,
-                outputs: outputs.collect::<Result<_, _>>()?,
+                inputs,
+                outputs,
                 workspace: workspace.map_or(Ok(ScratchMemory::NONE), place)?,
             })
         }
+        Action::Await { node } => Ok(Bound::Await { node: *node }),
         Action::Start { copy } => {
             let (buffer, offset, direction) = disk_ends(schedule.copies[*copy])?;
             Ok(Bound::Start { copy: *copy, direction, buffer: place(buffer)?, offset })
@@ -158,6 +187,18 @@ pub(super) fn bind(
             Ok(Bound::Settle { direction: disk_lane(*lane)?, left: *left as u64 })
         }
     }
+}
+
+/// The operands of an exchange.
+fn operands(collective: Collective, input: CpuOperand, output: CpuOperand) -> ExchangeOperands {
+    let (given, got) = (input.ty.shape.elements(), output.ty.shape.elements());
+    let (kind, whole, share) = match collective {
+        Collective::AllReduce { ranks } => (ExchangeKind::AllReduce, given, given.div_ceil(ranks)),
+        Collective::ReduceScatter { .. } => (ExchangeKind::ReduceScatter, given, got),
+        Collective::AllGather { .. } => (ExchangeKind::AllGather, got, given),
+    };
+    let (source, destination) = (input.pointer.cast_const(), output.pointer);
+    ExchangeOperands { kind, dtype: input.ty.dtype, source, destination, whole, share, word: false }
 }
 
 /// The buffer, the place in the file and the way of a copy between the arena and the disk.

@@ -3,17 +3,20 @@
 #![allow(unsafe_code, reason = "it writes into the arena while transfers of other bytes may be open")]
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
+use plimsoll_graph::op::Collective;
 use plimsoll_graph::{DType, Graph, Node, Op, Type, work};
 use plimsoll_plan::{Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
 
 use crate::arena::Arena;
-use crate::cpu::bound::{BoundSchedule, DiskLanes, act, bind};
+use crate::cpu::bound::{BoundSchedule, Lanes, act, bind};
 use crate::cpu::disk::SECTOR;
 use crate::cpu::{DiskTier, Instructions, Pool, workspace};
 use crate::device::{Device, ProbeSize, Probing, ScheduleId, no_schedule, no_tier};
 use crate::error::ExecError;
+use crate::ranks::Communicator;
 use crate::timings::{Paces, Timings};
 
 /// Offsets are multiples of a cache line, which is also the widest vector.
@@ -43,6 +46,10 @@ pub struct CpuDevice {
     pool: Pool,
     threads: usize,
     instructions: Instructions,
+    /// Before the arena, so that other ranks read no bytes that are freed.
+    ranks: Option<Membership>,
+    /// The number of each node's exchange, in the schedule that is running.
+    exchanges: Vec<u64>,
     /// Before the arena, so that its threads end before the bytes they copy are freed.
     disk: Option<DiskTier>,
     arena: Option<Arena>,
@@ -62,6 +69,16 @@ pub struct CpuDevice {
     expected: Option<ScheduleId>,
     /// Transfers that were started ahead, and the schedule they belong to.
     ahead: Ahead,
+}
+
+/// A place among ranks, which is left when the device is dropped.
+#[derive(Debug)]
+struct Membership(Arc<dyn Communicator>);
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.leave("its device is gone");
+    }
 }
 
 /// Copies of a schedule that were started before it, each with its number in the disk tier.
@@ -96,6 +113,8 @@ impl CpuDevice {
             pool,
             threads,
             instructions,
+            ranks: None,
+            exchanges: Vec::new(),
             disk: None,
             arena: None,
             schedules: Vec::new(),
@@ -204,6 +223,11 @@ impl Device for CpuDevice {
         self.timings = timings;
     }
 
+    fn join(&mut self, ranks: Arc<dyn Communicator>) -> Result<(), ExecError> {
+        self.ranks = Some(Membership(ranks));
+        Ok(())
+    }
+
     fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
         if space.host > 0 {
             return Err(ExecError::Unsupported(
@@ -229,8 +253,10 @@ impl Device for CpuDevice {
     fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
         let arena = self.arena.as_ref();
         let arena = arena.ok_or_else(|| ExecError::Memory("no addresses were reserved yet".into()))?;
+        self.fits_ranks(graph)?;
         let actions = schedule.actions.iter().map(|action| bind(arena, graph, schedule, action));
         let actions = actions.collect::<Result<_, _>>()?;
+        self.exchanges.resize(self.exchanges.len().max(graph.nodes().len()), 0);
         self.schedules.push(BoundSchedule::new(schedule, actions));
         Ok(ScheduleId(self.schedules.len() - 1))
     }
@@ -310,6 +336,18 @@ impl Device for CpuDevice {
 }
 
 impl CpuDevice {
+    /// Refuses a graph whose exchanges are for another number of ranks than the device has joined.
+    fn fits_ranks(&self, graph: &Graph) -> Result<(), ExecError> {
+        let joined = self.ranks.as_ref().map_or(1, |ranks| ranks.0.ranks());
+        let expected = graph.nodes().iter().find_map(|node| node.op.collective()).map(Collective::ranks);
+        match expected.filter(|&expected| expected != joined) {
+            Some(expected) => {
+                Err(ExecError::Mismatch(format!("the plan is for {expected} ranks, and {joined} are here")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Waits for transfers that a schedule has started and not waited for.
     fn drain(&self) {
         if let Some(disk) = &self.disk {
@@ -340,7 +378,10 @@ impl CpuDevice {
         let found = self.found_ahead(schedule);
         let bound = self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))?;
         let next = expected.and_then(|next| self.schedules.get(next.0));
-        let mut lanes = DiskLanes {
+        let ranks = self.ranks.as_ref().map(|ranks| &*ranks.0);
+        let mut lanes = Lanes {
+            ranks,
+            exchanges: &mut self.exchanges,
             disk: self.disk.as_ref(),
             tickets: &mut self.tickets,
             before: self.before,
@@ -361,6 +402,9 @@ impl CpuDevice {
             // The schedule ends here, and nothing will wait for the transfers it has started.
             self.drain();
             self.ahead.of = None;
+            if let (Some(ranks), Err(error)) = (&self.ranks, &result) {
+                ranks.0.leave(&error.to_string());
+            }
         }
         result
     }

@@ -97,6 +97,8 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
         Family::Quantised => quantised::run(call),
         Family::Losses => head::run(call).or_else(|| softmax::run(call)),
         Family::State => updates::run(call).or_else(|| elementwise::run(call)),
+        // An exchange goes through the communicator and is no kernel.
+        Family::Ranks => None,
     };
     ran.unwrap_or_else(|| {
         Err(ExecError::Unsupported(format!("the CPU has no kernel for `{}`", call.op.name())))

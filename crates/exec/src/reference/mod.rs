@@ -111,6 +111,9 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         Family::Quantised => Ok(quantised::eval(op, &operands)),
         Family::Losses => losses::eval(op, &operands),
         Family::State => Ok(state::eval(op, &operands)),
+        Family::Ranks => {
+            Err(ExecError::Unsupported(format!("`{}` is an exchange with other ranks", op.name())))
+        }
     }
 }
 

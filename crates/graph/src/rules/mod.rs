@@ -13,6 +13,7 @@ mod network;
 mod norms;
 mod products;
 mod quantised;
+mod ranks;
 mod routing;
 mod state;
 mod transformer;
@@ -47,6 +48,7 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Family::Quantised => quantised::types(op, inputs),
         Family::Losses => losses::types(op, inputs),
         Family::State => state::types(op, inputs),
+        Family::Ranks => op.collective().map_or_else(|| no_types(op), |of| ranks::types(of, inputs)),
     }
 }
 
@@ -91,7 +93,7 @@ pub(crate) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
         Family::Experts => experts::derivative(tape, node, dys),
         Family::Balance => balance::derivative(tape, node, dys),
         Family::Losses => losses::derivative(tape, node, dys),
-        Family::Quantised | Family::State => no_derivative(&node.op),
+        Family::Quantised | Family::State | Family::Ranks => no_derivative(&node.op),
     }
 }
 
@@ -109,7 +111,8 @@ pub(crate) fn matmul_flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
         | Family::Routing
         | Family::Balance
         | Family::Quantised
-        | Family::State => 0.0,
+        | Family::State
+        | Family::Ranks => 0.0,
     }
 }
 

@@ -7,7 +7,7 @@
 //! away     [state, tier, tier offset, bytes]
 //! run      [0, node, [inputs], [outputs], scratch or null, added outputs as bits]
 //! start    [1, copy]            wait    [2, copy]
-//! settle   [3, lane, left]      start next   [4, role, copy]
+//! settle   [3, lane, left]      start next   [4, role, copy]      await   [5, node]
 //! ```
 //!
 //! Reading checks that every number means something. Whether it is right is the judge's business.
@@ -108,6 +108,7 @@ fn action(action: &Action) -> Value {
         Action::Run { node, inputs, outputs, workspace, accumulate } => {
             json!([0, node.0, ids(inputs), ids(outputs), workspace.map(|id| id.0), accumulate])
         }
+        Action::Await { node } => json!([5, node.0]),
         Action::Start { copy } => json!([1, copy]),
         Action::Wait { copy } => json!([2, copy]),
         Action::Settle { lane, left } => json!([3, lane_number(*lane), left]),
@@ -194,6 +195,7 @@ fn parse_action(json: &Value) -> Option<Action> {
             workspace: if workspace.is_null() { None } else { Some(id(workspace)?) },
             accumulate: u32::try_from(accumulate.as_u64()?).ok()?,
         }),
+        (5, [node]) => Some(Action::Await { node: NodeId(u32::try_from(node.as_u64()?).ok()?) }),
         (1, [copy]) => Some(Action::Start { copy: index(copy)? }),
         (2, [copy]) => Some(Action::Wait { copy: index(copy)? }),
         (3, [lane, left]) => Some(Action::Settle { lane: parse_lane(lane)?, left: index(left)? }),

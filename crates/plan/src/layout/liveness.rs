@@ -11,7 +11,7 @@
 //! Two buffers share a **slot** when the later one takes over the bytes of the earlier one in the very
 //! action that ends it. The layout places slots; everything else sees buffers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use plimsoll_graph::{Graph, NodeId, Op, StateId, StateKind, Value};
 
@@ -98,6 +98,8 @@ struct Writer<'a> {
     /// State first, then the instances of the sequence, then scratch.
     buffers: Vec<Buffer>,
     actions: Vec<Action>,
+    /// Exchanges between ranks that were begun and not awaited, oldest first, each with its operands.
+    exchanges: VecDeque<(NodeId, Vec<BufferId>)>,
 }
 
 impl<'a> Writer<'a> {
@@ -109,7 +111,8 @@ impl<'a> Writer<'a> {
     ) -> Writer<'a> {
         let actions = Vec::with_capacity(sequence.executions.len() + sequence.transfers.len());
         let buffers = Vec::with_capacity(states.len() + sequence.instances.len());
-        let mut writer = Writer { graph, facts, scratch, sequence, states, buffers, actions };
+        let exchanges = VecDeque::new();
+        let mut writer = Writer { graph, facts, scratch, sequence, states, buffers, actions, exchanges };
         writer.add_states();
         writer.add_instances();
         writer
@@ -117,7 +120,13 @@ impl<'a> Writer<'a> {
 
     /// Number of actions once all are written.
     fn last(&self) -> usize {
-        self.sequence.executions.len() + self.sequence.transfers.len()
+        let exchanges = self.sequence.executions.iter().filter(|run| self.is_exchange(run.node)).count();
+        self.sequence.executions.len() + exchanges + self.sequence.transfers.len()
+    }
+
+    /// Whether a node is an exchange between ranks, which is run and then awaited.
+    fn is_exchange(&self, node: NodeId) -> bool {
+        self.graph.node(node).op.collective().is_some()
     }
 
     fn add_states(&mut self) {
@@ -163,11 +172,34 @@ impl<'a> Writer<'a> {
         for next in transfers {
             self.transfer(next);
         }
+        self.await_first(self.exchanges.len());
+    }
+
+    /// Awaits the exchanges whose operands are among `touched`, and all that began before them: their lane is a queue.
+    fn await_before(&mut self, touched: impl Fn(BufferId) -> bool) {
+        let meets = |(_, operands): &(NodeId, Vec<BufferId>)| operands.iter().any(|&id| touched(id));
+        let last = self.exchanges.iter().rposition(meets);
+        self.await_first(last.map_or(0, |last| last + 1));
+    }
+
+    fn await_first(&mut self, count: usize) {
+        for (node, operands) in self.exchanges.drain(..count).collect::<Vec<_>>() {
+            let end = self.actions.len() + 1;
+            for id in operands {
+                if !self.outlives(id) {
+                    let buffer = &mut self.buffers[id.index()];
+                    buffer.end = buffer.end.max(end);
+                }
+            }
+            self.actions.push(Action::Await { node });
+        }
     }
 
     fn transfer(&mut self, &Transfer { of, begins, .. }: &Transfer) {
-        let index = self.actions.len();
         let Move { instance, direction, .. } = self.sequence.moves[of];
+        let moved = self.states.len() + instance;
+        self.await_before(|id| id.index() == moved);
+        let index = self.actions.len();
         let buffer = &mut self.buffers[self.states.len() + instance];
         if begins && direction == Direction::In {
             (buffer.start, buffer.purpose) = (index, Purpose::Staging);
@@ -177,9 +209,14 @@ impl<'a> Writer<'a> {
     }
 
     fn run(&mut self, Execution { node, inputs, outputs }: &Execution, gradients: Gradients) {
-        let (graph, index) = (self.graph, self.actions.len());
+        let graph = self.graph;
         let inputs: Vec<BufferId> = inputs.iter().map(|place| self.buffer_id(place)).collect();
         let outputs: Vec<BufferId> = outputs.iter().map(|place| self.buffer_id(place)).collect();
+        self.await_before(|id| inputs.contains(&id) || outputs.contains(&id));
+        if self.is_exchange(*node) {
+            self.exchanges.push_back((*node, [&inputs[..], &outputs].concat()));
+        }
+        let index = self.actions.len();
         for (id, &value) in outputs.iter().zip(&graph.node(*node).outputs) {
             if begins(graph, value) {
                 self.buffers[id.index()].start = index;

@@ -7,7 +7,8 @@ mod purpose;
 mod role;
 mod state;
 
-use plimsoll_graph::{Graph, Phase, StateKind};
+use plimsoll_graph::op::Collective;
+use plimsoll_graph::{Graph, Node, Phase, StateKind};
 
 use crate::device::{Facts, Scratch};
 
@@ -63,6 +64,19 @@ impl Program {
         )
     }
 
+    /// Ranks that run the program together: those of its exchanges, or one.
+    pub fn ranks(&self) -> usize {
+        let exchanges = self.train.graph.nodes().iter().find_map(|node| node.op.collective());
+        exchanges.map_or(1, Collective::ranks)
+    }
+
+    /// Bytes that each rank sends to others in one update.
+    pub fn update_wire_bytes(&self) -> u64 {
+        let graph = &self.train.graph;
+        let sent = |node: &Node| Some(node.op.collective()?.wire_bytes(graph.ty(*node.inputs.first()?)));
+        graph.nodes().iter().filter(|node| node.phase == Phase::Update).filter_map(sent).sum()
+    }
+
     /// Runs of a micro-batch's schedule: two where the first computes the clipping factor and the second reads it.
     pub fn passes(&self) -> usize {
         let graph = &self.train.graph;
@@ -89,6 +103,8 @@ impl Program {
     fn seconds_of(&self, scratch: Scratch, update: bool) -> f64 {
         let Costed { graph, facts } = &self.train;
         let nodes = graph.node_ids().filter(|&id| !graph.node(id).op.is_view());
+        // Exchanges run beside the rest; only a schedule tells how much of their time shows.
+        let nodes = nodes.filter(|&id| graph.node(id).op.collective().is_none());
         let nodes = nodes.filter(|&id| (graph.node(id).phase == Phase::Update) == update);
         nodes.map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum()
     }

@@ -9,6 +9,7 @@ mod experts;
 mod gradients;
 mod names;
 mod timeline;
+mod traffic;
 
 use std::collections::BTreeSet;
 
@@ -26,6 +27,7 @@ pub use compare::{Compared, compare};
 pub use experts::{ExpertReport, experts};
 pub use gradients::{GradientReport, Persist, gradients};
 pub use timeline::{Span, spans, timeline};
+pub use traffic::{Traffic, traffic};
 
 /// Layers that are treated alike.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,17 @@
 //! ```
 //!
 //! `start` comes after every compute action before it and `wait` before every compute action after it;
-//! copies of one lane keep their order. Collectives between ranks will be pairs of the same kind.
+//! copies of one lane keep their order.
+//!
+//! An exchange between ranks is a node of the graph, and a pair of actions as well. Its run begins it, and compute goes on
+//! until the exchange is awaited:
+//!
+//! ```text
+//! run all_reduce(a) · run all_reduce(b) · await a · run sum_squares(a) · await b · …
+//!                                          └ nothing touches a's bytes from its run to its await
+//! ```
+//!
+//! Every rank runs the same schedule, so exchanges begin in the same order everywhere; [`replay_ranks`] judges that.
 //!
 //! A transfer may end in the schedule that follows. State on its way back to a tier is left open, and the next schedule
 //! settles it before it touches the bytes. A schedule may also start a transfer of the next one, which then finds it
@@ -47,7 +57,9 @@ pub(crate) use time::{Backlog, seconds_after};
 
 pub(crate) use copy::Ends;
 pub use copy::{Copy, End};
-pub use replay::{Fault, Judged, ReplayError, replay, replay_all};
+pub use replay::{
+    Exchange, Fault, Judged, RanksDiffer, ReplayError, exchanges, replay, replay_all, replay_ranks,
+};
 
 /// Index of a buffer in its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,7 +117,7 @@ pub struct Away {
 /// One entry of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Executes a node.
+    /// Executes a node; begins it, where it is an exchange between ranks.
     Run {
         /// Which.
         node: NodeId,
@@ -117,6 +129,11 @@ pub enum Action {
         workspace: Option<BufferId>,
         /// Outputs that are added to what their buffer holds, as a set of bits.
         accumulate: u32,
+    },
+    /// Waits until the exchange between ranks that `node` is has ended.
+    Await {
+        /// Which.
+        node: NodeId,
     },
     /// Begins the transfer `copy`, an index into the schedule's copies.
     Start {

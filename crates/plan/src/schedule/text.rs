@@ -58,6 +58,11 @@ impl fmt::Display for ScheduleText<'_> {
                         None => writeln!(f)?,
                     }
                 }
+                Action::Await { node } => {
+                    let node = self.graph.node(*node);
+                    let output = node.outputs.first().map(|&value| self.graph.value_name(value));
+                    writeln!(f, "{index:5} await {} {}", node.op.name(), output.unwrap_or_default())?;
+                }
                 Action::Start { copy } => {
                     let Copy { source, destination, lane } = self.schedule.copies[*copy];
                     let (from, to) = (self.end(source), self.end(destination));

@@ -1,5 +1,9 @@
 //! The predicted time of a schedule, alone or after another whose transfers are still under way.
 
+use std::collections::BTreeMap;
+
+use plimsoll_graph::NodeId;
+
 use super::{Action, Schedule};
 use crate::device::{Direction, Facts, Lane, Link, Scratch};
 use crate::program::Role;
@@ -24,6 +28,9 @@ struct Walk<'a> {
     done: Vec<Option<f64>>,
     /// Whether a copy was waited for.
     waited: Vec<bool>,
+    /// When each exchange between ranks is done, infinity before it begins, and when their lane is free.
+    exchanges: BTreeMap<NodeId, f64>,
+    ranks_free: f64,
     backlog: &'a Backlog,
     next: Option<(Role, &'a Schedule)>,
     ahead: Vec<(usize, f64)>,
@@ -41,7 +48,8 @@ pub(crate) fn seconds_after(
     let mut walk = Walk::new(schedule, facts.link, backlog, next);
     for action in &schedule.actions {
         match *action {
-            Action::Run { node, .. } => walk.clock += facts.nodes[node.index()].seconds_with(scratch),
+            Action::Run { node, .. } => walk.run(node, facts.nodes[node.index()].seconds_with(scratch)),
+            Action::Await { node } => walk.clock = walk.clock.max(walk.exchanges[&node]),
             Action::Start { copy } => walk.start(copy),
             Action::Wait { copy } => walk.wait(copy),
             Action::Settle { lane, left } => walk.settle(lane, left),
@@ -71,7 +79,24 @@ impl<'a> Walk<'a> {
             free[lane] = free[lane].max(at);
         }
         let waited = vec![false; schedule.copies.len()];
-        Walk { schedule, link, clock: 0.0, free, done, waited, backlog, next, ahead: Vec::new() }
+        let awaited = schedule.actions.iter().filter_map(|action| match action {
+            Action::Await { node } => Some((*node, f64::INFINITY)),
+            _ => None,
+        });
+        let (exchanges, ahead) = (awaited.collect(), Vec::new());
+        let (clock, ranks_free) = (0.0, 0.0);
+        Walk { schedule, link, clock, free, done, waited, exchanges, ranks_free, backlog, next, ahead }
+    }
+
+    /// Runs a node, or puts it into the lane between ranks where it is an exchange.
+    fn run(&mut self, node: NodeId, seconds: f64) {
+        match self.exchanges.get_mut(&node) {
+            Some(done) => {
+                self.ranks_free = self.ranks_free.max(self.clock) + seconds;
+                *done = self.ranks_free;
+            }
+            None => self.clock += seconds,
+        }
     }
 
     /// Puts a copy of a schedule into its lane and returns the time when it is done.

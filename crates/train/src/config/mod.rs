@@ -33,7 +33,8 @@ use bounds::mistake;
 pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
 use rules::{
-    at_least_one, evaluation, instructions, learning_rate, length, options, output, resume, saving, warmup,
+    at_least_one, check_ranks, evaluation, instructions, learning_rate, length, options, output, resume,
+    saving, warmup,
 };
 pub use target::Target;
 use target::{in_precision_of, offload};
@@ -178,7 +179,7 @@ impl Config {
         let decay =
             raw.lr_scheduler_type.as_deref().map_or(Ok(Decay::Cosine), str::parse).map_err(mistake)?;
         let quantised = quantised::base(raw, &origin, &model)?;
-        Ok(Config {
+        let config = Config {
             name,
             model,
             configuration,
@@ -208,7 +209,9 @@ impl Config {
             evaluation,
             output: output(raw)?,
             costs: raw.costs.clone(),
-        })
+        };
+        check_ranks(&config.options, &config.target)?;
+        Ok(config)
     }
 
     /// Takes the device of this machine that the target means.

@@ -24,6 +24,9 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
     if threads > MOST_THREADS {
         return Err(mistake(format!("--threads must be at most {MOST_THREADS}, got {threads}")));
     }
+    let ranks = ranks(raw)?;
+    // Ranks share the threads, at least one for each.
+    let threads = if ranks == 1 { threads } else { (plimsoll_devices::threads(threads) / ranks).max(1) };
     let memory = raw.memory.as_deref().filter(|&text| text != "auto");
     let memory = memory.map(str::parse::<Size>).transpose().map_err(mistake)?;
     let recompute = match (raw.recompute.as_deref(), raw.gradient_checkpointing) {
@@ -35,6 +38,7 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
     Ok(Options {
         memory: memory.map(|size| size.bytes),
         global_batch,
+        ranks,
         micro_batch,
         recompute,
         offload: None,
@@ -121,8 +125,8 @@ fn beginning_with_a_flag(why: &str) -> String {
     Setting::named(name).map_or_else(|| why.to_owned(), |setting| format!("{} {rest}", setting.flag()))
 }
 
-/// Processes that train together.
-const RANKS: usize = 1;
+/// The most ranks that one process has: each has threads, an arena and a stack.
+const MOST_RANKS: usize = 64;
 /// Default sequences of a step, and of a micro-batch where only the accumulation is given.
 const USUAL_BATCH: usize = 8;
 
@@ -137,6 +141,7 @@ pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainErro
     for (flag, value) in settings {
         within(flag, value.unwrap_or(1))?;
     }
+    let ranks = ranks(raw)?;
     let (flag, micro) = match (raw.micro_batch, raw.per_device_train_batch_size) {
         (Some(ours), Some(theirs)) if ours != theirs => {
             return Err(mistake(format!(
@@ -148,36 +153,83 @@ pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainErro
     };
     match (raw.global_batch, micro, raw.gradient_accumulation_steps) {
         (global, Some(micro), Some(steps)) => {
-            let product = micro.saturating_mul(steps).saturating_mul(RANKS);
+            let product = micro.saturating_mul(steps).saturating_mul(ranks);
             if let Some(global) = global.filter(|&global| global != product) {
                 return Err(mistake(format!(
-                    "{flag} {micro} × --gradient-accumulation-steps {steps} × {RANKS} rank is {product}, not --global-batch {global}; leave one of the three out"
+                    "{flag} {micro} × --gradient-accumulation-steps {steps} × {ranks} rank{} is {product}, not --global-batch {global}; leave one of the three out",
+                    if ranks == 1 { "" } else { "s" }
                 )));
             }
             within("--global-batch", product)?;
             Ok((product, Some(micro)))
         }
         (Some(global), None, Some(steps)) => {
-            divides("--gradient-accumulation-steps", steps, global)?;
-            Ok((global, Some(global / steps)))
+            divides_among(ranks, "--gradient-accumulation-steps", steps, global)?;
+            Ok((global, Some(global / steps / ranks)))
         }
         // As in transformers: this many micro-batches, each of the usual size.
         (None, None, Some(steps)) => {
-            let global = USUAL_BATCH.saturating_mul(steps).saturating_mul(RANKS);
+            let global = USUAL_BATCH.saturating_mul(steps).saturating_mul(ranks);
             within("--global-batch", global)?;
             Ok((global, Some(USUAL_BATCH)))
         }
         // A user of the other name expects its default, one micro-batch a step.
         (None, Some(micro), None) if raw.per_device_train_batch_size.is_some() => {
-            Ok((micro * RANKS, Some(micro)))
+            Ok((micro * ranks, Some(micro)))
         }
         (global, Some(micro), None) => {
-            let global = global.unwrap_or(micro.max(USUAL_BATCH).next_multiple_of(micro));
-            divides(flag, micro, global)?;
+            let all = micro.saturating_mul(ranks);
+            let global = global.unwrap_or(all.max(USUAL_BATCH).next_multiple_of(all));
+            divides_among(ranks, flag, micro, global)?;
             Ok((global, Some(micro)))
         }
-        (global, None, None) => Ok((global.unwrap_or(USUAL_BATCH), None)),
+        (global, None, None) => {
+            let global = global.unwrap_or(USUAL_BATCH.next_multiple_of(ranks));
+            divides("--ranks", ranks, global)?;
+            Ok((global, None))
+        }
     }
+}
+
+/// Ranks that train together.
+fn ranks(raw: &RawConfig) -> Result<usize, TrainError> {
+    match raw.ranks.unwrap_or(1) {
+        0 => Err(mistake("--ranks must be at least 1")),
+        ranks if ranks > MOST_RANKS => {
+            Err(mistake(format!("--ranks must be at most {MOST_RANKS}, got {ranks}")))
+        }
+        ranks => Ok(ranks),
+    }
+}
+
+/// Refuses ranks where they cannot work yet.
+pub(super) fn check_ranks(options: &Options, target: &Target) -> Result<(), TrainError> {
+    let ranks = options.ranks;
+    if ranks == 1 {
+        return Ok(());
+    }
+    if *target != Target::Cpu {
+        let device = target.name();
+        return Err(mistake(format!(
+            "--ranks {ranks} are threads of this machine's processor; leave --ranks out for {device}"
+        )));
+    }
+    if options.offload.is_some() {
+        return Err(mistake(format!("--ranks {ranks} offload nothing yet; leave --offload or --ranks out")));
+    }
+    options.check_ranks()
+}
+
+/// Refuses a part of the global batch that does not divide it together with the ranks.
+fn divides_among(ranks: usize, flag: &str, part: usize, global: usize) -> Result<(), TrainError> {
+    let all = part.saturating_mul(ranks);
+    if ranks == 1 || global.is_multiple_of(all) {
+        return divides(flag, part, global);
+    }
+    Err(mistake(format!(
+        "{flag} {part} × {ranks} ranks does not divide --global-batch {global}; the next global batch that works is {}",
+        global.next_multiple_of(all)
+    )))
 }
 
 fn divides(flag: &str, part: usize, global: usize) -> Result<(), TrainError> {

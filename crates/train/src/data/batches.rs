@@ -9,7 +9,8 @@
 //!
 //! The loss is divided by the valid tokens of the whole group, so they are counted before its first micro-batch is
 //! read; for that, every sequence is read twice. Groups never cross an epoch, so the step alone determines its group,
-//! and a resumed run only calls [`Batches::go_to`]. Absent: reading ahead, ranks.
+//! and a resumed run only calls [`Batches::go_to`]. Ranks deal the micro-batches of a group out among them.
+//! Absent: reading ahead.
 
 use super::{DataError, Rows, Sequence, Source};
 
@@ -110,11 +111,10 @@ impl Batches {
     }
 
     /// Reads micro-batch `which` of a group into memory for `micro_batch` rows. Row `r` is row `which × micro_batch +
-    /// r` of the global batch; rows past the group's end carry no loss.
+    /// r` of the global batch; rows past the group's end carry no loss, and a micro-batch past it has only such rows.
     ///
-    /// Panics when the group has no such micro-batch, or the memory has another size.
+    /// Panics when the memory has another size.
     pub fn read(&mut self, group: &Group, which: u64, mut rows: Rows<'_>) -> Result<(), DataError> {
-        assert!(which < group.micro_batches, "micro-batch {which} of {}", group.micro_batches);
         let seq_len = self.source.seq_len();
         assert!(
             [rows.tokens.len(), rows.targets.len(), rows.doc_start.len()] == [self.micro_batch * seq_len; 3],

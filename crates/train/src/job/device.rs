@@ -52,7 +52,8 @@ impl Environment {
         let name = format!("{}, {}", device.name(), measured.source(options.precision.name()));
         device.use_timings(measured.timings());
         // Transfers slow the ops beside them, so times of a run that offloads are not recorded.
-        let times = file.filter(|_| options.offload.is_none());
+        // Nor are those of ranks, which share the memory's bandwidth.
+        let times = file.filter(|_| options.offload.is_none() && options.ranks == 1);
         Ok(OpenedDevice { device, name, times, notes, measured: kept })
     }
 

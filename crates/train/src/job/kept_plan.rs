@@ -34,6 +34,7 @@ fn settings_of(config: &Config) -> String {
         costs: all.costs,
         instructions: all.instructions,
         threads: all.threads,
+        ranks: all.ranks,
         update: all.update,
         ..RawConfig::default()
     };

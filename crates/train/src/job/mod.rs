@@ -19,6 +19,7 @@ mod disk_speed;
 mod environment;
 mod kept_plan;
 mod notes;
+mod other_ranks;
 mod profile;
 mod records;
 mod run_folder;

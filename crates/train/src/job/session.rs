@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::Job;
 use super::device::OpenedDevice;
 use super::notes::Note;
+use super::other_ranks::OtherRanks;
 use super::records::{self, Records};
 use super::run_folder::{DiskNeed, Finished, RunFolder};
 use super::summary::{Questions, Summary};
@@ -39,6 +40,8 @@ const TIMED_RUNS: usize = 4;
 pub struct Session {
     config: Config,
     summary: Summary,
+    /// Before the trainer, whose last word they wait for.
+    ranks: Option<OtherRanks>,
     trainer: Trainer,
     device_name: String,
     lr: Lr,
@@ -59,12 +62,16 @@ pub struct Session {
 impl Session {
     /// Takes the memory of `planned` and fills it: with weights, and with a checkpoint if the run resumes from one.
     pub(super) fn start(mut job: Job<'_>, planned: Planned) -> Result<Session, TrainError> {
-        let OpenedDevice { device, name: device_name, times, .. } = job.take_device()?;
+        let OpenedDevice { mut device, name: device_name, times, .. } = job.take_device()?;
         let mut summary = summary_of(&job.config, &*device, planned)?;
         job.watch.hear(Stage::Working);
         let ceiling = ceiling(&summary, &*device, &job.config.options)?;
         let (mut planned, seed) = (summary.planned.clone(), job.config.options.seed);
+        let world = OtherRanks::world(&job.config, &mut *device)?;
         let mut run = Run::start_or_replan(device, &mut planned, seed, |device| job.plan_on(device))?;
+        if let Some(communicator) = world.first() {
+            run.join(communicator);
+        }
         if planned.budget != summary.planned.budget {
             summary = summary_of(&job.config, run.engine().device(), planned)?;
         }
@@ -85,6 +92,9 @@ impl Session {
         watch.hear(Stage::Reading);
         let folder = folder.map(|folder| folder.resume(&config, &mut trainer, &mut notes)).transpose()?;
         watch.hear(Stage::Working);
+        // The other ranks take their memory only now: while files are read, a guard may watch that of the process.
+        let ranks = OtherRanks::start(&config, &summary.planned, world)?;
+        trainer.share_state()?;
         let course = TrainLoop { pause, ..config.train_loop(lr.max_steps) };
         summary.steps = Some(course.end().saturating_sub(trainer.run().steps()));
         let disk_need = folder.as_ref().map(|folder| folder.disk_need(&config, trainer.run(), course.end()));
@@ -95,6 +105,7 @@ impl Session {
             stepped: false,
             config,
             summary,
+            ranks,
             trainer,
             device_name,
             lr,
@@ -199,6 +210,11 @@ impl Session {
             return Err(TrainError::Peak { measured, planned });
         }
         Ok(self.summary.planned.budget.stayed_inside(end.process_peak_bytes)?)
+    }
+
+    /// How many ranks train together, this one included.
+    pub fn ranks(&self) -> usize {
+        1 + self.ranks.as_ref().map_or(0, OtherRanks::count)
     }
 
     /// The settings, completed by the data.

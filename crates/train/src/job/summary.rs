@@ -58,7 +58,8 @@ impl Summary {
 
     /// Sequences of one step.
     pub fn global_batch(&self) -> usize {
-        self.planned.choice.micro_batch * self.planned.choice.accumulation
+        let choice = &self.planned.choice;
+        choice.micro_batch * choice.accumulation * choice.program.ranks()
     }
 
     /// Bytes that the plan takes where values and state wait, and bytes that it may take there; nothing without such a place.

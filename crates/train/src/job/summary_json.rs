@@ -62,10 +62,23 @@ fn fields(summary: &Summary) -> Map<String, Value> {
     match fields {
         Value::Object(mut fields) => {
             fields.extend(experts(summary));
+            fields.extend(ranks(summary));
             fields
         }
         _ => Map::new(),
     }
+}
+
+/// The traffic between ranks; nothing where one trains alone.
+fn ranks(summary: &Summary) -> Option<(String, Value)> {
+    let traffic = plimsoll_plan::traffic(&summary.planned.choice)?;
+    let fields = json!({
+        "count": traffic.ranks,
+        "wire_bytes_per_step": traffic.wire_bytes,
+        "exchange_seconds": traffic.seconds,
+        "exposed_seconds": traffic.exposed_seconds,
+    });
+    Some(("ranks".to_owned(), fields))
 }
 
 /// Bytes of experts and counts of parameters; nothing for a model without.

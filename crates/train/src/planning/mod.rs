@@ -2,6 +2,7 @@
 
 mod adapted;
 mod alternatives;
+mod exchange;
 mod options;
 mod plan_file;
 
@@ -14,6 +15,7 @@ use crate::memory::Budget;
 use crate::optimizer::{self, Update, append_in_backward, append_two_pass};
 pub use adapted::Adapted;
 use alternatives::propose;
+use exchange::sum_over_ranks;
 pub use options::{Offload, Options};
 pub use plan_file::plan_from_file;
 
@@ -268,7 +270,7 @@ fn assembled(
     } else if options.updates_in_backward(rows) {
         append_in_backward(backward, optimizer, storage)?
     } else {
-        optimizer::append(backward, optimizer, storage)?
+        optimizer::append(sum_over_ranks(backward, options.ranks), optimizer, storage)?
     };
     let tiled = forward.tile_rows().is_some();
     let forward_only = |graph: Graph| {

@@ -19,8 +19,11 @@ use crate::optimizer::{Optimizer, StateStorage};
 pub struct Options {
     /// Bytes of the whole process; the free memory less a margin when not stated.
     pub memory: Option<u64>,
-    /// Sequences (rows of the batch axis) of one optimizer step.
+    /// Sequences (rows of the batch axis) of one optimizer step, over all ranks.
     pub global_batch: usize,
+    /// Ranks that train together, each on an equal part of the global batch. All that is said of memory and threads is
+    /// said of one rank.
+    pub ranks: usize,
     /// Rows of one micro-batch.
     pub micro_batch: Option<usize>,
     /// Values that are dropped and recomputed.
@@ -59,6 +62,7 @@ impl Default for Options {
         Options {
             memory: None,
             global_batch: 1,
+            ranks: 1,
             micro_batch: None,
             recompute: None,
             offload: None,
@@ -151,6 +155,9 @@ impl Options {
     /// When the memory of the machine cannot be read.
     pub fn budget(&self) -> Result<Budget, TrainError> {
         let mut budget = Budget::resolve(self.memory)?;
+        if self.memory.is_none() {
+            budget.total /= self.ranks.max(1) as u64;
+        }
         if self.offload.is_some() {
             budget.outside += OUTSIDE_BYTES;
         }
@@ -175,7 +182,7 @@ impl Options {
     /// The request to the planner when `budget` is there.
     pub fn request(&self, budget: &Budget) -> Request {
         Request {
-            global_batch: self.global_batch,
+            global_batch: self.rank_batch(),
             micro_batch: self.fixed_micro_batch(),
             strategy: self.recompute,
             budget: budget.arena(),
@@ -187,6 +194,11 @@ impl Options {
                 0.01
             },
         }
+    }
+
+    /// Sequences of one step that one rank works on.
+    pub fn rank_batch(&self) -> usize {
+        self.global_batch / self.ranks.max(1)
     }
 
     /// Rows of one micro-batch, where it was stated or the update takes all of a step at once.
@@ -205,15 +217,40 @@ impl Options {
 
     /// Whether micro-batches of `rows` rows are updated inside their backward pass.
     pub(crate) fn updates_in_backward(&self, rows: usize) -> bool {
-        let possible = rows == self.global_batch && self.optimizer.max_grad_norm.is_none();
+        let possible = rows == self.global_batch && self.ranks <= 1 && self.optimizer.max_grad_norm.is_none();
         possible && matches!(self.update, Update::Auto | Update::InBackward)
     }
 
     /// The same with two passes, if these were not requested and could help.
     pub(crate) fn in_two_passes(&self) -> Option<Options> {
         let two = Options { update: Update::TwoPass, ..self.clone() };
-        let helps = self.update == Update::Auto && self.optimizer.max_grad_norm.is_some();
+        let helps = self.update == Update::Auto && self.ranks <= 1 && self.optimizer.max_grad_norm.is_some();
         (helps && two.check_update().is_ok()).then_some(two)
+    }
+
+    /// Refuses a division among ranks that does not come out even, or an update that has no exchange.
+    ///
+    /// # Errors
+    ///
+    /// With the way out.
+    pub fn check_ranks(&self) -> Result<(), TrainError> {
+        let (ranks, global) = (self.ranks, self.global_batch);
+        if ranks == 0 {
+            return Err(TrainError::Config("--ranks must be at least 1".into()));
+        }
+        if !global.is_multiple_of(ranks) {
+            let next = global.next_multiple_of(ranks);
+            return Err(TrainError::Config(format!(
+                "--ranks {ranks} does not divide --global-batch {global}; the next global batch that works is {next}"
+            )));
+        }
+        if ranks > 1 && matches!(self.update, Update::InBackward | Update::TwoPass) {
+            let update = self.update.name();
+            return Err(TrainError::Config(format!(
+                "--update {update} has no gradients that ranks could sum; leave it out with --ranks {ranks}"
+            )));
+        }
+        Ok(())
     }
 
     /// Refuses an update inside the backward pass where all gradients must be there first.
@@ -222,6 +259,7 @@ impl Options {
     ///
     /// When the norm of the gradients is limited, or a step has several micro-batches.
     pub fn check_update(&self) -> Result<(), TrainError> {
+        self.check_ranks()?;
         if matches!(self.update, Update::Auto | Update::Separate) {
             return Ok(());
         }

@@ -38,7 +38,8 @@ pub fn plan_from_file(
     // Measured before the file is parsed, since the parser's memory is given back before the arena is taken.
     let (mut budget, rounding) = budget_with_rounding(model, device, options)?;
     let saved = Saved::parse(text).map_err(refused)?;
-    let (micro_batch, planned_for) = (saved.micro_batch(), saved.micro_batch() * saved.accumulation());
+    let micro_batch = saved.micro_batch();
+    let planned_for = micro_batch * saved.accumulation() * options.ranks;
     if planned_for != options.global_batch {
         return Err(TrainError::Config(format!(
             "the plan is for a global batch of {planned_for} and {} was asked for; state `--global-batch {planned_for}`",

@@ -8,6 +8,7 @@
 //! A step can also be driven micro-batch by micro-batch: see [`Run::begin`].
 
 mod losses;
+mod ranks;
 mod step;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use crate::memory::{self, Budget, BudgetError, Size, address_space};
 use crate::optimizer::SQUARES;
 use crate::planning::{Model, Options, Planned, plan_for};
 use losses::{is_cross_entropy, target_inputs};
+use ranks::Peers;
 pub use step::{Step, Stepped};
 
 /// A loss that the graph adds, and its sum over the micro-batches of a step.
@@ -52,6 +54,8 @@ pub struct Run {
     /// Whether a loss that is not finite always gives a gradient that is not finite, so that the update needs no
     /// separate check.
     losses_guard_themselves: bool,
+    /// The other ranks of the run, if there are any.
+    others: Option<Peers>,
     /// Updates so far.
     pub(crate) steps: u64,
     /// Number of passes over a micro-batch that update parameters themselves; two if the first is only for the norm, 0
@@ -133,6 +137,7 @@ impl Run {
             added,
             losses: Vec::with_capacity(accumulation),
             losses_guard_themselves,
+            others: None,
             steps: 0,
             updating_passes,
             torn: false,
@@ -348,7 +353,7 @@ impl Run {
     ///
     /// When that memory cannot be read.
     pub fn held(&self) -> Result<u64, TrainError> {
-        held(self.engine.device())
+        held(self.engine.device()).map(|bytes| self.share_of_process(bytes))
     }
 
     /// The plan that is being run.
@@ -417,9 +422,9 @@ impl Run {
         &mut self.engine
     }
 
-    /// Seed, step and first row of a micro-batch with `before` others of its step before it.
+    /// Seed, step and first row in the global batch of a micro-batch with `before` others of this rank's step before it.
     pub(crate) fn rng(&self, before: usize) -> [i32; 4] {
-        let row = before * self.micro_batch;
+        let row = (before * self.ranks() + self.rank()) * self.micro_batch;
         [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, row as i32]
     }
 }
@@ -441,7 +446,7 @@ fn prepared(
 ) -> Result<(Engine, Result<Budget, BudgetError>), TrainError> {
     let Planned { choice: Choice { plan, program, .. }, budget } = planned;
     if device.pool()? == MemoryPool::Process {
-        is_free(plan.arena_bytes)?;
+        is_free(plan.arena_bytes.saturating_mul(program.ranks() as u64))?;
     }
     let engine = Engine::prepare(device, program, plan)?;
     let budget = match engine.outside()? {

@@ -151,7 +151,11 @@ impl Step<'_> {
         Ok(observed.next())
     }
 
+    /// The mean loss over the targets of the step, of all ranks once they have shared theirs.
     fn loss(&self) -> f32 {
+        if self.run.ranks() > 1 {
+            return self.run.step_loss() as f32;
+        }
         self.run.losses.iter().sum()
     }
 
@@ -169,8 +173,10 @@ impl Step<'_> {
             ));
         }
         let (number, passes) = (self.run.steps() + 1, self.run.updating_passes);
-        if passes == 0 && !self.run.losses_guard_themselves {
+        let known_first = passes == 0 && !self.run.losses_guard_themselves;
+        if known_first {
             self.collect()?;
+            self.run.share_losses()?;
             self.finite_loss(number)?;
         }
         let role = if passes > 0 { Role::First } else { Role::Update };
@@ -180,6 +186,9 @@ impl Step<'_> {
         }
         self.run.engine.observe(role, "grad_norm")?;
         let grad_norm = self.collect()?.unwrap_or(f32::NAN);
+        if !known_first {
+            self.run.share_losses()?;
+        }
         self.finite_loss(number)?;
         self.run.torn = !grad_norm.is_finite() && passes == 1 && self.run.some_gradient_is_finite()?;
         if self.run.torn {

@@ -160,7 +160,7 @@ settings! {
         /// Times of ops: `modelled`, or a file of measured ones [default: measured here, in a second at first use, and
         /// refined by every run]
         costs: String, "COSTS";
-        /// Threads [default: one for each core]
+        /// Threads, which ranks share [default: one for each core]
         threads: usize, "N";
         /// Instructions of the processor: portable, avx2, avx512 or avx512-bf16; results may differ in the last bits
         /// [default: the fastest that it has]
@@ -275,6 +275,9 @@ settings! {
         update: String, "WHEN";
     }
     Course {
+        /// Ranks that train together as threads of this process, each with an equal part of the global batch, an arena of its
+        /// own and the stated --memory; gradients are summed over them [default: 1]
+        ranks: usize, "N";
         /// Optimizer steps; decides where --num-train-epochs is given too, -1 leaves it open [default from scratch: 100]
         max_steps: u64, "N";
         /// Passes over the data, also parts of one such as 0.5 [default: 3; from scratch see --max-steps]

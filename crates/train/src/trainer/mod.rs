@@ -9,6 +9,7 @@ mod events;
 mod experts;
 mod lr;
 mod metrics_file;
+mod ranks;
 mod records;
 mod rescue;
 mod tensorboard;
@@ -34,6 +35,7 @@ pub use events::{Event, Listener};
 pub use experts::ExpertRecord;
 pub use lr::{Decay, Lr};
 pub use metrics_file::MetricsFile;
+pub(crate) use ranks::dismiss;
 pub use records::{BestRecord, EndRecord, EvaluationRecord, StepRecord, write_line};
 pub use tensorboard::EventFile;
 pub use train_loop::TrainLoop;
@@ -152,17 +154,20 @@ impl Trainer {
     /// When the data cannot be read, or the loss or the gradient is not finite.
     pub fn step(&mut self) -> Result<StepRecord, TrainError> {
         let begin = Instant::now();
+        self.lead()?;
         let step = self.run.steps() + 1;
         let group = self.batches.next_group()?;
         let lr = self.lr.at(step);
+        let [ranks, rank] = [self.run.ranks(), self.run.rank()].map(|number| number as u64);
         let under_way = self.run.begin(lr as f32, group.valid_tokens);
-        let mut under_way = under_way.expecting(group.micro_batches as usize);
-        for which in 0..group.micro_batches {
+        let own = group.micro_batches.div_ceil(ranks);
+        let mut under_way = under_way.expecting(own as usize);
+        for which in (0..own).map(|turn| turn * ranks + rank) {
             self.feed.fill(|rows| self.batches.read(&group, which, rows))?;
             under_way.queue(self.feed.inputs().as_slice())?;
         }
         let grad_norm = f64::from(under_way.finish()?.grad_norm);
-        let loss = self.run.losses().iter().copied().map(f64::from).sum();
+        let loss = self.run.step_loss();
         self.taken = self.batches.position();
         let tokens = group.sequences * self.batches.source().seq_len() as u64;
         let seconds = begin.elapsed().as_secs_f64();
@@ -247,7 +252,7 @@ impl Trainer {
     pub fn end(&self) -> Result<EndRecord, TrainError> {
         Ok(EndRecord {
             planned_peak_bytes: self.run.plan().arena_bytes,
-            measured_peak_bytes: self.run.engine().measured_peak(),
+            measured_peak_bytes: self.run.measured_peak(),
             process_peak_bytes: self.run.held()?,
             tokens_per_second: self.positions as f64 / self.seconds.max(f64::MIN_POSITIVE),
             best: None,

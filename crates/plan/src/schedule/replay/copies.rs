@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::open_transfer::{OpenTransfer, ends_of};
+use super::ranks::is_of_exchange;
 use super::{Fault, Machine};
 use crate::device::{Direction, Lane, Tier};
 use crate::schedule::ranges::Ranges;
@@ -263,6 +264,7 @@ impl Machine<'_> {
         match open {
             Some(open) => format!("a copy of {} that the schedule before has left open", open.subject()),
             None if number < self.schedule.copies.len() => format!("copy {number}"),
+            None if is_of_exchange(number) => "an exchange between ranks".to_owned(),
             None => "a copy of the next schedule".to_owned(),
         }
     }

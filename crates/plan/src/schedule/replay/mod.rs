@@ -17,14 +17,18 @@
 //! * a copy that is open when a schedule ends is busy in every schedule that may follow, until that one has waited for it;
 //! * state that is away is held by its tier at first, comes in before it is used, and in the end the tier holds the
 //!   newest bits: a value that was written and dropped without being sent out is lost;
+//! * bytes of an exchange between ranks are busy from its run to its await: nothing reads or writes them. Exchanges are awaited
+//!   in the order they began, and none is open when the schedule ends;
 //! * named outputs are intact at the end, and no byte lies beyond the arena.
 //!
 //! This module shares no code with the planners: it imports the schedule and the graph only. The rules of copies
-//! are in `copies`, those of copies that cross from one schedule into the next in `open`.
+//! are in `copies`, those of copies that cross from one schedule into the next in `open`, those of exchanges between ranks in
+//! `ranks`.
 
 mod copies;
 mod open;
 mod open_transfer;
+mod ranks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -35,8 +39,10 @@ use crate::program::Role;
 use crate::schedule::{Action, Buffer, BufferId, Contents, Schedule};
 use copies::Copies;
 use open::{Around, Walked};
+use ranks::Exchanges;
 
 pub use open::{Judged, replay_all};
+pub use ranks::{Exchange, RanksDiffer, exchanges, replay_ranks};
 
 /// Why a schedule must not run. `action` is an index into the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +77,8 @@ pub enum Fault {
     Executions(String),
     /// Bytes of an unfinished copy are touched, or copies are waited for out of order.
     Copy(String),
+    /// An exchange between ranks is awaited out of order, or never.
+    Exchange(String),
 }
 
 impl fmt::Display for ReplayError {
@@ -90,6 +98,7 @@ impl fmt::Display for ReplayError {
             | Fault::Overlap(why)
             | Fault::WrongVersion(why)
             | Fault::Executions(why)
+            | Fault::Exchange(why)
             | Fault::Copy(why) => f.write_str(why),
         }
     }
@@ -146,6 +155,7 @@ struct Machine<'a> {
     /// Whether first writers of gradients add to the bytes already there; known once one of them has run.
     adds: Option<bool>,
     copies: Copies,
+    exchanges: Exchanges,
 }
 
 impl<'a> Machine<'a> {
@@ -161,6 +171,7 @@ impl<'a> Machine<'a> {
             executions: vec![0; graph.nodes().len()],
             adds: None,
             copies: Copies::default(),
+            exchanges: Exchanges::default(),
         };
         // The caller writes inputs, and resident state exists from earlier. Anything else must be computed or fetched.
         for (index, buffer) in schedule.buffers.iter().enumerate() {
@@ -189,8 +200,11 @@ impl<'a> Machine<'a> {
         match action {
             Action::Run { node, inputs, outputs, workspace, accumulate } => {
                 self.run(*node, inputs, outputs, *workspace)?;
-                self.sums(*node, *accumulate)
+                self.sums(*node, *accumulate)?;
+                self.begin_exchange(*node, inputs, outputs);
+                Ok(())
             }
+            Action::Await { node } => self.await_exchange(*node),
             Action::Start { copy } => self.start(*copy),
             Action::Wait { copy } => self.wait(*copy),
             Action::Settle { lane, left } => {
@@ -433,6 +447,7 @@ impl<'a> Machine<'a> {
                 return Err(Fault::Executions(format!("{op} of phase {phase:?} runs {count} times")));
             }
         }
+        self.finish_exchanges()?;
         let open = self.finish_open()?;
         for (name, value) in self.graph.outputs() {
             let producer = self.graph.producer(*value).map(|id| self.graph.node(id).phase);

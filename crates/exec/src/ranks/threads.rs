@@ -1,0 +1,181 @@
+//! Ranks that are threads of one process: they read each other's memory.
+//!
+//! Each rank has one more thread, which works through its exchanges in the order they were started, while the rank
+//! computes. This serves tests, and machines with more cores than one model can use.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::share::Turn;
+use super::world::World;
+use super::{Communicator, ExchangeOperands};
+use crate::ExecError;
+
+/// How long a rank waits for another before it gives the run up. Ranks do equal work, so they differ by much less.
+pub const LIMIT: Duration = Duration::from_mins(10);
+
+/// Stack of the thread that exchanges.
+const STACK_BYTES: usize = 128 << 10;
+/// Exchanges that may be under way without taking more memory.
+const USUAL: usize = 1 << 10;
+
+/// The ends of a world of `ranks` ranks, each for a thread of this process. A rank waits for the others for `limit`.
+///
+/// # Errors
+///
+/// When the system refuses a thread.
+pub fn thread_ranks(ranks: usize, limit: Duration) -> Result<Vec<Arc<dyn Communicator>>, ExecError> {
+    let world = Arc::new(World::new(ranks.max(1), limit));
+    (0..world.ranks())
+        .map(|rank| Ok(Arc::new(ThreadRank::join(rank, Arc::clone(&world))?) as Arc<dyn Communicator>))
+        .collect()
+}
+
+/// One rank of a process.
+#[derive(Debug)]
+struct ThreadRank {
+    rank: usize,
+    world: Arc<World>,
+    queue: Arc<Queue>,
+    thread: Option<JoinHandle<()>>,
+    sent: AtomicU64,
+}
+
+/// The exchanges that a rank has started.
+#[derive(Debug)]
+struct Queue {
+    state: Mutex<Queued>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Queued {
+    waiting: VecDeque<ExchangeOperands>,
+    started: u64,
+    done: u64,
+    fault: Option<String>,
+    closing: bool,
+}
+
+impl ThreadRank {
+    fn join(rank: usize, world: Arc<World>) -> Result<ThreadRank, ExecError> {
+        let waiting = VecDeque::with_capacity(USUAL);
+        let state = Queued { waiting, started: 0, done: 0, fault: None, closing: false };
+        let queue = Arc::new(Queue { state: Mutex::new(state), changed: Condvar::new() });
+        let (worker, meeting) = (Arc::clone(&queue), Arc::clone(&world));
+        let thread = std::thread::Builder::new()
+            .name(format!("plimsoll-rank-{rank}"))
+            .stack_size(STACK_BYTES)
+            .spawn(move || worker.work(rank, &meeting))
+            .map_err(|error| ExecError::Device(format!("cannot start a thread for rank {rank}: {error}")))?;
+        Ok(ThreadRank { rank, world, queue, thread: Some(thread), sent: AtomicU64::new(0) })
+    }
+}
+
+impl Communicator for ThreadRank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.world.ranks()
+    }
+
+    unsafe fn start(&self, operands: ExchangeOperands) -> Result<u64, ExecError> {
+        Turn::check(&operands)?;
+        let number = self.queue.push(operands)?;
+        if !operands.word {
+            self.sent.fetch_add(operands.wire_bytes(self.ranks()), Ordering::Relaxed);
+        }
+        Ok(number)
+    }
+
+    fn wait(&self, number: u64) -> Result<(), ExecError> {
+        self.queue.wait(number)
+    }
+
+    fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    fn leave(&self, why: &str) {
+        let rank = self.rank;
+        self.world.end(|| format!("rank {rank} ended: {why}"));
+    }
+}
+
+impl Drop for ThreadRank {
+    fn drop(&mut self) {
+        self.leave("it is gone");
+        self.queue.lock().closing = true;
+        self.queue.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It has no panics of its own, and a rank that is dropped has nobody to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Queued> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, operands: ExchangeOperands) -> Result<u64, ExecError> {
+        let mut state = self.lock();
+        if let Some(fault) = &state.fault {
+            return Err(ExecError::Rank(fault.clone()));
+        }
+        state.waiting.push_back(operands);
+        state.started += 1;
+        self.changed.notify_all();
+        Ok(state.started - 1)
+    }
+
+    fn wait(&self, number: u64) -> Result<(), ExecError> {
+        let mut state = self.lock();
+        while state.done <= number && state.fault.is_none() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        match &state.fault {
+            Some(fault) if state.done <= number => Err(ExecError::Rank(fault.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    fn work(&self, rank: usize, world: &World) {
+        let mut seen = Vec::with_capacity(world.ranks());
+        while let Some(operands) = self.next() {
+            // SAFETY: whoever started the exchange leaves its bytes alone until it was waited for or the world ended.
+            let result = unsafe { world.exchange(rank, operands, &mut seen) };
+            if let Err(fault) = &result {
+                // The others need not find out by themselves.
+                world.end(|| fault.clone());
+            }
+            let mut state = self.lock();
+            state.done += u64::from(result.is_ok());
+            state.fault = result.err().map(|fault| world.fault().unwrap_or(fault));
+            self.changed.notify_all();
+            if state.fault.is_some() {
+                return;
+            }
+        }
+    }
+
+    /// The next exchange, once there is one; none when the rank is dropped.
+    fn next(&self) -> Option<ExchangeOperands> {
+        let mut state = self.lock();
+        loop {
+            if state.closing {
+                return None;
+            }
+            if let Some(operands) = state.waiting.pop_front() {
+                return Some(operands);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

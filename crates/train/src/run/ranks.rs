@@ -1,0 +1,126 @@
+//! A run that is one of several ranks: its place among them, and the words they exchange beside their schedules.
+//!
+//! Micro-batches of a step are dealt out in turn: micro-batch `k` of rank `r` is number `k · ranks + r` of the global batch. So
+//! data, dropout and divisor belong to rows of the global batch, and the number of ranks changes only the order of sums.
+
+use std::sync::Arc;
+
+use plimsoll_exec::{Communicator, Device};
+
+use super::Run;
+use crate::error::TrainError;
+use crate::planning::Planned;
+
+/// The other ranks of a run.
+#[derive(Debug)]
+pub(super) struct Peers {
+    communicator: Arc<dyn Communicator>,
+    /// Memory for words: this rank's, and those of all.
+    own: Vec<u8>,
+    all: Vec<u8>,
+    /// The loss of the last step, summed over ranks.
+    loss: f64,
+    /// The highest byte that each rank reached in its arena.
+    peaks: Vec<u64>,
+}
+
+/// Bytes of a number in a word.
+const NUMBER: usize = size_of::<f64>();
+
+impl Run {
+    /// As [`start`](Self::start), for one of several ranks, each of which starts with the same plan and seed. The targets that a
+    /// step is [begun](Self::begin) with are those of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be had, the device cannot exchange anything, or the plan is for another number of ranks.
+    pub fn start_rank(
+        mut device: Box<dyn Device>,
+        planned: Planned,
+        seed: u64,
+        communicator: &Arc<dyn Communicator>,
+    ) -> Result<Run, TrainError> {
+        device.join(Arc::clone(communicator))?;
+        let mut run = Run::start(device, planned, seed)?;
+        run.join(communicator);
+        Ok(run)
+    }
+
+    /// Makes the run one rank of several; its device has joined them already.
+    pub(crate) fn join(&mut self, communicator: &Arc<dyn Communicator>) {
+        let ranks = communicator.ranks();
+        // The loss, the peak, and the losses that the graph adds.
+        let bytes = (2 + self.added.len()) * NUMBER;
+        self.others = Some(Peers {
+            communicator: Arc::clone(communicator),
+            own: vec![0; bytes],
+            all: vec![0; bytes * ranks],
+            loss: 0.0,
+            peaks: vec![0; ranks],
+        });
+    }
+
+    /// The number of this rank; 0 for a run alone.
+    pub fn rank(&self) -> usize {
+        self.others.as_ref().map_or(0, |others| others.communicator.rank())
+    }
+
+    /// How many ranks train together.
+    pub fn ranks(&self) -> usize {
+        self.others.as_ref().map_or(1, |others| others.communicator.ranks())
+    }
+
+    /// The other ranks' end, if there are any.
+    pub(crate) fn communicator(&self) -> Option<&dyn Communicator> {
+        self.others.as_ref().map(|others| &*others.communicator)
+    }
+
+    /// Bytes that this rank has sent in exchanges of its schedules.
+    pub fn sent_bytes(&self) -> u64 {
+        self.communicator().map_or(0, Communicator::sent)
+    }
+
+    /// The mean loss of the last step over the targets of all ranks.
+    pub fn step_loss(&self) -> f64 {
+        let own = || self.losses.iter().copied().map(f64::from).sum();
+        self.others.as_ref().map_or_else(own, |others| others.loss)
+    }
+
+    /// The highest byte that any rank's arena was used to, or the one of a rank that differs from the plan.
+    pub fn measured_peak(&self) -> u64 {
+        let (planned, own) = (self.plan.arena_bytes, self.engine.measured_peak());
+        let peaks = self.others.as_ref().map_or(&[][..], |others| &others.peaks);
+        peaks.iter().copied().find(|&peak| peak != planned && peak > 0).unwrap_or(own)
+    }
+
+    /// The part of a process's bytes that counts for one rank: ranks here are threads of one process.
+    pub(super) fn share_of_process(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.ranks() as u64)
+    }
+
+    /// Sums the losses of a step over all ranks, in their order, and learns their peaks.
+    pub(super) fn share_losses(&mut self) -> Result<(), TrainError> {
+        let own: f64 = self.losses.iter().copied().map(f64::from).sum();
+        let peak = self.engine.measured_peak();
+        let Some(others) = &mut self.others else { return Ok(()) };
+        let numbers =
+            [own, peak as f64].into_iter().chain(self.added.iter().map(|added| f64::from(added.sum)));
+        for (place, number) in others.own.chunks_exact_mut(NUMBER).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        others.communicator.gather(&others.own, &mut others.all)?;
+        let words = others.all.chunks_exact(others.own.len());
+        let number = |word: &[u8], at: usize| {
+            let bytes = word.get(at * NUMBER..).and_then(|bytes| bytes.first_chunk::<NUMBER>());
+            bytes.map_or(f64::NAN, |bytes| f64::from_le_bytes(*bytes))
+        };
+        others.loss = words.clone().map(|word| number(word, 0)).sum();
+        for (peak, word) in others.peaks.iter_mut().zip(words.clone()) {
+            *peak = number(word, 1) as u64;
+        }
+        for (at, added) in self.added.iter_mut().enumerate() {
+            added.sum = words.clone().map(|word| number(word, 2 + at)).sum::<f64>() as f32;
+        }
+        Ok(())
+    }
+}
