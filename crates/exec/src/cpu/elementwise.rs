@@ -32,7 +32,8 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
     })
 }
 
-struct Sum;
+/// `a + b`.
+pub(super) struct Sum;
 struct Product;
 struct Plus(f32);
 struct Times(f32);

@@ -42,6 +42,7 @@ mod room;
 mod rope;
 mod rounded;
 mod routing;
+mod row_pair;
 mod simd;
 mod softmax;
 mod split;
