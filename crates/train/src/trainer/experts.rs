@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(record.layers, [2, 4]);
         assert_eq!(record.shares, [[0.75, 0.25, 0.0], [0.0; 3]]);
         assert_eq!((record.overflow.as_slice(), record.overflow()), ([0.25, 0.0].as_slice(), 0.125));
-        assert_eq!(record.extremes(), [0.0, 0.75]);
+        assert_eq!(record.extremes().as_slice(), [0.0, 0.75].as_slice());
         let text = serde_json::to_string(&record).unwrap();
         assert!(
             text.starts_with("{\"event\":\"experts\",\"step\":10,\"layers\":[2,4],\"shares\":[[0.75,"),
