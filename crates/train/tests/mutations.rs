@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use plimsoll_graph::name_hash;
 use plimsoll_model::Architecture;
 use plimsoll_model::lora::AdapterConfig;
-use plimsoll_plan::Strategy;
+use plimsoll_plan::{Effort, Strategy, Table, dag, solve};
 use plimsoll_train::checkpoint::Checkpoint;
 use plimsoll_train::data::{ChatTemplate, DataSpec, Dataset, Part, RowLayout, Task, Tokenizer, Validation};
 use plimsoll_train::files::TensorFile;
@@ -263,6 +263,45 @@ fn files_of_plans_and_settings() {
     strike("settings", &[settings.as_bytes().to_vec()], |bytes| {
         fs::write(&path, bytes).unwrap();
         said(RawConfig::gather(Some(&path), &[]))
+    });
+}
+
+#[test]
+fn tables_of_layouts() {
+    let plain = "id,lower,upper,size\na,0,2,4\nb,2,6,4\nc,1,3,16\nd,0,9,1\n";
+    let more = "name,size,id,upper,lower,offset\nx,64,b1,3,0,0\ny,128,b2,5,2,64\nz,32,b3,9,4,0\n";
+    strike("layout", &[plain, more].map(|text| text.as_bytes().to_vec()), |bytes| {
+        let table = Table::parse(&String::from_utf8_lossy(bytes)).map_err(|fault| fault.to_string())?;
+        let made = solve(table.slots(), None, Effort { operations: 10_000 });
+        // Its own output is a table of the same slots.
+        let again = Table::parse(&table.with_offsets(&made.offsets)).map_err(|fault| fault.to_string());
+        assert_eq!(again.unwrap().slots(), table.slots());
+        Ok(())
+    });
+}
+
+#[test]
+fn graphs_to_plan() {
+    let node = |id: u64, backward: bool, cost: f64, bytes: u64| json!({ "id": id, "name": format!("n{id}"), "backward": backward, "cost_cpu": cost, "cost_ram": bytes });
+    let link = |(source, target): (u64, u64)| json!({ "source": source, "target": target });
+    let nodes = [
+        node(0, false, 10.0, 500),
+        node(1, false, 3.5, 400),
+        node(2, false, 20.0, 100),
+        node(4, true, 10.0, 100),
+        node(5, true, 5.0, 400),
+        node(7, true, 5.0, 500),
+    ];
+    let links = [(0, 1), (1, 2), (2, 4), (4, 5), (1, 5), (5, 7), (0, 7)].map(link);
+    let original = json!({ "nodes": nodes, "links": links }).to_string().into_bytes();
+    strike("graph", &[original], |bytes| {
+        let dag = dag::parse(&String::from_utf8_lossy(bytes)).map_err(|fault| fault.to_string())?;
+        let effort = dag::DagEffort { labels: 50, pairs: 10, trials: 5, beam: 4, work: 100_000 };
+        for memory in [1, 1100, u64::MAX] {
+            // Whether a plan is found is not the question.
+            let _ = dag::plan_dag(&dag, memory, effort);
+        }
+        Ok(())
     });
 }
 

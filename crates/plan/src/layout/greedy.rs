@@ -134,39 +134,53 @@ fn tiers(slots: &[Slot], short: usize) -> Vec<u64> {
     offsets
 }
 
-/// Slots that are alive at the moment up to which all are placed. They do not overlap, so those below a floor can be
-/// skipped, except the one that may reach above it.
-#[derive(Default)]
+/// Bytes that no slot holds at the moment up to which all are placed. Neighbours merge, so there are far fewer gaps than
+/// slots, and a place is found without a look at every slot.
 struct Live {
-    /// Top of each, by its offset and the order of placement.
-    tops: BTreeMap<(u64, usize), u64>,
-    /// Ends with the key above, the first to end first.
-    ends: BinaryHeap<Reverse<(usize, (u64, usize))>>,
-    placed: usize,
+    /// The end of each gap, by its begin. No two touch, and the last has no end.
+    gaps: BTreeMap<u64, u64>,
+    /// Slots by their ends: the first to end first, with its bytes.
+    ends: BinaryHeap<Reverse<(usize, u64, u64)>>,
+}
+
+impl Default for Live {
+    fn default() -> Live {
+        Live { gaps: BTreeMap::from([(0, u64::MAX)]), ends: BinaryHeap::new() }
+    }
 }
 
 impl Live {
     /// Gives a slot, which begins no earlier than those before it, the lowest offset from `floor` on.
     fn place(&mut self, slot: Slot, floor: u64) -> u64 {
-        while let Some(&Reverse((end, key))) = self.ends.peek()
+        while let Some(&Reverse((end, from, to))) = self.ends.peek()
             && end <= slot.start
         {
-            self.tops.remove(&key);
+            self.give(from, to);
             self.ends.pop();
         }
-        let below = self.tops.range(..(floor, 0)).next_back().map_or((floor, 0), |(&key, _)| key);
-        let mut offset = floor;
-        for (&(from, _), &top) in self.tops.range(below..) {
-            if offset + slot.bytes <= from {
-                break;
-            }
-            offset = offset.max(top);
-        }
-        let key = (offset, self.placed);
-        self.tops.insert(key, offset + slot.bytes);
-        self.ends.push(Reverse((slot.end, key)));
-        self.placed += 1;
+        let around = self.gaps.range(..=floor).next_back().map_or(floor, |(&from, _)| from);
+        let mut gaps = self.gaps.range(around..).map(|(&from, &to)| (from, to, from.max(floor)));
+        let found = gaps.find(|&(_, to, at)| at.saturating_add(slot.bytes) <= to);
+        let Some((from, to, offset)) = found else { return floor };
+        let end = offset + slot.bytes;
+        self.gaps.remove(&from);
+        self.gaps.extend([(from, offset), (end, to)].into_iter().filter(|(from, to)| from < to));
+        self.ends.push(Reverse((slot.end, offset, end)));
         offset
+    }
+
+    /// Frees the bytes of a slot.
+    fn give(&mut self, mut from: u64, mut to: u64) {
+        if from == to {
+            return;
+        }
+        if let Some((&before, _)) = self.gaps.range(..from).next_back().filter(|&(_, &end)| end == from) {
+            from = before;
+        }
+        if let Some(end) = self.gaps.remove(&to) {
+            to = end;
+        }
+        self.gaps.insert(from, to);
     }
 }
 
@@ -257,7 +271,35 @@ mod tests {
         assert_eq!(peak(&slots, &offsets), bound(&slots));
     }
 
+    /// The lowest offset from `floor` on, by a look at every slot that was placed and is alive.
+    fn slow_place(placed: &[(Slot, u64)], slot: Slot, floor: u64) -> u64 {
+        let alive = placed.iter().filter(|(other, _)| other.end > slot.start && other.bytes > 0);
+        let mut alive: Vec<(u64, u64)> = alive.map(|&(other, at)| (at, at + other.bytes)).collect();
+        alive.sort_unstable();
+        let mut offset = floor;
+        for (from, to) in alive {
+            if to > offset && offset + slot.bytes > from {
+                offset = to;
+            }
+        }
+        offset
+    }
+
     proptest! {
+        #[test]
+        fn gaps_between_live_slots_give_the_offsets_that_a_look_at_every_slot_gives(
+            raw in prop::collection::vec((0usize..6, 1usize..30, 1u64..50, 0u64..120), 1..80),
+        ) {
+            let (mut live, mut placed, mut start) = (Live::default(), Vec::new(), 0);
+            for (later, len, bytes, floor) in raw {
+                start += later;
+                let slot = Slot { start, end: start + len, bytes };
+                let expected = slow_place(&placed, slot, floor);
+                prop_assert_eq!(live.place(slot, floor), expected);
+                placed.push((slot, expected));
+            }
+        }
+
         #[test]
         fn no_member_of_the_portfolio_lets_live_slots_overlap(
             raw in prop::collection::vec((0usize..60, 1usize..30, 1u64..50), 1..60),

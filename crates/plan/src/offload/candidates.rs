@@ -21,7 +21,7 @@
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 
-use super::residency::{Residency, StateAway, rungs};
+use super::residency::{Residency, StateAway, StateOrder, rungs};
 use super::transfers::Transfers;
 use crate::bytes::TransientBytes;
 use crate::device::Scratch;
@@ -175,16 +175,17 @@ impl Recomputation {
 impl ResidencyOption {
     fn new(
         program: &Program,
+        order: &StateOrder,
         scratch: Scratch,
         away: u64,
         long: bool,
-    ) -> Result<ResidencyOption, StateDiffers> {
-        let residency = Residency::new(program, away)?;
+    ) -> ResidencyOption {
+        let residency = Residency::of(order, program, away);
         let part = &program.train;
         let in_rate = part.facts.link.map_or(f64::INFINITY, |link| link.in_rate);
         let state = residency.state_away(&part.graph);
         let update = (away > 0).then(|| streamed(part, scratch, &state, &update(&part.graph)));
-        Ok(ResidencyOption {
+        ResidencyOption {
             away,
             resident: residency.resident_bytes(),
             weights_seconds: residency.bytes_away(Purpose::Weights) as f64 / in_rate,
@@ -192,7 +193,7 @@ impl ResidencyOption {
             update_seconds: RefCell::default(),
             state,
             long,
-        })
+        }
     }
 
     /// The limits to try of a micro-batch, falling. None is above the bytes that keeping everything takes, since more brings
@@ -240,9 +241,10 @@ impl Candidates {
         recomputations: Vec<Recomputation>,
         long: bool,
     ) -> Result<Candidates, StateDiffers> {
-        let lengths = std::iter::once(0).chain(rungs(program, long)?);
-        let option = |away| ResidencyOption::new(program, scratch, away, long);
-        let residencies = lengths.map(option).collect::<Result<_, _>>()?;
+        let order = StateOrder::new(program)?;
+        let lengths = std::iter::once(0).chain(rungs(&order, long));
+        let option = |away| ResidencyOption::new(program, &order, scratch, away, long);
+        let residencies = lengths.map(option).collect();
         Ok(Candidates { recomputations, residencies, limits: RefCell::default(), found: RefCell::default() })
     }
 }

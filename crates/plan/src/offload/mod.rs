@@ -8,7 +8,7 @@ mod residency;
 mod transfers;
 
 pub(crate) use candidates::{Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption, streamed};
-#[cfg(test)]
-pub(crate) use residency::rungs;
 pub(crate) use residency::{Residency, persistent_bytes};
+#[cfg(test)]
+pub(crate) use residency::{StateOrder, rungs};
 pub(crate) use transfers::Transfers;

@@ -46,11 +46,17 @@ impl Residency {
     /// first, then gradients, then moments, one range per purpose, so that a pass over all of them is a pass over
     /// consecutive bytes.
     pub(crate) fn new(program: &Program, away: u64) -> Result<Residency, StateDiffers> {
-        let mut states = declared_state(program)?;
+        let order = if away > 0 { StateOrder::new(program)? } else { StateOrder::none(program)? };
+        Ok(Residency::of(&order, program, away))
+    }
+
+    /// The same, with the order in which state leaves.
+    pub(crate) fn of(order: &StateOrder, program: &Program, away: u64) -> Residency {
+        let mut states = order.states.clone();
         let mut taken = 0;
         if let Some(link) = program.train.facts.link.filter(|_| away > 0) {
             let mut left = away;
-            for index in preferred(program, &states, &link) {
+            for &index in &order.leaving {
                 let range = &mut states[index];
                 let end = taken + aligned(range.bytes, link.block);
                 if left == 0 || end > link.room {
@@ -65,7 +71,7 @@ impl Residency {
             range.offset = next;
             next += range.bytes;
         }
-        Ok(Residency { states, taken })
+        Residency { states, taken }
     }
 
     /// Bytes of state in the arena.
@@ -100,6 +106,28 @@ impl Residency {
     }
 }
 
+/// All state of a program and the order in which it leaves: found once for all amounts that are tried.
+#[derive(Debug)]
+pub(crate) struct StateOrder {
+    states: Vec<StateRange>,
+    /// Indices of `states`, those that leave first at the front.
+    leaving: Vec<usize>,
+}
+
+impl StateOrder {
+    /// The order of a program; nothing leaves where the device has no tier.
+    pub(crate) fn new(program: &Program) -> Result<StateOrder, StateDiffers> {
+        let states = declared_state(program)?;
+        let link = program.train.facts.link;
+        let leaving = link.map_or_else(Vec::new, |link| preferred(program, &states, &link));
+        Ok(StateOrder { states, leaving })
+    }
+
+    fn none(program: &Program) -> Result<StateOrder, StateDiffers> {
+        Ok(StateOrder { states: declared_state(program)?, leaving: Vec::new() })
+    }
+}
+
 /// State of a graph that is away, without the names of all the rest.
 #[derive(Clone, Debug)]
 pub(crate) struct StateAway {
@@ -124,19 +152,17 @@ pub(crate) fn persistent_bytes(program: &Program, away: u64) -> Result<u64, Stat
 }
 
 /// Amounts of state to send away, rising; none if the device offers no tier.
-pub(crate) fn rungs(program: &Program, long: bool) -> Result<Vec<u64>, StateDiffers> {
-    let Some(link) = program.train.facts.link else { return Ok(Vec::new()) };
-    let states = declared_state(program)?;
-    let order = preferred(program, &states, &link);
+pub(crate) fn rungs(order: &StateOrder, long: bool) -> Vec<u64> {
+    let StateOrder { states, leaving } = order;
     let (mut rungs, mut before) = (Vec::new(), 0);
     for (purpose, count) in if long { FEW_RUNGS } else { RUNGS } {
-        let of_purpose = order.iter().filter(|&&index| states[index].purpose == purpose);
+        let of_purpose = leaving.iter().filter(|&&index| states[index].purpose == purpose);
         let bytes: u64 = of_purpose.map(|&index| states[index].bytes).sum();
         rungs.extend((1..=count).map(|rung| before + bytes * rung / count).filter(|_| bytes > 0));
         before += bytes;
     }
     rungs.dedup();
-    Ok(rungs)
+    rungs
 }
 
 /// State that may be away, as indices of `states`, in the order in which it leaves.

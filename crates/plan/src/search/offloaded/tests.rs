@@ -13,7 +13,7 @@ use super::*;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::{Direction, Facts, Link, NodeFacts, Tier, Workspace};
 use crate::layout::live_bytes;
-use crate::offload::{Residency, rungs};
+use crate::offload::{Residency, StateOrder, rungs};
 use crate::plan::{Plan, assemble};
 use crate::program::{Program, Purpose};
 use crate::recompute::{Order, Strategy, micro_batch};
@@ -120,7 +120,7 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
         let part = &program.train;
         for strategy in [Strategy::None, Strategy::Full] {
             let order = Order::named(&part.graph, strategy);
-            for bytes in rungs(&program, false).unwrap().into_iter().rev().step_by(3) {
+            for bytes in rungs(&StateOrder::new(&program).unwrap(), false).into_iter().rev().step_by(3) {
                 let residency = Residency::new(&program, bytes).unwrap();
                 let sequence = residency.stream(&part.graph, micro_batch(&part.graph, &order));
                 let transfers = Transfers::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap();

@@ -171,7 +171,7 @@ fn crossing() -> Vec<(Program, Draft)> {
     for in_backward in [false, true] {
         let program = program(2, Some(link(1e8)), in_backward);
         let order = Order::named(&program.train.graph, Strategy::Full);
-        for away in rungs(&program, false).unwrap().into_iter().step_by(5) {
+        for away in rungs(&StateOrder::new(&program).unwrap(), false).into_iter().step_by(5) {
             let tiered = Tiered { limit: Some(TransientBytes(200 << 10)), away };
             let draft = draft(&program, &order, Strategy::Full, Scratch::Best, tiered).unwrap();
             if draft.schedules.values().any(|schedule| schedule.actions.iter().any(settles)) {
