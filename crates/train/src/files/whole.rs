@@ -30,19 +30,22 @@ pub(crate) fn replace_model<E: From<FileError>>(
     }
     create_folder(folder).map_err(|fault| unwritable(folder, fault))?;
     fs::create_dir(&temporary).map_err(|fault| unwritable(&temporary, fault))?;
-    let written = write(&temporary).and_then(|names| {
-        remove_others(folder, stem, &names)?;
-        for name in &names {
-            let inner = Path::new(name).parent().filter(|inner| !inner.as_os_str().is_empty());
-            inner.map_or(Ok(()), |inner| own_subfolder(folder, inner))?;
-            fs::rename(temporary.join(name), folder.join(name)).map_err(|fault| unwritable(folder, fault))?;
-        }
-        sync_folder(folder)?;
-        Ok(names)
-    });
     // The first fault matters more than a temporary folder left behind.
+    let names = write(&temporary).inspect_err(|_| drop(fs::remove_dir_all(&temporary)))?;
+    // If this fails, the temporary folder stays: by it the next start knows that the files here may be of two models.
+    move_files(&temporary, folder, stem, &names)?;
     let _ = fs::remove_dir_all(&temporary);
-    written
+    Ok(names)
+}
+
+fn move_files(from: &Path, to: &Path, stem: &str, names: &[String]) -> Result<(), FileError> {
+    remove_others(to, stem, names)?;
+    for name in names {
+        let inner = Path::new(name).parent().filter(|inner| !inner.as_os_str().is_empty());
+        inner.map_or(Ok(()), |inner| own_subfolder(to, inner))?;
+        fs::rename(from.join(name), to.join(name)).map_err(|fault| FileError::writing(to, &fault))?;
+    }
+    sync_folder(to)
 }
 
 /// Removes weights of another division into files: a reader would take the old ones for the model.
@@ -66,4 +69,35 @@ fn remove_others(folder: &Path, stem: &str, names: &[String]) -> Result<(), File
 pub(crate) fn index(stem: &str, bytes: u64, files: &Map<String, Value>) -> (String, String) {
     let index = json!({ "metadata": { "total_size": bytes }, "weight_map": files });
     (format!("{stem}.safetensors.index.json"), format!("{index:#}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn files_that_are_moved_in_part_keep_the_folder_that_says_so() {
+        let folder = Scratch::new();
+        let (out, names) = (folder.path().join("out"), ["a", "b"].map(str::to_owned).to_vec());
+        let replaced = || {
+            replace_model::<FileError>(&out, "model", |temporary| {
+                names
+                    .iter()
+                    .try_for_each(|name| super::super::write_text(&temporary.join(name), name).map(drop))?;
+                Ok(names.clone())
+            })
+        };
+        // A folder in the way of a file.
+        folder.write("out/b/x", "");
+        assert!(replaced().is_err());
+        assert!(out.join("a").is_file() && out.join(UNFINISHED).join("b").is_file());
+        fs::remove_dir_all(out.join("b")).unwrap();
+        assert_eq!(replaced(), Ok(names.clone()));
+        assert!(out.join("b").is_file() && !out.join(UNFINISHED).exists());
+        // A model that is not whole is moved nowhere.
+        let unfinished = |_: &Path| Err(FileError::wrong(&out, "is full"));
+        assert!(replace_model::<FileError>(&out, "model", unfinished).is_err());
+        assert!(!out.join(UNFINISHED).exists());
+    }
 }
