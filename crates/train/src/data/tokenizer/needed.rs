@@ -25,6 +25,10 @@ const FOR_ANY: u64 = 4 << 20;
 
 /// The kind of vocabulary that has scores, as files name it.
 const SCORED: &[u8] = b"Unigram";
+/// The name of a pattern in a file. A pattern takes as much memory as it likes, so no number is named for a file with more of
+/// them than tokenizers have.
+const PATTERN: &[u8] = b"Regex";
+const MOST_PATTERNS: u64 = 16;
 
 /// All of a tokenizer's file, and the bytes of a process that can read it. They are noted before the first large piece of
 /// memory is taken.
@@ -35,7 +39,7 @@ pub(super) fn read(path: &Path) -> io::Result<(Vec<u8>, u64)> {
     let texts = if bytes <= LARGE { Texts::of(&file)? } else { Texts::default() };
     file.rewind()?;
     let held = memory::process().map_or(0, |process| process.resident);
-    let needed = held.saturating_add(texts.bytes_to_read(bytes));
+    let needed = texts.bytes_to_read(bytes).map_or(0, |more| held.saturating_add(more));
     reading::begin_needing(path, needed);
     Ok((read_open(file, LARGE)?, needed))
 }
@@ -48,6 +52,8 @@ struct Texts {
     bytes: u64,
     /// Whether one of them says that the vocabulary has scores.
     scored: bool,
+    /// Names of patterns among them.
+    patterns: u64,
     place: Place,
     /// The beginning of the last text.
     last: Vec<u8>,
@@ -85,6 +91,7 @@ impl Texts {
             (Place::Outside, _) => Place::Outside,
             (Place::InText, b'"') => {
                 self.scored |= self.last == SCORED;
+                self.patterns += u64::from(self.last == PATTERN);
                 Place::Outside
             }
             (place, _) => {
@@ -98,10 +105,11 @@ impl Texts {
         };
     }
 
-    /// Bytes that it takes to read a file of `bytes` with these texts.
-    fn bytes_to_read(&self, bytes: u64) -> u64 {
+    /// Bytes that it takes to read a file of `bytes` with these texts, if that can be told.
+    fn bytes_to_read(&self, bytes: u64) -> Option<u64> {
         let nodes = if self.scored { PER_NODE * self.bytes } else { 0 };
-        FOR_ANY + PER_BYTE * bytes + PER_TEXT * self.count + nodes
+        let more = FOR_ANY + PER_BYTE * bytes + PER_TEXT * self.count + nodes;
+        (self.patterns <= MOST_PATTERNS).then_some(more)
     }
 }
 
@@ -119,5 +127,11 @@ mod tests {
         assert_eq!(seen(r#"{"type": "BPE", "vocab": {"a\"b": 0, "\\": 1}}"#), (5, 4 + 3 + 5 + 4 + 2, false));
         assert_eq!(seen(r#"{"type":"Unigram","vocab":[["a",-1.5]]}"#), (4, 4 + 7 + 5 + 1, true));
         assert!(!seen(r#"["Unigrams", "\"Unigram"]"#).2);
+        let with = |patterns: usize| {
+            let mut texts = Texts::default();
+            "{\"Regex\":\"a\"}".repeat(patterns).bytes().for_each(|byte| texts.add(byte));
+            texts.bytes_to_read(1000)
+        };
+        assert!(with(16).is_some() && with(17).is_none());
     }
 }
