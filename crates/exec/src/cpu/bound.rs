@@ -4,14 +4,11 @@
 //! by its distance from the last one started before this schedule, and a transfer started ahead by a list.
 #![allow(unsafe_code, reason = "it hands ranges of the arena to kernels and to the disk tier")]
 
-use std::ops::Range;
-
 use plimsoll_graph::op::Collective;
 use plimsoll_graph::{Graph, NodeId, Op, Type};
 use plimsoll_plan::{Action, BufferId, Copy, Direction, Lane, Role, Schedule, Tier};
 
 use crate::arena::Arena;
-use crate::cpu::row_pair::{is_pair, run_pair};
 use crate::cpu::{Call, CpuOperand, DiskTier, ScratchMemory, run};
 use crate::error::ExecError;
 use crate::ranks::{Communicator, ExchangeKind, ExchangeOperands};
@@ -20,7 +17,7 @@ use crate::ranks::{Communicator, ExchangeKind, ExchangeOperands};
 #[derive(Debug)]
 pub(super) enum Bound {
     /// A kernel call.
-    Call(BoundCall),
+    Call { op: Op, inputs: Vec<CpuOperand>, outputs: Vec<CpuOperand>, workspace: ScratchMemory },
     /// The beginning of an exchange between ranks.
     Exchange { node: NodeId, operands: ExchangeOperands },
     /// The end of an exchange.
@@ -35,43 +32,13 @@ pub(super) enum Bound {
     StartNext { role: Role, copy: usize },
 }
 
-/// An op with its operands.
-#[derive(Debug)]
-pub(super) struct BoundCall {
-    pub(super) op: Op,
-    pub(super) inputs: Vec<CpuOperand>,
-    pub(super) outputs: Vec<CpuOperand>,
-    pub(super) workspace: ScratchMemory,
-}
-
-impl BoundCall {
-    pub(super) fn call(&self) -> Call<'_> {
-        let BoundCall { op, inputs, outputs, workspace } = self;
-        Call { op, inputs, outputs, workspace: *workspace }
-    }
-
-    /// Bytes that it reads and writes.
-    fn bytes(&self) -> usize {
-        self.inputs.iter().chain(&self.outputs).map(|operand| operand.ty.bytes()).sum()
-    }
-}
-
 /// A schedule with its operands bound to addresses.
 #[derive(Debug)]
 pub(super) struct BoundSchedule {
     pub(super) name: String,
     pub(super) actions: Vec<Bound>,
-    /// The actions in their order, those that run together as one stage.
-    pub(super) stages: Vec<Stage>,
     /// The action that starts each copy.
     pub(super) starts: Vec<Option<usize>>,
-}
-
-/// One action, or two that run as one pass.
-#[derive(Debug)]
-pub(super) struct Stage {
-    /// Which actions.
-    pub(super) actions: Range<usize>,
 }
 
 impl BoundSchedule {
@@ -82,46 +49,8 @@ impl BoundSchedule {
                 starts[*copy] = Some(index);
             }
         }
-        BoundSchedule { name: schedule.name.clone(), stages: stages(&actions), actions, starts }
+        BoundSchedule { name: schedule.name.clone(), actions, starts }
     }
-
-    /// Runs a stage.
-    pub(super) fn act(&self, stage: &Stage, lanes: &mut Lanes) -> Result<(), ExecError> {
-        match &self.actions[stage.actions.clone()] {
-            [Bound::Call(first), Bound::Call(second)] => {
-                // SAFETY: as for single calls, see `act`; `stages` makes stages of two of nothing but pairs.
-                unsafe { run_pair(&first.call(), &second.call()) };
-                Ok(())
-            }
-            actions => actions.iter().try_for_each(|action| act(action, lanes)),
-        }
-    }
-
-    /// The part of a stage's time that each of its actions is charged with: by the bytes it reads and writes.
-    pub(super) fn shares(&self, stage: &Stage) -> impl Iterator<Item = (usize, f64)> {
-        let bytes = |action: usize| match &self.actions[action] {
-            Bound::Call(call) => call.bytes() as f64,
-            _ => 0.0,
-        };
-        let all: f64 = stage.actions.clone().map(bytes).sum();
-        let alone = stage.actions.len() == 1;
-        stage.actions.clone().map(move |action| (action, if alone { 1.0 } else { bytes(action) / all }))
-    }
-}
-
-/// Cuts a schedule into stages.
-pub(super) fn stages(actions: &[Bound]) -> Vec<Stage> {
-    let (mut stages, mut first) = (Vec::new(), 0);
-    while first < actions.len() {
-        let pair = matches!(
-            &actions[first..],
-            [Bound::Call(one), Bound::Call(two), ..] if is_pair(&one.call(), &two.call())
-        );
-        let next = first + 1 + usize::from(pair);
-        stages.push(Stage { actions: first..next });
-        first = next;
-    }
-    stages
 }
 
 /// The lanes to the disk and to other ranks while a schedule runs.
@@ -171,12 +100,12 @@ impl Lanes<'_> {
 }
 
 /// Runs one action.
-fn act(action: &Bound, lanes: &mut Lanes) -> Result<(), ExecError> {
+pub(super) fn act(action: &Bound, lanes: &mut Lanes) -> Result<(), ExecError> {
     match action {
-        Bound::Call(call) => {
+        Bound::Call { op, inputs, outputs, workspace } => {
             // SAFETY: the operands lie in the arena of the device that runs the schedule; the engine runs only
             // schedules that `replay` has passed, which proves the rest of the contract.
-            unsafe { run(&call.call()) }
+            unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
         }
         Bound::Exchange { node, operands } => {
             // SAFETY: the operands lie in the arena, and `replay` proved that nobody touches them before the await. A
@@ -237,12 +166,12 @@ pub(super) fn bind(
                     operands: operands(collective, inputs[0], outputs[0]),
                 });
             }
-            Ok(Bound::Call(BoundCall {
+            Ok(Bound::Call {
                 op: node.op.clone(),
                 inputs,
                 outputs,
                 workspace: workspace.map_or(Ok(ScratchMemory::NONE), place)?,
-            }))
+            })
         }
         Action::Await { node } => Ok(Bound::Await { node: *node }),
         Action::Start { copy } => {

@@ -11,7 +11,7 @@ use plimsoll_graph::{DType, Graph, Node, Op, Type, work};
 use plimsoll_plan::{Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
 
 use crate::arena::Arena;
-use crate::cpu::bound::{BoundSchedule, Lanes, Stage, bind};
+use crate::cpu::bound::{BoundSchedule, Lanes, act, bind};
 use crate::cpu::disk::SECTOR;
 use crate::cpu::{DiskTier, Instructions, Pool, workspace};
 use crate::device::{Device, ProbeSize, Probing, ScheduleId, no_schedule, no_tier};
@@ -80,9 +80,6 @@ impl Drop for Membership {
         self.0.leave("its device is gone");
     }
 }
-
-/// Runs a stage.
-type RunStage<'a> = &'a mut dyn FnMut() -> Result<(), ExecError>;
 
 /// Copies of a schedule that were started before it, each with its number in the disk tier.
 #[derive(Debug, Default)]
@@ -315,15 +312,14 @@ impl Device for CpuDevice {
     }
 
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
-        self.each_stage(schedule, |_, _, run| run())
+        self.each_action(schedule, |_, run| run())
     }
 
     fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError> {
-        self.each_stage(schedule, |bound, stage, run| {
+        self.each_action(schedule, |action, run| {
             let begin = Instant::now();
             run()?;
-            let took = begin.elapsed().as_secs_f64();
-            bound.shares(stage).for_each(|(action, share)| seconds[action].push(share * took));
+            seconds[action].push(begin.elapsed().as_secs_f64());
             Ok(())
         })
     }
@@ -371,11 +367,11 @@ impl CpuDevice {
         disk.ok_or_else(|| no_tier(&self.name(), tier))
     }
 
-    /// Calls `each` with every stage of a schedule, inside the thread pool.
-    fn each_stage(
+    /// Calls `each` with every action of a schedule, inside the thread pool.
+    fn each_action(
         &mut self,
         schedule: ScheduleId,
-        mut each: impl FnMut(&BoundSchedule, &Stage, RunStage) -> Result<(), ExecError> + Send,
+        mut each: impl FnMut(usize, &mut dyn FnMut() -> Result<(), ExecError>) -> Result<(), ExecError> + Send,
     ) -> Result<(), ExecError> {
         self.taken()?;
         let expected = self.expected.take();
@@ -394,8 +390,8 @@ impl CpuDevice {
             ahead: &mut self.ahead.started,
         };
         let result = self.pool.enter(|| {
-            let mut stages = bound.stages.iter();
-            stages.try_for_each(|stage| each(bound, stage, &mut || bound.act(stage, &mut lanes)))
+            let mut actions = bound.actions.iter().enumerate();
+            actions.try_for_each(|(index, action)| each(index, &mut || act(action, &mut lanes)))
         });
         if result.is_ok() {
             self.ahead.started.drain(..found);

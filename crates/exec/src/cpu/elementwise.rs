@@ -32,8 +32,7 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
     })
 }
 
-/// `a + b`.
-pub(super) struct Sum;
+struct Sum;
 struct Product;
 struct Plus(f32);
 struct Times(f32);

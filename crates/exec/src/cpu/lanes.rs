@@ -94,7 +94,6 @@ impl<const IN: usize, const OUT: usize, E: Element> Streams<IN, OUT, E> {
     /// # Safety
     ///
     /// `start` must not exceed the length of any operand.
-    #[inline(always)]
     pub(super) unsafe fn from(self, start: usize) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
@@ -109,16 +108,6 @@ impl<const IN: usize, const OUT: usize, E: Element> Streams<IN, OUT, E> {
     /// Every operand has `len` elements, and no other thread touches those of the outputs.
     pub(super) unsafe fn apply(self, map: &impl Elementwise<IN, OUT>, len: usize) {
         at_full_width(Segment { map, streams: self, len });
-    }
-
-    /// The same inside work that is compiled for its instructions.
-    ///
-    /// # Safety
-    ///
-    /// As for [`apply`](Self::apply).
-    #[inline(always)]
-    pub(super) unsafe fn apply_here(self, map: &impl Elementwise<IN, OUT>, len: usize) {
-        Segment { map, streams: self, len }.run();
     }
 }
 

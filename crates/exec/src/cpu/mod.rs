@@ -42,7 +42,6 @@ mod room;
 mod rope;
 mod rounded;
 mod routing;
-mod row_pair;
 mod simd;
 mod softmax;
 mod split;

@@ -8,13 +8,11 @@
     reason = "inner loops must be compiled with their callers' vector instructions"
 )]
 
-use std::ops::Range;
-
 use half::bf16;
 use plimsoll_graph::{DType, Op};
 
 use super::element::Element;
-use super::lanes::{PIECE, Work, at_full_width};
+use super::lanes::PIECE;
 use super::simd::widest;
 use super::sums::{ColumnTerms, columns};
 use super::{Call, reduce, split};
@@ -89,29 +87,16 @@ widest! {
     fn layer_norm_rows<E: Element>(
         x: &[E], parameters: [&[f32]; 2], epsilon: f32, y: &mut [E], mean: &mut [f32], rstd: &mut [f32],
     ) {
-        let width = parameters[0].len();
+        let ([w, b], width) = (parameters, parameters[0].len());
         let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(mean).zip(rstd);
         for (((x, y), mean), rstd) in rows {
-            [*mean, *rstd] = layer_norm_row(x, parameters, epsilon, y);
+            *mean = reduce::sum(x) / width as f32;
+            *rstd = 1.0 / (reduce::squares_around(x, *mean) / width as f32 + epsilon).sqrt();
+            for (y, ((x, w), b)) in y.iter_mut().zip(x.iter().zip(w).zip(b)) {
+                *y = E::rounded(w * ((x.wide() - *mean) * *rstd) + b);
+            }
         }
     }
-}
-
-/// One row of a layer norm; returns its mean and `1/σ`.
-#[inline(always)]
-pub(super) fn layer_norm_row<E: Element>(
-    x: &[E],
-    [w, b]: [&[f32]; 2],
-    epsilon: f32,
-    y: &mut [E],
-) -> [f32; 2] {
-    let width = w.len() as f32;
-    let mean = reduce::sum(x) / width;
-    let rstd = 1.0 / (reduce::squares_around(x, mean) / width + epsilon).sqrt();
-    for (y, ((x, w), b)) in y.iter_mut().zip(x.iter().zip(w).zip(b)) {
-        *y = E::rounded(w * ((x.wide() - mean) * rstd) + b);
-    }
-    [mean, rstd]
 }
 
 fn rms_norm<E: Element>(call: &Call, epsilon: f32) {
@@ -126,19 +111,12 @@ widest! {
     fn rms_norm_rows<E: Element>(x: &[E], w: &[f32], epsilon: f32, y: &mut [E], rstd: &mut [f32]) {
         let width = w.len();
         for ((x, y), rstd) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd) {
-            *rstd = rms_norm_row(x, w, epsilon, y);
+            *rstd = 1.0 / (reduce::dot(x, x) / width as f32 + epsilon).sqrt();
+            for (y, (x, w)) in y.iter_mut().zip(x.iter().zip(w)) {
+                *y = E::rounded(w * (x.wide() * *rstd));
+            }
         }
     }
-}
-
-/// One row of a root-mean-square norm; returns its `1/σ`.
-#[inline(always)]
-pub(super) fn rms_norm_row<E: Element>(x: &[E], w: &[f32], epsilon: f32, y: &mut [E]) -> f32 {
-    let rstd = 1.0 / (reduce::dot(x, x) / w.len() as f32 + epsilon).sqrt();
-    for (y, (x, w)) in y.iter_mut().zip(x.iter().zip(w)) {
-        *y = E::rounded(w * (x.wide() * rstd));
-    }
-    rstd
 }
 
 /// Operands of a norm's gradients. Without `mean` it is the root-mean-square norm.
@@ -172,58 +150,34 @@ fn grad_weight<E: Element>(rows: Rows<E>, call: &Call) {
 
 fn grad_input<E: Element>(rows: Rows<E>, w: &[f32], call: &Call) {
     split::rows(rows.rstd.len(), per_piece(w.len()), [call.output_as::<E>(0)], |range, [dx]| {
-        at_full_width(GradInput { rows, w, range, dx });
-    });
-}
-
-/// The gradient of some rows.
-struct GradInput<'a, E> {
-    rows: Rows<'a, E>,
-    w: &'a [f32],
-    range: Range<usize>,
-    dx: &'a mut [E],
-}
-
-impl<E: Element> Work for GradInput<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let GradInput { rows, w, range, dx } = self;
         for (row, dx) in range.zip(dx.chunks_exact_mut(w.len())) {
             let at = row * w.len();
             let (x, dy) = (&rows.x[at..at + w.len()], &rows.dy[at..at + w.len()]);
             match rows.mean {
-                Some(mean) => layer_norm_grad_row(x, w, dy, [mean[row], rows.rstd[row]], dx),
+                Some(mean) => layer_norm_grad_row(x, w, dy, mean[row], rows.rstd[row], dx),
                 None => rms_norm_grad_row(x, w, dy, rows.rstd[row], dx),
             }
+        }
+    });
+}
+
+widest! {
+    fn layer_norm_grad_row<E: Element>(x: &[E], w: &[f32], dy: &[E], mean: f32, rstd: f32, dx: &mut [E]) {
+        let width = x.len() as f32;
+        let mean_g = reduce::dot(w, dy) / width;
+        let mean_gn = rstd * reduce::dot_around(x, mean, w, dy) / width;
+        for ((dx, x), (w, dy)) in dx.iter_mut().zip(x).zip(w.iter().zip(dy)) {
+            *dx = E::rounded(rstd * (w * dy.wide() - mean_g - (x.wide() - mean) * rstd * mean_gn));
         }
     }
 }
 
-/// One row of the gradient of a layer norm's input, from the row's mean and `1/σ`.
-#[inline(always)]
-pub(super) fn layer_norm_grad_row<E: Element>(
-    x: &[E],
-    w: &[f32],
-    dy: &[E],
-    [mean, rstd]: [f32; 2],
-    dx: &mut [E],
-) {
-    let width = x.len() as f32;
-    let mean_g = reduce::dot(w, dy) / width;
-    let mean_gn = rstd * reduce::dot_around(x, mean, w, dy) / width;
-    for ((dx, x), (w, dy)) in dx.iter_mut().zip(x).zip(w.iter().zip(dy)) {
-        *dx = E::rounded(rstd * (w * dy.wide() - mean_g - (x.wide() - mean) * rstd * mean_gn));
-    }
-}
-
-/// One row of the gradient of a root-mean-square norm's input.
-#[inline(always)]
-pub(super) fn rms_norm_grad_row<E: Element>(x: &[E], w: &[f32], dy: &[E], rstd: f32, dx: &mut [E]) {
-    let mean_gn = rstd * reduce::dot_around(x, 0.0, w, dy) / x.len() as f32;
-    for ((dx, x), (w, dy)) in dx.iter_mut().zip(x).zip(w.iter().zip(dy)) {
-        *dx = E::rounded(rstd * (w * dy.wide() - x.wide() * rstd * mean_gn));
+widest! {
+    fn rms_norm_grad_row<E: Element>(x: &[E], w: &[f32], dy: &[E], rstd: f32, dx: &mut [E]) {
+        let mean_gn = rstd * reduce::dot_around(x, 0.0, w, dy) / x.len() as f32;
+        for ((dx, x), (w, dy)) in dx.iter_mut().zip(x).zip(w.iter().zip(dy)) {
+            *dx = E::rounded(rstd * (w * dy.wide() - x.wide() * rstd * mean_gn));
+        }
     }
 }
 

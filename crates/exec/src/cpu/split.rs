@@ -14,7 +14,7 @@ use super::element::{self, Element};
 use super::{Call, pieces};
 
 /// A slice whose parts several threads write.
-pub(super) struct Shared<T> {
+struct Shared<T> {
     pointer: *mut T,
     len: usize,
 }
@@ -37,16 +37,10 @@ impl<T> Shared<T> {
         Shared { pointer: slice.as_mut_ptr(), len: slice.len() }
     }
 
-    /// The `len` elements at an address; they must be there for as long as parts are lent.
-    pub(super) fn at(pointer: *mut T, len: usize) -> Self {
-        Shared { pointer, len }
-    }
-
     /// # Safety
     ///
     /// No part that is alive overlaps `range`.
-    #[inline(always)]
-    pub(super) unsafe fn part<'a>(self, range: Range<usize>) -> &'a mut [T] {
+    unsafe fn part<'a>(self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "a part lies outside its slice");
         // SAFETY: the range was checked; the caller keeps parts apart.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(range.start), range.len()) }
