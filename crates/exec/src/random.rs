@@ -28,6 +28,11 @@ impl Stream {
         Stream::new(seed, name, rng[2] as u32)
     }
 
+    /// The numbers that belong to `name` by a probe, the graph's input `[seed low, seed high, step, direction]`.
+    pub fn of_probe(probe: &[i32], name: u64, direction: u32) -> Stream {
+        Stream::of_input(probe, name.wrapping_add(u64::from(direction)))
+    }
+
     /// The four numbers of elements `4·group … 4·group + 3` of `row`.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
@@ -45,14 +50,37 @@ impl Stream {
         unit(self.bits(row, element))
     }
 
+    /// Standard normal numbers of elements `first …`, as [`normal_pair`](Self::normal_pair) gives them.
+    pub(crate) fn normals(&self, first: usize, numbers: &mut [f32]) {
+        let (mut at, mut rest) = (first, numbers);
+        while !rest.is_empty() {
+            let (row, element) = crate::init::place(at);
+            let drawn = normal_quad(self.quad(row, element / 4));
+            let skipped = element as usize % 4;
+            let count = rest.len().min(4 - skipped);
+            let (now, later) = rest.split_at_mut(count);
+            now.copy_from_slice(&drawn[skipped..skipped + count]);
+            (at, rest) = (at + count, later);
+        }
+    }
+
     /// Two independent standard normal numbers from elements `2·pair` and `2·pair + 1` of `row`.
     pub fn normal_pair(&self, row: u32, pair: u32) -> [f32; 2] {
         let quad = self.quad(row, pair / 2);
         let at = 2 * (pair % 2) as usize;
-        // Box-Muller; 1 − u keeps the logarithm finite.
-        let radius = (-2.0 * ln(1.0 - unit(quad[at]))).sqrt();
-        cos_sin(std::f32::consts::TAU * unit(quad[at + 1])).map(|part| radius * part)
+        box_muller(quad[at], quad[at + 1])
     }
+}
+
+/// Box and Muller's pair of normal numbers; 1 − u keeps the logarithm finite.
+fn box_muller(first: u32, second: u32) -> [f32; 2] {
+    let radius = (-2.0 * ln(1.0 - unit(first))).sqrt();
+    cos_sin(std::f32::consts::TAU * unit(second)).map(|part| radius * part)
+}
+
+fn normal_quad([a, b, c, d]: [u32; 4]) -> [f32; 4] {
+    let [[first, second], [third, fourth]] = [box_muller(a, b), box_muller(c, d)];
+    [first, second, third, fourth]
 }
 
 /// The threshold below which 32 random bits mean "dropped" with probability `p`.
@@ -90,6 +118,18 @@ mod tests {
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         let all = u32::MAX;
         assert_eq!(philox([all; 4], [all; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+    }
+
+    #[test]
+    fn normal_numbers_of_a_range_are_those_of_its_pairs() {
+        let stream = Stream::new(7, name_hash("w"), 3);
+        let mut numbers = [0.0; 11];
+        let pairs: Vec<u32> =
+            (0..12).flat_map(|pair| stream.normal_pair(0, pair).map(f32::to_bits)).collect();
+        for first in [8, 9, 11] {
+            stream.normals(first, &mut numbers);
+            assert_eq!(numbers.map(f32::to_bits)[..], pairs[first..first + 11]);
+        }
     }
 
     #[test]
