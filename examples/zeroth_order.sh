@@ -16,7 +16,7 @@ below "the arena without gradients" "$(arena "${settings[@]}" --optim mezo)" "$(
     --save-steps 60 --output-dir "$out/mezo" --resume latest
 below "the loss after slopes" "$(last_loss "$out/mezo")" "$(first_loss "$out/mezo")"
 
-"$plimsoll" train "${settings[@]}" --lora-r 4 --optim es --population 16 --zo-eps 0.02 --learning-rate 2e-2 --max-steps 120 \
+"$plimsoll" train "${settings[@]}" --lora-r 4 --optim es --population 16 --zo-eps 0.02 --learning-rate 2e-2 --max-steps 60 \
     --logging-steps 20 --output-dir "$out/es"
 below "the loss after ranks" "$(last_loss "$out/es")" "$(first_loss "$out/es")"
 echo "the models are in $out/mezo and $out/es"

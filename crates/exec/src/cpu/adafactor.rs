@@ -75,7 +75,9 @@ impl Gradient {
             let numbers = &mut numbers[..CHUNK.min(to - at)];
             // SAFETY: the part lies inside the gradient, which nobody writes during its update.
             unsafe { load(&self.grad, row * self.matrices.columns + at, numbers) };
-            numbers.iter_mut().for_each(|number| *number *= self.scale);
+            for number in &mut *numbers {
+                *number *= self.scale;
+            }
             each(at, numbers);
         }
     }

@@ -169,7 +169,9 @@ fn orthogonalise(sides: Sides, x: &mut [f32], scratch: &mut [f32]) {
 fn normalise(x: &mut [f32]) {
     let squares: f64 = x.chunks(PIECE).map(|part| f64::from(reduce::dot(part, part))).sum();
     let inverse = (1.0 / squares.sqrt().max(f64::from(Muon::LEAST_NORM))) as f32;
-    x.iter_mut().for_each(|x| *x *= inverse);
+    for x in x {
+        *x *= inverse;
+    }
 }
 
 /// `to ← a·X + (b·A + c·A²)·X` with `A = X·Xᵀ`.

@@ -10,6 +10,7 @@ use plimsoll_plan::Workspace;
 
 use super::cast::{load, store};
 use super::lanes::PIECE;
+use super::simd::widest;
 use super::stored::update_from;
 use super::updates::Descent;
 use super::{Call, pieces};
@@ -41,7 +42,7 @@ fn perturb(call: &Call, stream: u64) {
         let (mut z, mut numbers) = ([0.0; BLOCK], [0.0; BLOCK]);
         for at in (piece * PIECE..len.min((piece + 1) * PIECE)).step_by(BLOCK) {
             let numbers = &mut numbers[..BLOCK.min(len - at)];
-            direction.normals(at, &mut z[..numbers.len()]);
+            draw(&direction, at, &mut z[..numbers.len()]);
             // SAFETY: the block lies inside both operands, which have one type; pieces do not overlap.
             unsafe {
                 load(&w, at, numbers);
@@ -60,7 +61,7 @@ fn perturb_rows(call: &Call, stream: u64) {
         let (mut z, mut numbers) = ([0.0; BLOCK], [0.0; BLOCK]);
         for column in (0..columns).step_by(BLOCK) {
             let numbers = &mut numbers[..BLOCK.min(columns - column)];
-            direction.normals(ids[row] as usize * columns + column, &mut z[..numbers.len()]);
+            draw(&direction, ids[row] as usize * columns + column, &mut z[..numbers.len()]);
             // SAFETY: the part of the row lies inside both operands and is read before its place is written; no two pieces
             // have the same row.
             unsafe {
@@ -85,8 +86,15 @@ fn probe_step(call: &Call, step: ProbeStep) {
         slope.fill(0.0);
         for (number, factor) in (0u32..).zip(factors) {
             let z = &mut z[..slope.len()];
-            Stream::of_probe(probe, step.stream, number).normals(at, z);
+            draw(&Stream::of_probe(probe, step.stream, number), at, z);
             slope.iter_mut().zip(z).for_each(|(slope, z)| *slope += factor * *z);
         }
     });
+}
+
+widest! {
+    /// Elements `first …` of a direction.
+    fn draw(direction: &Stream, first: usize, numbers: &mut [f32]) {
+        direction.normals(first, numbers);
+    }
 }

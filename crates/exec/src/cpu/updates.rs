@@ -195,7 +195,7 @@ fn adamw(call: &Call, rates: AdamW) {
 struct Sign {
     scale: f32,
     /// `β` and `1 − β`, for the sign and for the moment.
-    sign: [f32; 2],
+    step: [f32; 2],
     moment: [f32; 2],
     decay: f32,
     lr: f32,
@@ -205,7 +205,7 @@ impl Rule<1> for Sign {
     #[inline(always)]
     fn at(&self, grad: f32, p: f32, [m]: [f32; 1]) -> (f32, [f32; 1]) {
         let g = self.scale * grad;
-        let mixed = self.sign[0] * m + self.sign[1] * g;
+        let mixed = self.step[0] * m + self.step[1] * g;
         let sign = if mixed > 0.0 { 1.0 } else { 0.0 } - if mixed < 0.0 { 1.0 } else { 0.0 };
         (p - self.lr * (sign + self.decay * p), [self.moment[0] * m + self.moment[1] * g])
     }
@@ -218,7 +218,7 @@ fn lion(call: &Call, rates: Lion) {
     }
     let both = |beta: f32| [beta, (1.0 - f64::from(beta)) as f32];
     let Lion { beta1, beta2, weight_decay: decay, stored } = rates;
-    update::<1>(call, stored, &Sign { scale, sign: both(beta1), moment: both(beta2), decay, lr });
+    update::<1>(call, stored, &Sign { scale, step: both(beta1), moment: both(beta2), decay, lr });
 }
 
 #[cfg(test)]

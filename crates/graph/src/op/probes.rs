@@ -17,7 +17,7 @@ pub struct Estimate {
     pub size: f32,
     /// Whether only the order of losses counts, from −½ for the least to ½ for the largest: then any fitness will do, and
     /// outliers weigh no more than others (evolution strategies). Else differences over distances do: the mean slope along
-    /// each direction (SPSA, as MeZO takes it).
+    /// each direction (SPSA, as `MeZO` takes it).
     pub ranked: bool,
 }
 
@@ -76,6 +76,7 @@ impl ProbeStep {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "the very numbers are meant")]
 mod tests {
     use super::*;
 

@@ -95,6 +95,9 @@ impl Method {
             lora_r: self.adapters.then(|| raw.lora_r.unwrap_or(RANK)),
             load_in_4bit: self.in_four_bits.then_some(true),
             load_in_8bit: None,
+            bnb_4bit_quant_type: raw.bnb_4bit_quant_type.clone().filter(|_| self.in_four_bits),
+            bnb_4bit_use_double_quant: raw.bnb_4bit_use_double_quant.filter(|_| self.in_four_bits),
+            llm_int8_skip_modules: raw.llm_int8_skip_modules.clone().filter(|_| self.in_four_bits),
             train_only: raw.train_only.clone().filter(|_| !self.adapters),
             optim: self.optim.map(str::to_owned).or(own),
             update: raw.update.clone().filter(|_| self.optim.is_none()),
@@ -126,9 +129,6 @@ fn without_adapters(raw: &RawConfig, wanted: bool) -> RawConfig {
         lora_alpha_pattern: None,
         modules_to_save: None,
         trainable_token_indices: None,
-        bnb_4bit_quant_type: None,
-        bnb_4bit_use_double_quant: None,
-        llm_int8_skip_modules: None,
         ..raw.clone()
     }
 }
