@@ -10,6 +10,9 @@ mkdir -p "$out"
 # The last training loss that a run has recorded.
 last_loss() { sed -n 's/^{"step":.*,"loss":\([^,]*\),.*/\1/p' "$1/metrics.jsonl" | tail -n 1; }
 
+# The first one.
+first_loss() { sed -n 's/^{"step":.*,"loss":\([^,]*\),.*/\1/p' "$1/metrics.jsonl" | head -n 1; }
+
 # The last validation loss.
 last_eval_loss() { sed -n 's/^{"event":"evaluation".*"eval_loss":\([^,]*\),.*/\1/p' "$1/metrics.jsonl" | tail -n 1; }
 

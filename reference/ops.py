@@ -9,10 +9,13 @@ Inputs are f32; results are computed in f64 and rounded to f32. Gradients come f
 
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from probes import normals
 from safetensors.torch import save_file
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.optimization import Adafactor
 
 IGNORE = -100
 golden: dict[str, torch.Tensor] = {}
@@ -453,11 +456,81 @@ def balance():
     record("router_z_loss_grad.valid", [dloss, scale, targets, lse], [dlse])
 
 
+def newton_schulz(x, rounds=5, coefficients=(3.4445, -4.775, 2.0315), eps=1e-7):
+    """The iteration of torch.optim.Muon, in the type of `x` instead of bf16."""
+    # The coefficients as f32 holds them.
+    a, b, c = torch.tensor(coefficients).double().tolist()
+    x, turned = (x.T, True) if x.size(0) > x.size(1) else (x, False)
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(rounds):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if turned else x
+
+
+def named_optimizers():
+    """Behind the groups that were there. The second step of each, when its state is no longer zero."""
+    lr, decay, scale, betas = 2**-7, 0.125, 0.375, (0.875, 1 - 2**-10)
+    scalars = [torch.tensor(lr), torch.tensor(scale)]
+
+    p, m = normal(5, 7), normal(5, 7)
+    grad = normal(5, 7)
+    sign = torch.sign(betas[0] * m + (1 - betas[0]) * scale * grad)
+    after = [p - lr * (sign + decay * p), betas[1] * m + (1 - betas[1]) * scale * grad]
+    record("lion.second", [grad, *scalars], after, [p, m])
+
+    for name, shape in (("matrix", (2, 5, 7)), ("vector", (11,))):
+        parameter = normal(*shape).requires_grad_()
+        # The exponent as f32 holds it.
+        rates = dict(scale_parameter=False, relative_step=False, decay_rate=torch.tensor(-0.8).item())
+        optimizer = Adafactor([parameter], lr=lr, weight_decay=decay, **rates)
+        keys = ("exp_avg_sq_row", "exp_avg_sq_col") if len(shape) > 1 else ("exp_avg_sq",)
+        for _ in range(2):
+            grad = normal(*shape)
+            held = [optimizer.state[parameter][key] for key in keys if optimizer.state[parameter]]
+            before = [tensor.detach().clone() for tensor in [parameter, *held]]
+            parameter.grad = scale * grad
+            optimizer.step()
+        after = [parameter, *(optimizer.state[parameter][key] for key in keys)]
+        record(f"adafactor.{name}", [grad, scalars[0], torch.tensor(2.0), scalars[1]], after, before)
+
+    for name, shape in (("wide", (6, 9)), ("tall", (9, 6))):
+        p, m, grad, momentum = normal(*shape), normal(*shape), normal(*shape), 0.9375
+        g = scale * grad
+        moved = momentum * m + (1 - momentum) * g
+        step = 0.2 * max(shape) ** 0.5 * newton_schulz(g.lerp(moved, momentum))
+        record(f"muon.{name}", [grad, *scalars], [p - lr * (step + decay * p), moved], [p, m])
+
+
+def draw(shape, direction, first=0):
+    """Numbers of a parameter's direction from an element on, for the probe (seed 7 + 2^33, step 3)."""
+    elements = first + np.arange(int(np.prod(shape)))
+    numbers = normals(7 + 2**33, 3, direction, 0x0123456789ABCDEF, elements)
+    return torch.from_numpy(numbers).double().reshape(shape)
+
+
+def probed():
+    """Behind the groups that were there: copies beside a parameter, and the steps that their losses lead to."""
+    probe, size = torch.tensor([7, 2, 3, 4], dtype=torch.int32), torch.tensor(0.25)
+    w = normal(5, 7)
+    record("perturb.plain", [w, probe, size], [w + 0.25 * draw((5, 7), 4)])
+    y, ids = normal(3, 8), torch.tensor([6, 0, 6], dtype=torch.int32)
+    z = torch.cat([draw((1, 8), 4, 8 * int(row)) for row in ids])
+    record("perturb_rows.plain", [y, ids, probe, size], [y + 0.25 * z])
+    lr, decay, losses, p = 2**-7, 0.125, normal(3, 2), normal(5, 7)
+    ranks = losses.flatten().argsort().argsort().double().reshape(3, 2) / 5 - 0.5
+    slopes = (losses[:, 0] - losses[:, 1]) / (2 * 0.25 * 3)
+    for name, factors in (("slope", slopes), ("rank", (ranks[:, 0] - ranks[:, 1]) / 6)):
+        step = sum(factor * draw((5, 7), direction) for direction, factor in enumerate(factors))
+        inputs = [torch.tensor(lr), probe, losses]
+        record(f"probe_step.{name}", inputs, [p - lr * (step + decay * p)], [p])
+
+
 def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
     groups = (movement, elementwise, products, norms, embedding, rope, attention, losses, updates)
-    for group in (*groups, hyperbolic, networks, logistic, routing, experts, balance):
+    for group in (*groups, hyperbolic, networks, logistic, routing, experts, balance, named_optimizers, probed):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

@@ -10,15 +10,19 @@ The weight is (65, 64); it and its ten gradients come from a recurrence that any
     scale.m, scale.v  f32, one per block
     decay.<model>     text: names of the parameters that Hugging Face's trainer decays, one per line, as u8
 
-SGD and AdamW are torch's own. 8-bit AdamW is written here from the publication (Dettmers et al., 2022), with one
+SGD and AdamW are torch's own, Lion is bitsandbytes', Adafactor transformers' as its trainer calls it. Muon is torch's with
+the learning rate adjusted to AdamW's, in f32 where torch iterates in bf16; `main` prints how far that is from torch's own.
+8-bit AdamW is written here from the publication (Dettmers et al., 2022), with one
 difference from the library of its authors: a second moment that is not zero is never stored as zero, since the next
 step would divide by epsilon alone. Everything else that a step computes is AdamW in float32.
 """
 
 from pathlib import Path
 
+import bitsandbytes
 import numpy as np
 import torch
+from ops import newton_schulz
 from safetensors.torch import save_file
 from transformers import (
     BertConfig,
@@ -29,6 +33,7 @@ from transformers import (
     LlamaForCausalLM,
     Trainer,
 )
+from transformers.optimization import Adafactor
 
 ROWS, COLUMNS, STEPS, BLOCK = 65, 64, 10, 256
 COUNT = ROWS * COLUMNS
@@ -125,6 +130,26 @@ def adamw_half_moments(start: torch.Tensor) -> torch.Tensor:
     return adamw_by_hand(start, lambda: held, write)
 
 
+def matrix_run(start: torch.Tensor, make) -> torch.Tensor:
+    """As `torch_run`, of the weight as the matrix that it is."""
+    weight = torch.nn.Parameter(start.clone().view(ROWS, COLUMNS))
+    optimizer = make([weight])
+    for step in range(1, STEPS + 1):
+        weight.grad = gradient(step).view(ROWS, COLUMNS)
+        optimizer.step()
+    return weight.detach()
+
+
+def muon(start: torch.Tensor, momentum: float) -> torch.Tensor:
+    weight, held = start.clone().view(ROWS, COLUMNS), torch.zeros(ROWS, COLUMNS)
+    for step in range(1, STEPS + 1):
+        grad = gradient(step).view(ROWS, COLUMNS)
+        held.lerp_(grad, 1 - momentum)
+        direction = newton_schulz(grad.lerp(held, momentum))
+        weight = weight * (1 - LR * DECAY) - LR * 0.2 * max(ROWS, COLUMNS) ** 0.5 * direction
+    return weight
+
+
 def decay_names() -> dict[str, torch.Tensor]:
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     models = {
@@ -155,6 +180,14 @@ def main():
     golden["adamw_master"] = torch_run(half, lambda p: torch.optim.AdamW(p, **rates))
     golden["adamw_half_moments"] = adamw_half_moments(start)
     golden["adamw_8bit"] = adamw_8bit(start, golden)
+    lion = {"lr": LR, "betas": BETAS, "weight_decay": DECAY, "min_8bit_size": 1}
+    golden["lion"] = matrix_run(start, lambda p: bitsandbytes.optim.Lion32bit(p, **lion))
+    adafactor = {"lr": LR, "weight_decay": DECAY, "scale_parameter": False, "relative_step": False}
+    golden["adafactor"] = matrix_run(start, lambda p: Adafactor(p, **adafactor))
+    momentum = {"lr": LR, "weight_decay": DECAY, "momentum": 0.9375, "adjust_lr_fn": "match_rms_adamw"}
+    golden["muon"] = muon(start, 0.9375)
+    halves = matrix_run(start, lambda p: torch.optim.Muon(p, **momentum))
+    print("torch's Muon in bf16 is", (halves - golden["muon"]).abs().max().item(), "from ours in f32")
     path = Path(__file__).resolve().parent.parent / "testdata" / "optimizers.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})
     print(f"{len(golden)} tensors, {path.stat().st_size / 1024:.0f} KiB")

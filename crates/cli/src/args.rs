@@ -71,6 +71,10 @@ pub(crate) struct PlanArgs {
     /// Put the classic strategies beside the chosen plan: memory and slowdown
     #[arg(long, overrides_with = "compare")]
     pub(crate) compare: bool,
+    /// Put ways to train beside each other: full, adapters, adapters over 4 bits, without a backward pass; memory, time per
+    /// step, trained parameters, and which fit
+    #[arg(long, overrides_with = "methods", conflicts_with_all = ["compare", "html", "max", "show", "dag", "out"])]
+    pub(crate) methods: bool,
     /// Find the most that fits: seq-len, micro-batch, layers or lora-rank
     #[arg(long, value_name = "WHAT")]
     pub(crate) max: Option<What>,

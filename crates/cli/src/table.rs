@@ -34,8 +34,12 @@ pub(crate) fn plan(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         )?;
     }
     let gradients = gradients(choice);
-    let how_many = if gradients.persist.is_some() { "" } else { "at most " };
-    writeln!(out, "{gradients} ({how_many}{})", size(gradients.bytes))?;
+    let how_many = match gradients.persist {
+        _ if gradients.probes > 0 => String::new(),
+        Some(_) => format!(" ({})", size(gradients.bytes)),
+        None => format!(" (at most {})", size(gradients.bytes)),
+    };
+    writeln!(out, "{gradients}{how_many}")?;
     if choice.program.train.graph.precision() == Precision::Bf16 {
         writeln!(out, "values between nodes in bf16; statistics, losses and sums of gradients in f32")?;
     }

@@ -1,50 +1,17 @@
-// Initial numbers of state, drawn on the device with the CPU's bits.
+// Initial numbers of state, and parameters as probes read them, drawn on the device with the CPU's bits.
 //
-// Defined by `exec/src/init.rs`. Compiled without fused multiply-add; `ln`, `sin` and `cos` follow
-// `exec/src/box_muller.rs`, operation by operation.
-#include "random.cuh"
-
-// ln x for x in 2⁻²⁴ … 1. With x = m·2ᵉ and m in √½ … √2: ln x = e·ln 2 + 2·artanh t, t = (m − 1)/(m + 1).
-__device__ inline float ln(float x) {
-    u32 bits = __float_as_uint(x);
-    int exponent = int(bits >> 23) - 127;
-    double m = double(__uint_as_float((bits & 0x007fffff) | 0x3f800000));
-    if (m > 1.4142135623730951) m = m * 0.5, exponent = exponent + 1;
-    double t = (m - 1.0) / (m + 1.0), square = t * t;
-    double series = 1.0 / 21.0;
-    for (int odd = 19; odd >= 1; odd -= 2) series = series * square + 1.0 / double(odd);
-    return float(double(exponent) * 0.6931471805599453 + 2.0 * t * series);
-}
-
-// Cosine and sine of an angle in 0 … 2π.
-__device__ inline void cos_sin(float angle, float& cosine, float& sine) {
-    int quarter = int(double(angle) * 0.6366197723675814 + 0.5);
-    double x = double(angle) - double(quarter) * 1.5707963267948966, square = x * x;
-    double s = 1.0, c = 1.0;
-    for (int n = 16; n >= 2; n -= 2) s = 1.0 - s * square * (1.0 / double(n * (n + 1)));
-    for (int n = 15; n >= 1; n -= 2) c = 1.0 - c * square * (1.0 / double(n * (n + 1)));
-    s = s * x;
-    double at_cosine = quarter & 1 ? s : c, at_sine = quarter & 1 ? c : s;
-    cosine = float((quarter + 1) & 2 ? -at_cosine : at_cosine);
-    sine = float(quarter & 2 ? -at_sine : at_sine);
-}
+// Defined by `exec/src/init.rs` and `exec/src/reference/probes.rs`. Compiled without fused multiply-add.
+#include "normal.cuh"
 
 // Elements offset … offset + count of normal numbers with this deviation; four to a thread.
 KERNEL(256) draw_normal(void* to, int kind, u64 seed, u64 name, i64 offset, i64 count, float deviation) {
     i64 group = offset / 4 + i64(blockIdx.x) * blockDim.x + threadIdx.x;
-    u32 bits[4];
-    quad(stream_of(seed, name, 0), u32(u64(4 * group) >> 32), u32(4 * group) / 4, bits);
     float numbers[4];
-#pragma unroll
-    for (int pair = 0; pair < 4; pair += 2) {
-        float cosine, sine, radius = sqrtf(-2.0f * ln(1.0f - unit(bits[pair])));
-        cos_sin(6.2831855f * unit(bits[pair + 1]), cosine, sine);
-        numbers[pair] = deviation * (radius * cosine), numbers[pair + 1] = deviation * (radius * sine);
-    }
+    normal_quad(stream_of(seed, name, 0), group, numbers);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         i64 at = 4 * group + i - offset;
-        if (at >= 0 && at < count) store_any(to, kind, at, numbers[i]);
+        if (at >= 0 && at < count) store_any(to, kind, at, deviation * numbers[i]);
     }
 }
 
@@ -62,4 +29,28 @@ KERNEL(256) draw_uniform(void* to, int kind, u64 seed, u64 name, i64 offset, i64
 KERNEL(256) draw_constant(void* to, int kind, i64 count, float number) {
     i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at < count) store_any(to, kind, at, number);
+}
+
+// A parameter beside its place; four elements to a thread.
+KERNEL(256) perturb(const void* w, int kind, void* to, const int* probe, const float* size, u64 name, i64 count) {
+    i64 group = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (4 * group >= count) return;
+    float z[4];
+    normal_quad(stream_of_probe(probe, name, u32(probe[3])), group, z);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        i64 at = 4 * group + i;
+        if (at < count) store_any(to, kind, at, load_any(w, kind, at) + *size * z[i]);
+    }
+}
+
+// Rows of an embedding beside those of its table, which may lie in the same place; one element to a thread.
+KERNEL(256) perturb_rows(const void* y, int kind, void* to, const int* ids, const int* probe, const float* size, u64 name,
+                         i64 columns, i64 count) {
+    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= count) return;
+    i64 element = i64(ids[at / columns]) * columns + at % columns;
+    float z[4];
+    normal_quad(stream_of_probe(probe, name, u32(probe[3])), element / 4, z);
+    store_any(to, kind, at, load_any(y, kind, at) + *size * (element & 2 ? z[2 + (element & 1)] : z[element & 1]));
 }

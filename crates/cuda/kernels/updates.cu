@@ -6,7 +6,7 @@
 //
 // A warp takes a block of 256 elements, the one whose 8-bit moments share a scale; a lane takes eight in a row.
 #include "codes.cuh"
-#include "random.cuh"
+#include "normal.cuh"
 
 // ---- norm of the gradients ----------------------------------------------------------------------------------------
 
@@ -203,6 +203,12 @@ struct Descent {
     float ahead_gradient, ahead_sum; // factors of the gradient and of the running sum in the step
 };
 
+struct Sign {
+    float sign_moment, sign_gradient; // β₁ and 1 − β₁, rounded once
+    float moment, gradient; // β₂ and 1 − β₂
+    float decay;
+};
+
 struct Adam {
     float beta1, beta2, rest1, rest2; // rest is 1 − β, rounded once
     float epsilon, decay;
@@ -250,6 +256,29 @@ __device__ void sgd(const Ranges& r, const float* lr_at, const float* scale_at, 
 }
 
 template <int W, int M>
+__device__ void lion(const Ranges& r, const float* lr_at, const float* scale_at, const Sign& s) {
+    __shared__ float table[4][256];
+    float lr = *lr_at, scale = *scale_at;
+    if (!isfinite(scale)) return;
+    if (M == BLOCKS) load_codes(table);
+    i64 at = first_of_lane();
+    float grad[PER_LANE], p[PER_LANE], m[PER_LANE];
+    load_gradient(r, at, grad);
+    load_parameter<W>(r, at, p);
+    load_moment<M>(r, 0, table, at, m);
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) {
+        float g = scale * grad[i];
+        float mixed = s.sign_moment * m[i] + s.sign_gradient * g;
+        float sign = (mixed > 0.0f ? 1.0f : 0.0f) - (mixed < 0.0f ? 1.0f : 0.0f);
+        p[i] = p[i] - lr * (sign + s.decay * p[i]);
+        m[i] = s.moment * m[i] + s.gradient * g;
+    }
+    store_parameter<W>(r, at, p);
+    store_moment<M>(r, 0, table, at, m);
+}
+
+template <int W, int M>
 __device__ void adamw(const Ranges& r, const float* lr_at, const float* step_at, const float* scale_at, const Adam& a) {
     __shared__ float table[4][256], unbias[2];
     float lr = *lr_at, scale = *scale_at;
@@ -280,6 +309,71 @@ __device__ void adamw(const Ranges& r, const float* lr_at, const float* step_at,
     store_moment<M>(r, 1, table, at, v);
 }
 
+// ---- steps without gradients --------------------------------------------------------------------------------------
+
+// The place of a loss among all, as −½ … ½; equal ones share theirs, and one that is not finite is among the last.
+__device__ inline double rank_of(const float* losses, int count, float loss) {
+    float key = isfinite(loss) ? loss : INFINITY;
+    int below = 0, equal = 0;
+    for (int i = 0; i < count; i++) {
+        float other = isfinite(losses[i]) ? losses[i] : INFINITY;
+        below += other < key, equal += other == key;
+    }
+    return (double(below) + 0.5 * double(max(equal - 1, 0))) / double(max(count - 1, 1)) - 0.5;
+}
+
+// The factor of each direction from the losses of its two probes, all NaN where the step must change nothing. One block.
+KERNEL(256) probe_factors(const float* losses, float* factors, int directions, float size, int ranked) {
+    __shared__ int lost;
+    if (threadIdx.x == 0) lost = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < 2 * directions; i += 256)
+        if (!isfinite(losses[i])) atomicAdd(&lost, 1);
+    __syncthreads();
+    bool refused = ranked ? lost == 2 * directions : lost > 0;
+    double distance = ranked ? 1.0 : double(size);
+    for (int d = threadIdx.x; d < directions; d += 256) {
+        float in = losses[2 * d], against = losses[2 * d + 1];
+        double difference = ranked ? rank_of(losses, 2 * directions, in) - rank_of(losses, 2 * directions, against)
+                                   : double(in) - double(against);
+        factors[d] = refused ? NAN : float(difference / (distance * double(2 * directions)));
+    }
+}
+
+template <int W>
+__device__ void probe_step(const Ranges& r, const float* lr_at, const int* probe, const float* factors, int directions,
+                           u64 stream, float decay) {
+    if (!isfinite(factors[0])) return;
+    float lr = *lr_at;
+    i64 at = first_of_lane();
+    float p[PER_LANE], slope[PER_LANE] = {};
+    for (int d = 0; d < directions; d++) {
+        Stream drawn = stream_of_probe(probe, stream, u32(d));
+        float factor = factors[d];
+#pragma unroll
+        for (int half = 0; half < PER_LANE; half += 4) {
+            float z[4];
+            normal_quad(drawn, (at + half) / 4, z);
+#pragma unroll
+            for (int i = 0; i < 4; i++) slope[half + i] = slope[half + i] + factor * z[i];
+        }
+    }
+    load_parameter<W>(r, at, p);
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) p[i] = p[i] - lr * (slope[i] + decay * p[i]);
+    store_parameter<W>(r, at, p);
+}
+
+#define PROBE_STEP(name, W) \
+    KERNEL(256) probe_step_##name(Ranges ranges, const float* lr, const int* probe, const float* factors, int directions, \
+                                  u64 stream, float decay) { \
+        probe_step<W>(ranges, lr, probe, factors, directions, stream, decay); \
+    }
+
+PROBE_STEP(f32, WHOLE)
+PROBE_STEP(stochastic, STOCHASTIC)
+PROBE_STEP(split, SPLIT)
+
 #define SGD(name, W, M) \
     KERNEL(256) sgd_##name(Ranges ranges, const float* lr, const float* scale, Descent descent) { \
         sgd<W, M>(ranges, lr, scale, descent); \
@@ -288,17 +382,21 @@ __device__ void adamw(const Ranges& r, const float* lr_at, const float* step_at,
     KERNEL(256) adamw_##name(Ranges ranges, const float* lr, const float* step, const float* scale, Adam adam) { \
         adamw<W, M>(ranges, lr, step, scale, adam); \
     }
-#define BOTH(name, W, M) SGD(name, W, M) ADAMW(name, W, M)
+#define LION(name, W, M) \
+    KERNEL(256) lion_##name(Ranges ranges, const float* lr, const float* scale, Sign sign) { \
+        lion<W, M>(ranges, lr, scale, sign); \
+    }
+#define ALL(name, W, M) SGD(name, W, M) ADAMW(name, W, M) LION(name, W, M)
 
 SGD(f32_none, WHOLE, NONE)
 SGD(stochastic_none, STOCHASTIC, NONE)
 SGD(split_none, SPLIT, NONE)
-BOTH(f32_f32, WHOLE, PLAIN)
-BOTH(f32_bf16, WHOLE, HALF)
-BOTH(f32_blocks, WHOLE, BLOCKS)
-BOTH(stochastic_f32, STOCHASTIC, PLAIN)
-BOTH(stochastic_bf16, STOCHASTIC, HALF)
-BOTH(stochastic_blocks, STOCHASTIC, BLOCKS)
-BOTH(split_f32, SPLIT, PLAIN)
-BOTH(split_bf16, SPLIT, HALF)
-BOTH(split_blocks, SPLIT, BLOCKS)
+ALL(f32_f32, WHOLE, PLAIN)
+ALL(f32_bf16, WHOLE, HALF)
+ALL(f32_blocks, WHOLE, BLOCKS)
+ALL(stochastic_f32, STOCHASTIC, PLAIN)
+ALL(stochastic_bf16, STOCHASTIC, HALF)
+ALL(stochastic_blocks, STOCHASTIC, BLOCKS)
+ALL(split_f32, SPLIT, PLAIN)
+ALL(split_bf16, SPLIT, HALF)
+ALL(split_blocks, SPLIT, BLOCKS)

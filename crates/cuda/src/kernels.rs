@@ -87,6 +87,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("block.cuh", include_str!("../kernels/block.cuh")),
         ("columns.cuh", include_str!("../kernels/columns.cuh")),
         ("random.cuh", include_str!("../kernels/random.cuh")),
+        ("normal.cuh", include_str!("../kernels/normal.cuh")),
         ("attention.cuh", include_str!("../kernels/attention.cuh")),
         ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ];

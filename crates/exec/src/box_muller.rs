@@ -8,6 +8,8 @@
 use std::f64::consts::{FRAC_2_PI, FRAC_PI_2, LN_2, SQRT_2};
 
 /// `ln x` for `x` in 2⁻²⁴ … 1. With `x = m·2ᵉ` and `m` in √½ … √2: `ln x = e·ln 2 + 2·artanh t`, `t = (m − 1)/(m + 1)`.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub(crate) fn ln(x: f32) -> f32 {
     let bits = x.to_bits();
     let mut exponent = (bits >> 23) as i32 - 127;
@@ -26,6 +28,8 @@ pub(crate) fn ln(x: f32) -> f32 {
 }
 
 /// Cosine and sine of an angle in 0 … 2π, by their series for the angle less whole quarters of a turn.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 pub(crate) fn cos_sin(angle: f32) -> [f32; 2] {
     let angle = f64::from(angle);
     let quarter = (angle * FRAC_2_PI + 0.5) as i32;

@@ -30,7 +30,7 @@ pub fn fill(init: &Init, name: &str, seed: u64, offset: usize, out: &mut [f32]) 
 }
 
 /// Normal numbers come in pairs; a piece may begin with the second of one.
-fn normal(stream: &Stream, deviation: f32, offset: usize, out: &mut [f32]) {
+pub(crate) fn normal(stream: &Stream, deviation: f32, offset: usize, out: &mut [f32]) {
     let mut pair = [0.0; 2];
     for (index, slot) in (offset..).zip(out) {
         if index == offset || index % 2 == 0 {

@@ -28,6 +28,11 @@ impl Stream {
         Stream::new(seed, name, rng[2] as u32)
     }
 
+    /// The numbers that belong to `name` by a probe, the graph's input `[seed low, seed high, step, direction]`.
+    pub fn of_probe(probe: &[i32], name: u64, direction: u32) -> Stream {
+        Stream::of_input(probe, name.wrapping_add(u64::from(direction)))
+    }
+
     /// The four numbers of elements `4·group … 4·group + 3` of `row`.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
@@ -45,14 +50,63 @@ impl Stream {
         unit(self.bits(row, element))
     }
 
+    /// Standard normal numbers of elements `first …`, as [`normal_pair`](Self::normal_pair) gives them. Whole groups are drawn
+    /// side by side, so that a caller with vector instructions draws several at once.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+    pub(crate) fn normals(&self, first: usize, numbers: &mut [f32]) {
+        let before = numbers.len().min((4 - first % 4) % 4);
+        let (head, rest) = numbers.split_at_mut(before);
+        self.some_normals(first, head);
+        for (at, numbers) in (first + before..).step_by(SIDE_BY_SIDE).zip(rest.chunks_mut(SIDE_BY_SIDE)) {
+            let mut drawn = [0.0; SIDE_BY_SIDE];
+            self.aligned_normals(at, &mut drawn);
+            numbers.copy_from_slice(&drawn[..numbers.len()]);
+        }
+    }
+
+    /// At most three numbers, which end with their group or before.
+    fn some_normals(&self, first: usize, numbers: &mut [f32]) {
+        for (at, number) in (first..).zip(numbers) {
+            let (row, element) = crate::init::place(at);
+            *number = self.normal_pair(row, element / 2)[at % 2];
+        }
+    }
+
+    /// The numbers of whole groups; `first` begins one.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+    fn aligned_normals(&self, first: usize, numbers: &mut [f32; SIDE_BY_SIDE]) {
+        let (mut radii, mut angles) = ([0; SIDE_BY_SIDE / 2], [0; SIDE_BY_SIDE / 2]);
+        for group in 0..SIDE_BY_SIDE / 4 {
+            let (row, element) = crate::init::place(first + 4 * group);
+            let [a, b, c, d] = self.quad(row, element / 4);
+            (radii[2 * group], angles[2 * group]) = (a, b);
+            (radii[2 * group + 1], angles[2 * group + 1]) = (c, d);
+        }
+        for pair in 0..SIDE_BY_SIDE / 2 {
+            let [first, second] = box_muller(radii[pair], angles[pair]);
+            (numbers[2 * pair], numbers[2 * pair + 1]) = (first, second);
+        }
+    }
+
     /// Two independent standard normal numbers from elements `2·pair` and `2·pair + 1` of `row`.
     pub fn normal_pair(&self, row: u32, pair: u32) -> [f32; 2] {
         let quad = self.quad(row, pair / 2);
         let at = 2 * (pair % 2) as usize;
-        // Box-Muller; 1 − u keeps the logarithm finite.
-        let radius = (-2.0 * ln(1.0 - unit(quad[at]))).sqrt();
-        cos_sin(std::f32::consts::TAU * unit(quad[at + 1])).map(|part| radius * part)
+        box_muller(quad[at], quad[at + 1])
     }
+}
+
+/// Numbers that are drawn side by side: a multiple of the four of a group.
+const SIDE_BY_SIDE: usize = 64;
+
+/// Box and Muller's pair of normal numbers; 1 − u keeps the logarithm finite.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+fn box_muller(first: u32, second: u32) -> [f32; 2] {
+    let radius = (-2.0 * ln(1.0 - unit(first))).sqrt();
+    cos_sin(std::f32::consts::TAU * unit(second)).map(|part| radius * part)
 }
 
 /// The threshold below which 32 random bits mean "dropped" with probability `p`.
@@ -60,6 +114,8 @@ pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0) as u32
 }
 
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
 fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 * (1.0 / 16_777_216.0)
 }
@@ -90,6 +146,18 @@ mod tests {
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         let all = u32::MAX;
         assert_eq!(philox([all; 4], [all; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+    }
+
+    #[test]
+    fn normal_numbers_of_a_range_are_those_of_its_pairs() {
+        let stream = Stream::new(7, name_hash("w"), 3);
+        let mut numbers = [0.0; 11];
+        let pairs: Vec<u32> =
+            (0..12).flat_map(|pair| stream.normal_pair(0, pair).map(f32::to_bits)).collect();
+        for first in [8, 9, 11, 15] {
+            stream.normals(first, &mut numbers);
+            assert_eq!(numbers.map(f32::to_bits)[..], pairs[first..first + 150]);
+        }
     }
 
     #[test]

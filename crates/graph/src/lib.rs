@@ -16,7 +16,7 @@
 //! ```
 //!
 //! In processing order: [`Graph`] and its builder methods, [`Graph::verify`], [`tile`], [`differentiate`],
-//! [`fuse`], [`narrow`], [`store`], [`quantise`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
+//! [`fuse`], [`narrow`], [`store`], [`quantise`], [`perturb`]. The `Display` form of a graph is its stable text. This crate holds no tensor data, knows no
 //! device and does no I/O.
 
 mod autodiff;
@@ -24,12 +24,14 @@ mod builder;
 mod cost;
 mod dtype;
 mod error;
+mod freeze;
 mod fuse;
 mod graph;
 mod group;
 mod interleave;
 mod layers;
 pub mod op;
+mod perturb;
 mod precision;
 mod quantise;
 mod rewrite;
@@ -47,6 +49,7 @@ pub use builder::checkpoint;
 pub use cost::{Work, work};
 pub use dtype::DType;
 pub use error::GraphError;
+pub use freeze::freeze;
 pub use fuse::fuse;
 pub use graph::{
     AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, StatePart, Tally,
@@ -55,6 +58,7 @@ pub use graph::{
 pub use interleave::interleave;
 pub use layers::{Chain, IGNORED_TARGET};
 pub use op::Op;
+pub use perturb::{PROBE, PROBE_SIZE, perturb, probe_stream};
 pub use precision::{Precision, narrow};
 pub use quantise::{QuantisedBytes, quantise};
 pub use rules::{SortedCopies, Visible, agree, infer};

@@ -12,13 +12,17 @@
 mod balance;
 mod collective;
 mod experts;
+mod optimizers;
 mod parameters;
+mod probes;
 mod quantised;
 
 pub use balance::Balance;
 pub use collective::{Collective, SHARD_UNIT, shard_elements};
 pub use experts::Sorting;
+pub use optimizers::{Adafactor, Lion, Muon};
 pub use parameters::{Activation, AdamW, BLOCK, Conv, Gelu, Head, Mask, Mlp, Moments, Sgd, Stored, Weights};
+pub use probes::{Estimate, ProbeStep};
 pub use quantised::{Dequantise, NF4_BLOCK, NF4_SECOND_BLOCK, Quantised};
 
 use crate::{Axes, DType, Shape};
@@ -375,6 +379,38 @@ pub enum Op {
     /// `p −= lr·(m̂/(√v̂ + ε) + decay·p)` with `m̂, v̂` corrected for the bias of step `step ≥ 1`.
     /// Nothing changes when `scale` is not finite.
     AdamW(AdamW),
+    /// `(grad, lr[], scale[][, rng]) → (p, m)`, in place, each kept as [`Stored`] says (Chen et al., 2023):
+    /// `g = scale·grad; p −= lr·(sign(β₁m + (1−β₁)g) + decay·p); m = β₂m + (1−β₂)g`.
+    /// Nothing changes when `scale` is not finite.
+    Lion(Lion),
+    /// `(grad, lr[], step[], scale[][, rng]) → (p, r, c)` or, of a vector, `→ (p, v)`, in place (Shazeer and Stern, 2018,
+    /// without relative steps and without scaling by the parameter): `g = scale·grad; β = 1 − stepᵈ;` `r` and `c` are
+    /// running means, at rate `β`, of `g² + ε` over the columns and over the rows; `u = g·√(mean(r)/(r·c))`, or `g/√v`;
+    /// `p −= lr·(u/max(1, rms(u)/clip) + decay·p)`. Nothing changes when `scale` is not finite.
+    Adafactor(Adafactor),
+    /// `(grad, lr[], scale[][, rng]) → (p, m)` of matrices, in place, each kept as [`Stored`] says (Jordan, 2024):
+    /// `g = scale·grad; m = μm + (1−μ)g; u = m`, or `μm + (1−μ)g` once more with Nesterov's step;
+    /// `X = u/‖u‖`, then [`Muon::ROUNDS`] times `A = X·Xᵀ; X = aX + (bA + cA²)·X`, which makes it nearly orthogonal;
+    /// `p −= lr·(0.2·√(longer side)·X + decay·p)`. Nothing changes when `scale` is not finite.
+    Muon(Muon),
+
+    // ---- probes: losses beside the weights, in place of gradients ------------------------------
+    // A probe is the i32 `[seed low, seed high, step, direction]`; with a name and an element it gives a normal number.
+    /// `(w, probe[4], size[]) → w + size·z`: a parameter as one probe reads it.
+    Perturb {
+        /// Hash of the parameter's name.
+        stream: u64,
+    },
+    /// `(y[…,C], ids[…], probe[4], size[]) → y + size·z[ids]`: [`Op::Perturb`] of the rows that an embedding has taken from
+    /// its table, whose other rows nobody reads.
+    PerturbRows {
+        /// Hash of the table's name.
+        stream: u64,
+    },
+    /// `(lr[], probe[4], losses[n,2][, rng]) → p`, in place, kept as [`Stored`] says: `p −= lr·(Σ factor_d·z_d + decay·p)`
+    /// over the directions `d`, with the [factors](Estimate::factors) that follow from the losses of their probes. Nothing
+    /// changes where there are none.
+    ProbeStep(ProbeStep),
 
     // ---- ranks ---------------------------------------------------------------------------------
     /// An exchange between the ranks of a run: see [`Collective`].
@@ -406,7 +442,7 @@ pub enum Family {
     Quantised,
     /// Losses and the fused head.
     Losses,
-    /// Gradient sums, their norm and the optimizers' updates.
+    /// Gradient sums, their norm, the optimizers' updates, and parameters as probes read them.
     State,
     /// Exchanges between ranks.
     Ranks,
@@ -490,6 +526,12 @@ impl Op {
             Op::Sgd(_) => "sgd",
             Op::AdamW(_) => "adamw",
             Op::Collective(collective) => collective.name(),
+            Op::Lion(_) => "lion",
+            Op::Adafactor(_) => "adafactor",
+            Op::Muon(_) => "muon",
+            Op::Perturb { .. } => "perturb",
+            Op::PerturbRows { .. } => "perturb_rows",
+            Op::ProbeStep(_) => "probe_step",
         }
     }
 
@@ -562,9 +604,17 @@ impl Op {
             | Op::CrossEntropyGrad { .. }
             | Op::HeadLoss(_)
             | Op::HeadLossGrad { .. } => Family::Losses,
-            Op::Accumulate { .. } | Op::SumSquares | Op::ClipScale { .. } | Op::Sgd(_) | Op::AdamW(_) => {
-                Family::State
-            }
+            Op::Accumulate { .. }
+            | Op::SumSquares
+            | Op::ClipScale { .. }
+            | Op::Sgd(_)
+            | Op::AdamW(_)
+            | Op::Lion(_)
+            | Op::Adafactor(_)
+            | Op::Muon(_)
+            | Op::Perturb { .. }
+            | Op::PerturbRows { .. }
+            | Op::ProbeStep(_) => Family::State,
             Op::Collective(_) => Family::Ranks,
         }
     }
@@ -585,7 +635,8 @@ impl Op {
                 | Op::Rope { .. }
                 | Op::Mlp(_)
                 | Op::CrossEntropyGrad { .. }
-                | Op::Collective(Collective::AllReduce { .. }),
+                | Op::Collective(Collective::AllReduce { .. })
+                | Op::PerturbRows { .. },
                 0,
             ) => &[0],
             (Op::SiluGrad | Op::GeluGrad(_) | Op::TanhGrad | Op::SigmoidGrad | Op::SoftmaxGrad, 0) => &[1, 0],
@@ -668,7 +719,10 @@ impl Op {
 
     /// Whether the op reads its outputs before it writes them, as an optimizer does with its state.
     pub fn updates(&self) -> bool {
-        matches!(self, Op::Sgd(_) | Op::AdamW(_))
+        matches!(
+            self,
+            Op::Sgd(_) | Op::AdamW(_) | Op::Lion(_) | Op::Adafactor(_) | Op::Muon(_) | Op::ProbeStep(_)
+        )
     }
 
     /// Whether input `input` may be stored as bf16 where the op's arithmetic is f32: a weight that kernels

@@ -12,7 +12,7 @@
 use std::fmt;
 
 use crate::graph::{Graph, Node, Phase, StateKind, Tally};
-use crate::op::{AdamW, Sgd};
+use crate::op::{Adafactor, AdamW, Lion, Muon, Sgd};
 use crate::{Op, Type, Value};
 
 impl fmt::Display for Graph {
@@ -74,6 +74,14 @@ impl Graph {
             Op::Dropout { p, .. } => Op::Dropout { p, stream: 0 },
             Op::Sgd(sgd) => Op::Sgd(Sgd { stored: sgd.stored.without_stream(), ..sgd }),
             Op::AdamW(adamw) => Op::AdamW(AdamW { stored: adamw.stored.without_stream(), ..adamw }),
+            Op::Lion(lion) => Op::Lion(Lion { stored: lion.stored.without_stream(), ..lion }),
+            Op::Adafactor(rates) => {
+                Op::Adafactor(Adafactor { stored: rates.stored.without_stream(), ..rates })
+            }
+            Op::Perturb { .. } => Op::Perturb { stream: 0 },
+            Op::PerturbRows { .. } => Op::PerturbRows { stream: 0 },
+            Op::ProbeStep(step) => Op::ProbeStep(step.without_stream()),
+            Op::Muon(muon) => Op::Muon(Muon { stored: muon.stored.without_stream(), ..muon }),
             ref op => op.clone(),
         };
         format!("{}({}) -> {}", OpText(&op), list(&self.input_types(node)), list(&self.output_types(node)))

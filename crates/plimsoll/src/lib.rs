@@ -40,7 +40,8 @@ pub use plimsoll_train::job::{Environment, Job, Note, Session};
 pub use plimsoll_train::trainer::{Event, Listener};
 pub use plimsoll_train::{
     Config, FloatStorage, Model, Offload, Optimizer, OptimizerKind, Options, Planned, RawConfig, Run,
-    StateStorage, Step, Stepped, TrainError, Trainer, Update, WeightStorage, plan_for, plan_within,
+    StateStorage, Step, Stepped, TrainError, TrainOnly, Trainer, Update, WeightStorage, plan_for,
+    plan_within,
 };
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
@@ -126,8 +127,9 @@ pub mod training {
     /// A whole run from its settings, as `plimsoll train` has it.
     pub mod job {
         pub use plimsoll_train::job::{
-            BetterStep, DeviceFacts, DiskNeed, Environment, Finished, Job, NamedModel, Note, OpenedDevice,
-            Questions, Session, Stage, Summary, TimesFile, Watch, class_of, read_costs, watched,
+            BetterStep, DeviceFacts, DiskNeed, Environment, Finished, Job, METHODS, Method, MethodFigures,
+            MethodPlan, MethodRow, NamedModel, Note, OpenedDevice, Questions, Session, Stage, Summary,
+            TimesFile, Watch, class_of, methods, read_costs, watched,
         };
     }
 

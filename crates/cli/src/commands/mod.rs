@@ -11,6 +11,7 @@ pub(crate) mod generate;
 pub(crate) mod html;
 pub(crate) mod layout;
 pub(crate) mod max;
+pub(crate) mod methods;
 pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod train;

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use plimsoll::planning::{Compared, Contents, Schedule};
 use plimsoll::training::files::write_whole;
-use plimsoll::training::job::{DeviceFacts, OpenedDevice, Questions, Summary, watched};
+use plimsoll::training::job::{DeviceFacts, OpenedDevice, Questions, Summary, methods, watched};
 use plimsoll::training::memory::Budget;
 use plimsoll::training::{Config, DataConfig, Length, OpenedData, Target, program};
 use plimsoll::{
@@ -15,7 +15,7 @@ use plimsoll::{
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer, BudgetOf};
-use crate::commands::{compare, dag, html};
+use crate::commands::{compare, dag, html, methods as methods_table};
 use crate::environment::environment;
 use crate::exit::Failure;
 use crate::say::say;
@@ -106,6 +106,9 @@ fn answer(
     if let Some(answer) = &answer {
         config = answer.config.clone();
     }
+    if args.methods {
+        return beside_each_other(args, &config, device, facts, budget);
+    }
     let mut questions = Questions::new(&config, facts, budget(&config)?);
     if let Some(stage) = args.show {
         return shown(stage, &config, &questions.search()?);
@@ -114,6 +117,26 @@ fn answer(
     let mut summary = questions.plan()?;
     summary.steps = steps;
     answered(args, &title, &config.target.name(), &mut questions, &summary, answer.as_ref())
+}
+
+/// The table of methods, or its JSON.
+fn beside_each_other(
+    args: &PlanArgs,
+    config: &Config,
+    device: &str,
+    facts: DeviceFacts<'_>,
+    budget: BudgetOf<'_>,
+) -> Result<String, Failure> {
+    let rows = methods(&args.settings.raw()?, config, facts, budget)?;
+    let total = budget(config)?.total;
+    if args.json {
+        let rows: Vec<Value> = rows.iter().map(methods_table::json).collect();
+        let fields =
+            serde_json::json!({ "device": config.target.name(), "budget_bytes": total, "methods": rows });
+        return Ok(format!("{fields}\n"));
+    }
+    let tokens = config.options.global_batch * config.model.seq_len;
+    Ok(format!("{} on {device}\n{}", config.name, methods_table::table(&rows, total, tokens)))
 }
 
 /// The figures of a device that is not here, and the precision that it is priced in.

@@ -23,6 +23,7 @@ mod mlp;
 mod movement;
 mod norms;
 mod place;
+mod probes;
 mod product;
 mod quantised;
 mod routing;
@@ -43,6 +44,7 @@ use lowering::{Call, Lowering};
 pub use lowering::{DocumentForm, Limits, Operand};
 pub use place::Place;
 pub use schedule::LoweredSchedule;
+pub(crate) use updates::has_kernel;
 
 /// Bytes that offsets in scratch are multiples of, and that kernels and libraries expect of every operand.
 pub const ALIGNMENT: u64 = 256;
@@ -184,5 +186,10 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::Collective(_) => {
             Err(lowering::unsupported(call, "is an exchange between ranks; leave out --ranks"))
         }
+        Op::Lion(rates) => updates::lion(to, call, *rates),
+        Op::Adafactor(_) | Op::Muon(_) => updates::refuse(call),
+        Op::Perturb { stream } => probes::perturb(to, call, *stream),
+        Op::PerturbRows { stream } => probes::perturb_rows(to, call, *stream),
+        Op::ProbeStep(step) => updates::probe_step(to, call, *step),
     }
 }

@@ -1,11 +1,11 @@
 //! The norm of the gradients and the optimizers' rules.
 
 use plimsoll_exec::ExecError;
-use plimsoll_graph::op::{AdamW, Moments, Sgd, Stored, Weights};
-use plimsoll_graph::{DType, Type};
+use plimsoll_graph::op::{AdamW, Lion, Moments, ProbeStep, Sgd, Stored, Weights};
+use plimsoll_graph::{DType, Op, Type};
 
 use super::launch::Arg;
-use super::lowering::{Call, Lowering, Operand, i64, unsupported};
+use super::lowering::{Call, Lowering, Operand, i32, i64, unsupported};
 
 /// Elements of one partial sum of squares.
 const SQUARES: usize = 16_384;
@@ -57,6 +57,27 @@ pub(super) fn adamw(to: &mut Lowering, call: &Call, rates: AdamW) -> Result<(), 
     update(to, call, (stored, 2), 3, rule)
 }
 
+pub(super) fn lion(to: &mut Lowering, call: &Call, rates: Lion) -> Result<(), ExecError> {
+    let Lion { beta1, beta2, weight_decay, stored } = rates;
+    let rest = |beta: f32| (1.0 - f64::from(beta)) as f32;
+    let rule = [beta1, rest(beta1), beta2, rest(beta2), weight_decay].map(Arg::F32).to_vec();
+    update(to, call, (stored, 1), 2, rule)
+}
+
+/// Whether a GPU computes the op.
+pub(crate) fn has_kernel(op: &Op) -> bool {
+    !matches!(op, Op::Adafactor(_) | Op::Muon(_))
+}
+
+/// Refuses an optimizer that has no kernel and names those that have one.
+pub(super) fn refuse(call: &Call) -> Result<(), ExecError> {
+    Err(unsupported(call, NO_KERNEL))
+}
+
+/// The end of that sentence.
+const NO_KERNEL: &str = "has no CUDA kernel yet; take `--optim adamw_torch`, `adamw_8bit`, `sgd` or `lion_32bit`, \
+                                    or train with `--device cpu`";
+
 /// One step of a parameter with its moments: the gradient, `scalars` numbers, and random bits where they are drawn.
 fn update(
     to: &mut Lowering,
@@ -69,7 +90,7 @@ fn update(
     if !matches!(grad.ty.dtype, DType::F32 | DType::Bf16) {
         return Err(unsupported(call, &format!("has no CUDA kernel for gradients in {}", grad.ty.dtype)));
     }
-    let mut args = vec![ranges(call, stored, moments)];
+    let mut args = vec![ranges(call, grad, stored, moments)];
     args.extend(call.inputs[1..=scalars].iter().map(Operand::pointer));
     args.push(Arg::Struct(rule));
     let kernel = format!("{}_{}_{}", call.op.name(), weights_name(stored), moments_name(stored, moments));
@@ -77,11 +98,35 @@ fn update(
     Ok(())
 }
 
+/// One step of a parameter from the losses of probes: their factors first, then the parameter.
+pub(super) fn probe_step(to: &mut Lowering, call: &Call, step: ProbeStep) -> Result<(), ExecError> {
+    let [lr, probe, losses] = [0, 1, 2].map(|index| call.inputs[index]);
+    let directions = losses.count() / 2;
+    let factors = Arg::Pointer(to.take(4 * directions as u64));
+    let ProbeStep { estimate, stored, stream, weight_decay, .. } = step;
+    let form = [i32(directions), Arg::F32(estimate.size), Arg::I32(i32::from(estimate.ranked))];
+    let args = [losses.pointer(), factors.clone()].into_iter().chain(form).collect();
+    to.launch("probe_factors", 1, 256, args);
+    // There is no gradient; the parameter stands for its extents.
+    let parameter = &call.outputs[0];
+    let args = vec![
+        ranges(call, parameter, stored, 0),
+        lr.pointer(),
+        probe.pointer(),
+        factors,
+        i32(directions),
+        Arg::U64(stream),
+        Arg::F32(weight_decay),
+    ];
+    let kernel = format!("probe_step_{}", weights_name(stored));
+    to.launch(kernel, parameter.count().div_ceil(UPDATED), 256, args);
+    Ok(())
+}
+
 /// The struct `Ranges` of `updates.cu`.
-fn ranges(call: &Call, stored: Stored, moments: usize) -> Arg {
+fn ranges(call: &Call, grad: &Operand, stored: Stored, moments: usize) -> Arg {
     let mut outputs = call.outputs.iter().map(Operand::pointer);
     let mut next = |there: bool| there.then(|| outputs.next()).flatten().unwrap_or(Arg::Null);
-    let grad = &call.inputs[0];
     let (parameter, lower) = (next(true), next(stored.weights == Weights::Split));
     let blocks = stored.moments == Moments::Blocks;
     let [first, second] = [0, 1].map(|index| {
@@ -113,5 +158,27 @@ fn moments_name(stored: Stored, moments: usize) -> &'static str {
         Moments::F32 => "f32",
         Moments::Bf16 => "bf16",
         Moments::Blocks => "blocks",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_exec::cases;
+
+    use super::*;
+    use crate::lower::{Limits, NoLibrary, needs};
+
+    #[test]
+    fn ops_without_a_kernel_are_refused_by_name_with_a_way_out_and_all_others_are_not() {
+        for case in cases::all() {
+            let inputs: Vec<_> = case.inputs.iter().map(|input| input.ty).collect();
+            match needs(&case.op, &inputs, &case.output_types(), &NoLibrary, Limits::default()) {
+                Ok(_) => assert!(has_kernel(&case.op), "{}", case.name),
+                Err(error) => {
+                    let told = format!("{} {NO_KERNEL}", case.op.name());
+                    assert!(error.to_string().contains(&told), "{}: {error}", case.name);
+                }
+            }
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! Cases of sums, of the norm of gradients and of the optimizers, with state of every element type.
 
-use plimsoll_graph::op::{AdamW, Moments, Sgd, Stored, Weights};
+use plimsoll_graph::op::{Adafactor, AdamW, Estimate, Lion, Moments, Muon, ProbeStep, Sgd, Stored, Weights};
 use plimsoll_graph::{DType, Op, Shape, Type};
 
-use super::building::{FUNCTION, LONG, ROUNDED, both_ways, case, integers, named, normal, scalar};
+use super::building::{DEEP, FUNCTION, LONG, ROUNDED, both_ways, case, integers, named, normal, scalar};
 use super::{Case, Fill, Input};
 
 /// Every way to keep weights, each with a way to keep moments.
@@ -16,7 +16,7 @@ const STORED: [Stored; 5] = [
 ];
 
 pub(super) fn all() -> Vec<Case> {
-    [sums(), clipping(), sgd(), adamw()].concat()
+    [sums(), clipping(), sgd(), adamw(), lion(), adafactor(), muon(), probes()].concat()
 }
 
 fn half(shape: Shape) -> Input {
@@ -90,12 +90,104 @@ fn adamw() -> Vec<Case> {
     cases
 }
 
+fn lion() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for stored in STORED {
+        let op = Op::Lion(Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1, stored });
+        for (grad, scale) in [(normal([3, 257]), 0.3), (half([7, 113].into()), 1.0), (normal([9]), f32::NAN)]
+        {
+            let inputs = inputs(grad, &[1e-2, scale], stored);
+            cases.push(named(case(op.clone(), inputs, FUNCTION), &format!("scale {scale}")));
+        }
+    }
+    cases
+}
+
+const ADAFACTOR: Adafactor = Adafactor {
+    decay_rate: -0.8,
+    epsilon: 1e-30,
+    clip_threshold: 1.0,
+    weight_decay: 0.1,
+    stored: Stored { weights: Weights::F32, moments: Moments::F32 },
+};
+
+fn adafactor() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for stored in [STORED[0], STORED[2], STORED[3]] {
+        let op = Op::Adafactor(Adafactor { stored, ..ADAFACTOR });
+        for (grad, step, scale) in [
+            (normal([129, 257]), 1.0, 0.3),
+            (normal([2, 5, 33]), 2.0, 1.0),
+            (half([7, 300].into()), 1000.0, 1.0),
+            (normal([1]), 1.0, 1.0),
+            (normal([301]), 7.0, 2.0),
+            (normal([7, 13]), 1.0, f32::NAN),
+        ] {
+            let inputs = inputs(grad, &[1e-2, step, scale], stored);
+            cases.push(named(case(op.clone(), inputs, FUNCTION), &format!("step {step} scale {scale}")));
+        }
+    }
+    cases
+}
+
+/// The iteration multiplies the roundings of small singular values by up to 3.4⁵, and a step is small beside a weight.
+fn muon() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (stored, nesterov) in [(STORED[0], true), (STORED[2], true), (STORED[3], false)] {
+        let op = Op::Muon(Muon { momentum: 0.95, nesterov, weight_decay: 0.1, stored });
+        for (grad, scale) in [
+            (normal([40, 65]), 0.3),
+            (half([65, 24].into()), 1.0),
+            (normal([2, 9, 7]), 1.0),
+            (normal([1, 5]), 1.0),
+            (normal([7, 13]), f32::NAN),
+        ] {
+            let inputs = inputs(grad, &[1e-2, scale], stored);
+            cases.push(named(case(op.clone(), inputs, DEEP), &format!("scale {scale}")));
+        }
+    }
+    cases
+}
+
+/// Copies and steps in every element type, of several directions, with losses that are not finite.
+fn probes() -> Vec<Case> {
+    let (probe, size) = (integers([4], Fill::Rng), scalar(0.25));
+    let mut cases = Vec::new();
+    for w in [normal([3, 257]), half([7, 113].into()), normal([1]), half([129, 257].into())] {
+        let inputs = vec![w, probe.clone(), size.clone()];
+        cases.push(case(Op::Perturb { stream: 5 }, inputs, ROUNDED));
+    }
+    for y in [normal([2, 3, 300]), half([2, 3, 9].into())] {
+        let inputs = vec![y, integers([2, 3], Fill::Below(70_000)), probe.clone(), size.clone()];
+        cases.push(case(Op::PerturbRows { stream: 6 }, inputs, ROUNDED));
+    }
+    for stored in [STORED[0], STORED[2], STORED[3]] {
+        for (ranked, directions) in [(false, 1), (true, 5)] {
+            let estimate = Estimate { size: 0.25, ranked };
+            for shape in [Shape::from([3, 257]), [7].into()] {
+                let losses = Input { ty: Type::f32([directions, 2]), fill: Fill::Normal(1.0) };
+                let rng = stored.is_random().then(|| integers([4], Fill::Rng));
+                let inputs = [scalar(1e-2), probe.clone(), losses].into_iter().chain(rng).collect();
+                let op = ProbeStep { shape, stream: 7, estimate, weight_decay: 0.1, stored };
+                cases.push(case(Op::ProbeStep(op), inputs, FUNCTION));
+            }
+        }
+    }
+    cases
+}
+
 /// Parameters of each case of `reference/ops.py`.
 pub(super) fn golden() -> Vec<(&'static str, Op)> {
     let stored = Stored::default();
     let (beta2, epsilon) = (1.0 - 1.0 / 1024.0, 1.0 / 1_048_576.0);
     let rates = AdamW { beta1: 0.875, beta2, epsilon, weight_decay: 0.125, stored };
     let sgd = |momentum, nesterov| Op::Sgd(Sgd { momentum, nesterov, weight_decay: 0.125, stored });
+    let probe_step = |ranked| {
+        let estimate = Estimate { size: 0.25, ranked };
+        let (shape, stream) = ([5, 7].into(), 0x0123_4567_89ab_cdef);
+        Op::ProbeStep(ProbeStep { shape, stream, estimate, weight_decay: 0.125, stored })
+    };
+    let muon = Muon { momentum: 0.9375, nesterov: true, weight_decay: 0.125, stored };
     vec![
         ("accumulate.adding", Op::Accumulate { to: DType::F32 }),
         ("sum_squares.two", Op::SumSquares),
@@ -106,5 +198,14 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
         ("sgd.nesterov", sgd(0.875, true)),
         ("adamw.step1", Op::AdamW(rates)),
         ("adamw.step2", Op::AdamW(rates)),
+        ("lion.second", Op::Lion(Lion { beta1: 0.875, beta2, weight_decay: 0.125, stored })),
+        ("adafactor.matrix", Op::Adafactor(Adafactor { weight_decay: 0.125, ..ADAFACTOR })),
+        ("adafactor.vector", Op::Adafactor(Adafactor { weight_decay: 0.125, ..ADAFACTOR })),
+        ("muon.wide", Op::Muon(muon)),
+        ("muon.tall", Op::Muon(muon)),
+        ("perturb.plain", Op::Perturb { stream: 0x0123_4567_89ab_cdef }),
+        ("perturb_rows.plain", Op::PerturbRows { stream: 0x0123_4567_89ab_cdef }),
+        ("probe_step.slope", probe_step(false)),
+        ("probe_step.rank", probe_step(true)),
     ]
 }

@@ -4,6 +4,7 @@
 //! Each is judged against the reference kernel of the same name. None allocates.
 
 mod activation;
+mod adafactor;
 mod attention;
 mod attention_grad;
 mod balance;
@@ -31,11 +32,13 @@ mod matmul;
 mod microkernel;
 mod mlp;
 mod movement;
+mod muon;
 mod norms;
 mod pack;
 mod pairs;
 mod pieces;
 mod pool;
+mod probes;
 mod quantised;
 mod reduce;
 mod room;
@@ -96,7 +99,11 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
         Family::Balance => balance::run(call),
         Family::Quantised => quantised::run(call),
         Family::Losses => head::run(call).or_else(|| softmax::run(call)),
-        Family::State => updates::run(call).or_else(|| elementwise::run(call)),
+        Family::State => updates::run(call)
+            .or_else(|| adafactor::run(call))
+            .or_else(|| muon::run(call))
+            .or_else(|| probes::run(call))
+            .or_else(|| elementwise::run(call)),
         // An exchange goes through the communicator and is no kernel.
         Family::Ranks => None,
     };
@@ -119,6 +126,9 @@ pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> 
         grouped::workspace,
         head::workspace,
         updates::workspace,
+        adafactor::workspace,
+        muon::workspace,
+        probes::workspace,
     ];
     files.iter().find_map(|file| file(op, inputs, outputs, threads)).unwrap_or_default()
 }

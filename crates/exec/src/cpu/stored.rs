@@ -33,6 +33,20 @@ pub(super) trait Rule<const M: usize>: Sync {
 /// Applies `rule` to all elements of a call whose first input is the gradient, whose last is `rng` where rounding is
 /// random, and whose outputs are those of [`Stored::types`].
 pub(super) fn update<const M: usize>(call: &Call, stored: Stored, rule: &impl Rule<M>) {
+    let grad = call.inputs[0];
+    // SAFETY: `update_from` asks for elements inside the parameter, and the verifier has found the shapes equal; nobody
+    // writes a gradient during its update.
+    update_from(call, stored, rule, |at, numbers| unsafe { load(&grad, at, numbers) });
+}
+
+/// As [`update`], with numbers in place of the gradient that `direction` writes: elements `at …` of them. It is called
+/// once for each block, whose start is a multiple of [`BLOCK`].
+pub(super) fn update_from<const M: usize>(
+    call: &Call,
+    stored: Stored,
+    rule: &impl Rule<M>,
+    direction: impl Fn(usize, &mut [f32]) + Sync + Send,
+) {
     let ranges = Ranges::<M>::new(call, stored);
     let len = call.outputs[0].ty.shape.elements();
     pieces::for_each(len.div_ceil(PIECE), |piece| {
@@ -42,6 +56,7 @@ pub(super) fn update<const M: usize>(call: &Call, stored: Stored, rule: &impl Ru
             // SAFETY: the block lies inside the operands, whose shapes the graph's verifier has found equal;
             // pieces are cut at multiples of a block, so no two threads meet in one.
             unsafe {
+                direction(at, &mut block.grad[..len]);
                 ranges.load(at, len, &mut block);
                 at_full_width(Step { rule, block: &mut block });
                 ranges.store(at, len, &block);
@@ -86,7 +101,6 @@ impl<R: Rule<M>, const M: usize> Work for Step<'_, R, M> {
 
 /// The operands of an update.
 struct Ranges<const M: usize> {
-    grad: CpuOperand,
     parameter: Parameter,
     moments: [Moment; M],
 }
@@ -124,7 +138,7 @@ impl<const M: usize> Ranges<M> {
                 positive: index == 1,
             },
         });
-        Ranges { grad: call.inputs[0], parameter, moments }
+        Ranges { parameter, moments }
     }
 
     /// # Safety
@@ -133,7 +147,6 @@ impl<const M: usize> Ranges<M> {
     unsafe fn load(&self, at: usize, len: usize, block: &mut Block<M>) {
         // SAFETY: the caller's promise.
         unsafe {
-            load(&self.grad, at, &mut block.grad[..len]);
             self.parameter.load(at, &mut block.parameter[..len]);
             for (moment, numbers) in self.moments.iter().zip(&mut block.moments) {
                 moment.load(at, &mut numbers[..len]);

@@ -5,7 +5,7 @@
 )]
 #![allow(unsafe_code, reason = "gradients of any element type are reached by address")]
 
-use plimsoll_graph::op::{AdamW, Sgd};
+use plimsoll_graph::op::{AdamW, Lion, Sgd};
 use plimsoll_graph::{DType, Op, Type};
 use plimsoll_plan::Workspace;
 
@@ -23,6 +23,7 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
         Op::ClipScale { max_norm } => clip_scale(call, *max_norm),
         Op::Sgd(rates) => sgd(call, *rates),
         Op::AdamW(rates) => adamw(call, *rates),
+        Op::Lion(rates) => lion(call, *rates),
         _ => return None,
     }
     Some(Ok(()))
@@ -88,13 +89,20 @@ fn clip_scale(call: &Call, max_norm: Option<f32>) {
 }
 
 /// Stochastic gradient descent, with all values that do not depend on the element.
-struct Descent {
+pub(super) struct Descent {
     scale: f32,
     lr: f32,
     decay: f32,
     momentum: f32,
     /// Factors of the gradient and of the running sum in the step.
     ahead: [f32; 2],
+}
+
+impl Descent {
+    /// Along a given direction: `p − lr·(direction + decay·p)`.
+    pub(super) fn along(lr: f32, decay: f32) -> Descent {
+        Descent { scale: 1.0, lr, decay, momentum: 0.0, ahead: [0.0, 1.0] }
+    }
 }
 
 impl Rule<0> for Descent {
@@ -181,6 +189,36 @@ fn adamw(call: &Call, rates: AdamW) {
     if scale.is_finite() {
         update(call, rates.stored, &Step::new(rates, lr, step, scale));
     }
+}
+
+/// Lion with everything that does not depend on the element worked out beforehand.
+struct Sign {
+    scale: f32,
+    /// `β` and `1 − β`, for the sign and for the moment.
+    step: [f32; 2],
+    moment: [f32; 2],
+    decay: f32,
+    lr: f32,
+}
+
+impl Rule<1> for Sign {
+    #[inline(always)]
+    fn at(&self, grad: f32, p: f32, [m]: [f32; 1]) -> (f32, [f32; 1]) {
+        let g = self.scale * grad;
+        let mixed = self.step[0] * m + self.step[1] * g;
+        let sign = if mixed > 0.0 { 1.0 } else { 0.0 } - if mixed < 0.0 { 1.0 } else { 0.0 };
+        (p - self.lr * (sign + self.decay * p), [self.moment[0] * m + self.moment[1] * g])
+    }
+}
+
+fn lion(call: &Call, rates: Lion) {
+    let [lr, scale] = [1, 2].map(|index| call.input(index)[0]);
+    if !scale.is_finite() {
+        return;
+    }
+    let both = |beta: f32| [beta, (1.0 - f64::from(beta)) as f32];
+    let Lion { beta1, beta2, weight_decay: decay, stored } = rates;
+    update::<1>(call, stored, &Sign { scale, step: both(beta1), moment: both(beta2), decay, lr });
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ mod losses;
 mod movement;
 mod network;
 mod norms;
+mod optimizers;
+mod probes;
 mod products;
 mod quantised;
 mod routing;

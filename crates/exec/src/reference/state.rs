@@ -4,7 +4,7 @@ use plimsoll_graph::Op;
 use plimsoll_graph::op::{AdamW, Sgd};
 
 use super::array::{Array, dot};
-use super::{Operands, Tensor, stored};
+use super::{Operands, Tensor, optimizers, probes, stored};
 
 /// The results of an op of this family.
 pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
@@ -20,6 +20,25 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
         Op::AdamW(rates) => {
             adamw(*rates, operands.x(0), [1, 2, 3].map(scalar), operands.integers(4), operands.outputs)
         }
+        Op::Lion(rates) => optimizers::lion(
+            *rates,
+            operands.x(0),
+            [1, 2].map(scalar),
+            operands.integers(3),
+            operands.outputs,
+        ),
+        Op::Adafactor(rates) => {
+            let scalars = [1, 2, 3].map(scalar);
+            optimizers::adafactor(*rates, operands.x(0), scalars, operands.integers(4), operands.outputs)
+        }
+        Op::Muon(rates) => optimizers::muon(
+            *rates,
+            operands.x(0),
+            [1, 2].map(scalar),
+            operands.integers(3),
+            operands.outputs,
+        ),
+        Op::Perturb { .. } | Op::PerturbRows { .. } | Op::ProbeStep(_) => probes::eval(op, operands),
         other => unreachable!("`{}` is of another family", other.name()),
     }
 }

@@ -111,8 +111,8 @@ pub(crate) fn matmul_flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
         | Family::Routing
         | Family::Balance
         | Family::Quantised
-        | Family::State
         | Family::Ranks => 0.0,
+        Family::State => state::flops(op, inputs),
     }
 }
 

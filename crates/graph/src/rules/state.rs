@@ -1,8 +1,8 @@
-//! Ops on state: sums of gradients, their norm, and the optimizers' updates. None has a derivative.
+//! Ops on state: sums of gradients, their norm, the optimizers' updates, and perturbed parameters. None has a derivative.
 
-use super::{equal, float, no_types, operands};
-use crate::op::Stored;
-use crate::{Op, Type};
+use super::{equal, float, integers, no_types, operands};
+use crate::op::{Muon, ProbeStep, Stored};
+use crate::{DType, Op, Type};
 
 pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
     match op {
@@ -20,6 +20,30 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Op::SumSquares | Op::ClipScale { .. } => Err("takes at least 1 inputs, got 0".into()),
         Op::Sgd(sgd) => update(inputs, 2, sgd.stored, sgd.moments()),
         Op::AdamW(adamw) => update(inputs, 3, adamw.stored, 2),
+        Op::Lion(lion) => update(inputs, 2, lion.stored, 1),
+        Op::Adafactor(rates) => {
+            update(inputs, 3, rates.stored, 0)?;
+            Ok(rates.types(inputs[0].shape))
+        }
+        Op::Muon(_) if inputs.first().is_some_and(|gradient| gradient.shape.len() < 2) => {
+            Err(format!("wants a matrix, got {}", inputs[0]))
+        }
+        Op::Muon(muon) => update(inputs, 2, muon.stored, 1),
+        Op::Perturb { .. } => {
+            let [w, probe, size] = operands(inputs)?;
+            float(w)?;
+            drawn(probe, size).map(|()| vec![w])
+        }
+        Op::PerturbRows { .. } => {
+            let [y, ids, probe, size] = operands(inputs)?;
+            float(y)?;
+            integers(ids, "ids")?;
+            if y.shape.rows() != ids.shape.elements() {
+                return Err(format!("{y} has not one row for each of {ids}"));
+            }
+            drawn(probe, size).map(|()| vec![y])
+        }
+        Op::ProbeStep(step) => probe_step(*step, inputs),
         other => no_types(other),
     }
 }
@@ -38,4 +62,35 @@ fn update(inputs: &[Type], scalars: usize, stored: Stored, moments: usize) -> Re
         equal(*rng, Type::i32([4]), "rng")?;
     }
     Ok(stored.types(inputs[0].shape, moments))
+}
+
+/// Checks what a probe draws from, and its distance from the weights.
+fn drawn(probe: Type, size: Type) -> Result<(), String> {
+    equal(probe, Type::i32([4]), "probe")?;
+    equal(size, Type::f32([]), "size")
+}
+
+fn probe_step(step: ProbeStep, inputs: &[Type]) -> Result<Vec<Type>, String> {
+    let wanted = 3 + usize::from(step.stored.is_random());
+    if inputs.len() != wanted {
+        return Err(format!("takes {wanted} inputs, got {}", inputs.len()));
+    }
+    drawn(inputs[1], inputs[0])?;
+    if !matches!(inputs[2].shape[..], [_, 2]) || inputs[2].dtype != DType::F32 {
+        return Err(format!("losses must be f32[n,2], got {}", inputs[2]));
+    }
+    inputs.get(3).map_or(Ok(()), |rng| equal(*rng, Type::i32([4]), "rng"))?;
+    Ok(step.types())
+}
+
+/// Work of the iteration that makes a step orthogonal: two products of the whole matrix and one of its square in each round.
+pub(super) fn flops(op: &Op, inputs: &[Type]) -> f64 {
+    match op {
+        Op::Muon(_) => {
+            let [matrices, shorter, longer] = Muon::extents(inputs[0].shape).map(|extent| extent as f64);
+            let round = 2.0 * (2.0 * shorter * shorter * longer + shorter * shorter * shorter);
+            Muon::ROUNDS as f64 * matrices * round
+        }
+        _ => 0.0,
+    }
 }

@@ -38,6 +38,15 @@ impl Pattern {
         Pattern::compile(text, &format!(r"\A(.*\.)?({text})\z"))
     }
 
+    /// An expression that is found somewhere in a name.
+    ///
+    /// # Errors
+    ///
+    /// When the text is no regular expression.
+    pub fn anywhere(text: &str) -> Result<Pattern, GraphError> {
+        Pattern::compile(text, text)
+    }
+
     /// The name before the number of a layer; any name where the text is empty.
     ///
     /// # Errors

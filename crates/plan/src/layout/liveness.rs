@@ -153,7 +153,7 @@ impl<'a> Writer<'a> {
         for &value in &self.sequence.instances {
             let (contents, purpose) = match self.graph.value(value).state {
                 Some((state, _)) => (Contents::State(state), Purpose::of_state(self.graph.state(state).kind)),
-                None => (Contents::Value(value), Purpose::Activations),
+                None => (Contents::Value(value), Purpose::of_value(self.graph, value)),
             };
             let bytes = aligned(self.graph.ty(value).bytes() as u64, self.facts.alignment);
             self.buffers.push(Buffer { contents, purpose, bytes, offset: 0, start: 0, end: 0 });

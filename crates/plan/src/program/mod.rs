@@ -8,7 +8,7 @@ mod role;
 mod state;
 
 use plimsoll_graph::op::Collective;
-use plimsoll_graph::{Graph, Node, Phase, StateKind};
+use plimsoll_graph::{Graph, Node, Op, Phase, StateKind};
 
 use crate::device::{Facts, Scratch};
 
@@ -57,8 +57,8 @@ impl Program {
         Role::ALL.into_iter().filter_map(|role| self.part(role).map(|part| (role, part))).filter(
             |(role, part)| match role {
                 Role::Update => part.graph.nodes().iter().any(|node| node.phase == Phase::Update),
-                // A gradient that is used up in one micro-batch cannot be added to in another.
-                Role::Further => !self.updates_in_backward(),
+                // A gradient that is used up in one micro-batch cannot be added to in another, and probes have none.
+                Role::Further => !self.updates_in_backward() && self.probes() == 0,
                 _ => true,
             },
         )
@@ -77,9 +77,21 @@ impl Program {
         graph.nodes().iter().filter(|node| node.phase == Phase::Update).filter_map(sent).sum()
     }
 
-    /// Runs of a micro-batch's schedule: two where the first computes the clipping factor and the second reads it.
-    pub fn passes(&self) -> usize {
+    /// Forward passes over each micro-batch whose losses stand in for gradients: two for each direction, or none.
+    pub fn probes(&self) -> usize {
         let graph = &self.train.graph;
+        let mut updates = graph.nodes().iter().filter(|node| node.phase == Phase::Update);
+        let step = updates.find(|node| matches!(node.op, Op::ProbeStep(_)));
+        step.map_or(0, |node| graph.ty(node.inputs[2]).shape.elements())
+    }
+
+    /// Runs of a micro-batch's schedule: two where the first computes the clipping factor and the second reads it; one for
+    /// each probe.
+    pub fn passes(&self) -> usize {
+        let (graph, probes) = (&self.train.graph, self.probes());
+        if probes > 0 {
+            return probes;
+        }
         let takes = self.updates_in_backward() && graph.input_named(Program::CLIP).is_some();
         if takes && graph.output_named(Program::CLIP).is_some() { 2 } else { 1 }
     }

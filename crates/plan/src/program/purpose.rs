@@ -1,6 +1,6 @@
 //! Purposes of bytes: the lines of a memory report.
 
-use plimsoll_graph::StateKind;
+use plimsoll_graph::{Graph, Op, StateKind, Value, ValueSource};
 
 /// The purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,17 +17,20 @@ pub enum Purpose {
     Workspace,
     /// Landing place of copies from another tier.
     Staging,
+    /// Parameters as a probe reads them, beside their place: zeroth-order training has no gradients.
+    Perturbed,
 }
 
 impl Purpose {
     /// All purposes, in the order of reports.
-    pub const ALL: [Purpose; 6] = [
+    pub const ALL: [Purpose; 7] = [
         Purpose::Weights,
         Purpose::Gradients,
         Purpose::Optimizer,
         Purpose::Activations,
         Purpose::Workspace,
         Purpose::Staging,
+        Purpose::Perturbed,
     ];
 
     /// The purpose of a range of state.
@@ -36,6 +39,18 @@ impl Purpose {
             StateKind::Parameter { .. } | StateKind::Constant => Purpose::Weights,
             StateKind::Gradient | StateKind::Transient | StateKind::Tally => Purpose::Gradients,
             StateKind::Moment => Purpose::Optimizer,
+        }
+    }
+
+    /// The purpose of a value that is no state.
+    pub(crate) fn of_value(graph: &Graph, value: Value) -> Purpose {
+        let made_by = match graph.value(value).source {
+            ValueSource::Node { node, .. } => Some(&graph.node(node).op),
+            _ => None,
+        };
+        match made_by {
+            Some(Op::Perturb { .. }) => Purpose::Perturbed,
+            _ => Purpose::Activations,
         }
     }
 
@@ -48,6 +63,7 @@ impl Purpose {
             Purpose::Activations => "activations",
             Purpose::Workspace => "workspace",
             Purpose::Staging => "staging",
+            Purpose::Perturbed => "perturbed",
         }
     }
 }

@@ -28,10 +28,15 @@ pub struct GradientReport {
     pub persist: Option<Persist>,
     /// How often the backward pass makes them.
     pub passes: usize,
+    /// Forward passes over each micro-batch whose losses stand in for gradients; then there are none.
+    pub probes: usize,
 }
 
 impl fmt::Display for GradientReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.probes > 0 {
+            return write!(f, "no gradients: {} forward passes over each micro-batch", self.probes);
+        }
         match self.persist {
             Some(Persist::Summed(micro_batches)) => {
                 write!(f, "gradients persist: {micro_batches} micro-batches are summed")
@@ -49,10 +54,13 @@ impl fmt::Display for GradientReport {
 
 /// Reads the treatment of gradients from a plan.
 pub fn gradients(choice: &Choice) -> GradientReport {
-    let graph = &choice.program.train.graph;
+    let (graph, probes) = (&choice.program.train.graph, choice.program.probes());
+    if probes > 0 {
+        return GradientReport { bytes: 0, persist: None, passes: 0, probes };
+    }
     if choice.program.updates_in_backward() {
         let passes = choice.program.passes();
-        return GradientReport { bytes: most_transient(choice), persist: None, passes };
+        return GradientReport { bytes: most_transient(choice), persist: None, passes, probes };
     }
     let states = choice.plan.states.iter().filter(|range| range.purpose == Purpose::Gradients);
     let clips = |op: &Op| matches!(op, Op::ClipScale { max_norm: Some(_) });
@@ -61,7 +69,7 @@ pub fn gradients(choice: &Choice) -> GradientReport {
         1 => Persist::Separate,
         micro_batches => Persist::Summed(micro_batches),
     };
-    GradientReport { bytes: states.map(|range| range.bytes).sum(), persist: Some(persist), passes: 1 }
+    GradientReport { bytes: states.map(|range| range.bytes).sum(), persist: Some(persist), passes: 1, probes }
 }
 
 /// The most bytes of transient gradients alive at one time.

@@ -15,7 +15,11 @@ const ADAPTER_LEARNING_RATE: f64 = 2e-4;
 
 /// The settings with the defaults that depend on the model filled in.
 pub(super) fn filled(raw: &RawConfig, origin: &Origin, adapted: bool, data: &DataConfig) -> RawConfig {
-    let (mut raw, Origin::Pretrained(model)) = (raw.clone(), origin) else { return raw.clone() };
+    let mut raw = raw.clone();
+    if let Some(rate) = raw.optim.as_deref().and_then(rate_without_gradients) {
+        raw.learning_rate.get_or_insert(rate);
+    }
+    let Origin::Pretrained(model) = origin else { return raw };
     raw.learning_rate.get_or_insert(if adapted { ADAPTER_LEARNING_RATE } else { LEARNING_RATE });
     raw.lr_scheduler_type.get_or_insert_with(|| "linear".to_owned());
     raw.adam_beta2.get_or_insert(BETA2);
@@ -31,6 +35,16 @@ pub(super) fn filled(raw: &RawConfig, origin: &Origin, adapted: bool, data: &Dat
         raw.output_dir.get_or_insert_with(|| Path::new("plimsoll-out").join(short_name(&model.folder)));
     }
     raw
+}
+
+/// Usual peaks of methods without gradients, from scratch too: a slope along one direction is as large as a whole gradient's
+/// norm, and ranks have a size of their own.
+fn rate_without_gradients(optim: &str) -> Option<f64> {
+    match optim {
+        "mezo" => Some(1e-6),
+        "es" => Some(1e-3),
+        _ => None,
+    }
 }
 
 /// The last part of a model's path, or of the hub id that a path in the hub's cache was made from.

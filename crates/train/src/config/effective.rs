@@ -9,6 +9,7 @@ use super::bounds::{is_one, shortest};
 use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters, mixture, quantised};
 use crate::data::{Part, RowLayout, Task};
 use crate::optimizer::OptimizerKind;
+use crate::planning::TrainOnly;
 use crate::settings::RawConfig;
 
 impl Config {
@@ -87,16 +88,20 @@ impl Config {
 
     fn with_learning(&self, raw: RawConfig) -> RawConfig {
         let (optimizer, storage) = (&self.options.optimizer, &self.options.storage);
-        let sgd = optimizer.kind == OptimizerKind::Sgd;
+        let momentum = optimizer.kind.has_momentum();
         let raw = mixture::effective(&self.model.architecture, raw);
         RawConfig {
             learning_rate: Some(self.learning_rate),
             lr_scheduler_type: Some(self.decay.to_string()),
             warmup_steps: if let Warmup::Steps(steps) = self.warmup { Some(steps) } else { None },
             warmup_ratio: if let Warmup::Ratio(ratio) = self.warmup { Some(ratio) } else { None },
+            train_only: self.options.train_only.as_ref().map(TrainOnly::texts),
             optim: Some(optimizer.kind.name().to_owned()),
-            momentum: sgd.then(|| shortest(optimizer.momentum)),
-            nesterov: sgd.then_some(optimizer.nesterov),
+            momentum: momentum.then(|| shortest(optimizer.momentum)),
+            nesterov: momentum.then_some(optimizer.nesterov),
+            zo_eps: optimizer.kind.is_zeroth_order().then(|| shortest(optimizer.probe_size)),
+            zo_directions: (optimizer.kind == OptimizerKind::Mezo).then_some(optimizer.directions),
+            population: (optimizer.kind == OptimizerKind::Es).then_some(2 * optimizer.directions),
             bf16: Some(self.options.precision == Precision::Bf16),
             weights_dtype: Some(storage.weights.name().to_owned()),
             gradients_dtype: Some(storage.gradients.name().to_owned()),

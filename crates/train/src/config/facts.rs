@@ -20,6 +20,8 @@ impl Config {
         let facts = facts.map(|(name, value)| (name.to_owned(), value));
         let quantised = self.options.quantised.as_ref();
         let quantised = quantised.map(|base| ("quantised weights".to_owned(), base.form.name().to_owned()));
-        Ok(facts.chain(self.model.facts()).chain(self.base_facts()?).chain(quantised).collect())
+        let chosen = self.options.train_only.as_ref();
+        let chosen = chosen.map(|chosen| ("train_only".to_owned(), chosen.texts().join(" ")));
+        Ok(facts.chain(chosen).chain(self.model.facts()).chain(self.base_facts()?).chain(quantised).collect())
     }
 }

@@ -405,8 +405,12 @@ mod tests {
             "the lr_scheduler_type constant has no warmup; choose constant_with_warmup or leave the warmup out"
         );
         assert_eq!(
-            fault("optim = \"adafactor\""),
-            "there is no optimizer `adafactor`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd"
+            fault("optim = \"lion_32bit\"\nmomentum = 0.5"),
+            "momentum is for --optim sgd and muon; leave it out"
+        );
+        assert!(
+            fault("optim = \"rmsprop\"")
+                .starts_with("there is no optimizer `rmsprop`; known are adamw_torch, ")
         );
         assert_eq!(fault("adam_beta2 = 1.0"), "adam_beta2 must be at least 0 and below 1, got 1");
         assert_eq!(fault("adam_epsilon = 0"), "adam_epsilon must be a number above 0, got 0");

@@ -13,7 +13,7 @@ use crate::error::TrainError;
 use crate::memory::Size;
 use crate::optimizer::Update;
 use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, StateStorage, WeightStorage};
-use crate::planning::Options;
+use crate::planning::{Options, TrainOnly};
 use crate::settings::{RawConfig, Setting};
 use crate::trainer::Decay;
 use crate::trainer::EarlyStopping;
@@ -45,6 +45,7 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         optimizer: optimizer(raw)?,
         precision: if raw.bf16 == Some(true) { Precision::Bf16 } else { Precision::F32 },
         storage: storage(raw)?,
+        train_only: train_only(raw)?,
         quantised: None,
         seed: raw.seed.unwrap_or(0),
         device: DeviceKind::Cpu,
@@ -55,6 +56,18 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         evaluate: false,
         update: raw.update.as_deref().map_or(Ok(Update::Auto), str::parse).map_err(mistake)?,
     })
+}
+
+/// The parameters that are trained, by patterns for their names.
+fn train_only(raw: &RawConfig) -> Result<Option<TrainOnly>, TrainError> {
+    let Some(expressions) = &raw.train_only else { return Ok(None) };
+    if raw.lora_r.is_some() || raw.adapter.is_some() {
+        return Err(mistake(
+            "--train-only chooses among the model's own weights, which adapters leave alone; give --modules-to-save for \
+             modules that are trained beside adapters",
+        ));
+    }
+    Ok(Some(TrainOnly::new(expressions)?))
 }
 
 /// The requested instructions, for a device that has a choice of them.
@@ -84,11 +97,11 @@ fn storage(raw: &RawConfig) -> Result<StateStorage, TrainError> {
 }
 
 fn optimizer(raw: &RawConfig) -> Result<Optimizer, TrainError> {
-    let default = Optimizer::default();
-    let kind = raw.optim.as_deref().map_or(Ok(default.kind), str::parse).map_err(mistake)?;
-    let sgd_only = [("--momentum", raw.momentum.is_some()), ("--nesterov", raw.nesterov.is_some())];
-    if let Some((flag, _)) = sgd_only.iter().find(|(_, given)| *given && kind != OptimizerKind::Sgd) {
-        return Err(mistake(format!("{flag} is for --optim sgd; leave it out")));
+    let kind = raw.optim.as_deref().map_or(Ok(OptimizerKind::default()), str::parse).map_err(mistake)?;
+    let default = Optimizer::of(kind);
+    let momentum = [("--momentum", raw.momentum.is_some()), ("--nesterov", raw.nesterov.is_some())];
+    if let Some((flag, _)) = momentum.iter().find(|(_, given)| *given && !kind.has_momentum()) {
+        return Err(mistake(format!("{flag} is for --optim sgd and muon; leave it out")));
     }
     let weight_decay = raw.weight_decay.unwrap_or_else(|| shortest(default.weight_decay));
     if !(0.0..=1.0).contains(&weight_decay) {
@@ -114,9 +127,31 @@ fn optimizer(raw: &RawConfig) -> Result<Optimizer, TrainError> {
         epsilon: rate(raw.adam_epsilon, default.epsilon),
         weight_decay: weight_decay as f32,
         max_grad_norm,
+        directions: directions(raw, kind)?.unwrap_or(default.directions),
+        probe_size: rate(raw.zo_eps, default.probe_size),
     };
     optimizer.check().map_err(|why| mistake(beginning_with_a_flag(&why)))?;
     Ok(optimizer)
+}
+
+/// Directions of a step without gradients, as stated for either of its methods.
+fn directions(raw: &RawConfig, kind: OptimizerKind) -> Result<Option<usize>, TrainError> {
+    let stated = [
+        ("--zo-directions", raw.zo_directions.is_some(), kind == OptimizerKind::Mezo, "mezo"),
+        ("--population", raw.population.is_some(), kind == OptimizerKind::Es, "es"),
+        ("--zo-eps", raw.zo_eps.is_some(), kind.is_zeroth_order(), "mezo and es"),
+    ];
+    if let Some((flag, _, _, method)) = stated.iter().find(|(_, given, meant, _)| *given && !meant) {
+        return Err(mistake(format!("{flag} is for --optim {method}; leave it out")));
+    }
+    match raw.population {
+        Some(members) if members < 2 || members % 2 == 1 => Err(mistake(format!(
+            "--population must be an even number of at least 2, got {members}: each member has one on the other side of \
+             the weights"
+        ))),
+        Some(members) => Ok(Some(members / 2)),
+        None => Ok(raw.zo_directions),
+    }
 }
 
 /// A sentence whose first word is the name of a setting, as people typed it.

@@ -2,29 +2,39 @@
 //!
 //! ```text
 //! sum_squares(gradient) → clip_scale → (norm, scale)
-//! adamw(gradient, lr, step, scale)        one per trainable parameter, in place; or sgd
+//! adamw(gradient, lr, step, scale)        one per trainable parameter, in place; or another rule
 //! ```
 //!
 //! A gradient that is not finite makes the scale NaN, and then no update changes anything: the trainer
 //! reads the norm, sees why, and stops with the weights as they were.
 //!
 //! State of a parameter `w`, each only if needed: `low.w` (completes a bf16 weight to its master copy), `m.w` and `v.w`
-//! (moments), `m_scale.w` and `v_scale.w` (one number per block of 8-bit moments).
+//! (moments), `m_scale.w` and `v_scale.w` (one number per block of 8-bit moments), `v_row.w` and `v_col.w` (Adafactor's means
+//! of rows and columns).
 
 mod in_backward;
+mod kind;
+mod matrices;
 mod storage;
-
-use std::str::FromStr;
+mod zeroth_order;
 
 pub(crate) use in_backward::SQUARES;
 pub use in_backward::{Update, append_in_backward, append_two_pass};
-use plimsoll_graph::op::{AdamW, Moments, Sgd, Stored, Weights};
-use plimsoll_graph::{DType, Graph, GraphError, NodeId, Op, Phase, StateId, StateKind, Value, gradient_name};
+pub use kind::OptimizerKind;
+use matrices::is_hidden_matrix;
+use plimsoll_graph::op::{Adafactor, AdamW, Lion, Moments, Muon, Sgd, Stored, Weights};
+use plimsoll_graph::{
+    DType, Graph, GraphError, NodeId, Op, Phase, Shape, StateId, StateKind, Value, gradient_name,
+};
 pub use storage::{FloatStorage, StateStorage, WeightStorage};
+pub(crate) use zeroth_order::{PROBE_LOSSES, PROBES, append_probes};
 
 /// Parameters of fewer elements keep whole moments where others keep 8-bit ones: norms and biases are few
 /// and sensitive.
 pub const FEWEST_FOR_CODES: usize = 4096;
+
+/// More directions than anybody probes in one step.
+const MOST_DIRECTIONS: usize = 4096;
 
 /// Prefix of the range that completes a parameter's bf16 to the master copy.
 const LOW: &str = "low";
@@ -34,67 +44,31 @@ pub(crate) fn low_name(parameter: &str) -> String {
     format!("{LOW}.{parameter}")
 }
 
-/// Which rule makes a step of a gradient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum OptimizerKind {
-    /// Adam with decoupled weight decay.
-    #[default]
-    AdamW,
-    /// The same with moments of eight bits, in blocks of 256.
-    AdamW8bit,
-    /// Stochastic gradient descent, with momentum where it is not 0.
-    Sgd,
-}
-
-/// The names that users know, and their meaning here.
-const NAMES: [(&str, OptimizerKind); 5] = [
-    ("adamw_torch", OptimizerKind::AdamW),
-    ("adamw_torch_fused", OptimizerKind::AdamW),
-    ("adamw_8bit", OptimizerKind::AdamW8bit),
-    ("adamw_bnb_8bit", OptimizerKind::AdamW8bit),
-    ("sgd", OptimizerKind::Sgd),
-];
-
-impl OptimizerKind {
-    /// The first of its names.
-    pub fn name(self) -> &'static str {
-        NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
-    }
-}
-
-impl FromStr for OptimizerKind {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<OptimizerKind, String> {
-        let known = NAMES.iter().find(|(known, _)| *known == name);
-        known.map(|&(_, kind)| kind).ok_or_else(|| {
-            let names = NAMES.map(|(known, _)| known).join(", ");
-            format!("there is no optimizer `{name}`; known are {names}")
-        })
-    }
-}
-
 /// The rule by which every step updates parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
     /// The rule.
     pub kind: OptimizerKind,
-    /// `AdamW`: decay rate of the first moment.
+    /// `AdamW`: decay rate of the first moment. `Lion`: share of the moment in a step.
     pub beta1: f32,
-    /// `AdamW`: decay rate of the second moment.
+    /// `AdamW`: decay rate of the second moment. `Lion`: of its only one.
     pub beta2: f32,
     /// `AdamW`: added to the root of the second moment.
     pub epsilon: f32,
-    /// `Sgd`: decay rate of the running sum of gradients; there is none at 0.
+    /// `Sgd`: decay rate of the running sum of gradients; there is none at 0. `Muon`: of their running mean.
     pub momentum: f32,
-    /// `Sgd`: whether the step looks ahead along that sum.
+    /// `Sgd` and `Muon`: whether the step looks ahead along that sum or mean.
     pub nesterov: bool,
-    /// Weight decay: decoupled for `AdamW`, a part of the gradient for `Sgd`. It applies only to parameters of two or
+    /// Weight decay: a part of the gradient for `Sgd`, decoupled for all others. It applies only to parameters of two or
     /// more axes; biases and norm weights are exempt. For all models here this equals the rule of Hugging Face's
     /// trainer, which goes by names.
     pub weight_decay: f32,
-    /// The largest global gradient norm; larger ones are scaled down to it.
+    /// The largest global gradient norm; larger ones are scaled down to it. Without gradients there is none.
     pub max_grad_norm: Option<f32>,
+    /// `Mezo` and `Es`: random directions of a step, each probed on both sides.
+    pub directions: usize,
+    /// `Mezo` and `Es`: distance of a probe from the weights, for each element on average.
+    pub probe_size: f32,
 }
 
 impl Default for Optimizer {
@@ -108,11 +82,26 @@ impl Default for Optimizer {
             nesterov: false,
             weight_decay: 0.1,
             max_grad_norm: Some(1.0),
+            directions: 1,
+            probe_size: 1e-3,
         }
     }
 }
 
 impl Optimizer {
+    /// The rule with its usual rates.
+    pub fn of(kind: OptimizerKind) -> Optimizer {
+        let momentum = if kind == OptimizerKind::Muon { 0.95 } else { 0.0 };
+        let directions = if kind == OptimizerKind::Es { 8 } else { 1 };
+        Optimizer {
+            kind,
+            momentum,
+            nesterov: kind == OptimizerKind::Muon,
+            directions,
+            ..Optimizer::default()
+        }
+    }
+
     /// Refuses rates with which no step means anything.
     ///
     /// # Errors
@@ -130,24 +119,45 @@ impl Optimizer {
         if self.nesterov && self.momentum <= 0.0 {
             return Err("nesterov needs a momentum greater than 0".into());
         }
+        if !(self.probe_size > 0.0 && self.probe_size.is_finite()) {
+            return Err(format!("zo_eps must be a number above 0, got {}", self.probe_size));
+        }
+        if !(1..=MOST_DIRECTIONS).contains(&self.directions) {
+            return Err(format!("zo_directions must be 1 to {MOST_DIRECTIONS}, got {}", self.directions));
+        }
         Ok(())
     }
 
-    /// The update of a parameter.
-    fn op(&self, name: &str, shape: plimsoll_graph::Shape, storage: StateStorage) -> Op {
+    /// The update of a parameter; `hidden` matrices are those inside a model.
+    fn op(&self, name: &str, shape: Shape, hidden: bool, storage: StateStorage) -> Op {
         let Optimizer { beta1, beta2, epsilon, momentum, nesterov, .. } = *self;
         let weight_decay = if shape.len() >= 2 { self.weight_decay } else { 0.0 };
-        let in_codes = self.kind == OptimizerKind::AdamW8bit && shape.elements() >= FEWEST_FOR_CODES;
+        let in_codes = self.kind.keeps_codes() && shape.elements() >= FEWEST_FOR_CODES;
         let moments = if in_codes { Moments::Blocks } else { storage.moments() };
         let stored = Stored { weights: storage.weights_of(name), moments };
         match self.kind {
-            OptimizerKind::AdamW | OptimizerKind::AdamW8bit => {
+            OptimizerKind::Muon if hidden => Op::Muon(Muon { momentum, nesterov, weight_decay, stored }),
+            OptimizerKind::Mezo | OptimizerKind::Es => self.probe_step(name, shape, stored),
+            OptimizerKind::AdamW | OptimizerKind::AdamW8bit | OptimizerKind::Muon => {
                 Op::AdamW(AdamW { beta1, beta2, epsilon, weight_decay, stored })
             }
             OptimizerKind::Sgd => Op::Sgd(Sgd { momentum, nesterov, weight_decay, stored }),
+            OptimizerKind::Lion | OptimizerKind::Lion8bit => {
+                Op::Lion(Lion { beta1, beta2, weight_decay, stored })
+            }
+            OptimizerKind::Adafactor => Op::Adafactor(Adafactor { weight_decay, stored, ..ADAFACTOR }),
         }
     }
 }
+
+/// The constants with which Hugging Face's trainer calls Adafactor.
+const ADAFACTOR: Adafactor = Adafactor {
+    decay_rate: -0.8,
+    epsilon: 1e-30,
+    clip_threshold: 1.0,
+    weight_decay: 0.0,
+    stored: Stored { weights: Weights::F32, moments: Moments::F32 },
+};
 
 /// Appends the update of every parameter that has a gradient to a graph whose state is kept as `storage` says. The
 /// graph gains the inputs `lr`, `step` (`AdamW`) and `rounding` (where that is random; not `rng`, which belongs to the forward pass) and the output `grad_norm`.
@@ -185,15 +195,21 @@ pub(crate) fn update(
     [gradient, lr, scale]: [Value; 3],
 ) {
     let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
-    let op = optimizer.op(&name, ty.shape, storage);
-    let mut inputs = match op {
-        Op::AdamW(_) => vec![gradient, lr, graph.input("step", [], DType::F32), scale],
+    let op = optimizer.op(&name, ty.shape, is_hidden_matrix(graph, parameter), storage);
+    let inputs = match op {
+        Op::AdamW(_) | Op::Adafactor(_) => vec![gradient, lr, graph.input("step", [], DType::F32), scale],
         _ => vec![gradient, lr, scale],
     };
+    write(graph, storage, parameter, op, inputs);
+}
+
+/// Appends an update that writes a parameter and its further ranges.
+fn write(graph: &mut Graph, storage: StateStorage, parameter: StateId, op: Op, mut inputs: Vec<Value>) {
+    let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
     if storage.weights == WeightStorage::Bf16 {
         inputs.push(graph.input("rounding", [4], DType::I32));
     }
-    let ranges = ranges(&op);
+    let ranges = ranges(&op, ty.shape);
     let update = graph.apply_all(op, &inputs);
     graph.write_state(update, 0, parameter);
     for (output, range) in (1..).zip(ranges) {
@@ -202,11 +218,15 @@ pub(crate) fn update(
     }
 }
 
-/// Prefixes of a parameter's further ranges, in the order of [`Stored::types`].
-fn ranges(op: &Op) -> Vec<&'static str> {
+/// Prefixes of a parameter's further ranges, in the order of [`Stored::types`] and [`Adafactor::types`].
+fn ranges(op: &Op, shape: Shape) -> Vec<&'static str> {
     let (stored, moments) = match op {
         Op::AdamW(adamw) => (adamw.stored, 2),
         Op::Sgd(sgd) => (sgd.stored, sgd.moments()),
+        Op::Lion(lion) => (lion.stored, 1),
+        Op::Muon(muon) => (muon.stored, 1),
+        Op::Adafactor(rates) => (rates.stored, 0),
+        Op::ProbeStep(step) => (step.stored, 0),
         _ => return Vec::new(),
     };
     let low = (stored.weights == Weights::Split).then_some(LOW);
@@ -214,7 +234,13 @@ fn ranges(op: &Op) -> Vec<&'static str> {
         Moments::Blocks => [&["m", "m_scale"], &["v", "v_scale"]],
         Moments::F32 | Moments::Bf16 => [&["m"], &["v"]],
     };
-    low.into_iter().chain(of_moment[..moments].iter().copied().flatten().copied()).collect()
+    let factors: &[&str] = match op {
+        Op::Adafactor(_) if shape.len() >= 2 => &["v_row", "v_col"],
+        Op::Adafactor(_) => &["v"],
+        _ => &[],
+    };
+    let moments = of_moment[..moments].iter().copied().flatten();
+    low.into_iter().chain(moments.chain(factors).copied()).collect()
 }
 
 /// A new range for output `output` of an update.
@@ -280,6 +306,15 @@ mod tests {
             ]
         );
         assert_eq!(moments(&of(OptimizerKind::Sgd), plain), [""; 0]);
+        assert_eq!(moments(&of(OptimizerKind::Lion), plain), ["m.norm f32[64]", "m.w f32[65,64]"]);
+        assert_eq!(
+            moments(&of(OptimizerKind::Lion8bit), plain),
+            ["m.norm f32[64]", "m.w u8[65,64]", "m_scale.w f32[17]"]
+        );
+        assert_eq!(
+            moments(&of(OptimizerKind::Adafactor), plain),
+            ["v.norm f32[64]", "v_row.w f32[65]", "v_col.w f32[64]"]
+        );
         let heavy = Optimizer { momentum: 0.9, ..of(OptimizerKind::Sgd) };
         let halves = StateStorage {
             weights: WeightStorage::Bf16Master,
@@ -307,10 +342,13 @@ mod tests {
     #[test]
     fn names_are_those_of_hugging_face_and_rates_out_of_range_are_refused() {
         assert_eq!("adamw_bnb_8bit".parse(), Ok(OptimizerKind::AdamW8bit));
-        let error = "lion".parse::<OptimizerKind>().unwrap_err();
+        assert_eq!("paged_lion_8bit".parse(), Ok(OptimizerKind::Lion8bit));
+        let error = "rmsprop".parse::<OptimizerKind>().unwrap_err();
         assert_eq!(
             error,
-            "there is no optimizer `lion`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd"
+            "there is no optimizer `rmsprop`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd, \
+             lion_32bit, lion_8bit, adafactor, muon, mezo, es, paged_adamw_32bit, paged_adamw_8bit, paged_lion_32bit, \
+             paged_lion_8bit"
         );
         let wrong = Optimizer { beta2: 1.0, ..Optimizer::default() };
         let error = classifier(&wrong, StateStorage::default()).unwrap_err();

@@ -39,7 +39,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         let relaxed = Options { optimizer, update: Update::InBackward, ..options.clone() };
         let separate = options.update == Update::Separate;
         let limited = options.optimizer.max_grad_norm.is_some() || separate;
-        if !limited || relaxed.check_update().is_err() {
+        if !limited || relaxed.check_update().is_err() || options.optimizer.kind.is_zeroth_order() {
             return None;
         }
         let choice = search(relaxed.request(budget), Programs { model, facts, options: &relaxed }).ok()?;

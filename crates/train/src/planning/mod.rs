@@ -5,6 +5,7 @@ mod alternatives;
 mod exchange;
 mod options;
 mod plan_file;
+mod train_only;
 
 use plimsoll_exec::Device;
 use plimsoll_graph::{Graph, GraphError, differentiate, fuse, narrow, quantise, store, tile};
@@ -12,12 +13,13 @@ use plimsoll_plan::{Build, Choice, Costed, Facts, Program, Scratch, Searcher, se
 
 use crate::error::TrainError;
 use crate::memory::Budget;
-use crate::optimizer::{self, Update, append_in_backward, append_two_pass};
+use crate::optimizer::{self, Update, append_in_backward, append_probes, append_two_pass};
 pub use adapted::Adapted;
 use alternatives::propose;
 use exchange::sum_over_ranks;
 pub use options::{Offload, Options};
 pub use plan_file::plan_from_file;
+pub use train_only::TrainOnly;
 
 /// The graphs of a model, each for a number of rows.
 pub trait Model {
@@ -117,6 +119,14 @@ pub fn plan_with<M: Model, F: Fn(&Graph) -> Facts + Copy>(
     searcher: &mut Searcher<Programs<'_, M, F>>,
     budget: Budget,
 ) -> Result<Planned, TrainError> {
+    plan_alone(searcher, budget).map_err(|error| propose(error, searcher.build()))
+}
+
+/// As [`plan_with`], but plans no alternatives where nothing fits.
+pub(crate) fn plan_alone<M: Model, F: Fn(&Graph) -> Facts + Copy>(
+    searcher: &mut Searcher<Programs<'_, M, F>>,
+    budget: Budget,
+) -> Result<Planned, TrainError> {
     let &Programs { model, facts, options } = searcher.build();
     options.check_update()?;
     let found = searcher.search(options.request(&budget));
@@ -140,7 +150,7 @@ pub fn plan_with<M: Model, F: Fn(&Graph) -> Facts + Copy>(
             Err(other) => error = error.closer(TrainError::search(other, &budget)),
         }
     }
-    Err(propose(error, searcher.build()))
+    Err(error)
 }
 
 /// Whether two passes, which recompute everything once but keep no gradients, could take less time than a plan that
@@ -208,7 +218,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts> Build for Programs<'_, M, F> {
     }
 
     fn tiled(&mut self, rows: usize) -> Result<Option<Program>, GraphError> {
-        let Some(forward) = tile(&self.model.training(rows)?)? else { return Ok(None) };
+        let Some(forward) = tile(&forward(self.model, self.options, rows)?)? else { return Ok(None) };
         assembled(self.model, &self.facts, self.options, rows, &forward).map(Some)
     }
 }
@@ -238,7 +248,17 @@ pub fn costed_program(
     options: &Options,
     rows: usize,
 ) -> Result<Program, GraphError> {
-    assembled(model, facts, options, rows, &model.training(rows)?)
+    assembled(model, facts, options, rows, &forward(model, options, rows)?)
+}
+
+/// The forward pass of a step. Probes compare losses, so dropout would only add noise to them.
+pub(crate) fn forward(model: &impl Model, options: &Options, rows: usize) -> Result<Graph, GraphError> {
+    let zeroth = options.optimizer.kind.is_zeroth_order();
+    let graph = if zeroth { model.evaluation(rows)? } else { model.training(rows)? };
+    match &options.train_only {
+        Some(chosen) => chosen.of(graph),
+        None => Ok(graph),
+    }
 }
 
 /// All graphs of a run whose forward pass is `forward`. If that works on tiles, so do the others.
@@ -263,14 +283,16 @@ fn assembled(
             None => Ok(graph),
         }
     };
-    let backward = stored(fuse(differentiate(forward, loss)?)?)?;
     let (optimizer, storage) = (&options.optimizer, options.storage);
-    let train = if options.update == Update::TwoPass && rows == options.global_batch {
-        append_two_pass(backward, optimizer, storage)?
+    let backward = |forward: &Graph| stored(fuse(differentiate(forward, loss)?)?);
+    let train = if optimizer.kind.is_zeroth_order() {
+        append_probes(stored(forward.clone())?, optimizer, storage)?
+    } else if options.update == Update::TwoPass && rows == options.global_batch {
+        append_two_pass(backward(forward)?, optimizer, storage)?
     } else if options.updates_in_backward(rows) {
-        append_in_backward(backward, optimizer, storage)?
+        append_in_backward(backward(forward)?, optimizer, storage)?
     } else {
-        optimizer::append(sum_over_ranks(backward, options.ranks), optimizer, storage)?
+        optimizer::append(sum_over_ranks(backward(forward)?, options.ranks), optimizer, storage)?
     };
     let tiled = forward.tile_rows().is_some();
     let forward_only = |graph: Graph| {

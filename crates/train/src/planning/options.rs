@@ -8,6 +8,7 @@ use plimsoll_exec::{Device, Instructions, MemoryPool, Timings, measure_disk};
 use plimsoll_graph::{DType, Graph, Precision};
 use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
 
+use super::train_only::TrainOnly;
 use crate::error::TrainError;
 use crate::files::QuantisedBase;
 use crate::memory::{Budget, BudgetOrigin};
@@ -36,6 +37,8 @@ pub struct Options {
     pub precision: Precision,
     /// The element types of weights, gradients and moments.
     pub storage: StateStorage,
+    /// The parameters that are trained, if not all that the model trains.
+    pub train_only: Option<TrainOnly>,
     /// The frozen weights that are kept in few bits, if any are.
     pub quantised: Option<QuantisedBase>,
     /// Makes weights and dropout masks repeatable.
@@ -69,6 +72,7 @@ impl Default for Options {
             optimizer: Optimizer::default(),
             precision: Precision::default(),
             storage: StateStorage::default(),
+            train_only: None,
             quantised: None,
             seed: 0,
             device: DeviceKind::default(),
@@ -217,14 +221,20 @@ impl Options {
 
     /// Whether micro-batches of `rows` rows are updated inside their backward pass.
     pub(crate) fn updates_in_backward(&self, rows: usize) -> bool {
-        let possible = rows == self.global_batch && self.ranks <= 1 && self.optimizer.max_grad_norm.is_none();
+        let possible = rows == self.global_batch
+            && self.ranks <= 1
+            && self.optimizer.max_grad_norm.is_none()
+            && !self.optimizer.kind.is_zeroth_order();
         possible && matches!(self.update, Update::Auto | Update::InBackward)
     }
 
     /// The same with two passes, if these were not requested and could help.
     pub(crate) fn in_two_passes(&self) -> Option<Options> {
         let two = Options { update: Update::TwoPass, ..self.clone() };
-        let helps = self.update == Update::Auto && self.ranks <= 1 && self.optimizer.max_grad_norm.is_some();
+        let helps = self.update == Update::Auto
+            && self.ranks <= 1
+            && self.optimizer.max_grad_norm.is_some()
+            && !self.optimizer.kind.is_zeroth_order();
         (helps && two.check_update().is_ok()).then_some(two)
     }
 
@@ -242,6 +252,12 @@ impl Options {
             let next = global.next_multiple_of(ranks);
             return Err(TrainError::Config(format!(
                 "--ranks {ranks} does not divide --global-batch {global}; the next global batch that works is {next}"
+            )));
+        }
+        if ranks > 1 && self.optimizer.kind.is_zeroth_order() {
+            let name = self.optimizer.kind.name();
+            return Err(TrainError::Config(format!(
+                "--optim {name} has no gradients that ranks could sum; leave out --ranks {ranks}"
             )));
         }
         if ranks > 1 && matches!(self.update, Update::InBackward | Update::TwoPass) {
@@ -262,6 +278,12 @@ impl Options {
         self.check_ranks()?;
         if matches!(self.update, Update::Auto | Update::Separate) {
             return Ok(());
+        }
+        if self.optimizer.kind.is_zeroth_order() {
+            let name = self.optimizer.kind.name();
+            return Err(TrainError::Config(format!(
+                "`--optim {name}` has no backward pass; leave out `--update`"
+            )));
         }
         let limit = self.optimizer.max_grad_norm.filter(|_| self.update == Update::InBackward);
         if let Some(norm) = limit {

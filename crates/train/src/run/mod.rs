@@ -8,6 +8,7 @@
 //! A step can also be driven micro-batch by micro-batch: see [`Run::begin`].
 
 mod losses;
+mod probes;
 mod ranks;
 mod step;
 
@@ -15,15 +16,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use plimsoll_exec::{Data, Device, Engine, MemoryPool};
-use plimsoll_graph::{StateKind, Type};
+use plimsoll_graph::{PROBE, PROBE_SIZE, StateKind, Type};
 use plimsoll_plan::{Choice, Plan, Program, Role};
 
 use crate::error::TrainError;
 use crate::files::{self, Loaded, ModelFolder, ModelFormat};
 use crate::memory::{self, Budget, BudgetError, Size, address_space};
-use crate::optimizer::SQUARES;
+use crate::optimizer::{PROBES, SQUARES};
 use crate::planning::{Model, Options, Planned, plan_for};
 use losses::{is_cross_entropy, target_inputs};
+use probes::Probes;
 use ranks::Peers;
 pub use step::{Step, Stepped};
 
@@ -56,6 +58,8 @@ pub struct Run {
     losses_guard_themselves: bool,
     /// The other ranks of the run, if there are any.
     others: Option<Peers>,
+    /// The losses that stand in for gradients, if the run trains without.
+    probes: Option<Probes>,
     /// Updates so far.
     pub(crate) steps: u64,
     /// Number of passes over a micro-batch that update parameters themselves; two if the first is only for the norm, 0
@@ -120,6 +124,7 @@ impl Run {
         let added = program.train.graph.added_losses().iter();
         let added = added.map(|added| AddedSum { name: added.name.clone(), sum: 0.0 }).collect();
         let losses_guard_themselves = is_cross_entropy(&program.train.graph);
+        let probes = Probes::of(&program);
         // Last, so that the training graph decides: the other graphs do not train and may know less.
         let kinds = [program.generate, program.evaluate, Some(program.train)].into_iter().flatten();
         let kinds = kinds.flat_map(|part| {
@@ -138,6 +143,7 @@ impl Run {
             losses: Vec::with_capacity(accumulation),
             losses_guard_themselves,
             others: None,
+            probes,
             steps: 0,
             updating_passes,
             torn: false,
@@ -152,7 +158,7 @@ impl Run {
         own: &OwnInputs,
         next: Option<Role>,
     ) -> Result<(), TrainError> {
-        let OwnInputs { clip, lr, scale, step, rng } = own;
+        let OwnInputs { clip, lr, scale, step, rng, probe, probe_size } = own;
         let own = [
             (Program::CLIP, Data::F32(clip)),
             ("scale", Data::F32(scale)),
@@ -160,6 +166,9 @@ impl Run {
             ("step", Data::F32(step)),
             ("rng", Data::I32(rng)),
             ("rounding", Data::I32(rng)),
+            (PROBE, Data::I32(probe)),
+            (PROBE_SIZE, Data::F32(probe_size)),
+            (PROBES, Data::I32(probe)),
         ];
         let mut all = [("", Data::F32(&[])); MAX_INPUTS];
         let mut count = 0;
@@ -422,6 +431,11 @@ impl Run {
         &mut self.engine
     }
 
+    /// Seed and step, with the direction of a probe.
+    pub(crate) fn drawn(&self, direction: i32) -> [i32; 4] {
+        [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, direction]
+    }
+
     /// Seed, step and first row in the global batch of a micro-batch with `before` others of this rank's step before it.
     pub(crate) fn rng(&self, before: usize) -> [i32; 4] {
         let row = (before * self.ranks() + self.rank()) * self.micro_batch;
@@ -480,7 +494,10 @@ pub(crate) struct OwnInputs {
     pub(crate) scale: [f32; 1],
     pub(crate) step: [f32; 1],
     pub(crate) rng: [i32; 4],
+    /// Seed, step and direction of a probe, and its distance from the weights.
+    pub(crate) probe: [i32; 4],
+    pub(crate) probe_size: [f32; 1],
 }
 
 /// Inputs of a graph, the run's own included, that a pass takes without allocating.
-const MAX_INPUTS: usize = 16;
+const MAX_INPUTS: usize = 19;

@@ -12,6 +12,8 @@
 //! rate. On an asynchronous device, `backward` waits for the loss it returns; [`queue`](Step::queue) leaves the loss to
 //! `finish`, so that a whole step waits once. A step that is dropped before it is finished changes no parameter, unless
 //! the plan updates parameters inside the backward pass.
+//!
+//! Without gradients, `backward` runs the forward pass alone, once for each probe.
 
 use std::panic::Location;
 
@@ -20,6 +22,8 @@ use plimsoll_graph::gradient_name;
 use plimsoll_plan::{Program, Role};
 
 use crate::error::TrainError;
+use crate::optimizer::PROBE_LOSSES;
+use crate::run::probes::Probes;
 use crate::run::{OwnInputs, Run};
 
 /// An optimizer step under way.
@@ -53,6 +57,9 @@ impl Run {
             added.sum = 0.0;
         }
         self.losses.clear();
+        if let Some(probes) = &mut self.probes {
+            probes.losses.fill(0.0);
+        }
         // A step that was dropped may have left some.
         self.engine.forget_observed();
         Step { run: self, lr, scale: 1.0 / targets.max(1) as f32, gathered: 0, expected: None }
@@ -90,6 +97,7 @@ impl Step<'_> {
         match self.expected?.checked_sub(self.gathered + 1)? {
             0 if self.run.updating_passes > 0 => Some(Role::First),
             0 => Some(Role::Update),
+            _ if self.run.probes.is_some() => Some(Role::First),
             _ => Some(Role::Further),
         }
     }
@@ -118,6 +126,9 @@ impl Step<'_> {
     /// As [`backward`](Self::backward); bad data may be reported only by [`finish`](Self::finish).
     #[track_caller]
     pub fn queue(&mut self, inputs: &[(&str, Data)]) -> Result<(), TrainError> {
+        if let Some(probes) = &self.run.probes {
+            return self.probe(inputs, probes.count());
+        }
         let passes = self.run.updating_passes;
         if passes > 0 && self.gathered > 0 {
             return Err(TrainError::Config(
@@ -136,9 +147,66 @@ impl Step<'_> {
         Ok(())
     }
 
+    /// Runs the forward pass of one micro-batch once for each probe.
+    #[track_caller]
+    fn probe(&mut self, inputs: &[(&str, Data)], probes: usize) -> Result<(), TrainError> {
+        for probe in 0..probes {
+            let (direction, size) = self.run.probes.as_ref().map_or((0, 0.0), |probes| probes.place(probe));
+            let next = if probe + 1 < probes { Some(Role::First) } else { self.next_role() };
+            let own = OwnInputs {
+                probe: self.run.drawn(direction),
+                probe_size: [size],
+                ..self.own_inputs(self.gathered, f32::NAN)
+            };
+            self.run_with(Role::First, inputs, &own, next)?;
+            self.run.engine.observe(Role::First, "loss")?;
+        }
+        self.gathered += 1;
+        Ok(())
+    }
+
+    /// Waits for the losses of all probes and moves the parameters along the directions that were probed.
+    fn finish_probes(mut self) -> Result<Stepped, TrainError> {
+        let number = self.run.steps() + 1;
+        self.collect()?;
+        let slope = self.run.probes.as_mut().and_then(Probes::slope);
+        let grad_norm = slope.ok_or(TrainError::NotFinite { step: number, what: "loss" })?;
+        self.run.torn = true;
+        let losses =
+            self.run.probes.as_mut().map(|probes| std::mem::take(&mut probes.losses)).unwrap_or_default();
+        let own = OwnInputs { probe: self.run.drawn(0), ..self.own_inputs(0, f32::NAN) };
+        let ran = self.run_with(Role::Update, &[(PROBE_LOSSES, Data::F32(&losses))], &own, Some(Role::First));
+        if let Some(probes) = &mut self.run.probes {
+            probes.losses = losses;
+        }
+        ran?;
+        self.run.torn = false;
+        self.run.steps = number;
+        Ok(Stepped { loss: self.loss(), grad_norm })
+    }
+
+    /// Sums the losses of each probe over the micro-batches; the loss of a micro-batch is the mean over its probes.
+    fn collect_probes(&mut self) -> Result<(), TrainError> {
+        let Run { engine, losses, probes, .. } = &mut *self.run;
+        let Some(probes) = probes else { return Ok(()) };
+        let mut observed = engine.observed()?;
+        for _ in losses.len()..self.gathered {
+            let mut mean = 0.0;
+            for (sum, loss) in probes.losses.iter_mut().zip(&mut observed) {
+                *sum += loss;
+                mean += loss;
+            }
+            losses.push(mean / probes.count() as f32);
+        }
+        Ok(())
+    }
+
     /// Waits for the observed numbers: for each micro-batch its loss and the losses that the graph adds, then possibly
     /// the norm, which is returned.
     fn collect(&mut self) -> Result<Option<f32>, TrainError> {
+        if self.run.probes.is_some() {
+            return self.collect_probes().map(|()| None);
+        }
         let Run { engine, losses, added, .. } = &mut *self.run;
         let mut observed = engine.observed()?;
         while losses.len() < self.gathered {
@@ -171,6 +239,9 @@ impl Step<'_> {
             return Err(TrainError::Config(
                 "a step needs at least one `backward` before its `finish`".into(),
             ));
+        }
+        if self.run.probes.is_some() {
+            return self.finish_probes();
         }
         let (number, passes) = (self.run.steps() + 1, self.run.updating_passes);
         let known_first = passes == 0 && !self.run.losses_guard_themselves;
@@ -250,15 +321,31 @@ impl Step<'_> {
     ) -> Result<(), TrainError> {
         // The update draws random numbers per parameter, not per row.
         let before = if role == Role::Update { 0 } else { self.gathered };
-        let own = OwnInputs {
+        self.run_with(role, inputs, &self.own_inputs(before, clip), next)
+    }
+
+    /// What the run itself gives to a pass with `before` micro-batches of the step before it.
+    fn own_inputs(&self, before: usize, clip: f32) -> OwnInputs {
+        OwnInputs {
             clip: [clip],
             lr: [self.lr],
             scale: [self.scale],
             step: [(self.run.steps() + 1) as f32],
             rng: self.run.rng(before),
-        };
+            ..OwnInputs::default()
+        }
+    }
+
+    #[track_caller]
+    fn run_with(
+        &mut self,
+        role: Role,
+        inputs: &[(&str, Data)],
+        own: &OwnInputs,
+        next: Option<Role>,
+    ) -> Result<(), TrainError> {
         let at = Location::caller();
-        self.run.run_pass(role, inputs, &own, next).map_err(|error| match error {
+        self.run.run_pass(role, inputs, own, next).map_err(|error| match error {
             TrainError::Exec(ExecError::Mismatch(why)) => {
                 TrainError::Config(format!("{}:{}: {why}", at.file(), at.line()))
             }

@@ -224,7 +224,7 @@ settings! {
         llm_int8_skip_modules: Vec<String>, "NAMES";
     }
     Learning {
-        /// Peak learning rate [default: 5e-5, for adapters 2e-4; from scratch 0.001]
+        /// Peak learning rate [default: 5e-5, for adapters 2e-4; from scratch 0.001; mezo 1e-6, es 0.001]
         learning_rate: f64, "RATE";
         /// linear, cosine, constant or constant_with_warmup [default: linear; from scratch cosine]
         lr_scheduler_type: String, "NAME";
@@ -232,12 +232,23 @@ settings! {
         warmup_steps: u64, "N";
         /// Linear rise as a part of all steps; --warmup-steps decides where both are given
         warmup_ratio: f64, "PART";
-        /// adamw_torch, adamw_8bit (moments of eight bits) or sgd [default: adamw_torch]
+        /// Parameters that are trained: regular expressions that are found in their names, such as norm,bias,lm_head or
+        /// 'layers\.(30|31)\.'; all others are frozen [default: all]
+        train_only: Vec<String>, "NAMES";
+        /// adamw_torch, adamw_8bit (moments of eight bits), sgd, lion_32bit, lion_8bit, adafactor or muon (adamw for
+        /// embeddings, head and vectors), paged_ names mean the same; without a backward pass mezo (slopes along random
+        /// directions) or es (a population of which only the order of losses counts) [default: adamw_torch]
         optim: String, "NAME";
-        /// Decay rate of the running sum of gradients of --optim sgd [default: 0]
+        /// Decay rate of the running sum of gradients of --optim sgd, of their mean for muon [default: 0; muon 0.95]
         momentum: f64, "RATE";
-        /// Whether --optim sgd uses Nesterov momentum [default: false]
+        /// Whether --optim sgd or muon uses Nesterov momentum [default: false; muon true]
         nesterov: bool, "BOOL";
+        /// Distance of a probe from the weights, of --optim mezo and es [default: 0.001]
+        zo_eps: f64, "SIZE";
+        /// Random directions of a step of --optim mezo, each probed on both sides [default: 1]
+        zo_directions: usize, "N";
+        /// Members of the population of --optim es, two for each random direction [default: 16]
+        population: usize, "N";
         /// How weights are kept: f32, bf16 (stochastic rounding), or bf16-master (bf16 with an f32 master copy)
         /// [default: f32]
         weights_dtype: String, "TYPE";
@@ -248,9 +259,9 @@ settings! {
         gradients_dtype: String, "TYPE";
         /// How moments are kept: f32 or bf16 [default: f32]
         moments_dtype: String, "TYPE";
-        /// Decay rate of AdamW's first moment [default: 0.9]
+        /// Decay rate of AdamW's first moment, share of Lion's moment in a step [default: 0.9]
         adam_beta1: f64, "RATE";
-        /// Decay rate of AdamW's second moment [default: 0.999; from scratch 0.95]
+        /// Decay rate of AdamW's second moment and of Lion's only one [default: 0.999; from scratch 0.95]
         adam_beta2: f64, "RATE";
         /// Added to the root of AdamW's second moment [default: 1e-8]
         adam_epsilon: f64, "NUMBER";

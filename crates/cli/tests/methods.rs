@@ -1,0 +1,90 @@
+//! `plan --methods`, and every method that it says fits, run at a small size; checkpoints of runs without gradients.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::Value;
+
+fn output(arguments: &str) -> String {
+    let output = support::plimsoll(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn methods(arguments: &str) -> Vec<Value> {
+    let plan: Value = serde_json::from_str(&output(&format!("plan --methods --json {arguments}"))).unwrap();
+    plan["methods"].as_array().unwrap().clone()
+}
+
+#[test]
+fn every_method_that_fits_trains_inside_the_bytes_that_its_row_names() {
+    let small = "--model tiny --seq-len 16 --global-batch 4 --memory 64MiB --threads 1";
+    // Its rows of 344 columns are no whole number of blocks of 4-bit codes.
+    let whole = "--llm-int8-skip-modules down_proj";
+    let rows = methods(&format!("{small} {whole}"));
+    assert_eq!(rows.len(), 6);
+    for row in rows {
+        let (name, flags) = (row["method"].as_str().unwrap(), row["flags"].as_str().unwrap());
+        assert_eq!(row["fits"], true, "{row}");
+        assert!(row["least_bytes"].as_u64().unwrap() <= row["process_bytes"].as_u64().unwrap(), "{row}");
+        let flags = if flags.contains("4bit") { format!("{flags} {whole}") } else { flags.to_owned() };
+        let plan = output(&format!("plan --json {small} {flags}"));
+        let plan: Value = serde_json::from_str(&plan).unwrap();
+        let planned = plan["arena_bytes"].as_u64().unwrap() + plan["outside_bytes"].as_u64().unwrap();
+        // The process of one question has other bytes outside its arena than that of many.
+        let apart = planned.abs_diff(row["process_bytes"].as_u64().unwrap());
+        assert!(apart <= 1 << 20, "{name}: {planned} is not {row}");
+        let trained = output(&format!("train --json {small} {flags} --max-steps 2 --report-to none"));
+        assert!(trained.lines().count() >= 2, "{name}: {trained}");
+    }
+}
+
+#[test]
+fn an_8b_model_on_a_card_of_24_gib_is_told_what_fits() {
+    let rows = methods("--model llama-3.1-8b --device cuda:4090 --seq-len 1024 --global-batch 8");
+    let row = |name: &str| rows.iter().find(|row| row["method"] == name).unwrap();
+    let least = |name: &str| row(name)["least_bytes"].as_u64().unwrap() >> 30;
+    assert_eq!(row("full")["fits"], false);
+    assert_eq!(row("QLoRA")["fits"], true);
+    assert_eq!(row("zeroth order, QLoRA")["fits"], true);
+    assert!(least("full") > 60 && least("LoRA") < least("full") / 2 && least("QLoRA") < least("LoRA") / 2);
+    assert!(least("zeroth order, QLoRA") <= least("QLoRA") && least("zeroth order") < least("full") / 2);
+    assert_eq!(row("full")["trained_parameters"], 8_030_261_248_u64);
+    let table =
+        output("plan --methods --model llama-3.1-8b --device cuda:4090 --seq-len 1024 --global-batch 8");
+    for words in ["least", "does not fit", "8.0B", "(Dettmers et al., 2023)", "--load-in-4bit"] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+}
+
+#[test]
+fn a_run_without_gradients_resumes_to_the_bit() {
+    let home = support::Home::new();
+    for method in ["--optim mezo --zo-directions 2 --learning-rate 1e-3", "--optim es --population 4"] {
+        let name = &method[8..10];
+        let settings = format!("{} --data text.txt --seed 5 {method}", support::SMALL);
+        let train = |rest: &str| home.done(&format!("train {settings} {rest}"));
+        train(&format!("--max-steps 6 --output-dir {name}-whole"));
+        train(&format!("--max-steps 6 --save-steps 3 --stop-after 3 --output-dir {name}-half"));
+        train(&format!("--max-steps 6 --save-steps 3 --output-dir {name}-half --resume latest"));
+        let weights = |folder: &str| home.read(&format!("{folder}/model.safetensors"));
+        assert!(weights(&format!("{name}-whole")) == weights(&format!("{name}-half")), "{method}");
+    }
+}
+
+#[test]
+fn settings_of_methods_without_gradients_are_refused_where_they_mean_nothing() {
+    for (arguments, why) in [
+        ("--optim es --population 1", "--population must be an even number of at least 2, got 1"),
+        ("--optim es --population 7", "--population must be an even number of at least 2, got 7"),
+        ("--optim mezo --population 8", "--population is for --optim es; leave it out"),
+        ("--zo-eps 0.01", "--zo-eps is for --optim mezo and es; leave it out"),
+        ("--optim mezo --zo-eps 0", "--zo-eps must be a number above 0, got 0"),
+        ("--optim mezo --zo-directions 0", "--zo-directions must be 1 to 4096, got 0"),
+        ("--optim mezo --update in-backward", "`--optim mezo` has no backward pass; leave out `--update`"),
+    ] {
+        let output = support::plimsoll(&format!("plan {arguments}")).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(why), "{arguments}: {error}");
+    }
+}

@@ -1,0 +1,228 @@
+//! Ways to train a model beside each other: what each trains, the memory and time it takes, and what others found it worth.
+//!
+//! Every row is planned as `plan` would plan it, under the same budget and on the same device, so a row that fits is a run
+//! that fits. Settings that belong to one method (adapters, bits of the base, optimizers without gradients) are replaced;
+//! all others are the user's.
+
+use plimsoll_graph::StateKind;
+use plimsoll_plan::{SearchError, Searcher};
+
+use super::summary::DeviceFacts;
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::memory::Budget;
+use crate::planning::{Programs, forward, plan_alone};
+use crate::settings::RawConfig;
+
+/// A way to train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Method {
+    /// Its name in the table.
+    pub name: &'static str,
+    /// Settings that ask for it.
+    pub flags: &'static str,
+    /// The quality that its authors report, with the source.
+    pub quality: &'static str,
+    /// Whether adapters are trained in place of the model's weights.
+    adapters: bool,
+    /// Whether the frozen weights are in 4 bits.
+    in_four_bits: bool,
+    /// The optimizer where the method is one.
+    optim: Option<&'static str>,
+}
+
+/// All methods, the costliest first.
+pub const METHODS: [Method; 6] = [
+    Method {
+        name: "full",
+        flags: "",
+        quality: "the yardstick of the others",
+        adapters: false,
+        in_four_bits: false,
+        optim: None,
+    },
+    Method {
+        name: "LoRA",
+        flags: "--lora-r 16",
+        quality: "on a par with full fine-tuning of RoBERTa, DeBERTa, GPT-2 and GPT-3 (Hu et al., 2021)",
+        adapters: true,
+        in_four_bits: false,
+        optim: None,
+    },
+    Method {
+        name: "QLoRA",
+        flags: "--lora-r 16 --load-in-4bit",
+        quality: "as LoRA over 16 bits, in benchmarks up to 65B (Dettmers et al., 2023)",
+        adapters: true,
+        in_four_bits: true,
+        optim: None,
+    },
+    Method {
+        name: "zeroth order",
+        flags: "--optim mezo",
+        quality: "within 1 % of full fine-tuning on 7 of 11 tasks of OPT-13B, over many more steps (Malladi et al., 2023)",
+        adapters: false,
+        in_four_bits: false,
+        optim: Some("mezo"),
+    },
+    Method {
+        name: "evolution",
+        flags: "--optim es",
+        quality: "near reinforcement learning's on Atari and MuJoCo, with more data (Salimans et al., 2017)",
+        adapters: false,
+        in_four_bits: false,
+        optim: Some("es"),
+    },
+    Method {
+        name: "zeroth order, QLoRA",
+        flags: "--lora-r 16 --load-in-4bit --optim mezo",
+        quality: "MeZO reports adapters near full weights; over 4 bits we know of no report",
+        adapters: true,
+        in_four_bits: true,
+        optim: Some("mezo"),
+    },
+];
+
+/// Rank of adapters where the user names none.
+const RANK: usize = 16;
+
+impl Method {
+    /// The user's settings with this method in place of theirs.
+    pub fn settings(&self, raw: &RawConfig) -> RawConfig {
+        let zeroth = |name: &String| matches!(name.as_str(), "mezo" | "es");
+        let own = raw.optim.as_ref().filter(|name| !zeroth(name)).cloned();
+        RawConfig {
+            lora_r: self.adapters.then(|| raw.lora_r.unwrap_or(RANK)),
+            load_in_4bit: self.in_four_bits.then_some(true),
+            load_in_8bit: None,
+            bnb_4bit_quant_type: raw.bnb_4bit_quant_type.clone().filter(|_| self.in_four_bits),
+            bnb_4bit_use_double_quant: raw.bnb_4bit_use_double_quant.filter(|_| self.in_four_bits),
+            llm_int8_skip_modules: raw.llm_int8_skip_modules.clone().filter(|_| self.in_four_bits),
+            train_only: raw.train_only.clone().filter(|_| !self.adapters),
+            optim: self.optim.map(str::to_owned).or(own),
+            update: raw.update.clone().filter(|_| self.optim.is_none()),
+            zo_eps: raw.zo_eps.filter(|_| self.optim.is_some()),
+            zo_directions: raw.zo_directions.filter(|_| self.optim == Some("mezo")),
+            population: raw.population.filter(|_| self.optim == Some("es")),
+            learning_rate: None,
+            momentum: raw.momentum.filter(|_| self.optim.is_none()),
+            nesterov: raw.nesterov.filter(|_| self.optim.is_none()),
+            ..without_adapters(raw, self.adapters)
+        }
+    }
+}
+
+/// The settings without those of adapters, unless they are `wanted`.
+fn without_adapters(raw: &RawConfig, wanted: bool) -> RawConfig {
+    if wanted {
+        return raw.clone();
+    }
+    RawConfig {
+        lora_alpha: None,
+        lora_dropout: None,
+        use_rslora: None,
+        lora_target_modules: None,
+        lora_exclude_modules: None,
+        lora_layers_to_transform: None,
+        lora_layers_pattern: None,
+        lora_rank_pattern: None,
+        lora_alpha_pattern: None,
+        modules_to_save: None,
+        trainable_token_indices: None,
+        ..raw.clone()
+    }
+}
+
+/// The figures of one method.
+#[derive(Clone, Debug)]
+pub struct MethodRow {
+    /// The method.
+    pub method: Method,
+    /// Its figures, or why it cannot be asked for.
+    pub figures: Result<MethodFigures, String>,
+}
+
+/// What a method trains and takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MethodFigures {
+    /// Parameters that are trained.
+    pub trained: u64,
+    /// The least bytes of the whole process in which a step fits, whatever its time.
+    pub least_bytes: u64,
+    /// The plan under the budget, if one fits.
+    pub plan: Option<MethodPlan>,
+}
+
+/// The plan of a method under the budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MethodPlan {
+    /// Planned peak of the whole process.
+    pub process_bytes: u64,
+    /// Predicted time of one step.
+    pub step_seconds: f64,
+    /// Passes over each micro-batch of a step.
+    pub passes: usize,
+}
+
+/// Plans every method for the user's settings; `opened` are those settings after the data was read.
+///
+/// # Errors
+///
+/// When the settings train an adapter that exists, or the device's memory cannot be read.
+pub fn methods(
+    raw: &RawConfig,
+    opened: &Config,
+    facts: DeviceFacts<'_>,
+    budget: &dyn Fn(&Config) -> Result<Budget, TrainError>,
+) -> Result<Vec<MethodRow>, TrainError> {
+    if raw.adapter.is_some() {
+        return Err(TrainError::Config("methods compares new adapters; leave out adapter".into()));
+    }
+    METHODS.iter().map(|method| row(*method, raw, opened, facts, budget)).collect()
+}
+
+fn row(
+    method: Method,
+    raw: &RawConfig,
+    opened: &Config,
+    facts: DeviceFacts<'_>,
+    budget: &dyn Fn(&Config) -> Result<Budget, TrainError>,
+) -> Result<MethodRow, TrainError> {
+    let checked = Config::check(&method.settings(raw)).and_then(|mut config| {
+        config.settle_like(opened)?;
+        Ok(config)
+    });
+    let figures = checked.and_then(|config| figures(&config, facts, budget(&config)?));
+    match figures {
+        Ok(figures) => Ok(MethodRow { method, figures: Ok(figures) }),
+        Err(error) if error.is_users() => Ok(MethodRow { method, figures: Err(error.with_flags()) }),
+        Err(error) => Err(error),
+    }
+}
+
+fn figures(config: &Config, facts: DeviceFacts<'_>, budget: Budget) -> Result<MethodFigures, TrainError> {
+    let (model, options) = (&config.model, &config.options);
+    let mut searcher = Searcher::once(Programs { model, facts, options });
+    let planned = match plan_alone(&mut searcher, budget) {
+        Ok(planned) => Some(planned),
+        Err(TrainError::Budget { .. }) => None,
+        Err(error) => return Err(error),
+    };
+    let refused = |error: SearchError| TrainError::search(error, &budget);
+    let least = searcher.smallest(options.request(&budget)).map_err(refused)?.arena_bytes;
+    let plan = planned.map(|planned| MethodPlan {
+        process_bytes: planned.choice.plan.arena_bytes + budget.outside,
+        step_seconds: planned.choice.step_seconds(),
+        passes: planned.choice.program.passes(),
+    });
+    let least = plan.map_or(least, |plan| least.min(plan.process_bytes - budget.outside));
+    Ok(MethodFigures { trained: trained(config)?, least_bytes: least + budget.outside, plan })
+}
+
+/// Parameters that the configuration trains.
+fn trained(config: &Config) -> Result<u64, TrainError> {
+    let graph = forward(&config.model, &config.options, 1)?;
+    let trained =
+        graph.states().iter().filter(|state| state.kind == StateKind::Parameter { trainable: true });
+    Ok(trained.map(|state| state.ty.shape.elements() as u64).sum())
+}

@@ -1,0 +1,81 @@
+//! Rules by which optimizers make a step, under the names that users know.
+
+use std::str::FromStr;
+
+/// Which rule makes a step of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay.
+    #[default]
+    AdamW,
+    /// The same with moments of eight bits, in blocks of 256.
+    AdamW8bit,
+    /// Stochastic gradient descent, with momentum where it is not 0.
+    Sgd,
+    /// Steps along signs of a running mean of gradients.
+    Lion,
+    /// The same with a moment of eight bits.
+    Lion8bit,
+    /// Second moments as means of rows and columns.
+    Adafactor,
+    /// Orthogonal steps for the matrices inside a model, and `AdamW` for everything else.
+    Muon,
+    /// No gradient: slopes along random directions, from losses beside the weights.
+    Mezo,
+    /// No gradient: a population of such losses, of which only the order counts.
+    Es,
+}
+
+/// The names that users know, and their meaning here. *Paged* ones are the same: state that does not fit waits on another
+/// tier where `--offload` offers one.
+const NAMES: [(&str, OptimizerKind); 15] = [
+    ("adamw_torch", OptimizerKind::AdamW),
+    ("adamw_torch_fused", OptimizerKind::AdamW),
+    ("adamw_8bit", OptimizerKind::AdamW8bit),
+    ("adamw_bnb_8bit", OptimizerKind::AdamW8bit),
+    ("sgd", OptimizerKind::Sgd),
+    ("lion_32bit", OptimizerKind::Lion),
+    ("lion_8bit", OptimizerKind::Lion8bit),
+    ("adafactor", OptimizerKind::Adafactor),
+    ("muon", OptimizerKind::Muon),
+    ("mezo", OptimizerKind::Mezo),
+    ("es", OptimizerKind::Es),
+    ("paged_adamw_32bit", OptimizerKind::AdamW),
+    ("paged_adamw_8bit", OptimizerKind::AdamW8bit),
+    ("paged_lion_32bit", OptimizerKind::Lion),
+    ("paged_lion_8bit", OptimizerKind::Lion8bit),
+];
+
+impl OptimizerKind {
+    /// The first of its names.
+    pub fn name(self) -> &'static str {
+        NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+    }
+
+    /// Whether it has a running sum or mean of gradients whose rate is called momentum.
+    pub fn has_momentum(self) -> bool {
+        matches!(self, OptimizerKind::Sgd | OptimizerKind::Muon)
+    }
+
+    /// Whether it trains without a backward pass, by losses beside the weights.
+    pub fn is_zeroth_order(self) -> bool {
+        matches!(self, OptimizerKind::Mezo | OptimizerKind::Es)
+    }
+
+    /// Whether it keeps moments of large parameters in eight bits.
+    pub(super) fn keeps_codes(self) -> bool {
+        matches!(self, OptimizerKind::AdamW8bit | OptimizerKind::Lion8bit)
+    }
+}
+
+impl FromStr for OptimizerKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<OptimizerKind, String> {
+        let known = NAMES.iter().find(|(known, _)| *known == name);
+        known.map(|&(_, kind)| kind).ok_or_else(|| {
+            let names = NAMES.map(|(known, _)| known).join(", ");
+            format!("there is no optimizer `{name}`; known are {names}")
+        })
+    }
+}

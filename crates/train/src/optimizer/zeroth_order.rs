@@ -1,0 +1,71 @@
+//! Training without a backward pass: every step probes the loss beside the weights and moves along the directions probed.
+//!
+//! ```text
+//! first    perturb(w, probe, size) → forward → loss     for each micro-batch, direction and side
+//! update   probe_step(lr, probe, losses)                one per trained parameter, in place
+//! ```
+//!
+//! A step is a list of forward passes of one schedule, each with another `probe` and `probe_size`, and one update that draws
+//! the same directions again. There are no gradients, no moments and no kept activations: see
+//! docs/decisions/0054-a-step-without-gradients-is-a-list-of-forward-passes.md.
+
+use plimsoll_graph::op::{Estimate, ProbeStep, Stored};
+use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, Shape, StateId, StateKind, perturb, probe_stream};
+
+use super::{Optimizer, OptimizerKind, StateStorage, write};
+
+/// The input of the update that holds the losses of all probes.
+pub(crate) const PROBE_LOSSES: &str = "probe_losses";
+/// The input of the update that says from what random numbers the probes drew; `probe` itself belongs to the forward pass.
+pub(crate) const PROBES: &str = "probes";
+
+impl Optimizer {
+    /// How losses of probes become a step.
+    pub(crate) fn estimate(&self) -> Estimate {
+        Estimate { size: self.probe_size, ranked: self.kind == OptimizerKind::Es }
+    }
+
+    /// The update of a parameter.
+    pub(super) fn probe_step(&self, name: &str, shape: Shape, stored: Stored) -> Op {
+        let weight_decay = if shape.len() >= 2 { self.weight_decay } else { 0.0 };
+        let stream = probe_stream(name);
+        Op::ProbeStep(ProbeStep { shape, stream, estimate: self.estimate(), weight_decay, stored })
+    }
+}
+
+/// Lets a forward graph read every trained parameter beside its place, and appends the update of each. The graph gains the
+/// inputs `probe` and `probe_size`, and for the update `lr`, `probes` and `probe_losses`.
+///
+/// # Errors
+///
+/// When a rate is out of range, nothing is trained, or the graph does not verify afterwards.
+pub(crate) fn append_probes(
+    graph: Graph,
+    optimizer: &Optimizer,
+    storage: StateStorage,
+) -> Result<Graph, GraphError> {
+    let refused = |why| GraphError { what: "optimizer".into(), block: String::new(), why, at: None };
+    optimizer.check().map_err(refused)?;
+    let mut graph = perturb(graph)?;
+    graph.set_phase(Phase::Update);
+    let lr = graph.input("lr", [], DType::F32);
+    let losses = graph.input(PROBE_LOSSES, [optimizer.directions, 2], DType::F32);
+    let probe = graph.input(PROBES, [4], DType::I32);
+    for parameter in probed(&graph) {
+        let (name, shape) = (graph.state(parameter).name.clone(), graph.state(parameter).ty.shape);
+        let op = optimizer.op(&name, shape, false, storage);
+        write(&mut graph, storage, parameter, op, vec![lr, probe, losses]);
+    }
+    graph.finish()
+}
+
+/// The trained parameters that some probe reads.
+fn probed(graph: &Graph) -> Vec<StateId> {
+    let is_read = |id: StateId| {
+        let read = |value| graph.value(value).state.is_some_and(|(state, _)| state == id);
+        graph.nodes().iter().any(|node| node.inputs.iter().any(|&value| read(value)))
+    };
+    let ids = (0..graph.states().len() as u32).map(StateId);
+    ids.filter(|&id| graph.state(id).kind == StateKind::Parameter { trainable: true } && is_read(id))
+        .collect()
+}
