@@ -58,11 +58,12 @@ macro_rules! source {
 }
 
 /// Every file of kernels.
-pub const SOURCES: [KernelSource; 20] = [
+pub const SOURCES: [KernelSource; 21] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),
     source!("dropout", true),
+    source!("jitter", true),
     source!("product", true),
     source!("conv", true),
     source!("sums", true),

@@ -114,9 +114,10 @@ pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0) as u32
 }
 
+/// 32 random bits as a fraction in `0..1` with 24 bits.
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
-fn unit(bits: u32) -> f32 {
+pub(crate) fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 

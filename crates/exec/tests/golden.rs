@@ -31,8 +31,12 @@ const EXACT: [&str; 10] = [
 ];
 
 /// Ops that `PyTorch` cannot judge.
-const EXCEPTIONS: [(&str, &str); 2] = [
+const EXCEPTIONS: [(&str, &str); 3] = [
     ("dropout", "the mask is a function of our own; the tests below look at its statistics and its bits"),
+    (
+        "jitter",
+        "the factors are a function of our own; the tests below look at their statistics and their bits",
+    ),
     ("dequantise", "bitsandbytes defines it; `quantised.rs` compares with its numbers"),
 ];
 
@@ -98,10 +102,41 @@ fn the_dropout_mask_stays_what_it_is() {
     );
 }
 
+#[test]
+fn factors_of_a_jitter_fill_the_interval_evenly_and_keep_the_mean() {
+    for noise in [0.01f32, 0.1, 0.9] {
+        let factors = of_ones(&Op::Jitter { noise, stream: 77 }, [200, 100].into(), [1, 2, 3, 0]);
+        let reach = f64::from(noise);
+        let mean = factors.iter().sum::<f64>() / factors.len() as f64;
+        let square = factors.iter().map(|x| (x - 1.0).powi(2)).sum::<f64>() / factors.len() as f64;
+        // 20 000 draws: the mean has a standard deviation of 0.0041 of the noise, the mean square one of 0.0021 of its square.
+        assert!((mean - 1.0).abs() < 0.017 * reach, "mean {mean} for {noise}");
+        assert!((square / reach.powi(2) - 1.0 / 3.0).abs() < 0.01, "mean square {square} for {noise}");
+        assert!(factors.iter().all(|x| (x - 1.0).abs() <= reach + 1e-6), "{noise}");
+    }
+}
+
+/// A run must be repeatable with later versions, so the factors are pinned: they are above 1 where the bits of dropout's
+/// mask keep an element at `p` = 0.5.
+#[test]
+fn the_factors_of_a_jitter_stay_what_they_are() {
+    let op = Op::Jitter { noise: 0.1, stream: 0x0123_4567_89ab_cdef };
+    let factors = of_ones(&op, [4, 8].into(), [12345, -7, 3, 40]);
+    let picture = |row: &[f64]| row.iter().map(|&x| if x >= 1.0 { '#' } else { '.' }).collect::<String>();
+    assert_eq!(
+        factors.chunks(8).map(picture).collect::<Vec<_>>(),
+        ["##.##...", "##..#.#.", "#.###.#.", ".#.#.#.#"]
+    );
+}
+
 fn dropout(p: f32, stream: u64, shape: Shape, rng: [i32; 4]) -> Vec<f64> {
+    of_ones(&Op::Dropout { p, stream }, shape, rng)
+}
+
+fn of_ones(op: &Op, shape: Shape, rng: [i32; 4]) -> Vec<f64> {
     let ones = Tensor::f32(shape, vec![1.0; shape.elements()]);
     let rng = Tensor::i32([4], rng.to_vec());
-    apply(&Op::Dropout { p, stream }, &[&ones, &rng]).unwrap()[0].numbers()
+    apply(op, &[&ones, &rng]).unwrap()[0].numbers()
 }
 
 /// One case of the file, each list in the order of `op.rs`.

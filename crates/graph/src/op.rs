@@ -117,6 +117,14 @@ pub enum Op {
         /// Hash of the stable name of the node that first used the mask.
         stream: u64,
     },
+    /// `(x, rng) → x · u`, `u` drawn evenly from `1 − noise` to `1 + noise` for each element, by the same rule as the
+    /// mask of [`Op::Dropout`]; so it is its own transpose too.
+    Jitter {
+        /// The largest distance of a factor from 1.
+        noise: f32,
+        /// Hash of the stable name of the node that first used the factors.
+        stream: u64,
+    },
 
     // ---- matrix products -----------------------------------------------------------------------
     /// `(x, w[, b]) → x·wᵀ + b` with `w (out, in)`, or `x·w + b` with `w (in, out)` when `transposed`; `b` is
@@ -473,6 +481,7 @@ impl Op {
             Op::Swiglu => "swiglu",
             Op::SwigluGrad => "swiglu_grad",
             Op::Dropout { .. } => "dropout",
+            Op::Jitter { .. } => "jitter",
             Op::Linear { .. } => "linear",
             Op::LinearGradInput { .. } => "linear_grad_input",
             Op::LinearGradWeight { .. } => "linear_grad_weight",
@@ -558,7 +567,8 @@ impl Op {
             | Op::SigmoidGrad
             | Op::Swiglu
             | Op::SwigluGrad
-            | Op::Dropout { .. } => Family::Elementwise,
+            | Op::Dropout { .. }
+            | Op::Jitter { .. } => Family::Elementwise,
             Op::Linear { .. }
             | Op::LinearGradInput { .. }
             | Op::LinearGradWeight { .. }
@@ -631,6 +641,7 @@ impl Op {
                 | Op::Tanh
                 | Op::Sigmoid
                 | Op::Dropout { .. }
+                | Op::Jitter { .. }
                 | Op::Softmax
                 | Op::Rope { .. }
                 | Op::Mlp(_)

@@ -72,6 +72,7 @@ impl Graph {
         // The owner of a mask or of random roundings does not bear on the time.
         let op = match node.op {
             Op::Dropout { p, .. } => Op::Dropout { p, stream: 0 },
+            Op::Jitter { noise, .. } => Op::Jitter { noise, stream: 0 },
             Op::Sgd(sgd) => Op::Sgd(Sgd { stored: sgd.stored.without_stream(), ..sgd }),
             Op::AdamW(adamw) => Op::AdamW(AdamW { stored: adamw.stored.without_stream(), ..adamw }),
             Op::Lion(lion) => Op::Lion(Lion { stored: lion.stored.without_stream(), ..lion }),

@@ -33,6 +33,10 @@ fn every_kind_of_mistake_names_this_file() {
             let x = g.input("x", [2], DType::F32);
             g.dropout(x, 1.5);
         }),
+        model(|g| {
+            let x = g.input("x", [2], DType::F32);
+            g.jitter(x, 1.0);
+        }),
     ];
     for mistake in mistakes {
         let at = mistake.at.clone().unwrap_or_default();

@@ -37,7 +37,7 @@ impl Architecture {
     /// When the numbers of the configuration do not go together.
     pub fn evaluation(&self, batch: usize, seq: usize) -> Result<Graph, GraphError> {
         match self {
-            Architecture::Llama(model) => model.training(batch, seq),
+            Architecture::Llama(model) => model.evaluation(batch, seq),
             Architecture::Gpt2(model) => Gpt2 { dropout: 0.0, ..model.clone() }.training(batch, seq),
             Architecture::Bert(model) => model.evaluation(batch, seq),
         }

@@ -65,8 +65,7 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// The graph from `tokens` and `targets` to `loss`; without its derivative, so it serves evaluation
-    /// as it is.
+    /// The graph from `tokens` and `targets` to `loss`, without its derivative.
     ///
     /// # Errors
     ///
@@ -82,6 +81,15 @@ impl Llama {
         g.finish()
     }
 
+    /// The same graph without noise.
+    ///
+    /// # Errors
+    ///
+    /// When the numbers of the configuration do not go together.
+    pub fn evaluation(&self, batch: usize, seq: usize) -> Result<Graph, GraphError> {
+        self.without_noise().training(batch, seq)
+    }
+
     /// The graph from `tokens` and `position` to the `logits` of the word after that position.
     ///
     /// # Errors
@@ -90,9 +98,13 @@ impl Llama {
     pub fn generation(&self, seq: usize) -> Result<Graph, GraphError> {
         let mut g = Graph::new();
         let tokens = language::tokens(&mut g, 1, seq); // (1, T)
-        let (x, head) = self.decode(&mut g, tokens, None, None)?; // (1, T, C), (V, C)
+        let (x, head) = self.without_noise().decode(&mut g, tokens, None, None)?; // (1, T, C), (V, C)
         language::logits(&mut g, x, head, None);
         g.finish()
+    }
+
+    fn without_noise(&self) -> Llama {
+        Llama { mixture: self.mixture.as_ref().map(Mixture::without_noise), ..self.clone() }
     }
 
     /// The final hidden state `(B, T, C)` and the head's weight `(V, C)`.

@@ -46,6 +46,9 @@ pub struct Mixture {
     /// Most tokens of each sequence that an expert takes, as a multiple of its even share; unlimited if absent. Further
     /// tokens skip the expert and continue through the residual stream (Fedus et al. 2021).
     pub capacity: Option<f32>,
+    /// In training, the vectors that router and experts read are multiplied element by element by numbers drawn evenly
+    /// from `1 − noise` to `1 + noise`, as in transformers' Mixtral; at 0 they are not.
+    pub noise: f32,
     /// Losses of routers.
     pub losses: RouterLosses,
 }
@@ -148,14 +151,20 @@ impl Mixture {
         Ok(())
     }
 
+    /// The same experts in evaluation and generation.
+    pub(crate) fn without_noise(&self) -> Mixture {
+        Mixture { noise: 0.0, ..self.clone() }
+    }
+
     /// The most tokens that an expert takes of a sequence of `seq`.
     pub fn rows(&self, seq: usize) -> Option<usize> {
         self.capacity.map(|factor| (factor * (seq * self.chosen) as f32 / self.experts as f32) as usize)
     }
 
-    /// The experts' addition to the residual stream, from its norm `x (B, T, C)`.
-    pub(crate) fn feed_forward(&self, g: &mut Graph, x: Value, routers: &mut Routers) -> Value {
-        let width = g.shape(x).columns();
+    /// The experts' addition to the residual stream, from its norm `(B, T, C)`.
+    pub(crate) fn feed_forward(&self, g: &mut Graph, normed: Value, routers: &mut Routers) -> Value {
+        let width = g.shape(normed).columns();
+        let x = g.jitter(normed, self.noise); // (B, T, C)
         let (block, _) = self.names.parts();
         let router = g.param(&format!("{block}.gate.weight"), [self.experts, width], Init::Normal(SPREAD)); // (E, C)
         let logits = g.linear(x, router, None); // (B, T, E)
@@ -170,7 +179,7 @@ impl Mixture {
         let y = self.experts(g, x, copies, weights); // (B, T, C)
         match self.shared {
             Some(ffn) => {
-                let shared = Mixture::shared_expert(g, x, ffn); // (B, T, C)
+                let shared = Mixture::shared_expert(g, normed, ffn); // (B, T, C)
                 g.add(y, shared) // (B, T, C)
             }
             None => y,

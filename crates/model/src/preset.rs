@@ -127,6 +127,7 @@ fn mixture([experts, chosen, ffn]: [usize; 3], balance: f32) -> Mixture {
         dense_layers: Vec::new(),
         names: ExpertNames::Qwen,
         capacity: None,
+        noise: 0.0,
         losses: RouterLosses::balanced(balance),
     }
 }

@@ -81,7 +81,7 @@ fn settings_that_no_mixture_can_have_are_refused_by_key_with_a_way_out() {
         ("mixtral", "num_experts_per_tok", json!(5), "at most `num_local_experts`, which is 4"),
         ("mixtral", "num_experts_per_tok", json!(0), "a whole number from 1"),
         ("mixtral", "num_local_experts", json!(null), "num_local_experts"),
-        ("mixtral", "router_jitter_noise", json!(0.1), "0: noise on the input of experts is not supported"),
+        ("mixtral", "router_jitter_noise", json!(1.0), "a number from 0 to below 1"),
         ("olmoe", "clip_qkv", json!(8.0), "clipped queries, keys and values are not supported"),
         ("olmoe", "router_aux_loss_coef", json!(-1.0), "a number from 0 on"),
         ("qwen2-moe", "mlp_only_layers", json!([0, 1, 2]), "a list that leaves a layer with experts"),
@@ -99,6 +99,23 @@ fn settings_that_no_mixture_can_have_are_refused_by_key_with_a_way_out() {
     model.mixture.as_mut().unwrap().chosen = 2;
     model.qkv_bias = true;
     assert!(Architecture::from(model).to_config().unwrap_err().to_string().contains("Mixtral"));
+}
+
+#[test]
+fn noise_on_the_input_of_experts_is_read_and_written_and_is_in_training_graphs_alone() {
+    use plimsoll_graph::{Graph, Op};
+    let Architecture::Llama(model) =
+        changed("mixtral", "router_jitter_noise", json!(0.1)).unwrap().architecture
+    else {
+        unreachable!()
+    };
+    assert_eq!(model.mixture.as_ref().unwrap().noise.to_bits(), 0.1f32.to_bits());
+    assert_eq!(Architecture::from(model.clone()).to_config().unwrap()["router_jitter_noise"], json!(0.1));
+    let drawn =
+        |graph: Graph| graph.nodes().iter().filter(|node| matches!(node.op, Op::Jitter { .. })).count();
+    assert_eq!(drawn(model.training(2, 8).unwrap()), model.layers);
+    assert_eq!(drawn(Architecture::from(model.clone()).evaluation(2, 8).unwrap()), 0);
+    assert_eq!(drawn(model.generation(8).unwrap()), 0);
 }
 
 #[test]

@@ -249,27 +249,84 @@ fn recompute_and_threads_change_no_bit_even_where_all_scores_are_equal() {
 #[test]
 fn accumulation_changes_only_the_order_of_sums_and_the_balance_of_sequences_is_among_them() {
     for name in FOLDERS {
-        let folder = Folder::open(name, BalanceGroup::Sequence);
-        let batch = folder.batch.repeated(2);
-        let step = |rows: usize| {
-            let options = options(batch.rows(), rows, Strategy::None, 2);
-            let mut run = Run::new(&folder, &options).unwrap();
-            let files = ModelFolder::open(&path(name)).unwrap();
-            run.load_weights(&files, &folder.form()).unwrap();
-            let loss = run.step(0.0, &divided(&batch, rows)).unwrap().loss;
-            let gradients: Vec<Vec<f32>> =
-                parameters(&run).iter().map(|name| run.gradient(name).unwrap()).collect();
-            (vec![loss, balance(&run)], gradients)
-        };
-        let (losses, gradients) = step(8);
-        assert!(losses[1] > 0.0);
-        for rows in [4, 2, 1] {
-            let (other, others) = step(rows);
-            assert!(distance(&other, &losses) <= LOSS, "{name}: {other:?}, {losses:?}");
-            for (other, gradient) in others.iter().zip(&gradients) {
-                assert!(distance(other, gradient) <= 1e-5, "{name} in micro-batches of {rows}");
+        assert_equal_in_micro_batches(&Folder::open(name, BalanceGroup::Sequence));
+    }
+}
+
+/// Compares losses and gradients of one step of eight rows, in micro-batches of eight and of fewer.
+#[track_caller]
+fn assert_equal_in_micro_batches(folder: &Folder) {
+    let (name, batch) = (folder.name, folder.batch.repeated(2));
+    let step = |rows: usize| {
+        let options = options(batch.rows(), rows, Strategy::None, 2);
+        let mut run = Run::new(folder, &options).unwrap();
+        let files = ModelFolder::open(&path(name)).unwrap();
+        run.load_weights(&files, &folder.form()).unwrap();
+        let loss = run.step(0.0, &divided(&batch, rows)).unwrap().loss;
+        let gradients: Vec<Vec<f32>> =
+            parameters(&run).iter().map(|name| run.gradient(name).unwrap()).collect();
+        (vec![loss, balance(&run)], gradients)
+    };
+    let (losses, gradients) = step(8);
+    assert!(losses[1] > 0.0);
+    for rows in [4, 2, 1] {
+        let (other, others) = step(rows);
+        assert!(distance(&other, &losses) <= LOSS, "{name}: {other:?}, {losses:?}");
+        for (other, gradient) in others.iter().zip(&gradients) {
+            assert!(distance(other, gradient) <= 1e-5, "{name} in micro-batches of {rows}");
+        }
+    }
+}
+
+/// Mixtral, and a model whose shared expert reads its input without noise.
+const NOISY: [&str; 2] = ["mixtral", "qwen2-moe"];
+
+impl Folder {
+    /// A folder whose experts read their input with noise in training.
+    fn noisy(name: &'static str) -> Folder {
+        let mut folder = Folder::open(name, BalanceGroup::Sequence);
+        let Architecture::Llama(model) = &mut folder.architecture else { panic!("{name} is a mixture") };
+        model.mixture.as_mut().unwrap().noise = 0.1;
+        folder
+    }
+}
+
+#[test]
+fn noise_on_the_input_of_experts_changes_no_bit_under_recompute_and_threads() {
+    for folder in NOISY.map(Folder::noisy) {
+        let plain = Folder::open(folder.name, BalanceGroup::Sequence);
+        let without = bits(&mut plain.run(Strategy::None, 2, 1), &divided(&folder.batch, 2));
+        let mut expected = None;
+        for strategy in STRATEGIES {
+            for threads in [1, 3] {
+                let mut run = folder.run(strategy, 2, threads);
+                let got = bits(&mut run, &divided(&folder.batch, 2));
+                assert_ne!(got[0], without[0], "{}: there is noise", folder.name);
+                let same = expected.get_or_insert_with(|| got.clone()) == &got;
+                assert!(same, "{} {strategy} {threads}", folder.name);
+                assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes, "{strategy}");
             }
         }
+    }
+}
+
+#[test]
+fn noise_on_the_input_of_experts_is_that_of_the_row_in_whatever_micro_batch_it_travels() {
+    for folder in NOISY.map(Folder::noisy) {
+        assert_equal_in_micro_batches(&folder);
+    }
+}
+
+#[test]
+fn noise_on_the_input_of_experts_is_new_in_every_step_and_absent_from_evaluation_and_generation() {
+    for folder in NOISY.map(Folder::noisy) {
+        let plain = Folder::open(folder.name, BalanceGroup::Sequence);
+        let [mut noisy, mut plain] = [&folder, &plain].map(|folder| folder.run(Strategy::None, 4, 2));
+        let [first, second] = [(); 2].map(|()| noisy.step(0.0, &[inputs(&folder.batch)]).unwrap().loss);
+        assert_ne!(first.to_bits(), second.to_bits(), "{}", folder.name);
+        let evaluated = |run: &mut Run| run.evaluate(&inputs(&folder.batch)).unwrap().to_bits();
+        assert_eq!(evaluated(&mut noisy), evaluated(&mut plain), "{}", folder.name);
+        assert_eq!(logits(&folder, &mut noisy), logits(&folder, &mut plain), "{}", folder.name);
     }
 }
 

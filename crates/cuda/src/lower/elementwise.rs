@@ -1,4 +1,4 @@
-//! Elementwise functions, casts, dropout and sums of state.
+//! Elementwise functions, casts, dropout, jitter and sums of state.
 
 use plimsoll_exec::ExecError;
 use plimsoll_exec::random::drop_threshold;
@@ -67,21 +67,28 @@ pub(super) fn accumulate(to: &mut Lowering, call: &Call) -> Result<(), ExecError
 }
 
 pub(super) fn dropout(to: &mut Lowering, call: &Call, p: f32, stream: u64) -> Result<(), ExecError> {
+    let keep = (1.0 / (1.0 - f64::from(p))) as f32;
+    with_draws(to, call, "dropout", stream, [Arg::U32(drop_threshold(p)), Arg::F32(keep)])
+}
+
+pub(super) fn jitter(to: &mut Lowering, call: &Call, noise: f32, stream: u64) -> Result<(), ExecError> {
+    with_draws(to, call, "jitter", stream, [Arg::F32(1.0 - noise), Arg::F32(2.0 * noise)])
+}
+
+/// A thread draws four numbers by row and place within the row.
+fn with_draws(
+    to: &mut Lowering,
+    call: &Call,
+    kernel: &str,
+    stream: u64,
+    parameters: [Arg; 2],
+) -> Result<(), ExecError> {
     let (x, rng, y) = (call.inputs[0], call.inputs[1], call.outputs[0]);
     let rows = x.shape().first().copied().unwrap_or(1);
     let columns = x.count() / rows.max(1);
-    let keep = (1.0 / (1.0 - f64::from(p))) as f32;
-    let args = vec![
-        x.pointer(),
-        rng.pointer(),
-        y.pointer(),
-        i64(rows),
-        i64(columns),
-        Arg::U64(stream),
-        Arg::U32(drop_threshold(p)),
-        Arg::F32(keep),
-    ];
-    let kernel = format!("dropout_{}", suffix(call, x.ty.dtype)?);
+    let places = [x.pointer(), rng.pointer(), y.pointer(), i64(rows), i64(columns), Arg::U64(stream)];
+    let args = places.into_iter().chain(parameters).collect();
+    let kernel = format!("{kernel}_{}", suffix(call, x.ty.dtype)?);
     to.launch(kernel, blocks(rows * columns.div_ceil(4), 1), THREADS, args);
     Ok(())
 }

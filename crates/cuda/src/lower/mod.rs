@@ -135,6 +135,7 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         | Op::Swiglu
         | Op::SwigluGrad => elementwise::elementwise(to, call),
         Op::Dropout { p, stream } => elementwise::dropout(to, call, *p, *stream),
+        Op::Jitter { noise, stream } => elementwise::jitter(to, call, *noise, *stream),
         Op::Linear { transposed, bias } => product::linear(to, call, *transposed, *bias),
         Op::LinearGradInput { transposed } => product::linear_grad_input(to, call, *transposed),
         Op::LinearGradWeight { transposed } => product::linear_grad_weight(to, call, *transposed),

@@ -1,4 +1,4 @@
-//! Cases of elementwise ops and dropout.
+//! Cases of elementwise ops, dropout and jitter.
 
 use plimsoll_graph::op::Gelu;
 use plimsoll_graph::{Op, Shape};
@@ -7,7 +7,7 @@ use super::building::{FUNCTION, ROUNDED, case, integers, named, normal};
 use super::{Case, Fill};
 
 pub(super) fn all() -> Vec<Case> {
-    [elementwise(), dropout()].concat()
+    [elementwise(), dropout(), jitter()].concat()
 }
 
 fn elementwise() -> Vec<Case> {
@@ -71,6 +71,19 @@ fn dropout() -> Vec<Case> {
         dropout([3, 7].into(), 0.1),
         dropout([2, 5, 33].into(), 0.5),
         dropout([130, 67].into(), 0.25),
+    ]
+}
+
+fn jitter() -> Vec<Case> {
+    let jitter = |shape: Shape, noise| {
+        let op = Op::Jitter { noise, stream: 0x0123_4567_89ab_cdef };
+        case(op, vec![normal(shape), integers([4], Fill::Rng)], ROUNDED)
+    };
+    vec![
+        jitter([].into(), 0.5),
+        jitter([3, 7].into(), 0.01),
+        jitter([2, 5, 33].into(), 0.1),
+        jitter([130, 67].into(), 0.9),
     ]
 }
 

@@ -41,7 +41,7 @@ pub enum Fill {
     },
     /// For each position of each row, the first position of its document; one in this many positions begins a document.
     Documents(usize),
-    /// Seed, step and first row of a dropout.
+    /// Seed, step and first row of a dropout or a jitter.
     Rng,
     /// Rotary frequencies `10000^(−i/n)`.
     Frequencies,

@@ -27,6 +27,7 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
         Op::Swiglu => swiglu(x(0), x(1)),
         Op::SwigluGrad => return swiglu_grad(x(0), x(1), x(2)).into(),
         Op::Dropout { p, stream } => dropout(x(0), operands.integers(1), *p, *stream),
+        Op::Jitter { noise, stream } => jitter(x(0), operands.integers(1), *noise, *stream),
         other => unreachable!("`{}` is of another family", other.name()),
     }]
 }
@@ -77,19 +78,34 @@ pub(super) fn swiglu_grad(gate: &Array, up: &Array, dy: &Array) -> [Array; 2] {
     [mul(&silu_grad(gate, dy), up), mul(&silu(gate), dy)]
 }
 
-/// `rng` is `[seed low, seed high, step, first row]`.
 fn dropout(x: &Array, rng: &[i32], p: f32, stream: u64) -> Array {
+    let (threshold, keep) = (drop_threshold(p), 1.0 / (1.0 - f64::from(p)));
+    let masked = |x: f64, stream: Stream, row: u32, element: u32| {
+        let kept = stream.bits(row, element) >= threshold;
+        if kept { x * keep } else { 0.0 }
+    };
+    with_draws(x, rng, stream, masked)
+}
+
+fn jitter(x: &Array, rng: &[i32], noise: f32, stream: u64) -> Array {
+    let noise = f64::from(noise);
+    with_draws(x, rng, stream, |x, stream, row, element| {
+        x * (1.0 - noise + 2.0 * noise * f64::from(stream.uniform(row, element)))
+    })
+}
+
+/// `function` of each element, the random numbers and its place in them: the row of the global batch and the element
+/// within the row. `rng` is `[seed low, seed high, step, first row]`.
+fn with_draws(x: &Array, rng: &[i32], stream: u64, function: impl Fn(f64, Stream, u32, u32) -> f64) -> Array {
     let seed = u64::from(rng[0] as u32) | u64::from(rng[1] as u32) << 32;
     let stream = Stream::new(seed, stream, rng[2] as u32);
-    let (threshold, keep) = (drop_threshold(p), 1.0 / (1.0 - f64::from(p)));
     let rows = x.shape.first().copied().unwrap_or(1);
     let width = x.shape.elements() / rows.max(1);
-    let kept = |flat: usize| {
+    let changed = |(flat, &x): (usize, &f64)| {
         let row = (rng[3] as u32).wrapping_add((flat / width) as u32);
-        stream.bits(row, (flat % width) as u32) >= threshold
+        function(x, stream, row, (flat % width) as u32)
     };
-    let data = x.data.iter().enumerate().map(|(flat, x)| if kept(flat) { x * keep } else { 0.0 });
-    Array { shape: x.shape, data: data.collect() }
+    Array { shape: x.shape, data: x.data.iter().enumerate().map(changed).collect() }
 }
 
 /// `function` of each element of `a` and the element of `b` that suffix-broadcasting pairs it with.

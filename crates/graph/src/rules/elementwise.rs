@@ -1,4 +1,4 @@
-//! Elementwise ops: sums, products, activations and dropout.
+//! Elementwise ops: sums, products, activations, dropout and jitter.
 
 use super::{Cotangents, equal, float, no_derivative, no_types, operands};
 use crate::graph::{Graph, Node};
@@ -70,6 +70,22 @@ impl Graph {
         let stream = self.stable_stream("dropout");
         self.apply(Op::Dropout { p, stream }, &[x, rng])
     }
+
+    /// Multiplies each element by a number drawn evenly from `1 − noise` to `1 + noise`; `x` itself when `noise` is 0.
+    ///
+    /// Adds the graph input `rng`: see [`Op::Jitter`].
+    #[track_caller]
+    pub fn jitter(&mut self, x: Value, noise: f32) -> Value {
+        if noise == 0.0 {
+            return x;
+        }
+        if !(0.0..1.0).contains(&noise) {
+            self.fail("jitter", format!("the noise must be in 0..1, got {noise}"));
+        }
+        let rng = self.input("rng", [4], DType::I32);
+        let stream = self.stable_stream("jitter");
+        self.apply(Op::Jitter { noise, stream }, &[x, rng])
+    }
 }
 
 pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -98,7 +114,7 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             equal(gate, dy, "gate and gradient")?;
             Ok(vec![gate, gate])
         }
-        Op::Dropout { .. } => {
+        Op::Dropout { .. } | Op::Jitter { .. } => {
             let [x, rng] = operands(inputs)?;
             float(x)?;
             equal(rng, Type::i32([4]), "rng")?;
@@ -133,9 +149,7 @@ pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
             tape.give(x, gradient, 0);
             tape.give(inputs[1], gradient, 1);
         }
-        Op::Dropout { p, stream } => {
-            tape.emit(x, Op::Dropout { p: *p, stream: *stream }, &[dy, inputs[1]]);
-        }
+        Op::Dropout { .. } | Op::Jitter { .. } => tape.emit(x, node.op.clone(), &[dy, inputs[1]]),
         other => return no_derivative(other),
     }
     Ok(())

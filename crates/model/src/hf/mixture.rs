@@ -1,8 +1,8 @@
 //! `config.json` of mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE and `OLMoE`.
 //!
 //! The balance of experts is minimised with the weight in the file, `router_aux_loss_coef`, whether or not the file
-//! asks transformers for it with `output_router_logits`. Refused: noise on a router's input, clipped queries and keys,
-//! and experts in no layer.
+//! asks transformers for it with `output_router_logits`. Only Mixtral's files keep noise on the input of experts, because
+//! transformers reads it there alone. Refused: clipped queries and keys, and experts in no layer.
 
 use serde_json::{Value, json};
 
@@ -17,14 +17,16 @@ const BALANCE: f64 = 0.001;
 const OLMOE_BALANCE: f64 = 0.01;
 
 pub(super) fn mixtral(keys: &Keys, notes: &mut Vec<String>) -> Result<Architecture, ConfigError> {
-    if keys.optional_number("router_jitter_noise")?.is_some_and(|noise| noise != 0.0) {
-        return Err(keys.wrong("router_jitter_noise", "0: noise on the input of experts is not supported"));
+    let noise = keys.optional_number("router_jitter_noise")?.unwrap_or(0.0);
+    if !(0.0..1.0).contains(&noise) {
+        return Err(keys.wrong("router_jitter_noise", "a number from 0 to below 1"));
     }
     let model = family(keys, notes, keys.count("num_key_value_heads")?, None)?;
     let mixture = Mixture {
         ffn: model.ffn,
         normalised: true,
         names: ExpertNames::Mixtral,
+        noise: noise as f32,
         ..mixture(keys, "num_local_experts", BALANCE)?
     };
     let window = keys.optional_count("sliding_window")?;
@@ -97,6 +99,7 @@ fn mixture(keys: &Keys, count: &str, balance: f64) -> Result<Mixture, ConfigErro
         dense_layers: Vec::new(),
         names: ExpertNames::Qwen,
         capacity: None,
+        noise: 0.0,
         losses: RouterLosses::balanced(balance as f32),
     })
 }
@@ -131,7 +134,7 @@ pub(super) fn write(model: &Llama, mixture: &Mixture) -> Value {
         (ExpertNames::Mixtral, _) => json!({
             "head_dim": model.head_width,
             "num_local_experts": mixture.experts,
-            "router_jitter_noise": 0.0,
+            "router_jitter_noise": decimal(mixture.noise),
             "sliding_window": model.window,
         }),
         (ExpertNames::Qwen, true) => json!({

@@ -1,4 +1,4 @@
-//! Settings of experts: how many a token goes to, how many tokens each takes, and the losses of routers.
+//! Settings of experts: how many a token goes to, how many tokens each takes, noise on their input, and the losses of routers.
 
 use plimsoll_model::{Architecture, BalanceGroup, Mixture};
 
@@ -28,6 +28,7 @@ fn refuse(raw: &RawConfig) -> Option<TrainError> {
     let given = [
         ("--num-experts-per-tok", raw.num_experts_per_tok.is_some()),
         ("--expert-capacity-factor", raw.expert_capacity_factor.is_some()),
+        ("--router-jitter-noise", raw.router_jitter_noise.is_some()),
         ("--router-aux-loss", raw.router_aux_loss.is_some()),
         ("--router-aux-loss-coef", raw.router_aux_loss_coef.is_some()),
         ("--router-z-loss-coef", raw.router_z_loss_coef.is_some()),
@@ -50,6 +51,14 @@ fn choose(raw: &RawConfig, mixture: &mut Mixture) -> Result<(), TrainError> {
     }
     if let Some(factor) = raw.expert_capacity_factor {
         mixture.capacity = Some(above_zero("--expert-capacity-factor", factor)?);
+    }
+    if let Some(noise) = raw.router_jitter_noise {
+        if !(0.0..1.0).contains(&noise) {
+            return Err(mistake(format!(
+                "--router-jitter-noise must be at least 0 and below 1, got {noise}"
+            )));
+        }
+        mixture.noise = noise as f32;
     }
     Ok(())
 }
@@ -108,6 +117,7 @@ pub(super) fn effective(architecture: &Architecture, raw: RawConfig) -> RawConfi
     RawConfig {
         num_experts_per_tok: Some(mixture.chosen),
         expert_capacity_factor: mixture.capacity.map(shortest),
+        router_jitter_noise: Some(shortest(mixture.noise)),
         router_aux_loss: Some(group.to_owned()),
         router_aux_loss_coef: Some(shortest(losses.balance)),
         router_z_loss_coef: Some(shortest(losses.z)),
@@ -137,6 +147,7 @@ mod tests {
         let raw = RawConfig {
             num_experts_per_tok: Some(1),
             expert_capacity_factor: Some(1.25),
+            router_jitter_noise: Some(0.01),
             router_aux_loss: Some("micro-batch".into()),
             router_aux_loss_coef: Some(0.02),
             router_z_loss_coef: Some(0.001),
@@ -145,7 +156,10 @@ mod tests {
         };
         let mixture = applied(&raw);
         assert_eq!((mixture.chosen, mixture.normalised, mixture.capacity), (1, false, Some(1.25)));
-        assert_eq!(mixture.losses.group, BalanceGroup::MicroBatch);
+        assert_eq!(
+            (mixture.losses.group, mixture.noise.to_bits()),
+            (BalanceGroup::MicroBatch, 0.01f32.to_bits())
+        );
         let model = apply(&raw, tiny()).unwrap();
         let told = effective(&model, RawConfig { micro_batch: Some(4), ..RawConfig::default() });
         assert_eq!(told, raw);
@@ -162,6 +176,7 @@ mod tests {
         for (raw, told) in [
             (RawConfig { num_experts_per_tok: Some(9), ..none() }, "the model has 8 experts; give 1 to 8"),
             (RawConfig { expert_capacity_factor: Some(0.0), ..none() }, "must be above 0, got 0"),
+            (RawConfig { router_jitter_noise: Some(1.0), ..none() }, "at least 0 and below 1, got 1"),
             (
                 RawConfig { router_aux_loss: Some("tokens".into()), ..none() },
                 "sequence, micro-batch or none, got `tokens`",

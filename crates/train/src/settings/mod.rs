@@ -274,6 +274,9 @@ settings! {
         /// Most tokens of each sequence that an expert takes, as a multiple of its even share; further tokens skip the
         /// expert and continue through the residual stream [default: no limit, no token is dropped]
         expert_capacity_factor: f64, "FACTOR";
+        /// In training, multiply what router and experts read by numbers drawn from 1 − NOISE to 1 + NOISE [default: the
+        /// model's]
+        router_jitter_noise: f64, "NOISE";
         /// Tokens that the balance of experts is counted over: sequence, micro-batch (as transformers counts; needs
         /// --micro-batch) or none [default: sequence]
         router_aux_loss: String, "GROUP";

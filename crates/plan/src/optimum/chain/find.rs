@@ -322,9 +322,10 @@ fn signature(graph: &Graph, layer: &Layer) -> Vec<Kind> {
     };
     let mut kind = |&id: &NodeId| {
         let node = graph.node(id);
-        // Which mask a dropout draws does not matter to a plan.
+        // Which numbers a dropout or a jitter draws does not matter to a plan.
         let op = match &node.op {
             Op::Dropout { p, .. } => Op::Dropout { p: *p, stream: 0 },
+            Op::Jitter { noise, .. } => Op::Jitter { noise: *noise, stream: 0 },
             op => op.clone(),
         };
         let operands = node.inputs.iter().chain(&node.outputs);
