@@ -309,12 +309,11 @@ fn state_takes_the_bytes_one_computes_by_hand() {
                 OptimizerKind::Sgd if optimizer.momentum > 0.0 => one,
                 OptimizerKind::Sgd => 0,
                 OptimizerKind::Lion8bit if n >= FEWEST_FOR_CODES => n + 4 * n.div_ceil(256),
-                OptimizerKind::Lion | OptimizerKind::Lion8bit => one,
                 OptimizerKind::Adafactor if shape.len() < 2 => 4 * n,
                 OptimizerKind::Adafactor => 4 * (shape[0] + shape[1]),
                 // Only tables and vectors have second moments; in this model those of the vocabulary's extent and norms.
                 OptimizerKind::Muon if shape.len() < 2 || shape[0] == SIZE.vocab => 2 * one,
-                OptimizerKind::Muon => one,
+                OptimizerKind::Muon | OptimizerKind::Lion | OptimizerKind::Lion8bit => one,
                 OptimizerKind::Mezo | OptimizerKind::Es => unreachable!("has no gradients"),
             };
             moments += if storage.weights == WeightStorage::Bf16Master { 2 * n } else { 0 };
