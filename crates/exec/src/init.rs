@@ -5,6 +5,7 @@
 
 use plimsoll_graph::Init;
 
+pub(crate) use crate::random::place;
 use crate::random::{Stream, name_hash};
 
 /// Writes elements `offset … offset + out.len()` of the state `name`.
@@ -39,11 +40,6 @@ pub(crate) fn normal(stream: &Stream, deviation: f32, offset: usize, out: &mut [
         }
         *slot = deviation * pair[index % 2];
     }
-}
-
-/// Row and element of a flat index: row 0 for all states of fewer than 2³² elements.
-pub(crate) fn place(index: usize) -> (u32, u32) {
-    ((index as u64 >> 32) as u32, index as u32)
 }
 
 #[cfg(test)]

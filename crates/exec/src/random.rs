@@ -68,7 +68,7 @@ impl Stream {
     /// At most three numbers, which end with their group or before.
     fn some_normals(&self, first: usize, numbers: &mut [f32]) {
         for (at, number) in (first..).zip(numbers) {
-            let (row, element) = crate::init::place(at);
+            let (row, element) = place(at);
             *number = self.normal_pair(row, element / 2)[at % 2];
         }
     }
@@ -79,7 +79,7 @@ impl Stream {
     fn aligned_normals(&self, first: usize, numbers: &mut [f32; SIDE_BY_SIDE]) {
         let (mut radii, mut angles) = ([0; SIDE_BY_SIDE / 2], [0; SIDE_BY_SIDE / 2]);
         for group in 0..SIDE_BY_SIDE / 4 {
-            let (row, element) = crate::init::place(first + 4 * group);
+            let (row, element) = place(first + 4 * group);
             let [a, b, c, d] = self.quad(row, element / 4);
             (radii[2 * group], angles[2 * group]) = (a, b);
             (radii[2 * group + 1], angles[2 * group + 1]) = (c, d);
@@ -96,6 +96,13 @@ impl Stream {
         let at = 2 * (pair % 2) as usize;
         box_muller(quad[at], quad[at + 1])
     }
+}
+
+/// Row and element of a flat index: row 0 for all states of fewer than 2³² elements.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]
+pub(crate) fn place(index: usize) -> (u32, u32) {
+    ((index as u64 >> 32) as u32, index as u32)
 }
 
 /// Numbers that are drawn side by side: a multiple of the four of a group.

@@ -431,11 +431,6 @@ impl Run {
         &mut self.engine
     }
 
-    /// Seed and step, with the direction of a probe.
-    pub(crate) fn drawn(&self, direction: i32) -> [i32; 4] {
-        [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, direction]
-    }
-
     /// Seed, step and first row in the global batch of a micro-batch with `before` others of this rank's step before it.
     pub(crate) fn rng(&self, before: usize) -> [i32; 4] {
         let row = (before * self.ranks() + self.rank()) * self.micro_batch;

@@ -9,6 +9,15 @@ use plimsoll_graph::Op;
 use plimsoll_graph::op::Estimate;
 use plimsoll_plan::Program;
 
+use super::Run;
+
+impl Run {
+    /// Seed and step, with the direction of a probe.
+    pub(crate) fn drawn(&self, direction: i32) -> [i32; 4] {
+        [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, direction]
+    }
+}
+
 /// Probes of a run, and the losses of the step under way.
 #[derive(Debug)]
 pub(crate) struct Probes {
