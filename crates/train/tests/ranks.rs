@@ -344,8 +344,15 @@ fn a_rank_that_hangs_ends_the_others_within_the_limit() {
 }
 
 #[test]
-fn a_plan_for_ranks_does_not_run_alone() {
+fn a_plan_runs_on_as_many_ranks_as_it_was_made_for() {
     let options = Options { global_batch: 4, ranks: 2, threads: 1, ..Options::default() };
     let error = Run::new(model, &options).unwrap_err().to_string();
     assert_eq!(error, "the plan is for 2 ranks, and 1 are here");
+    // Ranks that exchange nothing would each train a model of their own.
+    let alone = Options { ranks: 1, ..options };
+    let device = alone.device().unwrap();
+    let planned = plan_for(&model, &*device, &alone).unwrap();
+    let world = thread_ranks(2, Duration::from_mins(1)).unwrap();
+    let error = Run::start_rank(device, planned, 0, &world[0]).unwrap_err().to_string();
+    assert_eq!(error, "the plan is for 1 rank, and 2 are here");
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_exec::{Communicator, Device};
+use plimsoll_exec::{Communicator, Device, ExecError};
 
 use super::Run;
 use crate::error::TrainError;
@@ -40,6 +40,13 @@ impl Run {
         seed: u64,
         communicator: &Arc<dyn Communicator>,
     ) -> Result<Run, TrainError> {
+        // Without exchanges each rank would train a model of its own.
+        let [planned_for, here] = [planned.choice.program.ranks(), communicator.ranks()];
+        if planned_for != here {
+            let why =
+                format!("the plan is for {planned_for} rank{}, and {here} are here", plural(planned_for));
+            return Err(ExecError::Mismatch(why).into());
+        }
         device.join(Arc::clone(communicator))?;
         let mut run = Run::start(device, planned, seed)?;
         run.join(communicator);
@@ -123,4 +130,8 @@ impl Run {
         }
         Ok(())
     }
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
