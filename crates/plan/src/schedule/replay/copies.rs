@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::exchange::is_of_exchange;
 use super::open_transfer::{OpenTransfer, ends_of};
-use super::ranks::is_of_exchange;
 use super::{Fault, Machine};
 use crate::device::{Direction, Lane, Tier};
 use crate::schedule::ranges::Ranges;

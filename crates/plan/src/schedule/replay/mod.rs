@@ -23,9 +23,10 @@
 //!
 //! This module shares no code with the planners: it imports the schedule and the graph only. The rules of copies
 //! are in `copies`, those of copies that cross from one schedule into the next in `open`, those of exchanges between ranks in
-//! `ranks`.
+//! `exchange` and `ranks`.
 
 mod copies;
+mod exchange;
 mod open;
 mod open_transfer;
 mod ranks;
@@ -39,10 +40,11 @@ use crate::program::Role;
 use crate::schedule::{Action, Buffer, BufferId, Contents, Schedule};
 use copies::Copies;
 use open::{Around, Walked};
-use ranks::Exchanges;
 
+use exchange::Exchanges;
+pub use exchange::{Exchange, exchanges};
 pub use open::{Judged, replay_all};
-pub use ranks::{Exchange, RanksDiffer, exchanges, replay_ranks};
+pub use ranks::{RanksDiffer, replay_ranks};
 
 /// Why a schedule must not run. `action` is an index into the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
