@@ -165,9 +165,9 @@ impl Line {
     fn add_larger(&mut self, stated: u64) {
         let enough = reading::needed().div_ceil(1 << 20);
         if stated < enough << 20 {
-            self.add(b" has; --memory ");
+            self.add(b" has; `--memory ");
             self.add_number(enough);
-            self.add(b"MiB is enough to read it");
+            self.add(b"MiB` is enough to read it");
         } else {
             self.add(b" has; state a larger --memory, or take another file");
         }
