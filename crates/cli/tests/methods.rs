@@ -31,9 +31,9 @@ fn every_method_that_fits_trains_inside_the_bytes_that_its_row_names() {
         let plan = output(&format!("plan --json {small} {flags}"));
         let plan: Value = serde_json::from_str(&plan).unwrap();
         let planned = plan["arena_bytes"].as_u64().unwrap() + plan["outside_bytes"].as_u64().unwrap();
-        // The process of one question has other bytes outside its arena than that of many.
+        // The process of one question has other bytes outside its arena than that of many, by a step of 4 MiB at most.
         let apart = planned.abs_diff(row["process_bytes"].as_u64().unwrap());
-        assert!(apart <= 1 << 20, "{name}: {planned} is not {row}");
+        assert!(apart <= 4 << 20, "{name}: {planned} is not {row}");
         let trained = output(&format!("train --json {small} {flags} --max-steps 2 --report-to none"));
         assert!(trained.lines().count() >= 2, "{name}: {trained}");
     }

@@ -52,5 +52,7 @@ KERNEL(256) perturb_rows(const void* y, int kind, void* to, const int* ids, cons
     i64 element = i64(ids[at / columns]) * columns + at % columns;
     float z[4];
     normal_quad(stream_of_probe(probe, name, u32(probe[3])), element / 4, z);
-    store_any(to, kind, at, load_any(y, kind, at) + *size * (element & 2 ? z[2 + (element & 1)] : z[element & 1]));
+    // No element is chosen by its number, which would put the four on a stack.
+    float low = element & 1 ? z[1] : z[0], high = element & 1 ? z[3] : z[2];
+    store_any(to, kind, at, load_any(y, kind, at) + *size * (element & 2 ? high : low));
 }

@@ -8,33 +8,6 @@
 #define FOR_PACKS(T, columns) \
     for (i64 column = i64(threadIdx.x) * Lanes<T>::N; column < (columns); column += i64(blockDim.x) * Lanes<T>::N)
 
-// As many numbers of a vector of any type as a pack has, from column `column` on, which is a multiple of that; zeros
-// behind its end. f32 and, where a pack fills 16 bytes, bf16 travel 16 bytes at a time: read one by one, the numbers of a
-// weight would be eight scattered loads for each load of a row.
-__device__ inline void unpack_halves(const bf16* p, float (&x)[8]) { unpack(*(const Quad*)p, x); }
-__device__ inline void unpack_halves(const bf16* p, float (&x)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = widen(p[i]);
-}
-template <int N>
-__device__ inline void load_vector(const void* w, int kind, i64 column, i64 columns, float (&x)[N]) {
-    bool full = column + N <= columns;
-    if (full && kind == F32) {
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            float four[4];
-            unpack(*(const Quad*)((const float*)w + column + i), four);
-#pragma unroll
-            for (int j = 0; j < 4; j++) x[i + j] = four[j];
-        }
-    } else if (full && kind == BF16) {
-        unpack_halves((const bf16*)w + column, x);
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i++) x[i] = column + i < columns ? load_any(w, kind, column + i) : 0.0f;
-    }
-}
-
 template <class T> __device__ inline float sum_over_row(const T* x, i64 columns, float shift, bool square) {
     float total = 0.0f;
     bool whole = rows_are_whole<T>(columns);
@@ -57,15 +30,14 @@ __device__ inline void normalise(const T* x, const void* w, int w_kind, const vo
                                  float mean, float rstd) {
     bool whole = rows_are_whole<T>(columns);
     FOR_PACKS(T, columns) {
-        float numbers[Lanes<T>::N], weights[Lanes<T>::N], biases[Lanes<T>::N];
+        float numbers[Lanes<T>::N];
         load(x + column, columns - column, whole, numbers);
-        load_vector(w, w_kind, column, columns, weights);
-        if (b) load_vector(b, b_kind, column, columns, biases);
 #pragma unroll
-        for (int i = 0; i < Lanes<T>::N; i++) {
-            float number = weights[i] * ((numbers[i] - mean) * rstd);
-            numbers[i] = b ? number + biases[i] : number;
-        }
+        for (int i = 0; i < Lanes<T>::N; i++)
+            if (column + i < columns) {
+                float number = load_any(w, w_kind, column + i) * ((numbers[i] - mean) * rstd);
+                numbers[i] = b ? number + load_any(b, b_kind, column + i) : number;
+            }
         store(y + column, columns - column, whole, numbers);
     }
 }
@@ -102,14 +74,13 @@ __device__ void norm_grad_input(const T* x, const void* w, int w_kind, float mea
     bool whole = rows_are_whole<T>(columns);
     float shift = 0.0f, slope = 0.0f;
     FOR_PACKS(T, columns) {
-        float numbers[Lanes<T>::N], gradients[Lanes<T>::N], weights[Lanes<T>::N];
+        float numbers[Lanes<T>::N], gradients[Lanes<T>::N];
         load(x + column, columns - column, whole, numbers);
         load(dy + column, columns - column, whole, gradients);
-        load_vector(w, w_kind, column, columns, weights);
 #pragma unroll
         for (int i = 0; i < Lanes<T>::N; i++)
             if (column + i < columns) {
-                float g = weights[i] * gradients[i];
+                float g = load_any(w, w_kind, column + i) * gradients[i];
                 shift += g;
                 slope += g * ((numbers[i] - mean) * rstd);
             }
@@ -117,15 +88,15 @@ __device__ void norm_grad_input(const T* x, const void* w, int w_kind, float mea
     shift = centred ? block_sum(shift) / float(columns) : 0.0f;
     slope = block_sum(slope) / float(columns);
     FOR_PACKS(T, columns) {
-        float numbers[Lanes<T>::N], gradients[Lanes<T>::N], weights[Lanes<T>::N];
+        float numbers[Lanes<T>::N], gradients[Lanes<T>::N];
         load(x + column, columns - column, whole, numbers);
         load(dy + column, columns - column, whole, gradients);
-        load_vector(w, w_kind, column, columns, weights);
 #pragma unroll
-        for (int i = 0; i < Lanes<T>::N; i++) {
-            float g = weights[i] * gradients[i];
-            numbers[i] = rstd * (g - shift - (numbers[i] - mean) * rstd * slope);
-        }
+        for (int i = 0; i < Lanes<T>::N; i++)
+            if (column + i < columns) {
+                float g = load_any(w, w_kind, column + i) * gradients[i];
+                numbers[i] = rstd * (g - shift - (numbers[i] - mean) * rstd * slope);
+            }
         store(dx + column, columns - column, whole, numbers);
     }
 }

@@ -324,12 +324,9 @@ __device__ inline double rank_of(const float* losses, int count, float loss) {
 
 // The factor of each direction from the losses of its two probes, all NaN where the step must change nothing. One block.
 KERNEL(256) probe_factors(const float* losses, float* factors, int directions, float size, int ranked) {
-    __shared__ int lost;
-    if (threadIdx.x == 0) lost = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < 2 * directions; i += 256)
-        if (!isfinite(losses[i])) atomicAdd(&lost, 1);
-    __syncthreads();
+    float lost = 0.0f;
+    for (int i = threadIdx.x; i < 2 * directions; i += 256) lost += isfinite(losses[i]) ? 0.0f : 1.0f;
+    lost = block_sum(lost);
     bool refused = ranked ? lost == 2 * directions : lost > 0;
     double distance = ranked ? 1.0 : double(size);
     for (int d = threadIdx.x; d < directions; d += 256) {

@@ -29,7 +29,21 @@ const TOLERANCE: f64 = 2e-5;
 const ELEMENTS: std::ops::Range<usize> = 12..5000;
 
 /// Ops that have no derivative, because nothing is differentiated after them or because they yield integers alone.
-const WITHOUT: [&str; 6] = ["accumulate", "sum_squares", "clip_scale", "sgd", "adamw", "sort_by_expert"];
+const WITHOUT: [&str; 13] = [
+    "accumulate",
+    "sum_squares",
+    "clip_scale",
+    "sgd",
+    "adamw",
+    "lion",
+    "adafactor",
+    "muon",
+    "perturb",
+    "perturb_rows",
+    "probe_step",
+    "sort_by_expert",
+    "count_copies",
+];
 
 /// Ops whose operands are never trained.
 const FROZEN: [&str; 1] = ["dequantise"];

@@ -406,7 +406,7 @@ mod tests {
         );
         assert_eq!(
             fault("optim = \"lion_32bit\"\nmomentum = 0.5"),
-            "momentum is for --optim sgd and muon; leave it out"
+            "momentum is for optim sgd and muon; leave it out"
         );
         assert!(
             fault("optim = \"rmsprop\"")
