@@ -15,7 +15,6 @@ the last tenth of the steps sent less than 1 % of a layer's tokens to one of its
 """
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -23,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
-ROOT = Path(__file__).resolve().parent.parent
+from own_text import ROOT, collect, parts, settings
+
 SEEDS, STEPS, EVERY, LEAST_SHARE = (0, 1, 2), 1000, 100, 0.01
 # One thread each, because two runs go side by side; the number of threads changes no bit.
 COMMON = dict(threads=1, seq_len=128, global_batch=4, micro_batch=4, recompute="none", costs="modelled", learning_rate=1e-3,
@@ -33,21 +33,6 @@ DENSE = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", attention_b
              hidden_size=128, intermediate_size=344, max_position_embeddings=128, num_attention_heads=4, num_hidden_layers=4,
              num_key_value_heads=2, rms_norm_eps=1e-6, tie_word_embeddings=False, vocab_size=512,
              rope_parameters=dict(rope_theta=10000.0, rope_type="default"))
-
-
-def collect(folder):
-    """Copies the sources, every sixteenth to be validated on, unless an earlier call did."""
-    files = sorted((ROOT / "crates").glob("**/*.rs"))
-    for number, path in enumerate([] if folder.exists() else files):
-        to = folder / ("validation" if number % 16 == 15 else "train") / path.relative_to(ROOT)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, to)
-    return dict(data=[str(folder / "train")], eval_data=[str(folder / "validation")])
-
-
-def settings(path, values):
-    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
-    return path
 
 
 def train(name, file, seed):
@@ -119,7 +104,9 @@ def svg(path, curves):
 
 def main():
     (WORK / "dense.json").write_text(json.dumps(DENSE))
-    common = COMMON | collect(WORK / "text")
+    text = WORK / "text"
+    # Records that are kept must be of the same text.
+    common = COMMON | (parts(text) if text.exists() else collect(text, "**/*.rs", [ROOT / "crates"], 16))
     files = {"dense": settings(WORK / "dense.toml", common | dict(config=str(WORK / "dense.json"))),
              "tiny-moe": settings(WORK / "tiny-moe.toml", common | dict(model="tiny-moe"))}
     with ThreadPoolExecutor(max_workers=2) as pool:

@@ -15,7 +15,6 @@ beside this script. Needs torch, transformers and peft.
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -27,29 +26,14 @@ import peft
 import torch
 import transformers
 
-ROOT = Path(__file__).resolve().parent.parent
+from own_text import ROOT, collect, settings
+
 STEPS, LORA_STEPS, EVERY = 1000, 300, 100
 ALLOWED, ALLOWED_8BIT = 0.2, 1.0  # per cent, of PyTorch's last validation loss
 # One thread each, because several lines run at once; the number of threads changes no bit of plimsoll's.
 COMMON = dict(threads=1, seed=0, seq_len=128, global_batch=8, learning_rate=1e-3, weight_decay=0.1,
               max_eval_samples=256)
 MODEL = COMMON | dict(model="tiny", max_steps=STEPS, warmup_steps=100, eval_steps=EVERY)
-
-
-def collect(folder, pattern, roots, each):
-    """Copies files below `roots`, every `each`-th of them to be validated on; by their whole paths, so that order lasts."""
-    files = sorted(path for root in roots for path in root.glob(pattern) if "target" not in path.parts)
-    shutil.rmtree(folder, ignore_errors=True)
-    for number, path in enumerate(files):
-        to = folder / ("validation" if number % each == each - 1 else "train") / path.relative_to(ROOT)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, to)
-    return dict(data=[str(folder / "train")], eval_data=[str(folder / "validation")])
-
-
-def settings(path, values):
-    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
-    return path
 
 
 def plimsoll(name, file, *flags):

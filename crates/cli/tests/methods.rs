@@ -17,7 +17,7 @@ fn methods(arguments: &str) -> Vec<Value> {
 }
 
 #[test]
-fn every_method_that_fits_trains_inside_the_bytes_that_its_row_names() {
+fn every_method_that_fits_has_the_plan_of_its_row_and_trains_in_the_budget() {
     let small = "--model tiny --seq-len 16 --global-batch 4 --memory 64MiB --threads 1";
     // Its rows of 344 columns are no whole number of blocks of 4-bit codes.
     let whole = "--llm-int8-skip-modules down_proj";

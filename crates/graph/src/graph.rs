@@ -140,6 +140,13 @@ pub enum StateKind {
     Moment,
 }
 
+impl StateKind {
+    /// Whether contents last from one step to the next; a step makes the others anew.
+    pub fn outlives_a_step(self) -> bool {
+        !matches!(self, StateKind::Gradient | StateKind::Tally | StateKind::Transient)
+    }
+}
+
 /// The contents of a range of state before the first step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Init {

@@ -174,8 +174,11 @@ impl Mixture {
         let capacity = self.rows(g.shape(x)[1]);
         let sorting = Sorting { experts: self.experts, tile: TILE, capacity };
         let copies = g.sort_by_expert(indices, sorting);
-        let counts = g.count_copies(indices, copies); // (2, E)
-        g.tally(&format!("{block}.experts"), counts);
+        // Nobody watches the load of experts while words are generated.
+        if routers.targets.is_some() {
+            let counts = g.count_copies(indices, copies); // (2, E)
+            g.tally(&format!("{block}.experts"), counts);
+        }
         let y = self.experts(g, x, copies, weights); // (B, T, C)
         match self.shared {
             Some(ffn) => {

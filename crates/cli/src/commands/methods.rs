@@ -24,7 +24,8 @@ pub(crate) fn table(rows: &[MethodRow], budget: u64, tokens: usize) -> String {
         "\nleast: memory of the smallest plan; planned: of the fastest one that fits. Quality as reported:\n",
     );
     for MethodRow { method, .. } in rows {
-        let flags = if method.flags.is_empty() { String::new() } else { format!(" ({})", method.flags) };
+        let flags = method.flags();
+        let flags = if flags.is_empty() { flags } else { format!(" ({flags})") };
         let _ = writeln!(text, "  {}{flags}: {}", method.name, method.quality);
     }
     text
@@ -57,7 +58,7 @@ fn parameters(count: u64) -> String {
 /// One row, by the names that scripts rely on.
 pub(crate) fn json(row: &MethodRow) -> Value {
     let method =
-        json!({ "method": row.method.name, "flags": row.method.flags, "quality": row.method.quality });
+        json!({ "method": row.method.name, "flags": row.method.flags(), "quality": row.method.quality });
     let more = match &row.figures {
         Err(why) => json!({ "fits": false, "refused": why }),
         Ok(MethodFigures { trained, least_bytes, plan }) => json!({

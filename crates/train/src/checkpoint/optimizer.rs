@@ -18,10 +18,10 @@ const PIECE: usize = 1 << 20;
 // Files are little-endian, and bytes go from the arena to them as they are.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// All state except parameters, which the model's files hold, and tables and sums over micro-batches, which a step makes anew.
+/// The state that lasts, except parameters, which the model's files hold, and tables, which every run makes.
 fn kept(run: &Run) -> BTreeMap<String, Type> {
-    let made_anew = |kind| matches!(kind, StateKind::Constant | StateKind::Gradient | StateKind::Tally);
-    let kept = run.states_of(|kind| !matches!(kind, StateKind::Parameter { .. }) && !made_anew(kind));
+    let elsewhere = |kind| matches!(kind, StateKind::Parameter { .. } | StateKind::Constant);
+    let kept = run.states_of(|kind| kind.outlives_a_step() && !elsewhere(kind));
     kept.map(|(name, ty)| (name.to_owned(), ty)).collect()
 }
 

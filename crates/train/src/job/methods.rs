@@ -19,8 +19,6 @@ use crate::settings::RawConfig;
 pub struct Method {
     /// Its name in the table.
     pub name: &'static str,
-    /// Settings that ask for it.
-    pub flags: &'static str,
     /// The quality that its authors report, with the source.
     pub quality: &'static str,
     /// Whether adapters are trained in place of the model's weights.
@@ -35,7 +33,6 @@ pub struct Method {
 pub const METHODS: [Method; 6] = [
     Method {
         name: "full",
-        flags: "",
         quality: "the yardstick of the others",
         adapters: false,
         in_four_bits: false,
@@ -43,7 +40,6 @@ pub const METHODS: [Method; 6] = [
     },
     Method {
         name: "LoRA",
-        flags: "--lora-r 16",
         quality: "on a par with full fine-tuning of RoBERTa, DeBERTa, GPT-2 and GPT-3 (Hu et al., 2021)",
         adapters: true,
         in_four_bits: false,
@@ -51,7 +47,6 @@ pub const METHODS: [Method; 6] = [
     },
     Method {
         name: "QLoRA",
-        flags: "--lora-r 16 --load-in-4bit",
         quality: "as LoRA over 16 bits, in benchmarks up to 65B (Dettmers et al., 2023)",
         adapters: true,
         in_four_bits: true,
@@ -59,7 +54,6 @@ pub const METHODS: [Method; 6] = [
     },
     Method {
         name: "zeroth order",
-        flags: "--optim mezo",
         quality: "within 1 % of full fine-tuning on 7 of 11 tasks of OPT-13B, over many more steps (Malladi et al., 2023)",
         adapters: false,
         in_four_bits: false,
@@ -67,7 +61,6 @@ pub const METHODS: [Method; 6] = [
     },
     Method {
         name: "evolution",
-        flags: "--optim es",
         quality: "near reinforcement learning's on Atari and MuJoCo, with more data (Salimans et al., 2017)",
         adapters: false,
         in_four_bits: false,
@@ -75,7 +68,6 @@ pub const METHODS: [Method; 6] = [
     },
     Method {
         name: "zeroth order, QLoRA",
-        flags: "--lora-r 16 --load-in-4bit --optim mezo",
         quality: "MeZO reports adapters near full weights; over 4 bits we know of no report",
         adapters: true,
         in_four_bits: true,
@@ -87,6 +79,14 @@ pub const METHODS: [Method; 6] = [
 const RANK: usize = 16;
 
 impl Method {
+    /// Flags that ask for it.
+    pub fn flags(&self) -> String {
+        let adapters = self.adapters.then(|| format!("--lora-r {RANK}"));
+        let bits = self.in_four_bits.then(|| "--load-in-4bit".to_owned());
+        let optim = self.optim.map(|name| format!("--optim {name}"));
+        [adapters, bits, optim].into_iter().flatten().collect::<Vec<_>>().join(" ")
+    }
+
     /// The user's settings with this method in place of theirs.
     pub fn settings(&self, raw: &RawConfig) -> RawConfig {
         let zeroth = |name: &String| matches!(name.as_str(), "mezo" | "es");

@@ -434,7 +434,7 @@ impl Run {
     /// Seed, step and first row in the global batch of a micro-batch with `before` others of this rank's step before it.
     pub(crate) fn rng(&self, before: usize) -> [i32; 4] {
         let row = (before * self.ranks() + self.rank()) * self.micro_batch;
-        [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, row as i32]
+        self.drawn(row as i32)
     }
 }
 

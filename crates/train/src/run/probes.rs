@@ -12,9 +12,9 @@ use plimsoll_plan::Program;
 use super::Run;
 
 impl Run {
-    /// Seed and step, with the direction of a probe.
-    pub(crate) fn drawn(&self, direction: i32) -> [i32; 4] {
-        [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, direction]
+    /// Seed and step, with the number of what is drawn for: the direction of a probe, or a row.
+    pub(crate) fn drawn(&self, number: i32) -> [i32; 4] {
+        [self.seed as i32, (self.seed >> 32) as i32, self.steps as i32, number]
     }
 }
 

@@ -69,9 +69,8 @@ impl Trainer {
             self.batches.go_to(position);
             self.taken = position;
         }
-        let lasting = |kind| !matches!(kind, StateKind::Gradient | StateKind::Transient);
-        let states: Vec<(String, usize)> =
-            self.run.states_of(lasting).map(|(name, ty)| (name.to_owned(), ty.bytes())).collect();
+        let lasting = self.run.states_of(StateKind::outlives_a_step);
+        let states: Vec<(String, usize)> = lasting.map(|(name, ty)| (name.to_owned(), ty.bytes())).collect();
         let mut piece = vec![0; PIECE];
         for (name, bytes) in states {
             for first in (0..bytes).step_by(PIECE) {
