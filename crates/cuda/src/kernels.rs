@@ -58,7 +58,7 @@ macro_rules! source {
 }
 
 /// Every file of kernels.
-pub const SOURCES: [KernelSource; 21] = [
+pub const SOURCES: [KernelSource; 22] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),
@@ -79,6 +79,7 @@ pub const SOURCES: [KernelSource; 21] = [
     source!("attention", true),
     source!("attention_grad", true),
     source!("updates", false),
+    source!("matrices", false),
     source!("draw", false),
 ];
 
@@ -88,6 +89,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("block.cuh", include_str!("../kernels/block.cuh")),
         ("columns.cuh", include_str!("../kernels/columns.cuh")),
         ("random.cuh", include_str!("../kernels/random.cuh")),
+        ("stored.cuh", include_str!("../kernels/stored.cuh")),
         ("normal.cuh", include_str!("../kernels/normal.cuh")),
         ("attention.cuh", include_str!("../kernels/attention.cuh")),
         ("tensor.cuh", include_str!("../kernels/tensor.cuh")),

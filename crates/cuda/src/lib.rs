@@ -26,4 +26,4 @@ pub use driver::{Card, Compiled, CudaTarget, Libraries, library_folders};
 pub use facts::{Rates, facts};
 pub use inspection::{FoundLibrary, Inspection, MeasuredRates, inspect};
 pub use resources::{Resources, resources};
-pub use trials::{faulty_cases, half_cases, whole_cases};
+pub use trials::{faulty_cases, half_cases};

@@ -8,8 +8,6 @@
 use plimsoll_exec::cases::{self, Case, Fill, Tolerance};
 use plimsoll_graph::{DType, Op, Type, infer};
 
-use crate::lower::has_kernel;
-
 /// Half a place of bf16 is 2⁻⁹ of a number; a number near a tie may round to the other side.
 const ROUNDED: Tolerance = Tolerance {
     relative: 1.0 / 128.0,
@@ -19,18 +17,13 @@ const ROUNDED: Tolerance = Tolerance {
 const TWICE: Tolerance =
     Tolerance { relative: 1.0 / 32.0, reason: "values inside the op are rounded to bf16 as well" };
 
-/// The conformance cases of every op that has a kernel.
-pub fn whole_cases() -> Vec<Case> {
-    cases::all().into_iter().filter(|case| has_kernel(&case.op)).collect()
-}
-
 /// Every case that can be posed with bf16 activations.
 pub fn half_cases() -> Vec<Case> {
     let plain = |case: &&Case| {
         let twin = case.inputs.iter().any(|input| input.ty.dtype == DType::Bf16) || case.sums.is_some();
         !twin && !case.name.contains("half weight")
     };
-    whole_cases().iter().filter(plain).filter_map(halved).collect()
+    cases::all().iter().filter(plain).filter_map(halved).collect()
 }
 
 fn halved(case: &Case) -> Option<Case> {

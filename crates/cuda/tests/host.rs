@@ -5,7 +5,7 @@
 mod support;
 
 use plimsoll_cuda::lower::{DocumentForm, Limits};
-use plimsoll_cuda::{faulty_cases, half_cases, whole_cases};
+use plimsoll_cuda::{faulty_cases, half_cases};
 use plimsoll_exec::CpuDevice;
 use plimsoll_exec::cases::{self, Case};
 use plimsoll_exec::conformance::judge;
@@ -24,7 +24,7 @@ fn faults(limits: Limits, cases: &[Case]) -> Vec<String> {
 
 #[test]
 fn every_case_holds_with_kernels_built_for_the_host() {
-    let faults = faults(Limits::default(), &whole_cases());
+    let faults = faults(Limits::default(), &cases::all());
     assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
 }
 

@@ -8,8 +8,7 @@ use plimsoll_cuda::lower::{
     ALIGNMENT, Arg, AttentionShape, DocumentForm, Library, Limits, NoLibrary, Operand, Place, PlacedOp,
     Signature, StreamStep, check, lower, needs,
 };
-use plimsoll_cuda::whole_cases;
-use plimsoll_exec::cases::Case;
+use plimsoll_exec::cases::{self, Case};
 
 /// A library that takes every product and every attention, each with scratch.
 #[derive(Debug)]
@@ -66,7 +65,7 @@ fn ty_bytes(ty: plimsoll_graph::Type) -> u64 {
 }
 
 fn cases() -> Vec<Placed> {
-    let cases = [whole_cases(), half_cases()].concat();
+    let cases = [cases::all(), half_cases()].concat();
     // Updates lie over their state; a case has both as one.
     cases.into_iter().filter(|case| !case.op.updates()).map(Placed::new).collect()
 }

@@ -151,7 +151,7 @@ pub fn trial(kind: DeviceKind, setup: &Setup) -> Result<Trial, ExecError> {
                     Box::new(CudaDevice::open(&ordered)?),
                     Box::new(CudaDevice::open(&own)?),
                 ],
-                cases: [plimsoll_cuda::whole_cases(), plimsoll_cuda::half_cases()].concat(),
+                cases: [plimsoll_exec::cases::all(), plimsoll_cuda::half_cases()].concat(),
                 scratches: vec![Scratch::Best],
             }
         }

@@ -19,6 +19,7 @@ mod launch;
 mod library;
 mod losses;
 mod lowering;
+mod matrices;
 mod mlp;
 mod movement;
 mod norms;
@@ -44,7 +45,6 @@ use lowering::{Call, Lowering};
 pub use lowering::{DocumentForm, Limits, Operand};
 pub use place::Place;
 pub use schedule::LoweredSchedule;
-pub(crate) use updates::has_kernel;
 
 /// Bytes that offsets in scratch are multiples of, and that kernels and libraries expect of every operand.
 pub const ALIGNMENT: u64 = 256;
@@ -188,7 +188,8 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
             Err(lowering::unsupported(call, "is an exchange between ranks; leave out --ranks"))
         }
         Op::Lion(rates) => updates::lion(to, call, *rates),
-        Op::Adafactor(_) | Op::Muon(_) => updates::refuse(call),
+        Op::Adafactor(rates) => matrices::adafactor(to, call, *rates),
+        Op::Muon(rates) => matrices::muon(to, call, *rates),
         Op::Perturb { stream } => probes::perturb(to, call, *stream),
         Op::PerturbRows { stream } => probes::perturb_rows(to, call, *stream),
         Op::ProbeStep(step) => updates::probe_step(to, call, *step),

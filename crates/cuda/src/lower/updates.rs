@@ -1,32 +1,44 @@
 //! The norm of the gradients and the optimizers' rules.
 
 use plimsoll_exec::ExecError;
+use plimsoll_graph::DType;
 use plimsoll_graph::op::{AdamW, Lion, Moments, ProbeStep, Sgd, Stored, Weights};
-use plimsoll_graph::{DType, Op, Type};
 
 use super::launch::Arg;
-use super::lowering::{Call, Lowering, Operand, i32, i64, unsupported};
+use super::lowering::{Call, Lowering, Operand, i32, i64, kind, unsupported};
+use super::place::Place;
 
 /// Elements of one partial sum of squares.
 const SQUARES: usize = 16_384;
 /// Sums that one launch of `add_squares` takes.
 const SUMS: usize = 64;
 /// Elements of a block of threads of an update: eight to a thread.
-const UPDATED: usize = 2048;
+pub(super) const UPDATED: usize = 2048;
 
 pub(super) fn sum_squares(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
-    let pieces = |ty: &Type| ty.shape.elements().div_ceil(SQUARES);
-    let count: usize = call.inputs.iter().map(|input| pieces(&input.ty)).sum();
-    let partial = to.take(4 * count as u64);
-    let mut first = 0;
-    for x in call.inputs {
-        let at = Arg::Pointer(partial.after(4 * first as u64));
-        to.launch("sum_squares", pieces(&x.ty), 256, vec![x.pointer(), x.kind(), at, i64(x.count())]);
-        first += pieces(&x.ty);
-    }
-    let args = vec![Arg::Pointer(partial), call.outputs[0].pointer(), i64(count)];
-    to.launch("finish_squares", 1, 256, args);
+    let inputs: Vec<_> = call.inputs.iter().map(|x| (x.place, x.ty.dtype, x.count())).collect();
+    squares_into(to, &inputs, call.outputs[0].pointer());
     Ok(())
+}
+
+/// The sum of the squares of all values, each a place, a type and a number of elements; an f32 in scratch.
+pub(super) fn squares_of(to: &mut Lowering, inputs: &[(Place, DType, usize)]) -> Place {
+    let sum = to.take(4);
+    squares_into(to, inputs, Arg::Pointer(sum));
+    sum
+}
+
+fn squares_into(to: &mut Lowering, inputs: &[(Place, DType, usize)], sum: Arg) {
+    let pieces = |count: usize| count.div_ceil(SQUARES);
+    let all: usize = inputs.iter().map(|&(_, _, count)| pieces(count)).sum();
+    let partial = to.take(4 * all as u64);
+    let mut first = 0;
+    for &(place, dtype, count) in inputs {
+        let at = Arg::Pointer(partial.after(4 * first as u64));
+        to.launch("sum_squares", pieces(count), 256, vec![Arg::Pointer(place), kind(dtype), at, i64(count)]);
+        first += pieces(count);
+    }
+    to.launch("finish_squares", 1, 256, vec![Arg::Pointer(partial), sum, i64(all)]);
 }
 
 pub(super) fn clip_scale(to: &mut Lowering, call: &Call, max_norm: Option<f32>) -> Result<(), ExecError> {
@@ -63,20 +75,6 @@ pub(super) fn lion(to: &mut Lowering, call: &Call, rates: Lion) -> Result<(), Ex
     let rule = [beta1, rest(beta1), beta2, rest(beta2), weight_decay].map(Arg::F32).to_vec();
     update(to, call, (stored, 1), 2, rule)
 }
-
-/// Whether a GPU computes the op.
-pub(crate) fn has_kernel(op: &Op) -> bool {
-    !matches!(op, Op::Adafactor(_) | Op::Muon(_))
-}
-
-/// Refuses an optimizer that has no kernel and names those that have one.
-pub(super) fn refuse(call: &Call) -> Result<(), ExecError> {
-    Err(unsupported(call, NO_KERNEL))
-}
-
-/// The end of that sentence.
-const NO_KERNEL: &str = "has no CUDA kernel yet; take `--optim adamw_torch`, `adamw_8bit`, `sgd` or `lion_32bit`, \
-                                    or train with `--device cpu`";
 
 /// One step of a parameter with its moments: the gradient, `scalars` numbers, and random bits where they are drawn.
 fn update(
@@ -123,8 +121,8 @@ pub(super) fn probe_step(to: &mut Lowering, call: &Call, step: ProbeStep) -> Res
     Ok(())
 }
 
-/// The struct `Ranges` of `updates.cu`.
-fn ranges(call: &Call, grad: &Operand, stored: Stored, moments: usize) -> Arg {
+/// The struct `Ranges` of `stored.cuh`.
+pub(super) fn ranges(call: &Call, grad: &Operand, stored: Stored, moments: usize) -> Arg {
     let mut outputs = call.outputs.iter().map(Operand::pointer);
     let mut next = |there: bool| there.then(|| outputs.next()).flatten().unwrap_or(Arg::Null);
     let (parameter, lower) = (next(true), next(stored.weights == Weights::Split));
@@ -144,7 +142,7 @@ fn ranges(call: &Call, grad: &Operand, stored: Stored, moments: usize) -> Arg {
     Arg::Struct(vec![grad.pointer(), grad.kind(), parameter, lower, m, v, m_scale, v_scale, rng, name, count])
 }
 
-fn weights_name(stored: Stored) -> &'static str {
+pub(super) fn weights_name(stored: Stored) -> &'static str {
     match stored.weights {
         Weights::F32 => "f32",
         Weights::Stochastic { .. } => "stochastic",
@@ -158,27 +156,5 @@ fn moments_name(stored: Stored, moments: usize) -> &'static str {
         Moments::F32 => "f32",
         Moments::Bf16 => "bf16",
         Moments::Blocks => "blocks",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use plimsoll_exec::cases;
-
-    use super::*;
-    use crate::lower::{Limits, NoLibrary, needs};
-
-    #[test]
-    fn ops_without_a_kernel_are_refused_by_name_with_a_way_out_and_all_others_are_not() {
-        for case in cases::all() {
-            let inputs: Vec<_> = case.inputs.iter().map(|input| input.ty).collect();
-            match needs(&case.op, &inputs, &case.output_types(), &NoLibrary, Limits::default()) {
-                Ok(_) => assert!(has_kernel(&case.op), "{}", case.name),
-                Err(error) => {
-                    let told = format!("{} {NO_KERNEL}", case.op.name());
-                    assert!(error.to_string().contains(&told), "{}: {error}", case.name);
-                }
-            }
-        }
     }
 }
