@@ -18,13 +18,10 @@ use plimsoll_train::trainer::{Event, Listener, TrainLoop};
 use plimsoll_train::{Options, Run, TrainError, Trainer, ValidationSet};
 use tempfile::TempDir;
 
-#[path = "support/resume.rs"]
-mod running;
-mod support;
-use running::{
+use crate::running::{
     DEEPER, GLOBAL_BATCH, WIDER, bits, latest, open, pinned, save, sized, take, trainer, write_text,
 };
-use support::{absolute_distance, options, without_key_bias};
+use crate::support::{absolute_distance, options, without_key_bias};
 
 const STEPS: usize = 40;
 
@@ -107,7 +104,7 @@ fn on_another_micro_batch_a_resumed_run_differs_by_rounding_alone() {
         assert_eq!(got.step, step + 1);
         assert!((expected.loss - got.loss).abs() < 1e-4, "{} {}", expected.loss, got.loss);
     }
-    for name in support::parameters(whole.run()) {
+    for name in crate::support::parameters(whole.run()) {
         let [a, b] = [&whole, &other].map(|trainer| trainer.run().state(&name).unwrap());
         // Where the gradient is nothing but rounding, Adam makes whole steps of it: no two plans agree there.
         let [a, b] = [a, b].map(|values| without_key_bias(&name, &values).0);
@@ -122,7 +119,7 @@ fn a_checkpoint_is_a_models_folder() {
     let saved = save(&trained, &open(folder.path(), None).unwrap());
     assert_eq!(saved, folder.path().join("checkpoint-0"));
     let model = ModelFolder::open(&saved).unwrap();
-    assert_eq!(model.names().count(), support::parameters(trained.run()).len());
+    assert_eq!(model.names().count(), crate::support::parameters(trained.run()).len());
     assert_eq!(model.config().unwrap(), "{}\n");
     let moments = TensorFile::open(&saved.join("optimizer.safetensors")).unwrap();
     assert_eq!(moments.tensors().len(), 2 * model.names().count());

@@ -14,8 +14,7 @@ use plimsoll_train::{
     WeightStorage,
 };
 
-mod support;
-use support::{Batch, Golden, Size, families, gpt2, lasting_bits, llama, options, parameters, start};
+use crate::support::{Batch, Golden, Size, families, gpt2, lasting_bits, llama, options, parameters, start};
 
 const ROWS: usize = 65;
 const COLUMNS: usize = 64;

@@ -9,11 +9,8 @@ use plimsoll_model::{Architecture, Lora, Targets};
 use plimsoll_plan::{Build, Choice, DeviceSpec, Request, SearchError, Strategy, search};
 use plimsoll_train::{LanguageModel, Options, Programs, plan_from_file, program};
 
-#[path = "support/arena.rs"]
-mod arena;
-mod support;
-use arena::{assert_planned_peak, exactly, start};
-use support::{Batch, Size, families, llama, train_to_bits};
+use crate::arena::{assert_planned_peak, exactly, start};
+use crate::support::{Batch, Size, families, llama, train_to_bits};
 
 /// A sequence that is much longer than the model is wide, and a network that is much wider.
 const SIZE: Size = Size { vocab: 96, seq: 512, width: 32, layers: 4, ffn: 256, dropout: 0.1 };

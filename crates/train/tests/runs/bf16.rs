@@ -12,11 +12,10 @@ use plimsoll_train::{
     FloatStorage, LanguageModel, Options, Programs, Run, StateStorage, WeightStorage, program,
 };
 
-#[path = "support/arena.rs"]
-mod arena;
-mod support;
-use arena::{DISK, assert_planned_peak, device, device_with, exactly};
-use support::{Batch, Golden, Size, absolute_distance, families, options, parameters, start, train_to_bits};
+use crate::arena::{DISK, assert_planned_peak, device, device_with, exactly};
+use crate::support::{
+    Batch, Golden, Size, absolute_distance, families, options, parameters, start, train_to_bits,
+};
 
 const LR: f32 = 1e-3;
 const STEPS: usize = 10;

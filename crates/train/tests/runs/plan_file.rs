@@ -9,8 +9,7 @@ use plimsoll_train::{
     LanguageModel, Optimizer, OptimizerKind, Options, Planned, Run, Update, plan_for, plan_from_file, program,
 };
 
-mod support;
-use support::{Batch, Size, gpt2, llama, options};
+use crate::support::{Batch, Size, gpt2, llama, options};
 
 const ROWS: usize = 2;
 const SIZE: Size = Size { vocab: 50, seq: 8, width: 16, layers: 2, ffn: 24, dropout: 0.1 };

@@ -8,8 +8,7 @@ use plimsoll_train::{
     Config, LanguageModel, Optimizer, OptimizerKind, Options, RawConfig, TrainOnly, program,
 };
 
-mod support;
-use support::{Batch, Size, gpt2, llama, options, start};
+use crate::support::{Batch, Size, gpt2, llama, options, start};
 
 const SIZE: Size = Size { vocab: 130, seq: 24, width: 64, layers: 3, ffn: 136, dropout: 0.1 };
 

@@ -8,11 +8,8 @@ use plimsoll_model::{Architecture, Preset, RouterLosses};
 use plimsoll_plan::{Choice, Purpose, experts, report};
 use plimsoll_train::{LanguageModel, Options};
 
-#[path = "support/arena.rs"]
-mod arena;
-mod support;
-use arena::{DISK, InArena, assert_planned_peak, exactly, start};
-use support::{Batch, train_to_bits};
+use crate::arena::{DISK, InArena, assert_planned_peak, exactly, start};
+use crate::support::{Batch, train_to_bits};
 
 const ROWS: usize = 4;
 const SEQ: usize = 32;

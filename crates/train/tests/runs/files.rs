@@ -14,8 +14,7 @@ use plimsoll_train::files::{Dtype, ModelFolder, ModelFormat, StoredName, TensorS
 use plimsoll_train::{Options, Run, StateStorage, WeightStorage};
 use tempfile::TempDir;
 
-mod support;
-use support::{GOLDEN_SEQ, Size, gpt2, llama, options, parameters, start};
+use crate::support::{GOLDEN_SEQ, Size, gpt2, llama, options, parameters, start};
 
 fn run(seed: u64) -> Run {
     let options = Options { seed, ..options(2, 2, Strategy::None, 1) };

@@ -17,8 +17,7 @@ use plimsoll_plan::{Role, Strategy};
 use plimsoll_train::{Model, Options, Run};
 use safetensors::{Dtype, SafeTensors};
 
-mod support;
-use support::{
+use crate::support::{
     Batch, GOLDEN_SEQ, Golden, absolute_distance, distance, options, parameters, without_key_bias,
 };
 

@@ -29,7 +29,7 @@ fn train_adapter(base: &Pretrained, lora: &Lora, out: &Path) {
     let architecture = base.configuration.architecture.clone();
     let vocab = architecture.vocab() as i32;
     let model = LanguageModel { architecture, seq_len: SEQ, generate: false, lora: None };
-    let options = Options { memory: Some(256 << 20), global_batch: 2, threads: 1, ..Options::default() };
+    let options = Options { memory: Some(1 << 30), global_batch: 2, threads: 1, ..Options::default() };
     let mut run = Run::new(Adapted { model, lora: lora.clone() }, &options).unwrap();
     let parameters: Vec<_> = run.parameters(true).map(|(name, ty)| (name.to_owned(), ty)).collect();
     base.load(run.engine_mut(), parameters.iter().map(|(name, ty)| (name.as_str(), *ty))).unwrap();

@@ -10,11 +10,8 @@ use plimsoll_model::{Architecture, Preset};
 use plimsoll_plan::{Choice, Request, Role, SearchError, search};
 use plimsoll_train::{LanguageModel, Options, program};
 
-#[path = "support/arena.rs"]
-mod arena;
-mod support;
-use arena::{assert_planned_peak, exactly, start};
-use support::{Batch, Size, bert, gpt2, train_to_bits};
+use crate::arena::{assert_planned_peak, exactly, start};
+use crate::support::{Batch, Size, bert, gpt2, train_to_bits};
 
 const ROWS: usize = 4;
 const MICRO_BATCH: usize = 2;

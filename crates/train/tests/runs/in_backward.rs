@@ -11,8 +11,7 @@ use plimsoll_plan::{Plan, Purpose, Request, Role, Searcher, Strategy, search, sp
 use plimsoll_train::memory::{Budget, BudgetOrigin};
 use plimsoll_train::{LanguageModel, Optimizer, Options, Run, TrainError, Update, plan_within, program};
 
-mod support;
-use support::{Batch, Size, bert, gpt2, llama, options, start};
+use crate::support::{Batch, Size, bert, gpt2, llama, options, start};
 
 const ROWS: usize = 2;
 const SIZE: Size = Size { vocab: 300, seq: 40, width: 64, layers: 4, ffn: 136, dropout: 0.1 };

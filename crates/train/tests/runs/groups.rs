@@ -55,7 +55,7 @@ fn start(grouped: bool, seed: u64, weights: WeightStorage) -> Run {
     let storage = StateStorage { weights, ..StateStorage::default() };
     let (global_batch, micro_batch) = (ROWS, Some(ROWS));
     let options = Options {
-        memory: Some(64 << 20),
+        memory: Some(1 << 30),
         global_batch,
         micro_batch,
         optimizer,

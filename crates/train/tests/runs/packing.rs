@@ -15,8 +15,9 @@ use plimsoll_train::data::{
     Batches, DataSpec, Dataset, Feed, Part, RowLayout, Sequence, Source, Task, Tokenizer, Validation,
 };
 
-mod support;
-use support::{Size, absolute_distance, distance, gpt2, llama, options, parameters, start, without_key_bias};
+use crate::support::{
+    Size, absolute_distance, distance, gpt2, llama, options, parameters, start, without_key_bias,
+};
 
 const SIZE: Size = Size { vocab: 260, seq: 32, width: 32, layers: 2, ffn: 48, dropout: 0.0 };
 const TOLERANCE: f32 = 1e-5;

@@ -9,11 +9,8 @@ use plimsoll_graph::{DType, Graph, GraphError, Init, Value};
 use plimsoll_plan::{Role, Strategy};
 use plimsoll_train::{Optimizer, Options, Planned, Update, plan_from_file};
 
-#[path = "support/arena.rs"]
-mod arena;
-mod support;
-use arena::{DISK, InArena, assert_planned_peak, exactly, start};
-use support::lasting_bits;
+use crate::arena::{DISK, InArena, assert_planned_peak, exactly, start};
+use crate::support::lasting_bits;
 
 const ROWS: usize = 4;
 const SIDE: usize = 16;

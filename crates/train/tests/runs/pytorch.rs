@@ -10,8 +10,7 @@
 use plimsoll_plan::Strategy;
 use plimsoll_train::Run;
 
-mod support;
-use support::{
+use crate::support::{
     Golden, Size, absolute_distance, distance, families, options, parameters, start, without_key_bias,
 };
 

@@ -8,11 +8,8 @@ use plimsoll_model::Preset;
 use plimsoll_plan::{Choice, Direction, Role, report};
 use plimsoll_train::{LanguageModel, Options};
 
-#[path = "support/arena.rs"]
-mod arena;
-mod support;
-use arena::{DISK, InArena, assert_planned_peak, exactly, start};
-use support::{Batch, train_to_bits};
+use crate::arena::{DISK, InArena, assert_planned_peak, exactly, start};
+use crate::support::{Batch, train_to_bits};
 
 const ROWS: usize = 4;
 

@@ -13,11 +13,8 @@ use plimsoll_graph::{
 use plimsoll_plan::{Choice, Request, Role, Strategy, search};
 use plimsoll_train::{Optimizer, Options, Run, Update, program};
 
-#[path = "support/arena.rs"]
-mod arena;
-mod support;
-use arena::{InArena, assert_planned_peak, device, exactly, start};
-use support::lasting_bits;
+use crate::arena::{InArena, assert_planned_peak, device, exactly, start};
+use crate::support::lasting_bits;
 
 const ROWS: usize = 4;
 const SEQ: usize = 12;

@@ -17,8 +17,7 @@ use plimsoll_train::data::{Batches, Rows, Sequence, Source, Synthetic};
 use plimsoll_train::trainer::{Decay, Lr};
 use plimsoll_train::{LanguageModel, Run, Trainer, plan_for};
 
-mod support;
-use support::{Batch, STRATEGIES, Size, bert, gpt2, llama, options, parameters, start};
+use crate::support::{Batch, STRATEGIES, Size, bert, gpt2, llama, options, parameters, start};
 
 const STEPS: usize = 5;
 const ROWS: usize = 4;

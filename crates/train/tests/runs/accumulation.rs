@@ -13,8 +13,7 @@ use plimsoll_model::Architecture;
 use plimsoll_plan::Strategy;
 use plimsoll_train::Run;
 
-mod support;
-use support::{
+use crate::support::{
     Batch, Golden, Size, absolute_distance, distance, families, options, parameters, start, without_key_bias,
 };
 

@@ -6,8 +6,7 @@ use plimsoll_exec::Data;
 use plimsoll_plan::Strategy;
 use plimsoll_train::{Run, TrainError};
 
-mod support;
-use support::{Batch, Size, bert, gpt2, lasting_bits, options, start};
+use crate::support::{Batch, Size, bert, gpt2, lasting_bits, options, start};
 
 const SIZE: Size = Size { dropout: 0.1, ..Size::GOLDEN };
 

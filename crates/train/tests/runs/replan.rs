@@ -7,8 +7,7 @@ use plimsoll_graph::Graph;
 use plimsoll_plan::{Facts, Schedule, Space};
 use plimsoll_train::{LanguageModel, Options, Planned, Run, TrainError, plan_for};
 
-mod support;
-use support::{Batch, Size, llama};
+use crate::support::{Batch, Size, llama};
 
 const SEQ: usize = 128;
 const TOTAL: u64 = 1 << 30;

@@ -11,10 +11,7 @@ use plimsoll_train::checkpoint::{Best, Checkpoint, Checkpoints, EvaluationState}
 use plimsoll_train::{Options, Trainer};
 use tempfile::TempDir;
 
-#[path = "support/resume.rs"]
-mod running;
-mod support;
-use running::{latest, open, pinned, save, take, trainer, write_text};
+use crate::running::{latest, open, pinned, save, take, trainer, write_text};
 
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();

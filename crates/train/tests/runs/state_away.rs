@@ -15,14 +15,9 @@ use plimsoll_train::trainer::{Decay, Lr};
 use plimsoll_train::{LanguageModel, Optimizer, Options, Trainer, Update};
 use tempfile::TempDir;
 
-#[path = "support/arena.rs"]
-mod arena;
-#[path = "support/resume.rs"]
-mod running;
-mod support;
-use arena::{DISK, InArena, assert_planned_peak, exactly, start};
-use running::{bits, latest, open, save, take, write_text};
-use support::{Batch, Size, gpt2};
+use crate::arena::{DISK, InArena, assert_planned_peak, exactly, start};
+use crate::running::{bits, latest, open, save, take, write_text};
+use crate::support::{Batch, Size, gpt2};
 
 const ROWS: usize = 4;
 const STEPS: usize = 2;

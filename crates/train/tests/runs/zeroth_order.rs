@@ -14,8 +14,7 @@ use plimsoll_train::{
     TrainError, WeightStorage, plan_for, program,
 };
 
-mod support;
-use support::{Batch, Golden, Size, distance, gpt2, lasting_bits, llama, options, start};
+use crate::support::{Batch, Golden, Size, distance, gpt2, lasting_bits, llama, options, start};
 
 const SIZE: Size = Size { vocab: 130, seq: 24, width: 64, layers: 2, ffn: 136, dropout: 0.1 };
 const F32: StateStorage =

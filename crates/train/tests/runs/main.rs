@@ -1,0 +1,40 @@
+//! Properties of training runs, a file for each. They are linked as one program, because linking one for each file takes longer
+//! than running them all; tests that need a process of their own stand beside this folder.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../support/arena.rs"]
+mod arena;
+#[path = "../support/resume.rs"]
+mod running;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod accumulation;
+mod added_losses;
+mod bf16;
+mod bound;
+mod budgets;
+mod evaluation;
+mod files;
+mod general;
+mod groups;
+mod hf;
+mod identity;
+mod in_backward;
+mod kept_checkpoints;
+mod mixtures_offload;
+mod not_finite;
+mod offload;
+mod optimizers;
+mod packing;
+mod plan_file;
+mod presets;
+mod pretrained;
+mod pytorch;
+mod replan;
+mod resume;
+mod state_away;
+mod tiles;
+mod train_only;
+mod zeroth_order;
