@@ -66,6 +66,9 @@ if [ "$quick" = 0 ]; then
     cat "$logs/attention.log"
     stage experts 120 "$folder/gpu_stages" experts "$cache/plimsoll/cubin"
     cat "$logs/experts.log"
+    # Half a second for each plan, whose kernels are compiled here.
+    stage plans 240 "$folder/gpu_stages" plans "$cache/plimsoll/cubin"
+    cat "$logs/plans.log"
 fi
 rm -rf "$cache"
 printf '{"stage":"all","failed":%d}\n' "$failed"

@@ -1,6 +1,7 @@
 //! Questions to a GPU beside the conformance cases: numbers drawn on it, the memory it takes, rates of products.
 //!
-//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory`, `products`, `attention`, `experts`, or `kernels`, which only tells their fingerprints. Each result is one line of JSON;
+//! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory`, `products`, `attention`, `experts`,
+//! `plans`, or `kernels`, which only tells their fingerprints. Each result is one line of JSON;
 //! the program fails when one is wrong. `scripts/gpu_check.sh` runs it with time limits.
 #![allow(clippy::print_stdout, reason = "an example that reports")]
 
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 use plimsoll_cuda::kernels::SOURCES;
 use plimsoll_cuda::lower::{Addend, Limits, Place, Product, Signature};
 use plimsoll_cuda::{
-    CudaDevice, CudaOptions, CudaTarget, Libraries, Products, faulty_cases, library_folders,
+    AttentionTable, CudaDevice, CudaOptions, CudaTarget, Libraries, Products, faulty_cases, library_folders,
 };
 use plimsoll_exec::conformance::judge;
 use plimsoll_exec::{CpuDevice, Device, Draw, ExecError, MemoryPool, cases, init};
@@ -21,7 +22,8 @@ fn main() -> Result<(), ExecError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [stage, cache] = &arguments[..] else {
         return Err(ExecError::Mismatch(
-            "usage: gpu_stages faults|draws|memory|products|attention|experts|kernels CACHE-FOLDER".into(),
+            "usage: gpu_stages faults|draws|memory|products|attention|experts|plans|kernels CACHE-FOLDER"
+                .into(),
         ));
     };
     match stage.as_str() {
@@ -31,6 +33,7 @@ fn main() -> Result<(), ExecError> {
         "products" => products(&mut open(cache)?),
         "attention" => attention(&mut open(cache)?),
         "experts" => experts(&mut open(cache)?),
+        "plans" => plans(&open(cache)?),
         "kernels" => {
             for source in SOURCES {
                 println!("{} {}", source.name, source.fingerprint());
@@ -284,6 +287,31 @@ fn median_seconds(
         each[each.len() / 2]
     };
     Ok(seconds.into_iter().map(median).collect())
+}
+
+/// Plans of cuDNN on this GPU against those that were made without one. Versions differ in engines and scratch, so only the
+/// table's own is judged.
+fn plans(device: &CudaDevice) -> Result<(), ExecError> {
+    let table = include_str!("../kernels/attention_plans.txt");
+    let found = AttentionTable::on(device)?.to_string();
+    let [ours, theirs] = [&found, table].map(|text| text.lines().next().unwrap_or_default());
+    if ours != theirs {
+        println!(
+            "{{\"stage\":\"plans\",\"status\":\"NOT RUN\",\"why\":\"{ours} is here, {theirs} in the table\"}}"
+        );
+        return Ok(());
+    }
+    let mut differ = 0;
+    for row in found.lines().filter(|row| !table.lines().any(|other| other == *row)) {
+        println!("{{\"stage\":\"plans\",\"only_here\":{row:?}}}");
+        differ += 1;
+    }
+    let rows = found.lines().count();
+    println!("{{\"stage\":\"plans\",\"library\":\"{ours}\",\"rows\":{rows},\"differ\":{differ}}}");
+    if differ == 0 {
+        return Ok(());
+    }
+    Err(ExecError::Device(format!("{differ} of {rows} plans are not those of the table")))
 }
 
 /// Tokens, experts and widths of a mixture.

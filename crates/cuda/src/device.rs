@@ -60,7 +60,7 @@ pub struct CudaDevice {
     // In the order in which they must be dropped: unmapping waits for the GPU, and a library needs the stream to end.
     schedules: Vec<Prepared>,
     mapping: Option<Mapping>,
-    library: Vendor,
+    pub(crate) library: Vendor,
     modules: Modules,
     stream: Stream,
     range: Arc<Reserved>,

@@ -10,6 +10,7 @@
 //!
 //! Nothing here decides anything about memory: operands and scratch are the plan's.
 
+mod attention_table;
 mod device;
 mod documents;
 mod driver;
@@ -21,8 +22,9 @@ mod prepared;
 mod resources;
 mod trials;
 
+pub use attention_table::{AttentionTable, PlannedAttention};
 pub use device::{CudaDevice, CudaOptions, Products};
-pub use driver::{Card, Compiled, CudaTarget, Libraries, library_folders};
+pub use driver::{AttentionPlan, Card, Compiled, CudaTarget, Libraries, library_folders};
 pub use facts::{Rates, facts};
 pub use inspection::{FoundLibrary, Inspection, MeasuredRates, inspect};
 pub use resources::{Resources, resources};

@@ -2,22 +2,21 @@
 //! the loader's path, or fetched by `scripts/kernel_table.sh`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(clippy::print_stdout, reason = "what could not be run is said")]
 
-use std::path::PathBuf;
+mod fetched;
 
+use fetched::{cached, not_run};
 use plimsoll_cuda::{Libraries, Resources, resources};
 
 const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_89", "sm_90a", "sm_120"];
 
 fn libraries() -> Option<Libraries> {
-    let caches = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let caches = caches.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
-    let libraries = Libraries { folders: vec![caches.join("plimsoll/nvrtc-13.0.88")] };
+    let libraries = Libraries { folders: cached("nvrtc-13.0.88").into_iter().collect() };
     match libraries.compiler() {
         Ok(()) => Some(libraries),
         Err(why) => {
-            println!("NOT RUN: kernels by NVRTC: {why} (or run scripts/kernel_table.sh --fetch-only)");
+            let way_out = "or run scripts/kernel_table.sh --fetch-only";
+            not_run("kernels by NVRTC", &format!("{why} ({way_out})"));
             None
         }
     }

@@ -19,6 +19,15 @@ pub(crate) struct Attentions {
     plans: Mutex<BTreeMap<AttentionShape, Result<Arc<Plan>, ExecError>>>,
 }
 
+/// A plan in numbers: those that the library gives its engine, and its scratch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPlan {
+    /// The number of the engine. It means nothing beyond one version of the library.
+    pub engine: i64,
+    /// Bytes of scratch.
+    pub workspace: u64,
+}
+
 /// A plan with the scalars it reads from the host.
 #[derive(Debug)]
 struct Plan {
@@ -52,6 +61,16 @@ impl Attentions {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let plan = plans.entry(*shape).or_insert_with(|| Plan::new(&self.cudnn, shape).map(Arc::new));
         plan.clone()
+    }
+
+    /// Every shape that was asked for, with its plan or the reason for which there is none.
+    pub(crate) fn asked(&self) -> Vec<(AttentionShape, Result<AttentionPlan, ExecError>)> {
+        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_numbers = |plan: &Plan| {
+            let engine = self.cudnn.engine(&plan.descriptor)?;
+            Ok(AttentionPlan { engine, workspace: plan.workspace })
+        };
+        plans.iter().map(|(shape, plan)| (*shape, plan.clone().and_then(|plan| in_numbers(&plan)))).collect()
     }
 
     /// Shapes that no engine takes, each with the library's reason.

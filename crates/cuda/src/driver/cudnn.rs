@@ -3,6 +3,9 @@
 //! Eleven functions of its C library, found by name in the file that [`Libraries`] names, so that a missing or an old
 //! library is an error and never a crash. Numbers of enumerations are those of `cudnn_backend.h` and `cudnn_graph.h`, which
 //! keep them from version to version.
+//!
+//! Plans are made for the GPU of a handle, which runs them, or for one that text describes. The latter needs no GPU: such
+//! plans tell their engine and their scratch, and nothing else can be done with them.
 #![allow(unsafe_code, reason = "calls cuDNN")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -25,6 +28,7 @@ const SAYS_ORDER: usize = 91_100;
 #[repr(i32)]
 pub(super) enum Kind {
     Pointwise = 0,
+    Engine = 2,
     EngineConfig = 3,
     Heuristics = 4,
     Plan = 5,
@@ -37,6 +41,7 @@ pub(super) enum Kind {
     Reduction = 21,
     ReductionNode = 22,
     ReshapeNode = 31,
+    DeviceProperties = 38,
 }
 
 /// Types of attributes.
@@ -53,6 +58,7 @@ pub(super) enum Of {
     PointwiseMode = 14,
     Descriptor = 15,
     ReductionOperator = 18,
+    Character = 24,
 }
 
 /// Attributes.
@@ -63,9 +69,12 @@ pub(super) mod attribute {
     pub(in super::super) const HEURISTICS_MODE: i32 = 200;
     pub(in super::super) const HEURISTICS_GRAPH: i32 = 201;
     pub(in super::super) const HEURISTICS_RESULTS: i32 = 202;
+    pub(in super::super) const HEURISTICS_DEVICE: i32 = 204;
+    pub(in super::super) const CONFIG_ENGINE: i32 = 300;
     pub(in super::super) const PLAN_HANDLE: i32 = 400;
     pub(in super::super) const PLAN_CONFIG: i32 = 401;
     pub(in super::super) const PLAN_WORKSPACE: i32 = 402;
+    pub(in super::super) const PLAN_DEVICE: i32 = 407;
     pub(in super::super) const POINTWISE_NODE_DESCRIPTOR: i32 = 750;
     pub(in super::super) const POINTWISE_NODE_X: i32 = 751;
     pub(in super::super) const POINTWISE_NODE_B: i32 = 752;
@@ -86,6 +95,7 @@ pub(super) mod attribute {
     pub(in super::super) const PACK_IDS: i32 = 1000;
     pub(in super::super) const PACK_POINTERS: i32 = 1001;
     pub(in super::super) const PACK_WORKSPACE: i32 = 1003;
+    pub(in super::super) const ENGINE_INDEX: i32 = 1301;
     pub(in super::super) const MATMUL_TYPE: i32 = 1500;
     pub(in super::super) const MATMUL_NODE_A: i32 = 1520;
     pub(in super::super) const MATMUL_NODE_B: i32 = 1521;
@@ -102,6 +112,7 @@ pub(super) mod attribute {
     pub(in super::super) const REDUCTION_NODE_DESCRIPTOR: i32 = 1612;
     pub(in super::super) const RESHAPE_NODE_X: i32 = 2200;
     pub(in super::super) const RESHAPE_NODE_Y: i32 = 2201;
+    pub(in super::super) const DEVICE_TEXT: i32 = 2702;
 }
 
 /// The heuristic that chooses engines by the shape of a graph.
@@ -156,11 +167,26 @@ impl Functions {
     }
 }
 
-/// The library, open on one stream.
+/// The functions of a library and its version, if graphs of that version were tried and are right.
+fn usable(library: Shared) -> Option<(Functions, usize)> {
+    let functions = Functions::find(library)?;
+    // SAFETY: no operands.
+    let version = unsafe { (functions.get_version)() };
+    (version >= OLDEST && !WRONG.contains(&version)).then_some((functions, version))
+}
+
+/// The GPU that plans are made for.
+enum Target {
+    /// An open one, with a stream.
+    Open { handle: Raw, context: Arc<Context> },
+    /// One that this text describes, as the library once wrote it.
+    Described(String),
+}
+
+/// The library, open on one stream or on none.
 pub(crate) struct Cudnn {
     functions: Functions,
-    handle: Raw,
-    context: Arc<Context>,
+    target: Target,
     version: usize,
 }
 
@@ -186,27 +212,48 @@ impl Cudnn {
         libraries: &Libraries,
         stream: &Stream,
     ) -> Result<Option<Arc<Cudnn>>, ExecError> {
-        let Some(functions) = libraries.attention().and_then(Functions::find) else { return Ok(None) };
-        // SAFETY: no operands.
-        let version = unsafe { (functions.get_version)() };
-        if version < OLDEST || WRONG.contains(&version) {
-            return Ok(None);
-        }
+        let Some((functions, version)) = libraries.attention().and_then(usable) else { return Ok(None) };
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: an out-parameter that lives here.
         let status = unsafe { (functions.create)(&raw mut handle) };
-        let cudnn = Cudnn { functions, handle, context: Arc::clone(context), version };
+        let target = Target::Open { handle, context: Arc::clone(context) };
+        let cudnn = Cudnn { functions, target, version };
         cudnn.ok(status, "opening")?;
         // SAFETY: handle and stream live; the device drops this before its stream.
-        let status = unsafe { (cudnn.functions.set_stream)(cudnn.handle, stream.raw().cast()) };
+        let status = unsafe { (cudnn.functions.set_stream)(handle, stream.raw().cast()) };
         cudnn.ok(status, "taking the stream")?;
         Ok(Some(Arc::new(cudnn)))
+    }
+
+    /// Opens the library for a GPU that `text` describes.
+    ///
+    /// # Errors
+    ///
+    /// When there is no library that can be used.
+    pub(crate) fn described(libraries: &Libraries, text: &str) -> Result<Arc<Cudnn>, ExecError> {
+        let found = libraries.attention_without_gpu().and_then(usable);
+        let (functions, version) = found.ok_or_else(|| {
+            ExecError::Unsupported(
+                "plans without a GPU need folders with cuDNN (libcudnn.so.9, from 9.14 on) and with stand-ins for driver \
+                 and compiler; scripts/attention_plans.sh makes them"
+                    .into(),
+            )
+        })?;
+        Ok(Arc::new(Cudnn { functions, target: Target::Described(text.to_owned()), version }))
     }
 
     /// Version, as 10,000 · major + 100 · minor + patch.
     pub(crate) fn version(&self) -> usize {
         self.version
+    }
+
+    /// The handle, if there is a GPU.
+    fn handle(&self) -> Option<Raw> {
+        match self.target {
+            Target::Open { handle, .. } => Some(handle),
+            Target::Described(_) => None,
+        }
     }
 
     /// A descriptor with no attributes.
@@ -229,25 +276,27 @@ impl Cudnn {
     ///
     /// When no engine takes the graph.
     pub(super) fn plan(self: &Arc<Self>, nodes: &[Descriptor]) -> Result<Descriptor, ExecError> {
-        self.context.enter()?;
+        if let Target::Open { context, .. } = &self.target {
+            context.enter()?;
+        }
         let mut graph = self.describe(Kind::Graph)?;
         let raw: Vec<Raw> = nodes.iter().map(|node| node.raw).collect();
         graph.set(attribute::GRAPH_NODES, Of::Descriptor, &raw)?;
-        graph.set(attribute::GRAPH_HANDLE, Of::Handle, &[self.handle])?;
+        if let Some(handle) = self.handle() {
+            graph.set(attribute::GRAPH_HANDLE, Of::Handle, &[handle])?;
+        }
         graph.finalize()?;
-        let mut heuristics = self.describe(Kind::Heuristics)?;
-        heuristics.set(attribute::HEURISTICS_GRAPH, Of::Descriptor, &[graph.raw])?;
-        heuristics.set(attribute::HEURISTICS_MODE, Of::HeuristicMode, &[HEURISTIC_A])?;
-        heuristics.finalize()?;
-        let count = heuristics.get::<Raw>(attribute::HEURISTICS_RESULTS, Of::Descriptor, &mut [])?;
-        let configs = (0..count).map(|_| self.describe(Kind::EngineConfig)).collect::<Result<Vec<_>, _>>()?;
-        let mut raw: Vec<Raw> = configs.iter().map(|config| config.raw).collect();
-        let given = heuristics.get(attribute::HEURISTICS_RESULTS, Of::Descriptor, &mut raw)?;
+        let device = self.described_device()?;
         let mut refused = ExecError::Unsupported("cuDNN has no engine for this graph".into());
-        for config in &configs[..given.min(count)] {
+        for config in self.configs(&graph, device.as_ref())? {
             let mut plan = self.describe(Kind::Plan)?;
-            plan.set(attribute::PLAN_HANDLE, Of::Handle, &[self.handle])?;
-            plan.set(attribute::PLAN_CONFIG, Of::Descriptor, &[config.raw])?;
+            if let Some(handle) = self.handle() {
+                plan.set(attribute::PLAN_HANDLE, Of::Handle, &[handle])?;
+            }
+            if let Some(device) = &device {
+                plan.link(attribute::PLAN_DEVICE, device)?;
+            }
+            plan.link(attribute::PLAN_CONFIG, &config)?;
             match plan.finalize() {
                 Ok(()) => return Ok(plan),
                 Err(error) => refused = error,
@@ -256,14 +305,59 @@ impl Cudnn {
         Err(refused)
     }
 
+    /// The described GPU as a descriptor, if plans are made for one.
+    fn described_device(self: &Arc<Self>) -> Result<Option<Descriptor>, ExecError> {
+        let Target::Described(text) = &self.target else { return Ok(None) };
+        let mut device = self.describe(Kind::DeviceProperties)?;
+        device.set(attribute::DEVICE_TEXT, Of::Character, text.as_bytes())?;
+        device.finalize()?;
+        Ok(Some(device))
+    }
+
+    /// Engines with their settings for a graph, the best first.
+    fn configs(
+        self: &Arc<Self>,
+        graph: &Descriptor,
+        device: Option<&Descriptor>,
+    ) -> Result<Vec<Descriptor>, ExecError> {
+        let mut heuristics = self.describe(Kind::Heuristics)?;
+        heuristics.link(attribute::HEURISTICS_GRAPH, graph)?;
+        heuristics.set(attribute::HEURISTICS_MODE, Of::HeuristicMode, &[HEURISTIC_A])?;
+        if let Some(device) = device {
+            heuristics.link(attribute::HEURISTICS_DEVICE, device)?;
+        }
+        heuristics.finalize()?;
+        let count = heuristics.get::<Raw>(attribute::HEURISTICS_RESULTS, Of::Descriptor, &mut [])?;
+        let mut configs =
+            (0..count).map(|_| self.describe(Kind::EngineConfig)).collect::<Result<Vec<_>, _>>()?;
+        let mut raw: Vec<Raw> = configs.iter().map(|config| config.raw).collect();
+        let given = heuristics.get(attribute::HEURISTICS_RESULTS, Of::Descriptor, &mut raw)?;
+        configs.truncate(given);
+        Ok(configs)
+    }
+
+    /// The number that the library gives the engine of a plan.
+    pub(super) fn engine(self: &Arc<Self>, plan: &Descriptor) -> Result<i64, ExecError> {
+        let config = self.describe(Kind::EngineConfig)?;
+        plan.get(attribute::PLAN_CONFIG, Of::Descriptor, &mut [config.raw])?;
+        let engine = self.describe(Kind::Engine)?;
+        config.get(attribute::CONFIG_ENGINE, Of::Descriptor, &mut [engine.raw])?;
+        let mut index = [0i64];
+        engine.get(attribute::ENGINE_INDEX, Of::Int64, &mut index)?;
+        Ok(index[0])
+    }
+
     /// Queues a plan on the stream.
     ///
     /// # Safety
     ///
     /// The pack names memory that holds every operand and the workspace, and nothing else uses.
     pub(super) unsafe fn execute(&self, plan: &Descriptor, pack: &Descriptor) -> Result<(), ExecError> {
+        let handle = self
+            .handle()
+            .ok_or_else(|| ExecError::Unsupported("a GPU that is only described runs nothing".into()))?;
         // SAFETY: the caller's promise; both were finalised.
-        let status = unsafe { (self.functions.execute)(self.handle, plan.raw, pack.raw) };
+        let status = unsafe { (self.functions.execute)(handle, plan.raw, pack.raw) };
         self.ok(status, "running attention")
     }
 
@@ -282,9 +376,10 @@ impl Cudnn {
 
 impl Drop for Cudnn {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() && !self.handle.is_null() {
+        let Target::Open { handle, context } = &self.target else { return };
+        if context.enter().is_ok() && !handle.is_null() {
             // SAFETY: created once; every descriptor holds the library, so none is left.
-            unsafe { (self.functions.destroy)(self.handle) };
+            unsafe { (self.functions.destroy)(*handle) };
         }
     }
 }

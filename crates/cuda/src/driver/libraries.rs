@@ -96,6 +96,15 @@ impl Libraries {
         })
     }
 
+    /// cuDNN on a driver and a compiler that one of the folders holds in place of the machine's. Plans can be made with
+    /// it, and nothing can run.
+    pub(super) fn attention_without_gpu(&self) -> Option<Library> {
+        // cuDNN opens both by name, and finds those that are loaded already.
+        let stand_ins = ["libcuda.so.1", "libnvrtc.so.13"];
+        self.folders.iter().find(|folder| stand_ins.iter().all(|file| open(folder, file)))?;
+        self.attention()
+    }
+
     fn ensure(
         &self,
         name: &str,

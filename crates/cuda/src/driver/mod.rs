@@ -27,6 +27,7 @@ mod stream;
 mod vendor;
 
 pub(crate) use arena::{Borrowed, Folded, Mapping, Reserved};
+pub use attention::AttentionPlan;
 pub(crate) use attention::{Attentions, BoundAttention};
 pub(crate) use blas::Blas;
 pub(crate) use captured::Captured;

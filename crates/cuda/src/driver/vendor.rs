@@ -30,6 +30,16 @@ impl Vendor {
         Ok(Vendor { products, attentions })
     }
 
+    /// Opens cuDNN alone, for a GPU that `text` describes.
+    ///
+    /// # Errors
+    ///
+    /// When there is no cuDNN.
+    pub(crate) fn described(libraries: &Libraries, text: &str) -> Result<Vendor, ExecError> {
+        let attentions = Attentions::new(Cudnn::described(libraries, text)?);
+        Ok(Vendor { products: None, attentions: Some(attentions) })
+    }
+
     pub(crate) fn products(&self) -> Result<&Blas, ExecError> {
         self.products.as_ref().ok_or_else(|| ExecError::Unsupported("cuBLASLt is not in use".into()))
     }
