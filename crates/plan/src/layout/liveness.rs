@@ -245,13 +245,13 @@ impl<'a> Writer<'a> {
             self.exchanges.push_back((node, self.buffer_ids(operands)));
         }
         let index = self.count;
-        for (place, &value) in outputs.iter().zip(&graph.node(node).outputs) {
+        for (&place, &value) in outputs.iter().zip(&graph.node(node).outputs) {
             if begins(graph, value) {
                 let id = self.buffer_id(place);
                 self.buffers[id.index()].start = index;
             }
         }
-        for place in operands {
+        for &place in operands {
             let id = self.buffer_id(place);
             if !self.outlives(id) {
                 self.buffers[id.index()].end = index + 1;
@@ -271,7 +271,7 @@ impl<'a> Writer<'a> {
     }
 
     fn buffer_ids(&self, operands: &[Operand]) -> Vec<BufferId> {
-        operands.iter().map(|place| self.buffer_id(place)).collect()
+        operands.iter().map(|&place| self.buffer_id(place)).collect()
     }
 
     /// A buffer for the scratch of the next action, if `node` needs any.
@@ -286,8 +286,8 @@ impl<'a> Writer<'a> {
         })
     }
 
-    fn buffer_id(&self, place: &Operand) -> BufferId {
-        match *place {
+    fn buffer_id(&self, place: Operand) -> BufferId {
+        match place {
             Operand::State(state) => BufferId(self.state_position(state) as u32),
             Operand::Instance(instance) => BufferId(self.states.len() as u32 + instance),
         }
@@ -330,7 +330,7 @@ impl<'a> Writer<'a> {
         let mut begun = vec![false; self.buffers.len()];
         for execution in &self.sequence.executions {
             let (_, outputs) = self.sequence.operands_of(execution);
-            for (place, &value) in outputs.iter().zip(&self.graph.node(execution.node).outputs) {
+            for (&place, &value) in outputs.iter().zip(&self.graph.node(execution.node).outputs) {
                 begun[self.buffer_id(place).index()] |= begins(self.graph, value);
             }
         }
@@ -416,7 +416,7 @@ impl Joiner<'_> {
         let mut taken: Vec<BufferId> = Vec::new();
         let new =
             outputs.iter().enumerate().filter(|&(output, _)| begins(writer.graph, node.outputs[output]));
-        for (output, place) in new {
+        for (output, &place) in new {
             let id = writer.buffer_id(place);
             let dies = |input| self.passes_on(input, id, action) && !taken.contains(&input);
             match dying_input(&node.op, output, inputs, |place| writer.buffer_id(place), dies) {
@@ -458,10 +458,10 @@ fn dying_input(
     op: &Op,
     output: usize,
     inputs: &[Operand],
-    buffer: impl Fn(&Operand) -> BufferId,
+    buffer: impl Fn(Operand) -> BufferId,
     dies: impl Fn(BufferId) -> bool,
 ) -> Option<BufferId> {
-    let mut candidates = op.may_overwrite(output).iter().filter_map(|&input| inputs.get(input));
-    let once = |place: &Operand| inputs.iter().filter(|&other| other == place).count() == 1;
+    let mut candidates = op.may_overwrite(output).iter().filter_map(|&input| inputs.get(input).copied());
+    let once = |place: Operand| inputs.iter().filter(|&&other| other == place).count() == 1;
     candidates.find(|&place| dies(buffer(place)) && once(place)).map(buffer)
 }

@@ -91,7 +91,9 @@ impl Sequence {
     /// which no transfer brings in yet. State takes the first `taken` bytes of the tier.
     pub(crate) fn with_away(mut self, graph: &Graph, away: Vec<Away>, taken: u64) -> Sequence {
         let mut is_away = vec![false; graph.states().len()];
-        away.iter().for_each(|away| is_away[away.state.index()] = true);
+        for away in &away {
+            is_away[away.state.index()] = true;
+        }
         let mut stays: Vec<Option<u32>> = vec![None; graph.states().len()];
         for place in &mut self.operands {
             let Operand::State(state) = *place else { continue };

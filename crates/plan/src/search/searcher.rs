@@ -18,7 +18,6 @@ use super::tried::{Choice, Tried, fastest, select};
 use super::waiting::{Key, Tiles, Waiting, first};
 use super::work::{SearchWork, WorkCount};
 use crate::bytes::ArenaBytes;
-use crate::device::Scratch;
 use crate::optimum::highest_budget;
 use crate::plan::assemble;
 use crate::program::{Build, Program};

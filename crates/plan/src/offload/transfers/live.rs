@@ -52,8 +52,8 @@ impl LiveBytes {
     /// The last run of a stretch during which more than `limit` bytes are alive.
     pub(super) fn last_above(&self, runs: Range<usize>, limit: u64) -> Option<usize> {
         let above = |run: &usize| self.at(*run) > limit;
-        let full = blocks(runs).rev().filter(|&(block, _)| self.most[block] > limit);
-        full.filter_map(|(_, inside)| inside.rev().find(above)).next()
+        let mut full = blocks(runs).rev().filter(|&(block, _)| self.most[block] > limit);
+        full.find_map(|(_, inside)| inside.rev().find(above))
     }
 }
 

@@ -93,7 +93,9 @@ impl Transfers {
         let size = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
         let worth = |value: Value| size(value) >= link.block && !named.contains(&value);
         let mut away: Vec<Option<u64>> = vec![None; graph.states().len()];
-        sequence.away.iter().for_each(|range| away[range.state.index()] = Some(range.tier_offset));
+        for range in &sequence.away {
+            away[range.state.index()] = Some(range.tier_offset);
+        }
         let home = |value: &Value| away[graph.value(*value).state?.0.index()];
         let homes: Vec<Option<u64>> = sequence.instances.iter().map(home).collect();
         let runs = sequence.executions.len();
