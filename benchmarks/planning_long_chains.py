@@ -2,8 +2,11 @@
 
     python3 benchmarks/planning_long_chains.py target/release/plimsoll
 
-Each line is one process: the layers, the command, the budget, the processor's and the clock's seconds, the most memory it
-held as the kernel counts it, and how it ended. `--quick` leaves out all but 120 and 300 layers.
+Each line is one process: the layers, the command, the tier, the budget, the processor's and the clock's seconds, the most
+memory it held as the kernel counts it, and how it ended (0: a plan, 2: refused). For each tier there are three budgets: one
+with a plan, one in which a search can be made and nothing fits, and one too small for a search. A tier in the host's memory
+belongs to a GPU, which need not be here, so that budget is the GPU's and says nothing about the process. `--quick` leaves out
+all but 120 and 300 layers, `--plan` leaves out `train`.
 """
 
 import json
@@ -14,6 +17,7 @@ import tempfile
 import time
 
 MIB = 1 << 20
+TRAIN = "train --max-steps 1 --synthetic --report-to none --output-dir out"
 
 
 def config(layers):
@@ -34,6 +38,13 @@ def config(layers):
     }
 
 
+def budgets(layers, tier):
+    """In MiB: with a plan, without one, and too small for a search."""
+    if tier == "host":
+        return [610 + layers // 4, 602]
+    return [25 + layers * 95 // 100, 40 + layers * 40 // 100, 68]
+
+
 def measure(arguments, folder):
     """Seconds of the processor, of the clock, peak in MiB, and the exit code."""
     with open(os.path.join(folder, "said"), "w") as said:
@@ -45,25 +56,31 @@ def measure(arguments, folder):
     return usage.ru_utime + usage.ru_stime, passed, usage.ru_maxrss * 1024 / MIB, child.returncode
 
 
+def grid():
+    lengths = [120, 300] if "--quick" in sys.argv else [120, 300, 600, 1000]
+    commands = ["plan"] if "--plan" in sys.argv else ["plan", TRAIN]
+    for layers in lengths:
+        for command in commands:
+            for tier in ["none", "disk", "host"] if command == "plan" else ["none", "disk"]:
+                for budget in budgets(layers, tier):
+                    yield layers, command, tier, budget
+
+
 def main():
     program = os.path.abspath(sys.argv[1])
-    lengths = [120, 300] if "--quick" in sys.argv else [120, 300, 600, 1000]
-    train = "train --max-steps 1 --synthetic --report-to none --output-dir out"
-    print("| layers | command | budget, MiB | tier | processor, s | clock, s | peak, MiB | exit |")
-    print("|--:|---|--:|---|--:|--:|--:|--:|")
-    for layers in lengths:
-        for command in ["plan", train]:
-            for budget in [68, 25 + layers * 95 // 100, 4096]:
-                for tier in [[], ["--offload", "disk"]]:
-                    with tempfile.TemporaryDirectory() as folder:
-                        with open(os.path.join(folder, "config.json"), "w") as file:
-                            json.dump(config(layers), file)
-                        shape = "--config config.json --seq-len 32 --global-batch 8 --threads 2"
-                        arguments = [program, *command.split(), *shape.split(), "--memory", f"{budget}MiB", *tier]
-                        used, passed, peak, code = measure(arguments, folder)
-                    name, away = command.split()[0], tier[-1] if tier else "none"
-                    row = f"| {layers} | {name} | {budget} | {away} | {used:.2f} | {passed:.2f} | {peak:.0f} | {code} |"
-                    print(row, flush=True)
+    flags = {"none": [], "disk": ["--offload", "disk"], "host": ["--offload", "host", "--device", "cuda:4090"]}
+    print("| layers | command | tier | budget, MiB | exit | processor, s | clock, s | peak, MiB |")
+    print("|--:|---|---|--:|--:|--:|--:|--:|")
+    for layers, command, tier, budget in grid():
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "config.json"), "w") as file:
+                json.dump(config(layers), file)
+            shape = "--config config.json --seq-len 32 --global-batch 8 --threads 2 --costs modelled"
+            arguments = [program, *command.split(), *shape.split(), "--memory", f"{budget}MiB", *flags[tier]]
+            used, passed, peak, code = measure(arguments, folder)
+        name = command.split()[0]
+        row = f"| {layers} | {name} | {tier} | {budget} | {code} | {used:.2f} | {passed:.2f} | {peak:.0f} |"
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,6 @@ pub use schedule::{
     Schedule, Space, exchanges, replay, replay_all, replay_ranks,
 };
 pub use search::{
-    Choice, Point, Request, SearchError, Searcher, Tried, curve, faster, largest, search, spread, try_all,
-    unbudgeted,
+    Choice, Point, Request, SearchError, SearchWork, Searcher, Tried, curve, faster, largest, search, spread,
+    try_all, unbudgeted,
 };

@@ -103,6 +103,33 @@ fn more_memory_is_never_slower_on_a_long_chain_and_the_bound_holds() {
     }
 }
 
+/// The work of a refusal and of a search that finds a plan, for each layer of a chain.
+fn work_for_a_layer(layers: usize, link: Option<Link>) -> [f64; 2] {
+    let mut refused = Searcher::once(build(layers, link));
+    let Err(SearchError::Budget { smallest, .. }) = refused.search(request(1)) else {
+        panic!("a plan in a byte")
+    };
+    let mut fits = Searcher::once(build(layers, link));
+    fits.search(request(smallest.arena_bytes * 5 / 4)).unwrap();
+    let work = [refused.work(), fits.work()];
+    // Programs are built a fixed number of times, whatever their length.
+    assert!(work.iter().all(|work| work.programs <= 16), "{layers} layers: {work:?}");
+    work.map(|work| work.runs as f64 / layers as f64)
+}
+
+#[test]
+fn the_work_of_a_search_is_proportional_to_the_length_of_the_chain_with_and_without_a_disk() {
+    for link in [None, Some(DISK)] {
+        let short = work_for_a_layer(120, link);
+        for layers in [300, 600, 1000] {
+            let long = work_for_a_layer(layers, link);
+            let grown = long.iter().zip(&short).map(|(long, short)| long / short);
+            let most = grown.fold(0.0, f64::max);
+            assert!(most <= 2.0, "{layers} layers, disk {}: {long:?}, {short:?}", link.is_some());
+        }
+    }
+}
+
 #[test]
 fn half_the_activations_of_a_long_chain_cost_hardly_more_than_the_bound_says() {
     let mut searcher = Searcher::once(build(300, None));

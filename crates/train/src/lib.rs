@@ -55,8 +55,8 @@ pub use optimizer::{
     append as append_optimizer, append_in_backward, append_two_pass,
 };
 pub use planning::{
-    Adapted, Model, Offload, Options, Planned, Programs, TrainOnly, budget_for, costed_program, fits_within,
-    plan_for, plan_from_file, plan_with, plan_within, program,
+    Adapted, Model, Offload, Options, Planned, Programs, TrainOnly, budget_for, check_room_to_plan,
+    costed_program, fits_within, plan_for, plan_from_file, plan_with, plan_within, program,
 };
 pub use run::{Run, Step, Stepped};
 pub use settings::RawConfig;

@@ -8,7 +8,7 @@ use plimsoll::planning::{Compared, Contents, Schedule};
 use plimsoll::training::files::write_whole;
 use plimsoll::training::job::{DeviceFacts, OpenedDevice, Questions, Summary, methods, watched};
 use plimsoll::training::memory::Budget;
-use plimsoll::training::{Config, DataConfig, Length, OpenedData, Target, program};
+use plimsoll::training::{Config, DataConfig, Length, OpenedData, Target, check_room_to_plan, program};
 use plimsoll::{
     DeviceSpec, Graph, GraphError, Model, Options, Planned, Precision, Role, TrainError, differentiate, tile,
 };
@@ -49,9 +49,15 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             };
             // Memory is measured at the same point as in a run: after a program was built, and before planning takes
             // more.
-            of(&config)?;
+            check_room_to_plan(&config.model, &*device, &config.options)?;
+            let actions = Budget::actions_of(&of(&config)?);
             let whole = config.options.budget_on(&*device)?;
-            let budget = |config: &Config| Ok(whole.beside(&of(config)?));
+            // Other settings have other programs.
+            let others = args.max.is_some() || args.methods;
+            let budget = |config: &Config| {
+                let actions = if others { Budget::actions_of(&of(config)?) } else { actions };
+                Ok(whole.beside_actions(actions))
+            };
             answer(args, config.clone(), steps, &name, &|graph| device.facts(graph), &budget)?
         }
         Target::Described { spec, assumed } => {

@@ -35,6 +35,54 @@ fn a_chain_that_does_not_fit_is_refused_inside_the_budget() {
     assert!(peak <= 68 << 20, "the refusal reached {} MiB of 68", peak >> 20);
 }
 
+/// Budgets in MiB: one in which a chain of this many layers has a plan, and one in which it has none.
+fn budgets(layers: u64) -> [u64; 2] {
+    [25 + layers * 95 / 100, 68]
+}
+
+/// Plans a chain beside a disk in both budgets.
+fn beside_a_disk(layers: usize) {
+    let home = with_layers(layers);
+    let shape = "--config long.json --seq-len 32 --global-batch 8 --threads 2 --offload disk";
+    let codes = [Some(0), Some(2)];
+    for (budget, expected) in budgets(layers as u64).into_iter().zip(codes) {
+        let Ended { code, said, peak } = run(&home, &format!("plan {shape} --memory {budget}MiB"));
+        assert_eq!(code, expected, "{layers} layers in {budget} MiB: {said}");
+        assert!(peak <= budget << 20, "{layers} layers reached {} MiB of {budget}: {said}", peak >> 20);
+    }
+}
+
+#[test]
+fn a_chain_of_120_layers_beside_a_disk_is_planned_or_refused_inside_its_budget() {
+    beside_a_disk(120);
+}
+
+#[test]
+fn a_chain_of_300_layers_beside_a_disk_is_planned_or_refused_inside_its_budget() {
+    beside_a_disk(300);
+}
+
+#[test]
+fn a_chain_of_600_layers_beside_a_disk_is_planned_or_refused_inside_its_budget() {
+    beside_a_disk(600);
+}
+
+#[test]
+fn a_chain_of_1000_layers_beside_a_disk_is_planned_or_refused_inside_its_budget() {
+    beside_a_disk(1000);
+}
+
+#[test]
+fn a_budget_too_small_to_search_in_is_refused_with_one_in_which_a_search_can_be_made() {
+    let home = with_layers(1000);
+    for command in ["plan", "train --max-steps 1 --synthetic --report-to none --output-dir out"] {
+        let shape = "--config long.json --seq-len 32 --global-batch 8 --threads 2 --memory 68MiB";
+        let Ended { code, said, peak } = run(&home, &format!("{command} {shape}"));
+        assert!(code == Some(2) && said.contains("state --memory "), "{code:?} {said}");
+        assert!(peak <= 68 << 20, "the refusal reached {} MiB of 68", peak >> 20);
+    }
+}
+
 #[test]
 fn a_model_that_does_not_fit_beside_a_disk_is_refused_inside_the_budget() {
     let home = Home::new();

@@ -56,12 +56,11 @@ impl Lifetimes {
     /// The same for a part of a graph: only state that the part uses has a buffer, so examining one layer does not cost
     /// as much as the whole graph.
     pub(crate) fn of_part(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Lifetimes {
-        let used: BTreeSet<StateId> = sequence
-            .executions
-            .iter()
-            .flat_map(|execution| execution.inputs.iter().chain(&execution.outputs))
-            .filter_map(|operand| if let Operand::State(state) = operand { Some(*state) } else { None })
-            .collect();
+        let state = |operand: &Operand| match operand {
+            Operand::State(state) => Some(*state),
+            Operand::Instance(_) => None,
+        };
+        let used: BTreeSet<StateId> = sequence.operands.iter().filter_map(state).collect();
         let states = used.into_iter().collect();
         Lifetimes::with_states(graph, facts, scratch, (sequence, states), Gradients::Add)
     }
@@ -73,18 +72,21 @@ impl Lifetimes {
         (sequence, states): (&Sequence, Vec<StateId>),
         gradients: Gradients,
     ) -> Lifetimes {
-        let count = states.len();
         let mut writer = Writer::new(graph, facts, scratch, (sequence, states));
+        writer.actions = Some(Vec::with_capacity(writer.last()));
         writer.write_actions(gradients);
-        let schedule = writer.finish();
-        let (slots, slot_of) = slots(graph, &schedule, count);
-        Lifetimes { schedule, slots, slot_of }
+        let (slots, slot_of) = writer.slots();
+        Lifetimes { schedule: writer.schedule(), slots, slot_of }
     }
 }
 
-/// The slots of `sequence` alone: they do not depend on whether the first writers of gradients add or replace.
+/// The slots of `sequence` alone: they do not depend on whether the first writers of gradients add or replace. A search
+/// asks for the slots of many sequences, so their actions are counted and not listed.
 pub(crate) fn slots_of(graph: &Graph, facts: &Facts, scratch: Scratch, sequence: &Sequence) -> Vec<Slot> {
-    Lifetimes::of(graph, facts, scratch, sequence, Gradients::Add).slots
+    let states = (0..graph.states().len() as u32).map(StateId).collect();
+    let mut writer = Writer::new(graph, facts, scratch, (sequence, states));
+    writer.write_actions(Gradients::Add);
+    writer.slots().0
 }
 
 /// Writes the actions of a sequence and notes which buffers each of them touches.
@@ -97,7 +99,11 @@ struct Writer<'a> {
     states: Vec<StateId>,
     /// State first, then the instances of the sequence, then scratch.
     buffers: Vec<Buffer>,
-    actions: Vec<Action>,
+    /// How many actions there are so far, and these actions where they are wanted.
+    count: usize,
+    actions: Option<Vec<Action>>,
+    /// The action of each execution.
+    positions: Vec<usize>,
     /// Exchanges between ranks that were begun and not awaited, oldest first, each with its operands.
     exchanges: VecDeque<(NodeId, Vec<BufferId>)>,
 }
@@ -109,10 +115,18 @@ impl<'a> Writer<'a> {
         scratch: Scratch,
         (sequence, states): (&'a Sequence, Vec<StateId>),
     ) -> Writer<'a> {
-        let actions = Vec::with_capacity(sequence.executions.len() + sequence.transfers.len());
-        let buffers = Vec::with_capacity(states.len() + sequence.instances.len());
-        let exchanges = VecDeque::new();
-        let mut writer = Writer { graph, facts, scratch, sequence, states, buffers, actions, exchanges };
+        let mut writer = Writer {
+            graph,
+            facts,
+            scratch,
+            sequence,
+            buffers: Vec::with_capacity(states.len() + sequence.instances.len()),
+            states,
+            count: 0,
+            actions: None,
+            positions: Vec::with_capacity(sequence.executions.len()),
+            exchanges: VecDeque::new(),
+        };
         writer.add_states();
         writer.add_instances();
         writer
@@ -183,15 +197,26 @@ impl<'a> Writer<'a> {
     }
 
     fn await_first(&mut self, count: usize) {
+        if count == 0 {
+            return;
+        }
         for (node, operands) in self.exchanges.drain(..count).collect::<Vec<_>>() {
-            let end = self.actions.len() + 1;
+            let end = self.count + 1;
             for id in operands {
                 if !self.outlives(id) {
                     let buffer = &mut self.buffers[id.index()];
                     buffer.end = buffer.end.max(end);
                 }
             }
-            self.actions.push(Action::Await { node });
+            self.push(|| Action::Await { node });
+        }
+    }
+
+    /// Counts an action, and lists it where actions are wanted.
+    fn push(&mut self, action: impl FnOnce() -> Action) {
+        self.count += 1;
+        if let Some(actions) = &mut self.actions {
+            actions.push(action());
         }
     }
 
@@ -199,44 +224,61 @@ impl<'a> Writer<'a> {
         let Move { instance, direction, .. } = self.sequence.moves[of];
         let moved = self.states.len() + instance;
         self.await_before(|id| id.index() == moved);
-        let index = self.actions.len();
+        let index = self.count;
         let buffer = &mut self.buffers[self.states.len() + instance];
         if begins && direction == Direction::In {
             (buffer.start, buffer.purpose) = (index, Purpose::Staging);
         }
         buffer.end = buffer.end.max(index + 1);
-        self.actions.push(if begins { Action::Start { copy: of } } else { Action::Wait { copy: of } });
+        self.push(|| if begins { Action::Start { copy: of } } else { Action::Wait { copy: of } });
     }
 
-    fn run(&mut self, Execution { node, inputs, outputs }: &Execution, gradients: Gradients) {
-        let graph = self.graph;
-        let inputs: Vec<BufferId> = inputs.iter().map(|place| self.buffer_id(place)).collect();
-        let outputs: Vec<BufferId> = outputs.iter().map(|place| self.buffer_id(place)).collect();
-        self.await_before(|id| inputs.contains(&id) || outputs.contains(&id));
-        if self.is_exchange(*node) {
-            self.exchanges.push_back((*node, [&inputs[..], &outputs].concat()));
+    fn run(&mut self, execution: &Execution, gradients: Gradients) {
+        let (graph, sequence, node) = (self.graph, self.sequence, execution.node);
+        let (inputs, outputs) = sequence.operands_of(execution);
+        let operands = &sequence.operands[execution.operands()];
+        if !self.exchanges.is_empty() {
+            let touched: Vec<BufferId> = self.buffer_ids(operands);
+            self.await_before(|id| touched.contains(&id));
         }
-        let index = self.actions.len();
-        for (id, &value) in outputs.iter().zip(&graph.node(*node).outputs) {
+        if self.is_exchange(node) {
+            self.exchanges.push_back((node, self.buffer_ids(operands)));
+        }
+        let index = self.count;
+        for (&place, &value) in outputs.iter().zip(&graph.node(node).outputs) {
             if begins(graph, value) {
+                let id = self.buffer_id(place);
                 self.buffers[id.index()].start = index;
             }
         }
-        for id in inputs.iter().chain(&outputs) {
-            if !self.outlives(*id) {
+        for &place in operands {
+            let id = self.buffer_id(place);
+            if !self.outlives(id) {
                 self.buffers[id.index()].end = index + 1;
             }
         }
-        let workspace = self.workspace(*node);
-        let accumulate = accumulate_bits(graph, *node, gradients);
-        self.actions.push(Action::Run { node: *node, inputs, outputs, workspace, accumulate });
+        self.positions.push(index);
+        let workspace = self.workspace(node);
+        let [inputs, outputs] = if self.actions.is_some() {
+            [self.buffer_ids(inputs), self.buffer_ids(outputs)]
+        } else {
+            [Vec::new(), Vec::new()]
+        };
+        self.push(|| {
+            let accumulate = accumulate_bits(graph, node, gradients);
+            Action::Run { node, inputs, outputs, workspace, accumulate }
+        });
+    }
+
+    fn buffer_ids(&self, operands: &[Operand]) -> Vec<BufferId> {
+        operands.iter().map(|&place| self.buffer_id(place)).collect()
     }
 
     /// A buffer for the scratch of the next action, if `node` needs any.
     fn workspace(&mut self, node: NodeId) -> Option<BufferId> {
         let need = self.facts.nodes[node.index()].workspace;
         let bytes = if self.scratch == Scratch::Best { need.best } else { need.least };
-        let (contents, purpose, start) = (Contents::Scratch, Purpose::Workspace, self.actions.len());
+        let (contents, purpose, start) = (Contents::Scratch, Purpose::Workspace, self.count);
         let bytes = aligned(bytes, self.facts.alignment);
         (bytes > 0).then(|| {
             self.buffers.push(Buffer { contents, purpose, bytes, offset: 0, start, end: start + 1 });
@@ -244,10 +286,10 @@ impl<'a> Writer<'a> {
         })
     }
 
-    fn buffer_id(&self, place: &Operand) -> BufferId {
-        match *place {
+    fn buffer_id(&self, place: Operand) -> BufferId {
+        match place {
             Operand::State(state) => BufferId(self.state_position(state) as u32),
-            Operand::Instance(instance) => BufferId((self.states.len() + instance) as u32),
+            Operand::Instance(instance) => BufferId(self.states.len() as u32 + instance),
         }
     }
 
@@ -266,16 +308,44 @@ impl<'a> Writer<'a> {
         state.is_some_and(|&state| self.graph.state(state).kind != StateKind::Transient)
     }
 
-    fn finish(mut self) -> Schedule {
+    /// The slots to place: buffers, of which some take over dying inputs.
+    fn slots(&mut self) -> (Vec<Slot>, Vec<Option<usize>>) {
         let last = self.last();
         keep_outputs(self.graph, &mut self.buffers, last);
+        let slot_of = vec![None; self.buffers.len()];
+        let mut joiner = Joiner { writer: self, slots: Vec::new(), slot_of };
+        let begun = self.begun();
+        // A transient gradient that is never written here needs no place either.
+        for index in (self.states.len()..self.buffers.len()).filter(|&index| !begun[index]) {
+            joiner.open(BufferId(index as u32));
+        }
+        for (execution, &action) in self.sequence.executions.iter().zip(&self.positions) {
+            joiner.join(execution, action);
+        }
+        (joiner.slots, joiner.slot_of)
+    }
+
+    /// Buffers that begin with a run and get their slot there. Inputs and stays of state get theirs elsewhere.
+    fn begun(&self) -> Vec<bool> {
+        let mut begun = vec![false; self.buffers.len()];
+        for execution in &self.sequence.executions {
+            let (_, outputs) = self.sequence.operands_of(execution);
+            for (&place, &value) in outputs.iter().zip(&self.graph.node(execution.node).outputs) {
+                begun[self.buffer_id(place).index()] |= begins(self.graph, value);
+            }
+        }
+        begun
+    }
+
+    /// The schedule, once its slots are known.
+    fn schedule(self) -> Schedule {
         let states = self.states.len();
         let copy = |&Move { instance, tier, tier_offset, direction }: &Move| {
             Copy::new(BufferId((states + instance) as u32), tier, tier_offset, direction)
         };
         Schedule {
             name: String::new(),
-            actions: self.actions,
+            actions: self.actions.unwrap_or_default(),
             buffers: self.buffers,
             copies: self.sequence.moves.iter().map(copy).collect(),
             away: self.sequence.away.clone(),
@@ -323,37 +393,9 @@ fn keep_outputs(graph: &Graph, buffers: &mut [Buffer], last: usize) {
     }
 }
 
-/// Joins buffers that take over dying inputs, and lists the slots to place.
-fn slots(graph: &Graph, schedule: &Schedule, states: usize) -> (Vec<Slot>, Vec<Option<usize>>) {
-    let mut joiner =
-        Joiner { graph, schedule, slots: Vec::new(), slot_of: vec![None; schedule.buffers.len()] };
-    let begun = begun(graph, schedule);
-    // A transient gradient that is never written here needs no place either.
-    for index in (states..schedule.buffers.len()).filter(|&index| !begun[index]) {
-        joiner.open(BufferId(index as u32));
-    }
-    for index in 0..schedule.actions.len() {
-        joiner.join(index);
-    }
-    (joiner.slots, joiner.slot_of)
-}
-
-/// Buffers that begin with a run and get their slot there. Inputs and stays of state get theirs elsewhere.
-fn begun(graph: &Graph, schedule: &Schedule) -> Vec<bool> {
-    let mut begun = vec![false; schedule.buffers.len()];
-    for action in &schedule.actions {
-        let Action::Run { node, outputs, .. } = action else { continue };
-        for (id, &value) in outputs.iter().zip(&graph.node(*node).outputs) {
-            begun[id.index()] |= begins(graph, value);
-        }
-    }
-    begun
-}
-
 /// Slots of a schedule so far.
 struct Joiner<'a> {
-    graph: &'a Graph,
-    schedule: &'a Schedule,
+    writer: &'a Writer<'a>,
     slots: Vec<Slot>,
     slot_of: Vec<Option<usize>>,
 }
@@ -361,26 +403,29 @@ struct Joiner<'a> {
 impl Joiner<'_> {
     /// Gives a buffer a slot of its own.
     fn open(&mut self, id: BufferId) {
-        let &Buffer { start, end, bytes, .. } = self.schedule.buffer(id);
+        let Buffer { start, end, bytes, .. } = self.writer.buffers[id.index()];
         self.slots.push(Slot { start, end, bytes });
         self.slot_of[id.index()] = Some(self.slots.len() - 1);
     }
 
-    /// Gives the buffers that an action begins their slots: those of inputs that die there, as far as the op allows.
-    fn join(&mut self, index: usize) {
-        let Action::Run { node, inputs, outputs, .. } = &self.schedule.actions[index] else { return };
-        let node = self.graph.node(*node);
+    /// Gives the buffers that a run begins their slots: those of inputs that die there, as far as the op allows.
+    fn join(&mut self, execution: &Execution, action: usize) {
+        let writer = self.writer;
+        let node = writer.graph.node(execution.node);
+        let (inputs, outputs) = writer.sequence.operands_of(execution);
         let mut taken: Vec<BufferId> = Vec::new();
-        let new = outputs.iter().enumerate().filter(|&(output, _)| begins(self.graph, node.outputs[output]));
-        for (output, &id) in new {
-            let dies = |input| self.passes_on(input, id, index) && !taken.contains(&input);
-            match dying_input(&node.op, output, inputs, dies) {
+        let new =
+            outputs.iter().enumerate().filter(|&(output, _)| begins(writer.graph, node.outputs[output]));
+        for (output, &place) in new {
+            let id = writer.buffer_id(place);
+            let dies = |input| self.passes_on(input, id, action) && !taken.contains(&input);
+            match dying_input(&node.op, output, inputs, |place| writer.buffer_id(place), dies) {
                 Some(input) => {
                     taken.push(input);
                     let slot = self.slot_of[input.index()];
                     self.slot_of[id.index()] = slot;
                     if let Some(slot) = slot {
-                        self.slots[slot].end = self.schedule.buffer(id).end;
+                        self.slots[slot].end = writer.buffers[id.index()].end;
                     }
                 }
                 None => self.open(id),
@@ -390,10 +435,11 @@ impl Joiner<'_> {
 
     /// Whether an input dies in this action and has the size of the buffer that is to take its bytes over.
     fn passes_on(&self, input: BufferId, heir: BufferId, action: usize) -> bool {
-        let (earlier, heir) = (self.schedule.buffer(input), self.schedule.buffer(heir));
-        !lasting(self.graph, earlier.contents)
+        let Writer { graph, buffers, .. } = self.writer;
+        let (earlier, heir) = (&buffers[input.index()], &buffers[heir.index()]);
+        !lasting(graph, earlier.contents)
             && earlier.end == action + 1
-            && size(self.graph, earlier) == size(self.graph, heir)
+            && size(graph, earlier) == size(graph, heir)
     }
 }
 
@@ -411,9 +457,11 @@ fn size(graph: &Graph, buffer: &Buffer) -> u64 {
 fn dying_input(
     op: &Op,
     output: usize,
-    inputs: &[BufferId],
+    inputs: &[Operand],
+    buffer: impl Fn(Operand) -> BufferId,
     dies: impl Fn(BufferId) -> bool,
 ) -> Option<BufferId> {
-    let candidates = op.may_overwrite(output).iter().filter_map(|&input| inputs.get(input).copied());
-    candidates.into_iter().find(|&id| dies(id) && inputs.iter().filter(|&&other| other == id).count() == 1)
+    let mut candidates = op.may_overwrite(output).iter().filter_map(|&input| inputs.get(input).copied());
+    let once = |place: Operand| inputs.iter().filter(|&&other| other == place).count() == 1;
+    candidates.find(|&place| dies(buffer(place)) && once(place)).map(buffer)
 }

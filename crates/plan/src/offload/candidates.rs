@@ -21,12 +21,12 @@
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 
-use super::residency::{Residency, StateAway, StateOrder, rungs};
+use super::residency::{Division, StateAway, StateOrder, rungs};
 use super::transfers::Transfers;
 use crate::bytes::TransientBytes;
 use crate::device::Scratch;
 use crate::optimum::{Ladder, Optimum};
-use crate::program::{Costed, Program, Purpose, StateDiffers};
+use crate::program::{Costed, Program, StateDiffers};
 use crate::recompute::{Order, Strategy, micro_batch, update};
 use crate::schedule::sequence::Sequence;
 
@@ -34,7 +34,7 @@ use crate::schedule::sequence::Sequence;
 const LIMITS: Ladder = Ladder::new(1.03);
 const LIMITS_AWAY: Ladder = Ladder::new(1.2);
 /// The same of a program that is long.
-const FEW_LIMITS: Ladder = Ladder::new(1.3);
+const FEW_LIMITS: Ladder = Ladder::new(1.5);
 const FEW_LIMITS_AWAY: Ladder = Ladder::new(2.0);
 /// One in this many virtual budgets is combined with state that is away.
 const EVERY_AWAY: usize = 3;
@@ -136,9 +136,7 @@ impl Recomputation {
             order: OnceCell::new(),
         };
         let long = optimum.is_some_and(Optimum::is_long);
-        let offered = |named: &Recomputation| {
-            !long || matches!(named.strategy, Strategy::None | Strategy::Full | Strategy::Sqrt)
-        };
+        let offered = |named: &Recomputation| !long || named.strategy == Strategy::None;
         let mut recomputations: Vec<Recomputation> = named.filter(offered).collect();
         if let Some(optimum) = optimum {
             let rising = optimum.budgets_with_tier().into_iter().rev().enumerate();
@@ -173,22 +171,22 @@ impl Recomputation {
 }
 
 impl ResidencyOption {
+    /// `update` are the runs of the update with all state in the arena.
     fn new(
-        program: &Program,
+        part: &Costed,
         order: &StateOrder,
         scratch: Scratch,
+        update: &Sequence,
         away: u64,
         long: bool,
     ) -> ResidencyOption {
-        let residency = Residency::of(order, program, away);
-        let part = &program.train;
+        let Division { state, resident, weights } = order.division(part, away);
         let in_rate = part.facts.link.map_or(f64::INFINITY, |link| link.in_rate);
-        let state = residency.state_away(&part.graph);
-        let update = (away > 0).then(|| streamed(part, scratch, &state, &update(&part.graph)));
+        let update = (away > 0).then(|| streamed(part, scratch, &state, update));
         ResidencyOption {
             away,
-            resident: residency.resident_bytes(),
-            weights_seconds: residency.bytes_away(Purpose::Weights) as f64 / in_rate,
+            resident,
+            weights_seconds: weights as f64 / in_rate,
             update: update.flatten(),
             update_seconds: RefCell::default(),
             state,
@@ -243,7 +241,8 @@ impl Candidates {
     ) -> Result<Candidates, StateDiffers> {
         let order = StateOrder::new(program)?;
         let lengths = std::iter::once(0).chain(rungs(&order, long));
-        let option = |away| ResidencyOption::new(program, &order, scratch, away, long);
+        let (part, update) = (&program.train, update(&program.train.graph));
+        let option = |away| ResidencyOption::new(part, &order, scratch, &update, away, long);
         let residencies = lengths.map(option).collect();
         Ok(Candidates { recomputations, residencies, limits: RefCell::default(), found: RefCell::default() })
     }

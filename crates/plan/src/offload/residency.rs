@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use plimsoll_graph::{Graph, Phase, StateId, StateKind};
 
 use crate::device::{Direction, Link, Scratch, aligned};
-use crate::program::{Program, Purpose, StateDiffers, StateRange, declared_bytes, declared_state};
+use crate::program::{Costed, Program, Purpose, StateDiffers, StateRange, declared_bytes, declared_state};
 use crate::schedule::Away;
 use crate::schedule::sequence::Sequence;
 
@@ -53,18 +53,10 @@ impl Residency {
     /// The same, with the order in which state leaves.
     pub(crate) fn of(order: &StateOrder, program: &Program, away: u64) -> Residency {
         let mut states = order.states.clone();
-        let mut taken = 0;
-        if let Some(link) = program.train.facts.link.filter(|_| away > 0) {
-            let mut left = away;
-            for &index in &order.leaving {
-                let range = &mut states[index];
-                let end = taken + aligned(range.bytes, link.block);
-                if left == 0 || end > link.room {
-                    break;
-                }
-                (range.tier, range.offset) = (Some(link.tier), taken);
-                (taken, left) = (end, left.saturating_sub(range.bytes));
-            }
+        let link = program.train.facts.link;
+        let (gone, taken) = order.gone(link.as_ref(), away);
+        for (index, offset) in gone {
+            (states[index].tier, states[index].offset) = (link.map(|link| link.tier), offset);
         }
         let mut next = 0;
         for range in states.iter_mut().filter(|range| range.tier.is_none()) {
@@ -79,12 +71,6 @@ impl Residency {
         self.states.iter().filter(|range| range.tier.is_none()).map(|range| range.bytes).sum()
     }
 
-    /// Bytes of state of one purpose that are away.
-    pub(crate) fn bytes_away(&self, purpose: Purpose) -> u64 {
-        let away = self.states.iter().filter(|range| range.tier.is_some() && range.purpose == purpose);
-        away.map(|range| range.bytes).sum()
-    }
-
     /// Offsets of state in the arena, by name.
     pub(crate) fn resident_offsets(&self) -> BTreeMap<&str, u64> {
         let resident = self.states.iter().filter(|range| range.tier.is_none());
@@ -93,16 +79,11 @@ impl Residency {
 
     /// The runs of `sequence` with state that is away.
     pub(crate) fn stream(&self, graph: &Graph, sequence: Sequence) -> Sequence {
-        self.state_away(graph).stream(graph, sequence)
-    }
-
-    /// The state that is away.
-    pub(crate) fn state_away(&self, graph: &Graph) -> StateAway {
         let away = self.states.iter().filter_map(|range| {
             let (tier, state) = (range.tier?, graph.state_named(&range.name)?);
             Some(Away { state, tier, tier_offset: range.offset, bytes: range.bytes })
         });
-        StateAway { ranges: away.collect(), taken: self.taken }
+        StateAway { ranges: away.collect(), taken: self.taken }.stream(graph, sequence)
     }
 }
 
@@ -123,9 +104,60 @@ impl StateOrder {
         Ok(StateOrder { states, leaving })
     }
 
+    /// The state that leaves if `away` bytes of it go, as indices with their offsets in the tier, and the bytes that it
+    /// takes there.
+    fn gone(&self, link: Option<&Link>, away: u64) -> (Vec<(usize, u64)>, u64) {
+        let (mut gone, mut taken, mut left) = (Vec::new(), 0, away);
+        let Some(link) = link else { return (gone, taken) };
+        for &index in &self.leaving {
+            let bytes = self.states[index].bytes;
+            let end = taken + aligned(bytes, link.block);
+            if left == 0 || end > link.room {
+                break;
+            }
+            gone.push((index, taken));
+            (taken, left) = (end, left.saturating_sub(bytes));
+        }
+        (gone, taken)
+    }
+
+    /// The state of a graph that is away if `away` bytes go, the bytes of all state that stays, and the bytes of weights that
+    /// go. Names are looked up for those that go alone.
+    pub(crate) fn division(&self, part: &Costed, away: u64) -> Division {
+        let link = part.facts.link;
+        let (mut gone, taken) = self.gone(link.as_ref(), away);
+        gone.sort_unstable();
+        let going: Vec<&StateRange> = gone.iter().map(|&(index, _)| &self.states[index]).collect();
+        let weights = going.iter().copied().filter(|range| range.purpose == Purpose::Weights);
+        let ranges = gone.iter().filter_map(|&(index, tier_offset)| {
+            let StateRange { name, bytes, .. } = &self.states[index];
+            Some(Away { state: part.graph.state_named(name)?, tier: link?.tier, tier_offset, bytes: *bytes })
+        });
+        Division {
+            state: StateAway { ranges: ranges.collect(), taken },
+            resident: bytes_of(&self.states) - bytes_of(going.iter().copied()),
+            weights: bytes_of(weights),
+        }
+    }
+
     fn none(program: &Program) -> Result<StateOrder, StateDiffers> {
         Ok(StateOrder { states: declared_state(program)?, leaving: Vec::new() })
     }
+}
+
+fn bytes_of<'a>(ranges: impl IntoIterator<Item = &'a StateRange>) -> u64 {
+    ranges.into_iter().map(|range| range.bytes).sum()
+}
+
+/// How state divides between arena and tier.
+#[derive(Debug)]
+pub(crate) struct Division {
+    /// The state of a graph that is away.
+    pub(crate) state: StateAway,
+    /// Bytes of state in the arena.
+    pub(crate) resident: u64,
+    /// Bytes of weights that are away.
+    pub(crate) weights: u64,
 }
 
 /// State of a graph that is away, without the names of all the rest.

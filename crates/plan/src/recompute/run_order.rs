@@ -15,7 +15,7 @@ use plimsoll_graph::{Graph, Node, NodeId, Phase, Value, ValueSource};
 
 use super::regions::{ROOT, Regions};
 use super::strategy::Strategy;
-use crate::schedule::sequence::{Execution, Operand, Sequence};
+use crate::schedule::sequence::{Operand, Sequence};
 
 /// How the order of runs is given.
 #[derive(Clone, Debug, PartialEq)]
@@ -233,16 +233,19 @@ impl<'a> Writer<'a> {
 
     fn run(&mut self, id: NodeId) {
         let node = self.graph.node(id);
-        let inputs = node.inputs.iter().map(|&value| self.place(value)).collect();
-        let outputs = node
-            .outputs
-            .iter()
-            .map(|&value| match self.graph.value(value).state {
+        let first = self.sequence.operands.len();
+        for &value in &node.inputs {
+            let place = self.place(value);
+            self.sequence.operands.push(place);
+        }
+        for &value in &node.outputs {
+            let place = match self.graph.value(value).state {
                 Some((state, _)) => Operand::State(state),
-                None => Operand::Instance(self.write(value)),
-            })
-            .collect();
-        self.sequence.executions.push(Execution { node: id, inputs, outputs });
+                None => Operand::Instance(self.write(value) as u32),
+            };
+            self.sequence.operands.push(place);
+        }
+        self.sequence.run(id, first, node.inputs.len());
     }
 
     /// A new instance of an output. If an older instance is still held, it remains the value's place: both have the
@@ -260,7 +263,7 @@ impl<'a> Writer<'a> {
         let storage = self.graph.storage(value);
         match (self.graph.value(storage).state, self.resident.get(storage)) {
             (Some((state, _)), _) => Operand::State(state),
-            (None, Some(instance)) => Operand::Instance(instance),
+            (None, Some(instance)) => Operand::Instance(instance as u32),
             // `missing` has recomputed everything a node reads; a graph that verified has no other gap.
             (None, None) => unreachable!("{storage} is read before it is computed"),
         }

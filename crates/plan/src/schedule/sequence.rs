@@ -3,7 +3,7 @@
 //!
 //! `recompute` writes a sequence, `offload` adds transfers to it, and `layout` turns it into buffers.
 
-use std::collections::BTreeMap;
+use std::ops::Range;
 
 use plimsoll_graph::{Graph, NodeId, StateId, Value};
 
@@ -14,17 +14,27 @@ use crate::device::{Direction, Tier};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operand {
     /// A lifetime of a value.
-    Instance(usize),
+    Instance(u32),
     /// A range of state.
     State(StateId),
 }
 
-/// One run of a node.
-#[derive(Clone, Debug)]
+/// One run of a node. Its operands lie in the list of the sequence, so that a hundred thousand runs are two lists and not
+/// as many small ones.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Execution {
     pub(crate) node: NodeId,
-    pub(crate) inputs: Vec<Operand>,
-    pub(crate) outputs: Vec<Operand>,
+    /// Where its inputs begin in that list.
+    first: u32,
+    inputs: u32,
+    outputs: u32,
+}
+
+impl Execution {
+    /// Its operands in the list of the sequence, inputs first.
+    pub(crate) fn operands(&self) -> Range<usize> {
+        self.first as usize..(self.first + self.inputs + self.outputs) as usize
+    }
 }
 
 /// A copy of an instance to another tier, or back from it into an instance of its own.
@@ -52,6 +62,8 @@ pub(crate) struct Transfer {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sequence {
     pub(crate) executions: Vec<Execution>,
+    /// Operands of all runs, one run after another.
+    pub(crate) operands: Vec<Operand>,
     pub(crate) instances: Vec<Value>,
     pub(crate) moves: Vec<Move>,
     /// In order; those before the same run in the order of this list.
@@ -63,21 +75,36 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
+    /// Adds a run of `node` whose `inputs` inputs and then outputs are the last operands of the list, from `first` on.
+    pub(crate) fn run(&mut self, node: NodeId, first: usize, inputs: usize) {
+        let outputs = self.operands.len() - first - inputs;
+        let (first, inputs, outputs) = (first as u32, inputs as u32, outputs as u32);
+        self.executions.push(Execution { node, first, inputs, outputs });
+    }
+
+    /// Inputs and outputs of a run.
+    pub(crate) fn operands_of(&self, run: &Execution) -> (&[Operand], &[Operand]) {
+        self.operands[run.operands()].split_at(run.inputs as usize)
+    }
+
     /// The same runs without a lasting place for the state in `away`: each state that is used becomes one instance,
     /// which no transfer brings in yet. State takes the first `taken` bytes of the tier.
     pub(crate) fn with_away(mut self, graph: &Graph, away: Vec<Away>, taken: u64) -> Sequence {
-        let mut stays: BTreeMap<StateId, Option<usize>> =
-            away.iter().map(|away| (away.state, None)).collect();
-        for execution in &mut self.executions {
-            for place in execution.inputs.iter_mut().chain(&mut execution.outputs) {
-                let Operand::State(state) = *place else { continue };
-                let Some(stay) = stays.get_mut(&state) else { continue };
-                let instance = *stay.get_or_insert_with(|| {
-                    self.instances.push(graph.state(state).versions[0]);
-                    self.instances.len() - 1
-                });
-                *place = Operand::Instance(instance);
+        let mut is_away = vec![false; graph.states().len()];
+        for away in &away {
+            is_away[away.state.index()] = true;
+        }
+        let mut stays: Vec<Option<u32>> = vec![None; graph.states().len()];
+        for place in &mut self.operands {
+            let Operand::State(state) = *place else { continue };
+            if !is_away[state.index()] {
+                continue;
             }
+            let instance = *stays[state.index()].get_or_insert_with(|| {
+                self.instances.push(graph.state(state).versions[0]);
+                self.instances.len() as u32 - 1
+            });
+            *place = Operand::Instance(instance);
         }
         Sequence { away, taken, ..self }
     }

@@ -111,9 +111,14 @@ pub fn faster(
     unbudgeted: Point,
 ) -> Result<Vec<Point>, SearchError> {
     let tier = searcher.program(chosen.micro_batch)?.train.facts.link.is_some();
-    let few = tier || searcher.is_long(chosen.micro_batch)?;
-    let looks = if few { FEW_LOOKS } else { LOOKS };
-    let budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, looks);
+    let long = searcher.is_long(chosen.micro_batch)?;
+    let looks = if tier || long { FEW_LOOKS } else { LOOKS };
+    let mut budgets = spread(chosen.arena_bytes, unbudgeted.arena_bytes, looks);
+    // Of a long chain a search takes seconds. The last budget keeps everything, which is known without one; with a tier that
+    // is the only one.
+    if long {
+        budgets.truncate(if tier { 0 } else { budgets.len().saturating_sub(1) });
+    }
     let mut points = Vec::new();
     for budget in budgets {
         match searcher.best(Request { budget, slack: 0.0, ..request }) {

@@ -25,6 +25,8 @@ pub(super) struct MicroBatch<'a> {
     /// Whether feed-forward networks are worked on in tiles.
     pub(super) tiled: bool,
     pub(super) tables: &'a ProgramTables,
+    /// Only plans that take less time are of use.
+    pub(super) below: f64,
 }
 
 impl<'a> MicroBatch<'a> {
@@ -52,6 +54,11 @@ impl<'a> MicroBatch<'a> {
         Ok(self.tables.least_bytes()? <= self.request.budget)
     }
 
+    /// Whether the state that cannot be away fits.
+    pub(super) fn state_can_fit(&self) -> Result<bool, SearchError> {
+        Ok(self.tables.least_state_bytes()? <= self.request.budget)
+    }
+
     /// Micro-batches of one step.
     pub(super) fn accumulation(&self) -> usize {
         self.request.global_batch / self.rows
@@ -59,23 +66,23 @@ impl<'a> MicroBatch<'a> {
 
     /// Passes over micro-batches in one step.
     pub(super) fn passes(&self) -> f64 {
-        (self.program().passes() * self.accumulation()) as f64
+        (self.tables.passes * self.accumulation()) as f64
     }
 
     /// Time of a step that recomputes nothing.
     pub(super) fn once_seconds(&self, scratch: Scratch) -> f64 {
-        self.program().once_seconds(scratch, self.accumulation())
+        self.tables.pass_seconds(scratch) * self.passes() + self.tables.update_seconds(scratch)
     }
 
     /// Time of a step whose micro-batches take `seconds` in each pass.
     pub(super) fn step_seconds(&self, seconds: f64, scratch: Scratch) -> f64 {
-        seconds * self.passes() + self.program().update_seconds(scratch)
+        seconds * self.passes() + self.tables.update_seconds(scratch)
     }
 
     /// Time of the fastest that was tried and fits.
     pub(super) fn fastest(&self, tried: &[Tried]) -> f64 {
         let fits = tried.iter().filter(|t| t.arena_bytes <= self.request.budget);
-        fits.map(|t| t.step_seconds).fold(f64::INFINITY, f64::min)
+        fits.map(|t| t.step_seconds).fold(self.below, f64::min)
     }
 
     /// Whether a plan of this many seconds could be chosen over those already tried.
@@ -142,6 +149,7 @@ impl<'a> MicroBatch<'a> {
         if !self.could_matter(step_seconds, tried) {
             return None;
         }
+        self.tables.work.look(sequence.executions.len());
         let slots = slots_of(graph, facts, scratch, &sequence);
         let peak = TransientBytes(fits(&slots, room.0, f64::INFINITY, Effort::PLAN)?);
         let arena_bytes = peak.max(beside).arena(state).0;
@@ -162,17 +170,18 @@ impl<'a> MicroBatch<'a> {
         let sequence = micro_batch(graph, order);
         let runs = sequence.executions.iter();
         let pass: f64 = runs.map(|run| facts.nodes[run.node.index()].seconds_with(scratch)).sum();
+        self.tables.work.look(sequence.executions.len());
         let slots = slots_of(graph, facts, scratch, &sequence);
         drop(sequence);
         let peak = TransientBytes(layout(&slots).peak).max(self.tables.beside_bytes(scratch));
-        let micro_batches = pass * self.program().passes() as f64 * self.accumulation() as f64;
+        let micro_batches = pass * self.tables.passes as f64 * self.accumulation() as f64;
         Tried {
             micro_batch: self.rows,
             tiled: self.tiled,
             strategy,
             scratch,
             arena_bytes: peak.arena(self.tables.state_bytes()).0,
-            step_seconds: micro_batches + self.program().update_seconds(scratch),
+            step_seconds: micro_batches + self.tables.update_seconds(scratch),
             rung,
             tiered: Tiered::default(),
         }

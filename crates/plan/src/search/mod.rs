@@ -31,6 +31,8 @@ mod request;
 mod searcher;
 mod tables;
 mod tried;
+mod waiting;
+mod work;
 
 use crate::program::Build;
 use crate::recompute::Strategy;
@@ -41,6 +43,7 @@ pub use largest::largest;
 pub use request::Request;
 pub use searcher::Searcher;
 pub use tried::{Choice, Tried};
+pub use work::SearchWork;
 
 /// The fastest plan that fits; `build` makes the programs, and may be a function of the micro-batch.
 ///

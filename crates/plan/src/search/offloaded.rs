@@ -30,7 +30,7 @@ use crate::program::Costed;
 const HOPE: f64 = 1.05;
 /// The most orders with state away that are kept for later requests; fewer for a long program, whose orders are large.
 const HELD: usize = 12;
-const HELD_LONG: usize = 2;
+const HELD_LONG: usize = 6;
 
 /// Combinations with their figures, the least figure first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -114,7 +114,7 @@ pub(super) fn promise(of: MicroBatch, bound: f64) -> Result<f64, SearchError> {
 
 impl<'a> BestFirst<'a> {
     fn new(of: MicroBatch<'a>, scratch: Scratch, candidates: &'a Candidates) -> BestFirst<'a> {
-        let update_seconds = of.program().update_seconds(scratch);
+        let update_seconds = of.tables.update_seconds(scratch);
         BestFirst { of, scratch, candidates, update_seconds, held: Vec::new() }
     }
 
@@ -311,7 +311,7 @@ impl<'a> BestFirst<'a> {
                 (self.of.program(), Tiered { limit: Some(TransientBytes(limit)), away: residency.away });
             let strategy = self.candidates.recomputations[candidate.recomputation].strategy;
             let plan = closed_draft(program, order, strategy, self.scratch, tiered)?;
-            let pass_seconds = plan.micro_batch_seconds / program.passes() as f64;
+            let pass_seconds = plan.micro_batch_seconds / self.of.tables.passes as f64;
             found.seconds = Some((pass_seconds, plan.update_seconds));
             plan.arena_bytes
         };
@@ -342,6 +342,8 @@ impl<'a> BestFirst<'a> {
         let ordered = candidates.recomputations[recomputation]
             .order(&tables.program.train, scratch, || tables.optimum(scratch));
         let transfers = &ordered?.transfers;
+        // Each question is a walk over all runs.
+        tables.work.look(transfers.sequence().executions.len());
         if residency == 0 {
             return Some(ask(transfers));
         }
@@ -349,6 +351,7 @@ impl<'a> BestFirst<'a> {
             // The order that was used last stays longest.
             self.held[at..].rotate_left(1);
         } else {
+            tables.work.look(transfers.sequence().executions.len());
             let state = &candidates.residencies[residency].state;
             let new = streamed(self.part(), self.scratch, state, transfers.sequence())?;
             if self.held.len() == if tables.is_long() { HELD_LONG } else { HELD } {

@@ -105,6 +105,16 @@ pub(super) fn smallest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<(
     smallest_offloaded(of, Strategy::None, tried)
 }
 
+/// Small plans of a long chain until one fits: by sending everything away, which takes one draft, then of the lowest budgets.
+pub(super) fn smallest_that_fits(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
+    smallest_offloaded(of, Strategy::None, tried)?;
+    if of.fastest(tried).is_infinite() {
+        let least = of.amounts().last().and_then(|&scratch| Some((of.tables.optimum(scratch)?, scratch)));
+        tried.extend(least.and_then(|(optimum, scratch)| smallest_of_long(of, optimum, scratch)));
+    }
+    Ok(())
+}
+
 /// The smallest plans of the one strategy that the request fixes.
 pub(super) fn smallest_fixed_plans(
     of: MicroBatch,
@@ -216,6 +226,7 @@ fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>
             let tiered = Tiered { limit: Some(TransientBytes(0)), away };
             // The entry is not judged: a caller that chooses it makes it again.
             let draft = closed_draft(program, &order, strategy, scratch, tiered)?;
+            of.tables.work.look(draft.schedules.values().map(|schedule| schedule.actions.len()).sum());
             tried.push(of.entry(&draft, None, tiered));
         }
     }

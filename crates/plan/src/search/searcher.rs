@@ -9,19 +9,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::error::SearchError;
 use super::micro_batch::MicroBatch;
 use super::offloaded::promise;
-use super::plans::{fastest_plans, fixed_plans, named_plans, smallest_fixed_plans, smallest_plans};
+use super::plans::{
+    fastest_plans, fixed_plans, named_plans, smallest_fixed_plans, smallest_plans, smallest_that_fits,
+};
 use super::request::Request;
 use super::tables::ProgramTables;
 use super::tried::{Choice, Tried, fastest, select};
+use super::waiting::{Key, Tiles, Waiting, first};
+use super::work::{SearchWork, WorkCount};
 use crate::bytes::ArenaBytes;
-use crate::device::Scratch;
 use crate::optimum::highest_budget;
 use crate::plan::assemble;
 use crate::program::{Build, Program};
 use crate::recompute::{Order, Strategy};
 
-/// Sequences of a micro-batch, and whether its feed-forward networks are in tiles.
-type Key = (usize, bool);
+/// A program of more nodes than this is bounded as soon as it is built, because building it again takes longer.
+const LARGE: usize = 4096;
 
 /// Answers many requests about one model, with tables that are made once.
 #[derive(Debug)]
@@ -30,6 +33,9 @@ pub struct Searcher<B> {
     /// Bytes of tables that stay for the next request. They are large, and a run that is about to train wants the memory.
     room: u64,
     tables: BTreeMap<Key, ProgramTables>,
+    work: WorkCount,
+    /// Only plans that take less time are of use; infinite where none is known.
+    below: f64,
 }
 
 impl<B: Build> Searcher<B> {
@@ -41,12 +47,18 @@ impl<B: Build> Searcher<B> {
     /// A searcher that keeps about `room` bytes of tables from one request to the next. Its answers do not depend on
     /// `room`.
     pub fn within(build: B, room: u64) -> Searcher<B> {
-        Searcher { build, room, tables: BTreeMap::new() }
+        let (tables, work) = (BTreeMap::new(), WorkCount::default());
+        Searcher { build, room, tables, work, below: f64::INFINITY }
     }
 
     /// A searcher that keeps nothing from one request to the next, for a single question.
     pub fn once(build: B) -> Searcher<B> {
         Searcher::within(build, 0)
+    }
+
+    /// The work that it has done so far.
+    pub fn work(&self) -> SearchWork {
+        self.work.so_far()
     }
 
     /// The builder of the programs.
@@ -76,6 +88,23 @@ impl<B: Build> Searcher<B> {
     pub fn search(&mut self, request: Request) -> Result<Choice, SearchError> {
         let (best, lower_bound) = self.best(request)?;
         self.realise(request, best, lower_bound)
+    }
+
+    /// As [`search`](Searcher::search), for a plan that takes less than `seconds`; none if there is no such plan. Bounds rule
+    /// out most of the search, and the smallest plan is not looked for.
+    ///
+    /// # Errors
+    ///
+    /// When the request or the model is at fault.
+    pub fn search_below(&mut self, request: Request, seconds: f64) -> Result<Option<Choice>, SearchError> {
+        self.below = seconds;
+        let found = self.search(request);
+        self.below = f64::INFINITY;
+        match found {
+            Ok(choice) => Ok(Some(choice)),
+            Err(SearchError::Budget { .. } | SearchError::Batch { micro_batch: 0, .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
     }
 
     /// The fastest plan that fits, without its offsets, and a lower bound on the time of any plan in the budget, if
@@ -128,6 +157,8 @@ impl<B: Build> Searcher<B> {
             if fastest(&tried, request.budget).is_none() && !(tiled && request.strategy.is_some()) {
                 self.look(&request, key, |of| match request.strategy {
                     Some(strategy) => fixed_plans(of, strategy, &mut tried),
+                    // A search in the bytes of the smallest plan finds a plan.
+                    None if of.can_fit()? && of.tables.is_long() => smallest_that_fits(of, &mut tried),
                     None => fastest_plans(of, &mut tried),
                 })?;
                 self.forget_all_but(None, None);
@@ -169,7 +200,7 @@ impl<B: Build> Searcher<B> {
             self.look(request, (micro_batch, false), |of| fixed_plans(of, strategy, tried))?;
             self.forget_all_but(None, fastest(tried, request.budget));
         }
-        if fastest(tried, request.budget).is_none() {
+        if fastest(tried, request.budget).is_none() && self.below.is_infinite() {
             self.smallest_fixed(request, strategy, micro_batches, tried)?;
         }
         Ok(None)
@@ -189,25 +220,25 @@ impl<B: Build> Searcher<B> {
         let largest = self.tables.values().map(ProgramTables::bytes).max().unwrap_or(0);
         let keep = (waiting.len() as u64 / 2).saturating_mul(largest) <= self.room && self.room > 0;
         while let Some(next) = first(&mut waiting) {
-            let known = fastest(tried, request.budget).map_or(f64::INFINITY, |best| best.step_seconds);
+            let known = fastest(tried, request.budget).map_or(self.below, |best| best.step_seconds);
             if next.seconds >= known * (1.0 + request.slack) {
                 lower_bound = lower_bound.min(next.seconds);
-            } else if next.bounded {
+            } else if let Some(knows_budget) = next.bounded {
+                bounded_all &= knows_budget;
                 lower_bound = lower_bound.min(next.seconds);
                 self.look(request, next.key, |of| fastest_plans(of, tried))?;
                 self.forget_all_but(None, fastest(tried, request.budget));
             } else {
                 let bound = |of: MicroBatch| {
-                    bounded_all &= of.is_bounded();
-                    let seconds = of.bound()?;
-                    let order = if keep { promise(of, seconds)? } else { seconds };
-                    Ok(Waiting { seconds, order, bounded: true, ..next })
+                    let bounded = Waiting::bounded(next.key, of)?;
+                    let order = if keep { promise(of, bounded.seconds)? } else { bounded.order };
+                    Ok(Waiting { order, ..bounded })
                 };
                 waiting.extend(self.look(request, next.key, bound)?);
                 self.forget_all_but(Some(next.key), fastest(tried, request.budget));
             }
         }
-        if fastest(tried, request.budget).is_none() {
+        if fastest(tried, request.budget).is_none() && self.below.is_infinite() {
             self.smallest_named(request, micro_batches, tried)?;
         }
         Ok(Some(lower_bound).filter(|bound| bounded_all && bound.is_finite()))
@@ -224,11 +255,14 @@ impl<B: Build> Searcher<B> {
             return Ok(waiting);
         }
         for &micro_batch in micro_batches {
-            for key in [(micro_batch, false), (micro_batch, true)] {
-                let seconds = self.once_if_it_can_fit(request, key)?;
-                let once = |seconds| Waiting { key, seconds, order: seconds, bounded: false };
-                waiting.extend(seconds.map(once));
-                self.forget_all_but(Some(key), None);
+            let (whole, tiles) = self.outlook(request, (micro_batch, false))?;
+            waiting.extend(whole);
+            self.forget_all_but(Some((micro_batch, false)), None);
+            if tiles == Tiles::Matter
+                || tiles == Tiles::OfSmallest && micro_batches.first() == Some(&micro_batch)
+            {
+                waiting.extend(self.outlook(request, (micro_batch, true))?.0);
+                self.forget_all_but(Some((micro_batch, true)), None);
             }
         }
         Ok(waiting)
@@ -238,23 +272,42 @@ impl<B: Build> Searcher<B> {
     /// values: if neither of the two can fit, the others need not be built.
     fn an_end_can_fit(&mut self, request: &Request, micro_batches: &[usize]) -> Result<bool, SearchError> {
         for &micro_batch in micro_batches.first().into_iter().chain(micro_batches.last()) {
-            for key in [(micro_batch, false), (micro_batch, true)] {
-                if self.once_if_it_can_fit(request, key)?.is_some() {
-                    return Ok(true);
-                }
+            let (whole, tiles) = self.outlook(request, (micro_batch, false))?;
+            let may = tiles != Tiles::TooMuchState;
+            if whole.is_some() || may && self.outlook(request, (micro_batch, true))?.0.is_some() {
+                return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// The time without recomputation, where state and the largest operands fit; otherwise the program is dropped.
-    fn once_if_it_can_fit(&mut self, request: &Request, key: Key) -> Result<Option<f64>, SearchError> {
-        let once = |of: MicroBatch| Ok(of.can_fit()?.then(|| of.once_seconds(Scratch::Best)));
-        let seconds = self.look(request, key, once)?.flatten();
-        if seconds.is_none() {
+    /// The micro-batch with its time without recomputation, where state and the largest operands fit, and whether its
+    /// networks in tiles matter. A program that cannot fit is dropped.
+    fn outlook(&mut self, request: &Request, key: Key) -> Result<(Option<Waiting>, Tiles), SearchError> {
+        let keeps = self.room > 0;
+        let look = |of: MicroBatch| {
+            let large = of.program().train.graph.nodes().len() > LARGE;
+            let tiles = if !of.state_can_fit()? {
+                Tiles::TooMuchState
+            } else if large && of.tables.is_long() {
+                Tiles::OfSmallest
+            } else {
+                Tiles::Matter
+            };
+            let waiting = if !of.can_fit()? {
+                None
+            } else if large && !keeps {
+                Some(Waiting::bounded(key, of)?)
+            } else {
+                Some(Waiting::unbounded(key, of))
+            };
+            Ok((waiting, tiles))
+        };
+        let (waiting, tiles) = self.look(request, key, look)?.unwrap_or((None, Tiles::TooMuchState));
+        if waiting.is_none() {
             self.tables.remove(&key);
         }
-        Ok(seconds)
+        Ok((waiting, tiles))
     }
 
     /// The smallest plans of one strategy.
@@ -376,9 +429,10 @@ impl<B: Build> Searcher<B> {
         (rows, tiled): Key,
         look: impl FnOnce(MicroBatch) -> Result<T, SearchError>,
     ) -> Result<Option<T>, SearchError> {
+        let below = self.below;
         let tables =
             if tiled { self.tiled(rows, request.budget)? } else { Some(self.whole(rows, request.budget)?) };
-        tables.map(|tables| look(MicroBatch { request, rows, tiled, tables })).transpose()
+        tables.map(|tables| look(MicroBatch { request, rows, tiled, tables, below })).transpose()
     }
 
     /// The program of a micro-batch, with its tables.
@@ -407,7 +461,8 @@ impl<B: Build> Searcher<B> {
     fn add_tables(&mut self, key: Key, program: Program, budget: u64) -> Result<(), SearchError> {
         let whole = self.room > 0 || program.train.facts.link.is_some();
         let cap = if whole { ArenaBytes::MAX } else { highest_budget(ArenaBytes(budget)) };
-        self.tables.insert(key, ProgramTables::new(program, cap)?);
+        self.work.program();
+        self.tables.insert(key, ProgramTables::new(program, cap, self.work.clone())?);
         Ok(())
     }
 
@@ -425,26 +480,4 @@ impl<B: Build> Searcher<B> {
             stays
         });
     }
-}
-
-/// A micro-batch that waits for its turn.
-#[derive(Clone, Copy)]
-struct Waiting {
-    key: Key,
-    /// None of its plans takes less time.
-    seconds: f64,
-    /// The least comes first, because fast plans rule out slow ones.
-    order: f64,
-    /// Whether the recomputation that the budget forces is counted.
-    bounded: bool,
-}
-
-/// Takes the next one out; among equals the largest micro-batch, and the one without tiles.
-fn first(waiting: &mut Vec<Waiting>) -> Option<Waiting> {
-    let order = |a: &Waiting, b: &Waiting| {
-        let ((a_rows, a_tiled), (b_rows, b_tiled)) = (a.key, b.key);
-        a.order.total_cmp(&b.order).then(b_rows.cmp(&a_rows)).then(a_tiled.cmp(&b_tiled))
-    };
-    let index = (0..waiting.len()).min_by(|&a, &b| order(&waiting[a], &waiting[b]))?;
-    Some(waiting.swap_remove(index))
 }

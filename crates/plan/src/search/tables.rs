@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use plimsoll_graph::Value;
 
+use super::work::WorkCount;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
 use crate::offload::{Candidates, Recomputation, persistent_bytes};
@@ -28,12 +29,17 @@ pub(crate) struct ProgramTables {
     pub(crate) program: Program,
     /// Transient bytes up to which the tables answer.
     cap: TransientBytes,
+    /// Passes over each micro-batch.
+    pub(super) passes: usize,
     /// Bytes of state, none of it away.
     state_bytes: u64,
     /// Bytes without which no plan fits.
     least_bytes: OnceCell<u64>,
+    /// Of these, bytes of state.
+    least_state_bytes: OnceCell<u64>,
     best: Tables,
     least: Tables,
+    pub(super) work: WorkCount,
 }
 
 /// Tables for one amount of scratch.
@@ -42,15 +48,30 @@ struct Tables {
     optimum: OnceCell<Option<Box<dyn Optimum>>>,
     candidates: OnceCell<Candidates>,
     beside_bytes: OnceCell<TransientBytes>,
+    /// Times of one pass over a micro-batch and of the update, if nothing is recomputed or away.
+    seconds: OnceCell<(f64, f64)>,
 }
 
 impl ProgramTables {
     /// A program without tables yet; they will answer for arenas of up to `cap` bytes.
-    pub(crate) fn new(program: Program, cap: ArenaBytes) -> Result<ProgramTables, StateDiffers> {
+    pub(crate) fn new(
+        program: Program,
+        cap: ArenaBytes,
+        work: WorkCount,
+    ) -> Result<ProgramTables, StateDiffers> {
         let state_bytes = persistent_bytes(&program, 0)?;
         let cap = cap.transient(state_bytes);
-        let (best, least) = (Tables::default(), Tables::default());
-        Ok(ProgramTables { program, cap, state_bytes, least_bytes: OnceCell::new(), best, least })
+        Ok(ProgramTables {
+            passes: program.passes(),
+            program,
+            cap,
+            state_bytes,
+            least_bytes: OnceCell::new(),
+            least_state_bytes: OnceCell::new(),
+            best: Tables::default(),
+            least: Tables::default(),
+            work,
+        })
     }
 
     /// About how many bytes it takes with all its tables.
@@ -79,18 +100,40 @@ impl ProgramTables {
         let nodes = graph.nodes().iter().zip(&facts.nodes).filter(|(node, _)| !node.op.is_view());
         // Outputs may take over the bytes of inputs, so the two do not add up.
         let needs = nodes.map(|(node, f)| bytes(&node.inputs).max(bytes(&node.outputs)) + f.workspace.least);
-        // Without a tier all state stays.
-        let state = match facts.link {
-            Some(_) => persistent_bytes(&self.program, u64::MAX)?,
-            None => self.state_bytes,
-        };
-        let least = state + needs.max().unwrap_or(0);
+        let least = self.least_state_bytes()? + needs.max().unwrap_or(0);
         Ok(*self.least_bytes.get_or_init(|| least))
+    }
+
+    /// Bytes of state that cannot be away. Without a tier all state stays.
+    pub(crate) fn least_state_bytes(&self) -> Result<u64, StateDiffers> {
+        if self.program.train.facts.link.is_none() {
+            return Ok(self.state_bytes);
+        }
+        if let Some(&bytes) = self.least_state_bytes.get() {
+            return Ok(bytes);
+        }
+        let bytes = persistent_bytes(&self.program, u64::MAX)?;
+        Ok(*self.least_state_bytes.get_or_init(|| bytes))
     }
 
     /// Transient bytes of the schedules other than those of a micro-batch, if no state is away.
     pub(crate) fn beside_bytes(&self, scratch: Scratch) -> TransientBytes {
         *self.tables(scratch).beside_bytes.get_or_init(|| beside_bytes(&self.program, scratch))
+    }
+
+    /// Time of one pass over a micro-batch without recomputation.
+    pub(super) fn pass_seconds(&self, scratch: Scratch) -> f64 {
+        self.seconds(scratch).0
+    }
+
+    /// Time of the update with all state in the arena.
+    pub(super) fn update_seconds(&self, scratch: Scratch) -> f64 {
+        self.seconds(scratch).1
+    }
+
+    fn seconds(&self, scratch: Scratch) -> (f64, f64) {
+        let new = || (self.program.pass_seconds(scratch), self.program.update_seconds(scratch));
+        *self.tables(scratch).seconds.get_or_init(new)
     }
 
     /// The optimum of the program; none when it is no chain and too large for a search.

@@ -30,6 +30,9 @@ const MORE_CODE: u64 = 3 << 19;
 /// Bytes that one action takes outside the arena: in the plan, in its graph, and bound to addresses. Measured on plans
 /// of 500 to 10,000 actions as 2,150, and rounded up.
 const BYTES_PER_ACTION: u64 = 2500;
+/// Bytes that a search takes for each node of the forward pass: the training graph, which has four times as many nodes, and
+/// orders of runs that are looked at.
+const SEARCH_BYTES_PER_NODE: u64 = 10_000;
 /// Actions whose bytes are part of [`ALLOWANCE`].
 const ACTIONS_ALLOWED: u64 = 1000;
 
@@ -211,14 +214,25 @@ impl Budget {
         )))
     }
 
-    /// The same budget with room outside the arena for the plan of `program`, assuming that every layer is recomputed
-    /// once. Beside a tier a plan has transfers too, about as many as it has runs.
+    /// The same budget with room outside the arena for the plan of `program`.
     #[must_use]
     pub fn beside(self, program: &Program) -> Budget {
+        self.beside_actions(Budget::actions_of(program))
+    }
+
+    /// The same budget with room outside the arena for a plan of this many actions.
+    #[must_use]
+    pub fn beside_actions(self, actions: u64) -> Budget {
         // Plans lie in the memory of the process, whatever memory a device has.
         if self.ceiling.is_some() {
             return self;
         }
+        Budget { outside: self.outside + bytes_of_actions(actions), ..self }
+    }
+
+    /// Actions of a plan of `program`, assuming that every layer is recomputed once. Beside a tier a plan has transfers too,
+    /// about as many as it has runs.
+    pub fn actions_of(program: &Program) -> u64 {
         let nodes = |part: &Costed, phase: Phase| {
             part.graph.nodes().iter().filter(|node| node.phase == phase && !node.op.is_view()).count() as u64
         };
@@ -227,9 +241,32 @@ impl Budget {
         let others = [&program.evaluate, &program.generate].into_iter().flatten();
         let others: u64 = others.map(|part| nodes(part, Phase::Forward)).sum();
         let runs = 2 * pass + nodes(train, Phase::Update) + others;
-        let actions = if train.facts.link.is_some() { 2 * runs } else { runs };
-        let bytes = BYTES_PER_ACTION * actions.saturating_sub(ACTIONS_ALLOWED);
-        Budget { outside: self.outside + bytes.next_multiple_of(1 << 20), ..self }
+        if train.facts.link.is_some() { 2 * runs } else { runs }
+    }
+
+    /// Refuses a stated budget that holds neither the search for a plan nor the plan itself, of a model whose forward pass
+    /// has `forward` nodes. To be called before any other graph is built, since these alone may take more than the budget.
+    ///
+    /// # Errors
+    ///
+    /// With a budget in which a search can name the least one that works.
+    pub fn can_plan(&self, forward: u64, tier: bool) -> Result<(), BudgetError> {
+        if self.ceiling.is_some() || self.origin != BudgetOrigin::Stated {
+            return Ok(());
+        }
+        let searching = memory::process()?.resident + SEARCH_BYTES_PER_NODE * forward;
+        // The first and further micro-batches run every forward node, and again where it is recomputed.
+        let runs = 4 * forward;
+        let plan = self.beside_actions(if tier { 2 * runs } else { runs }).outside;
+        if searching <= self.total || plan <= self.total {
+            return Ok(());
+        }
+        let (enough, budget) = (searching.max(plan).div_ceil(1 << 20), self.described());
+        Err(BudgetError::Refused(format!(
+            "a plan of this model takes {} beside its arena, for {forward} nodes of the forward pass alone, and the budget is \
+             {budget}; state --memory {enough}MiB or more to be told the least that works",
+            Size { bytes: plan }
+        )))
     }
 
     /// Divides the memory of an open GPU, of which this process holds `taken` bytes and `free` are free: the stated
@@ -302,6 +339,11 @@ impl Budget {
 fn automatic(resident: u64, free: u64) -> u64 {
     let margin = MARGIN.max(free / 20).min(free / 4);
     resident + free - margin
+}
+
+/// Bytes of a plan of this many actions, beyond those that are allowed for any plan.
+fn bytes_of_actions(actions: u64) -> u64 {
+    (BYTES_PER_ACTION * actions.saturating_sub(ACTIONS_ALLOWED)).next_multiple_of(1 << 20)
 }
 
 /// Bytes to reserve for code of which `touched` bytes are resident. The kernel maps some hundred KiB more or less from

@@ -22,6 +22,7 @@
 use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, StateId, StateKind, Type, Value, interleave};
 use plimsoll_plan::Program;
 
+use crate::optimizer::matrices::hidden_matrices;
 use crate::optimizer::{Optimizer, StateStorage, trained, update};
 
 /// When parameters are updated.
@@ -78,6 +79,7 @@ pub fn append_in_backward(
 ) -> Result<Graph, GraphError> {
     graph.set_phase(Phase::Update);
     let parameters = trained(&graph);
+    let hidden = hidden_matrices(&graph);
     let lr = graph.input("lr", [], DType::F32);
     let loss = graph.output_named("loss").ok_or_else(|| GraphError {
         what: "model".into(),
@@ -93,6 +95,7 @@ pub fn append_in_backward(
         let [newest, own] = with_squares(&mut graph, parameter, gradient);
         let clip = graph.apply_all(limit.clone(), &[guard, own]);
         let scale = graph.node(clip).outputs[1];
+        let parameter = (parameter, hidden[parameter.index()]);
         update(&mut graph, optimizer, storage, parameter, [newest, lr, scale]);
         graph.make_transient(gradient);
         squares.push(own);
@@ -115,12 +118,14 @@ pub fn append_two_pass(
 ) -> Result<Graph, GraphError> {
     graph.set_phase(Phase::Update);
     let parameters = trained(&graph);
+    let hidden = hidden_matrices(&graph);
     let lr = graph.input("lr", [], DType::F32);
     let scale = graph.input(Program::CLIP, [], DType::F32);
     let mut squares = Vec::new();
     for (parameter, gradient) in parameters {
         let [newest, own] = with_squares(&mut graph, parameter, gradient);
         squares.push(own);
+        let parameter = (parameter, hidden[parameter.index()]);
         update(&mut graph, optimizer, storage, parameter, [newest, lr, scale]);
         graph.make_transient(gradient);
     }

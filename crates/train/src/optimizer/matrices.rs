@@ -3,33 +3,37 @@
 //! Embeddings, positions and the head are matrices too, but tables of rows rather than maps; the original leaves them to
 //! `AdamW`, and so do vectors. Readers decide, not names, so that the rule holds for any model.
 
-use plimsoll_graph::{Graph, Op, Phase, StateId, Value};
+use plimsoll_graph::{Graph, Op, Phase, State};
 
-/// Whether only products read the parameter, and it has two or more axes.
-pub(super) fn is_hidden_matrix(graph: &Graph, parameter: StateId) -> bool {
-    let versions = graph.node_ids().flat_map(|id| &graph.node(id).inputs).copied();
-    let mut read: Vec<Value> = versions
-        .filter(|&value| graph.value(value).state.is_some_and(|(state, _)| state == parameter))
-        .collect();
-    read.sort_unstable();
-    read.dedup();
-    graph.state(parameter).ty.shape.len() >= 2
-        && read.into_iter().all(|value| only_products_read(graph, value))
+/// For each state of a graph, whether it is such a matrix: it has two or more axes, and only products read it. To be
+/// called before updates are appended.
+pub(super) fn hidden_matrices(graph: &Graph) -> Vec<bool> {
+    let read_otherwise = read_otherwise(graph);
+    let is_hidden = |state: &State| {
+        state.ty.shape.len() >= 2 && !state.versions.iter().any(|version| read_otherwise[version.index()])
+    };
+    graph.states().iter().map(is_hidden).collect()
 }
 
-fn only_products_read(graph: &Graph, value: Value) -> bool {
-    let readers =
-        graph.nodes().iter().filter(|node| node.phase != Phase::Update && node.inputs.contains(&value));
-    let mut readers = readers.peekable();
-    readers.all(|node| match node.op {
-        Op::Linear { .. }
-        | Op::LinearGradInput { .. }
-        | Op::Matmul { .. }
-        | Op::Mlp(_)
-        | Op::MlpGrad { .. }
-        | Op::GroupedLinear
-        | Op::GroupedLinearGradInput => true,
-        Op::Cast { .. } | Op::Transpose { .. } => only_products_read(graph, node.outputs[0]),
-        _ => false,
-    })
+/// For each value, whether a node that is no product reads it. Readers come after the node that makes a value, so one walk
+/// from the last node to the first sees them all.
+fn read_otherwise(graph: &Graph) -> Vec<bool> {
+    let mut otherwise = vec![false; graph.value_count()];
+    for node in graph.nodes().iter().rev().filter(|node| node.phase != Phase::Update) {
+        let is_other = match node.op {
+            Op::Linear { .. }
+            | Op::LinearGradInput { .. }
+            | Op::Matmul { .. }
+            | Op::Mlp(_)
+            | Op::MlpGrad { .. }
+            | Op::GroupedLinear
+            | Op::GroupedLinearGradInput => false,
+            Op::Cast { .. } | Op::Transpose { .. } => otherwise[node.outputs[0].index()],
+            _ => true,
+        };
+        for input in &node.inputs {
+            otherwise[input.index()] |= is_other;
+        }
+    }
+    otherwise
 }

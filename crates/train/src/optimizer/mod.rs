@@ -21,7 +21,7 @@ mod zeroth_order;
 pub(crate) use in_backward::SQUARES;
 pub use in_backward::{Update, append_in_backward, append_two_pass};
 pub use kind::OptimizerKind;
-use matrices::is_hidden_matrix;
+use matrices::hidden_matrices;
 use plimsoll_graph::op::{Adafactor, AdamW, Lion, Moments, Muon, Sgd, Stored, Weights};
 use plimsoll_graph::{
     DType, Graph, GraphError, NodeId, Op, Phase, Shape, StateId, StateKind, Value, gradient_name,
@@ -170,6 +170,7 @@ pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: StateStorage) ->
     optimizer.check().map_err(refused)?;
     graph.set_phase(Phase::Update);
     let parameters: Vec<(StateId, StateId)> = trained(&graph);
+    let hidden = hidden_matrices(&graph);
     let lr = graph.input("lr", [], DType::F32);
     // One sum per parameter, so that updates inside the backward pass, which see one gradient at a time, arrive at the
     // same norm bit for bit.
@@ -181,21 +182,22 @@ pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: StateStorage) ->
     graph.output("grad_norm", norm);
     for (parameter, gradient) in parameters {
         let gradient = graph.newest(gradient);
+        let parameter = (parameter, hidden[parameter.index()]);
         update(&mut graph, optimizer, storage, parameter, [gradient, lr, scale]);
     }
     graph.finish()
 }
 
-/// The update of one parameter from its gradient, `lr` and the clipping factor.
+/// The update of one parameter, which may be a matrix inside the model, from its gradient, `lr` and the clipping factor.
 pub(crate) fn update(
     graph: &mut Graph,
     optimizer: &Optimizer,
     storage: StateStorage,
-    parameter: StateId,
+    (parameter, hidden): (StateId, bool),
     [gradient, lr, scale]: [Value; 3],
 ) {
     let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
-    let op = optimizer.op(&name, ty.shape, is_hidden_matrix(graph, parameter), storage);
+    let op = optimizer.op(&name, ty.shape, hidden, storage);
     let inputs = match op {
         Op::AdamW(_) | Op::Adafactor(_) => vec![gradient, lr, graph.input("step", [], DType::F32), scale],
         _ => vec![gradient, lr, scale],

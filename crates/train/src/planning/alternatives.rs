@@ -25,6 +25,11 @@ pub(crate) fn propose<M: Model, F: Fn(&Graph) -> Facts + Copy>(
     asked: &Programs<'_, M, F>,
 ) -> TrainError {
     let TrainError::Budget { budget, smallest, hints, .. } = error else { return error };
+    // Where the plan itself leaves no byte to the arena, nothing fits.
+    if budget.arena() == 0 {
+        let (alternatives, lacking) = (Vec::new(), None);
+        return TrainError::Budget { budget, smallest, hints, alternatives, lacking };
+    }
     let found = [asked.offloaded(&budget), asked.in_eight_bits(&budget), asked.unlimited(&budget)];
     let (alternatives, lacking) =
         (found.into_iter().flatten().collect(), asked.roomier(&budget).map(Box::new));

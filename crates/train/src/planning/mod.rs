@@ -21,6 +21,9 @@ pub use options::{Offload, Options};
 pub use plan_file::plan_from_file;
 pub use train_only::TrainOnly;
 
+/// A program of more nodes than this is large.
+const LARGE: usize = 4096;
+
 /// The graphs of a model, each for a number of rows.
 pub trait Model {
     /// The forward graph for `rows` rows, with a scalar output `loss`.
@@ -89,11 +92,27 @@ pub(crate) fn budget_with_rounding(
     device: &dyn Device,
     options: &Options,
 ) -> Result<(Budget, u64), TrainError> {
+    check_room_to_plan(model, device, options)?;
     // The number of nodes does not depend on the rows.
     let program = program(model, device, options, options.micro_batch.unwrap_or(1))?;
     let budget = options.budget_on(device)?;
     let rounding = if budget.ceiling.is_some() { 0 } else { Budget::rounding()? };
     Ok((budget.beside(&program), rounding))
+}
+
+/// Refuses a stated budget that is too small even to search for a plan of the model in it.
+///
+/// # Errors
+///
+/// When it is, or when the memory of the machine cannot be read, or the model is wrong.
+pub fn check_room_to_plan(
+    model: &impl Model,
+    device: &dyn Device,
+    options: &Options,
+) -> Result<(), TrainError> {
+    let graph = forward(model, options, options.micro_batch.unwrap_or(1))?;
+    let nodes = graph.nodes().iter().filter(|node| !node.op.is_view()).count() as u64;
+    Ok(options.budget_on(device)?.can_plan(nodes, options.offload.is_some())?)
 }
 
 /// Finds the fastest plan inside `budget` for a device that `facts` speaks for and that need not be here.
@@ -135,7 +154,15 @@ pub(crate) fn plan_alone<M: Model, F: Fn(&Graph) -> Facts + Copy>(
     let mut error = match found {
         Ok(choice) => {
             let worth = |two: &&Options| could_be_faster(model, facts, two, &choice);
-            let other = two.as_ref().filter(worth).and_then(|two| in_two(two).ok());
+            // Of a large program only a faster plan is looked for, since a whole search takes as long as the first.
+            let seconds = choice.step_seconds();
+            let large = choice.program.train.graph.nodes().len() > LARGE;
+            let below = |two: &Options| {
+                let mut searcher = Searcher::once(Programs { model, facts, options: two });
+                searcher.search_below(two.request(&budget), seconds).ok().flatten()
+            };
+            let other = two.as_ref().filter(worth);
+            let other = other.and_then(|two| if large { below(two) } else { in_two(two).ok() });
             let choice = match other {
                 Some(other) => faster(choice, other),
                 None => choice,

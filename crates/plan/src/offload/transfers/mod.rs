@@ -25,12 +25,13 @@
 //! *When* a transfer begins is decided in `timing`. Decided elsewhere: what is recomputed (by the order of runs), and which
 //! state is away (by the residency).
 
+mod live;
 mod timing;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeSet, BinaryHeap};
 
-use plimsoll_graph::{Graph, StateId, Value};
+use plimsoll_graph::{Graph, Value};
 
 use crate::device::{Facts, Link, Scratch, aligned};
 use crate::layout::{live_bytes, slots_of};
@@ -91,9 +92,11 @@ impl Transfers {
         let named: BTreeSet<Value> = graph.outputs().iter().map(|(_, value)| graph.storage(*value)).collect();
         let size = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
         let worth = |value: Value| size(value) >= link.block && !named.contains(&value);
-        let away: BTreeMap<StateId, u64> =
-            sequence.away.iter().map(|away| (away.state, away.tier_offset)).collect();
-        let home = |value: &Value| away.get(&graph.value(*value).state?.0).copied();
+        let mut away: Vec<Option<u64>> = vec![None; graph.states().len()];
+        for range in &sequence.away {
+            away[range.state.index()] = Some(range.tier_offset);
+        }
+        let home = |value: &Value| away[graph.value(*value).state?.0.index()];
         let homes: Vec<Option<u64>> = sequence.instances.iter().map(home).collect();
         let runs = sequence.executions.len();
         let mut gaps = gaps(&sequence, &homes);
@@ -267,9 +270,11 @@ fn gaps(sequence: &Sequence, homes: &[Option<u64>]) -> Vec<Gap> {
     let mut known: Vec<Option<(Option<usize>, usize)>> =
         homes.iter().map(|home| home.map(|_| (None, 0))).collect();
     for (run, execution) in sequence.executions.iter().enumerate() {
-        let inputs = execution.inputs.iter().map(|place| (place, false));
-        for (place, writes) in inputs.chain(execution.outputs.iter().map(|place| (place, true))) {
+        let (inputs, outputs) = sequence.operands_of(execution);
+        let inputs = inputs.iter().map(|place| (place, false));
+        for (place, writes) in inputs.chain(outputs.iter().map(|place| (place, true))) {
             let Operand::Instance(instance) = *place else { continue };
+            let instance = instance as usize;
             let mut written = None;
             if let Some((before, from)) = known[instance] {
                 if from < run || from == 0 {

@@ -6,11 +6,12 @@
 //! has not changed since it went out is dropped and fetched again: it goes out once, however often it comes back, and a
 //! frozen weight never goes out.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use plimsoll_graph::Value;
 
+use super::live::LiveBytes;
 use super::{Gap, Transfers};
 use crate::device::{Direction, Link, aligned};
 use crate::schedule::sequence::{Move, Operand, Sequence, Transfer};
@@ -120,7 +121,7 @@ pub(super) struct Placing<'a> {
     back: Vec<Option<usize>>,
     /// Bytes alive during each run, including buffers that came back early and excluding buffers still on their way
     /// out.
-    live: Vec<u64>,
+    live: LiveBytes,
     lingering: u64,
     /// The place where the last early fetch found no room: often there still is none.
     blocked: usize,
@@ -138,8 +139,8 @@ pub(super) struct Placing<'a> {
     in_free: f64,
     moves: Vec<Move>,
     transfers: Vec<Transfer>,
-    /// For each instance that is split, its parts, each with the run from which it counts.
-    parts: BTreeMap<usize, Vec<(usize, usize)>>,
+    /// Parts of instances that are split: the instance, the run from which the part counts, and the part. They rise.
+    parts: Vec<(usize, usize, usize)>,
     /// Instances so far, with the new ones.
     instances: usize,
 }
@@ -163,7 +164,7 @@ impl<'a> Placing<'a> {
             made: ByRun::default(),
             out: vec![None; chosen.len()],
             back: vec![None; chosen.len()],
-            live,
+            live: LiveBytes::new(live),
             lingering: 0,
             blocked: 0,
             leaving: VecDeque::new(),
@@ -176,7 +177,7 @@ impl<'a> Placing<'a> {
             in_free: 0.0,
             moves: Vec::new(),
             transfers: Vec::new(),
-            parts: BTreeMap::new(),
+            parts: Vec::new(),
             instances: transfers.sequence.instances.len(),
         };
         placing.split(transfers).then_some(placing)
@@ -186,22 +187,29 @@ impl<'a> Placing<'a> {
     pub(super) fn apply(self, sequence: &Sequence) -> Sequence {
         let mut sequence = sequence.clone();
         sequence.instances.resize(self.instances, Value(0));
-        for (&instance, parts) in &self.parts {
-            for &(_, part) in parts {
-                sequence.instances[part] = sequence.instances[instance];
-            }
+        let mut split = vec![false; sequence.instances.len()];
+        for &(instance, _, part) in &self.parts {
+            sequence.instances[part] = sequence.instances[instance];
+            split[instance] = true;
         }
-        for (run, execution) in sequence.executions.iter_mut().enumerate() {
-            for place in execution.inputs.iter_mut().chain(&mut execution.outputs) {
+        for (run, execution) in sequence.executions.iter().enumerate() {
+            for place in &mut sequence.operands[execution.operands()] {
                 if let Operand::Instance(instance) = place
-                    && let Some(parts) = self.parts.get(instance)
-                    && let Some(&(_, part)) = parts.iter().rev().find(|(from, _)| *from <= run)
+                    && split[*instance as usize]
+                    && let Some(part) = self.part_at(*instance as usize, run)
                 {
-                    *instance = part;
+                    *instance = part as u32;
                 }
             }
         }
         Sequence { moves: self.moves, transfers: self.transfers, ..sequence }
+    }
+
+    /// The part of an instance that counts during a run, if that is not the instance itself.
+    fn part_at(&self, instance: usize, run: usize) -> Option<usize> {
+        let behind = self.parts.partition_point(|&(of, from, _)| (of, from) <= (instance, run));
+        let (of, _, part) = self.parts[behind.checked_sub(1)?];
+        (of == instance).then_some(part)
     }
 
     /// Gives every gap its transfers, and the users after it an instance of their own. Returns whether the tier has
@@ -233,7 +241,7 @@ impl<'a> Placing<'a> {
                         holder = self.instances;
                         self.instances += 1;
                     }
-                    self.parts.entry(instance).or_default().push((before, holder));
+                    self.parts.push((instance, before, holder));
                     self.back[index] = Some(self.add_move(holder, home, Direction::In));
                     self.finish.push(before, index);
                 }
@@ -256,7 +264,7 @@ impl<'a> Placing<'a> {
         self.leave(run);
         while let Some(&first) = self.leaving.front() {
             let expected = first.begun + PATIENCE * (first.done - first.begun) <= self.clock;
-            let needed = self.lingering > 0 && self.live[run] + self.lingering > self.limit;
+            let needed = self.lingering > 0 && self.live.at(run) + self.lingering > self.limit;
             if !expected && !needed {
                 break;
             }
@@ -316,15 +324,13 @@ impl<'a> Placing<'a> {
 
     /// Whether this many more bytes fit during all of these runs.
     fn has_room(&mut self, runs: Range<usize>, bytes: u64) -> bool {
-        let (limit, lingering) = (self.limit, self.lingering);
-        let full = |live: u64| live + lingering + bytes > limit;
-        if runs.contains(&self.blocked) && full(self.live[self.blocked]) {
+        // More than this many bytes leave no room for these.
+        let Some(most) = self.limit.checked_sub(self.lingering + bytes) else { return runs.is_empty() };
+        if runs.contains(&self.blocked) && self.live.at(self.blocked) > most {
             return false;
         }
-        let last_full = self.live[runs.clone()].iter().rposition(|&live| full(live));
-        if let Some(last) = last_full {
-            self.blocked = runs.start + last;
-        }
+        let last_full = self.live.last_above(runs, most);
+        self.blocked = last_full.unwrap_or(self.blocked);
         last_full.is_none()
     }
 
@@ -364,7 +370,7 @@ impl<'a> Placing<'a> {
         self.wanted.remove(&(before, index));
         self.due.change(before, -PATIENCE * self.link.seconds(Direction::In, bytes), self.until[before]);
         let Some(of) = self.back[index] else { return };
-        self.live[run..before].iter_mut().for_each(|live| *live += bytes);
+        self.live.raise(run..before, bytes);
         self.clock += self.link.lost_seconds(bytes);
         self.in_free = self.in_free.max(self.clock) + self.link.seconds(Direction::In, bytes);
         self.coming.push_back((index, self.in_free));

@@ -19,6 +19,7 @@ use crate::program::{Program, Purpose};
 use crate::recompute::{Order, Strategy, micro_batch};
 use crate::schedule::sequence::Sequence;
 use crate::search::tables::ProgramTables;
+use crate::search::work::WorkCount;
 use crate::search::{Choice, Request, Searcher, search};
 
 fn link(rate: f64) -> Link {
@@ -261,11 +262,13 @@ fn what_was_asked_before_changes_no_answer() {
 #[test]
 fn a_budget_below_what_an_update_has_in_at_once_is_refused_without_a_layout() {
     // The update of the table takes four of its size, and a micro-batch two.
-    let tables = ProgramTables::new(gpt2(8000, 1, Some(link(1e9))), ArenaBytes(u64::MAX)).unwrap();
+    let tables =
+        ProgramTables::new(gpt2(8000, 1, Some(link(1e9))), ArenaBytes(u64::MAX), WorkCount::default())
+            .unwrap();
     let offers = tables.candidates(Scratch::Best).unwrap();
     let least = offers.residencies.iter().map(ResidencyOption::least_bytes).min().unwrap();
     let request = Request { global_batch: 1, ..asked(least - 1, Some(1), None) };
-    let of = MicroBatch { request: &request, rows: 1, tiled: false, tables: &tables };
+    let of = MicroBatch { request: &request, rows: 1, tiled: false, tables: &tables, below: f64::INFINITY };
     let mut tried = Vec::new();
     offloaded(of, Scratch::Best, &mut tried).unwrap();
     assert!(tried.is_empty(), "{tried:?}");
@@ -276,7 +279,7 @@ fn a_budget_below_what_an_update_has_in_at_once_is_refused_without_a_layout() {
 /// Combinations of GPT-2 with 124 million parameters that were timed and laid out for a budget in MiB, and the plans found.
 fn work_for_gpt2(tables: &ProgramTables, mib: u64) -> (usize, usize, usize) {
     let request = Request { global_batch: 1, ..asked(mib << 20, Some(1), None) };
-    let of = MicroBatch { request: &request, rows: 1, tiled: false, tables };
+    let of = MicroBatch { request: &request, rows: 1, tiled: false, tables, below: f64::INFINITY };
     let mut tried = Vec::new();
     offloaded(of, Scratch::Best, &mut tried).unwrap();
     let candidates = tables.candidates(Scratch::Best).unwrap();
@@ -290,7 +293,7 @@ fn work_for_gpt2(tables: &ProgramTables, mib: u64) -> (usize, usize, usize) {
 fn gpt2_is_planned_with_a_disk_after_a_few_layouts_and_refused_after_none() {
     let Preset { model, seq, .. } = Preset::from_name("gpt2").unwrap();
     let program = of_graph(model.training(1, seq).unwrap(), Some(link(1e9)), false);
-    let tables = ProgramTables::new(program, ArenaBytes(u64::MAX)).unwrap();
+    let tables = ProgramTables::new(program, ArenaBytes(u64::MAX), WorkCount::default()).unwrap();
     // The update of the tied table needs 589 MiB of it in the arena at once. Above that, plans of nearly the same time
     // are laid out.
     for (mib, fits, most) in [(64, false, 0), (400, false, 0), (580, false, 0), (640, true, 50)] {
@@ -307,7 +310,7 @@ fn no_plan_takes_fewer_bytes_than_its_place_says() {
         program(2, Some(link(1e9)), true),
         gpt2(3000, 1, Some(link(1e9))),
     ] {
-        let tables = ProgramTables::new(program, ArenaBytes(u64::MAX)).unwrap();
+        let tables = ProgramTables::new(program, ArenaBytes(u64::MAX), WorkCount::default()).unwrap();
         let program = &tables.program;
         let order = Order::named(&program.train.graph, Strategy::Full);
         for place in &tables.candidates(Scratch::Best).unwrap().residencies {
