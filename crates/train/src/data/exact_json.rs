@@ -8,12 +8,16 @@
 
 use std::borrow::Cow;
 
+#[cfg(feature = "parquet")]
+use serde_json::Number;
 use serde_json::Value as Json;
 
 /// Digits that a number of more than 64 bits has at least.
 const LONG: usize = 19;
 /// Stands before the digits. The code point is a Unicode noncharacter, reserved for use inside a program.
 const MARK: &str = "\u{fdd0}whole number ";
+/// Stands before an infinity or a NaN of a table: JSON has no numbers for them.
+const FLOAT: &str = "\u{fdd0}float ";
 
 /// The value of a JSON text. Chat templates show its whole numbers of up to 128 bits as they are written and refuse longer
 /// ones.
@@ -28,6 +32,22 @@ pub fn parse(text: &str) -> serde_json::Result<Json> {
 /// The whole number in a text that [`parse`] has marked, as it is written.
 pub(super) fn digits(text: &str) -> Option<&str> {
     text.strip_prefix(MARK).filter(|token| is_whole(token))
+}
+
+/// A float of a table.
+#[cfg(feature = "parquet")]
+pub(super) fn float(number: f64) -> Json {
+    Number::from_f64(number).map_or_else(|| format!("{FLOAT}{number}").into(), Json::Number)
+}
+
+/// The infinity or NaN in a text that `float` has marked.
+pub(super) fn marked_float(text: &str) -> Option<f64> {
+    text.strip_prefix(FLOAT)?.parse().ok()
+}
+
+/// Whether a text stands for a number.
+pub(super) fn is_number(text: &str) -> bool {
+    digits(text).is_some() || marked_float(text).is_some()
 }
 
 fn marked(text: &str) -> Cow<'_, str> {
@@ -92,7 +112,7 @@ pub(super) fn kind(value: &Json) -> &'static str {
         Json::Null => "null",
         Json::Bool(_) => "true or false",
         Json::Number(_) => "a number",
-        Json::String(text) if digits(text).is_some() => "a number",
+        Json::String(text) if is_number(text) => "a number",
         Json::String(_) => "a text",
         Json::Array(_) => "a list",
         Json::Object(_) => "an object",

@@ -226,7 +226,11 @@ impl Reader<'_> {
             },
             Json::String(text) => {
                 *self.bytes += text.len();
-                exact_json::digits(text).map_or_else(|| Ok(Value::text(text)), long_whole)?
+                match (exact_json::digits(text), exact_json::marked_float(text)) {
+                    (Some(digits), _) => long_whole(digits)?,
+                    (_, Some(float)) => Value::Float(float),
+                    _ => Value::text(text),
+                }
             }
             Json::Array(items) => {
                 let items = items.iter().map(|item| self.value(item, depth + 1));
