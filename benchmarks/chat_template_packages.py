@@ -1,20 +1,22 @@
 """Downloads the Python packages whose chat templates `chat_templates.py` renders: the newest wheel and source archive of each.
 
-Files are saved as the index offers them; nothing is installed, and no code of a package runs. The index is the one that pip
-uses. A file above MOST_BYTES is left out and named.
+Nothing is installed, and no code of a package runs. Of each archive only the files that may hold a template are kept, in an
+archive of the same name: the packages take gigabytes, their templates a few megabytes. The index is the one that pip uses. A
+file above MOST_BYTES is left out and named.
 
     python benchmarks/chat_template_packages.py packages
 """
 
 import html.parser
+import io
 import os
 import pathlib
 import re
 import sys
+import tarfile
 import urllib.parse
 import urllib.request
-
-from pip._internal.models.index import PyPI
+import zipfile
 
 MOST_BYTES = 300 << 20
 
@@ -39,7 +41,20 @@ PACKAGES = """
 """.split()
 
 
+# Endings of files that hold templates, and the most bytes that such a file has.
+ENDINGS = (".jinja", ".jinja2", ".j2", ".json", ".py")
+MOST_OF_A_FILE = 1 << 24
+
+
+def may_hold_template(name, data):
+    """Whether to look for templates in a file of a package."""
+    suits = pathlib.PurePath(name).suffix in ENDINGS and len(data) <= MOST_OF_A_FILE
+    return suits and b"messages" in data and b"{%" in data
+
+
 def index_url():
+    from pip._internal.models.index import PyPI
+
     return os.environ.get("PIP_INDEX_URL", PyPI.simple_url).rstrip("/")
 
 
@@ -78,6 +93,22 @@ def newest(files, endings):
     return max(named, key=lambda name: (version(name), suits(name), name), default=None)
 
 
+def only_templates(archive, is_zip):
+    """An archive of the files in `archive` that may hold a template, as bytes."""
+    out = io.BytesIO()
+    if is_zip:
+        with zipfile.ZipFile(archive) as whole, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as kept:
+            for name in whole.namelist():
+                if may_hold_template(name, data := whole.read(name)):
+                    kept.writestr(name, data)
+    else:
+        with tarfile.open(archive) as whole, tarfile.open(fileobj=out, mode="w:gz") as kept:
+            for member in whole:
+                if member.isfile() and may_hold_template(member.name, data := whole.extractfile(member).read()):
+                    kept.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
 def download(name, url, folder):
     path = folder / name
     if path.exists():
@@ -90,7 +121,12 @@ def download(name, url, folder):
         with part.open("wb") as out:
             while block := answer.read(1 << 20):
                 out.write(block)
-    part.rename(path)
+    try:
+        path.write_bytes(only_templates(part, path.suffix in (".whl", ".zip")))
+    except (tarfile.TarError, zipfile.BadZipFile) as error:
+        return f"failed {name}: {error}"
+    finally:
+        part.unlink()
     return f"has {name}"
 
 

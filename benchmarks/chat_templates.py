@@ -24,6 +24,8 @@ import tarfile
 import warnings
 import zipfile
 
+from chat_template_packages import may_hold_template
+
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "reference"))
 from chat_templates import CALLS, CHAT, LARGE_NUMBERS, NULL_ARGUMENTS, NULLS, SPECIAL, TOOLS, rendered  # noqa: E402
 
@@ -105,14 +107,12 @@ def texts_of_python(source):
 
 
 def templates_of_file(name, data):
-    ending = pathlib.PurePath(name).suffix
-    if ending not in (".jinja", ".jinja2", ".j2", ".json", ".py") or len(data) > 1 << 24:
+    if not may_hold_template(name, data):
         return
+    ending = pathlib.PurePath(name).suffix
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return
-    if "messages" not in text or "{%" not in text:
         return
     if ending == ".json":
         try:

@@ -49,7 +49,7 @@ pub(crate) struct DemoArgs {
     /// Text file or folder to train on; the folder `crates` of this repository if it is there
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
-    /// Threads, one for each core by default
+    /// Threads [default: one for each core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
 }
@@ -171,7 +171,7 @@ pub(crate) struct CheckArgs {
     /// The device judged: cpu, cuda, or cuda:1 for the second GPU
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: String,
-    /// Threads, one for each core by default
+    /// Threads [default: one for each core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Instructions of the processor: portable, avx2, avx512 or avx512-bf16 [default: all that the processor has, one
@@ -269,8 +269,8 @@ pub(crate) struct GenerateArgs {
     /// Memory of the whole process or of the GPU, such as 4GiB [default: the free memory less a margin]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
-    /// Threads, one for each core by default
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Threads [default: one for each core]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub(crate) threads: usize,
 }
 

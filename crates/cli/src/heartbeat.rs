@@ -2,7 +2,9 @@
 //!
 //! Work that people wait for, such as planning, gets a line after a second, and then ever more seldom, in a terminal
 //! too. All other work gets one at least once a minute outside a terminal: one step, evaluation or checkpoint may take
-//! longer. The line reports progress and no other figures, since records have those.
+//! longer. The line reports progress and no other figures, since records have those. Work that follows other work
+//! inherits its silence, and so does a process that starts anew: a minute is counted from the last line that anything
+//! printed.
 //!
 //! [`Silence`] decides, by the times it is given; a thread only waits and writes.
 
@@ -25,32 +27,53 @@ const AT_WORK: &str = "at work";
 struct Silence {
     work: Option<(String, Duration)>,
     spoke: Duration,
+    /// When the next line is due.
+    due: Duration,
+    /// Time from any line to the next.
     patience: Duration,
 }
 
 impl Silence {
+    /// Work without a name, just after a line.
     const fn new() -> Silence {
-        Silence { work: None, spoke: Duration::ZERO, patience: LONGEST }
+        Silence {
+            work: Some((String::new(), Duration::ZERO)),
+            spoke: Duration::ZERO,
+            due: LONGEST,
+            patience: LONGEST,
+        }
     }
 
     /// Time from `now` until a line may be due; `None` if no work is announced.
     fn wait(&self, now: Duration) -> Option<Duration> {
-        self.work.is_some().then(|| (self.spoke + self.patience).saturating_sub(now))
+        self.work.is_some().then(|| self.due.saturating_sub(now))
     }
 
     /// The line that is due at `now`; the next one waits twice as long.
     fn line(&mut self, now: Duration) -> Option<String> {
         let (what, begun) = self.work.as_ref()?;
-        if now < self.spoke + self.patience {
+        if now < self.due {
             return None;
         }
         let line = format!("{what}, {} so far\n", table::duration(now.saturating_sub(*begun).as_secs_f64()));
-        (self.spoke, self.patience) = (now, LONGEST.min(2 * self.patience));
+        self.patience = LONGEST.min(2 * self.patience);
+        self.spoke(now);
         Some(line)
     }
 
+    /// Notes that a line was printed at `now`.
+    fn spoke(&mut self, now: Duration) {
+        (self.spoke, self.due) = (now, now + self.patience);
+    }
+
+    /// The work `what` begins. The silence of the work before it counts; time in which none was announced does not.
     fn begin(&mut self, now: Duration, what: String, patience: Duration) {
-        *self = Silence { work: Some((what, now)), spoke: now, patience };
+        if self.work.is_none() {
+            self.spoke = now;
+        }
+        self.work = Some((what, now));
+        self.patience = patience;
+        self.due = (now + patience).min(self.spoke + LONGEST);
     }
 }
 
@@ -95,8 +118,10 @@ impl Heartbeat {
     }
 }
 
-/// Begins to listen. To be called before the budget is divided: the thread takes some of the memory.
-pub(crate) fn start() {
+/// Begins to listen, `silent` after the last line of the process that this one continues. To be called before the
+/// budget is divided: the thread takes some of the memory.
+pub(crate) fn start(silent: Duration) {
+    HEARTBEAT.state().1 = Instant::now().checked_sub(silent);
     at_work();
     // Without the thread there are silences, which is no reason to end the program.
     let _ = thread::Builder::new().name("heartbeat".into()).stack_size(64 << 10).spawn(|| HEARTBEAT.beat());
@@ -144,7 +169,13 @@ pub(crate) fn come_to(what: String) {
 
 /// Something else has been printed.
 pub(crate) fn spoke() {
-    HEARTBEAT.change(|silence, now| silence.spoke = now);
+    HEARTBEAT.change(Silence::spoke);
+}
+
+/// Time since the last line.
+pub(crate) fn silent_for() -> Duration {
+    let state = HEARTBEAT.state();
+    state.1.map_or(Duration::ZERO, |start| start.elapsed()).saturating_sub(state.0.spoke)
 }
 
 #[cfg(test)]
@@ -158,7 +189,7 @@ mod tests {
         let mut said = said.iter().map(|&second| Duration::from_secs(second)).peekable();
         while now < Duration::from_secs(end) {
             let due = now + silence.wait(now).unwrap();
-            now = said.next_if(|&said| said <= due).inspect(|&said| silence.spoke = said).unwrap_or(due);
+            now = said.next_if(|&said| said <= due).inspect(|&said| silence.spoke(said)).unwrap_or(due);
             lines.extend(silence.line(now));
             times.push(now.as_secs());
         }
@@ -184,6 +215,27 @@ mod tests {
         silence.begin(Duration::ZERO, "12 of 100 steps are done".into(), LONGEST);
         let often: Vec<u64> = (1..200).map(|n| 20 * n).collect();
         assert_eq!(heard(&mut silence, 3600, &often).1, Vec::<String>::new());
+    }
+
+    #[test]
+    fn work_that_follows_other_work_inherits_its_silence_and_so_does_a_process_that_starts_anew() {
+        let second = Duration::from_secs;
+        let mut silence = Silence::new();
+        silence.begin(Duration::ZERO, "at work".into(), LONGEST);
+        silence.begin(second(30), "0 of 100 steps are done".into(), LONGEST);
+        silence.begin(second(50), "at work".into(), LONGEST);
+        assert_eq!(silence.wait(second(50)), Some(second(5)));
+        assert_eq!(silence.line(second(55)).as_deref(), Some("at work, 5.0 s so far\n"));
+        silence.begin(second(109), "planning".into(), SHORT);
+        assert_eq!(silence.wait(second(109)), Some(second(1)));
+        // In a terminal no work is announced most of the time, and that silence is nobody's.
+        silence.work = None;
+        silence.begin(second(999), "planning".into(), SHORT);
+        assert_eq!(silence.wait(second(999)), Some(second(1)));
+        // The clock of a process that starts anew begins with the last line of the one before.
+        let mut silence = Silence::new();
+        silence.begin(second(40), "at work".into(), LONGEST);
+        assert_eq!(silence.wait(second(40)), Some(second(15)));
     }
 
     #[test]

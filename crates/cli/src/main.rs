@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     if let Err(error) = address_space::check() {
         return exit::code(Err(error.into()));
     }
-    heartbeat::start();
+    heartbeat::start(reexec::silence_before());
     let result = match &args.command {
         Command::Demo(demo) => commands::demo::run(demo),
         Command::Plan(plan) => commands::plan::run(plan),

@@ -18,9 +18,7 @@ fn line(note: &Note) -> String {
                 "{last} is later, from before a step whose numbers were not finite; it is taken with `--resume {last}`"
             )
         }
-        Note::UntaughtSamples { count, seq_len } => format!(
-            "{count} samples or parts of them have no target within --seq-len {seq_len} and are left out; a longer one has their prompts and answers in one row"
-        ),
+        Note::UntaughtSamples { count, seq_len } => Note::untaught(*count, *seq_len, "--seq-len"),
         Note::NothingToShow => {
             "--show-samples shows nothing, since this run's ids are made up and stand for no text; \
                                 give --data to see samples"

@@ -11,19 +11,21 @@
 //! A process that starts anew keeps its process id and learns from environment variables what was done. If it cannot
 //! start anew it continues as it is.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, id};
+use std::time::Duration;
 use std::{env, fs};
 
 use plimsoll::Planned;
 use plimsoll::training::files::temporary_file;
 
 use crate::exit::Failure;
+use crate::heartbeat;
 
-/// Set in every process that was started anew.
+/// Set in every process that was started anew: the seconds since the last line that it printed before.
 const BEGUN: &str = "PLIMSOLL_BEGUN_ANEW";
 /// Set in a process that was started anew after tokenising.
 const TOKENISED: &str = "PLIMSOLL_TOKENISED";
@@ -74,6 +76,12 @@ pub(crate) fn is_first() -> bool {
     noted(BEGUN).is_none()
 }
 
+/// Time since the last line that this process printed before it started anew.
+pub(crate) fn silence_before() -> Duration {
+    let seconds = noted(BEGUN).and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(0))
+}
+
 /// Starts anew with `variable` set for [`noted`] to find. Returns only if that is not possible.
 fn start_anew(variable: &str, note: &OsStr) {
     let mut arguments = env::args_os();
@@ -83,10 +91,13 @@ fn start_anew(variable: &str, note: &OsStr) {
     again.arg0(name.as_deref().unwrap_or(OsStr::new("plimsoll"))).args(arguments);
     // A process that starts anew keeps its process id; a child process has another one, and must not take the note for
     // its own.
-    let begun = OsStr::new(&format!("{}:", id())).to_owned();
-    let mut value = begun.clone();
-    value.push(note);
-    let _ = again.env(BEGUN, begun).env(variable, value).exec();
+    let own = |note: &OsStr| {
+        let mut value = OsString::from(format!("{}:", id()));
+        value.push(note);
+        value
+    };
+    let silent = OsString::from(heartbeat::silent_for().as_secs().to_string());
+    let _ = again.env(BEGUN, own(&silent)).env(variable, own(note)).exec();
 }
 
 /// The note that this process left before it started anew.

@@ -17,7 +17,7 @@ fn written(home: &Home, model: &str) -> String {
     home.done(&format!("generate {model} --prompt line --max-new-tokens 12 --temperature 0 --memory 64MiB")).0
 }
 
-/// With an adapter for `model` in `adapter`, which says so.
+/// A home with a `model`, and an `adapter` whose configuration names that model.
 fn with_adapter() -> Home {
     let home = Home::with_model();
     home.done(&training("--model model --lora-r 2 --output-dir adapter"));

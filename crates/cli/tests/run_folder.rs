@@ -39,6 +39,22 @@ fn a_folder_that_cannot_hold_a_run_is_refused_before_anything_is_read() {
 }
 
 #[test]
+fn a_run_that_is_refused_takes_the_folder_away_that_it_has_made_and_no_other() {
+    let home = Home::with_model();
+    let train = |folder: &str| {
+        format!("train --model model --data no-such-file.jsonl --output-dir {folder} --max-steps 1 {SMALL}")
+    };
+    fs::create_dir(home.path("mine")).unwrap();
+    for folder in ["new", "mine"] {
+        home.refused(
+            &train(folder),
+            "no-such-file.jsonl does not exist; give --data a text file or a folder",
+        );
+    }
+    assert!(!home.path("new").exists() && home.path("mine").exists());
+}
+
+#[test]
 fn what_cannot_be_gone_on_from_is_refused() {
     let home = begun();
     let resume = |rest: &str| training(&format!("--resume {rest}"));

@@ -98,7 +98,7 @@ fn samples_whose_prompts_fill_whole_rows_are_told_and_no_step_is_empty() {
     let (_, said) =
         home.done(&format!("train --model model --data d.jsonl --max-steps 4 --output-dir out {SMALL}"));
     assert!(
-        said.contains(" samples or parts of them have no target within --seq-len 16 and are left out; "),
+        said.contains(" parts of samples, of up to 16 tokens each, have nothing to learn and are left out; with a longer --seq-len, "),
         "{said}"
     );
     assert!(home.losses("out").iter().all(|&loss| loss > 0.0), "{:?}", home.losses("out"));

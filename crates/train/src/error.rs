@@ -274,7 +274,8 @@ impl fmt::Display for WithFlags<'_> {
             TrainError::PartlyUpdated { step } => write!(
                 f,
                 "a gradient of step {step} is not a finite number, and parameters nearer to the loss were updated before it \
-                 was found: the weights are of two steps and are not saved; `--update separate` finds such a gradient first"
+                 was found: some weights are of this step and others of the one before, so none are saved; \
+                 `--update separate` finds such a gradient first"
             ),
         }
     }

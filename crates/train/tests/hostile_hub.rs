@@ -120,7 +120,7 @@ fn silence_ends_after_its_limit_and_the_download_goes_on_later() {
     let home = Home::new();
     let no_list = changed(|_, reply| Reply { cut: Some(5), stalls: true, ..reply });
     home.fails(&home.impatient(&no_list), "no byte came for 200ms");
-    // A body that trickles is no silence, but a list has to be whole in time.
+    // A body that trickles is never silent, so only the limit on the time of a whole list ends it.
     let trickles = changed(|_, reply| Reply { trickles: true, ..reply });
     let mut hub = home.hub(&trickles);
     hub.limits.metadata = Duration::from_millis(200);

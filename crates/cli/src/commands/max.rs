@@ -82,8 +82,8 @@ pub(crate) fn find(
     }
 }
 
-/// The largest value that means anything, for the settings with the smallest: a model has its positions, and an
-/// adapter of more rows than its layer has is a layer of its own.
+/// The largest value to try. A model has so many positions, and an adapter whose rank is that of its layer can become
+/// any layer. `smallest` are the settings with the smallest value.
 fn most(raw: &RawConfig, what: What, smallest: Config) -> Result<usize, Failure> {
     let LanguageModel { architecture, lora, .. } = smallest.model;
     Ok(match what {

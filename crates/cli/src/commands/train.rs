@@ -34,9 +34,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     let watching = Watching::default();
     let made = watching.made();
-    let signals = Preparing::begin(move || undo(&made))?;
+    let made_too = Arc::clone(&made);
+    let signals = Preparing::begin(move || undo(&made_too))?;
     let how = Start { plan: args.plan.as_deref(), pause: args.stop_after };
-    let mut session = start(config, &how, watching)?;
+    let mut session = start(config, &how, watching).inspect_err(|_| undo(&made))?;
     announce(&session, args.json)?;
     // From here on a signal ends the run like any other, also before its first step.
     signals.train(session.trainer().stop_flag());

@@ -34,7 +34,7 @@ pub(super) fn start() {
     let _ = thread::Builder::new().name("watch".into()).stack_size(STACK).spawn(watch);
 }
 
-/// Time that was worked without getting on.
+/// Processor time that was spent since reading last advanced.
 #[derive(Default)]
 struct Lost {
     time: Duration,
@@ -43,7 +43,7 @@ struct Lost {
 }
 
 impl Lost {
-    /// Losses after another look.
+    /// Takes another look; returns the time that is lost by then.
     fn after(&mut self, raised: bool, steps: u64, worked: Duration) -> Duration {
         // Several threads at work count no more than one would.
         let share = worked.saturating_sub(self.worked).min(EVERY);

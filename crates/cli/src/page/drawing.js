@@ -42,3 +42,9 @@ function showTip(event, head, lines) {
   tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
 }
 function place(svg, event) { const r = svg.getBoundingClientRect(), v = svg.viewBox.baseVal; return [(event.clientX - r.left) / r.width * v.width, (event.clientY - r.top) / r.height * v.height]; }
+
+/* Sequences of a step, and how they are divided. */
+const ranks = plan => plan.ranks ? plan.ranks.count : 1;
+const globalBatch = plan => plan.micro_batch * plan.accumulation * ranks(plan);
+const effectiveBatch = (plan, tokens) =>
+  `effective batch ${globalBatch(plan)} = ${plan.micro_batch} × ${plan.accumulation} × ${ranks(plan)} rank${ranks(plan) === 1 ? "" : "s"}, sequences of ${tokens} tokens`;

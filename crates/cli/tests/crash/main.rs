@@ -192,7 +192,7 @@ fn kill(scenario: Scenario, phases: &[Phase], few: u64) {
             let command = phase.command(scenario);
             let (output, calls) = run(&home, undisturbed.shim, &command, Strike::Kill(point), None);
             let what = format!("a kill at call {point} of {phase:?}, {scenario:?}");
-            // Transfers of the tier come in any order, and a few more or less of them.
+            // Threads transfer to the tier in any order, so a run may make fewer calls than the one that was counted.
             let killed = output.status.signal() == Some(9) || calls < point;
             assert!(killed, "{what}: {}", texts(&output).1);
             undisturbed.recover(&home, phase, &what);

@@ -34,8 +34,9 @@ const REFUSED: [Refused; 13] = [
     refused("velora_config", "VeLoRA, which trains with compressed inputs"),
     refused("kasa_config", "KaSA, which changes the model's own weights"),
     refused("monteclora_config", "MonteCLoRA, which draws adapters at random"),
-    refused("ensure_weight_tying", "an adapter that embedding and output head share"),
     refused("megatron_config", "an adapter for the parallel layers of Megatron"),
+    // PEFT adds such an adapter to the shared weights twice, and to a copy of them not at all.
+    fixed("ensure_weight_tying", "an adapter that embedding and output head share"),
     fixed("layer_replication", "an adapter for a model whose layers are repeated"),
     fixed("alora_invocation_tokens", "aLoRA, which counts only behind certain tokens"),
     fixed("arrow_config", "Arrow, which chooses between several adapters"),

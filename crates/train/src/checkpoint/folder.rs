@@ -25,9 +25,9 @@ use crate::run::Run;
 #[derive(Debug)]
 pub struct Checkpoints {
     folder: PathBuf,
-    /// How the model is laid down in each.
+    /// The format of the model's files in each checkpoint.
     form: ModelFormat,
-    /// How many are kept; all when absent.
+    /// The number of checkpoints to keep; all when absent.
     limit: Option<usize>,
     /// The plan that the run goes by, as text; each checkpoint keeps it.
     plan: Option<String>,

@@ -2,20 +2,25 @@
 //!
 //! The parser turns such numbers into floats. They are rare, so a text is first searched for a long enough run of
 //! digits. Only a text that has one is copied, with each such number replaced by a string that starts with a mark that
-//! no data contains. Numbers of more than 128 bits stay floats.
+//! no data contains.
 //!
 //! A feature of the parser keeps all digits of all numbers, and is not used: it changes how the tokenizer's files are read.
 
 use std::borrow::Cow;
 
+#[cfg(feature = "parquet")]
+use serde_json::Number;
 use serde_json::Value as Json;
 
 /// Digits that a number of more than 64 bits has at least.
 const LONG: usize = 19;
 /// Stands before the digits. The code point is a Unicode noncharacter, reserved for use inside a program.
 const MARK: &str = "\u{fdd0}whole number ";
+/// Stands before an infinity or a NaN of a table: JSON has no numbers for them.
+const FLOAT: &str = "\u{fdd0}float ";
 
-/// The value of a JSON text. Chat templates show its whole numbers of up to 128 bits as they are written.
+/// The value of a JSON text. Chat templates show its whole numbers of up to 128 bits as they are written and refuse longer
+/// ones.
 ///
 /// # Errors
 ///
@@ -24,9 +29,25 @@ pub fn parse(text: &str) -> serde_json::Result<Json> {
     serde_json::from_str(&marked(text))
 }
 
-/// The number in a text that [`parse`] has marked.
-pub(super) fn whole(text: &str) -> Option<i128> {
-    text.strip_prefix(MARK)?.parse().ok()
+/// The whole number in a text that [`parse`] has marked, as it is written.
+pub(super) fn digits(text: &str) -> Option<&str> {
+    text.strip_prefix(MARK).filter(|token| is_whole(token))
+}
+
+/// A float of a table.
+#[cfg(feature = "parquet")]
+pub(super) fn float(number: f64) -> Json {
+    Number::from_f64(number).map_or_else(|| format!("{FLOAT}{number}").into(), Json::Number)
+}
+
+/// The infinity or NaN in a text that `float` has marked.
+pub(super) fn marked_float(text: &str) -> Option<f64> {
+    text.strip_prefix(FLOAT)?.parse().ok()
+}
+
+/// Whether a text stands for a number.
+pub(super) fn is_number(text: &str) -> bool {
+    digits(text).is_some() || marked_float(text).is_some()
 }
 
 fn marked(text: &str) -> Cow<'_, str> {
@@ -57,10 +78,15 @@ fn with_marks(text: &str) -> String {
     marked
 }
 
-/// Whether a token is an integer that fits 128 bits but not 64. A number with a leading 0 is not JSON.
+/// Whether a token is an integer that does not fit 64 bits.
 fn is_long(token: &str) -> bool {
-    let fits = token.parse::<i64>().is_ok() || token.parse::<u64>().is_ok();
-    token.parse::<i128>().is_ok() && !fits && !token.trim_start_matches('-').starts_with('0')
+    is_whole(token) && token.parse::<i64>().is_err() && token.parse::<u64>().is_err()
+}
+
+/// Whether a token is an integer in JSON, which has no leading 0.
+fn is_whole(token: &str) -> bool {
+    let digits = token.strip_prefix('-').unwrap_or(token);
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0')
 }
 
 /// Bytes of the text that begins here, with its quotation marks.
@@ -86,7 +112,7 @@ pub(super) fn kind(value: &Json) -> &'static str {
         Json::Null => "null",
         Json::Bool(_) => "true or false",
         Json::Number(_) => "a number",
-        Json::String(text) if whole(text).is_some() => "a number",
+        Json::String(text) if is_number(text) => "a number",
         Json::String(_) => "a text",
         Json::Array(_) => "a list",
         Json::Object(_) => "an object",
@@ -99,11 +125,12 @@ mod tests {
 
     #[test]
     fn whole_numbers_beyond_64_bits_keep_their_digits_and_nothing_else_changes() {
+        let longest = "9".repeat(400);
         let long =
-            ["18446744073709551616", "-9223372036854775809", "170141183460469231731687303715884105727"];
-        for number in long {
+            ["18446744073709551616", "-9223372036854775809", "170141183460469231731687303715884105728"];
+        for number in long.into_iter().chain([longest.as_str()]) {
             let value = parse(&format!("{{\"a\\\"1\": [{number}, 7]}}")).unwrap();
-            assert_eq!(value["a\"1"][0].as_str().and_then(whole), number.parse().ok());
+            assert_eq!(value["a\"1"][0].as_str().and_then(digits), Some(number));
             assert_eq!(value["a\"1"][1], 7);
         }
         let others = r#"["18446744073709551616", 18446744073709551615, -9223372036854775808, 1234567890123456789012.5,
@@ -114,6 +141,8 @@ mod tests {
         {
             assert!(parse(broken).is_err(), "{broken}");
         }
-        assert_eq!(whole("18446744073709551616"), None);
+        for text in ["18446744073709551616", "\u{fdd0}whole number ", "\u{fdd0}whole number x"] {
+            assert_eq!(digits(text), None);
+        }
     }
 }

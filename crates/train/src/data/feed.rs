@@ -72,7 +72,7 @@ impl Feed {
         Ok(())
     }
 
-    /// The label of each row, where texts are sorted.
+    /// The label of each row, if texts are classified.
     pub fn labels(&self) -> Option<&[i32]> {
         self.labels.as_deref()
     }

@@ -24,6 +24,7 @@ mod reader {
     use parquet::record::{self, Field};
 
     use super::{DataError, File, Json, Map, Path, Row, unreadable};
+    use crate::data::exact_json::float;
     use crate::panics::caught;
     use crate::reading;
 
@@ -69,8 +70,10 @@ mod reader {
         row.into_columns().into_iter().map(|(name, field)| (name, json_of(field))).collect()
     }
 
+    /// Values that are no JSON are as transformers gives them to a chat template: by the name of their type in Python.
     fn json_of(field: Field) -> Json {
         match field {
+            Field::Null => Json::Null,
             Field::Bool(value) => value.into(),
             Field::Byte(value) => value.into(),
             Field::Short(value) => value.into(),
@@ -80,14 +83,22 @@ mod reader {
             Field::UShort(value) => value.into(),
             Field::UInt(value) => value.into(),
             Field::ULong(value) => value.into(),
-            Field::Float(value) => value.into(),
-            Field::Double(value) => value.into(),
+            Field::Float16(value) => float(value.to_f64()),
+            Field::Float(value) => float(value.into()),
+            Field::Double(value) => float(value),
             Field::Str(text) => text.into(),
             Field::Bytes(bytes) => String::from_utf8_lossy(bytes.data()).into(),
             Field::Group(row) => Json::Object(fields_of(row)),
             Field::ListInternal(list) => list.elements().iter().cloned().map(json_of).collect(),
-            // No column that is read holds anything else.
-            _ => Json::Null,
+            Field::MapInternal(map) => {
+                let pairs =
+                    map.entries().iter().map(|(key, value)| [json_of(key.clone()), json_of(value.clone())]);
+                pairs.map(|pair| Json::Array(pair.into())).collect()
+            }
+            Field::Date(_) => "<date>".into(),
+            Field::TimeMillis(_) | Field::TimeMicros(_) => "<time>".into(),
+            Field::TimestampMillis(_) | Field::TimestampMicros(_) => "<datetime>".into(),
+            Field::Decimal(_) => "<Decimal>".into(),
         }
     }
 }

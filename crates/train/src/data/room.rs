@@ -30,7 +30,7 @@ const PER_BYTE_RENDERED: u64 = 8;
 /// Bytes for each comma, colon and bracket of JSON. A value takes 72 in a list that grows by doubling, an entry of an
 /// object (with two of them) 104 and its name, a list of one value (with two) 432.
 const PER_VALUE: u64 = 224;
-/// Bytes for each row that a text becomes: its place in lists that are sorted.
+/// Bytes for each row that a text becomes: its entries in lists that are sorted.
 const PER_ROW: u64 = 80;
 /// Bytes for any long text: the writer's buffer, two windows, and the library's words of one thread.
 const FOR_ANY: u64 = (1 << 20) + (2 * PER_BYTE_ENCODED + 32 * WINDOWS_PER_THREAD as u64) * WINDOW as u64;

@@ -201,7 +201,7 @@ fn check_messages(messages: &[Json]) -> Result<(), Fault> {
 
 fn text<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a str, Fault> {
     let value = fields.get(name).unwrap_or(&Json::Null);
-    let text = value.as_str().filter(|text| exact_json::whole(text).is_none());
+    let text = value.as_str().filter(|text| !exact_json::is_number(text));
     text.ok_or_else(|| Fault::Sample(format!("`{name}` is {}, not a text", kind(value))))
 }
 
@@ -218,10 +218,10 @@ fn label(value: &Json, known: &[String], classes: Option<usize>) -> Result<Label
         let last = most - 1;
         Fault::Sample(format!("the label {label} is not allowed: {whose} are numbered 0 to {last}"))
     };
-    if let Some(long) = value.as_str().and_then(exact_json::whole) {
+    if let Some(long) = value.as_str().and_then(exact_json::digits) {
         return Err(outside(&long));
     }
-    match (value.as_str(), number) {
+    match (value.as_str().filter(|name| !exact_json::is_number(name)), number) {
         (Some(name), _) if known.is_empty() => Ok(Label::Name(name.to_owned())),
         (Some(name), _) => match known.iter().position(|label| label == name) {
             Some(at) => Ok(Label::Number(at as i32)),

@@ -57,7 +57,7 @@ pub struct Special {
     pub begin: Option<i32>,
     /// Ends a text.
     pub end: Option<i32>,
-    /// Stands where there is no text.
+    /// Fills the rest of a row.
     pub pad: Option<i32>,
     /// Hides a word that is to be guessed.
     pub mask: Option<i32>,

@@ -136,7 +136,7 @@ impl<'a> QuantisedTensor<'a> {
         })
     }
 
-    /// Every part must have the size that the shape asks for, and every table our numbers.
+    /// Every part must have the size that the shape asks for, and every table the numbers that kernels here use.
     fn check(&self) -> Result<(), FileError> {
         if let Some(why) = self.form.refuses(self.shape[1]) {
             return Err(FileError::wrong(self.file.path(), format!("holds `{}`, which {why}", self.name)));

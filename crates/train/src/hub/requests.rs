@@ -22,7 +22,7 @@ use super::names::is_commit;
 
 const PUBLIC: &str = "https://huggingface.co";
 
-/// The hub, with whom every request begins.
+/// Sends requests to the hub; a request may be redirected to other servers.
 pub(super) struct Client<'a> {
     agent: Agent,
     /// The address that all others begin with.

@@ -24,9 +24,9 @@ pub(super) fn check(program: &Program) -> Answer<()> {
 /// Strictness of a place.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Inside a branch that may not be taken, where Jinja2 waits.
+    /// Inside a branch that may not be taken: Jinja2 looks up its names only when it is.
     soft: bool,
-    /// Every rendering comes by.
+    /// Every rendering evaluates this place.
     reached: bool,
 }
 

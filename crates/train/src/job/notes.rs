@@ -82,6 +82,21 @@ pub enum Note {
     Checkpoints(String),
 }
 
+impl Note {
+    /// The words of [`UntaughtSamples`](Note::UntaughtSamples), with the name that the setting of the length is known by.
+    pub fn untaught(count: u64, seq_len: usize, setting: &str) -> String {
+        let (parts, have) = if count == 1 {
+            ("1 part of a sample".to_owned(), "has nothing to learn and is")
+        } else {
+            (format!("{count} parts of samples"), "have nothing to learn and are")
+        };
+        format!(
+            "{parts}, of up to {seq_len} tokens each, {have} left out; with a longer {setting}, more prompts share a row with \
+             their answer"
+        )
+    }
+}
+
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -98,11 +113,9 @@ impl fmt::Display for Note {
             Note::SkippedSamples { count, first } => {
                 write!(f, "{count} samples were passed over; the first: {first}")
             }
-            Note::UntaughtSamples { count, seq_len } => write!(
-                f,
-                "{count} samples or parts of them have no target within seq_len {seq_len} and are left out; a longer \
-                 one has their prompts and answers in one row"
-            ),
+            Note::UntaughtSamples { count, seq_len } => {
+                f.write_str(&Note::untaught(*count, *seq_len, "seq_len"))
+            }
             Note::Seams { count: 1 } => f.write_str(
                 "1 token begins in a prompt and reaches into its answer; it is learned whole, and a prompt that ends where \
                  a token ends is closer to how the model is used",

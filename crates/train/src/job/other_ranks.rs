@@ -60,7 +60,7 @@ impl OtherRanks {
 }
 
 impl OtherRanks {
-    /// How many follow.
+    /// The number of ranks besides rank 0.
     pub(super) fn count(&self) -> usize {
         self.threads.len()
     }

@@ -7,7 +7,7 @@ use crate::data::Progress;
 /// The work that a job has reached.
 #[derive(Debug)]
 pub enum Stage<'a> {
-    /// A name is that of an adapter, so the model is its base.
+    /// The model was named by an adapter, whose base is taken.
     Adapter {
         /// The name that was given.
         name: &'a str,

@@ -16,7 +16,7 @@ use super::{Optimizer, OptimizerKind, StateStorage, write};
 
 /// The input of the update that holds the losses of all probes.
 pub(crate) const PROBE_LOSSES: &str = "probe_losses";
-/// The input of the update that says from what random numbers the probes drew; `probe` itself belongs to the forward pass.
+/// The input of the update that names the random numbers of all probes; `probe` itself belongs to the forward pass.
 pub(crate) const PROBES: &str = "probes";
 
 impl Optimizer {
@@ -33,8 +33,8 @@ impl Optimizer {
     }
 }
 
-/// Lets a forward graph read every trained parameter beside its place, and appends the update of each. The graph gains the
-/// inputs `probe` and `probe_size`, and for the update `lr`, `probes` and `probe_losses`.
+/// Lets a forward graph read every trained parameter with a perturbation added, and appends the update of each. The graph
+/// gains the inputs `probe` and `probe_size`, and for the update `lr`, `probes` and `probe_losses`.
 ///
 /// # Errors
 ///

@@ -183,7 +183,7 @@ impl Options {
         }
     }
 
-    /// The request to the planner when `budget` is there.
+    /// The request to the planner for `budget`.
     pub fn request(&self, budget: &Budget) -> Request {
         Request {
             global_batch: self.rank_batch(),

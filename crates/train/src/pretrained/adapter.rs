@@ -91,9 +91,28 @@ impl AdapterFolder {
             Targets::AllLinear | Targets::Pattern(_) => &[],
         };
         let modules = weights.names().filter_map(module).chain(named.iter().map(String::as_str));
-        match modules.into_iter().find(without) {
+        let Some(module) = modules.into_iter().find(without) else { return self.check_tied() };
+        let what = format!("an adapter for `{module}`, an output head or a table of positions");
+        let tied = self.tied().find(|(head, _)| head.ends_with(module));
+        let first = tied.map_or_else(String::new, |(head, _)| untie(head));
+        Err(FileError::wrong(&self.folder, unusable(&what) + &first))
+    }
+
+    /// Weights that are embedding and output head at once: the name of the head's module, and of the embedding's.
+    fn tied(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<> {
+        let weights = self.configuration.architecture.tied().iter();
+        weights
+            .filter_map(|(head, table)| Some((head.strip_suffix(".weight")?, table.strip_suffix(".weight")?)))
+    }
+
+    /// PEFT gives a copy of such weights to one of the two modules; the model here has them once.
+    fn check_tied(&self) -> Result<(), FileError> {
+        let lora = &self.config.lora;
+        let saves = |module: &&str| lora.saves(&format!("{module}.weight"));
+        match self.tied().flat_map(|(head, table)| [head, table]).find(saves) {
             Some(module) => {
-                let what = format!("an adapter for `{module}`, an output head or a table of positions");
+                let what =
+                    format!("a copy of `{module}`, which is embedding and output head at once in this model");
                 Err(FileError::wrong(&self.folder, unusable(&what)))
             }
             None => Ok(()),
@@ -275,6 +294,15 @@ pub fn adapter_form(
         beside: Some(base.folder.clone()),
         ..ModelFormat::default()
     })
+}
+
+/// Advice for an adapter of a head that is the embedding too: PEFT's merge would add the adapter to both.
+fn untie(head: &str) -> String {
+    format!(
+        "; before PEFT merges it, give the head weights of its own (`base.{head}.weight = \
+         torch.nn.Parameter(base.{head}.weight.clone()); base.config.tie_word_embeddings = False`), or the merged \
+         model has another embedding"
+    )
 }
 
 /// PEFT's name for a model's task. It has none for masked language models, and expects models of `CAUSAL_LM` to write

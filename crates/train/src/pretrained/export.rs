@@ -341,7 +341,7 @@ fn merged(
     Ok(())
 }
 
-/// A parameter of the adapter, which is small.
+/// Reads a parameter of the adapter whole, since it is small.
 fn whole(weights: &ModelFolder, parameter: &str, elements: usize) -> Result<Vec<f32>, FileError> {
     let name = file_name(parameter);
     let (file, _) = weights

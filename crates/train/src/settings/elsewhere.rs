@@ -3,7 +3,7 @@
 //! Each has an answer: the setting to write here, or why none is needed. A name that is spelled alike is offered only where
 //! it can be a slip of the finger; a wrong tip is worse than none.
 
-use super::{SETTINGS, Setting, nearest};
+use super::{Kind, SETTINGS, Setting, nearest};
 
 /// Names with their answer. A setting stands in braces, since a file and a command line write it differently. An answer
 /// with a flag that is no setting applies only to the command that has this flag.
@@ -22,7 +22,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     ),
     (&["config_name"], "write {config}"),
     (&["tokenizer_name", "tokenizer_name_or_path"], "write {tokenizer}"),
-    (&["model_revision"], "the revision `main` is taken; name a folder as {model} for another"),
+    (&["model_revision", "revision"], "the revision `main` is taken; name a folder as {model} for another"),
     (&["trust_remote_code"], "leave it out: no code of a model is run"),
     (&["lora_task_type", "task_type"], "write {task}"),
     // Data.
@@ -52,6 +52,10 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     ),
     (&["pad_token", "eos_token", "pad_to_multiple_of"], "leave it out: the tokenizer's files decide"),
     (
+        &["chat_template", "chat_template_path"],
+        "leave it out: the template is chat_template.jinja, or in tokenizer_config.json, beside tokenizer.json",
+    ),
+    (
         &[
             "dataloader_num_workers",
             "dataloader_pin_memory",
@@ -62,6 +66,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
             "dataset_num_proc",
             "preprocessing_num_workers",
             "num_workers",
+            "workers",
         ],
         "leave it out: the run reads its tokens itself, in the order of {seed}",
     ),
@@ -83,7 +88,10 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     ),
     (&["max_length", "max_tokens", "max_gen_toks"], "write --max-new-tokens"),
     (&["do_sample"], "write --temperature, where 0 takes the likeliest token"),
-    (&["batch_size", "train_batch_size"], "write {per_device_train_batch_size} or {global_batch}"),
+    (
+        &["batch_size", "train_batch_size", "batch", "bs"],
+        "write {per_device_train_batch_size} or {global_batch}",
+    ),
     (
         &["train_micro_batch_size_per_gpu", "micro_batch_size", "per_gpu_train_batch_size"],
         "write {micro_batch}",
@@ -108,6 +116,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["optimizer", "optimizer_type", "optimizer_name", "adafactor"], "write {optim}"),
     (&["optim_args"], "write {adam_beta1} {adam_beta2} {adam_epsilon} {momentum} or {nesterov}"),
     (&["optim_target_modules"], "gradients are not projected here; {optim} adamw_8bit keeps smaller moments"),
+    (&["betas", "adam_betas"], "write {adam_beta1} and {adam_beta2}"),
     (&["beta1"], "write {adam_beta1}"),
     (&["beta2"], "write {adam_beta2}"),
     (&["epsilon", "eps", "adam_eps"], "write {adam_epsilon}"),
@@ -119,7 +128,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["data_seed"], "write {seed}: it decides the order of the data too"),
     (&["deterministic", "use_deterministic_algorithms"], "write {full_determinism}"),
     // Element types and kernels.
-    (&["fp16"], "write {bf16}: half precision overflows"),
+    (&["fp16", "half"], "write {bf16}: half precision overflows"),
     (&["bf16_full_eval", "fp16_full_eval"], "leave it out: evaluation computes as training does"),
     (&["tf32", "fp8"], "leave it out: arithmetic is fp32"),
     (&["dtype", "torch_dtype", "precision", "mixed_precision"], "write {weights_dtype} or {bf16}"),
@@ -176,6 +185,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
         "it is now {disk_space} for a disk and {host_memory} for memory of the host; write that one",
     ),
     // Machines.
+    (&["gpu", "gpus"], "write {device}"),
     (&["use_cpu", "no_cuda", "use_mps_device"], "leave it out or write {device}"),
     (&["num_threads", "n_threads"], "write {threads}"),
     (
@@ -204,6 +214,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     ),
     // Adapters.
     (&["lora_rank", "lora_dim"], "write {lora_r}"),
+    (&["rank"], "write {lora_r} for the rank of adapters, or {ranks} for ranks that train together"),
     (&["use_peft", "use_lora", "lora"], "write {lora_r}: with a rank, adapters are trained"),
     (&["full_finetuning"], "leave it out: without {lora_r} all weights are trained"),
     (&["target_modules", "lora_target", "lora_targets"], "write {lora_target_modules}"),
@@ -241,7 +252,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["do_train"], "leave it out"),
     (&["do_predict"], "leave it out: `plimsoll generate` asks a trained model"),
     // Logs.
-    (&["logging_dir"], "write {output_dir}"),
+    (&["logging_dir", "log_dir"], "write {output_dir}"),
     (
         &["logging_strategy", "log_steps", "log_every", "log_interval", "logging_interval", "log_freq"],
         "write {logging_steps}",
@@ -269,7 +280,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
         "records go to files alone, which {report_to} names",
     ),
     // Saving.
-    (&["save_dir", "output", "out_dir", "output_path"], "write {output_dir}"),
+    (&["save_dir", "output", "out", "out_dir", "outdir", "output_path"], "write {output_dir}"),
     (&["overwrite_output_dir"], "name an empty {output_dir}"),
     (&["save_strategy", "save_every", "checkpointing_steps"], "write {save_steps}"),
     (
@@ -278,7 +289,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     ),
     (&["save_safetensors"], "leave it out: weights are always safetensors"),
     (&["enable_jit_checkpoint"], "leave it out: a run that is terminated saves first"),
-    (&["resume_from_checkpoint"], "write {resume}"),
+    (&["resume_from_checkpoint", "resume_from"], "write {resume}"),
     (&["restore_callback_states_from_checkpoint"], "leave it out: a checkpoint has all that a run needs"),
     (
         &[
@@ -320,6 +331,11 @@ fn flags_of(answer: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| word.starts_with("--"))
 }
 
+/// The switch that a name such as `no_packing` turns off.
+fn negated(name: &str) -> Option<&'static Setting> {
+    Setting::named(name.strip_prefix("no_")?).filter(|setting| setting.kind == Kind::Switch)
+}
+
 /// The answer to a flag, as typed, that the command does not have; `offered` are the flags it has, and `help` lists
 /// them.
 pub fn no_such_flag(flag: &str, offered: &[String], help: &str) -> String {
@@ -328,6 +344,9 @@ pub fn no_such_flag(flag: &str, offered: &[String], help: &str) -> String {
     let answers = answers(&name).map(|answer| with_settings(answer, Setting::flag));
     if let Some(answer) = answers.into_iter().find(|answer| flags_of(answer).all(has)) {
         return format!("there is no flag `{flag}` here: {answer}");
+    }
+    if let Some(switch) = negated(&name).filter(|switch| has(&switch.flag())) {
+        return format!("there is no flag `{flag}` here: write {} false", switch.flag());
     }
     let names: Vec<String> =
         offered.iter().map(|flag| flag.trim_start_matches('-').replace('-', "_")).collect();
@@ -401,6 +420,19 @@ mod tests {
         assert_eq!(
             said_by_train("--run-name"),
             "there is no flag `--run-name` here: write --output-dir: a run is known by its folder"
+        );
+        assert_eq!(
+            said_by_train("--rank"),
+            "there is no flag `--rank` here: write --lora-r for the rank of adapters, or --ranks for ranks that train \
+             together"
+        );
+        assert_eq!(
+            said_by_train("--no-packing"),
+            "there is no flag `--no-packing` here: write --packing false"
+        );
+        assert!(
+            said("--no-packing", &["--model"]).ends_with("lists them all"),
+            "a command without that switch"
         );
         assert_eq!(
             said("--lr", &["--model"]),

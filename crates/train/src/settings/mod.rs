@@ -185,11 +185,11 @@ settings! {
     Adapter {
         /// Rank of adapters (LoRA), which are trained in place of the model's own weights
         lora_r: usize, "N";
-        /// Scale of the adapters' sum [default: twice the rank]
+        /// Alpha of adapters: what an adapter adds is scaled by alpha ÷ rank [default: twice the rank]
         lora_alpha: f64, "NUMBER";
         /// Dropout probability of the adapters' input [default: 0]
         lora_dropout: f64, "PART";
-        /// Whether alpha is divided by the root of the rank [default: false]
+        /// Whether alpha is divided by the square root of the rank, not by the rank [default: false]
         use_rslora: bool, "BOOL";
         /// Modules that get an adapter: names such as q_proj,v_proj,embed_tokens, a regular expression for whole names
         /// such as '.*\.(q|v)_proj', or all-linear [default: all-linear]
@@ -202,7 +202,7 @@ settings! {
         lora_layers_pattern: Vec<String>, "NAMES";
         /// Ranks of modules whose names end in a pattern, such as q_proj=16; the first pattern that matches counts
         lora_rank_pattern: Pairs, "PAIRS";
-        /// Alphas of modules, likewise
+        /// Alphas of modules whose names end in a pattern, such as q_proj=32; the first pattern that matches counts
         lora_alpha_pattern: Pairs, "PAIRS";
         /// Modules that are trained as a whole beside the adapters
         modules_to_save: Vec<String>, "NAMES";
@@ -235,11 +235,11 @@ settings! {
         /// Parameters that are trained: regular expressions that are found in their names, such as norm,bias,lm_head or
         /// 'layers\.(30|31)\.'; all others are frozen [default: all]
         train_only: Vec<String>, "NAMES";
-        /// adamw_torch, adamw_8bit (moments of eight bits), sgd, lion_32bit, lion_8bit, adafactor or muon (adamw for
-        /// embeddings, head and vectors), paged_ names mean the same; without a backward pass mezo (slopes along random
-        /// directions) or es (a population of which only the order of losses counts) [default: adamw_torch]
+        /// adamw_torch, adamw_8bit (moments in 8 bits), sgd, lion_32bit, lion_8bit, adafactor or muon (which takes adamw
+        /// for embeddings, head and vectors); paged_ before a name changes nothing. Without a backward pass: mezo (steps
+        /// along random directions by their slopes) or es (by the order of their losses) [default: adamw_torch]
         optim: String, "NAME";
-        /// Decay rate of the running sum of gradients of --optim sgd, of their mean for muon [default: 0; muon 0.95]
+        /// Momentum: decay rate of sgd's running sum of gradients, or of muon's running mean [default: 0; muon 0.95]
         momentum: f64, "RATE";
         /// Whether --optim sgd or muon uses Nesterov momentum [default: false; muon true]
         nesterov: bool, "BOOL";
@@ -259,7 +259,7 @@ settings! {
         gradients_dtype: String, "TYPE";
         /// How moments are kept: f32 or bf16 [default: f32]
         moments_dtype: String, "TYPE";
-        /// Decay rate of AdamW's first moment, share of Lion's moment in a step [default: 0.9]
+        /// Decay rate of AdamW's first moment; for Lion, the share of its moment in a step [default: 0.9]
         adam_beta1: f64, "RATE";
         /// Decay rate of AdamW's second moment and of Lion's only one [default: 0.999; from scratch 0.95]
         adam_beta2: f64, "RATE";
@@ -269,7 +269,8 @@ settings! {
         weight_decay: f64, "RATE";
         /// Largest gradient norm, 0 for no limit [default: 1]
         max_grad_norm: f64, "NORM";
-        /// Experts that each token goes to, of a model that has experts; 1 is Switch's way [default: the model's]
+        /// Experts that each token goes to, of a model that has experts; with 1, the router's probability scales its
+        /// expert, as in Switch [default: the model's]
         num_experts_per_tok: usize, "N";
         /// Most tokens of each sequence that an expert takes, as a multiple of its even share; further tokens skip the
         /// expert and continue through the residual stream [default: no limit, no token is dropped]
@@ -282,7 +283,7 @@ settings! {
         router_aux_loss: String, "GROUP";
         /// Weight of the balance of experts in the loss [default: the model's]
         router_aux_loss_coef: f64, "WEIGHT";
-        /// Weight of the mean square of the logarithm of a router's divisor in the loss [default: 0]
+        /// Weight in the loss of the z-loss, the mean square of the log-sum-exp of a router's logits [default: 0]
         router_z_loss_coef: f64, "WEIGHT";
         /// When parameters are updated: separate (after the backward pass), in-backward, two-pass or auto [default:
         /// auto, inside the backward pass where one micro-batch a step and no limit on the norm allow it]

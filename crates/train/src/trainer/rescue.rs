@@ -86,7 +86,7 @@ fn newest_before(checkpoints: &Checkpoints, step: u64) -> Option<u64> {
     checkpoints.newest_before(step).ok().flatten()
 }
 
-/// The note of a run whose weights are of two steps.
+/// The note of a run whose step updated only some of the weights.
 fn torn(step: u64, before: Option<u64>) -> String {
     if step == 1 {
         return "no step was taken before it, so nothing is lost".into();

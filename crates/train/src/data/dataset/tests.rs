@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc as Shared;
 
 #[cfg(feature = "parquet")]
-use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int32Type, Int64Type};
 #[cfg(feature = "parquet")]
 use parquet::file::properties::WriterProperties;
 #[cfg(feature = "parquet")]

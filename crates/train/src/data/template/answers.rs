@@ -61,7 +61,7 @@ impl<'a> Search<'a> {
         Ok((whole.text, answers))
     }
 
-    /// Where the messages from `from` on begin in the text of the whole, given that it is this one.
+    /// The byte at which the messages from `from` on begin in the text of the whole conversation.
     pub(super) fn begin_of(&self, from: usize) -> Result<usize, RenderFault> {
         Ok(self.renderings.begin(&self.whole()?, from)?.at)
     }
@@ -88,7 +88,7 @@ impl<'a> Search<'a> {
         Ok(answers)
     }
 
-    /// The range of the answer at a place of a part.
+    /// The bytes of an answer in the text of a part; `place` counts the part's messages.
     fn careful(&self, part: &Part, place: usize) -> Result<Range<usize>, RenderFault> {
         let (begin, end) = self.renderings.borders(part, place)?;
         self.doubt(begin);

@@ -194,6 +194,17 @@ fn held(text: &str) -> Option<Json> {
     exact_json::parse(text).ok().filter(|value: &Json| begins && (value.is_object() || value.is_array()))
 }
 
+/// A whole number of more than 64 bits. As a float it would be rendered with other characters than in Python.
+fn long_whole(digits: &str) -> Result<Value, String> {
+    let count = digits.trim_start_matches('-').len();
+    digits.parse().map(Value::Int).map_err(|_| {
+        format!(
+            "a whole number of {count} digits is longer than the 128 bits that chat templates take here; store it as a \
+             text"
+        )
+    })
+}
+
 /// Turns JSON into values and counts their bytes.
 struct Reader<'a> {
     bytes: &'a mut usize,
@@ -215,7 +226,11 @@ impl Reader<'_> {
             },
             Json::String(text) => {
                 *self.bytes += text.len();
-                exact_json::whole(text).map_or_else(|| Value::text(text), Value::Int)
+                match (exact_json::digits(text), exact_json::marked_float(text)) {
+                    (Some(digits), _) => long_whole(digits)?,
+                    (_, Some(float)) => Value::Float(float),
+                    _ => Value::text(text),
+                }
             }
             Json::Array(items) => {
                 let items = items.iter().map(|item| self.value(item, depth + 1));

@@ -105,6 +105,47 @@ fn nulls_of_a_table_are_none_as_in_transformers_and_text_columns_may_be_json() {
     assert_eq!(marked(&samples[0]), "f;<user>aTrue<assistant>[bTrue]");
 }
 
+#[cfg(feature = "parquet")]
+#[test]
+fn values_of_a_table_that_json_lacks_are_rendered_as_in_transformers_and_not_as_none() {
+    let folder = Scratch::new();
+    let path = folder.path().join("d.parquet");
+    let schema = "message m { optional binary messages (UTF8); optional group chat_template_kwargs {
+        optional int32 day (DATE); optional int64 time (TIMESTAMP(MICROS,true)); optional int32 price (DECIMAL(5,2));
+        optional double nan; optional double inf; } }";
+    let schema = parse_message_type(schema).unwrap();
+    let file = fs::File::create(&path).unwrap();
+    let properties = Shared::new(WriterProperties::builder().build());
+    let mut writer = SerializedFileWriter::new(file, Shared::new(schema), properties).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let chat = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]).to_string();
+    for number in 0..6 {
+        let mut column = group.next_column().unwrap().unwrap();
+        let level: &[i16] = if number == 0 { &[1] } else { &[2] };
+        match number {
+            0 => {
+                let text = [ByteArray::from(chat.as_str())];
+                column.typed::<ByteArrayType>().write_batch(&text, Some(level), None)
+            }
+            1 | 3 => column.typed::<Int32Type>().write_batch(&[12_345], Some(level), None),
+            2 => column.typed::<Int64Type>().write_batch(&[5], Some(level), None),
+            4 => column.typed::<DoubleType>().write_batch(&[f64::NAN], Some(level), None),
+            _ => column.typed::<DoubleType>().write_batch(&[f64::INFINITY], Some(level), None),
+        }
+        .unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+    let template = "{{ [day, time, price] }} {{ nan }} {{ [nan, inf] | tojson }}{% for m in messages %}<{{ m.role }}>\
+                    {{ m.content }}{% endfor %}";
+    let samples = seen(&folder, &path, template);
+    assert!(
+        marked(&samples[0]).starts_with("['<date>', '<datetime>', '<Decimal>'] nan [NaN, Infinity]<user>a"),
+        "{samples:?}"
+    );
+}
+
 #[test]
 fn a_template_with_line_ends_of_windows_gives_the_tokens_of_the_same_template_without() {
     let folder = Scratch::new();
