@@ -5,7 +5,7 @@
 
 use plimsoll_graph::GraphError;
 
-use super::Adapter;
+use super::{Adapter, ExpertAdapter};
 use crate::language::refuse;
 
 /// The matrix that an adapter adds to its weight.
@@ -46,13 +46,8 @@ impl<'a> Delta<'a> {
     /// When they have another size.
     pub fn new(layer: &Adapter, a: &'a [f32], b: &'a [f32]) -> Result<Delta<'a>, GraphError> {
         let (rank, scale) = (layer.rank, layer.scale);
-        let sizes = [(layer.a(), a.len(), rank * layer.input), (layer.b(), b.len(), layer.output * rank)];
-        for (name, size, wanted) in sizes {
-            if size != wanted {
-                let why = format!("`{name}` has {size} numbers, but at rank {rank} it has {wanted}");
-                return Err(refuse("lora", why));
-            }
-        }
+        check_size(&layer.a(), rank, a.len(), rank * layer.input)?;
+        check_size(&layer.b(), rank, b.len(), layer.output * rank)?;
         let a = Strided { data: a, line: 1, depth: layer.input };
         let b = Strided { data: b, line: rank, depth: 1 };
         Ok(if layer.rows_are_inputs() {
@@ -60,6 +55,22 @@ impl<'a> Delta<'a> {
         } else {
             Delta { left: b, right: a, rank, scale, rows: layer.output, columns: layer.input }
         })
+    }
+
+    /// From the numbers of `A (E·r, in)` and `B (out, r·E)` of stacked experts: expert `expert` of the group whose rows
+    /// of `B` begin at `first`.
+    pub(super) fn of_expert(
+        adapter: &ExpertAdapter,
+        [first, expert]: [usize; 2],
+        a: &'a [f32],
+        b: &'a [f32],
+    ) -> Result<Delta<'a>, GraphError> {
+        let ExpertAdapter { experts, input, rank, scale, .. } = *adapter;
+        check_size(&adapter.a(), rank, a.len(), adapter.a_elements())?;
+        check_size(&adapter.b(), rank, b.len(), adapter.b_elements())?;
+        let a = Strided { data: &a[expert * rank * input..], line: 1, depth: input };
+        let b = Strided { data: &b[first * rank * experts + expert..], line: rank * experts, depth: experts };
+        Ok(Delta { left: b, right: a, rank, scale, rows: adapter.rows(), columns: input })
     }
 
     /// Adds to rows `first_row …` of the weight as it is stored.
@@ -98,6 +109,13 @@ impl<'a> Delta<'a> {
             *number += self.scale * sum;
         }
     }
+}
+
+fn check_size(name: &str, rank: usize, size: usize, wanted: usize) -> Result<(), GraphError> {
+    if size == wanted {
+        return Ok(());
+    }
+    Err(refuse("lora", format!("`{name}` has {size} numbers, but at rank {rank} it has {wanted}")))
 }
 
 #[cfg(test)]

@@ -194,6 +194,9 @@ settings! {
         /// Modules that get an adapter: names such as q_proj,v_proj,embed_tokens, a regular expression for whole names
         /// such as '.*\.(q|v)_proj', or all-linear [default: all-linear]
         lora_target_modules: Vec<String>, "NAMES";
+        /// Parameters that get an adapter, which experts are: names such as mlp.experts.gate_up_proj,mlp.experts.down_proj
+        /// [default: none; all-linear includes experts where PEFT does]
+        lora_target_parameters: Vec<String>, "NAMES";
         /// Targets that get no adapter: names, or a regular expression for whole names
         lora_exclude_modules: Vec<String>, "NAMES";
         /// Numbers of the layers whose modules get adapters, from 0 [default: all]
