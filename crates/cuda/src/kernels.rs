@@ -73,6 +73,7 @@ pub const SOURCES: [KernelSource; 22] = [
     source!("experts", true),
     source!("grouped", true),
     source!("balance", true),
+    source!("steering", true),
     source!("quantised", false),
     source!("embedding", true),
     source!("rope", true),

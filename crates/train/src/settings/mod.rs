@@ -281,8 +281,11 @@ settings! {
         /// model's]
         router_jitter_noise: f64, "NOISE";
         /// Tokens that the balance of experts is counted over: sequence, micro-batch (as transformers counts; needs
-        /// --micro-batch) or none [default: sequence]
+        /// --micro-batch), none, or bias: no loss, but biases that steer the choice and move with every step [default:
+        /// sequence]
         router_aux_loss: String, "GROUP";
+        /// How far a step moves those biases [default: 0.001]
+        router_bias_update_rate: f64, "RATE";
         /// Weight of the balance of experts in the loss [default: the model's]
         router_aux_loss_coef: f64, "WEIGHT";
         /// Weight of the mean square of the logarithm of a router's divisor in the loss [default: 0]
