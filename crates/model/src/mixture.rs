@@ -77,11 +77,6 @@ pub struct RouterLosses {
 }
 
 impl RouterLosses {
-    /// Whether there is any.
-    pub(crate) fn any(&self) -> bool {
-        self.balance > 0.0 || self.z > 0.0
-    }
-
     /// A balance of this weight over sequences.
     pub fn balanced(weight: f32) -> RouterLosses {
         RouterLosses { group: BalanceGroup::Sequence, balance: weight, z: 0.0, steering: 0.0 }
@@ -109,7 +104,7 @@ impl ExpertNames {
 
 /// The losses of all routers of a model while its layers are built.
 pub(crate) struct Routers {
-    /// The words to predict, `(B, T)`; none in generation, where routers have no losses.
+    /// The words to predict, `(B, T)`; none in generation, where routers have no losses and nobody counts.
     targets: Option<Value>,
     /// One over the number of layers with experts: a loss is a mean over them.
     share: f32,

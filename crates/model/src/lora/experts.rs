@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use plimsoll_graph::{Graph, GraphError, Init, NodeId, Op, Value};
 
 use super::layers::{parameter, peft_name};
+use super::merge::{Strided, check_size};
 use super::{Delta, Lora};
 
 /// The stacked parameter that an expert's matrix is part of, and which part.
@@ -124,11 +125,17 @@ impl ExpertAdapter {
         a: &'a [f32],
         b: &'a [f32],
     ) -> Result<Delta<'a>, GraphError> {
-        Delta::of_expert(self, [group * self.rows(), expert], a, b)
+        let Self { experts, input, rank, scale, .. } = *self;
+        check_size(&self.a(), rank, a.len(), self.a_elements())?;
+        check_size(&self.b(), rank, b.len(), self.b_elements())?;
+        let first = group * self.rows() * rank * experts + expert;
+        let left = Strided { data: &b[first..], line: rank * experts, depth: experts };
+        let right = Strided { data: &a[expert * rank * input..], line: 1, depth: input };
+        Ok(Delta::of_factors([left, right], [self.rows(), input], rank, scale))
     }
 
     /// Rows of `B` that belong to one group.
-    pub(super) fn rows(&self) -> usize {
+    fn rows(&self) -> usize {
         self.output / self.groups.len().max(1)
     }
 

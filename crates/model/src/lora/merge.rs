@@ -5,7 +5,7 @@
 
 use plimsoll_graph::GraphError;
 
-use super::{Adapter, ExpertAdapter};
+use super::Adapter;
 use crate::language::refuse;
 
 /// The matrix that an adapter adds to its weight.
@@ -23,10 +23,13 @@ pub struct Delta<'a> {
 
 /// A matrix `(line, r)` however it is stored.
 #[derive(Clone, Copy, Debug)]
-struct Strided<'a> {
-    data: &'a [f32],
-    line: usize,
-    depth: usize,
+pub(super) struct Strided<'a> {
+    /// The numbers, from the first on.
+    pub(super) data: &'a [f32],
+    /// Distance between lines.
+    pub(super) line: usize,
+    /// Distance between elements of one line.
+    pub(super) depth: usize,
 }
 
 impl Strided<'_> {
@@ -57,20 +60,14 @@ impl<'a> Delta<'a> {
         })
     }
 
-    /// From the numbers of `A (E·r, in)` and `B (out, r·E)` of stacked experts: expert `expert` of the group whose rows
-    /// of `B` begin at `first`.
-    pub(super) fn of_expert(
-        adapter: &ExpertAdapter,
-        [first, expert]: [usize; 2],
-        a: &'a [f32],
-        b: &'a [f32],
-    ) -> Result<Delta<'a>, GraphError> {
-        let ExpertAdapter { experts, input, rank, scale, .. } = *adapter;
-        check_size(&adapter.a(), rank, a.len(), adapter.a_elements())?;
-        check_size(&adapter.b(), rank, b.len(), adapter.b_elements())?;
-        let a = Strided { data: &a[expert * rank * input..], line: 1, depth: input };
-        let b = Strided { data: &b[first * rank * experts + expert..], line: rank * experts, depth: experts };
-        Ok(Delta { left: b, right: a, rank, scale, rows: adapter.rows(), columns: input })
+    /// From two factors of the stored weight's rows and columns, whose number is `[rows, columns]`.
+    pub(super) fn of_factors(
+        [left, right]: [Strided<'a>; 2],
+        [rows, columns]: [usize; 2],
+        rank: usize,
+        scale: f32,
+    ) -> Delta<'a> {
+        Delta { left, right, rank, scale, rows, columns }
     }
 
     /// Adds to rows `first_row …` of the weight as it is stored.
@@ -111,7 +108,8 @@ impl<'a> Delta<'a> {
     }
 }
 
-fn check_size(name: &str, rank: usize, size: usize, wanted: usize) -> Result<(), GraphError> {
+/// Refuses a matrix of an adapter that has another number of elements.
+pub(super) fn check_size(name: &str, rank: usize, size: usize, wanted: usize) -> Result<(), GraphError> {
     if size == wanted {
         return Ok(());
     }

@@ -101,7 +101,7 @@ pub fn append_in_backward(
     let clip = graph.apply_all(limit, &squares);
     let [norm, scale] = [graph.node(clip).outputs[0], graph.node(clip).outputs[1]];
     graph.output("grad_norm", norm);
-    append_steering(&mut graph, scale);
+    append_steering(&mut graph, scale)?;
     interleave(graph)
 }
 
@@ -127,7 +127,7 @@ pub fn append_two_pass(
         update(&mut graph, optimizer, storage, parameter, [newest, lr, scale]);
         graph.make_transient(gradient);
     }
-    append_steering(&mut graph, scale);
+    append_steering(&mut graph, scale)?;
     let clip = graph.apply_all(Op::ClipScale { max_norm: optimizer.max_grad_norm }, &squares);
     let [norm, scale] = [graph.node(clip).outputs[0], graph.node(clip).outputs[1]];
     graph.output("grad_norm", norm);

@@ -185,7 +185,7 @@ pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: StateStorage) ->
         let gradient = graph.newest(gradient);
         update(&mut graph, optimizer, storage, parameter, [gradient, lr, scale]);
     }
-    append_steering(&mut graph, scale);
+    append_steering(&mut graph, scale)?;
     graph.finish()
 }
 

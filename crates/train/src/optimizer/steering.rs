@@ -7,17 +7,24 @@
 //!
 //! Counts are whole numbers, so micro-batches, ranks and threads change no bit of a bias.
 
-use plimsoll_graph::{Graph, Op, Steered, Value};
+use plimsoll_graph::{Graph, GraphError, Op, Steered, Value};
 
 /// Appends the update of every bias; `scale` is the clipping factor, which is not finite in a step that changes nothing.
-pub(super) fn append_steering(graph: &mut Graph, scale: Value) {
+///
+/// # Errors
+///
+/// When no tally counts the tokens of a bias.
+pub(super) fn append_steering(graph: &mut Graph, scale: Value) -> Result<(), GraphError> {
     for steered in graph.steered().to_vec() {
         let Steered { bias, rate } = &steered;
-        let (Some(bias), Some(tally)) = (graph.state_named(bias), graph.state_named(&steered.tally())) else {
-            continue;
+        let (Some(state), Some(tally)) = (graph.state_named(bias), graph.state_named(&steered.tally()))
+        else {
+            let why = format!("nothing counts the tokens by which `{bias}` is to move");
+            return Err(GraphError { what: "steer".into(), block: String::new(), why, at: None });
         };
         let counts = graph.newest(tally);
         let update = graph.apply_all(Op::Steer { rate: *rate }, &[counts, scale]);
-        graph.write_state(update, 0, bias);
+        graph.write_state(update, 0, state);
     }
+    Ok(())
 }
