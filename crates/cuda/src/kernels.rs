@@ -58,7 +58,7 @@ macro_rules! source {
 }
 
 /// Every file of kernels.
-pub const SOURCES: [KernelSource; 22] = [
+pub const SOURCES: [KernelSource; 23] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),
