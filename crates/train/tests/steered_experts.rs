@@ -206,9 +206,10 @@ fn biases_spread_the_tokens_of_a_router_that_prefers_few_experts() {
         };
         spreads.push(sent(&run).into_iter().map(spread).sum::<f32>());
     }
-    // Loads go up and down around the even one; no step is the last.
+    // Loads go up and down around the even one. Every row is there twice, so a bias moves tokens in pairs and meets no even
+    // load exactly.
     let last = spreads[280..].iter().sum::<f32>() / 20.0;
-    assert!(last < spreads[0] / 2.0, "{} and then {last}", spreads[0]);
+    assert!(last < 2.0 / 3.0 * spreads[0], "{} and then {last}", spreads[0]);
 }
 
 #[test]

@@ -191,7 +191,7 @@ fn layer_names(forward: &Graph) -> Option<[(&'static str, &'static str); 4]> {
     if stacked.is_empty() || states().any(|name| name.contains(".shared_expert.")) {
         return None;
     }
-    Some(if states().any(|name| name.ends_with(".w1") && group(name)) { MIXTRAL } else { QWEN })
+    Some(if states().any(|name| is_named(name, "w1") && group(name)) { MIXTRAL } else { QWEN })
 }
 
 /// The last words of all linear layers' names but the head's.
