@@ -237,7 +237,7 @@ def trained(model: PeftModel, pick) -> dict[str, torch.Tensor]:
 def sort_names(path: Path) -> None:
     """PEFT writes sets, in whatever order; a golden file is the same every time."""
     config = json.loads(path.read_text())
-    for key in ["target_modules", "exclude_modules", "modules_to_save"]:
+    for key in ["target_modules", "target_parameters", "exclude_modules", "modules_to_save"]:
         if isinstance(config.get(key), list):
             config[key] = sorted(config[key])
     path.write_text(json.dumps(config, indent=2, sort_keys=True))

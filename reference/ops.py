@@ -341,6 +341,10 @@ def routing():
     indices = torch.topk(x, 3, -1).indices
     record("top_k.rows", [x], [weights, indices])
     record("top_k_grad.rows", [indices, dweights], [dscores])
+    # No numbers are drawn, so that those of the other groups stay as they were.
+    bias = torch.linspace(-0.2, 0.2, 7).float().double()
+    indices = torch.topk((p.float() + bias.float()), 3, -1).indices
+    record("top_k.steered", [x, p, bias], [x.gather(-1, indices), indices])
 
 
 def sorted_copies(indices, experts, tile, capacity=None):
@@ -417,6 +421,10 @@ def balance():
     placed = sent.clamp(max=7)
     ranges = torch.stack([F.pad(placed.cumsum(0), (1, 0))[:-1], placed], -1).long()
     record("count_copies.capacity", [indices, ranges], [torch.stack([sent, placed])])
+    counts = (hits * valid[..., None]).sum(1)
+    bias = torch.linspace(-1, 1, count).double()
+    moved = bias + 0.125 * torch.sign(counts.sum(0).mean() - counts.sum(0))
+    record("steer.counts", [counts, torch.tensor(1.0)], [moved], [bias])
     sums, dsums, (dp,) = with_gradients(load, p)
     record("expert_load.valid", [p, indices, targets], [sums, (hits * valid[..., None]).sum(1)])
     record("expert_load_grad.valid", [dsums, targets], [dp])

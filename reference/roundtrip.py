@@ -24,6 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import mixtures
 import peft
 import tokenizers
 import torch
@@ -229,18 +230,23 @@ FORMS = {
     "table": "--lora-target-modules {q},{table} --lora-rank-pattern {table}=3",
     "tokens": "--lora-target-modules {q} --trainable-token-indices 40,7,100",
 }
+# Settings of adapters for mixtures: experts by the names of their parameters, and all that PEFT counts as linear.
+MIXED_FORMS = {
+    "experts": "--lora-target-modules {q} --lora-target-parameters experts.gate_up_proj,experts.down_proj --lora-rank-pattern {down}=3",
+    "all-linear": "--lora-target-modules all-linear",
+}
 MODULES = {"gpt2": dict(q="c_attn", down="c_fc", table="wte")}
 
 
 def judge_form(work: Path, name: str, form: str) -> list[str]:
     """One form of adapter for a model that writes."""
     work.mkdir()
-    class_name, config = configs()[name]
+    class_name, config = (configs() | mixtures.configs())[name]
     (work / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     base, adapter, further, merged = (work / part for part in ("base", "adapter", "further", "merged"))
     task = Causal(base_folder(base, class_name, config, "llama3" if "llama" in name else "chatml"))
     modules = MODULES.get(name, dict(q="q_proj", down="down_proj", table="embed_tokens"))
-    train(work, 20, base, adapter, "--lora-r", 2, *FORMS[form].format(**modules).split())
+    train(work, 20, base, adapter, "--lora-r", 2, *(FORMS | MIXED_FORMS)[form].format(**modules).split())
     loss = train(work, 20, adapter, further)
     run("export", "--merge", "--model", further, "--out", merged)
     model = adapted(load(base, class_name), further)
@@ -274,6 +280,9 @@ def main() -> None:
         print("\n| adapter | loss | merged | answers |\n|---|--:|--:|--:|")
         for name in ["llama", "llama2", "qwen3", "gpt2"]:
             for form in FORMS:
+                print("| " + " | ".join(judge_form(Path(folder) / f"{name}-{form}", name, form)) + " |", flush=True)
+        for name in mixtures.configs():
+            for form in MIXED_FORMS:
                 print("| " + " | ".join(judge_form(Path(folder) / f"{name}-{form}", name, form)) + " |", flush=True)
 
 

@@ -58,7 +58,7 @@ macro_rules! source {
 }
 
 /// Every file of kernels.
-pub const SOURCES: [KernelSource; 22] = [
+pub const SOURCES: [KernelSource; 23] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),
@@ -73,6 +73,7 @@ pub const SOURCES: [KernelSource; 22] = [
     source!("experts", true),
     source!("grouped", true),
     source!("balance", true),
+    source!("steering", true),
     source!("quantised", false),
     source!("embedding", true),
     source!("rope", true),

@@ -10,7 +10,7 @@ use std::panic::Location;
 
 use crate::graph::{
     AddedLoss, Block, BlockId, Graph, Init, Node, NodeId, Phase, State, StateId, StateKind, Tally, ValueInfo,
-    ValueSource,
+    ValueSource, tally_name,
 };
 use crate::{DType, GraphError, Op, Shape, Type, Value, infer};
 
@@ -34,6 +34,7 @@ impl Graph {
             outputs: Vec::new(),
             added_losses: Vec::new(),
             tallies: Vec::new(),
+            steered: Vec::new(),
             current: Graph::ROOT,
             phase: Phase::Forward,
             derivative_of: None,
@@ -160,7 +161,7 @@ impl Graph {
         if self.ty(value).dtype != DType::F32 {
             self.fail("tally", format!("`{name}` must be f32, got {}", self.ty(value)));
         }
-        let name = format!("tally.{}", self.full_name(name));
+        let name = tally_name(&self.full_name(name));
         self.tallies.push(Tally { name, value });
     }
 

@@ -131,12 +131,12 @@ pub enum StateKind {
     /// of the last step.
     Gradient,
     /// Sum over the micro-batches of a step of a value that the caller watches. It begins anew like a gradient's sum, and
-    /// nothing in the graph reads it.
+    /// in the graph only an update reads it.
     Tally,
     /// A gradient that is used up inside the micro-batch that makes it. It has bytes from its first writer, which
     /// replaces the contents, to its last reader, and is invisible outside that schedule.
     Transient,
-    /// A running average of the optimizer.
+    /// A running average of the optimizer, or a bias that its step moves: numbers that only a checkpoint keeps.
     Moment,
 }
 
@@ -208,6 +208,27 @@ pub struct Tally {
     pub value: Value,
 }
 
+/// Biases of a router's choice that every step moves towards an even load.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Steered {
+    /// Name of their state. The [tally](Tally) of the same name counts the tokens of each expert.
+    pub bias: String,
+    /// How far a bias moves in one step.
+    pub rate: f32,
+}
+
+impl Steered {
+    /// Name of the state that counts the tokens of each expert.
+    pub fn tally(&self) -> String {
+        tally_name(&self.bias)
+    }
+}
+
+/// The name of the state that sums a value over the micro-batches of a step.
+pub(crate) fn tally_name(name: &str) -> String {
+    format!("tally.{name}")
+}
+
 /// A named region of the graph, usually one layer. Blocks nest.
 #[derive(Clone, Debug)]
 pub struct Block {
@@ -232,6 +253,7 @@ pub struct Graph {
     pub(crate) outputs: Vec<(String, Value)>,
     pub(crate) added_losses: Vec<AddedLoss>,
     pub(crate) tallies: Vec<Tally>,
+    pub(crate) steered: Vec<Steered>,
     pub(crate) current: BlockId,
     pub(crate) phase: Phase,
     pub(crate) derivative_of: Option<NodeId>,
@@ -342,6 +364,11 @@ impl Graph {
     /// The scalars that are minimised beside the loss, in the order they were declared.
     pub fn added_losses(&self) -> &[AddedLoss] {
         &self.added_losses
+    }
+
+    /// The biases that a step moves, in the order they were declared.
+    pub fn steered(&self) -> &[Steered] {
+        &self.steered
     }
 
     /// The node that writes a value, unless the caller does or it is initial state.

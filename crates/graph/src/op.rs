@@ -262,11 +262,14 @@ pub enum Op {
         /// Whether `lse` has one.
         lse: bool,
     },
-    /// `(scores[…,E]) → (weights[…,k], indices[…,k])`: the `k` largest scores of each row and their columns, the largest
-    /// first and of equals the one with the lower index. It never runs twice: the routing of a micro-batch is kept.
+    /// `(scores[…,E][, p[…,E], bias[E]]) → (weights[…,k], indices[…,k])`: the columns of the `k` largest scores of each row, or
+    /// of the `k` largest `p + bias`, and their scores. The largest comes first, and of equals the one with the lower index.
+    /// It never runs twice: the routing of a micro-batch is kept.
     TopK {
         /// How many are chosen.
         k: usize,
+        /// Whether the choice is by `p + bias`. Only the scores have a derivative.
+        steered: bool,
     },
     /// `(indices[…,k], dweights[…,k]) → dscores[…,E]` of [`Op::TopK`]: zeros except for the chosen columns.
     TopKGrad {
@@ -311,6 +314,13 @@ pub enum Op {
     /// `(indices[…,k], ranges[E,2]) → c[2,E]`: for each expert the number of copies sent there, and of those that have a
     /// row.
     CountCopies,
+    /// `(counts[…,E], scale[]) → bias[E]`, in place (Wang et al. 2024): `bias += rate · sign(mean − c)`, where `c` is the sum of
+    /// an expert's counts and `mean` that over all experts. Counts are whole numbers below 2²⁴, so the sign is exact.
+    /// Nothing changes when `scale` is not finite.
+    Steer {
+        /// How far a bias moves in one step.
+        rate: f32,
+    },
     /// `(dP[B,E], targets[B,T]) → dp[B,T,E]` of [`Op::ExpertLoad`].
     ExpertLoadGrad {
         /// As in the forward op.
@@ -519,6 +529,7 @@ impl Op {
             Op::GroupedLinearGradWeight => "grouped_linear_grad_weight",
             Op::ExpertLoad { .. } => "expert_load",
             Op::CountCopies => "count_copies",
+            Op::Steer { .. } => "steer",
             Op::ExpertLoadGrad { .. } => "expert_load_grad",
             Op::BalanceLoss(_) => "balance_loss",
             Op::BalanceLossGrad(_) => "balance_loss_grad",
@@ -604,6 +615,7 @@ impl Op {
             | Op::GroupedLinearGradWeight => Family::Experts,
             Op::ExpertLoad { .. }
             | Op::CountCopies
+            | Op::Steer { .. }
             | Op::ExpertLoadGrad { .. }
             | Op::BalanceLoss(_)
             | Op::BalanceLossGrad(_)
@@ -732,7 +744,13 @@ impl Op {
     pub fn updates(&self) -> bool {
         matches!(
             self,
-            Op::Sgd(_) | Op::AdamW(_) | Op::Lion(_) | Op::Adafactor(_) | Op::Muon(_) | Op::ProbeStep(_)
+            Op::Sgd(_)
+                | Op::AdamW(_)
+                | Op::Lion(_)
+                | Op::Adafactor(_)
+                | Op::Muon(_)
+                | Op::ProbeStep(_)
+                | Op::Steer { .. }
         )
     }
 

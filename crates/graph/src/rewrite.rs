@@ -78,6 +78,7 @@ impl Graph {
         graph.added_losses = (self.added_losses.iter())
             .map(|added| AddedLoss { value: moved[added.value.index()], ..added.clone() })
             .collect();
+        graph.steered.clone_from(&self.steered);
         graph.tallies = (self.tallies.iter())
             .map(|tally| Tally { value: moved[tally.value.index()], ..tally.clone() })
             .collect();

@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-use crate::graph::{Graph, Node, Phase, StateKind, Tally};
+use crate::graph::{Graph, Node, Phase, StateKind, Steered, Tally};
 use crate::op::{Adafactor, AdamW, Lion, Muon, Sgd};
 use crate::{Op, Type, Value};
 
@@ -50,6 +50,9 @@ impl fmt::Display for Graph {
         }
         for Tally { name, value } in &self.tallies {
             writeln!(f, "{name} += {}", self.value_name(*value))?;
+        }
+        for Steered { bias, rate } in &self.steered {
+            writeln!(f, "{bias} moves by {rate}")?;
         }
         Ok(())
     }

@@ -74,8 +74,7 @@ impl Llama {
         let mut g = Graph::new();
         let tokens = language::tokens(&mut g, batch, seq); // (B, T)
         let doc_start = self.documents.then(|| language::doc_start(&mut g, batch, seq)); // (B, T)
-        let balanced = self.mixture.as_ref().filter(|mixture| mixture.losses.any());
-        let targets = balanced.map(|_| language::targets(&mut g, batch, seq)); // (B, T)
+        let targets = self.mixture.as_ref().map(|_| language::targets(&mut g, batch, seq)); // (B, T)
         let (x, head) = self.decode(&mut g, tokens, doc_start, targets)?; // (B, T, C), (V, C)
         language::loss(&mut g, x, head, None);
         g.finish()
@@ -113,7 +112,7 @@ impl Llama {
         g: &mut Graph,
         tokens: Value,            // (B, T)
         doc_start: Option<Value>, // (B, T)
-        targets: Option<Value>,   // (B, T), where routers have losses
+        targets: Option<Value>,   // (B, T), of a mixture that is trained or evaluated
     ) -> Result<(Value, Value), GraphError> {
         let extents = [("vocab", self.vocab), ("width", self.width), ("ffn", self.ffn)];
         language::no_zeros(g, "llama", tokens, &extents)?;

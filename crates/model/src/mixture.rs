@@ -71,17 +71,15 @@ pub struct RouterLosses {
     pub balance: f32,
     /// Weight of the mean square of the logarithm of a router's divisor; at 0 there is none.
     pub z: f32,
+    /// How far each step moves the biases that steer the choice towards an even load, in place of a loss; at 0 there are
+    /// none.
+    pub steering: f32,
 }
 
 impl RouterLosses {
-    /// Whether there is any.
-    pub(crate) fn any(&self) -> bool {
-        self.balance > 0.0 || self.z > 0.0
-    }
-
     /// A balance of this weight over sequences.
     pub fn balanced(weight: f32) -> RouterLosses {
-        RouterLosses { group: BalanceGroup::Sequence, balance: weight, z: 0.0 }
+        RouterLosses { group: BalanceGroup::Sequence, balance: weight, z: 0.0, steering: 0.0 }
     }
 }
 
@@ -106,7 +104,7 @@ impl ExpertNames {
 
 /// The losses of all routers of a model while its layers are built.
 pub(crate) struct Routers {
-    /// The words to predict, `(B, T)`; none in generation, where routers have no losses.
+    /// The words to predict, `(B, T)`; none in generation, where routers have no losses and nobody counts.
     targets: Option<Value>,
     /// One over the number of layers with experts: a loss is a mean over them.
     share: f32,
@@ -171,6 +169,7 @@ impl Mixture {
         let [p, lse] = g.softmax_lse(logits); // (B, T, E), (B·T)
         let [weights, indices] = self.choose(g, logits, p); // (B, T, k)
         self.add_losses(g, [p, lse, indices], routers);
+        self.count_steered(g, [p, indices], routers);
         let capacity = self.rows(g.shape(x)[1]);
         let sorting = Sorting { experts: self.experts, tile: TILE, capacity };
         let copies = g.sort_by_expert(indices, sorting);
@@ -199,18 +198,36 @@ impl Mixture {
 
     /// The experts of each token and their weights, both `(B, T, k)`.
     fn choose(&self, g: &mut Graph, logits: Value, p: Value) -> [Value; 2] {
+        let scores = if self.normalised { logits } else { p }; // (B, T, E)
+        let [scores, indices] = if self.losses.steering > 0.0 {
+            let bias = g.steered_bias(&self.bias(), self.experts, self.losses.steering); // (E)
+            g.steered_top_k(scores, p, bias, self.chosen) // (B, T, k)
+        } else {
+            g.top_k(scores, self.chosen) // (B, T, k)
+        };
         if !self.normalised {
-            return g.top_k(p, self.chosen);
+            return [scores, indices];
         }
-        let [scores, indices] = g.top_k(logits, self.chosen); // (B, T, k)
         let [weights, _] = g.softmax_lse(scores); // (B, T, k)
         [weights, indices]
+    }
+
+    /// Name of the biases that steer the choice, as transformers names DeepSeek-V3's.
+    fn bias(&self) -> String {
+        format!("{}.gate.e_score_correction_bias", self.names.parts().0)
+    }
+
+    /// Counts the tokens by which the biases move. Tokens without a loss are not counted.
+    fn count_steered(&self, g: &mut Graph, [p, indices]: [Value; 2], routers: &Routers) {
+        let Some(targets) = routers.targets.filter(|_| self.losses.steering > 0.0) else { return };
+        let [_, counts] = g.expert_load(p, indices, targets, Some(IGNORED)); // (B, E)
+        g.tally(&self.bias(), counts);
     }
 
     /// The losses of one router, from its probabilities `(B, T, E)`, divisors `(B·T)` and choice `(B, T, k)`.
     fn add_losses(&self, g: &mut Graph, [p, lse, indices]: [Value; 3], routers: &mut Routers) {
         let Some(targets) = routers.targets else { return }; // (B, T)
-        let RouterLosses { group, balance, z } = self.losses;
+        let RouterLosses { group, balance, z, .. } = self.losses;
         if balance > 0.0 {
             let ignored = (group == BalanceGroup::Sequence).then_some(IGNORED);
             let load = g.expert_load(p, indices, targets, ignored); // (B, E), (B, E)

@@ -411,6 +411,18 @@ fn counts_of_copies_are_sums_over_the_micro_batches_of_one_step() {
 }
 
 #[test]
+fn copies_are_counted_for_records_where_routers_have_no_loss_too() {
+    let mut folder = Folder::open("olmoe", BalanceGroup::Sequence);
+    let Architecture::Llama(model) = &mut folder.architecture else { panic!("a mixture is a Llama") };
+    model.mixture.as_mut().unwrap().losses.balance = 0.0;
+    let mut run = folder.run(Strategy::None, 4, 1);
+    run.step(0.0, &divided(&folder.batch, 4)).unwrap();
+    let copies = 2.0 * folder.batch.tokens.len() as f32;
+    assert!(sent(&run).len() > 1, "every layer has a count");
+    assert!(sent(&run).iter().all(|layer| (layer.iter().sum::<f32>() - copies).abs() < f32::EPSILON));
+}
+
+#[test]
 fn a_router_that_is_not_a_number_ends_the_step_with_the_name_of_an_expert() {
     let folder = Folder::open("olmoe", BalanceGroup::Sequence);
     let mut run = folder.run(Strategy::None, 2, 1);

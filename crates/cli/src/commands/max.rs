@@ -91,8 +91,11 @@ fn most(raw: &RawConfig, what: What, smallest: Config) -> Result<usize, Failure>
         What::MicroBatch => Config::MOST / raw.gradient_accumulation_steps.unwrap_or(1),
         What::Layers => Config::MOST,
         What::LoraRank => {
-            let adapters = lora.unwrap_or_default().adapters(&architecture.training(1, 1)?)?;
-            adapters.iter().map(|adapter| adapter.input.min(adapter.output)).max().unwrap_or(1)
+            let (lora, forward) = (lora.unwrap_or_default(), architecture.training(1, 1)?);
+            let (adapters, experts) = (lora.adapters(&forward)?, lora.expert_adapters(&forward)?);
+            let modules = adapters.iter().map(|adapter| adapter.input.min(adapter.output));
+            let experts = experts.iter().map(|adapter| adapter.input.min(adapter.output));
+            modules.chain(experts).max().unwrap_or(1)
         }
     })
 }

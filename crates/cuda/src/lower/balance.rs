@@ -34,6 +34,15 @@ pub(super) fn count(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
     Ok(())
 }
 
+/// `(counts[…,E], scale[]) → bias[E]`.
+pub(super) fn steer(to: &mut Lowering, call: &Call, rate: f32) -> Result<(), ExecError> {
+    let counts = &call.inputs[0];
+    let operands = call.inputs.iter().chain(call.outputs).map(Operand::pointer);
+    let form = [i64(counts.count()), i32(counts.shape().columns()), Arg::F32(rate)];
+    to.launch("steer_bias", 1, 256, operands.chain(form).collect());
+    Ok(())
+}
+
 /// `(dP[B,E], targets[B,T]) → dp[B,T,E]`.
 pub(super) fn load_grad(to: &mut Lowering, call: &Call, ignored: Option<i32>) -> Result<(), ExecError> {
     let (experts, length) = (call.inputs[0].shape()[1], call.inputs[1].shape()[1]);

@@ -31,12 +31,13 @@ pub(super) fn softmax_lse_grad(
     Ok(())
 }
 
-pub(super) fn top_k(to: &mut Lowering, call: &Call, k: usize) -> Result<(), ExecError> {
+/// `(scores[…,E][, p[…,E], bias[E]]) → (weights[…,k], indices[…,k])`.
+pub(super) fn top_k(to: &mut Lowering, call: &Call, k: usize, steered: bool) -> Result<(), ExecError> {
     let scores = &call.inputs[0];
-    let [weights, indices] = [0, 1].map(|output| call.outputs[output].pointer());
-    let (columns, check) = (i64(scores.shape().columns()), Arg::Check(Check::Score));
-    let args = vec![scores.pointer(), weights, indices, columns, i32(k), check];
-    to.launch("top_k", scores.shape().rows(), 32, args);
+    let operands = call.inputs.iter().chain(call.outputs).map(Operand::pointer);
+    let form = [i64(scores.shape().columns()), i32(k), Arg::Check(Check::Score)];
+    let kernel = if steered { "steered_top_k" } else { "top_k" };
+    to.launch(kernel, scores.shape().rows(), 32, operands.chain(form).collect());
     Ok(())
 }
 

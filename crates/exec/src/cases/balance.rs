@@ -3,11 +3,11 @@
 use plimsoll_graph::Op;
 use plimsoll_graph::op::Balance;
 
-use super::building::{EXACT, IGNORE, ROUNDED, SUMMED, case, floats, integers, normal, scalar};
+use super::building::{EXACT, IGNORE, ROUNDED, SUMMED, case, floats, integers, named, normal, scalar};
 use super::{Case, Fill, Input};
 
 pub(super) fn all() -> Vec<Case> {
-    [loads(), balances(), scores()].concat()
+    [loads(), balances(), scores(), biases()].concat()
 }
 
 /// `(sequences, tokens, experts, chosen)`.
@@ -64,6 +64,20 @@ fn scores() -> Vec<Case> {
     cases
 }
 
+fn biases() -> Vec<Case> {
+    let op = Op::Steer { rate: 0.25 };
+    let mut cases = Vec::new();
+    for [rows, _, experts, _] in SIZES {
+        for scale in [0.5, f32::NAN] {
+            let inputs = vec![floats([rows, experts], Fill::Below(7)), scalar(scale)];
+            cases.push(named(case(op.clone(), inputs, ROUNDED), &format!("scale {scale}")));
+        }
+    }
+    // All experts have the same load.
+    cases.push(named(case(op, vec![floats([3, 8], Fill::Number(2.0)), scalar(1.0)], ROUNDED), "even"));
+    cases
+}
+
 /// Parameters of each case of `reference/ops.py`.
 pub(super) fn golden() -> Vec<(&'static str, Op)> {
     let balance = |whole| Balance { chosen: 2, whole, ignore_index: IGNORE };
@@ -71,6 +85,7 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
         ("expert_load.all", Op::ExpertLoad { ignored: None }),
         ("expert_load.valid", Op::ExpertLoad { ignored: Some(IGNORE) }),
         ("count_copies.capacity", Op::CountCopies),
+        ("steer.counts", Op::Steer { rate: 0.125 }),
         ("expert_load_grad.valid", Op::ExpertLoadGrad { ignored: Some(IGNORE) }),
         ("balance_loss.sequences", Op::BalanceLoss(balance(false))),
         ("balance_loss.whole", Op::BalanceLoss(balance(true))),

@@ -41,12 +41,19 @@ fn top_k() -> Vec<Case> {
         ([3, 257].into(), 5),
     ];
     for (shape, k) in sizes {
-        let op = Op::TopK { k };
+        let op = Op::TopK { k, steered: false };
         let columns = shape.columns();
         cases.push(case(op.clone(), vec![floats(shape, Fill::Distinct(columns))], EXACT));
         cases.push(named(case(op.clone(), vec![normal(shape)], EXACT), "of normal numbers"));
         let few = floats(shape, Fill::Below(3));
         cases.push(named(case(op, vec![few], EXACT), "with equal scores"));
+        let op = Op::TopK { k, steered: true };
+        let p = floats(shape, Fill::Squares(0.4));
+        let inputs = vec![normal(shape), p, floats([columns], Fill::Normal(0.1))];
+        cases.push(named(case(op.clone(), inputs, EXACT), "with biases"));
+        let few = || floats(shape, Fill::Below(3));
+        let inputs = vec![normal(shape), few(), floats([columns], Fill::Below(2))];
+        cases.push(named(case(op, inputs, EXACT), "with biases and equal sums"));
         let chosen = shape.with(shape.len() - 1, k);
         let inputs = vec![integers(chosen, Fill::Distinct(columns)), normal(chosen)];
         cases.push(case(Op::TopKGrad { columns }, inputs, EXACT));
@@ -62,7 +69,8 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
         ("softmax_lse_grad.both", grad(true, true)),
         ("softmax_lse_grad.softmax", grad(true, false)),
         ("softmax_lse_grad.lse", grad(false, true)),
-        ("top_k.rows", Op::TopK { k: 3 }),
+        ("top_k.rows", Op::TopK { k: 3, steered: false }),
+        ("top_k.steered", Op::TopK { k: 3, steered: true }),
         ("top_k_grad.rows", Op::TopKGrad { columns: 7 }),
     ]
 }

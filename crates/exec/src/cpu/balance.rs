@@ -15,6 +15,7 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
     match call.op {
         Op::ExpertLoad { ignored } => return Some(load(call, *ignored)),
         Op::CountCopies => return Some(count(call)),
+        Op::Steer { rate } => steer(call, *rate),
         Op::ExpertLoadGrad { ignored } => load_grad(call, *ignored),
         Op::BalanceLoss(balance) => loss(call, *balance),
         Op::BalanceLossGrad(balance) => loss_grad(call, *balance),
@@ -63,6 +64,20 @@ fn count(call: &Call) -> Result<(), ExecError> {
         *placed = range[1] as f32;
     }
     Ok(())
+}
+
+/// `(counts[…,E], scale[]) → bias[E]`. Sums of counts are integers, so the sign depends on no order.
+fn steer(call: &Call, rate: f32) {
+    let (counts, bias) = (call.input(0), call.output(0));
+    if !call.input(1)[0].is_finite() {
+        return;
+    }
+    let experts = bias.len();
+    let total: i64 = counts.iter().map(|&count| count as i64).sum();
+    for (expert, bias) in bias.iter_mut().enumerate() {
+        let own: i64 = counts.iter().skip(expert).step_by(experts).map(|&count| count as i64).sum();
+        *bias += rate * (total - own * experts as i64).signum() as f32;
+    }
 }
 
 fn outside(index: i32, experts: usize) -> ExecError {

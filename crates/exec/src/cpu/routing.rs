@@ -20,7 +20,14 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
             softmax_lse_grad(call, *softmax, *lse);
             Ok(())
         }
-        Op::TopK { k } => top_k(call, *k),
+        Op::TopK { k, steered: false } => {
+            let scores = call.input(0);
+            top_k(call, *k, |at, _| scores[at])
+        }
+        Op::TopK { k, steered: true } => {
+            let (p, bias) = (call.input(1), call.input(2));
+            top_k(call, *k, |at, column| p[at] + bias[column])
+        }
         Op::TopKGrad { columns } => top_k_grad(call, *columns),
         _ => return None,
     })
@@ -79,16 +86,17 @@ fn softmax_lse_grad(call: &Call, softmax: bool, lse: bool) {
     });
 }
 
-fn top_k(call: &Call, k: usize) -> Result<(), ExecError> {
+/// Chooses by `key`, which is given an element and its column.
+fn top_k(call: &Call, k: usize, key: impl Fn(usize, usize) -> f32 + Sync) -> Result<(), ExecError> {
     let (scores, shape) = (call.input(0), call.inputs[0].ty.shape);
     let (rows, width) = (shape.rows(), shape.columns());
-    if let Some(at) = scores.iter().position(|score| score.is_nan()) {
+    if let Some(at) = (0..scores.len()).find(|&at| key(at, at % width).is_nan()) {
         let why = format!("the router's score of expert {} is not a number", at % width);
         return Err(ExecError::Data(why));
     }
     split::rows(rows, per_piece(width), [call.output_integers(1)], |range, [indices]| {
         for (row, chosen) in range.zip(indices.chunks_exact_mut(k)) {
-            choose(&scores[row * width..(row + 1) * width], chosen);
+            choose(width, |column| key(row * width + column, column), chosen);
         }
     });
     let indices = &*call.output_integers(1);
@@ -104,11 +112,12 @@ fn top_k(call: &Call, k: usize) -> Result<(), ExecError> {
 }
 
 /// The columns of the largest scores, as many as `chosen` holds, by falling score.
-fn choose(scores: &[f32], chosen: &mut [i32]) {
+fn choose(columns: usize, key: impl Fn(usize) -> f32, chosen: &mut [i32]) {
     let mut filled = 0;
-    for (column, score) in scores.iter().enumerate() {
+    for column in 0..columns {
+        let score = key(column);
         // An equal score is placed after earlier ones, so the lower index wins.
-        let place = chosen[..filled].partition_point(|&before| scores[before as usize] >= *score);
+        let place = chosen[..filled].partition_point(|&before| key(before as usize) >= score);
         if place < chosen.len() {
             filled = (filled + 1).min(chosen.len());
             chosen.copy_within(place..filled - 1, place + 1);
@@ -143,19 +152,21 @@ mod tests {
 
     #[test]
     fn equal_scores_are_taken_by_rising_index() {
-        let mut chosen = [0; 3];
-        choose(&[1.0, 2.0, 2.0, 1.0, 2.0, 0.0], &mut chosen);
-        assert_eq!(chosen, [1, 2, 4]);
-        choose(&[-0.0, 0.0, -0.0, 0.0], &mut chosen);
-        assert_eq!(chosen, [0, 1, 2]);
-        choose(&[f32::NEG_INFINITY, 3.0, f32::INFINITY, 4.0], &mut chosen);
-        assert_eq!(chosen, [2, 3, 1]);
+        let chosen = |scores: &[f32]| {
+            let mut chosen = [0; 3];
+            choose(scores.len(), |column| scores[column], &mut chosen);
+            chosen
+        };
+        assert_eq!(chosen(&[1.0, 2.0, 2.0, 1.0, 2.0, 0.0]), [1, 2, 4]);
+        assert_eq!(chosen(&[-0.0, 0.0, -0.0, 0.0]), [0, 1, 2]);
+        assert_eq!(chosen(&[f32::NEG_INFINITY, 3.0, f32::INFINITY, 4.0]), [2, 3, 1]);
     }
 
     #[test]
     fn a_score_that_is_no_number_is_refused_and_its_expert_named() {
         let scores = [0.0, 1.0, 2.0, 0.0, f32::NAN, 1.0];
-        let error = Trial::new(Op::TopK { k: 1 }).f32([2, 3], &scores).attempt();
+        let op = Op::TopK { k: 1, steered: false };
+        let error = Trial::new(op).f32([2, 3], &scores).attempt();
         assert_eq!(error, Err(ExecError::Data("the router's score of expert 1 is not a number".into())));
     }
 }

@@ -14,6 +14,9 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError
     Ok(match op {
         Op::ExpertLoad { ignored } => load(x(0), integers(1), integers(2), *ignored)?.into(),
         Op::CountCopies => vec![count(integers(0), integers(1))?],
+        Op::Steer { rate } => {
+            vec![steered(*rate, x(0), operands.scalar(1), &Array::of(&operands.outputs[0]))]
+        }
         Op::ExpertLoadGrad { ignored } => vec![load_grad(x(0), x(1), *ignored)],
         Op::BalanceLoss(balance) => {
             let gradient = gradient(*balance, x(0).only(), x(1), &rest(3, 2));
@@ -75,6 +78,21 @@ fn count(indices: &[i32], ranges: &[i32]) -> Result<Array, ExecError> {
         counts.add_at(&[1, expert], f64::from(range[1]));
     }
     Ok(counts)
+}
+
+/// Biases after a step; the distance moved is rounded to f32 like the sum.
+fn steered(rate: f32, counts: &Array, scale: f64, before: &Array) -> Array {
+    if !scale.is_finite() {
+        return before.clone();
+    }
+    let experts = before.data.len();
+    let of = |expert: usize| counts.data.iter().skip(expert).step_by(experts).sum::<f64>();
+    let mean = (0..experts).map(of).sum::<f64>() / experts as f64;
+    Array::build(before.shape, |at| {
+        let above = mean - of(at[0]);
+        let sign = if above == 0.0 { 0.0 } else { above.signum() };
+        before.at(at) + f64::from(rate) * sign
+    })
 }
 
 fn load_grad(dp: &Array, targets: &Array, ignored: Option<i32>) -> Array {

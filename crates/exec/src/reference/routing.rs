@@ -16,7 +16,8 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Result<Vec<Array>, ExecError
             let dlse = lse.then(|| x(1 + usize::from(*softmax)));
             Ok(vec![softmax_lse_grad(x(0), dp, dlse)])
         }
-        Op::TopK { k } => Ok(top_k(x(0), *k)?.into()),
+        Op::TopK { k, steered: false } => Ok(top_k(x(0), x(0), *k)?.into()),
+        Op::TopK { k, steered: true } => Ok(top_k(x(0), &biased(x(1), x(2)), *k)?.into()),
         Op::TopKGrad { columns } => Ok(vec![top_k_grad(operands.integers(0), x(1), *columns)?]),
         other => unreachable!("`{}` is of another family", other.name()),
     }
@@ -52,17 +53,24 @@ fn softmax_lse_grad(p: &Array, dp: Option<&Array>, dlse: Option<&Array>) -> Arra
     dx
 }
 
-/// `(weights, indices)`: columns by falling score, and of equal scores by rising index.
-fn top_k(scores: &Array, k: usize) -> Result<[Array; 2], ExecError> {
-    if let Some(at) = scores.data.iter().position(|score| score.is_nan()) {
+/// Probabilities with a bias for each column. The sum is rounded as it is compared.
+fn biased(p: &Array, bias: &Array) -> Array {
+    let columns = p.shape.columns();
+    let sums = p.data.iter().enumerate().map(|(at, p)| (*p as f32 + bias.data[at % columns] as f32).into());
+    Array { shape: p.shape, data: sums.collect() }
+}
+
+/// `(weights, indices)`: columns by falling `key`, and of equal ones by rising index, with their scores.
+fn top_k(scores: &Array, key: &Array, k: usize) -> Result<[Array; 2], ExecError> {
+    if let Some(at) = key.data.iter().position(|score| score.is_nan()) {
         return Err(not_a_score(at % scores.shape.columns()));
     }
     let shape = scores.shape.with(scores.shape.len() - 1, k);
     let (mut weights, mut indices) = (Vec::new(), Vec::new());
-    for row in scores.rows() {
+    for (row, key) in scores.rows().zip(key.rows()) {
         let mut order: Vec<usize> = (0..row.len()).collect();
         // Stable, so that equal scores keep their order; zeros of both signs are equal.
-        order.sort_by(|&a, &b| row[b].partial_cmp(&row[a]).unwrap_or(std::cmp::Ordering::Equal));
+        order.sort_by(|&a, &b| key[b].partial_cmp(&key[a]).unwrap_or(std::cmp::Ordering::Equal));
         weights.extend(order[..k].iter().map(|&column| row[column]));
         indices.extend(order[..k].iter().map(|&column| column as f64));
     }

@@ -8,10 +8,11 @@
 //!
 //! A group is one sequence: its loss is weighted by its tokens, so that neither the micro-batch nor the order of rows
 //! changes the sum. Tokens whose target carries no loss are not counted. The other form combines all sequences, tokens
-//! and layers of a micro-batch, as transformers does. Everything is f32 under every precision.
+//! and layers of a micro-batch, as transformers does. A third way has no loss: biases steer the choice, and every step
+//! moves them by the counts of all its tokens (Wang et al. 2024). Everything is f32 under every precision.
 
 use super::{Cotangents, equal, integers, no_derivative, no_types, operands};
-use crate::graph::{Graph, Node};
+use crate::graph::{Graph, Node, StateKind, Steered};
 use crate::op::Balance;
 use crate::tape::Tape;
 use crate::{DType, GraphError, Op, Shape, SortedCopies, Type, Value};
@@ -36,6 +37,18 @@ impl Graph {
     #[track_caller]
     pub fn count_copies(&mut self, indices: Value, copies: SortedCopies) -> Value {
         self.apply(Op::CountCopies, &[indices, copies.ranges])
+    }
+
+    /// The biases of a router's choice, `[E]`: state that begins at 0, that every step moves by `rate` towards an even
+    /// load, and that a checkpoint keeps. A [`tally`](Self::tally) of the same name must count the tokens of each expert.
+    #[track_caller]
+    pub fn steered_bias(&mut self, name: &str, experts: usize, rate: f32) -> Value {
+        let name = self.full_name(name);
+        let bias = self.state_range(&name, Type::f32([experts]), StateKind::Moment);
+        if !self.steered.iter().any(|steered| steered.bias == name) {
+            self.steered.push(Steered { bias: name, rate });
+        }
+        bias
     }
 
     /// The balance of the loads of one layer, or of several taken together.
@@ -75,6 +88,15 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
                 [experts, 2] => Ok(vec![Type::f32([2, experts])]),
                 _ => Err(format!("ranges {ranges} are not those of experts")),
             }
+        }
+        Op::Steer { rate } => {
+            let [counts, scale] = operands(inputs)?;
+            equal(counts, Type::f32(counts.shape), "counts")?;
+            equal(scale, Type::f32([]), "scale")?;
+            if counts.shape.is_empty() || !rate.is_finite() {
+                return Err(format!("the counts {counts} cannot move biases by {rate}"));
+            }
+            Ok(vec![Type::f32([counts.shape.columns()])])
         }
         Op::ExpertLoadGrad { .. } => {
             let [load, targets] = operands(inputs)?;

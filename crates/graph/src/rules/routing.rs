@@ -12,19 +12,25 @@ impl Graph {
     /// Softmax over the last axis, and for each row the logarithm of its divisor: `[p, lse]`, both f32.
     #[track_caller]
     pub fn softmax_lse(&mut self, x: Value) -> [Value; 2] {
-        self.two(Op::SoftmaxLse, x)
+        self.two(Op::SoftmaxLse, &[x])
     }
 
     /// The `k` largest scores of each row and their columns, the largest first: `[weights, indices]`. Of equal scores the
     /// one with the lower index is taken first.
     #[track_caller]
     pub fn top_k(&mut self, scores: Value, k: usize) -> [Value; 2] {
-        self.two(Op::TopK { k }, scores)
+        self.two(Op::TopK { k, steered: false }, &[scores])
+    }
+
+    /// The columns of the `k` largest `p + bias` of each row, with their scores: `[weights, indices]`.
+    #[track_caller]
+    pub fn steered_top_k(&mut self, scores: Value, p: Value, bias: Value, k: usize) -> [Value; 2] {
+        self.two(Op::TopK { k, steered: true }, &[scores, p, bias])
     }
 
     #[track_caller]
-    fn two(&mut self, op: Op, x: Value) -> [Value; 2] {
-        let node = self.apply_all(op, &[x]);
+    fn two(&mut self, op: Op, inputs: &[Value]) -> [Value; 2] {
+        let node = self.apply_all(op, inputs);
         let outputs = &self.node(node).outputs;
         [outputs[0], outputs[1]]
     }
@@ -47,8 +53,9 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             }
             Ok(vec![p])
         }
-        Op::TopK { k } => {
-            let [scores] = operands(inputs)?;
+        Op::TopK { k, steered } => {
+            let scores = *inputs.first().ok_or("takes at least 1 input, got 0")?;
+            check_steering(inputs, *steered)?;
             equal(scores, Type::f32(scores.shape), "scores")?;
             let columns = scores.shape.last().copied().unwrap_or(0);
             if *k == 0 || *k > columns {
@@ -84,6 +91,16 @@ pub(super) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
         (other, _) => return no_derivative(other),
     }
     Ok(())
+}
+
+/// Checks probabilities and biases beside the scores of a choice.
+fn check_steering(inputs: &[Type], steered: bool) -> Result<(), String> {
+    if !steered {
+        return operands::<1>(inputs).map(|_| ());
+    }
+    let [scores, p, bias] = operands(inputs)?;
+    equal(p, scores, "probabilities and scores")?;
+    equal(bias, Type::f32([scores.shape.columns()]), "biases, one for each column,")
 }
 
 /// The shape with another last extent.

@@ -79,13 +79,17 @@ pub(super) fn layers(g: &Graph) -> Vec<Adapter> {
     layers.filter(|layer| seen.insert((layer.module.clone(), layer.form == Form::Table))).collect()
 }
 
-/// The module of a node, if its weight is a parameter and an adapter can be added to its result.
+/// The module of a node, if its weight is a parameter and an adapter can be added to its result. PEFT knows routers as
+/// parameters and not as layers.
 pub(super) fn layer(g: &Graph, node: NodeId) -> Option<Adapter> {
+    any_layer(g, node).filter(|layer| layer.form == Form::Table || !is_router(g, g.node(node).outputs[0]))
+}
+
+/// As [`layer`], routers included.
+pub(super) fn any_layer(g: &Graph, node: NodeId) -> Option<Adapter> {
     let node = g.node(node);
     let (weight, form) = match node.op {
         Op::Linear { transposed: true, .. } => (node.inputs[1], Form::Transposed),
-        // PEFT knows routers as parameters and not as layers.
-        Op::Linear { .. } if is_router(g, node.outputs[0]) => return None,
         Op::Linear { .. } => (node.inputs[1], Form::Linear),
         Op::Embedding if g.value(node.inputs[1]).name == "tokens" => (node.inputs[0], Form::Table),
         _ => return None,
@@ -110,6 +114,11 @@ fn is_router(g: &Graph, value: Value) -> bool {
 /// The name of the parameter that a value is.
 pub(super) fn parameter(g: &Graph, value: Value) -> Option<&str> {
     Some(&g.state(g.value(value).state?.0).name)
+}
+
+/// The name that transformers has for a module or parameter in memory, where its files have another.
+pub(super) fn peft_name(name: &str) -> String {
+    name.replace(".block_sparse_moe.", ".mlp.")
 }
 
 /// Modules of classification heads, which PEFT trains as a whole and never adapts.

@@ -23,10 +23,13 @@ pub struct Delta<'a> {
 
 /// A matrix `(line, r)` however it is stored.
 #[derive(Clone, Copy, Debug)]
-struct Strided<'a> {
-    data: &'a [f32],
-    line: usize,
-    depth: usize,
+pub(super) struct Strided<'a> {
+    /// The numbers, from the first on.
+    pub(super) data: &'a [f32],
+    /// Distance between lines.
+    pub(super) line: usize,
+    /// Distance between elements of one line.
+    pub(super) depth: usize,
 }
 
 impl Strided<'_> {
@@ -46,13 +49,8 @@ impl<'a> Delta<'a> {
     /// When they have another size.
     pub fn new(layer: &Adapter, a: &'a [f32], b: &'a [f32]) -> Result<Delta<'a>, GraphError> {
         let (rank, scale) = (layer.rank, layer.scale);
-        let sizes = [(layer.a(), a.len(), rank * layer.input), (layer.b(), b.len(), layer.output * rank)];
-        for (name, size, wanted) in sizes {
-            if size != wanted {
-                let why = format!("`{name}` has {size} numbers, but at rank {rank} it has {wanted}");
-                return Err(refuse("lora", why));
-            }
-        }
+        check_size(&layer.a(), rank, a.len(), rank * layer.input)?;
+        check_size(&layer.b(), rank, b.len(), layer.output * rank)?;
         let a = Strided { data: a, line: 1, depth: layer.input };
         let b = Strided { data: b, line: rank, depth: 1 };
         Ok(if layer.rows_are_inputs() {
@@ -60,6 +58,16 @@ impl<'a> Delta<'a> {
         } else {
             Delta { left: b, right: a, rank, scale, rows: layer.output, columns: layer.input }
         })
+    }
+
+    /// From two factors of the stored weight's rows and columns, whose number is `[rows, columns]`.
+    pub(super) fn of_factors(
+        [left, right]: [Strided<'a>; 2],
+        [rows, columns]: [usize; 2],
+        rank: usize,
+        scale: f32,
+    ) -> Delta<'a> {
+        Delta { left, right, rank, scale, rows, columns }
     }
 
     /// Adds to rows `first_row …` of the weight as it is stored.
@@ -98,6 +106,14 @@ impl<'a> Delta<'a> {
             *number += self.scale * sum;
         }
     }
+}
+
+/// Refuses a matrix of an adapter that has another number of elements.
+pub(super) fn check_size(name: &str, rank: usize, size: usize, wanted: usize) -> Result<(), GraphError> {
+    if size == wanted {
+        return Ok(());
+    }
+    Err(refuse("lora", format!("`{name}` has {size} numbers, but at rank {rank} it has {wanted}")))
 }
 
 #[cfg(test)]

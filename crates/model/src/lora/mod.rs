@@ -11,24 +11,28 @@
 //!
 //! The choice of modules, the names of new parameters and their initial values are as in the library PEFT:
 //! `<module>.lora_A.weight` and `<module>.lora_B.weight` beside `<module>.weight`, `<module>.lora_embedding_A` and
-//! `…_B` for tables. The pass serves training, evaluation and generation graphs of any model alike; the fused head is
+//! `…_B` for tables. Stacked experts have adapters of their own form, see `experts.rs`. The pass serves training, evaluation and generation graphs of any model alike; the fused head is
 //! never adapted.
 
+mod experts;
 mod frozen;
 mod layers;
 mod merge;
+mod parameters;
 mod pattern;
 mod peft;
 mod refused;
 mod selection;
 mod tokens;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_graph::{DType, Graph, GraphError, Init, Node, Op, State, StateKind, Value, name_hash};
 
 use crate::language::refuse;
 
+pub use experts::ExpertAdapter;
+use experts::group_of;
 pub use frozen::{LinearLayer, linear_layers};
 pub use layers::{Adapter, Form, is_adapter};
 use layers::{head_modules, heads, is_named, is_table, layer, layers, no_adapter_for_head, parameter};
@@ -52,7 +56,9 @@ pub struct Lora {
     pub rslora: bool,
     /// Which modules are adapted.
     pub targets: Targets,
-    /// Which of those are left out.
+    /// Which parameters are adapted beside them, by their names or the ends of those: experts, which are no modules.
+    pub target_parameters: Vec<String>,
+    /// Which target modules are left out.
     pub excluded: Excluded,
     /// The layers whose modules are adapted, if not all are. Modules whose whole name is a target count in any layer.
     pub layers: Option<LayerChoice>,
@@ -74,6 +80,7 @@ impl Default for Lora {
             dropout: 0.0,
             rslora: false,
             targets: Targets::AllLinear,
+            target_parameters: Vec::new(),
             excluded: Excluded::default(),
             layers: None,
             rank_pattern: Vec::new(),
@@ -102,11 +109,13 @@ impl Lora {
             StateKind::Parameter { .. } => StateKind::Parameter { trainable: self.saves(&state.name) },
             other => other,
         };
-        let pass = Pass { lora: self, forward, adapters, tokens };
+        let experts = self.expert_adapters(forward)?;
+        let mut pass = Pass { lora: self, forward, adapters, tokens, experts, made: BTreeMap::new() };
         forward.rewrite_nodes(kind, |g, node, moved| pass.make(g, forward.node(node), moved))
     }
 
-    /// The modules of a forward graph that this adapts, in the order they run.
+    /// The modules of a forward graph that this adapts, in the order they run, then those whose weight is a target
+    /// parameter; experts are not among them.
     ///
     /// # Errors
     ///
@@ -123,7 +132,8 @@ impl Lora {
                 adapters.push(self.sized(layer)?);
             }
         }
-        if adapters.is_empty() {
+        adapters.extend(self.targeted_layers(forward)?);
+        if adapters.is_empty() && self.expert_adapters(forward)?.is_empty() {
             let known = selection::short_names(&layers(forward));
             return Err(refuse("lora", format!("no module of the model is a target; it has {known}")));
         }
@@ -132,9 +142,8 @@ impl Lora {
 
     /// A module's adapter with its rank and scale.
     fn sized(&self, layer: Adapter) -> Result<Adapter, GraphError> {
-        let (rank, alpha) = (self.rank_of(&layer.module)?, self.alpha_of(&layer.module)?);
-        let divisor = if self.rslora { (rank as f32).sqrt() } else { rank as f32 };
-        Ok(Adapter { rank, scale: alpha / divisor, ..layer })
+        let (rank, scale) = self.size_of(&layer.module)?;
+        Ok(Adapter { rank, scale, ..layer })
     }
 
     /// `y + (s · dropout(x)·Aᵀ)·Bᵀ`.
@@ -174,7 +183,7 @@ impl Lora {
             format!("alpha must be a number, got {alpha}")
         } else if !(0.0..1.0).contains(&self.dropout) {
             format!("the dropout must be at least 0 and less than 1, got {}", self.dropout)
-        } else if self.targets == Targets::Names(Vec::new()) {
+        } else if self.targets == Targets::Names(Vec::new()) && self.target_parameters.is_empty() {
             "no target modules are named; name some, or write `all-linear`".to_owned()
         } else {
             return Ok(());
@@ -205,6 +214,13 @@ impl Lora {
                 return Err(refuse("lora", format!("the model has no module `{name}` to save{hint}")));
             }
         }
+        if let Some(group) = parameters().find(|state| !state.parts.is_empty() && self.saves(&state.name)) {
+            let why = format!(
+                "`{}` is a weight of experts, which cannot be saved as a whole; give them adapters as target parameters",
+                group.name
+            );
+            return Err(refuse("lora", why));
+        }
         let tied = |name: &String| self.saves(name) && is_table(forward, name);
         match heads.iter().find(|name| tied(name)) {
             Some(name) => Err(refuse(
@@ -225,12 +241,15 @@ struct Pass<'a> {
     forward: &'a Graph,
     adapters: Vec<Adapter>,
     tokens: Vec<TokenAdapter>,
+    experts: Vec<ExpertAdapter>,
+    /// Small products that adapters of experts share.
+    made: BTreeMap<String, Value>,
 }
 
 impl Pass<'_> {
     /// A copy of a node, with the adapter's sum added to its first output. Returns the values to read in place of its
     /// outputs.
-    fn make(&self, g: &mut Graph, node: &Node, moved: &[Value]) -> Vec<Value> {
+    fn make(&mut self, g: &mut Graph, node: &Node, moved: &[Value]) -> Vec<Value> {
         let head = self.tokens_of_head(node);
         if let (Op::HeadLoss(form), Some(tokens)) = (&node.op, head) {
             let inputs: Vec<Value> = node.inputs.iter().map(|input| moved[input.index()]).collect();
@@ -238,6 +257,12 @@ impl Pass<'_> {
         }
         let copy = g.copy(node, moved);
         let (inputs, mut outputs) = (g.node(copy).inputs.clone(), g.node(copy).outputs.clone());
+        let group = group_of(g, copy)
+            .and_then(|state| self.experts.iter().find_map(|adapter| Some((adapter, adapter.group(state)?))));
+        if let Some((adapter, group)) = group {
+            outputs[0] = adapter.add(g, [inputs[0], inputs[2], outputs[0]], group, &mut self.made);
+            return outputs;
+        }
         let Some(found) = layer(g, copy) else { return outputs };
         let same = |adapter: &&Adapter| adapter.module == found.module && adapter.form == found.form;
         if let Some(adapter) = self.adapters.iter().find(same) {

@@ -9,6 +9,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
+use super::layers::peft_name;
 use super::{Excluded, LayerChoice, Lora, Pattern, Targets, TrainedTokens, refused};
 use fields::{Fields, float, whole};
 
@@ -20,7 +21,7 @@ const LIBRARY: &str = "transformers.models.";
 
 /// The name of a parameter in an adapter file.
 pub fn file_name(parameter: &str) -> String {
-    format!("{PREFIX}{parameter}")
+    format!("{PREFIX}{}", peft_name(parameter))
 }
 
 /// The parameter that a name in an adapter file means, if it is one.
@@ -66,6 +67,8 @@ impl std::error::Error for AdapterConfigError {}
 
 /// The setting of trained tokens.
 const TOKENS: &str = "trainable_token_indices";
+/// The setting of target parameters.
+const PARAMETERS: &str = "target_parameters";
 
 impl AdapterConfig {
     /// Reads the text of the file.
@@ -87,6 +90,7 @@ impl AdapterConfig {
             dropout: fields.number("lora_dropout", 0.0)?,
             rslora: fields.flag("use_rslora")?,
             targets: fields.targets()?,
+            target_parameters: fields.target_parameters()?,
             excluded: fields.excluded()?,
             layers: fields.layers()?,
             rank_pattern: fields.patterns("rank_pattern", "a whole number of at least 1", whole)?,
@@ -145,6 +149,9 @@ impl AdapterConfig {
 /// Settings that most adapters have not.
 fn chosen(lora: &Lora) -> Map<String, Value> {
     let mut chosen = Map::new();
+    if !lora.target_parameters.is_empty() {
+        chosen.insert(PARAMETERS.into(), json!(lora.target_parameters));
+    }
     match &lora.excluded {
         Excluded::Names(names) if names.is_empty() => {}
         Excluded::Names(names) => drop(chosen.insert("exclude_modules".into(), json!(names))),
@@ -206,6 +213,7 @@ mod tests {
             dropout: 0.1,
             rslora: true,
             targets: Targets::Names(vec!["k_proj".into(), "q_proj".into()]),
+            target_parameters: vec!["experts.down_proj".into()],
             excluded: Excluded::Pattern(Pattern::whole(r".*\.1\..*").unwrap()),
             layers: Some(LayerChoice {
                 numbers: vec![3, 0],

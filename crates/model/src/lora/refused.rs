@@ -25,10 +25,9 @@ const fn fixed(setting: &'static str, kind: &'static str) -> Refused {
     Refused { setting, kind, merges: false }
 }
 
-const REFUSED: [Refused; 13] = [
+const REFUSED: [Refused; 12] = [
     refused("use_dora", "DoRA, which also learns the length of every row of a weight"),
     refused("lora_bias", "an adapter with a bias of its own"),
-    refused("target_parameters", "an adapter for single parameters, such as those of experts"),
     refused("use_qalora", "QALoRA, which averages what an adapter reads"),
     refused("use_bdlora", "an adapter of block-diagonal matrices"),
     refused("velora_config", "VeLoRA, which trains with compressed inputs"),

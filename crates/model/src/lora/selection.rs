@@ -117,7 +117,9 @@ impl Lora {
         if let Targets::Names(names) = &self.targets {
             check_targets(names, &layers, &heads)?;
         }
+        self.check_parameters(forward)?;
         let adapters = self.adapters(forward)?;
+        let adapted = self.pattern_keys(forward, &adapters)?;
         let unused = |what: &str, text: &str| {
             let known = short_names(&adapters);
             refuse("lora", format!("{what} `{text}` fits none of the modules that get adapters: {known}"))
@@ -126,7 +128,7 @@ impl Lora {
             [("the rank pattern", keys(&self.rank_pattern)), ("the alpha pattern", keys(&self.alpha_pattern))]
         {
             for pattern in patterns {
-                if !any(&adapters, |module| pattern.fits(module))? {
+                if !any(adapted.iter().map(String::as_str), |name| pattern.fits(name))? {
                     return Err(unused(what, pattern.text()));
                 }
             }
@@ -141,7 +143,7 @@ impl Lora {
             refuse("lora", format!("no layer is excluded by `{text}`; the model has {known}"))
         };
         match &self.excluded {
-            Excluded::Pattern(pattern) if !any(layers, |module| pattern.fits(module))? => {
+            Excluded::Pattern(pattern) if !any(modules(layers), |module| pattern.fits(module))? => {
                 Err(unused(pattern.text()))
             }
             Excluded::Pattern(_) => Ok(()),
@@ -156,7 +158,7 @@ impl Lora {
         let Some(choice) = &self.layers else { return Ok(()) };
         for &number in &choice.numbers {
             let one = LayerChoice { numbers: vec![number], ..choice.clone() };
-            if !any(layers, |module| one.holds(module))? {
+            if !any(modules(layers), |module| one.holds(module))? {
                 return Err(refuse("lora", format!("the model has no layer {number}; they count from 0")));
             }
         }
@@ -176,6 +178,7 @@ impl Lora {
                 names.retain(fits);
             }
         }
+        self.retain_parameters(forward);
         self
     }
 
@@ -188,8 +191,9 @@ impl Lora {
     pub fn with_plain_targets(self, forward: &Graph) -> Result<Lora, GraphError> {
         let targets = match &self.targets {
             Targets::Pattern(_) => {
-                let adapters = self.adapters(forward)?;
-                Targets::Names(adapters.into_iter().map(|adapter| adapter.module).collect())
+                let adapters = self.adapters(forward)?.into_iter();
+                let adapters = adapters.filter(|adapter| !self.is_targeted_by_parameter(adapter));
+                Targets::Names(adapters.map(|adapter| adapter.module).collect())
             }
             Targets::AllLinear if self.layers.is_some() => {
                 let heads = heads(forward);
@@ -218,9 +222,16 @@ fn keys<T>(values: &[(Pattern, T)]) -> Vec<&Pattern> {
     values.iter().map(|(pattern, _)| pattern).collect()
 }
 
-fn any(layers: &[Adapter], holds: impl Fn(&str) -> Result<bool, GraphError>) -> Result<bool, GraphError> {
-    for layer in layers {
-        if holds(&layer.module)? {
+fn modules(layers: &[Adapter]) -> impl Iterator<Item = &str> {
+    layers.iter().map(|layer| layer.module.as_str())
+}
+
+fn any<'a>(
+    names: impl Iterator<Item = &'a str>,
+    holds: impl Fn(&str) -> Result<bool, GraphError>,
+) -> Result<bool, GraphError> {
+    for name in names {
+        if holds(name)? {
             return Ok(true);
         }
     }

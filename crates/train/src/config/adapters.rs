@@ -29,7 +29,8 @@ pub(super) fn new(raw: &RawConfig, architecture: &Architecture) -> Result<Option
         alpha: raw.lora_alpha.map_or(2.0 * rank as f32, |alpha| alpha as f32),
         dropout: dropout as f32,
         rslora: raw.use_rslora.unwrap_or(false),
-        targets: targets(raw.lora_target_modules.as_deref())?,
+        targets: targets(raw)?,
+        target_parameters: raw.lora_target_parameters.clone().unwrap_or_default(),
         excluded: excluded(raw.lora_exclude_modules.as_deref())?,
         layers: layers(raw)?,
         rank_pattern: pairs("--lora-rank-pattern", raw.lora_rank_pattern.as_ref(), |text| {
@@ -45,6 +46,7 @@ pub(super) fn new(raw: &RawConfig, architecture: &Architecture) -> Result<Option
         within("--lora-rank-pattern", *rank)?;
     }
     let forward = learned(raw, architecture)?.training(1, 1)?;
+    let lora = lora.with_stacked_targets(&forward)?;
     lora.check_names(&forward)?;
     lora.token_adapters(&forward)?;
     Ok(Some(lora.with_plain_targets(&forward)?))
@@ -71,8 +73,10 @@ fn written(words: &[String]) -> Result<Written, GraphError> {
     Ok(Written::Names(words.to_vec()))
 }
 
-fn targets(words: Option<&[String]>) -> Result<Targets, TrainError> {
-    match words {
+/// Where only parameters are named, no module is meant.
+fn targets(raw: &RawConfig) -> Result<Targets, TrainError> {
+    match raw.lora_target_modules.as_deref() {
+        None if raw.lora_target_parameters.is_some() => Ok(Targets::Names(Vec::new())),
         None => Ok(Targets::AllLinear),
         Some([one]) if one.eq_ignore_ascii_case("all-linear") => Ok(Targets::AllLinear),
         Some(words) => Ok(match written(words)? {
@@ -128,6 +132,7 @@ fn beside_rank(raw: &RawConfig) -> Option<&'static str> {
         ("--lora-dropout", raw.lora_dropout.is_some()),
         ("--use-rslora", raw.use_rslora.is_some()),
         ("--lora-target-modules", raw.lora_target_modules.is_some()),
+        ("--lora-target-parameters", raw.lora_target_parameters.is_some()),
         ("--lora-exclude-modules", raw.lora_exclude_modules.is_some()),
         ("--lora-layers-to-transform", raw.lora_layers_to_transform.is_some()),
         ("--lora-layers-pattern", raw.lora_layers_pattern.is_some()),
@@ -159,7 +164,8 @@ pub(super) fn effective(lora: &Lora, raw: RawConfig) -> RawConfig {
         lora_alpha: Some(shortest(lora.alpha)),
         lora_dropout: Some(shortest(lora.dropout)),
         use_rslora: Some(lora.rslora),
-        lora_target_modules: Some(target_words(&lora.targets)),
+        lora_target_modules: list(target_words(&lora.targets)),
+        lora_target_parameters: list(lora.target_parameters.clone()),
         lora_exclude_modules: list(match &lora.excluded {
             Excluded::Names(names) => names.clone(),
             Excluded::Pattern(pattern) => vec![pattern.text().to_owned()],
@@ -196,6 +202,7 @@ pub(super) fn facts(lora: &Lora) -> Vec<(String, String)> {
         ("lora_dropout", Some(lora.dropout.to_string())),
         ("use_rslora", Some(lora.rslora.to_string())),
         ("lora_target_modules", joined(settings.lora_target_modules)),
+        ("lora_target_parameters", joined(settings.lora_target_parameters)),
         ("lora_exclude_modules", joined(settings.lora_exclude_modules)),
         ("lora_layers_to_transform", numbers),
         ("lora_layers_pattern", joined(settings.lora_layers_pattern)),

@@ -1,10 +1,13 @@
 //! Settings of experts: how many a token goes to, how many tokens each takes, noise on their input, and the losses of routers.
 
-use plimsoll_model::{Architecture, BalanceGroup, Mixture};
+use plimsoll_model::{Architecture, BalanceGroup, Mixture, RouterLosses};
 
 use super::bounds::{mistake, shortest};
 use crate::error::TrainError;
 use crate::settings::RawConfig;
+
+/// How far a step moves a bias, as DeepSeek-V3 was trained.
+const BIAS_RATE: f64 = 0.001;
 
 /// The model with the experts that the settings ask for.
 ///
@@ -30,6 +33,7 @@ fn refuse(raw: &RawConfig) -> Option<TrainError> {
         ("--expert-capacity-factor", raw.expert_capacity_factor.is_some()),
         ("--router-jitter-noise", raw.router_jitter_noise.is_some()),
         ("--router-aux-loss", raw.router_aux_loss.is_some()),
+        ("--router-bias-update-rate", raw.router_bias_update_rate.is_some()),
         ("--router-aux-loss-coef", raw.router_aux_loss_coef.is_some()),
         ("--router-z-loss-coef", raw.router_z_loss_coef.is_some()),
     ];
@@ -71,7 +75,12 @@ fn balance(raw: &RawConfig, mixture: &mut Mixture) -> Result<(), TrainError> {
     if let Some(weight) = raw.router_z_loss_coef {
         losses.z = from_zero("--router-z-loss-coef", weight)?;
     }
+    let steered = raw.router_aux_loss.as_deref() == Some("bias");
+    if !steered && raw.router_bias_update_rate.is_some() {
+        return Err(mistake("--router-bias-update-rate is for --router-aux-loss bias; leave it out"));
+    }
     match raw.router_aux_loss.as_deref() {
+        Some("bias") => steer(raw, losses)?,
         None | Some("sequence") => losses.group = BalanceGroup::Sequence,
         Some("none") => losses.balance = 0.0,
         Some("micro-batch") if raw.micro_batch.or(raw.per_device_train_batch_size).is_none() => {
@@ -83,10 +92,21 @@ fn balance(raw: &RawConfig, mixture: &mut Mixture) -> Result<(), TrainError> {
         Some("micro-batch") => losses.group = BalanceGroup::MicroBatch,
         Some(other) => {
             return Err(mistake(format!(
-                "--router-aux-loss is sequence, micro-batch or none, got `{other}`"
+                "--router-aux-loss is sequence, micro-batch, bias or none, got `{other}`"
             )));
         }
     }
+    Ok(())
+}
+
+/// Biases in place of a loss.
+fn steer(raw: &RawConfig, losses: &mut RouterLosses) -> Result<(), TrainError> {
+    if raw.router_aux_loss_coef.is_some_and(|weight| weight > 0.0) {
+        return Err(mistake("--router-aux-loss bias has no loss; leave out --router-aux-loss-coef"));
+    }
+    losses.balance = 0.0;
+    let rate = raw.router_bias_update_rate.unwrap_or(BIAS_RATE);
+    losses.steering = above_zero("--router-bias-update-rate", rate)?;
     Ok(())
 }
 
@@ -110,6 +130,7 @@ pub(super) fn effective(architecture: &Architecture, raw: RawConfig) -> RawConfi
     let Some(mixture) = &model.mixture else { return raw };
     let losses = &mixture.losses;
     let group = match losses.group {
+        _ if losses.steering > 0.0 => "bias",
         _ if losses.balance <= 0.0 => "none",
         BalanceGroup::Sequence => "sequence",
         BalanceGroup::MicroBatch => "micro-batch",
@@ -119,6 +140,7 @@ pub(super) fn effective(architecture: &Architecture, raw: RawConfig) -> RawConfi
         expert_capacity_factor: mixture.capacity.map(shortest),
         router_jitter_noise: Some(shortest(mixture.noise)),
         router_aux_loss: Some(group.to_owned()),
+        router_bias_update_rate: (losses.steering > 0.0).then(|| shortest(losses.steering)),
         router_aux_loss_coef: Some(shortest(losses.balance)),
         router_z_loss_coef: Some(shortest(losses.z)),
         ..raw
@@ -167,6 +189,12 @@ mod tests {
         assert_eq!(apply(&plain, tiny()).unwrap(), tiny(), "defaults that are written down change nothing");
         let none = RawConfig { router_aux_loss: Some("none".into()), ..RawConfig::default() };
         assert!(applied(&none).losses.balance.abs() < f32::EPSILON);
+        let bias = RawConfig { router_aux_loss: Some("bias".into()), ..RawConfig::default() };
+        let losses = applied(&bias).losses;
+        assert_eq!((losses.balance.to_bits(), losses.steering.to_bits()), (0, 0.001f32.to_bits()));
+        let told = effective(&apply(&bias, tiny()).unwrap(), RawConfig::default());
+        assert_eq!(told.router_bias_update_rate, Some(0.001));
+        assert_eq!(apply(&told, tiny()).unwrap(), apply(&bias, tiny()).unwrap());
     }
 
     #[test]
@@ -179,11 +207,27 @@ mod tests {
             (RawConfig { router_jitter_noise: Some(1.0), ..none() }, "at least 0 and below 1, got 1"),
             (
                 RawConfig { router_aux_loss: Some("tokens".into()), ..none() },
-                "sequence, micro-batch or none, got `tokens`",
+                "sequence, micro-batch, bias or none, got `tokens`",
             ),
             (
                 RawConfig { router_aux_loss: Some("micro-batch".into()), ..none() },
                 "state it with micro_batch",
+            ),
+            (
+                RawConfig { router_bias_update_rate: Some(0.1), ..none() },
+                "router_bias_update_rate is for router_aux_loss bias; leave it out",
+            ),
+            (
+                RawConfig {
+                    router_aux_loss: Some("bias".into()),
+                    router_bias_update_rate: Some(0.0),
+                    ..none()
+                },
+                "must be above 0, got 0",
+            ),
+            (
+                RawConfig { router_aux_loss: Some("bias".into()), router_aux_loss_coef: Some(0.1), ..none() },
+                "has no loss; leave out router_aux_loss_coef",
             ),
             (RawConfig { router_aux_loss_coef: Some(-1.0), ..none() }, "a number from 0 on, got -1"),
             (RawConfig { router_z_loss_coef: Some(f64::NAN), ..none() }, "a number from 0 on"),

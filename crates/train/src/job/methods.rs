@@ -122,6 +122,7 @@ fn without_adapters(raw: &RawConfig, wanted: bool) -> RawConfig {
         lora_dropout: None,
         use_rslora: None,
         lora_target_modules: None,
+        lora_target_parameters: None,
         lora_exclude_modules: None,
         lora_layers_to_transform: None,
         lora_layers_pattern: None,

@@ -23,6 +23,7 @@ use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, StateId, StateKind, Ty
 use plimsoll_plan::Program;
 
 use crate::optimizer::matrices::hidden_matrices;
+use crate::optimizer::steering::append_steering;
 use crate::optimizer::{Optimizer, StateStorage, trained, update};
 
 /// When parameters are updated.
@@ -100,8 +101,10 @@ pub fn append_in_backward(
         graph.make_transient(gradient);
         squares.push(own);
     }
-    let norm = graph.apply(limit, &squares);
+    let clip = graph.apply_all(limit, &squares);
+    let [norm, scale] = [graph.node(clip).outputs[0], graph.node(clip).outputs[1]];
     graph.output("grad_norm", norm);
+    append_steering(&mut graph, scale)?;
     interleave(graph)
 }
 
@@ -129,6 +132,7 @@ pub fn append_two_pass(
         update(&mut graph, optimizer, storage, parameter, [newest, lr, scale]);
         graph.make_transient(gradient);
     }
+    append_steering(&mut graph, scale)?;
     let clip = graph.apply_all(Op::ClipScale { max_norm: optimizer.max_grad_norm }, &squares);
     let [norm, scale] = [graph.node(clip).outputs[0], graph.node(clip).outputs[1]];
     graph.output("grad_norm", norm);

@@ -15,6 +15,7 @@
 mod in_backward;
 mod kind;
 mod matrices;
+mod steering;
 mod storage;
 mod zeroth_order;
 
@@ -26,6 +27,7 @@ use plimsoll_graph::op::{Adafactor, AdamW, Lion, Moments, Muon, Sgd, Stored, Wei
 use plimsoll_graph::{
     DType, Graph, GraphError, NodeId, Op, Phase, Shape, StateId, StateKind, Value, gradient_name,
 };
+use steering::append_steering;
 pub use storage::{FloatStorage, StateStorage, WeightStorage};
 pub(crate) use zeroth_order::{PROBE_LOSSES, PROBES, append_probes};
 
@@ -185,6 +187,7 @@ pub fn append(mut graph: Graph, optimizer: &Optimizer, storage: StateStorage) ->
         let parameter = (parameter, hidden[parameter.index()]);
         update(&mut graph, optimizer, storage, parameter, [gradient, lr, scale]);
     }
+    append_steering(&mut graph, scale)?;
     graph.finish()
 }
 

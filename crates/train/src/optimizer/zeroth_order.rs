@@ -46,6 +46,11 @@ pub(crate) fn append_probes(
 ) -> Result<Graph, GraphError> {
     let refused = |why| GraphError { what: "optimizer".into(), block: String::new(), why, at: None };
     optimizer.check().map_err(refused)?;
+    if !graph.steered().is_empty() {
+        let why =
+            "a step without gradients moves no bias of routers; balance experts with --router-aux-loss none";
+        return Err(refused(why.to_owned()));
+    }
     let mut graph = perturb(graph)?;
     graph.set_phase(Phase::Update);
     let lr = graph.input("lr", [], DType::F32);

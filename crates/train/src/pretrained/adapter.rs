@@ -60,7 +60,9 @@ impl AdapterFolder {
         adapter.check_modules(&weights)?;
         adapter.take_head(&weights)?;
         let graph = adapter.configuration.architecture.training(1, 1)?;
-        adapter.config.lora = adapter.config.lora.without_absent(&graph);
+        let lora = adapter.config.lora.clone().with_stacked_targets(&graph);
+        let lora = lora.map_err(|error: GraphError| adapter.other_base(&error.to_string()))?;
+        adapter.config.lora = lora.without_absent(&graph);
         adapter.copies = adapter.check(&graph, &weights)?;
         Ok(adapter)
     }
@@ -232,6 +234,17 @@ impl AdapterFolder {
         let own = parameters.into_iter().filter(|(name, _)| is_adapter(name) || lora.saves(name));
         Ok(load_weights(engine, own, &self.weights()?, |name| StoredName::plain(&file_name(name)))?)
     }
+}
+
+/// A parameter of an adapter, which is small.
+pub(super) fn matrix(weights: &ModelFolder, parameter: &str, elements: usize) -> Result<Vec<f32>, FileError> {
+    let name = file_name(parameter);
+    let (file, _) = weights
+        .find([name.as_str()])
+        .ok_or_else(|| FileError::wrong(weights.path(), format!("holds no tensor `{name}`")))?;
+    let mut numbers = vec![0.0; elements];
+    file.read(&name, 0, &mut numbers)?;
+    Ok(numbers)
 }
 
 /// The name of the model that an adapter in a folder belongs to, from its configuration; `None` if the folder holds a

@@ -23,6 +23,8 @@ use crate::files::{
     MORE_TEMPLATES, beside, copy_beside, goes_along, refuse_links_elsewhere, replace_model, write_text,
 };
 use crate::files::{TensorWriter, UNFINISHED};
+use crate::pretrained::adapter::matrix;
+use crate::pretrained::expert_deltas::{ExpertDelta, ExpertDeltas, Matrices};
 use crate::pretrained::stored_weight::StoredWeight;
 use crate::pretrained::{AdapterFolder, Pretrained};
 
@@ -33,6 +35,8 @@ const BLOCK: usize = 256 << 10;
 enum Change {
     /// An adapter is added.
     Merged(Adapter),
+    /// The part of an adapter of stacked experts is added that belongs to this expert.
+    Expert(ExpertDelta),
     /// The adapter's folder has it under this name, trained as a whole.
     Replaced(String),
     /// It is another tensor of the model as it was.
@@ -66,6 +70,8 @@ struct Merge<'a> {
     dequantised: BTreeMap<String, (TensorSpec, bool)>,
     /// Tensors that belong to codes, and are not written.
     dropped: BTreeSet<String>,
+    /// Matrices of experts' adapters.
+    matrices: Matrices,
 }
 
 /// Writes `base` with `adapter` merged in to `out`, which must be empty, and returns which weights it was added to.
@@ -125,13 +131,18 @@ impl Merge<'_> {
         let (mut dequantised, mut dropped) = (BTreeMap::new(), BTreeSet::new());
         let turned = linear_layers(&graph).into_iter().filter(|layer| layer.transposed);
         let turned: BTreeSet<String> = turned.map(|layer| layer.weight).collect();
+        let experts = ExpertDeltas::new(lora.expert_adapters(&graph)?);
         let parameters = graph.states().iter();
-        for state in parameters.filter(|state| matches!(state.kind, StateKind::Parameter { .. })) {
-            let (stored, saved) = (architecture.stored(&state.name), lora.saves(&state.name));
+        let parameters = parameters.filter(|state| matches!(state.kind, StateKind::Parameter { .. }));
+        let tensors = parameters.flat_map(|state| {
+            state.pieces().enumerate().map(move |(part, (_, name, shape))| (state, part, name, shape))
+        });
+        for (state, part, tensor, shape) in tensors {
+            let (stored, saved) = (architecture.stored(tensor), lora.saves(tensor));
             let name = match folder.find(stored.names()) {
                 Some((_, name)) => name.to_owned(),
                 None if saved => {
-                    let (name, shape) = (stored.name.clone(), state.ty.shape.to_vec());
+                    let (name, shape) = (stored.name.clone(), shape.to_vec());
                     added.push(TensorSpec { name, dtype: new_dtype, shape });
                     stored.name
                 }
@@ -143,7 +154,7 @@ impl Merge<'_> {
                     return Err(FileError::wrong(&base.folder, why).into());
                 }
             };
-            if let Some(spec) = base.dequantised_spec(&folder, &name, &state.ty.shape)? {
+            if let Some(spec) = base.dequantised_spec(&folder, &name, &shape)? {
                 let codes = QuantisedTensor::find(&folder, &name)?;
                 dropped.extend(codes.iter().flat_map(QuantisedTensor::names).filter(|part| *part != name));
                 dequantised.insert(name.clone(), (spec, turned.contains(&state.name)));
@@ -152,12 +163,15 @@ impl Merge<'_> {
                 changes.insert(name, Change::Replaced(file_name(&state.name)));
             } else if let Some(adapter) = adapters.remove(&state.name) {
                 changes.insert(name, Change::Merged(adapter));
+            } else if let Some(delta) = experts.of(&state.name, part) {
+                changes.insert(name, Change::Expert(delta));
             } else if let Some(table) = tokens.remove(&state.name) {
                 changes.insert(name, Change::Rows(table));
             }
         }
+        let matrices = Matrices::default();
         let mut merge =
-            Merge { base, adapter, folder, weights, changes, added, untied, dequantised, dropped };
+            Merge { base, adapter, folder, weights, changes, added, untied, dequantised, dropped, matrices };
         if untied {
             merge.keep_second_names();
         }
@@ -263,8 +277,16 @@ impl Merge<'_> {
                 }
                 None => copy(file, &spec.name, &spec, &mut writer)?,
                 Some(Change::Merged(adapter)) => {
+                    let a = matrix(&self.weights, &adapter.a(), adapter.rank * adapter.input)?;
+                    let b = matrix(&self.weights, &adapter.b(), adapter.rank * adapter.output)?;
                     let weight = self.weight(file, &spec)?;
-                    merged(&weight, &spec, adapter, &self.weights, &mut writer)?;
+                    merged(&weight, &spec, &Delta::new(adapter, &a, &b)?, &self.weights, &mut writer)?;
+                }
+                Some(Change::Expert(ExpertDelta { adapter, part })) => {
+                    let a = self.matrices.get(&self.weights, &adapter.a(), adapter.a_elements())?;
+                    let b = self.matrices.get(&self.weights, &adapter.b(), adapter.b_elements())?;
+                    let weight = self.weight(file, &spec)?;
+                    merged(&weight, &spec, &adapter.delta(*part, &a, &b)?, &self.weights, &mut writer)?;
                 }
                 Some(Change::Replaced(name)) => replaced(&self.weights, name, &spec, &mut writer)?,
                 Some(Change::Rows(table)) => with_rows(file, &spec, table, &self.weights, &mut writer)?,
@@ -322,13 +344,10 @@ fn written(weight: &StoredWeight, spec: &TensorSpec, writer: &mut TensorWriter) 
 fn merged(
     weight: &StoredWeight,
     spec: &TensorSpec,
-    adapter: &Adapter,
+    delta: &Delta,
     weights: &ModelFolder,
     writer: &mut TensorWriter,
 ) -> Result<(), TrainError> {
-    let a = whole(weights, &adapter.a(), adapter.rank * adapter.input)?;
-    let b = whole(weights, &adapter.b(), adapter.rank * adapter.output)?;
-    let delta = Delta::new(adapter, &a, &b)?;
     let (blocks, columns) = blocks(spec);
     let mut block = Vec::new();
     for (first, rows) in blocks {
@@ -341,17 +360,6 @@ fn merged(
     Ok(())
 }
 
-/// Reads a parameter of the adapter whole, since it is small.
-fn whole(weights: &ModelFolder, parameter: &str, elements: usize) -> Result<Vec<f32>, FileError> {
-    let name = file_name(parameter);
-    let (file, _) = weights
-        .find([name.as_str()])
-        .ok_or_else(|| FileError::wrong(weights.path(), format!("holds no tensor `{name}`")))?;
-    let mut numbers = vec![0.0; elements];
-    file.read(&name, 0, &mut numbers)?;
-    Ok(numbers)
-}
-
 /// The table with the rows that were trained in their places.
 fn with_rows(
     file: &TensorFile,
@@ -361,7 +369,7 @@ fn with_rows(
     writer: &mut TensorWriter,
 ) -> Result<(), TrainError> {
     let width = table.width;
-    let trained = whole(weights, &table.parameter(), table.rows.len() * width)?;
+    let trained = matrix(weights, &table.parameter(), table.rows.len() * width)?;
     let (blocks, columns) = blocks(spec);
     let mut block = Vec::new();
     for (first, rows) in blocks {

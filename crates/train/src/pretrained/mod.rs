@@ -4,6 +4,7 @@
 //! from the files into the arena of the run.
 
 mod adapter;
+mod expert_deltas;
 mod export;
 mod quantised;
 mod stored_weight;

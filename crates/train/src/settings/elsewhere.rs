@@ -218,6 +218,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["use_peft", "use_lora", "lora"], "write {lora_r}: with a rank, adapters are trained"),
     (&["full_finetuning"], "leave it out: without {lora_r} all weights are trained"),
     (&["target_modules", "lora_target", "lora_targets"], "write {lora_target_modules}"),
+    (&["target_parameters"], "write {lora_target_parameters}"),
     (&["exclude_modules"], "write {lora_exclude_modules}"),
     (&["layers_to_transform", "lora_layers"], "write {lora_layers_to_transform}"),
     (&["layers_pattern"], "write {lora_layers_pattern}"),

@@ -194,6 +194,9 @@ settings! {
         /// Modules that get an adapter: names such as q_proj,v_proj,embed_tokens, a regular expression for whole names
         /// such as '.*\.(q|v)_proj', or all-linear [default: all-linear]
         lora_target_modules: Vec<String>, "NAMES";
+        /// Parameters that get an adapter, which experts are: names such as mlp.experts.gate_up_proj,mlp.experts.down_proj
+        /// [default: none; all-linear includes experts where PEFT does]
+        lora_target_parameters: Vec<String>, "NAMES";
         /// Targets that get no adapter: names, or a regular expression for whole names
         lora_exclude_modules: Vec<String>, "NAMES";
         /// Numbers of the layers whose modules get adapters, from 0 [default: all]
@@ -279,8 +282,11 @@ settings! {
         /// model's]
         router_jitter_noise: f64, "NOISE";
         /// Tokens that the balance of experts is counted over: sequence, micro-batch (as transformers counts; needs
-        /// --micro-batch) or none [default: sequence]
+        /// --micro-batch), none, or bias: no loss, but biases that steer the choice and move with every step [default:
+        /// sequence]
         router_aux_loss: String, "GROUP";
+        /// How far a step moves those biases [default: 0.001]
+        router_bias_update_rate: f64, "RATE";
         /// Weight of the balance of experts in the loss [default: the model's]
         router_aux_loss_coef: f64, "WEIGHT";
         /// Weight in the loss of the z-loss, the mean square of the log-sum-exp of a router's logits [default: 0]

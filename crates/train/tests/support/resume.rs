@@ -32,7 +32,7 @@ pub(crate) fn llama_trainer(data: &Path, options: &Options) -> Trainer {
     of(&llama(SIZE), SIZE, data, options)
 }
 
-fn of(model: &Architecture, size: Size, data: &Path, options: &Options) -> Trainer {
+pub(crate) fn of(model: &Architecture, size: Size, data: &Path, options: &Options) -> Trainer {
     let run = start(model, size.seq, options);
     let order = Order::Shuffled { seed: options.seed };
     let text = Text::open(data, size.seq, size.vocab, order).unwrap();

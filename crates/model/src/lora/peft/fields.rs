@@ -5,10 +5,10 @@ use plimsoll_graph::GraphError;
 use serde_json::{Map, Value};
 
 use super::super::{Excluded, LayerChoice, Pattern, Targets, TrainedTokens, refused};
-use super::{AdapterConfigError, BaseClass, LIBRARY, TOKENS, wrong};
+use super::{AdapterConfigError, BaseClass, LIBRARY, PARAMETERS, TOKENS, wrong};
 
 /// Settings that are read.
-const READ: [&str; 19] = [
+const READ: [&str; 20] = [
     "auto_mapping",
     "peft_type",
     "r",
@@ -18,6 +18,7 @@ const READ: [&str; 19] = [
     "rank_pattern",
     "alpha_pattern",
     "target_modules",
+    "target_parameters",
     "exclude_modules",
     "layers_to_transform",
     "layers_pattern",
@@ -130,9 +131,17 @@ impl Fields {
                     names.sort();
                     Ok(Targets::Names(names))
                 }
+                None if !self.target_parameters()?.is_empty() => Ok(Targets::Names(Vec::new())),
                 None => Err(self.must("target_modules", "a list of names, a pattern or \"all-linear\"")),
             },
         }
+    }
+
+    /// PEFT writes a set, in whatever order.
+    pub(super) fn target_parameters(&self) -> Result<Vec<String>, AdapterConfigError> {
+        let mut names = self.names(PARAMETERS)?.unwrap_or_default();
+        names.sort();
+        Ok(names)
     }
 
     pub(super) fn excluded(&self) -> Result<Excluded, AdapterConfigError> {
