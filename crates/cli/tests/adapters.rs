@@ -223,3 +223,29 @@ fn a_copy_of_the_table_beside_an_adapter_is_passed_over_unless_it_differs_from_t
         home.refused(&format!("{command} --model model --adapter adapter"), expected);
     }
 }
+
+#[test]
+fn an_adapter_of_a_module_that_can_have_none_here_is_refused_with_a_way_that_keeps_it() {
+    let home = Home::with_model();
+    home.copy("lora/llama", "adapter");
+    let generate = "generate --model model --adapter adapter --prompt a";
+    let merge = "which is not supported here; merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model";
+    // The head of this model is its embedding: PEFT's merge adds an adapter of the one to the other too.
+    let untie = "; before PEFT merges it, give the head weights of its own (`base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.clone()); base.config.tie_word_embeddings = False`), or the merged model has another embedding";
+    for (name, first) in [("lm_head", untie), ("wpe", "")] {
+        home.set("adapter/adapter_config.json", "target_modules", json!(["q_proj", name]));
+        let expected = format!(
+            "adapter holds an adapter for `{name}`, an output head or a table of positions, {merge}{first}"
+        );
+        home.refused(generate, &expected);
+    }
+    home.copy("lora/llama", "adapter");
+    for (saved, module) in [("lm_head", "lm_head"), ("embed_tokens", "model.embed_tokens")] {
+        home.set("adapter/adapter_config.json", "modules_to_save", json!([saved]));
+        let expected = format!(
+            "adapter holds a copy of `{module}`, which is embedding and output head at once in this model, {merge}"
+        );
+        home.refused(generate, &expected);
+        home.refused(&training("--model model --adapter adapter"), &expected);
+    }
+}
