@@ -33,6 +33,8 @@ const BYTES_PER_ACTION: u64 = 2500;
 /// Bytes that a search takes for each node of the forward pass: the training graph, which has four times as many nodes, and
 /// orders of runs that are looked at.
 const SEARCH_BYTES_PER_NODE: u64 = 10_000;
+/// Forward nodes of a model that is searched in any budget, so that a refusal names the least one that works: 10 MB.
+const SEARCHED_ANYWAY: u64 = 1000;
 /// Actions whose bytes are part of [`ALLOWANCE`].
 const ACTIONS_ALLOWED: u64 = 1000;
 
@@ -251,7 +253,8 @@ impl Budget {
     ///
     /// With a budget in which a search can name the least one that works.
     pub fn can_plan(&self, forward: u64, tier: bool) -> Result<(), BudgetError> {
-        if self.ceiling.is_some() || self.origin != BudgetOrigin::Stated {
+        let elsewhere = self.ceiling.is_some() || self.origin != BudgetOrigin::Stated;
+        if elsewhere || forward <= SEARCHED_ANYWAY {
             return Ok(());
         }
         let searching = memory::process()?.resident + SEARCH_BYTES_PER_NODE * forward;
