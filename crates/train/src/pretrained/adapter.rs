@@ -93,7 +93,7 @@ impl AdapterFolder {
             Targets::AllLinear | Targets::Pattern(_) => &[],
         };
         let modules = weights.names().filter_map(module).chain(named.iter().map(String::as_str));
-        let Some(module) = modules.into_iter().find(without) else { return self.check_tied() };
+        let Some(module) = modules.into_iter().find(without) else { return self.check_tied(weights) };
         let what = format!("an adapter for `{module}`, an output head or a table of positions");
         let tied = self.tied().find(|(head, _)| head.ends_with(module));
         let first = tied.map_or_else(String::new, |(head, _)| untie(head));
@@ -108,9 +108,14 @@ impl AdapterFolder {
     }
 
     /// PEFT gives a copy of such weights to one of the two modules; the model here has them once.
-    fn check_tied(&self) -> Result<(), FileError> {
+    fn check_tied(&self, weights: &ModelFolder) -> Result<(), FileError> {
         let lora = &self.config.lora;
-        let saves = |module: &&str| lora.saves(&format!("{module}.weight"));
+        // A larger module, such as a head with its bias, may be saved without the weight that it shares.
+        let named = |module: &str| lora.modules_to_save.iter().any(|saved| module.ends_with(saved.as_str()));
+        let saves = |module: &&str| {
+            let weight = format!("{module}.weight");
+            lora.saves(&weight) && (named(module) || weights.find([file_name(&weight).as_str()]).is_some())
+        };
         match self.tied().flat_map(|(head, table)| [head, table]).find(saves) {
             Some(module) => {
                 let what =
