@@ -77,7 +77,7 @@ def main():
     print("| | arena | predicted | bound | measured | seconds of each round | same bits |\n|---|--:|--:|--:|--:|---|:-:|")
     for name, settings in ways.items():
         planned = plans[name]
-        # What was fixed by hand is not bound by what a budget allows.
+        # The lower bound is that of a budget; a strategy fixed by hand has none.
         bound = extra(planned["lower_bound_step_seconds"] / seconds) if "--memory" in settings else "–"
         print(
             f"| {name} ({planned['micro_batch']} × {planned['accumulation']}) | {planned['arena_bytes'] / MIB:.0f} MiB "

@@ -1,4 +1,4 @@
-"""Golden adapters: tiny models with PEFT's LoRA, trained for ten steps on the batches of `models.py`.
+"""Golden adapters: tiny models with PEFT's LoRA, DoRA and IA3, trained for ten steps on the batches of `models.py`.
 
 Writes `testdata/lora/<case>/`, for each case below:
 
@@ -39,7 +39,7 @@ from models import (
     next_word_batch,
     scatter_weights,
 )
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import (
     BertForSequenceClassification,
@@ -179,6 +179,39 @@ CASES = {
             trainable_token_indices={"embed_tokens": [3, 7], "lm_head": [63, 0, 3]},
         ),
     ),
+    # The lengths of rows are trained too: every linear layer, one with a bias, and weights stored (in, out).
+    "llama_dora": (llama, next_word_batch, dict(target_modules="all-linear", r=4, lora_alpha=8, use_dora=True)),
+    "qwen2_dora": (
+        qwen2,
+        next_word_batch,
+        dict(target_modules=["q_proj", "v_proj", "up_proj"], r=3, lora_alpha=6, use_rslora=True, use_dora=True),
+    ),
+    "gpt2_dora": (
+        gpt2,
+        next_word_batch,
+        dict(target_modules=["c_attn", "c_proj", "c_fc"], r=4, lora_alpha=8, fan_in_fan_out=True, use_dora=True),
+    ),
+    # Factors of columns: of results, and of what the last layer of a network reads.
+    "llama_ia3": (
+        llama,
+        next_word_batch,
+        dict(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    ),
+    "gpt2_ia3": (
+        gpt2,
+        next_word_batch,
+        dict(target_modules=["c_attn", "mlp.c_proj"], feedforward_modules=["mlp.c_proj"], fan_in_fan_out=True),
+    ),
+    "bert_ia3": (
+        bert,
+        masked_word_batch,
+        dict(
+            target_modules=r".*\.(key|value)|.*\.output\.dense",
+            exclude_modules=["layer.1.attention.self.key"],
+            feedforward_modules=r".*\d\.output\.dense",
+            modules_to_save=["predictions.transform.dense"],
+        ),
+    ),
     # Tied: the tokens change in the table and in the head.
     "qwen2_tokens": (
         qwen2,
@@ -202,6 +235,20 @@ MERGED = {
     "llama_embedding": ["model.embed_tokens.weight"],
     "gpt2_embedding": ["transformer.wte.weight", "transformer.h.1.attn.c_attn.weight"],
     "bert_embedding": ["bert.embeddings.word_embeddings.weight"],
+    "llama_dora": ["model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight"],
+    "qwen2_dora": ["model.layers.0.self_attn.v_proj.weight", "model.layers.1.mlp.up_proj.weight"],
+    "gpt2_dora": ["transformer.h.0.attn.c_attn.weight", "transformer.h.1.mlp.c_proj.weight"],
+    "llama_ia3": ["model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight"],
+    "gpt2_ia3": [
+        "transformer.h.0.attn.c_attn.weight",
+        "transformer.h.0.attn.c_attn.bias",
+        "transformer.h.1.mlp.c_proj.weight",
+    ],
+    "bert_ia3": [
+        "bert.encoder.layer.0.attention.self.key.bias",
+        "bert.encoder.layer.0.attention.output.dense.weight",
+        "bert.encoder.layer.1.output.dense.weight",
+    ],
     "llama_tokens": ["model.layers.0.self_attn.v_proj.weight", "model.embed_tokens.weight"],
     "llama_tokens_head": ["model.layers.0.self_attn.v_proj.weight", "model.embed_tokens.weight", "lm_head.weight"],
     "qwen2_tokens": ["model.layers.0.self_attn.v_proj.weight", "model.embed_tokens.weight"],
@@ -219,9 +266,14 @@ def base(build, make_batch):
 def adapted(model: torch.nn.Module, settings: dict) -> PeftModel:
     """Every trained number drawn, so that none of them hides a mistake."""
     random = torch.Generator().manual_seed(SEED + 1)
-    model = get_peft_model(model, LoraConfig(**settings)).train()
+    config = IA3Config if "feedforward_modules" in settings else LoraConfig
+    model = get_peft_model(model, config(**settings)).train()
     for name, weight in model.named_parameters():
-        if weight.requires_grad and "lora_" in name:
+        if weight.requires_grad and "lora_magnitude" in name:
+            weight.data = weight.data * (1 + 0.2 * torch.randn(weight.shape, generator=random))
+        elif weight.requires_grad and "ia3_l" in name:
+            weight.data = 1 + 0.2 * torch.randn(weight.shape, generator=random)
+        elif weight.requires_grad and "lora_" in name:
             weight.data = 0.2 * torch.randn(weight.shape, generator=random)
         elif weight.requires_grad:
             weight.data = weight.data + 0.05 * torch.randn(weight.shape, generator=random)
@@ -235,9 +287,11 @@ def trained(model: PeftModel, pick) -> dict[str, torch.Tensor]:
 
 
 def sort_names(path: Path) -> None:
-    """PEFT writes sets, in whatever order; a golden file is the same every time."""
+    """PEFT writes sets, in whatever order, and the base's path; a golden file is the same every time and everywhere."""
     config = json.loads(path.read_text())
-    for key in ["target_modules", "target_parameters", "exclude_modules", "modules_to_save"]:
+    if config.get("base_model_name_or_path"):
+        config["base_model_name_or_path"] = Path(config["base_model_name_or_path"]).name
+    for key in ["target_modules", "target_parameters", "exclude_modules", "feedforward_modules", "modules_to_save"]:
         if isinstance(config.get(key), list):
             config[key] = sorted(config[key])
     path.write_text(json.dumps(config, indent=2, sort_keys=True))
@@ -281,10 +335,11 @@ def record(case: str, folder: Path) -> None:
 
 
 def main() -> None:
-    testdata = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "testdata"
+    """All cases, or those that are named."""
+    testdata = Path(__file__).resolve().parent.parent / "testdata"
     # One thread: the order of sums, and so the file's bytes, must not depend on the machine's cores.
     torch.set_num_threads(1)
-    for case in CASES:
+    for case in sys.argv[1:] or CASES:
         folder = testdata / "lora" / case
         folder.mkdir(parents=True, exist_ok=True)
         record(case, folder)

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from probes import normals
+from probes import normals, subspace
+from projections import apollo
 from safetensors.torch import save_file
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.optimization import Adafactor
@@ -534,11 +535,52 @@ def probed():
         record(f"probe_step.{name}", inputs, [p - lr * (step + decay * p)], [p])
 
 
+def row_norms():
+    """Behind the groups that were there: rows of a weight with a product of few columns added."""
+    w, a, b = normal(6, 9), normal(3, 9), normal(6, 3)
+    inputs = [(w * w).sum(1), a @ w.T, b, a @ a.T]
+    record("inverse_norm.plain", inputs, [1 / torch.linalg.norm(w + 0.5 * b @ a, dim=1)])
+
+
+def projected():
+    """Behind the groups that were there: the second step of a matrix whose gradient is scaled by its projection."""
+    lr, decay, scale, seed = 2**-7, 0.125, 0.375, 7 + 2**33
+    rates = dict(lr=lr, betas=(0.875, 1 - 2**-10), eps=2**-20, weight_decay=decay)
+    for name, shape, kind in (("wide", (6, 9), "channel"), ("tall", (9, 6), "channel"), ("tensor", (9, 6), "tensor")):
+        parameter = normal(*shape).requires_grad_()
+        form = dict(rank=3, update_proj_gap=4, scale=2.0, scale_type=kind)
+        optimizer = apollo(parameter, form, rates, seed, 0x0123456789ABCDEF)
+
+        def held():
+            state = optimizer.state[parameter]
+            moments = [state[key].T if shape[0] < shape[1] else state[key] for key in ("exp_avg", "exp_avg_sq")]
+            return [tensor.detach().clone() for tensor in (parameter, *moments, state["scaled_grad"].reshape(1))]
+
+        for step in (1, 2):
+            grad = normal(*shape)
+            before = held() if step == 2 else None
+            parameter.grad = scale * grad
+            optimizer.step()
+        scalars = [torch.tensor(number) for number in (lr, 2.0, scale)]
+        rng = torch.tensor([7, 2, 3, 4], dtype=torch.int32)
+        record(f"apollo.{name}", [grad, *scalars, rng], held(), before)
+
+
+def subspaces():
+    """Behind the groups that were there: a parameter moved along coordinates, and their gradient."""
+    w, v, dw = normal(5, 9), normal(11), normal(5, 9)
+    coordinates, signs = subspace(0x0123456789ABCDEF, 11, 45)
+    projection = torch.zeros(45, 11, dtype=torch.float64)
+    projection[torch.arange(45), torch.from_numpy(coordinates)] = torch.from_numpy(signs)
+    record("subspace.plain", [w, v], [w + (projection @ v).reshape(5, 9)])
+    record("subspace_grad.plain", [dw], [projection.T @ dw.flatten()])
+
+
 def main():
     torch.manual_seed(20)
     torch.set_num_threads(1)
     groups = (movement, elementwise, products, norms, embedding, rope, attention, losses, updates)
-    for group in (*groups, hyperbolic, networks, logistic, routing, experts, balance, named_optimizers, probed):
+    for group in (*groups, hyperbolic, networks, logistic, routing, experts, balance, named_optimizers, probed, row_norms, projected, subspaces):
         group()
     path = Path(__file__).resolve().parent.parent / "testdata" / "ops.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})

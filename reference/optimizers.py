@@ -12,6 +12,7 @@ The weight is (65, 64); it and its ten gradients come from a recurrence that any
 
 SGD and AdamW are torch's own, Lion is bitsandbytes', Adafactor transformers' as its trainer calls it. Muon is torch's with
 the learning rate adjusted to AdamW's, in f32 where torch iterates in bf16; `main` prints how far that is from torch's own.
+APOLLO is its authors', with projections drawn as plimsoll draws them (seed 0, a new one every four steps).
 8-bit AdamW is written here from the publication (Dettmers et al., 2022), with one
 difference from the library of its authors: a second moment that is not zero is never stored as zero, since the next
 step would divide by epsilon alone. Everything else that a step computes is AdamW in float32.
@@ -23,6 +24,8 @@ import bitsandbytes
 import numpy as np
 import torch
 from ops import newton_schulz
+from probes import name_hash
+from projections import apollo
 from safetensors.torch import save_file
 from transformers import (
     BertConfig,
@@ -188,6 +191,10 @@ def main():
     golden["muon"] = muon(start, 0.9375)
     halves = matrix_run(start, lambda p: torch.optim.Muon(p, **momentum))
     print("torch's Muon in bf16 is", (halves - golden["muon"]).abs().max().item(), "from ours in f32")
+    for kind in ("channel", "tensor"):
+        form = {"rank": 8, "update_proj_gap": 4, "scale": 2.0, "scale_type": kind}
+        make = lambda p: apollo(p[0], form, rates, 0, name_hash("w/projection"))
+        golden[f"apollo_{kind}"] = matrix_run(start, make)
     path = Path(__file__).resolve().parent.parent / "testdata" / "optimizers.safetensors"
     save_file(golden, path, metadata={"torch": torch.__version__})
     print(f"{len(golden)} tensors, {path.stat().st_size / 1024:.0f} KiB")

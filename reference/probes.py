@@ -33,6 +33,24 @@ def philox(counter: list[np.ndarray], key: list[int]) -> list[np.ndarray]:
     return counter
 
 
+def numbers(seed: int, step: int, stream: int, elements: np.ndarray) -> np.ndarray:
+    """32 random bits for each of these elements (fewer than 2^32)."""
+    rotated = ((stream << 17) | (stream >> 47)) & U64
+    mixed = seed ^ rotated ^ ((stream * 0x9E3779B97F4A7C15) & U64)
+    zeros = np.zeros(len(elements), dtype=np.uint64)
+    counter = [(elements // 4).astype(np.uint64), zeros, zeros + np.uint64(step), zeros]
+    quad = np.stack(philox(counter, [mixed & U32, mixed >> 32]))
+    return quad[elements % 4, np.arange(len(elements))]
+
+
+def subspace(stream: int, dimension: int, elements: int) -> tuple[np.ndarray, np.ndarray]:
+    """The coordinate and the sign of each element of a parameter."""
+    index = np.arange(elements)
+    turns = (numbers(0, 1, stream, index // dimension) * np.uint64(dimension)) >> np.uint64(32)
+    bits = numbers(0, 0, stream, index // 32) >> (index % 32).astype(np.uint64)
+    return (index + turns.astype(np.int64)) % dimension, 1.0 - 2.0 * (bits & np.uint64(1)).astype(np.float64)
+
+
 def normals(seed: int, step: int, direction: int, stream: int, elements: np.ndarray) -> np.ndarray:
     """Standard normal numbers of these elements (fewer than 2^32) as f32."""
     name = (stream + direction) & U64

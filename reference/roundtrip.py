@@ -52,11 +52,11 @@ def run(*arguments) -> str:
     return done.stdout.decode()
 
 
-def train(work: Path, steps: int, model: Path, out: Path, *flags) -> float:
+def train(work: Path, steps: int, model: Path, out: Path, *flags, length: int | None = None) -> float:
     """The validation loss after the last step."""
     data = work / "texts.jsonl"
     lines = run("train", "--model", model, "--data", data, "--eval-data", data, "--eval-steps", steps, "--max-steps", steps,
-                "--global-batch", 8, "--seq-len", POSITIONS, "--learning-rate", 5e-3, "--output-dir", out,
+                "--global-batch", 8, "--seq-len", length or POSITIONS, "--learning-rate", 5e-3, "--output-dir", out,
                 "--data-cache", work / "cache", "--report-to", "none", "--json", *flags)
     records = map(json.loads, lines.splitlines())
     evaluations = [record for record in records if record.get("event") == "evaluation"]
@@ -86,7 +86,7 @@ def adapted(model: torch.nn.Module, adapter: Path) -> torch.nn.Module:
     known = [name for name in peft.get_peft_model_state_dict(model) if not name.endswith(".base_layer.weight")]
     if set(stored) != set(known):
         raise SystemExit(f"{adapter}: names differ: {sorted(set(stored) ^ set(known))}")
-    if not any(weight.abs().max() > 0 for name, weight in stored.items() if "lora_B" in name):
+    if not any((weight - float("ia3_l" in name)).abs().max() > 0 for name, weight in stored.items() if "lora_A" not in name):
         raise SystemExit(f"{adapter}: learned nothing")
     return model
 
@@ -100,7 +100,8 @@ class Causal:
 
     @torch.no_grad()
     def logits(self, model) -> list[torch.Tensor]:
-        return [model(input_ids=text).logits[0] for text in self.texts]
+        # Behind the vectors of a prompt, which have no words.
+        return [model(input_ids=text).logits[0, -text.shape[1]:] for text in self.texts]
 
     def loss(self, model) -> float:
         pairs = list(zip(self.logits(model), self.texts))
@@ -225,6 +226,8 @@ def judge(work: Path, name: str, base_class: str, config, class_name: str | None
 
 # Settings of adapters beside their rank, by the family's names of modules.
 FORMS = {
+    "dora": "--lora-target-modules {q},{down} --use-dora",
+    "ia3": "--peft-type ia3",
     "pattern": r"--lora-target-modules .*\.({q}|{down}) --lora-exclude-modules .*\.0\..*{down} --lora-rank-pattern {q}=6",
     "layers": "--lora-target-modules {q},{down} --lora-layers-to-transform 1 --lora-alpha-pattern {down}=3 --use-rslora",
     "table": "--lora-target-modules {q},{table} --lora-rank-pattern {table}=3",
@@ -246,7 +249,8 @@ def judge_form(work: Path, name: str, form: str) -> list[str]:
     base, adapter, further, merged = (work / part for part in ("base", "adapter", "further", "merged"))
     task = Causal(base_folder(base, class_name, config, "llama3" if "llama" in name else "chatml"))
     modules = MODULES.get(name, dict(q="q_proj", down="down_proj", table="embed_tokens"))
-    train(work, 20, base, adapter, "--lora-r", 2, *(FORMS | MIXED_FORMS)[form].format(**modules).split())
+    rank = [] if form == "ia3" else ["--lora-r", 2]
+    train(work, 20, base, adapter, *rank, *(FORMS | MIXED_FORMS)[form].format(**modules).split())
     loss = train(work, 20, adapter, further)
     run("export", "--merge", "--model", further, "--out", merged)
     model = adapted(load(base, class_name), further)
@@ -260,6 +264,24 @@ def judge_form(work: Path, name: str, form: str) -> list[str]:
     if not (name == "gpt2" and form == "table"):
         task.same_answers(whole, merged)
     return [f"{name}, {form}", *cells, answers]
+
+
+VECTORS = 6
+
+
+def judge_vectors(work: Path, name: str, kind: str) -> list[str]:
+    """Vectors before the text of a model that writes; they are never merged."""
+    work.mkdir()
+    class_name, config = configs()[name]
+    (work / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    base, adapter, further = (work / part for part in ("base", "adapter", "further"))
+    task = Causal(base_folder(base, class_name, config, "llama3" if "llama" in name else "chatml"))
+    flags = ["--peft-type", f"{kind}_tuning", "--num-virtual-tokens", VECTORS, "--packing", "false"]
+    train(work, 20, base, adapter, *flags, length=POSITIONS - VECTORS)
+    loss = train(work, 20, adapter, further, "--packing", "false", length=POSITIONS - VECTORS)
+    model = adapted(load(base, class_name), further)
+    apart = hold(name, "loss", abs(loss - task.loss(model)) / loss, LOSS_APART)
+    return [f"{name}, {kind}", apart, "–", task.same_answers(model, further)]
 
 
 def main() -> None:
@@ -281,6 +303,8 @@ def main() -> None:
         for name in ["llama", "llama2", "qwen3", "gpt2"]:
             for form in FORMS:
                 print("| " + " | ".join(judge_form(Path(folder) / f"{name}-{form}", name, form)) + " |", flush=True)
+            for kind in ["prompt", "prefix"]:
+                print("| " + " | ".join(judge_vectors(Path(folder) / f"{name}-{kind}", name, kind)) + " |", flush=True)
         for name in mixtures.configs():
             for form in MIXED_FORMS:
                 print("| " + " | ".join(judge_form(Path(folder) / f"{name}-{form}", name, form)) + " |", flush=True)

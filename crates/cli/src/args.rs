@@ -22,6 +22,8 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Train a model
     Train(TrainArgs),
+    /// Find the smallest random subspace of the weights that trains nearly as well as all of them
+    Intrinsic(IntrinsicArgs),
     /// Continue a prompt with a trained model
     Generate(GenerateArgs),
     /// Write a model with its adapter merged in
@@ -119,7 +121,7 @@ pub(crate) enum Stage {
     Graph,
     /// The model with its derivative
     Backward,
-    /// The graph that is planned: with fused nodes and the optimizer
+    /// The graph that is planned: with element types and the optimizer
     Fused,
     /// Every action with the bytes it touches
     Schedule,
@@ -144,6 +146,18 @@ pub(crate) struct TrainArgs {
     /// Stop after this many steps of a run that is planned for --max-steps
     #[arg(long, value_name = "N")]
     pub(crate) stop_after: Option<u64>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct IntrinsicArgs {
+    #[command(flatten)]
+    pub(crate) settings: TrainSettings,
+    /// Part of full training's gain in validation loss that a subspace must reach
+    #[arg(long, value_name = "PART", default_value_t = 0.9)]
+    pub(crate) target: f64,
+    /// Learning rate of runs in a subspace; --learning-rate is that of full training [default: 0.001]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) subspace_learning_rate: Option<f64>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -233,10 +247,10 @@ pub(crate) struct GenerateArgs {
     /// Folder of an adapter for the model
     #[arg(long, value_name = "PATH")]
     pub(crate) adapter: Option<PathBuf>,
-    /// Keep the weights of linear layers in 4 bits, as adapters were trained with --load-in-4bit
+    /// Keep the weights of linear layers in 4 bits, for an adapter that was trained with --load-in-4bit
     #[arg(long, alias = "load_in_4bit", overrides_with = "load_in_4bit", conflicts_with = "load_in_8bit")]
     pub(crate) load_in_4bit: bool,
-    /// Keep the weights of linear layers in 8 bits, as adapters were trained with --load-in-8bit
+    /// Keep the weights of linear layers in 8 bits, for an adapter that was trained with --load-in-8bit
     #[arg(long, alias = "load_in_8bit", overrides_with = "load_in_8bit")]
     pub(crate) load_in_8bit: bool,
     /// The beginning of the text

@@ -4,7 +4,8 @@ use std::env;
 
 use plimsoll::training::job::Environment;
 
-fn variable(name: &str) -> Option<String> {
+/// A variable that is set and not empty.
+pub(crate) fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 

@@ -16,6 +16,8 @@ pub(crate) enum Failure {
     Other(String),
     /// The reader of the output has closed it; nothing more can be reported.
     Unread,
+    /// Another process of the run reports it.
+    Elsewhere,
 }
 
 impl fmt::Display for Failure {
@@ -24,6 +26,7 @@ impl fmt::Display for Failure {
             Failure::Train(error) => f.write_str(&error.with_flags()),
             Failure::Other(why) => f.write_str(why),
             Failure::Unread => f.write_str("nobody reads it any more"),
+            Failure::Elsewhere => f.write_str("another process reports it"),
         }
     }
 }
@@ -88,6 +91,7 @@ pub(crate) fn code(result: Result<(), Failure>) -> ExitCode {
     };
     let (users, hints) = match &failure {
         Failure::Unread => return ExitCode::SUCCESS,
+        Failure::Elsewhere => return ExitCode::FAILURE,
         Failure::Train(error) => (error.is_users(), error.hints()),
         Failure::Other(_) => (false, Vec::new()),
     };

@@ -8,6 +8,8 @@ mod environment;
 mod exit;
 mod guard;
 mod heartbeat;
+mod intrinsic_page;
+mod launch;
 mod live_page;
 mod notes;
 mod page;
@@ -36,8 +38,12 @@ use plimsoll::training::memory::address_space;
 use plimsoll::training::settings::no_such_flag;
 
 fn main() -> ExitCode {
+    let launch = launch::launch();
     let args = match Args::try_parse() {
         Ok(args) => args,
+        Err(error) if launch.is_some_and(|launch| launch.rank > 0) => {
+            return exit::code(launch.map_or(Ok(()), |launch| commands::follow::refuse(&launch, &error)));
+        }
         Err(error) => {
             let Some(why) = unknown_flag(&error) else { error.exit() };
             return exit::code(Err(TrainError::Config(why).into()));
@@ -48,11 +54,18 @@ fn main() -> ExitCode {
     if let Err(error) = address_space::check() {
         return exit::code(Err(error.into()));
     }
+    if let Some(launch) = launch.filter(|launch| launch.rank > 0) {
+        return exit::code(match &args.command {
+            Command::Train(train) => commands::follow::run(train, &launch),
+            _ => Ok(()),
+        });
+    }
     heartbeat::start(reexec::silence_before());
     let result = match &args.command {
         Command::Demo(demo) => commands::demo::run(demo),
         Command::Plan(plan) => commands::plan::run(plan),
-        Command::Train(train) => commands::train::run(train),
+        Command::Train(train) => commands::train::run(train, launch),
+        Command::Intrinsic(intrinsic) => commands::intrinsic::run(intrinsic),
         Command::Report(report) => commands::report::run(report),
         Command::Doctor(doctor) => commands::doctor::run(doctor),
         Command::Check(check) => commands::check::run(check),

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
+use plimsoll::TrainError;
 use plimsoll::training::RawConfig;
 use plimsoll::training::settings::{Flag, Kind, SETTINGS, Section, Setting};
 
@@ -30,14 +31,33 @@ pub(crate) type TrainSettings = Settings<true, true>;
 
 /// Settings of the loop that a plan depends on: how many ranks share a step, whether there is a schedule for evaluation, and
 /// how long the run takes.
-const COURSE_OF_A_PLAN: [&str; 6] =
-    ["ranks", "max_steps", "num_train_epochs", "eval_steps", "eval_data", "eval_split"];
+const COURSE_OF_A_PLAN: [&str; 10] = [
+    "ranks",
+    "zero_stage",
+    "rank_link",
+    "node_link",
+    "ranks_per_node",
+    "max_steps",
+    "num_train_epochs",
+    "eval_steps",
+    "eval_data",
+    "eval_split",
+];
 
 impl<const PLANS: bool, const TRAINS: bool> Settings<PLANS, TRAINS> {
-    /// The settings as they were written.
+    /// The settings as they were written, with the names of models completed.
     pub(crate) fn raw(&self) -> Result<RawConfig, Failure> {
-        let raw = RawConfig::gather(self.file.as_deref(), &self.flags)?;
-        Ok(environment().complete(raw, &mut Watching::default())?)
+        Ok(environment().complete(self.written()?, &mut Watching::default())?)
+    }
+
+    /// As [`raw`](Self::raw), for a process that shows nothing.
+    pub(crate) fn raw_unseen(&self) -> Result<RawConfig, TrainError> {
+        environment().complete(self.written()?, &mut ())
+    }
+
+    /// The settings exactly as they were written.
+    pub(crate) fn written(&self) -> Result<RawConfig, TrainError> {
+        RawConfig::gather(self.file.as_deref(), &self.flags)
     }
 
     /// The flags a command has.

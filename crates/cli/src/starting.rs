@@ -11,6 +11,7 @@ use plimsoll::training::job::{Job, Note, Session};
 
 use crate::environment::environment;
 use crate::exit::Failure;
+use crate::launch::Launch;
 use crate::say::say;
 use crate::watching::Watching;
 use crate::{guard, notes, reexec, samples};
@@ -22,6 +23,8 @@ pub(crate) struct Start<'a> {
     pub(crate) plan: Option<&'a Path>,
     /// The step after which to pause.
     pub(crate) pause: Option<u64>,
+    /// The other processes of the run.
+    pub(crate) launch: Option<Launch>,
 }
 
 /// Opens the data, makes or reads the plan, takes the memory and reads earlier weights.
@@ -51,6 +54,10 @@ pub(crate) fn start(config: Config, how: &Start<'_>, watching: Watching) -> Resu
     let (data, config) = (job.data(), job.config());
     say(&samples::counted(data, &config.samples.task, config.model.seq_len))?;
     say(&samples::text(&data.shown, &config.configuration.labels, io::stderr().is_terminal()))?;
+    if let Some(launch) = &how.launch {
+        let world = launch.begin(job.config().rank_limit)?;
+        job.lead(world)?;
+    }
     let mut session = job.start(planned)?;
     notes::tell(&of_checkpoint)?;
     notes::tell(&session.take_notes())?;

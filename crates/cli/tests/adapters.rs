@@ -142,6 +142,123 @@ fn modules_ranks_layers_and_tokens_of_an_adapter_are_chosen_trained_resumed_and_
 }
 
 #[test]
+fn every_kind_of_adapter_is_trained_resumed_and_used_and_merged_if_it_can_be() {
+    let home = Home::with_model();
+    for (flags, name) in [
+        ("--lora-r 2 --use-dora --lora-dropout 0.1", "dora"),
+        ("--lora-r 2 --use-dora --load-in-8bit", "dora-in-8-bits"),
+        ("--lora-r 2 --use-dora --bf16", "dora-in-bf16"),
+        ("--peft-type ia3 --learning-rate 0.1", "ia3"),
+        ("--peft-type bottleneck --bottleneck-size 3 --non-linearity gelu --learning-rate 0.5", "bottleneck"),
+    ] {
+        let learning = if flags.contains("learning-rate") { "" } else { "--learning-rate 0.01" };
+        let rest = format!("--data text.txt --max-steps 3 {SMALL} {learning}");
+        let train = format!("train {rest} --model model {flags} --save-steps 1 --output-dir {name}");
+        home.done(&format!("{train} --stop-after 1"));
+        home.done(&format!("{train} --resume latest"));
+        home.done(&train.replace(&format!("--output-dir {name}"), &format!("--output-dir {name}-at-once")));
+        let weights = |run: &str| home.read(&format!("{run}/adapter_model.safetensors"));
+        assert!(weights(name) == weights(&format!("{name}-at-once")), "{name}: a pause changes nothing");
+        let bits = if flags.contains("8bit") { "--load-in-8bit" } else { "" };
+        home.done(&training(&format!("--model {name} --output-dir {name}-further {bits}")));
+        let text = written(&home, &format!("--model {name}"));
+        assert_ne!(text, written(&home, "--model model"), "{name}: it was trained, so the text is another");
+        let merge = format!("export --merge --model model --adapter {name} --out {name}-merged");
+        if name == "bottleneck" {
+            let why = "lora: a bottleneck adapter has a function between its products and cannot be merged; use model \
+                       and adapter together, as --model and --adapter";
+            home.refused(&merge, why);
+            continue;
+        }
+        home.done(&merge);
+        assert_eq!(text, written(&home, &format!("--model {name}-merged")), "{name}");
+    }
+    let config = |name: &str| home.json(&format!("{name}/adapter_config.json"));
+    assert_eq!((&config("dora")["use_dora"], &config("dora")["peft_type"]), (&json!(true), &json!("LORA")));
+    assert_eq!(config("ia3")["target_modules"], json!(["k_proj", "v_proj", "down_proj"]));
+    assert_eq!(config("ia3")["feedforward_modules"], json!(["down_proj"]));
+    assert_eq!(config("bottleneck")["target_modules"], json!(["o_proj", "down_proj"]));
+}
+
+#[test]
+fn vectors_before_the_text_are_trained_resumed_and_used_and_cannot_be_merged() {
+    for (kind, peft_type) in [("prompt_tuning", "PROMPT_TUNING"), ("prefix_tuning", "PREFIX_TUNING")] {
+        let home = Home::with_model();
+        let lines: Vec<String> = (0..12).map(|line| format!("{{\"text\": \"line {line}\"}}\n")).collect();
+        home.write("texts.jsonl", lines.concat());
+        let train = format!(
+            "train --data texts.jsonl --packing false --max-steps 4 --learning-rate 0.5 {SMALL} --model model --peft-type \
+             {kind} --num-virtual-tokens 3 --save-steps 2"
+        );
+        home.done(&format!("{train} --output-dir prompt --stop-after 2"));
+        home.done(&format!("{train} --output-dir prompt --resume latest"));
+        home.done(&format!("{train} --output-dir at-once"));
+        let weights = |run: &str| home.read(&format!("{run}/adapter_model.safetensors"));
+        assert!(weights("prompt") == weights("at-once"), "{kind}: a pause changes nothing");
+        let (header, _) = tensors(&weights("prompt"));
+        assert_eq!(header["prompt_embeddings"]["shape"][0], 3);
+        let config = home.json("prompt/adapter_config.json");
+        assert_eq!((&config["peft_type"], &config["num_virtual_tokens"]), (&json!(peft_type), &json!(3)));
+        assert!(config.get("target_modules").is_none());
+        assert_ne!(written(&home, "--model prompt"), written(&home, "--model model"), "{kind}");
+        home.refused(
+            "export --merge --model model --adapter prompt --out merged",
+            "lora: vectors before a text are no part of any weight and cannot be merged; use model and adapter together, as \
+             --model and --adapter",
+        );
+    }
+}
+
+#[test]
+fn settings_of_another_kind_of_adapter_are_refused_with_the_kind_they_are_for() {
+    let home = Home::with_model();
+    for (flags, expected) in [
+        (
+            "--peft-type adalora",
+            "--peft-type must be lora, ia3, bottleneck, intrinsic, prompt_tuning or prefix_tuning, got `adalora`",
+        ),
+        ("--peft-type lora", "--peft-type lora needs --lora-r, the rank of adapters"),
+        ("--peft-type ia3 --lora-r 4", "--lora-r is for --peft-type lora; leave it out of ia3"),
+        (
+            "--lora-r 4 --bottleneck-size 4",
+            "--bottleneck-size is for --peft-type bottleneck; leave it out of lora",
+        ),
+        ("--feedforward-modules down_proj", "--feedforward-modules needs --peft-type ia3"),
+        ("--use-dora", "--use-dora needs --lora-r, the rank of adapters"),
+        ("--num-virtual-tokens 4", "--num-virtual-tokens needs --peft-type prompt_tuning or prefix_tuning"),
+        ("--peft-type prompt_tuning", "--peft-type prompt_tuning needs --num-virtual-tokens, such as 20"),
+        (
+            "--peft-type prompt_tuning --num-virtual-tokens 4 --modules-to-save norm",
+            "--modules-to-save is for adapters of modules; leave it out of prompt_tuning",
+        ),
+        (
+            "--peft-type prompt_tuning --num-virtual-tokens 4",
+            "prompt tuning: the vectors belong to every text, and rows of several texts have them once; give --packing false \
+             and texts as .jsonl or .parquet, for a model that writes",
+        ),
+        (
+            "--peft-type ia3 --feedforward-modules up_proj",
+            "lora: the feed-forward module `up_proj` is none of the modules that get adapters",
+        ),
+        (
+            "--peft-type bottleneck --non-linearity relu",
+            "there is no non-linearity `relu`; known are tanh, gelu and silu",
+        ),
+        (
+            "--lora-r 4 --use-dora --lora-target-modules embed_tokens",
+            "lora: `model.embed_tokens` is a table of words, which has no DoRA here; leave it out of the targets",
+        ),
+        (
+            "--peft-type ia3 --train-only norm",
+            "--train-only chooses among the model's own weights, which adapters leave alone; give --modules-to-save for \
+             modules that are trained beside adapters",
+        ),
+    ] {
+        home.refused(&training(&format!("--model model {flags}")), expected);
+    }
+}
+
+#[test]
 fn a_run_that_goes_on_with_other_modules_is_refused() {
     let home = Home::with_model();
     let train = |rest: &str| training(&format!("--model model --lora-r 2 --output-dir run {rest}"));

@@ -218,7 +218,7 @@ fn a_model_too_large_for_a_card_is_answered_with_one_that_works_when_typed() {
 fn what_only_the_user_may_change_is_proposed_and_works_when_typed() {
     let on_a_card =
         "plan --model llama-3.1-8b --memory 80GiB --seq-len 512 --global-batch 1 --device cuda:h200";
-    let on_this_machine = "plan --memory 25MiB --global-batch 1 --update separate";
+    let on_this_machine = "plan --memory 30MiB --global-batch 1 --update separate";
     for (asked, ways) in
         [(on_a_card, &["--offload host", "--optim adamw_8bit"][..]), (on_this_machine, &["--offload disk"])]
     {
@@ -258,7 +258,7 @@ fn a_pool_that_is_too_small_or_not_there_is_answered_with_one_that_works() {
 
 #[test]
 fn a_disk_space_that_is_too_small_is_the_cause_that_is_named_and_the_size_that_is_named_works_when_typed() {
-    let asked = "plan --model s --seq-len 64 --memory 60MiB --offload disk --offload-folder /tmp";
+    let asked = "plan --model s --seq-len 64 --memory 64MiB --offload disk --offload-folder /tmp";
     let output = plimsoll(&format!("{asked} --disk-space 8MiB"));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");

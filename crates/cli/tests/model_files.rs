@@ -294,10 +294,10 @@ fn an_adapter_for_another_model_is_refused() {
     home.set("adapter/adapter_config.json", "base_model_name_or_path", json!("owner/larger"));
     home.set("adapter/adapter_config.json", "r", json!(8));
     home.refused(&training("--adapter adapter"), "adapter does not go with this model (it holds `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` as [4, 32] where [8, 32] is wanted); give `owner/larger` as --model");
-    home.set("adapter/adapter_config.json", "peft_type", json!("IA3"));
+    home.set("adapter/adapter_config.json", "peft_type", json!("ADALORA"));
     home.refused(
         &training("--adapter adapter"),
-        "adapter/adapter_config.json: `peft_type` is IA3, and only LORA is supported here; where PEFT can merge it, merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model",
+        "adapter/adapter_config.json: `peft_type` is ADALORA, and LORA, IA3, PROMPT_TUNING, PREFIX_TUNING and BOTTLENECK are supported here; where PEFT can merge it, merge it with PEFT (`PeftModel.from_pretrained(base, adapter).merge_and_unload()`), save the result with `save_pretrained`, and give that folder as --model",
     );
     home.refused(
         &training("--adapter model"),

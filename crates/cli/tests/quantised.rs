@@ -44,7 +44,7 @@ fn a_run_over_four_bits_is_planned_stopped_resumed_to_the_bit_and_merged() {
     let weights = |run: &str| home.read(&format!("{run}/adapter_model.safetensors"));
     assert!(weights("at-once") == weights("paused"), "a pause changes nothing");
     let (_, told) = home.done("export --merge --model at-once --out merged");
-    assert!(told.contains("the adapter was added to the original weights of llama"), "{told}");
+    assert!(told.contains("the adapter was merged into the original weights of llama"), "{told}");
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn a_folder_of_bitsandbytes_is_trained_over_and_merged_without_further_words() {
     let home = home();
     home.done(&training("--model llama-nf4 --lora-r 2 --output-dir adapter"));
     let (_, told) = home.done("export --merge --model adapter --out merged");
-    assert!(told.contains("the adapter was added to the dequantised weights of llama-nf4"), "{told}");
+    assert!(told.contains("the adapter was merged into the dequantised weights of llama-nf4"), "{told}");
     let why = error(&home, &training("--model llama-nf4"));
     assert!(why.contains("are quantised and cannot be trained; add --lora-r"), "{why}");
 }

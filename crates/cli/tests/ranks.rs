@@ -48,3 +48,35 @@ fn a_plan_shows_the_part_of_one_rank_and_its_exchanges() {
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(told.contains("--micro-batch 1 × 3 ranks does not divide --global-batch 4"), "{told}");
 }
+
+#[test]
+fn a_plan_for_ranks_that_are_not_here_has_a_table_from_1_to_1024_of_them() {
+    let home = Home::with_model();
+    let fit =
+        "plan --model model --seq-len 16 --micro-batch 1 --gradient-accumulation-steps 2 --memory 128MiB";
+    let links = "--rank-link 400MB/s,2us --node-link 50MB/s,10us --ranks-per-node 8";
+    let (out, _) = home.done(&format!("{fit} --ranks 24 {links} --zero-stage 2"));
+    assert!(out.contains("effective batch 48 = 1 × 2 × 24 ranks"), "{out}");
+    let rows: Vec<&str> = out.lines().skip_while(|line| !line.starts_with("ranks ")).skip(1).collect();
+    let counts: Vec<&str> = rows
+        .iter()
+        .filter(|row| row.contains(" %"))
+        .filter_map(|row| row.split_whitespace().next())
+        .collect();
+    assert_eq!(counts, ["1", "2", "4", "8", "16", "24", "32", "64", "128", "256", "512", "1024"]);
+    let (out, _) = home.done(&format!("{fit} --ranks 24 {links} --zero-stage 2 --json"));
+    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let rows = told["scaling"].as_array().unwrap();
+    let number = |row: &serde_json::Value, name: &str| row[name].as_f64().unwrap();
+    // Shards of this small model are filled up, to a greater part where the number of ranks divides nothing.
+    let even: Vec<_> = rows.iter().filter(|row| row["ranks"] != 24).collect();
+    for pair in even.windows(2) {
+        assert!(number(pair[1], "efficiency") <= number(pair[0], "efficiency") * 1.01, "{pair:?}");
+    }
+    let own = rows.iter().find(|row| row["ranks"] == 24).unwrap();
+    assert_eq!(own["wire_bytes_per_step"], told["ranks"]["wire_bytes_per_step"]);
+    let refused =
+        home.command(&format!("train --model model --data text.txt --seq-len 16 --ranks 2 {links}"));
+    let told = String::from_utf8_lossy(&{ refused }.output().unwrap().stderr).into_owned();
+    assert!(told.contains("describes ranks that are not here"), "{told}");
+}

@@ -169,6 +169,7 @@ fn instructions_are_forced_kept_and_told_where_a_run_goes_on_with_others() {
         "plan --device cuda:h100 --instructions portable",
         "--instructions is for the processor; leave it out for cuda:h100",
     );
+    home.refused(&training("--tf32"), "--tf32 is for a GPU: leave it out, or write --device cuda");
     home.done(&training("--output-dir out --instructions portable --stop-after 2"));
     let kept = &home.json("out/checkpoint-2/trainer_state.json")["plan"]["instructions"];
     assert_eq!(kept, "portable");

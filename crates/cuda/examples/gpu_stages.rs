@@ -1,7 +1,7 @@
 //! Questions to a GPU beside the conformance cases: numbers drawn on it, the memory it takes, rates of products.
 //!
 //! `gpu_stages STAGE CACHE-FOLDER`, STAGE being `faults`, `draws`, `memory`, `products`, `attention`, `experts`,
-//! `plans`, or `kernels`, which only tells their fingerprints. Each result is one line of JSON;
+//! `plans`, `ranks`, or `kernels`, which only tells their fingerprints. Each result is one line of JSON;
 //! the program fails when one is wrong. `scripts/gpu_check.sh` runs it with time limits.
 #![allow(clippy::print_stdout, reason = "an example that reports")]
 
@@ -13,8 +13,8 @@ use plimsoll_cuda::{
     AttentionTable, CudaDevice, CudaOptions, CudaTarget, Libraries, Products, faulty_cases, library_folders,
 };
 use plimsoll_exec::conformance::judge;
-use plimsoll_exec::{CpuDevice, Device, Draw, ExecError, MemoryPool, cases, init};
-use plimsoll_graph::op::{Mask, Sorting};
+use plimsoll_exec::{Data, Device, Draw, Engine, ExecError, LIMIT, MemoryPool, cases, init, thread_ranks};
+use plimsoll_graph::op::{Collective, Mask, Sorting};
 use plimsoll_graph::{DType, Graph, GraphError, Init, Op, Value};
 use plimsoll_plan::{Costed, Program, Role, Scratch, Space, Strategy, plan};
 
@@ -22,7 +22,7 @@ fn main() -> Result<(), ExecError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [stage, cache] = &arguments[..] else {
         return Err(ExecError::Mismatch(
-            "usage: gpu_stages faults|draws|memory|products|attention|experts|plans|kernels CACHE-FOLDER"
+            "usage: gpu_stages faults|draws|memory|products|attention|experts|plans|ranks|kernels CACHE-FOLDER"
                 .into(),
         ));
     };
@@ -34,6 +34,7 @@ fn main() -> Result<(), ExecError> {
         "attention" => attention(&mut open(cache)?),
         "experts" => experts(&mut open(cache)?),
         "plans" => plans(&open(cache)?),
+        "ranks" => ranks(open(cache)?),
         "kernels" => {
             for source in SOURCES {
                 println!("{} {}", source.name, source.fingerprint());
@@ -65,9 +66,9 @@ fn take(device: &mut CudaDevice, arena: u64) -> Result<(), ExecError> {
 
 /// Ids outside their tables: the sentence of the CPU, when results are read, and good data judged well after it.
 fn faults(device: &mut CudaDevice) -> Result<(), ExecError> {
-    let mut cpu = CpuDevice::new(1)?;
+    let mut cpu = plimsoll_devices::cpu(1)?;
     for case in faulty_cases() {
-        let [expected, found] = [judge(&mut cpu, &case, Scratch::Best), judge(device, &case, Scratch::Best)];
+        let [expected, found] = [judge(&mut *cpu, &case, Scratch::Best), judge(device, &case, Scratch::Best)];
         println!("{{\"stage\":\"faults\",\"found\":{found:?},\"same\":{}}}", found == expected);
         if found != expected || found.is_ok() {
             return Err(ExecError::Device(format!("{found:?} instead of {expected:?}")));
@@ -287,6 +288,53 @@ fn median_seconds(
         each[each.len() / 2]
     };
     Ok(seconds.into_iter().map(median).collect())
+}
+
+/// Every exchange in a world of one rank, whose sums and shards are the numbers themselves: NCCL takes no two ranks on one GPU.
+fn ranks(mut device: CudaDevice) -> Result<(), ExecError> {
+    device.join(thread_ranks(1, LIMIT)?.remove(0))?;
+    let graph = exchanges().map_err(|error| ExecError::Mismatch(error.to_string()))?;
+    let facts = device.facts(&graph);
+    let program = Program { train: Costed { graph, facts }, evaluate: None, generate: None };
+    let plan = plan(&program, Strategy::None, Scratch::Best)
+        .map_err(|error| ExecError::Mismatch(error.to_string()))?;
+    let mut engine = Engine::new(Box::new(device), &program, &plan, 1)?;
+    let x: Vec<f32> = (0..NUMBERS).map(|at| (at as f32).sin()).collect();
+    engine.run(Role::Further, &[("x", Data::F32(&x))])?;
+    for name in ["own", "scattered", "gathered", "summed"] {
+        let elements = engine.output_type(Role::Further, name).map_or(0, |ty| ty.shape.elements());
+        let mut found = vec![f32::NAN; elements];
+        engine.output(Role::Further, name, &mut found)?;
+        // A shard is filled up with zeros.
+        let same = x
+            .iter()
+            .chain(std::iter::repeat(&0.0))
+            .zip(&found)
+            .all(|(x, found)| x.to_bits() == found.to_bits());
+        println!("{{\"stage\":\"ranks\",\"exchange\":\"{name}\",\"elements\":{elements},\"same\":{same}}}");
+        if !same || elements < NUMBERS {
+            return Err(ExecError::Device(format!("{name} is wrong")));
+        }
+    }
+    Ok(())
+}
+
+/// No multiple of a block, so that shards have elements past the end.
+const NUMBERS: usize = 5000;
+
+fn exchanges() -> Result<Graph, GraphError> {
+    let mut g = Graph::new();
+    let x = g.input("x", [50, 100], DType::F32); // (N, C)
+    let own = g.apply(Op::Collective(Collective::OwnShard { ranks: 1 }), &[x]); // (shard)
+    let scattered = g.apply(Op::Collective(Collective::ReduceScatter { ranks: 1 }), &[x]); // (shard)
+    let whole = g.shape(x);
+    let gathered = g.apply(Op::Collective(Collective::AllGather { ranks: 1, whole }), &[scattered]); // (N, C)
+    let summed = g.apply(Op::Collective(Collective::AllReduce { ranks: 1 }), &[gathered]); // (N, C)
+    for (name, value) in [("own", own), ("scattered", scattered), ("gathered", gathered), ("summed", summed)]
+    {
+        g.output(name, value);
+    }
+    g.finish()
 }
 
 /// Plans of cuDNN on this GPU against those that were made without one. Versions differ in engines and scratch, so only the

@@ -58,8 +58,8 @@ KERNEL(256) centres_of_rows(const float* rows, float* centres, i64 count) {
     if (threadIdx.x == 0) centres[blockIdx.x] = total / float(count);
 }
 
-// Means that a gradient is divided by the roots of: its row's over the mean of all rows, and its column's. A vector has
-// no rows.
+// A gradient is divided by the roots of these means: its row's over the mean of all rows, and its column's. A vector has
+// columns alone.
 struct Factors {
     const float *rows, *columns, *centres;
     i64 row_count, column_count;

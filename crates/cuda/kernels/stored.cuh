@@ -140,7 +140,7 @@ __device__ inline void store_moment(const Ranges& r, int which, const float (*ta
     }
 }
 
-// Element of the first lane of this thread; a block of threads takes eight blocks of 256.
+// The first element of this lane; a block of threads takes eight blocks of 256.
 __device__ inline i64 first_of_lane() { return (i64(blockIdx.x) * blockDim.x + threadIdx.x) * PER_LANE; }
 
 __device__ inline void load_gradient(const Ranges& r, i64 at, float (&x)[PER_LANE]) {

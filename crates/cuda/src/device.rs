@@ -5,18 +5,17 @@
 #![allow(unsafe_code, reason = "queues launches on addresses that a judged plan gave out")]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_exec::random::name_hash;
-use plimsoll_exec::{Device, Draw, ExecError, MemoryPool, ScheduleId, Timings, no_schedule};
+use plimsoll_exec::{Communicator, Device, Draw, ExecError, MemoryPool, ScheduleId, Timings, no_schedule};
 use plimsoll_graph::{DType, Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space};
 
 use crate::documents::{DocumentTables, TableKey};
 use crate::driver::{
-    Borrowed, Captured, Card, Compiler, Context, CudaTarget, Folded, Libraries, Mapping, Modules, Reserved,
-    Stream, Vendor,
+    Borrowed, Captured, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Reserved, Stream,
+    Vendor, World,
 };
 use crate::facts::{Rates, facts};
 use crate::lower::{
@@ -24,35 +23,11 @@ use crate::lower::{
     LoweredSchedule, Place, Product, Signature, StreamStep,
 };
 
+use crate::options::{CudaOptions, Products};
 use crate::prepared::{BoundProgram, Prepared, Ready};
 
 /// Fills memory that has not been written: every float of this pattern is NaN.
 const POISON: u8 = 0xff;
-
-/// Kernels or libraries that multiply matrices and compute attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Products {
-    /// cuBLASLt and, where it is installed, cuDNN; our own kernels where they have no such op.
-    #[default]
-    Library,
-    /// Our own kernel alone.
-    Own,
-}
-
-/// How a GPU is opened.
-#[derive(Clone, Debug)]
-pub struct CudaOptions {
-    /// Which one.
-    pub target: CudaTarget,
-    /// Where libraries are looked for.
-    pub libraries: Libraries,
-    /// Folder that keeps compiled kernels.
-    pub cache: PathBuf,
-    /// Kernels or libraries for products and attention.
-    pub products: Products,
-    /// Sizes of chunks.
-    pub limits: Limits,
-}
 
 /// A GPU with its arena.
 #[derive(Debug)]
@@ -60,6 +35,9 @@ pub struct CudaDevice {
     // In the order in which they must be dropped: unmapping waits for the GPU, and a library needs the stream to end.
     schedules: Vec<Prepared>,
     mapping: Option<Mapping>,
+    /// The other ranks.
+    world: Option<World>,
+    libraries: Libraries,
     pub(crate) library: Vendor,
     modules: Modules,
     stream: Stream,
@@ -68,6 +46,7 @@ pub struct CudaDevice {
     /// Bytes that the arena has or will have.
     arena_bytes: u64,
     limits: Limits,
+    products: Products,
     /// Which check reports to which word.
     checks: Mutex<Vec<Check>>,
     documents: DocumentTables,
@@ -92,8 +71,8 @@ impl CudaDevice {
         };
         let modules = Modules::load(&context, &compiler.all()?)?;
         let library = match options.products {
-            Products::Library => Vendor::open(&context, &options.libraries, &stream)?,
             Products::Own => Vendor::default(),
+            of_library => Vendor::open(&context, &options.libraries, &stream, of_library == Products::Tf32)?,
         };
         let limits = options.limits;
         Ok(CudaDevice {
@@ -101,11 +80,14 @@ impl CudaDevice {
             modules,
             library,
             mapping: None,
+            world: None,
+            libraries: options.libraries.clone(),
             arena_bytes: 0,
             schedules: Vec::new(),
             range,
             context,
             limits,
+            products: options.products,
             checks: Mutex::default(),
             documents: DocumentTables::default(),
             timings: Timings::default(),
@@ -212,6 +194,12 @@ impl CudaDevice {
         self.schedules.get(schedule.0).ok_or_else(|| no_schedule(schedule))
     }
 
+    fn world(&self) -> Result<&World, ExecError> {
+        self.world
+            .as_ref()
+            .ok_or_else(|| ExecError::Mismatch("the plan is for several ranks, and one is here".into()))
+    }
+
     fn arena(&self) -> Result<&Mapping, ExecError> {
         self.mapping.as_ref().ok_or_else(|| ExecError::Memory("the arena has not been taken yet".into()))
     }
@@ -237,6 +225,10 @@ impl CudaDevice {
                 let tables = self.tables(attention);
                 Ready::Attention(plans?.bind(attention, &|place| base + place.0, workspace, &tables)?)
             }
+            StreamStep::Exchange(exchange) => {
+                self.world()?;
+                Ready::Exchange(*exchange)
+            }
             StreamStep::Copy { from, to, bytes } => {
                 Ready::Copy { from: base + from.0, to: base + to.0, bytes: *bytes }
             }
@@ -260,7 +252,7 @@ impl CudaDevice {
         match checks.iter().zip(self.stream.reports()).find(|(_, word)| *word != u64::MAX) {
             Some((check, word)) => {
                 self.stream.clear_words()?;
-                Err(ExecError::Data(check.fault(word as u32 as i32)))
+                Err(check.fault(word as u32 as i32))
             }
             None => Ok(()),
         }
@@ -327,6 +319,10 @@ impl CudaDevice {
                     self.library.products()?.run(product, |place| base + place.0, workspace, &self.stream)
                 }
                 Ready::Attention(bound) => self.library.attentions()?.run(bound),
+                Ready::Exchange(exchange) => {
+                    let ends = (base + exchange.source.0, base + exchange.destination.0);
+                    self.world()?.queue(exchange, ends, &self.stream)
+                }
                 Ready::Copy { from, to, bytes } => self.stream.copy(*from, *to, *bytes),
                 Ready::Zero { to, bytes } => self.stream.fill(*to, *bytes, 0),
             }
@@ -337,7 +333,8 @@ impl CudaDevice {
 impl Device for CudaDevice {
     fn name(&self) -> String {
         let sums = if self.limits.deterministic { "deterministic" } else { "fast" };
-        format!("{}, {}, {sums}", self.context.card.name, self.library.name())
+        let tf32 = if self.products == Products::Tf32 { ", tf32" } else { "" };
+        format!("{}, {}, {sums}{tf32}", self.context.card.name, self.library.name())
     }
 
     fn pool(&self) -> Result<MemoryPool, ExecError> {
@@ -353,6 +350,12 @@ impl Device for CudaDevice {
         let mut facts = facts(graph, rates, &self.library, self.limits);
         self.timings.refine(graph, &mut facts, rates.launch);
         facts
+    }
+
+    fn join(&mut self, ranks: Arc<dyn Communicator>) -> Result<(), ExecError> {
+        self.limits.rank = ranks.rank();
+        self.world = Some(World::join(&self.context, &self.libraries, &*ranks)?);
+        Ok(())
     }
 
     fn use_timings(&mut self, timings: Timings) {
@@ -471,9 +474,7 @@ impl Device for CudaDevice {
     }
 
     fn notes(&self) -> Vec<String> {
-        // One is enough to see why: the others differ in their sizes.
-        let refused = self.library.refused().into_iter().take(1);
-        refused.map(|why| format!("cuDNN does not run {why}; the plain kernel does, slowly")).collect()
+        self.library.notes()
     }
 
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {

@@ -7,8 +7,10 @@ use plimsoll_exec::{Device as _, Draw, ExecError, MemoryPool};
 use plimsoll_graph::{DType, Init};
 use plimsoll_plan::Space;
 
-use crate::device::{CudaDevice, CudaOptions};
+use crate::device::CudaDevice;
+use crate::driver::version_text;
 use crate::lower::{Addend, Place, Product, Signature};
+use crate::options::CudaOptions;
 
 /// Rows and columns of the products that are timed.
 const SIZE: usize = 8192;
@@ -70,7 +72,7 @@ pub fn inspect(options: &CudaOptions) -> Result<Inspection, ExecError> {
         MemoryPool::Process => 0,
     };
     let of_vendor = device.library_versions().into_iter();
-    let of_vendor = of_vendor.map(|(name, version)| found(name, Some(in_parts(version, 10_000, 100))));
+    let of_vendor = of_vendor.map(|(name, version)| found(name, Some(version_text(version, 10_000, 100))));
     let libraries = [found("NVRTC", None)].into_iter().chain(of_vendor).collect();
     let rates = measure(&mut device).map_err(|error| error.to_string());
     Ok(Inspection {
@@ -78,7 +80,7 @@ pub fn inspect(options: &CudaOptions) -> Result<Inspection, ExecError> {
         architecture: card.architecture(),
         memory: card.memory,
         free,
-        cuda: in_parts(card.driver as usize, 1000, 10),
+        cuda: version_text(card.driver as usize, 1000, 10),
         libraries,
         rates,
     })
@@ -132,23 +134,9 @@ fn loaded(maps: &str, file: &str) -> Option<PathBuf> {
     paths.into_iter().find(named).map(PathBuf::from)
 }
 
-/// A version that is counted as one number, such as 91900 for 9.19.0.
-fn in_parts(version: usize, major: usize, minor: usize) -> String {
-    let rest = version % major;
-    let patch = if minor >= 100 { format!(".{}", rest % minor) } else { String::new() };
-    format!("{}.{}{patch}", version / major, rest / minor)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_told_as_people_write_them() {
-        assert_eq!(in_parts(91_900, 10_000, 100), "9.19.0");
-        assert_eq!(in_parts(130_102, 10_000, 100), "13.1.2");
-        assert_eq!(in_parts(12_080, 1000, 10), "12.8");
-    }
 
     #[test]
     fn a_loaded_library_is_found_among_the_mappings_of_a_process() {

@@ -58,7 +58,7 @@ macro_rules! source {
 }
 
 /// Every file of kernels.
-pub const SOURCES: [KernelSource; 23] = [
+pub const SOURCES: [KernelSource; 26] = [
     source!("movement", true),
     source!("cast", true),
     source!("elementwise", true),
@@ -68,6 +68,7 @@ pub const SOURCES: [KernelSource; 23] = [
     source!("conv", true),
     source!("sums", true),
     source!("norms", true),
+    source!("row_norms", true),
     source!("softmax", true),
     source!("routing", true),
     source!("experts", true),
@@ -75,12 +76,14 @@ pub const SOURCES: [KernelSource; 23] = [
     source!("balance", true),
     source!("steering", true),
     source!("quantised", false),
+    source!("subspace", true),
     source!("embedding", true),
     source!("rope", true),
     source!("attention", true),
     source!("attention_grad", true),
     source!("updates", false),
     source!("matrices", false),
+    source!("apollo", false),
     source!("draw", false),
 ];
 

@@ -18,14 +18,16 @@ mod facts;
 mod inspection;
 pub mod kernels;
 pub mod lower;
+mod options;
 mod prepared;
 mod resources;
 mod trials;
 
 pub use attention_table::{AttentionTable, PlannedAttention};
-pub use device::{CudaDevice, CudaOptions, Products};
+pub use device::CudaDevice;
 pub use driver::{AttentionPlan, Card, Compiled, CudaTarget, Libraries, library_folders};
 pub use facts::{Rates, facts};
 pub use inspection::{FoundLibrary, Inspection, MeasuredRates, inspect};
+pub use options::{CudaOptions, Products};
 pub use resources::{Resources, resources};
 pub use trials::{faulty_cases, half_cases};

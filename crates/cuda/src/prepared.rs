@@ -3,7 +3,7 @@
 
 use crate::documents::TableKey;
 use crate::driver::{Bound, BoundAttention, Captured};
-use crate::lower::{Attention, LoweredSchedule, Product};
+use crate::lower::{Attention, LoweredSchedule, Product, RankExchange};
 
 /// A step with its addresses.
 #[derive(Debug)]
@@ -11,6 +11,7 @@ pub(crate) enum Ready {
     Launch(Bound),
     Product(Product),
     Attention(BoundAttention),
+    Exchange(RankExchange),
     Copy { from: u64, to: u64, bytes: u64 },
     Zero { to: u64, bytes: u64 },
 }

@@ -6,7 +6,7 @@ mod support;
 
 use plimsoll_cuda::lower::{DocumentForm, Limits};
 use plimsoll_cuda::{faulty_cases, half_cases};
-use plimsoll_exec::CpuDevice;
+use plimsoll_devices::cpu;
 use plimsoll_exec::cases::{self, Case};
 use plimsoll_exec::conformance::judge;
 use plimsoll_plan::Scratch;
@@ -14,7 +14,7 @@ use support::{HostDevice, host_kernels};
 
 /// Limits that cut a head of a few rows into chunks.
 const SMALL: Limits =
-    Limits { head_bytes: 0, head_rows: 40, deterministic: true, documents: DocumentForm::Masked };
+    Limits { head_bytes: 0, head_rows: 40, deterministic: true, documents: DocumentForm::Masked, rank: 0 };
 
 fn faults(limits: Limits, cases: &[Case]) -> Vec<String> {
     let Some(kernels) = host_kernels() else { return Vec::new() };
@@ -49,9 +49,9 @@ fn every_case_holds_with_activations_in_bf16() {
 #[test]
 fn an_id_outside_its_table_is_told_when_results_are_read_in_the_words_of_the_cpu() {
     let Some(kernels) = host_kernels() else { return };
-    let (mut host, mut cpu) = (HostDevice::new(kernels, Limits::default()), CpuDevice::new(1).unwrap());
+    let (mut host, mut cpu) = (HostDevice::new(kernels, Limits::default()), cpu(1).unwrap());
     for case in faulty_cases() {
-        let expected = judge(&mut cpu, &case, Scratch::Best).unwrap_err();
+        let expected = judge(&mut *cpu, &case, Scratch::Best).unwrap_err();
         let told = ["is outside the", "is not a number"];
         assert!(told.iter().any(|part| expected.contains(part)), "{expected}");
         assert_eq!(judge(&mut host, &case, Scratch::Best).unwrap_err(), expected);

@@ -69,6 +69,8 @@ pub struct Setup {
     pub gpu: GpuFiles,
     /// Whether two runs agree to the bit, where a device has faster sums without that. The processor always does.
     pub deterministic: bool,
+    /// Whether a GPU multiplies f32 operands in tf32.
+    pub tf32: bool,
 }
 
 /// Files that a GPU needs beside its driver.
@@ -183,7 +185,7 @@ fn card(index: usize, setup: &Setup) -> plimsoll_cuda::CudaOptions {
         target: CudaTarget { index },
         libraries: Libraries { folders: setup.gpu.libraries.clone() },
         cache: setup.gpu.cache.clone(),
-        products: Products::Library,
+        products: if setup.tf32 { Products::Tf32 } else { Products::Library },
         limits: Limits { deterministic: setup.deterministic, ..Limits::default() },
     }
 }

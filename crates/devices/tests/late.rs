@@ -1,149 +1,24 @@
-//! A device as unlike the CPU as the trait allows: it does nothing when told and everything when asked.
-//!
-//! Writes and schedules are put into a queue and carried out when somebody reads; a fault of the data is told then. The
-//! first run of a schedule only captures it, as a device does that records its launches and replays them. It is judged by
-//! the conformance cases and trains a model beside the CPU.
+//! A device that works late is judged by the conformance cases and trains a model beside the CPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::{Mutex, PoisonError};
-
+#[path = "late/device.rs"]
+mod device;
+use device::Late;
 use plimsoll_devices::{cpu, threads};
 use plimsoll_exec::conformance::judge;
-use plimsoll_exec::{Data, Device, Engine, ExecError, ScheduleId, cases};
+use plimsoll_exec::{Data, Device, Engine, ExecError, cases};
 use plimsoll_graph::{DType, Graph, GraphError, Init, differentiate};
-use plimsoll_plan::{Costed, Facts, Plan, Program, Role, Schedule, Scratch, Space, Strategy, Tier, plan};
+use plimsoll_plan::{Costed, Plan, Program, Role, Scratch, Strategy, plan};
 
-/// Work that was asked for and not yet done.
-#[derive(Debug)]
-enum Pending {
-    Write { offset: u64, bytes: Vec<u8> },
-    Run(ScheduleId),
-    Observe(u64),
-}
-
-/// The device, with a processor that does the work in the end.
-#[derive(Debug)]
-struct Late {
-    inner: Mutex<Inner>,
-}
-
-#[derive(Debug)]
-struct Inner {
-    device: Box<dyn Device>,
-    queue: Vec<Pending>,
-    observed: Vec<f32>,
-    /// The inner schedules, each bound when it was first run.
-    captured: Vec<Option<ScheduleId>>,
-    /// Schedules as they were given.
-    known: Vec<(Graph, Schedule)>,
-}
-
-impl Late {
-    fn new(threads: usize) -> Late {
-        let device = cpu(threads).unwrap();
-        let (queue, observed, captured, known) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Late { inner: Mutex::new(Inner { device, queue, observed, captured, known }) }
-    }
-
-    fn own(&mut self) -> &mut Inner {
-        self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Inner {
-    /// Does everything that was asked for, up to the first fault, which ends it as a fault ends a stream.
-    fn flush(&mut self) -> Result<(), ExecError> {
-        for work in std::mem::take(&mut self.queue) {
-            match work {
-                Pending::Write { offset, bytes } => self.device.write(offset, &bytes)?,
-                Pending::Run(schedule) => {
-                    let captured = if let Some(captured) = self.captured[schedule.0] {
-                        captured
-                    } else {
-                        let (graph, schedule) = &self.known[schedule.0];
-                        self.device.prepare(graph, schedule)?
-                    };
-                    self.captured[schedule.0] = Some(captured);
-                    self.device.run(captured)?;
-                }
-                Pending::Observe(offset) => self.observed.extend(self.device.observe(offset)?),
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Device for Late {
-    fn name(&self) -> String {
-        "late".into()
-    }
-
-    fn facts(&self, graph: &Graph) -> Facts {
-        self.inner.lock().unwrap().device.facts(graph)
-    }
-
-    fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
-        let inner = self.own();
-        inner.queue.clear();
-        inner.captured.clear();
-        inner.known.clear();
-        inner.device.reserve(space)
-    }
-
-    fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
-        let inner = self.own();
-        inner.known.push((graph.clone(), schedule.clone()));
-        inner.captured.push(None);
-        Ok(ScheduleId(inner.known.len() - 1))
-    }
-
-    fn map(&mut self) -> Result<(), ExecError> {
-        self.own().device.map()
-    }
-
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        self.own().queue.push(Pending::Write { offset, bytes: bytes.to_vec() });
-        Ok(())
-    }
-
-    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        let mut inner = self.inner.lock().unwrap();
-        inner.flush()?;
-        inner.device.read(offset, bytes)
-    }
-
-    fn observe(&mut self, offset: u64) -> Result<Option<f32>, ExecError> {
-        self.own().queue.push(Pending::Observe(offset));
-        Ok(None)
-    }
-
-    fn observed(&mut self, floats: &mut Vec<f32>) -> Result<(), ExecError> {
-        let inner = self.own();
-        let result = inner.flush();
-        floats.append(&mut inner.observed);
-        result
-    }
-
-    fn read_tier(&self, tier: Tier, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        let mut inner = self.inner.lock().unwrap();
-        inner.flush()?;
-        inner.device.read_tier(tier, offset, bytes)
-    }
-
-    fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
-        self.own().queue.push(Pending::Run(schedule));
-        Ok(())
-    }
-
-    fn run_timed(&mut self, schedule: ScheduleId, _: &mut [Vec<f64>]) -> Result<(), ExecError> {
-        self.run(schedule)
-    }
+/// A late device over a number of threads.
+fn late(threads: usize) -> Late {
+    Late::new(cpu(threads).unwrap())
 }
 
 #[test]
 fn a_device_that_works_late_passes_all_conformance_cases() {
-    let mut device = Late::new(1);
+    let mut device = late(1);
     let faults: Vec<String> =
         (cases::all().iter()).filter_map(|case| judge(&mut device, case, Scratch::Best).err()).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -203,11 +78,7 @@ fn a_device_that_works_late_computes_the_same_bits_under_every_strategy() {
     for strategy in [Strategy::None, Strategy::Full, Strategy::Minimal] {
         let plan = plan(&program, strategy, Scratch::Best).unwrap();
         let expected = trained(cpu(2).unwrap(), &program, &plan).unwrap();
-        assert_eq!(
-            trained(Box::new(Late::new(threads(0))), &program, &plan).unwrap(),
-            expected,
-            "{strategy}"
-        );
+        assert_eq!(trained(Box::new(late(threads(0))), &program, &plan).unwrap(), expected, "{strategy}");
     }
 }
 
@@ -216,7 +87,7 @@ fn a_fault_of_the_data_is_told_when_results_are_read() {
     let embedding = cases::all().into_iter().find(|case| case.op.name() == "embedding").unwrap();
     let mut faulty = embedding.clone();
     faulty.inputs[1].fill = cases::Fill::Number(1234.0);
-    let mut late = Late::new(1);
+    let mut late = late(1);
     let said = judge(&mut late, &faulty, Scratch::Best).unwrap_err();
     assert_eq!(said, judge(&mut *cpu(1).unwrap(), &faulty, Scratch::Best).unwrap_err());
     assert!(judge(&mut late, &embedding, Scratch::Best).is_ok(), "the fault is over");

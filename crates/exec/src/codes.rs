@@ -89,7 +89,7 @@ mod tests {
         // The least decade has one signed part, 10⁻⁶·(0.1 … 1), and two unsigned ones.
         assert_eq!((signed[126], signed[128]), (-5.5e-7, 5.5e-7));
         assert_eq!((unsigned[1], unsigned[2]), (3.25e-7, 7.75e-7));
-        // The greatest has 64 and 128; the last middle lies half a part below 1.
+        // The greatest decade has 64 signed parts and 128 unsigned ones; its highest entry lies half a part below 1.
         assert_eq!((signed[0], signed[254]), (-0.992_968_75, 0.992_968_75));
         assert_eq!(unsigned[254], 0.996_484_4);
         for table in [signed, unsigned] {

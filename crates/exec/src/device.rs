@@ -126,6 +126,11 @@ pub trait Device: Send + Debug {
         Err(ExecError::Unsupported(format!("{} cannot be one of several ranks", self.name())))
     }
 
+    /// Arenas that this machine has yet to hold when the device takes its own: those of other ranks count too.
+    fn arenas_ahead(&self) -> usize {
+        1
+    }
+
     /// Sets addresses of the arena and room in other tiers aside. An arena that was taken before is given back, and
     /// schedules that were prepared on it are forgotten.
     ///

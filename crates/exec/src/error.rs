@@ -7,6 +7,8 @@ use std::fmt;
 pub enum ExecError {
     /// Data that a kernel cannot work with, such as a token id outside the vocabulary.
     Data(String),
+    /// A number of the model that is not finite where the computation cannot go on with it.
+    NotFinite(String),
     /// The device has no kernel for this op on these element types.
     Unsupported(String),
     /// The arena could not be had.
@@ -23,6 +25,7 @@ impl fmt::Display for ExecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ExecError::Data(why)
+            | ExecError::NotFinite(why)
             | ExecError::Unsupported(why)
             | ExecError::Memory(why)
             | ExecError::Mismatch(why)

@@ -24,6 +24,7 @@ mod ranks;
 pub mod reference;
 pub mod rounding;
 mod state;
+mod subspace;
 mod timings;
 
 pub use arena::Arena;
@@ -33,5 +34,8 @@ pub use elements::Data;
 pub use engine::Engine;
 pub use error::ExecError;
 pub use instructions::Instructions;
-pub use ranks::{Communicator, ExchangeKind, ExchangeOperands, LIMIT, thread_ranks};
+pub use ranks::{
+    Communicator, ExchangeKind, ExchangeOperands, LIMIT, Wire, message_bytes, message_rank, thread_ranks,
+};
+pub use subspace::Projection;
 pub use timings::{Pace, Paces, Timing, Timings};

@@ -33,6 +33,13 @@ impl Stream {
         Stream::of_input(probe, name.wrapping_add(u64::from(direction)))
     }
 
+    /// The numbers of a projection: of matrix `matrix` of the parameter `name`, number `projection` of the run whose seed is
+    /// in the graph's input `rng`.
+    pub fn of_projection(rng: &[i32], name: u64, matrix: usize, projection: u32) -> Stream {
+        let name = name.wrapping_add(matrix as u64);
+        Stream { step: projection, ..Stream::of_input(rng, name) }
+    }
+
     /// The four numbers of elements `4·group … 4·group + 3` of `row`.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "must be compiled with its caller's vector instructions")]

@@ -29,7 +29,7 @@ const TOLERANCE: f64 = 2e-5;
 const ELEMENTS: std::ops::Range<usize> = 12..5000;
 
 /// Ops that have no derivative, because nothing is differentiated after them or because they yield integers alone.
-const WITHOUT: [&str; 14] = [
+const WITHOUT: [&str; 16] = [
     "steer",
     "accumulate",
     "sum_squares",
@@ -39,11 +39,13 @@ const WITHOUT: [&str; 14] = [
     "lion",
     "adafactor",
     "muon",
+    "apollo",
     "perturb",
     "perturb_rows",
     "probe_step",
     "sort_by_expert",
     "count_copies",
+    "inverse_norm",
 ];
 
 /// Ops whose operands are never trained.

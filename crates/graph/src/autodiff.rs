@@ -111,7 +111,7 @@ fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     for node in graph.nodes() {
         let any = node.inputs.iter().any(|input| needs[input.index()]);
         for &output in &node.outputs {
-            needs[output.index()] = any && graph.ty(output).dtype.is_float();
+            needs[output.index()] = any && graph.ty(output).dtype.is_float() && !node.op.detaches();
         }
     }
     needs

@@ -106,6 +106,14 @@ impl Graph {
         self.states[state.index()].versions[0]
     }
 
+    /// A constant that is `number` everywhere until the caller writes others, once, before the first run.
+    #[track_caller]
+    pub fn constant_filled(&mut self, name: &str, shape: impl Into<Shape>, number: f32) -> Value {
+        let (ty, init) = (Type::f32(shape), Init::Fill(number));
+        let state = self.find_or_push_state(name.to_owned(), ty, StateKind::Constant, init);
+        self.states[state.index()].versions[0]
+    }
+
     /// The matrix `(rows, n)` whose column `i` is 1 in row `chosen[i]` and 0 elsewhere, which picks those rows of another.
     #[track_caller]
     pub fn one_hot(&mut self, name: &str, rows: usize, chosen: &[usize]) -> Value {
@@ -261,6 +269,11 @@ impl Graph {
         self.states[state.index()].kind = StateKind::Transient;
     }
 
+    /// Declares that a range of state is one rank's shard of a range of type `whole`.
+    pub fn make_shard(&mut self, state: StateId, whole: Type) {
+        self.states[state.index()].whole = Some(whole);
+    }
+
     /// The newest version of a range of state.
     pub fn newest(&self, state: StateId) -> Value {
         let versions = &self.states[state.index()].versions;
@@ -299,7 +312,15 @@ impl Graph {
         let id = StateId(self.states.len() as u32);
         let value = self.push_value(ty, ValueSource::State, Some((id, 0)));
         self.state_ids.insert(name.clone(), id);
-        self.states.push(State { name, ty, kind, init, parts: Vec::new(), versions: vec![value] });
+        self.states.push(State {
+            name,
+            ty,
+            kind,
+            init,
+            parts: Vec::new(),
+            whole: None,
+            versions: vec![value],
+        });
         id
     }
 

@@ -133,8 +133,9 @@ pub enum StateKind {
     /// Sum over the micro-batches of a step of a value that the caller watches. It begins anew like a gradient's sum, and
     /// in the graph only an update reads it.
     Tally,
-    /// A gradient that is used up inside the micro-batch that makes it. It has bytes from its first writer, which
-    /// replaces the contents, to its last reader, and is invisible outside that schedule.
+    /// A gradient that is used up inside the micro-batch that makes it, or a rank's shard of a parameter inside the update. It
+    /// has bytes from its first writer, which replaces the contents, to its last reader, and is invisible outside that
+    /// schedule.
     Transient,
     /// A running average of the optimizer, or a bias that its step moves: numbers that only a checkpoint keeps.
     Moment,
@@ -184,6 +185,8 @@ pub struct State {
     pub init: Init,
     /// Its named parts in the order they lie in, where it is a group; see [`State::pieces`].
     pub parts: Vec<StatePart>,
+    /// The type of the whole, where each rank keeps a shard of it.
+    pub whole: Option<Type>,
     /// The value that stands for each version, oldest first.
     pub versions: Vec<Value>,
 }
@@ -333,6 +336,21 @@ impl Graph {
         }
         path.reverse();
         path
+    }
+
+    /// The blocks that count as layers: the children of the outermost block that has several.
+    pub fn layer_blocks(&self) -> Vec<BlockId> {
+        let mut outer = Graph::ROOT;
+        loop {
+            let children: Vec<BlockId> = (1..self.blocks.len() as u32)
+                .map(BlockId)
+                .filter(|&block| self.block_info(block).parent == outer && block != outer)
+                .collect();
+            match children[..] {
+                [only] if self.blocks.iter().any(|block| block.parent == only) => outer = only,
+                _ => return children,
+            }
+        }
     }
 
     /// The dotted name of a block, empty for the root.

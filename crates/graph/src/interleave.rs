@@ -11,6 +11,9 @@
 //! once more just before the reader, together with everything the producer needs. The wait assumes that everything is
 //! dropped, so the order suits any plan.
 //!
+//! A node that reads the result of an exchange between ranks waits for the end of its layer, so that the exchange runs beside
+//! the layer's other nodes. It does not wait longer: a layer that ends with nothing under way can be planned by itself.
+//!
 //! A node that moved becomes a backward node of the layer it moved to. Its computation and the order of updates stay
 //! the same: the numbers are those of updates at the end, bit for bit.
 
@@ -36,6 +39,7 @@ pub fn interleave(graph: Graph) -> Result<Graph, GraphError> {
 /// The backward node each update node is to follow; for any other node its own position.
 fn placements(graph: &Graph, turn: usize) -> Vec<usize> {
     let mut last_read = last_reads(graph);
+    let ends = layer_ends(graph);
     let mut behind: Vec<usize> = (0..graph.nodes().len()).collect();
     for (index, node) in graph.nodes().iter().enumerate().filter(|(_, node)| node.phase == Phase::Update) {
         let overwritten = node.outputs.iter().filter_map(|&value| {
@@ -47,12 +51,31 @@ fn placements(graph: &Graph, turn: usize) -> Vec<usize> {
         let made = made.map(|producer| behind[producer.index()]);
         let read = overwritten.iter().map(|value| last_read[value.index()]);
         let place = made.chain(read).chain([turn]).max().unwrap_or(turn);
+        let exchanged = |&value: &Value| {
+            graph.producer(value).is_some_and(|producer| graph.node(producer).op.collective().is_some())
+        };
+        let place = if node.inputs.iter().any(exchanged) { ends[place] } else { place };
         for input in &node.inputs {
             last_read[input.index()] = last_read[input.index()].max(place);
         }
         behind[index] = place;
     }
     behind
+}
+
+/// For each node, the last node of the run of backward nodes of its layer.
+fn layer_ends(graph: &Graph) -> Vec<usize> {
+    let layers = graph.layer_blocks();
+    let layer_of =
+        |node: &Node| graph.block_path(node.block).into_iter().find(|block| layers.contains(block));
+    let mut ends: Vec<usize> = (0..graph.nodes().len()).collect();
+    for (index, pair) in graph.nodes().windows(2).enumerate().rev() {
+        let same = pair.iter().all(|node| node.phase == Phase::Backward);
+        if same && layer_of(&pair[0]).is_some_and(|layer| layer_of(&pair[1]) == Some(layer)) {
+            ends[index] = ends[index + 1];
+        }
+    }
+    ends
 }
 
 /// For each value, the last backward node that reads it, or that could make it be read again; 0 for none.

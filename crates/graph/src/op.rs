@@ -18,9 +18,9 @@ mod probes;
 mod quantised;
 
 pub use balance::Balance;
-pub use collective::{Collective, SHARD_UNIT, shard_elements};
+pub use collective::{Collective, SHARD_UNIT, SMALL_TENSOR, shard_elements};
 pub use experts::Sorting;
-pub use optimizers::{Adafactor, Lion, Muon};
+pub use optimizers::{Adafactor, Apollo, ApolloScaling, Lion, Muon};
 pub use parameters::{Activation, AdamW, BLOCK, Conv, Gelu, Head, Mask, Mlp, Moments, Sgd, Stored, Weights};
 pub use probes::{Estimate, ProbeStep};
 pub use quantised::{Dequantise, NF4_BLOCK, NF4_SECOND_BLOCK, Quantised};
@@ -202,6 +202,14 @@ pub enum Op {
     RmsNormGradInput,
     /// `(x, rstd, dy) → dw` of [`Op::RmsNorm`].
     RmsNormGradWeight,
+    /// `(c[out], p[r,out], b[out,r], g[r,r]) → 1/‖wᵢ + s·bᵢ·a‖` of each row `i` of a weight `w (out, in)` and a product
+    /// `b·a`, of which it reads `c = ‖wᵢ‖²`, `p = a·wᵀ` and `g = a·aᵀ`: the root is that of
+    /// `c + s·Σₖ bₖ·(2pₖ + s·Σₗ gₖₗ·bₗ)`, and the sum of weight and product never exists. The derivative reads the result
+    /// as a constant.
+    InverseNorm {
+        /// The factor `s` of the product.
+        scale: f32,
+    },
 
     // ---- transformers --------------------------------------------------------------------------
     /// `(table[V,C], ids[…]) → table[ids]` of shape `[…,C]`.
@@ -411,6 +419,29 @@ pub enum Op {
     /// `X = u/‖u‖`, then [`Muon::ROUNDS`] times `A = X·Xᵀ; X = aX + (bA + cA²)·X`, which makes it nearly orthogonal;
     /// `p −= lr·(0.2·√(longer side)·X + decay·p)`. Nothing changes when `scale` is not finite.
     Muon(Muon),
+    /// `(grad, lr[], step[], scale[], rng[4]) → (p, m, v, n)` of matrices, in place (Zhu et al., 2024): `g = scale·grad`; `P` is
+    /// a matrix of normal numbers over `√rank`, drawn anew every `gap` steps from the seed and the parameter's name; `R` has a
+    /// line for each line of the longer side (channel), `g·Pᵀ` or `gᵀ·Pᵀ`. `m` and `v` are moments of `R` as of `AdamW`, `R̃ =
+    /// m/(√v + ε)`; `s = ‖R̃‖/(‖R‖ + 10⁻⁸)` of each channel or of the whole; `u = s·g`, divided by `max(‖u‖/n, 1.01)/1.01`
+    /// where `n`, the norm of the step before, is not 0; `n = ‖u‖`; `p ← (1 − lr·decay)·(p − lr·√scale·√(1−β₂ᵗ)/(1−β₁ᵗ)·u)`.
+    /// Nothing changes when `scale[]` is not finite.
+    Apollo(Apollo),
+
+    // ---- a random subspace: weights as a function of few numbers ----------------------------------
+    // Element `e` of a parameter belongs to coordinate `(e mod d + turn) mod d`, with a sign of its own. The turn is a random
+    // number of the block `e / d`, so no block has two elements of one coordinate.
+    /// `(w, v[d]) → w + P·v`: a parameter moved along coordinates.
+    Subspace {
+        /// Hash of the seed and of the parameter's name, from which turns and signs are drawn.
+        stream: u64,
+    },
+    /// `(dw) → dv[d] = Pᵀ·dw` of [`Op::Subspace`].
+    SubspaceGrad {
+        /// As there.
+        stream: u64,
+        /// Number of coordinates.
+        dimension: usize,
+    },
 
     // ---- probes: losses beside the weights, in place of gradients ------------------------------
     // A probe is the i32 `[seed low, seed high, step, direction]`; with a name and an element it gives a normal number.
@@ -431,7 +462,7 @@ pub enum Op {
     ProbeStep(ProbeStep),
 
     // ---- ranks ---------------------------------------------------------------------------------
-    /// An exchange between the ranks of a run: see [`Collective`].
+    /// An exchange between the ranks of a run, or a rank's own shard: see [`Collective`].
     Collective(Collective),
 }
 
@@ -458,6 +489,8 @@ pub enum Family {
     Balance,
     /// Frozen weights in few bits.
     Quantised,
+    /// Parameters that move in a random subspace.
+    Subspace,
     /// Losses and the fused head.
     Losses,
     /// Gradient sums, their norm, the optimizers' updates, and parameters as probes read them.
@@ -508,6 +541,7 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::RmsNormGradInput => "rms_norm_grad_input",
             Op::RmsNormGradWeight => "rms_norm_grad_weight",
+            Op::InverseNorm { .. } => "inverse_norm",
             Op::Embedding => "embedding",
             Op::EmbeddingGrad { .. } => "embedding_grad",
             Op::Rope { .. } => "rope",
@@ -549,6 +583,9 @@ impl Op {
             Op::Lion(_) => "lion",
             Op::Adafactor(_) => "adafactor",
             Op::Muon(_) => "muon",
+            Op::Apollo(_) => "apollo",
+            Op::Subspace { .. } => "subspace",
+            Op::SubspaceGrad { .. } => "subspace_grad",
             Op::Perturb { .. } => "perturb",
             Op::PerturbRows { .. } => "perturb_rows",
             Op::ProbeStep(_) => "probe_step",
@@ -595,7 +632,8 @@ impl Op {
             | Op::LayerNormGradWeight
             | Op::RmsNorm { .. }
             | Op::RmsNormGradInput
-            | Op::RmsNormGradWeight => Family::Norms,
+            | Op::RmsNormGradWeight
+            | Op::InverseNorm { .. } => Family::Norms,
             Op::Embedding
             | Op::EmbeddingGrad { .. }
             | Op::Rope { .. }
@@ -622,6 +660,7 @@ impl Op {
             | Op::RouterZLoss { .. }
             | Op::RouterZLossGrad { .. } => Family::Balance,
             Op::Dequantise(_) => Family::Quantised,
+            Op::Subspace { .. } | Op::SubspaceGrad { .. } => Family::Subspace,
             Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::HeadLoss(_)
@@ -634,6 +673,7 @@ impl Op {
             | Op::Lion(_)
             | Op::Adafactor(_)
             | Op::Muon(_)
+            | Op::Apollo(_)
             | Op::Perturb { .. }
             | Op::PerturbRows { .. }
             | Op::ProbeStep(_) => Family::State,
@@ -680,6 +720,7 @@ impl Op {
             | Op::LayerNormGradWeight
             | Op::RmsNormGradWeight
             | Op::EmbeddingGrad { .. }
+            | Op::SubspaceGrad { .. }
             | Op::GroupedLinearGradWeight
             | Op::Accumulate { .. } => output == 0,
             Op::MlpGrad { .. } => output >= 1,
@@ -689,9 +730,9 @@ impl Op {
     }
 
     /// Whether output `output` is stored as f32 or bf16 as the graph declares, whatever the operands are: sums of
-    /// gradients, and rows of a table.
+    /// gradients, rows of a table, and moved parameters.
     pub fn stores_either(&self, output: usize) -> bool {
-        self.can_accumulate(output) || matches!(self, Op::Embedding)
+        self.can_accumulate(output) || matches!(self, Op::Embedding | Op::Subspace { .. })
     }
 
     /// Whether output `output` may be a sum in bf16 that the op itself adds to: its own sum is f32 and whole before it is
@@ -729,12 +770,18 @@ impl Op {
     /// Whether the loss may depend on a parameter through output `output`. Statistics beside a result have no derivative
     /// of their own: the rule of the result accounts for them.
     pub fn is_differentiable(&self, output: usize) -> bool {
-        output == 0 || matches!(self, Op::SoftmaxLse)
+        !self.detaches() && (output == 0 || matches!(self, Op::SoftmaxLse))
+    }
+
+    /// Whether the derivative reads the result as a constant, though it depends on parameters.
+    pub fn detaches(&self) -> bool {
+        matches!(self, Op::InverseNorm { .. })
     }
 
     /// The exchange between ranks that it is, if it is one.
     pub fn collective(&self) -> Option<Collective> {
         match self {
+            Op::Collective(Collective::OwnShard { .. }) => None,
             Op::Collective(collective) => Some(*collective),
             _ => None,
         }
@@ -749,6 +796,7 @@ impl Op {
                 | Op::Lion(_)
                 | Op::Adafactor(_)
                 | Op::Muon(_)
+                | Op::Apollo(_)
                 | Op::ProbeStep(_)
                 | Op::Steer { .. }
         )
@@ -759,7 +807,9 @@ impl Op {
     pub fn reads_half(&self, input: usize) -> bool {
         match self {
             Op::Linear { .. } | Op::GroupedLinear | Op::HeadLoss(_) | Op::HeadLossGrad { .. } => input == 1,
-            Op::LinearGradInput { .. } | Op::GroupedLinearGradInput | Op::Embedding => input == 0,
+            Op::LinearGradInput { .. } | Op::GroupedLinearGradInput | Op::Embedding | Op::Subspace { .. } => {
+                input == 0
+            }
             Op::Mlp(mlp) => (1..=mlp.products()).contains(&input),
             Op::MlpGrad { mlp, .. } => (2..2 + mlp.products()).contains(&input),
             _ => false,
@@ -773,13 +823,13 @@ impl Op {
         match self {
             Op::LayerNorm { .. } | Op::LayerNormGradWeight | Op::RmsNormGradInput => (1..=2).contains(&input),
             Op::LayerNormGradInput => (1..=3).contains(&input),
-            Op::RmsNorm { .. } | Op::RmsNormGradWeight | Op::Rope { .. } => input == 1,
+            Op::RmsNorm { .. } | Op::RmsNormGradWeight | Op::Rope { .. } | Op::Subspace { .. } => input == 1,
             Op::Conv2d { .. } => input >= 1,
             Op::Conv2dGradInput { .. } => input == 0,
             Op::AttentionGrad { .. } => input == 4,
             Op::SoftmaxLseGrad { .. } | Op::TopK { .. } | Op::TopKGrad { .. } | Op::SortByExpert(_) => true,
             _ if self.family() == Family::Balance => true,
-            Op::Dequantise(_) => true,
+            Op::Dequantise(_) | Op::InverseNorm { .. } => true,
             Op::Combine { .. } | Op::CombineGradRows => input == 3,
             Op::Mlp(mlp) => input > mlp.products(),
             Op::MlpGrad { mlp, .. } => input >= 2 + mlp.products(),

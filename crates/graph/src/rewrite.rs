@@ -4,7 +4,7 @@
 //! form of each range of state, and the replacement of each node's result.
 
 use crate::graph::{AddedLoss, Graph, Node, NodeId, Phase, State, StateKind, Tally};
-use crate::{GraphError, Value};
+use crate::{GraphError, Shape, Value};
 
 impl Graph {
     /// Copies the graph. Each range of state gets the kind that `kind` gives it. After each node has been copied,
@@ -43,6 +43,20 @@ impl Graph {
     pub fn rewrite_nodes(
         &self,
         kind: impl Fn(&State) -> StateKind,
+        make: impl FnMut(&mut Graph, NodeId, &[Value]) -> Vec<Value>,
+    ) -> Result<Graph, GraphError> {
+        self.rewrite_with_inputs(|_, shape| shape, kind, make)
+    }
+
+    /// As [`rewrite_nodes`](Self::rewrite_nodes), where `shape` gives each input, by its name, the shape it is to have.
+    ///
+    /// # Errors
+    ///
+    /// As [`rewrite_nodes`](Self::rewrite_nodes).
+    pub fn rewrite_with_inputs(
+        &self,
+        shape: impl Fn(&str, Shape) -> Shape,
+        kind: impl Fn(&State) -> StateKind,
         mut make: impl FnMut(&mut Graph, NodeId, &[Value]) -> Vec<Value>,
     ) -> Result<Graph, GraphError> {
         if let Some(node) = self.nodes.iter().find(|node| node.phase != Phase::Forward) {
@@ -57,12 +71,14 @@ impl Graph {
         let mut moved = vec![Value(0); self.values.len()];
         for &input in &self.inputs {
             let info = self.value(input);
-            moved[input.index()] = graph.input(&info.name, info.ty.shape, info.ty.dtype);
+            let extents = shape(&info.name, info.ty.shape);
+            moved[input.index()] = graph.input(&info.name, extents, info.ty.dtype);
         }
         for state in &self.states {
             let (name, init) = (state.name.clone(), state.init.clone());
             let id = graph.find_or_push_state(name, state.ty, kind(state), init);
             graph.states[id.index()].parts.clone_from(&state.parts);
+            graph.states[id.index()].whole = state.whole;
             moved[state.versions[0].index()] = graph.newest(id);
         }
         for (node, id) in self.nodes.iter().zip(self.node_ids()) {

@@ -19,6 +19,9 @@ impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for state in &self.states {
             write!(f, "state {}: {} {}", state.name, state.ty, kind_name(state.kind))?;
+            if let Some(whole) = state.whole {
+                write!(f, " shard of {whole}")?;
+            }
             let parts: Vec<String> =
                 state.parts.iter().map(|part| format!("{}: {}", part.name, part.shape)).collect();
             writeln!(f, "{}{}", if parts.is_empty() { "" } else { " of " }, parts.join(", "))?;
@@ -86,6 +89,9 @@ impl Graph {
             Op::PerturbRows { .. } => Op::PerturbRows { stream: 0 },
             Op::ProbeStep(step) => Op::ProbeStep(step.without_stream()),
             Op::Muon(muon) => Op::Muon(Muon { stored: muon.stored.without_stream(), ..muon }),
+            Op::Subspace { .. } => Op::Subspace { stream: 0 },
+            Op::SubspaceGrad { dimension, .. } => Op::SubspaceGrad { stream: 0, dimension },
+            Op::Apollo(rates) => Op::Apollo(rates.without_stream()),
             ref op => op.clone(),
         };
         format!("{}({}) -> {}", OpText(&op), list(&self.input_types(node)), list(&self.output_types(node)))

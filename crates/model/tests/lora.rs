@@ -5,8 +5,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use plimsoll_graph::{Graph, Op, Phase, StateKind, differentiate};
-use plimsoll_model::lora::{AdapterConfig, Excluded, LayerChoice, Pattern, file_name, parameter_name};
+use plimsoll_graph::{Graph, Node, Op, Phase, StateKind, differentiate};
+use plimsoll_model::lora::{
+    AdapterConfig, AdapterKind, Excluded, FeedForward, LayerChoice, NonLinearity, Pattern, VirtualTokens,
+    file_name, parameter_name,
+};
 use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
 use safetensors::SafeTensors;
 
@@ -14,7 +17,26 @@ use safetensors::SafeTensors;
 mod models;
 use models::{Size, bert, gpt2, llama};
 
-const CASES: [&str; 6] = ["llama", "llama_rslora", "llama_saved", "gpt2", "bert", "qwen2"];
+const CASES: [&str; 18] = [
+    "llama",
+    "llama_rslora",
+    "llama_saved",
+    "gpt2",
+    "bert",
+    "qwen2",
+    "llama_dora",
+    "qwen2_dora",
+    "gpt2_dora",
+    "llama_ia3",
+    "gpt2_ia3",
+    "bert_ia3",
+    "llama_bottleneck",
+    "gpt2_bottleneck",
+    "llama_prompt",
+    "gpt2_prompt",
+    "llama_prefix",
+    "gpt2_prefix",
+];
 
 #[test]
 fn what_is_trained_has_the_names_and_shapes_of_the_file_that_peft_saves() {
@@ -24,12 +46,13 @@ fn what_is_trained_has_the_names_and_shapes_of_the_file_that_peft_saves() {
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let expected: BTreeMap<String, Vec<usize>> =
             tensors.tensors().into_iter().map(|(name, tensor)| (name, tensor.shape().to_vec())).collect();
-        let graph = lora.adapt(&model(case).training(4, 16).unwrap()).unwrap();
+        let positions = 16 - lora.virtual_tokens() + lora.added_positions();
+        let graph = lora.adapt(&model(case).training(4, positions).unwrap()).unwrap();
         assert_eq!(trained(&graph), expected, "{case}");
         for name in expected.keys() {
             assert_eq!(&file_name(parameter_name(name).unwrap()), name);
         }
-        if let Ok(generation) = model(case).generation(16) {
+        if let Ok(generation) = model(case).generation(positions) {
             assert_eq!(trained(&lora.adapt(&generation).unwrap()), expected, "{case} when it generates");
         }
     }
@@ -59,10 +82,18 @@ fn a_config_of_peft_is_read_and_written_with_the_same_meaning() {
 
 #[test]
 fn nothing_below_the_lowest_adapter_is_differentiated() {
+    let scaled = AdapterKind::Ia3(FeedForward::Names(Vec::new()));
+    let behind = AdapterKind::Bottleneck(NonLinearity::Tanh);
+    for kind in [AdapterKind::LowRank, AdapterKind::Dora, scaled, behind] {
+        ends_at_the_adapter(kind);
+    }
+}
+
+fn ends_at_the_adapter(kind: AdapterKind) {
     let targets = Targets::Names(vec!["layers.2.mlp.up_proj".into()]);
     let preset = Preset::from_name("tiny").unwrap();
     let forward = preset.model.training(2, 32).unwrap();
-    let graph = Lora { targets, ..Lora::default() }.adapt(&forward).unwrap();
+    let graph = Lora { kind, targets, ..Lora::default() }.adapt(&forward).unwrap();
     let training = differentiate(&graph, graph.output_named("loss").unwrap()).unwrap();
     let backward = training.nodes().iter().filter(|node| node.phase == Phase::Backward);
     let blocks: Vec<String> = backward.map(|node| training.block_name(node.block)).collect();
@@ -72,6 +103,91 @@ fn nothing_below_the_lowest_adapter_is_differentiated() {
     // Within its own layer it goes back through `down_proj` and the gate as far as the adapter, not to the norm.
     let own = training.nodes().iter().filter(|node| training.block_name(node.block) == "model.layers.2");
     assert!(own.into_iter().all(|node| !matches!(node.op, Op::RmsNormGradInput | Op::AttentionGrad { .. })));
+}
+
+#[test]
+fn vectors_before_the_text_are_all_that_is_trained_and_their_positions_have_no_loss() {
+    let vectors = VirtualTokens { count: 5, width: 32, layers: 2, heads: 4 };
+    let lora = Lora { kind: AdapterKind::Prompt(vectors), ..Lora::default() };
+    let graph = lora.adapt(&model("llama").training(3, 16).unwrap()).unwrap();
+    assert_eq!(trained(&graph), BTreeMap::from([("prompt_embeddings".to_owned(), vec![5, 32])]));
+    let shape = |name: &str| graph.shape(graph.input_named(name).unwrap()).to_vec();
+    assert_eq!((shape("tokens"), shape("targets")), (vec![3, 11], vec![3, 11]));
+    let training = differentiate(&graph, graph.output_named("loss").unwrap()).unwrap();
+    let head = training.nodes().iter().find(|node| matches!(node.op, Op::HeadLossGrad { .. })).unwrap();
+    assert_eq!(training.shape(head.inputs[0])[..], [3 * 11, 32]);
+    // The table of words lies beside the vectors and is frozen: it has no gradient, and no weight has.
+    let of_weights = |node: &&Node| matches!(node.op, Op::EmbeddingGrad { .. } | Op::LinearGradWeight { .. });
+    assert_eq!(training.nodes().iter().filter(of_weights).count(), 0);
+    let generation = lora.adapt(&model("gpt2").generation(16).unwrap()).unwrap();
+    assert_eq!(generation.shape(generation.input_named("tokens").unwrap())[..], [1, 11]);
+
+    let fault = |architecture: Architecture, seq: usize| {
+        lora.adapt(&architecture.training(2, seq).unwrap()).unwrap_err().to_string()
+    };
+    assert_eq!(fault(model("llama"), 5), "prompt tuning: 5 vectors leave no room for text in 5 positions");
+    let packed = "prompt tuning: the vectors belong to every text, and rows of several texts have them once; give --packing \
+                  false and texts as .jsonl or .parquet, for a model that writes";
+    assert_eq!(fault(model("llama").with_documents(true), 16), packed);
+    assert_eq!(fault(model("bert"), 16), packed);
+}
+
+#[test]
+fn keys_and_values_before_the_text_are_all_that_is_trained_and_layers_stay_alike() {
+    let vectors = VirtualTokens { count: 5, width: 16, layers: 2, heads: 2 };
+    let lora = Lora { kind: AdapterKind::Prefix(vectors), ..Lora::default() };
+    let graph = lora.adapt(&model("llama").training(3, 11).unwrap()).unwrap();
+    assert_eq!(trained(&graph), BTreeMap::from([("prompt_embeddings".to_owned(), vec![5, 64])]));
+    let training = differentiate(&graph, graph.output_named("loss").unwrap()).unwrap();
+    let in_layer = |layer: usize| {
+        let nodes = training.nodes().iter().filter(|node| node.phase == Phase::Forward);
+        let own = nodes.filter(|node| training.block_name(node.block) == format!("model.layers.{layer}"));
+        own.map(|node| node.op.clone()).collect::<Vec<Op>>()
+    };
+    assert_eq!(in_layer(0), in_layer(1));
+    // Queries of the first layer depend on the text alone, and so does everything below its attention.
+    let first = training.nodes().iter().filter(|node| training.block_name(node.block) == "model.layers.0");
+    let backward = first.filter(|node| node.phase == Phase::Backward);
+    let below = |node: &&Node| matches!(node.op, Op::LinearGradWeight { .. } | Op::Rope { .. });
+    assert_eq!(backward.filter(below).count(), 0);
+    let other = Lora { kind: AdapterKind::Prefix(VirtualTokens { layers: 3, ..vectors }), ..Lora::default() };
+    assert_eq!(
+        other.adapt(&model("llama").training(3, 11).unwrap()).unwrap_err().to_string(),
+        "prefix tuning: the vectors are those of 3 layers, and the model has 2"
+    );
+}
+
+/// PEFT reads the norm as a constant, so no gradient goes through it: the products that it follows from have none.
+#[test]
+fn the_norm_of_rows_is_a_constant_for_the_derivative() {
+    let forward = model("llama").training(4, 16).unwrap();
+    let dora = Lora { kind: AdapterKind::Dora, ..Lora::default() };
+    let training = |lora: &Lora| {
+        let graph = lora.adapt(&forward).unwrap();
+        differentiate(&graph, graph.output_named("loss").unwrap()).unwrap()
+    };
+    let products = |graph: &Graph| {
+        let backward = graph.nodes().iter().filter(|node| node.phase == Phase::Backward);
+        backward
+            .filter(|node| matches!(node.op, Op::LinearGradWeight { .. } | Op::LinearGradInput { .. }))
+            .count()
+    };
+    let graph = training(&dora);
+    assert_eq!(products(&graph), products(&training(&Lora::default())));
+    let norms = graph.nodes().iter().filter(|node| matches!(node.op, Op::InverseNorm { .. }));
+    assert_eq!(norms.clone().count(), 14, "one for each of seven layers of two blocks");
+    assert!(norms.into_iter().all(|node| node.phase == Phase::Forward));
+}
+
+#[test]
+fn a_table_of_words_has_no_lengths_of_rows() {
+    let forward = model("llama").training(4, 16).unwrap();
+    let targets = Targets::Names(vec!["embed_tokens".into()]);
+    let lora = Lora { kind: AdapterKind::Dora, targets, ..Lora::default() };
+    assert_eq!(
+        lora.adapt(&forward).unwrap_err().to_string(),
+        "lora: `model.embed_tokens` is a table of words, which has no DoRA here; leave it out of the targets"
+    );
 }
 
 #[test]
@@ -181,9 +297,11 @@ fn trained(graph: &Graph) -> BTreeMap<String, Vec<usize>> {
 /// The models of `reference/lora.py`.
 fn model(case: &str) -> Architecture {
     match case {
-        "gpt2" => gpt2(Size::GOLDEN).into(),
-        "bert" => bert(Size::GOLDEN).into(),
-        "qwen2" => Llama { tie_embeddings: true, qkv_bias: true, ..llama(Size::GOLDEN) }.into(),
+        _ if case.starts_with("gpt2") => gpt2(Size::GOLDEN).into(),
+        _ if case.starts_with("bert") => bert(Size::GOLDEN).into(),
+        _ if case.starts_with("qwen2") => {
+            Llama { tie_embeddings: true, qkv_bias: true, ..llama(Size::GOLDEN) }.into()
+        }
         _ => llama(Size::GOLDEN).into(),
     }
 }

@@ -82,6 +82,8 @@ fn settings_that_no_mixture_can_have_are_refused_by_key_with_a_way_out() {
         ("mixtral", "num_experts_per_tok", json!(0), "a whole number from 1"),
         ("mixtral", "num_local_experts", json!(null), "num_local_experts"),
         ("mixtral", "router_jitter_noise", json!(1.0), "a number from 0 to below 1"),
+        ("mixtral", "scoring_func", json!("sigmoid"), "softmax"),
+        ("qwen3-moe", "topk_method", json!("noaux_tc"), "greedy"),
         ("olmoe", "clip_qkv", json!(8.0), "clipped queries, keys and values are not supported"),
         ("olmoe", "router_aux_loss_coef", json!(-1.0), "a number from 0 on"),
         ("qwen2-moe", "mlp_only_layers", json!([0, 1, 2]), "a list that leaves a layer with experts"),

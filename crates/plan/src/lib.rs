@@ -37,7 +37,8 @@ mod search;
 
 pub use bytes::{ArenaBytes, ProcessBytes, TransientBytes};
 pub use device::{
-    DeviceSpec, Direction, Facts, Lane, Link, NodeFacts, Scratch, Tier, UnknownDevice, Workspace,
+    DeviceSpec, Direction, Facts, Lane, Link, NodeFacts, RankLink, RankLinks, Scratch, Tier, UnknownDevice,
+    Workspace,
 };
 pub use layout::{CsvError, CsvFault, Effort, Layout, Slot, Table, layout, solve};
 pub use plan::{ByPurpose, Draft, Plan, PlanError, Tiered, plan};

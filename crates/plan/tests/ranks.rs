@@ -4,6 +4,9 @@
 
 mod support;
 
+#[path = "ranks/shards.rs"]
+mod shards;
+
 use plimsoll_graph::op::Collective;
 use plimsoll_graph::{DType, Graph, Init, Op, Phase, StateId, StateKind};
 use plimsoll_plan::{

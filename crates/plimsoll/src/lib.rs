@@ -39,9 +39,9 @@ pub use plimsoll_plan::{DeviceSpec, Plan, Program, Role, Schedule, Strategy};
 pub use plimsoll_train::job::{Environment, Job, Note, Session};
 pub use plimsoll_train::trainer::{Event, Listener};
 pub use plimsoll_train::{
-    Config, FloatStorage, Model, Offload, Optimizer, OptimizerKind, Options, Planned, RawConfig, Run,
-    StateStorage, Step, Stepped, TrainError, TrainOnly, Trainer, Update, WeightStorage, plan_for,
-    plan_within,
+    Config, FloatStorage, LowRank, Model, Offload, Optimizer, OptimizerKind, Options, Planned, RawConfig,
+    Run, StateStorage, Step, Stepped, TrainError, TrainOnly, Trainer, Update, WeightStorage, ZeroStage,
+    plan_for, plan_within,
 };
 
 /// Reference kernels, the cases every device is judged by, and the random numbers they share.
@@ -66,9 +66,9 @@ pub mod planning {
     pub use plimsoll_plan::{
         Action, Away, Buffer, BufferId, Build, ByPurpose, Choice, Compared, Contents, Copy, Costed, CsvError,
         CsvFault, Direction, Draft, Effort, End, Exchange, ExpertReport, Facts, Fault, GradientReport,
-        Judged, Lane, LayerReport, Layout, Link, NodeFacts, PlanError, Point, Purpose, RanksDiffer,
-        ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space, Span,
-        StateRange, Table, Tier, Tiered, Traffic, Tried, Workspace, compare, curve, exchanges, experts,
+        Judged, Lane, LayerReport, Layout, Link, NodeFacts, PlanError, Point, Purpose, RankLink, RankLinks,
+        RanksDiffer, ReplayError, Report, Request, Schedule, Scratch, SearchError, Searcher, Slot, Space,
+        Span, StateRange, Table, Tier, Tiered, Traffic, Tried, Workspace, compare, curve, exchanges, experts,
         faster, gradients, largest, layout, plan, replay, replay_all, replay_ranks, report, search, solve,
         spans, spread, timeline, traffic, try_all, unbudgeted,
     };
@@ -78,9 +78,11 @@ pub mod planning {
 pub mod training {
     pub use plimsoll_exec::cpu::{BLOCK as DISK_BLOCK, disk_room, free_disk_bytes};
     pub use plimsoll_exec::{
-        Communicator, DiskSpeed, ExchangeKind, ExchangeOperands, LIMIT as RANK_LIMIT, measure_disk,
-        thread_ranks,
+        Communicator, DiskSpeed, ExchangeKind, ExchangeOperands, LIMIT as RANK_LIMIT, Wire, measure_disk,
+        message_bytes, message_rank, thread_ranks,
     };
+    #[cfg(feature = "mpi")]
+    pub use plimsoll_mpi::mpi_rank;
     pub use plimsoll_train::{
         Adapted, Alternative, Config, DataConfig, EvaluationConfig, LanguageModel, Length, Measured,
         OPS_FILE_VERSION, OpenedData, Origin, OutputConfig, Programs, RawConfig, Resume, SampleConfig,
@@ -127,9 +129,10 @@ pub mod training {
     /// A whole run from its settings, as `plimsoll train` has it.
     pub mod job {
         pub use plimsoll_train::job::{
-            BetterStep, DeviceFacts, DiskNeed, Environment, Finished, Job, METHODS, Method, MethodFigures,
-            MethodPlan, MethodRow, NamedModel, Note, OpenedDevice, Questions, Session, Stage, Summary,
-            TimesFile, Watch, class_of, methods, read_costs, watched,
+            BetterStep, DeviceFacts, DiskNeed, Environment, Finished, IntrinsicCurve, IntrinsicStep, Job,
+            METHODS, Method, MethodFigures, MethodPlan, MethodRow, NamedModel, Note, OpenedDevice, Questions,
+            ScalingFigures, ScalingRow, Session, Stage, Summary, TimesFile, Watch, class_of, follow, methods,
+            propose_methods, read_costs, scaling, watched,
         };
     }
 

@@ -95,6 +95,11 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// Whether a number of the model was not finite: the same step fails again from the same weights.
+    pub(crate) fn is_not_finite(&self) -> bool {
+        matches!(self, TrainError::NotFinite { .. } | TrainError::Exec(ExecError::NotFinite(_)))
+    }
+
     /// The user's error for a search under `budget` that found nothing.
     pub fn search(error: SearchError, budget: &Budget) -> TrainError {
         match error {

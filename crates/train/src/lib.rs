@@ -51,12 +51,13 @@ pub use config::{
 pub use error::{Alternative, LackingRoom, TrainError};
 pub use measure::{Measured, OPS_FILE_VERSION, measure_ops, timed_machine};
 pub use optimizer::{
-    FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, StateStorage, Update, WeightStorage,
+    FEWEST_FOR_CODES, FloatStorage, LowRank, Optimizer, OptimizerKind, StateStorage, Update, WeightStorage,
     append as append_optimizer, append_in_backward, append_two_pass,
 };
 pub use planning::{
-    Adapted, Model, Offload, Options, Planned, Programs, TrainOnly, budget_for, check_room_to_plan,
-    costed_program, fits_within, plan_for, plan_from_file, plan_with, plan_within, program,
+    Adapted, Model, Offload, Options, Planned, Programs, TrainOnly, ZeroStage, budget_for,
+    check_room_to_plan, costed_program, fits_within, plan_for, plan_from_file, plan_with, plan_within,
+    program,
 };
 pub use run::{Run, Step, Stepped};
 pub use settings::RawConfig;

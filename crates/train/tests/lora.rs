@@ -7,7 +7,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use plimsoll_graph::{Op, StateKind, differentiate};
-use plimsoll_model::lora::{AdapterConfig, Delta, Excluded, Pattern, TrainedTokens, file_name};
+use plimsoll_model::lora::{
+    Adapter, AdapterConfig, AdapterKind, Delta, Excluded, FeedForward, Merging, NonLinearity, Pattern,
+    RowLengths, TrainedTokens, VirtualTokens, file_name, scale_rows,
+};
 use plimsoll_model::{Architecture, Llama, Lora, Preset, Targets};
 use plimsoll_plan::{Choice, Request, Role, Strategy, search};
 use plimsoll_train::{
@@ -17,10 +20,10 @@ use plimsoll_train::{
 #[path = "support/arena.rs"]
 mod arena;
 mod support;
-use arena::{assert_planned_peak, exactly, start};
+use arena::{DISK, InArena, assert_planned_peak, exactly, start};
 use support::{Batch, Golden, Size, bert, distance, gpt2, llama, models, options, parameters, train_to_bits};
 
-const CASES: [&str; 17] = [
+const CASES: [&str; 29] = [
     "llama",
     "llama_rslora",
     "llama_saved",
@@ -38,6 +41,18 @@ const CASES: [&str; 17] = [
     "llama_tokens",
     "llama_tokens_head",
     "qwen2_tokens",
+    "llama_dora",
+    "qwen2_dora",
+    "gpt2_dora",
+    "llama_ia3",
+    "gpt2_ia3",
+    "bert_ia3",
+    "llama_bottleneck",
+    "gpt2_bottleneck",
+    "llama_prompt",
+    "gpt2_prompt",
+    "llama_prefix",
+    "gpt2_prefix",
 ];
 /// As in `pytorch.rs`, whose golden numbers are as exact as these.
 const LOSS: f32 = 2e-6;
@@ -65,21 +80,24 @@ impl Case {
         let lora = AdapterConfig::from_json(&text).unwrap().lora;
         let decoder = || models::llama(Size::GOLDEN);
         let (family, architecture) = match case {
-            "gpt2" | "gpt2_embedding" => ("gpt2", gpt2(Size::GOLDEN)),
-            "bert" | "bert_embedding" => ("bert", bert(Size::GOLDEN)),
-            "qwen2" | "qwen2_tokens" => {
+            "bert_labels" => ("lora/bert_labels/golden", bert(Size::GOLDEN).with_labels(3).unwrap()),
+            _ if case.starts_with("gpt2") => ("gpt2", gpt2(Size::GOLDEN)),
+            _ if case.starts_with("bert") => ("bert", bert(Size::GOLDEN)),
+            _ if case.starts_with("qwen2") => {
                 ("lora/qwen2/golden", Llama { tie_embeddings: true, qkv_bias: true, ..decoder() }.into())
             }
             "mistral" => ("lora/mistral/golden", Llama { window: Some(5), ..decoder() }.into()),
             "qwen3" => {
                 ("lora/qwen3/golden", Llama { head_width: Some(12), qk_norm: true, ..decoder() }.into())
             }
-            "bert_labels" => ("lora/bert_labels/golden", bert(Size::GOLDEN).with_labels(3).unwrap()),
             _ => ("llama", llama(Size::GOLDEN)),
         };
         let lora = lora.without_absent(&architecture.training(1, 1).unwrap());
         Case {
-            adapted: Adapted { model: language_model(architecture, Size::GOLDEN.seq), lora },
+            adapted: Adapted {
+                model: language_model(architecture, text_of(&lora) + lora.added_positions()),
+                lora,
+            },
             base: Golden::read(family),
             adapter: Golden::read(&format!("lora/{case}/adapter_model")),
             golden: Golden::read(&format!("lora/{case}/golden")),
@@ -88,7 +106,7 @@ impl Case {
 
     /// A run with the model's weights, and over them the adapter's.
     fn start(&self) -> Run {
-        let rows = self.base.batch().rows();
+        let rows = self.batch().rows();
         let mut run = Run::new(self.adapted.clone(), &options(rows, rows, Strategy::None, 2)).unwrap();
         let names = weights(&run);
         let (mut from_base, mut from_adapter) = (0, 0);
@@ -103,7 +121,48 @@ impl Case {
         }
         assert_eq!(from_adapter, self.adapted_names().len(), "the whole adapter");
         assert!(from_base >= 15, "the model's own weights: {from_base}");
+        if self.adapted.lora.kind == AdapterKind::Dora {
+            for adapter in self.adapters() {
+                let squares: Vec<f32> =
+                    lengths(&adapter, &self.base.floats(&adapter.weight())).squares().collect();
+                run.set_state(&adapter.squares(), &squares).unwrap();
+            }
+        }
         run
+    }
+
+    /// The batch of the model, or that of the case, where vectors take a part of the positions.
+    fn batch(&self) -> Batch {
+        match self.adapted.lora.virtual_tokens() {
+            0 => self.base.batch(),
+            _ => Batch { seq: text_of(&self.adapted.lora), ..self.golden.batch() },
+        }
+    }
+
+    fn adapters(&self) -> Vec<Adapter> {
+        self.adapted.lora.adapters(&self.adapted.model.training(1).unwrap()).unwrap()
+    }
+
+    /// A parameter of the model with its adapter merged in.
+    fn merged(&self, parameter: &str, adapter: &Adapter, way: Merging) -> Vec<f32> {
+        let of_adapter = |name: String| self.adapter.floats(&file_name(&name));
+        let mut merged = self.base.floats(parameter);
+        let columns = if parameter == adapter.weight() { adapter.stored_shape()[1] } else { 1 };
+        match way {
+            Merging::Sum | Merging::SumOfLengths => {
+                let (a, b) = (of_adapter(adapter.a()), of_adapter(adapter.b()));
+                Delta::new(adapter, &a, &b).unwrap().merge_rows(0, &mut merged).unwrap();
+            }
+            Merging::RowFactors | Merging::ColumnFactors => {
+                let factors = of_adapter(adapter.factors());
+                scale_rows(0, &mut merged, columns, &factors, way == Merging::ColumnFactors);
+            }
+        }
+        if way == Merging::SumOfLengths {
+            let lengths = lengths(adapter, &merged);
+            lengths.scale(0, &mut merged, columns, &of_adapter(adapter.magnitude()));
+        }
+        merged
     }
 
     /// A weight of the model as it lies in the arena: rows of trained tokens are zero.
@@ -133,6 +192,18 @@ impl Case {
     }
 }
 
+/// Tokens of a row beside the vectors before them.
+fn text_of(lora: &Lora) -> usize {
+    Size::GOLDEN.seq - lora.virtual_tokens()
+}
+
+/// The lengths of the rows of a weight.
+fn lengths(adapter: &Adapter, weight: &[f32]) -> RowLengths {
+    let mut lengths = RowLengths::new(adapter);
+    lengths.add(0, weight, adapter.stored_shape()[1]);
+    lengths
+}
+
 /// State that is no gradient: the golden file of a model has those of full training under the same names.
 fn weights(run: &Run) -> Vec<String> {
     run.states().map(|(name, _)| name.to_owned()).filter(|name| !name.starts_with("grad.")).collect()
@@ -142,7 +213,7 @@ fn weights(run: &Run) -> Vec<String> {
 fn loss_gradients_and_ten_steps_are_those_of_peft() {
     for name in CASES {
         let case = Case::new(name);
-        let (batch, mut run) = (case.base.batch(), case.start());
+        let (batch, mut run) = (case.batch(), case.start());
         let trained = parameters(&run);
         assert_eq!(trained.len(), case.adapted_names().len(), "{name}: what PEFT trains and nothing else");
 
@@ -176,21 +247,20 @@ fn loss_gradients_and_ten_steps_are_those_of_peft() {
 fn merged_weights_are_those_of_peft() {
     for name in CASES {
         let case = Case::new(name);
-        let lora = &case.adapted.lora;
-        let adapters = lora.adapters(&case.adapted.model.training(1).unwrap()).unwrap();
+        let merges = case.adapted.lora.merges(&case.adapted.model.training(1).unwrap());
+        if let AdapterKind::Bottleneck(_) | AdapterKind::Prompt(_) | AdapterKind::Prefix(_) =
+            case.adapted.lora.kind
+        {
+            let why = merges.unwrap_err().to_string();
+            assert!(why.contains("cannot be merged; use model and adapter together"), "{why}");
+            continue;
+        }
         let mut seen = 0;
-        for adapter in adapters {
-            let weight = format!("{}.weight", adapter.module);
-            let Some(expected) = case.golden.find(&format!("merged.{weight}")) else { continue };
-            let (a, b) = (file_name(&adapter.a()), file_name(&adapter.b()));
-            let (a, b) = (case.adapter.floats(&a), case.adapter.floats(&b));
-            let mut merged = case.base.floats(&weight);
-            Delta::new(&adapter, &a, &b).unwrap().merge_rows(0, &mut merged).unwrap();
-            let apart = distance(&merged, &expected);
-            assert!(
-                apart < 5e-7 && distance(&case.base.floats(&weight), &expected) > 0.01,
-                "{weight} {apart}"
-            );
+        for (parameter, adapter, way) in merges.unwrap() {
+            let Some(expected) = case.golden.find(&format!("merged.{parameter}")) else { continue };
+            let merged = case.merged(&parameter, &adapter, way);
+            let (apart, before) = (distance(&merged, &expected), case.base.floats(&parameter));
+            assert!(apart < 5e-7 && distance(&before, &expected) > 0.01, "{parameter} {apart}");
             seen += 1;
         }
         assert!(seen > 0, "{name}");
@@ -241,9 +311,20 @@ const ROWS: usize = 4;
 const MICRO_BATCH: usize = 2;
 const SIZE: Size = Size { vocab: 300, seq: 80, width: 64, layers: 4, ffn: 136, dropout: 0.1 };
 
+const PROMPT: VirtualTokens = VirtualTokens { count: 16, width: SIZE.width, layers: SIZE.layers, heads: 4 };
+
 fn with_dropout(architecture: Architecture) -> Adapted<LanguageModel> {
     let lora = Lora { rank: 4, alpha: 16.0, dropout: 0.2, ..Lora::default() };
     Adapted { model: language_model(architecture, SIZE.seq), lora }
+}
+
+fn without_dropout(architecture: Architecture) -> Adapted<LanguageModel> {
+    let with = with_dropout(architecture);
+    Adapted { lora: with.lora.without_dropout(), ..with }
+}
+
+fn of_kind(kind: AdapterKind, adapted: Adapted<LanguageModel>) -> Adapted<LanguageModel> {
+    Adapted { lora: Lora { kind, ..adapted.lora }, ..adapted }
 }
 
 /// Adapters that differ from layer to layer, one for the table of words or trained tokens in its place.
@@ -270,12 +351,49 @@ fn planned(adapted: &Adapted<LanguageModel>, strategy: Option<Strategy>, budget:
 
 /// Two steps by a plan; every loss and norm and the final adapters, as bits.
 fn train(adapted: &Adapted<LanguageModel>, choice: Choice) -> Vec<u32> {
-    let mut run = start(2, exactly(choice));
+    train_with(2, adapted, choice)
+}
+
+fn train_with(threads: usize, adapted: &Adapted<LanguageModel>, choice: Choice) -> Vec<u32> {
+    let mut run = start(threads, exactly(choice));
     let documents = adapted.model.architecture.reads_documents();
-    let batches = (0..2).map(|step| Batch::synthetic(ROWS, SIZE.seq, SIZE.vocab, documents, step));
+    let seq = SIZE.seq - adapted.lora.added_positions();
+    let batches = (0..2).map(|step| Batch::synthetic(ROWS, seq, SIZE.vocab, documents, step));
     let bits = train_to_bits(&mut run, batches, false);
     assert_planned_peak(&run);
     bits
+}
+
+/// The other kinds of adapters.
+fn other_kinds() -> Vec<Adapted<LanguageModel>> {
+    vec![
+        of_kind(AdapterKind::Dora, with_dropout(llama(SIZE))),
+        of_kind(AdapterKind::Dora, without_dropout(gpt2(SIZE))),
+        of_kind(AdapterKind::Ia3(FeedForward::Names(vec!["mlp.c_proj".into()])), without_dropout(gpt2(SIZE))),
+        of_kind(AdapterKind::Bottleneck(NonLinearity::Gelu), without_dropout(llama(SIZE))),
+        of_kind(AdapterKind::Prompt(PROMPT), without_dropout(llama(SIZE))),
+        of_kind(AdapterKind::Prompt(PROMPT), without_dropout(gpt2(SIZE))),
+        // Keys have half as many heads as queries.
+        of_kind(
+            AdapterKind::Prefix(VirtualTokens { width: SIZE.width / 2, heads: 2, ..PROMPT }),
+            without_dropout(llama(SIZE)),
+        ),
+    ]
+}
+
+#[test]
+fn a_disk_and_the_number_of_threads_change_no_bit_of_any_kind() {
+    for adapted in other_kinds() {
+        let case = |threads: usize| {
+            let options = Options { global_batch: ROWS, threads, ..Options::default() };
+            InArena { model: adapted.clone(), options, micro_batch: MICRO_BATCH }
+        };
+        let expected = train_with(1, &adapted, case(1).plan(None, u64::MAX).unwrap());
+        assert!(train(&adapted, case(2).plan(None, u64::MAX).unwrap()) == expected, "two threads");
+        let least = case(2).smallest(Some(DISK));
+        assert!(least < case(2).smallest(None));
+        assert!(train(&adapted, case(2).plan(Some(DISK), least).unwrap()) == expected, "a disk");
+    }
 }
 
 #[test]
@@ -288,7 +406,7 @@ fn budgets_and_recompute_change_no_bit_of_adapters_with_dropout_and_peaks_are_as
         uneven(llama(SIZE), TrainedTokens::None),
         uneven(gpt2(SIZE), tokens),
     ];
-    for adapted in all {
+    for adapted in all.into_iter().chain(other_kinds()) {
         let most = planned(&adapted, Some(Strategy::None), u64::MAX).unwrap();
         let (keeps_all, actions) = (most.plan.arena_bytes, most.plan.schedules[&Role::First].actions.len());
         let expected = train(&adapted, most);

@@ -1,11 +1,14 @@
 //! Files of strangers with a few bytes or values changed: every reader answers with a value or an error, and never panics.
 //!
 //! The generator is seeded, so a finding has a number: `target/seed/round`. A short form runs with the tests;
-//! `scripts/mutations SECONDS` runs more rounds with other seeds and keeps inputs that broke something.
+//! `scripts/mutations SECONDS` runs more rounds with other seeds and keeps inputs that broke something. Under `scripts/fuzz` the
+//! same readers get inputs that libFuzzer chooses by the code they reach; some of those are kept in `testdata/fuzz` and read here
+//! each time.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "how many alterations are accepted is worth seeing")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -16,13 +19,17 @@ use plimsoll_model::lora::AdapterConfig;
 use plimsoll_plan::{Effort, Strategy, Table, dag, solve};
 use plimsoll_train::checkpoint::Checkpoint;
 use plimsoll_train::data::{ChatTemplate, DataSpec, Dataset, Part, RowLayout, Task, Tokenizer, Validation};
-use plimsoll_train::files::TensorFile;
+use plimsoll_train::files::{ModelFolder, TensorFile};
+use plimsoll_train::generate::GenerationConfig;
 use plimsoll_train::pretrained::{AdapterFolder, Pretrained};
 use plimsoll_train::{LanguageModel, RawConfig, plan_for, plan_from_file};
 use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
+#[cfg(fuzzing)]
+#[path = "support/fuzzing.rs"]
+mod fuzzing;
 #[path = "support/mutate.rs"]
 mod mutate;
 #[path = "support/resume.rs"]
@@ -45,29 +52,50 @@ fn asked() -> (u64, u64) {
     (number("MUTATION_ROUNDS").unwrap_or(ROUNDS), number("MUTATION_SEED").unwrap_or(0))
 }
 
-/// Reads altered forms of each of the `originals`; `read` says whether one was accepted.
+/// The inputs of a target that were kept: one on each line, as a JSON string, or as a list of bytes if it is no text.
+fn kept(target: &str) -> Vec<Vec<u8>> {
+    let lines = fs::read_to_string(testdata(&format!("fuzz/{target}.jsonl"))).unwrap_or_default();
+    let input = |line| match serde_json::from_str(line).unwrap() {
+        Json::String(text) => text.into_bytes(),
+        bytes => serde_json::from_value(bytes).unwrap(),
+    };
+    lines.lines().map(input).collect()
+}
+
+/// Reads kept inputs and altered forms of each of the `originals`; `read` says whether one was accepted.
 fn strike(target: &str, originals: &[Vec<u8>], mut read: impl FnMut(&[u8]) -> Result<(), String>) {
-    let (rounds, seed) = asked();
+    let kept = kept(target);
+    #[cfg(fuzzing)]
+    if fuzzing::chosen(target) {
+        fuzzing::run(&[originals, &kept].concat(), read);
+    }
+    let (rounds, seed) = if cfg!(fuzzing) { (0, 0) } else { asked() };
     for original in originals {
         assert_eq!(read(original), Ok(()), "{target}: the file as it was written");
+    }
+    let mut judged = |name: &str, input: &[u8]| match catch_unwind(AssertUnwindSafe(|| read(input))) {
+        Ok(Ok(())) => 1,
+        Ok(Err(said)) => {
+            assert!(!said.is_empty() && said.len() < 1 << 16, "{target}/{name}: {said:?}");
+            0
+        }
+        Err(_) => {
+            if let Some(folder) = std::env::var_os("MUTATION_FINDINGS") {
+                let file = format!("{target}-{}", name.replace('/', "-"));
+                let _ = fs::write(Path::new(&folder).join(file), input);
+            }
+            panic!("{target}/{name} panicked");
+        }
+    };
+    for (line, input) in kept.iter().enumerate().filter(|_| !cfg!(fuzzing)) {
+        judged(&format!("kept/{}", line + 1), input);
     }
     let mut accepted = 0;
     for round in 0..rounds {
         let mut mutator = Mutator::new(seed, round);
         let original = &originals[mutator.below(originals.len())];
         let altered = mutator.altered(original);
-        match catch_unwind(AssertUnwindSafe(|| read(&altered))) {
-            Ok(Ok(())) => accepted += 1,
-            Ok(Err(said)) => {
-                assert!(!said.is_empty() && said.len() < 1 << 16, "{target}/{seed}/{round}: {said:?}");
-            }
-            Err(_) => {
-                if let Some(folder) = std::env::var_os("MUTATION_FINDINGS") {
-                    let _ = fs::write(Path::new(&folder).join(format!("{target}-{seed}-{round}")), &altered);
-                }
-                panic!("{target}/{seed}/{round} panicked");
-            }
-        }
+        accepted += judged(&format!("{seed}/{round}"), &altered);
     }
     println!("{target}: {accepted} of {rounds} were accepted");
 }
@@ -106,14 +134,40 @@ fn headers_of_safetensors() {
 #[test]
 fn tokenizers() {
     let folder = TempDir::new().unwrap();
-    for name in ["chatml", "bert"] {
-        let original = fs::read(testdata(&format!("tokenizer/{name}/tokenizer.json"))).unwrap();
-        strike("tokenizer", &[original], |text| {
-            fs::write(folder.path().join("tokenizer.json"), text).unwrap();
-            let tokenizer = Tokenizer::open(folder.path()).map_err(|fault| fault.to_string())?;
-            said(tokenizer.encode("the ship grows 123 é\n"))
-        });
-    }
+    let original = |name: &str| fs::read(testdata(&format!("tokenizer/{name}/tokenizer.json"))).unwrap();
+    strike("tokenizer", &["chatml", "bert"].map(original), |text| {
+        fs::write(folder.path().join("tokenizer.json"), text).unwrap();
+        let tokenizer = Tokenizer::open(folder.path()).map_err(|fault| fault.to_string())?;
+        said(tokenizer.encode("the ship grows 123 é\n"))
+    });
+    fs::copy(testdata("tokenizer/chatml/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    let original = fs::read(testdata("tokenizer/chatml/tokenizer_config.json")).unwrap();
+    strike("tokenizer_config", &[original], |text| {
+        fs::write(folder.path().join("tokenizer_config.json"), text).unwrap();
+        said(Tokenizer::open(folder.path()))
+    });
+}
+
+#[test]
+fn indexes_of_weights_and_defaults_of_generation() {
+    let folder = TempDir::new().unwrap();
+    fs::copy(testdata("bf16.safetensors"), folder.path().join("a.safetensors")).unwrap();
+    let file = TensorFile::open(&folder.path().join("a.safetensors")).unwrap();
+    let map: BTreeMap<&String, &str> = file.tensors().keys().map(|name| (name, "a.safetensors")).collect();
+    let index = json!({ "metadata": { "total_size": 1 }, "weight_map": map }).to_string().into_bytes();
+    strike("index", &[index], |text| {
+        fs::write(folder.path().join("model.safetensors.index.json"), text).unwrap();
+        said(ModelFolder::open(folder.path()))
+    });
+    let original = fs::read(testdata("hf/llama/generation_config.json")).unwrap();
+    let more = br#"{"do_sample": true, "temperature": 0.6, "top_k": 50, "top_p": 0.9, "max_new_tokens": 7}"#
+        .to_vec();
+    strike("generation_config", &[original, more], |text| {
+        fs::write(folder.path().join("generation_config.json"), text).unwrap();
+        let read = GenerationConfig::read(folder.path()).map_err(|fault| fault.to_string())?;
+        let _ = read.map(|read| read.sampling(true));
+        Ok(())
+    });
 }
 
 #[test]

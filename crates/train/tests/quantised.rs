@@ -88,6 +88,40 @@ fn ten_steps_over_four_bits_have_the_losses_of_peft_over_bitsandbytes() {
 }
 
 #[test]
+fn other_kinds_of_adapters_over_four_bits_have_the_losses_of_peft_over_bitsandbytes() {
+    for kind in ["dora", "ia3"] {
+        let golden = Golden::read(&format!("quantised/{kind}/golden"));
+        let expected = golden.floats("losses");
+        // One in a hundred scales of ours is the next code, which moves the first loss already.
+        let ours = ten_losses(&mut start(&four_bits(settings("llama", kind))).1, &golden);
+        assert!(distance(&ours, &expected) < 2e-5, "{kind}: {ours:?} is not {expected:?}");
+        let (_, mut run) = start(&settings("llama-nf4", kind));
+        let losses = ten_losses(&mut run, &golden);
+        assert_losses(kind, &losses, &expected);
+        assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes, "{kind}");
+        for name in run.parameters(false).map(|(name, _)| name.to_owned()).collect::<Vec<_>>() {
+            let expected = golden.floats(&format!("final.base_model.model.{name}"));
+            assert!(distance(&run.state(&name).unwrap(), &expected) < 2e-4, "{kind}: {name}");
+        }
+    }
+}
+
+/// The norm of a row does not move before the first step, so neither does the model: the factors are 1.
+#[test]
+fn a_new_dora_begins_with_the_lengths_of_the_rows_that_products_read() {
+    let new =
+        RawConfig { adapter: None, lora_r: Some(4), use_dora: Some(true), ..settings("llama", "llama") };
+    let eight = RawConfig { load_in_8bit: Some(true), ..new.clone() };
+    for raw in [new.clone(), four_bits(new.clone()), eight] {
+        let golden = Golden::read("quantised/llama/golden");
+        let dora = ten_losses(&mut start(&raw).1, &golden);
+        let lora = ten_losses(&mut start(&RawConfig { use_dora: None, ..raw }).1, &golden);
+        assert!((dora[0] - lora[0]).abs() < LOSS * lora[0], "{} {}", dora[0], lora[0]);
+        assert!(dora[9] < dora[0] && (dora[9] - lora[9]).abs() > 0.0, "{dora:?} {lora:?}");
+    }
+}
+
+#[test]
 fn ten_steps_over_bytes_have_the_losses_of_a_script_that_dequantises() {
     for case in ["llama", "gpt2"] {
         let golden = Golden::read(&format!("quantised/{case}/golden"));

@@ -18,6 +18,11 @@ use tempfile::TempDir;
 mod support;
 use support::{distance, lasting_bits};
 
+#[path = "ranks/planned.rs"]
+mod planned;
+#[path = "ranks/stages.rs"]
+mod stages;
+
 const STEPS: u64 = 10;
 
 /// A folder with a text whose epochs end in the middle of a global batch and of a row, and a small GPT-2 with dropout.
@@ -39,7 +44,8 @@ fn settings(folder: &Path, ranks: usize) -> RawConfig {
         seq_len: Some(16),
         global_batch: Some(8),
         micro_batch: Some(1),
-        memory: Some("256MiB".into()),
+        // Of the whole process, in which other tests run too.
+        memory: Some("2GiB".into()),
         costs: Some("modelled".into()),
         max_steps: Some(STEPS),
         learning_rate: Some(0.05),
@@ -85,7 +91,18 @@ fn train(raw: &RawConfig) -> Trained {
 fn apart(a: &Session, b: &Session) -> f32 {
     let (a, b) = (a.trainer().run(), b.trainer().run());
     let lasting = b.states().map(|(name, _)| name).filter(|name| !name.starts_with("grad."));
-    lasting.map(|name| distance(&a.state(name).unwrap(), &b.state(name).unwrap())).fold(0.0, f32::max)
+    lasting.map(|name| distance(&numbers(a, name), &numbers(b, name))).fold(0.0, f32::max)
+}
+
+/// The numbers of a state, gathered from all ranks where they divide it.
+fn numbers(run: &Run, name: &str) -> Vec<f32> {
+    let whole = run.whole_type(name).unwrap();
+    if whole.dtype != DType::F32 {
+        return run.state(name).unwrap();
+    }
+    let mut bytes = vec![0; whole.bytes()];
+    run.read_whole(name, 0, &mut bytes).unwrap();
+    bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 
 fn bits(losses: &[f64]) -> Vec<u64> {

@@ -5,6 +5,7 @@
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
+use plimsoll_model::Preset;
 use plimsoll_plan::Strategy;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll_train::data::{Order, Source, Text};
@@ -15,8 +16,10 @@ use tempfile::TempDir;
 #[path = "support/resume.rs"]
 mod running;
 mod support;
-use running::{GLOBAL_BATCH, bits, latest, llama_trainer, open, pinned, save, take, trainer, write_text};
-use support::options;
+use running::{
+    GLOBAL_BATCH, WIDER, bits, latest, llama_trainer, of, open, pinned, save, take, trainer, write_text,
+};
+use support::{Size, options};
 
 const COURSE: TrainLoop = TrainLoop {
     steps: 12,
@@ -119,6 +122,27 @@ fn a_run_whose_next_step_is_not_finite_is_saved_under_a_name_of_its_own() {
     let checkpoints = names(out.folder());
     assert_eq!(checkpoints.len(), 2, "{checkpoints:?} {told:?}");
     assert!(checkpoints.contains(&name), "{checkpoints:?}");
+}
+
+#[test]
+fn a_router_whose_scores_are_no_numbers_is_kept_apart_from_the_checkpoints_that_are_whole() {
+    let home = TempDir::new().unwrap();
+    let data = write_text(home.path());
+    let Preset { model, .. } = Preset::from_name("tiny-moe").unwrap();
+    let size = Size { vocab: model.vocab(), seq: 16, ..WIDER };
+    let mut trainer = of(&model, size, &data, &pinned());
+    let out = open(&home.path().join("out"), Some(1)).unwrap();
+    take(&mut trainer, 2);
+    save(&trainer, &out);
+    take(&mut trainer, 1);
+    let name = "model.layers.0.mlp.gate.weight";
+    let mut router = trainer.run().state(name).unwrap();
+    router[0] = f32::NAN;
+    trainer.run_mut().set_state(name, &router).unwrap();
+    let (fault, told) = train(&mut trainer, &COURSE, &out);
+    assert!(fault.unwrap().to_string().contains("score of expert 0 is not a number"));
+    assert_eq!(names(out.folder()), ["checkpoint-2"], "{told:?}");
+    assert!(told.last().unwrap().contains("go back with `--resume "), "{told:?}");
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn gpu_in_words(index: usize, gpu: &Result<Inspection, String>) -> Vec<String> {
     }));
     if !gpu.libraries.iter().any(|library| library.name == "cuDNN") {
         lines.push(
-            "cuDNN is missing, so attention is slow; to install it: pip install nvidia-cudnn-cu12".into(),
+            "cuDNN is missing, so attention is slow; to install it: pip install nvidia-cudnn-cu13".into(),
         );
     }
     lines.push(format!("to train on it: --device cuda:{index}"));

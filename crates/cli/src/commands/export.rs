@@ -30,5 +30,5 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         MergedInto::Dequantised => "dequantised",
     };
     let (out, model) = (args.out.display(), base.folder.display());
-    say(&format!("the merged model is in {out}: the adapter was added to the {into} weights of {model}\n"))
+    say(&format!("the merged model is in {out}: the adapter was merged into the {into} weights of {model}\n"))
 }

@@ -6,7 +6,9 @@ use serde_json::Value;
 
 use plimsoll::planning::{Compared, Contents, Schedule};
 use plimsoll::training::files::write_whole;
-use plimsoll::training::job::{DeviceFacts, OpenedDevice, Questions, Summary, methods, watched};
+use plimsoll::training::job::{
+    DeviceFacts, OpenedDevice, Questions, ScalingRow, Summary, methods, propose_methods, scaling, watched,
+};
 use plimsoll::training::memory::Budget;
 use plimsoll::training::{Config, DataConfig, Length, OpenedData, Target, check_room_to_plan, program};
 use plimsoll::{
@@ -15,7 +17,7 @@ use plimsoll::{
 
 use crate::args::{PlanArgs, Stage};
 use crate::commands::max::{self, Answer, BudgetOf};
-use crate::commands::{compare, dag, html, methods as methods_table};
+use crate::commands::{compare, dag, html, methods as methods_table, scaling as scaling_table};
 use crate::environment::environment;
 use crate::exit::Failure;
 use crate::say::say;
@@ -120,9 +122,16 @@ fn answer(
         return shown(stage, &config, &questions.search()?);
     }
     let title = format!("{} on {device}", config.name);
-    let mut summary = questions.plan()?;
+    let planned = questions.plan();
+    let mut summary = planned.map_err(|error| propose_methods(error, &config, facts))?;
     summary.steps = steps;
-    answered(args, &title, &config.target.name(), &mut questions, &summary, answer.as_ref())
+    let choice = &summary.planned.choice;
+    let shares = [choice.micro_batch, choice.accumulation];
+    let scaled = match config.options.rank_links {
+        Some(_) => scaling(&config, facts, budget(&config)?, shares)?,
+        None => Vec::new(),
+    };
+    answered(args, &title, &config.target.name(), &mut questions, &summary, (answer.as_ref(), &scaled))
 }
 
 /// The table of methods, or its JSON.
@@ -174,7 +183,7 @@ fn answered(
     target: &str,
     questions: &mut Questions,
     summary: &Summary,
-    answer: Option<&Answer>,
+    (answer, scaled): (Option<&Answer>, &[ScalingRow]),
 ) -> Result<String, Failure> {
     let rows =
         if args.compare || args.html.is_some() { compare::rows(questions, summary)? } else { Vec::new() };
@@ -187,7 +196,7 @@ fn answered(
     }
     let rows = if args.compare { &rows[..] } else { &[] };
     if args.json {
-        return Ok(as_json(target, summary, rows, answer));
+        return Ok(as_json(target, summary, rows, (answer, scaled)));
     }
     let mut out = format!("{title}\n").into_bytes();
     if let Some(answer) = answer {
@@ -195,6 +204,11 @@ fn answered(
     }
     table::plan(&mut out, summary).map_err(|error| Failure::output(&error))?;
     let mut text = String::from_utf8_lossy(&out).into_owned();
+    if !scaled.is_empty() {
+        let tokens = summary.global_batch() * summary.seq_len / summary.planned.choice.program.ranks();
+        text.push('\n');
+        text.push_str(&scaling_table::table(scaled, tokens));
+    }
     if !rows.is_empty() {
         text.push('\n');
         text.push_str(&compare::table(summary, rows));
@@ -202,12 +216,20 @@ fn answered(
     Ok(text)
 }
 
-fn as_json(target: &str, summary: &Summary, rows: &[Compared], answer: Option<&Answer>) -> String {
+fn as_json(
+    target: &str,
+    summary: &Summary,
+    rows: &[Compared],
+    (answer, scaled): (Option<&Answer>, &[ScalingRow]),
+) -> String {
     let mut fields = summary.to_json();
     fields.insert("device".into(), target.into());
     if !rows.is_empty() {
         let rows = rows.iter().map(|row| compare::json(summary, row)).collect();
         fields.insert("compare".into(), Value::Array(rows));
+    }
+    if !scaled.is_empty() {
+        fields.insert("scaling".into(), Value::Array(scaled.iter().map(scaling_table::json).collect()));
     }
     if let Some(answer) = answer {
         fields.insert("max".into(), answer.json(summary.planned.choice.plan.arena_bytes));

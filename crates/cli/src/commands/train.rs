@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use plimsoll::TrainError;
-use plimsoll::training::Config;
 use plimsoll::training::job::{BetterStep, DiskNeed, Finished, Session};
 use plimsoll::training::trainer::{EndRecord, write_line};
 use plimsoll::training::trainer::{Event, Listener};
+use plimsoll::training::{Config, RawConfig};
 
 use crate::args::TrainArgs;
 use crate::exit::{self, Failure};
+use crate::launch::Launch;
 use crate::live_page::{self, LivePage};
 use crate::progress::{Progress, ShownRecords, Steps};
 use crate::say::say;
@@ -21,10 +22,17 @@ use crate::starting::{Start, start};
 use crate::watching::Watching;
 use crate::{guard, heartbeat, reexec, table};
 
-pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
-    let raw = args.settings.raw()?;
+/// Trains as the only process, or as the first of several.
+pub(crate) fn run(args: &TrainArgs, launch: Option<Launch>) -> Result<(), Failure> {
+    let Some(launch) = launch else { return run_first(args, None) };
+    launch.check()?;
+    run_first(args, Some(launch)).map_err(|failure| launch.reported(failure))
+}
+
+fn run_first(args: &TrainArgs, launch: Option<Launch>) -> Result<(), Failure> {
+    let mut raw = args.settings.raw()?;
     guard::raise_for(&raw)?;
-    let config = Config::check(&raw)?;
+    let config = config_of(&mut raw, launch.as_ref())?;
     if args.print_config {
         let text = config.effective().to_toml()?;
         return io::stdout().lock().write_all(text.as_bytes()).map_err(|error| Failure::output(&error));
@@ -36,7 +44,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let made = watching.made();
     let made_too = Arc::clone(&made);
     let signals = Preparing::begin(move || undo(&made_too))?;
-    let how = Start { plan: args.plan.as_deref(), pause: args.stop_after };
+    let how = Start { plan: args.plan.as_deref(), pause: args.stop_after, launch };
     let mut session = start(config, &how, watching).inspect_err(|_| undo(&made))?;
     announce(&session, args.json)?;
     // From here on a signal ends the run like any other, also before its first step.
@@ -59,6 +67,13 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     // The trained model is written even if the page failed.
     page?;
     Ok(session.judge(&end)?)
+}
+
+/// The checked settings of one process, perhaps among several.
+pub(crate) fn config_of(raw: &mut RawConfig, launch: Option<&Launch>) -> Result<Config, TrainError> {
+    let Some(launch) = launch else { return Config::check(raw) };
+    launch.settle(raw)?;
+    Ok(Config::check(raw)?.among_processes(launch.here, raw))
 }
 
 /// Removes the traces of a run that has not begun: its folder, if new and empty, and a plan that was handed on.

@@ -65,9 +65,9 @@ fn the_least_budget_that_is_named_for_a_conversation_or_an_endless_word_is_enoug
     home.write("word.txt", format!("some words {} and more", "x".repeat(300_000)));
     home.copy("hf/llama", "llama");
     home.set("llama/config.json", "vocab_size", json!(512));
-    written(&home.path("one.txt"), |out| unbroken(out, 2 << 20));
+    written(&home.path("one.txt"), |out| unbroken(out, 4 << 20));
     let train = TRAIN.replace("--model tiny", "--config llama/config.json --tokenizer chatml");
-    named_budget_is_enough(&home, &train.replace("64", "32"), "one.txt", 22, 32);
+    named_budget_is_enough(&home, &train.replace("64", "32"), "one.txt", 22, 36);
     for (file, tokenizer, most) in [("talk.jsonl", "chatml", 48), ("word.txt", "bert", 72)] {
         let train = TRAIN.replace("--data", &format!("--tokenizer {tokenizer} --data"));
         named_budget_is_enough(&home, &train, file, 32, most);

@@ -243,7 +243,13 @@ fn unmap(
 }
 
 fn refused(bytes: u64, free: u64) -> ExecError {
-    ExecError::Memory(format!("cannot take an arena of {bytes} bytes: the GPU has {free} bytes free"))
+    let mib = |bytes: u64| bytes / (1 << 20);
+    ExecError::Memory(format!(
+        "cannot take an arena of {} MiB: the GPU has {} MiB free; give a smaller --memory, or end what else uses the GPU \
+         (nvidia-smi lists it)",
+        mib(bytes),
+        mib(free)
+    ))
 }
 
 fn properties(context: &Context) -> cuda::CUmemAllocationProp {

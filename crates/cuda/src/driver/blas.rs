@@ -1,7 +1,8 @@
 //! Products by cuBLASLt: any mix of types it knows, an addend, one algorithm for each signature.
 //!
 //! An algorithm is requested once, with the signature's own alignment and a bound on scratch, and kept; so a plan's
-//! scratch and a product's bits depend on the signature alone. f32 products are f32 throughout, never tf32.
+//! scratch and a product's bits depend on the signature alone. f32 products are f32 throughout, unless the
+//! caller asks for tf32: operands are then rounded to 10 bits behind the point, and sums are f32.
 #![allow(unsafe_code, reason = "calls cuBLASLt")]
 
 use std::collections::BTreeMap;
@@ -27,6 +28,8 @@ const WORKSPACE: usize = 32 << 20;
 pub(crate) struct Blas {
     context: Arc<Context>,
     handle: sys::cublasLtHandle_t,
+    /// Arithmetic of products whose operands are f32.
+    whole: Arithmetic,
     chosen: Mutex<BTreeMap<Signature, Option<Chosen>>>,
 }
 
@@ -46,11 +49,13 @@ struct Chosen {
 }
 
 impl Blas {
-    pub(crate) fn new(context: &Arc<Context>, libraries: &Libraries) -> Result<Blas, ExecError> {
+    pub(crate) fn new(context: &Arc<Context>, libraries: &Libraries, tf32: bool) -> Result<Blas, ExecError> {
         libraries.products()?;
         context.enter()?;
         let handle = lt::create_handle().map_err(|error| fault("opening cuBLASLt", error))?;
-        Ok(Blas { context: Arc::clone(context), handle, chosen: Mutex::default() })
+        let whole =
+            if tf32 { Arithmetic::CUBLAS_COMPUTE_32F_FAST_TF32 } else { Arithmetic::CUBLAS_COMPUTE_32F };
+        Ok(Blas { context: Arc::clone(context), handle, whole, chosen: Mutex::default() })
     }
 
     /// Version of the library, as it counts.
@@ -112,7 +117,7 @@ impl Library for Blas {
     fn workspace(&self, signature: &Signature) -> Option<u64> {
         self.context.enter().ok()?;
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = chosen.entry(*signature).or_insert_with(|| choose(self.handle, signature));
+        let known = chosen.entry(*signature).or_insert_with(|| choose(self.handle, signature, self.whole));
         known.as_ref().map(|known| known.workspace as u64)
     }
 }
@@ -134,7 +139,7 @@ impl Signature {
 }
 
 /// The first algorithm that the library offers; `None` if it has no such product.
-fn choose(handle: sys::cublasLtHandle_t, s: &Signature) -> Option<Chosen> {
+fn choose(handle: sys::cublasLtHandle_t, s: &Signature, whole: Arithmetic) -> Option<Chosen> {
     let kinds = match s.dtypes {
         [DType::F32, DType::F32, DType::F32] => [Kind::CUDA_R_32F; 3],
         [DType::Bf16, DType::Bf16, DType::F32] => [Kind::CUDA_R_16BF, Kind::CUDA_R_16BF, Kind::CUDA_R_32F],
@@ -144,12 +149,19 @@ fn choose(handle: sys::cublasLtHandle_t, s: &Signature) -> Option<Chosen> {
     if matches!(s.addend, Addend::Row(dtype) if dtype != s.dtypes[2]) {
         return None;
     }
-    describe(handle, s, kinds).ok()
+    let arithmetic = if s.dtypes[0] == DType::F32 { whole } else { Arithmetic::CUBLAS_COMPUTE_32F };
+    describe(handle, s, kinds, arithmetic).ok()
 }
 
+use sys::cublasComputeType_t as Arithmetic;
 use sys::cudaDataType_t as Kind;
 
-fn describe(handle: sys::cublasLtHandle_t, s: &Signature, kinds: [Kind; 3]) -> Result<Chosen, CublasError> {
+fn describe(
+    handle: sys::cublasLtHandle_t,
+    s: &Signature,
+    kinds: [Kind; 3],
+    arithmetic: Arithmetic,
+) -> Result<Chosen, CublasError> {
     // Row by row (r, c) is column by column (c, r), so the library is asked for cᵀ = bᵀ·aᵀ.
     let order = |rows: usize, columns: usize, transposed: bool| {
         if transposed { (rows, columns) } else { (columns, rows) }
@@ -173,7 +185,7 @@ fn describe(handle: sys::cublasLtHandle_t, s: &Signature, kinds: [Kind; 3]) -> R
         layout(kinds[0], a_rows, a_columns)?,
         layout(kinds[2], s.n, s.m)?,
     ];
-    let description = lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, Kind::CUDA_R_32F)?;
+    let description = lt::create_matmul_desc(arithmetic, Kind::CUDA_R_32F)?;
     let preference = lt::create_matmul_pref()?;
     // SAFETY: everything was made above and lives; values are of the types that the attributes have.
     unsafe {

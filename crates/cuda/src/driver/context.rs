@@ -6,10 +6,12 @@ use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
 use super::nvml::{self, Free};
-use super::{Libraries, ok};
+use super::{Libraries, ok, version_text};
 
 /// Compute capability from which the matrix units know bf16.
 const OLDEST: (i32, i32) = (8, 0);
+/// The first version of CUDA whose kernels any driver of this generation loads.
+const OLDEST_DRIVER: i32 = 12_000;
 
 /// The device that an operator names with `cuda:n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,8 +88,8 @@ impl Context {
             let mut device = 0;
             ok(cuda::cuDeviceGet(&raw mut device, target.index as i32), "naming a GPU")?;
             let card = describe(device)?;
-            if card.capability < OLDEST {
-                return Err(ExecError::Unsupported(too_old(&card)));
+            if let Some(why) = too_old(&card) {
+                return Err(ExecError::Unsupported(why));
             }
             let free_before = free_of(device, &free)?;
             let mut context = std::ptr::null_mut();
@@ -197,12 +199,23 @@ fn no_such_gpu(index: usize, count: i32) -> String {
     }
 }
 
-fn too_old(card: &Card) -> String {
+/// Reasons why a card or its driver cannot run our kernels.
+fn too_old(card: &Card) -> Option<String> {
     let (major, minor) = card.capability;
-    format!(
-        "{} is too old: its compute capability is {major}.{minor}, and kernels want {}.{} (Ampere) or newer",
-        card.name, OLDEST.0, OLDEST.1
-    )
+    if card.capability < OLDEST {
+        return Some(format!(
+            "{} is too old: its compute capability is {major}.{minor}, and kernels want {}.{} (Ampere) or newer",
+            card.name, OLDEST.0, OLDEST.1
+        ));
+    }
+    let version = |number: i32| version_text(number as usize, 1000, 10);
+    (card.driver < OLDEST_DRIVER).then(|| {
+        format!(
+            "the NVIDIA driver is too old: it speaks CUDA {}, and {} or newer is wanted; install driver 525 or newer",
+            version(card.driver),
+            version(OLDEST_DRIVER)
+        )
+    })
 }
 
 #[cfg(test)]
@@ -231,10 +244,13 @@ mod tests {
 
     #[test]
     fn errors_name_the_card_and_the_way_out() {
-        let why = too_old(&card((7, 5)));
+        let why = |card: &Card| too_old(card).unwrap_or_default();
         let expected =
             "NVIDIA X is too old: its compute capability is 7.5, and kernels want 8.0 (Ampere) or newer";
-        assert_eq!(why, expected);
+        assert_eq!(why(&card((7, 5))), expected);
+        let expected = "the NVIDIA driver is too old: it speaks CUDA 11.4, and 12.0 or newer is wanted; install driver 525 or newer";
+        assert_eq!(why(&Card { driver: 11_040, ..card((8, 0)) }), expected);
+        assert_eq!(too_old(&card((8, 0))), None);
         assert_eq!(no_such_gpu(3, 2), "there is no GPU 3 here: they are cuda:0 to cuda:1");
         assert_eq!(no_such_gpu(1, 1), "there is no GPU 1 here: the only one is cuda:0");
     }

@@ -14,14 +14,10 @@ use std::sync::Arc;
 use libloading::os::unix::Library as Shared;
 use plimsoll_exec::ExecError;
 
-use super::{Context, Libraries, Stream};
+use super::{Context, Libraries, Stream, version_text};
 
-/// The oldest version whose graphs were tried.
+/// The oldest version whose graphs were tried. Forward attention of 9.10.0 and 9.10.1 is known to be wrong.
 const OLDEST: usize = 91_400;
-/// Versions whose forward attention is known to be wrong.
-const WRONG: [usize; 2] = [91_000, 91_001];
-/// From this version on a reduction states whether its order is fixed.
-const SAYS_ORDER: usize = 91_100;
 
 /// Kinds of descriptors.
 #[derive(Clone, Copy, Debug)]
@@ -167,12 +163,34 @@ impl Functions {
     }
 }
 
-/// The functions of a library and its version, if graphs of that version were tried and are right.
-fn usable(library: Shared) -> Option<(Functions, usize)> {
-    let functions = Functions::find(library)?;
+/// The functions of a library and its version.
+///
+/// # Errors
+///
+/// When graphs of that version were not tried.
+fn usable(library: Shared) -> Result<(Functions, usize), ExecError> {
+    let functions = Functions::find(library).ok_or_else(|| {
+        ExecError::Unsupported(format!("this cuDNN has no attention by graphs; {}", update()))
+    })?;
     // SAFETY: no operands.
     let version = unsafe { (functions.get_version)() };
-    (version >= OLDEST && !WRONG.contains(&version)).then_some((functions, version))
+    if version >= OLDEST {
+        return Ok((functions, version));
+    }
+    Err(ExecError::Unsupported(format!(
+        "cuDNN {} is too old for attention; {}",
+        version_text(version, 10_000, 100),
+        update()
+    )))
+}
+
+/// The way out for a library that cannot be used.
+fn update() -> String {
+    format!(
+        "version {} or newer is wanted: pip install --upgrade nvidia-cudnn-cu13, or uninstall it, and attention runs in \
+         slower kernels that need no library",
+        version_text(OLDEST, 10_000, 100)
+    )
 }
 
 /// The GPU that plans are made for.
@@ -202,17 +220,18 @@ unsafe impl Send for Cudnn {}
 unsafe impl Sync for Cudnn {}
 
 impl Cudnn {
-    /// Opens the library, if there is one that can be used.
+    /// Opens the library, if there is one.
     ///
     /// # Errors
     ///
-    /// When it is there and refuses to open.
+    /// When it is there and is too old or refuses to open.
     pub(crate) fn open(
         context: &Arc<Context>,
         libraries: &Libraries,
         stream: &Stream,
     ) -> Result<Option<Arc<Cudnn>>, ExecError> {
-        let Some((functions, version)) = libraries.attention().and_then(usable) else { return Ok(None) };
+        let Some(library) = libraries.attention() else { return Ok(None) };
+        let (functions, version) = usable(library)?;
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: an out-parameter that lives here.
@@ -232,14 +251,14 @@ impl Cudnn {
     ///
     /// When there is no library that can be used.
     pub(crate) fn described(libraries: &Libraries, text: &str) -> Result<Arc<Cudnn>, ExecError> {
-        let found = libraries.attention_without_gpu().and_then(usable);
-        let (functions, version) = found.ok_or_else(|| {
+        let library = libraries.attention_without_gpu().ok_or_else(|| {
             ExecError::Unsupported(
-                "plans without a GPU need folders with cuDNN (libcudnn.so.9, from 9.14 on) and with stand-ins for driver \
-                 and compiler; scripts/attention_plans.sh makes them"
+                "plans without a GPU need folders with cuDNN (libcudnn.so.9) and with stand-ins for driver and compiler; \
+                 scripts/attention_plans.sh makes them"
                     .into(),
             )
         })?;
+        let (functions, version) = usable(library)?;
         Ok(Arc::new(Cudnn { functions, target: Target::Described(text.to_owned()), version }))
     }
 
@@ -263,11 +282,6 @@ impl Cudnn {
         let status = unsafe { (self.functions.create_descriptor)(kind as c_int, &raw mut raw) };
         self.ok(status, &format!("describing {kind:?}"))?;
         Ok(Descriptor { cudnn: Arc::clone(self), raw, kind })
-    }
-
-    /// Whether a reduction states that its order is fixed.
-    pub(super) fn says_order(&self) -> bool {
-        self.version >= SAYS_ORDER
     }
 
     /// The first plan that can be made for these nodes.
@@ -440,3 +454,6 @@ impl Drop for Descriptor {
         unsafe { (self.cudnn.functions.destroy_descriptor)(self.raw) };
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -250,9 +250,7 @@ impl<'a> Builder<'a> {
         let mut reduction = self.cudnn.describe(Kind::Reduction)?;
         reduction.set(attribute::REDUCTION_TYPE, Of::DataType, &[F32])?;
         reduction.set(attribute::REDUCTION_OPERATOR, Of::ReductionOperator, &[operator])?;
-        if self.cudnn.says_order() {
-            reduction.set(attribute::REDUCTION_IS_DETERMINISTIC, Of::Boolean, &[false])?;
-        }
+        reduction.set(attribute::REDUCTION_IS_DETERMINISTIC, Of::Boolean, &[false])?;
         reduction.finalize()?;
         let operands = [(attribute::REDUCTION_NODE_X, x), (attribute::REDUCTION_NODE_Y, y)];
         self.node(Kind::ReductionNode, Some((attribute::REDUCTION_NODE_DESCRIPTOR, reduction)), &operands)

@@ -21,6 +21,7 @@ mod event;
 mod graph_builder;
 mod libraries;
 mod modules;
+mod nccl;
 mod nvml;
 mod staging;
 mod stream;
@@ -38,6 +39,7 @@ pub use context::{Card, CudaTarget};
 pub(crate) use cudnn::Cudnn;
 pub use libraries::{Libraries, library_folders};
 pub(crate) use modules::{Bound, Modules};
+pub(crate) use nccl::World;
 pub(crate) use stream::Stream;
 pub(crate) use vendor::Vendor;
 
@@ -59,4 +61,23 @@ fn ok(result: cuda::CUresult, doing: &str) -> Result<(), ExecError> {
 fn words(fault: cuda::CUresult) -> String {
     let name = format!("{fault:?}");
     name.trim_start_matches("CUDA_ERROR_").to_lowercase().replace('_', " ")
+}
+
+/// A version that is counted as one number, such as 91900 for 9.19.0.
+pub(crate) fn version_text(version: usize, major: usize, minor: usize) -> String {
+    let rest = version % major;
+    let patch = if minor >= 100 { format!(".{}", rest % minor) } else { String::new() };
+    format!("{}.{}{patch}", version / major, rest / minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_as_people_write_them() {
+        assert_eq!(version_text(91_900, 10_000, 100), "9.19.0");
+        assert_eq!(version_text(130_102, 10_000, 100), "13.1.2");
+        assert_eq!(version_text(12_080, 1000, 10), "12.8");
+    }
 }

@@ -15,7 +15,7 @@ pub(crate) struct Vendor {
 }
 
 impl Vendor {
-    /// Opens the libraries.
+    /// Opens the libraries, with products of f32 operands in tf32 where that is asked for.
     ///
     /// # Errors
     ///
@@ -24,8 +24,9 @@ impl Vendor {
         context: &Arc<Context>,
         libraries: &Libraries,
         stream: &Stream,
+        tf32: bool,
     ) -> Result<Vendor, ExecError> {
-        let products = Some(Blas::new(context, libraries)?);
+        let products = Some(Blas::new(context, libraries, tf32)?);
         let attentions = Cudnn::open(context, libraries, stream)?.map(Attentions::new);
         Ok(Vendor { products, attentions })
     }
@@ -55,9 +56,24 @@ impl Vendor {
         products.into_iter().chain(attentions).collect()
     }
 
-    /// Attention that runs in our own kernel because the library has no plan for it.
-    pub(crate) fn refused(&self) -> Vec<String> {
-        self.attentions.as_ref().map(Attentions::refused).unwrap_or_default()
+    /// Reasons why attention is slow here.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        match &self.attentions {
+            // One is enough to see why: the others differ in their sizes.
+            Some(plans) => {
+                let refused = plans.refused().into_iter().take(1);
+                refused
+                    .map(|why| format!("cuDNN does not run {why}; the plain kernel does, slowly"))
+                    .collect()
+            }
+            None if self.products.is_some() => {
+                vec![
+                    "cuDNN is missing, so attention is slow; to install it: pip install nvidia-cudnn-cu13"
+                        .into(),
+                ]
+            }
+            None => Vec::new(),
+        }
     }
 
     /// The libraries in words.

@@ -120,6 +120,13 @@ fn touches(step: &StreamStep, library: &dyn Library) -> Vec<Touch> {
         }
         StreamStep::Product(product) => of_product(product, library),
         StreamStep::Attention(attention) => of_attention(attention, library),
+        StreamStep::Exchange(exchange) => {
+            let (read, written) = exchange.bytes();
+            vec![
+                touch(exchange.source, read, Access::Reads),
+                touch(exchange.destination, written, Access::Writes),
+            ]
+        }
         StreamStep::Copy { from, to, bytes } => {
             vec![touch(*from, *bytes, Access::Reads), touch(*to, *bytes, Access::Writes)]
         }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::library::{Attention, Product};
+use plimsoll_exec::ExecError;
+
+use super::library::{Attention, Product, RankExchange};
 use super::place::Place;
 
 /// Ids and scores that a kernel checks while it runs. The device keeps one word for each table size and reads it when it next
@@ -30,13 +32,15 @@ pub enum Check {
 
 impl Check {
     /// The error for an id outside its range, in the CPU's words.
-    pub fn fault(self, id: i32) -> String {
-        match self {
+    pub fn fault(self, id: i32) -> ExecError {
+        ExecError::Data(match self {
             Check::Token { rows } => format!("token id {id} is outside the vocabulary of {rows}"),
             Check::Target { words } => format!("target {id} is outside the vocabulary of {words}"),
-            Check::Score => format!("the router's score of expert {id} is not a number"),
             Check::Expert { experts } => format!("expert {id} is outside the {experts} experts"),
-        }
+            Check::Score => {
+                return ExecError::NotFinite(format!("the router's score of expert {id} is not a number"));
+            }
+        })
     }
 }
 
@@ -127,6 +131,8 @@ pub enum StreamStep {
     Product(Product),
     /// Has the library run attention or its derivative.
     Attention(Attention),
+    /// Exchanges values with other ranks.
+    Exchange(RankExchange),
     /// Copies bytes within the arena; the ranges do not overlap.
     Copy {
         /// First byte read.
@@ -154,6 +160,9 @@ impl fmt::Display for StreamStep {
             }
             StreamStep::Product(product) => write!(f, "product {:?}", product.signature),
             StreamStep::Attention(attention) => write!(f, "attention {:?}", attention.shape),
+            StreamStep::Exchange(exchange) => {
+                write!(f, "{} of {} {}", exchange.collective.name(), exchange.whole, exchange.dtype)
+            }
             StreamStep::Copy { from, to, bytes } => write!(f, "copy {}+{bytes} -> {}", from.0, to.0),
             StreamStep::Zero { to, bytes } => write!(f, "zero {}+{bytes}", to.0),
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use plimsoll_graph::DType;
+use plimsoll_graph::op::Collective;
 
 use super::place::Place;
 
@@ -173,4 +174,39 @@ pub struct Attention {
     pub workspace: Place,
     /// First positions of documents, if the plan reads tables made of them instead.
     pub ragged: Option<Place>,
+}
+
+/// An exchange with its operands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RankExchange {
+    /// The kind, and the ranks that take part.
+    pub collective: Collective,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// The elements that this rank gives.
+    pub source: Place,
+    /// The place of the result.
+    pub destination: Place,
+    /// Elements of the whole.
+    pub whole: usize,
+    /// Elements of a shard; of a sum that all ranks get, the whole.
+    pub share: usize,
+}
+
+impl RankExchange {
+    /// Bytes read and written.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let [whole, share] = [self.whole, self.share].map(|elements| (elements * self.dtype.bytes()) as u64);
+        match self.collective {
+            Collective::AllReduce { .. } => (whole, whole),
+            Collective::ReduceScatter { .. } | Collective::OwnShard { .. } => (whole, share),
+            Collective::AllGather { .. } => (share, whole),
+        }
+    }
+
+    /// First element and number of elements of a rank's shard that are elements of the whole.
+    pub(crate) fn part(&self, rank: usize) -> (usize, usize) {
+        let first = (rank * self.share).min(self.whole);
+        (first, self.share.min(self.whole - first))
+    }
 }

@@ -55,6 +55,8 @@ pub struct Limits {
     pub deterministic: bool,
     /// How documents are passed to libraries.
     pub documents: DocumentForm,
+    /// The number of this rank among several.
+    pub rank: usize,
 }
 
 /// How attention by a library is kept inside documents.
@@ -75,6 +77,7 @@ impl Default for Limits {
             head_rows: 256,
             deterministic: false,
             documents: DocumentForm::Masked,
+            rank: 0,
         }
     }
 }

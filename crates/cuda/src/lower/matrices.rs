@@ -4,8 +4,8 @@
 //! Muon's scratch   X: the whole parameter | Y: one matrix | A, B: squares of its shorter side
 //! ```
 //!
-//! Every round of Muon's iteration takes `Y` (or the matrix in `X`) to the other one; the matrix begins in `Y`, so that an
-//! odd number of rounds ends in `X`. The iteration works in the type of gradients: in bf16, as the original does, where they are
+//! Each round of Muon's iteration reads the matrix from `Y` and writes it to `X`, or the other way round. It begins in `Y`, so
+//! that an odd number of rounds ends in `X`. The iteration works in the type of gradients: in bf16, as the original does, where they are
 //! bf16, and in f32 elsewhere.
 
 use plimsoll_exec::ExecError;

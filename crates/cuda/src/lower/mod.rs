@@ -7,11 +7,13 @@
 //! Absent on purpose: addresses, streams and every call of a driver. This module needs no GPU to be tested.
 #![allow(clippy::unnecessary_wraps, reason = "all lowerings have one signature")]
 
+mod apollo;
 mod attention;
 mod balance;
 mod conv;
 mod elementwise;
 mod embedding;
+mod exchange;
 mod experts;
 mod footprint;
 mod grouped;
@@ -29,6 +31,7 @@ mod product;
 mod quantised;
 mod routing;
 mod schedule;
+mod subspace;
 mod sums;
 mod updates;
 
@@ -38,7 +41,7 @@ use plimsoll_graph::{Op, Type};
 pub use footprint::check;
 pub use launch::{Arg, Check, Launch, StreamStep};
 pub use library::{
-    Addend, Attention, AttentionShape, AttentionTensor, Library, NoLibrary, Product, Signature,
+    Addend, Attention, AttentionShape, AttentionTensor, Library, NoLibrary, Product, RankExchange, Signature,
 };
 pub(crate) use lowering::kind;
 use lowering::{Call, Lowering};
@@ -149,6 +152,7 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::RmsNorm { epsilon } => norms::rms_norm(to, call, *epsilon),
         Op::LayerNormGradInput | Op::RmsNormGradInput => norms::grad_input(to, call),
         Op::LayerNormGradWeight | Op::RmsNormGradWeight => norms::grad_weight(to, call),
+        Op::InverseNorm { scale } => norms::inverse_norm(to, call, *scale),
         Op::Embedding => embedding::embedding(to, call),
         Op::EmbeddingGrad { rows } => embedding::embedding_grad(to, call, *rows),
         Op::Rope { inverse, positions } => attention::rope(to, call, *inverse, *positions),
@@ -175,6 +179,8 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::BalanceLossGrad(balance) => balance::loss_grad(to, call, *balance),
         Op::RouterZLoss { ignore_index } => balance::z_loss(to, call, *ignore_index),
         Op::RouterZLossGrad { ignore_index } => balance::z_loss_grad(to, call, *ignore_index),
+        Op::Subspace { stream } => subspace::subspace(to, call, *stream),
+        Op::SubspaceGrad { stream, dimension } => subspace::subspace_grad(to, call, *stream, *dimension),
         Op::Dequantise(of) => quantised::dequantise(to, call, *of),
         Op::CrossEntropy { ignore_index } => losses::cross_entropy(to, call, *ignore_index),
         Op::CrossEntropyGrad { ignore_index } => losses::cross_entropy_grad(to, call, *ignore_index),
@@ -185,12 +191,14 @@ fn emit(to: &mut Lowering, call: &Call) -> Result<(), ExecError> {
         Op::ClipScale { max_norm } => updates::clip_scale(to, call, *max_norm),
         Op::Sgd(rates) => updates::sgd(to, call, *rates),
         Op::AdamW(rates) => updates::adamw(to, call, *rates),
-        Op::Collective(_) => {
-            Err(lowering::unsupported(call, "is an exchange between ranks; leave out --ranks"))
+        Op::Collective(collective) => {
+            exchange::exchange(to, call, *collective);
+            Ok(())
         }
         Op::Lion(rates) => updates::lion(to, call, *rates),
         Op::Adafactor(rates) => matrices::adafactor(to, call, *rates),
         Op::Muon(rates) => matrices::muon(to, call, *rates),
+        Op::Apollo(rates) => apollo::apollo(to, call, *rates),
         Op::Perturb { stream } => probes::perturb(to, call, *stream),
         Op::PerturbRows { stream } => probes::perturb_rows(to, call, *stream),
         Op::ProbeStep(step) => updates::probe_step(to, call, *step),

@@ -7,6 +7,8 @@ use super::launch::Arg;
 use super::lowering::{Call, Lowering, Operand, i64, suffix, threads_for, unsupported};
 use super::sums::{Total, chunks, column_tiles, finish};
 
+/// Rows of a block in which each thread takes one.
+const ROWS: usize = 128;
 /// The most threads that share a row.
 const MOST_THREADS: u32 = 512;
 
@@ -45,6 +47,14 @@ pub(super) fn grad_weight(to: &mut Lowering, call: &Call) -> Result<(), ExecErro
     let grid = [column_tiles(columns, x.ty.dtype) as u32, count as u32, 1];
     to.launch_grid(kernel, grid, [32, 8], 0, args);
     finish(to, partial, [1, count, columns], Total::of(dw));
+    Ok(())
+}
+
+pub(super) fn inverse_norm(to: &mut Lowering, call: &Call, scale: f32) -> Result<(), ExecError> {
+    let (out, rank) = (call.inputs[2].shape()[0], call.inputs[2].shape()[1]);
+    let operands = call.inputs.iter().chain(call.outputs).map(Operand::pointer);
+    let args = operands.chain([i64(out), i64(rank), Arg::F32(scale)]).collect();
+    to.launch("inverse_norm", out.div_ceil(ROWS), ROWS as u32, args);
     Ok(())
 }
 

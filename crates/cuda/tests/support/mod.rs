@@ -197,7 +197,9 @@ impl HostDevice {
         let base = self.base();
         match step {
             StreamStep::Launch(launch) => self.kernels.launch(launch, base, &mut self.checks.lock().unwrap()),
-            StreamStep::Product(_) | StreamStep::Attention(_) => panic!("{step} without a library"),
+            StreamStep::Product(_) | StreamStep::Attention(_) | StreamStep::Exchange(_) => {
+                panic!("{step} without a library")
+            }
             // SAFETY: the lowering is judged by these tests; places lie in the arena.
             StreamStep::Copy { from, to, bytes } => unsafe {
                 ((base + to.0) as *mut u8).copy_from((base + from.0) as *const u8, *bytes as usize);
@@ -258,7 +260,7 @@ impl Device for HostDevice {
             if **word != u64::MAX {
                 let id = **word as u32 as i32;
                 **word = u64::MAX;
-                return Err(ExecError::Data(check.fault(id)));
+                return Err(check.fault(id));
             }
         }
         bytes.copy_from_slice(&self.bytes()[offset as usize..offset as usize + bytes.len()]);

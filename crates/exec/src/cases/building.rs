@@ -95,7 +95,8 @@ pub(super) fn in_bf16(case: &Case) -> Option<Case> {
         return None; // types are what these ops are about: they have cases of their own
     }
     let mut half = named(case.clone(), "in bf16");
-    half.sums = Some(if matches!(case.op, Op::Embedding) { DType::Bf16 } else { DType::F32 });
+    let either = matches!(case.op, Op::Embedding | Op::Subspace { .. });
+    half.sums = Some(if either { DType::Bf16 } else { DType::F32 });
     (half.tolerance, half.rounded) = in_fewer_bits(case);
     let result = infer(&case.op, &types(case)).ok()?.first()?.shape;
     for (index, input) in half.inputs.iter_mut().enumerate() {

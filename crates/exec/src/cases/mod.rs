@@ -19,6 +19,7 @@ mod products;
 mod quantised;
 mod routing;
 mod state;
+mod subspace;
 mod transformer;
 
 use plimsoll_graph::{DType, Op, Type, infer};
@@ -43,6 +44,7 @@ pub fn all() -> Vec<Case> {
         quantised::all(),
         losses::all(),
         state::all(),
+        subspace::all(),
     ]
     .concat();
     let halves: Vec<Case> = cases.iter().filter_map(building::with_half_weight).collect();
@@ -65,6 +67,7 @@ pub fn golden() -> Vec<(&'static str, Op)> {
         balance::golden(),
         losses::golden(),
         state::golden(),
+        subspace::golden(),
     ]
     .concat()
 }

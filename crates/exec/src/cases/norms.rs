@@ -6,7 +6,7 @@ use super::building::{DEEP, FUNCTION, SUMMED, both_ways, cancelling, case, float
 use super::{Case, Fill};
 
 pub(super) fn all() -> Vec<Case> {
-    [reductions(), norms()].concat()
+    [reductions(), norms(), row_norms()].concat()
 }
 
 fn reductions() -> Vec<Case> {
@@ -72,6 +72,18 @@ fn norms() -> Vec<Case> {
     cases
 }
 
+/// Squares are large, so that no sum of these numbers is below zero.
+fn row_norms() -> Vec<Case> {
+    let sizes: [[usize; 2]; 4] = [[1, 1], [5, 3], [130, 8], [67, 33]];
+    let small = |shape: [usize; 2]| floats(shape, Fill::Normal(0.3));
+    let case = |[out, rank]: [usize; 2]| {
+        let squares = floats([out], Fill::Number(200.0));
+        let inputs = vec![squares, small([rank, out]), small([out, rank]), small([rank, rank])];
+        case(Op::InverseNorm { scale: 0.5 }, inputs, SUMMED)
+    };
+    sizes.into_iter().map(case).collect()
+}
+
 /// Parameters of each case of `reference/ops.py`.
 pub(super) fn golden() -> Vec<(&'static str, Op)> {
     vec![
@@ -86,5 +98,6 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
         ("rms_norm.plain", Op::RmsNorm { epsilon: 1e-5 }),
         ("rms_norm_grad_input.plain", Op::RmsNormGradInput),
         ("rms_norm_grad_weight.plain", Op::RmsNormGradWeight),
+        ("inverse_norm.plain", Op::InverseNorm { scale: 0.5 }),
     ]
 }

@@ -1,6 +1,8 @@
 //! Cases of sums, of the norm of gradients and of the optimizers, with state of every element type.
 
-use plimsoll_graph::op::{Adafactor, AdamW, Estimate, Lion, Moments, Muon, ProbeStep, Sgd, Stored, Weights};
+use plimsoll_graph::op::{
+    Adafactor, AdamW, Apollo, ApolloScaling, Estimate, Lion, Moments, Muon, ProbeStep, Sgd, Stored, Weights,
+};
 use plimsoll_graph::{DType, Op, Shape, Type};
 
 use super::building::{DEEP, FUNCTION, LONG, ROUNDED, both_ways, case, integers, named, normal, scalar};
@@ -16,7 +18,7 @@ const STORED: [Stored; 5] = [
 ];
 
 pub(super) fn all() -> Vec<Case> {
-    [sums(), clipping(), sgd(), adamw(), lion(), adafactor(), muon(), probes()].concat()
+    [sums(), clipping(), sgd(), adamw(), lion(), adafactor(), muon(), apollo(), probes()].concat()
 }
 
 fn half(shape: Shape) -> Input {
@@ -150,6 +152,45 @@ fn muon() -> Vec<Case> {
     cases
 }
 
+/// A product, its norms and their quotients: relative errors of sums of a few hundred terms, a few of them together. The step
+/// is small beside the weights; the norms themselves and moments in bf16 show them whole.
+fn apollo() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (stored, scaling) in [
+        (STORED[0], ApolloScaling::Channel),
+        (STORED[2], ApolloScaling::Channel),
+        (STORED[3], ApolloScaling::Tensor),
+    ] {
+        let op = Op::Apollo(Apollo { scaling, stored, ..APOLLO });
+        for (grad, step, scale) in [
+            (normal([40, 65]), 1.0, 0.3),
+            (half([65, 24].into()), 3.0, 1.0),
+            (normal([2, 9, 7]), 5.0, 1.0),
+            (normal([7, 300]), 1000.0, 1.0),
+            (normal([7, 13]), 1.0, f32::NAN),
+        ] {
+            let rng = integers([4], Fill::Rng);
+            let scalars = [1e-2, step, scale].map(scalar);
+            let inputs = [grad].into_iter().chain(scalars).chain([rng]).collect();
+            cases.push(named(case(op.clone(), inputs, DEEP), &format!("step {step} scale {scale}")));
+        }
+    }
+    cases
+}
+
+const APOLLO: Apollo = Apollo {
+    rank: 5,
+    gap: 4,
+    scale: 2.0,
+    scaling: ApolloScaling::Channel,
+    beta1: 0.9,
+    beta2: 0.999,
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+    stream: 9,
+    stored: Stored { weights: Weights::F32, moments: Moments::F32 },
+};
+
 /// Copies and steps in every element type, of several directions, with losses that are not finite.
 fn probes() -> Vec<Case> {
     let (probe, size) = (integers([4], Fill::Rng), scalar(0.25));
@@ -189,6 +230,10 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
         Op::ProbeStep(ProbeStep { shape, stream, estimate, weight_decay: 0.125, stored })
     };
     let muon = Muon { momentum: 0.9375, nesterov: true, weight_decay: 0.125, stored };
+    let apollo = |scaling| {
+        let (stream, weight_decay) = (0x0123_4567_89ab_cdef, 0.125);
+        Op::Apollo(Apollo { rank: 3, beta1: 0.875, beta2, epsilon, scaling, stream, weight_decay, ..APOLLO })
+    };
     vec![
         ("accumulate.adding", Op::Accumulate { to: DType::F32 }),
         ("sum_squares.two", Op::SumSquares),
@@ -204,6 +249,9 @@ pub(super) fn golden() -> Vec<(&'static str, Op)> {
         ("adafactor.vector", Op::Adafactor(Adafactor { weight_decay: 0.125, ..ADAFACTOR })),
         ("muon.wide", Op::Muon(muon)),
         ("muon.tall", Op::Muon(muon)),
+        ("apollo.wide", apollo(ApolloScaling::Channel)),
+        ("apollo.tall", apollo(ApolloScaling::Channel)),
+        ("apollo.tensor", apollo(ApolloScaling::Tensor)),
         ("perturb.plain", Op::Perturb { stream: 0x0123_4567_89ab_cdef }),
         ("perturb_rows.plain", Op::PerturbRows { stream: 0x0123_4567_89ab_cdef }),
         ("probe_step.slope", probe_step(false)),

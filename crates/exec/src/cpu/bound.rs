@@ -9,6 +9,7 @@ use plimsoll_graph::{Graph, NodeId, Op, Type};
 use plimsoll_plan::{Action, BufferId, Copy, Direction, Lane, Role, Schedule, Tier};
 
 use crate::arena::Arena;
+use crate::cpu::own_shard::own_shard;
 use crate::cpu::{Call, CpuOperand, DiskTier, ScratchMemory, run};
 use crate::error::ExecError;
 use crate::ranks::{Communicator, ExchangeKind, ExchangeOperands};
@@ -18,6 +19,8 @@ use crate::ranks::{Communicator, ExchangeKind, ExchangeOperands};
 pub(super) enum Bound {
     /// A kernel call.
     Call { op: Op, inputs: Vec<CpuOperand>, outputs: Vec<CpuOperand>, workspace: ScratchMemory },
+    /// The copy of this rank's shard of the first operand to the second.
+    OwnShard { whole: CpuOperand, shard: CpuOperand },
     /// The beginning of an exchange between ranks.
     Exchange { node: NodeId, operands: ExchangeOperands },
     /// The end of an exchange.
@@ -107,6 +110,12 @@ pub(super) fn act(action: &Bound, lanes: &mut Lanes) -> Result<(), ExecError> {
             // schedules that `replay` has passed, which proves the rest of the contract.
             unsafe { run(&Call { op, inputs, outputs, workspace: *workspace }) }
         }
+        Bound::OwnShard { whole, shard } => {
+            let rank = lanes.ranks()?.rank();
+            // SAFETY: as for a kernel.
+            unsafe { own_shard(*whole, *shard, rank) };
+            Ok(())
+        }
         Bound::Exchange { node, operands } => {
             // SAFETY: the operands lie in the arena, and `replay` proved that nobody touches them before the await. A
             // device whose schedule fails, or that is dropped, leaves the world before it touches or frees them.
@@ -160,6 +169,9 @@ pub(super) fn bind(
                 .map(|(output, (&value, &id))| operand(id, graph.ty(value), accumulate >> output & 1 == 1));
             let inputs = inputs.collect::<Result<Vec<CpuOperand>, _>>()?;
             let outputs = outputs.collect::<Result<Vec<CpuOperand>, _>>()?;
+            if let Op::Collective(Collective::OwnShard { .. }) = node.op {
+                return Ok(Bound::OwnShard { whole: inputs[0], shard: outputs[0] });
+            }
             if let Some(collective) = node.op.collective() {
                 return Ok(Bound::Exchange {
                     node: *id,
@@ -194,7 +206,9 @@ fn operands(collective: Collective, input: CpuOperand, output: CpuOperand) -> Ex
     let (given, got) = (input.ty.shape.elements(), output.ty.shape.elements());
     let (kind, whole, share) = match collective {
         Collective::AllReduce { ranks } => (ExchangeKind::AllReduce, given, given.div_ceil(ranks)),
-        Collective::ReduceScatter { .. } => (ExchangeKind::ReduceScatter, given, got),
+        Collective::ReduceScatter { .. } | Collective::OwnShard { .. } => {
+            (ExchangeKind::ReduceScatter, given, got)
+        }
         Collective::AllGather { .. } => (ExchangeKind::AllGather, got, given),
     };
     let (source, destination) = (input.pointer.cast_const(), output.pointer);

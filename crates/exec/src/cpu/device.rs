@@ -13,6 +13,8 @@ use plimsoll_plan::{Direction, Facts, Link, NodeFacts, Schedule, Space, Tier};
 use crate::arena::Arena;
 use crate::cpu::bound::{BoundSchedule, Lanes, act, bind};
 use crate::cpu::disk::SECTOR;
+#[cfg(address_sanitizer)]
+use crate::cpu::gaps::Gaps;
 use crate::cpu::{DiskTier, Instructions, Pool, workspace};
 use crate::device::{Device, ProbeSize, Probing, ScheduleId, no_schedule, no_tier};
 use crate::error::ExecError;
@@ -228,6 +230,10 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn arenas_ahead(&self) -> usize {
+        self.ranks.as_ref().map_or(1, |ranks| ranks.0.arenas_ahead())
+    }
+
     fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
         if space.host > 0 {
             return Err(ExecError::Unsupported(
@@ -391,7 +397,11 @@ impl CpuDevice {
         };
         let result = self.pool.enter(|| {
             let mut actions = bound.actions.iter().enumerate();
-            actions.try_for_each(|(index, action)| each(index, &mut || act(action, &mut lanes)))
+            actions.try_for_each(|(index, action)| {
+                #[cfg(address_sanitizer)]
+                let _gaps = Gaps::around(self.arena.as_ref(), action, &lanes);
+                each(index, &mut || act(action, &mut lanes))
+            })
         });
         if result.is_ok() {
             self.ahead.started.drain(..found);

@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn rounding_and_widening_are_those_of_the_library_for_every_upper_half() {
-        for upper in 0..=u16::MAX {
+        // Miri takes some thousand times as long: it sees every 257th.
+        for upper in (0..=u16::MAX).step_by(if cfg!(miri) { 257 } else { 1 }) {
             let half = bf16::from_bits(upper);
             assert!(half.wide().to_bits() == half.to_f32().to_bits() || half.is_nan());
             for lower in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {

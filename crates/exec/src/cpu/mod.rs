@@ -5,6 +5,7 @@
 
 mod activation;
 mod adafactor;
+mod apollo;
 mod attention;
 mod attention_grad;
 mod balance;
@@ -24,6 +25,8 @@ mod elementwise;
 mod embedding;
 mod exp;
 mod experts;
+#[cfg(address_sanitizer)]
+mod gaps;
 mod grouped;
 mod head;
 mod lanes;
@@ -34,6 +37,7 @@ mod mlp;
 mod movement;
 mod muon;
 mod norms;
+mod own_shard;
 mod pack;
 mod pairs;
 mod pieces;
@@ -49,6 +53,7 @@ mod simd;
 mod softmax;
 mod split;
 mod stored;
+mod subspace;
 mod sums;
 mod tile;
 #[cfg(test)]
@@ -98,13 +103,15 @@ pub unsafe fn run(call: &Call) -> Result<(), ExecError> {
         Family::Experts => experts::run(call).or_else(|| grouped::run(call)),
         Family::Balance => balance::run(call),
         Family::Quantised => quantised::run(call),
+        Family::Subspace => subspace::run(call),
         Family::Losses => head::run(call).or_else(|| softmax::run(call)),
         Family::State => updates::run(call)
             .or_else(|| adafactor::run(call))
             .or_else(|| muon::run(call))
+            .or_else(|| apollo::run(call))
             .or_else(|| probes::run(call))
             .or_else(|| elementwise::run(call)),
-        // An exchange goes through the communicator and is no kernel.
+        // An exchange goes through the communicator, and a shard depends on the rank: neither is a kernel.
         Family::Ranks => None,
     };
     ran.unwrap_or_else(|| {
@@ -128,6 +135,8 @@ pub fn workspace(op: &Op, inputs: &[Type], outputs: &[Type], threads: usize) -> 
         updates::workspace,
         adafactor::workspace,
         muon::workspace,
+        apollo::workspace,
+        subspace::workspace,
         probes::workspace,
     ];
     files.iter().find_map(|file| file(op, inputs, outputs, threads)).unwrap_or_default()

@@ -29,6 +29,10 @@ pub(super) fn run(call: &Call) -> Option<Result<(), ExecError>> {
             | Op::RmsNormGradInput
             | Op::RmsNormGradWeight
     );
+    if let Op::InverseNorm { scale } = call.op {
+        inverse_norm(call, *scale);
+        return Some(Ok(()));
+    }
     known.then(|| {
         match call.precision()? {
             DType::Bf16 => run_as::<bf16>(call),
@@ -138,6 +142,24 @@ impl<E: Element> ColumnTerms for Rows<'_, E> {
             *sum += (x.wide() - mean) * rstd * dy.wide();
         }
     }
+}
+
+/// One thread sums a row whole, in the order of the rank.
+fn inverse_norm(call: &Call, scale: f32) {
+    let [squares, products, b, gram] = [0, 1, 2, 3].map(|index| call.input(index));
+    let shape = call.inputs[2].ty.shape;
+    let (out, rank) = (shape[0], shape[1]);
+    split::rows(out, per_piece(rank * rank), [call.output(0)], |range, [inverse]| {
+        for (row, inverse) in range.zip(inverse) {
+            let b = &b[row * rank..][..rank];
+            let mut sum = 0.0;
+            for (k, factor) in b.iter().enumerate() {
+                let product: f32 = gram[k * rank..][..rank].iter().zip(b).map(|(g, b)| g * b).sum();
+                sum += factor * (2.0 * products[k * out + row] + scale * product);
+            }
+            *inverse = 1.0 / (squares[row] + scale * sum).sqrt();
+        }
+    });
 }
 
 /// The sum over rows, f32 or bf16.

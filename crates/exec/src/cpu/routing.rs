@@ -92,7 +92,7 @@ fn top_k(call: &Call, k: usize, key: impl Fn(usize, usize) -> f32 + Sync) -> Res
     let (rows, width) = (shape.rows(), shape.columns());
     if let Some(at) = (0..scores.len()).find(|&at| key(at, at % width).is_nan()) {
         let why = format!("the router's score of expert {} is not a number", at % width);
-        return Err(ExecError::Data(why));
+        return Err(ExecError::NotFinite(why));
     }
     split::rows(rows, per_piece(width), [call.output_integers(1)], |range, [indices]| {
         for (row, chosen) in range.zip(indices.chunks_exact_mut(k)) {
@@ -167,6 +167,6 @@ mod tests {
         let scores = [0.0, 1.0, 2.0, 0.0, f32::NAN, 1.0];
         let op = Op::TopK { k: 1, steered: false };
         let error = Trial::new(op).f32([2, 3], &scores).attempt();
-        assert_eq!(error, Err(ExecError::Data("the router's score of expert 1 is not a number".into())));
+        assert_eq!(error, Err(ExecError::NotFinite("the router's score of expert 1 is not a number".into())));
     }
 }

@@ -11,9 +11,13 @@
 //! Sums do not depend on timing: element by element, rank 0 first, in f32, rounded once. A rank that fails or hangs ends
 //! the others within a limit, all with one error that names it. After that error the world is of no use any more.
 //!
-//! [`thread_ranks`] makes the ranks of one process. Absent: ranks in several processes, and exchanges on a GPU.
+//! [`thread_ranks`] makes the ranks of one process. [`message_rank`] makes a rank of a process of its own, over any
+//! [`Wire`] that carries messages; `plimsoll-mpi` has one over MPI. All sum by the same function, so they agree to the bit.
+//! Absent: exchanges on a GPU.
 #![allow(unsafe_code, reason = "an exchange is addresses in several arenas; see `Communicator::start`")]
 
+mod messages;
+mod queue;
 mod share;
 mod threads;
 mod world;
@@ -24,6 +28,7 @@ use plimsoll_graph::DType;
 
 use crate::ExecError;
 
+pub use messages::{Wire, message_bytes, message_rank};
 pub use threads::{LIMIT, thread_ranks};
 
 /// Kinds of exchange.
@@ -35,8 +40,11 @@ pub enum ExchangeKind {
     ReduceScatter,
     /// Every rank gets the shards of all ranks, one behind the other.
     AllGather,
-    /// Every rank gets the elements of rank 0.
-    Broadcast,
+    /// Every rank gets the elements of one.
+    Broadcast {
+        /// That one.
+        root: usize,
+    },
 }
 
 impl ExchangeKind {
@@ -46,7 +54,7 @@ impl ExchangeKind {
             ExchangeKind::AllReduce => "all_reduce",
             ExchangeKind::ReduceScatter => "reduce_scatter",
             ExchangeKind::AllGather => "all_gather",
-            ExchangeKind::Broadcast => "broadcast",
+            ExchangeKind::Broadcast { .. } => "broadcast",
         }
     }
 }
@@ -130,6 +138,16 @@ pub trait Communicator: Send + Sync + Debug {
     /// Bytes that this rank has sent in the exchanges of schedules, by [`ExchangeOperands::wire_bytes`].
     fn sent(&self) -> u64;
 
+    /// Ranks that are threads of this process, this one included.
+    fn ranks_in_process(&self) -> usize;
+
+    /// Arenas that this machine has yet to hold when this rank takes its own: for the first rank of a machine those of all
+    /// its ranks.
+    fn arenas_ahead(&self) -> usize;
+
+    /// Tells that the run has ended well, as all ranks know by now. Leaving afterwards is no fault.
+    fn part(&self);
+
     /// Ends this rank's part. Ranks that wait for it get an error with the reason. Once it returns, nobody touches this
     /// rank's bytes any more.
     fn leave(&self, why: &str);
@@ -143,8 +161,20 @@ impl dyn Communicator + '_ {
     ///
     /// As [`wait`](Communicator::wait).
     pub fn broadcast(&self, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.broadcast_from(0, bytes)
+    }
+
+    /// Gives every rank the bytes of rank `root`, for which the others wait without a limit.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such rank, and as [`wait`](Communicator::wait).
+    pub fn broadcast_from(&self, root: usize, bytes: &mut [u8]) -> Result<(), ExecError> {
+        if root >= self.ranks() {
+            return Err(ExecError::Mismatch(format!("there is no rank {root} of {}", self.ranks())));
+        }
         let place = bytes.as_mut_ptr();
-        self.word(ExchangeKind::Broadcast, place, place, [bytes.len(); 2])
+        self.word(ExchangeKind::Broadcast { root }, place, place, [bytes.len(); 2])
     }
 
     /// Gathers the bytes of all ranks, in their order: `all` has room for as many times `own`.

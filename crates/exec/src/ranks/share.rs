@@ -70,7 +70,7 @@ impl Turn<'_> {
                         self.copy(self.all[rank].source, first, count);
                     }
                 }
-                ExchangeKind::Broadcast => self.copy(self.all[0].source, 0, own.whole),
+                ExchangeKind::Broadcast { root } => self.copy(self.all[root].source, 0, own.whole),
             }
         }
     }
@@ -93,45 +93,100 @@ impl Turn<'_> {
     unsafe fn copy(&self, from: *const u8, first: usize, count: usize) {
         let own = self.own();
         let bytes = own.dtype.bytes();
-        // SAFETY: the share lies inside the whole. A broadcast's source may be its own destination.
-        unsafe { own.destination.add(first * bytes).copy_from(from, count * bytes) };
+        // SAFETY: the share lies inside the whole.
+        let to = unsafe { own.destination.add(first * bytes) };
+        // Bytes that are in place already, such as those of a broadcast's root, are left alone: other ranks read them now.
+        if !std::ptr::eq(from, to) {
+            // SAFETY: as above; sources of other ranks lie in their memory, and the own one does not overlap this place.
+            unsafe { to.copy_from_nonoverlapping(from, count * bytes) };
+        }
     }
 
     /// Adds up elements of all ranks in their order.
     unsafe fn sum(&self, first: usize, count: usize, to: *mut u8) {
-        // SAFETY: `check` has refused other types; the elements lie inside each rank's whole.
+        let dtype = self.own().dtype;
+        // SAFETY: the elements lie inside each rank's whole, and nobody writes them in this turn, except for the share that
+        // this rank itself writes.
         unsafe {
-            match self.own().dtype {
-                DType::Bf16 => self.sum_of(first, count, to, bf16::to_f32, bf16::from_f32),
-                _ => self.sum_of(first, count, to, |x: f32| x, |x| x),
-            }
+            let source = |rank: usize| self.all[rank].source.add(first * dtype.bytes());
+            sum_in_order(dtype, self.all.len(), source, count, to);
         }
     }
+}
 
-    unsafe fn sum_of<T: Copy>(
-        &self,
-        first: usize,
-        count: usize,
-        to: *mut u8,
-        wide: impl Fn(T) -> f32,
-        narrow: impl Fn(f32) -> T,
-    ) {
-        let mut sums = [0.0f32; PIECE];
-        for at in (0..count).step_by(PIECE) {
-            let sums = &mut sums[..PIECE.min(count - at)];
-            for (rank, operands) in self.all.iter().enumerate() {
-                // SAFETY: the piece lies inside the whole at the source, whose elements nobody writes in this turn,
-                // except for the share that this rank itself writes below.
-                let piece = unsafe {
-                    std::slice::from_raw_parts(operands.source.cast::<T>().add(first + at), sums.len())
-                };
-                let add = |(sum, &x): (&mut f32, &T)| *sum = if rank == 0 { wide(x) } else { *sum + wide(x) };
-                sums.iter_mut().zip(piece).for_each(add);
+/// Adds up `count` elements of each rank, rank 0 first, in f32, and rounds the sums once. Every communicator sums by this
+/// function, so all have the same bits.
+///
+/// # Safety
+///
+/// The type is one that [`Turn::check`] allows. The places of all ranks and `to` hold that many aligned elements, which
+/// nobody else writes; `to` may be one of the places.
+pub(super) unsafe fn sum_in_order(
+    dtype: DType,
+    ranks: usize,
+    source: impl Fn(usize) -> *const u8,
+    count: usize,
+    to: *mut u8,
+) {
+    // SAFETY: as above.
+    unsafe {
+        match dtype {
+            DType::Bf16 => {
+                sum_of(ranks, |rank| source(rank).cast(), count, to, (bf16::to_f32, bf16::from_f32));
             }
-            for (offset, &sum) in sums.iter().enumerate() {
-                // SAFETY: inside this rank's share of the destination; the slices above have ended.
-                unsafe { to.cast::<T>().add(at + offset).write(narrow(sum)) };
-            }
+            _ => sum_of(ranks, |rank| source(rank).cast(), count, to, (|x: f32| x, |x: f32| x)),
+        }
+    }
+}
+
+unsafe fn sum_of<T: Copy>(
+    ranks: usize,
+    source: impl Fn(usize) -> *const T,
+    count: usize,
+    to: *mut u8,
+    (wide, narrow): (impl Fn(T) -> f32, impl Fn(f32) -> T),
+) {
+    let mut sums = [0.0f32; PIECE];
+    for at in (0..count).step_by(PIECE) {
+        let sums = &mut sums[..PIECE.min(count - at)];
+        for rank in 0..ranks {
+            // SAFETY: the piece lies inside the elements of that rank; if `to` is among them, it is written below.
+            let piece = unsafe { std::slice::from_raw_parts(source(rank).add(at), sums.len()) };
+            let add = |(sum, &x): (&mut f32, &T)| *sum = if rank == 0 { wide(x) } else { *sum + wide(x) };
+            sums.iter_mut().zip(piece).for_each(add);
+        }
+        for (offset, &sum) in sums.iter().enumerate() {
+            // SAFETY: inside the destination; the slices above have ended.
+            unsafe { to.cast::<T>().add(at + offset).write(narrow(sum)) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory that cannot be written: whoever tries ends the process.
+    static WORDS: [u8; 4] = [1, 2, 3, 4];
+
+    #[test]
+    fn a_rank_does_not_write_bytes_that_are_in_place_already() {
+        let place = WORDS.as_ptr();
+        let operands = |kind, destination: *const u8, source| ExchangeOperands {
+            kind,
+            dtype: DType::U8,
+            source,
+            destination: destination.cast_mut(),
+            whole: 4,
+            share: 4,
+            word: true,
+        };
+        let mut other = [0; 4];
+        for kind in [ExchangeKind::Broadcast { root: 0 }, ExchangeKind::AllGather] {
+            let all = [operands(kind, place, place), operands(kind, other.as_mut_ptr(), other.as_ptr())];
+            // SAFETY: both ranks have begun, and their turns run one after the other. The second gathers an empty share.
+            unsafe { (0..2).for_each(|rank| Turn { all: &all, rank }.first()) };
+            assert_eq!((WORDS, std::mem::take(&mut other)), ([1, 2, 3, 4], [1, 2, 3, 4]));
         }
     }
 }

@@ -3,12 +3,12 @@
 //! Each rank has one more thread, which works through its exchanges in the order they were started, while the rank
 //! computes. This serves tests, and machines with more cores than one model can use.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::queue::{Queue, Task};
 use super::share::Turn;
 use super::world::World;
 use super::{Communicator, ExchangeOperands};
@@ -19,8 +19,6 @@ pub const LIMIT: Duration = Duration::from_mins(10);
 
 /// Stack of the thread that exchanges.
 const STACK_BYTES: usize = 128 << 10;
-/// Exchanges that may be under way without taking more memory.
-const USUAL: usize = 1 << 10;
 
 /// The ends of a world of `ranks` ranks, each for a thread of this process. A rank waits for the others for `limit`.
 ///
@@ -44,32 +42,14 @@ struct ThreadRank {
     sent: AtomicU64,
 }
 
-/// The exchanges that a rank has started.
-#[derive(Debug)]
-struct Queue {
-    state: Mutex<Queued>,
-    changed: Condvar,
-}
-
-#[derive(Debug)]
-struct Queued {
-    waiting: VecDeque<ExchangeOperands>,
-    started: u64,
-    done: u64,
-    fault: Option<String>,
-    closing: bool,
-}
-
 impl ThreadRank {
     fn join(rank: usize, world: Arc<World>) -> Result<ThreadRank, ExecError> {
-        let waiting = VecDeque::with_capacity(USUAL);
-        let state = Queued { waiting, started: 0, done: 0, fault: None, closing: false };
-        let queue = Arc::new(Queue { state: Mutex::new(state), changed: Condvar::new() });
+        let queue = Arc::new(Queue::new());
         let (worker, meeting) = (Arc::clone(&queue), Arc::clone(&world));
         let thread = std::thread::Builder::new()
             .name(format!("plimsoll-rank-{rank}"))
             .stack_size(STACK_BYTES)
-            .spawn(move || worker.work(rank, &meeting))
+            .spawn(move || work(&worker, rank, &meeting))
             .map_err(|error| ExecError::Device(format!("cannot start a thread for rank {rank}: {error}")))?;
         Ok(ThreadRank { rank, world, queue, thread: Some(thread), sent: AtomicU64::new(0) })
     }
@@ -101,6 +81,16 @@ impl Communicator for ThreadRank {
         self.sent.load(Ordering::Relaxed)
     }
 
+    fn ranks_in_process(&self) -> usize {
+        self.ranks()
+    }
+
+    fn arenas_ahead(&self) -> usize {
+        if self.rank == 0 { self.ranks() } else { 1 }
+    }
+
+    fn part(&self) {}
+
     fn leave(&self, why: &str) {
         let rank = self.rank;
         self.world.end(|| format!("rank {rank} ended: {why}"));
@@ -110,8 +100,7 @@ impl Communicator for ThreadRank {
 impl Drop for ThreadRank {
     fn drop(&mut self) {
         self.leave("it is gone");
-        self.queue.lock().closing = true;
-        self.queue.changed.notify_all();
+        self.queue.close();
         if let Some(thread) = self.thread.take() {
             // It has no panics of its own, and a rank that is dropped has nobody to tell.
             let _ = thread.join();
@@ -119,63 +108,19 @@ impl Drop for ThreadRank {
     }
 }
 
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Queued> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, operands: ExchangeOperands) -> Result<u64, ExecError> {
-        let mut state = self.lock();
-        if let Some(fault) = &state.fault {
-            return Err(ExecError::Rank(fault.clone()));
-        }
-        state.waiting.push_back(operands);
-        state.started += 1;
-        self.changed.notify_all();
-        Ok(state.started - 1)
-    }
-
-    fn wait(&self, number: u64) -> Result<(), ExecError> {
-        let mut state = self.lock();
-        while state.done <= number && state.fault.is_none() {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        match &state.fault {
-            Some(fault) if state.done <= number => Err(ExecError::Rank(fault.clone())),
-            _ => Ok(()),
-        }
-    }
-
-    fn work(&self, rank: usize, world: &World) {
-        let mut seen = Vec::with_capacity(world.ranks());
-        while let Some(operands) = self.next() {
-            // SAFETY: whoever started the exchange leaves its bytes alone until it was waited for or the world ended.
-            let result = unsafe { world.exchange(rank, operands, &mut seen) };
-            if let Err(fault) = &result {
-                // The others need not find out by themselves.
-                world.end(|| fault.clone());
-            }
-            let mut state = self.lock();
-            state.done += u64::from(result.is_ok());
-            state.fault = result.err().map(|fault| world.fault().unwrap_or(fault));
-            self.changed.notify_all();
-            if state.fault.is_some() {
-                return;
-            }
-        }
-    }
-
-    /// The next exchange, once there is one; none when the rank is dropped.
-    fn next(&self) -> Option<ExchangeOperands> {
-        let mut state = self.lock();
-        loop {
-            if state.closing {
-                return None;
-            }
-            if let Some(operands) = state.waiting.pop_front() {
-                return Some(operands);
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+/// Works through the exchanges of a rank.
+fn work(queue: &Queue, rank: usize, world: &World) {
+    let mut seen = Vec::with_capacity(world.ranks());
+    while let Task::Exchange(operands) = queue.next(None) {
+        // SAFETY: whoever started the exchange leaves its bytes alone until it was waited for or the world ended.
+        let result = unsafe { world.exchange(rank, operands, &mut seen) };
+        let Err(fault) = result else {
+            queue.done();
+            continue;
+        };
+        // The others need not find out by themselves.
+        world.end(|| fault.clone());
+        queue.fail(world.fault().unwrap_or(fault));
+        return;
     }
 }

@@ -87,7 +87,7 @@ impl World {
         operands: ExchangeOperands,
         seen: &mut Vec<ExchangeOperands>,
     ) -> Result<(), String> {
-        let endless = operands.kind == ExchangeKind::Broadcast && rank > 0;
+        let endless = matches!(operands.kind, ExchangeKind::Broadcast { root } if rank != root);
         self.lock().posts[rank] = Some(operands);
         let patience = if endless { Patience::Endless } else { Patience::Limited };
         let state = self.meet(rank, operands, patience)?;

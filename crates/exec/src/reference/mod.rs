@@ -7,6 +7,7 @@
 //!
 //! Absent on purpose: threads, arenas, reuse of memory.
 
+mod apollo;
 mod array;
 mod balance;
 mod elementwise;
@@ -23,6 +24,7 @@ mod quantised;
 mod routing;
 mod state;
 mod stored;
+mod subspace;
 mod tensor;
 mod transformer;
 
@@ -111,6 +113,7 @@ fn compute(op: &Op, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<Vec<Array>
         Family::Experts => experts::eval(op, &operands),
         Family::Balance => balance::eval(op, &operands),
         Family::Quantised => Ok(quantised::eval(op, &operands)),
+        Family::Subspace => Ok(subspace::eval(op, &operands)),
         Family::Losses => losses::eval(op, &operands),
         Family::State => Ok(state::eval(op, &operands)),
         Family::Ranks => {

@@ -21,6 +21,7 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
         Op::RmsNorm { epsilon } => return rms_norm(x(0), x(1), *epsilon).into(),
         Op::RmsNormGradInput => rms_norm_grad_input(x(0), x(1), x(2), x(3)),
         Op::RmsNormGradWeight => rms_norm_grad_weight(x(0), x(1), x(2)),
+        Op::InverseNorm { scale } => inverse_norm(x(0), x(1), x(2), x(3), f64::from(*scale)),
         other => unreachable!("`{}` is of another family", other.name()),
     }]
 }
@@ -86,6 +87,20 @@ fn rms_norm(x: &Array, w: &Array, epsilon: f32) -> [Array; 2] {
 /// As for the layer norm, without the mean: `dx = rstd · (g − n·mean(g·n))`.
 fn rms_norm_grad_input(x: &Array, w: &Array, rstd: &Array, dy: &Array) -> Array {
     grad_input(&normalised(x, None, rstd), w, rstd, dy, |_| 0.0)
+}
+
+/// `1/√(c + s·Σₖ bₖ·(2pₖ + s·Σₗ gₖₗ·bₗ))` of each row.
+fn inverse_norm(squares: &Array, products: &Array, b: &Array, gram: &Array, s: f64) -> Array {
+    let (out, rank) = (b.shape[0], b.shape[1]);
+    let mut inverse = Array::zeros(squares.shape);
+    for row in 0..out {
+        let b = &b.data[row * rank..][..rank];
+        let moved =
+            |k: usize| 2.0 * products.data[k * out + row] + s * dot(&gram.data[k * rank..][..rank], b);
+        let sum: f64 = (0..rank).map(|k| b[k] * moved(k)).sum();
+        inverse.data[row] = 1.0 / (squares.data[row] + s * sum).sqrt();
+    }
+    inverse
 }
 
 fn rms_norm_grad_weight(x: &Array, rstd: &Array, dy: &Array) -> Array {

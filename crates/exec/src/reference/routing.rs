@@ -91,7 +91,7 @@ fn top_k_grad(indices: &[i32], dweights: &Array, columns: usize) -> Result<Array
 
 /// A router's score that cannot be compared.
 fn not_a_score(expert: usize) -> ExecError {
-    ExecError::Data(format!("the router's score of expert {expert} is not a number"))
+    ExecError::NotFinite(format!("the router's score of expert {expert} is not a number"))
 }
 
 /// An index that no router chose.

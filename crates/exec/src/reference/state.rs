@@ -4,7 +4,7 @@ use plimsoll_graph::Op;
 use plimsoll_graph::op::{AdamW, Sgd};
 
 use super::array::{Array, dot};
-use super::{Operands, Tensor, optimizers, probes, stored};
+use super::{Operands, Tensor, apollo, optimizers, probes, stored};
 
 /// The results of an op of this family.
 pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
@@ -38,6 +38,10 @@ pub(super) fn eval(op: &Op, operands: &Operands) -> Vec<Array> {
             operands.integers(3),
             operands.outputs,
         ),
+        Op::Apollo(rates) => {
+            let scalars = [1, 2, 3].map(scalar);
+            apollo::apollo(*rates, operands.x(0), scalars, operands.integers(4), operands.outputs)
+        }
         Op::Perturb { .. } | Op::PerturbRows { .. } | Op::ProbeStep(_) => probes::eval(op, operands),
         other => unreachable!("`{}` is of another family", other.name()),
     }

@@ -1,7 +1,7 @@
 //! Rates of the optimizers that people ask for by name, beside those of SGD and `AdamW`.
 
-use super::Stored;
-use crate::{Shape, Type};
+use super::{Moments, Stored};
+use crate::{DType, Shape, Type};
 
 /// Hyper-parameters of [`Op::Lion`](super::Op::Lion) that stay the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,6 +54,70 @@ fn factors(shape: Shape) -> Option<[Shape; 2]> {
         Shape::new(&kept)
     };
     Some([without(last + 1)?, without(last)?])
+}
+
+/// How gradients are scaled by [`Op::Apollo`](super::Op::Apollo).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ApolloScaling {
+    /// By one factor for each channel, a line of the longer side.
+    #[default]
+    Channel,
+    /// By one factor for the whole matrix.
+    Tensor,
+}
+
+/// Hyper-parameters of [`Op::Apollo`](super::Op::Apollo) that stay the same over a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Apollo {
+    /// Columns of the projection.
+    pub rank: usize,
+    /// Steps after which another projection is drawn.
+    pub gap: usize,
+    /// The step is multiplied by the root of this.
+    pub scale: f32,
+    /// How many factors a matrix has.
+    pub scaling: ApolloScaling,
+    /// Decay rate of the first moment.
+    pub beta1: f32,
+    /// Decay rate of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Decoupled weight decay, per unit of learning rate.
+    pub weight_decay: f32,
+    /// Hash of the parameter's name, from which projections are drawn.
+    pub stream: u64,
+    /// How the state is kept; moments are not in blocks.
+    pub stored: Stored,
+}
+
+impl Apollo {
+    /// The most by which the norm of a scaled gradient grows from step to step.
+    pub const GROWTH: f32 = 1.01;
+    /// Added to norms that are divided by.
+    pub const LEAST_NORM: f32 = 1e-8;
+
+    /// Types of the ranges that an update writes: the parameter's, two moments of `rank` numbers for each channel, and the
+    /// norm of each matrix's scaled gradient.
+    pub fn types(self, shape: Shape) -> Vec<Type> {
+        let [matrices, _, longer] = Muon::extents(shape);
+        let dtype = if self.stored.moments == Moments::Bf16 { DType::Bf16 } else { DType::F32 };
+        let moment = Type { shape: [matrices * longer, self.rank].into(), dtype };
+        let mut types = self.stored.types(shape, 0);
+        types.extend([moment, moment, Type::f32([matrices])]);
+        types
+    }
+
+    /// The same for any parameter: streams of random numbers are removed.
+    #[must_use]
+    pub fn without_stream(self) -> Apollo {
+        Apollo { stream: 0, stored: self.stored.without_stream(), ..self }
+    }
+
+    /// Which projection `step` uses, counted from 0.
+    pub fn projection(self, step: f32) -> u32 {
+        (step.max(1.0) as usize - 1).checked_div(self.gap).unwrap_or(0) as u32
+    }
 }
 
 /// Hyper-parameters of [`Op::Muon`](super::Op::Muon) that stay the same over a run.

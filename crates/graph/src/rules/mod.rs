@@ -16,6 +16,7 @@ mod quantised;
 mod ranks;
 mod routing;
 mod state;
+mod subspace;
 mod transformer;
 
 use crate::graph::Node;
@@ -46,9 +47,10 @@ pub fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Family::Experts => experts::types(op, inputs),
         Family::Balance => balance::types(op, inputs),
         Family::Quantised => quantised::types(op, inputs),
+        Family::Subspace => subspace::types(op, inputs),
         Family::Losses => losses::types(op, inputs),
         Family::State => state::types(op, inputs),
-        Family::Ranks => op.collective().map_or_else(|| no_types(op), |of| ranks::types(of, inputs)),
+        Family::Ranks => ranks::types(op, inputs),
     }
 }
 
@@ -93,6 +95,7 @@ pub(crate) fn derivative(tape: &mut Tape, node: &Node, dys: Cotangents) -> Resul
         Family::Experts => experts::derivative(tape, node, dys),
         Family::Balance => balance::derivative(tape, node, dys),
         Family::Losses => losses::derivative(tape, node, dys),
+        Family::Subspace => subspace::derivative(tape, node, dys),
         Family::Quantised | Family::State | Family::Ranks => no_derivative(&node.op),
     }
 }
@@ -111,6 +114,7 @@ pub(crate) fn matmul_flops(op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
         | Family::Routing
         | Family::Balance
         | Family::Quantised
+        | Family::Subspace
         | Family::Ranks => 0.0,
         Family::State => state::flops(op, inputs),
     }

@@ -38,6 +38,13 @@ impl Graph {
     pub fn rms_norm(&mut self, x: Value, weight: Value, epsilon: f32) -> Value {
         self.apply(Op::RmsNorm { epsilon }, &[x, weight])
     }
+
+    /// `1/‖w + scale·b·a‖` of each row, from the squares of the rows of `w (out, in)`, `a·wᵀ`, `b (out, r)` and `a·aᵀ`. The
+    /// derivative reads it as a constant.
+    #[track_caller]
+    pub fn inverse_norm(&mut self, [squares, products, b, gram]: [Value; 4], scale: f32) -> Value {
+        self.apply(Op::InverseNorm { scale }, &[squares, products, b, gram])
+    }
 }
 
 pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -84,6 +91,17 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
         Op::RmsNormGradWeight => {
             let [x, rstd, dy] = operands(inputs)?;
             norm_gradient(x, &[rstd], dy).map(|()| vec![row(x)])
+        }
+        Op::InverseNorm { .. } => {
+            let [squares, products, b, gram] = operands(inputs)?;
+            let &[out, rank] = &b.shape[..] else {
+                return Err(format!("`b` must be a matrix, got {}", b.shape));
+            };
+            equal(squares, Type::f32([out]), "squares")?;
+            equal(products, Type::f32([rank, out]), "products")?;
+            equal(b, Type::f32([out, rank]), "b")?;
+            equal(gram, Type::f32([rank, rank]), "gram")?;
+            Ok(vec![squares])
         }
         other => no_types(other),
     }

@@ -1,7 +1,7 @@
 //! Ops on state: sums of gradients, their norm, the optimizers' updates, and perturbed parameters. None has a derivative.
 
 use super::{equal, float, integers, no_types, operands};
-use crate::op::{Muon, ProbeStep, Stored};
+use crate::op::{Apollo, Moments, Muon, ProbeStep, Stored, Weights};
 use crate::{DType, Op, Type};
 
 pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -29,6 +29,7 @@ pub(super) fn types(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
             Err(format!("wants a matrix, got {}", inputs[0]))
         }
         Op::Muon(muon) => update(inputs, 2, muon.stored, 1),
+        Op::Apollo(rates) => apollo(*rates, inputs),
         Op::Perturb { .. } => {
             let [w, probe, size] = operands(inputs)?;
             float(w)?;
@@ -64,6 +65,24 @@ fn update(inputs: &[Type], scalars: usize, stored: Stored, moments: usize) -> Re
     Ok(stored.types(inputs[0].shape, moments))
 }
 
+/// Checks the operands of an update that always draws random numbers.
+fn apollo(rates: Apollo, inputs: &[Type]) -> Result<Vec<Type>, String> {
+    let [grad, scalars @ .., rng] = inputs else { return Err("takes 5 inputs, got 0".into()) };
+    if scalars.len() != 3 {
+        return Err(format!("takes 5 inputs, got {}", inputs.len()));
+    }
+    if grad.shape.len() < 2 {
+        return Err(format!("wants a matrix, got {grad}"));
+    }
+    if rates.stored.moments == Moments::Blocks {
+        return Err("has no form with moments of 8 bits".into());
+    }
+    let plain = Stored { weights: Weights::F32, ..rates.stored };
+    update(&inputs[..4], 3, plain, 0)?;
+    equal(*rng, Type::i32([4]), "rng")?;
+    Ok(rates.types(grad.shape))
+}
+
 /// Checks what a probe draws from, and its distance from the weights.
 fn drawn(probe: Type, size: Type) -> Result<(), String> {
     equal(probe, Type::i32([4]), "probe")?;
@@ -83,7 +102,8 @@ fn probe_step(step: ProbeStep, inputs: &[Type]) -> Result<Vec<Type>, String> {
     Ok(step.types())
 }
 
-/// Work of the iteration that makes a step orthogonal: two products of the whole matrix and one of its square in each round.
+/// Work of products: a projection, or the iteration that makes a step orthogonal, with two products of the whole matrix and
+/// one of its square in each round.
 pub(super) fn flops(op: &Op, inputs: &[Type]) -> f64 {
     match op {
         Op::Muon(_) => {
@@ -91,6 +111,8 @@ pub(super) fn flops(op: &Op, inputs: &[Type]) -> f64 {
             let round = 2.0 * (2.0 * shorter * shorter * longer + shorter * shorter * shorter);
             Muon::ROUNDS as f64 * matrices * round
         }
+        // The projection.
+        Op::Apollo(rates) => 2.0 * inputs[0].shape.elements() as f64 * rates.rank as f64,
         _ => 0.0,
     }
 }

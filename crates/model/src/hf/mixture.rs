@@ -2,7 +2,8 @@
 //!
 //! The balance of experts is minimised with the weight in the file, `router_aux_loss_coef`, whether or not the file
 //! asks transformers for it with `output_router_logits`. Only Mixtral's files keep noise on the input of experts, because
-//! transformers reads it there alone. Refused: clipped queries and keys, and experts in no layer.
+//! transformers reads it there alone. Refused: clipped queries and keys, experts in no
+//! layer, and routers that score otherwise than by a softmax.
 
 use serde_json::{Value, json};
 
@@ -78,6 +79,9 @@ fn qwen(keys: &Keys, layers: usize) -> Result<Mixture, ConfigError> {
 
 /// Keys that all of them have. Files of some versions count experts under the name of another family.
 fn mixture(keys: &Keys, count: &str, balance: f64) -> Result<Mixture, ConfigError> {
+    // DeepSeek's routers score and choose in other ways too.
+    keys.one_of("scoring_func", "softmax", &["softmax"])?;
+    keys.one_of("topk_method", "greedy", &["greedy"])?;
     let other = if count == "num_experts" { "num_local_experts" } else { "num_experts" };
     let experts = keys.optional_count(count)?.or(keys.optional_count(other)?);
     let experts = experts.map_or_else(|| keys.count(count), Ok)?;

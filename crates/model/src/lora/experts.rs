@@ -193,7 +193,7 @@ impl Lora {
             }
         }
         if !found.is_empty() {
-            self.refuse_dropout()?;
+            self.refuse_of_parameters()?;
         }
         Ok(found)
     }

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use plimsoll_graph::{Graph, NodeId, Op, Value};
 
+use super::{intrinsic, prompt};
+
 /// How a module uses its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -30,6 +32,8 @@ pub struct Adapter {
     pub rank: usize,
     /// The factor of `B·A`.
     pub scale: f32,
+    /// Whether factors of IA³ are those of its input, not of its result.
+    pub feedforward: bool,
 }
 
 impl Adapter {
@@ -49,9 +53,39 @@ impl Adapter {
         }
     }
 
+    /// Name of the trained lengths of the rows `W + s·B·A`, `(out)`.
+    pub fn magnitude(&self) -> String {
+        format!("{}.lora_magnitude_vector", self.module)
+    }
+
+    /// Name of the squares of the rows of the frozen weight, `(out)`, a constant beside the lengths.
+    pub fn squares(&self) -> String {
+        format!("{}.lora_magnitude_vector.squares", self.module)
+    }
+
+    /// Name of the factors of IA³.
+    pub fn factors(&self) -> String {
+        format!("{}.ia3_l", self.module)
+    }
+
+    /// Name of the first matrix of a bottleneck, `(n, out)`.
+    pub fn down(&self) -> String {
+        format!("{}.adapter_down.weight", self.module)
+    }
+
+    /// Name of the second, `(out, n)`.
+    pub fn up(&self) -> String {
+        format!("{}.adapter_up.weight", self.module)
+    }
+
     /// Name of the frozen weight.
     pub fn weight(&self) -> String {
         format!("{}.weight", self.module)
+    }
+
+    /// Rows and columns of the weight as its model stores it.
+    pub fn stored_shape(&self) -> [usize; 2] {
+        if self.rows_are_inputs() { [self.input, self.output] } else { [self.output, self.input] }
     }
 
     /// Whether rows of the stored weight belong to the module's input, not to its result.
@@ -60,16 +94,31 @@ impl Adapter {
     }
 }
 
+/// Ends of the names of adapters' parameters.
+const ENDS: [&str; 8] = [
+    ".lora_A.weight",
+    ".lora_B.weight",
+    ".lora_embedding_A",
+    ".lora_embedding_B",
+    ".lora_magnitude_vector",
+    ".ia3_l",
+    ".adapter_down.weight",
+    ".adapter_up.weight",
+];
+/// That of trained tokens, which a table has and no module.
+const TOKENS_END: &str = ".token_adapter.trainable_tokens_delta";
+
 /// Whether a parameter is one of an adapter.
 pub fn is_adapter(parameter: &str) -> bool {
-    let ends = [
-        ".lora_A.weight",
-        ".lora_B.weight",
-        ".lora_embedding_A",
-        ".lora_embedding_B",
-        ".token_adapter.trainable_tokens_delta",
-    ];
-    ends.iter().any(|end| parameter.ends_with(end))
+    module_of(parameter).is_some()
+        || parameter.ends_with(TOKENS_END)
+        || parameter == prompt::PARAMETER
+        || intrinsic::is_coordinates(parameter)
+}
+
+/// The module that a parameter of an adapter belongs to.
+pub fn module_of(parameter: &str) -> Option<&str> {
+    ENDS.iter().find_map(|end| parameter.strip_suffix(end))
 }
 
 /// Every linear layer and table of words, once, in the order they run; ranks are not known yet.
@@ -102,6 +151,7 @@ pub(super) fn any_layer(g: &Graph, node: NodeId) -> Option<Adapter> {
         output: g.shape(node.outputs[0]).columns(),
         rank: 0,
         scale: 0.0,
+        feedforward: false,
     })
 }
 

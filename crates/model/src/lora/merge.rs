@@ -2,6 +2,8 @@
 //!
 //! A caller that streams a file holds one block of rows and the two small matrices; the product `B·A`, as large as
 //! the weight, never exists. Sums run over the rank in order, so blocks of any size give the same bits.
+//!
+//! Where rows of the sum have a trained length, the caller goes over the weight twice: see [`RowLengths`].
 
 use plimsoll_graph::GraphError;
 
@@ -108,6 +110,67 @@ impl<'a> Delta<'a> {
     }
 }
 
+/// The trained lengths of the rows of `W + s·B·A`. The first pass over the stored weight gathers the squares of the rows, the
+/// second scales them; a weight that is stored `(in, out)` has those rows as its columns.
+#[derive(Clone, Debug)]
+pub struct RowLengths {
+    squares: Vec<f64>,
+    by_column: bool,
+}
+
+impl RowLengths {
+    /// For the rows of a layer's weight.
+    pub fn new(layer: &Adapter) -> RowLengths {
+        RowLengths { squares: vec![0.0; layer.output], by_column: layer.rows_are_inputs() }
+    }
+
+    /// For a weight of `outputs` rows that is stored `(out, in)`.
+    pub fn by_row(outputs: usize) -> RowLengths {
+        RowLengths { squares: vec![0.0; outputs], by_column: false }
+    }
+
+    /// Adds rows `first_row …` of the weight as it is stored, after the adapter was added to them.
+    pub fn add(&mut self, first_row: usize, rows: &[f32], columns: usize) {
+        for (row, numbers) in (first_row..).zip(rows.chunks_exact(columns.max(1))) {
+            for (column, &number) in numbers.iter().enumerate() {
+                self.squares[if self.by_column { column } else { row }] +=
+                    f64::from(number) * f64::from(number);
+            }
+        }
+    }
+
+    /// Gives rows `first_row …` of the weight as it is stored the lengths `magnitudes`, one for each column of the layer's
+    /// result.
+    pub fn scale(&self, first_row: usize, rows: &mut [f32], columns: usize, magnitudes: &[f32]) {
+        for (row, numbers) in (first_row..).zip(rows.chunks_exact_mut(columns.max(1))) {
+            for (column, number) in numbers.iter_mut().enumerate() {
+                let output = if self.by_column { column } else { row };
+                let factor = f64::from(magnitudes[output]) / self.squares[output].sqrt();
+                *number = (f64::from(*number) * factor) as f32;
+            }
+        }
+    }
+
+    /// The lengths that the rows have.
+    pub fn lengths(&self) -> impl Iterator<Item = f32> {
+        self.squares.iter().map(|square| square.sqrt() as f32)
+    }
+
+    /// The squares of those lengths.
+    pub fn squares(&self) -> impl Iterator<Item = f32> {
+        self.squares.iter().map(|&square| square as f32)
+    }
+}
+
+/// Multiplies rows `first_row …` of a stored parameter by the factors of IA³, one for each row or for each column.
+pub fn scale_rows(first_row: usize, rows: &mut [f32], columns: usize, factors: &[f32], by_column: bool) {
+    for (row, numbers) in (first_row..).zip(rows.chunks_exact_mut(columns.max(1))) {
+        for (column, number) in numbers.iter_mut().enumerate() {
+            *number *= factors[if by_column { column } else { row }];
+        }
+    }
+}
+
 /// Refuses a matrix of an adapter that has another number of elements.
 pub(super) fn check_size(name: &str, rank: usize, size: usize, wanted: usize) -> Result<(), GraphError> {
     if size == wanted {
@@ -123,7 +186,7 @@ mod tests {
     use super::*;
 
     fn layer(form: Form) -> Adapter {
-        Adapter { module: "m".into(), form, input: 70, output: 5, rank: 3, scale: 2.0 }
+        Adapter { module: "m".into(), form, input: 70, output: 5, rank: 3, scale: 2.0, feedforward: false }
     }
 
     fn numbers(count: usize, salt: usize) -> Vec<f32> {

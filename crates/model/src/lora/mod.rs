@@ -9,36 +9,53 @@
 //! applied to rows of `r` numbers, and the second product is added onto the first result, so that an adapter needs no
 //! second buffer of that size.
 //!
+//! Other kinds of adapters (`DoRA`, IA³, bottlenecks) make another result of the same modules: see [`AdapterKind`].
+//!
 //! The choice of modules, the names of new parameters and their initial values are as in the library PEFT:
 //! `<module>.lora_A.weight` and `<module>.lora_B.weight` beside `<module>.weight`, `<module>.lora_embedding_A` and
 //! `…_B` for tables. Stacked experts have adapters of their own form, see `experts.rs`. The pass serves training, evaluation and generation graphs of any model alike; the fused head is
 //! never adapted.
 
+mod bottleneck;
+mod dora;
 mod experts;
 mod frozen;
+mod ia3;
+mod intrinsic;
+mod kind;
 mod layers;
+mod low_rank;
 mod merge;
+mod module;
 mod parameters;
 mod pattern;
 mod peft;
+mod prefix;
+mod prompt;
 mod refused;
 mod selection;
 mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plimsoll_graph::{DType, Graph, GraphError, Init, Node, Op, State, StateKind, Value, name_hash};
+use plimsoll_graph::{Graph, GraphError, Node, NodeId, Op, State, StateKind, Value};
 
 use crate::language::refuse;
 
+pub use bottleneck::NonLinearity;
 pub use experts::ExpertAdapter;
 use experts::group_of;
 pub use frozen::{LinearLayer, linear_layers};
-pub use layers::{Adapter, Form, is_adapter};
-use layers::{head_modules, heads, is_named, is_table, layer, layers, no_adapter_for_head, parameter};
-pub use merge::Delta;
+pub use ia3::FeedForward;
+pub use intrinsic::{Coordinates, Intrinsic};
+pub use kind::{AdapterKind, Merging};
+pub use layers::{Adapter, Form, is_adapter, module_of};
+use layers::{any_layer, head_modules, heads, is_named, is_table, layers, no_adapter_for_head, parameter};
+pub use merge::{Delta, RowLengths, scale_rows};
+use module::Module;
 pub use pattern::{Pattern, is_expression};
 pub use peft::{AdapterConfig, AdapterConfigError, BaseClass, file_name, parameter_name};
+pub use prompt::VirtualTokens;
 pub use refused::unusable;
 pub use selection::{Excluded, LayerChoice, Targets};
 pub use tokens::{TokenAdapter, TrainedTokens};
@@ -46,6 +63,8 @@ pub use tokens::{TokenAdapter, TrainedTokens};
 /// Adapters that are trained instead of the model's own weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
+    /// How they change their modules.
+    pub kind: AdapterKind,
     /// Rows of `A` and columns of `B`, unless a pattern gives another number.
     pub rank: usize,
     /// Scale of an adapter, before division by the rank or its root; patterns may override it.
@@ -75,6 +94,7 @@ pub struct Lora {
 impl Default for Lora {
     fn default() -> Lora {
         Lora {
+            kind: AdapterKind::default(),
             rank: 8,
             alpha: 8.0,
             dropout: 0.0,
@@ -104,6 +124,12 @@ impl Lora {
     ///
     /// When a number is out of range, no module matches, or the head is a target.
     pub fn adapt(&self, forward: &Graph) -> Result<Graph, GraphError> {
+        match self.kind {
+            AdapterKind::Prompt(vectors) => return prompt::adapt(forward, vectors),
+            AdapterKind::Prefix(vectors) => return prefix::adapt(forward, vectors),
+            AdapterKind::Intrinsic(form) => return intrinsic::adapt(forward, self, form),
+            _ => {}
+        }
         let (adapters, tokens) = (self.adapters(forward)?, self.token_adapters(forward)?);
         let kind = |state: &State| match state.kind {
             StateKind::Parameter { .. } => StateKind::Parameter { trainable: self.saves(&state.name) },
@@ -111,7 +137,7 @@ impl Lora {
         };
         let experts = self.expert_adapters(forward)?;
         let mut pass = Pass { lora: self, forward, adapters, tokens, experts, made: BTreeMap::new() };
-        forward.rewrite_nodes(kind, |g, node, moved| pass.make(g, forward.node(node), moved))
+        forward.rewrite_nodes(kind, |g, node, moved| pass.make(g, node, moved))
     }
 
     /// The modules of a forward graph that this adapts, in the order they run, then those whose weight is a target
@@ -121,6 +147,9 @@ impl Lora {
     ///
     /// As [`Lora::adapt`].
     pub fn adapters(&self, forward: &Graph) -> Result<Vec<Adapter>, GraphError> {
+        if !self.kind.has_modules() {
+            return Ok(Vec::new());
+        }
         self.check_numbers()?;
         let heads = heads(forward);
         self.check_saved(forward, &heads)?;
@@ -129,6 +158,7 @@ impl Lora {
         for layer in layers(forward) {
             let is_head = layer.form != Form::Table && heads.contains(&layer.weight());
             if !is_head && self.means(&layer)? {
+                self.check_form(&layer)?;
                 adapters.push(self.sized(layer)?);
             }
         }
@@ -140,33 +170,22 @@ impl Lora {
         Ok(adapters)
     }
 
+    /// Refuses a table of words for kinds that only linear layers have.
+    fn check_form(&self, layer: &Adapter) -> Result<(), GraphError> {
+        if layer.form != Form::Table || self.kind == AdapterKind::LowRank {
+            return Ok(());
+        }
+        let (module, kind) = (&layer.module, self.kind.name());
+        let why =
+            format!("`{module}` is a table of words, which has no {kind} here; leave it out of the targets");
+        Err(refuse("lora", why))
+    }
+
     /// A module's adapter with its rank and scale.
     fn sized(&self, layer: Adapter) -> Result<Adapter, GraphError> {
         let (rank, scale) = self.size_of(&layer.module)?;
-        Ok(Adapter { rank, scale, ..layer })
-    }
-
-    /// `y + (s · dropout(x)·Aᵀ)·Bᵀ`.
-    fn add(&self, g: &mut Graph, x: Value, y: Value, adapter: &Adapter) -> Value {
-        let Adapter { rank, input, output, .. } = *adapter;
-        // Kaiming's uniform numbers with a = √5, PEFT's choice, reach up to 1/√in.
-        let bound = 1.0 / (input as f32).sqrt();
-        let a = g.param_named(&adapter.a(), [rank, input], Init::Uniform(bound)); // (r, in)
-        let b = g.param_named(&adapter.b(), [output, rank], Init::Fill(0.0)); // (out, r)
-        let x = self.drop(g, x, &adapter.module); // (…, in)
-        let small = g.linear(x, a, None); // (…, r)
-        let small = g.scale(small, adapter.scale); // (…, r)
-        g.linear(small, b, Some(y)) // (…, out)
-    }
-
-    /// The mask has the adapter's name, so that it and the model's own masks do not depend on each other.
-    fn drop(&self, g: &mut Graph, x: Value, module: &str) -> Value {
-        if self.dropout == 0.0 {
-            return x;
-        }
-        let rng = g.input("rng", [4], DType::I32);
-        let stream = name_hash(&format!("{module}.lora_dropout"));
-        g.apply(Op::Dropout { p: self.dropout, stream }, &[x, rng])
+        let feedforward = self.scales_input(&layer.module)?;
+        Ok(Adapter { rank, scale, feedforward, ..layer })
     }
 
     /// Whether the parameter belongs to a module that is trained as a whole.
@@ -247,13 +266,17 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// A copy of a node, with the adapter's sum added to its first output. Returns the values to read in place of its
-    /// outputs.
-    fn make(&mut self, g: &mut Graph, node: &Node, moved: &[Value]) -> Vec<Value> {
+    /// A node with its adapter, or a copy of it. Returns the values to read in place of its outputs.
+    fn make(&mut self, g: &mut Graph, id: NodeId, moved: &[Value]) -> Vec<Value> {
+        let (node, found) = (self.forward.node(id), any_layer(self.forward, id));
         let head = self.tokens_of_head(node);
         if let (Op::HeadLoss(form), Some(tokens)) = (&node.op, head) {
             let inputs: Vec<Value> = node.inputs.iter().map(|input| moved[input.index()]).collect();
             return vec![tokens.head_loss(g, *form, &inputs)];
+        }
+        let adapter = found.as_ref().and_then(|found| self.adapter_of(found));
+        if let (Some(adapter), Some(module)) = (adapter, Module::of(node, moved)) {
+            return vec![self.lora.wrap(g, &module, adapter)];
         }
         let copy = g.copy(node, moved);
         let (inputs, mut outputs) = (g.node(copy).inputs.clone(), g.node(copy).outputs.clone());
@@ -263,13 +286,9 @@ impl Pass<'_> {
             outputs[0] = adapter.add(g, [inputs[0], inputs[2], outputs[0]], group, &mut self.made);
             return outputs;
         }
-        let Some(found) = layer(g, copy) else { return outputs };
-        let same = |adapter: &&Adapter| adapter.module == found.module && adapter.form == found.form;
-        if let Some(adapter) = self.adapters.iter().find(same) {
-            outputs[0] = match adapter.form {
-                Form::Table => add_rows(g, inputs[1], outputs[0], adapter),
-                Form::Linear | Form::Transposed => self.lora.add(g, inputs[0], outputs[0], adapter),
-            };
+        let Some(found) = found else { return outputs };
+        if let Some(adapter) = adapter {
+            outputs[0] = low_rank::add_rows(g, inputs[1], outputs[0], adapter);
         } else if let Some(tokens) = self.tokens.iter().find(|tokens| tokens.reads(&found)) {
             outputs[0] = tokens.add_rows(g, inputs[1], outputs[0], found.input);
         } else if let (Form::Linear, Some(tokens)) = (found.form, head) {
@@ -278,24 +297,15 @@ impl Pass<'_> {
         outputs
     }
 
+    fn adapter_of(&self, layer: &Adapter) -> Option<&Adapter> {
+        self.adapters.iter().find(|adapter| adapter.module == layer.module && adapter.form == layer.form)
+    }
+
     /// The trained tokens of the weight that a node reads, if it is the output head.
     fn tokens_of_head(&self, node: &Node) -> Option<&TokenAdapter> {
         let weight = parameter(self.forward, *node.inputs.get(1)?)?;
         self.tokens.iter().find(|tokens| tokens.writes(weight))
     }
-}
-
-/// `y + (s · Aᵀ[ids])·Bᵀ`. `A` is stored as in PEFT's files, a column for each word, and is transposed for the lookup:
-/// it has only `r` numbers per word.
-fn add_rows(g: &mut Graph, ids: Value, y: Value, adapter: &Adapter) -> Value {
-    let Adapter { rank, input, output, .. } = *adapter;
-    // PEFT begins tables the other way round: A is zero and B is drawn.
-    let a = g.param_named(&adapter.a(), [rank, input], Init::Fill(0.0)); // (r, V)
-    let b = g.param_named(&adapter.b(), [output, rank], Init::Normal(1.0)); // (C, r)
-    let rows = g.transpose(a, &[1, 0]); // (V, r)
-    let small = g.embedding(rows, ids); // (…, r)
-    let small = g.scale(small, adapter.scale); // (…, r)
-    g.linear(small, b, Some(y)) // (…, C)
 }
 
 /// Whether the parameter is of a module whose name ends in `name`, which is PEFT's rule for modules to save.

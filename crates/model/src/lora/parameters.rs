@@ -15,7 +15,7 @@ use plimsoll_graph::{Graph, GraphError};
 
 use super::experts::stacks;
 use super::layers::{Adapter, Form, any_layer, heads, is_named, layers, peft_name};
-use super::{Lora, Pattern, Targets};
+use super::{AdapterKind, Lora, Pattern, Targets};
 use crate::language::refuse;
 
 /// Stacked gate and up.
@@ -35,9 +35,8 @@ impl Lora {
 
     /// Rank and scale of the adapter of a parameter or module, by the name that patterns are compared with.
     pub(super) fn size_of(&self, key: &str) -> Result<(usize, f32), GraphError> {
-        let (rank, alpha) = (self.rank_of(key)?, self.alpha_of(key)?);
-        let divisor = if self.rslora { (rank as f32).sqrt() } else { rank as f32 };
-        Ok((rank, alpha / divisor))
+        let rank = self.rank_of(key)?;
+        Ok((rank, self.scale_of(key, rank)?))
     }
 
     /// The linear layers whose weight is a target parameter, in the order they run.
@@ -57,15 +56,20 @@ impl Lora {
                     format!("`{module}` is a target module and its weight a target parameter; name it once");
                 return Err(refuse("lora", why));
             }
-            self.refuse_dropout()?;
+            self.refuse_of_parameters()?;
             let (rank, scale) = self.size_of(&key(&layer))?;
             found.push(Adapter { rank, scale, ..layer });
         }
         Ok(found)
     }
 
-    /// PEFT adds to the parameter itself, so there is no input to drop parts of.
-    pub(super) fn refuse_dropout(&self) -> Result<(), GraphError> {
+    /// Refuses what adapters of parameters lack. PEFT adds to the parameter itself, so there is no input to drop parts of.
+    pub(super) fn refuse_of_parameters(&self) -> Result<(), GraphError> {
+        if self.kind != AdapterKind::LowRank {
+            let kind = self.kind.name();
+            let why = format!("target parameters have no {kind}, in PEFT neither; name target modules only");
+            return Err(refuse("lora", why));
+        }
         if self.dropout > 0.0 {
             let why = "target parameters have no dropout, in PEFT neither; set it to 0, or name target modules only";
             return Err(refuse("lora", why.to_owned()));

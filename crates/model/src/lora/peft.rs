@@ -4,14 +4,15 @@
 //! later versions have: see `fields.rs`, which reads them one by one.
 
 mod fields;
+mod kinds;
 
 use std::fmt;
 
 use serde_json::{Map, Value, json};
 
 use super::layers::peft_name;
-use super::{Excluded, LayerChoice, Lora, Pattern, Targets, TrainedTokens, refused};
-use fields::{Fields, float, whole};
+use super::{Excluded, LayerChoice, Lora, Pattern, Targets, TrainedTokens, intrinsic, prompt};
+use fields::Fields;
 
 /// Prefix of a parameter's name in an adapter file.
 const PREFIX: &str = "base_model.model.";
@@ -21,12 +22,20 @@ const LIBRARY: &str = "transformers.models.";
 
 /// The name of a parameter in an adapter file.
 pub fn file_name(parameter: &str) -> String {
+    if has_own_name(parameter) {
+        return parameter.to_owned();
+    }
     format!("{PREFIX}{}", peft_name(parameter))
 }
 
 /// The parameter that a name in an adapter file means, if it is one.
 pub fn parameter_name(file_name: &str) -> Option<&str> {
-    file_name.strip_prefix(PREFIX)
+    if has_own_name(file_name) { Some(file_name) } else { file_name.strip_prefix(PREFIX) }
+}
+
+/// Whether a parameter belongs to no module, and has its own name in files.
+fn has_own_name(parameter: &str) -> bool {
+    parameter == prompt::PARAMETER || intrinsic::is_coordinates(parameter)
 }
 
 /// The contents of `adapter_config.json`.
@@ -79,27 +88,8 @@ impl AdapterConfig {
     pub fn from_json(text: &str) -> Result<AdapterConfig, AdapterConfigError> {
         let map: Map<String, Value> = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let fields = Fields { map };
-        match fields.text("peft_type")?.as_deref() {
-            Some("LORA") => {}
-            other => return Err(wrong(refused::method(other))),
-        }
-        fields.refuse_unsupported()?;
-        let lora = Lora {
-            rank: fields.rank()?,
-            alpha: fields.number("lora_alpha", 8.0)?,
-            dropout: fields.number("lora_dropout", 0.0)?,
-            rslora: fields.flag("use_rslora")?,
-            targets: fields.targets()?,
-            target_parameters: fields.target_parameters()?,
-            excluded: fields.excluded()?,
-            layers: fields.layers()?,
-            rank_pattern: fields.patterns("rank_pattern", "a whole number of at least 1", whole)?,
-            alpha_pattern: fields.patterns("alpha_pattern", "a number", float)?,
-            modules_to_save: fields.names("modules_to_save")?.unwrap_or_default(),
-            tokens: fields.tokens()?,
-        };
         Ok(AdapterConfig {
-            lora,
+            lora: kinds::read(&fields)?,
             base_model: fields.text("base_model_name_or_path")?,
             task: fields.text("task_type")?,
             fan_in_fan_out: fields.flag("fan_in_fan_out")?,
@@ -125,22 +115,20 @@ impl AdapterConfig {
         let mut config = json!({
             "auto_mapping": base_class,
             "base_model_name_or_path": self.base_model,
-            "bias": "none",
-            "fan_in_fan_out": self.fan_in_fan_out,
             "inference_mode": true,
-            "init_lora_weights": true,
-            "lora_alpha": short(lora.alpha),
-            "lora_dropout": shortest(lora.dropout),
-            "modules_to_save": saved,
-            "peft_type": "LORA",
-            "r": lora.rank,
-            "target_modules": targets,
+            "peft_type": lora.kind.peft_type(),
             "task_type": self.task,
-            "use_dora": false,
-            "use_rslora": lora.rslora,
         });
         if let Value::Object(config) = &mut config {
-            config.extend(chosen(lora));
+            config.extend(kinds::settings(lora));
+            if lora.kind.has_modules() {
+                config.insert("fan_in_fan_out".into(), json!(self.fan_in_fan_out));
+                config.insert("modules_to_save".into(), saved);
+                config.insert("target_modules".into(), targets);
+                config.extend(chosen(lora));
+            } else if !lora.modules_to_save.is_empty() {
+                config.insert("modules_to_save".into(), saved);
+            }
         }
         format!("{config:#}\n")
     }
@@ -203,11 +191,13 @@ fn wrong(why: String) -> AdapterConfigError {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use super::super::{AdapterKind, FeedForward, NonLinearity, VirtualTokens};
     use super::*;
 
     #[test]
     fn what_is_written_is_read_again() {
         let lora = Lora {
+            kind: AdapterKind::Dora,
             rank: 4,
             alpha: 12.5,
             dropout: 0.1,
@@ -243,6 +233,46 @@ mod tests {
         assert!(plain.to_json().contains("\"lora_alpha\": 8,"));
     }
 
+    #[test]
+    fn other_kinds_are_read_as_they_are_written_and_their_strange_settings_are_named() {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<String>>();
+        let targets = Targets::Names(names(&["down_proj", "k_proj"]));
+        let feedforward = [
+            FeedForward::Names(names(&["down_proj"])),
+            FeedForward::Pattern(Pattern::whole(r".*\.mlp\..*").unwrap()),
+        ];
+        let ia3 = feedforward.map(AdapterKind::Ia3);
+        for kind in ia3.into_iter().chain([AdapterKind::Bottleneck(NonLinearity::Gelu)]) {
+            let rank = if matches!(kind, AdapterKind::Bottleneck(_)) { 5 } else { 8 };
+            let alpha = if rank == 5 { 0.5 } else { 8.0 };
+            let lora = Lora { kind, rank, alpha, targets: targets.clone(), ..Lora::default() };
+            let config =
+                AdapterConfig { lora, base_model: None, task: None, fan_in_fan_out: true, base_class: None };
+            assert_eq!(AdapterConfig::from_json(&config.to_json()).unwrap(), config);
+        }
+        let vectors = VirtualTokens { count: 4, width: 32, layers: 2, heads: 4 };
+        for kind in [AdapterKind::Prompt(vectors), AdapterKind::Prefix(vectors)] {
+            let lora = Lora { kind, ..Lora::default() };
+            let config =
+                AdapterConfig { lora, base_model: None, task: None, fan_in_fan_out: false, base_class: None };
+            assert_eq!(AdapterConfig::from_json(&config.to_json()).unwrap(), config);
+        }
+        let fault = |text: &str| AdapterConfig::from_json(text).unwrap_err().to_string();
+        assert_eq!(
+            fault(r#"{"peft_type": "PROMPT_TUNING", "token_dim": 32}"#),
+            "adapter_config.json: `num_virtual_tokens` must be a whole number of at least 1, got null"
+        );
+        let missing = r#"{"peft_type": "IA3", "target_modules": ["k_proj"]}"#;
+        assert_eq!(
+            fault(missing),
+            "adapter_config.json: `feedforward_modules` must be a list of names or a pattern, got null"
+        );
+        let rank = r#"{"peft_type": "IA3", "target_modules": ["k"], "feedforward_modules": [], "r": 4}"#;
+        assert!(fault(rank).contains("`r` is set to 4, which is not supported here"));
+        let relu = r#"{"peft_type": "BOTTLENECK", "target_modules": ["k"], "non_linearity": "relu"}"#;
+        assert!(fault(relu).contains("there is no non-linearity `relu`; known are tanh, gelu and silu"));
+    }
+
     fn fault(settings: &str) -> String {
         let text = format!(r#"{{"peft_type": "LORA", "target_modules": ["q_proj"], {settings}}}"#);
         let error = AdapterConfig::from_json(&text).unwrap_err().to_string();
@@ -252,7 +282,6 @@ mod tests {
     #[test]
     fn a_setting_that_is_not_supported_is_answered_with_what_it_is_and_how_peft_helps() {
         let settings = [
-            (r#""use_dora": true"#, "`use_dora` is set: this is DoRA"),
             (r#""lora_bias": true"#, "`lora_bias` is set: this is an adapter with a bias of its own"),
             (
                 r#""megatron_config": {"a": 1}"#,
@@ -274,10 +303,11 @@ mod tests {
             let said = fault(settings);
             assert!(said.contains("PEFT cannot merge it either") && !said.contains("leave"), "{said}");
         }
-        let error = AdapterConfig::from_json(r#"{"peft_type": "IA3"}"#).unwrap_err().to_string();
-        assert!(
-            error.starts_with("adapter_config.json: `peft_type` is IA3, and only LORA is supported here")
-        );
+        let error = AdapterConfig::from_json(r#"{"peft_type": "ADALORA"}"#).unwrap_err().to_string();
+        let expected = "adapter_config.json: `peft_type` is ADALORA, and LORA, IA3, PROMPT_TUNING, PREFIX_TUNING and BOTTLENECK are supported here";
+        assert!(error.starts_with(expected) && error.contains("merge_and_unload()"), "{error}");
+        let error = AdapterConfig::from_json(r#"{"peft_type": "P_TUNING"}"#).unwrap_err().to_string();
+        assert!(error.ends_with("; PEFT cannot merge it either, so use it there"), "{error}");
     }
 
     #[test]

@@ -25,8 +25,7 @@ const fn fixed(setting: &'static str, kind: &'static str) -> Refused {
     Refused { setting, kind, merges: false }
 }
 
-const REFUSED: [Refused; 12] = [
-    refused("use_dora", "DoRA, which also learns the length of every row of a weight"),
+const REFUSED: [Refused; 11] = [
     refused("lora_bias", "an adapter with a bias of its own"),
     refused("use_qalora", "QALoRA, which averages what an adapter reads"),
     refused("use_bdlora", "an adapter of block-diagonal matrices"),
@@ -40,6 +39,9 @@ const REFUSED: [Refused; 12] = [
     fixed("alora_invocation_tokens", "aLoRA, which counts only behind certain tokens"),
     fixed("arrow_config", "Arrow, which chooses between several adapters"),
 ];
+
+/// Kinds that are no part of any weight.
+const PROMPTS: [&str; 2] = ["P_TUNING", "MULTITASK_PROMPT_TUNING"];
 
 /// Initialisations that leave the model's own weights unchanged; others move a part of them into the adapter.
 const BEGINNINGS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
@@ -65,13 +67,17 @@ pub(super) fn beginning(name: &str) -> Option<String> {
     })
 }
 
-/// The answer to an adapter that is no `LoRA`.
+/// The answer to an adapter of another kind.
 pub(super) fn method(name: Option<&str>) -> String {
     match name {
         None => "`peft_type` is missing, so this is no adapter of PEFT".to_owned(),
-        Some(name) => format!(
-            "`peft_type` is {name}, and only LORA is supported here; where PEFT can merge it, {MERGE}"
-        ),
+        Some(name) => {
+            let known = "LORA, IA3, PROMPT_TUNING, PREFIX_TUNING and BOTTLENECK are supported here";
+            if PROMPTS.contains(&name) {
+                return format!("`peft_type` is {name}, and {known}; {KEEP}");
+            }
+            format!("`peft_type` is {name}, and {known}; where PEFT can merge it, {MERGE}")
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use plimsoll_graph::{Graph, GraphError};
 
 use super::layers::{Adapter, CLASSIFIERS, Form, heads, is_head_name, is_named, layers, no_adapter_for_head};
 use super::pattern::Pattern;
-use super::{Lora, saves};
+use super::{AdapterKind, Lora, saves};
 use crate::language::refuse;
 
 /// Which modules get an adapter.
@@ -132,6 +132,9 @@ impl Lora {
                     return Err(unused(what, pattern.text()));
                 }
             }
+        }
+        if let AdapterKind::Ia3(feedforward) = &self.kind {
+            feedforward.check(&adapters)?;
         }
         self.check_excluded(&layers)?;
         self.check_layers(&layers)

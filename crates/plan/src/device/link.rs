@@ -29,7 +29,7 @@ pub enum Direction {
 }
 
 /// A queue of transfers. Those of one lane run one after another, in the order they were started; lanes run beside each
-/// other and beside compute. Lanes between ranks will join these.
+/// other and beside compute. Exchanges between ranks have a lane of their own, which is not listed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lane {
     /// From the device to its host.

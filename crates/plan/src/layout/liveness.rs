@@ -89,6 +89,17 @@ pub(crate) fn slots_of(graph: &Graph, facts: &Facts, scratch: Scratch, sequence:
     writer.slots().0
 }
 
+/// Exchanges that may be under way at one time, of those that hold bytes which die with them: one on the wire and the next.
+const PASSING: usize = 2;
+
+/// An exchange between ranks that was begun and not awaited.
+struct Begun {
+    node: NodeId,
+    operands: Vec<BufferId>,
+    /// Whether the bytes that it sends are free once it is awaited.
+    passing: bool,
+}
+
 /// Writes the actions of a sequence and notes which buffers each of them touches.
 struct Writer<'a> {
     graph: &'a Graph,
@@ -104,8 +115,8 @@ struct Writer<'a> {
     actions: Option<Vec<Action>>,
     /// The action of each execution.
     positions: Vec<usize>,
-    /// Exchanges between ranks that were begun and not awaited, oldest first, each with its operands.
-    exchanges: VecDeque<(NodeId, Vec<BufferId>)>,
+    /// Exchanges between ranks that were begun and not awaited, oldest first.
+    exchanges: VecDeque<Begun>,
 }
 
 impl<'a> Writer<'a> {
@@ -191,16 +202,28 @@ impl<'a> Writer<'a> {
 
     /// Awaits the exchanges whose operands are among `touched`, and all that began before them: their lane is a queue.
     fn await_before(&mut self, touched: impl Fn(BufferId) -> bool) {
-        let meets = |(_, operands): &(NodeId, Vec<BufferId>)| operands.iter().any(|&id| touched(id));
+        let meets = |begun: &Begun| begun.operands.iter().any(|&id| touched(id));
         let last = self.exchanges.iter().rposition(meets);
         self.await_first(last.map_or(0, |last| last + 1));
+    }
+
+    /// Begins an exchange. Without a limit, shards that wait for their turn on the wire would fill the memory that the
+    /// division among ranks has freed.
+    fn begin_exchange(&mut self, node: NodeId, inputs: &[BufferId], outputs: &[BufferId]) {
+        let passing = inputs.iter().any(|&id| !self.outlives(id));
+        if passing {
+            let places = (0..self.exchanges.len()).filter(|&at| self.exchanges[at].passing);
+            let oldest = places.rev().nth(PASSING - 1);
+            self.await_first(oldest.map_or(0, |oldest| oldest + 1));
+        }
+        self.exchanges.push_back(Begun { node, operands: [inputs, outputs].concat(), passing });
     }
 
     fn await_first(&mut self, count: usize) {
         if count == 0 {
             return;
         }
-        for (node, operands) in self.exchanges.drain(..count).collect::<Vec<_>>() {
+        for Begun { node, operands, .. } in self.exchanges.drain(..count).collect::<Vec<_>>() {
             let end = self.count + 1;
             for id in operands {
                 if !self.outlives(id) {
@@ -242,7 +265,8 @@ impl<'a> Writer<'a> {
             self.await_before(|id| touched.contains(&id));
         }
         if self.is_exchange(node) {
-            self.exchanges.push_back((node, self.buffer_ids(operands)));
+            let [inputs, outputs] = [inputs, outputs].map(|of| self.buffer_ids(of));
+            self.begin_exchange(node, &inputs, &outputs);
         }
         let index = self.count;
         for (&place, &value) in outputs.iter().zip(&graph.node(node).outputs) {

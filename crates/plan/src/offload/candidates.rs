@@ -20,15 +20,16 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use super::residency::{Division, StateAway, StateOrder, rungs};
-use super::transfers::Transfers;
+use super::transfers::{ResidentRuns, Transfers};
+use super::updates::{KnownUpdates, TimedUpdate};
 use crate::bytes::TransientBytes;
 use crate::device::Scratch;
 use crate::optimum::{Ladder, Optimum};
-use crate::program::{Costed, Program, StateDiffers};
+use crate::program::{Costed, Program};
 use crate::recompute::{Order, Strategy, micro_batch, update};
-use crate::schedule::sequence::Sequence;
 
 /// Limits where all state is in the arena, and where some is away.
 const LIMITS: Ladder = Ladder::new(1.03);
@@ -56,7 +57,7 @@ pub(crate) struct Recomputation {
 #[derive(Debug)]
 pub(crate) struct Ordered {
     pub(crate) order: Order,
-    pub(crate) transfers: Transfers,
+    pub(crate) runs: ResidentRuns,
 }
 
 /// A residency of state, with the times that follow from it.
@@ -70,9 +71,8 @@ pub(crate) struct ResidencyOption {
     pub(crate) resident: u64,
     /// Least time to fetch each weight that is away once.
     pub(crate) weights_seconds: f64,
-    /// The update, if some of its state is away, and its times by limit, as far as they are known.
-    update: Option<Transfers>,
-    update_seconds: RefCell<BTreeMap<u64, Option<f64>>>,
+    /// The update, if some of its state is away.
+    update: Option<Rc<TimedUpdate>>,
     /// Whether few limits are tried.
     long: bool,
 }
@@ -163,41 +163,32 @@ impl Recomputation {
                 None => Order::named(&part.graph, self.strategy),
             };
             let sequence = micro_batch(&part.graph, &order);
-            let transfers = Transfers::new(&part.graph, &part.facts, scratch, sequence)?;
-            Some(Ordered { order, transfers })
+            let runs = ResidentRuns::new(&part.graph, &part.facts, scratch, sequence)?;
+            Some(Ordered { order, runs })
         };
         self.order.get_or_init(new).as_ref()
     }
 }
 
 impl ResidencyOption {
-    /// `update` are the runs of the update with all state in the arena.
+    /// The residency that divides state so; `update` is the update, if some of its state is away.
     fn new(
         part: &Costed,
-        order: &StateOrder,
-        scratch: Scratch,
-        update: &Sequence,
         away: u64,
+        division: Division,
+        update: Option<Rc<TimedUpdate>>,
         long: bool,
     ) -> ResidencyOption {
-        let Division { state, resident, weights } = order.division(part, away);
+        let Division { state, resident, weights } = division;
         let in_rate = part.facts.link.map_or(f64::INFINITY, |link| link.in_rate);
-        let update = (away > 0).then(|| streamed(part, scratch, &state, update));
-        ResidencyOption {
-            away,
-            resident,
-            weights_seconds: weights as f64 / in_rate,
-            update: update.flatten(),
-            update_seconds: RefCell::default(),
-            state,
-            long,
-        }
+        ResidencyOption { away, resident, weights_seconds: weights as f64 / in_rate, update, state, long }
     }
 
     /// The limits to try of a micro-batch, falling. None is above the bytes that keeping everything takes, since more brings
     /// nothing.
     pub(crate) fn limits(&self, transfers: &Transfers) -> Vec<Limit> {
-        let most = self.update.as_ref().map_or(0, Transfers::most_bytes).max(transfers.most_bytes());
+        let update = self.update.as_ref().map_or(0, |update| update.transfers().most_bytes());
+        let most = update.max(transfers.most_bytes());
         let ladder = match (self.away > 0, self.long) {
             (false, false) => LIMITS,
             (false, true) => FEW_LIMITS,
@@ -216,44 +207,49 @@ impl ResidencyOption {
     /// room.
     pub(crate) fn update_within(&self, limit: u64, whole: f64) -> Option<f64> {
         let Some(update) = &self.update else { return Some(whole) };
-        *self.update_seconds.borrow_mut().entry(limit).or_insert_with(|| update.seconds_within(limit))
+        update.within(limit)
     }
 
     /// No plan takes fewer bytes here, however little a micro-batch takes: this state stays, and the update has its own in
     /// for a stay.
     pub(crate) fn least_bytes(&self) -> u64 {
-        self.resident + self.update.as_ref().map_or(0, Transfers::least_bytes)
+        self.resident + self.update.as_ref().map_or(0, |update| update.transfers().least_bytes())
+    }
+
+    /// No update that keeps a limit is faster here.
+    pub(crate) fn update_bound(&self, limit: u64, whole: f64) -> f64 {
+        self.update.as_ref().map_or(whole, |update| update.bound(limit))
     }
 
     /// No update is faster here.
     pub(crate) fn update_least(&self, whole: f64) -> f64 {
-        self.update.as_ref().map_or(whole, |update| update.lower_bound(u64::MAX))
+        self.update_bound(u64::MAX, whole)
     }
 }
 
 impl Candidates {
-    /// The combinations on offer with these recomputations; fewer where the program is `long`.
+    /// The combinations on offer with these recomputations; fewer where the program is `long`. State leaves in the order of
+    /// `states`, and updates that are `known` are not timed again.
     pub(crate) fn new(
         program: &Program,
+        (states, known): (&StateOrder, &KnownUpdates),
         scratch: Scratch,
         recomputations: Vec<Recomputation>,
         long: bool,
-    ) -> Result<Candidates, StateDiffers> {
-        let order = StateOrder::new(program)?;
-        let lengths = std::iter::once(0).chain(rungs(&order, long));
-        let (part, update) = (&program.train, update(&program.train.graph));
-        let option = |away| ResidencyOption::new(part, &order, scratch, &update, away, long);
+    ) -> Candidates {
+        let lengths = std::iter::once(0).chain(rungs(states, long));
+        let part = &program.train;
+        let update = ResidentRuns::new(&part.graph, &part.facts, scratch, update(&part.graph));
+        let update = |away: u64, state: &StateAway| {
+            let update = update.as_ref().filter(|_| away > 0)?;
+            Some(known.of(update.with_away(&part.graph, &part.facts, scratch, state)?))
+        };
+        let option = |away| {
+            let division = states.division(part, away);
+            let update = update(away, &division.state);
+            ResidencyOption::new(part, away, division, update, long)
+        };
         let residencies = lengths.map(option).collect();
-        Ok(Candidates { recomputations, residencies, limits: RefCell::default(), found: RefCell::default() })
+        Candidates { recomputations, residencies, limits: RefCell::default(), found: RefCell::default() }
     }
-}
-
-/// A sequence with state that is away.
-pub(crate) fn streamed(
-    part: &Costed,
-    scratch: Scratch,
-    state: &StateAway,
-    sequence: &Sequence,
-) -> Option<Transfers> {
-    Transfers::new(&part.graph, &part.facts, scratch, state.stream(&part.graph, sequence.clone()))
 }

@@ -6,9 +6,13 @@
 mod candidates;
 mod residency;
 mod transfers;
+mod updates;
 
-pub(crate) use candidates::{Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption, streamed};
-pub(crate) use residency::{Residency, persistent_bytes};
+pub(crate) use candidates::{Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption};
 #[cfg(test)]
-pub(crate) use residency::{StateOrder, rungs};
+pub(crate) use residency::rungs;
+pub(crate) use residency::{Residency, StateOrder, persistent_bytes};
+#[cfg(test)]
+pub(crate) use transfers::ResidentRuns;
 pub(crate) use transfers::Transfers;
+pub(crate) use updates::KnownUpdates;

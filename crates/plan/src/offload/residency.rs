@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plimsoll_graph::{Graph, Phase, StateId, StateKind};
+use plimsoll_graph::{Graph, Phase, StateKind};
 
 use crate::device::{Direction, Link, Scratch, aligned};
 use crate::program::{Costed, Program, Purpose, StateDiffers, StateRange, declared_bytes, declared_state};
@@ -121,6 +121,21 @@ impl StateOrder {
         (gone, taken)
     }
 
+    /// Bytes of state in the arena if `away` bytes of it go.
+    pub(crate) fn resident_bytes(&self, link: Option<&Link>, away: u64) -> u64 {
+        let (gone, _) = self.gone(link, away);
+        bytes_of(&self.states) - bytes_of(gone.iter().map(|&(index, _)| &self.states[index]))
+    }
+
+    /// Bytes of gradients and of other state that can go.
+    pub(crate) fn bytes_that_can_go(&self, link: &Link) -> (u64, u64) {
+        let (gone, _) = self.gone(Some(link), u64::MAX);
+        let ranges = gone.iter().map(|&(index, _)| &self.states[index]);
+        let (gradients, others): (Vec<&StateRange>, Vec<&StateRange>) =
+            ranges.partition(|range| range.purpose == Purpose::Gradients);
+        (bytes_of(gradients), bytes_of(others))
+    }
+
     /// The state of a graph that is away if `away` bytes go, the bytes of all state that stays, and the bytes of weights that
     /// go. Names are looked up for those that go alone.
     pub(crate) fn division(&self, part: &Costed, away: u64) -> Division {
@@ -173,6 +188,16 @@ impl StateAway {
     pub(crate) fn stream(&self, graph: &Graph, sequence: Sequence) -> Sequence {
         sequence.with_away(graph, self.ranges.clone(), self.taken)
     }
+
+    /// The ranges that are away.
+    pub(crate) fn ranges(&self) -> &[Away] {
+        &self.ranges
+    }
+
+    /// Bytes that they take of the tier.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
 }
 
 /// Bytes of the arena that state takes when `away` bytes of it are on a tier.
@@ -203,12 +228,14 @@ fn preferred(program: &Program, states: &[StateRange], link: &Link) -> Vec<usize
     let leads = leads(program);
     let named = named_outputs(program);
     let rank = |range: &StateRange| {
+        if range.bytes < link.block || named.contains(range.name.as_str()) {
+            return None;
+        }
         let state = graph.state_named(&range.name)?;
-        let worth = range.bytes >= link.block && !named.contains(range.name.as_str());
-        let lead = leads.get(&state).filter(|_| worth)?;
+        let lead = leads[state.index()]?;
         match graph.state(state).kind {
             StateKind::Moment => Some(0),
-            StateKind::Parameter { .. } if *lead >= link.seconds(Direction::In, range.bytes) => Some(1),
+            StateKind::Parameter { .. } if lead >= link.seconds(Direction::In, range.bytes) => Some(1),
             StateKind::Parameter { .. } => Some(2),
             StateKind::Gradient => Some(3),
             StateKind::Constant | StateKind::Transient | StateKind::Tally => None,
@@ -220,15 +247,15 @@ fn preferred(program: &Program, states: &[StateRange], link: &Link) -> Vec<usize
     order.into_iter().map(|(_, index)| index).collect()
 }
 
-/// The state that training uses, each with the time of the forward pass before its first user.
-fn leads(program: &Program) -> BTreeMap<StateId, f64> {
+/// For each state that training uses, the time of the forward pass before its first user.
+fn leads(program: &Program) -> Vec<Option<f64>> {
     let part = &program.train;
-    let mut leads = BTreeMap::new();
+    let mut leads = vec![None; part.graph.states().len()];
     let mut clock = 0.0;
     for (node, facts) in part.graph.nodes().iter().zip(&part.facts.nodes) {
         for &value in node.inputs.iter().chain(&node.outputs) {
             if let Some((state, _)) = part.graph.value(part.graph.storage(value)).state {
-                leads.entry(state).or_insert(clock);
+                leads[state.index()].get_or_insert(clock);
             }
         }
         if node.phase == Phase::Forward && !node.op.is_view() {

@@ -9,9 +9,10 @@ mod chain;
 mod graph;
 mod ladder;
 
+use std::borrow::Cow;
 use std::fmt;
 
-use plimsoll_graph::Graph;
+use plimsoll_graph::{Graph, NodeId, Phase};
 
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::{Link, Scratch};
@@ -84,6 +85,7 @@ pub(crate) trait Optimum: fmt::Debug {
 
 /// The optimum of a program for budgets up to `cap`; none when it is no chain and too large for a search.
 pub(crate) fn optimum(part: &Costed, scratch: Scratch, cap: TransientBytes) -> Option<Box<dyn Optimum>> {
+    let part = &*without_exchanges(part);
     let chain = |found: Option<Chain>| {
         let chain = ChainOptimum::of_chain(&part.graph, &part.facts, scratch, (found?, cap));
         Some(Box::new(chain) as Box<dyn Optimum>)
@@ -99,6 +101,25 @@ pub(crate) fn optimum(part: &Costed, scratch: Scratch, cap: TransientBytes) -> O
     } else {
         graph().or_else(|| chain(found))
     }
+}
+
+/// The program without the time of exchanges between ranks inside a micro-batch, which run beside compute. No choice of what
+/// is recomputed changes how many there are.
+fn without_exchanges(part: &Costed) -> Cow<'_, Costed> {
+    let in_a_pass = |id: &NodeId| {
+        let node = part.graph.node(*id);
+        node.phase != Phase::Update && node.op.collective().is_some()
+    };
+    let exchanges: Vec<NodeId> = part.graph.node_ids().filter(in_a_pass).collect();
+    if exchanges.is_empty() {
+        return Cow::Borrowed(part);
+    }
+    let mut part = part.clone();
+    for id in exchanges {
+        let facts = &mut part.facts.nodes[id.index()];
+        (facts.seconds, facts.lean_seconds) = (0.0, 0.0);
+    }
+    Cow::Owned(part)
 }
 
 /// The largest arena of any budget that a request with this budget tries; tables of this size answer the request.

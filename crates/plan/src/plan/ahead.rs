@@ -12,23 +12,29 @@
 //! The second schedule is unchanged, and complete by itself where something else came before it. Transfers are taken in their
 //! order and only from before its first run, because a lane is a queue. No offset changes and no byte is added.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_graph::Graph;
 
+use super::meeting::MeetingRanges;
 use super::overlap::{Left, input_ranges, insert, meet};
-use crate::device::{Direction, Lane};
+use crate::device::{Direction, Lane, Tier};
 use crate::program::{Program, Role};
-use crate::schedule::{Action, Ends, Schedule};
+use crate::schedule::{Action, Buffer, Ends, Schedule};
 
 /// Makes every schedule start the first transfers of those that may follow it, where the bytes are free.
 pub(super) fn start_ahead(program: &Program, schedules: &mut BTreeMap<Role, Schedule>) {
     let roles: Vec<Role> = schedules.keys().copied().collect();
     let mut added: BTreeMap<Role, Vec<(usize, Action)>> = BTreeMap::new();
     for before in roles {
+        let mut freed = None;
         for &next in before.overlaps() {
             let (Some(schedule), Some(part)) = (schedules.get(&next), program.part(next)) else { continue };
-            let early = early(&part.graph, schedule, &schedules[&before]);
+            if opening(schedule).next().is_none() {
+                continue;
+            }
+            let freed = freed.get_or_insert_with(|| Freed::new(&schedules[&before]));
+            let early = early(&part.graph, schedule, freed);
             let actions = early.into_iter().map(|(at, copy)| (at, Action::StartNext { role: next, copy }));
             added.entry(before).or_default().extend(actions);
         }
@@ -40,25 +46,31 @@ pub(super) fn start_ahead(program: &Program, schedules: &mut BTreeMap<Role, Sche
     }
 }
 
-/// The transfers of `next` that `before` may start, each with the action it comes before.
-fn early(graph: &Graph, next: &Schedule, before: &Schedule) -> Vec<(usize, usize)> {
+/// The transfers of `next` that the schedule before may start, each with the action it comes before.
+fn early(graph: &Graph, next: &Schedule, before: &Freed) -> Vec<(usize, usize)> {
     let inputs: Vec<(u64, u64)> = input_ranges(graph, next).collect();
-    let last = before.actions.len();
+    let homes: BTreeSet<(Tier, u64)> = next.away.iter().map(|away| (away.tier, away.tier_offset)).collect();
+    // The earlier a buffer begins, the larger its number.
+    let begins = next.buffers.iter().map(|buffer| (range_of(buffer), u64::MAX - buffer.start as u64));
+    let begins = MeetingRanges::new(&begins.collect::<Vec<_>>());
     let mut from = 0;
     let mut found = Vec::new();
     for (at, copy) in opening(next) {
-        let Some(transfer) = fetched(next, copy) else { break };
-        let free = free_from(before, &transfer).max(from);
-        if free >= last
-            || !reaches_back(next, at, &transfer)
-            || inputs.iter().any(|&input| meet(input, transfer.arena))
-        {
+        let Some(transfer) = fetched(next, &homes, copy) else { break };
+        let free = before.from(&transfer).max(from);
+        // Nothing may touch the bytes of the arena before the action that starts the transfer.
+        let reaches_back = begins.most(transfer.arena) <= u64::MAX - at as u64;
+        if free >= before.last || !reaches_back || inputs.iter().any(|&input| meet(input, transfer.arena)) {
             break;
         }
         from = free;
         found.push((free, copy));
     }
     found
+}
+
+fn range_of(buffer: &Buffer) -> (u64, u64) {
+    (buffer.offset, buffer.offset + buffer.bytes)
 }
 
 /// The transfers that a schedule starts before its first run.
@@ -70,66 +82,99 @@ fn opening(schedule: &Schedule) -> impl Iterator<Item = (usize, usize)> + '_ {
     })
 }
 
-/// The bytes of a copy that brings state in from where it is away.
-fn fetched(schedule: &Schedule, copy: usize) -> Option<Left> {
+/// The bytes of a copy that brings state in from one of its `homes`.
+fn fetched(schedule: &Schedule, homes: &BTreeSet<(Tier, u64)>, copy: usize) -> Option<Left> {
     let copy = schedule.copies[copy];
     let Ends { buffer, tier, offset, direction } = copy.ends()?;
     let buffer = schedule.buffer(buffer);
-    let range = |first: u64| (first, first + buffer.bytes);
-    let home = schedule.away.iter().any(|away| (away.tier, away.tier_offset) == (tier, offset));
-    (direction == Direction::In && home).then(|| Left {
+    (direction == Direction::In && homes.contains(&(tier, offset))).then(|| Left {
         lane: copy.lane,
-        arena: range(buffer.offset),
+        arena: range_of(buffer),
         tier,
-        place: range(offset),
+        place: (offset, offset + buffer.bytes),
     })
 }
 
-/// The first action of a schedule from which nothing touches the bytes of a transfer and its lane is free; one past the
-/// last action if there is none.
-fn free_from(schedule: &Schedule, transfer: &Left) -> usize {
-    let last = schedule.actions.len();
-    let over = |first: u64, bytes: u64, range| meet((first, first + bytes), range);
-    let used = schedule.buffers.iter().filter(|buffer| over(buffer.offset, buffer.bytes, transfer.arena));
-    let mut from = used.map(|buffer| buffer.end).max().unwrap_or(0);
-    let mut open: Vec<usize> = Vec::new();
+/// The actions of a schedule from which bytes and lanes are free.
+struct Freed {
+    /// Number of its actions.
+    last: usize,
+    /// Ranges of the arena, each with the end of its buffer or of its transfer.
+    arena: MeetingRanges,
+    /// The same of each tier.
+    tiers: BTreeMap<Tier, MeetingRanges>,
+    /// The action behind the last start in each lane.
+    lanes: BTreeMap<Lane, usize>,
+    /// The action behind the last settling of transfers outward.
+    settled: usize,
+}
+
+/// A range of bytes and the action that it is in use until.
+type Until = ((u64, u64), u64);
+
+impl Freed {
+    fn new(schedule: &Schedule) -> Freed {
+        let last = schedule.actions.len();
+        let mut arena: Vec<Until> =
+            schedule.buffers.iter().map(|buffer| (range_of(buffer), buffer.end as u64)).collect();
+        let mut tiers: BTreeMap<Tier, Vec<Until>> = BTreeMap::new();
+        for (copy, end) in ends(schedule) {
+            if let Some(Ends { buffer, tier, offset, .. }) = schedule.copies[copy].ends() {
+                let buffer = schedule.buffer(buffer);
+                arena.push((range_of(buffer), end as u64));
+                tiers.entry(tier).or_default().push(((offset, offset + buffer.bytes), end as u64));
+            }
+        }
+        let tiers = tiers.into_iter().map(|(tier, ranges)| (tier, MeetingRanges::new(&ranges)));
+        let mut freed = Freed {
+            last,
+            arena: MeetingRanges::new(&arena),
+            tiers: tiers.collect(),
+            lanes: BTreeMap::new(),
+            settled: 0,
+        };
+        for (at, action) in schedule.actions.iter().enumerate() {
+            match action {
+                Action::Start { copy } => {
+                    freed.lanes.insert(schedule.copies[*copy].lane, at + 1);
+                }
+                Action::Settle { lane, .. } if is_outward(*lane) => freed.settled = at + 1,
+                _ => {}
+            }
+        }
+        freed
+    }
+
+    /// The first action from which nothing touches the bytes of a transfer and its lane is free; one past the last action if
+    /// there is none.
+    fn from(&self, transfer: &Left) -> usize {
+        let there = self.tiers.get(&transfer.tier).map_or(0, |tier| tier.most(transfer.place));
+        let bytes = self.arena.most(transfer.arena).max(there) as usize;
+        let lane = self.lanes.get(&transfer.lane).copied().unwrap_or(0);
+        bytes.max(lane).max(self.settled)
+    }
+}
+
+/// Copies that a schedule starts, each with the action behind its wait; one past the last action where none waits.
+fn ends(schedule: &Schedule) -> BTreeMap<usize, usize> {
+    let mut ends = BTreeMap::new();
     for (at, action) in schedule.actions.iter().enumerate() {
         match action {
             Action::Start { copy } => {
-                if schedule.copies[*copy].lane == transfer.lane {
-                    from = from.max(at + 1);
-                }
-                if shares(schedule, *copy, transfer) {
-                    open.push(*copy);
+                ends.insert(*copy, schedule.actions.len());
+            }
+            Action::Wait { copy } => {
+                if let Some(end) = ends.get_mut(copy) {
+                    *end = at + 1;
                 }
             }
-            Action::Wait { copy } if open.contains(copy) => {
-                open.retain(|other| other != copy);
-                from = from.max(at + 1);
-            }
-            Action::Settle { lane, .. } if is_outward(*lane) => from = from.max(at + 1),
             _ => {}
         }
     }
-    if open.is_empty() { from } else { last }
-}
-
-/// Whether a copy moves bytes of the arena or of the tier that a transfer moves too.
-fn shares(schedule: &Schedule, copy: usize, transfer: &Left) -> bool {
-    schedule.copies[copy].ends().is_some_and(|Ends { buffer, tier, offset, .. }| {
-        let buffer = schedule.buffer(buffer);
-        let there = tier == transfer.tier && meet((offset, offset + buffer.bytes), transfer.place);
-        there || meet((buffer.offset, buffer.offset + buffer.bytes), transfer.arena)
-    })
+    ends
 }
 
 /// Whether transfers of state back to its tier may still be open in a lane when a schedule begins.
 fn is_outward(lane: Lane) -> bool {
     matches!(lane, Lane::DiskWrite | Lane::ToHost)
-}
-
-/// Whether nothing of the schedule touches the arena's bytes of a transfer before the action that starts it.
-fn reaches_back(schedule: &Schedule, at: usize, transfer: &Left) -> bool {
-    let meets = |first: u64, bytes: u64| meet((first, first + bytes), transfer.arena);
-    schedule.buffers.iter().all(|buffer| buffer.start >= at || !meets(buffer.offset, buffer.bytes))
 }

@@ -15,12 +15,13 @@ use super::overlap::{input_ranges, leave_open};
 use crate::bytes::TransientBytes;
 use crate::device::{Facts, Scratch};
 use crate::layout::{Effort, Gradients, Layout, Lifetimes, Slot, layout, live_bytes, slots_of, solve};
-use crate::offload::{Residency, Transfers};
+use crate::offload::{Residency, StateOrder, Transfers};
 use crate::program::{Costed, Program, Role, StateDiffers};
 use crate::recompute::{self, Order, Strategy};
+use crate::schedule::sequence::Sequence;
 use crate::schedule::{Backlog, Contents, Schedule, seconds_after};
 
-/// The share of values that waits on the device's tier where memory is short; nothing by default.
+/// How much of the values and of the state waits on the device's tier; nothing by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Tiered {
     /// Values wait on the tier where a micro-batch would take more transient bytes than this.
@@ -37,41 +38,31 @@ pub(crate) fn draft(
     scratch: Scratch,
     tiered: Tiered,
 ) -> Result<Draft, StateDiffers> {
-    drafted(program, order, strategy, scratch, tiered, |schedules| {
-        leave_open(program, schedules);
-        start_ahead(program, schedules);
-    })
-}
-
-/// The same without transfers that cross schedules. The search compares candidates by their times when every schedule
-/// waits for its own transfers, since these times follow from the order alone. The time that crossing saves depends on
-/// the layouts of all schedules.
-pub(crate) fn closed_draft(
-    program: &Program,
-    order: &Order,
-    strategy: Strategy,
-    scratch: Scratch,
-    tiered: Tiered,
-) -> Result<Draft, StateDiffers> {
-    drafted(program, order, strategy, scratch, tiered, |_| ())
-}
-
-/// A draft whose schedules `cross` lets overlap, where state is away.
-fn drafted(
-    program: &Program,
-    order: &Order,
-    strategy: Strategy,
-    scratch: Scratch,
-    tiered: Tiered,
-    cross: impl FnOnce(&mut BTreeMap<Role, Schedule>),
-) -> Result<Draft, StateDiffers> {
     let residency = Residency::new(program, tiered.away)?;
     let mut assembly = Assembly::new(order, scratch, tiered, &residency);
     assembly.add_all(program);
     if residency.taken > 0 {
-        cross(&mut assembly.schedules);
+        leave_open(program, &mut assembly.schedules);
+        start_ahead(program, &mut assembly.schedules);
     }
     Ok(assembly.finish(program, strategy))
+}
+
+/// The same without transfers that cross schedules, by the order in which state leaves. The search compares candidates by
+/// their times when every schedule waits for its own transfers, since these times follow from the order alone. The time
+/// that crossing saves depends on the layouts of all schedules.
+pub(crate) fn closed_draft(
+    program: &Program,
+    states: &StateOrder,
+    order: &Order,
+    strategy: Strategy,
+    scratch: Scratch,
+    tiered: Tiered,
+) -> Draft {
+    let residency = Residency::of(states, program, tiered.away);
+    let mut assembly = Assembly::new(order, scratch, tiered, &residency);
+    assembly.add_all(program);
+    assembly.finish(program, strategy)
 }
 
 /// Transient bytes of the schedules other than those of a micro-batch, if no state is away. They do not depend on what
@@ -100,6 +91,8 @@ struct Assembly<'a> {
     fullest: Option<(u64, ByPurpose)>,
     /// The last layout with its slots: first and further micro-batches have the same lifetimes.
     known: Option<(Vec<Slot>, Layout)>,
+    /// The runs of the first micro-batch, which are those of the further ones.
+    passes: Option<Sequence>,
 }
 
 impl<'a> Assembly<'a> {
@@ -113,6 +106,7 @@ impl<'a> Assembly<'a> {
             transient: 0,
             fullest: None,
             known: None,
+            passes: None,
         }
     }
 
@@ -157,26 +151,35 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    fn lifetimes(&self, role: Role, part: &Costed, limit: Option<u64>) -> Lifetimes {
+    fn lifetimes(&mut self, role: Role, part: &Costed, limit: Option<u64>) -> Lifetimes {
+        let sequence = match self.passes.take() {
+            Some(passes) if role == Role::Further => passes,
+            _ => self.sequence(role, part, limit),
+        };
+        let gradients = if role == Role::First { Gradients::Replace } else { Gradients::Add };
+        let mut lifetimes = Lifetimes::of(&part.graph, &part.facts, self.scratch, &sequence, gradients);
+        role.name().clone_into(&mut lifetimes.schedule.name);
+        self.passes = (role == Role::First).then_some(sequence);
+        lifetimes
+    }
+
+    /// The runs of a role with the transfers that keep a limit.
+    fn sequence(&self, role: Role, part: &Costed, limit: Option<u64>) -> Sequence {
         let Costed { graph, facts } = part;
-        let (whole, gradients) = match role {
-            Role::First => (recompute::micro_batch(graph, self.order), Gradients::Replace),
-            Role::Further => (recompute::micro_batch(graph, self.order), Gradients::Add),
-            Role::Update => (recompute::update(graph), Gradients::Add),
-            Role::Evaluate | Role::Generate => (recompute::forward(graph), Gradients::Add),
+        let whole = match role {
+            Role::First | Role::Further => recompute::micro_batch(graph, self.order),
+            Role::Update => recompute::update(graph),
+            Role::Evaluate | Role::Generate => recompute::forward(graph),
         };
         let whole = self.residency.stream(graph, whole);
         let transfers = (limit.is_some() || !whole.away.is_empty())
-            .then(|| Transfers::new(graph, facts, self.scratch, whole.clone()));
+            .then(|| Transfers::new(graph, facts, self.scratch, &whole));
         let limit = limit.unwrap_or(u64::MAX);
         // A tier that cannot take values as well takes state alone.
-        let spilled = transfers
-            .flatten()
-            .and_then(|transfers| transfers.within(limit).or_else(|| transfers.within(u64::MAX)));
-        let sequence = spilled.unwrap_or(whole);
-        let mut lifetimes = Lifetimes::of(graph, facts, self.scratch, &sequence, gradients);
-        role.name().clone_into(&mut lifetimes.schedule.name);
-        lifetimes
+        let spilled = transfers.flatten().and_then(|transfers| {
+            transfers.within(limit, &whole).or_else(|| transfers.within(u64::MAX, &whole))
+        });
+        spilled.unwrap_or(whole)
     }
 
     fn places(&self, slots: &[Slot], enough: u64) -> Layout {

@@ -17,6 +17,7 @@ mod ahead;
 mod assemble;
 mod draft;
 mod judge;
+mod meeting;
 mod overlap;
 mod sound;
 

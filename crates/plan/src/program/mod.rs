@@ -8,7 +8,7 @@ mod role;
 mod state;
 
 use plimsoll_graph::op::Collective;
-use plimsoll_graph::{Graph, Node, Op, Phase, StateKind};
+use plimsoll_graph::{Graph, Node, Op, Phase, StateKind, Value};
 
 use crate::device::{Facts, Scratch};
 
@@ -72,9 +72,20 @@ impl Program {
 
     /// Bytes that each rank sends to others in one update.
     pub fn update_wire_bytes(&self) -> u64 {
+        self.wire_bytes(true)
+    }
+
+    /// Bytes that each rank sends to others in a step of this many micro-batches.
+    pub fn step_wire_bytes(&self, micro_batches: usize) -> u64 {
+        self.wire_bytes(false) * (self.passes() * micro_batches) as u64 + self.wire_bytes(true)
+    }
+
+    /// Bytes that each rank sends in an update, or in one pass over a micro-batch.
+    fn wire_bytes(&self, update: bool) -> u64 {
         let graph = &self.train.graph;
         let sent = |node: &Node| Some(node.op.collective()?.wire_bytes(graph.ty(*node.inputs.first()?)));
-        graph.nodes().iter().filter(|node| node.phase == Phase::Update).filter_map(sent).sum()
+        let nodes = graph.nodes().iter().filter(|node| (node.phase == Phase::Update) == update);
+        nodes.filter_map(sent).sum()
     }
 
     /// Forward passes over each micro-batch whose losses stand in for gradients: two for each direction, or none.
@@ -123,6 +134,11 @@ impl Program {
 
     /// Whether parameters are updated inside the backward pass, with gradients that do not outlive it.
     pub fn updates_in_backward(&self) -> bool {
-        self.train.graph.states().iter().any(|state| state.kind == StateKind::Transient)
+        let graph = &self.train.graph;
+        let mut backward = graph.nodes().iter().filter(|node| node.phase == Phase::Backward);
+        let is_parameter = |state| matches!(graph.state(state).kind, StateKind::Parameter { .. });
+        let parameter =
+            |&value: &Value| graph.value(value).state.is_some_and(|(state, _)| is_parameter(state));
+        backward.any(|node| node.outputs.iter().any(parameter))
     }
 }

@@ -1,9 +1,8 @@
 //! State that all graphs of a program share by name: its ranges, before anybody gives them a place.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use plimsoll_graph::{StateKind, Type};
+use plimsoll_graph::{Graph, State, StateKind, Type};
 
 use super::Program;
 use super::purpose::Purpose;
@@ -44,39 +43,45 @@ impl std::error::Error for StateDiffers {}
 /// All state that outlives a schedule, without places.
 pub(crate) fn declared_state(program: &Program) -> Result<Vec<StateRange>, StateDiffers> {
     let alignment = program.train.facts.alignment;
-    let mut states: Vec<StateRange> = Vec::new();
-    let mut known: BTreeMap<&str, Type> = BTreeMap::new();
-    for (_, part) in program.roles() {
-        for state in part.graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
-            match known.insert(&state.name, state.ty) {
-                Some(ty) if ty != state.ty => {
-                    return Err(StateDiffers { name: state.name.clone() });
-                }
-                Some(_) => {}
-                None => states.push(StateRange {
-                    name: state.name.clone(),
-                    ty: state.ty,
-                    purpose: Purpose::of_state(state.kind),
-                    tier: None,
-                    offset: 0,
-                    bytes: aligned(state.ty.bytes() as u64, alignment),
-                }),
-            }
-        }
-    }
+    let range = |state: &State| StateRange {
+        name: state.name.clone(),
+        ty: state.ty,
+        purpose: Purpose::of_state(state.kind),
+        tier: None,
+        offset: 0,
+        bytes: aligned(state.ty.bytes() as u64, alignment),
+    };
+    let mut states: Vec<StateRange> = declared(program)?.into_iter().map(range).collect();
     states.sort_by_key(|range| range.purpose);
     Ok(states)
 }
 
 /// Bytes of all state that outlives a schedule.
 pub(crate) fn declared_bytes(program: &Program) -> Result<u64, StateDiffers> {
-    let mut known: BTreeMap<&str, Type> = BTreeMap::new();
-    for (_, part) in program.roles() {
-        for state in part.graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
-            if known.insert(&state.name, state.ty).is_some_and(|ty| ty != state.ty) {
-                return Err(StateDiffers { name: state.name.clone() });
+    let bytes = |state: &State| aligned(state.ty.bytes() as u64, program.train.facts.alignment);
+    Ok(declared(program)?.into_iter().map(bytes).sum())
+}
+
+/// State that outlives a schedule, each range once.
+fn declared(program: &Program) -> Result<Vec<&State>, StateDiffers> {
+    let graphs: Vec<&Graph> = [Some(&program.train), program.evaluate.as_ref(), program.generate.as_ref()]
+        .into_iter()
+        .flatten()
+        .map(|part| &part.graph)
+        .collect();
+    let mut states = Vec::new();
+    for (index, graph) in graphs.iter().enumerate() {
+        for state in graph.states().iter().filter(|state| state.kind != StateKind::Transient) {
+            let lasting = |other: &&Graph| {
+                let known = other.state(other.state_named(&state.name)?);
+                (known.kind != StateKind::Transient).then_some(known.ty)
+            };
+            match graphs[..index].iter().find_map(lasting) {
+                Some(ty) if ty != state.ty => return Err(StateDiffers { name: state.name.clone() }),
+                Some(_) => {}
+                None => states.push(state),
             }
         }
     }
-    Ok(known.values().map(|ty| aligned(ty.bytes() as u64, program.train.facts.alignment)).sum())
+    Ok(states)
 }

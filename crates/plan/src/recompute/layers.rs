@@ -6,30 +6,15 @@ use plimsoll_graph::{BlockId, Graph, Node, Phase};
 
 /// The layer of each node (none outside layers, and for nodes that are not forward) and their number.
 pub(crate) fn layers(graph: &Graph) -> (Vec<Option<usize>>, usize) {
-    let level = layer_blocks(graph);
+    let level = graph.layer_blocks();
     if level.is_empty() { cut_layers(graph) } else { block_layers(graph, &level) }
 }
 
 /// A name for each of the `count` layers of [`layers`].
 pub(crate) fn layer_names(graph: &Graph, count: usize) -> Vec<String> {
-    let level = layer_blocks(graph);
+    let level = graph.layer_blocks();
     let name = |layer: usize| level.get(layer).map(|&block| graph.block_name(block));
     (0..count).map(|layer| name(layer).unwrap_or_else(|| format!("part {layer}"))).collect()
-}
-
-/// The blocks that count as layers: the children of the outermost block that has several.
-fn layer_blocks(graph: &Graph) -> Vec<BlockId> {
-    let mut outer = Graph::ROOT;
-    loop {
-        let children: Vec<BlockId> = (1..graph.blocks().len() as u32)
-            .map(BlockId)
-            .filter(|&block| graph.block_info(block).parent == outer && block != outer)
-            .collect();
-        match children[..] {
-            [only] if graph.blocks().iter().any(|block| block.parent == only) => outer = only,
-            _ => return children,
-        }
-    }
 }
 
 fn block_layers(graph: &Graph, level: &[BlockId]) -> (Vec<Option<usize>>, usize) {

@@ -42,7 +42,7 @@ pub(crate) struct SearchGraph<const W: usize> {
     pub(crate) sources: Vec<Set<W>>,
     /// Forward outputs that each once-node reads.
     pub(crate) needs: Vec<Set<W>>,
-    /// Forward outputs that once-nodes at or after each position read; one entry more than positions.
+    /// For each position, the forward outputs that once-nodes from there on read; one entry more than positions.
     pub(crate) later: Vec<Set<W>>,
     /// Bytes each once-node takes while it runs.
     pub(crate) once_running: Vec<u64>,

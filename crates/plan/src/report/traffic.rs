@@ -1,8 +1,7 @@
 //! The traffic between ranks in one step: bytes on the wire, and the time that compute does not cover.
 
-use plimsoll_graph::Phase;
-
 use crate::program::{Costed, Role};
+use crate::schedule::Action;
 use crate::search::Choice;
 
 /// Exchanges between ranks in one step.
@@ -20,15 +19,30 @@ pub struct Traffic {
 
 /// The traffic of a plan; none where one rank trains alone.
 pub fn traffic(choice: &Choice) -> Option<Traffic> {
-    let (program, scratch) = (&choice.program, choice.plan.scratch);
-    let Costed { graph, facts } = &program.train;
+    let program = &choice.program;
     let ranks = program.ranks();
     if ranks == 1 || !choice.plan.schedules.contains_key(&Role::Update) {
         return None;
     }
-    let updates = graph.node_ids().filter(|&id| graph.node(id).phase == Phase::Update);
-    let exchanges = updates.filter(|&id| graph.node(id).op.collective().is_some());
-    let seconds = exchanges.map(|id| facts.nodes[id.index()].seconds_with(scratch)).sum();
-    let exposed_seconds = (choice.plan.update_seconds - program.update_seconds(scratch)).max(0.0);
-    Some(Traffic { ranks, wire_bytes: program.update_wire_bytes(), seconds, exposed_seconds })
+    let micro_batches = choice.accumulation * program.passes();
+    let [passes, update] = [Role::First, Role::Update].map(|role| times(choice, role));
+    let [exchanged, computed] = [0, 1].map(|which| micro_batches as f64 * passes[which] + update[which]);
+    let exposed_seconds = (choice.step_seconds() - computed).max(0.0);
+    let wire_bytes = program.step_wire_bytes(choice.accumulation);
+    Some(Traffic { ranks, wire_bytes, seconds: exchanged, exposed_seconds })
+}
+
+/// Times of a schedule's exchanges and of its other runs, each by itself.
+fn times(choice: &Choice, role: Role) -> [f64; 2] {
+    let Costed { graph, facts } = &choice.program.train;
+    let mut times = [0.0; 2];
+    let actions = choice.plan.schedules.get(&role).map_or(&[][..], |schedule| &schedule.actions);
+    for action in actions {
+        if let Action::Run { node, .. } = action {
+            let exchanges = graph.node(*node).op.collective().is_some();
+            let seconds = facts.nodes[node.index()].seconds_with(choice.plan.scratch);
+            times[usize::from(!exchanges)] += seconds;
+        }
+    }
+    times
 }

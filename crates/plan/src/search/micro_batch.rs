@@ -6,11 +6,10 @@ use super::tables::ProgramTables;
 use super::tried::Tried;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
-use crate::layout::{Effort, fits, layout, slots_of};
-use crate::offload::Residency;
+use crate::layout::{Effort, Slot, fits, layout, live_bytes, slots_of};
 use crate::optimum::Optimum;
 use crate::plan::{Draft, Tiered};
-use crate::program::{Costed, Program, Purpose, StateRange};
+use crate::program::{Costed, Program};
 use crate::recompute::{Order, Strategy, micro_batch};
 
 /// Number of parts into which the state is divided for the bound.
@@ -112,11 +111,7 @@ impl<'a> MicroBatch<'a> {
             let bytes = ArenaBytes(self.request.budget).transient(here);
             return Ok(self.step_seconds(optimum.lower_bound(bytes, None), Scratch::Best));
         };
-        let away = Residency::new(program, u64::MAX)?.states.into_iter().filter(|range| range.tier.is_some());
-        let (gradients, others): (Vec<StateRange>, Vec<StateRange>) =
-            away.partition(|range| range.purpose == Purpose::Gradients);
-        let bytes = |ranges: &[StateRange]| ranges.iter().map(|range| range.bytes).sum::<u64>();
-        let (begun, fetched) = (bytes(&gradients), bytes(&others));
+        let (begun, fetched) = self.tables.states()?.bytes_that_can_go(link);
         let forced = |away: u64| {
             let bytes = ArenaBytes(self.request.budget.saturating_add(away)).transient(here);
             self.step_seconds(optimum.lower_bound(bytes, Some(link)), Scratch::Best)
@@ -166,6 +161,17 @@ impl<'a> MicroBatch<'a> {
         scratch: Scratch,
         rung: Option<TransientBytes>,
     ) -> Tried {
+        self.unplaced(order, strategy, scratch, rung).placed()
+    }
+
+    /// The same before its offsets are found.
+    pub(super) fn unplaced(
+        &self,
+        order: &Order,
+        strategy: Strategy,
+        scratch: Scratch,
+        rung: Option<TransientBytes>,
+    ) -> Unplaced {
         let Costed { graph, facts } = &self.program().train;
         let sequence = micro_batch(graph, order);
         let runs = sequence.executions.iter();
@@ -173,18 +179,21 @@ impl<'a> MicroBatch<'a> {
         self.tables.work.look(sequence.executions.len());
         let slots = slots_of(graph, facts, scratch, &sequence);
         drop(sequence);
-        let peak = TransientBytes(layout(&slots).peak).max(self.tables.beside_bytes(scratch));
+        let state = self.tables.state_bytes();
+        let beside = self.tables.beside_bytes(scratch);
+        let bound = live_bytes(&slots).into_iter().max().unwrap_or(0);
         let micro_batches = pass * self.tables.passes as f64 * self.accumulation() as f64;
-        Tried {
+        let entry = Tried {
             micro_batch: self.rows,
             tiled: self.tiled,
             strategy,
             scratch,
-            arena_bytes: peak.arena(self.tables.state_bytes()).0,
+            arena_bytes: TransientBytes(bound).max(beside).arena(state).0,
             step_seconds: micro_batches + self.tables.update_seconds(scratch),
             rung,
             tiered: Tiered::default(),
-        }
+        };
+        Unplaced { entry, slots, beside, state }
     }
 
     /// The entry of a plan that was drafted.
@@ -199,5 +208,28 @@ impl<'a> MicroBatch<'a> {
             rung,
             tiered,
         }
+    }
+}
+
+/// A plan without offsets, in any budget.
+pub(super) struct Unplaced {
+    /// The entry, with the bytes that are alive at one time.
+    entry: Tried,
+    slots: Vec<Slot>,
+    /// Transient bytes of other schedules, and bytes of state.
+    beside: TransientBytes,
+    state: u64,
+}
+
+impl Unplaced {
+    /// No layout takes fewer bytes.
+    pub(super) fn least_bytes(&self) -> u64 {
+        self.entry.arena_bytes
+    }
+
+    /// The entry with the bytes of its layout.
+    pub(super) fn placed(self) -> Tried {
+        let peak = TransientBytes(layout(&self.slots).peak).max(self.beside);
+        Tried { arena_bytes: peak.arena(self.state).0, ..self.entry }
     }
 }

@@ -20,9 +20,7 @@ use super::tried::Tried;
 use crate::bytes::TransientBytes;
 use crate::device::Scratch;
 use crate::layout::{Effort, fits, slots_of};
-use crate::offload::{
-    Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption, Transfers, streamed,
-};
+use crate::offload::{Candidates, Found, Limit, Ordered, Recomputation, ResidencyOption, Transfers};
 use crate::plan::{Tiered, closed_draft};
 use crate::program::Costed;
 
@@ -91,8 +89,7 @@ pub(super) fn offloaded(of: MicroBatch, scratch: Scratch, tried: &mut Vec<Tried>
         return Ok(());
     }
     let fixed = of.request.strategy.map(|strategy| Recomputation::fixed(program, scratch, strategy));
-    let new = |recomputation| Candidates::new(program, scratch, recomputation, of.tables.is_long());
-    let fixed = fixed.map(new).transpose()?;
+    let fixed = fixed.map(|recomputations| of.tables.candidates_with(scratch, recomputations)).transpose()?;
     let candidates = match &fixed {
         Some(candidates) => candidates,
         None => of.tables.candidates(scratch)?,
@@ -199,7 +196,7 @@ impl<'a> BestFirst<'a> {
     /// The candidate with its order; `None` if that cannot fit.
     fn ordered(&self, candidate: Candidate) -> Option<Candidate> {
         let residency = &self.candidates.residencies[candidate.residency];
-        let transfers = &self.order(candidate.recomputation)?.transfers;
+        let transfers = &self.order(candidate.recomputation)?.runs.transfers;
         let pass = transfers.lower_bound(self.room(residency)).max(residency.weights_seconds);
         let seconds = self.step_of(pass, residency.update_least(self.update_seconds));
         Some(Candidate { seconds, known: Known::Order, ..candidate })
@@ -216,9 +213,9 @@ impl<'a> BestFirst<'a> {
         }
         let known = self.candidates.limits.borrow();
         let inside = known[&pair].iter().filter(|limit| limit.bytes.max(limit.least_bytes) <= room);
-        let update = residency.update_least(self.update_seconds);
+        let update = |limit: &Limit| residency.update_bound(limit.bytes, self.update_seconds);
         let bound = |limit: &Limit| Candidate {
-            seconds: self.step_of(limit.pass_seconds, update),
+            seconds: self.step_of(limit.pass_seconds, update(limit)),
             known: Known::Bound(limit.bytes),
             ..candidate
         };
@@ -229,10 +226,15 @@ impl<'a> BestFirst<'a> {
     /// room.
     fn timed(&mut self, candidate: Candidate, limit: u64, best: f64) -> Option<Candidate> {
         let pair = (candidate.residency, candidate.recomputation);
-        let update =
-            self.candidates.residencies[candidate.residency].update_within(limit, self.update_seconds)?;
+        let residency = &self.candidates.residencies[candidate.residency];
         let mut found = self.found(candidate, limit);
         found.least_seconds = found.least_seconds.max(self.pass_bound(pair, limit));
+        // The update is timed only where its bound leaves the combination a chance.
+        let least = self.step_of(found.least_seconds, residency.update_bound(limit, self.update_seconds));
+        if found.seconds.is_none() && least >= best {
+            return Some(Candidate { seconds: least, ..candidate });
+        }
+        let update = residency.update_within(limit, self.update_seconds)?;
         let enough = (best - update) / self.of.passes();
         if found.seconds.is_none() && found.least_seconds < enough {
             let pass = self.asked(pair, |transfers| transfers.seconds_below(limit, enough)).flatten()?;
@@ -291,10 +293,13 @@ impl<'a> BestFirst<'a> {
         found.fails = budget;
         let residency = &self.candidates.residencies[candidate.residency];
         let pair = (candidate.residency, candidate.recomputation);
-        let Some(sequence) = self.asked(pair, |transfers| transfers.within(limit)).flatten() else {
+        let Costed { graph, facts } = self.part();
+        let Some(Ordered { runs, .. }) = self.order(candidate.recomputation) else { return Ok(()) };
+        let whole = runs.streamed(graph, &residency.state);
+        let Some(sequence) = self.asked(pair, |transfers| transfers.within(limit, &whole)).flatten() else {
             return Ok(());
         };
-        let Costed { graph, facts } = self.part();
+        drop(whole);
         let slots = slots_of(graph, facts, self.scratch, &sequence);
         // The smallest budget named in the error must itself be accepted by the search.
         let ends = candidate.residency == 0 || candidate.residency + 1 == self.candidates.residencies.len();
@@ -310,7 +315,7 @@ impl<'a> BestFirst<'a> {
             let (program, tiered) =
                 (self.of.program(), Tiered { limit: Some(TransientBytes(limit)), away: residency.away });
             let strategy = self.candidates.recomputations[candidate.recomputation].strategy;
-            let plan = closed_draft(program, order, strategy, self.scratch, tiered)?;
+            let plan = closed_draft(program, self.of.tables.states()?, order, strategy, self.scratch, tiered);
             let pass_seconds = plan.micro_batch_seconds / self.of.tables.passes as f64;
             found.seconds = Some((pass_seconds, plan.update_seconds));
             plan.arena_bytes
@@ -341,19 +346,19 @@ impl<'a> BestFirst<'a> {
         let (tables, scratch) = (self.of.tables, self.scratch);
         let ordered = candidates.recomputations[recomputation]
             .order(&tables.program.train, scratch, || tables.optimum(scratch));
-        let transfers = &ordered?.transfers;
+        let runs = &ordered?.runs;
         // Each question is a walk over all runs.
-        tables.work.look(transfers.sequence().executions.len());
+        tables.work.look(runs.transfers.runs());
         if residency == 0 {
-            return Some(ask(transfers));
+            return Some(ask(&runs.transfers));
         }
         if let Some(at) = self.held.iter().position(|&(p, s, _)| (p, s) == (residency, recomputation)) {
             // The order that was used last stays longest.
             self.held[at..].rotate_left(1);
         } else {
-            tables.work.look(transfers.sequence().executions.len());
-            let state = &candidates.residencies[residency].state;
-            let new = streamed(self.part(), self.scratch, state, transfers.sequence())?;
+            tables.work.look(runs.transfers.runs());
+            let Costed { graph, facts } = self.part();
+            let new = runs.with_away(graph, facts, scratch, &candidates.residencies[residency].state)?;
             if self.held.len() == if tables.is_long() { HELD_LONG } else { HELD } {
                 self.held.remove(0);
             }

@@ -6,7 +6,7 @@
 //! bound shows that it could be chosen over those already tried.
 
 use super::error::SearchError;
-use super::micro_batch::MicroBatch;
+use super::micro_batch::{MicroBatch, Unplaced};
 use super::offloaded::offloaded;
 use super::request::Request;
 use super::tried::Tried;
@@ -89,20 +89,59 @@ pub(super) fn named_plans(of: MicroBatch, strategies: &[Strategy], tried: &mut V
 }
 
 /// The smallest plans: of the named strategies, of the lowest budgets of a graph that is no chain or of a long one, and of
-/// sending away everything that can be sent.
+/// sending away everything that can be sent. Plans that neither fit nor are the smallest may be left out.
 pub(super) fn smallest_plans(of: MicroBatch, tried: &mut Vec<Tried>) -> Result<(), SearchError> {
-    if of.tables.is_long() {
-        let least = of.amounts().last().and_then(|&scratch| Some((of.tables.optimum(scratch)?, scratch)));
-        tried.extend(least.and_then(|(optimum, scratch)| smallest_of_long(of, optimum, scratch)));
-        return smallest_offloaded(of, Strategy::None, tried);
+    let mut offloaded = Vec::new();
+    smallest_offloaded(of, Strategy::None, &mut offloaded)?;
+    let least = offloaded.iter().map(|entry| entry.arena_bytes).min().unwrap_or(u64::MAX);
+    // No plan with all state in the arena takes fewer bytes than that state.
+    let resident = of.tables.state_bytes();
+    if resident <= least.max(of.request.budget) {
+        smallest_resident(of, least, tried);
     }
-    named_plans(of, &Strategy::LADDER, tried);
+    tried.extend(offloaded);
+    Ok(())
+}
+
+/// The smallest plans with all state in the arena, where another one takes `least` bytes.
+fn smallest_resident(of: MicroBatch, least: u64, tried: &mut Vec<Tried>) {
+    if of.tables.is_long() {
+        let scratch = of.amounts().last().and_then(|&scratch| Some((of.tables.optimum(scratch)?, scratch)));
+        tried.extend(scratch.and_then(|(optimum, scratch)| smallest_of_long(of, optimum, scratch)));
+        return;
+    }
+    smallest_strategies(of, least, tried);
     for &scratch in of.amounts() {
         if let Some(optimum) = of.tables.optimum(scratch) {
             smallest_of_optimum(of, optimum, scratch, tried);
         }
     }
-    smallest_offloaded(of, Strategy::None, tried)
+}
+
+/// The named strategies, the one with the lowest bound first. A layout takes long, so only those get one that could fit or
+/// be the smallest.
+fn smallest_strategies(of: MicroBatch, mut least: u64, tried: &mut Vec<Tried>) {
+    let offered = Strategy::LADDER.into_iter().filter(|&strategy| of.tables.offers(strategy));
+    let unplaced = offered.flat_map(|strategy| {
+        let order = Order::named(&of.program().train.graph, strategy);
+        of.amounts()
+            .iter()
+            .map(move |&scratch| of.unplaced(&order, strategy, scratch, None))
+            .collect::<Vec<_>>()
+    });
+    let mut unplaced: Vec<(usize, Unplaced)> = unplaced.enumerate().collect();
+    unplaced.sort_by_key(|(place, entry)| (entry.least_bytes(), *place));
+    let mut found = Vec::new();
+    for (place, entry) in unplaced {
+        if entry.least_bytes() > least.max(of.request.budget) {
+            break;
+        }
+        let entry = entry.placed();
+        least = least.min(entry.arena_bytes);
+        found.push((place, entry));
+    }
+    found.sort_by_key(|(place, _)| *place);
+    tried.extend(found.into_iter().map(|(_, entry)| entry));
 }
 
 /// Small plans of a long chain until one fits: by sending everything away, which takes one draft, then of the lowest budgets.
@@ -225,7 +264,7 @@ fn smallest_offloaded(of: MicroBatch, strategy: Strategy, tried: &mut Vec<Tried>
         for away in [0, u64::MAX].into_iter().skip(usize::from(long)) {
             let tiered = Tiered { limit: Some(TransientBytes(0)), away };
             // The entry is not judged: a caller that chooses it makes it again.
-            let draft = closed_draft(program, &order, strategy, scratch, tiered)?;
+            let draft = closed_draft(program, of.tables.states()?, &order, strategy, scratch, tiered);
             of.tables.work.look(draft.schedules.values().map(|schedule| schedule.actions.len()).sum());
             tried.push(of.entry(&draft, None, tiered));
         }

@@ -18,6 +18,7 @@ use super::tried::{Choice, Tried, fastest, select};
 use super::waiting::{Key, Tiles, Waiting, first};
 use super::work::{SearchWork, WorkCount};
 use crate::bytes::ArenaBytes;
+use crate::offload::KnownUpdates;
 use crate::optimum::highest_budget;
 use crate::plan::assemble;
 use crate::program::{Build, Program};
@@ -34,6 +35,8 @@ pub struct Searcher<B> {
     room: u64,
     tables: BTreeMap<Key, ProgramTables>,
     work: WorkCount,
+    /// Updates with state away, which the programs of all micro-batches share.
+    updates: KnownUpdates,
     /// Only plans that take less time are of use; infinite where none is known.
     below: f64,
 }
@@ -47,8 +50,8 @@ impl<B: Build> Searcher<B> {
     /// A searcher that keeps about `room` bytes of tables from one request to the next. Its answers do not depend on
     /// `room`.
     pub fn within(build: B, room: u64) -> Searcher<B> {
-        let (tables, work) = (BTreeMap::new(), WorkCount::default());
-        Searcher { build, room, tables, work, below: f64::INFINITY }
+        let (tables, work, updates) = (BTreeMap::new(), WorkCount::default(), KnownUpdates::default());
+        Searcher { build, room, tables, work, updates, below: f64::INFINITY }
     }
 
     /// A searcher that keeps nothing from one request to the next, for a single question.
@@ -152,15 +155,24 @@ impl<B: Build> Searcher<B> {
         let ends: BTreeSet<usize> =
             micro_batches.first().into_iter().chain(micro_batches.last()).copied().collect();
         let mut tried: Vec<Tried> = Vec::new();
+        // Tiles change no state, so a micro-batch whose state does not fit is not built in tiles.
+        let mut too_much_state = BTreeSet::new();
         for key in [false, true].into_iter().flat_map(|tiled| ends.iter().map(move |&rows| (rows, tiled))) {
-            let (_, tiled) = key;
-            if fastest(&tried, request.budget).is_none() && !(tiled && request.strategy.is_some()) {
-                self.look(&request, key, |of| match request.strategy {
-                    Some(strategy) => fixed_plans(of, strategy, &mut tried),
-                    // A search in the bytes of the smallest plan finds a plan.
-                    None if of.can_fit()? && of.tables.is_long() => smallest_that_fits(of, &mut tried),
-                    None => fastest_plans(of, &mut tried),
+            let (rows, tiled) = key;
+            let pointless = tiled && (request.strategy.is_some() || too_much_state.contains(&rows));
+            if fastest(&tried, request.budget).is_none() && !pointless {
+                let state_fits = self.look(&request, key, |of| {
+                    match request.strategy {
+                        Some(strategy) => fixed_plans(of, strategy, &mut tried)?,
+                        // A search in the bytes of the smallest plan finds a plan.
+                        None if of.can_fit()? && of.tables.is_long() => smallest_that_fits(of, &mut tried)?,
+                        None => fastest_plans(of, &mut tried)?,
+                    }
+                    of.state_can_fit()
                 })?;
+                if state_fits == Some(false) {
+                    too_much_state.insert(rows);
+                }
                 self.forget_all_but(None, None);
             }
         }
@@ -462,7 +474,8 @@ impl<B: Build> Searcher<B> {
         let whole = self.room > 0 || program.train.facts.link.is_some();
         let cap = if whole { ArenaBytes::MAX } else { highest_budget(ArenaBytes(budget)) };
         self.work.program();
-        self.tables.insert(key, ProgramTables::new(program, cap, self.work.clone())?);
+        let tables = ProgramTables::new(program, cap, self.work.clone())?.sharing(&self.updates);
+        self.tables.insert(key, tables);
         Ok(())
     }
 

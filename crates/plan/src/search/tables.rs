@@ -11,7 +11,7 @@ use plimsoll_graph::Value;
 use super::work::WorkCount;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::Scratch;
-use crate::offload::{Candidates, Recomputation, persistent_bytes};
+use crate::offload::{Candidates, KnownUpdates, Recomputation, StateOrder, persistent_bytes};
 use crate::optimum::{Optimum, optimum};
 use crate::plan::beside_bytes;
 use crate::program::{Costed, Program, StateDiffers};
@@ -35,8 +35,10 @@ pub(crate) struct ProgramTables {
     state_bytes: u64,
     /// Bytes without which no plan fits.
     least_bytes: OnceCell<u64>,
-    /// Of these, bytes of state.
-    least_state_bytes: OnceCell<u64>,
+    /// The order in which state leaves.
+    states: OnceCell<StateOrder>,
+    /// Updates that other programs of the searcher have too.
+    updates: KnownUpdates,
     best: Tables,
     least: Tables,
     pub(super) work: WorkCount,
@@ -67,11 +69,17 @@ impl ProgramTables {
             cap,
             state_bytes,
             least_bytes: OnceCell::new(),
-            least_state_bytes: OnceCell::new(),
+            states: OnceCell::new(),
+            updates: KnownUpdates::default(),
             best: Tables::default(),
             least: Tables::default(),
             work,
         })
+    }
+
+    /// The same tables, which share the times of updates.
+    pub(crate) fn sharing(self, updates: &KnownUpdates) -> ProgramTables {
+        ProgramTables { updates: updates.clone(), ..self }
     }
 
     /// About how many bytes it takes with all its tables.
@@ -109,11 +117,16 @@ impl ProgramTables {
         if self.program.train.facts.link.is_none() {
             return Ok(self.state_bytes);
         }
-        if let Some(&bytes) = self.least_state_bytes.get() {
-            return Ok(bytes);
+        Ok(self.states()?.resident_bytes(self.program.train.facts.link.as_ref(), u64::MAX))
+    }
+
+    /// The order in which state leaves.
+    pub(crate) fn states(&self) -> Result<&StateOrder, StateDiffers> {
+        if let Some(states) = self.states.get() {
+            return Ok(states);
         }
-        let bytes = persistent_bytes(&self.program, u64::MAX)?;
-        Ok(*self.least_state_bytes.get_or_init(|| bytes))
+        let new = StateOrder::new(&self.program)?;
+        Ok(self.states.get_or_init(|| new))
     }
 
     /// Transient bytes of the schedules other than those of a micro-batch, if no state is away.
@@ -161,8 +174,18 @@ impl ProgramTables {
             return Ok(candidates);
         }
         let recomputations = Recomputation::all(&self.program, scratch, self.optimum(scratch));
-        let new = Candidates::new(&self.program, scratch, recomputations, self.is_long())?;
+        let new = self.candidates_with(scratch, recomputations)?;
         Ok(candidates.get_or_init(|| new))
+    }
+
+    /// The candidates with these recomputations.
+    pub(crate) fn candidates_with(
+        &self,
+        scratch: Scratch,
+        recomputations: Vec<Recomputation>,
+    ) -> Result<Candidates, StateDiffers> {
+        let known = (self.states()?, &self.updates);
+        Ok(Candidates::new(&self.program, known, scratch, recomputations, self.is_long()))
     }
 
     fn tables(&self, scratch: Scratch) -> &Tables {

@@ -23,4 +23,5 @@ mod recovery;
 mod state;
 
 pub use folder::{Checkpoints, Found};
+pub(crate) use optimizer::read as read_optimizer;
 pub use state::{Best, Checkpoint, EvaluationState, PlanSummary, TrainerState, Unrecorded};

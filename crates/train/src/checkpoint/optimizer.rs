@@ -18,11 +18,12 @@ const PIECE: usize = 1 << 20;
 // Files are little-endian, and bytes go from the arena to them as they are.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// The state that lasts, except parameters, which the model's files hold, and tables, which every run makes.
+/// The state that lasts, except parameters, which the model's files hold, and tables, which every run makes. Types are those
+/// of the whole, whatever part of it this rank keeps.
 fn kept(run: &Run) -> BTreeMap<String, Type> {
     let elsewhere = |kind| matches!(kind, StateKind::Parameter { .. } | StateKind::Constant);
     let kept = run.states_of(|kind| kind.outlives_a_step() && !elsewhere(kind));
-    kept.map(|(name, ty)| (name.to_owned(), ty)).collect()
+    kept.map(|(name, ty)| (name.to_owned(), run.whole_type(name).unwrap_or(ty))).collect()
 }
 
 pub(super) fn write(run: &Run, folder: &Path) -> Result<Checksum, TrainError> {
@@ -38,22 +39,24 @@ pub(super) fn write(run: &Run, folder: &Path) -> Result<Checksum, TrainError> {
     let mut piece = vec![0; PIECE];
     for (name, bytes) in order {
         for (first, count) in pieces(bytes) {
-            run.engine().read_state_bytes(&name, first, &mut piece[..count])?;
+            run.read_whole(&name, first, &mut piece[..count])?;
             writer.write_bytes(&piece[..count])?;
         }
     }
     Ok(writer.finish()?)
 }
 
-pub(super) fn read(run: &mut Run, folder: &Path) -> Result<(), TrainError> {
+/// Reads this rank's part of the state.
+pub(crate) fn read(run: &mut Run, folder: &Path) -> Result<(), TrainError> {
     let (file, kept) = (TensorFile::open(&folder.join(OPTIMIZER))?, kept(run));
     if let Some(why) = difference(&file, &kept) {
         return Err(FileError::wrong(file.path(), why).into());
     }
     let mut piece = vec![0; PIECE];
-    for (name, ty) in &kept {
-        for (first, count) in pieces(ty.bytes() as u64) {
-            file.read_bytes(name, first, &mut piece[..count])?;
+    for name in kept.keys() {
+        let (begin, bytes) = run.own_part(name);
+        for (first, count) in pieces(bytes) {
+            file.read_bytes(name, begin + first, &mut piece[..count])?;
             run.engine_mut().write_state_bytes(name, first, &piece[..count])?;
         }
     }

@@ -4,34 +4,89 @@
 //! typed it can correct it; [`plimsoll_model::lora`] ignores such names, as PEFT does.
 
 use plimsoll_graph::GraphError;
-use plimsoll_model::lora::{Excluded, LayerChoice, Pattern, TrainedTokens, is_expression};
+use plimsoll_model::lora::{
+    AdapterKind, Excluded, FeedForward, Intrinsic, LayerChoice, NonLinearity, Pattern,
+};
+use plimsoll_model::lora::{TrainedTokens, VirtualTokens, is_expression};
 use plimsoll_model::{Architecture, Lora, Targets};
 
+use super::adapter_kind::{self, NewKind};
 use super::bounds::{mistake, shortest, within};
 use crate::error::TrainError;
 use crate::settings::{Pairs, RawConfig};
 
 /// The adapters that the settings ask for.
 pub(super) fn new(raw: &RawConfig, architecture: &Architecture) -> Result<Option<Lora>, TrainError> {
-    let Some(rank) = raw.lora_r else {
-        return match beside_rank(raw) {
-            Some(flag) => Err(mistake(format!("{flag} needs --lora-r, the rank of adapters"))),
-            None => Ok(None),
-        };
+    let Some(kind) = adapter_kind::of(raw)? else { return Ok(None) };
+    let lora = match kind {
+        NewKind::Lora(rank) => low_rank(raw, rank)?,
+        NewKind::Ia3 => ia3(raw, architecture)?,
+        NewKind::Bottleneck => bottleneck(raw, architecture)?,
+        NewKind::Prompt(count) => prompt(count, architecture),
+        NewKind::Prefix(count) => prefix(count, architecture),
+        NewKind::Intrinsic(dimension) => intrinsic(raw, dimension),
     };
+    let lora = Lora {
+        excluded: excluded(raw.lora_exclude_modules.as_deref())?,
+        modules_to_save: raw.modules_to_save.clone().unwrap_or_default(),
+        ..lora
+    };
+    let forward = learned(raw, architecture)?.training(1, 1 + lora.added_positions())?;
+    let lora = lora.with_stacked_targets(&forward)?;
+    lora.check_names(&forward)?;
+    lora.token_adapters(&forward)?;
+    if !lora.kind.has_modules() {
+        lora.adapt(&forward)?;
+    }
+    Ok(Some(lora.with_plain_targets(&forward)?))
+}
+
+/// Keys and values have fewer heads than queries in some models.
+fn prefix(count: usize, architecture: &Architecture) -> Lora {
+    let layers = architecture.layers();
+    let (width, heads) = match architecture {
+        Architecture::Llama(model) => {
+            let head = model.head_width.unwrap_or(model.width / model.heads.max(1));
+            (model.key_heads * head, model.key_heads)
+        }
+        Architecture::Gpt2(model) => (model.width, model.heads),
+        Architecture::Bert(model) => (model.width, model.heads),
+    };
+    Lora { kind: AdapterKind::Prefix(VirtualTokens { count, width, layers, heads }), ..Lora::default() }
+}
+
+fn prompt(count: usize, architecture: &Architecture) -> Lora {
+    let layers = architecture.layers();
+    let (width, heads) = match architecture {
+        Architecture::Llama(model) => (model.width, model.heads),
+        Architecture::Gpt2(model) => (model.width, model.heads),
+        Architecture::Bert(model) => (model.width, model.heads),
+    };
+    Lora { kind: AdapterKind::Prompt(VirtualTokens { count, width, layers, heads }), ..Lora::default() }
+}
+
+fn intrinsic(raw: &RawConfig, dimension: usize) -> Lora {
+    let (per_layer, seed) = (raw.intrinsic_per_layer.unwrap_or(false), raw.seed.unwrap_or(0));
+    Lora { kind: AdapterKind::Intrinsic(Intrinsic { dimension, per_layer, seed }), ..Lora::default() }
+}
+
+fn low_rank(raw: &RawConfig, rank: usize) -> Result<Lora, TrainError> {
     within("--lora-r", rank)?;
     let dropout = raw.lora_dropout.unwrap_or(0.0);
     if !(0.0..1.0).contains(&dropout) {
         return Err(mistake(format!("--lora-dropout must be at least 0 and below 1, got {dropout}")));
     }
     let lora = Lora {
+        kind: if raw.use_dora == Some(true) { AdapterKind::Dora } else { AdapterKind::LowRank },
         rank,
         alpha: raw.lora_alpha.map_or(2.0 * rank as f32, |alpha| alpha as f32),
         dropout: dropout as f32,
         rslora: raw.use_rslora.unwrap_or(false),
-        targets: targets(raw)?,
+        targets: match &raw.lora_target_modules {
+            None if raw.lora_target_parameters.is_some() => Targets::Names(Vec::new()),
+            words => targets(words.as_deref())?,
+        },
         target_parameters: raw.lora_target_parameters.clone().unwrap_or_default(),
-        excluded: excluded(raw.lora_exclude_modules.as_deref())?,
         layers: layers(raw)?,
         rank_pattern: pairs("--lora-rank-pattern", raw.lora_rank_pattern.as_ref(), |text| {
             text.parse().ok().filter(|&rank| rank > 0)
@@ -39,17 +94,36 @@ pub(super) fn new(raw: &RawConfig, architecture: &Architecture) -> Result<Option
         alpha_pattern: pairs("--lora-alpha-pattern", raw.lora_alpha_pattern.as_ref(), |text| {
             text.parse().ok().filter(|alpha: &f32| alpha.is_finite())
         })?,
-        modules_to_save: raw.modules_to_save.clone().unwrap_or_default(),
         tokens: raw.trainable_token_indices.clone().map_or(TrainedTokens::None, TrainedTokens::Input),
+        ..Lora::default()
     };
     for (_, rank) in &lora.rank_pattern {
         within("--lora-rank-pattern", *rank)?;
     }
-    let forward = learned(raw, architecture)?.training(1, 1)?;
-    let lora = lora.with_stacked_targets(&forward)?;
-    lora.check_names(&forward)?;
-    lora.token_adapters(&forward)?;
-    Ok(Some(lora.with_plain_targets(&forward)?))
+    Ok(lora)
+}
+
+fn ia3(raw: &RawConfig, architecture: &Architecture) -> Result<Lora, TrainError> {
+    let usual = adapter_kind::keys_values_and_networks(architecture);
+    let feedforward = match &raw.feedforward_modules {
+        None => FeedForward::Names(usual.feedforward),
+        Some(words) => match written(words)? {
+            Written::Expression(pattern) => FeedForward::Pattern(pattern),
+            Written::Names(names) => FeedForward::Names(names),
+        },
+    };
+    let targets = targets(Some(raw.lora_target_modules.as_deref().unwrap_or(&usual.targets)))?;
+    Ok(Lora { kind: AdapterKind::Ia3(feedforward), targets, ..Lora::default() })
+}
+
+fn bottleneck(raw: &RawConfig, architecture: &Architecture) -> Result<Lora, TrainError> {
+    let rank = raw.bottleneck_size.unwrap_or(adapter_kind::BOTTLENECK_SIZE);
+    within("--bottleneck-size", rank)?;
+    let between = raw.non_linearity.as_deref().map_or(Ok(NonLinearity::default()), str::parse);
+    let kind = AdapterKind::Bottleneck(between.map_err(mistake)?);
+    let usual = adapter_kind::last_products(architecture);
+    let targets = targets(Some(raw.lora_target_modules.as_deref().unwrap_or(&usual)))?;
+    Ok(Lora { kind, rank, alpha: 1.0, targets, ..Lora::default() })
 }
 
 /// The model with the head that it is going to have; how many labels that has makes no difference to names.
@@ -74,9 +148,8 @@ fn written(words: &[String]) -> Result<Written, GraphError> {
 }
 
 /// Where only parameters are named, no module is meant.
-fn targets(raw: &RawConfig) -> Result<Targets, TrainError> {
-    match raw.lora_target_modules.as_deref() {
-        None if raw.lora_target_parameters.is_some() => Ok(Targets::Names(Vec::new())),
+fn targets(words: Option<&[String]>) -> Result<Targets, TrainError> {
+    match words {
         None => Ok(Targets::AllLinear),
         Some([one]) if one.eq_ignore_ascii_case("all-linear") => Ok(Targets::AllLinear),
         Some(words) => Ok(match written(words)? {
@@ -125,28 +198,9 @@ fn pairs<T>(
     pairs.map(|pairs| pairs.0.as_slice()).unwrap_or_default().iter().map(one).collect()
 }
 
-/// A setting of adapters beside their rank.
-fn beside_rank(raw: &RawConfig) -> Option<&'static str> {
-    let given = [
-        ("--lora-alpha", raw.lora_alpha.is_some()),
-        ("--lora-dropout", raw.lora_dropout.is_some()),
-        ("--use-rslora", raw.use_rslora.is_some()),
-        ("--lora-target-modules", raw.lora_target_modules.is_some()),
-        ("--lora-target-parameters", raw.lora_target_parameters.is_some()),
-        ("--lora-exclude-modules", raw.lora_exclude_modules.is_some()),
-        ("--lora-layers-to-transform", raw.lora_layers_to_transform.is_some()),
-        ("--lora-layers-pattern", raw.lora_layers_pattern.is_some()),
-        ("--lora-rank-pattern", raw.lora_rank_pattern.is_some()),
-        ("--lora-alpha-pattern", raw.lora_alpha_pattern.is_some()),
-        ("--modules-to-save", raw.modules_to_save.is_some()),
-        ("--trainable-token-indices", raw.trainable_token_indices.is_some()),
-    ];
-    given.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
-}
-
 /// Refuses settings of new adapters where one is given that has its own.
 pub(super) fn refuse_beside_adapter(raw: &RawConfig) -> Result<(), TrainError> {
-    match raw.lora_r.map(|_| "--lora-r").or(beside_rank(raw)) {
+    match adapter_kind::given(raw) {
         Some(flag) => Err(mistake(format!("--adapter has its own settings; leave out {flag}"))),
         None => Ok(()),
     }
@@ -154,7 +208,47 @@ pub(super) fn refuse_beside_adapter(raw: &RawConfig) -> Result<(), TrainError> {
 
 /// The settings that make these adapters again.
 pub(super) fn effective(lora: &Lora, raw: RawConfig) -> RawConfig {
-    let list = |names: Vec<String>| Some(names).filter(|names| !names.is_empty());
+    let raw = RawConfig {
+        lora_target_modules: Some(target_words(&lora.targets)),
+        lora_exclude_modules: list(match &lora.excluded {
+            Excluded::Names(names) => names.clone(),
+            Excluded::Pattern(pattern) => vec![pattern.text().to_owned()],
+        }),
+        modules_to_save: list(lora.modules_to_save.clone()),
+        ..raw
+    };
+    match &lora.kind {
+        AdapterKind::Prompt(vectors) | AdapterKind::Prefix(vectors) => RawConfig {
+            peft_type: Some(lora.kind.peft_type().to_lowercase()),
+            num_virtual_tokens: Some(vectors.count),
+            lora_target_modules: None,
+            ..raw
+        },
+        AdapterKind::Intrinsic(form) => RawConfig {
+            intrinsic_dimension: Some(form.dimension),
+            intrinsic_per_layer: Some(form.per_layer),
+            lora_target_modules: None,
+            ..raw
+        },
+        AdapterKind::LowRank | AdapterKind::Dora => effective_low_rank(lora, raw),
+        AdapterKind::Ia3(feedforward) => RawConfig {
+            peft_type: Some("ia3".to_owned()),
+            feedforward_modules: Some(match feedforward {
+                FeedForward::Names(names) => names.clone(),
+                FeedForward::Pattern(pattern) => vec![pattern.text().to_owned()],
+            }),
+            ..raw
+        },
+        AdapterKind::Bottleneck(between) => RawConfig {
+            peft_type: Some("bottleneck".to_owned()),
+            bottleneck_size: Some(lora.rank),
+            non_linearity: Some(between.name().to_owned()),
+            ..raw
+        },
+    }
+}
+
+fn effective_low_rank(lora: &Lora, raw: RawConfig) -> RawConfig {
     let layers = lora.layers.as_ref();
     let patterns = |layers: &LayerChoice| layers.patterns.iter().map(|p| p.text().to_owned()).collect();
     let ranks = lora.rank_pattern.iter().map(|(pattern, rank)| format!("{}={rank}", pattern.text()));
@@ -164,23 +258,22 @@ pub(super) fn effective(lora: &Lora, raw: RawConfig) -> RawConfig {
         lora_alpha: Some(shortest(lora.alpha)),
         lora_dropout: Some(shortest(lora.dropout)),
         use_rslora: Some(lora.rslora),
-        lora_target_modules: list(target_words(&lora.targets)),
+        use_dora: (lora.kind == AdapterKind::Dora).then_some(true),
         lora_target_parameters: list(lora.target_parameters.clone()),
-        lora_exclude_modules: list(match &lora.excluded {
-            Excluded::Names(names) => names.clone(),
-            Excluded::Pattern(pattern) => vec![pattern.text().to_owned()],
-        }),
         lora_layers_to_transform: layers.map(|layers| layers.numbers.clone()),
         lora_layers_pattern: layers.map(patterns).and_then(list),
         lora_rank_pattern: list(ranks.collect()).map(Pairs),
         lora_alpha_pattern: list(alphas.collect()).map(Pairs),
-        modules_to_save: list(lora.modules_to_save.clone()),
         trainable_token_indices: match &lora.tokens {
             TrainedTokens::Input(rows) => Some(rows.clone()),
             TrainedTokens::None | TrainedTokens::Modules(_) => None,
         },
         ..raw
     }
+}
+
+fn list(names: Vec<String>) -> Option<Vec<String>> {
+    Some(names).filter(|names| !names.is_empty())
 }
 
 fn target_words(targets: &Targets) -> Vec<String> {
@@ -196,11 +289,26 @@ pub(super) fn facts(lora: &Lora) -> Vec<(String, String)> {
     let settings = effective(lora, RawConfig::default());
     let joined = |words: Option<Vec<String>>| words.map(|words| words.join(","));
     let numbers = settings.lora_layers_to_transform.map(|numbers| format!("{numbers:?}"));
+    let low_rank = settings.peft_type.is_none() && settings.intrinsic_dimension.is_none();
+    let seed = match &lora.kind {
+        AdapterKind::Intrinsic(form) => Some(form.seed.to_string()),
+        _ => None,
+    };
+    let of_low_rank = |value: String| low_rank.then_some(value);
     let facts = [
-        ("lora_r", Some(lora.rank.to_string())),
-        ("lora_alpha", Some(lora.alpha.to_string())),
-        ("lora_dropout", Some(lora.dropout.to_string())),
-        ("use_rslora", Some(lora.rslora.to_string())),
+        ("peft_type", settings.peft_type.clone()),
+        ("feedforward_modules", joined(settings.feedforward_modules)),
+        ("bottleneck_size", settings.bottleneck_size.map(|size| size.to_string())),
+        ("non_linearity", settings.non_linearity),
+        ("num_virtual_tokens", settings.num_virtual_tokens.map(|count| count.to_string())),
+        ("intrinsic_dimension", settings.intrinsic_dimension.map(|dimension| dimension.to_string())),
+        ("intrinsic_per_layer", settings.intrinsic_per_layer.map(|own| own.to_string())),
+        ("seed of the subspace", seed),
+        ("lora_r", of_low_rank(lora.rank.to_string())),
+        ("lora_alpha", of_low_rank(lora.alpha.to_string())),
+        ("lora_dropout", of_low_rank(lora.dropout.to_string())),
+        ("use_rslora", of_low_rank(lora.rslora.to_string())),
+        ("use_dora", settings.use_dora.map(|dora| dora.to_string())),
         ("lora_target_modules", joined(settings.lora_target_modules)),
         ("lora_target_parameters", joined(settings.lora_target_parameters)),
         ("lora_exclude_modules", joined(settings.lora_exclude_modules)),

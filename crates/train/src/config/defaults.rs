@@ -3,6 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use plimsoll_model::Lora;
+use plimsoll_model::lora::AdapterKind;
+
 use super::{DataConfig, Origin};
 use crate::settings::RawConfig;
 
@@ -12,15 +15,28 @@ const EPOCHS: f64 = 3.0;
 const BETA2: f64 = 0.999;
 /// As in PEFT's guides: adapters begin at nothing and have further to go.
 const ADAPTER_LEARNING_RATE: f64 = 2e-4;
+/// As in PEFT's examples: a factor for each column has few numbers, and each moves little.
+const FACTOR_LEARNING_RATE: f64 = 8e-3;
+/// Likewise, for vectors before a text.
+const VECTOR_LEARNING_RATE: f64 = 3e-2;
+
+/// Each coordinate moves many weights at once, and the steps of few coordinates must add up.
+const SUBSPACE_LEARNING_RATE: f64 = 1e-3;
 
 /// The settings with the defaults that depend on the model filled in.
-pub(super) fn filled(raw: &RawConfig, origin: &Origin, adapted: bool, data: &DataConfig) -> RawConfig {
+pub(super) fn filled(raw: &RawConfig, origin: &Origin, lora: Option<&Lora>, data: &DataConfig) -> RawConfig {
     let mut raw = raw.clone();
     if let Some(rate) = raw.optim.as_deref().and_then(rate_without_gradients) {
         raw.learning_rate.get_or_insert(rate);
     }
     let Origin::Pretrained(model) = origin else { return raw };
-    raw.learning_rate.get_or_insert(if adapted { ADAPTER_LEARNING_RATE } else { LEARNING_RATE });
+    raw.learning_rate.get_or_insert(match lora.map(|lora| &lora.kind) {
+        None => LEARNING_RATE,
+        Some(AdapterKind::Ia3(_)) => FACTOR_LEARNING_RATE,
+        Some(AdapterKind::Prompt(_) | AdapterKind::Prefix(_)) => VECTOR_LEARNING_RATE,
+        Some(AdapterKind::Intrinsic(_)) => SUBSPACE_LEARNING_RATE,
+        Some(_) => ADAPTER_LEARNING_RATE,
+    });
     raw.lr_scheduler_type.get_or_insert_with(|| "linear".to_owned());
     raw.adam_beta2.get_or_insert(BETA2);
     raw.weight_decay.get_or_insert(0.0);

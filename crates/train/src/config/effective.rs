@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use plimsoll_graph::Precision;
-use plimsoll_plan::Tier;
+use plimsoll_plan::{RankLink, Tier};
 
 use super::bounds::{is_one, shortest};
 use super::{Config, DataConfig, Length, Origin, OutputConfig, Resume, Warmup, adapters, mixture, quantised};
@@ -78,10 +78,16 @@ impl Config {
             disk_space: budget_of(Tier::Disk).map(bytes),
             costs: self.costs.clone(),
             ranks: Some(options.ranks).filter(|&ranks| ranks > 1),
-            threads: Some(options.threads * options.ranks).filter(|&threads| threads > 0),
+            rank_link: options.rank_links.map(|links| link(links.within)),
+            node_link: options.rank_links.and_then(|links| links.between).map(|(between, _)| link(between)),
+            ranks_per_node: options.rank_links.and_then(|links| links.between).map(|(_, ranks)| ranks),
+            zero_stage: (options.ranks > 1).then(|| options.zero_stage.name().to_owned()),
+            ddp_timeout: (options.ranks > 1).then_some(self.rank_limit.as_secs()),
+            threads: Some(options.threads * options.ranks_here()).filter(|&threads| threads > 0),
             instructions: options.instructions.map(|instructions| instructions.to_string()),
             seed: Some(options.seed),
             full_determinism: Some(options.deterministic),
+            tf32: Some(options.tf32).filter(|&tf32| tf32),
             ..raw
         }
     }
@@ -102,6 +108,7 @@ impl Config {
             zo_eps: optimizer.kind.is_zeroth_order().then(|| shortest(optimizer.probe_size)),
             zo_directions: (optimizer.kind == OptimizerKind::Mezo).then_some(optimizer.directions),
             population: (optimizer.kind == OptimizerKind::Es).then_some(2 * optimizer.directions),
+            optim_args: (optimizer.kind == OptimizerKind::Apollo).then(|| optimizer.low_rank.to_string()),
             bf16: Some(self.options.precision == Precision::Bf16),
             weights_dtype: Some(storage.weights.name().to_owned()),
             gradients_dtype: Some(storage.gradients.name().to_owned()),
@@ -142,6 +149,11 @@ impl Config {
             ..raw
         }
     }
+}
+
+/// As it is typed.
+fn link(link: RankLink) -> String {
+    format!("{}B/s,{}s", link.rate, link.latency)
 }
 
 fn paths(data: &DataConfig) -> Option<Vec<String>> {

@@ -201,7 +201,7 @@ mod tests {
     fn settings_that_cannot_be_are_refused_with_a_way_out() {
         let none = RawConfig::default;
         let refused = |raw: &RawConfig| apply(raw, tiny()).unwrap_err().to_string();
-        for (raw, told) in [
+        for (raw, told) in vec![
             (RawConfig { num_experts_per_tok: Some(9), ..none() }, "the model has 8 experts; give 1 to 8"),
             (RawConfig { expert_capacity_factor: Some(0.0), ..none() }, "must be above 0, got 0"),
             (RawConfig { router_jitter_noise: Some(1.0), ..none() }, "at least 0 and below 1, got 1"),

@@ -5,6 +5,7 @@
 //! what to change. [`Config::effective`] writes the settings out again, so that a run can be repeated without its
 //! defaults.
 
+mod adapter_kind;
 mod adapters;
 mod bounds;
 mod data;
@@ -13,11 +14,14 @@ mod effective;
 mod facts;
 mod mixture;
 mod model;
+mod processes;
 mod quantised;
+mod rank_links;
 mod rules;
 mod target;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use plimsoll_devices::DeviceKind;
 use plimsoll_exec::Instructions;
@@ -33,8 +37,8 @@ use bounds::mistake;
 pub use data::{DataConfig, OpenedData, SampleConfig};
 pub use model::{LanguageModel, Origin};
 use rules::{
-    at_least_one, check_ranks, evaluation, instructions, learning_rate, length, options, output, resume,
-    saving, warmup,
+    at_least_one, check_ranks, evaluation, instructions, learning_rate, length, options, output, rank_limit,
+    resume, saving, tf32, warmup,
 };
 pub use target::Target;
 use target::{in_precision_of, offload};
@@ -148,6 +152,8 @@ pub struct Config {
     pub output: Option<OutputConfig>,
     /// Source of the times of ops; by default those measured on this machine.
     pub costs: Option<String>,
+    /// How long a rank waits for another.
+    pub rank_limit: Duration,
 }
 
 impl Config {
@@ -165,7 +171,7 @@ impl Config {
         let has_tokenizer = tokenizer.is_some() || matches!(origin, Origin::Pretrained(_));
         let data = data::data(raw, has_tokenizer)?;
         let target = Target::from_name(raw.device.as_deref())?;
-        let raw = &in_precision_of(defaults::filled(raw, &origin, lora.is_some(), &data), &target);
+        let raw = &in_precision_of(defaults::filled(raw, &origin, lora.as_ref(), &data), &target);
         let samples = data::samples(raw, &configuration.architecture)?;
         // Rows cut from text hold parts of several documents; made-up rows are one document each.
         let packed = match &data {
@@ -194,6 +200,7 @@ impl Config {
                 evaluate: evaluation.is_some(),
                 offload: offload(raw, &target)?,
                 instructions: instructions(raw, &target)?,
+                tf32: tf32(raw, &target)?,
                 ..options(raw)?
             },
             target,
@@ -209,6 +216,7 @@ impl Config {
             evaluation,
             output: output(raw)?,
             costs: raw.costs.clone(),
+            rank_limit: rank_limit(raw)?,
         };
         check_ranks(&config.options, &config.target)?;
         Ok(config)
@@ -414,6 +422,15 @@ mod tests {
         );
         assert_eq!(fault("adam_beta2 = 1.0"), "adam_beta2 must be at least 0 and below 1, got 1");
         assert_eq!(fault("adam_epsilon = 0"), "adam_epsilon must be a number above 0, got 0");
+        assert_eq!(
+            fault("optim_args = \"rank=4\""),
+            "optim_args is for optim apollo_adamw; other optimizers have settings of their own, such as adam_beta2 and \
+             momentum"
+        );
+        assert_eq!(
+            fault("optim = \"apollo_adamw\"\noptim_args = \"rank=0\""),
+            "optim_args has a rank of 0; it must be 1 to 65536"
+        );
         assert_eq!(fault("optim = \"sgd\"\nnesterov = true"), "nesterov needs a momentum greater than 0");
         assert_eq!(
             fault("data = [\"x\"]\neval_steps = 5"),

@@ -15,7 +15,9 @@ use crate::error::TrainError;
 use crate::files::{Loaded, ModelFormat, TOKENS, read_text, reads_bytes, refuse_links_elsewhere};
 use crate::optimizer::WeightStorage;
 use crate::planning::Model;
-use crate::pretrained::{AdapterFolder, Pretrained, adapter_form, configuration, move_rows, tokenizer};
+use crate::pretrained::{
+    AdapterFolder, Pretrained, adapter_form, configuration, prepare_adapters, tokenizer,
+};
 use crate::run::Run;
 use crate::settings::RawConfig;
 
@@ -43,22 +45,27 @@ pub struct LanguageModel {
 
 impl Model for LanguageModel {
     fn training(&self, rows: usize) -> Result<Graph, GraphError> {
-        adapted(self.architecture.training(rows, self.seq_len), self.lora.as_ref())
+        adapted(self.architecture.training(rows, self.positions()), self.lora.as_ref())
     }
 
     fn evaluation(&self, rows: usize) -> Result<Graph, GraphError> {
         let certain = self.lora.as_ref().map(Lora::without_dropout);
-        adapted(self.architecture.evaluation(rows, self.seq_len), certain.as_ref())
+        adapted(self.architecture.evaluation(rows, self.positions()), certain.as_ref())
     }
 
     fn generation(&self) -> Option<Result<Graph, GraphError>> {
         let certain = self.lora.as_ref().map(Lora::without_dropout);
-        let graph = self.generate.then(|| self.architecture.generation(self.seq_len))?;
+        let graph = self.generate.then(|| self.architecture.generation(self.positions()))?;
         Some(adapted(graph, certain.as_ref()))
     }
 }
 
 impl LanguageModel {
+    /// Positions of a graph before it is adapted: its tokens, and those of trained vectors before them.
+    fn positions(&self) -> usize {
+        self.seq_len + self.lora.as_ref().map_or(0, Lora::added_positions)
+    }
+
     /// The shape of the model and of its adapters, key by key as their files have them.
     pub(super) fn facts(&self) -> Vec<(String, String)> {
         // A file does not say whether documents are kept apart.
@@ -122,6 +129,14 @@ pub(super) fn resolve(raw: &RawConfig) -> Result<Resolved, TrainError> {
         }
         None => adapters::new(raw, &configuration.architecture)?,
     };
+    let vectors = lora.as_ref().map_or(0, Lora::virtual_tokens);
+    if let Some(longest) = longest.filter(|&longest| vectors > 0 && seq_len + vectors > longest) {
+        return Err(mistake(format!(
+            "--seq-len {seq_len} and {vectors} virtual tokens are more than the {longest} positions that `{name}` can read; \
+             give --seq-len {} or less",
+            longest.saturating_sub(vectors)
+        )));
+    }
     configuration.architecture = mixture::apply(raw, configuration.architecture)?;
     Ok(Resolved { name, configuration, origin, seq_len, lora, adapter })
 }
@@ -252,8 +267,8 @@ impl Config {
             loaded.absent.retain(|name| !adapter.config.lora.saves(name));
         }
         if let Some(lora) = &self.model.lora {
-            let tables = lora.token_adapters(&self.model.architecture.training(1, 1)?)?;
-            move_rows(run.engine_mut(), &tables, self.adapter.is_none())?;
+            let (forward, base) = (self.model.architecture.training(1, 1)?, self.options.quantised.as_ref());
+            prepare_adapters(run.engine_mut(), lora, &forward, base, self.adapter.is_none())?;
         }
         Ok(loaded)
     }

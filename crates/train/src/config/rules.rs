@@ -1,19 +1,22 @@
 //! The rules behind [`Config::check`](super::Config::check): the meaning of each group of settings, the settings that
 //! exclude each other, and the error for those.
 
+use std::time::Duration;
+
 use plimsoll_devices::{DeviceKind, GpuFiles};
-use plimsoll_exec::Instructions;
+use plimsoll_exec::{Instructions, LIMIT};
 use plimsoll_graph::Precision;
 use plimsoll_plan::Strategy;
 
 use super::bounds::{mistake, shortest, within};
 use super::data::files;
+use super::rank_links::rank_links;
 use super::{DataConfig, EvaluationConfig, Length, OutputConfig, Resume, SavingConfig, Target, Warmup};
 use crate::error::TrainError;
 use crate::memory::Size;
 use crate::optimizer::Update;
-use crate::optimizer::{FloatStorage, Optimizer, OptimizerKind, StateStorage, WeightStorage};
-use crate::planning::{Options, TrainOnly};
+use crate::optimizer::{FloatStorage, LowRank, Optimizer, OptimizerKind, StateStorage, WeightStorage};
+use crate::planning::{Options, TrainOnly, ZeroStage};
 use crate::settings::{RawConfig, Setting};
 use crate::trainer::Decay;
 use crate::trainer::EarlyStopping;
@@ -26,7 +29,12 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
     }
     let ranks = ranks(raw)?;
     // Ranks share the threads, at least one for each.
-    let threads = if ranks == 1 { threads } else { (plimsoll_devices::threads(threads) / ranks).max(1) };
+    let rank_links = rank_links(raw)?;
+    let threads = if ranks == 1 || rank_links.is_some() {
+        threads
+    } else {
+        (plimsoll_devices::threads(threads) / ranks).max(1)
+    };
     let memory = raw.memory.as_deref().filter(|&text| text != "auto");
     let memory = memory.map(str::parse::<Size>).transpose().map_err(mistake)?;
     let recompute = match (raw.recompute.as_deref(), raw.gradient_checkpointing) {
@@ -39,6 +47,9 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         memory: memory.map(|size| size.bytes),
         global_batch,
         ranks,
+        processes_here: None,
+        rank_links,
+        zero_stage: raw.zero_stage.as_deref().map_or(Ok(ZeroStage::Auto), str::parse).map_err(mistake)?,
         micro_batch,
         recompute,
         offload: None,
@@ -51,6 +62,7 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
         device: DeviceKind::Cpu,
         gpu: GpuFiles::default(),
         deterministic: raw.full_determinism == Some(true),
+        tf32: false,
         threads,
         instructions: None,
         evaluate: false,
@@ -61,7 +73,7 @@ pub(super) fn options(raw: &RawConfig) -> Result<Options, TrainError> {
 /// The parameters that are trained, by patterns for their names.
 fn train_only(raw: &RawConfig) -> Result<Option<TrainOnly>, TrainError> {
     let Some(expressions) = &raw.train_only else { return Ok(None) };
-    if raw.lora_r.is_some() || raw.adapter.is_some() {
+    if raw.lora_r.is_some() || raw.peft_type.is_some() || raw.adapter.is_some() {
         return Err(mistake(
             "--train-only chooses among the model's own weights, which adapters leave alone; give --modules-to-save for \
              modules that are trained beside adapters",
@@ -78,6 +90,15 @@ pub(super) fn instructions(raw: &RawConfig, target: &Target) -> Result<Option<In
         return Err(mistake(format!("--instructions is for the processor; leave it out for {device}")));
     }
     Ok(Some(name.parse::<Instructions>().map_err(mistake)?.checked().map_err(mistake)?))
+}
+
+/// Whether a GPU multiplies f32 operands in tf32.
+pub(super) fn tf32(raw: &RawConfig, target: &Target) -> Result<bool, TrainError> {
+    let asked = raw.tf32 == Some(true);
+    if asked && *target == Target::Cpu {
+        return Err(mistake("--tf32 is for a GPU: leave it out, or write --device cuda"));
+    }
+    Ok(asked)
 }
 
 /// The element types of weights, gradients and moments. With bf16 between nodes, products also read weights in bf16,
@@ -129,9 +150,22 @@ fn optimizer(raw: &RawConfig) -> Result<Optimizer, TrainError> {
         max_grad_norm,
         directions: directions(raw, kind)?.unwrap_or(default.directions),
         probe_size: rate(raw.zo_eps, default.probe_size),
+        low_rank: low_rank(raw, kind)?.unwrap_or_default(),
     };
     optimizer.check().map_err(|why| mistake(beginning_with_a_flag(&why)))?;
     Ok(optimizer)
+}
+
+/// How gradients are projected, as stated.
+fn low_rank(raw: &RawConfig, kind: OptimizerKind) -> Result<Option<LowRank>, TrainError> {
+    let Some(text) = &raw.optim_args else { return Ok(None) };
+    if kind != OptimizerKind::Apollo {
+        return Err(mistake(
+            "--optim-args is for --optim apollo_adamw; other optimizers have settings of their own, such as \
+             --adam-beta2 and --momentum",
+        ));
+    }
+    text.parse().map(Some).map_err(|why: String| mistake(beginning_with_a_flag(&why)))
 }
 
 /// Directions of a step without gradients, as stated for either of its methods.
@@ -162,6 +196,8 @@ fn beginning_with_a_flag(why: &str) -> String {
 
 /// The most ranks that one process has: each has threads, an arena and a stack.
 const MOST_RANKS: usize = 64;
+/// The most ranks that are planned for.
+const MOST_PLANNED_RANKS: usize = 1 << 16;
 /// Default sequences of a step, and of a micro-batch where only the accumulation is given.
 const USUAL_BATCH: usize = 8;
 
@@ -228,13 +264,18 @@ pub(super) fn batch(raw: &RawConfig) -> Result<(usize, Option<usize>), TrainErro
 
 /// Ranks that train together.
 fn ranks(raw: &RawConfig) -> Result<usize, TrainError> {
+    let most = if raw.rank_link.is_some() { MOST_PLANNED_RANKS } else { MOST_RANKS };
     match raw.ranks.unwrap_or(1) {
         0 => Err(mistake("--ranks must be at least 1")),
-        ranks if ranks > MOST_RANKS => {
-            Err(mistake(format!("--ranks must be at most {MOST_RANKS}, got {ranks}")))
-        }
+        ranks if ranks > most => Err(mistake(format!("--ranks must be at most {most}, got {ranks}"))),
         ranks => Ok(ranks),
     }
+}
+
+/// How long a rank waits for another.
+pub(super) fn rank_limit(raw: &RawConfig) -> Result<Duration, TrainError> {
+    let seconds = raw.ddp_timeout.unwrap_or(LIMIT.as_secs());
+    Ok(Duration::from_secs(at_least_one("--ddp-timeout", seconds)?))
 }
 
 /// Refuses ranks where they cannot work yet.
@@ -243,7 +284,8 @@ pub(super) fn check_ranks(options: &Options, target: &Target) -> Result<(), Trai
     if ranks == 1 {
         return Ok(());
     }
-    if *target != Target::Cpu {
+    let elsewhere = options.rank_links.is_some() && matches!(target, Target::Described { .. });
+    if *target != Target::Cpu && !elsewhere {
         let device = target.name();
         return Err(mistake(format!(
             "--ranks {ranks} are threads of this machine's processor; leave --ranks out for {device}"

@@ -7,11 +7,14 @@
 //! Weights that bitsandbytes has quantised before are copied as they are.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 
-use plimsoll_exec::Engine;
 use plimsoll_exec::init;
-use plimsoll_exec::quantised::{encode_int8, encode_nf4, encode_scales};
+use plimsoll_exec::quantised::{
+    decode_int8, decode_nf4, decode_scale, encode_int8, encode_nf4, encode_scales,
+};
+use plimsoll_exec::{Engine, ExecError};
 use plimsoll_graph::Graph;
 use plimsoll_graph::op::{NF4_BLOCK, NF4_SECOND_BLOCK, Quantised};
 use plimsoll_model::hf::StoredName;
@@ -217,6 +220,61 @@ impl QuantisedBase {
             reading::step();
         }
         self.write_scales(engine, layer, &scales)
+    }
+
+    /// Numbers of whole rows of a weight `(out, columns)` in the arena, from row `first` on, as its readers get them.
+    ///
+    /// # Errors
+    ///
+    /// When the engine has no such ranges.
+    pub(crate) fn read_rows(
+        &self,
+        engine: &Engine,
+        weight: &str,
+        columns: usize,
+        first: usize,
+        numbers: &mut [f32],
+    ) -> Result<(), ExecError> {
+        let (int8, rows) = (self.form == Quantised::Int8, numbers.len() / columns.max(1));
+        let mut codes = vec![0; if int8 { numbers.len() } else { numbers.len() / 2 }];
+        let per_row = codes.len() / rows.max(1);
+        engine.read_state_bytes(weight, (first * per_row) as u64, &mut codes)?;
+        if int8 {
+            let mut scales = vec![0.0; rows];
+            engine.read_state(&format!("{weight}.SCB"), first, &mut scales)?;
+            let rows = codes.chunks_exact(columns).zip(numbers.chunks_exact_mut(columns));
+            rows.zip(scales).for_each(|((codes, numbers), scale)| decode_int8(codes, scale, numbers));
+            return Ok(());
+        }
+        let blocks = first * columns / NF4_BLOCK..(first + rows) * columns / NF4_BLOCK;
+        decode_nf4(&codes, self.read_scales(engine, weight, blocks)?, numbers);
+        Ok(())
+    }
+
+    /// The scales of some blocks of 4-bit codes in the arena.
+    fn read_scales(
+        &self,
+        engine: &Engine,
+        weight: &str,
+        blocks: Range<usize>,
+    ) -> Result<Vec<f32>, ExecError> {
+        let absmax = format!("{weight}.absmax");
+        let mut scales = vec![0.0; blocks.len()];
+        if self.form == Quantised::Nf4 {
+            engine.read_state(&absmax, blocks.start, &mut scales)?;
+            return Ok(scales);
+        }
+        let mut codes = vec![0; blocks.len()];
+        engine.read_state_bytes(&absmax, blocks.start as u64, &mut codes)?;
+        let begin = blocks.start / NF4_SECOND_BLOCK;
+        let mut second = vec![0.0; blocks.end.div_ceil(NF4_SECOND_BLOCK) - begin];
+        engine.read_state(&format!("{weight}.nested_absmax"), begin, &mut second)?;
+        let mut offset = [0.0];
+        engine.read_state(&format!("{weight}.nested_offset"), 0, &mut offset)?;
+        for ((block, scale), code) in blocks.zip(&mut scales).zip(codes) {
+            *scale = decode_scale(code, second[block / NF4_SECOND_BLOCK - begin], offset[0]);
+        }
+        Ok(scales)
     }
 
     /// Codes of whole rows; their scales are added to `scales`.

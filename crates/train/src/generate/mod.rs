@@ -14,7 +14,7 @@ use plimsoll_plan::{Costed, Program, Role, Scratch, SearchError, Strategy, plan}
 use crate::error::TrainError;
 use crate::files::QuantisedBase;
 use crate::memory::{self, Budget};
-use crate::pretrained::{AdapterFolder, Pretrained, move_rows};
+use crate::pretrained::{AdapterFolder, Pretrained, prepare_adapters};
 use crate::run::held;
 pub use generation_config::GenerationConfig;
 pub use sampling::Sampling;
@@ -42,7 +42,8 @@ impl Generator {
         budget: &Budget,
         device: Box<dyn Device>,
     ) -> Result<Generator, TrainError> {
-        let graph = model.configuration.architecture.generation(length)?;
+        let vectors = adapter.map_or(0, |adapter| adapter.config.lora.added_positions());
+        let graph = model.configuration.architecture.generation(length + vectors)?;
         let saves = |name: &str| adapter.is_some_and(|adapter| adapter.config.lora.saves(name));
         let base = model.quantised_base(model.quantise, &graph, Vec::new(), saves)?;
         let graph = match adapter {
@@ -64,8 +65,7 @@ impl Generator {
         if let Some(adapter) = adapter {
             adapter.load(&mut engine, parameters())?;
             let training = adapter.configuration.architecture.training(1, 1)?;
-            let tables = adapter.config.lora.token_adapters(&training)?;
-            move_rows(&mut engine, &tables, false)?;
+            prepare_adapters(&mut engine, &adapter.config.lora, &training, base.as_ref(), false)?;
         }
         Ok(Generator {
             engine,

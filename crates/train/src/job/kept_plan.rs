@@ -35,6 +35,7 @@ fn settings_of(config: &Config) -> String {
         instructions: all.instructions,
         threads: all.threads,
         ranks: all.ranks,
+        zero_stage: all.zero_stage,
         update: all.update,
         ..RawConfig::default()
     };

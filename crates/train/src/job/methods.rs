@@ -9,9 +9,9 @@ use plimsoll_plan::{SearchError, Searcher};
 
 use super::summary::DeviceFacts;
 use crate::config::Config;
-use crate::error::TrainError;
+use crate::error::{Alternative, TrainError};
 use crate::memory::Budget;
-use crate::planning::{Programs, forward, plan_alone};
+use crate::planning::{Programs, fits_within, forward, plan_alone};
 use crate::settings::RawConfig;
 
 /// A way to train.
@@ -21,55 +21,87 @@ pub struct Method {
     pub name: &'static str,
     /// The quality that its authors report, with the source.
     pub quality: &'static str,
-    /// Whether adapters are trained in place of the model's weights.
-    adapters: bool,
+    /// The adapters that are trained in place of the model's weights, if any are.
+    adapters: Option<NewAdapters>,
     /// Whether the frozen weights are in 4 bits.
     in_four_bits: bool,
     /// The optimizer where the method is one.
     optim: Option<&'static str>,
 }
 
+/// Adapters of a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NewAdapters {
+    Lora,
+    Dora,
+    Bottleneck,
+}
+
+impl NewAdapters {
+    fn flags(self) -> String {
+        match self {
+            NewAdapters::Lora => format!("--lora-r {RANK}"),
+            NewAdapters::Dora => format!("--lora-r {RANK} --use-dora"),
+            NewAdapters::Bottleneck => "--peft-type bottleneck".to_owned(),
+        }
+    }
+}
+
 /// All methods, the costliest first.
-pub const METHODS: [Method; 6] = [
+pub const METHODS: [Method; 8] = [
     Method {
         name: "full",
         quality: "the yardstick of the others",
-        adapters: false,
+        adapters: None,
         in_four_bits: false,
         optim: None,
     },
     Method {
         name: "LoRA",
         quality: "on a par with full fine-tuning of RoBERTa, DeBERTa, GPT-2 and GPT-3 (Hu et al., 2021)",
-        adapters: true,
+        adapters: Some(NewAdapters::Lora),
+        in_four_bits: false,
+        optim: None,
+    },
+    Method {
+        name: "DoRA",
+        quality: "3.4 points over LoRA's mean of eight commonsense tasks, LLaMA-7B (Liu et al., 2024)",
+        adapters: Some(NewAdapters::Dora),
+        in_four_bits: false,
+        optim: None,
+    },
+    Method {
+        name: "bottleneck",
+        quality: "within 0.4 % of full fine-tuning of BERT on GLUE (Houlsby et al., 2019)",
+        adapters: Some(NewAdapters::Bottleneck),
         in_four_bits: false,
         optim: None,
     },
     Method {
         name: "QLoRA",
         quality: "as LoRA over 16 bits, in benchmarks up to 65B (Dettmers et al., 2023)",
-        adapters: true,
+        adapters: Some(NewAdapters::Lora),
         in_four_bits: true,
         optim: None,
     },
     Method {
         name: "zeroth order",
         quality: "within 1 % of full fine-tuning on 7 of 11 tasks of OPT-13B, over many more steps (Malladi et al., 2023)",
-        adapters: false,
+        adapters: None,
         in_four_bits: false,
         optim: Some("mezo"),
     },
     Method {
         name: "evolution",
         quality: "near reinforcement learning's on Atari and MuJoCo, with more data (Salimans et al., 2017)",
-        adapters: false,
+        adapters: None,
         in_four_bits: false,
         optim: Some("es"),
     },
     Method {
         name: "zeroth order, QLoRA",
         quality: "MeZO reports adapters near full weights; over 4 bits we know of no report",
-        adapters: true,
+        adapters: Some(NewAdapters::Lora),
         in_four_bits: true,
         optim: Some("mezo"),
     },
@@ -81,7 +113,7 @@ const RANK: usize = 16;
 impl Method {
     /// Flags that ask for it.
     pub fn flags(&self) -> String {
-        let adapters = self.adapters.then(|| format!("--lora-r {RANK}"));
+        let adapters = self.adapters.map(NewAdapters::flags);
         let bits = self.in_four_bits.then(|| "--load-in-4bit".to_owned());
         let optim = self.optim.map(|name| format!("--optim {name}"));
         [adapters, bits, optim].into_iter().flatten().collect::<Vec<_>>().join(" ")
@@ -89,25 +121,35 @@ impl Method {
 
     /// The user's settings with this method in place of theirs.
     pub fn settings(&self, raw: &RawConfig) -> RawConfig {
+        let low_rank = matches!(self.adapters, Some(NewAdapters::Lora | NewAdapters::Dora));
         let zeroth = |name: &String| matches!(name.as_str(), "mezo" | "es");
         let own = raw.optim.as_ref().filter(|name| !zeroth(name)).cloned();
         RawConfig {
-            lora_r: self.adapters.then(|| raw.lora_r.unwrap_or(RANK)),
+            peft_type: (self.adapters == Some(NewAdapters::Bottleneck)).then(|| "bottleneck".to_owned()),
+            lora_r: low_rank.then(|| raw.lora_r.unwrap_or(RANK)),
+            use_dora: (self.adapters == Some(NewAdapters::Dora)).then_some(true),
+            feedforward_modules: None,
+            bottleneck_size: None,
+            non_linearity: None,
+            num_virtual_tokens: None,
+            intrinsic_dimension: None,
+            intrinsic_per_layer: None,
             load_in_4bit: self.in_four_bits.then_some(true),
             load_in_8bit: None,
             bnb_4bit_quant_type: raw.bnb_4bit_quant_type.clone().filter(|_| self.in_four_bits),
             bnb_4bit_use_double_quant: raw.bnb_4bit_use_double_quant.filter(|_| self.in_four_bits),
             llm_int8_skip_modules: raw.llm_int8_skip_modules.clone().filter(|_| self.in_four_bits),
-            train_only: raw.train_only.clone().filter(|_| !self.adapters),
+            train_only: raw.train_only.clone().filter(|_| self.adapters.is_none()),
             optim: self.optim.map(str::to_owned).or(own),
             update: raw.update.clone().filter(|_| self.optim.is_none()),
+            optim_args: raw.optim_args.clone().filter(|_| self.optim.is_none()),
             zo_eps: raw.zo_eps.filter(|_| self.optim.is_some()),
             zo_directions: raw.zo_directions.filter(|_| self.optim == Some("mezo")),
             population: raw.population.filter(|_| self.optim == Some("es")),
             learning_rate: None,
             momentum: raw.momentum.filter(|_| self.optim.is_none()),
             nesterov: raw.nesterov.filter(|_| self.optim.is_none()),
-            ..without_adapters(raw, self.adapters)
+            ..without_adapters(raw, low_rank)
         }
     }
 }
@@ -218,6 +260,42 @@ fn figures(config: &Config, facts: DeviceFacts<'_>, budget: Budget) -> Result<Me
     });
     let least = plan.map_or(least, |plan| least.min(plan.process_bytes - budget.outside));
     Ok(MethodFigures { trained: trained(config)?, least_bytes: least + budget.outside, plan })
+}
+
+/// Methods that are proposed where full training does not fit; the others are variants of these.
+const PROPOSED: [&str; 3] = ["LoRA", "QLoRA", "zeroth order"];
+
+/// Adds the methods that fit to the error about a budget, for a run that trains every weight by gradients. Each is planned
+/// for that budget before it is named.
+pub fn propose_methods(error: TrainError, config: &Config, facts: DeviceFacts<'_>) -> TrainError {
+    let TrainError::Budget { budget, smallest, hints, mut alternatives, lacking } = error else {
+        return error;
+    };
+    let full = config.model.lora.is_none() && !config.options.optimizer.kind.is_zeroth_order();
+    if full && budget.arena() > 0 {
+        let raw = config.effective();
+        let proposed = METHODS.iter().filter(|method| PROPOSED.contains(&method.name));
+        alternatives.extend(proposed.filter_map(|method| method.proposal(&raw, config, facts, &budget)));
+    }
+    TrainError::Budget { budget, smallest, hints, alternatives, lacking }
+}
+
+impl Method {
+    /// The method as another way of asking, if it fits.
+    fn proposal(
+        &self,
+        raw: &RawConfig,
+        opened: &Config,
+        facts: DeviceFacts<'_>,
+        budget: &Budget,
+    ) -> Option<Alternative> {
+        let mut config = Config::check(&self.settings(raw)).ok()?;
+        config.settle_like(opened).ok()?;
+        let fits = fits_within(&config.model, facts, &config.options, budget).ok()?;
+        let (name, trained) = (self.name, trained(&config).ok()?);
+        let why = format!("{name}, which trains {trained} parameters; `plan --methods` compares them");
+        fits.then(|| Alternative { flags: self.flags(), why })
+    }
 }
 
 /// Parameters that the configuration trains.

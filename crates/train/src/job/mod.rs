@@ -17,13 +17,17 @@
 mod device;
 mod disk_speed;
 mod environment;
+mod follower;
+mod intrinsic;
 mod kept_plan;
 mod methods;
 mod notes;
 mod other_ranks;
+mod processes;
 mod profile;
 mod records;
 mod run_folder;
+mod scaling;
 mod session;
 mod summary;
 mod summary_json;
@@ -33,8 +37,9 @@ mod watch;
 use std::cell::RefCell;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
-use plimsoll_exec::Device;
+use plimsoll_exec::{Communicator, Device};
 use plimsoll_graph::Graph;
 use plimsoll_plan::Facts;
 
@@ -47,12 +52,15 @@ use crate::planning::plan_from_file;
 use crate::planning::{Planned, budget_for, plan_for, plan_within};
 pub use device::OpenedDevice;
 pub use environment::{Environment, NamedModel};
-pub use methods::{METHODS, Method, MethodFigures, MethodPlan, MethodRow, methods};
+pub use intrinsic::{IntrinsicCurve, IntrinsicStep};
+pub use methods::{METHODS, Method, MethodFigures, MethodPlan, MethodRow, methods, propose_methods};
 pub use notes::Note;
+pub use processes::follow;
 pub use profile::{Profile, ProfileLine};
 pub use records::class_of;
 use run_folder::RunFolder;
 pub use run_folder::{BetterStep, DiskNeed, Finished};
+pub use scaling::{ScalingFigures, ScalingRow, scaling};
 pub use session::Session;
 pub use summary::{DeviceFacts, Questions, Summary};
 pub use times::{TimesFile, read_costs};
@@ -67,6 +75,8 @@ pub struct Job<'w> {
     folder: Option<RunFolder>,
     device: Option<OpenedDevice>,
     pause: Option<u64>,
+    /// Rank 0's end, where the other ranks are processes.
+    world: Option<Arc<dyn Communicator>>,
     notes: Vec<Note>,
     watch: Box<dyn Watch + 'w>,
 }
@@ -149,13 +159,36 @@ impl<'w> Job<'w> {
             notes.push(Note::NothingToShow);
         }
         let environment = environment.clone();
-        Ok(Job { config, environment, data, tokenised, folder, device: None, pause: None, notes, watch })
+        Ok(Job {
+            config,
+            environment,
+            data,
+            tokenised,
+            folder,
+            device: None,
+            pause: None,
+            world: None,
+            notes,
+            watch,
+        })
     }
 
     /// Ends the run after `steps` steps, though it is planned for more; it can be resumed.
     #[must_use]
     pub fn pause_after(self, steps: Option<u64>) -> Job<'w> {
         Job { pause: steps, ..self }
+    }
+
+    /// Makes this process rank 0 of several, once all of them compare equal in program, settings and data. The others
+    /// [follow].
+    ///
+    /// # Errors
+    ///
+    /// When a rank differs, with the difference, or a rank fails.
+    pub fn lead(&mut self, world: Arc<dyn Communicator>) -> Result<(), TrainError> {
+        processes::agree(&self.config, &self.data.train, &*world)?;
+        self.world = Some(world);
+        Ok(())
     }
 
     /// The fastest plan inside the budget. A run that resumes keeps the plan of its checkpoint. If that plan no longer
@@ -173,9 +206,12 @@ impl<'w> Job<'w> {
 
     fn plan_on(&mut self, device: &dyn Device) -> Result<Planned, TrainError> {
         self.watch.hear(Stage::Planning);
-        let planned = match self.kept_plan(device) {
-            Some(planned) => planned,
-            None => self.search(device)?,
+        let planned = if let Some(planned) = self.kept_plan(device) {
+            planned
+        } else {
+            let planned = self.search(device);
+            planned
+                .map_err(|error| propose_methods(error, &self.config, &|graph: &Graph| device.facts(graph)))?
         };
         if self.folder.is_some() {
             self.keep_plan(&planned.to_file());

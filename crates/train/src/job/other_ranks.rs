@@ -1,21 +1,23 @@
-//! The ranks of a job other than rank 0: threads of this process, each with a device, an arena and data of its own.
+//! The ranks of a job other than rank 0: threads of this process, or other processes, each with a device, an arena and data of
+//! its own.
 //!
 //! Rank 0 is the session itself. The others start with its plan, receive its state, and take the steps that it tells of. They
-//! open the data again, because each reads its own rows.
+//! open the data again, because each reads its own rows; and the checkpoint, if each keeps its own part of the moments.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use plimsoll_exec::{Communicator, Device, LIMIT, thread_ranks};
+use plimsoll_exec::{Communicator, Device, thread_ranks};
 
+use super::follower::Follower;
+use super::processes::hand_out;
 use crate::config::Config;
-use crate::data::{Batches, Source};
 use crate::error::TrainError;
 use crate::planning::Planned;
-use crate::run::Run;
-use crate::trainer::{Lr, Trainer, dismiss};
+use crate::trainer::dismiss;
 
-/// Threads that follow rank 0. Dropped, it tells them of the end and waits for them.
+/// Ranks that follow rank 0. Dropped, it tells them of the end, and waits for those that are threads.
 #[derive(Debug)]
 pub(super) struct OtherRanks {
     /// Rank 0's end.
@@ -24,34 +26,50 @@ pub(super) struct OtherRanks {
 }
 
 impl OtherRanks {
-    /// The ends of all ranks, which rank 0's device has joined; none for a run alone.
+    /// The ends of all ranks of this process, of which rank 0's device has joined the first; none for a run alone. `processes`
+    /// is rank 0's end where the others are processes.
     pub(super) fn world(
         config: &Config,
+        processes: Option<Arc<dyn Communicator>>,
         device: &mut dyn Device,
     ) -> Result<Vec<Arc<dyn Communicator>>, TrainError> {
+        if config.options.rank_links.is_some() {
+            return Err(TrainError::Config(
+                "--rank-link describes ranks that are not here; leave it out to train, or ask `plan`".into(),
+            ));
+        }
         if config.options.ranks < 2 {
             return Ok(Vec::new());
         }
-        let world = thread_ranks(config.options.ranks, LIMIT)?;
+        let world = match processes {
+            Some(end) => vec![end],
+            None => thread_ranks(config.options.ranks, config.rank_limit)?,
+        };
         device.join(Arc::clone(&world[0]))?;
         Ok(world)
     }
 
-    /// Starts a thread for every rank but the first.
+    /// Starts a thread for every rank but the first; `resumed` is the folder of the checkpoint that the run goes on from.
     pub(super) fn start(
         config: &Config,
         planned: &Planned,
+        resumed: Option<&Path>,
         world: Vec<Arc<dyn Communicator>>,
     ) -> Result<Option<OtherRanks>, TrainError> {
         let mut ends = world.into_iter();
         let Some(first) = ends.next() else { return Ok(None) };
         let mut ranks = OtherRanks { world: first, threads: Vec::new() };
+        if ranks.world.ranks_in_process() == 1 {
+            hand_out(planned, resumed, &*ranks.world)?;
+        }
         for end in ends {
             let source = config.clone().open_data(&mut |_| ())?.train;
             let device = config.options.plain_device()?;
-            let follower = Follower { config: config.clone(), planned: planned.clone(), source, device, end };
+            let resumed = resumed.map(Path::to_owned);
+            let (config, planned) = (config.clone(), planned.clone());
+            let follower = Follower { config, planned, source, device, resumed, end };
             let name = format!("plimsoll-follow-{}", follower.end.rank());
-            let thread = thread::Builder::new().name(name).spawn(move || follower.run());
+            let thread = thread::Builder::new().name(name).spawn(move || drop(follower.run()));
             let refused = |error| TrainError::Output(format!("cannot start a thread for a rank: {error}"));
             ranks.threads.push(thread.map_err(refused)?);
         }
@@ -62,45 +80,20 @@ impl OtherRanks {
 impl OtherRanks {
     /// The number of ranks besides rank 0.
     pub(super) fn count(&self) -> usize {
-        self.threads.len()
+        self.world.ranks() - 1
     }
 }
 
 impl Drop for OtherRanks {
     fn drop(&mut self) {
         // Ranks in the middle of a step, which rank 0 did not end, find out by this word that it will not come.
-        let _ = dismiss(&*self.world);
+        if dismiss(&*self.world).is_ok() {
+            self.world.part();
+        }
         self.world.leave("the run is over");
         for thread in self.threads.drain(..) {
-            // Whatever ended it was the error of rank 0 too.
+            // If this rank failed, rank 0 has already returned the same error.
             let _ = thread.join();
-        }
-    }
-}
-
-/// Everything that one rank begins with.
-struct Follower {
-    config: Config,
-    planned: Planned,
-    source: Source,
-    device: Box<dyn Device>,
-    end: Arc<dyn Communicator>,
-}
-
-impl Follower {
-    fn run(self) {
-        let Follower { config, planned, source, device, end } = self;
-        let started = Run::start_rank(device, planned, config.options.seed, &end);
-        let result = started.and_then(|run| {
-            let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());
-            let lr: Lr = config.lr(batches.steps_per_epoch())?;
-            let mut trainer = Trainer::new(run, batches, lr);
-            let followed = trainer.share_state().and_then(|()| trainer.follow());
-            // Before the trainer is dropped, so that the others hear this reason first.
-            followed.inspect_err(|error| end.leave(&error.to_string()))
-        });
-        if let Err(error) = result {
-            end.leave(&error.to_string());
         }
     }
 }

@@ -42,22 +42,28 @@ impl Session {
     ///
     /// The first fault of a step.
     pub fn profile(&mut self, steps: usize) -> Result<Profile, TrainError> {
-        let trainer = self.trainer_mut();
-        trainer.step()?;
+        self.take(1)?;
         let begin = Instant::now();
-        for _ in 0..steps {
-            trainer.step()?;
-        }
-        let step_seconds = begin.elapsed().as_secs_f64() / steps as f64;
-        trainer.run_mut().engine_mut().time_actions();
-        for _ in 0..steps {
-            trainer.step()?;
-        }
+        let whole = self.take(steps)?;
+        let step_seconds = begin.elapsed().as_secs_f64() / whole;
+        self.trainer_mut().run_mut().engine_mut().time_actions();
+        let whole = self.take(steps)?;
         let predicted_seconds = self.summary().planned.choice.step_seconds();
-        Ok(Profile { step_seconds, predicted_seconds, lines: self.lines(steps)? })
+        Ok(Profile { step_seconds, predicted_seconds, lines: self.lines(whole)? })
     }
 
-    fn lines(&self, steps: usize) -> Result<Vec<ProfileLine>, TrainError> {
+    /// Takes steps; returns how many whole global batches they were. The last batch of an epoch may be smaller.
+    fn take(&mut self, steps: usize) -> Result<f64, TrainError> {
+        let config = self.config();
+        let whole = (config.options.global_batch * config.model.seq_len) as f64;
+        let mut tokens = 0;
+        for _ in 0..steps {
+            tokens += self.trainer_mut().step()?.tokens;
+        }
+        Ok(tokens as f64 / whole)
+    }
+
+    fn lines(&self, steps: f64) -> Result<Vec<ProfileLine>, TrainError> {
         let choice = &self.summary().planned.choice;
         let graph = &choice.program.train.graph;
         let cost = |node: &Node| work(&node.op, &graph.input_types(node), &graph.output_types(node));
@@ -68,7 +74,7 @@ impl Session {
             for (action, seconds) in schedule.actions.iter().zip(seconds) {
                 let Action::Run { node, .. } = action else { continue };
                 let (op, cost) = (graph.signature(graph.node(*node)), cost(graph.node(*node)));
-                let runs = seconds.len() as f64 / steps as f64;
+                let runs = seconds.len() as f64 / steps;
                 let line = lines.entry(op.clone()).or_insert(ProfileLine {
                     op,
                     calls: 0,
@@ -77,7 +83,7 @@ impl Session {
                     bytes: 0.0,
                 });
                 line.calls += runs.round() as usize;
-                line.seconds += seconds.iter().sum::<f64>() / steps as f64;
+                line.seconds += seconds.iter().sum::<f64>() / steps;
                 line.matmul_flops += runs * cost.matmul_flops;
                 line.bytes += runs * cost.bytes;
             }

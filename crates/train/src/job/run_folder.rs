@@ -184,10 +184,16 @@ impl RunFolder {
         Ok(folder)
     }
 
+    /// The checkpoint that the run goes on from, if there is one.
+    pub(super) fn resumed_from(&self) -> Option<&Path> {
+        self.from.as_ref().map(|from| &*from.path)
+    }
+
     /// The room that the rest of the run, up to `steps`, takes on the disk. Refuses to begin where the space is missing.
     pub(super) fn disk_need(&self, config: &Config, run: &Run, steps: u64) -> Result<DiskNeed, TrainError> {
         let model: u64 = run.parameters(self.form.frozen).map(|(_, ty)| ty.bytes() as u64).sum();
-        let moments = run.states_of(|kind| kind == StateKind::Moment).map(|(_, ty)| ty.bytes() as u64);
+        let moments = run.states_of(|kind| kind == StateKind::Moment);
+        let moments = moments.map(|(name, ty)| run.whole_type(name).unwrap_or(ty).bytes() as u64);
         let each = model + moments.sum::<u64>();
         let checkpoints = self.more_checkpoints(config, run.steps(), steps)?;
         let all = checkpoints.saturating_mul(each).saturating_add(model);

@@ -67,7 +67,7 @@ impl Session {
         job.watch.hear(Stage::Working);
         let ceiling = ceiling(&summary, &*device, &job.config.options)?;
         let (mut planned, seed) = (summary.planned.clone(), job.config.options.seed);
-        let world = OtherRanks::world(&job.config, &mut *device)?;
+        let world = OtherRanks::world(&job.config, job.world.take(), &mut *device)?;
         let mut run = Run::start_or_replan(device, &mut planned, seed, |device| job.plan_on(device))?;
         if let Some(communicator) = world.first() {
             run.join(communicator);
@@ -93,7 +93,8 @@ impl Session {
         let folder = folder.map(|folder| folder.resume(&config, &mut trainer, &mut notes)).transpose()?;
         watch.hear(Stage::Working);
         // The other ranks take their memory only now: while files are read, a guard may watch that of the process.
-        let ranks = OtherRanks::start(&config, &summary.planned, world)?;
+        let resumed = folder.as_ref().and_then(RunFolder::resumed_from);
+        let ranks = OtherRanks::start(&config, &summary.planned, resumed, world)?;
         trainer.share_state()?;
         let course = TrainLoop { pause, ..config.train_loop(lr.max_steps) };
         summary.steps = Some(course.end().saturating_sub(trainer.run().steps()));

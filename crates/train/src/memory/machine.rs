@@ -68,7 +68,7 @@ const LIBRARY_FOLDERS: [&str; 5] =
     ["usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/wsl/lib", "usr/local/cuda/compat"];
 
 /// Vector instructions that kernels are compiled for.
-const FEATURES: [&str; 4] = ["avx2", "fma", "avx512f", "neon"];
+const FEATURES: [&str; 5] = ["avx2", "fma", "avx512f", "avx512_bf16", "neon"];
 
 impl Machine {
     /// Examines this machine and the disk of `folder`.

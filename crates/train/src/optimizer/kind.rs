@@ -20,6 +20,9 @@ pub enum OptimizerKind {
     Adafactor,
     /// Orthogonal steps for the matrices inside a model, and `AdamW` for everything else.
     Muon,
+    /// `AdamW`'s scaling of gradients, from moments of their random projections, for the matrices inside a model, and
+    /// `AdamW` for everything else.
+    Apollo,
     /// No gradient: slopes along random directions, from losses beside the weights.
     Mezo,
     /// No gradient: a population of such losses, of which only the order counts.
@@ -27,8 +30,8 @@ pub enum OptimizerKind {
 }
 
 /// The names that users know, and their meaning here. *Paged* ones are the same: state that does not fit waits on another
-/// tier where `--offload` offers one.
-const NAMES: [(&str, OptimizerKind); 15] = [
+/// tier where `--offload` offers one. *Layerwise* ones too: `--update` says when parameters are updated.
+const NAMES: [(&str, OptimizerKind); 17] = [
     ("adamw_torch", OptimizerKind::AdamW),
     ("adamw_torch_fused", OptimizerKind::AdamW),
     ("adamw_8bit", OptimizerKind::AdamW8bit),
@@ -38,6 +41,8 @@ const NAMES: [(&str, OptimizerKind); 15] = [
     ("lion_8bit", OptimizerKind::Lion8bit),
     ("adafactor", OptimizerKind::Adafactor),
     ("muon", OptimizerKind::Muon),
+    ("apollo_adamw", OptimizerKind::Apollo),
+    ("apollo_adamw_layerwise", OptimizerKind::Apollo),
     ("mezo", OptimizerKind::Mezo),
     ("es", OptimizerKind::Es),
     ("paged_adamw_32bit", OptimizerKind::AdamW),

@@ -10,11 +10,14 @@
 //!
 //! State of a parameter `w`, each only if needed: `low.w` (completes a bf16 weight to its master copy), `m.w` and `v.w`
 //! (moments), `m_scale.w` and `v_scale.w` (one number per block of 8-bit moments), `v_row.w` and `v_col.w` (Adafactor's means
-//! of rows and columns).
+//! of rows and columns), `norm.w` (APOLLO's norm of the last step).
 
 mod in_backward;
 mod kind;
+mod low_rank;
 mod matrices;
+mod scattered;
+mod sharded;
 mod steering;
 mod storage;
 mod zeroth_order;
@@ -22,18 +25,21 @@ mod zeroth_order;
 pub(crate) use in_backward::SQUARES;
 pub use in_backward::{Update, append_in_backward, append_two_pass};
 pub use kind::OptimizerKind;
+pub use low_rank::LowRank;
 use matrices::hidden_matrices;
-use plimsoll_graph::op::{Adafactor, AdamW, Lion, Moments, Muon, Sgd, Stored, Weights};
+use plimsoll_graph::op::{Adafactor, AdamW, Lion, Moments, Muon, SMALL_TENSOR, Sgd, Stored, Weights};
 use plimsoll_graph::{
     DType, Graph, GraphError, NodeId, Op, Phase, Shape, StateId, StateKind, Value, gradient_name,
 };
+pub(crate) use scattered::scatter_in_backward;
+pub(crate) use sharded::append_sharded;
 use steering::append_steering;
 pub use storage::{FloatStorage, StateStorage, WeightStorage};
 pub(crate) use zeroth_order::{PROBE_LOSSES, PROBES, append_probes};
 
 /// Parameters of fewer elements keep whole moments where others keep 8-bit ones: norms and biases are few
 /// and sensitive.
-pub const FEWEST_FOR_CODES: usize = 4096;
+pub const FEWEST_FOR_CODES: usize = SMALL_TENSOR;
 
 /// More directions than anybody probes in one step.
 const MOST_DIRECTIONS: usize = 4096;
@@ -71,6 +77,8 @@ pub struct Optimizer {
     pub directions: usize,
     /// `Mezo` and `Es`: distance of a probe from the weights, for each element on average.
     pub probe_size: f32,
+    /// `Apollo`: how gradients are projected.
+    pub low_rank: LowRank,
 }
 
 impl Default for Optimizer {
@@ -86,6 +94,7 @@ impl Default for Optimizer {
             max_grad_norm: Some(1.0),
             directions: 1,
             probe_size: 1e-3,
+            low_rank: LowRank::default(),
         }
     }
 }
@@ -127,7 +136,7 @@ impl Optimizer {
         if !(1..=MOST_DIRECTIONS).contains(&self.directions) {
             return Err(format!("zo_directions must be 1 to {MOST_DIRECTIONS}, got {}", self.directions));
         }
-        Ok(())
+        self.low_rank.check()
     }
 
     /// The update of a parameter; `hidden` matrices are those inside a model.
@@ -137,11 +146,13 @@ impl Optimizer {
         let in_codes = self.kind.keeps_codes() && shape.elements() >= FEWEST_FOR_CODES;
         let moments = if in_codes { Moments::Blocks } else { storage.moments() };
         let stored = Stored { weights: storage.weights_of(name), moments };
+        let adamw = Op::AdamW(AdamW { beta1, beta2, epsilon, weight_decay, stored });
         match self.kind {
+            OptimizerKind::Apollo if hidden => self.projected(name, shape, stored).unwrap_or(adamw),
             OptimizerKind::Muon if hidden => Op::Muon(Muon { momentum, nesterov, weight_decay, stored }),
             OptimizerKind::Mezo | OptimizerKind::Es => self.probe_step(name, shape, stored),
-            OptimizerKind::AdamW | OptimizerKind::AdamW8bit | OptimizerKind::Muon => {
-                Op::AdamW(AdamW { beta1, beta2, epsilon, weight_decay, stored })
+            OptimizerKind::AdamW | OptimizerKind::AdamW8bit | OptimizerKind::Muon | OptimizerKind::Apollo => {
+                adamw
             }
             OptimizerKind::Sgd => Op::Sgd(Sgd { momentum, nesterov, weight_decay, stored }),
             OptimizerKind::Lion | OptimizerKind::Lion8bit => {
@@ -201,17 +212,24 @@ pub(crate) fn update(
 ) {
     let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
     let op = optimizer.op(&name, ty.shape, hidden, storage);
-    let inputs = match op {
-        Op::AdamW(_) | Op::Adafactor(_) => vec![gradient, lr, graph.input("step", [], DType::F32), scale],
-        _ => vec![gradient, lr, scale],
-    };
+    let inputs = rule_inputs(graph, &op, [gradient, lr, scale]);
     write(graph, storage, parameter, op, inputs);
+}
+
+/// The inputs of a rule, without those of random rounding.
+fn rule_inputs(graph: &mut Graph, op: &Op, [gradient, lr, scale]: [Value; 3]) -> Vec<Value> {
+    match op {
+        Op::AdamW(_) | Op::Adafactor(_) | Op::Apollo(_) => {
+            vec![gradient, lr, graph.input("step", [], DType::F32), scale]
+        }
+        _ => vec![gradient, lr, scale],
+    }
 }
 
 /// Appends an update that writes a parameter and its further ranges.
 fn write(graph: &mut Graph, storage: StateStorage, parameter: StateId, op: Op, mut inputs: Vec<Value>) {
     let (name, ty) = (graph.state(parameter).name.clone(), graph.state(parameter).ty);
-    if storage.weights == WeightStorage::Bf16 {
+    if storage.weights == WeightStorage::Bf16 || matches!(op, Op::Apollo(_)) {
         inputs.push(graph.input("rounding", [4], DType::I32));
     }
     let ranges = ranges(&op, ty.shape);
@@ -223,13 +241,14 @@ fn write(graph: &mut Graph, storage: StateStorage, parameter: StateId, op: Op, m
     }
 }
 
-/// Prefixes of a parameter's further ranges, in the order of [`Stored::types`] and [`Adafactor::types`].
+/// Prefixes of a parameter's further ranges, in the order of [`Stored::types`], [`Adafactor::types`] and of Apollo's.
 fn ranges(op: &Op, shape: Shape) -> Vec<&'static str> {
     let (stored, moments) = match op {
         Op::AdamW(adamw) => (adamw.stored, 2),
         Op::Sgd(sgd) => (sgd.stored, sgd.moments()),
         Op::Lion(lion) => (lion.stored, 1),
         Op::Muon(muon) => (muon.stored, 1),
+        Op::Apollo(rates) => (rates.stored, 2),
         Op::Adafactor(rates) => (rates.stored, 0),
         Op::ProbeStep(step) => (step.stored, 0),
         _ => return Vec::new(),
@@ -242,6 +261,7 @@ fn ranges(op: &Op, shape: Shape) -> Vec<&'static str> {
     let factors: &[&str] = match op {
         Op::Adafactor(_) if shape.len() >= 2 => &["v_row", "v_col"],
         Op::Adafactor(_) => &["v"],
+        Op::Apollo(_) => &["norm"],
         _ => &[],
     };
     let moments = of_moment[..moments].iter().copied().flatten();
@@ -352,7 +372,7 @@ mod tests {
         assert_eq!(
             error,
             "there is no optimizer `rmsprop`; known are adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, sgd, \
-             lion_32bit, lion_8bit, adafactor, muon, mezo, es, paged_adamw_32bit, paged_adamw_8bit, paged_lion_32bit, \
+             lion_32bit, lion_8bit, adafactor, muon, apollo_adamw, apollo_adamw_layerwise, mezo, es, paged_adamw_32bit, paged_adamw_8bit, paged_lion_32bit, \
              paged_lion_8bit"
         );
         let wrong = Optimizer { beta2: 1.0, ..Optimizer::default() };

@@ -5,11 +5,14 @@
 //! update   probe_step(lr, probe, losses)                one per trained parameter, in place
 //! ```
 //!
+//! Ranks sum the losses of their micro-batches in the update and draw the same directions, so they exchange two numbers for
+//! each direction and nothing else.
+//!
 //! A step is a list of forward passes of one schedule, each with another `probe` and `probe_size`, and one update that draws
 //! the same directions again. There are no gradients, no moments and no kept activations: see
 //! docs/decisions/0054-a-step-without-gradients-is-a-list-of-forward-passes.md.
 
-use plimsoll_graph::op::{Estimate, ProbeStep, Stored};
+use plimsoll_graph::op::{Collective, Estimate, ProbeStep, Stored};
 use plimsoll_graph::{DType, Graph, GraphError, Op, Phase, Shape, StateId, StateKind, perturb, probe_stream};
 
 use super::{Optimizer, OptimizerKind, StateStorage, write};
@@ -34,7 +37,8 @@ impl Optimizer {
 }
 
 /// Lets a forward graph read every trained parameter with a perturbation added, and appends the update of each. The graph
-/// gains the inputs `probe` and `probe_size`, and for the update `lr`, `probes` and `probe_losses`.
+/// gains the inputs `probe` and `probe_size`, and for the update `lr`, `probes` and `probe_losses`, which are
+/// summed over `ranks` ranks.
 ///
 /// # Errors
 ///
@@ -43,6 +47,7 @@ pub(crate) fn append_probes(
     graph: Graph,
     optimizer: &Optimizer,
     storage: StateStorage,
+    ranks: usize,
 ) -> Result<Graph, GraphError> {
     let refused = |why| GraphError { what: "optimizer".into(), block: String::new(), why, at: None };
     optimizer.check().map_err(refused)?;
@@ -54,7 +59,10 @@ pub(crate) fn append_probes(
     let mut graph = perturb(graph)?;
     graph.set_phase(Phase::Update);
     let lr = graph.input("lr", [], DType::F32);
-    let losses = graph.input(PROBE_LOSSES, [optimizer.directions, 2], DType::F32);
+    let mut losses = graph.input(PROBE_LOSSES, [optimizer.directions, 2], DType::F32);
+    if ranks > 1 {
+        losses = graph.apply(Op::Collective(Collective::AllReduce { ranks }), &[losses]);
+    }
     let probe = graph.input(PROBES, [4], DType::I32);
     for parameter in probed(&graph) {
         let (name, shape) = (graph.state(parameter).name.clone(), graph.state(parameter).ty.shape);

@@ -8,7 +8,7 @@ use std::path::Path;
 use plimsoll_devices::DeviceKind;
 use plimsoll_exec::cpu::{BLOCK, OUTSIDE_BYTES, disk_room};
 use plimsoll_graph::{Graph, StateKind};
-use plimsoll_plan::{Costed, Facts, Link, Space, Tier, gradients, search};
+use plimsoll_plan::{Choice, Costed, Facts, Link, Searcher, Space, Tier, gradients};
 
 use super::options::{Offload, Options};
 use super::{Model, Programs, costed_program, fits_within};
@@ -47,7 +47,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
         if !limited || relaxed.check_update().is_err() || options.optimizer.kind.is_zeroth_order() {
             return None;
         }
-        let choice = search(relaxed.request(budget), Programs { model, facts, options: &relaxed }).ok()?;
+        let choice = found(Programs { model, facts, options: &relaxed }, budget)?;
         let states = choice.program.train.graph.states().iter();
         let all = states.filter(|state| state.kind == StateKind::Transient);
         let all: u64 = all.map(|state| state.ty.bytes() as u64).sum();
@@ -102,7 +102,7 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
             let facts = facts(graph);
             Facts { link: facts.link.map(|link| Link { room, ..link }), ..facts }
         };
-        let choice = search(options.request(budget), Programs { model, facts: &roomy, options }).ok()?;
+        let choice = found(Programs { model, facts: &roomy, options }, budget)?;
         let space = Space::of(0, choice.plan.schedules.values());
         Some(space.host + space.disk)
     }
@@ -134,6 +134,12 @@ impl<M: Model, F: Fn(&Graph) -> Facts + Copy> Programs<'_, M, F> {
             why: format!("what is not at work waits {place}"),
         })
     }
+}
+
+/// The plan of an alternative, if one fits. Where none does, the smallest is not looked for.
+fn found<M: Model, F: Fn(&Graph) -> Facts>(asked: Programs<'_, M, F>, budget: &Budget) -> Option<Choice> {
+    let request = asked.options.request(budget);
+    Searcher::once(asked).search_below(request, f64::MAX).ok().flatten()
 }
 
 /// Bytes of all state, each range as large as a device wants it.

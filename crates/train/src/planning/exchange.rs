@@ -10,22 +10,42 @@
 //! those of the last layers.
 
 use plimsoll_graph::op::Collective;
-use plimsoll_graph::{Graph, Op, Phase, StateId, StateKind};
+use plimsoll_graph::{Graph, GraphError, Op, Phase, StateId, StateKind};
 
-use crate::optimizer::trained;
+use super::options::Options;
+use crate::optimizer::{scatter_in_backward, trained};
 
 /// The graph with every gradient summed over `ranks` ranks before the optimizer reads it, and every tally before a record
 /// shows it.
-pub(super) fn sum_over_ranks(mut graph: Graph, ranks: usize) -> Graph {
+pub(super) fn sum_over_ranks(graph: Graph, ranks: usize) -> Graph {
+    let mut gradients: Vec<StateId> = trained(&graph).into_iter().map(|(_, gradient)| gradient).collect();
+    gradients.sort();
+    sum_tallies(sum(graph, gradients, ranks), ranks)
+}
+
+/// The graph of a stage that divides moments, before the optimizer: tallies are summed over ranks, and gradients as well where
+/// the stage divides them.
+pub(super) fn for_stage(graph: Graph, options: &Options) -> Result<Graph, GraphError> {
+    let ranks = options.ranks;
+    let graph =
+        if options.zero_stage.divides_gradients() { scatter_in_backward(graph, ranks)? } else { graph };
+    Ok(sum_tallies(graph, ranks))
+}
+
+/// The graph with every tally summed over `ranks` ranks.
+fn sum_tallies(graph: Graph, ranks: usize) -> Graph {
+    let all = (0..graph.states().len() as u32).map(StateId);
+    let tallies = all.filter(|&id| graph.state(id).kind == StateKind::Tally).collect();
+    sum(graph, tallies, ranks)
+}
+
+/// The graph with these states summed over `ranks` ranks.
+fn sum(mut graph: Graph, states: Vec<StateId>, ranks: usize) -> Graph {
     if ranks < 2 {
         return graph;
     }
     graph.set_phase(Phase::Update);
-    let mut summed: Vec<StateId> = trained(&graph).into_iter().map(|(_, gradient)| gradient).collect();
-    summed.sort();
-    let all = (0..graph.states().len() as u32).map(StateId);
-    summed.extend(all.filter(|&id| graph.state(id).kind == StateKind::Tally));
-    for state in summed {
+    for state in states {
         let own = graph.newest(state);
         let sum = graph.apply_all(Op::Collective(Collective::AllReduce { ranks }), &[own]);
         graph.write_state(sum, 0, state);

@@ -2,10 +2,12 @@
 
 mod adapted;
 mod alternatives;
+mod division;
 mod exchange;
 mod options;
 mod plan_file;
 mod train_only;
+mod zero_stage;
 
 use plimsoll_exec::Device;
 use plimsoll_graph::{Graph, GraphError, differentiate, fuse, narrow, quantise, store, tile};
@@ -13,13 +15,15 @@ use plimsoll_plan::{Build, Choice, Costed, Facts, Program, Scratch, Searcher, se
 
 use crate::error::TrainError;
 use crate::memory::Budget;
-use crate::optimizer::{self, Update, append_in_backward, append_probes, append_two_pass};
+use crate::optimizer::{self, Update, append_in_backward, append_probes, append_sharded, append_two_pass};
 pub use adapted::Adapted;
 use alternatives::propose;
-use exchange::sum_over_ranks;
+use exchange::{for_stage, sum_over_ranks};
 pub use options::{Offload, Options};
 pub use plan_file::plan_from_file;
+pub(crate) use plan_file::plan_of_another_rank;
 pub use train_only::TrainOnly;
+pub use zero_stage::ZeroStage;
 
 /// A program of more nodes than this is large.
 const LARGE: usize = 4096;
@@ -171,8 +175,12 @@ pub(crate) fn plan_alone<M: Model, F: Fn(&Graph) -> Facts + Copy>(
         }
         Err(error) => TrainError::search(error, &budget),
     };
-    if let (TrainError::Budget { .. }, Some(two)) = (&error, &two) {
-        match in_two(two) {
+    // Two passes are for one rank, and stages for several.
+    for other in two.into_iter().chain(options.stages().into_iter().skip(1)) {
+        if !matches!(error, TrainError::Budget { .. }) {
+            break;
+        }
+        match search(other.request(&budget), Programs { model, facts, options: &other }) {
             Ok(choice) => return Ok(Planned { choice, budget }),
             Err(other) => error = error.closer(TrainError::search(other, &budget)),
         }
@@ -217,8 +225,9 @@ pub fn fits_within(
     budget: &Budget,
 ) -> Result<bool, TrainError> {
     options.check_update()?;
-    let two = options.in_two_passes();
-    for options in [Some(options), two.as_ref()].into_iter().flatten() {
+    let others = options.in_two_passes().into_iter().chain(options.stages().into_iter().skip(1));
+    let others: Vec<Options> = others.collect();
+    for options in std::iter::once(options).chain(&others) {
         let mut searcher = Searcher::once(Programs { model, facts: &facts, options });
         let fits = searcher.fits(options.request(budget));
         if fits.map_err(|error| TrainError::search(error, budget))? {
@@ -296,7 +305,14 @@ fn assembled(
     rows: usize,
     forward: &Graph,
 ) -> Result<Program, GraphError> {
-    let costed = |graph: Graph| Costed { facts: facts(&graph), graph };
+    let costed = |graph: Graph| {
+        let own = facts(&graph);
+        let facts = match options.rank_links {
+            Some(links) => links.applied(&graph, own),
+            None => own,
+        };
+        Costed { facts, graph }
+    };
     let loss = forward.output_named("loss").ok_or_else(|| GraphError {
         what: "model".into(),
         block: String::new(),
@@ -313,11 +329,13 @@ fn assembled(
     let (optimizer, storage) = (&options.optimizer, options.storage);
     let backward = |forward: &Graph| stored(fuse(differentiate(forward, loss)?)?);
     let train = if optimizer.kind.is_zeroth_order() {
-        append_probes(stored(forward.clone())?, optimizer, storage)?
+        append_probes(stored(forward.clone())?, optimizer, storage, options.ranks)?
     } else if options.update == Update::TwoPass && rows == options.global_batch {
         append_two_pass(backward(forward)?, optimizer, storage)?
     } else if options.updates_in_backward(rows) {
         append_in_backward(backward(forward)?, optimizer, storage)?
+    } else if options.ranks > 1 && options.zero_stage.divides_moments() {
+        append_sharded(for_stage(backward(forward)?, options)?, optimizer, storage, options.ranks)?
     } else {
         optimizer::append(sum_over_ranks(backward(forward)?, options.ranks), optimizer, storage)?
     };

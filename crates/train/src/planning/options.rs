@@ -6,14 +6,19 @@ use plimsoll_devices::{DeviceKind, GpuFiles, Setup};
 use plimsoll_exec::cpu::OUTSIDE_BYTES;
 use plimsoll_exec::{Device, Instructions, MemoryPool, Timings, measure_disk};
 use plimsoll_graph::{DType, Graph, Precision};
-use plimsoll_plan::{DeviceSpec, Facts, Link, Request, Strategy, Tier};
+use plimsoll_plan::{DeviceSpec, Facts, Link, RankLinks, Request, Strategy, Tier};
 
 use super::train_only::TrainOnly;
+use super::zero_stage::ZeroStage;
 use crate::error::TrainError;
 use crate::files::QuantisedBase;
 use crate::memory::{Budget, BudgetOrigin};
 use crate::optimizer::Update;
 use crate::optimizer::{Optimizer, StateStorage};
+
+/// Bytes outside the arena of a rank that is a process, beside those of any process: buffers for messages, and the library
+/// that carries them.
+const MESSAGES_BYTES: u64 = 32 << 20;
 
 /// The request for a run. The planner chooses everything left open, to be fastest inside the budget.
 #[derive(Clone, Debug)]
@@ -25,6 +30,12 @@ pub struct Options {
     /// Ranks that train together, each on an equal part of the global batch. All that is said of memory and threads is
     /// said of one rank.
     pub ranks: usize,
+    /// Ranks of this machine, where each is a process; none where ranks are threads of one.
+    pub processes_here: Option<usize>,
+    /// How much of the state is divided over ranks.
+    pub zero_stage: ZeroStage,
+    /// The links between ranks that are not here. Each is then a device of its own, and the plan is not run.
+    pub rank_links: Option<RankLinks>,
     /// Rows of one micro-batch.
     pub micro_batch: Option<usize>,
     /// Values that are dropped and recomputed.
@@ -49,6 +60,8 @@ pub struct Options {
     pub gpu: GpuFiles,
     /// Whether runs agree bit for bit, on a GPU too.
     pub deterministic: bool,
+    /// Whether a GPU multiplies f32 operands in tf32.
+    pub tf32: bool,
     /// Threads, or one for each core when 0.
     pub threads: usize,
     /// Instructions of the processor; by default the fastest that it has.
@@ -66,6 +79,9 @@ impl Default for Options {
             memory: None,
             global_batch: 1,
             ranks: 1,
+            processes_here: None,
+            zero_stage: ZeroStage::default(),
+            rank_links: None,
             micro_batch: None,
             recompute: None,
             offload: None,
@@ -78,6 +94,7 @@ impl Default for Options {
             device: DeviceKind::default(),
             gpu: GpuFiles::default(),
             deterministic: false,
+            tf32: false,
             threads: 0,
             instructions: None,
             evaluate: false,
@@ -133,6 +150,7 @@ impl Options {
             instructions: self.instructions,
             gpu: self.gpu.clone(),
             deterministic: self.deterministic,
+            tf32: self.tf32,
             ..Setup::default()
         }
     }
@@ -159,8 +177,11 @@ impl Options {
     /// When the memory of the machine cannot be read.
     pub fn budget(&self) -> Result<Budget, TrainError> {
         let mut budget = Budget::resolve(self.memory)?;
-        if self.memory.is_none() {
-            budget.total /= self.ranks.max(1) as u64;
+        if self.memory.is_none() && self.rank_links.is_none() {
+            budget.total /= self.ranks_here() as u64;
+        }
+        if self.processes_here.is_some() {
+            budget.outside += MESSAGES_BYTES;
         }
         if self.offload.is_some() {
             budget.outside += OUTSIDE_BYTES;
@@ -198,6 +219,11 @@ impl Options {
                 0.01
             },
         }
+    }
+
+    /// Ranks that share the memory and the threads of this machine.
+    pub fn ranks_here(&self) -> usize {
+        self.processes_here.unwrap_or(self.ranks).max(1)
     }
 
     /// Sequences of one step that one rank works on.
@@ -254,19 +280,13 @@ impl Options {
                 "--ranks {ranks} does not divide --global-batch {global}; the next global batch that works is {next}"
             )));
         }
-        if ranks > 1 && self.optimizer.kind.is_zeroth_order() {
-            let name = self.optimizer.kind.name();
-            return Err(TrainError::Config(format!(
-                "--optim {name} has no gradients that ranks could sum; leave out --ranks {ranks}"
-            )));
-        }
         if ranks > 1 && matches!(self.update, Update::InBackward | Update::TwoPass) {
             let update = self.update.name();
             return Err(TrainError::Config(format!(
                 "--update {update} has no gradients that ranks could sum; leave it out with --ranks {ranks}"
             )));
         }
-        Ok(())
+        self.check_stage()
     }
 
     /// Refuses an update inside the backward pass where all gradients must be there first.

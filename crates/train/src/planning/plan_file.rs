@@ -6,8 +6,8 @@
 
 use plimsoll_exec::Device;
 use plimsoll_graph::Graph;
-use plimsoll_plan::Build;
 use plimsoll_plan::file::{self, PlanFileError, Saved};
+use plimsoll_plan::{Build, Choice};
 
 use crate::error::TrainError;
 use crate::memory;
@@ -47,12 +47,10 @@ pub fn plan_from_file(
         )));
     }
     let two_passes = if saved.two_passes() { options.in_two_passes() } else { None };
-    let built = two_passes.as_ref().unwrap_or(options);
-    let mut programs = Programs { model, facts: |graph: &Graph| device.facts(graph), options: built };
-    // A model that no longer has tiles is another model, as the comparison of the whole program will show.
-    let tiled = if saved.tiled() { programs.tiled(micro_batch)? } else { None };
-    let program = tiled.map_or_else(|| programs.whole(micro_batch), Ok)?;
-    let choice = saved.for_program(program).map_err(refused)?;
+    let choice = match &two_passes {
+        Some(two) => choice_of(model, device, two, &saved)?,
+        None => choice_of_a_stage(model, device, options, &saved)?,
+    };
     let needed = choice.plan.arena_bytes;
     let free = memory::available()?;
     if options.memory.is_none() && needed <= free {
@@ -68,6 +66,54 @@ pub fn plan_from_file(
         )));
     }
     Ok(Planned { choice, budget })
+}
+
+/// The plan that another rank has made and sent, for the same settings. This rank's process was not there when the budget was
+/// divided, and takes the division as it is; the memory of all ranks is judged when the run ends.
+///
+/// # Errors
+///
+/// When the plan was made for something else (the difference is named), or holds a schedule that must not run.
+pub(crate) fn plan_of_another_rank(
+    model: &impl Model,
+    device: &dyn Device,
+    options: &Options,
+    text: &str,
+) -> Result<Planned, TrainError> {
+    let saved = Saved::parse(text).map_err(refused)?;
+    let choice = choice_of_a_stage(model, device, options, &saved)?;
+    let total = saved.budget();
+    let outside = total.saturating_sub(choice.plan.arena_bytes);
+    Ok(Planned { choice, budget: Budget { total, outside, origin: BudgetOrigin::Stated, ceiling: None } })
+}
+
+/// The choice in a file, which decides the stage of ranks where the options leave it open. Another stage is another graph.
+fn choice_of_a_stage(
+    model: &impl Model,
+    device: &dyn Device,
+    options: &Options,
+    saved: &Saved,
+) -> Result<Choice, TrainError> {
+    let stages = options.stages();
+    let (lowest, others) = stages.split_first().map_or((options, &[][..]), |(first, rest)| (first, rest));
+    let first = choice_of(model, device, lowest, saved);
+    let of = |stage: &Options| choice_of(model, device, stage, saved).ok();
+    if first.is_ok() { first } else { others.iter().find_map(of).map_or(first, Ok) }
+}
+
+/// The choice in a file for the program that the options ask for.
+fn choice_of(
+    model: &impl Model,
+    device: &dyn Device,
+    options: &Options,
+    saved: &Saved,
+) -> Result<Choice, TrainError> {
+    let micro_batch = saved.micro_batch();
+    let mut programs = Programs { model, facts: |graph: &Graph| device.facts(graph), options };
+    // A model that no longer has tiles is another model, as the comparison of the whole program will show.
+    let tiled = if saved.tiled() { programs.tiled(micro_batch)? } else { None };
+    let program = tiled.map_or_else(|| programs.whole(micro_batch), Ok)?;
+    saved.for_program(program).map_err(refused)
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "it serves as `map_err(refused)`")]

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use plimsoll_exec::Engine;
 use plimsoll_graph::{Graph, GraphError, StateKind, Type};
 use plimsoll_model::hf::{Configuration, StoredName};
-use plimsoll_model::lora::{AdapterConfig, BaseClass, file_name, is_adapter, parameter_name, unusable};
+use plimsoll_model::lora::{
+    AdapterConfig, BaseClass, file_name, is_adapter, module_of, parameter_name, unusable,
+};
 use plimsoll_model::{Architecture, Lora, Targets};
 use serde_json::Value;
 
@@ -59,7 +61,8 @@ impl AdapterFolder {
         adapter.check_family()?;
         adapter.check_modules(&weights)?;
         adapter.take_head(&weights)?;
-        let graph = adapter.configuration.architecture.training(1, 1)?;
+        let positions = 1 + adapter.config.lora.added_positions();
+        let graph = adapter.configuration.architecture.training(1, positions)?;
         let lora = adapter.config.lora.clone().with_stacked_targets(&graph);
         let lora = lora.map_err(|error: GraphError| adapter.other_base(&error.to_string()))?;
         adapter.config.lora = lora.without_absent(&graph);
@@ -85,7 +88,7 @@ impl AdapterFolder {
 
     /// PEFT can adapt modules that cannot have an adapter here; another base model would not help with those.
     fn check_modules(&self, weights: &ModelFolder) -> Result<(), FileError> {
-        let module = |name| parameter_name(name)?.split_once(".lora_").map(|(module, _)| module);
+        let module = |name| parameter_name(name).and_then(module_of);
         let without =
             |module: &&str| module.rsplit('.').next().is_some_and(|last| WITHOUT_ADAPTERS.contains(&last));
         let named = match &self.config.lora.targets {

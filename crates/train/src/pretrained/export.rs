@@ -6,15 +6,19 @@
 //! An adapter for the embedding changes the input side only: PEFT leaves the output head as it was. If the head is tied
 //! to the embedding, the merged model has two tables, the changed one and the old one.
 //!
-//! If the folder holds codes, the adapter is added to the dequantised weights, and floats are written.
+//! If the folder holds codes, the adapter is merged into the dequantised weights, and floats are written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use half::f16;
+use plimsoll_exec::Projection;
 use plimsoll_graph::StateKind;
-use plimsoll_model::lora::{Adapter, Delta, Form, TokenAdapter, file_name, linear_layers};
+use plimsoll_model::lora::{
+    Adapter, Coordinates, Delta, Form, Merging, RowLengths, TokenAdapter, file_name, linear_layers,
+    scale_rows,
+};
 use serde_json::Value;
 
 use crate::error::TrainError;
@@ -33,8 +37,8 @@ const BLOCK: usize = 256 << 10;
 
 /// The change to a tensor on its way.
 enum Change {
-    /// An adapter is added.
-    Merged(Adapter),
+    /// An adapter is merged in, in this way.
+    Merged(Adapter, Merging),
     /// The part of an adapter of stacked experts is added that belongs to this expert.
     Expert(ExpertDelta),
     /// The adapter's folder has it under this name, trained as a whole.
@@ -43,6 +47,8 @@ enum Change {
     Copied(String),
     /// These rows of it were trained.
     Rows(TokenAdapter),
+    /// It is moved along these coordinates, from this element of the parameter on.
+    Moved(Coordinates, usize),
 }
 
 /// The weights that an adapter was added to.
@@ -119,11 +125,12 @@ impl Merge<'_> {
         let (folder, weights) = (ModelFolder::open(&base.folder)?, adapter.weights()?);
         let (architecture, lora) = (&adapter.configuration.architecture, &adapter.config.lora);
         let graph = architecture.training(1, 1)?;
-        let mut adapters: BTreeMap<String, Adapter> =
-            lora.adapters(&graph)?.into_iter().map(|adapter| (adapter.weight(), adapter)).collect();
+        let merges = lora.merges(&graph)?.into_iter();
+        let mut adapters: BTreeMap<String, (Adapter, Merging)> =
+            merges.map(|(parameter, adapter, way)| (parameter, (adapter, way))).collect();
         let mut tokens: BTreeMap<String, TokenAdapter> =
             lora.token_adapters(&graph)?.into_iter().map(|table| (table.weight(), table)).collect();
-        let tables = adapters.values().any(|adapter| adapter.form == Form::Table);
+        let tables = adapters.values().any(|(adapter, _)| adapter.form == Form::Table);
         let untied = tables && !architecture.tied().is_empty();
         let new_dtype = folder.files().iter().flat_map(|file| file.tensors().values()).next();
         let new_dtype = new_dtype.map_or(Dtype::F32, |tensor| tensor.dtype);
@@ -131,13 +138,15 @@ impl Merge<'_> {
         let (mut dequantised, mut dropped) = (BTreeMap::new(), BTreeSet::new());
         let turned = linear_layers(&graph).into_iter().filter(|layer| layer.transposed);
         let turned: BTreeSet<String> = turned.map(|layer| layer.weight).collect();
+        let coordinates = lora.coordinates(&graph)?;
         let experts = ExpertDeltas::new(lora.expert_adapters(&graph)?);
         let parameters = graph.states().iter();
         let parameters = parameters.filter(|state| matches!(state.kind, StateKind::Parameter { .. }));
         let tensors = parameters.flat_map(|state| {
-            state.pieces().enumerate().map(move |(part, (_, name, shape))| (state, part, name, shape))
+            let pieces = state.pieces().enumerate();
+            pieces.map(move |(part, (first, name, shape))| (state, (part, first), name, shape))
         });
-        for (state, part, tensor, shape) in tensors {
+        for (state, (part, first), tensor, shape) in tensors {
             let (stored, saved) = (architecture.stored(tensor), lora.saves(tensor));
             let name = match folder.find(stored.names()) {
                 Some((_, name)) => name.to_owned(),
@@ -161,10 +170,12 @@ impl Merge<'_> {
             }
             if saved {
                 changes.insert(name, Change::Replaced(file_name(&state.name)));
-            } else if let Some(adapter) = adapters.remove(&state.name) {
-                changes.insert(name, Change::Merged(adapter));
+            } else if let Some((adapter, way)) = adapters.remove(&state.name) {
+                changes.insert(name, Change::Merged(adapter, way));
             } else if let Some(delta) = experts.of(&state.name, part) {
                 changes.insert(name, Change::Expert(delta));
+            } else if let Some(own) = coordinates.get(&state.name) {
+                changes.insert(name, Change::Moved(own.clone(), first));
             } else if let Some(table) = tokens.remove(&state.name) {
                 changes.insert(name, Change::Rows(table));
             }
@@ -276,19 +287,24 @@ impl Merge<'_> {
                     written(&weight, &spec, &mut writer)?;
                 }
                 None => copy(file, &spec.name, &spec, &mut writer)?,
-                Some(Change::Merged(adapter)) => {
-                    let a = matrix(&self.weights, &adapter.a(), adapter.rank * adapter.input)?;
-                    let b = matrix(&self.weights, &adapter.b(), adapter.rank * adapter.output)?;
+                Some(Change::Merged(adapter, way)) => {
                     let weight = self.weight(file, &spec)?;
-                    merged(&weight, &spec, &Delta::new(adapter, &a, &b)?, &self.weights, &mut writer)?;
+                    merged((&weight, &spec), (adapter, *way), &self.weights, &mut writer)?;
                 }
                 Some(Change::Expert(ExpertDelta { adapter, part })) => {
                     let a = self.matrices.get(&self.weights, &adapter.a(), adapter.a_elements())?;
                     let b = self.matrices.get(&self.weights, &adapter.b(), adapter.b_elements())?;
-                    let weight = self.weight(file, &spec)?;
-                    merged(&weight, &spec, &adapter.delta(*part, &a, &b)?, &self.weights, &mut writer)?;
+                    let (weight, delta) = (self.weight(file, &spec)?, adapter.delta(*part, &a, &b)?);
+                    each_block(&weight, &spec, |first, block| {
+                        delta.merge_rows(first, block)?;
+                        finite(block, &spec, &self.weights)?;
+                        Ok(writer.write(block)?)
+                    })?;
                 }
                 Some(Change::Replaced(name)) => replaced(&self.weights, name, &spec, &mut writer)?,
+                Some(Change::Moved(own, first)) => {
+                    moved((&self.weight(file, &spec)?, &spec), (own, *first), &self.weights, &mut writer)?;
+                }
                 Some(Change::Rows(table)) => with_rows(file, &spec, table, &self.weights, &mut writer)?,
                 Some(Change::Copied(name)) => {
                     let (file, name) = self
@@ -331,31 +347,90 @@ fn copy(
 
 /// Writes a tensor that was quantised and has no adapter.
 fn written(weight: &StoredWeight, spec: &TensorSpec, writer: &mut TensorWriter) -> Result<(), TrainError> {
-    let (blocks, columns) = blocks(spec);
-    let mut block = Vec::new();
-    for (first, rows) in blocks {
-        block.resize(rows * columns, 0.0);
-        weight.read(spec, first, columns, &mut block)?;
-        writer.write(&block)?;
-    }
-    Ok(())
+    each_block(weight, spec, |_, block| Ok(writer.write(block)?))
 }
 
+/// Writes a parameter with its adapter merged in.
 fn merged(
-    weight: &StoredWeight,
-    spec: &TensorSpec,
-    delta: &Delta,
+    (weight, spec): (&StoredWeight, &TensorSpec),
+    (adapter, way): (&Adapter, Merging),
     weights: &ModelFolder,
     writer: &mut TensorWriter,
+) -> Result<(), TrainError> {
+    let (_, columns) = blocks(spec);
+    if let Merging::RowFactors | Merging::ColumnFactors = way {
+        let count = if adapter.feedforward { adapter.input } else { adapter.output };
+        let factors = matrix(weights, &adapter.factors(), count)?;
+        return each_block(weight, spec, |first, block| {
+            scale_rows(first, block, columns, &factors, way == Merging::ColumnFactors);
+            finite(block, spec, weights)?;
+            Ok(writer.write(block)?)
+        });
+    }
+    let a = matrix(weights, &adapter.a(), adapter.rank * adapter.input)?;
+    let b = matrix(weights, &adapter.b(), adapter.rank * adapter.output)?;
+    let delta = Delta::new(adapter, &a, &b)?;
+    let lengths = match way {
+        Merging::SumOfLengths => {
+            let magnitudes = matrix(weights, &adapter.magnitude(), adapter.output)?;
+            Some((lengths(weight, spec, adapter, &delta)?, magnitudes))
+        }
+        _ => None,
+    };
+    each_block(weight, spec, |first, block| {
+        delta.merge_rows(first, block)?;
+        if let Some((lengths, magnitudes)) = &lengths {
+            lengths.scale(first, block, columns, magnitudes);
+        }
+        finite(block, spec, weights)?;
+        Ok(writer.write(block)?)
+    })
+}
+
+/// Writes a parameter moved in its subspace.
+fn moved(
+    (weight, spec): (&StoredWeight, &TensorSpec),
+    (own, first): (&Coordinates, usize),
+    weights: &ModelFolder,
+    writer: &mut TensorWriter,
+) -> Result<(), TrainError> {
+    let coordinates = matrix(weights, &own.name, own.count)?;
+    let (projection, (_, columns)) = (Projection::new(own.stream, own.count), blocks(spec));
+    each_block(weight, spec, |row, block| {
+        projection.add(&coordinates, first + row * columns, block);
+        finite(block, spec, weights)?;
+        Ok(writer.write(block)?)
+    })
+}
+
+/// The lengths of the rows of a weight with its adapter.
+fn lengths(
+    weight: &StoredWeight,
+    spec: &TensorSpec,
+    adapter: &Adapter,
+    delta: &Delta<'_>,
+) -> Result<RowLengths, TrainError> {
+    let (mut lengths, (_, columns)) = (RowLengths::new(adapter), blocks(spec));
+    each_block(weight, spec, |first, block| {
+        delta.merge_rows(first, block)?;
+        lengths.add(first, block, columns);
+        Ok(())
+    })?;
+    Ok(lengths)
+}
+
+/// Hands over a weight block by block, each with the number of its first row.
+fn each_block(
+    weight: &StoredWeight,
+    spec: &TensorSpec,
+    mut take: impl FnMut(usize, &mut [f32]) -> Result<(), TrainError>,
 ) -> Result<(), TrainError> {
     let (blocks, columns) = blocks(spec);
     let mut block = Vec::new();
     for (first, rows) in blocks {
         block.resize(rows * columns, 0.0);
         weight.read(spec, first, columns, &mut block)?;
-        delta.merge_rows(first, &mut block)?;
-        finite(&block, spec, weights)?;
-        writer.write(&block)?;
+        take(first, &mut block)?;
     }
     Ok(())
 }

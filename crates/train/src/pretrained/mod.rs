@@ -6,7 +6,9 @@
 mod adapter;
 mod expert_deltas;
 mod export;
+mod prepared_adapters;
 mod quantised;
+mod row_lengths;
 mod stored_weight;
 mod trained_tokens;
 
@@ -30,7 +32,7 @@ use crate::hub;
 
 pub use adapter::{AdapterFolder, adapter_form, base_of};
 pub use export::{MergedInto, merge};
-pub(crate) use trained_tokens::move_rows;
+pub(crate) use prepared_adapters::prepare_adapters;
 
 /// Keys of a `config.json` that are about the head.
 const HEAD: [&str; 6] =

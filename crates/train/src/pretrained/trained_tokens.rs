@@ -15,7 +15,7 @@ use crate::optimizer::low_name;
 /// # Errors
 ///
 /// When the engine has no such state.
-pub(crate) fn move_rows(engine: &mut Engine, tables: &[TokenAdapter], begin: bool) -> Result<(), TrainError> {
+pub(super) fn move_rows(engine: &mut Engine, tables: &[TokenAdapter], begin: bool) -> Result<(), TrainError> {
     for table in tables {
         let (weight, trained, width) = (table.weight(), table.parameter(), table.width);
         let mut numbers = vec![0.0; width];

@@ -10,24 +10,30 @@
 mod losses;
 mod probes;
 mod ranks;
+mod shards;
+mod start;
 mod step;
+mod words;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use plimsoll_exec::{Data, Device, Engine, MemoryPool};
-use plimsoll_graph::{PROBE, PROBE_SIZE, StateKind, Type};
+use plimsoll_exec::{Data, Device, Engine};
+use plimsoll_graph::{PROBE, PROBE_SIZE, State, StateKind, Type};
 use plimsoll_plan::{Choice, Plan, Program, Role};
 
 use crate::error::TrainError;
 use crate::files::{self, Loaded, ModelFolder, ModelFormat};
-use crate::memory::{self, Budget, BudgetError, Size, address_space};
+use crate::memory::Budget;
 use crate::optimizer::{PROBES, SQUARES};
 use crate::planning::{Model, Options, Planned, plan_for};
 use losses::{is_cross_entropy, target_inputs};
 use probes::Probes;
 use ranks::Peers;
+pub(crate) use start::held;
+use start::prepared;
 pub use step::{Step, Stepped};
+pub(crate) use words::{WORD_BYTES, Word};
 
 /// A loss that the graph adds, and its sum over the micro-batches of a step.
 #[derive(Debug)]
@@ -45,8 +51,8 @@ pub struct Run {
     micro_batch: usize,
     accumulation: usize,
     seed: u64,
-    /// The purpose of each state.
-    kinds: BTreeMap<String, StateKind>,
+    /// The purpose of each state, and the type of the whole where ranks divide it.
+    kinds: BTreeMap<String, (StateKind, Option<Type>)>,
     /// Inputs that hold targets, each with the id that carries no loss.
     targets: Vec<(String, i32)>,
     /// The losses that the graph adds to its own.
@@ -128,7 +134,8 @@ impl Run {
         // Last, so that the training graph decides: the other graphs do not train and may know less.
         let kinds = [program.generate, program.evaluate, Some(program.train)].into_iter().flatten();
         let kinds = kinds.flat_map(|part| {
-            part.graph.states().iter().map(|state| (state.name.clone(), state.kind)).collect::<Vec<_>>()
+            let about = |state: &State| (state.name.clone(), (state.kind, state.whole));
+            part.graph.states().iter().map(about).collect::<Vec<_>>()
         });
         Ok(Run {
             engine,
@@ -345,7 +352,8 @@ impl Run {
 
     /// Names and types of all state whose purpose `wanted` accepts.
     pub fn states_of(&self, wanted: impl Fn(StateKind) -> bool) -> impl Iterator<Item = (&str, Type)> {
-        self.engine.states().filter(move |(name, _)| self.kinds.get(*name).is_some_and(|kind| wanted(*kind)))
+        let of_kind = move |name: &str| self.kinds.get(name).is_some_and(|(kind, _)| wanted(*kind));
+        self.engine.states().filter(move |(name, _)| of_kind(name))
     }
 
     /// Names and types of the parameters: all of them, or only the trained ones.
@@ -436,48 +444,6 @@ impl Run {
         let row = (before * self.ranks() + self.rank()) * self.micro_batch;
         self.drawn(row as i32)
     }
-}
-
-/// Bytes that a run on this device holds of the memory that a budget counts.
-pub(crate) fn held(device: &dyn Device) -> Result<u64, TrainError> {
-    Ok(match device.pool()? {
-        MemoryPool::Process => memory::process()?.peak,
-        // Taken whole at the start, and nothing is given back.
-        MemoryPool::Own { taken, .. } => taken,
-    })
-}
-
-/// An engine with everything ready except its memory, and the budget with the bytes that the device now holds beside
-/// the arena; an error if the arena no longer fits.
-fn prepared(
-    device: Box<dyn Device>,
-    planned: &Planned,
-) -> Result<(Engine, Result<Budget, BudgetError>), TrainError> {
-    let Planned { choice: Choice { plan, program, .. }, budget } = planned;
-    if device.pool()? == MemoryPool::Process {
-        is_free(plan.arena_bytes.saturating_mul(program.ranks() as u64))?;
-    }
-    let engine = Engine::prepare(device, program, plan)?;
-    let budget = match engine.outside()? {
-        Some(outside) => budget.with_card_outside(outside, plan.arena_bytes),
-        None => Ok(*budget),
-    };
-    Ok((engine, budget))
-}
-
-/// Refuses an arena that this machine has no memory for. The system grants more memory than it has and later kills the
-/// process; it is better to fail now.
-fn is_free(arena: u64) -> Result<(), TrainError> {
-    let free = memory::available()?;
-    if arena <= free {
-        return Ok(());
-    }
-    let limited = address_space::left().is_some_and(|left| left <= free);
-    let why = if limited { " of the address space that ulimit -v allows" } else { "" };
-    let (needed, free) = (Size { bytes: arena }, Size { bytes: free });
-    Err(TrainError::Config(format!(
-        "the plan needs {needed} but only {free} of memory are free{why}; state a smaller --memory"
-    )))
 }
 
 /// Inputs of the graphs that a run fills in itself.

@@ -24,6 +24,8 @@ pub(crate) struct Probes {
     estimate: Estimate,
     /// Sums over the micro-batches, two for each direction: in it and against it.
     pub(crate) losses: Vec<f32>,
+    /// The same over all ranks.
+    all: Vec<f32>,
     /// Room for the factor of each direction.
     factors: Vec<f32>,
 }
@@ -39,6 +41,7 @@ impl Probes {
         estimates.next().map(|estimate| Probes {
             estimate,
             losses: vec![0.0; count],
+            all: vec![0.0; count],
             factors: vec![0.0; count / 2],
         })
     }
@@ -54,10 +57,22 @@ impl Probes {
         ((probe / 2) as i32, if probe.is_multiple_of(2) { size } else { -size })
     }
 
+    /// Takes the sums of this rank for those of all.
+    pub(crate) fn are_all(&mut self) {
+        self.all.copy_from_slice(&self.losses);
+    }
+
+    /// Takes the sums of one rank after the other, from rank 0 on, and adds them up as an exchange does.
+    pub(crate) fn add_rank(&mut self, rank: usize, losses: impl Iterator<Item = f32>) {
+        for (sum, loss) in self.all.iter_mut().zip(losses) {
+            *sum = if rank == 0 { loss } else { *sum + loss };
+        }
+    }
+
     /// The root of the mean square of all directions' factors: for one direction the slope along it. `None` where losses that
     /// are not finite leave no step.
     pub(crate) fn slope(&mut self) -> Option<f32> {
-        if !self.estimate.factors(&self.losses, &mut self.factors) {
+        if !self.estimate.factors(&self.all, &mut self.factors) {
             return None;
         }
         // Each factor is its direction's share of the mean.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use plimsoll_exec::{Communicator, Device, ExecError};
 
 use super::Run;
+use super::probes::Probes;
 use crate::error::TrainError;
 use crate::planning::Planned;
 
@@ -22,6 +23,8 @@ pub(super) struct Peers {
     loss: f64,
     /// The highest byte that each rank reached in its arena.
     peaks: Vec<u64>,
+    /// The most bytes that the process of another rank held; 0 where all ranks are threads of this one.
+    held: u64,
 }
 
 /// Bytes of a number in a word.
@@ -56,14 +59,15 @@ impl Run {
     /// Makes the run one rank of several; its device has joined them already.
     pub(crate) fn join(&mut self, communicator: &Arc<dyn Communicator>) {
         let ranks = communicator.ranks();
-        // The loss, the peak, and the losses that the graph adds.
-        let bytes = (2 + self.added.len()) * NUMBER;
+        // The loss, the peak, the bytes of the process, the losses that the graph adds, and those of probes.
+        let bytes = (3 + self.added.len() + self.probes.as_ref().map_or(0, Probes::count)) * NUMBER;
         self.others = Some(Peers {
             communicator: Arc::clone(communicator),
             own: vec![0; bytes],
             all: vec![0; bytes * ranks],
             loss: 0.0,
             peaks: vec![0; ranks],
+            held: 0,
         });
     }
 
@@ -80,6 +84,11 @@ impl Run {
     /// The other ranks' end, if there are any.
     pub(crate) fn communicator(&self) -> Option<&dyn Communicator> {
         self.others.as_ref().map(|others| &*others.communicator)
+    }
+
+    /// Whether other ranks are other processes.
+    fn has_processes(&self) -> bool {
+        self.communicator().is_some_and(|world| world.ranks_in_process() < world.ranks())
     }
 
     /// Bytes that this rank has sent in exchanges of its schedules.
@@ -100,18 +109,25 @@ impl Run {
         peaks.iter().copied().find(|&peak| peak != planned && peak > 0).unwrap_or(own)
     }
 
-    /// The part of a process's bytes that counts for one rank: ranks here are threads of one process.
+    /// The part of a process's bytes that counts for one rank, or more where another rank's process held more.
     pub(super) fn share_of_process(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(self.ranks() as u64)
+        let threads = self.communicator().map_or(1, Communicator::ranks_in_process);
+        let most = self.others.as_ref().map_or(0, |others| others.held);
+        bytes.div_ceil(threads as u64).max(most)
     }
 
     /// Sums the losses of a step over all ranks, in their order, and learns their peaks.
     pub(super) fn share_losses(&mut self) -> Result<(), TrainError> {
         let own: f64 = self.losses.iter().copied().map(f64::from).sum();
         let peak = self.engine.measured_peak();
-        let Some(others) = &mut self.others else { return Ok(()) };
-        let numbers =
-            [own, peak as f64].into_iter().chain(self.added.iter().map(|added| f64::from(added.sum)));
+        let held = if self.has_processes() { self.held()? } else { 0 };
+        let Some(others) = &mut self.others else {
+            self.probes.iter_mut().for_each(Probes::are_all);
+            return Ok(());
+        };
+        let probed = self.probes.iter().flat_map(|probes| &probes.losses).map(|&loss| f64::from(loss));
+        let added = self.added.iter().map(|added| f64::from(added.sum));
+        let numbers = [own, peak as f64, held as f64].into_iter().chain(added).chain(probed);
         for (place, number) in others.own.chunks_exact_mut(NUMBER).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -125,8 +141,15 @@ impl Run {
         for (peak, word) in others.peaks.iter_mut().zip(words.clone()) {
             *peak = number(word, 1) as u64;
         }
+        others.held = words.clone().map(|word| number(word, 2) as u64).fold(others.held, u64::max);
         for (at, added) in self.added.iter_mut().enumerate() {
-            added.sum = words.clone().map(|word| number(word, 2 + at)).sum::<f64>() as f32;
+            added.sum = words.clone().map(|word| number(word, 3 + at)).sum::<f64>() as f32;
+        }
+        if let Some(probes) = &mut self.probes {
+            let (first, count) = (3 + self.added.len(), probes.count());
+            for (rank, word) in words.enumerate() {
+                probes.add_rank(rank, (first..first + count).map(|at| number(word, at) as f32));
+            }
         }
         Ok(())
     }

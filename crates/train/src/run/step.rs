@@ -169,6 +169,7 @@ impl Step<'_> {
     fn finish_probes(mut self) -> Result<Stepped, TrainError> {
         let number = self.run.steps() + 1;
         self.collect()?;
+        self.run.share_losses()?;
         let slope = self.run.probes.as_mut().and_then(Probes::slope);
         let grad_norm = slope.ok_or(TrainError::NotFinite { step: number, what: "loss" })?;
         self.run.torn = true;

@@ -114,8 +114,10 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["warmup", "num_warmup_steps", "lr_warmup_steps"], "write {warmup_steps}"),
     (&["warmup_proportion"], "write {warmup_ratio}"),
     (&["optimizer", "optimizer_type", "optimizer_name", "adafactor"], "write {optim}"),
-    (&["optim_args"], "write {adam_beta1} {adam_beta2} {adam_epsilon} {momentum} or {nesterov}"),
-    (&["optim_target_modules"], "gradients are not projected here; {optim} adamw_8bit keeps smaller moments"),
+    (
+        &["optim_target_modules"],
+        "leave it out: {optim} apollo_adamw projects every matrix that only products read",
+    ),
     (&["betas", "adam_betas"], "write {adam_beta1} and {adam_beta2}"),
     (&["beta1"], "write {adam_beta1}"),
     (&["beta2"], "write {adam_beta2}"),
@@ -130,7 +132,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     // Element types and kernels.
     (&["fp16", "half"], "write {bf16}: half precision overflows"),
     (&["bf16_full_eval", "fp16_full_eval"], "leave it out: evaluation computes as training does"),
-    (&["tf32", "fp8"], "leave it out: arithmetic is fp32"),
+    (&["fp8"], "leave it out: arithmetic is fp32 or bf16"),
     (&["dtype", "torch_dtype", "precision", "mixed_precision"], "write {weights_dtype} or {bf16}"),
     (
         &["quantization_config", "quantization_bit", "quantization_method", "load_4bit", "load_8bit"],
@@ -167,9 +169,10 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["torch_empty_cache_steps"], "leave it out: memory is taken once, at the start"),
     (&["skip_memory_metrics"], "leave it out: the peak is always measured"),
     (
-        &["deepspeed", "deepspeed_config", "zero_stage", "fsdp", "fsdp_config"],
+        &["deepspeed", "deepspeed_config", "fsdp", "fsdp_config"],
         "leave it out: the plan fits the run into {memory} and {offload} says where the rest may wait",
     ),
+    (&["zero_optimization", "zero_optimization_stage"], "write {zero_stage}"),
     (
         &[
             "offload_optimizer",
@@ -202,7 +205,6 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
             "ddp_broadcast_buffers",
             "ddp_static_graph",
             "ddp_backend",
-            "ddp_timeout",
             "accelerator_config",
             "parallelism_config",
             "tensor_parallel_size",
@@ -210,7 +212,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
             "log_on_each_node",
             "log_level_replica",
         ],
-        "leave it out: one process trains",
+        "leave it out: {ranks} starts threads, and mpirun starts processes",
     ),
     // Adapters.
     (&["lora_rank", "lora_dim"], "write {lora_r}"),
@@ -452,7 +454,7 @@ mod tests {
             "there is no flag `--learning-rte`; did you mean `--learning-rate`?"
         );
         assert_eq!(said_by_train("--Max_Step"), "there is no flag `--Max_Step`; did you mean `--max-steps`?");
-        for flag in ["--banana", "--name", "--tags", "--use-dora", "--state", "-x", "--data-dir", "--mode-l"]
+        for flag in ["--banana", "--name", "--tags", "--use-pissa", "--state", "-x", "--data-dir", "--mode-l"]
         {
             let said = said_by_train(flag);
             let tip = said.split_once("did you mean").map(|(_, tip)| tip.to_owned());

@@ -86,7 +86,7 @@ fn checked_table(text: &str) -> Result<Table, (Option<usize>, String)> {
         let setting = Setting::named(&name).ok_or_else(|| fault(no_such_setting(&name)))?;
         if let Some(value) = table.remove(&name).filter(|value| !left_open(&name, value)) {
             let found = described(&value);
-            let value = of_kind(setting.kind, value)
+            let value = of_kind(setting.kind, named_by_number(&name, value))
                 .ok_or_else(|| fault(format!("{name} must be {}, got {found}", wanted(setting.kind))))?;
             table.insert(name, value);
         }
@@ -97,6 +97,14 @@ fn checked_table(text: &str) -> Result<Table, (Option<usize>, String)> {
 /// Whether a value means "not set": `max_steps = -1`, as in transformers.
 fn left_open(name: &str, value: &Value) -> bool {
     name == "max_steps" && *value == Value::Integer(-1)
+}
+
+/// The name of a stage that was written as a number, as `DeepSpeed`'s files do: `zero_stage = 1`.
+fn named_by_number(name: &str, value: Value) -> Value {
+    match value {
+        Value::Integer(stage) if name == "zero_stage" => Value::String(stage.to_string()),
+        other => other,
+    }
 }
 
 /// The value if it is of this kind, or can be read as such.

@@ -170,12 +170,15 @@ settings! {
         /// Whether a GPU sums in a fixed order, so that two runs and every way to recompute agree bit for bit;
         /// attention then takes more time and scratch. The CPU always does [default: false]
         full_determinism: bool, "BOOL";
+        /// Whether a GPU rounds f32 operands of products to tf32, which is several times as fast and has the digits of
+        /// half precision [default: false]
+        tf32: bool, "BOOL";
         /// Files or folders of text, .jsonl or .parquet; may be given several times, and PATH@2 is seen twice as often
         data: Vec<String>, "PATHS";
         /// Whether several documents share a row, without attention between them; otherwise each has a row of its own
         /// [default: true]
         packing: bool, "BOOL";
-        /// Whether samples that cannot be used are counted instead of refused [default: false]
+        /// Whether samples that cannot be used are skipped and counted instead of refused [default: false]
         skip_bad_lines: bool, "BOOL";
         /// Folder for tokenised data [default: plimsoll/data in the user's cache]
         data_cache: PathBuf, "PATH";
@@ -183,6 +186,10 @@ settings! {
         synthetic: bool, "BOOL";
     }
     Adapter {
+        /// Kind of adapters: lora, ia3 (factors of columns), bottleneck (small networks behind attention and feed-forward),
+        /// prompt_tuning (trained vectors before the text) or prefix_tuning (trained keys and values before it) [default:
+        /// lora, where --lora-r is given]
+        peft_type: String, "KIND";
         /// Rank of adapters (LoRA), which are trained in place of the model's own weights
         lora_r: usize, "N";
         /// Alpha of adapters: what an adapter adds is scaled by alpha ÷ rank [default: twice the rank]
@@ -191,22 +198,39 @@ settings! {
         lora_dropout: f64, "PART";
         /// Whether alpha is divided by the square root of the rank, not by the rank [default: false]
         use_rslora: bool, "BOOL";
+        /// Whether the norm of each row of a weight is trained too (DoRA) [default: false]
+        use_dora: bool, "BOOL";
         /// Modules that get an adapter: names such as q_proj,v_proj,embed_tokens, a regular expression for whole names
-        /// such as '.*\.(q|v)_proj', or all-linear [default: all-linear]
+        /// such as '.*\.(q|v)_proj', or all-linear [default: all-linear; ia3: keys, values and the last product of the
+        /// feed-forward network; bottleneck: the last products of attention and of the feed-forward network]
         lora_target_modules: Vec<String>, "NAMES";
-        /// Parameters that get an adapter, which experts are: names such as mlp.experts.gate_up_proj,mlp.experts.down_proj
+        /// Parameters that get an adapter, such as the stacked experts: names such as mlp.experts.gate_up_proj,mlp.experts.down_proj
         /// [default: none; all-linear includes experts where PEFT does]
         lora_target_parameters: Vec<String>, "NAMES";
         /// Targets that get no adapter: names, or a regular expression for whole names
         lora_exclude_modules: Vec<String>, "NAMES";
         /// Numbers of the layers whose modules get adapters, from 0 [default: all]
         lora_layers_to_transform: Vec<usize>, "NUMBERS";
-        /// Names before the numbers of layers, where modules have more than one number
+        /// Name that stands before the layer's number in module names, where these contain several numbers
         lora_layers_pattern: Vec<String>, "NAMES";
         /// Ranks of modules whose names end in a pattern, such as q_proj=16; the first pattern that matches counts
         lora_rank_pattern: Pairs, "PAIRS";
         /// Alphas of modules whose names end in a pattern, such as q_proj=32; the first pattern that matches counts
         lora_alpha_pattern: Pairs, "PAIRS";
+        /// Modules of --peft-type ia3 whose input is scaled in place of their result: names, or a regular expression for
+        /// whole names [default: the last product of feed-forward networks]
+        feedforward_modules: Vec<String>, "NAMES";
+        /// Inner columns of --peft-type bottleneck [default: 64]
+        bottleneck_size: usize, "N";
+        /// Function between the products of --peft-type bottleneck: tanh, gelu or silu [default: tanh]
+        non_linearity: String, "NAME";
+        /// Trained vectors of --peft-type prompt_tuning or prefix_tuning; they take positions in addition to --seq-len
+        num_virtual_tokens: usize, "N";
+        /// Train all weights in a random subspace of this many dimensions, which --seed decides; the adapter's file holds
+        /// the coordinates alone
+        intrinsic_dimension: usize, "N";
+        /// Whether every layer has coordinates of its own, an even share of --intrinsic-dimension [default: false]
+        intrinsic_per_layer: bool, "BOOL";
         /// Modules that are trained as a whole beside the adapters
         modules_to_save: Vec<String>, "NAMES";
         /// Ids of tokens whose embedding vectors are trained beside the adapters, also in a tied output head
@@ -227,7 +251,8 @@ settings! {
         llm_int8_skip_modules: Vec<String>, "NAMES";
     }
     Learning {
-        /// Peak learning rate [default: 5e-5, for adapters 2e-4; from scratch 0.001; mezo 1e-6, es 0.001]
+        /// Peak learning rate [default: 5e-5, for adapters 2e-4, ia3 0.008, prompts 0.03; from scratch 0.001; mezo
+        /// 1e-6, es 0.001]
         learning_rate: f64, "RATE";
         /// linear, cosine, constant or constant_with_warmup [default: linear; from scratch cosine]
         lr_scheduler_type: String, "NAME";
@@ -238,10 +263,14 @@ settings! {
         /// Parameters that are trained: regular expressions that are found in their names, such as norm,bias,lm_head or
         /// 'layers\.(30|31)\.'; all others are frozen [default: all]
         train_only: Vec<String>, "NAMES";
-        /// adamw_torch, adamw_8bit (moments in 8 bits), sgd, lion_32bit, lion_8bit, adafactor or muon (which takes adamw
-        /// for embeddings, head and vectors); paged_ before a name changes nothing. Without a backward pass: mezo (steps
-        /// along random directions by their slopes) or es (by the order of their losses) [default: adamw_torch]
+        /// adamw_torch, adamw_8bit (moments in 8 bits), sgd, lion_32bit, lion_8bit, adafactor, muon or apollo_adamw (moments
+        /// of projected gradients); the last two take adamw for embeddings, head and vectors. paged_ before a name changes
+        /// nothing. Without a backward pass: mezo (steps along random directions by their slopes) or es (by the order of
+        /// their losses) [default: adamw_torch]
         optim: String, "NAME";
+        /// For --optim apollo_adamw: rank of projections, steps of each, factor whose root multiplies steps, and channel or
+        /// tensor scaling [default: rank=128,update_proj_gap=200,scale=1,scale_type=channel]
+        optim_args: String, "ARGS";
         /// Momentum: decay rate of sgd's running sum of gradients, or of muon's running mean [default: 0; muon 0.95]
         momentum: f64, "RATE";
         /// Whether --optim sgd or muon uses Nesterov momentum [default: false; muon true]
@@ -289,7 +318,7 @@ settings! {
         router_bias_update_rate: f64, "RATE";
         /// Weight of the balance of experts in the loss [default: the model's]
         router_aux_loss_coef: f64, "WEIGHT";
-        /// Weight in the loss of the z-loss, the mean square of the log-sum-exp of a router's logits [default: 0]
+        /// Weight of the z-loss, the mean square of the log-sum-exp of a router's logits [default: 0]
         router_z_loss_coef: f64, "WEIGHT";
         /// When parameters are updated: separate (after the backward pass), in-backward, two-pass or auto [default:
         /// auto, inside the backward pass where one micro-batch a step and no limit on the norm allow it]
@@ -297,8 +326,21 @@ settings! {
     }
     Course {
         /// Ranks that train together as threads of this process, each with an equal part of the global batch, an arena of its
-        /// own and the stated --memory; gradients are summed over them [default: 1]
+        /// own and the stated --memory; gradients are summed over them [default: 1, or the processes that mpirun started]
         ranks: usize, "N";
+        /// Stage of ZeRO: 0 (every rank keeps everything), 1 (moments are divided over ranks), 2 (gradients too) or auto, the
+        /// lowest that fits into --memory [default: auto]
+        zero_stage: String, "STAGE";
+        /// Seconds that a rank waits for another rank in an exchange before the run ends with an error that names it
+        /// [default: 600]
+        ddp_timeout: u64, "SECONDS";
+        /// Plan for ranks that are not here, each a device of its own: bytes a second that a rank sends to others, and perhaps
+        /// the time of a message beside its bytes, such as 50GB/s,5us; a table from 1 to 1024 ranks follows the plan
+        rank_link: String, "RATE[,LATENCY]";
+        /// The link between nodes, where --rank-link is that inside a node
+        node_link: String, "RATE[,LATENCY]";
+        /// Ranks of one node, with --node-link
+        ranks_per_node: usize, "N";
         /// Optimizer steps; decides where --num-train-epochs is given too, -1 leaves it open [default from scratch: 100]
         max_steps: u64, "N";
         /// Passes over the data, also parts of one such as 0.5 [default: 3; from scratch see --max-steps]

@@ -7,49 +7,33 @@
 //!
 //! The others never evaluate, never write a file, and know nothing of signals. They wait for the next word without a limit,
 //! as long as rank 0 lives. A word carries the step and the place in the data, so that ranks that drifted apart are told.
+//! While rank 0 saves, its words ask for pieces of the state that ranks divide among them.
 
 use plimsoll_exec::{Communicator, ExecError};
 use plimsoll_graph::StateKind;
 
 use super::Trainer;
 use crate::error::TrainError;
+use crate::run::{WORD_BYTES, Word};
 
 /// Bytes of state that are sent at a time.
 const PIECE: usize = 256 << 10;
-/// Numbers of a word: what to do, the step so far, the groups of data so far.
-const NUMBERS: usize = 3;
-
-const STEP: u64 = 1;
-const END: u64 = 2;
-const STATE: u64 = 3;
 
 impl Trainer {
     /// Tells the other ranks that a step begins; does nothing for a run alone, and for a rank that follows.
     pub(super) fn lead(&self) -> Result<(), TrainError> {
-        self.tell(STEP)
+        self.tell(Word::Step { steps: self.run.steps(), position: self.batches.position() })
     }
 
-    fn tell(&self, what: u64) -> Result<(), TrainError> {
+    fn tell(&self, word: Word) -> Result<(), TrainError> {
         match self.run.communicator() {
-            Some(world) if world.rank() == 0 => {
-                Ok(world.broadcast(&mut word([what, self.run.steps(), self.batches.position()]))?)
-            }
+            Some(world) if world.rank() == 0 => Ok(world.broadcast(&mut word.to_bytes())?),
             _ => Ok(()),
         }
     }
 
-    /// What rank 0 says next, with its step and its place in the data.
-    fn hear(&self) -> Result<[u64; NUMBERS], TrainError> {
-        let mut bytes = word([END, 0, 0]);
-        if let Some(world) = self.run.communicator() {
-            world.broadcast(&mut bytes)?;
-        }
-        let number = |at: usize| bytes[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        Ok([0, 1, 2].map(number))
-    }
-
     /// Gives all ranks the weights, the moments and the step of rank 0, which has read or restored them. Gradients of an
-    /// earlier step mean nothing and stay where they are.
+    /// earlier step mean nothing and stay where they are. State that is divided is the business of each rank.
     ///
     /// # Errors
     ///
@@ -59,17 +43,17 @@ impl Trainer {
             return Ok(());
         }
         if self.run.rank() == 0 {
-            self.tell(STATE)?;
+            self.tell(Word::State { steps: self.run.steps(), position: self.batches.position() })?;
         } else {
-            let [what, steps, position] = self.hear()?;
-            if what != STATE {
+            let Some(Word::State { steps, position }) = self.run.communicator().map(hear).transpose()? else {
                 return Err(TrainError::Config("rank 0 ended before its first step".into()));
-            }
+            };
             self.run.continue_after(steps);
             self.batches.go_to(position);
             self.taken = position;
         }
         let lasting = self.run.states_of(StateKind::outlives_a_step);
+        let lasting = lasting.filter(|(name, _)| self.run.shard_of(name).is_none());
         let states: Vec<(String, usize)> = lasting.map(|(name, ty)| (name.to_owned(), ty.bytes())).collect();
         let mut piece = vec![0; PIECE];
         for (name, bytes) in states {
@@ -85,29 +69,56 @@ impl Trainer {
         Ok(())
     }
 
-    /// Takes the steps that rank 0 tells of, until it tells of the end.
+    /// Takes the steps that rank 0 tells of, and gives it the state it asks for, until it tells of the end.
     ///
     /// # Errors
     ///
     /// When a step fails, rank 0 ends, or this rank is at another step than rank 0.
     pub(crate) fn follow(&mut self) -> Result<(), TrainError> {
-        loop {
-            let [what, steps, position] = self.hear()?;
-            if what == END {
-                return Ok(());
+        let mut room = Vec::new();
+        while let Some(world) = self.run.communicator() {
+            match hear(world)? {
+                Word::End => return Ok(()),
+                Word::Piece { state, first, count } => {
+                    room.resize(count as usize, 0);
+                    self.run.give(world, [state, first], &mut room)?;
+                }
+                Word::State { .. } => {
+                    return Err(TrainError::Config("rank 0 sent its state a second time".into()));
+                }
+                Word::Step { steps, position } => {
+                    self.stands_at(steps, position)?;
+                    match self.step() {
+                        // Every rank sees these numbers, and rank 0 may save the state before the step.
+                        Ok(_) | Err(TrainError::NotFinite { .. }) => {}
+                        Err(fault) => return Err(fault),
+                    }
+                }
             }
-            let own = (self.run.steps(), self.batches.position());
-            if own != (steps, position) {
-                return Err(TrainError::Config(format!(
-                    "rank {} has taken {} steps and {} groups of data, and rank 0 {steps} and {position}",
-                    self.run.rank(),
-                    own.0,
-                    own.1
-                )));
-            }
-            self.step()?;
         }
+        Ok(())
     }
+
+    /// Refuses to step from another place than rank 0.
+    fn stands_at(&self, steps: u64, position: u64) -> Result<(), TrainError> {
+        let own = (self.run.steps(), self.batches.position());
+        if own == (steps, position) {
+            return Ok(());
+        }
+        Err(TrainError::Config(format!(
+            "rank {} has taken {} steps and {} groups of data, and rank 0 {steps} and {position}",
+            self.run.rank(),
+            own.0,
+            own.1
+        )))
+    }
+}
+
+/// The next word of rank 0.
+fn hear(world: &dyn Communicator) -> Result<Word, TrainError> {
+    let mut bytes = [0; WORD_BYTES];
+    world.broadcast(&mut bytes)?;
+    Ok(Word::from_bytes(bytes))
 }
 
 /// Tells the other ranks that there are no more steps.
@@ -116,13 +127,5 @@ impl Trainer {
 ///
 /// When the world has ended already.
 pub(crate) fn dismiss(world: &dyn Communicator) -> Result<(), ExecError> {
-    world.broadcast(&mut word([END, 0, 0]))
-}
-
-fn word(numbers: [u64; NUMBERS]) -> [u8; 8 * NUMBERS] {
-    let mut bytes = [0; 8 * NUMBERS];
-    for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
-        place.copy_from_slice(&number.to_le_bytes());
-    }
-    bytes
+    world.broadcast(&mut Word::End.to_bytes())
 }

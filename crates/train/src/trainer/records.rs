@@ -118,7 +118,7 @@ pub struct EndRecord {
     pub stopped_early: bool,
 }
 
-/// The steps of a record that an earlier version wrote without saying so.
+/// Steps in a record of an earlier version, which did not store their number: one.
 fn one() -> u64 {
     1
 }

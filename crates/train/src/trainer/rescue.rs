@@ -32,7 +32,7 @@ impl Trainer {
         }
         let steps = self.run().steps();
         let kept = (steps != saved).then(|| self.save_rescued(fault, checkpoints, told)).flatten();
-        if matches!(fault, TrainError::NotFinite { .. }) {
+        if fault.is_not_finite() {
             let before = newest_before(checkpoints, steps).map(|before| {
                 let newest = steps != saved;
                 // A run cannot resume from an earlier checkpoint in a folder that has a later one.
@@ -56,7 +56,7 @@ impl Trainer {
         told: &mut Told<'_, '_, E>,
     ) -> Option<PathBuf> {
         told.tell(Event::Saving);
-        let not_finite = matches!(fault, TrainError::NotFinite { .. });
+        let not_finite = fault.is_not_finite();
         // The records of all steps are written by now.
         let reached = EvaluationState { unrecorded: None, ..self.reached().clone() };
         let saved = if not_finite {

@@ -5,6 +5,8 @@
 
 #[path = "../support/arena.rs"]
 mod arena;
+#[path = "../../../devices/tests/late/device.rs"]
+mod late;
 #[path = "../support/resume.rs"]
 mod running;
 #[path = "../support/mod.rs"]
@@ -23,6 +25,8 @@ mod hf;
 mod identity;
 mod in_backward;
 mod kept_checkpoints;
+mod late_device;
+mod lost_device;
 mod mixtures_offload;
 mod not_finite;
 mod offload;
@@ -35,6 +39,7 @@ mod pytorch;
 mod replan;
 mod resume;
 mod state_away;
+mod subspace;
 mod tiles;
 mod train_only;
 mod zeroth_order;

@@ -7,11 +7,12 @@
 
 use half::bf16;
 use plimsoll_exec::{Data, rounding};
+use plimsoll_graph::op::ApolloScaling;
 use plimsoll_graph::{Axes, DType, Graph, GraphError, Init, Op, StateKind};
 use plimsoll_plan::Strategy;
 use plimsoll_train::{
-    FEWEST_FOR_CODES, FloatStorage, Optimizer, OptimizerKind, Options, Run, StateStorage, TrainError,
-    WeightStorage,
+    FEWEST_FOR_CODES, FloatStorage, LowRank, Optimizer, OptimizerKind, Options, Run, StateStorage,
+    TrainError, WeightStorage,
 };
 
 use crate::support::{Batch, Golden, Size, families, gpt2, lasting_bits, llama, options, parameters, start};
@@ -82,8 +83,8 @@ fn ten_steps(optimizer: Optimizer, storage: StateStorage, seed: u64) -> Run {
         threads: 2,
         ..Options::default()
     };
-    let muon = optimizer.kind == OptimizerKind::Muon;
-    let mut run = if muon {
+    let of_product = matches!(optimizer.kind, OptimizerKind::Muon | OptimizerKind::Apollo);
+    let mut run = if of_product {
         Run::new(given_gradient_of_a_product, &options)
     } else {
         Run::new(given_gradient, &options)
@@ -93,7 +94,7 @@ fn ten_steps(optimizer: Optimizer, storage: StateStorage, seed: u64) -> Run {
     for step in 1..=10 {
         let gradient = gradient(step);
         let turned = (0..COUNT).map(|i| gradient[i % ROWS * COLUMNS + i / ROWS]).collect();
-        let x: Vec<f32> = if muon { turned } else { gradient };
+        let x: Vec<f32> = if of_product { turned } else { gradient };
         run.step(LR, &[[("x", Data::F32(&x))]]).unwrap();
     }
     assert_eq!(run.engine().measured_peak(), run.plan().arena_bytes);
@@ -155,6 +156,44 @@ fn ten_steps_of_muon_are_those_of_pytorch_with_its_iteration_in_f32() {
     let apart = largest(&differences(&ten_steps(muon, F32, 0).state("w").unwrap(), &golden("muon")));
     // The iteration multiplies the roundings of small singular values by up to 3.4⁵; torch's own, in bf16, is 8e-4 off.
     assert!(apart < 2e-5, "{apart}");
+}
+
+#[test]
+fn ten_steps_of_apollo_are_those_of_its_authors_with_our_projections() {
+    for (name, scaling) in
+        [("apollo_channel", ApolloScaling::Channel), ("apollo_tensor", ApolloScaling::Tensor)]
+    {
+        let low_rank = LowRank { rank: 8, gap: 4, scale: 2.0, scaling };
+        let run = ten_steps(Optimizer { low_rank, ..adamw(OptimizerKind::Apollo) }, F32, 0);
+        let apart = largest(&differences(&run.state("w").unwrap(), &golden(name)));
+        // Numbers below 1, ten roundings of half a unit in the last place, 2⁻²⁴, each; and norms of f32 sums, whose
+        // errors, a few units, are parts of a step of 2⁻⁷.
+        assert!(apart < 1e-6, "{name}: {apart}");
+    }
+}
+
+#[test]
+fn apollo_keeps_moments_of_projections_and_leaves_small_matrices_tables_and_vectors_to_adamw() {
+    let low_rank = LowRank { rank: 40, ..LowRank::default() };
+    let optimizer = Optimizer { low_rank, ..Optimizer::of(OptimizerKind::Apollo) };
+    for (name, model) in families(SIZE) {
+        let run = start(&model, SIZE.seq, &Options { optimizer, ..options(4, 2, Strategy::Full, 1) });
+        let shape = |state: String| run.states().find(|(known, _)| *known == state).map(|(_, ty)| ty.shape);
+        let tables = ["embed", "wte", "wpe", "lm_head", "embeddings", "decoder"];
+        let mut projected = 0;
+        for parameter in parameters(&run) {
+            let whole = shape(parameter.clone()).unwrap();
+            let hidden = whole.len() == 2 && !tables.iter().any(|table| parameter.contains(table));
+            let low = hidden && whole[0].min(whole[1]) > 40;
+            let moments = if low { [whole[0].max(whole[1]), 40].into() } else { whole };
+            for moment in ["m", "v"] {
+                assert_eq!(shape(format!("{moment}.{parameter}")), Some(moments), "{name}: {parameter}");
+            }
+            assert_eq!(shape(format!("norm.{parameter}")).is_some(), low, "{name}: {parameter}");
+            projected += usize::from(low);
+        }
+        assert!(projected > 0, "{name}");
+    }
 }
 
 #[test]
@@ -253,8 +292,13 @@ fn variants() -> Vec<(Optimizer, StateStorage)> {
     variants.extend([(of(OptimizerKind::Lion), F32), (of(OptimizerKind::Lion8bit), HALVES)]);
     variants.extend([F32, MASTER, HALVES].map(|storage| (of(OptimizerKind::Adafactor), storage)));
     variants.extend([F32, MASTER, HALVES].map(|storage| (Optimizer::of(OptimizerKind::Muon), storage)));
+    let apollo = Optimizer { low_rank: LOW_RANK, ..Optimizer::of(OptimizerKind::Apollo) };
+    variants.extend([F32, MASTER, HALVES].map(|storage| (apollo, storage)));
     variants
 }
+
+/// Projections that change between the steps of a test.
+const LOW_RANK: LowRank = LowRank { rank: 16, gap: 2, scale: 1.0, scaling: ApolloScaling::Channel };
 
 const SIZE: Size = Size { vocab: 130, seq: 24, width: 64, layers: 2, ffn: 136, dropout: 0.1 };
 
@@ -311,8 +355,12 @@ fn state_takes_the_bytes_one_computes_by_hand() {
                 OptimizerKind::Adafactor if shape.len() < 2 => 4 * n,
                 OptimizerKind::Adafactor => 4 * (shape[0] + shape[1]),
                 // Only tables and vectors have second moments; in this model those of the vocabulary's extent and norms.
-                OptimizerKind::Muon if shape.len() < 2 || shape[0] == SIZE.vocab => 2 * one,
+                OptimizerKind::Muon | OptimizerKind::Apollo if shape.len() < 2 || shape[0] == SIZE.vocab => {
+                    2 * one
+                }
                 OptimizerKind::Muon | OptimizerKind::Lion | OptimizerKind::Lion8bit => one,
+                // Two numbers in each of 16 dimensions for each line of the longer side, and a norm.
+                OptimizerKind::Apollo => 2 * 16 * one / shape[0].min(shape[1]) + 4,
                 OptimizerKind::Mezo | OptimizerKind::Es => unreachable!("has no gradients"),
             };
             moments += if storage.weights == WeightStorage::Bf16Master { 2 * n } else { 0 };
@@ -322,7 +370,7 @@ fn state_takes_the_bytes_one_computes_by_hand() {
         };
         assert_eq!(held(&|name| names.iter().any(|known| known == name)), weights);
         assert_eq!(held(&|name| name.starts_with("grad.")), gradients);
-        let prefixes = ["low.", "m.", "v.", "m_scale.", "v_scale.", "v_row.", "v_col."];
+        let prefixes = ["low.", "m.", "v.", "m_scale.", "v_scale.", "v_row.", "v_col.", "norm."];
         assert_eq!(held(&|name| prefixes.iter().any(|prefix| name.starts_with(prefix))), moments);
     }
 }

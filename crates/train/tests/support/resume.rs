@@ -4,13 +4,14 @@
 
 use std::path::Path;
 
+use plimsoll_exec::Device;
 use plimsoll_model::Architecture;
 use plimsoll_plan::Strategy;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints, EvaluationState};
 use plimsoll_train::data::{Batches, Order, Source, Text};
 use plimsoll_train::files::{FileError, ModelFormat};
 use plimsoll_train::trainer::{Decay, Lr};
-use plimsoll_train::{Options, Trainer};
+use plimsoll_train::{LanguageModel, Options, Run, Trainer, plan_for};
 
 use crate::support::{Size, gpt2, llama, options, start};
 
@@ -33,7 +34,17 @@ pub(crate) fn llama_trainer(data: &Path, options: &Options) -> Trainer {
 }
 
 pub(crate) fn of(model: &Architecture, size: Size, data: &Path, options: &Options) -> Trainer {
-    let run = start(model, size.seq, options);
+    of_run(start(model, size.seq, options), size, data, options)
+}
+
+/// A trainer of the same model on a device of the caller's.
+pub(crate) fn on(device: Box<dyn Device>, data: &Path, options: &Options) -> Trainer {
+    let model = LanguageModel { architecture: gpt2(SIZE), seq_len: SIZE.seq, generate: false, lora: None };
+    let planned = plan_for(&model, &*device, options).unwrap();
+    of_run(Run::start(device, planned, options.seed).unwrap(), SIZE, data, options)
+}
+
+fn of_run(run: Run, size: Size, data: &Path, options: &Options) -> Trainer {
     let order = Order::Shuffled { seed: options.seed };
     let text = Text::open(data, size.seq, size.vocab, order).unwrap();
     let batches = Batches::new(Source::Text(text), options.global_batch as u64, run.micro_batch());

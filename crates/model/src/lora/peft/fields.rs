@@ -7,28 +7,16 @@ use serde_json::{Map, Value};
 use super::super::{Excluded, LayerChoice, Pattern, Targets, TrainedTokens, refused};
 use super::{AdapterConfigError, BaseClass, LIBRARY, PARAMETERS, TOKENS, wrong};
 
-/// Settings that are read.
-const READ: [&str; 20] = [
+/// Settings of every kind that are read.
+const READ: [&str; 8] = [
     "auto_mapping",
     "peft_type",
-    "r",
-    "lora_alpha",
-    "lora_dropout",
-    "use_rslora",
-    "rank_pattern",
-    "alpha_pattern",
     "target_modules",
-    "target_parameters",
     "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
     "modules_to_save",
-    "trainable_token_indices",
-    "bias",
     "fan_in_fan_out",
     "base_model_name_or_path",
     "task_type",
-    "init_lora_weights",
 ];
 
 /// Settings that do not change the result of an existing adapter.
@@ -51,16 +39,17 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    fn get(&self, key: &str) -> Option<&Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    fn must(&self, key: &str, what: &str) -> AdapterConfigError {
+    pub(super) fn must(&self, key: &str, what: &str) -> AdapterConfigError {
         let found = self.map.get(key).unwrap_or(&Value::Null);
         wrong(format!("`{key}` must be {what}, got {found}"))
     }
 
-    pub(super) fn refuse_unsupported(&self) -> Result<(), AdapterConfigError> {
+    /// Refuses settings that change a result and are neither those of every kind nor among `own`.
+    pub(super) fn refuse_unsupported(&self, own: &[&str]) -> Result<(), AdapterConfigError> {
         match self.get("bias") {
             None => {}
             Some(Value::String(which)) if which == "none" => {}
@@ -72,16 +61,17 @@ impl Fields {
         {
             return Err(wrong(why));
         }
-        let known = |key: &String| READ.contains(&key.as_str()) || WITHOUT_EFFECT.contains(&key.as_str());
+        let known =
+            |key: &String| [&READ, own, &WITHOUT_EFFECT].iter().any(|list| list.contains(&key.as_str()));
         match self.map.iter().find(|(key, value)| !known(key) && !is_empty(value)) {
             Some((key, value)) => Err(wrong(refused::setting(key, value))),
             None => Ok(()),
         }
     }
 
-    pub(super) fn rank(&self) -> Result<usize, AdapterConfigError> {
-        let Some(value) = self.get("r") else { return Ok(8) };
-        whole(value).ok_or_else(|| self.must("r", "a whole number of at least 1"))
+    pub(super) fn count(&self, key: &str, default: usize) -> Result<usize, AdapterConfigError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        whole(value).ok_or_else(|| self.must(key, "a whole number of at least 1"))
     }
 
     pub(super) fn number(&self, key: &str, default: f32) -> Result<f32, AdapterConfigError> {
@@ -225,7 +215,7 @@ pub(super) fn float(value: &Value) -> Option<f32> {
     value.as_f64().map(|number| number as f32)
 }
 
-fn unread(error: GraphError) -> AdapterConfigError {
+pub(super) fn unread(error: GraphError) -> AdapterConfigError {
     wrong(error.why)
 }
 

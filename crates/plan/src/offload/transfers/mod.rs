@@ -26,36 +26,43 @@
 //! state is away (by the residency).
 
 mod live;
+mod stays;
 mod timing;
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeSet, BinaryHeap};
+use std::sync::Arc;
 
 use plimsoll_graph::{Graph, Value};
 
 use crate::device::{Facts, Link, Scratch, aligned};
 use crate::layout::{live_bytes, slots_of};
 use crate::schedule::sequence::{Operand, Sequence};
-use timing::Placing;
+pub(crate) use stays::ResidentRuns;
+use timing::{Placing, Record};
 
 /// An order of runs whose values may be sent away.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Transfers {
     link: Link,
-    sequence: Sequence,
+    /// Numbers of its runs and of its instances, and the bytes of the tier that hold state.
+    runs: usize,
+    instances: usize,
+    taken: u64,
     /// Bytes alive during each run when only the fixed gaps are used.
     live: Vec<u64>,
     /// Time of each run, and of all before it if compute never waits; the last entry is the time of all.
-    seconds: Vec<f64>,
-    until: Vec<f64>,
+    seconds: Arc<[f64]>,
+    until: Arc<[f64]>,
     /// Gaps that may be used, the one that ends last first.
     gaps: Vec<Gap>,
     /// The first run of each of them with its index, in the order of runs.
-    begin: Vec<(usize, usize)>,
+    begin: Vec<(u32, u32)>,
     /// Gaps that are used in any case: those of state before its first user and after its last.
     fixed: Vec<Gap>,
-    /// Operand in the tier of each instance that is state.
-    homes: Vec<Option<u64>>,
+    /// Places in the tier of the instances that are state, which are the last ones, and the first of these instances.
+    homes: Vec<u64>,
+    first_home: usize,
     /// Bytes of state that are fetched before each run, and bytes that go out after it because it or a later run writes
     /// them.
     inward: Vec<u64>,
@@ -83,23 +90,15 @@ impl Transfers {
         graph: &Graph,
         facts: &Facts,
         scratch: Scratch,
-        sequence: Sequence,
+        sequence: &Sequence,
     ) -> Option<Transfers> {
         let link = facts.link?;
-        let slots = slots_of(graph, facts, scratch, &sequence);
-        let seconds =
-            sequence.executions.iter().map(|run| facts.nodes[run.node.index()].seconds_with(scratch));
         let named: BTreeSet<Value> = graph.outputs().iter().map(|(_, value)| graph.storage(*value)).collect();
         let size = |value: Value| aligned(graph.ty(value).bytes() as u64, facts.alignment);
         let worth = |value: Value| size(value) >= link.block && !named.contains(&value);
-        let mut away: Vec<Option<u64>> = vec![None; graph.states().len()];
-        for range in &sequence.away {
-            away[range.state.index()] = Some(range.tier_offset);
-        }
-        let home = |value: &Value| away[graph.value(*value).state?.0.index()];
-        let homes: Vec<Option<u64>> = sequence.instances.iter().map(home).collect();
+        let (first_home, homes) = homes(graph, sequence);
         let runs = sequence.executions.len();
-        let mut gaps = gaps(&sequence, &homes);
+        let mut gaps = gaps(sequence, first_home);
         for gap in &mut gaps {
             gap.bytes = size(sequence.instances[gap.instance]);
         }
@@ -107,36 +106,42 @@ impl Transfers {
             gaps.into_iter().partition(|gap| gap.from == 0 || gap.before == runs);
         gaps.retain(|gap| worth(sequence.instances[gap.instance]));
         gaps.shrink_to_fit();
-        gaps.sort_by(|a, b| (b.before, b.bytes, a.instance).cmp(&(a.before, a.bytes, b.instance)));
+        gaps.sort_by(order_of);
         fixed.shrink_to_fit();
-        let (mut live, seconds): (Vec<u64>, Vec<f64>) = (live_bytes(&slots), seconds.collect());
+        let mut live = live_bytes(&slots_of(graph, facts, scratch, sequence));
         live.resize(runs, 0);
         spare_before(&mut live, fixed.iter().filter(|gap| gap.from == 0));
-        let mut begin: Vec<(usize, usize)> = gaps.iter().map(|gap| gap.from).zip(0..).collect();
-        begin.sort_unstable();
-        let until = prefix_sums(&seconds);
+        let seconds =
+            sequence.executions.iter().map(|run| facts.nodes[run.node.index()].seconds_with(scratch));
+        let seconds: Arc<[f64]> = seconds.collect();
         let (inward, outward) = certain(&fixed, runs);
-        let mut transfers = Transfers {
+        Some(Transfers {
             link,
-            sequence,
-            live,
+            runs,
+            instances: sequence.instances.len(),
+            taken: sequence.taken,
+            until: prefix_sums(&seconds),
             seconds,
-            until,
+            begin: begin(&gaps, runs),
+            least: least_bytes(&live, &gaps),
+            live,
             gaps,
-            begin,
             fixed,
             homes,
+            first_home,
             inward,
             outward,
-            least: 0,
-        };
-        transfers.least = transfers.choose(0).1.into_iter().max().unwrap_or(0);
-        Some(transfers)
+        })
     }
 
-    /// The order itself, without transfers.
-    pub(crate) fn sequence(&self) -> &Sequence {
-        &self.sequence
+    /// Number of runs.
+    pub(crate) fn runs(&self) -> usize {
+        self.runs
+    }
+
+    /// Place in the tier of an instance, if it is state.
+    fn home(&self, instance: usize) -> Option<u64> {
+        self.homes.get(instance.checked_sub(self.first_home)?).copied()
     }
 
     /// The most bytes alive during one run when everything possible is sent away; no lower limit can be met.
@@ -188,19 +193,25 @@ impl Transfers {
     /// The same, except that the walk ends early once the time is known to be at least `enough`, and returns some such
     /// time.
     pub(crate) fn seconds_below(&self, limit: u64, enough: f64) -> Option<f64> {
-        self.walk(limit, enough, |placing, left| placing.clock + left)
+        self.walk(limit, enough, Record::Time, |placing, left| placing.clock + left)
     }
 
-    /// The order with those transfers.
-    pub(crate) fn within(&self, limit: u64) -> Option<Sequence> {
-        self.walk(limit, f64::INFINITY, |placing, _| placing.apply(&self.sequence))
+    /// The order, whose runs are those of `sequence`, with those transfers.
+    pub(crate) fn within(&self, limit: u64, sequence: &Sequence) -> Option<Sequence> {
+        self.walk(limit, f64::INFINITY, Record::Transfers, |placing, _| placing.apply(sequence))
     }
 
     /// Walks over the runs, and passes the result to `end`. Stops once the time so far plus the remaining runs reaches
     /// `enough`.
-    fn walk<T>(&self, limit: u64, enough: f64, end: impl FnOnce(Placing, f64) -> T) -> Option<T> {
+    fn walk<T>(
+        &self,
+        limit: u64,
+        enough: f64,
+        record: Record,
+        end: impl FnOnce(Placing, f64) -> T,
+    ) -> Option<T> {
         let (chosen, live) = self.choose(limit);
-        let mut placing = Placing::new(self, &chosen, live, limit)?;
+        let mut placing = Placing::new(self, &chosen, live, limit, record)?;
         let busy = self.busy_seconds();
         for (run, seconds) in self.seconds.iter().enumerate() {
             placing.before(run);
@@ -216,7 +227,7 @@ impl Transfers {
 
     /// Belady's rule: the gaps to use, and the bytes alive during each run outside them.
     fn choose(&self, limit: u64) -> (Vec<Gap>, Vec<u64>) {
-        let runs = self.live.len();
+        let runs = self.runs;
         let mut chosen = self.fixed.clone();
         // Bytes that chosen gaps spare from a run on, and bytes that they spare no longer.
         let (mut spared, mut regained) = (vec![0; runs + 1], vec![0; runs + 1]);
@@ -226,8 +237,8 @@ impl Transfers {
         let mut beginning = self.begin.iter().copied().peekable();
         for run in 0..runs {
             sparing -= regained[run];
-            while let Some((_, index)) = beginning.next_if(|&(from, _)| from <= run) {
-                open.push(Reverse(index));
+            while let Some((_, index)) = beginning.next_if(|&(from, _)| from as usize <= run) {
+                open.push(Reverse(index as usize));
             }
             while self.live[run] - sparing > limit {
                 let Some(gap) = open.pop().map(|Reverse(index)| self.gaps[index]) else { break };
@@ -263,12 +274,71 @@ fn spare_before<'a>(live: &mut [u64], gaps: impl Iterator<Item = &'a Gap>) {
     }
 }
 
-/// The gaps of all instances that a run writes or that have a home in the tier. Sizes are filled in by the caller.
-fn gaps(sequence: &Sequence, homes: &[Option<u64>]) -> Vec<Gap> {
+/// Places in the tier of the instances that are state, which follow all others, and the first of these instances.
+fn homes(graph: &Graph, sequence: &Sequence) -> (usize, Vec<u64>) {
+    let mut away: Vec<Option<u64>> = vec![None; graph.states().len()];
+    for range in &sequence.away {
+        away[range.state.index()] = Some(range.tier_offset);
+    }
+    let home = |value: &Value| away[graph.value(*value).state?.0.index()];
+    let mut homes: Vec<u64> = sequence.instances.iter().rev().map_while(home).collect();
+    homes.reverse();
+    (sequence.instances.len() - homes.len(), homes)
+}
+
+/// The order of gaps: the one that ends last first, and among equals the largest.
+fn order_of(a: &Gap, b: &Gap) -> Ordering {
+    (b.before, b.bytes, a.instance).cmp(&(a.before, a.bytes, b.instance))
+}
+
+/// The first run of each gap with its index, in the order of runs, and of indices for each run.
+fn begin(gaps: &[Gap], runs: usize) -> Vec<(u32, u32)> {
+    let listed: Vec<(u32, u32)> = (0..).zip(gaps).map(|(index, gap)| (gap.from as u32, index)).collect();
+    sorted(&listed, runs)
+}
+
+/// Pairs by their first number, which is `most` at the most; pairs with equal numbers keep their order. Linear, because a
+/// search sorts lists of this kind for every combination that it times.
+fn sorted(pairs: &[(u32, u32)], most: usize) -> Vec<(u32, u32)> {
+    let mut next = vec![0u32; most + 1];
+    for &(number, _) in pairs {
+        next[number as usize] += 1;
+    }
+    let mut before = 0;
+    for count in &mut next {
+        before += std::mem::replace(count, before);
+    }
+    let mut sorted = vec![(0, 0); pairs.len()];
+    for &pair in pairs {
+        let place = &mut next[pair.0 as usize];
+        sorted[*place as usize] = pair;
+        *place += 1;
+    }
+    sorted
+}
+
+/// The most bytes alive during one run when every gap is used.
+fn least_bytes(live: &[u64], gaps: &[Gap]) -> u64 {
+    let mut change = vec![0i64; live.len() + 1];
+    for gap in gaps {
+        change[gap.from] += gap.bytes as i64;
+        change[gap.before] -= gap.bytes as i64;
+    }
+    let mut spared = 0;
+    let alive = live.iter().zip(&change).map(|(&live, change)| {
+        spared += change;
+        live - spared as u64
+    });
+    alive.max().unwrap_or(0)
+}
+
+/// The gaps of all instances that a run writes, and of state, whose instances begin with `first_home`. Sizes are filled in
+/// by the caller.
+fn gaps(sequence: &Sequence, first_home: usize) -> Vec<Gap> {
     let mut gaps = Vec::new();
     // The last write of each instance, and the run after its last use; 0 for state that no run has used yet.
-    let mut known: Vec<Option<(Option<usize>, usize)>> =
-        homes.iter().map(|home| home.map(|_| (None, 0))).collect();
+    let mut known: Vec<Option<(Option<usize>, usize)>> = vec![None; sequence.instances.len()];
+    known[first_home..].fill(Some((None, 0)));
     for (run, execution) in sequence.executions.iter().enumerate() {
         let (inputs, outputs) = sequence.operands_of(execution);
         let inputs = inputs.iter().map(|place| (place, false));
@@ -288,8 +358,7 @@ fn gaps(sequence: &Sequence, homes: &[Option<u64>]) -> Vec<Gap> {
             known[instance] = Some((if writes { Some(run) } else { written }, run + 1));
         }
     }
-    for (instance, known) in known.into_iter().enumerate().filter(|(instance, _)| homes[*instance].is_some())
-    {
+    for (instance, known) in known.into_iter().enumerate().skip(first_home) {
         if let Some((written, from)) = known.filter(|&(_, from)| from > 0) {
             gaps.push(Gap { instance, bytes: 0, written, from, before: sequence.executions.len() });
         }
@@ -298,7 +367,7 @@ fn gaps(sequence: &Sequence, homes: &[Option<u64>]) -> Vec<Gap> {
 }
 
 /// The sum of all numbers before each, and of all.
-fn prefix_sums(numbers: &[f64]) -> Vec<f64> {
+fn prefix_sums(numbers: &[f64]) -> Arc<[f64]> {
     let sums = numbers.iter().scan(0.0, |sum, number| {
         *sum += number;
         Some(*sum)

@@ -39,10 +39,11 @@ fn offered(rows: usize, link: Option<Link>) -> Program {
     Program { train: Costed { graph, facts }, evaluate: None, generate: None }
 }
 
-fn transfers(program: &Program, strategy: Strategy) -> Transfers {
+fn runs(program: &Program, strategy: Strategy) -> (Sequence, Transfers) {
     let part = &program.train;
     let sequence = micro_batch(&part.graph, &Order::named(&part.graph, strategy));
-    Transfers::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap()
+    let transfers = Transfers::new(&part.graph, &part.facts, Scratch::Best, &sequence).unwrap();
+    (sequence, transfers)
 }
 
 #[test]
@@ -51,7 +52,7 @@ fn every_limit_is_kept_and_the_judge_and_the_clock_agree() {
         let program = program(2, rate);
         let persistent = persistent_bytes(&program, 0).unwrap();
         for strategy in [Strategy::None, Strategy::Selective, Strategy::Full, Strategy::Minimal] {
-            let transfers = transfers(&program, strategy);
+            let (sequence, transfers) = runs(&program, strategy);
             let (least, most) = (transfers.least_bytes(), transfers.most_bytes());
             let regions = Order::named(&program.train.graph, strategy);
             for share in 0..=10 {
@@ -64,7 +65,7 @@ fn every_limit_is_kept_and_the_judge_and_the_clock_agree() {
                 assert!(plan.liveness_bound - persistent <= limit, "{strategy} in {limit}");
                 assert!((plan.micro_batch_seconds / seconds - 1.0).abs() < 1e-9, "{strategy}");
             }
-            assert!(transfers.within(most).unwrap().moves.is_empty(), "nothing has to go");
+            assert!(transfers.within(most, &sequence).unwrap().moves.is_empty(), "nothing has to go");
         }
     }
 }
@@ -131,7 +132,7 @@ fn a_tier_without_room_is_not_written_to() {
 #[test]
 fn a_link_that_carries_everything_in_time_costs_no_time() {
     let program = offered(2, Some(Link { latency: 0.0, toll: 0.0, ..link(1e12) }));
-    let transfers = transfers(&program, Strategy::None);
+    let (_, transfers) = runs(&program, Strategy::None);
     for share in 0..=4 {
         let limit = transfers.least_bytes() + (transfers.most_bytes() - transfers.least_bytes()) * share / 4;
         let stall = transfers.seconds_within(limit).unwrap() / transfers.busy_seconds() - 1.0;

@@ -6,13 +6,14 @@
 //! has not changed since it went out is dropped and fetched again: it goes out once, however often it comes back, and a
 //! frozen weight never goes out.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::ops::Range;
 
 use plimsoll_graph::Value;
 
 use super::live::LiveBytes;
-use super::{Gap, Transfers};
+use super::{Gap, Transfers, sorted};
 use crate::device::{Direction, Link, aligned};
 use crate::schedule::sequence::{Move, Operand, Sequence, Transfer};
 
@@ -80,26 +81,35 @@ impl Due {
 /// Gaps by run, read once from the first run to the last.
 #[derive(Default)]
 struct ByRun {
-    listed: Vec<(usize, usize)>,
+    listed: Vec<(u32, u32)>,
     next: usize,
 }
 
 impl ByRun {
     fn push(&mut self, run: usize, gap: usize) {
-        self.listed.push((run, gap));
+        self.listed.push((run as u32, gap as u32));
     }
 
     /// To be called before the first is taken. Entries of one run keep their order.
-    fn sort(&mut self) {
-        self.listed.sort_by_key(|&(run, _)| run);
+    fn sort(&mut self, runs: usize) {
+        self.listed = sorted(&self.listed, runs);
     }
 
     /// The next gap of `run`, if there is another.
     fn take(&mut self, run: usize) -> Option<usize> {
-        let &(_, gap) = self.listed.get(self.next).filter(|&&(of, _)| of == run)?;
+        let &(_, gap) = self.listed.get(self.next).filter(|&&(of, _)| of as usize == run)?;
         self.next += 1;
-        Some(gap)
+        Some(gap as usize)
     }
+}
+
+/// The result that is wanted of a walk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Record {
+    /// Its time alone.
+    Time,
+    /// Its transfers too.
+    Transfers,
 }
 
 /// The walk that gives transfers their places.
@@ -130,13 +140,17 @@ pub(super) struct Placing<'a> {
     gone: Vec<bool>,
     /// Gaps that have begun and whose instance has not been fetched yet, by the run that ends them, and the time at
     /// which the first fetch must start.
-    wanted: BTreeSet<(usize, usize)>,
+    wanted: BinaryHeap<Reverse<(u32, u32)>>,
     due: Due,
-    /// Gaps whose instance is on its way in, with the time it arrives.
+    /// Gaps whose instance is on its way in, with the time it arrives, and whether each gap is one.
     coming: VecDeque<(usize, f64)>,
+    is_coming: Vec<bool>,
     pub(super) clock: f64,
     out_free: f64,
     in_free: f64,
+    record: Record,
+    /// How many moves there are, and these moves with their transfers where they are wanted.
+    count: usize,
     moves: Vec<Move>,
     transfers: Vec<Transfer>,
     /// Parts of instances that are split: the instance, the run from which the part counts, and the part. They rise.
@@ -152,11 +166,12 @@ impl<'a> Placing<'a> {
         chosen: &'a [Gap],
         live: Vec<u64>,
         limit: u64,
+        record: Record,
     ) -> Option<Placing<'a>> {
         let mut placing = Placing {
             link: transfers.link,
             limit,
-            runs: transfers.sequence.executions.len(),
+            runs: transfers.runs,
             until: &transfers.until,
             chosen,
             begin: ByRun::default(),
@@ -169,16 +184,19 @@ impl<'a> Placing<'a> {
             blocked: 0,
             leaving: VecDeque::new(),
             gone: Vec::new(),
-            wanted: BTreeSet::new(),
-            due: Due::new(transfers.sequence.executions.len()),
+            wanted: BinaryHeap::new(),
+            due: Due::new(transfers.runs),
             coming: VecDeque::new(),
+            is_coming: vec![false; chosen.len()],
             clock: 0.0,
             out_free: 0.0,
             in_free: 0.0,
+            record,
+            count: 0,
             moves: Vec::new(),
             transfers: Vec::new(),
             parts: Vec::new(),
-            instances: transfers.sequence.instances.len(),
+            instances: transfers.instances,
         };
         placing.split(transfers).then_some(placing)
     }
@@ -215,13 +233,11 @@ impl<'a> Placing<'a> {
     /// Gives every gap its transfers, and the users after it an instance of their own. Returns whether the tier has
     /// room.
     fn split(&mut self, transfers: &Transfers) -> bool {
-        let mut order: Vec<usize> = (0..self.chosen.len()).collect();
-        order.sort_by_key(|&gap| (self.chosen[gap].instance, self.chosen[gap].from));
-        let mut next_offset = transfers.sequence.taken;
-        let mut gaps = order.into_iter().peekable();
+        let mut next_offset = transfers.taken;
+        let mut gaps = self.by_instance(transfers.instances).into_iter().peekable();
         while let Some(&first) = gaps.peek() {
             let Gap { instance, bytes, .. } = self.chosen[first];
-            let home = transfers.homes[instance].unwrap_or_else(|| {
+            let home = transfers.home(instance).unwrap_or_else(|| {
                 next_offset += aligned(bytes, self.link.block);
                 next_offset - aligned(bytes, self.link.block)
             });
@@ -241,22 +257,43 @@ impl<'a> Placing<'a> {
                         holder = self.instances;
                         self.instances += 1;
                     }
-                    self.parts.push((instance, before, holder));
+                    if self.record == Record::Transfers {
+                        self.parts.push((instance, before, holder));
+                    }
                     self.back[index] = Some(self.add_move(holder, home, Direction::In));
                     self.finish.push(before, index);
                 }
             }
         }
         for listed in [&mut self.begin, &mut self.finish, &mut self.made] {
-            listed.sort();
+            listed.sort(self.runs);
         }
-        self.gone = vec![false; self.moves.len()];
+        self.gone = vec![false; self.count];
         next_offset <= self.link.room
     }
 
+    /// The gaps of each instance together, in the order of runs.
+    fn by_instance(&self, instances: usize) -> Vec<usize> {
+        let begins = (0..).zip(self.chosen).map(|(index, gap)| (gap.from as u32, index));
+        let begins = sorted(&begins.collect::<Vec<_>>(), self.runs);
+        let instance = |(_, index): (u32, u32)| (self.chosen[index as usize].instance as u32, index);
+        let of_instances: Vec<(u32, u32)> = begins.into_iter().map(instance).collect();
+        sorted(&of_instances, instances).into_iter().map(|(_, index)| index as usize).collect()
+    }
+
     fn add_move(&mut self, instance: usize, tier_offset: u64, direction: Direction) -> usize {
-        self.moves.push(Move { instance, tier: self.link.tier, tier_offset, direction });
-        self.moves.len() - 1
+        if self.record == Record::Transfers {
+            self.moves.push(Move { instance, tier: self.link.tier, tier_offset, direction });
+        }
+        self.count += 1;
+        self.count - 1
+    }
+
+    /// Notes the beginning or the end of a move.
+    fn note(&mut self, before: usize, of: usize, begins: bool) {
+        if self.record == Record::Transfers {
+            self.transfers.push(Transfer { before, of, begins });
+        }
     }
 
     /// All transfers that come before `run`.
@@ -270,14 +307,15 @@ impl<'a> Placing<'a> {
             }
             self.wait_out(run);
         }
-        while let Some(&(before, index)) = self.wanted.first() {
-            if before != run && !self.is_time(run, index) {
+        while let Some(&Reverse((before, index))) = self.wanted.peek() {
+            if before as usize != run && !self.is_time(run, index as usize) {
                 break;
             }
-            self.start_in(run, index);
+            self.wanted.pop();
+            self.start_in(run, index as usize);
         }
         while let Some(index) = self.finish.take(run) {
-            while self.coming.iter().any(|&(coming, _)| coming == index) {
+            while self.is_coming[index] {
                 self.wait_in(run);
             }
         }
@@ -297,7 +335,7 @@ impl<'a> Placing<'a> {
         while let Some(index) = self.begin.take(run) {
             if self.back[index].is_some() {
                 let Gap { before, bytes, .. } = self.chosen[index];
-                self.wanted.insert((before, index));
+                self.wanted.push(Reverse((before as u32, index as u32)));
                 self.due.change(
                     before,
                     PATIENCE * self.link.seconds(Direction::In, bytes),
@@ -350,7 +388,7 @@ impl<'a> Placing<'a> {
         let begun = self.out_free.max(self.clock);
         self.out_free = begun + self.link.seconds(Direction::Out, bytes);
         self.leaving.push_back(Leaving { of, bytes, from, begun: self.clock, done: self.out_free });
-        self.transfers.push(Transfer { before: run, of, begins: true });
+        self.note(run, of, true);
     }
 
     /// Waits for the oldest instance on its way out.
@@ -359,30 +397,32 @@ impl<'a> Placing<'a> {
         self.clock = self.clock.max(done);
         self.lingering -= if from <= run { bytes } else { 0 };
         self.gone[of] = true;
-        self.transfers.push(Transfer { before: run, of, begins: false });
+        self.note(run, of, false);
     }
 
+    /// Fetches the instance of the gap that ended first among those that were wanted.
     fn start_in(&mut self, run: usize, index: usize) {
         let Gap { bytes, before, .. } = self.chosen[index];
         while !self.is_gone(index) && !self.leaving.is_empty() {
             self.wait_out(run);
         }
-        self.wanted.remove(&(before, index));
         self.due.change(before, -PATIENCE * self.link.seconds(Direction::In, bytes), self.until[before]);
         let Some(of) = self.back[index] else { return };
         self.live.raise(run..before, bytes);
         self.clock += self.link.lost_seconds(bytes);
         self.in_free = self.in_free.max(self.clock) + self.link.seconds(Direction::In, bytes);
         self.coming.push_back((index, self.in_free));
-        self.transfers.push(Transfer { before: run, of, begins: true });
+        self.is_coming[index] = true;
+        self.note(run, of, true);
     }
 
     /// Waits for the oldest instance on its way in.
     fn wait_in(&mut self, run: usize) {
         let Some((index, done)) = self.coming.pop_front() else { return };
         self.clock = self.clock.max(done);
+        self.is_coming[index] = false;
         let Some(of) = self.back[index] else { return };
-        self.transfers.push(Transfer { before: run, of, begins: false });
+        self.note(run, of, false);
     }
 }
 

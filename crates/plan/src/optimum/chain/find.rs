@@ -326,6 +326,8 @@ fn signature(graph: &Graph, layer: &Layer) -> Vec<Kind> {
         let op = match &node.op {
             Op::Dropout { p, .. } => Op::Dropout { p: *p, stream: 0 },
             Op::Jitter { noise, .. } => Op::Jitter { noise: *noise, stream: 0 },
+            Op::Subspace { .. } => Op::Subspace { stream: 0 },
+            Op::SubspaceGrad { dimension, .. } => Op::SubspaceGrad { stream: 0, dimension: *dimension },
             op => op.clone(),
         };
         let operands = node.inputs.iter().chain(&node.outputs);

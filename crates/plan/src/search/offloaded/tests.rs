@@ -13,11 +13,12 @@ use super::*;
 use crate::bytes::{ArenaBytes, TransientBytes};
 use crate::device::{Direction, Facts, Link, NodeFacts, Tier, Workspace};
 use crate::layout::live_bytes;
-use crate::offload::{Residency, StateOrder, rungs};
+use crate::offload::{KnownUpdates, Residency, ResidentRuns, StateOrder, rungs};
 use crate::plan::{Plan, assemble};
 use crate::program::{Program, Purpose};
-use crate::recompute::{Order, Strategy, micro_batch};
+use crate::recompute::{Order, Strategy, micro_batch, update};
 use crate::schedule::sequence::Sequence;
+use crate::search::plans::smallest_plans;
 use crate::search::tables::ProgramTables;
 use crate::search::work::WorkCount;
 use crate::search::{Choice, Request, Searcher, search};
@@ -124,12 +125,12 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
             for bytes in rungs(&StateOrder::new(&program).unwrap(), false).into_iter().rev().step_by(3) {
                 let residency = Residency::new(&program, bytes).unwrap();
                 let sequence = residency.stream(&part.graph, micro_batch(&part.graph, &order));
-                let transfers = Transfers::new(&part.graph, &part.facts, Scratch::Best, sequence).unwrap();
+                let transfers = Transfers::new(&part.graph, &part.facts, Scratch::Best, &sequence).unwrap();
                 let (least, most) = (transfers.least_bytes(), transfers.most_bytes());
                 for share in [0, 4, 10] {
                     let limit = least + (most - least) * share / 10;
                     let (seconds, spilled) =
-                        transfers.seconds_within(limit).zip(transfers.within(limit)).unwrap();
+                        transfers.seconds_within(limit).zip(transfers.within(limit, &sequence)).unwrap();
                     assert!(seconds >= transfers.lower_bound(limit) * (1.0 - 1e-12));
                     let tiered = Tiered { limit: Some(TransientBytes(limit)), away: bytes };
                     // The judge has the last word in there.
@@ -145,6 +146,26 @@ fn every_placement_passes_the_judge_keeps_its_limit_and_takes_the_time_it_was_sa
                     assert!(within.contains(&saved), "{saved} s of {crossing}");
                     assert!(gone(&plan) >= bytes, "{} of {bytes} bytes are away", gone(&plan));
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn stays_of_state_give_the_transfers_that_a_look_at_the_whole_order_gives() {
+    for (in_backward, strategy) in [(false, Strategy::None), (true, Strategy::None), (false, Strategy::Full)]
+    {
+        let program = program(2, Some(link(1e9)), in_backward);
+        let (Costed { graph, facts }, states) = (&program.train, StateOrder::new(&program).unwrap());
+        let passes = micro_batch(graph, &Order::named(graph, strategy));
+        for runs in [passes, update(graph)] {
+            let runs = ResidentRuns::new(graph, facts, Scratch::Best, runs).unwrap();
+            for bytes in [0].into_iter().chain(rungs(&states, false)) {
+                let away = states.division(&program.train, bytes).state;
+                let quick = runs.with_away(graph, facts, Scratch::Best, &away).unwrap();
+                let whole =
+                    Transfers::new(graph, facts, Scratch::Best, &runs.streamed(graph, &away)).unwrap();
+                assert!(quick == whole, "{strategy}, {bytes} bytes away");
             }
         }
     }
@@ -274,6 +295,41 @@ fn a_budget_below_what_an_update_has_in_at_once_is_refused_without_a_layout() {
     assert!(tried.is_empty(), "{tried:?}");
     let laid_out = offers.found.borrow().values().filter(|found| found.fails > 0).count();
     assert_eq!(laid_out, 0, "of {} combinations", offers.found.borrow().len());
+}
+
+#[test]
+fn micro_batches_that_send_away_the_same_state_share_their_updates() {
+    let updates = KnownUpdates::default();
+    let counts = [1, 2].map(|rows| {
+        let program = program(rows, Some(link(1e9)), false);
+        let tables = ProgramTables::new(program, ArenaBytes(u64::MAX), WorkCount::default()).unwrap();
+        let tables = tables.sharing(&updates);
+        let residencies = tables.candidates(Scratch::Best).unwrap().residencies.len();
+        (residencies, updates.count())
+    });
+    // All but the residency that keeps all state in the arena have an update of their own.
+    let (residencies, count) = counts[0];
+    assert!(count > 1 && count < residencies, "{count} updates of {residencies} residencies");
+    assert_eq!(counts[0], counts[1], "the second micro-batch brings no new update");
+}
+
+#[test]
+fn no_strategy_is_laid_out_for_the_smallest_plan_where_state_alone_takes_more() {
+    let smallest = |link: Option<Link>, budget: u64| {
+        let program = program(2, link, false);
+        let tables = ProgramTables::new(program, ArenaBytes(u64::MAX), WorkCount::default()).unwrap();
+        let (request, tables) = (pinned(budget), &tables);
+        let of = MicroBatch { request: &request, rows: 2, tiled: false, tables, below: f64::INFINITY };
+        let mut tried = Vec::new();
+        smallest_plans(of, &mut tried).unwrap();
+        let (away, resident): (Vec<Tried>, Vec<Tried>) =
+            tried.into_iter().partition(|entry| entry.tiered.limit.is_some());
+        (away.len(), resident.len())
+    };
+    let beside = Some(link(1e9));
+    assert!(matches!(smallest(None, 0), (0, 1..)), "without a tier state stays");
+    assert!(matches!(smallest(beside, 0), (1.., 0)), "all plans without a tier are larger than the smallest");
+    assert!(matches!(smallest(beside, u64::MAX), (1.., 1..)), "plans that fit are not left out");
 }
 
 /// Combinations of GPT-2 with 124 million parameters that were timed and laid out for a budget in MiB, and the plans found.

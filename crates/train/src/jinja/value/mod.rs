@@ -301,7 +301,7 @@ impl Value {
         }
     }
 
-    /// The text of a text.
+    /// The characters of a text, of markup or of JSON text; `None` for other values.
     pub(crate) fn as_text(&self) -> Option<&str> {
         match self {
             Value::Text(text) | Value::Markup(text) => Some(text),

@@ -1,0 +1,136 @@
+//! The exchanges that a rank has started and not yet ended: the rank adds to them, and a thread of its own works through
+//! them in this order.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::ExchangeOperands;
+use crate::ExecError;
+
+/// Exchanges that may be under way without taking more memory.
+const USUAL: usize = 1 << 10;
+
+/// The exchanges of one rank.
+#[derive(Debug)]
+pub(super) struct Queue {
+    state: Mutex<Queued>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Queued {
+    waiting: VecDeque<ExchangeOperands>,
+    started: u64,
+    done: u64,
+    fault: Option<String>,
+    /// Why the rank wants to leave, until its thread has heard it.
+    leaving: Option<String>,
+    closing: bool,
+}
+
+/// The next task of the thread that exchanges.
+pub(super) enum Task {
+    Exchange(ExchangeOperands),
+    /// Nothing was started in the given time.
+    Nothing,
+    /// The rank is dropped.
+    Close,
+}
+
+impl Queue {
+    pub(super) fn new() -> Queue {
+        let waiting = VecDeque::with_capacity(USUAL);
+        let state = Queued { waiting, started: 0, done: 0, fault: None, leaving: None, closing: false };
+        Queue { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queued> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an exchange and returns its number.
+    pub(super) fn push(&self, operands: ExchangeOperands) -> Result<u64, ExecError> {
+        let mut state = self.lock();
+        if let Some(fault) = &state.fault {
+            return Err(ExecError::Rank(fault.clone()));
+        }
+        state.waiting.push_back(operands);
+        state.started += 1;
+        self.changed.notify_all();
+        Ok(state.started - 1)
+    }
+
+    /// Waits until an exchange is done.
+    pub(super) fn wait(&self, number: u64) -> Result<(), ExecError> {
+        let mut state = self.lock();
+        while state.done <= number && state.fault.is_none() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        match &state.fault {
+            Some(fault) if state.done <= number => Err(ExecError::Rank(fault.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    /// The next task, for which the thread waits at most `patience`, or without a limit.
+    pub(super) fn next(&self, patience: Option<Duration>) -> Task {
+        let mut state = self.lock();
+        loop {
+            if state.closing {
+                return Task::Close;
+            }
+            if let Some(operands) = state.waiting.pop_front() {
+                return Task::Exchange(operands);
+            }
+            state = match patience {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(patience) => {
+                    let woken =
+                        self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner);
+                    if woken.0.waiting.is_empty() && !woken.0.closing {
+                        return Task::Nothing;
+                    }
+                    woken.0
+                }
+            };
+        }
+    }
+
+    /// Counts an exchange as done.
+    pub(super) fn done(&self) {
+        self.lock().done += 1;
+        self.changed.notify_all();
+    }
+
+    /// Ends all exchanges with a fault. The thread touches no operands from here on.
+    pub(super) fn fail(&self, fault: String) {
+        let mut state = self.lock();
+        state.fault.get_or_insert(fault);
+        self.changed.notify_all();
+    }
+
+    /// Tells the thread that the rank leaves, and waits until it touches no operands any more.
+    pub(super) fn leave(&self, why: &str) {
+        let mut state = self.lock();
+        if state.closing {
+            return;
+        }
+        state.leaving.get_or_insert_with(|| why.to_owned());
+        self.changed.notify_all();
+        while state.fault.is_none() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Why the rank leaves, if it does.
+    pub(super) fn leaving(&self) -> Option<String> {
+        self.lock().leaving.clone()
+    }
+
+    /// Ends the thread.
+    pub(super) fn close(&self) {
+        self.lock().closing = true;
+        self.changed.notify_all();
+    }
+}

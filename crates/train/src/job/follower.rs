@@ -1,0 +1,44 @@
+//! One rank that follows rank 0, whether it is a thread or a process.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use plimsoll_exec::{Communicator, Device};
+
+use crate::checkpoint::read_optimizer;
+use crate::config::Config;
+use crate::data::{Batches, Source};
+use crate::error::TrainError;
+use crate::planning::Planned;
+use crate::run::Run;
+use crate::trainer::{Lr, Trainer};
+
+/// Everything that one rank begins with.
+pub(super) struct Follower {
+    pub(super) config: Config,
+    pub(super) planned: Planned,
+    pub(super) source: Source,
+    pub(super) device: Box<dyn Device>,
+    pub(super) resumed: Option<PathBuf>,
+    pub(super) end: Arc<dyn Communicator>,
+}
+
+impl Follower {
+    /// Takes the steps that rank 0 tells of, until it tells of the end.
+    pub(super) fn run(self) -> Result<(), TrainError> {
+        let Follower { config, planned, source, device, resumed, end } = self;
+        let started = Run::start_rank(device, planned, config.options.seed, &end);
+        let result = started.and_then(|mut run| {
+            if let Some(folder) = resumed.filter(|_| run.divides_state()) {
+                read_optimizer(&mut run, &folder)?;
+            }
+            let batches = Batches::new(source, config.options.global_batch as u64, run.micro_batch());
+            let lr: Lr = config.lr(batches.steps_per_epoch())?;
+            let mut trainer = Trainer::new(run, batches, lr);
+            let followed = trainer.share_state().and_then(|()| trainer.follow());
+            // Before the trainer is dropped, so that the others hear this reason first.
+            followed.inspect(|()| end.part()).inspect_err(|error| end.leave(&error.to_string()))
+        });
+        result.inspect_err(|error| end.leave(&error.to_string()))
+    }
+}

@@ -1,0 +1,83 @@
+//! The same step on 1 to 1024 ranks that are not here: memory of each rank, traffic, and efficiency.
+//!
+//! Every rank works on as many micro-batches of the same size as in the plan that was asked for, so the global batch grows
+//! with the ranks. Efficiency compares a step with that of one rank in memory without a limit, which recomputes nothing and
+//! waits for nobody.
+
+use plimsoll_plan::{Choice, Scratch, Traffic, traffic};
+
+use super::summary::DeviceFacts;
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::memory::Budget;
+use crate::planning::{Options, costed_program, plan_within};
+
+/// The most ranks of the table.
+const MOST: usize = 1024;
+
+/// One row: a number of ranks, and the plan of one of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScalingRow {
+    /// How many there are.
+    pub ranks: usize,
+    /// The plan's figures; none where it does not fit.
+    pub figures: Option<ScalingFigures>,
+}
+
+/// Figures of the plan of one rank among several.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScalingFigures {
+    /// Bytes of the whole process, or of the device.
+    pub process_bytes: u64,
+    /// Seconds of a step.
+    pub step_seconds: f64,
+    /// The exchanges of a step; none for one rank.
+    pub traffic: Option<Traffic>,
+    /// Time of a step of one rank in memory without a limit, as a part of this step's.
+    pub efficiency: f64,
+}
+
+/// The table for micro-batches of `micro_batch` rows, `accumulation` of them in a step of each rank.
+///
+/// # Errors
+///
+/// When the model or the request is at fault.
+pub fn scaling(
+    config: &Config,
+    facts: DeviceFacts<'_>,
+    budget: Budget,
+    [micro_batch, accumulation]: [usize; 2],
+) -> Result<Vec<ScalingRow>, TrainError> {
+    let own = config.options.ranks;
+    let mut counts: Vec<usize> = (0..=MOST.ilog2()).map(|power| 1 << power).collect();
+    counts.push(own);
+    counts.sort_unstable();
+    counts.dedup();
+    let of = |ranks: usize| Options {
+        ranks,
+        global_batch: micro_batch * accumulation * ranks,
+        micro_batch: Some(micro_batch),
+        ..config.options.clone()
+    };
+    let alone = costed_program(&config.model, facts, &of(1), micro_batch)?;
+    let alone = alone.once_seconds(Scratch::Best, accumulation);
+    let row = |ranks: usize| {
+        let figures = match plan_within(&config.model, facts, &of(ranks), budget) {
+            Ok(planned) => Some(figures(&planned.choice, &planned.budget, alone)),
+            Err(TrainError::Budget { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(ScalingRow { ranks, figures })
+    };
+    counts.into_iter().map(row).collect()
+}
+
+fn figures(choice: &Choice, budget: &Budget, alone: f64) -> ScalingFigures {
+    let step_seconds = choice.step_seconds();
+    ScalingFigures {
+        process_bytes: choice.plan.arena_bytes + budget.outside,
+        step_seconds,
+        traffic: traffic(choice),
+        efficiency: alone / step_seconds.max(f64::MIN_POSITIVE),
+    }
+}

@@ -1,0 +1,79 @@
+//! Which stages of `ZeRO` a request allows.
+
+use super::options::Options;
+use super::zero_stage::ZeroStage;
+use crate::error::TrainError;
+use crate::optimizer::{OptimizerKind, WeightStorage};
+
+impl Options {
+    /// The stages to try, in this order. Where one rank trains alone, or the optimizer cannot be divided, there is one.
+    pub(crate) fn stages(&self) -> Vec<Options> {
+        let with = |zero_stage| Options { zero_stage, ..self.clone() };
+        match self.zero_stage {
+            ZeroStage::Auto if self.ranks > 1 => [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients]
+                .map(with)
+                .into_iter()
+                .filter(|options| options.check_stage().is_ok())
+                .collect(),
+            ZeroStage::Auto => vec![with(ZeroStage::Whole)],
+            _ => vec![self.clone()],
+        }
+    }
+
+    /// Refuses a division that the optimizer does not allow.
+    ///
+    /// # Errors
+    ///
+    /// With the way out.
+    pub fn check_stage(&self) -> Result<(), TrainError> {
+        let (stage, kind) = (self.zero_stage, self.optimizer.kind);
+        if self.ranks < 2 || !stage.divides_moments() {
+            return Ok(());
+        }
+        let refused = |why: String| Err(TrainError::Config(why));
+        let name = stage.name();
+        if matches!(kind, OptimizerKind::Adafactor | OptimizerKind::Muon) {
+            return refused(format!(
+                "--optim {} updates whole matrices, and --zero-stage {name} divides them over ranks; take --zero-stage 0, \
+                 or an optimizer that works element by element, such as adamw_torch",
+                kind.name()
+            ));
+        }
+        if kind.is_zeroth_order() {
+            return refused(format!(
+                "--optim {} keeps nothing that --zero-stage {name} could divide; take --zero-stage 0",
+                kind.name()
+            ));
+        }
+        if self.storage.weights == WeightStorage::Bf16 {
+            return refused(format!(
+                "--weights-dtype bf16 is rounded at random by elements of whole weights, which --zero-stage {name} divides; \
+                 take --weights-dtype bf16-master or --zero-stage 0"
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::Optimizer;
+
+    #[test]
+    fn only_optimizers_that_work_element_by_element_are_divided() {
+        let of = |kind, ranks| Options {
+            optimizer: Optimizer::of(kind),
+            ranks,
+            zero_stage: ZeroStage::Moments,
+            ..Options::default()
+        };
+        assert!(of(OptimizerKind::AdamW8bit, 4).check_stage().is_ok());
+        let error = of(OptimizerKind::Muon, 4).check_stage().unwrap_err().to_string();
+        assert!(error.contains("`optim muon`") || error.contains("optim muon"), "{error}");
+        assert!(of(OptimizerKind::Muon, 1).check_stage().is_ok());
+        let auto = Options { zero_stage: ZeroStage::Auto, ..of(OptimizerKind::Muon, 4) };
+        let stages: Vec<ZeroStage> = auto.stages().iter().map(|options| options.zero_stage).collect();
+        assert_eq!(stages, [ZeroStage::Whole]);
+    }
+}

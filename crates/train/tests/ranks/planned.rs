@@ -1,0 +1,121 @@
+//! Plans for ranks that are not here.
+
+use plimsoll_graph::{DType, Graph, GraphError, Init};
+use plimsoll_plan::{Choice, Purpose, RankLink, RankLinks, Strategy, traffic};
+use plimsoll_train::memory::{Budget, BudgetOrigin};
+use plimsoll_train::{Options, TrainError, ZeroStage, plan_for, plan_within};
+
+/// Three equal layers whose sizes do not divide by powers of two.
+fn model(rows: usize) -> Result<Graph, GraphError> {
+    let mut g = Graph::new();
+    let mut x = g.input("x", [rows, 72], DType::F32); // (N, C)
+    let targets = g.input("targets", [rows], DType::I32); // (N)
+    for layer in 0..3 {
+        x = g.block(&format!("layers.{layer}"), |g| {
+            let norm = g.param("norm", [72], Init::Fill(1.0));
+            let y = g.rms_norm(x, norm, 1e-6);
+            let up = g.param("up", [200, 72], Init::Normal(0.1));
+            let down = g.param("down", [72, 200], Init::Normal(0.1));
+            let y = g.linear(y, up, None);
+            let y = g.silu(y);
+            let y = g.linear(y, down, None);
+            g.add(x, y)
+        });
+    }
+    let scale = g.loss_scale();
+    let head = g.param("head", [301, 72], Init::Normal(0.5)); // (V, C)
+    let loss = g.head_loss(x, head, None, targets, scale, -100);
+    g.output("loss", loss);
+    g.finish()
+}
+
+fn options(ranks: usize, zero_stage: ZeroStage) -> Options {
+    let within = RankLink { rate: 1e9, latency: 1e-6 };
+    let between = RankLink { rate: 1e8, latency: 1e-5 };
+    Options {
+        global_batch: 8 * ranks,
+        micro_batch: Some(4),
+        recompute: Some(Strategy::None),
+        memory: Some(1 << 30),
+        threads: 1,
+        ranks,
+        zero_stage,
+        rank_links: Some(RankLinks { within, between: Some((between, 8)) }),
+        ..Options::default()
+    }
+}
+
+#[test]
+fn from_two_ranks_on_more_ranks_never_need_more_memory() {
+    for stage in [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients] {
+        let mut last: Option<(u64, u64)> = None;
+        for ranks in [2, 3, 4, 5, 7, 8, 16, 24, 64, 100, 1024] {
+            let options = options(ranks, stage);
+            let device = options.device().unwrap();
+            let choice = plan_for(&model, &*device, &options).unwrap().choice;
+            let state = |purpose| {
+                let ranges = choice.plan.states.iter().filter(|range| range.purpose == purpose);
+                ranges.map(|range| range.ty.bytes() as u64).sum::<u64>()
+            };
+            let kept = state(Purpose::Optimizer) + state(Purpose::Gradients);
+            let now = (choice.plan.arena_bytes, kept);
+            if let Some(last) = last {
+                assert!(
+                    now.0 <= last.0 && now.1 <= last.1,
+                    "{stage:?}, {ranks} ranks: {now:?} after {last:?}"
+                );
+            }
+            last = Some(now);
+        }
+    }
+}
+
+#[test]
+fn exchanges_take_the_time_of_the_stated_links_and_say_how_much_of_it_shows() {
+    let of = |ranks: usize| {
+        let options = options(ranks, ZeroStage::Moments);
+        let device = options.device().unwrap();
+        let choice = plan_for(&model, &*device, &options).unwrap().choice;
+        (traffic(&choice).unwrap(), choice.step_seconds())
+    };
+    let (near, near_step) = of(8);
+    let (far, far_step) = of(16);
+    assert_eq!((near.ranks, far.ranks), (8, 16));
+    // Ten parameters: a scatter and a gather for each, and one sum of the squares in two turns.
+    let latency = |each: f64, doublings: f64| (2.0 * 10.0 + 2.0) * doublings * each;
+    assert!((near.seconds - latency(1e-6, 3.0) - near.wire_bytes as f64 / 1e9).abs() < 1e-9);
+    assert!((far.seconds - latency(1e-5, 4.0) - far.wire_bytes as f64 / 1e8).abs() < 1e-9);
+    assert!(far.exposed_seconds > near.exposed_seconds && far_step > near_step);
+    assert!(near.exposed_seconds <= near.seconds && far.exposed_seconds <= far.seconds);
+}
+
+/// The plan of one of four ranks in an arena of this size.
+fn in_arena(zero_stage: ZeroStage, total: u64) -> Result<Choice, TrainError> {
+    let options = Options { rank_links: None, recompute: None, ..options(4, zero_stage) };
+    let device = options.device().unwrap();
+    let budget = Budget { total, outside: 0, origin: BudgetOrigin::Stated, ceiling: None };
+    plan_within(&model, |graph: &Graph| device.facts(graph), &options, budget).map(|planned| planned.choice)
+}
+
+#[test]
+fn the_lowest_stage_that_fits_is_taken_where_none_is_named() {
+    let divided = |choice: &Choice| {
+        let states = choice.program.train.graph.states().iter();
+        let mut names: Vec<&str> =
+            states.filter(|state| state.whole.is_some()).map(|state| &*state.name).collect();
+        names.retain(|name| name.rsplit('.').next() == Some("head"));
+        names.len()
+    };
+    let least = |stage| match in_arena(stage, 1) {
+        Err(TrainError::Budget { smallest, .. }) => smallest.arena_bytes,
+        other => panic!("{other:?}"),
+    };
+    let [whole, moments, gradients] = [ZeroStage::Whole, ZeroStage::Moments, ZeroStage::Gradients].map(least);
+    assert!(gradients < moments && moments < whole, "{gradients} {moments} {whole}");
+    // Two moments of the head are divided, and then its gradient.
+    for (bytes, expected) in [(whole, 0), (whole - 1, 2), (moments, 2), (moments - 1, 3), (gradients, 3)] {
+        assert_eq!(divided(&in_arena(ZeroStage::Auto, bytes).unwrap()), expected, "{bytes}");
+    }
+    assert!(in_arena(ZeroStage::Auto, gradients - 1).is_err());
+    assert!(in_arena(ZeroStage::Whole, whole - 1).is_err());
+}
