@@ -2,15 +2,18 @@
 //! environment.
 //!
 //! `train` is then one rank of several. All other commands work in the first process alone, and the rest end at once: they
-//! would write the same files and print the same lines. A program that was built without MPI refuses to train, since its
-//! processes would know nothing of each other and each would train a model of its own into the same folder.
+//! would write the same files and print the same lines.
+//!
+//! Ranks find each other by MPI where the program was built with it, else at the address that `torchrun` and scripts for Slurm
+//! state for PyTorch too, `MASTER_ADDR` and `MASTER_PORT`. Without either the program refuses to train: its processes would know
+//! nothing of each other, and each would train a model of its own into the same folder.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use plimsoll::TrainError;
-use plimsoll::training::{Communicator, RawConfig};
+use plimsoll::training::{Communicator, Meeting, RawConfig, tcp_rank};
 
 use crate::environment::variable;
 use crate::exit::Failure;
@@ -27,9 +30,29 @@ struct Launcher {
     rank_here: &'static str,
     /// How many processes this machine has. Slurm lists all machines: `2(x3),1`.
     here: &'static str,
-    /// Whether the processes find each other by MPI.
+    /// Whether it starts processes of MPI.
     mpi: bool,
 }
+
+/// How the processes of a run find each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Mpi,
+    /// At the stated address.
+    Address,
+    /// Not at all.
+    None,
+}
+
+/// Where PyTorch's ranks meet, too.
+const ADDRESS: &str = "MASTER_ADDR";
+const PORT: &str = "MASTER_PORT";
+/// The name that `torchrun` gives a run.
+const RUN: &str = "TORCHELASTIC_RUN_ID";
+/// Set where `torchrun` keeps a store of its own at the stated port.
+const STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+/// How long processes wait for each other: rank 0 tokenises and plans before it comes.
+const PATIENCE: Duration = Duration::from_hours(1);
 
 /// Inside a batch job Slurm describes the tasks to come; only `srun` sets the variable of a step.
 const LAUNCHERS: [Launcher; 4] = [
@@ -74,7 +97,7 @@ pub(crate) struct Launch {
     name: &'static str,
     /// The variable with the number of processes.
     variable: &'static str,
-    mpi: bool,
+    way: Way,
     /// The number of this process.
     pub(crate) rank: usize,
     /// How many there are, at least two.
@@ -98,10 +121,16 @@ fn launched(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
         let here = variable(launcher.here).and_then(|text| leading_number(&text));
         // `RANK` and `WORLD_SIZE` are common words; `torchrun` sets all three.
         let known = launcher.mpi || rank_here.is_some();
+        let address = variable(ADDRESS).is_some() && number(PORT).is_some();
+        let way = match (launcher.mpi && cfg!(feature = "mpi"), address) {
+            (true, _) => Way::Mpi,
+            (false, true) => Way::Address,
+            (false, false) => Way::None,
+        };
         (known && ranks > 1 && rank < ranks).then_some(Launch {
             name: launcher.name,
             variable: launcher.ranks,
-            mpi: launcher.mpi,
+            way,
             rank,
             ranks,
             here: here.unwrap_or(ranks).clamp(1, ranks),
@@ -135,8 +164,11 @@ impl Launch {
         Ok(())
     }
 
-    /// Begins MPI, once all processes have come so far. From here on this process must not start itself anew.
+    /// Finds the other processes, once all have come so far. From here on this process must not start itself anew.
     pub(crate) fn begin(&self, limit: Duration) -> Result<Arc<dyn Communicator>, Failure> {
+        if self.way == Way::Address {
+            return Ok(tcp_rank(self.meeting(variable)?, limit)?);
+        }
         let world = self.begin_mpi(limit)?;
         let (name, ranks, found) = (self.name, self.ranks, world.ranks());
         if found == ranks {
@@ -147,6 +179,26 @@ impl Launch {
             "{name} started {ranks} processes, and MPI found {found}: the launcher and the library that plimsoll was built \
              with belong to different installations of MPI"
         )))
+    }
+
+    /// Where the processes meet.
+    fn meeting(&self, variable: impl Fn(&str) -> Option<String>) -> Result<Meeting, TrainError> {
+        let port = variable(PORT).and_then(|port| port.trim().parse::<u16>().ok());
+        let stored = variable(STORE).is_some_and(|set| set == "True");
+        let (Some(address), Some(port)) = (variable(ADDRESS), port) else {
+            return Err(TrainError::Config(format!(
+                "{ADDRESS} and {PORT} must name the machine of rank 0 and a port below 65536 there"
+            )));
+        };
+        Ok(Meeting {
+            rank: self.rank,
+            ranks: self.ranks,
+            arenas_ahead: if self.first_here { self.here } else { 1 },
+            address: address.trim().to_owned(),
+            port: port.saturating_add(u16::from(stored)),
+            run: variable(RUN).unwrap_or_default(),
+            patience: PATIENCE,
+        })
     }
 
     #[cfg(feature = "mpi")]
@@ -173,18 +225,14 @@ impl Launch {
 
     /// Refuses to train where the processes cannot find each other.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        let Launch { name, variable, ranks, .. } = self;
-        let way_out = if !self.mpi {
-            format!("plimsoll finds other processes by MPI alone: start them with `mpirun -n {ranks}`")
-        } else if cfg!(feature = "mpi") {
+        if self.way != Way::None {
             return Ok(());
-        } else {
-            "this plimsoll was built without MPI: build it with `cargo build --release --features mpi`"
-                .to_owned()
-        };
+        }
+        let Launch { name, variable, ranks, .. } = self;
         Err(TrainError::Config(format!(
-            "{name} started {ranks} processes ({variable}={ranks}), and {way_out}, or start one process with `--ranks \
-             {ranks}`, whose ranks are threads"
+            "{name} started {ranks} processes ({variable}={ranks}), which cannot find each other: set {ADDRESS} and {PORT} to the \
+             machine of rank 0 and a free port there, or build with `cargo build --release --features mpi` for MPI, or start one \
+             process with `--ranks {ranks}`, whose ranks are threads"
         ))
         .into())
     }
@@ -222,7 +270,32 @@ mod tests {
         .unwrap();
         assert_eq!((srun.name, srun.rank, srun.here, srun.first_here), ("srun", 3, 3, true));
         let torchrun = of(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")]).unwrap();
-        assert_eq!((torchrun.name, torchrun.mpi), ("torchrun", false));
+        assert_eq!((torchrun.name, torchrun.way), ("torchrun", Way::None));
+    }
+
+    #[test]
+    fn processes_meet_at_the_address_that_pytorch_uses_and_beside_the_store_of_the_launcher() {
+        let mut variables = vec![
+            ("RANK", "2"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "0"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "node-1"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RUN_ID", "17"),
+        ];
+        let launch = of(&variables).unwrap();
+        assert_eq!(launch.way, Way::Address);
+        let meeting = |variables: &[(&str, &str)]| {
+            let of = |name: &str| variables.iter().find(|(known, _)| *known == name);
+            launch.meeting(|name| of(name).map(|(_, value)| (*value).to_owned()))
+        };
+        let met = meeting(&variables).unwrap();
+        assert_eq!((met.address.as_str(), met.port, met.run.as_str()), ("node-1", 29500, "17"));
+        assert_eq!((met.rank, met.ranks, met.arenas_ahead), (2, 4, 2), "the first of the second machine");
+        variables.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
+        assert_eq!(meeting(&variables).unwrap().port, 29501);
+        assert!(meeting(&variables[..4]).unwrap_err().with_flags().contains("MASTER_PORT"));
     }
 
     #[test]

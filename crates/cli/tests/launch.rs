@@ -1,8 +1,11 @@
-//! Processes that a launcher starts together: a program that cannot find the others trains nothing, and says so once.
+//! Processes that a launcher starts together: with an address they are ranks of one run; a program that cannot find the others
+//! trains nothing, and says so once.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
-use std::process::Command;
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use support::{Home, texts, training};
 
@@ -36,9 +39,11 @@ fn processes_that_cannot_find_each_other_train_nothing_and_one_of_them_says_so()
             assert_eq!(out, "", "{launcher}, rank {rank}");
             if rank == 0 {
                 assert_eq!(output.status.code(), Some(2), "{err}");
-                let begin = format!("error: {launcher} started 3 processes ({}=3), and ", variables[1]);
+                let begin =
+                    format!("error: {launcher} started 3 processes ({}=3), which cannot", variables[1]);
                 assert!(err.starts_with(&begin), "{err}");
-                assert!(err.contains("`--ranks 3`") && err.lines().count() == 1, "{err}");
+                assert!(err.contains("MASTER_PORT") && err.contains("`--ranks 3`"), "{err}");
+                assert_eq!(err.lines().count(), 1, "{err}");
             } else {
                 assert_eq!((output.status.code(), err.as_str()), (Some(0), ""), "{launcher}, rank {rank}");
             }
@@ -73,4 +78,75 @@ fn a_wrong_flag_is_told_by_the_first_process_alone() {
     let of = |rank| launched(home.command("train --modle x"), LAUNCHERS[3].1, [rank, 2]).output().unwrap();
     assert!(texts(&of(0)).1.contains("--modle"));
     assert_eq!((of(1).status.code(), texts(&of(1)).1), (Some(0), String::new()));
+}
+
+/// Two epochs of a small text, with rows that end before the others, clipped at every step.
+const RUN: &str = "train --model model --data text.txt --seq-len 16 --global-batch 8 --micro-batch 1 --memory 128MiB \
+                   --max-steps 6 --save-steps 3 --threads 1 --report-to none --max-grad-norm 0.25 --learning-rate 0.01";
+
+/// Processes as `torchrun` starts them on one machine, rank 0 last.
+fn torchrun(home: &Home, ranks: usize, arguments: &str) -> Vec<Child> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let of = |rank: usize| {
+        let mut command = launched(home.command(arguments), LAUNCHERS[3].1, [rank, ranks]);
+        command.env("LOCAL_WORLD_SIZE", ranks.to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut processes: Vec<Child> = (0..ranks).rev().map(of).collect();
+    processes.reverse();
+    processes
+}
+
+fn ended(processes: Vec<Child>) -> Vec<Output> {
+    processes.into_iter().map(|process| process.wait_with_output().unwrap()).collect()
+}
+
+#[test]
+fn processes_that_meet_at_an_address_train_as_threads_do() {
+    for (ranks, settings) in [(2, "--zero-stage 0"), (3, "--zero-stage 2 --global-batch 6")] {
+        let home = Home::with_model();
+        home.done(&format!("{RUN} {settings} --ranks {ranks} --output-dir threads"));
+        let outputs = ended(torchrun(&home, ranks, &format!("{RUN} {settings} --output-dir processes")));
+        for (rank, output) in outputs.iter().enumerate() {
+            let (out, err) = texts(output);
+            assert!(output.status.success(), "rank {rank}: {err}");
+            assert_eq!(rank == 0, !out.is_empty() || !err.is_empty(), "rank {rank}: {out}{err}");
+        }
+        assert_eq!(home.losses("processes"), home.losses("threads"), "{ranks} ranks");
+        let read = |run: &str| std::fs::read(home.path(run).join("model.safetensors")).unwrap();
+        assert!(read("processes") == read("threads"), "{ranks} ranks: weights differ");
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_ends_the_others_at_once_with_its_number() {
+    let home = Home::with_model();
+    let mut processes = torchrun(&home, 2, &format!("{RUN} --max-steps 100000 --output-dir out"));
+    let begin = Instant::now();
+    while !home.path("out/checkpoint-3").exists() {
+        assert!(begin.elapsed() < Duration::from_mins(2), "no step was taken");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    processes[1].kill().unwrap();
+    let outputs = ended(processes);
+    assert!(!outputs[0].status.success());
+    let (_, err) = texts(&outputs[0]);
+    assert!(err.contains("rank 1 has closed its connection"), "{err}");
+}
+
+#[test]
+fn processes_with_other_settings_are_refused_with_the_difference() {
+    let home = Home::with_model();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let of = |rank: usize| {
+        let settings = format!("{RUN} --output-dir out --seed {rank}");
+        let mut command = launched(home.command(&settings), LAUNCHERS[3].1, [rank, 2]);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let outputs = ended(vec![of(0), of(1)]);
+    let (_, err) = texts(&outputs[0]);
+    assert!(err.contains("its --seed is 1, and that of rank 0 is 0"), "{err}");
+    assert!(outputs.iter().all(|output| !output.status.success()));
 }

@@ -35,7 +35,8 @@ pub use engine::Engine;
 pub use error::ExecError;
 pub use instructions::Instructions;
 pub use ranks::{
-    Communicator, ExchangeKind, ExchangeOperands, LIMIT, Wire, message_bytes, message_rank, thread_ranks,
+    Communicator, ExchangeKind, ExchangeOperands, LIMIT, Meeting, Wire, message_bytes, message_rank,
+    tcp_rank, thread_ranks,
 };
 pub use subspace::Projection;
 pub use timings::{Pace, Paces, Timing, Timings};

@@ -78,8 +78,8 @@ pub mod planning {
 pub mod training {
     pub use plimsoll_exec::cpu::{BLOCK as DISK_BLOCK, disk_room, free_disk_bytes};
     pub use plimsoll_exec::{
-        Communicator, DiskSpeed, ExchangeKind, ExchangeOperands, LIMIT as RANK_LIMIT, Wire, measure_disk,
-        message_bytes, message_rank, thread_ranks,
+        Communicator, DiskSpeed, ExchangeKind, ExchangeOperands, LIMIT as RANK_LIMIT, Meeting, Wire,
+        measure_disk, message_bytes, message_rank, tcp_rank, thread_ranks,
     };
     #[cfg(feature = "mpi")]
     pub use plimsoll_mpi::mpi_rank;

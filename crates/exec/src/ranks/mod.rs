@@ -12,7 +12,8 @@
 //! the others within a limit, all with one error that names it. After that error the world is of no use any more.
 //!
 //! [`thread_ranks`] makes the ranks of one process. [`message_rank`] makes a rank of a process of its own, over any
-//! [`Wire`] that carries messages; `plimsoll-mpi` has one over MPI. All sum by the same function, so they agree to the bit.
+//! [`Wire`] that carries messages: [`tcp_rank`] over TCP, `plimsoll-mpi` over MPI. All sum by the same function, so they agree to
+//! the bit.
 //! Absent: exchanges on a GPU.
 #![allow(unsafe_code, reason = "an exchange is addresses in several arenas; see `Communicator::start`")]
 
@@ -28,7 +29,7 @@ use plimsoll_graph::DType;
 
 use crate::ExecError;
 
-pub use messages::{Wire, message_bytes, message_rank};
+pub use messages::{Meeting, Wire, message_bytes, message_rank, tcp_rank};
 pub use threads::{LIMIT, thread_ranks};
 
 /// Kinds of exchange.

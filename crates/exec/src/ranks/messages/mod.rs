@@ -4,7 +4,7 @@
 //! rank                                    its thread
 //! start ──▶ queue ──▶ rounds:             one message to each other rank, one from each, sums in the order of ranks
 //! wait  ◀── done  ◀── talk:               deadlines, signs of life, faults
-//!                     wire:               carries messages (MPI), one stream from each rank to each other
+//!                     wire:               carries messages (MPI, TCP), one stream from each rank to each other
 //! ```
 //!
 //! All bytes go through buffers of the wire. So a rank that leaves may free its arena, whatever is still under way.
@@ -15,6 +15,7 @@
 
 mod rounds;
 mod talk;
+mod tcp;
 mod wire;
 
 use std::mem;
@@ -28,6 +29,7 @@ use super::share::Turn;
 use super::{Communicator, ExchangeOperands};
 use crate::ExecError;
 use talk::Talk;
+pub use tcp::{Meeting, tcp_rank};
 pub use wire::{Wire, message_bytes};
 
 /// How long a rank may give no sign of life; less if the limit of exchanges is less.
