@@ -18,10 +18,13 @@ fn late(threads: usize) -> Late {
 
 #[test]
 fn a_device_that_works_late_passes_all_conformance_cases() {
-    let mut device = late(1);
-    let faults: Vec<String> =
-        (cases::all().iter()).filter_map(|case| judge(&mut device, case, Scratch::Best).err()).collect();
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    for (threads, scratch) in [(1, Scratch::Best), (2, Scratch::Best), (1, Scratch::Least)] {
+        let mut device = late(threads);
+        let cases = cases::all();
+        let faults: Vec<String> =
+            cases.iter().filter_map(|case| judge(&mut device, case, scratch).err()).collect();
+        assert!(faults.is_empty(), "{threads} threads, {scratch:?}:\n{}", faults.join("\n"));
+    }
 }
 
 const ROWS: usize = 6;

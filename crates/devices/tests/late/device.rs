@@ -1,82 +1,114 @@
-//! A device as unlike the CPU as the trait allows: it does nothing when told and everything when asked.
+//! A device as unlike the CPU as the trait allows: a thread of its own does the work, in order and behind the caller's back.
 //!
-//! Writes and schedules are put into a queue and carried out when somebody reads; a fault of the data is told then. The
-//! first run of a schedule only captures it, as a device does that records its launches and replays them.
+//! Writes and schedules are queued, and the call returns before they have happened. Every write lands with a delay. Reads wait
+//! for the queue. A fault of the data ends what is queued behind it, and is told at the next read. Schedules are bound in
+//! `warm_up`, as a device does that records its launches and replays them.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
 use plimsoll_plan::{Facts, Schedule, Space, Tier};
 
-/// Work that was asked for and not yet done.
-#[derive(Debug)]
-enum Pending {
-    Write { offset: u64, bytes: Vec<u8> },
-    WriteTier { tier: Tier, offset: u64, bytes: Vec<u8> },
-    Expect(Option<ScheduleId>),
-    Run(ScheduleId),
-    Observe(u64),
-}
+/// How much later than asked a write lands.
+const DELAY: Duration = Duration::from_micros(20);
 
-/// The device, with a processor that does the work in the end.
+type Work = Box<dyn FnOnce(&mut Stream) + Send>;
+
+/// The device as its caller sees it: one end of a queue.
 #[derive(Debug)]
 pub(crate) struct Late {
-    inner: Mutex<Inner>,
+    queue: Option<Sender<Work>>,
+    worker: Option<JoinHandle<()>>,
 }
 
-#[derive(Debug)]
-struct Inner {
+/// The other end, with a processor that does the work.
+struct Stream {
     device: Box<dyn Device>,
-    queue: Vec<Pending>,
+    /// The first fault since somebody read.
+    fault: Option<ExecError>,
     observed: Vec<f32>,
-    /// The inner schedules, each bound when it was first run.
-    captured: Vec<Option<ScheduleId>>,
-    /// Schedules as they were given.
-    known: Vec<(Graph, Schedule)>,
+    /// Schedules as they were given, and the inner ones that they are bound to.
+    known: Vec<(Graph, Schedule, Option<ScheduleId>)>,
 }
 
 impl Late {
     pub(crate) fn new(device: Box<dyn Device>) -> Late {
-        let (queue, observed, captured, known) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Late { inner: Mutex::new(Inner { device, queue, observed, captured, known }) }
+        let (queue, works) = channel::<Work>();
+        let worker = std::thread::spawn(move || {
+            let mut stream = Stream { device, fault: None, observed: Vec::new(), known: Vec::new() };
+            for work in works {
+                work(&mut stream);
+            }
+        });
+        Late { queue: Some(queue), worker: Some(worker) }
     }
 
-    fn own(&mut self) -> &mut Inner {
-        self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
+    fn push(&self, work: impl FnOnce(&mut Stream) + Send + 'static) {
+        self.queue.as_ref().unwrap().send(Box::new(work)).unwrap();
+    }
+
+    /// Queues work, which is left undone behind a fault.
+    fn later(&self, work: impl FnOnce(&mut Stream) -> Result<(), ExecError> + Send + 'static) {
+        self.push(move |stream| {
+            if stream.fault.is_none() {
+                stream.fault = work(stream).err();
+            }
+        });
+    }
+
+    fn late_write(&self, write: impl FnOnce(&mut dyn Device) -> Result<(), ExecError> + Send + 'static) {
+        self.later(move |stream| {
+            std::thread::sleep(DELAY);
+            write(&mut *stream.device)
+        });
+    }
+
+    /// Waits for everything queued so far, and for the answer of this.
+    fn ask<T: Send + 'static>(&self, question: impl FnOnce(&mut Stream) -> T + Send + 'static) -> T {
+        let (answer, answered) = channel();
+        self.push(move |stream| answer.send(question(stream)).unwrap());
+        answered.recv().unwrap()
+    }
+
+    /// As [`ask`](Self::ask), where a fault of earlier work is the answer.
+    fn result<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Stream) -> Result<T, ExecError> + Send + 'static,
+    ) -> Result<T, ExecError> {
+        self.ask(|stream| stream.fault.take().map_or_else(|| question(stream), Err))
+    }
+
+    /// Fills `bytes` with what a read yields behind everything queued so far.
+    fn fill(
+        &self,
+        bytes: &mut [u8],
+        read: impl FnOnce(&dyn Device, &mut [u8]) -> Result<(), ExecError> + Send + 'static,
+    ) -> Result<(), ExecError> {
+        let mut found = vec![0; bytes.len()];
+        let found = self.result(move |stream| read(&*stream.device, &mut found).map(|()| found))?;
+        bytes.copy_from_slice(&found);
+        Ok(())
     }
 }
 
-impl Inner {
-    /// Does everything that was asked for, up to the first fault, which ends it as a fault ends a stream.
-    fn flush(&mut self) -> Result<(), ExecError> {
-        for work in std::mem::take(&mut self.queue) {
-            match work {
-                Pending::Write { offset, bytes } => self.device.write(offset, &bytes)?,
-                Pending::WriteTier { tier, offset, bytes } => self.device.write_tier(tier, offset, &bytes)?,
-                Pending::Expect(next) => {
-                    let next = next.map(|next| self.capture(next)).transpose()?;
-                    self.device.expect(next);
-                }
-                Pending::Run(schedule) => {
-                    let captured = self.capture(schedule)?;
-                    self.device.run(captured)?;
-                }
-                Pending::Observe(offset) => self.observed.extend(self.device.observe(offset)?),
-            }
-        }
-        Ok(())
+impl Drop for Late {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        self.worker.take().unwrap().join().unwrap();
     }
+}
 
+impl Stream {
     /// The inner schedule, bound when it is first needed.
-    fn capture(&mut self, schedule: ScheduleId) -> Result<ScheduleId, ExecError> {
-        if let Some(captured) = self.captured[schedule.0] {
-            return Ok(captured);
+    fn bound(&mut self, schedule: ScheduleId) -> Result<ScheduleId, ExecError> {
+        let (graph, known, bound) = &mut self.known[schedule.0];
+        if bound.is_none() {
+            *bound = Some(self.device.prepare(graph, known)?);
         }
-        let (graph, known) = &self.known[schedule.0];
-        let captured = self.device.prepare(graph, known)?;
-        self.captured[schedule.0] = Some(captured);
-        Ok(captured)
+        Ok(bound.unwrap())
     }
 }
 
@@ -86,74 +118,95 @@ impl Device for Late {
     }
 
     fn facts(&self, graph: &Graph) -> Facts {
-        self.inner.lock().unwrap().device.facts(graph)
+        let graph = graph.clone();
+        self.ask(move |stream| stream.device.facts(&graph))
     }
 
     fn reserve(&mut self, space: Space) -> Result<(), ExecError> {
-        let inner = self.own();
-        inner.queue.clear();
-        inner.captured.clear();
-        inner.known.clear();
-        inner.device.reserve(space)
+        self.ask(move |stream| {
+            (stream.fault, stream.known) = (None, Vec::new());
+            stream.device.reserve(space)
+        })
     }
 
     fn prepare(&mut self, graph: &Graph, schedule: &Schedule) -> Result<ScheduleId, ExecError> {
-        let inner = self.own();
-        inner.known.push((graph.clone(), schedule.clone()));
-        inner.captured.push(None);
-        Ok(ScheduleId(inner.known.len() - 1))
+        let given = (graph.clone(), schedule.clone(), None);
+        Ok(self.ask(move |stream| {
+            stream.known.push(given);
+            ScheduleId(stream.known.len() - 1)
+        }))
+    }
+
+    fn warm_up(&mut self) -> Result<(), ExecError> {
+        self.ask(|stream| (0..stream.known.len()).try_for_each(|at| stream.bound(ScheduleId(at)).map(drop)))
     }
 
     fn map(&mut self) -> Result<(), ExecError> {
-        self.own().device.map()
+        self.ask(|stream| stream.device.map())
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        self.own().queue.push(Pending::Write { offset, bytes: bytes.to_vec() });
+        let bytes = bytes.to_vec();
+        self.late_write(move |device| device.write(offset, &bytes));
+        Ok(())
+    }
+
+    fn write_input(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
+        let bytes = bytes.to_vec();
+        self.late_write(move |device| device.write_input(offset, &bytes));
         Ok(())
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        let mut inner = self.inner.lock().unwrap();
-        inner.flush()?;
-        inner.device.read(offset, bytes)
+        self.fill(bytes, move |device, bytes| device.read(offset, bytes))
+    }
+
+    fn read_output(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.fill(bytes, move |device, bytes| device.read_output(offset, bytes))
     }
 
     fn observe(&mut self, offset: u64) -> Result<Option<f32>, ExecError> {
-        self.own().queue.push(Pending::Observe(offset));
+        self.later(move |stream| {
+            let float = stream.device.observe(offset)?;
+            stream.observed.extend(float);
+            Ok(())
+        });
         Ok(None)
     }
 
     fn observed(&mut self, floats: &mut Vec<f32>) -> Result<(), ExecError> {
-        let inner = self.own();
-        let result = inner.flush();
-        floats.append(&mut inner.observed);
-        result
+        let (seen, fault) = self.ask(|stream| (std::mem::take(&mut stream.observed), stream.fault.take()));
+        floats.extend(seen);
+        fault.map_or(Ok(()), Err)
     }
 
     fn settle(&self) -> Result<(), ExecError> {
-        let mut inner = self.inner.lock().unwrap();
-        inner.flush()?;
-        inner.device.settle()
+        self.result(|stream| stream.device.settle())
     }
 
     fn write_tier(&mut self, tier: Tier, offset: u64, bytes: &[u8]) -> Result<(), ExecError> {
-        self.own().queue.push(Pending::WriteTier { tier, offset, bytes: bytes.to_vec() });
+        let bytes = bytes.to_vec();
+        self.late_write(move |device| device.write_tier(tier, offset, &bytes));
         Ok(())
     }
 
     fn read_tier(&self, tier: Tier, offset: u64, bytes: &mut [u8]) -> Result<(), ExecError> {
-        let mut inner = self.inner.lock().unwrap();
-        inner.flush()?;
-        inner.device.read_tier(tier, offset, bytes)
+        self.fill(bytes, move |device, bytes| device.read_tier(tier, offset, bytes))
     }
 
     fn expect(&mut self, next: Option<ScheduleId>) {
-        self.own().queue.push(Pending::Expect(next));
+        self.later(move |stream| {
+            let next = next.map(|next| stream.bound(next)).transpose()?;
+            stream.device.expect(next);
+            Ok(())
+        });
     }
 
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
-        self.own().queue.push(Pending::Run(schedule));
+        self.later(move |stream| {
+            let bound = stream.bound(schedule)?;
+            stream.device.run(bound)
+        });
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::device::Lane;
 use crate::plan::{Draft, draft};
 use crate::program::Role;
-use crate::schedule::{Action, Copy, End, Schedule};
+use crate::schedule::{Action, Buffer, Contents, Copy, End, Schedule};
 
 /// Every kind of alteration, made at some place of a schedule; `false` where the schedule has no such place.
 #[derive(Clone, Debug, PartialEq, std::marker::Copy)]
@@ -213,4 +213,54 @@ fn the_judge_refuses_every_kind_of_alteration() {
         }
     }
     assert!(made.iter().all(|&made| made > 3), "{made:?} alterations of {ALL:?}");
+}
+
+/// The bytes of a buffer in the arena.
+fn range(buffer: &Buffer) -> (u64, u64) {
+    (buffer.offset, buffer.offset + buffer.bytes)
+}
+
+fn meet(one: (u64, u64), other: (u64, u64)) -> bool {
+    one.0 < other.1 && other.0 < one.1
+}
+
+/// A buffer of `schedule` that is written before anything is settled there and could lie at `taken`, as far as the other
+/// buffers of the schedule are concerned.
+fn movable(schedule: &Schedule, taken: (u64, u64)) -> Option<usize> {
+    let settled = schedule.actions.iter().position(settles)?;
+    let free = |index: usize| {
+        let buffer = &schedule.buffers[index];
+        let moved = (taken.0, taken.0 + buffer.bytes);
+        let beside = |other: &Buffer| {
+            other.start < buffer.end && buffer.start < other.end && meet(range(other), moved)
+        };
+        let others = schedule.buffers.iter().enumerate().filter(|&(other, _)| other != index);
+        !matches!(buffer.contents, Contents::State(_))
+            && buffer.start < settled
+            && meet(moved, taken)
+            && !others.into_iter().any(|(_, other)| beside(other))
+    };
+    (0..schedule.buffers.len()).find(|&index| free(index))
+}
+
+#[test]
+fn the_judge_refuses_a_buffer_on_bytes_that_a_transfer_of_the_schedule_before_still_reads() {
+    let mut moved = 0;
+    for (program, draft) in crossing() {
+        for (role, schedule) in &draft.schedules {
+            for copy in open(schedule) {
+                let Some(sent) = schedule.copies[copy].buffer() else { continue };
+                let taken = range(&schedule.buffers[sent.index()]);
+                for next in role.overlaps() {
+                    let mut altered = draft.clone();
+                    let Some(next) = altered.schedules.get_mut(next) else { continue };
+                    let Some(buffer) = movable(next, taken) else { continue };
+                    next.buffers[buffer].offset = taken.0;
+                    moved += 1;
+                    assert!(altered.judge(&program).is_err(), "{role:?}: copy {copy}, buffer {buffer}");
+                }
+            }
+        }
+    }
+    assert!(moved > 3, "{moved} buffers could be moved");
 }
