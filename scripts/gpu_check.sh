@@ -213,7 +213,7 @@ tail -n 1 "$logs/parity-tiny.log"
 stage budget-small 60 budget 2 20 --model s --seq-len 256 --global-batch 8
 tail -n 1 "$logs/budget-small.log"
 stage resume 60 resume
-tail -n 2 "$logs/resume.log"
+grep '"model"' "$logs/resume.log"
 stage generate 60 generate
 tail -n 1 "$logs/generate.log"
 if [ "$quick" = 0 ]; then
