@@ -195,13 +195,13 @@ mod tests {
         Reading { total: 140 * GIB, free: before - 3 * GIB, before: Some(before), shares, pinned: GIB }
     }
 
-    fn shares(own: u64, others: u64) -> Option<Shares> {
-        Some(Shares { own: Some(own), others })
+    fn named(own: u64, others: u64) -> Shares {
+        Shares { own: Some(own), others }
     }
 
     #[test]
     fn alone_on_the_card_the_difference_counts_whatever_nvml_says_of_processes() {
-        for told in [None, shares(2 * GIB, 0), Some(Shares { own: None, others: 5 * GIB })] {
+        for told in [None, Some(named(2 * GIB, 0)), Some(Shares { own: None, others: 5 * GIB })] {
             assert_eq!(reading(0, told).taken(), 3 * GIB, "{told:?}");
         }
         assert!(reading(0, None).counted().starts_with("memory of the card is counted as free before"));
@@ -210,9 +210,9 @@ mod tests {
     #[test]
     fn beside_others_the_own_figure_counts_with_what_it_leaves_out() {
         let figure = 3 * GIB - 9_240_576 - (2 << 20);
-        let found = reading(7 * GIB, shares(figure, 7 * GIB));
+        let found = reading(7 * GIB, Some(named(figure, 7 * GIB)));
         assert_eq!(found.taken(), 3 * GIB, "as the difference, while nobody else takes any");
-        let crowded = Reading { free: found.free - 20 * GIB, shares: shares(figure, 27 * GIB), ..found };
+        let crowded = Reading { free: found.free - 20 * GIB, shares: Some(named(figure, 27 * GIB)), ..found };
         assert_eq!(crowded.taken(), 3 * GIB, "and still when others have taken more");
         assert!(crowded.counted().starts_with("other processes hold 27648 MiB of the card"));
         assert!(crowded.counted().contains("and 11337728 bytes"));
@@ -240,13 +240,13 @@ mod tests {
             readings.read(new.free, || new);
             readings.take_remarks()
         };
-        let alone = reading(0, shares(2 * GIB, 0));
+        let alone = reading(0, Some(named(2 * GIB, 0)));
         assert!(read(&mut readings, alone).is_empty());
-        let arena = Reading { free: alone.free - 50 * GIB, shares: shares(52 * GIB, 0), ..alone };
+        let arena = Reading { free: alone.free - 50 * GIB, shares: Some(named(52 * GIB, 0)), ..alone };
         assert!(read(&mut readings, arena).is_empty(), "nothing is compared yet");
         readings.settle(true);
         assert!(read(&mut readings, arena).is_empty());
-        let crowded = Reading { free: arena.free - GIB, shares: shares(52 * GIB, GIB), ..arena };
+        let crowded = Reading { free: arena.free - GIB, shares: Some(named(52 * GIB, GIB)), ..arena };
         let said = read(&mut readings, crowded);
         assert!(
             said[0].starts_with("another process took 1024 MiB of the card during this run; other processes"),
