@@ -5,13 +5,20 @@
 transformers writes a folder with random weights; both sides load it and take ten steps on the same texts, all of them in each
 step, so that their order makes no difference. `--tiny` takes small shapes, so that the script itself can be tried anywhere.
 
-f32: `apart` is the largest relative difference of a step's loss between plimsoll and PyTorch, whose products are f32 too.
-bf16: both sides compute in bf16 and update an f32 copy of the weights; `apart` as above, against PyTorch with flash attention;
-`backends` are the differences between each two of PyTorch's own ways to compute attention. The process fails where f32 is more
-than 1e-5 apart, or bf16 more than twice as far as the two of PyTorch's that are farthest apart.
+f32: `apart` is the largest relative difference of a step's loss between plimsoll and PyTorch, whose products are f32 too. The
+process fails where it is more than 1e-5.
+
+bf16: both sides compute in bf16 and update an f32 copy of the weights, on three batches that are drawn apart. PyTorch runs in each
+of its own ways: with every backend of attention, out of transformers' own operations, and compiled, which rounds fused operations once
+where the others round each. A line for each batch has `apart`, plimsoll's difference from each way; `ways`, the differences of those ways
+from each other; and `from_f32`, how far plimsoll and each way are from PyTorch in f32. The mark is twice the largest difference
+between two backends of attention, the compiled way left out; the process fails where plimsoll is farther than that from PyTorch
+with flash attention, operation by operation, in any of the batches. `ok_compiled` is the same for flash attention compiled, and
+decides nothing.
 """
 
 import argparse
+import contextlib
 import gc
 import itertools
 import json
@@ -19,23 +26,27 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
 import transformers
 from safetensors.torch import save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from word_texts import losses_of, write_tokenizer
+from word_texts import first_losses, write_tokenizer
 
 STEPS, IGNORED = 10, -100
-# The math backend is exact enough for f32. `None` is transformers' own attention out of plain operations.
-HALF_BACKENDS = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.MATH,
-    None,
-]
+BATCHES = 3  # of a case in bf16
+NO_KERNEL = ["No available kernel", "No viable backend"]
+# PyTorch's own ways: the backend of attention, or `None` for transformers' own operations; and whether operations are fused.
+WAYS = {
+    "flash": (SDPBackend.FLASH_ATTENTION, False),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, False),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, False),
+    "math": (SDPBackend.MATH, False),
+    "eager": (None, False),
+    "flash compiled": (SDPBackend.FLASH_ATTENTION, True),
+}
 # Rates at which ten steps on one batch stay smooth; at larger ones rounding grows a thousandfold from step to step.
 RATES = {"s": 5e-4, "gpt2": 1e-4, "bert": 2e-5, "1b": 2e-5}
 LIMIT = 1e-5
@@ -76,7 +87,7 @@ def shapes(tiny: bool):
     }
 
 
-# Name, shape, what is trained, rows and length; bf16 cases have two backends.
+# Name, shape, what is trained, whether in bf16, rows and length.
 CASES = [
     ("s adamw f32", "s", "adamw", False, 8, 256),
     ("s sgd f32", "s", "sgd", False, 8, 256),
@@ -131,10 +142,11 @@ def optimizer_of(parameters: list[torch.nn.Parameter], kind: str, rate: float):
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
 
 
-def loss_of(model, tokens, mask, targets, labels: bool, half: bool):
-    if half:
+def loss_of(model, body, tokens, mask, targets, labels: bool):
+    """The mean loss; `body` is the model below its head where logits are to be f32."""
+    if body is not None:
         # Logits that are rounded to bf16 would hide every other difference; plimsoll's are f32.
-        hidden = model.model(input_ids=tokens).last_hidden_state
+        hidden = body(input_ids=tokens).last_hidden_state
         logits = torch.nn.functional.linear(hidden.float(), model.lm_head.weight.float()).flatten(0, -2)
     else:
         seen = {"attention_mask": mask} if labels else {}
@@ -142,18 +154,18 @@ def loss_of(model, tokens, mask, targets, labels: bool, half: bool):
     return torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED)
 
 
-def train(model, batch, kind: str, half: bool, labels: bool, rate: float) -> list[float]:
+def trained(model) -> list[torch.nn.Parameter]:
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def train(loss, weights, masters, kind: str, rate: float) -> list[float]:
     """Ten steps; in bf16 the weights of the model are rounded copies of those that the optimizer updates."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    masters = [weight.detach().clone().float().requires_grad_() for weight in weights] if half else weights
-    if half:
-        model.to(torch.bfloat16)
-        weights = [weight for weight in model.parameters() if weight.requires_grad]
+    half = weights is not masters
     optimizer, losses = optimizer_of(masters, kind, rate), []
     for _ in range(STEPS):
-        loss = loss_of(model, *batch, labels, half)
-        loss.backward()
-        losses.append(loss.item())
+        found = loss()
+        found.backward()
+        losses.append(found.item())
         if half:
             for master, weight in zip(masters, weights):
                 master.grad, weight.grad = weight.grad.float(), None
@@ -161,10 +173,48 @@ def train(model, batch, kind: str, half: bool, labels: bool, rate: float) -> lis
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if half:
-            with torch.no_grad():
-                for master, weight in zip(masters, weights):
-                    weight.copy_(master)
+            copy(weights, masters)
     return losses
+
+
+@torch.no_grad()
+def copy(weights, numbers) -> None:
+    for weight, number in zip(weights, numbers):
+        weight.copy_(number)
+
+
+def round_weights(model) -> None:
+    """Weights in bf16. Other tensors stay f32, as transformers keeps them: frequencies of rotary positions that were rounded
+    would turn the last positions by whole radians."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(torch.bfloat16)
+
+
+def half_runs(model, batches, kind: str, rate: float) -> list[dict[str, list[float]]]:
+    """Losses of every batch in f32 and in every way that PyTorch has here, all of one model that begins anew each time."""
+    weights = trained(model)
+    initial = [weight.detach().clone() for weight in weights]
+    runs = [{} for _ in batches]
+    with sdpa_kernel(SDPBackend.MATH):
+        for losses, batch in zip(runs, batches):
+            copy(weights, initial)
+            losses["f32"] = train(lambda: loss_of(model, model.model, *batch, False), weights, weights, kind, rate)
+    round_weights(model)
+    for way, (backend, compiled) in WAYS.items():
+        model.set_attn_implementation("eager" if backend is None else "sdpa")
+        body = torch.compile(model.model, dynamic=False) if compiled else model.model
+        with sdpa_kernel(backend) if backend is not None else contextlib.nullcontext():
+            for losses, batch in zip(runs, batches):
+                masters = [number.clone().requires_grad_() for number in initial]
+                copy(weights, initial)
+                try:
+                    losses[way] = train(lambda: loss_of(model, body, *batch, False), weights, masters, kind, rate)
+                except RuntimeError as error:
+                    if not any(words in str(error) for words in NO_KERNEL):
+                        raise
+                    print(f"PyTorch has no kernel of {way} here", flush=True)
+                    break
+    return runs
 
 
 def batch_of(texts, tokenizer, length: int, labels: bool, device: str):
@@ -180,18 +230,19 @@ def batch_of(texts, tokenizer, length: int, labels: bool, device: str):
     return tokens.to(device), mask.to(device), targets.to(device)
 
 
-def ours(arguments, work: Path, kind: str, half: bool, rows: int, length: int, rate: float) -> list[float]:
+def ours(arguments, work: Path, texts: Path, kind: str, half: bool, shape: tuple[int, int, float]) -> list[float]:
+    rows, length, rate = shape
     command = [
-        arguments.binary, "train", "--model", work / "model", "--data", work / "texts.jsonl", "--packing", "false",
+        arguments.binary, "train", "--model", work / "model", "--data", texts, "--packing", "false",
         "--device", arguments.device, "--max-steps", STEPS, "--global-batch", rows, "--seq-len", length, "--learning-rate", rate,
         "--lr-scheduler-type", "constant", "--warmup-steps", 0, "--weight-decay", 0, "--max-grad-norm", 1, "--json",
-        "--report-to", "none", "--output-dir", work / "out", "--data-cache", work / "cache",
+        "--report-to", "none", "--output-dir", work / f"out-{texts.stem}", "--data-cache", work / "cache",
         "--memory", arguments.memory,
     ]
     command += ["--optim", "sgd", "--momentum", 0.9] if kind == "sgd" else ["--adam-beta2", 0.95]
     command += ["--bf16"] if half else []
     command += ["--adapter", work / "adapter"] if kind == "lora" else []
-    return losses_of(subprocess.run([str(word) for word in command], capture_output=True, text=True))
+    return first_losses([str(word) for word in command], STEPS)
 
 
 def apart(a: list[float], b: list[float]) -> float:
@@ -210,47 +261,73 @@ def write_model(folder: Path, model_class, config, device: str) -> None:
     model.save_pretrained(folder)
 
 
-def compare(arguments, name: str, shape: str, kind: str, half: bool, rows: int, length: int) -> dict:
+def write_texts(path: Path, draw: random.Random, words: list[str], rows: int, length: int, labels: bool):
+    texts = [(" ".join(draw.choice(words) for _ in range(length - 3)), row % 3) for row in range(rows)]
+    with path.open("w") as file:
+        for text, label in texts:
+            file.write(json.dumps({"text": text} | ({"label": label} if labels else {})) + "\n")
+    return texts
+
+
+def free(device: str) -> None:
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def judged(name: str, batch: int, found: list[float], runs: dict[str, list[float]]) -> dict:
+    """One batch of a case in bf16."""
+    exact = runs.pop("f32")
+    pairs = {(a, b): apart(runs[a], runs[b]) for a, b in itertools.combinations(runs, 2)}
+    backends = [difference for pair, difference in pairs.items() if not any(WAYS[way][1] for way in pair)]
+    mark = 2 * max(backends)
+    from_ways = {way: apart(found, losses) for way, losses in runs.items()}
+    plain = next(way for way in runs if not WAYS[way][1])
+    compiled = [difference for way, difference in from_ways.items() if WAYS[way][1]]
+    return {
+        "case": name, "batch": batch, "apart": from_ways, "ways": {f"{a} {b}": difference for (a, b), difference in pairs.items()},
+        "from_f32": {"ours": apart(found, exact)} | {way: apart(losses, exact) for way, losses in runs.items()},
+        "ours": found, "theirs": runs[plain], "f32": exact, "mark": mark, "judged_against": plain,
+        "ok": from_ways[plain] <= mark, "ok_compiled": all(difference <= mark for difference in compiled),
+    }
+
+
+def compare(arguments, case) -> bool:
+    """Whether a case holds; prints its lines."""
+    name, shape, kind, half, rows, length = case
     model_class, config = shapes(arguments.tiny)[shape]
-    labels = shape == "bert"
+    labels, rate, device = shape == "bert", RATES[shape], arguments.device
     with tempfile.TemporaryDirectory() as home:
         work = Path(home)
-        write_model(work / "model", model_class, config, arguments.device)
+        write_model(work / "model", model_class, config, device)
         words = write_tokenizer(work / "model", config.vocab_size, labels)
-        draw = random.Random(name)
-        count = length - 3
-        texts = [(" ".join(draw.choice(words) for _ in range(count)), row % 3) for row in range(rows)]
-        with (work / "texts.jsonl").open("w") as file:
-            for text, label in texts:
-                file.write(json.dumps({"text": text} | ({"label": label} if labels else {})) + "\n")
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(work / "model")
-        batch = batch_of(texts, tokenizer, length, labels, arguments.device)
-        runs = {}
-        for backend in HALF_BACKENDS if half else [SDPBackend.MATH]:
-            way = "eager" if backend is None else "sdpa"
-            model = model_class.from_pretrained(work / "model", dtype=torch.float32, attn_implementation=way)
-            model = model.to(arguments.device).train()
-            if kind == "lora" and not (work / "adapter").exists():
-                adapt(model, work / "adapter")
-            key = way if backend is None else backend.name
-            with sdpa_kernel(backend or SDPBackend.MATH):
-                try:
-                    runs[key] = train(model, batch, kind, half, labels, RATES[shape])
-                except RuntimeError as error:
-                    if "No available kernel" not in str(error):
-                        raise
-                    print(f"{name}: PyTorch has no kernel of {key} for it", flush=True)
-            del model
-            gc.collect()
-            if arguments.device != "cpu":
-                torch.cuda.empty_cache()
-        found = ours(arguments, work, kind, half, rows, length, RATES[shape])
-    theirs = next(iter(runs.values()))
-    result = {"case": name, "apart": apart(found, theirs), "ours": found, "theirs": theirs}
-    pairs = {f"{a} {b}": apart(runs[a], runs[b]) for a, b in itertools.combinations(runs, 2)}
-    result |= {"backends": pairs} if half else {}
-    result["ok"] = result["apart"] <= (2 * max(pairs.values()) if half else LIMIT)
-    return result
+        files = [work / f"texts-{batch}.jsonl" for batch in range(BATCHES if half else 1)]
+        seed = lambda batch: random.Random(f"{name} {batch}" if batch else name)
+        texts = [write_texts(file, seed(batch), words, rows, length, labels) for batch, file in enumerate(files)]
+        batches = [batch_of(each, tokenizer, length, labels, device) for each in texts]
+        model = model_class.from_pretrained(work / "model", dtype=torch.float32, attn_implementation="sdpa")
+        model = model.to(device).train()
+        if kind == "lora":
+            adapt(model, work / "adapter")
+        if half:
+            runs = half_runs(model, batches, kind, rate)
+        else:
+            # The math backend is exact enough for f32.
+            with sdpa_kernel(SDPBackend.MATH):
+                loss = lambda: loss_of(model, None, *batches[0], labels)
+                theirs = train(loss, weights := trained(model), weights, kind, rate)
+        del model
+        free(device)
+        found = [ours(arguments, work, file, kind, half, (rows, length, rate)) for file in files]
+    if half:
+        results = [judged(name, batch, *pair) for batch, pair in enumerate(zip(found, runs))]
+    else:
+        difference = apart(found[0], theirs)
+        results = [{"case": name, "apart": difference, "ours": found[0], "theirs": theirs, "ok": difference <= LIMIT}]
+    for result in results:
+        print(json.dumps(result), flush=True)
+    return all(result["ok"] for result in results)
 
 
 def main() -> None:
@@ -270,9 +347,9 @@ def main() -> None:
     for case in CASES:
         if arguments.only and arguments.only not in case[0]:
             continue
-        result = compare(arguments, *case)
-        failed += not result["ok"]
-        print(json.dumps(result), flush=True)
+        begun = time.monotonic()
+        failed += not compare(arguments, case)
+        print(f"{case[0]}: {time.monotonic() - begun:.0f} s", flush=True)
     sys.exit(failed > 0)
 
 

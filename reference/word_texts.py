@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 
 import tokenizers
@@ -34,3 +35,17 @@ def losses_of(done: subprocess.CompletedProcess) -> list[float]:
         raise SystemExit(f"{' '.join(map(str, done.args))}\n{done.stderr}")
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return [record["loss"] for record in records if "event" not in record]
+
+
+def first_losses(command: list[str], steps: int) -> list[float]:
+    """Losses of that many steps of a run with `--json`, which is ended then: what it would save may take longer than they do."""
+    with tempfile.TemporaryFile("w+") as said, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as run:
+        losses = []
+        for line in run.stdout:
+            record = json.loads(line) if line.startswith("{") else {"event": "text"}
+            losses += [] if "event" in record else [record["loss"]]
+            if len(losses) == steps:
+                run.kill()
+                return losses
+        said.seek(0)
+        raise SystemExit(f"{' '.join(command)}\n{said.read()}")

@@ -182,6 +182,9 @@ pub(crate) struct CheckArgs {
     /// Only cases whose name contains this
     #[arg(value_name = "NAME")]
     pub(crate) filter: Option<String>,
+    /// Only a few cases, which show every op with every element type, and only the way in which runs compute
+    #[arg(long, overrides_with = "quick")]
+    pub(crate) quick: bool,
     /// The device judged: cpu, cuda, or cuda:1 for the second GPU
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     pub(crate) device: String,

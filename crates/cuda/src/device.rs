@@ -5,13 +5,14 @@
 #![allow(unsafe_code, reason = "queues launches on addresses that a judged plan gave out")]
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plimsoll_exec::random::name_hash;
 use plimsoll_exec::{Communicator, Device, Draw, ExecError, MemoryPool, ScheduleId, Timings, no_schedule};
 use plimsoll_graph::{DType, Graph, Init, Type};
 use plimsoll_plan::{Facts, Schedule, Space};
 
+use crate::counting::Readings;
 use crate::documents::{DocumentTables, TableKey};
 use crate::driver::{
     Borrowed, Captured, Card, Compiler, Context, Folded, Libraries, Mapping, Modules, Reserved, Stream,
@@ -25,6 +26,8 @@ use crate::lower::{
 
 use crate::options::{CudaOptions, Products};
 use crate::prepared::{BoundProgram, Prepared, Ready};
+
+mod timed;
 
 /// Fills memory that has not been written: every float of this pattern is NaN.
 const POISON: u8 = 0xff;
@@ -52,6 +55,8 @@ pub struct CudaDevice {
     documents: DocumentTables,
     /// Measured times of ops.
     timings: Timings,
+    /// What the card's memory was found to be.
+    readings: Mutex<Readings>,
 }
 
 impl CudaDevice {
@@ -91,6 +96,7 @@ impl CudaDevice {
             checks: Mutex::default(),
             documents: DocumentTables::default(),
             timings: Timings::default(),
+            readings: Mutex::default(),
         })
     }
 
@@ -140,47 +146,8 @@ impl CudaDevice {
         }
     }
 
-    /// Seconds of one library product, the mean of `repeats` after a warm-up, on whatever numbers the arena holds.
-    ///
-    /// # Errors
-    ///
-    /// When the library has no such product.
-    pub fn time_product(&mut self, product: &Product, repeats: usize) -> Result<f64, ExecError> {
-        let blas = self.library.products()?;
-        if blas.workspace(&product.signature).is_none() {
-            return Err(ExecError::Unsupported(format!("cuBLASLt has no product {:?}", product.signature)));
-        }
-        let base = self.range.base();
-        let run = |count: usize| {
-            // SAFETY: the caller keeps the operands inside the arena; the product reads and writes nothing else.
-            (0..count).try_for_each(|_| unsafe {
-                blas.run(product, |place| base + place.0, base + product.workspace.0, &self.stream)
-            })
-        };
-        run(3)?;
-        Ok(self.stream.time(|| run(repeats))? / repeats as f64)
-    }
-
-    /// Seconds of one copy inside the arena, the mean of `repeats` after a warm-up.
-    ///
-    /// # Errors
-    ///
-    /// When a range lies outside the arena.
-    pub fn time_copy(
-        &mut self,
-        (from, to): (Place, Place),
-        bytes: u64,
-        repeats: usize,
-    ) -> Result<f64, ExecError> {
-        let [from, to] = [self.arena()?.address(from.0, bytes)?, self.arena()?.address(to.0, bytes)?];
-        let run = |count: usize| (0..count).try_for_each(|_| self.stream.copy(from, to, bytes));
-        run(3)?;
-        Ok(self.stream.time(|| run(repeats))? / repeats as f64)
-    }
-
-    /// Scratch bytes of a library product, if there is one.
-    pub fn product_workspace(&self, product: &Product) -> Option<u64> {
-        self.library.workspace(&product.signature)
+    fn readings(&self) -> MutexGuard<'_, Readings> {
+        self.readings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn launch_now(&self, kernel: &str, threads: usize, args: Vec<Arg>) -> Result<(), ExecError> {
@@ -339,10 +306,8 @@ impl Device for CudaDevice {
 
     fn pool(&self) -> Result<MemoryPool, ExecError> {
         let free = self.context.free()?;
-        let total = self.context.card.memory;
-        // Without NVML, memory of other processes on the card counts as ours, which is the safe side.
-        let taken = self.context.free_before.unwrap_or(total).saturating_sub(free);
-        Ok(MemoryPool::Own { total, free, taken })
+        let reading = self.readings().read(free, || self.context.reading(free));
+        Ok(MemoryPool::Own { total: reading.total, free, taken: reading.taken() })
     }
 
     fn facts(&self, graph: &Graph) -> Facts {
@@ -371,6 +336,7 @@ impl Device for CudaDevice {
         self.schedules.clear();
         self.documents.clear();
         self.mapping = None;
+        self.readings().settle(false);
         self.range.holds(space.arena)?;
         self.arena_bytes = space.arena;
         Ok(())
@@ -442,6 +408,7 @@ impl Device for CudaDevice {
         let mapping = Mapping::new(&self.range, self.arena_bytes)?;
         self.stream.fill(mapping.address(0, self.arena_bytes)?, self.arena_bytes, POISON)?;
         self.mapping = Some(mapping);
+        self.readings().settle(true);
         Ok(())
     }
 
@@ -474,7 +441,13 @@ impl Device for CudaDevice {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.library.notes()
+        // A reading that fails is an error of the next call that wants one.
+        let _ = self.pool();
+        self.library.notes().into_iter().chain(self.readings().counted()).collect()
+    }
+
+    fn take_remarks(&self) -> Vec<String> {
+        self.readings().take_remarks()
     }
 
     fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {

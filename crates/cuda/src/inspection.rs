@@ -8,7 +8,7 @@ use plimsoll_graph::{DType, Init};
 use plimsoll_plan::Space;
 
 use crate::device::CudaDevice;
-use crate::driver::version_text;
+use crate::driver::{Libraries, Nvrtc, version_text};
 use crate::lower::{Addend, Place, Product, Signature};
 use crate::options::CudaOptions;
 
@@ -35,6 +35,8 @@ pub struct Inspection {
     pub cuda: String,
     /// Libraries in use.
     pub libraries: Vec<FoundLibrary>,
+    /// What is missing or makes a run slow, with the way out.
+    pub notes: Vec<String>,
     /// Measured rates; the reason where there was no memory for them.
     pub rates: Result<MeasuredRates, String>,
 }
@@ -73,7 +75,9 @@ pub fn inspect(options: &CudaOptions) -> Result<Inspection, ExecError> {
     };
     let of_vendor = device.library_versions().into_iter();
     let of_vendor = of_vendor.map(|(name, version)| found(name, Some(version_text(version, 10_000, 100))));
-    let libraries = [found("NVRTC", None)].into_iter().chain(of_vendor).collect();
+    let compiler = compiler(&options.libraries);
+    let notes = device.notes().into_iter().chain(compiler.clone().err()).collect();
+    let libraries = compiler.ok().into_iter().chain(of_vendor).collect();
     let rates = measure(&mut device).map_err(|error| error.to_string());
     Ok(Inspection {
         name: card.name.clone(),
@@ -82,8 +86,15 @@ pub fn inspect(options: &CudaOptions) -> Result<Inspection, ExecError> {
         free,
         cuda: version_text(card.driver as usize, 1000, 10),
         libraries,
+        notes,
         rates,
     })
+}
+
+/// The compiler, which a run opens only where kernels are not compiled yet, or why there is none.
+fn compiler(libraries: &Libraries) -> Result<FoundLibrary, String> {
+    let nvrtc = Nvrtc::open(libraries).map_err(|error| error.to_string())?;
+    Ok(found("NVRTC", Some(nvrtc.version())))
 }
 
 fn measure(device: &mut CudaDevice) -> Result<MeasuredRates, ExecError> {

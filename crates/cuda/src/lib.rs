@@ -11,6 +11,7 @@
 //! Nothing here decides anything about memory: operands and scratch are the plan's.
 
 mod attention_table;
+mod counting;
 mod device;
 mod documents;
 mod driver;

@@ -136,7 +136,7 @@ pub fn trial(kind: DeviceKind, setup: &Setup) -> Result<Trial, ExecError> {
             let devices = paths.into_iter().map(|path| Ok(Box::new(on(path)?) as Box<dyn Device>));
             Trial {
                 devices: devices.collect::<Result<_, ExecError>>()?,
-                cases: cases::all(),
+                cases: all_cases(kind),
                 scratches: vec![Scratch::Least, Scratch::Best],
             }
         }
@@ -153,11 +153,28 @@ pub fn trial(kind: DeviceKind, setup: &Setup) -> Result<Trial, ExecError> {
                     Box::new(CudaDevice::open(&ordered)?),
                     Box::new(CudaDevice::open(&own)?),
                 ],
-                cases: [plimsoll_exec::cases::all(), plimsoll_cuda::half_cases()].concat(),
+                cases: all_cases(kind),
                 scratches: vec![Scratch::Best],
             }
         }
     })
+}
+
+/// A trial of seconds: the device as runs open it, and a few of its cases, each op with every element type.
+///
+/// # Errors
+///
+/// As [`open`].
+pub fn quick_trial(kind: DeviceKind, setup: &Setup) -> Result<Trial, ExecError> {
+    let (devices, cases) = (vec![open(kind, setup)?], cases::few(&all_cases(kind)));
+    Ok(Trial { devices, cases, scratches: vec![Scratch::Best] })
+}
+
+fn all_cases(kind: DeviceKind) -> Vec<Case> {
+    match kind {
+        DeviceKind::Cpu => cases::all(),
+        DeviceKind::Cuda(_) => [cases::all(), plimsoll_cuda::half_cases()].concat(),
+    }
 }
 
 /// Devices of one kind and the cases they are judged by.
@@ -192,7 +209,19 @@ fn card(index: usize, setup: &Setup) -> plimsoll_cuda::CudaOptions {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    #[test]
+    fn a_quick_trial_is_one_way_to_compute_on_few_of_the_cases_and_shows_every_op() {
+        let setup = Setup { threads: 1, ..Setup::default() };
+        let [all, quick] = [trial, quick_trial].map(|of| of(DeviceKind::Cpu, &setup).unwrap());
+        let ops = |trial: &Trial| trial.cases.iter().map(|case| case.op.name()).collect::<BTreeSet<_>>();
+        assert_eq!(ops(&quick), ops(&all));
+        assert_eq!((quick.devices.len(), quick.scratches.len()), (1, 1));
+        assert!(8 * quick.cases.len() < all.cases.len());
+    }
 
     #[test]
     fn devices_are_found_by_their_names_and_unknown_names_get_a_list() {

@@ -284,6 +284,11 @@ pub trait Device: Send + Debug {
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
+
+    /// Remarks on what has happened beside the run since they were last taken.
+    fn take_remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The error of a device that has no such tier, or has taken no room in it.

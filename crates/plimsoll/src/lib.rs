@@ -55,7 +55,7 @@ pub mod conformance {
 pub mod devices {
     pub use plimsoll_devices::{
         DeviceKind, FoundLibrary, GpuFiles, Inspection, MeasuredRates, Setup, Trial, inspect,
-        library_folders, open, threads, trial,
+        library_folders, open, quick_trial, threads, trial,
     };
 }
 

@@ -15,7 +15,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let gpu = environment().files_of(kind)?;
     let instructions = args.instructions.as_deref().map(str::parse).transpose()?;
     let setup = Setup { threads: args.threads.unwrap_or(0), instructions, gpu, ..Setup::default() };
-    judge_all(args, devices::trial(kind, &setup)?)
+    let trial = if args.quick { devices::quick_trial } else { devices::trial };
+    judge_all(args, trial(kind, &setup)?)
 }
 
 /// Judges every device by the cases that match the filter, with each amount of scratch.

@@ -69,6 +69,7 @@ fn gpu_as_json(gpu: &Result<Inspection, String>) -> Value {
         "memory_free_bytes": gpu.free,
         "cuda": gpu.cuda,
         "libraries": gpu.libraries.iter().map(library).collect::<Vec<_>>(),
+        "notes": gpu.notes,
         "bf16_flops_per_second": gpu.rates.as_ref().ok().map(|rates| rates.half_flops),
         "memory_bytes_per_second": gpu.rates.as_ref().ok().map(|rates| rates.bytes),
     })
@@ -98,11 +99,7 @@ fn gpu_in_words(index: usize, gpu: &Result<Inspection, String>) -> Vec<String> {
         let path = library.path.as_ref().map_or_else(String::new, |path| format!(", {}", path.display()));
         format!("{}{version}{path}", library.name)
     }));
-    if !gpu.libraries.iter().any(|library| library.name == "cuDNN") {
-        lines.push(
-            "cuDNN is missing, so attention is slow; to install it: pip install nvidia-cudnn-cu13".into(),
-        );
-    }
+    lines.extend(gpu.notes.iter().cloned());
     lines.push(format!("to train on it: --device cuda:{index}"));
     lines
 }

@@ -6,17 +6,16 @@
 #![allow(unsafe_code, reason = "calls cuBLASLt")]
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::cublaslt::result::CublasError;
-use cudarc::cublaslt::{result as lt, sys};
+use cudarc::cublaslt::sys;
 use plimsoll_exec::ExecError;
 use plimsoll_graph::DType;
+use sys::cublasComputeType_t as Arithmetic;
 use sys::cublasLtMatmulDescAttributes_t as Attribute;
-use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
-use sys::cublasLtMatrixLayoutAttribute_t as LayoutAttribute;
+use sys::cudaDataType_t as Kind;
 
+use super::cublaslt::{Algorithm, CublasLt, Description, Layout, Operands};
 use super::{Context, Libraries, Stream};
 use crate::lower::{Addend, Library, Product, Signature};
 
@@ -27,7 +26,7 @@ const WORKSPACE: usize = 32 << 20;
 #[derive(Debug)]
 pub(crate) struct Blas {
     context: Arc<Context>,
-    handle: sys::cublasLtHandle_t,
+    library: CublasLt,
     /// Arithmetic of products whose operands are f32.
     whole: Arithmetic,
     chosen: Mutex<BTreeMap<Signature, Option<Chosen>>>,
@@ -41,27 +40,24 @@ unsafe impl Sync for Blas {}
 /// A product made ready.
 #[derive(Debug)]
 struct Chosen {
-    description: sys::cublasLtMatmulDesc_t,
+    description: Description,
     /// Layouts of `b`, `a` and `c`: the library takes a matrix stored by rows as its transpose stored by columns.
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
-    algorithm: sys::cublasLtMatmulAlgo_t,
-    workspace: usize,
+    layouts: [Layout; 3],
+    algorithm: Algorithm,
 }
 
 impl Blas {
     pub(crate) fn new(context: &Arc<Context>, libraries: &Libraries, tf32: bool) -> Result<Blas, ExecError> {
-        libraries.products()?;
         context.enter()?;
-        let handle = lt::create_handle().map_err(|error| fault("opening cuBLASLt", error))?;
+        let library = CublasLt::open(libraries)?;
         let whole =
             if tf32 { Arithmetic::CUBLAS_COMPUTE_32F_FAST_TF32 } else { Arithmetic::CUBLAS_COMPUTE_32F };
-        Ok(Blas { context: Arc::clone(context), handle, whole, chosen: Mutex::default() })
+        Ok(Blas { context: Arc::clone(context), library, whole, chosen: Mutex::default() })
     }
 
     /// Version of the library, as it counts.
-    pub(crate) fn version() -> usize {
-        // SAFETY: no operands; the library is loaded.
-        unsafe { sys::cublasLtGetVersion() }
+    pub(crate) fn version(&self) -> usize {
+        self.library.version
     }
 
     /// Queues a product with its scratch at the address `workspace`.
@@ -81,35 +77,19 @@ impl Blas {
         let known = known.ok_or_else(|| ExecError::Device("a product that was never chosen".into()))?;
         let [a, b, c] = [product.a, product.b, product.c].map(&address);
         let addend = product.addend.map(&address);
-        let (one, beta) = (1f32, f32::from(u8::from(product.signature.adds())));
+        let beta = f32::from(u8::from(product.signature.adds()));
         // The matrix that is added, or the result itself.
         let added = if product.signature.addend == Addend::Matrix { addend.unwrap_or(c) } else { c };
+        let operands = Operands { addresses: [b, a, added, c], layouts: known.layouts, beta };
         // SAFETY: the caller's promise for the addresses; descriptions are those of this signature.
         let queued = unsafe {
             if let (Addend::Row(_), Some(row)) = (product.signature.addend, addend) {
-                set(known.description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &row)
-                    .map_err(|error| fault("naming a bias", error))?;
+                self.library.set(known.description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &row)?;
             }
-            lt::matmul(
-                self.handle,
-                known.description,
-                (&raw const one).cast(),
-                (&raw const beta).cast(),
-                b as *const c_void,
-                known.layouts[0],
-                a as *const c_void,
-                known.layouts[1],
-                added as *const c_void,
-                known.layouts[2],
-                c as *mut c_void,
-                known.layouts[2],
-                &raw const known.algorithm,
-                workspace as *mut c_void,
-                known.workspace,
-                stream.raw().cast(),
-            )
+            let stream = stream.raw().cast();
+            self.library.multiply(known.description, &operands, &known.algorithm, (workspace, stream))
         };
-        queued.map_err(|error| fault(&format!("multiplying {:?}", product.signature), error))
+        queued.map_err(|error| ExecError::Device(format!("{error}: {:?}", product.signature)))
     }
 }
 
@@ -117,16 +97,16 @@ impl Library for Blas {
     fn workspace(&self, signature: &Signature) -> Option<u64> {
         self.context.enter().ok()?;
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = chosen.entry(*signature).or_insert_with(|| choose(self.handle, signature, self.whole));
-        known.as_ref().map(|known| known.workspace as u64)
+        let known = chosen.entry(*signature).or_insert_with(|| choose(&self.library, signature, self.whole));
+        known.as_ref().map(|known| known.algorithm.workspace as u64)
     }
 }
 
 impl Drop for Blas {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: created once; descriptions are plain host memory and go with the process.
-            let _ = unsafe { lt::destroy_handle(self.handle) };
+            // Descriptions are plain host memory and go with the process.
+            self.library.close();
         }
     }
 }
@@ -139,7 +119,7 @@ impl Signature {
 }
 
 /// The first algorithm that the library offers; `None` if it has no such product.
-fn choose(handle: sys::cublasLtHandle_t, s: &Signature, whole: Arithmetic) -> Option<Chosen> {
+fn choose(library: &CublasLt, s: &Signature, whole: Arithmetic) -> Option<Chosen> {
     let kinds = match s.dtypes {
         [DType::F32, DType::F32, DType::F32] => [Kind::CUDA_R_32F; 3],
         [DType::Bf16, DType::Bf16, DType::F32] => [Kind::CUDA_R_16BF, Kind::CUDA_R_16BF, Kind::CUDA_R_32F],
@@ -150,103 +130,36 @@ fn choose(handle: sys::cublasLtHandle_t, s: &Signature, whole: Arithmetic) -> Op
         return None;
     }
     let arithmetic = if s.dtypes[0] == DType::F32 { whole } else { Arithmetic::CUBLAS_COMPUTE_32F };
-    describe(handle, s, kinds, arithmetic).ok()
+    describe(library, s, kinds, arithmetic).ok()
 }
 
-use sys::cublasComputeType_t as Arithmetic;
-use sys::cudaDataType_t as Kind;
-
 fn describe(
-    handle: sys::cublasLtHandle_t,
+    library: &CublasLt,
     s: &Signature,
     kinds: [Kind; 3],
     arithmetic: Arithmetic,
-) -> Result<Chosen, CublasError> {
+) -> Result<Chosen, ExecError> {
     // Row by row (r, c) is column by column (c, r), so the library is asked for cᵀ = bᵀ·aᵀ.
     let order = |rows: usize, columns: usize, transposed: bool| {
-        if transposed { (rows, columns) } else { (columns, rows) }
+        if transposed { [rows, columns] } else { [columns, rows] }
     };
-    let ((b_rows, b_columns), (a_rows, a_columns)) =
-        (order(s.k, s.n, s.transpose_b), order(s.m, s.k, s.transpose_a));
-    let layout = |kind, rows: usize, columns: usize| {
-        let layout = lt::create_matrix_layout(kind, rows as u64, columns as u64, rows as i64)?;
-        if s.batch > 1 {
-            let (count, stride) = (s.batch as i32, (rows * columns) as i64);
-            // SAFETY: the layout was just made; the values are of the types that the attributes have.
-            unsafe {
-                set_layout(layout, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count)?;
-                set_layout(layout, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride)?;
-            }
-        }
-        Ok(layout)
-    };
+    let (b, a) = (order(s.k, s.n, s.transpose_b), order(s.m, s.k, s.transpose_a));
     let layouts = [
-        layout(kinds[1], b_rows, b_columns)?,
-        layout(kinds[0], a_rows, a_columns)?,
-        layout(kinds[2], s.n, s.m)?,
+        library.layout(kinds[1], b, s.batch)?,
+        library.layout(kinds[0], a, s.batch)?,
+        library.layout(kinds[2], [s.n, s.m], s.batch)?,
     ];
-    let description = lt::create_matmul_desc(arithmetic, Kind::CUDA_R_32F)?;
-    let preference = lt::create_matmul_pref()?;
-    // SAFETY: everything was made above and lives; values are of the types that the attributes have.
+    let description = library.description(arithmetic)?;
+    // SAFETY: values are of the types that the attributes have.
     unsafe {
         let turned = |transposed: bool| i32::from(transposed); // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
-        set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &turned(s.transpose_b))?;
-        set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &turned(s.transpose_a))?;
+        library.set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &turned(s.transpose_b))?;
+        library.set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &turned(s.transpose_a))?;
         if matches!(s.addend, Addend::Row(_)) {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
-            set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            library.set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         }
-        prefer(preference, Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE)?;
-        for side in [
-            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-        ] {
-            prefer(preference, side, &(s.alignment as u32))?;
-        }
-        let [b, a, c] = layouts;
-        let found = lt::get_matmul_algo_heuristic(handle, description, b, a, c, c, preference);
-        let _ = lt::destroy_matmul_pref(preference);
-        let found = found?;
-        Ok(Chosen { description, layouts, algorithm: found.algo, workspace: found.workspaceSize })
     }
-}
-
-/// # Safety
-///
-/// The attribute is of type `T`.
-unsafe fn set<T>(to: sys::cublasLtMatmulDesc_t, attribute: Attribute, value: &T) -> Result<(), CublasError> {
-    // SAFETY: the caller's promise.
-    unsafe { lt::set_matmul_desc_attribute(to, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
-}
-
-/// # Safety
-///
-/// As for [`set`].
-unsafe fn set_layout<T>(
-    to: sys::cublasLtMatrixLayout_t,
-    attribute: LayoutAttribute,
-    value: &T,
-) -> Result<(), CublasError> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        lt::set_matrix_layout_attribute(to, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
-    }
-}
-
-/// # Safety
-///
-/// As for [`set`].
-unsafe fn prefer<T>(
-    to: sys::cublasLtMatmulPreference_t,
-    attribute: Preference,
-    value: &T,
-) -> Result<(), CublasError> {
-    // SAFETY: the caller's promise.
-    unsafe { lt::set_matmul_pref_attribute(to, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
-}
-
-fn fault(doing: &str, error: CublasError) -> ExecError {
-    ExecError::Device(format!("cuBLASLt failed: {doing}: {:?}", error.0))
+    let algorithm = library.choose(description, layouts, (WORKSPACE, s.alignment as usize))?;
+    Ok(Chosen { description, layouts, algorithm })
 }

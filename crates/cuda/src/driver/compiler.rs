@@ -2,17 +2,14 @@
 //!
 //! A result is cached under a hash of everything it depends on: source, headers, options, architecture. If all results
 //! are cached, the compiler is not even loaded.
-#![allow(unsafe_code, reason = "calls the compiler")]
 
-use std::ffi::{CString, c_char};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cudarc::nvrtc::sys as nvrtc;
 use plimsoll_exec::ExecError;
 use sha2::{Digest, Sha256};
 
-use super::Libraries;
+use super::{Libraries, Nvrtc};
 use crate::kernels::{KernelSource, SOURCES, headers};
 
 /// One file of kernels as machine code.
@@ -41,23 +38,22 @@ impl Compiler<'_> {
     ///
     /// # Errors
     ///
-    /// When the cache cannot be written, the compiler is missing, or a kernel does not compile.
+    /// When the cache cannot be written, the compiler is missing or too old, or a kernel does not compile.
     pub(crate) fn all(&self) -> Result<Vec<Compiled>, ExecError> {
         let headers = headers();
-        let kept: Vec<Option<Vec<u8>>> =
-            SOURCES.iter().map(|source| fs::read(self.file(source, &headers)).ok()).collect();
-        if kept.iter().any(Option::is_none) {
-            fs::create_dir_all(self.cache).map_err(|error| not_writable(self.cache, &error))?;
-            self.libraries.compiler()?;
+        let kept: Vec<Option<Compiled>> = SOURCES.iter().map(|source| self.kept(source, &headers)).collect();
+        if kept.iter().all(Option::is_some) {
+            return Ok(kept.into_iter().flatten().collect());
         }
+        fs::create_dir_all(self.cache).map_err(|error| not_writable(self.cache, &error))?;
+        let nvrtc = Nvrtc::open(self.libraries)?;
         std::thread::scope(|scope| {
-            let headers = &headers;
+            let (nvrtc, headers) = (&nvrtc, &headers);
             let jobs: Vec<_> = SOURCES
                 .iter()
                 .zip(kept)
-                .map(|(source, kept)| match kept {
-                    Some(code) => Ok(Compiled { name: source.name, code, log: None }),
-                    None => Err(scope.spawn(move || self.compile_and_keep(source, headers))),
+                .map(|(source, kept)| {
+                    kept.ok_or_else(|| scope.spawn(move || self.compile_and_keep(nvrtc, source, headers)))
                 })
                 .collect();
             let failed = || ExecError::Device("the thread of the kernels' compiler failed".into());
@@ -66,12 +62,20 @@ impl Compiler<'_> {
         })
     }
 
+    /// The code of a file, if it was compiled before.
+    fn kept(&self, source: &KernelSource, headers: &[(&str, String)]) -> Option<Compiled> {
+        let code = fs::read(self.file(source, headers)).ok()?;
+        Some(Compiled { name: source.name, code, log: None })
+    }
+
     fn compile_and_keep(
         &self,
+        nvrtc: &Nvrtc,
         source: &'static KernelSource,
         headers: &[(&str, String)],
     ) -> Result<Compiled, ExecError> {
-        let compiled = compile(source, headers, self.architecture)?;
+        let options = options(source, self.architecture);
+        let compiled = nvrtc.compile(source, headers, (self.architecture, &options))?;
         let file = self.file(source, headers);
         let beside = file.with_extension(format!("{}.part", std::process::id()));
         fs::write(&beside, &compiled.code)
@@ -114,80 +118,6 @@ fn options(source: &KernelSource, architecture: &str) -> Vec<String> {
     ]
 }
 
-/// A program of the compiler, destroyed when it goes.
-struct Program(nvrtc::nvrtcProgram);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        // SAFETY: created once and not used again.
-        unsafe { nvrtc::nvrtcDestroyProgram(&raw mut self.0) };
-    }
-}
-
-/// Compiles one source for one architecture.
-fn compile(
-    source: &'static KernelSource,
-    headers: &[(&str, String)],
-    architecture: &str,
-) -> Result<Compiled, ExecError> {
-    let text = |text: &str| {
-        CString::new(text).map_err(|_| ExecError::Device("a kernel's source holds a zero byte".into()))
-    };
-    let (code, name) = (text(source.text)?, text(&format!("{}.cu", source.name))?);
-    let texts = headers.iter().map(|(_, header)| text(header)).collect::<Result<Vec<_>, _>>()?;
-    let names = headers.iter().map(|(name, _)| text(name)).collect::<Result<Vec<_>, _>>()?;
-    let options =
-        options(source, architecture).iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
-    let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<*const c_char>>();
-    let (texts, names, options) = (pointers(&texts), pointers(&names), pointers(&options));
-    let mut program = Program(std::ptr::null_mut());
-    // SAFETY: all texts outlive the calls; counts are those of the arrays; the log and the code are read into buffers of
-    // the sizes that the compiler names.
-    unsafe {
-        let created = nvrtc::nvrtcCreateProgram(
-            &raw mut program.0,
-            code.as_ptr(),
-            name.as_ptr(),
-            texts.len() as i32,
-            texts.as_ptr(),
-            names.as_ptr(),
-        );
-        let compiled = created.result().and_then(|()| {
-            nvrtc::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()).result()
-        });
-        let log = log_of(&program);
-        if let Err(error) = compiled {
-            let what = format!("{}.cu for {architecture}", source.name);
-            return Err(ExecError::Device(format!("NVRTC cannot compile {what}: {error}\n{log}")));
-        }
-        let failed = |_| ExecError::Device(format!("NVRTC gave no code for {}.cu", source.name));
-        let mut bytes = 0;
-        nvrtc::nvrtcGetCUBINSize(program.0, &raw mut bytes).result().map_err(failed)?;
-        let mut code = vec![0u8; bytes];
-        nvrtc::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()).result().map_err(failed)?;
-        Ok(Compiled { name: source.name, code, log: Some(log) })
-    }
-}
-
-/// # Safety
-///
-/// The program was compiled, with whatever success.
-unsafe fn log_of(program: &Program) -> String {
-    // SAFETY: the caller's promise; the buffer has the size that the compiler names.
-    unsafe {
-        let mut bytes = 0;
-        if nvrtc::nvrtcGetProgramLogSize(program.0, &raw mut bytes).result().is_err() {
-            return String::new();
-        }
-        let mut log = vec![0u8; bytes];
-        let read = nvrtc::nvrtcGetProgramLog(program.0, log.as_mut_ptr().cast()).result();
-        read.map_or_else(
-            |_| String::new(),
-            |()| String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned(),
-        )
-    }
-}
-
 impl Libraries {
     /// Compiles every file of kernels for an architecture, with no GPU and no cache.
     ///
@@ -195,9 +125,11 @@ impl Libraries {
     ///
     /// When the compiler is missing or a kernel does not compile.
     pub fn compile_all(&self, architecture: &str) -> Result<Vec<Compiled>, ExecError> {
-        self.compiler()?;
-        let headers = headers();
-        SOURCES.iter().map(|source| compile(source, &headers, architecture)).collect()
+        let (nvrtc, headers) = (Nvrtc::open(self)?, headers());
+        let compile = |source: &'static KernelSource| {
+            nvrtc.compile(source, &headers, (architecture, &options(source, architecture)))
+        };
+        SOURCES.iter().map(compile).collect()
     }
 }
 

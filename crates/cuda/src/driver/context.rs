@@ -5,8 +5,10 @@ use cuda::CUdevice_attribute as Attribute;
 use cudarc::driver::sys as cuda;
 use plimsoll_exec::ExecError;
 
-use super::nvml::{self, Free};
+use super::nvml::{self, ManagedCard};
+use super::staging::Staging;
 use super::{Libraries, ok, version_text};
+use crate::counting::Reading;
 
 /// Compute capability from which the matrix units know bf16.
 const OLDEST: (i32, i32) = (8, 0);
@@ -58,8 +60,8 @@ pub(crate) struct Context {
     device: cuda::CUdevice,
     context: cuda::CUcontext,
     pub(crate) card: Card,
-    /// Free bytes of the card before this process took any, where NVML says.
-    pub(crate) free_before: Option<u64>,
+    /// The card as NVML knew it before this process took any memory, where it tells.
+    managed: Option<ManagedCard>,
 }
 
 // SAFETY: a context may be used from any thread that makes it current; every use begins with `enter`.
@@ -74,7 +76,7 @@ impl Context {
     ///
     /// When there is no driver, no such GPU, or the GPU is too old.
     pub(crate) fn open(target: CudaTarget) -> Result<Context, ExecError> {
-        let free = nvml::free_memory();
+        let managed = nvml::cards();
         Libraries::driver()?;
         load_lazily();
         // SAFETY: plain calls with out-parameters that live here.
@@ -91,10 +93,10 @@ impl Context {
             if let Some(why) = too_old(&card) {
                 return Err(ExecError::Unsupported(why));
             }
-            let free_before = free_of(device, &free)?;
+            let managed = managed_at(device, managed)?;
             let mut context = std::ptr::null_mut();
             ok(cuda::cuDevicePrimaryCtxRetain(&raw mut context, device), "opening the GPU")?;
-            let opened = Context { device, context, card, free_before };
+            let opened = Context { device, context, card, managed };
             opened.enter()?;
             // No kernel here has a stack; the default one costs 264 MB on an H200.
             let stack = cuda::CUlimit::CU_LIMIT_STACK_SIZE;
@@ -121,6 +123,17 @@ impl Context {
         // SAFETY: out-parameters that live here.
         unsafe { ok(cuda::cuMemGetInfo_v2(&raw mut free, &raw mut total), "asking for free memory")? };
         Ok(free as u64)
+    }
+
+    /// What driver and NVML say of the card's memory now, of which `free` bytes are free.
+    pub(crate) fn reading(&self, free: u64) -> Reading {
+        Reading {
+            total: self.card.memory,
+            free,
+            before: self.managed.as_ref().map(|card| card.free),
+            shares: self.managed.as_ref().and_then(ManagedCard::shares),
+            pinned: Staging::PINNED,
+        }
     }
 }
 
@@ -176,14 +189,14 @@ fn attribute_of(device: cuda::CUdevice, attribute: Attribute) -> Result<i32, Exe
     Ok(number)
 }
 
-/// NVML's figures of the card at the same place on the bus.
-fn free_of(device: cuda::CUdevice, free: &[Free]) -> Result<Option<u64>, ExecError> {
+/// NVML's card at the same place on the bus.
+fn managed_at(device: cuda::CUdevice, cards: Vec<ManagedCard>) -> Result<Option<ManagedCard>, ExecError> {
     let bus = [
         attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)? as u32,
         attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)? as u32,
         attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)? as u32,
     ];
-    Ok(free.iter().find(|card| card.bus == bus).map(|card| card.bytes))
+    Ok(cards.into_iter().find(|card| card.bus == bus))
 }
 
 fn no_gpu(error: &ExecError) -> ExecError {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use libloading::os::unix::Library as Shared;
 use plimsoll_exec::ExecError;
 
+use super::symbols::named;
 use super::{Context, Libraries, Stream, version_text};
 
 /// The oldest version whose graphs were tried. Forward attention of 9.10.0 and 9.10.1 is known to be wrong.
@@ -135,17 +136,10 @@ struct Functions {
 }
 
 impl Functions {
-    fn find(library: Shared) -> Option<Functions> {
-        /// # Safety
-        ///
-        /// The function of that name has the type `T`.
-        unsafe fn named<T: Copy>(library: &Shared, name: &str) -> Option<T> {
-            // SAFETY: the caller's promise.
-            unsafe { library.get::<T>(name.as_bytes()).ok().map(|found| *found) }
-        }
+    fn find(library: Shared) -> Result<Functions, &'static str> {
         // SAFETY: the types are those of the library's headers.
         unsafe {
-            Some(Functions {
+            Ok(Functions {
                 get_version: named(&library, "cudnnGetVersion")?,
                 create: named(&library, "cudnnCreate")?,
                 destroy: named(&library, "cudnnDestroy")?,
@@ -169,7 +163,7 @@ impl Functions {
 ///
 /// When graphs of that version were not tried.
 fn usable(library: Shared) -> Result<(Functions, usize), ExecError> {
-    let functions = Functions::find(library).ok_or_else(|| {
+    let functions = Functions::find(library).map_err(|_| {
         ExecError::Unsupported(format!("this cuDNN has no attention by graphs; {}", update()))
     })?;
     // SAFETY: no operands.

@@ -2,13 +2,20 @@
 //!
 //! The driver comes with the machine. The compiler (NVRTC) and cuBLASLt come with a toolkit or with Python's wheels, in
 //! folders that the system's loader does not know; a library opened there by its path is found by its name afterwards.
+//! Several versions may be there. The first is taken that has every function we call and is new enough.
 #![allow(unsafe_code, reason = "loads libraries, whose initialisers run")]
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use cudarc::{cublaslt, driver, nvrtc};
+use cudarc::driver;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use plimsoll_exec::ExecError;
+
+use super::Nvrtc;
+
+/// Endings of a library's file on the loader's path: that of a toolkit, then versions as wheels and systems name them.
+const ENDINGS: [&str; 3] = ["", ".13", ".12"];
 
 /// Folders beside the loader's own where libraries are looked for, in this order.
 #[derive(Clone, Debug, Default)]
@@ -67,23 +74,56 @@ impl Libraries {
     ///
     /// # Errors
     ///
-    /// When it is in no folder.
+    /// When no folder has one that can be used.
     pub fn compiler(&self) -> Result<(), ExecError> {
-        // SAFETY: as for the driver.
-        let present = || unsafe { nvrtc::sys::is_culib_present() };
-        // NVRTC opens its builtins by name, so they must be loaded first.
-        self.ensure("NVRTC", "nvidia-cuda-nvrtc", &["libnvrtc-builtins.so", "libnvrtc.so"], present)
+        Nvrtc::open(self).map(drop)
     }
 
-    /// Makes sure of cuBLASLt.
+    /// What `usable` makes of the first library that it accepts, which is never closed.
     ///
     /// # Errors
     ///
-    /// When it is in no folder.
-    pub fn products(&self) -> Result<(), ExecError> {
-        // SAFETY: as for the driver.
-        let present = || unsafe { cublaslt::sys::is_culib_present() };
-        self.ensure("cuBLASLt", "nvidia-cublas", &["libcublasLt.so"], present)
+    /// When there is none, with the first that was refused.
+    pub(super) fn first_usable<T>(
+        &self,
+        wanted: &Wanted,
+        usable: impl Fn(&Library) -> Result<T, Refusal>,
+    ) -> Result<T, ExecError> {
+        let mut refused = None;
+        for path in self.candidates(wanted) {
+            if let (Some(folder), Some(before)) = (path.parent(), wanted.before) {
+                open_all(folder, before);
+            }
+            // SAFETY: a library of CUDA, whose initialisers do no harm.
+            let Ok(library) = (unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }) else {
+                continue;
+            };
+            match usable(&library) {
+                Ok(found) => {
+                    // Functions of it are in use until the process ends.
+                    std::mem::forget(library);
+                    return Ok(found);
+                }
+                Err(why) => refused = refused.or_else(|| Some(wanted.refused(&path, &why))),
+            }
+        }
+        Err(refused.unwrap_or_else(|| self.missing(wanted)))
+    }
+
+    /// Names of a library on the loader's path, then its files in the folders.
+    fn candidates(&self, wanted: &Wanted) -> Vec<PathBuf> {
+        let names = ENDINGS.iter().map(|ending| PathBuf::from(format!("{}{ending}", wanted.file)));
+        let files = self.folders.iter().flat_map(|folder| files(folder, wanted.file));
+        names.chain(files).collect()
+    }
+
+    fn missing(&self, wanted: &Wanted) -> ExecError {
+        let looked: Vec<String> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
+        let beside = if looked.is_empty() { String::new() } else { format!(" and in {}", looked.join(", ")) };
+        let Wanted { name, package, file, .. } = wanted;
+        ExecError::Unsupported(format!(
+            "{name} is missing: {file} was looked for on the loader's path{beside}; to install it: pip install {package}"
+        ))
     }
 
     /// cuDNN, where there is one: first in the folders, since the system's may be older.
@@ -110,47 +150,84 @@ impl Libraries {
     pub(super) fn attention_without_gpu(&self) -> Option<Library> {
         // cuDNN opens both by name, and finds those that are loaded already.
         let stand_ins = ["libcuda.so.1", "libnvrtc.so.13"];
-        self.folders.iter().find(|folder| stand_ins.iter().all(|file| open(folder, file)))?;
+        self.folders.iter().find(|folder| stand_ins.iter().all(|file| open_all(folder, file)))?;
         self.attention()
-    }
-
-    fn ensure(
-        &self,
-        name: &str,
-        package: &str,
-        files: &[&str],
-        present: impl Fn() -> bool,
-    ) -> Result<(), ExecError> {
-        if present() {
-            return Ok(());
-        }
-        for folder in &self.folders {
-            if files.iter().all(|file| open(folder, file)) && present() {
-                return Ok(());
-            }
-        }
-        let looked: Vec<String> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
-        let beside = if looked.is_empty() { String::new() } else { format!(" and in {}", looked.join(", ")) };
-        Err(ExecError::Unsupported(format!(
-            "{name} is missing: {} was looked for on the loader's path{beside}; to install it: pip install {package}",
-            files[files.len() - 1]
-        )))
     }
 }
 
-/// Opens the file of a folder whose name begins with `file`, and never closes it.
-fn open(folder: &Path, file: &str) -> bool {
-    let files = within(folder, |name| name.starts_with(file) && !name.contains(".alt."));
-    files.iter().any(|path| {
+/// A library that we call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// As people call it.
+    pub(super) name: &'static str,
+    /// The package of Python that brings it.
+    pub(super) package: &'static str,
+    /// The beginning of its file's name.
+    pub(super) file: &'static str,
+    /// The same of files that must be loaded first.
+    pub(super) before: Option<&'static str>,
+}
+
+/// Why a library cannot be used.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It has no function of this name.
+    Lacks(&'static str),
+    /// It is older than the oldest that was tried.
+    Old {
+        /// Its version.
+        version: String,
+        /// The oldest that works.
+        oldest: String,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Refusal::Lacks(name) => write!(formatter, "it has no function {name}"),
+            Refusal::Old { version, oldest } => {
+                write!(formatter, "it is version {version}, and {oldest} or newer is wanted")
+            }
+        }
+    }
+}
+
+impl Wanted {
+    /// The command that brings one that works.
+    pub(super) fn way_out(&self) -> String {
+        format!("pip install --upgrade {}", self.package)
+    }
+
+    /// The error for a library that cannot be used.
+    pub(super) fn refused(&self, path: &Path, why: &Refusal) -> ExecError {
+        let (name, way_out) = (self.name, self.way_out());
+        let path = path.display();
+        ExecError::Unsupported(format!(
+            "{path} cannot be used as {name}: {why}; to install one that works: {way_out}"
+        ))
+    }
+}
+
+/// Files of a folder whose name begins with `file`.
+fn files(folder: &Path, file: &str) -> Vec<PathBuf> {
+    within(folder, |name| name.starts_with(file) && !name.contains(".alt."))
+}
+
+/// Opens the files of a folder whose name begins with `file`, and never closes them; whether any could be opened.
+fn open_all(folder: &Path, file: &str) -> bool {
+    let open = |path: &PathBuf| {
         // SAFETY: a library of CUDA; it is never closed, so no address in it goes stale.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
         library.map(std::mem::forget).is_ok()
-    })
+    };
+    files(folder, file).iter().filter(|path| open(path)).count() > 0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::symbols::{named, stand_in};
 
     #[test]
     fn folders_of_python_packages_are_found_from_its_program() {
@@ -165,13 +242,37 @@ mod tests {
         assert!(library_folders(Some(root.path()), &[]).contains(&lib));
     }
 
+    const STAND_IN: Wanted =
+        Wanted { name: "Foo", package: "nvidia-foo", file: "libplimsoll_foo.so", before: None };
+
     #[test]
     fn a_missing_library_is_named_with_the_package_that_brings_it() {
         let folder = tempfile::tempdir().unwrap();
         let libraries = Libraries { folders: vec![folder.path().to_owned()] };
-        let why = libraries.ensure("NVRTC", "nvidia-cuda-nvrtc", &["libnothing.so"], || false).unwrap_err();
-        let why = why.to_string();
-        assert!(why.starts_with("NVRTC is missing: libnothing.so was looked for"), "{why}");
-        assert!(why.ends_with("to install it: pip install nvidia-cuda-nvrtc"), "{why}");
+        let why = libraries.first_usable(&STAND_IN, |_| Ok(())).unwrap_err().to_string();
+        assert!(why.starts_with("Foo is missing: libplimsoll_foo.so was looked for"), "{why}");
+        assert!(why.ends_with("to install it: pip install nvidia-foo"), "{why}");
+    }
+
+    #[test]
+    fn a_library_that_cannot_be_used_is_passed_over_where_another_can() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let source = ["int other(void) { return 0; }", "int wanted(void) { return 7; }"];
+        let files = [0, 1].map(|index| {
+            stand_in::library(folders[index].path(), &format!("libplimsoll_foo.so.{index}"), source[index])
+        });
+        let usable = |library: &Library| {
+            // SAFETY: the function of that name above has this type.
+            unsafe { named::<extern "C" fn() -> i32>(library, "wanted").map(|function| function()) }
+                .map_err(Refusal::Lacks)
+        };
+        let of = |folders: &[tempfile::TempDir]| Libraries {
+            folders: folders.iter().map(|folder| folder.path().to_owned()).collect(),
+        };
+        assert_eq!(of(&folders).first_usable(&STAND_IN, usable).unwrap(), 7);
+        let why = of(&folders[..1]).first_usable(&STAND_IN, usable).unwrap_err().to_string();
+        let expected = "cannot be used as Foo: it has no function wanted; to install one that works: pip install --upgrade \
+                        nvidia-foo";
+        assert_eq!(why, format!("{} {expected}", files[0].display()));
     }
 }

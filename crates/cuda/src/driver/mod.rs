@@ -16,6 +16,7 @@ mod blas;
 mod captured;
 mod compiler;
 mod context;
+mod cublaslt;
 mod cudnn;
 mod event;
 mod graph_builder;
@@ -23,8 +24,10 @@ mod libraries;
 mod modules;
 mod nccl;
 mod nvml;
+mod nvrtc;
 mod staging;
 mod stream;
+mod symbols;
 mod vendor;
 
 pub(crate) use arena::{Borrowed, Folded, Mapping, Reserved};
@@ -40,6 +43,7 @@ pub(crate) use cudnn::Cudnn;
 pub use libraries::{Libraries, library_folders};
 pub(crate) use modules::{Bound, Modules};
 pub(crate) use nccl::World;
+pub(crate) use nvrtc::Nvrtc;
 pub(crate) use stream::Stream;
 pub(crate) use vendor::Vendor;
 

@@ -13,6 +13,7 @@ use plimsoll_exec::{Communicator, ExecError};
 use plimsoll_graph::DType;
 use plimsoll_graph::op::Collective;
 
+use super::symbols::named;
 use super::{Context, Libraries, Stream};
 use crate::lower::RankExchange;
 
@@ -47,17 +48,10 @@ struct Functions {
 }
 
 impl Functions {
-    fn find(library: Shared) -> Option<Functions> {
-        /// # Safety
-        ///
-        /// The function of that name has the type `T`.
-        unsafe fn named<T: Copy>(library: &Shared, name: &str) -> Option<T> {
-            // SAFETY: the caller's promise.
-            unsafe { library.get::<T>(name.as_bytes()).ok().map(|found| *found) }
-        }
+    fn find(library: Shared) -> Result<Functions, &'static str> {
         // SAFETY: the types are those of the library's header.
         unsafe {
-            Some(Functions {
+            Ok(Functions {
                 get_unique_id: named(&library, "ncclGetUniqueId")?,
                 init: named(&library, "ncclCommInitRank")?,
                 abort: named(&library, "ncclCommAbort")?,
@@ -116,7 +110,7 @@ impl World {
         libraries: &Libraries,
         ranks: &dyn Communicator,
     ) -> Result<World, ExecError> {
-        let functions = libraries.exchanges().and_then(Functions::find).ok_or_else(|| {
+        let functions = libraries.exchanges().and_then(|library| Functions::find(library).ok()).ok_or_else(|| {
             ExecError::Unsupported(
                 "ranks on GPUs need NCCL (libnccl.so.2), which is missing; to install it: pip install nvidia-nccl-cu13"
                     .into(),

@@ -47,13 +47,16 @@ pub(crate) struct Staging {
 unsafe impl Send for Staging {}
 
 impl Staging {
+    /// Bytes of the memory.
+    pub(super) const PINNED: u64 = (REPORTS + 8 * WORDS) as u64;
+
     /// Takes the memory; `words` is the address of the words on the GPU.
     pub(crate) fn new(context: &Arc<Context>, words: u64) -> Result<Staging, ExecError> {
         context.enter()?;
         let free = [Event::new()?, Event::new()?];
         let mut memory = std::ptr::null_mut();
         // SAFETY: an out-parameter that lives here.
-        let taken = unsafe { cuda::cuMemHostAlloc(&raw mut memory, REPORTS + 8 * WORDS, 0) };
+        let taken = unsafe { cuda::cuMemHostAlloc(&raw mut memory, Self::PINNED as usize, 0) };
         ok(taken, "taking pinned memory of the host")?;
         let memory = memory.cast::<u8>();
         // SAFETY: inside what was taken.

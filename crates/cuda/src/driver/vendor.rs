@@ -51,7 +51,7 @@ impl Vendor {
 
     /// Each library in use with its version, as it counts.
     pub(crate) fn versions(&self) -> Vec<(&'static str, usize)> {
-        let products = self.products.as_ref().map(|_| ("cuBLASLt", Blas::version()));
+        let products = self.products.as_ref().map(|products| ("cuBLASLt", products.version()));
         let attentions = self.attentions.as_ref().map(|plans| ("cuDNN", plans.version()));
         products.into_iter().chain(attentions).collect()
     }

@@ -17,6 +17,7 @@ mod network;
 mod norms;
 mod products;
 mod quantised;
+mod quick;
 mod routing;
 mod state;
 mod subspace;
@@ -27,6 +28,7 @@ use plimsoll_graph::{DType, Op, Type, infer};
 use crate::reference::{self, Tensor};
 use crate::{ExecError, random, rounding};
 pub use fill::{Fill, Input};
+pub use quick::few;
 
 /// Every case, in the order of `op.rs`; then those of weights stored in fewer bits, of bf16 between nodes, and of gradients
 /// summed in bf16.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
+use plimsoll_exec::Device;
+
 use super::experts::ExpertRecord;
 use super::records::{EndRecord, EvaluationRecord, StepRecord};
 use super::window::Window;
@@ -95,6 +97,12 @@ impl<'a, 'b, E: fmt::Display> Told<'a, 'b, E> {
     pub(super) fn tell_notes(&mut self, checkpoints: &Checkpoints) {
         for note in checkpoints.take_notes() {
             self.tell(Event::Note(&note));
+        }
+    }
+
+    pub(super) fn tell_remarks(&mut self, device: &dyn Device) {
+        for remark in device.take_remarks() {
+            self.tell(Event::Note(&remark));
         }
     }
 

@@ -100,6 +100,7 @@ impl Trainer {
             let step = record.step;
             window.add(&record);
             told.tell(Event::Step(&record));
+            told.tell_remarks(self.run().engine().device());
             over = step >= course.end() || self.is_asked_to_end(&told);
             let regular = |every: u64| step.is_multiple_of(every.max(1));
             if over || regular(course.logging_steps) {

@@ -1,5 +1,5 @@
 //! A device that is lost in the middle of a run answers every call with one fault: the run ends with it, and the last
-//! checkpoint stays whole.
+//! checkpoint stays whole. What it remarks before that is heard.
 
 use plimsoll_exec::{Device, ExecError, ScheduleId};
 use plimsoll_graph::Graph;
@@ -10,6 +10,9 @@ use tempfile::TempDir;
 
 use crate::running::{bits, latest, on, open, pinned, take, trainer, write_text};
 
+const REMARK: &str = "another process took 1024 MiB of the card during this run";
+/// Runs of schedules before the device is lost: a step is two micro-batches and an update, so it is lost in the sixth.
+const RUNS: usize = 16;
 const LOST: &str = "the GPU failed: waiting for the GPU: illegal address";
 
 /// A processor that is lost when its runs are used up.
@@ -67,6 +70,11 @@ impl Device for Lost {
         self.device.run(schedule)
     }
 
+    fn take_remarks(&self) -> Vec<String> {
+        // After the first step of three runs.
+        if self.runs == RUNS - 3 { vec![REMARK.to_owned()] } else { Vec::new() }
+    }
+
     fn run_timed(&mut self, schedule: ScheduleId, seconds: &mut [Vec<f64>]) -> Result<(), ExecError> {
         self.ready()?;
         self.device.run_timed(schedule, seconds)
@@ -74,7 +82,7 @@ impl Device for Lost {
 }
 
 #[test]
-fn a_lost_device_ends_the_run_with_its_fault_and_the_last_checkpoint_goes_on() {
+fn a_device_is_heard_while_the_run_goes_on_and_lost_it_ends_the_run_whose_last_checkpoint_is_whole() {
     let home = TempDir::new().unwrap();
     let data = write_text(home.path());
     let options = pinned();
@@ -86,8 +94,8 @@ fn a_lost_device_ends_the_run_with_its_fault_and_the_last_checkpoint_goes_on() {
         stopping: None,
         save_steps: Some(2),
     };
-    // A step is two micro-batches and an update: the device is lost in the sixth.
-    let mut lost = on(Box::new(Lost { device: options.plain_device().unwrap(), runs: 16 }), &data, &options);
+    let mut lost =
+        on(Box::new(Lost { device: options.plain_device().unwrap(), runs: RUNS }), &data, &options);
     let out = open(&home.path().join("out"), None).unwrap();
     let mut notes = Vec::new();
     let mut listener = |event: &Event<'_>| {
@@ -99,7 +107,8 @@ fn a_lost_device_ends_the_run_with_its_fault_and_the_last_checkpoint_goes_on() {
     let listeners: &mut [&mut dyn Listener<TrainError>] = &mut [&mut listener];
     let fault = lost.train(&course, None, Some(&out), listeners).unwrap_err();
     assert_eq!(fault.to_string(), LOST);
-    assert_eq!(notes, [format!("steps since the last checkpoint are lost: {LOST}")]);
+    assert_eq!(notes[0], REMARK, "heard while the run goes on");
+    assert_eq!(notes[1..], [format!("steps since the last checkpoint are lost: {LOST}")]);
 
     let checkpoint = latest(&out).unwrap();
     let mut resumed = trainer(&data, &options);

@@ -1,18 +1,12 @@
 //! Libraries of the wrong version, made for the test.
 
-use std::process::Command;
-
 use super::*;
+use crate::driver::symbols::stand_in;
 
-/// A library with all the names that are looked for, each a function that answers with one number.
-fn stand_in(folder: &std::path::Path, version: usize, names: &[&str]) -> Shared {
-    let function = |name: &&str| format!("long {name}(void) {{ return {version}; }}");
-    let source: Vec<String> = names.iter().map(function).collect();
-    let (file, library) = (folder.join("cudnn.c"), folder.join("libcudnn.so.9"));
-    std::fs::write(&file, source.join("\n")).unwrap();
-    let mut compiler = Command::new("cc");
-    let built = compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&file).status();
-    assert!(built.unwrap().success());
+/// A library with these names, each a function that answers with one number.
+fn opened(folder: &std::path::Path, version: usize, names: &[&str]) -> Shared {
+    let source: String = names.iter().map(|name| stand_in::answers(name, version)).collect();
+    let library = stand_in::library(folder, "libcudnn.so.9", &source);
     // SAFETY: the functions above, of which the test calls the one that asks for the version.
     unsafe { Shared::open(Some(library), libloading::os::unix::RTLD_NOW) }.unwrap()
 }
@@ -34,7 +28,7 @@ fn a_library_of_the_wrong_version_is_refused_with_the_line_that_updates_it() {
     ];
     let said = |version, names: &[&str]| {
         let folder = tempfile::tempdir().unwrap();
-        usable(stand_in(folder.path(), version, names))
+        usable(opened(folder.path(), version, names))
             .map(|(_, version)| version)
             .map_err(|error| error.to_string())
     };
