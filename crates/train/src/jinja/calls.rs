@@ -185,7 +185,12 @@ impl<'a> Run<'a> {
                 let format = format.as_ref().and_then(Value::as_text);
                 let format = format.ok_or_else(|| Fault::new("`strftime_now` needs a text"))?;
                 self.meter.pass(format.len())?;
-                self.text(clock::strftime(format, clock::now()))
+                let date = clock::strftime(format, self.now).map_err(|field| {
+                    Fault::of_template(format!(
+                        "`strftime_now` knows no field `{field}`; write the date with other fields"
+                    ))
+                })?;
+                self.text(date)
             }
         }
     }
