@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::Rendering;
-use super::fault::{Answer, Fault};
+use super::fault::{Answer, Fault, required_fault};
 use super::meter::{Meter, Pen};
 use super::syntax::{Name, Program, Statement, StatementKind, Step, Target};
 use super::value::dict::Dict;
@@ -171,10 +171,7 @@ impl<'a> Run<'a> {
                 self.deeper(|run| run.statements(body, &scope))?;
             }
             StatementKind::RequiredBlock(name) => {
-                let name = &self.program.names[*name as usize];
-                return Err(Fault::of_template(format!(
-                    "the block `{name}` is required, and no other template can fill it; write what belongs there"
-                )));
+                return Err(required_fault(&self.program.names[*name as usize]));
             }
             StatementKind::Scope(body) => {
                 let inner = Scope::inside(scope);
